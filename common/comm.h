@@ -1,0 +1,112 @@
+// How ranks talk: collectives and point to point, on the CPU over MPI and on CUDA over NCCL.
+//
+// Every call names its tensors and returns a Work. Work owns the tensors until it has been waited for; a Work that is
+// dropped waits at once, so
+//     world.all_reduce(x);                                                  blocks as a plain call would, and
+//     Work work = world.all_reduce(x, Reduce::sum, communication_stream());  runs while the compute stream goes on,
+//     ...                                                                    until
+//     work.wait();
+// A call on another stream than compute first waits for what compute has been given so far (its inputs are ready then).
+// All ranks of a communicator make the same calls in the same order; which stream runs them may differ per call.
+//
+// Reductions add in rank order 0..n-1 on the CPU, whatever the collective, so reduce, all_reduce and reduce_scatter give
+// the same bits. fp32, bf16, fp16 and int32; bf16 and fp16 are summed in fp32 and rounded once.
+// Sizes: nccl-tests' convention, doc/PERFORMANCE.md in NVIDIA/nccl-tests.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stream.h"
+#include "tensor.h"
+
+namespace ultrascale {
+
+enum class Reduce { sum, max, average };
+
+enum class Collective { all_reduce, reduce, broadcast, all_gather, reduce_scatter, gather, scatter, all_to_all, send_recv, barrier };
+inline constexpr int collective_kinds = 10;
+inline constexpr std::array<const char*, collective_kinds> collective_names = {
+    "all-reduce", "reduce", "broadcast", "all-gather", "reduce-scatter", "gather", "scatter", "all-to-all", "send/recv", "barrier"};
+
+// What this rank communicated since the last reset, by kind. `bytes` of a collective is the size of its full tensor (the
+// gathered output of all-gather and gather, the input of reduce-scatter and scatter, the input of all-to-all); of send/recv
+// it is what this rank sent. `seconds` is the time the calls took, `exposed` the part of it that compute stood still for.
+struct CommunicationCount {
+    int64_t calls = 0, bytes = 0;
+    double seconds = 0, exposed = 0;
+};
+using CommunicationCounts = std::array<CommunicationCount, collective_kinds>;
+CommunicationCounts communication_counts();
+void communication_reset_counts();
+
+class Work {
+public:
+    Work() = default;                        // nothing to wait for
+    Work(Work&&) = default;
+    Work& operator=(Work&& other);           // waits for the work it replaces
+    ~Work();                                 // waits
+    void wait();                             // the compute stream waits; then the tensors are let go
+    bool done() const;                       // never blocks
+    struct Impl;
+    explicit Work(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+private:
+    std::shared_ptr<Impl> impl_;
+};
+
+// One transfer of a grouped send/recv: exactly one of the two directions.
+struct Transfer {
+    enum Direction { send, recv } direction;
+    Tensor tensor;
+    int peer;
+};
+
+class Communicator {
+public:
+    static Communicator& world();  // all ranks; initialises MPI (MPI_THREAD_MULTIPLE) at the first call
+    // Ranks that give the same color form a group, ordered by key. All ranks of this communicator call it. `name` is the
+    // group's name in --explain and the report ("dp", "tp").
+    Communicator split(int color, int key, std::string name) const;
+
+    int rank() const;
+    int size() const;
+    const std::string& name() const;
+
+    // x becomes the reduction of all ranks' x (reduce: on root only; elsewhere x is left as it was).
+    Work all_reduce(Tensor x, Reduce op = Reduce::sum, Stream& stream = compute_stream()) const;
+    Work reduce(Tensor x, int root, Reduce op = Reduce::sum, Stream& stream = compute_stream()) const;
+    // x becomes root's x.
+    Work broadcast(Tensor x, int root, Stream& stream = compute_stream()) const;
+    // out (n * in.numel()): all ranks' `in` in rank order. gather: on root only, `out` is not looked at elsewhere.
+    Work all_gather(Tensor out, Tensor in, Stream& stream = compute_stream()) const;
+    Work gather(Tensor out, Tensor in, int root, Stream& stream = compute_stream()) const;
+    // out: this rank's slice of the reduction of `in` (n * out.numel()). scatter: of root's `in`.
+    Work reduce_scatter(Tensor out, Tensor in, Reduce op = Reduce::sum, Stream& stream = compute_stream()) const;
+    Work scatter(Tensor out, Tensor in, int root, Stream& stream = compute_stream()) const;
+    // Slice i of `in` goes to rank i; out holds what the ranks sent to this one, in rank order. Counts are in elements
+    // and may differ (send_counts[i] here equals recv_counts[this rank] on rank i); without counts all slices are equal.
+    Work all_to_all(Tensor out, Tensor in, Stream& stream = compute_stream()) const;
+    Work all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_counts, std::vector<int64_t> recv_counts,
+                    Stream& stream = compute_stream()) const;
+    // All transfers progress together, so a ring does not deadlock. The k-th send from a to b meets the k-th recv at b from a.
+    Work send_recv(std::vector<Transfer> transfers, Stream& stream = compute_stream()) const;
+    Work send(Tensor x, int to, Stream& stream = compute_stream()) const;
+    Work recv(Tensor x, int from, Stream& stream = compute_stream()) const;
+    void barrier() const;  // the host waits for all ranks
+
+    struct Impl;
+
+private:
+    explicit Communicator(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+    std::shared_ptr<Impl> impl_;
+};
+
+int ranks_on_this_node();    // how many ranks share this machine
+void finalize_communication();                     // all ranks; the last call of a program
+[[noreturn]] void abort_all_ranks(int exit_code);  // one rank's way out when the others cannot know
+
+}  // namespace ultrascale

@@ -1,0 +1,35 @@
+// Two ways to fail on purpose.
+//
+// UserError: the input is wrong (an option, a file, a size). main's wrapper (cli.h: run_program) prints one line on
+//   rank 0 and every rank ends with exit code 2.
+// check(): a mistake of the programmer's, e.g. two shapes that do not fit. Ends the program with the place and the reason.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <source_location>
+#include <stdexcept>
+#include <string>
+
+namespace ultrascale {
+
+struct UserError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// The device has no room for what was asked (memory.h throws it with the memory table in its text).
+struct OutOfMemory : UserError {
+    using UserError::UserError;
+};
+
+// Throws UserError with a text made as fmt::format makes it.
+template <class... Args>
+[[noreturn]] void user_error(fmt::format_string<Args...> format, Args&&... args) {
+    throw UserError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+inline void check(bool ok, const char* what, std::source_location at = std::source_location::current()) {
+    if (!ok) throw std::logic_error(fmt::format("{}:{}: {}", at.file_name(), at.line(), what));
+}
+
+}  // namespace ultrascale

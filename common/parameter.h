@@ -1,0 +1,66 @@
+// A parameter is one Hugging Face-named tensor and everything that the rest of the program may want to know about it.
+// Initialisation, checkpoints, verification, clipping and every sharding technique read only this description.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tensor.h"
+
+namespace ultrascale {
+
+struct Range {
+    int64_t begin, end;
+    int64_t size() const { return end - begin; }
+};
+
+struct Parameter {
+    std::string name;          // "model.layers.3.self_attn.q_proj.weight"
+    Shape shape;               // of the whole tensor
+    std::vector<Range> slice;  // the part this rank holds, one range per dimension
+    bool is_norm = false;      // starts at one, no weight decay
+    float init_std = 0;        // else starts normal with this deviation
+
+    std::vector<std::string> replicated_over;  // mesh axes whose ranks hold the same values ("dp", "cp")
+    std::vector<std::string> summed_over;      // mesh axes over which the gradient is summed
+    bool owner = true;                         // false: the second copy of a tied weight (not saved, not in the norm)
+
+    Tensor value, grad;  // local_shape(); hooks may point them at other storage before they are used
+
+    Shape local_shape() const;
+    int64_t local_numel() const { return numel(local_shape()); }
+};
+
+// The parameters of a model in their order of use in forward. Pointers to them stay valid.
+class ParameterList {
+public:
+    // Registers a parameter; `slice` empty means the whole tensor. Storage comes later.
+    Parameter* add(Parameter parameter);
+    Parameter* find(const std::string& name) const;  // nullptr if there is none
+    auto begin() const { return list_.begin(); }
+    auto end() const { return list_.end(); }
+    size_t size() const { return list_.size(); }
+    int64_t local_numel() const;  // elements this rank holds
+
+    // Gives every parameter's value (or grad) its place in one flat tensor, in order, with no padding: neighbours in the
+    // list are neighbours in memory. grads start at zero.
+    void allocate_values(DType dtype);
+    void allocate_grads(DType dtype);
+    const Tensor& flat_values() const { return flat_values_; }
+    const Tensor& flat_grads() const { return flat_grads_; }
+
+    // Draws every value from (seed, name): random.h. The same numbers for every sharding.
+    void initialize(uint64_t seed);
+
+private:
+    std::vector<std::unique_ptr<Parameter>> list_;
+    Tensor flat_values_, flat_grads_;
+};
+
+// Parameters that lie next to each other (q, k, v; gate, up) read as one matrix: their rows one after the other.
+// Checks that they are adjacent in memory; whoever rebinds `value` or `grad` keeps them so.
+Tensor stacked_values(const std::vector<Parameter*>& parameters);
+Tensor stacked_grads(const std::vector<Parameter*>& parameters);
+
+}  // namespace ultrascale

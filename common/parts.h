@@ -1,0 +1,193 @@
+// The parts a layer is made of, each with its forward and its backward written out. There is no autograd: `Saved` shows
+// what a part keeps for its backward, and that is the activation memory.
+//
+// Every part follows one scheme (x input, y output, dy gradient of y):
+//   forward(x, saved)          y; puts into `saved` what the backward will need
+//   backward_input(dy, saved)  dx; keeps in `saved` what each linear needs for its weight gradient, frees the rest
+//   backward_weight(saved)     adds the weight gradients in place; needs no dy, frees what is left
+//   backward(dy, saved, when)  dx, with each linear's weight gradient right after its dx (now), or not yet (later)
+// A technique changes a part by deriving from it and passing a factory to the model (Parts); parts nest, e.g. a tensor
+// parallel linear is communication around an inner Linear.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config.h"
+#include "ops.h"
+#include "parameter.h"
+
+namespace ultrascale {
+
+// One micro-batch on the device. positions restart where documents start; document_starts is empty without documents.
+struct Batch {
+    Tensor tokens, targets, positions, document_starts;  // (B, T) int32
+    int64_t counted_targets = 0;                         // targets that are not ignored
+    int64_t sequences() const { return tokens.size(0); }
+    int64_t length() const { return tokens.size(1); }
+};
+
+// What forward keeps for backward, by name; a part's children keep theirs in saved["child"].
+class Saved {
+public:
+    void keep(const std::string& name, Tensor t) {
+        if (enabled_) tensors_[name] = std::move(t);
+    }
+    const Tensor& get(const std::string& name) const { return tensors_.at(name); }
+    Tensor take(const std::string& name);  // hands it out and forgets it
+    Saved& operator[](const std::string& child);
+    void disable() { enabled_ = false; }  // keeps nothing: validation, and a forward that will be recomputed
+    // Calls visit(path, tensor) for everything kept, e.g. "layers.0/qkv_proj/x".
+    void for_each(const std::function<void(const std::string&, const Tensor&)>& visit, const std::string& prefix = "") const;
+
+private:
+    bool enabled_ = true;
+    std::map<std::string, Tensor> tensors_;
+    std::map<std::string, Saved> children_;
+};
+
+enum class Pass { forward, backward, backward_input, backward_weight };
+inline constexpr const char* pass_names[] = {"forward", "backward", "backward-input", "backward-weight"};
+
+// A stretch of the model that hooks act on: the embedding; each layer; the final norm with the head.
+struct Unit {
+    std::string name;
+    std::vector<Parameter*> parameters;
+    int index;  // position in this process's model
+};
+
+// Called around each unit's passes; micro_batch counts from 0 within the step. Data parallelism and ZeRO live here.
+class Hooks {
+public:
+    virtual ~Hooks() = default;
+    virtual void before(const Unit&, Pass, int /*micro_batch*/) {}
+    virtual void after(const Unit&, Pass, int /*micro_batch*/) {}
+    // Once a micro-batch for each parameter, after its last contribution (a tied weight: after the embedding's).
+    virtual void gradient_complete(Parameter&, int /*micro_batch*/) {}
+};
+
+// What travels with one micro-batch through the model.
+struct Context {
+    const Batch& batch;
+    float loss_scale = 1;      // each token's loss counts this much: 1 / counted targets of the global batch
+    Tensor loss = {};          // (1) fp64; the head adds to it
+    int micro_batch = 0;
+    bool training = true;      // false: forward only, nothing is kept and no gradient is made
+    bool recomputing = false;  // true while a layer's forward runs again inside its backward
+    Hooks* hooks = nullptr;
+    void gradient_complete(Parameter& parameter) const;
+};
+
+enum class WeightGradient { now, later };
+
+// y = x W^T (+ residual); several parameters stacked by rows share one GEMM (q, k, v; gate, up).
+class Linear {
+public:
+    explicit Linear(std::vector<Parameter*> rows) : parameters_(std::move(rows)) {}
+    virtual ~Linear() = default;
+    virtual Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor& residual = {});
+    virtual Tensor backward_input(const Tensor& dy, Saved& saved, Context& context);
+    virtual void backward_weight(Saved& saved, Context& context);
+    virtual Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when);
+
+protected:
+    std::vector<Parameter*> parameters_;
+};
+
+class Norm {
+public:
+    Norm(Parameter* weight, float eps) : weight_(weight), eps_(eps) {}
+    virtual ~Norm() = default;
+    virtual Tensor forward(const Tensor& x, Saved& saved, Context& context);
+    // dx = dresidual + the norm's own. The weight's gradient is added here: keeping dy for later would cost more than it.
+    virtual Tensor backward(const Tensor& dy, const Tensor& dresidual, Saved& saved, Context& context);
+
+protected:
+    Parameter* weight_;
+    float eps_;
+};
+
+// o = attention(q, k, v). Holds no parameters.
+class AttentionCore {
+public:
+    struct Gradients {
+        Tensor dq, dk, dv;
+    };
+    virtual ~AttentionCore() = default;
+    virtual Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved, Context& context) = 0;
+    virtual Gradients backward(const Tensor& dout, Saved& saved, Context& context) = 0;
+};
+
+// In tiles: keeps q, k, v, o and one number a row; its backward recomputes the probabilities tile by tile.
+class FlashAttention : public AttentionCore {
+public:
+    Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved, Context& context) override;
+    Gradients backward(const Tensor& dout, Saved& saved, Context& context) override;
+};
+
+// With the T x T probabilities in memory: kept for the backward, or (selective recomputation) computed again there.
+class NaiveAttention : public AttentionCore {
+public:
+    explicit NaiveAttention(bool recompute) : recompute_(recompute) {}
+    Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved, Context& context) override;
+    Gradients backward(const Tensor& dout, Saved& saved, Context& context) override;
+
+private:
+    bool recompute_;
+};
+
+// The part of a layer after the second norm. y = residual + f(x).
+class FeedForward {
+public:
+    virtual ~FeedForward() = default;
+    virtual Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved, Context& context) = 0;
+    virtual Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) = 0;
+    virtual void backward_weight(Saved& saved, Context& context) = 0;
+};
+
+class SwiGLU : public FeedForward {
+public:
+    SwiGLU(std::unique_ptr<Linear> gate_up, std::unique_ptr<Linear> down) : gate_up_(std::move(gate_up)), down_(std::move(down)) {}
+    Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved, Context& context) override;
+    Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) override;
+    void backward_weight(Saved& saved, Context& context) override;
+
+private:
+    std::unique_ptr<Linear> gate_up_, down_;
+};
+
+class Embedding {
+public:
+    explicit Embedding(Parameter* weight) : weight_(weight) {}
+    virtual ~Embedding() = default;
+    virtual Tensor forward(Saved& saved, Context& context);
+    virtual void backward_input(const Tensor& dy, Saved& saved, Context& context);  // only keeps dy
+    virtual void backward_weight(Saved& saved, Context& context);
+
+protected:
+    Parameter* weight_;
+};
+
+// The output head with the loss: logits = x W^T, cross-entropy summed into context.loss.
+// With chunk = 0 the logits of the whole micro-batch exist at once and the gradients follow in backward. With chunk > 0 the
+// tokens go through in chunks, each making its dx and weight gradient at once, so that only chunk x V logits ever exist.
+class Head {
+public:
+    // completes_weight: this head's contribution is the weight's last one (it is not tied to an embedding in this process).
+    Head(Parameter* weight, int64_t chunk, bool completes_weight) : weight_(weight), chunk_(chunk), completes_(completes_weight) {}
+    virtual ~Head() = default;
+    virtual Tensor logits(const Tensor& x) const;  // (B, T, V), for sampling
+    virtual void forward(const Tensor& x, Saved& saved, Context& context);
+    virtual Tensor backward_input(Saved& saved, Context& context);
+    virtual void backward_weight(Saved& saved, Context& context);
+
+protected:
+    Parameter* weight_;
+    int64_t chunk_;
+    bool completes_;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,119 @@
+// A tensor: a shape, a dtype, and shared storage whose bytes belong to a memory category.
+//
+// Tensors are contiguous, row-major, and cheap to copy: copies and views share storage, which is freed with its last
+// user. No broadcasting, no strides and no operators; the mathematics is in ops.h.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "error.h"
+#include "memory.h"
+
+namespace ultrascale {
+
+enum class DType { fp32, bf16, fp16, fp64, int32 };
+int64_t dtype_bytes(DType dtype);         // bytes of one element
+const char* dtype_name(DType dtype);      // "fp32", "bf16", ...
+
+// bfloat16: the upper half of a float. Conversion rounds to nearest, ties to even; NaN stays NaN.
+struct bf16 {
+    uint16_t bits;
+    bf16() = default;
+    explicit bf16(float value) {
+        uint32_t u = std::bit_cast<uint32_t>(value);
+        bits = (u & 0x7fffffffu) > 0x7f800000u ? uint16_t(u >> 16 | 0x40) : uint16_t((u + 0x7fffu + (u >> 16 & 1)) >> 16);
+    }
+    explicit operator float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
+};
+
+// IEEE half precision; the compiler converts.
+struct fp16 {
+    _Float16 value;
+    fp16() = default;
+    explicit fp16(float v) : value(_Float16(v)) {}
+    explicit operator float() const { return float(value); }
+};
+
+template <class T> inline constexpr DType dtype_of = DType::fp32;
+template <> inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <> inline constexpr DType dtype_of<fp16> = DType::fp16;
+template <> inline constexpr DType dtype_of<double> = DType::fp64;
+template <> inline constexpr DType dtype_of<int32_t> = DType::int32;
+
+using Shape = std::vector<int64_t>;
+int64_t numel(const Shape& shape);
+std::string to_string(const Shape& shape);  // "(2, 128, 64)"
+
+class Tensor {
+public:
+    Tensor() = default;  // no storage; false in a condition
+
+    // Uninitialised (empty) or all-zero memory. Throws OutOfMemory.
+    static Tensor empty(Shape shape, DType dtype, Memory category);
+    static Tensor zeros(Shape shape, DType dtype, Memory category);
+    // Copies `values` to the device as T's dtype. numel(shape) must equal values.size().
+    template <class T>
+    static Tensor from_host(std::span<const T> values, Shape shape, Memory category) {
+        Tensor t = empty(std::move(shape), dtype_of<T>, category);
+        check(int64_t(values.size()) == t.numel(), "from_host: number of values does not fit the shape");
+        t.copy_from_host(values.data());
+        return t;
+    }
+
+    explicit operator bool() const { return storage_ != nullptr; }
+    const Shape& shape() const { return shape_; }
+    int64_t size(int dim) const { return shape_[dim < 0 ? dim + int(shape_.size()) : dim]; }
+    int64_t numel() const { return ultrascale::numel(shape_); }
+    int64_t bytes() const { return numel() * dtype_bytes(dtype_); }
+    DType dtype() const { return dtype_; }
+
+    // As a matrix: all dimensions but the last together are its rows.
+    int64_t cols() const { return shape_.empty() ? 1 : shape_.back(); }
+    int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
+
+    void* data() const { return data_; }
+    template <class T> T* as() const {  // the device's address; checks the dtype
+        check(dtype_of<T> == dtype_, "tensor read as another dtype than its own");
+        return static_cast<T*>(data_);
+    }
+
+    // Views share storage. view: another shape of equal size; slice: rows [begin, end) along the first dimension.
+    Tensor view(Shape shape) const;
+    Tensor slice(int64_t begin, int64_t end) const;
+
+    // A view from this tensor's first element on, with `shape`, which may reach past this tensor's end but not past its
+    // storage: how one GEMM reads the adjacent weights q, k, v as one matrix (parameter.h).
+    Tensor extended_view(Shape shape) const;
+
+    // Waits for the device, then copies. T must be the dtype's own type.
+    template <class T> std::vector<T> to_host() const {
+        std::vector<T> values(numel());
+        check(dtype_of<T> == dtype_, "tensor read as another dtype than its own");
+        copy_to_host(values.data());
+        return values;
+    }
+    std::vector<float> to_host_float() const;  // from fp32, bf16, fp16
+    void copy_from_host(const void* from);     // bytes() bytes
+    void copy_to_host(void* to) const;
+
+private:
+    struct Storage;
+    std::shared_ptr<Storage> storage_;
+    void* data_ = nullptr;
+    Shape shape_;
+    DType dtype_ = DType::fp32;
+};
+
+// What the backend provides: copies between host and device that have completed when the call returns.
+void device_copy_from_host(void* device, const void* host, int64_t bytes);
+void device_copy_to_host(void* host, const void* device, int64_t bytes);
+void device_zero(void* device, int64_t bytes);
+
+}  // namespace ultrascale

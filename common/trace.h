@@ -1,0 +1,57 @@
+// What happened when: --trace, --profile and --explain.
+//
+// --trace and --profile record spans (a name, a lane, begin and end, the FLOPs and bytes it stands for); --trace writes
+// them as Chrome/Perfetto JSON with memory by category as counters, --profile adds them up by name. --explain prints one
+// step's events in the order in which they fire: units, passes, hooks, collectives.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ultrascale {
+
+double now_seconds();  // since the program's start, on the host's steady clock
+
+struct Span {
+    std::string name;
+    std::string lane;  // the stream's name; "phase" for forward, backward, update
+    double begin, end;
+    double flops, bytes;
+};
+
+void trace_record(bool on);  // spans are kept while this is on
+bool trace_recording();
+const std::vector<Span>& trace_spans();
+void trace_clear();
+
+// Adds a span that has already ended. Any thread.
+void trace_span(std::string_view name, std::string_view lane, double begin, double end, double flops = 0, double bytes = 0);
+
+// A span from construction to destruction on the calling thread's lane: every operation of ops.h opens one. `flops` counts
+// multiplications and additions, `bytes` each input read once and each output written once.
+class OpSpan {
+public:
+    OpSpan(const char* name, double flops, double bytes, const char* lane = "compute");
+    ~OpSpan();
+    OpSpan(const OpSpan&) = delete;
+
+private:
+    const char *name_, *lane_;
+    double flops_, bytes_, begin_;
+};
+
+// Writes all spans and the memory timeline of this rank to `path` (through a temporary name). With several ranks every
+// rank calls it and rank 0 writes one file with a process per rank.
+void trace_write(const std::string& path);
+
+// The table of --profile: spans of lane "compute" and of the communication streams by name, most expensive first.
+std::string profile_table(double steps);
+
+// --explain: while on, explain() prints its line on rank 0 with a running number.
+void explain_enable(bool on);
+bool explain_enabled();
+void explain(std::string_view line);
+
+}  // namespace ultrascale
