@@ -50,10 +50,11 @@ MPIRUN_FLAGS := $(if $(filter-out 0,$(MPI_IS_OPENMPI)),--allow-run-as-root --ove
 
 # ---- flags ---------------------------------------------------------------------------------------------------------------
 ARCH     ?= native
-OPTIMIZE := $(if $(SANITIZE),-O1,-O3) -g1 -march=$(ARCH)
+# The operations are compiled with -O3, so that their loops become vector code; the rest with -O2.
+OPTIMIZE  = $(if $(SANITIZE),-O1,$(if $(filter common/cpu/ops_%,$<),-O3,-O2)) -g1 -march=$(ARCH)
 SANITIZE_FLAGS := $(if $(filter address,$(SANITIZE)),-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=undefined) \
                   $(if $(filter thread,$(SANITIZE)),-fsanitize=thread)
-CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
+CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
 CPPFLAGS += -Icommon -I. -DFMT_HEADER_ONLY $(MPI_FLAGS) $(addprefix -isystem ,$(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
 LDLIBS   += $(addprefix -L,$(DEPS_LIB) $(SYSTEM_LIB)) $(foreach d,$(DEPS_LIB) $(SYSTEM_LIB),-Wl$(,)-rpath$(,)$(d)) \
             $(MPI_LIBS) -lopenblas -lpthread
@@ -91,5 +92,12 @@ $(BUILD)/unit_test: $(UNIT_OBJECTS) $(LIBRARY)
 # Its main comes from comm_test.cpp, which has to finish MPI.
 $(BUILD)/comm_test: $(COMM_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -o $@
+
+# For clangd: how each source is compiled.
+SOURCES := $(wildcard common/*.cpp common/$(BACKEND)/*.cpp tests/*/*.cpp) $(CHAPTERS:%=%/main.cpp)
+compile_commands.json: Makefile
+	@{ echo '['; separator=; for source in $(SOURCES); do \
+	    printf '%s{"directory": "$(CURDIR)", "file": "%s", "command": "$(CXX) $(CPPFLAGS) $(CXXFLAGS) -c %s"}\n' "$$separator" $$source $$source; \
+	    separator=,; done; echo ']'; } > $@
 
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

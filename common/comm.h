@@ -6,11 +6,15 @@
 //     Work work = world.all_reduce(x, Reduce::sum, communication_stream());  runs while the compute stream goes on,
 //     ...                                                                    until
 //     work.wait();
+// While an exception unwinds the stack a dropped Work does not wait: the other ranks may never make the matching call. Its
+// tensors are then kept, and all other communication of this process fails instead of waiting.
 // A call on another stream than compute first waits for what compute has been given so far (its inputs are ready then).
 // All ranks of a communicator make the same calls in the same order; which stream runs them may differ per call.
 //
 // Reductions add in rank order 0..n-1 on the CPU, whatever the collective, so reduce, all_reduce and reduce_scatter give
-// the same bits. fp32, bf16, fp16 and int32; bf16 and fp16 are summed in fp32 and rounded once.
+// the same bits. fp32, fp64, bf16, fp16 and int32; bf16 and fp16 are summed in fp32, averages are divided there, and the
+// result is rounded once. int32 is summed in 64 bits; its average truncates towards zero. A maximum with a NaN is NaN.
+// Shapes do not matter, numbers of elements do; a wrong one, like a rank that is not there, fails check().
 // Sizes: nccl-tests' convention, doc/PERFORMANCE.md in NVIDIA/nccl-tests.
 #pragma once
 
@@ -34,7 +38,9 @@ inline constexpr std::array<const char*, collective_kinds> collective_names = {
 
 // What this rank communicated since the last reset, by kind. `bytes` of a collective is the size of its full tensor (the
 // gathered output of all-gather and gather, the input of reduce-scatter and scatter, the input of all-to-all); of send/recv
-// it is what this rank sent. `seconds` is the time the calls took, `exposed` the part of it that compute stood still for.
+// it is what this rank sent. `seconds` is the time from the first to the last message, which contains waiting for other
+// ranks to arrive; `exposed` is how long compute stood still in the call or in the wait for it. Calls and bytes count when
+// the call is made, the times when it has run and when it has been waited for.
 struct CommunicationCount {
     int64_t calls = 0, bytes = 0;
     double seconds = 0, exposed = 0;
@@ -68,13 +74,16 @@ struct Transfer {
 class Communicator {
 public:
     static Communicator& world();  // all ranks; initialises MPI (MPI_THREAD_MULTIPLE) at the first call
-    // Ranks that give the same color form a group, ordered by key. All ranks of this communicator call it. `name` is the
-    // group's name in --explain and the report ("dp", "tp").
+    // Ranks that give the same color (>= 0) form a group, ordered by key. All ranks of this communicator call it, and drop
+    // the group in the same order. `name` is the group's name in --explain and the report ("dp", "tp").
     Communicator split(int color, int key, std::string name) const;
 
     int rank() const;
     int size() const;
     const std::string& name() const;
+
+    // In place where it makes sense: all_gather's and gather's `in` may be this rank's slice of `out`, reduce_scatter's and
+    // scatter's `out` this rank's slice of `in`. Any other overlap fails check().
 
     // x becomes the reduction of all ranks' x (reduce: on root only; elsewhere x is left as it was).
     Work all_reduce(Tensor x, Reduce op = Reduce::sum, Stream& stream = compute_stream()) const;
@@ -93,6 +102,7 @@ public:
     Work all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_counts, std::vector<int64_t> recv_counts,
                     Stream& stream = compute_stream()) const;
     // All transfers progress together, so a ring does not deadlock. The k-th send from a to b meets the k-th recv at b from a.
+    // A call holds up its stream until the peers have come: two ranks that each queue send and then recv may wait forever.
     Work send_recv(std::vector<Transfer> transfers, Stream& stream = compute_stream()) const;
     Work send(Tensor x, int to, Stream& stream = compute_stream()) const;
     Work recv(Tensor x, int from, Stream& stream = compute_stream()) const;
@@ -105,8 +115,8 @@ private:
     std::shared_ptr<Impl> impl_;
 };
 
-int ranks_on_this_node();    // how many ranks share this machine
-void finalize_communication();                     // all ranks; the last call of a program
-[[noreturn]] void abort_all_ranks(int exit_code);  // one rank's way out when the others cannot know
+int ranks_on_this_node();  // how many ranks share this machine; 1 before world() was called. Never waits
+void finalize_communication();  // all ranks; the last call of a program. Nothing to do if world() was never called
+[[noreturn]] void abort_all_ranks(int exit_code);  // one rank's way out when the others cannot know; runs no destructors
 
 }  // namespace ultrascale

@@ -17,7 +17,7 @@ struct LlamaConfig {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
     bool tied = false;  // the output head is the embedding's weight
     double rope_theta = 10000, norm_eps = 1e-5, init_std = 0.02;
-    RopeScaling rope_scaling;
+    RopeScaling rope_scaling = {};
     int64_t max_positions = 2048;
     int64_t default_seq = 2048;  // --seq where the user gives none
 

@@ -51,7 +51,7 @@ public:
     Layer(ParameterList& parameters, const LlamaConfig& config, const Parts& parts, int64_t index, Recompute recompute);
 
     Tensor forward(const Tensor& x, Saved& saved, Context& context);
-    Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when);
+    Tensor backward(Tensor dy, Saved& saved, Context& context, WeightGradient when);
     void backward_weight(Saved& saved, Context& context);
 
     // The two segments, so that a schedule can interleave those of different micro-batches.

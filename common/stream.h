@@ -3,6 +3,9 @@
 // A stream is a queue of work that runs in order; two streams run at the same time. On CUDA it is a cudaStream_t. On the
 // CPU the compute stream is the calling thread itself (work runs at once), and every other stream is a thread with a queue.
 // An event marks a place in a stream; another stream, or the host, can wait for it.
+//
+// A failure: work that throws on the compute stream throws out of submit(). On another stream nothing queued behind it
+// runs any more; the exception comes out wherever one waits for a later event of that stream.
 #pragma once
 
 #include <functional>
@@ -15,7 +18,7 @@ class Event {
 public:
     Event() = default;           // already reached
     bool reached() const;        // never blocks
-    void synchronize() const;    // the host waits
+    void synchronize() const;    // the host waits; throws what made the event's stream fail
     struct Impl;
     std::shared_ptr<Impl> impl;  // of the backend
 };
@@ -35,9 +38,12 @@ public:
     Impl& impl() const { return *impl_; }
 
 private:
+    friend Stream& compute_stream();
+    explicit Stream(std::unique_ptr<Impl> impl);
     std::unique_ptr<Impl> impl_;
 };
 
+// Both live until the process ends: leaving it with exit() does not wait for what other ranks will never send.
 Stream& compute_stream();        // where ops.h runs
 Stream& communication_stream();  // where asynchronous collectives run unless told otherwise
 

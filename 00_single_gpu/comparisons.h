@@ -1,0 +1,131 @@
+// --compare: the alternatives of one choice, measured one after the other on the same data.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "data.h"
+#include "estimate.h"
+#include "random.h"
+#include "report.h"
+#include "setup.h"
+#include "trace.h"
+
+namespace ultrascale {
+
+// Seconds of `work`: the median of `runs`, after one run that is not counted.
+template <class F> double median_seconds(int runs, F work) {
+    work();
+    std::vector<double> seconds;
+    for (int i = 0; i < runs; ++i) {
+        const double begin = now_seconds();
+        work();
+        compute_stream().synchronize();
+        seconds.push_back(now_seconds() - begin);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+}
+
+// Attention alone, forward and backward, one sequence: the T x T matrix against tiles. Memory is all that a call holds
+// (activations and workspace) beyond q, k, v and the incoming gradient.
+inline void compare_attention(const StepShape& shape) {
+    const LlamaConfig& c = shape.config;
+    print(fmt::format("attention of one sequence, H {} K {} D {}, {}: forward and backward", c.heads, c.kv_heads, c.head_dim, dtype_name(shape.model.dtype)));
+    print(fmt::format("  {:>6}   {:>12} {:>10}   {:>12} {:>10}   {:>8} {:>8}   {}", "T", "naive memory", "ms", "flash memory", "ms", "memory", "time",
+                      "gradients differ by"));
+    for (int64_t T = 128; T <= std::max<int64_t>(shape.seq, 2048); T *= 2) {
+        const auto draw = [&](const char* name, int64_t heads) {
+            std::vector<float> values(size_t(T * heads * c.head_dim));
+            const Random random(1, name);
+            for (size_t i = 0; i < values.size(); ++i) values[i] = random.normal(i);
+            Tensor t = Tensor::empty({1, T, heads, c.head_dim}, shape.model.dtype, Memory::activation);
+            ops::copy(t, Tensor::from_host<float>(values, t.shape(), Memory::workspace));
+            return t;
+        };
+        const Tensor q = draw("q", c.heads), k = draw("k", c.kv_heads), v = draw("v", c.kv_heads), dout = draw("dout", c.heads);
+        const Batch batch{};
+        std::vector<std::vector<float>> dq;
+        std::vector<double> seconds;
+        std::vector<int64_t> bytes;
+        FlashAttention flash;
+        NaiveAttention naive(false);
+        for (AttentionCore* attention : {static_cast<AttentionCore*>(&naive), static_cast<AttentionCore*>(&flash)}) {
+            const int64_t held = total(memory_now());
+            memory_reset_peak();
+            AttentionCore::Gradients grads;
+            seconds.push_back(median_seconds(3, [&] {
+                grads = {};
+                Context context{.batch = batch};
+                Saved saved;
+                attention->forward(q, k, v, saved, context);
+                grads = attention->backward(dout, saved, context);
+            }));
+            bytes.push_back(total(memory_at_peak()) - held);
+            dq.push_back(grads.dq.to_host_float());
+        }
+        double difference = 0, size = 0;
+        for (size_t i = 0; i < dq[0].size(); ++i) difference += std::pow(dq[0][i] - dq[1][i], 2), size += std::pow(dq[0][i], 2);
+        print(fmt::format("  {:>6}   {:>12} {:>10.2f}   {:>12} {:>10.2f}   {:>7.1f}x {:>7.2f}x   {:.1e}", T, format_bytes(double(bytes[0])),
+                          seconds[0] * 1e3, format_bytes(double(bytes[1])), seconds[1] * 1e3, double(bytes[0]) / double(bytes[1]),
+                          seconds[0] / seconds[1], std::sqrt(difference / size)));
+    }
+}
+
+// Forward and backward of one micro-batch under every kind of recomputation and attention. Returns whether recomputation
+// left every bit of the gradient as it was.
+inline bool compare_recomputation(const Options& options, const StepShape& shape, const DataLoader& loader) {
+    struct Row {
+        const char* name;
+        AttentionKind attention;
+        Recompute recompute;
+    };
+    const Row rows[] = {{"T x T, none", AttentionKind::naive, Recompute::none},
+                        {"T x T, selective", AttentionKind::naive, Recompute::selective},
+                        {"T x T, full", AttentionKind::naive, Recompute::full},
+                        {"tiles, none", AttentionKind::flash, Recompute::none},
+                        {"tiles, full", AttentionKind::flash, Recompute::full}};
+    const DevicePeak peak = options.peak_tflops > 0 ? DevicePeak{options.peak_tflops * 1e12, "given"} : device_peak(options.dtype);
+    print(fmt::format("recomputation: forward and backward of {} x {} tokens, {:.3g} TFLOP/s peak ({})", shape.micro_batch, shape.seq,
+                      peak.flops / 1e12, peak.source));
+    print(fmt::format("  {:<18} {:>12} {:>12} {:>8} {:>10} {:>10} {:>7} {:>7}   {}", "attention, recompute", "peak act.", "predicted", "saved",
+                      "ms", "extra FLOP", "MFU", "HFU", "gradient"));
+    const Batch batch = to_device(loader.batch(0, shape.micro_batch));
+    std::vector<float> gradient;
+    int64_t most = 0;
+    bool equal = true;
+    for (const Row& row : rows) {
+        StepShape s = shape;
+        s.model.attention = row.attention;
+        s.model.recompute = row.recompute;
+        Llama model(s.config, s.model);
+        model.parameters().allocate_values(options.dtype);
+        model.parameters().allocate_grads(options.grad_dtype());
+        load_or_initialize(options, model.parameters());
+        const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        memory_reset_peak();
+        const double seconds = median_seconds(3, [&] {
+            ops::fill(model.parameters().flat_grads(), 0);
+            Context context{.batch = batch, .loss_scale = 1 / float(batch.counted_targets), .loss = loss};
+            Saved saved;
+            model.forward({}, saved, context);
+            model.backward({}, saved, context);
+        });
+        const int64_t measured = memory_peak_by_category()[int(Memory::activation)];
+        std::vector<float> got = model.parameters().flat_grads().to_host_float();
+        const bool first = row.recompute == Recompute::none;
+        const bool same = first || std::equal(got.begin(), got.end(), gradient.begin(), gradient.end());
+        equal = equal && same;
+        if (first) gradient = std::move(got), most = measured;
+        const double tokens = double(s.micro_batch * s.seq), flops = model_flops_per_token(s.config, s.seq) * tokens,
+                     extra = recomputed_flops_per_token(s) * tokens;
+        print(fmt::format("  {:<18} {:>14} {:>12} {:>7.1f}% {:>10.1f} {:>9.1f}% {:>6.1f}% {:>6.1f}%   {}", row.name, format_bytes(double(measured)),
+                          format_bytes(double(estimate_memory(s).peak_activations)), 100 * (1 - double(measured) / double(most)), seconds * 1e3,
+                          100 * extra / flops, 100 * flops / seconds / peak.flops, 100 * (flops + extra) / seconds / peak.flops,
+                          first ? "-" : same ? "same bits" : "DIFFERS"));
+    }
+    return equal;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,181 @@
+// Chapter 00: training on one device. The step is written out in train() below: forward, backward, update.
+#include <CLI/CLI.hpp>
+
+#include "batch_size.h"
+#include "comparisons.h"
+#include "data.h"
+#include "explain.h"
+#include "memory_anatomy.h"
+#include "sampling.h"
+#include "setup.h"
+#include "trace.h"
+#include "verify.h"
+
+using namespace ultrascale;
+
+namespace {
+
+struct Chapter {
+    AttentionKind attention = AttentionKind::flash;
+    int64_t loss_chunk = 0, document_token = -1, ignore_token = -1, sample = 0;
+    double temperature = 0.8;
+    std::string prompt = "The ", batch_ramp, compare;
+    bool naive_mean = false, noise_scale = false, estimate = false;
+
+    void add_options(CLI::App& app) {
+        app.add_option("--attention", attention, "In tiles (flash) or with the T x T matrix in memory (naive)")
+            ->transform(CLI::CheckedTransformer(std::map<std::string, AttentionKind>{{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}}))
+            ->default_str("flash");
+        app.add_option("--loss-chunk", loss_chunk, "Tokens whose logits exist at once; 0: the whole micro-batch's")->check(CLI::NonNegativeNumber);
+        app.add_option("--document-token", document_token, "Token that starts a document: no attention across, positions restart")->check(CLI::NonNegativeNumber);
+        app.add_option("--ignore-token", ignore_token, "Targets equal to this token are not counted (-100)")->check(CLI::NonNegativeNumber);
+        app.add_flag("--naive-mean", naive_mean, "Average each micro-batch's own mean: wrong where they count different numbers of targets");
+        app.add_option("--batch-ramp", batch_ramp, "SIZE:STEPS,...,SIZE in sequences; replaces --grad-accum");
+        app.add_flag("--noise-scale", noise_scale, "Estimate the critical batch size (needs 2 micro-batches a step)");
+        app.add_flag("--estimate", estimate, "Predict memory, allocate nothing");
+        app.add_option("--compare", compare, "attention or recompute: measure the alternatives in one table")->check(CLI::IsMember({"attention", "recompute"}));
+        app.add_option("--sample", sample, "Draw this many bytes at the end")->check(CLI::NonNegativeNumber);
+        app.add_option("--prompt", prompt, "What the sample continues")->capture_default_str();
+        app.add_option("--temperature", temperature, "Of the sample")->check(CLI::Range(1e-3, 1e3))->capture_default_str();
+    }
+    DataOptions data(const Options& options, int64_t seq) const {
+        DataOptions d{.seq = seq};
+        if (options.shuffle) d.shuffle_seed = options.seed;
+        if (document_token >= 0) d.document_token = document_token;
+        if (ignore_token >= 0) d.ignore_token = ignore_token;
+        return d;
+    }
+};
+
+double scalar(const Tensor& t) { return t.to_host<double>()[0]; }
+
+// A span in the trace's lane "phase".
+template <class F> void phase(const char* name, F work) {
+    OpSpan span(name, 0, 0, "phase");
+    work();
+}
+
+// Trains; false if the run is not what one plain device does, or held other memory than predicted.
+bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
+    const LlamaConfig& config = shape.config;
+    const int64_t B = options.micro_batch, T = shape.seq;
+    const TokenFile file(options.data_path(), config.vocab);
+    const DataLoader loader(file, chapter.data(options, T));
+    if (chapter.compare == "recompute") return compare_recomputation(options, shape, loader);
+    const BatchRamp ramp(chapter.batch_ramp, B * options.grad_accum, B);
+    if (chapter.noise_scale && ramp.sequences(0) < 2 * B) user_error("--noise-scale needs two micro-batches a step: --grad-accum 2");
+
+    // Model and optimizer: fresh, or where --load left off.
+    Llama model(config, shape.model);
+    ParameterList& parameters = model.parameters();
+    parameters.allocate_values(options.dtype);
+    parameters.allocate_grads(options.grad_dtype());
+    load_or_initialize(options, parameters);
+    AdamW optimizer(parameters, options.optimizer);
+    TrainingState state = resume_or_start(options, optimizer);
+    const int64_t first_step = state.step;
+
+    std::optional<Verifier> verifier;
+    if (options.steps > 0 && options.verify.value_or(parameter_count(config) < 5'000'000)) {
+        std::vector<int64_t> sizes;
+        for (int64_t s = 0; s < std::min(options.steps, verified_steps); ++s) sizes.push_back(ramp.sequences(first_step + s));
+        verifier.emplace(options, config, loader, sizes);
+    }
+
+    Report report("00_single_gpu", options, shape, options.steps);
+    report.configuration(ramp.sequences(first_step), fmt::format("{}: {} tokens, {} samples", file.path(), file.tokens(), loader.samples()));
+    ExplainHooks explain_hooks;
+    SavedByName anatomy;
+    StepTimeline timeline;
+    NoiseScale noise;
+    memory_reset_peak();
+
+    for (int64_t s = 0; s < options.steps; ++s) {
+        const double begin = now_seconds(), lr = learning_rate_of(options, first_step, state.step);
+        const int64_t sequences = ramp.sequences(state.step), accumulated = sequences / B;
+        // The loss is a mean over all counted targets of the step, so every micro-batch must know how many there are.
+        const int64_t counted = loader.counted_targets(state.next_sample, sequences);
+        if (counted == 0) user_error("step {}: every target is ignored, so there is no loss", state.step + 1);
+        const bool explained = options.explain && s == 0;
+        explain_enable(explained);
+
+        explain("gradients = 0");
+        ops::fill(parameters.flat_grads(), 0);
+        const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        double first_squared_norm = 0;
+        for (int64_t m = 0; m < accumulated; ++m) {
+            const Batch batch = to_device(loader.batch(state.next_sample + m * B, B));
+            const int64_t mean_over = chapter.naive_mean ? std::max<int64_t>(batch.counted_targets, 1) * accumulated : counted;
+            Context context{.batch = batch, .loss_scale = float(1 / double(mean_over)), .loss = loss, .micro_batch = int(m)};
+            if (explained) context.hooks = &explain_hooks;
+            Saved saved;
+            phase("forward", [&] { model.forward({}, saved, context); });
+            if (s == 0 && m == 0) anatomy.collect(saved);
+            phase("backward", [&] { model.backward({}, saved, context); });
+            if (chapter.noise_scale && m == 0) first_squared_norm = scalar(squared_gradient_norm(parameters)) * double(accumulated * accumulated);
+        }
+        if (verifier) verifier->gradient(s, parameters);
+        explain("global gradient norm, clip, AdamW");
+        const Tensor squared_norm = squared_gradient_norm(parameters);
+        phase("update", [&] { optimizer.step(lr, squared_norm); });
+        const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
+        explain_enable(false);
+
+        state = {state.step + 1, state.next_sample + sequences, state.tokens_seen + sequences * T, options.seed};
+        report.step({state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, sequences * T});
+        if (accumulated > 1 && chapter.noise_scale) noise.add(double(B), first_squared_norm, double(sequences), squared);
+        if (verifier) verifier->after_step(s, loss_value, parameters);
+        timeline.step_ended();
+    }
+
+    bool ok = true;
+    if (options.steps > 0) {
+        // --naive-mean is not meant to be equal: it reports and passes.
+        if (verifier) ok = verifier->finish(report) || chapter.naive_mean;
+        ok = report.memory(estimate_memory(shape)) && ok;
+        print_anatomy(shape);
+        anatomy.print_table();
+        timeline.print_chart();
+        ok = report.communication({}, options.steps) && ok;
+        report.throughput();
+    }
+    if (noise.count() > 0) {
+        print(fmt::format("\ngradient noise scale from batches of {} and {} sequences, over {} steps: tr(S) {:.3g}, |G|^2 {:.3g}", B,
+                          ramp.sequences(state.step - 1), noise.count(), noise.trace(), noise.squared_gradient()));
+        print(fmt::format("  critical batch size about {:.3g} sequences = {:.3g} tokens", noise.sequences(), noise.sequences() * double(T)));
+        report.value("noise_scale", "sequences", noise.sequences());
+    }
+    if (chapter.sample > 0) {
+        std::vector<int32_t> prompt;
+        for (unsigned char c : chapter.prompt) prompt.push_back(c);
+        const std::string text = bytes_to_text(sample_tokens(model, prompt, chapter.sample, T, chapter.temperature, options.seed));
+        print(fmt::format("\nsample at temperature {}\n  {}{}", chapter.temperature, chapter.prompt, text));
+    }
+    if (!options.save.empty()) {
+        save_checkpoint(options.save, config, parameters, {.dtype = options.dtype, .state = &state, .optimizer = optimizer.states()});
+        print(fmt::format("\nsaved to {} after step {}", options.save, state.step));
+    }
+    report.finish();
+    return ok;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_program([&] {
+        Chapter chapter;
+        const Options options = parse_options(argc, argv, "00_single_gpu", "Train a Llama on one device.", [&](CLI::App& app) { chapter.add_options(app); });
+        if (Communicator::world().size() > 1) user_error("00_single_gpu runs on one device: start it with one rank");
+        const LlamaConfig config = options.config();
+        const StepShape shape{.config = config,
+                              .model = {options.dtype, options.recompute, chapter.attention, chapter.loss_chunk},
+                              .grad_dtype = options.grad_dtype(),
+                              .micro_batch = options.micro_batch,
+                              .seq = options.seq > 0 ? options.seq : config.default_seq};
+        if (chapter.sample > 0 && (config.vocab < 256 || chapter.prompt.empty()))
+            user_error("--sample reads and prints bytes: it needs a vocabulary of at least 256 and a --prompt");
+        if (chapter.estimate) return print_estimate(options.load.empty() ? options.model : options.load, shape), true;
+        if (chapter.compare == "attention") return compare_attention(shape), true;
+        return train(options, chapter, shape);
+    });
+}

@@ -1,0 +1,159 @@
+// Memory anatomy: what one training step holds, and when.
+//
+//   weights        n parameters x e bytes                     e = 4 (fp32) or 2 (bf16)
+//   gradients      n x 4 or 2                                 accumulated in fp32 or in the weights' dtype
+//   optimizer      n x 8 (fp32) or 12 (bf16)                  Adam's two moments, and the fp32 master copy of bf16 weights
+//   activations    L x s x b x (what a token keeps per layer) + the loss's logits and what the layer at work needs
+//
+//   fp32                                4 + 4 + 8        = 16 bytes a parameter
+//   bf16, fp32 master weights           2 + 2 + 12       = 16
+//   bf16, fp32 gradients besides        2 + 4 + 12       = 18 here, where the GEMM accumulates straight into fp32;
+//                                       2 + 2 + 4 + 12   = 20 in the playbook, where bf16 gradients are added to an fp32 copy
+#pragma once
+
+#include <algorithm>
+#include <map>
+
+#include "estimate.h"
+#include "parts.h"
+#include "report.h"
+#include "trace.h"
+
+namespace ultrascale {
+
+// Bytes that a forward kept, by the tensor's name within a unit, summed over layers. Tensors that two parts share count
+// for the first name (o is attention's, x of o_proj the same memory).
+class SavedByName {
+public:
+    void collect(const Saved& saved) {
+        std::map<const void*, bool> seen;
+        saved.for_each([&](const std::string& path, const Tensor& t) {
+            if (!seen.try_emplace(t.data(), true).second) return;
+            const size_t slash = path.find('/');
+            const bool layer = path.starts_with("layers.");
+            Entry& entry = entries_[layer ? "layers/" + path.substr(slash + 1) : path];
+            entry.bytes += t.bytes();
+            entry.shape = to_string(t.shape());
+            ++entry.tensors;
+        });
+    }
+    void print_table() const {
+        print("\nwhat forward keeps for backward (one micro-batch)");
+        int64_t sum = 0;
+        for (const auto& [name, entry] : entries_) sum += entry.bytes;
+        for (const auto& [name, entry] : entries_)
+            print(fmt::format("  {:<40} {:>3} x {:<20} {:>12} {:>5.1f} %", name, entry.tensors, entry.shape, format_bytes(double(entry.bytes)),
+                              100 * double(entry.bytes) / double(sum)));
+        print(fmt::format("  {:<66} {:>12}", "sum", format_bytes(double(sum))));
+    }
+
+private:
+    struct Entry {
+        int64_t bytes = 0, tensors = 0;
+        std::string shape;
+    };
+    std::map<std::string, Entry> entries_;
+};
+
+// The formulas beside the playbook's.
+inline void print_anatomy(const StepShape& shape) {
+    const LlamaConfig& c = shape.config;
+    const MemoryEstimate m = estimate_memory(shape);
+    const int64_t n = parameter_count(c), tokens = shape.micro_batch * shape.seq;
+    const SavedPerToken token = saved_per_token(shape);
+    print("\nmemory anatomy");
+    print(fmt::format("  parameters   {} V h + L (2 h + h (H + 2 K) D + H D h + 3 h F) + h = {}", c.tied ? "" : "2", n));
+    print(fmt::format("  bytes a parameter   {} weight + {} gradient + {} optimizer = {}   (the playbook: {})", m.parameters / n, m.gradients / n,
+                      m.optimizer / n, (m.parameters + m.gradients + m.optimizer) / n, book_bytes_per_parameter(shape)));
+    const int64_t per_layer = shape.model.recompute == Recompute::full ? c.hidden * dtype_bytes(shape.model.dtype) : token.total();
+    print(fmt::format("  saved activations   L s b x {} bytes{} = {}   (playbook, GPT in bf16: L s b h (34 + 5 H s / h) = {})", per_layer,
+                      shape.model.recompute == Recompute::full
+                          ? " (the layer's input only)"
+                          : fmt::format(" (norms {} + attention {} + mlp {})", token.norms, token.attention, token.mlp),
+                      format_bytes(double(c.layers * tokens * per_layer)), format_bytes(book_activations(shape))));
+    if (shape.model.recompute == Recompute::selective && shape.model.attention == AttentionKind::flash)
+        print("  selective recomputation drops what attention keeps of size T x T; in tiles (flash) there is nothing of that size");
+}
+
+// Memory over time in the terminal, during the first four steps: categories stacked, each column the highest moment of its
+// stretch of time. The first step differs from the rest: only its update allocates the optimizer's states.
+class StepTimeline {
+public:
+    StepTimeline() : begin_(now_seconds()) { memory_timeline_record(true); }
+    void step_ended() {
+        if (ends_.size() < 4) ends_.push_back(now_seconds());
+        if (ends_.size() == 4 && !trace_recording()) memory_timeline_record(false);
+    }
+    void print_chart() const {
+        constexpr char letter[memory_categories + 1] = "PGOACW";
+        const std::vector<MemoryByCategory> columns = highest_by_column();
+        int64_t highest = 1;
+        for (const auto& column : columns) highest = std::max(highest, total(column));
+        print(fmt::format("\nmemory during the first {} steps: P parameters, G gradients, O optimizer, A activations, W workspace", ends_.size()));
+        for (int row = height; row > 0; --row) {
+            const double level = (double(row) - 0.5) / height * double(highest);
+            std::string line;
+            for (const auto& column : columns) {
+                double sum = 0;
+                char shown = ' ';
+                for (int c = 0; c < memory_categories && shown == ' '; ++c)
+                    if ((sum += double(column[size_t(c)])) >= level) shown = letter[c];
+                line += shown;
+            }
+            const bool labelled = row == height || row == height / 2;
+            print(fmt::format("  {:>10} |{}", labelled ? format_bytes(double(highest) * row / height) : "", line));
+        }
+        std::string axis(width, '-');
+        for (double end : ends_) axis[size_t(std::min(width - 1, column_of(end)))] = '+';
+        print(fmt::format("  {:>10} +{}  (+ a step ends)", "", axis));
+    }
+
+private:
+    static constexpr int width = 96, height = 14;
+    int column_of(double seconds) const { return int(width * (seconds - begin_) / (ends_.back() - begin_)); }
+    std::vector<MemoryByCategory> highest_by_column() const {
+        std::vector<MemoryByCategory> columns(width, MemoryByCategory{});
+        const auto raise = [&](int column, const MemoryByCategory& held) {
+            if (total(held) > total(columns[size_t(column)])) columns[size_t(column)] = held;
+        };
+        MemoryByCategory held{};
+        int column = 0;
+        for (const MemoryPoint& point : memory_timeline()) {
+            const int at = column_of(point.seconds);
+            for (; column < std::min(at, width); ++column) raise(column, held);  // between points nothing changes
+            held = point.bytes;
+            if (at >= 0 && at < width) raise(at, held);
+        }
+        for (; column < width; ++column) raise(column, held);
+        return columns;
+    }
+    double begin_;
+    std::vector<double> ends_;
+};
+
+// --estimate: every row a sequence length, every column a way to recompute; nothing is allocated.
+inline void print_estimate(const std::string& name, StepShape shape) {
+    const LlamaConfig& c = shape.config;
+    const MemoryEstimate m = estimate_memory(shape);
+    print(fmt::format("{}: {:.3f} M parameters, {} with {} gradients, micro-batch {}", name, double(parameter_count(c)) / 1e6,
+                      dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), shape.micro_batch));
+    print(fmt::format("  weights {}   gradients {}   optimizer {}", format_bytes(double(m.parameters)), format_bytes(double(m.gradients)),
+                      format_bytes(double(m.optimizer))));
+    print("\n  peak activations, and with the above (one device)");
+    print(fmt::format("  {:>7}   {:>24}   {:>24}   {:>24}   {:>24}", "s", "none, T x T attention", "none", "selective, T x T", "full"));
+    for (int64_t seq = std::min<int64_t>(1024, shape.seq); seq <= std::max<int64_t>(shape.seq, 16384); seq *= 2) {
+        std::string line = fmt::format("  {:>7}", seq);
+        for (auto [recompute, attention] : {std::pair{Recompute::none, AttentionKind::naive}, {Recompute::none, AttentionKind::flash},
+                                            {Recompute::selective, AttentionKind::naive}, {Recompute::full, AttentionKind::flash}}) {
+            StepShape s = shape;
+            s.seq = seq;
+            s.model.recompute = recompute;
+            s.model.attention = attention;
+            const MemoryEstimate e = estimate_memory(s);
+            line += fmt::format("   {:>11} {:>12}", format_bytes(double(e.peak_activations)), format_bytes(double(e.total())));
+        }
+        print(line);
+    }
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,48 @@
+// Text from the model: the last position's logits make a distribution, a draw from it is the next token, and so on.
+// Each token runs the whole forward again (no key-value cache): slow, and nothing to understand.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "data.h"
+#include "llama.h"
+#include "random.h"
+
+namespace ultrascale {
+
+// Draws `count` tokens after `prompt`, looking back at most `window` tokens.
+inline std::vector<int32_t> sample_tokens(Llama& model, std::vector<int32_t> prompt, int64_t count, int64_t window, double temperature,
+                                          uint64_t seed) {
+    const Random random(seed, "sample");
+    const size_t prompt_size = prompt.size();
+    for (int64_t n = 0; n < count; ++n) {
+        const int64_t length = std::min<int64_t>(window, int64_t(prompt.size()));
+        HostBatch host{.sequences = 1, .length = length};
+        host.tokens.assign(prompt.end() - length, prompt.end());
+        host.targets.assign(size_t(length), ops::ignored_target);
+        for (int64_t t = 0; t < length; ++t) host.positions.push_back(int32_t(t));
+        const Tensor logits = model.logits(to_device(host));  // (1, T, V)
+        const std::vector<float> last = logits.view({length, logits.cols()}).slice(length - 1, length).to_host_float();
+        // softmax(logits / temperature), then the token at which the running sum passes a uniform number
+        const float highest = *std::max_element(last.begin(), last.end());
+        std::vector<double> weight;
+        double sum = 0;
+        for (float logit : last) weight.push_back(std::exp(double(logit - highest) / temperature)), sum += weight.back();
+        double left = double(random.uniform(uint64_t(n))) * sum;
+        size_t token = 0;
+        while (token + 1 < weight.size() && (left -= weight[token]) > 0) ++token;
+        prompt.push_back(int32_t(token));
+    }
+    return {prompt.begin() + std::ptrdiff_t(prompt_size), prompt.end()};
+}
+
+// Bytes as text; what a terminal cannot show becomes '?'.
+inline std::string bytes_to_text(const std::vector<int32_t>& tokens) {
+    std::string text;
+    for (int32_t token : tokens) text += token == '\n' || (token >= 32 && token < 127) ? char(token) : '?';
+    return text;
+}
+
+}  // namespace ultrascale

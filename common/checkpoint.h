@@ -1,0 +1,55 @@
+// Checkpoints as Hugging Face keeps a Llama: config.json, model.safetensors (or its index and shards); and beside them the
+// state of training, so that a resumed run continues bitwise: optimizer.safetensors, trainer_state.json.
+//
+// A save is staged (file.h: StagedFiles): a program that is killed at any moment leaves the former checkpoint or the new
+// one, never a mixture. Files of other names in the directory stay. All errors are UserError in one line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config.h"
+#include "parameter.h"
+#include "safetensors.h"
+
+namespace ultrascale {
+
+// `path` is a directory with a config.json, or such a file itself. Reads what transformers 4 writes (rope_theta and
+// rope_scaling) and 5 (rope_parameters). Refuses what this model does not compute: another model_type, activation, biases,
+// dropout, quantisation, another rope_type.
+LlamaConfig load_config(const std::string& path);
+
+// Fills every parameter's value with the slice that this rank holds, converted to its dtype. Values must have storage.
+// Tensors that the model has no parameter for are left alone. A second copy of a tied weight (owner = false) that has no
+// tensor of its own name reads model.embed_tokens.weight.
+void load_parameters(const std::string& dir, const ParameterList& parameters);
+
+// Where training stands after `step` updates.
+struct TrainingState {
+    int64_t step = 0;         // updates done
+    int64_t next_sample = 0;  // first sample of the next step
+    int64_t tokens_seen = 0;
+    uint64_t seed = 0;        // of the data's order
+};
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;  // e.g. "m.model.norm.weight"
+
+struct SaveOptions {
+    DType dtype = DType::fp32;               // of the weights in the file
+    int64_t max_shard_bytes = default_shard_bytes;
+    const TrainingState* state = nullptr;    // nullptr: weights only
+    NamedTensors optimizer = {};             // whole tensors, saved in their own dtype; only with a state
+};
+// One rank calls it, with whole parameters. What an earlier save left and this one does not replace (optimizer state, other
+// shards) is removed, so the directory always holds one checkpoint.
+void save_checkpoint(const std::string& dir, const LlamaConfig& config, const ParameterList& parameters, const SaveOptions& options = {});
+
+// Throws UserError now rather than after the training if `dir` cannot be made or written to.
+void check_can_save(const std::string& dir);
+
+bool has_training_state(const std::string& dir);
+// Returns the state and fills the optimizer's tensors, which must be there in the same shapes and dtypes: bitwise.
+TrainingState load_training_state(const std::string& dir, const NamedTensors& optimizer);
+
+}  // namespace ultrascale

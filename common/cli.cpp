@@ -1,0 +1,118 @@
+#include "cli.h"
+
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include "checkpoint.h"
+#include "comm.h"
+#include "error.h"
+#include "file.h"
+#include "memory.h"
+#include "threads.h"
+
+namespace ultrascale {
+namespace {
+
+// A choice among names, as an option. CLI11 lists them in --help and in its error.
+template <class T>
+CLI::Option* add_choice(CLI::App& app, const std::string& flag, T& value, const std::map<std::string, T>& names, const std::string& what) {
+    return app.add_option(flag, value, what)->transform(CLI::CheckedTransformer(names))->default_str(names.begin()->first);
+}
+
+void add_shared_options(CLI::App& app, Options& o) {
+    const auto positive = CLI::Range(int64_t(1), int64_t(1) << 40);
+    const auto natural = CLI::Range(int64_t(0), int64_t(1) << 40);
+    app.add_option("--model", o.model, "Preset, or a directory with a config.json")->capture_default_str();
+    app.add_option("--layers", o.layers, "Override the model's depth")->check(positive);
+    app.add_option("--load", o.load, "Hugging Face Llama directory to start from; resumes if it holds a training state");
+    app.add_option("--save", o.save, "Directory to save to at the end");
+    app.add_option("--data", o.data, "Text (bytes as tokens) or .bin (uint16 tokens; uint32 past 65,536). Default: our own text");
+    app.add_option("--steps", o.steps, "Optimizer steps")->check(natural)->capture_default_str();
+    app.add_option("--seq", o.seq, "Sequence length in tokens. Default: the preset's")->check(positive);
+    app.add_option("--micro-batch", o.micro_batch, "Sequences per forward and backward")->check(positive)->capture_default_str();
+    app.add_option("--grad-accum", o.grad_accum, "Micro-batches per step")->check(positive)->capture_default_str();
+    app.add_option("--lr", o.optimizer.lr, "Learning rate")->check(CLI::Range(0.0, 1e6))->capture_default_str();
+    add_choice<bool>(app, "--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}}, "Learning-rate schedule");
+    app.add_option("--lr-steps", o.optimizer.total_steps, "Step at which the cosine ends. Default: this run's last")->check(positive);
+    app.add_option("--warmup", o.optimizer.warmup, "Steps of linear warm-up")->check(natural)->capture_default_str();
+    app.add_option("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")->check(CLI::Range(0.0, 1e6))->capture_default_str();
+    app.add_option("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off")->check(CLI::Range(0.0, 1e30))->capture_default_str();
+    app.add_option("--seed", o.seed, "Seed of the weights and of --shuffle")->capture_default_str();
+    app.add_flag("--shuffle", o.shuffle, "Permute the samples");
+    add_choice<DType>(app, "--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}}, "Weights and activations (bf16 keeps fp32 master weights)")->default_str("fp32");
+    app.add_flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");
+    add_choice<Recompute>(app, "--recompute", o.recompute, {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}}, "Activation recomputation")->default_str("none");
+    app.add_flag("--verify,!--no-verify", o.verify, "Compare the first 6 steps with one plain device. Default: for models under 5 M parameters");
+    app.add_flag("--explain", o.explain, "Print one step's events in firing order");
+    app.add_flag("--profile", o.profile, "Print the most expensive operations");
+    app.add_option("--json", o.json, "Write one JSON object a step and a summary");
+    app.add_option("--trace", o.trace, "Write a Chrome/Perfetto trace");
+    app.add_option("--peak-tflops", o.peak_tflops, "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")->check(CLI::Range(1e-9, 1e9));
+    app.add_option("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")->check(CLI::Range(1e-6, 1e9));
+}
+
+}  // namespace
+
+std::string Options::data_path() const {
+    if (!data.empty()) return data;
+    // build/<backend>/<chapter> -> common/, wherever the project was cloned to
+    return (std::filesystem::canonical("/proc/self/exe").parent_path() / "../../common/text.txt").lexically_normal();
+}
+
+LlamaConfig Options::config() const {
+    LlamaConfig c;
+    if (!load.empty()) c = load_config(load);
+    else c = std::filesystem::is_directory(model) ? load_config(model) : preset(model);
+    if (layers > 0) c.layers = layers;
+    validate(c);
+    return c;
+}
+
+Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
+                      const std::function<void(CLI::App&)>& add_own) {
+    Options options;
+    CLI::App app{description, name};
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    add_shared_options(app, options);
+    add_own(app);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::CallForHelp&) {
+        if (Communicator::world().rank() == 0) fmt::print("{}", app.help());
+        finalize_communication();
+        std::exit(0);
+    } catch (const CLI::ParseError& error) {
+        std::string text = error.what();
+        for (char& c : text)
+            if (c == '\n') c = ' ';
+        user_error("{}; --help lists the options", text);
+    }
+    if (options.fp32_grads && options.dtype == DType::fp32) user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
+    if (options.device_memory_gib > 0) memory_set_limit(int64_t(options.device_memory_gib * double(1 << 30)));
+    for (const std::string& path : {options.json, options.trace})
+        if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
+    if (!options.save.empty()) check_can_save(options.save);
+    return options;
+}
+
+int run_program(const std::function<bool()>& program) {
+    try {
+        use_threads(ranks_on_this_node());
+        const bool ok = program();
+        finalize_communication();
+        return ok ? 0 : 1;
+    } catch (const UserError& error) {
+        std::fflush(stdout);
+        if (Communicator::world().rank() == 0) fmt::print(stderr, "error: {}\n", error.what());
+        finalize_communication();
+        return 2;
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "internal error: {}\n", error.what());
+        abort_all_ranks(3);
+    }
+}
+
+}  // namespace ultrascale

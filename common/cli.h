@@ -1,0 +1,49 @@
+// The options that all chapters share, and the one way in which every program starts and ends.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "llama.h"
+#include "optimizer.h"
+
+namespace CLI {
+class App;
+}
+
+namespace ultrascale {
+
+struct Options {
+    std::string model = "nano", load, save, data;
+    int64_t layers = 0;  // 0: the model's own depth
+    int64_t steps = 40, seq = 0, micro_batch = 8, grad_accum = 1;
+    OptimizerOptions optimizer;
+    uint64_t seed = 1;
+    bool shuffle = false;
+    DType dtype = DType::fp32;
+    bool fp32_grads = false;
+    Recompute recompute = Recompute::none;
+    std::optional<bool> verify;  // not given: on for models under 5 M parameters
+    bool explain = false, profile = false;
+    std::string json, trace;
+    double peak_tflops = 0;         // 0: the device's own
+    double device_memory_gib = 0;   // 0: the device's own
+
+    // Where the data is: --data, or the text that comes with the project.
+    std::string data_path() const;
+    DType grad_dtype() const { return fp32_grads ? DType::fp32 : dtype; }
+    // The model's numbers from --model (a preset or a directory), --load and --layers.
+    LlamaConfig config() const;
+};
+
+// Reads the command line; `add_own` adds the chapter's own options. Prints --help and ends the program where it is asked for.
+// Throws UserError: an unknown option, a value out of range, an output that cannot be written.
+Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
+                      const std::function<void(CLI::App&)>& add_own);
+
+// Runs `program` and turns its end into an exit code: 0, 1 (it returned false: verification failed), 2 (UserError; rank 0
+// prints it in one line, every rank ends). Sets the number of threads to cores / ranks on this machine first.
+int run_program(const std::function<bool()>& program);
+
+}  // namespace ultrascale

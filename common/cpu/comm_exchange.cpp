@@ -1,0 +1,99 @@
+// Messages over MPI, and the sums that follow them.
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "comm_mpi.h"
+
+namespace ultrascale {
+
+CommunicationSettings& communication_settings() {
+    static CommunicationSettings settings;
+    return settings;
+}
+
+static std::atomic<bool> abandoned = false;
+void abandon_communication() { abandoned = true; }
+
+void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
+    for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
+        int piece = int(std::min(communication_settings().piece_bytes, bytes - begin));
+        MPI_Isend(static_cast<const char*>(data) + begin, piece, MPI_BYTE, peer, tag, mpi_,
+                  &requests_.emplace_back());
+        expected_.push_back(-1);
+    }
+}
+
+void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
+    for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
+        int piece = int(std::min(communication_settings().piece_bytes, bytes - begin));
+        MPI_Irecv(static_cast<char*>(data) + begin, piece, MPI_BYTE, peer, tag, mpi_,
+                  &requests_.emplace_back());
+        expected_.push_back(piece);
+    }
+}
+
+void Exchange::wait() {
+    statuses_.resize(requests_.size());
+    int done = 0;
+    while (MPI_Testall(int(requests_.size()), requests_.data(), &done, statuses_.data()), !done) {
+        check(!abandoned, "communication was given up when an exception passed a Work that was not waited for");
+        sched_yield();
+    }
+    for (size_t i = 0; i < requests_.size(); ++i) {
+        if (expected_[i] < 0) continue;
+        int received = 0;
+        MPI_Get_count(&statuses_[i], MPI_BYTE, &received);
+        check(received == expected_[i], "a message was shorter than expected: the ranks' tensors differ in size");
+    }
+    requests_.clear();
+    expected_.clear();
+}
+
+// ---- reductions ----------------------------------------------------------------------------------------------------------
+
+// Sums are kept wider than the elements and rounded once; an int32 sum may need 64 bits before it is divided.
+template <class T> struct Accumulator { using type = float; };
+template <> struct Accumulator<double> { using type = double; };
+template <> struct Accumulator<int32_t> { using type = int64_t; };
+
+template <class T>
+static void reduce_typed(T* out, const std::vector<const void*>& inputs, int64_t count, Reduce op) {
+    using Sum = typename Accumulator<T>::type;
+    constexpr int64_t block = 1024;  // stays in the first-level cache while the ranks' blocks pass by
+    Sum sum[block];
+    for (int64_t begin = 0; begin < count; begin += block) {
+        int64_t length = std::min(block, count - begin);
+        for (size_t r = 0; r < inputs.size(); ++r) {
+            const T* x = static_cast<const T*>(inputs[r]) + begin;
+            if (r == 0) {
+                for (int64_t i = 0; i < length; ++i) sum[i] = Sum(x[i]);
+            } else if (op == Reduce::max) {  // NaN wins over every number
+                for (int64_t i = 0; i < length; ++i) {
+                    Sum value = Sum(x[i]);
+                    sum[i] = sum[i] > value || sum[i] != sum[i] ? sum[i] : value;
+                }
+            } else {
+                for (int64_t i = 0; i < length; ++i) sum[i] += Sum(x[i]);
+            }
+        }
+        if (op == Reduce::average) {  // of int32: truncates towards zero
+            Sum n = Sum(inputs.size());
+            for (int64_t i = 0; i < length; ++i) sum[i] /= n;
+        }
+        for (int64_t i = 0; i < length; ++i) out[begin + i] = T(sum[i]);
+    }
+}
+
+void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int64_t count, DType dtype, Reduce op) {
+    switch (dtype) {
+        case DType::fp32: return reduce_typed(static_cast<float*>(out), inputs, count, op);
+        case DType::bf16: return reduce_typed(static_cast<bf16*>(out), inputs, count, op);
+        case DType::fp16: return reduce_typed(static_cast<fp16*>(out), inputs, count, op);
+        case DType::fp64: return reduce_typed(static_cast<double*>(out), inputs, count, op);
+        case DType::int32: return reduce_typed(static_cast<int32_t*>(out), inputs, count, op);
+    }
+}
+
+}  // namespace ultrascale

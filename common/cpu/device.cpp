@@ -1,0 +1,49 @@
+// The CPU as a device: its memory, and how many threads compute.
+#include <malloc.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include <fstream>
+#include <string>
+
+#include "comm.h"
+#include "device.h"
+#include "memory.h"
+#include "ops.h"
+#include "threads.h"
+
+namespace ultrascale {
+
+void* device_allocate(int64_t bytes) {
+    // A step frees and allocates the same sizes again and again. By default glibc hands big blocks back to the system,
+    // and every step would pay a page fault for each 4 KiB; with these two settings the pages stay with the process.
+    static const bool kept = mallopt(M_MMAP_THRESHOLD, 1 << 30) && mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    (void)kept;
+    void* data = nullptr;
+    return posix_memalign(&data, 256, size_t(bytes)) == 0 ? data : nullptr;
+}
+
+void device_free(void* data) { std::free(data); }
+
+int64_t device_memory_bytes() { return int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / ranks_on_this_node(); }
+
+void device_copy_from_host(void* device, const void* host, int64_t bytes) { std::memcpy(device, host, size_t(bytes)); }
+void device_copy_to_host(void* host, const void* device, int64_t bytes) { std::memcpy(host, device, size_t(bytes)); }
+void device_zero(void* device, int64_t bytes) { std::memset(device, 0, size_t(bytes)); }
+
+std::string device_description() {
+    std::string model = "unknown processor";
+    std::ifstream info("/proc/cpuinfo");
+    for (std::string line; std::getline(info, line);)
+        if (line.starts_with("model name")) {
+            model = line.substr(line.find(':') + 2);
+            break;
+        }
+    return fmt::format("CPU, {} thread{} ({})", threads(), threads() == 1 ? "" : "s", model);
+}
+
+DevicePeak device_peak(DType) { return {ops::measure_matmul_rate(DType::fp32), "OpenBLAS sgemm, measured now"}; }
+
+}  // namespace ultrascale

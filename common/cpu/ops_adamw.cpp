@@ -1,0 +1,53 @@
+// AdamW in one pass over the parameters: torch.optim.AdamW after torch.nn.utils.clip_grad_norm_.
+#ifndef __clang__
+#pragma GCC optimize("no-math-errno")  // else sqrt may set errno, and the loop is not vectorised
+#endif
+#include "ops_common.h"
+
+namespace ultrascale::ops {
+
+namespace {
+
+struct Factors {
+    float clip, decay, beta1, beta2, step_size, root_correction, eps;
+};
+
+// value may be master itself: what is written last is the same number.
+template <class V, class G>
+void update(V* value, float* master, float* m, float* v, const G* gradient, Factors f, int64_t n) {
+#pragma omp parallel for simd if (n > parallel_threshold)
+    for (int64_t i = 0; i < n; ++i) {
+        const float g = float(gradient[i]) * f.clip;
+        const float first = m[i] + (1.0f - f.beta1) * (g - m[i]);
+        const float second = f.beta2 * v[i] + (1.0f - f.beta2) * g * g;
+        const float p = master[i] * f.decay - f.step_size * first / (std::sqrt(second) * f.root_correction + f.eps);
+        m[i] = first;
+        v[i] = second;
+        master[i] = p;
+        store(value[i], p);
+    }
+}
+
+}  // namespace
+
+void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& gradient, const Tensor& squared_norm,
+           const AdamWSettings& s) {
+    const int64_t n = master.numel();
+    check(value.numel() == n && m.numel() == n && v.numel() == n && gradient.numel() == n, "adamw: sizes differ");
+    check(s.step >= 1, "adamw: steps count from 1");
+    OpSpan span("adamw", 15.0 * double(n), bytes_of(value, m, m, v, v, gradient, master) +
+                                               (value.data() == master.data() ? 0 : bytes_of(master)));
+    double clip = 1;
+    if (s.max_norm > 0) clip = std::min(1.0, s.max_norm / (std::sqrt(*squared_norm.as<double>()) + 1e-6));
+    const double correction1 = 1 - std::pow(double(s.beta1), double(s.step));
+    const double correction2 = 1 - std::pow(double(s.beta2), double(s.step));
+    const Factors factors = {float(clip), float(1.0 - double(s.lr) * s.weight_decay), s.beta1, s.beta2,
+                             float(s.lr / correction1), float(1 / std::sqrt(correction2)), s.eps};
+    with_type(value.dtype(), [&]<class V>(V) {
+        with_type(gradient.dtype(), [&]<class G>(G) {
+            update(value.as<V>(), master.as<float>(), m.as<float>(), v.as<float>(), gradient.as<G>(), factors, n);
+        });
+    });
+}
+
+}  // namespace ultrascale::ops

@@ -1,0 +1,54 @@
+// SwiGLU: out = silu(gate) * up, silu(x) = x * sigmoid(x).
+#include "ops_common.h"
+
+namespace ultrascale::ops {
+
+namespace {
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
+
+template <class T>
+void forward(T* out, const T* gate_up, int64_t N, int64_t F) {
+#pragma omp parallel for if (N * F > parallel_threshold)
+    for (int64_t n = 0; n < N; ++n) {
+        const T *gate = gate_up + n * 2 * F, *up = gate + F;
+        T* y = out + n * F;
+#pragma omp simd
+        for (int64_t i = 0; i < F; ++i) store(y[i], float(gate[i]) * sigmoid(float(gate[i])) * float(up[i]));
+    }
+}
+
+// d silu(g) / dg = s + g s (1 - s) with s = sigmoid(g)
+template <class T>
+void backward(T* dgate_up, const T* dout, const T* gate_up, int64_t N, int64_t F) {
+#pragma omp parallel for if (N * F > parallel_threshold)
+    for (int64_t n = 0; n < N; ++n) {
+        const T *gate = gate_up + n * 2 * F, *up = gate + F, *dy = dout + n * F;
+        T *dgate = dgate_up + n * 2 * F, *dup = dgate + F;
+#pragma omp simd
+        for (int64_t i = 0; i < F; ++i) {
+            float g = float(gate[i]), u = float(up[i]), d = float(dy[i]), s = sigmoid(g);
+            store(dgate[i], d * u * (s + g * s * (1.0f - s)));
+            store(dup[i], d * g * s);
+        }
+    }
+}
+
+}  // namespace
+
+void swiglu_forward(Tensor out, const Tensor& gate_up) {
+    const int64_t N = out.rows(), F = out.cols();
+    check(gate_up.numel() == 2 * out.numel() && gate_up.cols() == 2 * F, "swiglu_forward: gate_up is (N, 2F)");
+    OpSpan span("swiglu_forward", 5.0 * double(N * F), bytes_of(out, gate_up));
+    with_type(out.dtype(), [&]<class T>(T) { forward(out.as<T>(), gate_up.as<T>(), N, F); });
+}
+
+void swiglu_backward(Tensor dgate_up, const Tensor& dout, const Tensor& gate_up) {
+    const int64_t N = dout.rows(), F = dout.cols();
+    check(gate_up.numel() == 2 * dout.numel() && gate_up.cols() == 2 * F, "swiglu_backward: gate_up is (N, 2F)");
+    check(dgate_up.numel() == gate_up.numel(), "swiglu_backward: dgate_up is (N, 2F)");
+    OpSpan span("swiglu_backward", 11.0 * double(N * F), bytes_of(dgate_up, dout, gate_up));
+    with_type(dout.dtype(), [&]<class T>(T) { backward(dgate_up.as<T>(), dout.as<T>(), gate_up.as<T>(), N, F); });
+}
+
+}  // namespace ultrascale::ops

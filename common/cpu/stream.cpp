@@ -1,0 +1,162 @@
+// Streams on the CPU: the compute stream is the calling thread; any other is a thread that empties a queue.
+#include "../stream.h"
+
+#include <sched.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+namespace ultrascale {
+
+// Why a stream stopped working. `seen` once the exception has come out somewhere.
+struct Failure {
+    std::exception_ptr exception;
+    std::atomic<bool> seen = false;
+};
+
+struct Event::Impl {
+    std::atomic<bool> reached = false;
+    std::shared_ptr<Failure> failure;  // written before `reached`, read after it
+    std::mutex mutex;
+    std::condition_variable changed;
+
+    void reach(std::shared_ptr<Failure> with) {
+        std::lock_guard lock(mutex);
+        failure = std::move(with);
+        reached.store(true, std::memory_order_release);
+        changed.notify_all();
+    }
+
+    // Most waits are short, and waking a sleeper costs more than a few turns of the scheduler.
+    void wait() {
+        for (int turn = 0; turn < 50 && !reached.load(std::memory_order_acquire); ++turn) sched_yield();
+        if (reached.load(std::memory_order_acquire)) return;
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [this] { return reached.load(std::memory_order_acquire); });
+    }
+};
+
+bool Event::reached() const { return !impl || impl->reached.load(std::memory_order_acquire); }
+
+void Event::synchronize() const {
+    if (!impl) return;
+    impl->wait();
+    if (impl->failure) {
+        impl->failure->seen = true;
+        std::rethrow_exception(impl->failure->exception);
+    }
+}
+
+struct Stream::Impl {
+    struct Entry {
+        std::function<void()> work;
+        std::shared_ptr<Event::Impl> event;  // or an event to reach
+    };
+
+    std::string name;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Entry> queue;           // under the mutex
+    bool closing = false;              // under the mutex
+    std::shared_ptr<Failure> failure;  // the thread's own
+    std::thread thread;                // none: the compute stream
+
+    explicit Impl(std::string name) : name(std::move(name)) {}
+
+    void push(Entry entry) {
+        std::lock_guard lock(mutex);
+        queue.push_back(std::move(entry));
+        changed.notify_one();
+    }
+
+    void run() {
+        for (;;) {
+            Entry entry;
+            {
+                std::unique_lock lock(mutex);
+                changed.wait(lock, [this] { return !queue.empty() || closing; });
+                if (queue.empty()) return;
+                entry = std::move(queue.front());
+                queue.pop_front();
+            }
+            if (entry.event) {
+                entry.event->reach(failure);
+            } else if (!failure) {
+                try {
+                    entry.work();
+                } catch (...) {
+                    failure = std::make_shared<Failure>();
+                    failure->exception = std::current_exception();
+                }
+            }
+        }
+    }
+
+    // The last chance to hear of a failure that nobody waited for.
+    void report_unseen_failure() const {
+        if (!failure || failure->seen) return;
+        try {
+            std::rethrow_exception(failure->exception);
+        } catch (const std::exception& error) {
+            std::fprintf(stderr, "stream %s failed: %s\n", name.c_str(), error.what());
+        } catch (...) {
+            std::fprintf(stderr, "stream %s failed\n", name.c_str());
+        }
+    }
+};
+
+Stream::Stream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Stream::Stream(std::string name) : impl_(std::make_unique<Impl>(std::move(name))) {
+    impl_->thread = std::thread([impl = impl_.get()] { impl->run(); });
+}
+
+Stream::~Stream() {
+    if (!impl_->thread.joinable()) return;
+    {
+        std::lock_guard lock(impl_->mutex);
+        impl_->closing = true;
+        impl_->changed.notify_one();
+    }
+    impl_->thread.join();
+    impl_->report_unseen_failure();
+}
+
+const std::string& Stream::name() const { return impl_->name; }
+
+Event Stream::record() {
+    Event event;
+    if (!impl_->thread.joinable()) return event;
+    event.impl = std::make_shared<Event::Impl>();
+    impl_->push({nullptr, event.impl});
+    return event;
+}
+
+void Stream::wait(const Event& event) {
+    if (event.impl) submit([event] { event.synchronize(); });
+}
+
+void Stream::submit(std::function<void()> work) {
+    if (impl_->thread.joinable()) {
+        impl_->push({std::move(work), nullptr});
+    } else {
+        work();
+    }
+}
+
+Stream& compute_stream() {
+    static Stream& stream = *new Stream(std::make_unique<Stream::Impl>("compute"));
+    return stream;
+}
+
+Stream& communication_stream() {
+    static Stream& stream = *new Stream("communication");
+    return stream;
+}
+
+}  // namespace ultrascale

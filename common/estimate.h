@@ -1,0 +1,46 @@
+// Memory and arithmetic by formula, from the configuration alone: what the report prints beside the measured figures and
+// --estimate prints without running anything.
+#pragma once
+
+#include "llama.h"
+#include "memory.h"
+
+namespace ultrascale {
+
+// One device's share of a step.
+struct StepShape {
+    LlamaConfig config;
+    ModelOptions model;
+    DType grad_dtype = DType::fp32;
+    int64_t micro_batch, seq;
+};
+
+// What one token of one layer keeps for backward, in bytes; e is the activation's bytes per element.
+struct SavedPerToken {
+    int64_t norms;      // inputs of both norms, their outputs (the linears' inputs) and their rstd:  4 h e + 2 * 4
+    int64_t attention;  // q, k, v, o:  (2 H D + 2 K D) e;  and  flash: the log-sum-exp, 4 H;  naive: the row of probabilities, H T e
+    int64_t mlp;        // gate and up, and the input of down:  3 F e
+    int64_t total() const { return norms + attention + mlp; }
+};
+SavedPerToken saved_per_token(const StepShape& shape);
+
+struct MemoryEstimate {
+    int64_t parameters, gradients, optimizer;  // bytes that stay
+    int64_t peak_activations;                  // the most that forward and backward hold at once
+    int64_t total() const { return parameters + gradients + optimizer + peak_activations; }
+};
+// Equal, to the byte, to what memory.h counts on one device (tests/chapters compares them).
+MemoryEstimate estimate_memory(const StepShape& shape);
+
+// The playbook's formula for a GPT-like model in mixed precision (after Korthikanti et al. 2022), for comparison:
+//   L s b h (34 + 5 H s / h) bytes; selective recomputation drops the second term, full leaves 2 L s b h.
+double book_activations(const StepShape& shape);
+// The playbook's bytes per parameter: fp32 16; bf16 with fp32 master weights 16; with fp32 gradients besides 20.
+int64_t book_bytes_per_parameter(const StepShape& shape);
+
+// FLOPs per token of one training step: 6 N + 12 L (H D) s as the field counts them (nothing taken off for causality), and
+// what recomputation adds to it.
+double model_flops_per_token(const LlamaConfig& config, int64_t seq);
+double recomputed_flops_per_token(const StepShape& shape);
+
+}  // namespace ultrascale

@@ -1,0 +1,121 @@
+#include "memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "error.h"
+#include "trace.h"
+
+namespace ultrascale {
+namespace {
+
+struct Tracker {
+    std::mutex mutex;
+    MemoryByCategory now{}, peak{}, at_peak{};
+    int64_t peak_total = 0, limit = -1;
+    bool recording = false;
+    std::vector<MemoryPoint> timeline;
+
+    void add(Memory category, int64_t bytes) {
+        now[int(category)] += bytes;
+        peak[int(category)] = std::max(peak[int(category)], now[int(category)]);
+        if (int64_t sum = total(now); sum > peak_total) {
+            peak_total = sum;
+            at_peak = now;
+        }
+        if (recording) timeline.push_back({now_seconds(), now});
+    }
+};
+
+// Never destroyed: tensors of static lifetime may still be freed while the program ends.
+Tracker& tracker() {
+    static Tracker* t = new Tracker;
+    return *t;
+}
+
+int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+std::string table(const MemoryByCategory& bytes) {
+    std::string text;
+    for (int c = 0; c < memory_categories; ++c)
+        if (bytes[c] > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", memory_names[c], format_bytes(double(bytes[c])));
+    return text.empty() ? "nothing" : text;
+}
+
+}  // namespace
+
+int64_t total(const MemoryByCategory& bytes) {
+    int64_t sum = 0;
+    for (int64_t b : bytes) sum += b;
+    return sum;
+}
+
+MemoryByCategory memory_now() {
+    std::lock_guard lock(tracker().mutex);
+    return tracker().now;
+}
+
+MemoryByCategory memory_peak_by_category() {
+    std::lock_guard lock(tracker().mutex);
+    return tracker().peak;
+}
+
+MemoryByCategory memory_at_peak() {
+    std::lock_guard lock(tracker().mutex);
+    return tracker().at_peak;
+}
+
+void memory_reset_peak() {
+    Tracker& t = tracker();
+    std::lock_guard lock(t.mutex);
+    t.peak = t.at_peak = t.now;
+    t.peak_total = total(t.now);
+}
+
+void memory_timeline_record(bool on) {
+    std::lock_guard lock(tracker().mutex);
+    tracker().recording = on;
+}
+
+const std::vector<MemoryPoint>& memory_timeline() { return tracker().timeline; }
+
+void memory_set_limit(int64_t bytes) {
+    std::lock_guard lock(tracker().mutex);
+    tracker().limit = bytes;
+}
+
+int64_t memory_limit() {
+    std::lock_guard lock(tracker().mutex);
+    if (tracker().limit < 0) tracker().limit = device_memory_bytes();
+    return tracker().limit;
+}
+
+std::string format_bytes(double bytes) {
+    const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    int unit = 0;
+    while (std::abs(bytes) >= 1024 && unit < 5) bytes /= 1024, ++unit;
+    return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.{}f} {}", bytes, bytes < 10 ? 2 : 1, units[unit]);
+}
+
+void* memory_allocate(int64_t bytes, Memory category) {
+    int64_t limit = memory_limit();
+    Tracker& t = tracker();
+    std::lock_guard lock(t.mutex);
+    void* data = total(t.now) + bytes <= limit ? device_allocate(std::max<int64_t>(padded(bytes), 256)) : nullptr;
+    if (!data)
+        throw OutOfMemory(fmt::format("out of memory: {} more for {} do not fit in {}; held: {}", format_bytes(double(bytes)),
+                                      memory_names[int(category)], format_bytes(double(limit)), table(t.now)));
+    t.add(category, bytes);
+    return data;
+}
+
+void memory_free(void* data, int64_t bytes, Memory category) {
+    Tracker& t = tracker();
+    std::lock_guard lock(t.mutex);
+    t.add(category, -bytes);
+    device_free(data);
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,73 @@
+#include "optimizer.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "error.h"
+#include "ops.h"
+
+namespace ultrascale {
+
+double learning_rate(const OptimizerOptions& options, int64_t step) {
+    if (step < options.warmup) return options.lr * double(step + 1) / double(options.warmup);
+    if (!options.cosine) return options.lr;
+    const double length = double(std::max<int64_t>(options.total_steps - options.warmup, 1));
+    const double progress = std::min(double(step - options.warmup) / length, 1.0);
+    return options.lr * (0.1 + 0.9 * 0.5 * (1 + std::cos(std::numbers::pi * progress)));
+}
+
+Tensor squared_gradient_norm(const ParameterList& parameters) {
+    Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+    for (const auto& parameter : parameters)
+        if (parameter->owner) ops::accumulate_sum_squares(sum, parameter->grad);
+    return sum;
+}
+
+AdamW::AdamW(const ParameterList& parameters, const OptimizerOptions& options) : options_(options) {
+    for (const auto& p : parameters) items_.push_back({p->name, p->value, p->grad, !p->is_norm});
+}
+
+void AdamW::allocate_states() {
+    int64_t total = 0;
+    for (const Item& item : items_) total += item.value.numel();
+    const auto flat = [&](std::vector<Tensor>& parts) {
+        Tensor all = Tensor::zeros({total}, DType::fp32, Memory::optimizer);
+        int64_t offset = 0;
+        for (const Item& item : items_) {
+            parts.push_back(all.slice(offset, offset + item.value.numel()).view(item.value.shape()));
+            offset += item.value.numel();
+        }
+    };
+    flat(m_);
+    flat(v_);
+    if (items_.front().value.dtype() == DType::fp32) {
+        for (const Item& item : items_) master_.push_back(item.value);  // the value is its own master
+        return;
+    }
+    flat(master_);
+    for (size_t i = 0; i < items_.size(); ++i) ops::copy(master_[i], items_[i].value);
+}
+
+void AdamW::step(double lr, const Tensor& squared_norm) {
+    if (m_.empty()) allocate_states();
+    ++steps_;
+    for (size_t i = 0; i < items_.size(); ++i) {
+        const Item& item = items_[i];
+        ops::adamw(item.value, master_[i], m_[i], v_[i], item.grad, squared_norm,
+                   {.lr = float(lr), .beta1 = float(options_.beta1), .beta2 = float(options_.beta2), .eps = float(options_.eps),
+                    .weight_decay = item.decay ? float(options_.weight_decay) : 0, .step = steps_, .max_norm = float(options_.clip)});
+    }
+}
+
+std::vector<std::pair<std::string, Tensor>> AdamW::states() {
+    if (m_.empty()) allocate_states();
+    std::vector<std::pair<std::string, Tensor>> all;
+    for (size_t i = 0; i < items_.size(); ++i) {
+        all.emplace_back("exp_avg." + items_[i].name, m_[i]);
+        all.emplace_back("exp_avg_sq." + items_[i].name, v_[i]);
+        if (items_[i].value.dtype() != DType::fp32) all.emplace_back("master." + items_[i].name, master_[i]);
+    }
+    return all;
+}
+
+}  // namespace ultrascale

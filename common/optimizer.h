@@ -1,0 +1,56 @@
+// The update: AdamW with fp32 states (and an fp32 master copy where the weights are bf16), clipping by the global norm,
+// and learning-rate schedules.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "parameter.h"
+
+namespace ultrascale {
+
+struct OptimizerOptions {
+    double lr = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+    double clip = 1.0;                   // global norm; 0: do not clip
+    bool cosine = false;                 // else constant
+    int64_t warmup = 0;
+    int64_t total_steps = 0;             // where the cosine ends
+};
+
+// The learning rate of step 0, 1, ...: rises linearly over `warmup` steps, then stays, or falls as a cosine to a tenth of
+// its maximum at total_steps.
+double learning_rate(const OptimizerOptions& options, int64_t step);
+
+// Sum of squares of the gradients, (1) fp64 on the device; the second copies of tied weights are not counted.
+Tensor squared_gradient_norm(const ParameterList& parameters);
+
+class AdamW {
+public:
+    // A stretch of elements to update: a whole parameter, or the shard of one that this rank owns.
+    struct Item {
+        std::string name;
+        Tensor value, grad;
+        bool decay;
+    };
+    AdamW(std::vector<Item> items, const OptimizerOptions& options) : items_(std::move(items)), options_(options) {}
+    AdamW(const ParameterList& parameters, const OptimizerOptions& options);
+
+    // One update. The first call allocates the states (which is why the first step of a run has another memory profile
+    // than the rest).
+    void step(double lr, const Tensor& squared_norm);
+    int64_t steps_done() const { return steps_; }
+
+    // The states for a checkpoint, by name: "exp_avg.<item>", "exp_avg_sq.<item>" and, for bf16 values, "master.<item>".
+    std::vector<std::pair<std::string, Tensor>> states();
+    void set_steps_done(int64_t steps) { steps_ = steps; }
+
+private:
+    void allocate_states();
+    std::vector<Item> items_;
+    OptimizerOptions options_;
+    int64_t steps_ = 0;
+    std::vector<Tensor> m_, v_, master_;  // one per item, views of flat tensors
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,226 @@
+#include "parts.h"
+
+#include "error.h"
+
+namespace ultrascale {
+
+using ops::Transpose;
+
+Tensor Saved::take(const std::string& name) {
+    auto it = tensors_.find(name);
+    check(it != tensors_.end(), "backward asks for a tensor that forward did not keep");
+    Tensor t = std::move(it->second);
+    tensors_.erase(it);
+    return t;
+}
+
+Saved& Saved::operator[](const std::string& child) {
+    auto [it, is_new] = children_.try_emplace(child);
+    if (is_new) it->second.enabled_ = enabled_;
+    return it->second;
+}
+
+void Saved::for_each(const std::function<void(const std::string&, const Tensor&)>& visit, const std::string& prefix) const {
+    for (const auto& [name, tensor] : tensors_) visit(prefix + name, tensor);
+    for (const auto& [name, child] : children_) child.for_each(visit, prefix + name + "/");
+}
+
+void Context::gradient_complete(Parameter& parameter) const {
+    if (hooks) hooks->gradient_complete(parameter, micro_batch);
+}
+
+namespace {
+
+Tensor activation(Shape shape, DType dtype) { return Tensor::empty(std::move(shape), dtype, Memory::activation); }
+Tensor activation_like(const Tensor& t) { return activation(t.shape(), t.dtype()); }
+
+Shape with_last(Shape shape, int64_t last) {
+    shape.back() = last;
+    return shape;
+}
+
+}  // namespace
+
+// ---- linear: y = x W^T; dx = dy W; dW += dy^T x ------------------------------------------------------------------------
+
+Tensor Linear::forward(const Tensor& x, Saved& saved, Context&, const Tensor& residual) {
+    Tensor weight = stacked_values(parameters_);  // (out, in)
+    Tensor y = activation(with_last(x.shape(), weight.rows()), x.dtype());
+    ops::matmul(y, x, Transpose::no, weight, Transpose::yes, residual);
+    saved.keep("x", x);
+    return y;
+}
+
+Tensor Linear::backward_input(const Tensor& dy, Saved& saved, Context&) {
+    Tensor weight = stacked_values(parameters_);
+    Tensor dx = activation(with_last(dy.shape(), weight.cols()), dy.dtype());
+    ops::matmul(dx, dy, Transpose::no, weight, Transpose::no);
+    saved.keep("dy", dy);
+    return dx;
+}
+
+void Linear::backward_weight(Saved& saved, Context& context) {
+    Tensor x = saved.take("x"), dy = saved.take("dy"), grad = stacked_grads(parameters_);
+    ops::matmul(grad, dy, Transpose::yes, x, Transpose::no, grad);
+    for (Parameter* parameter : parameters_) context.gradient_complete(*parameter);
+}
+
+Tensor Linear::backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) {
+    Tensor dx = backward_input(dy, saved, context);
+    if (when == WeightGradient::now) backward_weight(saved, context);
+    return dx;
+}
+
+// ---- RMSNorm -----------------------------------------------------------------------------------------------------------
+
+Tensor Norm::forward(const Tensor& x, Saved& saved, Context&) {
+    Tensor y = activation_like(x), rstd = activation({x.rows()}, DType::fp32);
+    ops::rmsnorm_forward(y, rstd, x, weight_->value, eps_);
+    saved.keep("x", x);
+    saved.keep("rstd", rstd);
+    return y;
+}
+
+Tensor Norm::backward(const Tensor& dy, const Tensor& dresidual, Saved& saved, Context& context) {
+    Tensor x = saved.take("x"), rstd = saved.take("rstd"), dx = activation_like(x);
+    ops::rmsnorm_backward(dx, weight_->grad, dy, x, rstd, weight_->value, dresidual);
+    context.gradient_complete(*weight_);
+    return dx;
+}
+
+// ---- attention ---------------------------------------------------------------------------------------------------------
+
+Tensor FlashAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved, Context& context) {
+    Tensor o = activation_like(q), lse = activation({q.size(0), q.size(2), q.size(1)}, DType::fp32);
+    ops::attention_forward(o, lse, q, k, v, {.document_starts = context.batch.document_starts});
+    saved.keep("q", q);
+    saved.keep("k", k);
+    saved.keep("v", v);
+    saved.keep("o", o);
+    saved.keep("lse", lse);
+    return o;
+}
+
+AttentionCore::Gradients FlashAttention::backward(const Tensor& dout, Saved& saved, Context& context) {
+    Tensor q = saved.take("q"), k = saved.take("k"), v = saved.take("v"), lse = saved.take("lse");
+    Tensor delta = activation(lse.shape(), DType::fp32);
+    ops::attention_delta(delta, dout, saved.take("o"));
+    Gradients grads{activation_like(q), activation_like(k), activation_like(v)};
+    ops::attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, lse, delta,
+                            {.document_starts = context.batch.document_starts});
+    return grads;
+}
+
+namespace {
+
+// Returns o and the probabilities (B, H, Tq, Tk).
+std::pair<Tensor, Tensor> naive_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Context& context) {
+    Tensor o = activation_like(q), p = activation({q.size(0), q.size(2), q.size(1), k.size(1)}, q.dtype());
+    ops::attention_naive_forward(o, p, q, k, v, {.document_starts = context.batch.document_starts});
+    return {o, p};
+}
+
+}  // namespace
+
+Tensor NaiveAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved, Context& context) {
+    auto [o, probabilities] = naive_attention(q, k, v, context);
+    saved.keep("q", q);
+    saved.keep("k", k);
+    saved.keep("v", v);
+    if (!recompute_) saved.keep("probabilities", probabilities);
+    return o;
+}
+
+AttentionCore::Gradients NaiveAttention::backward(const Tensor& dout, Saved& saved, Context& context) {
+    Tensor q = saved.take("q"), k = saved.take("k"), v = saved.take("v");
+    Tensor probabilities = recompute_ ? naive_attention(q, k, v, context).second : saved.take("probabilities");
+    Gradients grads{activation_like(q), activation_like(k), activation_like(v)};
+    ops::attention_naive_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, probabilities);
+    return grads;
+}
+
+// ---- SwiGLU feed-forward -----------------------------------------------------------------------------------------------
+
+Tensor SwiGLU::forward(const Tensor& x, const Tensor& residual, Saved& saved, Context& context) {
+    Tensor gate_up = gate_up_->forward(x, saved["gate_up_proj"], context);
+    Tensor a = activation(with_last(gate_up.shape(), gate_up.cols() / 2), gate_up.dtype());
+    ops::swiglu_forward(a, gate_up);
+    saved.keep("gate_up", std::move(gate_up));
+    return down_->forward(a, saved["down_proj"], context, residual);
+}
+
+Tensor SwiGLU::backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) {
+    Tensor da = down_->backward(dy, saved["down_proj"], context, when);
+    Tensor gate_up = saved.take("gate_up"), dgate_up = activation_like(gate_up);
+    ops::swiglu_backward(dgate_up, da, gate_up);
+    da = {}, gate_up = {};
+    return gate_up_->backward(dgate_up, saved["gate_up_proj"], context, when);
+}
+
+void SwiGLU::backward_weight(Saved& saved, Context& context) {
+    down_->backward_weight(saved["down_proj"], context);
+    gate_up_->backward_weight(saved["gate_up_proj"], context);
+}
+
+// ---- embedding ---------------------------------------------------------------------------------------------------------
+
+Tensor Embedding::forward(Saved&, Context& context) {
+    const Tensor& tokens = context.batch.tokens;
+    Tensor x = activation({tokens.size(0), tokens.size(1), weight_->value.cols()}, weight_->value.dtype());
+    ops::embedding_forward(x, tokens, weight_->value);
+    return x;
+}
+
+void Embedding::backward_input(const Tensor& dy, Saved& saved, Context&) { saved.keep("dy", dy); }
+
+void Embedding::backward_weight(Saved& saved, Context& context) {
+    ops::embedding_backward(weight_->grad, context.batch.tokens, saved.take("dy"));
+    context.gradient_complete(*weight_);
+}
+
+// ---- output head with loss ---------------------------------------------------------------------------------------------
+
+Tensor Head::logits(const Tensor& x) const {
+    Tensor logits = activation(with_last(x.shape(), weight_->value.rows()), x.dtype());
+    ops::matmul(logits, x, Transpose::no, weight_->value, Transpose::yes);
+    return logits;
+}
+
+void Head::forward(const Tensor& x, Saved& saved, Context& context) {
+    const int64_t tokens = x.rows(), chunk = chunk_ > 0 ? chunk_ : tokens;
+    const Tensor flat_x = x.view({tokens, x.cols()}), flat_targets = context.batch.targets.view({tokens});
+    const bool gradients_now = chunk_ > 0 && context.training;
+    Tensor dx = gradients_now ? activation_like(x) : Tensor();
+    for (int64_t begin = 0; begin < tokens; begin += chunk) {
+        const int64_t end = std::min(begin + chunk, tokens);
+        const Tensor part = flat_x.slice(begin, end);
+        Tensor logits = this->logits(part), losses = activation({end - begin}, DType::fp32);
+        ops::cross_entropy(losses, logits, flat_targets.slice(begin, end), context.training ? context.loss_scale : 0);
+        ops::accumulate_sum(context.loss, losses, context.loss_scale);
+        if (gradients_now) {  // the logits are their own gradient now
+            ops::matmul(dx.view(flat_x.shape()).slice(begin, end), logits, Transpose::no, weight_->value, Transpose::no);
+            ops::matmul(weight_->grad, logits, Transpose::yes, part, Transpose::no, weight_->grad);
+        } else {
+            saved.keep("dlogits", logits);
+        }
+    }
+    if (gradients_now)
+        saved.keep("dx", dx);
+    else
+        saved.keep("x", x);
+}
+
+Tensor Head::backward_input(Saved& saved, Context&) {
+    if (chunk_ > 0) return saved.take("dx");
+    Tensor dx = activation_like(saved.get("x"));
+    ops::matmul(dx, saved.get("dlogits"), Transpose::no, weight_->value, Transpose::no);
+    return dx;
+}
+
+void Head::backward_weight(Saved& saved, Context& context) {
+    if (chunk_ == 0)
+        ops::matmul(weight_->grad, saved.take("dlogits"), Transpose::yes, saved.take("x"), Transpose::no, weight_->grad);
+    if (completes_) context.gradient_complete(*weight_);
+}
+
+}  // namespace ultrascale

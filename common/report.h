@@ -1,0 +1,60 @@
+// What every chapter prints: progress while it runs, one report at the end, and both as JSON lines (--json).
+// All ranks call everything; rank 0 prints and writes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli.h"
+#include "comm.h"
+#include "device.h"
+#include "estimate.h"
+
+namespace ultrascale {
+
+struct StepRecord {
+    int64_t step;  // 1, 2, ...
+    double loss, grad_norm, lr, seconds;
+    int64_t tokens;  // of the whole step, over all ranks
+};
+
+// Communication of one step by formula: calls and bytes of each kind, for the rank that prints.
+struct PredictedCommunication {
+    struct Kind {
+        int64_t calls = 0, bytes = 0;
+    };
+    std::array<Kind, collective_kinds> kinds{};
+};
+
+class Report {
+public:
+    Report(std::string chapter, const Options& options, const StepShape& shape, int64_t total_steps);
+    ~Report();
+
+    // The first lines: model, batch, data, device. `global_batch` in sequences.
+    void configuration(int64_t global_batch, const std::string& data_description);
+    // Progress: a line that is rewritten on a terminal, a plain line a step elsewhere; and a line of JSON.
+    void step(const StepRecord& record);
+
+    // The report's sections. Measured: what is held now (the end of a step), and the peak of activations since
+    // memory_reset_peak(). Returns whether the persistent categories are equal and activations are within 1 %.
+    bool memory(const MemoryEstimate& predicted);
+    bool communication(const PredictedCommunication& predicted, int64_t steps);
+    // Medians of the steps after warm-up: tokens/s, TFLOP/s, MFU and HFU per device.
+    void throughput();
+    // A chapter's own figure for the JSON summary: {"summary": {section: {key: value}}}.
+    void value(const std::string& section, const std::string& key, double number);
+    void text(const std::string& section, const std::string& key, const std::string& words);
+
+    void finish();  // writes --json and --trace, prints --profile
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+// printf for rank 0.
+void print(const std::string& line);
+
+}  // namespace ultrascale

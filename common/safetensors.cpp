@@ -1,0 +1,300 @@
+#include "safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "strict_json.h"
+
+namespace ultrascale {
+namespace {
+
+using json = nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr int64_t max_header_bytes = 100'000'000;  // the reference implementation's limit
+
+const std::map<std::string, int64_t>& dtype_bits() {
+    static const std::map<std::string, int64_t> bits = {
+        {"F64", 64}, {"I64", 64}, {"U64", 64}, {"C64", 64}, {"F32", 32}, {"I32", 32}, {"U32", 32}, {"F16", 16},
+        {"BF16", 16}, {"I16", 16}, {"U16", 16}, {"I8", 8}, {"U8", 8}, {"BOOL", 8}, {"F8_E4M3", 8}, {"F8_E5M2", 8},
+        {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}};
+    return bits;
+}
+
+// An array of non-negative integers, or an error that names the field.
+std::vector<int64_t> sizes(const json& info, const char* field, const std::string& where) {
+    auto found = info.find(field);
+    if (found == info.end() || !found->is_array()) user_error("{} has no array \"{}\"", where, field);
+    std::vector<int64_t> values;
+    for (const json& v : *found) {
+        if (!v.is_number_unsigned() || v.get<uint64_t>() > uint64_t(INT64_MAX))
+            user_error("{}: \"{}\" must hold non-negative integers", where, field);
+        values.push_back(v.get<int64_t>());
+    }
+    return values;
+}
+
+// Bytes of a tensor; throws if they do not fit 63 bits.
+int64_t tensor_bytes(const Shape& shape, int64_t bits, const std::string& where) {
+    int64_t total = bits;
+    bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
+    for (int64_t size : shape)
+        if (!empty && __builtin_mul_overflow(total, size, &total)) user_error("{}: shape {} is absurd", where, to_string(shape));
+    if (empty) return 0;
+    if (total % 8 != 0) user_error("{}: {} elements of {} bits do not fill whole bytes", where, total / bits, bits);
+    return total / 8;
+}
+
+template <class To, class From> void convert(void* to, const unsigned char* from, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+        From value;
+        std::memcpy(&value, from + i * int64_t(sizeof(From)), sizeof(From));  // may be unaligned
+        static_cast<To*>(to)[i] = To(float(value));
+    }
+}
+
+using Convert = void (*)(void* to, const unsigned char* from, int64_t count);
+
+template <class To> Convert converter_to(const std::string& from) {
+    return from == "F32" ? convert<To, float> : from == "BF16" ? convert<To, bf16> : from == "F16" ? convert<To, fp16> : nullptr;
+}
+
+Convert converter(const std::string& from, DType to) {  // nullptr: no conversion between the two
+    if (to == DType::fp32) return converter_to<float>(from);
+    if (to == DType::bf16) return converter_to<bf16>(from);
+    if (to == DType::fp16) return converter_to<fp16>(from);
+    return nullptr;
+}
+
+// Calls run(offset, count) for each contiguous stretch of the slice, in order.
+template <class Run> void for_each_run(const Shape& shape, const std::vector<Range>& slice, size_t dim, int64_t offset, Run run) {
+    int64_t inner = 1;
+    bool inner_whole = true;
+    for (size_t d = dim + 1; d < shape.size(); ++d) {
+        inner *= shape[d];
+        inner_whole = inner_whole && slice[d].begin == 0 && slice[d].end == shape[d];
+    }
+    if (dim >= shape.size()) return run(offset, 1);
+    if (inner_whole) return run(offset + slice[dim].begin * inner, slice[dim].size() * inner);
+    for (int64_t i = slice[dim].begin; i < slice[dim].end; ++i) for_each_run(shape, slice, dim + 1, offset + i * inner, run);
+}
+
+}  // namespace
+
+const char* safetensors_dtype(DType dtype) {
+    constexpr const char* names[] = {"F32", "BF16", "F16", "F64", "I32"};  // in DType's order
+    return names[int(dtype)];
+}
+
+void Safetensors::add_file(const std::string& path) {
+    const MappedFile& file = files_.emplace_back(path);
+    if (file.size() < 8) user_error("{}: {} bytes are too short for a safetensors file", path, file.size());
+    uint64_t header_bytes = 0;
+    for (int i = 0; i < 8; ++i) header_bytes |= uint64_t(file.data()[i]) << (8 * i);
+    if (header_bytes > uint64_t(max_header_bytes))
+        user_error("{}: not a safetensors file (its header would be {} bytes long; at most {} are allowed)", path, header_bytes,
+                   max_header_bytes);
+    if (int64_t(header_bytes) > file.size() - 8)
+        user_error("{}: truncated: the header should be {} bytes long, {} are there", path, header_bytes, file.size() - 8);
+    json header = parse_json_object(file.text().substr(8, header_bytes), path, "safetensors header", 4);
+    const int64_t data_bytes = file.size() - 8 - int64_t(header_bytes);
+
+    std::vector<std::pair<int64_t, int64_t>> extents;
+    for (const auto& [name, info] : header.items()) {
+        std::string where = fmt::format("{}: tensor \"{}\"", path, printable(name));
+        if (!info.is_object()) user_error("{} is not a JSON object", where);
+        if (name == "__metadata__") {
+            for (const auto& [key, value] : info.items()) {
+                if (!value.is_string()) user_error("{}: __metadata__ \"{}\" is not a text", path, printable(key));
+                metadata_[key] = value.get<std::string>();
+            }
+            continue;
+        }
+        auto dtype = info.find("dtype");
+        if (dtype == info.end() || !dtype->is_string()) user_error("{} has no \"dtype\"", where);
+        auto bits = dtype_bits().find(dtype->get<std::string>());
+        if (bits == dtype_bits().end()) user_error("{}: unknown dtype \"{}\"", where, printable(dtype->get<std::string>()));
+        Entry entry{bits->first, sizes(info, "shape", where), nullptr, 0, path};
+        std::vector<int64_t> offsets = sizes(info, "data_offsets", where);
+        if (offsets.size() != 2 || offsets[0] > offsets[1])
+            user_error("{}: data_offsets must be [begin, end] with begin <= end", where);
+        if (offsets[1] > data_bytes)
+            user_error("{}: its data ends at byte {}, but the file holds {} (truncated?)", where, offsets[1], data_bytes);
+        entry.bytes = tensor_bytes(entry.shape, bits->second, where);
+        if (entry.bytes != offsets[1] - offsets[0])
+            user_error("{}: {} of shape {} takes {} bytes, but data_offsets give it {}", where, entry.dtype,
+                       to_string(entry.shape), entry.bytes, offsets[1] - offsets[0]);
+        entry.data = file.data() + 8 + header_bytes + offsets[0];
+        extents.emplace_back(offsets[0], offsets[1]);
+        if (!entries_.emplace(name, std::move(entry)).second) user_error("{} is in another shard too", where);
+    }
+    // The format wants the data without holes, so that nothing can hide between tensors and no two share bytes.
+    std::sort(extents.begin(), extents.end());
+    int64_t reached = 0;
+    for (auto [begin, end] : extents) {
+        if (begin != reached)
+            user_error("{}: tensors {} at data byte {}", path, begin < reached ? "overlap" : "leave a hole", std::min(begin, reached));
+        reached = end;
+    }
+    if (reached != data_bytes)
+        user_error("{}: the tensors end at data byte {}, but the file goes on to {}", path, reached, data_bytes);
+}
+
+Safetensors Safetensors::file(const std::string& path) {
+    Safetensors tensors;
+    tensors.path_ = path;
+    tensors.add_file(path);
+    return tensors;
+}
+
+Safetensors Safetensors::directory(const std::string& dir) {
+    std::string single = dir + "/model.safetensors", index_path = single + ".index.json";
+    if (fs::exists(single)) return file(single);
+    if (!fs::exists(index_path)) user_error("{}: has neither model.safetensors nor model.safetensors.index.json", dir);
+    MappedFile index_file(index_path);
+    json index = parse_json_object(index_file.text(), index_path, "index", 4);
+    auto map = index.find("weight_map");
+    if (map == index.end() || !map->is_object()) user_error("{}: has no object \"weight_map\"", index_path);
+
+    Safetensors tensors;
+    tensors.path_ = index_path;
+    std::set<std::string> shards;
+    for (const auto& [name, shard] : map->items()) {
+        if (!shard.is_string()) user_error("{}: weight_map \"{}\" is not a file name", index_path, printable(name));
+        std::string file_name = shard.get<std::string>();
+        if (file_name.empty() || file_name.find('/') != std::string::npos || file_name.find('\0') != std::string::npos)
+            user_error("{}: shard \"{}\" is not a plain file name in this directory", index_path, printable(file_name));
+        shards.insert(file_name);
+    }
+    for (const std::string& shard : shards) {
+        std::string path = dir + "/" + shard;
+        if (!fs::exists(path)) user_error("{}: missing; {} names it", printable(path), index_path);
+        tensors.add_file(path);
+    }
+    for (const auto& [name, shard] : map->items()) {
+        auto entry = tensors.entries_.find(name);
+        if (entry == tensors.entries_.end() || entry->second.file != dir + "/" + shard.get<std::string>())
+            user_error("{}: tensor \"{}\" is not in {}, where the index says it is", index_path, printable(name),
+                       printable(shard.get<std::string>()));
+    }
+    return tensors;
+}
+
+void Safetensors::read(const std::string& name, const Shape& shape, const std::vector<Range>& slice, Tensor to) const {
+    auto found = entries_.find(name);
+    if (found == entries_.end()) user_error("{}: has no tensor \"{}\"", path_, printable(name));
+    const Entry& entry = found->second;
+    if (entry.shape != shape)
+        user_error("{}: tensor \"{}\" has shape {}, but the model needs {}", entry.file, printable(name), to_string(entry.shape),
+                   to_string(shape));
+    const bool same = entry.dtype == safetensors_dtype(to.dtype());
+    const Convert convert = converter(entry.dtype, to.dtype());
+    if (!same && !convert)
+        user_error("{}: tensor \"{}\" is {}; {} can be read from {}", entry.file, printable(name), entry.dtype,
+                   dtype_name(to.dtype()), converter("F32", to.dtype()) ? "F32, BF16 and F16" : safetensors_dtype(to.dtype()));
+
+    std::vector<Range> ranges = slice;
+    if (ranges.empty())
+        for (int64_t size : shape) ranges.push_back({0, size});
+    check(ranges.size() == shape.size(), "read: a slice has one range per dimension");
+    int64_t count = 1;
+    for (size_t d = 0; d < shape.size(); ++d) {
+        check(0 <= ranges[d].begin && ranges[d].begin <= ranges[d].end && ranges[d].end <= shape[d], "read: slice outside the tensor");
+        count *= ranges[d].size();
+    }
+    check(count == to.numel(), "read: the slice does not fit the tensor it is to fill");
+    if (count == 0) return;
+    if (same && to.bytes() == entry.bytes) return to.copy_from_host(entry.data);
+
+    std::vector<unsigned char> host(size_t(to.bytes()));
+    const int64_t to_bytes = dtype_bytes(to.dtype()), from_bytes = dtype_bits().at(entry.dtype) / 8;
+    unsigned char* next = host.data();
+    for_each_run(shape, ranges, 0, 0, [&](int64_t offset, int64_t run) {
+        if (same) std::memcpy(next, entry.data + offset * from_bytes, size_t(run * from_bytes));
+        else convert(next, entry.data + offset * from_bytes, run);
+        next += run * to_bytes;
+    });
+    to.copy_from_host(host.data());
+}
+
+// ---- writing -------------------------------------------------------------------------------------------------------------
+
+SafetensorsWriter::SafetensorsWriter(const std::string& dir, const std::string& stem, std::vector<Item> items, int64_t max_shard_bytes)
+    : dir_(dir), stem_(stem), items_(std::move(items)) {
+    int64_t in_shard = 0;
+    for (size_t i = 0; i < items_.size(); ++i) {  // as Hugging Face: in order; a tensor past the limit has its own shard
+        int64_t bytes = numel(items_[i].shape) * dtype_bytes(items_[i].dtype);
+        if (in_shard > 0 && in_shard + bytes > max_shard_bytes) {
+            shard_ends_.push_back(i);
+            in_shard = 0;
+        }
+        in_shard += bytes;
+    }
+    shard_ends_.push_back(items_.size());
+}
+
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+static std::string shard_name(const std::string& stem, size_t shard, size_t shards) {
+    return shards == 1 ? stem + ".safetensors" : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, shard + 1, shards);
+}
+
+// Finishes the current shard, if any, and begins the next one with its header, if any is left.
+void SafetensorsWriter::next_file() {
+    if (file_) file_->commit();
+    file_.reset();
+    if (next_shard_ == shard_ends_.size()) return;
+    file_ = std::make_unique<AtomicFile>(dir_ + "/" + shard_name(stem_, next_shard_, shard_ends_.size()));
+    nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // transformers 4 wants to be told
+    int64_t offset = 0;
+    for (size_t i = next_item_; i < shard_ends_[next_shard_]; ++i) {
+        int64_t end = offset + numel(items_[i].shape) * dtype_bytes(items_[i].dtype);
+        header[items_[i].name] = {{"dtype", safetensors_dtype(items_[i].dtype)}, {"shape", items_[i].shape}, {"data_offsets", {offset, end}}};
+        offset = end;
+    }
+    std::string text = header.dump();
+    text.append((8 - text.size() % 8) % 8, ' ');  // the data starts aligned
+    unsigned char length[8];
+    for (int i = 0; i < 8; ++i) length[i] = static_cast<unsigned char>(uint64_t(text.size()) >> (8 * i));
+    file_->write(length, 8);
+    file_->write(text);
+    ++next_shard_;
+}
+
+void SafetensorsWriter::write(const Tensor& value) {
+    check(next_item_ < items_.size(), "more tensors written than announced");
+    if (!file_ || next_item_ == shard_ends_[next_shard_ - 1]) next_file();
+    const Item& item = items_[next_item_++];
+    check(value.shape() == item.shape, "tensor written with another shape than announced");
+    std::vector<unsigned char> host(size_t(value.bytes()));
+    value.copy_to_host(host.data());
+    if (value.dtype() != item.dtype) {
+        Convert convert = converter(safetensors_dtype(value.dtype()), item.dtype);
+        check(convert, "tensor written with a dtype that is not converted");
+        std::vector<unsigned char> converted(size_t(value.numel() * dtype_bytes(item.dtype)));
+        convert(converted.data(), host.data(), value.numel());
+        host.swap(converted);
+    }
+    file_->write(host.data(), int64_t(host.size()));
+}
+
+void SafetensorsWriter::finish() {
+    check(next_item_ == items_.size(), "fewer tensors written than announced");
+    if (!file_ && next_shard_ == 0) next_file();  // no tensors at all
+    next_file();
+    if (shard_ends_.size() == 1) return;
+    nlohmann::ordered_json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", nlohmann::ordered_json::object()}};
+    int64_t total = 0;
+    for (size_t i = 0, shard = 0; i < items_.size(); ++i) {
+        if (i == shard_ends_[shard]) ++shard;
+        total += numel(items_[i].shape) * dtype_bytes(items_[i].dtype);
+        index["weight_map"][items_[i].name] = shard_name(stem_, shard, shard_ends_.size());
+    }
+    index["metadata"]["total_size"] = total;
+    write_file(dir_ + "/" + stem_ + ".safetensors.index.json", index.dump(2) + "\n");
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,10 @@
+// How many threads compute on the host: the cores of this machine over the ranks that share it.
+#pragma once
+
+namespace ultrascale {
+
+// Sets OpenMP's and OpenBLAS's threads. OMP_NUM_THREADS, where it is set, stays as it is.
+void use_threads(int ranks_on_this_machine);
+int threads();
+
+}  // namespace ultrascale

@@ -1,0 +1,136 @@
+#include "trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <mutex>
+
+#include "comm.h"
+#include "error.h"
+#include "file.h"
+#include "memory.h"
+
+namespace ultrascale {
+namespace {
+
+std::mutex mutex;
+std::vector<Span> spans;
+bool recording = false, explaining = false;
+int explained_lines = 0;
+
+const auto program_start = std::chrono::steady_clock::now();
+
+}  // namespace
+
+double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now() - program_start).count(); }
+
+void trace_record(bool on) { recording = on; }
+bool trace_recording() { return recording; }
+const std::vector<Span>& trace_spans() { return spans; }
+void trace_clear() {
+    std::lock_guard lock(mutex);
+    spans.clear();
+}
+
+void trace_span(std::string_view name, std::string_view lane, double begin, double end, double flops, double bytes) {
+    if (!recording) return;
+    std::lock_guard lock(mutex);
+    spans.push_back({std::string(name), std::string(lane), begin, end, flops, bytes});
+}
+
+OpSpan::OpSpan(const char* name, double flops, double bytes, const char* lane)
+    : name_(name), lane_(lane), flops_(flops), bytes_(bytes), begin_(recording ? now_seconds() : 0) {}
+
+OpSpan::~OpSpan() { trace_span(name_, lane_, begin_, now_seconds(), flops_, bytes_); }
+
+namespace {
+
+// This rank's events as Chrome's trace format writes them (one JSON object a line, each ending in a comma).
+std::string chrome_events(int rank) {
+    std::string out = fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"args":{{"name":"rank {0}"}}}},)" "\n", rank);
+    std::map<std::string, int> lanes;
+    for (const Span& span : spans) {
+        auto [lane, is_new] = lanes.try_emplace(span.lane, int(lanes.size()));
+        if (is_new)
+            out += fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}},)" "\n", rank,
+                               lane->second, span.lane);
+        out += fmt::format(R"({{"ph":"X","name":"{}","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{"flops":{:.0f},"bytes":{:.0f}}}}},)"
+                           "\n", span.name, rank, lane->second, span.begin * 1e6, (span.end - span.begin) * 1e6, span.flops, span.bytes);
+    }
+    for (const MemoryPoint& point : memory_timeline()) {
+        out += fmt::format(R"({{"ph":"C","name":"memory","pid":{},"ts":{:.3f},"args":{{)", rank, point.seconds * 1e6);
+        for (int c = 0; c < memory_categories; ++c)
+            out += fmt::format(R"({}"{}":{})", c ? "," : "", memory_names[c], point.bytes[c]);
+        out += "}},\n";
+    }
+    return out;
+}
+
+}  // namespace
+
+void trace_write(const std::string& path) {
+    const Communicator& world = Communicator::world();
+    std::string mine = chrome_events(world.rank());
+    // Texts differ in length: gather the lengths, then everything to rank 0 with one uneven all-to-all.
+    std::vector<int32_t> lengths(size_t(world.size())), own = {int32_t((mine.size() + 3) / 4)};
+    mine.resize(size_t(own[0]) * 4, '\n');
+    Tensor all_lengths = Tensor::empty({world.size()}, DType::int32, Memory::workspace);
+    world.all_gather(all_lengths, Tensor::from_host<int32_t>(own, {1}, Memory::workspace));
+    lengths = all_lengths.to_host<int32_t>();
+    int64_t sum = 0;
+    for (int32_t n : lengths) sum += n;
+    const bool root = world.rank() == 0;
+    Tensor text = Tensor::empty({own[0]}, DType::int32, Memory::workspace);
+    text.copy_from_host(mine.data());
+    Tensor all = Tensor::empty({root ? sum : 0}, DType::int32, Memory::workspace);
+    std::vector<int64_t> send(size_t(world.size()), 0), receive(size_t(world.size()), 0);
+    send[0] = own[0];
+    if (root) receive.assign(lengths.begin(), lengths.end());
+    world.all_to_all(all, text, send, receive);
+    if (!root) return;
+    std::string events(size_t(all.bytes()), '\n');
+    all.copy_to_host(events.data());
+    events.erase(events.find_last_of(','));  // JSON allows no comma after the last one
+    write_file(path, "{\"traceEvents\":[\n" + events + "\n],\"displayTimeUnit\":\"ms\"}\n");
+}
+
+std::string profile_table(double steps) {
+    struct Sum {
+        int64_t calls = 0;
+        double seconds = 0, flops = 0, bytes = 0;
+    };
+    std::map<std::string, Sum> by_name;
+    double all = 0;
+    for (const Span& span : spans) {
+        if (span.lane == "phase") continue;
+        Sum& sum = by_name[span.name];
+        ++sum.calls;
+        sum.seconds += span.end - span.begin;
+        sum.flops += span.flops;
+        sum.bytes += span.bytes;
+        all += span.end - span.begin;
+    }
+    std::vector<std::pair<std::string, Sum>> rows(by_name.begin(), by_name.end());
+    std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+    std::string out = fmt::format("  {:<24} {:>10} {:>10} {:>7} {:>10} {:>9}\n", "operation", "calls/step", "ms/step", "share",
+                                  "GFLOP/s", "GB/s");
+    for (const auto& [name, sum] : rows)
+        out += fmt::format("  {:<24} {:>10.1f} {:>10.3f} {:>6.1f}% {:>10.1f} {:>9.2f}\n", name, double(sum.calls) / steps,
+                           sum.seconds * 1e3 / steps, 100 * sum.seconds / all, sum.flops / sum.seconds / 1e9,
+                           sum.bytes / sum.seconds / 1e9);
+    return out;
+}
+
+void explain_enable(bool on) { explaining = on; }
+bool explain_enabled() { return explaining; }
+
+void explain(std::string_view line) {
+    if (!explaining || Communicator::world().rank() != 0) return;
+    std::lock_guard lock(mutex);
+    fmt::print("  {:>4}  {}\n", ++explained_lines, line);
+}
+
+}  // namespace ultrascale

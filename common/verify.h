@@ -1,0 +1,48 @@
+// --verify: the same training on one device the plain way, and how far this run is from it.
+//
+// Plain means: the whole global batch in one forward and backward, attention with the T x T matrix, no recomputation, the
+// loss in one piece, no parallelism. Only the first 6 steps are compared: later ones drift apart by chaos, not by error.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cli.h"
+#include "data.h"
+#include "report.h"
+
+namespace ultrascale {
+
+inline constexpr int64_t verified_steps = 6;
+
+// How far two runs may be apart: relative L2 error of the first gradient, largest difference of a loss, relative L2 error
+// of the weights after the last compared step.
+struct VerifyBounds {
+    double gradient, loss, weights;
+};
+VerifyBounds verify_bounds(DType dtype);
+
+class Verifier {
+public:
+    // Runs the plain reference at once, from where the run starts; step s takes `batch_sizes[s]` sequences.
+    Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader, std::vector<int64_t> batch_sizes);
+
+    // What the run under test did. `step` counts from 0; each rank compares the slices that it holds.
+    void gradient(int64_t step, const ParameterList& parameters);  // before clipping
+    void after_step(int64_t step, double loss, const ParameterList& parameters);
+
+    // Prints three lines and adds them to the report; false if a bound was missed.
+    bool finish(Report& report) const;
+
+private:
+    using Values = std::map<std::string, std::vector<float>>;  // whole tensors by name
+    double relative_error(const ParameterList& parameters, Tensor Parameter::*member, const Values& reference) const;
+
+    VerifyBounds bounds_;
+    std::vector<double> reference_losses_;
+    Values reference_gradient_, reference_weights_;
+    double gradient_error_ = -1, loss_error_ = -1, weights_error_ = -1;  // -1: not compared yet
+};
+
+}  // namespace ultrascale

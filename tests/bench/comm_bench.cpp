@@ -1,0 +1,70 @@
+// How long collectives take:  mpirun -n 8 build/cpu/comm_bench [largest size in bytes]
+//
+// A line per collective and size: the median time of a call (the slowest rank's median), and from it nccl-tests' two
+// bandwidths (doc/PERFORMANCE.md in NVIDIA/nccl-tests): algbw = size / time, and busbw = algbw times what the busiest link
+// must carry per byte: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, else 1.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+
+#include "comm.h"
+#include "trace.h"
+
+using namespace ultrascale;
+
+static double median_seconds(const std::function<void()>& call) {
+    const Communicator& world = Communicator::world();
+    Tensor slowest = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+    double* value = slowest.as<double>();
+    auto time = [&] {
+        double begin = now_seconds();
+        call();
+        return now_seconds() - begin;
+    };
+    world.barrier();
+    *value = time();  // also warms up
+    world.all_reduce(slowest, Reduce::max);
+    int repetitions = std::clamp(int(0.3 / *value), 5, 1000);
+    std::vector<double> seconds(repetitions);
+    world.barrier();
+    for (double& s : seconds) s = time();
+    std::nth_element(seconds.begin(), seconds.begin() + repetitions / 2, seconds.end());
+    *value = seconds[repetitions / 2];
+    world.all_reduce(slowest, Reduce::max);
+    return *value;
+}
+
+int main(int argc, char** argv) {
+    int64_t largest = argc > 1 ? std::atoll(argv[1]) : 16 << 20;
+    const Communicator& world = Communicator::world();
+    int n = world.size(), next = (world.rank() + 1) % n, previous = (world.rank() + n - 1) % n;
+    double spread = double(n - 1) / n;
+    if (world.rank() == 0) {
+        std::printf("%d ranks\n%-15s %10s %12s %12s %12s\n", n, "", "bytes", "median us", "algbw GB/s", "busbw GB/s");
+    }
+    auto report = [&](const char* name, int64_t bytes, double bus, const std::function<void()>& call) {
+        double seconds = median_seconds(call);
+        if (world.rank() > 0) return;
+        double algbw = double(bytes) / seconds / 1e9;
+        std::printf("%-15s %10ld %12.1f %12.3f %12.3f\n", name, long(bytes), seconds * 1e6, algbw, algbw * bus);
+        std::fflush(stdout);
+    };
+    report("barrier", 0, 0, [&] { world.barrier(); });
+    for (int64_t bytes = 4; bytes <= largest; bytes *= 8) {
+        int64_t slice = std::max<int64_t>(1, bytes / 4 / n), full = slice * n;  // fp32 elements
+        Tensor x = Tensor::zeros({bytes / 4}, DType::fp32, Memory::communication);
+        Tensor part = Tensor::zeros({slice}, DType::fp32, Memory::communication);
+        Tensor whole = Tensor::zeros({full}, DType::fp32, Memory::communication);
+        Tensor other = Tensor::zeros({full}, DType::fp32, Memory::communication);
+        report("all-reduce", bytes, 2 * spread, [&] { world.all_reduce(x); });
+        report("reduce-scatter", full * 4, spread, [&] { world.reduce_scatter(part, whole); });
+        report("all-gather", full * 4, spread, [&] { world.all_gather(whole, part); });
+        report("all-to-all", full * 4, spread, [&] { world.all_to_all(other, whole); });
+        report("broadcast", bytes, 1, [&] { world.broadcast(x, 0); });
+        report("reduce", bytes, 1, [&] { world.reduce(x, 0); });
+        report("ring send/recv", full * 4, 1,
+               [&] { world.send_recv({{Transfer::send, whole, next}, {Transfer::recv, other, previous}}); });
+    }
+    finalize_communication();
+}

@@ -1,0 +1,396 @@
+#include "checkpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "random.h"
+#include "test_files.h"
+
+namespace ultrascale {
+namespace {
+
+using nlohmann::json;
+using test::expect_error;
+using test::put;
+using test::reference;
+using test::slurp;
+using test::TempDir;
+namespace fs = std::filesystem;
+
+// The parameters of a Llama, as llama.h registers them.
+void add_parameters(ParameterList& list, const LlamaConfig& c) {
+    list.add({.name = "model.embed_tokens.weight", .shape = {c.vocab, c.hidden}});
+    for (int64_t i = 0; i < c.layers; ++i) {
+        std::string layer = fmt::format("model.layers.{}.", i);
+        list.add({.name = layer + "input_layernorm.weight", .shape = {c.hidden}, .is_norm = true});
+        list.add({.name = layer + "self_attn.q_proj.weight", .shape = {c.q_size(), c.hidden}});
+        list.add({.name = layer + "self_attn.k_proj.weight", .shape = {c.kv_size(), c.hidden}});
+        list.add({.name = layer + "self_attn.v_proj.weight", .shape = {c.kv_size(), c.hidden}});
+        list.add({.name = layer + "self_attn.o_proj.weight", .shape = {c.hidden, c.q_size()}});
+        list.add({.name = layer + "post_attention_layernorm.weight", .shape = {c.hidden}, .is_norm = true});
+        list.add({.name = layer + "mlp.gate_proj.weight", .shape = {c.ffn, c.hidden}});
+        list.add({.name = layer + "mlp.up_proj.weight", .shape = {c.ffn, c.hidden}});
+        list.add({.name = layer + "mlp.down_proj.weight", .shape = {c.hidden, c.ffn}});
+    }
+    list.add({.name = "model.norm.weight", .shape = {c.hidden}, .is_norm = true});
+    if (!c.tied) list.add({.name = "lm_head.weight", .shape = {c.vocab, c.hidden}});
+}
+
+void load(const std::string& dir, ParameterList& list, DType dtype = DType::fp32) {
+    add_parameters(list, load_config(dir));
+    list.allocate_values(dtype);
+    load_parameters(dir, list);
+}
+
+json minimal() {
+    return {{"model_type", "llama"}, {"hidden_size", 64}, {"num_hidden_layers", 2}, {"num_attention_heads", 4},
+            {"intermediate_size", 96}, {"vocab_size", 100}};
+}
+
+LlamaConfig config_of(const json& value) {
+    TempDir dir;
+    put(dir / "config.json", value.dump());
+    return load_config(dir.path());
+}
+
+LlamaConfig config_with(const json& changes) {
+    json value = minimal();
+    value.update(changes);
+    return config_of(value);
+}
+
+void expect_refused(const json& changes, const std::string& message) {
+    expect_error([&] { config_with(changes); }, "config.json: " + message);
+}
+
+TEST(Config, DefaultsAreThoseOfTransformers) {
+    LlamaConfig c = config_of(minimal());
+    EXPECT_EQ(c.kv_heads, 4);
+    EXPECT_EQ(c.head_dim, 16);
+    EXPECT_FALSE(c.tied);
+    EXPECT_EQ(c.rope_theta, 10000);
+    EXPECT_EQ(c.norm_eps, 1e-6);
+    EXPECT_EQ(c.init_std, 0.02);
+    EXPECT_EQ(c.max_positions, 2048);
+    EXPECT_EQ(c.default_seq, 2048);
+    EXPECT_EQ(c.rope_scaling.type, RopeScaling::Type::none);
+}
+
+TEST(Config, ReadsEveryField) {
+    LlamaConfig c = config_with({{"num_key_value_heads", 2}, {"head_dim", 20}, {"tie_word_embeddings", true}, {"rope_theta", 5e5},
+                                 {"rms_norm_eps", 1e-3}, {"initializer_range", 0.1}, {"max_position_embeddings", 77}});
+    EXPECT_EQ(c.layers, 2);
+    EXPECT_EQ(c.hidden, 64);
+    EXPECT_EQ(c.heads, 4);
+    EXPECT_EQ(c.kv_heads, 2);
+    EXPECT_EQ(c.head_dim, 20);
+    EXPECT_EQ(c.ffn, 96);
+    EXPECT_EQ(c.vocab, 100);
+    EXPECT_TRUE(c.tied);
+    EXPECT_EQ(c.rope_theta, 5e5);
+    EXPECT_EQ(c.norm_eps, 1e-3);
+    EXPECT_EQ(c.init_std, 0.1);
+    EXPECT_EQ(c.max_positions, 77);
+    EXPECT_EQ(c.default_seq, 77);
+    EXPECT_EQ(config_with({{"head_dim", nullptr}, {"num_key_value_heads", nullptr}}).head_dim, 16);
+    TempDir dir;
+    put(dir / "my.json", minimal().dump());
+    EXPECT_EQ(load_config(dir / "my.json").hidden, 64);  // a file by itself
+}
+
+TEST(Config, RopeOfTransformers4And5) {
+    const json llama3 = {{"factor", 32.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
+    auto with_type = [&](const char* key, double theta = 0) {
+        json value = llama3;
+        value[key] = "llama3";
+        if (theta > 0) value["rope_theta"] = theta;
+        return value;
+    };
+    for (const json& changes : {json{{"rope_theta", 5e5}, {"rope_scaling", with_type("rope_type")}},
+                                json{{"rope_theta", 5e5}, {"rope_scaling", with_type("type")}},
+                                json{{"rope_parameters", with_type("rope_type", 5e5)}},
+                                json{{"rope_theta", 5e5}, {"rope_scaling", nullptr}, {"rope_parameters", with_type("rope_type")}}}) {
+        LlamaConfig c = config_with(changes);
+        EXPECT_EQ(c.rope_theta, 5e5);
+        EXPECT_EQ(c.rope_scaling.type, RopeScaling::Type::llama3);
+        EXPECT_EQ(c.rope_scaling.factor, 32);
+        EXPECT_EQ(c.rope_scaling.low_freq_factor, 1);
+        EXPECT_EQ(c.rope_scaling.high_freq_factor, 4);
+        EXPECT_EQ(c.rope_scaling.original_max_positions, 8192);
+    }
+    for (const json& changes : {json{{"rope_theta", 77.0}, {"rope_scaling", nullptr}},
+                                json{{"rope_parameters", {{"rope_theta", 77}, {"rope_type", "default"}}}},
+                                json{{"rope_theta", 77}, {"rope_parameters", nullptr}},
+                                json{{"rope_theta", 77}, {"rope_scaling", {{"type", "default"}}}}}) {
+        LlamaConfig c = config_with(changes);
+        EXPECT_EQ(c.rope_theta, 77);
+        EXPECT_EQ(c.rope_scaling.type, RopeScaling::Type::none);
+    }
+    json incomplete = with_type("rope_type");
+    incomplete.erase("factor");
+    expect_refused({{"rope_scaling", incomplete}}, "rope_scaling: lacks the field \"factor\"");
+    incomplete["factor"] = -1;
+    expect_refused({{"rope_scaling", incomplete}}, "rope_scaling: needs factor > 0");
+    expect_refused({{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}, "rope_scaling: rope_type \"linear\" is not supported; \"default\" and \"llama3\" are");
+    expect_refused({{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_parameters: rope_type \"yarn\" is not supported");
+    expect_refused({{"rope_scaling", 3}}, "rope_scaling = 3 is not an object");
+    expect_refused({{"rope_theta", "big"}}, "rope_theta = \"big\" is not a number");
+    expect_refused({{"rope_theta", 0}}, "config: rms_norm_eps and rope_theta must be positive");
+    expect_refused({{"partial_rotary_factor", 0.5}}, "partial_rotary_factor = 0.5 is not supported; 1.0 is");
+}
+
+TEST(Config, RefusesWhatIsNotSupported) {
+    expect_refused({{"model_type", "mistral"}}, "model_type = \"mistral\" is not supported; \"llama\" is");
+    expect_refused({{"architectures", {"LlamaForSequenceClassification"}}}, "architectures = [\"LlamaForSequenceClassification\"] is not supported");
+    expect_refused({{"hidden_act", "gelu"}}, "hidden_act = \"gelu\" is not supported; \"silu\" is");
+    expect_refused({{"attention_bias", true}}, "attention_bias = true is not supported; false is");
+    expect_refused({{"mlp_bias", true}}, "mlp_bias = true is not supported; false is");
+    expect_refused({{"attention_dropout", 0.1}}, "attention_dropout = 0.1 is not supported; 0.0 is");
+    expect_refused({{"quantization_config", {{"bits", 4}}}}, "quantization_config");
+}
+
+TEST(Config, RefusesWrongSizes) {
+    for (const char* field : {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}) {
+        json value = minimal();
+        value.erase(field);
+        expect_error([&] { config_of(value); }, fmt::format("config.json: lacks the field \"{}\"", field));
+        expect_refused({{field, 0}}, fmt::format("config: {} = 0", field));
+        expect_refused({{field, -3}}, "config: ");
+        expect_refused({{field, 2.5}}, fmt::format("{} = 2.5 is not an integer", field));
+        expect_refused({{field, UINT64_MAX}}, "is not an integer");
+        expect_refused({{field, INT64_MAX}}, "");
+    }
+    json value = minimal();
+    value.erase("model_type");
+    expect_error([&] { config_of(value); }, "lacks the field \"model_type\"");
+    expect_refused({{"num_attention_heads", 3}}, "hidden_size = 64 is not a multiple of num_attention_heads = 3, and head_dim is not given");
+    expect_refused({{"num_key_value_heads", 3}}, "config: num_attention_heads = 4 is not a multiple of num_key_value_heads = 3");
+    expect_refused({{"num_key_value_heads", 0}}, "config: num_key_value_heads = 0");
+    expect_refused({{"head_dim", 15}}, "config: head_dim = 15 is odd");
+    expect_refused({{"head_dim", 0}}, "config: head_dim = 0");
+    expect_refused({{"tie_word_embeddings", 1}}, "tie_word_embeddings = 1 is not true or false");
+    expect_refused({{"rms_norm_eps", 0}}, "config: rms_norm_eps");
+    expect_refused({{"max_position_embeddings", 0}}, "max_position_embeddings = 0 is not positive");
+    expect_refused({{"initializer_range", -1.0}}, "initializer_range = -1 is negative");
+}
+
+TEST(Config, RefusesFilesThatAreNone) {
+    TempDir dir;
+    expect_error([&] { load_config(dir.path()); }, "config.json: cannot be read: No such file or directory");
+    put(dir / "config.json", "{\"hidden_size\": 64,");
+    expect_error([&] { load_config(dir.path()); }, "config.json: the config is not JSON (wrong from byte 20 on)");
+    put(dir / "config.json", "[1]");
+    expect_error([&] { load_config(dir.path()); }, "config.json: the config is not a JSON object");
+    put(dir / "config.json", "");
+    expect_error([&] { load_config(dir.path()); }, "config.json: the config is not JSON");
+}
+
+TEST(LoadParameters, ReadsTheReferences) {
+    for (const char* name : {"gqa_untied", "tied_head_dim", "llama3_bf16"}) {
+        ParameterList list;
+        load(reference(name), list);
+        Safetensors file = Safetensors::directory(reference(name));
+        EXPECT_EQ(list.size(), file.entries().size()) << name;
+        for (const auto& p : list)
+            for (float v : p->value.to_host_float()) ASSERT_TRUE(std::isfinite(v) && std::abs(v) < 3);
+    }
+}
+
+TEST(LoadParameters, ReadsSlicesAndConverts) {
+    ParameterList whole, part;
+    load(reference("gqa_untied"), whole);
+    const Shape shape = whole.find("model.layers.1.self_attn.q_proj.weight")->shape;  // (48, 48)
+    part.add({.name = "model.layers.1.self_attn.q_proj.weight", .shape = shape, .slice = {{12, 24}, {0, 48}}});
+    part.add({.name = "model.layers.1.self_attn.o_proj.weight", .shape = shape, .slice = {{0, 48}, {12, 24}}});
+    part.allocate_values(DType::bf16);
+    load_parameters(reference("gqa_untied"), part);
+    auto q = whole.find("model.layers.1.self_attn.q_proj.weight")->value.to_host_float();
+    auto o = whole.find("model.layers.1.self_attn.o_proj.weight")->value.to_host_float();
+    auto q_part = part.find("model.layers.1.self_attn.q_proj.weight")->value.to_host_float();
+    auto o_part = part.find("model.layers.1.self_attn.o_proj.weight")->value.to_host_float();
+    for (size_t i = 0; i < 12; ++i)
+        for (size_t j = 0; j < 48; ++j) {
+            EXPECT_EQ(q_part[i * 48 + j], float(bf16(q[(12 + i) * 48 + j])));
+            EXPECT_EQ(o_part[j * 12 + i], float(bf16(o[j * 48 + 12 + i])));
+        }
+}
+
+TEST(LoadParameters, SecondCopyOfATiedWeightReadsTheEmbedding) {
+    ParameterList list;
+    list.add({.name = "lm_head.weight", .shape = {128, 40}, .owner = false});
+    list.allocate_values(DType::fp32);
+    load_parameters(reference("tied_head_dim"), list);
+    ParameterList whole;
+    load(reference("tied_head_dim"), whole);
+    EXPECT_EQ(list.find("lm_head.weight")->value.to_host_float(), whole.find("model.embed_tokens.weight")->value.to_host_float());
+}
+
+TEST(LoadParameters, NamesWhatIsMissingOrOfAnotherShape) {
+    ParameterList list;
+    list.add({.name = "lm_head.weight", .shape = {128, 40}});
+    list.allocate_values(DType::fp32);
+    expect_error([&] { load_parameters(reference("tied_head_dim"), list); }, "model.safetensors: has no tensor \"lm_head.weight\"");
+    ParameterList other;
+    other.add({.name = "model.norm.weight", .shape = {41}});
+    other.allocate_values(DType::fp32);
+    expect_error([&] { load_parameters(reference("tied_head_dim"), other); },
+                 "tensor \"model.norm.weight\" has shape (40), but the model needs (41)");
+    TempDir dir;
+    expect_error([&] { load_parameters(dir.path(), other); }, "has neither model.safetensors nor model.safetensors.index.json");
+}
+
+std::string fnv1a(const std::string& bytes) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+    return fmt::format("{:016x}", hash);
+}
+
+// tests/reference/saved.json holds hashes of the files that check_saved.py loaded with transformers and found to give the
+// original's logits. If this fails because the format was changed on purpose:
+//   ULTRASCALE_SAVED_DIR=/tmp/saved build/cpu/unit_test --gtest_filter=SaveCheckpoint.WritesWhatTransformersLoaded
+//   python3 tests/reference/check_saved.py --write /tmp/saved
+TEST(SaveCheckpoint, WritesWhatTransformersLoaded) {
+    TempDir temporary;
+    const char* keep = std::getenv("ULTRASCALE_SAVED_DIR");
+    const std::string root = keep ? keep : temporary.path();
+    json expected = json::parse(slurp(reference("saved.json")));
+    for (const auto& [name, files] : expected.items()) {
+        ParameterList list;
+        load(reference(name), list);
+        const bool bf16 = name == "llama3_bf16";
+        save_checkpoint(root + "/" + name, load_config(reference(name)), list,
+                        {.dtype = bf16 ? DType::bf16 : DType::fp32, .max_shard_bytes = bf16 ? 30000 : default_shard_bytes});
+        for (const auto& [file, hash] : files.items())
+            EXPECT_EQ(fnv1a(slurp(root + "/" + name + "/" + file)), hash.get<std::string>()) << name << "/" << file;
+        EXPECT_EQ(size_t(std::distance(fs::directory_iterator(root + "/" + name), {})), files.size());
+    }
+}
+
+class Saved : public ::testing::Test {
+protected:
+    void SetUp() override {
+        config = load_config(reference("tied_head_dim"));
+        load(reference("tied_head_dim"), list);
+        std::vector<float> m(40), v(40);
+        for (size_t i = 0; i < 40; ++i) m[i] = Random(1, "m").normal(i), v[i] = Random(1, "v").normal(i);
+        optimizer = {{"exp_avg.model.norm.weight", Tensor::from_host(std::span<const float>(m), {40}, Memory::optimizer)},
+                     {"exp_avg_sq.model.norm.weight", Tensor::from_host(std::span<const float>(v), {40}, Memory::optimizer)}};
+    }
+    NamedTensors blank(DType dtype = DType::fp32, int64_t size = 40) {
+        NamedTensors result;
+        for (const auto& [name, t] : optimizer) result.emplace_back(name, Tensor::zeros({size}, dtype, Memory::optimizer));
+        return result;
+    }
+    void save(int64_t step, int64_t max_shard_bytes = default_shard_bytes) {
+        TrainingState state{.step = step, .next_sample = 8 * step, .tokens_seen = int64_t(1) << 60, .seed = UINT64_MAX};
+        save_checkpoint(dir.path(), config, list, {.max_shard_bytes = max_shard_bytes, .state = &state, .optimizer = optimizer});
+    }
+    std::set<std::string> files() {
+        std::set<std::string> names;
+        for (const auto& f : fs::directory_iterator(dir.path())) names.insert(f.path().filename());
+        return names;
+    }
+    TempDir dir;
+    LlamaConfig config;
+    ParameterList list;
+    NamedTensors optimizer;
+};
+
+TEST_F(Saved, ComesBackBitwise) {
+    save(7);
+    EXPECT_EQ(files(), (std::set<std::string>{"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"}));
+    ParameterList again;
+    load(dir.path(), again);
+    for (const auto& p : list) EXPECT_EQ(again.find(p->name)->value.to_host_float(), p->value.to_host_float());
+    LlamaConfig c = load_config(dir.path());
+    EXPECT_EQ(c.head_dim, config.head_dim);
+    EXPECT_EQ(c.rope_theta, config.rope_theta);
+    EXPECT_EQ(c.norm_eps, config.norm_eps);
+    EXPECT_TRUE(c.tied);
+
+    EXPECT_TRUE(has_training_state(dir.path()));
+    NamedTensors read = blank();
+    TrainingState state = load_training_state(dir.path(), read);
+    EXPECT_EQ(state.step, 7);
+    EXPECT_EQ(state.next_sample, 56);
+    EXPECT_EQ(state.tokens_seen, int64_t(1) << 60);
+    EXPECT_EQ(state.seed, UINT64_MAX);
+    for (size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i].second.to_host_float(), optimizer[i].second.to_host_float());
+}
+
+TEST_F(Saved, RefusesAnotherOptimizerState) {
+    save(7);
+    expect_error([&] { load_training_state(dir.path(), blank(DType::bf16)); }, "\"exp_avg.model.norm.weight\" is F32; this run keeps it as BF16");
+    expect_error([&] { load_training_state(dir.path(), blank(DType::fp32, 41)); }, "has shape (40), but the model needs (41)");
+    NamedTensors other = {{"master.x", Tensor::zeros({1}, DType::fp32, Memory::optimizer)}};
+    expect_error([&] { load_training_state(dir.path(), other); }, "optimizer.safetensors: has no tensor \"master.x\"");
+    put(dir / "trainer_state.json", "{\"step\": -1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1}");
+    expect_error([&] { load_training_state(dir.path(), {}); }, "trainer_state.json: step = -1 is negative");
+    put(dir / "trainer_state.json", "{\"step\": 1}");
+    expect_error([&] { load_training_state(dir.path(), {}); }, "lacks the field \"next_sample\"");
+    fs::remove(dir / "trainer_state.json");
+    EXPECT_FALSE(has_training_state(dir.path()));
+    expect_error([&] { load_training_state(dir.path(), {}); }, "trainer_state.json: cannot be read");
+}
+
+TEST_F(Saved, ReplacesAnEarlierSaveAndKeepsOtherFiles) {
+    save(7, 10000);  // in shards
+    EXPECT_TRUE(fs::exists(dir / "model.safetensors.index.json"));
+    put(dir / "tokenizer.json", "{}");
+    save_checkpoint(dir.path(), config, list);  // one file, no training state
+    EXPECT_EQ(files(), (std::set<std::string>{"config.json", "model.safetensors", "tokenizer.json"}));
+}
+
+// A kill before the commit: what was there counts, the half-written files do not and go with the next save.
+TEST_F(Saved, SurvivesAKillWhileWriting) {
+    save(7);
+    fs::create_directory(dir / ".saving");
+    put(dir / ".saving/model.safetensors", "half");
+    put(dir / ".saving/commit.123.tmp", "move model.safetensors\n");
+    ParameterList again;
+    load(dir.path(), again);
+    EXPECT_EQ(load_training_state(dir.path(), blank()).step, 7);
+    save(8);
+    EXPECT_EQ(load_training_state(dir.path(), blank()).step, 8);
+    EXPECT_EQ(files().count(".saving"), 0u);
+}
+
+// A kill after the commit, when some files have been renamed already: the new checkpoint counts.
+TEST_F(Saved, SurvivesAKillWhileRenaming) {
+    TempDir newer;
+    save(7);
+    TrainingState state{.step = 8};
+    save_checkpoint(newer.path(), config, list, {.max_shard_bytes = 100000, .state = &state, .optimizer = optimizer});
+    ASSERT_TRUE(fs::exists(newer / "model.safetensors.index.json"));
+    fs::create_directory(dir / ".saving");
+    std::string commit = "remove model.safetensors\n";
+    for (const auto& f : fs::directory_iterator(newer.path())) {
+        std::string name = f.path().filename();
+        fs::copy(f.path(), name == "config.json" ? dir / name : dir / (".saving/" + name), fs::copy_options::overwrite_existing);
+        commit += "move " + name + "\n";
+    }
+    put(dir / ".saving/commit", commit);
+    EXPECT_EQ(load_training_state(dir.path(), blank()).step, 8);
+    EXPECT_EQ(files().count(".saving"), 0u);
+    EXPECT_EQ(files().count("model.safetensors"), 0u);
+    ParameterList again;
+    load(dir.path(), again);
+
+    fs::create_directory(dir / ".saving");
+    put(dir / ".saving/commit", "remove ../x\n");
+    expect_error([&] { load_config(dir.path()); }, "names a file outside the directory: ../x");
+}
+
+TEST_F(Saved, UnwritableDirectory) {
+    put(dir / "file", "");
+    expect_error([&] { check_can_save(dir / "file"); }, "file: the directory cannot be made: ");
+    expect_error([&] { check_can_save(dir / "file/below"); }, "file/below: the directory cannot be made: Not a directory");
+    expect_error([&] { save_checkpoint(dir / "file", config, list); }, "the directory cannot be made");
+    check_can_save(dir / "a/b");
+    EXPECT_TRUE(fs::is_empty(dir / "a/b"));
+    if (fs::exists("/proc/self")) expect_error([&] { check_can_save("/proc/self"); }, "cannot be written");
+}
+
+}  // namespace
+}  // namespace ultrascale
