@@ -48,6 +48,12 @@ endif
 MPI_IS_OPENMPI := $(shell $(MPIRUN) --version 2>/dev/null | grep -c 'Open MPI\|OpenRTE')
 MPIRUN_FLAGS := $(if $(filter-out 0,$(MPI_IS_OPENMPI)),--allow-run-as-root --oversubscribe)
 
+# What was unpacked under .deps finds its own libraries there.
+ifneq ($(DEPS_LIB),)
+export PATH := $(DEPS)/bin:$(PATH)
+export LD_LIBRARY_PATH := $(subst $() $(),:,$(DEPS_LIB))$(if $(LD_LIBRARY_PATH),:$(LD_LIBRARY_PATH))
+endif
+
 # ---- flags ---------------------------------------------------------------------------------------------------------------
 ARCH     ?= native
 # The operations are compiled with -O3, so that their loops become vector code; the rest with -O2.
@@ -56,23 +62,63 @@ SANITIZE_FLAGS := $(if $(filter address,$(SANITIZE)),-fsanitize=address -fsaniti
                   $(if $(filter thread,$(SANITIZE)),-fsanitize=thread)
 CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
 CPPFLAGS += -Icommon -I. -DFMT_HEADER_ONLY $(MPI_FLAGS) $(addprefix -isystem ,$(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
-LDLIBS   += $(addprefix -L,$(DEPS_LIB) $(SYSTEM_LIB)) $(foreach d,$(DEPS_LIB) $(SYSTEM_LIB),-Wl$(,)-rpath$(,)$(d)) \
+LDLIBS   += $(addprefix -L,$(DEPS_LIB) $(SYSTEM_LIB)) $(foreach d,$(DEPS_LIB) $(SYSTEM_LIB),-Wl$(,)--disable-new-dtags$(,)-rpath$(,)$(d)) \
             $(MPI_LIBS) -lopenblas -lpthread
 
 COMMON_OBJECTS := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(sort $(wildcard common/*.cpp common/$(BACKEND)/*.cpp)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
 UNIT_OBJECTS := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(sort $(filter-out tests/unit/comm_test.cpp tests/unit/stream_test.cpp,$(wildcard tests/unit/*.cpp))))
+CHAPTER_OBJECTS := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(sort $(wildcard tests/chapters/*.cpp)))
 COMM_OBJECTS := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(wildcard tests/unit/comm_test.cpp tests/unit/stream_test.cpp))
 
-.PHONY: all help $(CHAPTERS)
+.PHONY: all help demo test run bench fuzz deps format clean test-programs $(CHAPTERS)
 all: $(PROGRAMS) compile_commands.json  ## build all chapters of the chosen backend
 
 $(CHAPTERS): %: $(BUILD)/%
 
 help:  ## this text
-	@grep -hE '^[a-z_%-]+:.*## ' Makefile | sed -E 's/^([^:]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
-	@echo "  make 00_single_gpu    build one chapter ($(CHAPTERS))"
+	@grep -hE '^[a-z_%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([^:]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@echo "  make CHAPTER        build one chapter: $(CHAPTERS)"
+	@sed -n 's/^#   //p' Makefile | sed 's/^/  /'
+
+# ---- running -------------------------------------------------------------------------------------------------------------
+# A fresh shell for every target that needs what `deps` brings: this one looked for it when it started.
+demo: deps  ## install what is missing, build, train on real text, verify, print the report
+	$(MAKE) --no-print-directory 00_single_gpu
+	$(MAKE) --no-print-directory run CHAPTER=00_single_gpu NP=1 ARGS="--steps 100 --warmup 10 --lr 3e-3 --lr-schedule cosine --sample 200"
+
+CHAPTER ?= 00_single_gpu
+NP      ?= 1
+run: $(BUILD)/$(CHAPTER)  ## run CHAPTER=00_single_gpu on NP=1 ranks with ARGS="..."
+	$(MPIRUN) $(MPIRUN_FLAGS) -n $(NP) $(BUILD)/$(CHAPTER) $(ARGS)
+
+test: deps  ## build and run all tests, also under the sanitizers and with Open MPI
+	$(MAKE) --no-print-directory test-programs
+	$(MAKE) --no-print-directory SANITIZE=address build/cpu-address/unit_test build/cpu-address/00_single_gpu
+	$(MAKE) --no-print-directory SANITIZE=thread build/cpu-thread/comm_test
+	@if command -v mpicxx.openmpi >/dev/null; then $(MAKE) --no-print-directory MPI=openmpi build/cpu-openmpi/comm_test; fi
+	@tests/run_all.sh "$(MPIRUN) $(MPIRUN_FLAGS)"
+
+test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test
+
+bench: $(BUILD)/comm_bench $(PROGRAMS)  ## time collectives and a training step (beside PyTorch, where python3 has it)
+	@tests/bench/run.sh $(BUILD) "$(MPIRUN) $(MPIRUN_FLAGS)"
+
+fuzz:  ## 60 seconds of wrong files against the readers, under the address sanitizer
+	$(MAKE) --no-print-directory SANITIZE=address build/cpu-address/fuzz_readers
+	build/cpu-address/fuzz_readers $(or $(SECONDS_),60)
+
+format:  ## clang-format all sources
+	clang-format -i $(shell git ls-files '*.h' '*.cpp' '*.cu')
+
+clean:  ## remove build/
+	rm -rf build compile_commands.json
+
+# ---- dependencies --------------------------------------------------------------------------------------------------------
+PACKAGES := g++ mpich libmpich-dev libopenblas-openmp-dev libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev
+deps:  ## install what is missing: as root with apt, else unpacked under .deps/
+	@./deps.sh $(PACKAGES)
 
 # ---- compiling -----------------------------------------------------------------------------------------------------------
 $(BUILD)/obj/%.o: %.cpp Makefile
@@ -88,6 +134,15 @@ $(PROGRAMS): $(BUILD)/%: $(BUILD)/obj/%/main.o $(LIBRARY)
 
 $(BUILD)/unit_test: $(UNIT_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
+
+$(BUILD)/chapter_test: $(CHAPTER_OBJECTS)
+	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
+
+$(BUILD)/comm_bench: $(BUILD)/obj/tests/bench/comm_bench.o $(LIBRARY)
+	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
+
+$(BUILD)/fuzz_readers: $(patsubst %.cpp,$(BUILD)/obj/%.o,$(wildcard tests/fuzz/*.cpp)) $(LIBRARY)
+	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
 # Its main comes from comm_test.cpp, which has to finish MPI.
 $(BUILD)/comm_test: $(COMM_OBJECTS) $(LIBRARY)

@@ -25,8 +25,9 @@ public:
     int64_t integer(const char* field) const {
         const json* value = find(field);
         if (!value) user_error("{}: lacks the field \"{}\"", where_, field);
-        if (!value->is_number_integer() || (value->is_number_unsigned() && value->get<uint64_t>() > uint64_t(INT64_MAX)))
-            user_error("{}: {} = {} is not an integer", where_, field, printable(value->dump()));
+        if (!value->is_number_integer()) user_error("{}: {} = {} is not an integer", where_, field, printable(value->dump()));
+        if (value->is_number_unsigned() && value->get<uint64_t>() > uint64_t(INT64_MAX))
+            user_error("{}: {} = {} is too large", where_, field, printable(value->dump()));
         return value->get<int64_t>();
     }
     int64_t integer(const char* field, int64_t otherwise) const { return find(field) ? integer(field) : otherwise; }

@@ -45,7 +45,7 @@ void add_shared_options(CLI::App& app, Options& o) {
     add_choice<DType>(app, "--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}}, "Weights and activations (bf16 keeps fp32 master weights)")->default_str("fp32");
     app.add_flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");
     add_choice<Recompute>(app, "--recompute", o.recompute, {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}}, "Activation recomputation")->default_str("none");
-    app.add_flag("--verify,!--no-verify", o.verify, "Compare the first 6 steps with one plain device. Default: for models under 5 M parameters");
+    app.add_flag_function("--verify,!--no-verify", [&o](int64_t times) { o.verify = times > 0; }, "Compare the first 6 steps with one plain device. Default: for models under 5 M parameters");
     app.add_flag("--explain", o.explain, "Print one step's events in firing order");
     app.add_flag("--profile", o.profile, "Print the most expensive operations");
     app.add_option("--json", o.json, "Write one JSON object a step and a summary");

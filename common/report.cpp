@@ -143,6 +143,8 @@ bool Report::communication(const PredictedCommunication& predicted, int64_t step
 void Report::throughput() {
     const Impl& self = *impl_;
     if (self.records.empty()) return;
+    trace_record(false);  // training is over: what follows belongs to no step
+    memory_timeline_record(false);
     const double devices = double(Communicator::world().size());
     const double rate = self.median([](const StepRecord& r) { return double(r.tokens) / r.seconds; }) / devices;
     const double seconds = self.median([](const StepRecord& r) { return r.seconds; });

@@ -75,8 +75,9 @@ Work::~Work() {
     if (std::uncaught_exceptions() > impl_->exceptions && !done()) {
         // The program is on its way out, and the other ranks may never make the matching call. MPI may still write to
         // the tensors, so they stay.
+        static auto& abandoned = *new std::vector<std::shared_ptr<Impl>>;
+        abandoned.push_back(std::move(impl_));
         abandon_communication();
-        new std::shared_ptr<Impl>(std::move(impl_));
         return;
     }
     wait();

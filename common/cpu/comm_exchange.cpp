@@ -13,8 +13,8 @@ CommunicationSettings& communication_settings() {
     return settings;
 }
 
-static std::atomic<bool> abandoned = false;
-void abandon_communication() { abandoned = true; }
+static std::atomic<bool> communication_abandoned = false;
+void abandon_communication(bool abandoned) { communication_abandoned = abandoned; }
 
 void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
@@ -38,7 +38,8 @@ void Exchange::wait() {
     statuses_.resize(requests_.size());
     int done = 0;
     while (MPI_Testall(int(requests_.size()), requests_.data(), &done, statuses_.data()), !done) {
-        check(!abandoned, "communication was given up when an exception passed a Work that was not waited for");
+        check(!communication_abandoned,
+              "communication was given up when an exception passed a Work that was not waited for");
         sched_yield();
     }
     for (size_t i = 0; i < requests_.size(); ++i) {

@@ -259,11 +259,13 @@ Work Communicator::send_recv(std::vector<Transfer> transfers, Stream& stream) co
         int64_t bytes;
         int peer, tag;
     };
+    for (const Transfer& transfer : transfers) {  // before any of them takes its number
+        check_tensors({transfer.tensor});
+        check_rank(transfer.peer, size());
+    }
     Call call = {Collective::send_recv, 0, {}};
     std::vector<Message> messages;
     for (const Transfer& transfer : transfers) {
-        check_tensors({transfer.tensor});
-        check_rank(transfer.peer, size());
         bool send = transfer.direction == Transfer::send;
         int tag = send ? impl_->send_tag(transfer.peer) : impl_->receive_tag(transfer.peer);
         messages.push_back({send, address(transfer.tensor), transfer.tensor.bytes(), transfer.peer, tag});

@@ -64,8 +64,8 @@ private:
 };
 
 // A Work went down with an exception before its communication had ended: its ranks may never meet again. From then on
-// every wait of an Exchange throws instead of hanging.
-void abandon_communication();
+// every wait of an Exchange throws instead of hanging. (false: a test is done with it.)
+void abandon_communication(bool abandoned = true);
 
 // out[i] = reduction over r of inputs[r][i], r = 0, 1, ...; `out` may be one of the inputs.
 void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int64_t count, DType dtype, Reduce op);

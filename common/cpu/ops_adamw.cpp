@@ -1,7 +1,4 @@
 // AdamW in one pass over the parameters: torch.optim.AdamW after torch.nn.utils.clip_grad_norm_.
-#ifndef __clang__
-#pragma GCC optimize("no-math-errno")  // else sqrt may set errno, and the loop is not vectorised
-#endif
 #include "ops_common.h"
 
 namespace ultrascale::ops {
@@ -12,7 +9,8 @@ struct Factors {
     float clip, decay, beta1, beta2, step_size, root_correction, eps;
 };
 
-// value may be master itself: what is written last is the same number.
+// value may be master itself: what is written last is the same number. (The compiler vectorises std::sqrt, which else may
+// set errno, only under -fno-math-errno.)
 template <class V, class G>
 void update(V* value, float* master, float* m, float* v, const G* gradient, Factors f, int64_t n) {
 #pragma omp parallel for simd if (n > parallel_threshold)

@@ -144,7 +144,7 @@ def make_tokens(vocab, count, seed):
     return np.array(tokens, dtype=np.uint16)
 
 
-def make_model(config, seed):
+def make_model(config, seed, embedding_std=0.5):
     """Weights large enough that attention is far from uniform, and norms away from one."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
@@ -153,7 +153,7 @@ def make_model(config, seed):
             if p.dim() == 1:
                 p.uniform_(0.5, 1.5)
             else:
-                p.normal_(0, 1.5 / p.shape[1] ** 0.5 if "embed" not in name else 0.5)
+                p.normal_(0, 1.5 / p.shape[1] ** 0.5 if "embed" not in name else embedding_std)
     return model
 
 
@@ -174,11 +174,16 @@ def write_json(path, value):
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
+def finish(folder):
+    (folder / "generation_config.json").unlink()
+    (folder / "model.safetensors").chmod(0o644)
+
+
 def write_gqa_untied(folder):
     config = LlamaConfig(vocab_size=97, hidden_size=48, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4,
                          num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5)
     make_model(config, 1).save_pretrained(folder)
-    (folder / "generation_config.json").unlink()
+    finish(folder)
     make_tokens(97, 64 * SEQ + 1, 1).tofile(folder / "tokens.bin")
 
 
@@ -186,8 +191,8 @@ def write_tied_head_dim(folder):
     config = LlamaConfig(vocab_size=128, hidden_size=40, intermediate_size=72, num_hidden_layers=2, num_attention_heads=5,
                          num_key_value_heads=1, head_dim=12, max_position_embeddings=128, rms_norm_eps=1e-6,
                          tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
-    make_model(config, 2).save_pretrained(folder)
-    (folder / "generation_config.json").unlink()
+    make_model(config, 2, embedding_std=0.2).save_pretrained(folder)
+    finish(folder)
     write_json(folder / "config.json", as_transformers_4(config, None, "float32"))
     make_tokens(128, 64 * SEQ + 1, 2).tofile(folder / "tokens.bin")
 
@@ -202,6 +207,7 @@ def write_llama3_bf16(folder):
     shards = {"model-00001-of-00002.safetensors": names[:12], "model-00002-of-00002.safetensors": names[12:]}
     for file, held in shards.items():
         save_file({name: state[name] for name in held}, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(0o644)
     write_json(folder / "model.safetensors.index.json",
                {"metadata": {"total_size": sum(2 * t.numel() for t in state.values())},
                 "weight_map": {name: file for file, held in shards.items() for name in held}})

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "random.h"
 #include "test_files.h"
@@ -61,7 +63,9 @@ LlamaConfig config_with(const json& changes) {
 }
 
 void expect_refused(const json& changes, const std::string& message) {
-    expect_error([&] { config_with(changes); }, "config.json: " + message);
+    const std::string error = test::error_of([&] { config_with(changes); });
+    EXPECT_NE(error.find("config.json: "), std::string::npos) << error;
+    EXPECT_NE(error.find(message), std::string::npos) << error << "\nwithout: " << message;
 }
 
 TEST(Config, DefaultsAreThoseOfTransformers) {
@@ -156,9 +160,9 @@ TEST(Config, RefusesWrongSizes) {
         value.erase(field);
         expect_error([&] { config_of(value); }, fmt::format("config.json: lacks the field \"{}\"", field));
         expect_refused({{field, 0}}, fmt::format("config: {} = 0", field));
-        expect_refused({{field, -3}}, "config: ");
+        expect_refused({{field, -3}}, "= -3");
         expect_refused({{field, 2.5}}, fmt::format("{} = 2.5 is not an integer", field));
-        expect_refused({{field, UINT64_MAX}}, "is not an integer");
+        expect_refused({{field, UINT64_MAX}}, fmt::format("{} = 18446744073709551615 is too large", field));
         expect_refused({{field, INT64_MAX}}, "");
     }
     json value = minimal();

@@ -42,7 +42,9 @@ std::vector<float> read_floats(const Safetensors& file, const std::string& name,
 void expect_refused(const std::string& header, const std::string& message, size_t data_bytes = 24) {
     TempDir dir;
     put(dir / "x.safetensors", with_header(header, std::string(data_bytes, 'd')));
-    expect_error([&] { Safetensors::file(dir / "x.safetensors"); }, "x.safetensors: " + message);
+    const std::string error = test::error_of([&] { Safetensors::file(dir / "x.safetensors"); });
+    EXPECT_NE(error.find("x.safetensors: "), std::string::npos) << error;
+    EXPECT_NE(error.find(message), std::string::npos) << error << "\nwithout: " << message;
 }
 
 TEST(Safetensors, ReadsWhatTheFormatAllows) {
@@ -170,9 +172,9 @@ TEST(Safetensors, RefusesBadHeaders) {
     expect_refused(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]}})", "its data ends at byte 28, but the file holds 24 (truncated?)");
     expect_refused(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,20]}})", "F32 of shape (2, 3) takes 24 bytes, but data_offsets give it 20");
     expect_refused(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,24]}})", "is absurd");
-    expect_refused(R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,24]}})", "3 elements of 4 bits do not fill whole bytes");
+    expect_refused(R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,24]}})", "tensor \"a\": 3 elements of 4 bits do not fill whole bytes");
     expect_refused(R"({"__metadata__":{"a":1},"a":{)" + ok + "}}", "__metadata__ \"a\" is not a text");
-    expect_refused(R"({"__metadata__":7})", "\"__metadata__\" is not a JSON object");
+    expect_refused(R"({"__metadata__":7})", "tensor \"__metadata__\" is not a JSON object");
 }
 
 TEST(Safetensors, RefusesOverlapsHolesAndLeftovers) {
@@ -218,7 +220,7 @@ TEST_F(Sharded, MissingShard) {
 }
 TEST_F(Sharded, TruncatedShard) {
     std::filesystem::resize_file(dir / "model-00002-of-00003.safetensors", 100);
-    expect_error([&] { Safetensors::directory(dir.path()); }, "model-00002-of-00003.safetensors: tr");
+    expect_error([&] { Safetensors::directory(dir.path()); }, "model-00002-of-00003.safetensors: tensor \"c\": its data ends at byte 32, but the file holds");
 }
 TEST_F(Sharded, ShardOutsideTheDirectory) { break_index("model-00003", "../model-00003", "is not a plain file name in this directory"); }
 TEST_F(Sharded, WrongShard) { break_index("\"a\": \"model-00001", "\"a\": \"model-00002", "tensor \"a\" is not in model-00002-of-00003.safetensors, where the index says it is"); }

@@ -1,0 +1,101 @@
+"""PyTorch on the CPU, the same work as `00_single_gpu --model small`: forward, backward, clipping, AdamW in fp32.
+
+Usage: python3 tests/bench/torch_llama.py [--threads 2] [--batch 8] [--seq 256] [--steps 12] [--compile]
+Prints one line: the median step, tokens/s, and the share of torch's own sgemm rate (6 N + 12 L h s FLOP per token).
+"""
+import argparse
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--threads", type=int, default=2)
+parser.add_argument("--batch", type=int, default=8)
+parser.add_argument("--seq", type=int, default=256)
+parser.add_argument("--steps", type=int, default=12)
+parser.add_argument("--compile", action="store_true")
+args = parser.parse_args()
+torch.set_num_threads(args.threads)
+torch.manual_seed(1)
+L, h, H, K, D, FF, V = 8, 512, 8, 4, 64, 1536, 256  # preset small
+
+
+def rotate(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(h, eps=1e-5), nn.RMSNorm(h, eps=1e-5)
+        self.qkv = nn.Linear(h, (H + 2 * K) * D, bias=False)
+        self.o = nn.Linear(H * D, h, bias=False)
+        self.gate_up = nn.Linear(h, 2 * FF, bias=False)
+        self.down = nn.Linear(FF, h, bias=False)
+
+    def forward(self, x, cos, sin):
+        B, T, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).split([H * D, K * D, K * D], -1)
+        q = rotate(q.view(B, T, H, D).transpose(1, 2), cos, sin)
+        k = rotate(k.view(B, T, K, D).transpose(1, 2), cos, sin)
+        v = v.view(B, T, K, D).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.o(y.transpose(1, 2).reshape(B, T, H * D))
+        gate, up = self.gate_up(self.norm2(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Llama(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(V, h)
+        self.layers = nn.ModuleList(Layer() for _ in range(L))
+        self.norm, self.head = nn.RMSNorm(h, eps=1e-5), nn.Linear(h, V, bias=False)
+        angle = torch.outer(torch.arange(args.seq).float(), 10000 ** (-torch.arange(0, D, 2).float() / D))
+        self.register_buffer("cos", angle.cos())
+        self.register_buffer("sin", angle.sin())
+
+    def forward(self, tokens, targets):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x, self.cos, self.sin)
+        return F.cross_entropy(self.head(self.norm(x)).view(-1, V), targets.view(-1))
+
+
+model = Llama()
+parameters = sum(p.numel() for p in model.parameters())
+step_model = torch.compile(model) if args.compile else model
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+tokens = torch.randint(0, V, (args.batch, args.seq + 1))
+
+
+def step():
+    loss = step_model(tokens[:, :-1], tokens[:, 1:].contiguous())
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.item()
+
+
+def seconds(work, runs):
+    times = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return sorted(times)[len(times) // 2]
+
+
+for _ in range(3):
+    step()
+a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+rate = 2 * 1024**3 / seconds(lambda: a @ b, 15)
+median = seconds(step, args.steps)
+per_second = args.batch * args.seq / median
+flops = (6 * parameters + 12 * L * H * D * args.seq) * per_second
+print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''}, {args.threads} threads: median step {median * 1e3:.1f} ms, "
+      f"{per_second:.0f} tokens/s, {flops / rate * 100:.1f} % of its sgemm ({rate / 1e12:.3f} TFLOP/s)")

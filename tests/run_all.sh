@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Runs every test program that `make test` built and ends with "N passed, N failed". Usage: tests/run_all.sh "MPIRUN FLAGS"
+set -u
+cd "$(dirname "$0")/.."
+mpirun=$1
+passed=0 failed=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp halt_on_error=0 exitcode=66"
+export ASAN_OPTIONS="detect_leaks=0"  # MPI libraries keep what they allocated until the end
+
+# suite NAME COMMAND...: runs it, counts GoogleTest's lines, shows the whole output of a failure.
+suite() {
+    local name=$1 begin=$SECONDS ok bad status=0
+    shift
+    "$@" >"$log" 2>&1 || status=$?
+    ok=$(grep -c '^\[       OK \]' "$log")
+    bad=$(grep -c '^\[  FAILED  \] .*ms)$' "$log")
+    if [ "$status" -ne 0 ] && [ "$bad" -eq 0 ] || [ "$((ok + bad))" -eq 0 ]; then bad=$((bad + 1)); fi
+    if [ "$bad" -gt 0 ]; then cat "$log"; echo "exit code $status: $*"; fi
+    printf '%-44s %4d passed %4d failed   %4d s\n' "$name" "$ok" "$bad" $((SECONDS - begin))
+    passed=$((passed + ok)) failed=$((failed + bad))
+}
+
+suite "unit" build/cpu/unit_test
+for ranks in 1 2 3 4 8; do
+    suite "communication, $ranks ranks" $mpirun -n $ranks build/cpu/comm_test
+done
+if [ -x build/cpu-openmpi/comm_test ]; then
+    suite "communication, 4 ranks, Open MPI" mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 build/cpu-openmpi/comm_test
+fi
+suite "chapters" build/cpu/chapter_test
+suite "unit, address and undefined sanitizers" build/cpu-address/unit_test
+suite "bad input, address and undefined sanitizers" env CHAPTERS_DIR=build/cpu-address build/cpu/chapter_test --gtest_filter='BadInput*'
+suite "streams and communication, thread sanitizer" $mpirun -n 3 build/cpu-thread/comm_test
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

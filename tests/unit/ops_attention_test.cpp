@@ -1,0 +1,288 @@
+// Attention, in tiles and naive: forward and backward against double precision, and that against central differences;
+// blocks of a ring add up to the whole.
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include "ops.h"
+#include "test_util.h"
+
+namespace ultrascale {
+namespace {
+
+struct Case {
+    int64_t B, Tq, Tk, H, K, D;
+    bool causal = true;
+    int64_t q_offset = 0, k_offset = 0;
+    bool documents = false;
+};
+
+const Case cases[] = {
+    {1, 1, 1, 1, 1, 16},
+    {2, 7, 7, 2, 2, 10},                          // head sizes that no vector fits
+    {1, 64, 64, 4, 2, 64},                        // one tile exactly
+    {2, 131, 131, 6, 2, 16},                      // 3:1, several tiles and a rest
+    {1, 523, 523, 2, 1, 64},                      // several tiles of keys
+    {1, 65, 300, 3, 3, 10, false},                // full, Tq != Tk
+    {2, 129, 67, 4, 4, 16, false},
+    {1, 70, 333, 2, 1, 32, true, 263, 0},         // the last 70 queries of 333
+    {1, 100, 100, 2, 2, 16, true, 37, 0},         // an offset that is no tile
+    {1, 150, 100, 2, 1, 16, true, 0, 70},         // 70 queries see no key at all
+    {1, 80, 90, 2, 2, 16, true, 0, 500},          // nobody sees a key
+    {2, 200, 200, 4, 2, 16, true, 0, 0, true},    // documents
+    {1, 140, 90, 2, 2, 10, true, 60, 30, true},   // documents with offsets
+    {1, 130, 130, 2, 1, 16, false, 0, 0, true},   // documents without causality
+};
+
+// Documents of random lengths: for each query the first position of its own.
+Tensor document_starts(const Case& c, uint64_t seed) {
+    std::mt19937_64 generator(seed);
+    std::vector<int32_t> starts;
+    for (int64_t b = 0; b < c.B; ++b) {
+        int32_t start = int32_t(c.q_offset) / 2;
+        for (int64_t i = 0; i < c.Tq; ++i) {
+            if (generator() % 29 == 0) start = int32_t(c.q_offset + i);
+            starts.push_back(start);
+        }
+    }
+    return integers(starts, {c.B, c.Tq});
+}
+
+ops::AttentionMask mask_of(const Case& c) {
+    return {c.causal, c.q_offset, c.k_offset, c.documents ? document_starts(c, 99) : Tensor()};
+}
+
+// Everything in double, as the formulas say.
+struct Reference {
+    Case c;
+    Doubles starts;  // empty without documents
+    explicit Reference(const Case& c) : c(c) {
+        if (c.documents) starts = to_double(document_starts(c, 99));
+    }
+
+    bool visible(int64_t b, int64_t i, int64_t j) const {
+        if (c.causal && c.k_offset + j > c.q_offset + i) return false;
+        return starts.empty() || double(c.k_offset + j) >= starts[b * c.Tq + i];
+    }
+    size_t q_at(int64_t b, int64_t i, int64_t h) const { return size_t(((b * c.Tq + i) * c.H + h) * c.D); }
+    size_t k_at(int64_t b, int64_t j, int64_t h) const { return size_t(((b * c.Tk + j) * c.K + h / (c.H / c.K)) * c.D); }
+    double scalar(const double* a, const double* b) const {
+        double sum = 0;
+        for (int64_t d = 0; d < c.D; ++d) sum += a[d] * b[d];
+        return sum;
+    }
+    // Calls f(b, h, i) for each row.
+    template <class F> void rows(F f) const {
+        for (int64_t b = 0; b < c.B; ++b)
+            for (int64_t h = 0; h < c.H; ++h)
+                for (int64_t i = 0; i < c.Tq; ++i) f(b, h, i);
+    }
+
+    Doubles forward(const Doubles& q, const Doubles& k, const Doubles& v, Doubles* lse = nullptr, Doubles* probabilities = nullptr) const {
+        Doubles o(q.size(), 0);
+        rows([&](int64_t b, int64_t h, int64_t i) {
+            Doubles p(size_t(c.Tk), 0);
+            double sum = 0;
+            for (int64_t j = 0; j < c.Tk; ++j)
+                if (visible(b, i, j)) sum += p[j] = std::exp(scalar(&q[q_at(b, i, h)], &k[k_at(b, j, h)]) / std::sqrt(c.D));
+            for (double& x : p) x = sum > 0 ? x / sum : 0;
+            for (int64_t j = 0; j < c.Tk; ++j)
+                for (int64_t d = 0; d < c.D; ++d) o[q_at(b, i, h) + d] += p[j] * v[k_at(b, j, h) + d];
+            if (lse) lse->push_back(std::log(sum));
+            if (probabilities) probabilities->insert(probabilities->end(), p.begin(), p.end());
+        });
+        return o;
+    }
+
+    struct Gradients {
+        Doubles dq, dk, dv, delta;
+    };
+    Gradients backward(const Doubles& q, const Doubles& k, const Doubles& v, const Doubles& dout) const {
+        Doubles p;
+        const Doubles o = forward(q, k, v, nullptr, &p);
+        Gradients g = {Doubles(q.size(), 0), Doubles(k.size(), 0), Doubles(v.size(), 0), {}};
+        const double* row = p.data();
+        rows([&](int64_t b, int64_t h, int64_t i) {
+            const size_t qi = q_at(b, i, h);
+            g.delta.push_back(scalar(&dout[qi], &o[qi]));
+            for (int64_t j = 0; j < c.Tk; ++j) {
+                const size_t kj = k_at(b, j, h);
+                const double ds = row[j] * (scalar(&dout[qi], &v[kj]) - g.delta.back()) / std::sqrt(c.D);
+                for (int64_t d = 0; d < c.D; ++d) {
+                    g.dv[kj + d] += row[j] * dout[qi + d];
+                    g.dq[qi + d] += ds * k[kj + d];
+                    g.dk[kj + d] += ds * q[qi + d];
+                }
+            }
+            row += c.Tk;
+        });
+        return g;
+    }
+};
+
+struct Tensors {
+    Tensor q, k, v, dout, o, lse, delta, dq, dk, dv, probabilities;
+    Tensors(const Case& c, DType dtype, uint64_t seed) {
+        const Shape query = {c.B, c.Tq, c.H, c.D}, key = {c.B, c.Tk, c.K, c.D};
+        q = random_tensor(query, dtype, seed), dout = random_tensor(query, dtype, seed + 1);
+        k = random_tensor(key, dtype, seed + 2), v = random_tensor(key, dtype, seed + 3);
+        o = poisoned(query, dtype), dq = poisoned(query, dtype), dk = poisoned(key, dtype), dv = poisoned(key, dtype);
+        lse = poisoned({c.B, c.H, c.Tq}, DType::fp32), delta = poisoned({c.B, c.H, c.Tq}, DType::fp32);
+        probabilities = poisoned({c.B, c.H, c.Tq, c.Tk}, dtype);
+    }
+    Reference::Gradients expected(const Reference& reference) const {
+        return reference.backward(to_double(q), to_double(k), to_double(v), to_double(dout));
+    }
+};
+
+std::string name(const Case& c, DType dtype) {
+    return fmt::format("{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {}", dtype_name(dtype), c.B, c.Tq, c.Tk, c.H, c.K,
+                       c.D, c.causal, c.q_offset, c.k_offset);
+}
+
+void expect_gradients(const Tensors& t, const Reference::Gradients& want, double bound) {
+    EXPECT_LT(relative_error(t.dq, want.dq), bound);
+    EXPECT_LT(relative_error(t.dk, want.dk), bound);
+    EXPECT_LT(relative_error(t.dv, want.dv), bound);
+}
+
+TEST(OpsAttention, TiledAndNaive) {
+    for (DType dtype : {DType::fp32, DType::bf16})
+        for (const Case& c : cases) {
+            SCOPED_TRACE(name(c, dtype));
+            Tensors t(c, dtype, 1);
+            const Reference reference(c);
+            Doubles lse, p;
+            const Doubles o = reference.forward(to_double(t.q), to_double(t.k), to_double(t.v), &lse, &p);
+            const Reference::Gradients want = t.expected(reference);
+            const double bound = dtype == DType::fp32 ? 5e-6 : 1e-2;
+            ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
+            EXPECT_LT(relative_error(t.o, o), bound);
+            EXPECT_LT(relative_error(t.lse, lse), 1e-5);
+            ops::attention_delta(t.delta, t.dout, t.o);
+            EXPECT_LT(relative_error(t.delta, want.delta), 3 * bound);
+            ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c));
+            expect_gradients(t, want, bound);
+
+            t = Tensors(c, dtype, 1);
+            ops::attention_naive_forward(t.o, t.probabilities, t.q, t.k, t.v, mask_of(c));
+            EXPECT_LT(relative_error(t.o, o), bound);
+            EXPECT_LT(relative_error(t.probabilities, p), bound);
+            ops::attention_naive_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.probabilities);
+            expect_gradients(t, want, bound);
+        }
+}
+
+TEST(OpsAttention, BackwardEqualsCentralDifferences) {
+    for (const Case& c : {Case{1, 5, 5, 2, 1, 4}, Case{1, 4, 6, 2, 2, 3, true, 1, 0}, Case{1, 5, 3, 1, 1, 4, true, 0, 2},
+                          Case{1, 4, 4, 3, 1, 2, false}}) {
+        SCOPED_TRACE(name(c, DType::fp32));
+        Tensors t(c, DType::fp32, 7);
+        ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
+        ops::attention_delta(t.delta, t.dout, t.o);
+        ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c));
+        const Reference r(c);
+        const Doubles q = to_double(t.q), k = to_double(t.k), v = to_double(t.v), g = to_double(t.dout);
+        const Reference::Gradients numerical = {
+            numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(x, k, v)); }, q),
+            numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(q, x, v)); }, k),
+            numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(q, k, x)); }, v), {}};
+        expect_gradients(t, numerical, 1e-5);
+    }
+}
+
+TEST(OpsAttention, RowsWithoutKeysAreZeroAndWithoutNan) {
+    const Case c = {1, 150, 100, 2, 1, 16, true, 0, 70};
+    Tensors t(c, DType::fp32, 11);
+    ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
+    ops::attention_delta(t.delta, t.dout, t.o);
+    ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c));
+    for (int64_t i = 0; i < 70; ++i) {
+        EXPECT_EQ(t.lse.as<float>()[i], -INFINITY);
+        for (int64_t x = i * 32; x < (i + 1) * 32; ++x) {
+            EXPECT_EQ(t.o.as<float>()[x], 0);
+            EXPECT_EQ(t.dq.as<float>()[x], 0);
+        }
+    }
+}
+
+// Scores of thousands, and a maximum that comes late: the running maximum has to move without overflow.
+TEST(OpsAttention, LargeScores) {
+    const Case c = {1, 300, 600, 1, 1, 16, false};
+    Tensors t(c, DType::fp32, 13);
+    ops::scale(t.q, 30);
+    for (int64_t j = 0; j < 600; ++j)
+        for (int64_t d = 0; d < 16; ++d) t.k.as<float>()[j * 16 + d] *= float(j) / 60;
+    ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
+    ops::attention_naive_forward(t.dq, t.probabilities, t.q, t.k, t.v, mask_of(c));
+    EXPECT_LT(relative_error(t.o, to_double(t.dq)), 1e-3);  // e^x of a score of thousands has lost ten bits
+}
+
+// Keys [j0, j1) of x (1, T, K, D), or queries.
+Tensor rows(const Tensor& x, int64_t begin, int64_t end) {
+    return x.view({x.size(1), x.size(2), x.size(3)}).slice(begin, end).view({1, end - begin, x.size(2), x.size(3)});
+}
+
+// What a ring does: each block of queries meets each block of keys, and the parts are put together by their log-sum-exp.
+TEST(OpsAttention, BlocksAddUpToTheWhole) {
+    for (bool documents : {false, true}) {
+        const Case c = {1, 201, 201, 4, 2, 16, true, 0, 0, documents};
+        const int64_t bounds[] = {0, 50, 133, 201}, row = c.H * c.D;
+        Tensors t(c, DType::fp32, 17);
+        const Reference::Gradients want = t.expected(Reference(c));
+        Doubles whole_lse;
+        const Doubles whole_o = Reference(c).forward(to_double(t.q), to_double(t.k), to_double(t.v), &whole_lse);
+        const ops::AttentionMask whole = mask_of(c);
+        ops::attention_delta(t.delta, t.dout, tensor_of(whole_o, t.o.shape(), DType::fp32));
+        Doubles dq(whole_o.size(), 0), dk(want.dk.size(), 0), dv(want.dv.size(), 0), o(whole_o.size(), 0);
+        for (int a = 0; a < 3; ++a)
+            for (int b = 0; b < 3; ++b) {
+                const int64_t i0 = bounds[a], n = bounds[a + 1] - i0, j0 = bounds[b], m = bounds[b + 1] - j0;
+                ops::AttentionMask mask = {true, i0, j0, documents ? whole.document_starts.view({201, 1}).slice(i0, i0 + n) : Tensor()};
+                Tensors block({1, n, m, c.H, c.K, c.D}, DType::fp32, 1);
+                const Tensor q = rows(t.q, i0, i0 + n), dout = rows(t.dout, i0, i0 + n);
+                const Tensor k = rows(t.k, j0, j0 + m), v = rows(t.v, j0, j0 + m);
+                ops::attention_forward(block.o, block.lse, q, k, v, mask);
+                Tensor lse = poisoned({1, c.H, n}, DType::fp32), delta = poisoned({1, c.H, n}, DType::fp32);
+                for (int64_t h = 0; h < c.H; ++h)
+                    for (int64_t i = 0; i < n; ++i) {
+                        const double total = whole_lse[h * 201 + i0 + i];
+                        lse.as<float>()[h * n + i] = float(total);
+                        delta.as<float>()[h * n + i] = t.delta.as<float>()[h * 201 + i0 + i];
+                        const double weight = std::exp(block.lse.as<float>()[h * n + i] - total);
+                        for (int64_t d = 0; d < c.D; ++d)
+                            o[(i0 + i) * row + h * c.D + d] += weight * block.o.as<float>()[i * row + h * c.D + d];
+                    }
+                ops::attention_backward(block.dq, block.dk, block.dv, dout, q, k, v, lse, delta, mask);
+                const Doubles bq = to_double(block.dq), bk = to_double(block.dk), bv = to_double(block.dv);
+                for (size_t x = 0; x < bq.size(); ++x) dq[i0 * row + x] += bq[x];
+                for (size_t x = 0; x < bk.size(); ++x) dk[j0 * c.K * c.D + x] += bk[x], dv[j0 * c.K * c.D + x] += bv[x];
+            }
+        EXPECT_LT(relative_error(o, whole_o), 5e-6);
+        EXPECT_LT(relative_error(dq, want.dq), 5e-6);
+        EXPECT_LT(relative_error(dk, want.dk), 5e-6);
+        EXPECT_LT(relative_error(dv, want.dv), 5e-6);
+    }
+}
+
+// Few threads add up everything in one pass, many in two: the same bits.
+TEST(OpsAttention, BackwardDoesNotDependOnTheNumberOfThreads) {
+    const int threads = omp_get_max_threads();
+    const Case c = {1, 300, 300, 4, 2, 16};
+    std::vector<Doubles> results;
+    for (int count : {1, 2, 7}) {
+        omp_set_num_threads(count);
+        Tensors t(c, DType::fp32, 19);
+        ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
+        ops::attention_delta(t.delta, t.dout, t.o);
+        ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c));
+        results.push_back(to_double(t.o));
+        for (const Tensor& x : {t.dq, t.dk, t.dv})
+            for (double value : to_double(x)) results.back().push_back(value);
+    }
+    omp_set_num_threads(threads);
+    EXPECT_EQ(results[0], results[1]);
+    EXPECT_EQ(results[0], results[2]);
+}
+
+}  // namespace
+}  // namespace ultrascale

@@ -1,0 +1,183 @@
+// Element-wise operations, sums, matrix products, embedding and AdamW against double precision.
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include "ops.h"
+#include "test_util.h"
+
+namespace ultrascale {
+namespace {
+
+using enum ops::Transpose;
+constexpr DType dtypes[] = {DType::fp32, DType::bf16};
+constexpr int64_t sizes[] = {1, 7, 64, 1009, 100003};
+
+TEST(OpsElementwise, FillScaleAddCopy) {
+    for (DType dtype : dtypes)
+        for (int64_t n : sizes) {
+            Tensor x = poisoned({n}, dtype);
+            ops::fill(x, 0.75f);
+            EXPECT_EQ(to_double(x), Doubles(size_t(n), 0.75));
+
+            x = random_tensor({n}, dtype, 1 + uint64_t(n));
+            Doubles want = to_double(x);
+            for (double& value : want) value *= 0.3f;
+            ops::scale(x, 0.3f);
+            EXPECT_LT(relative_error(x, want), tolerance(dtype));
+
+            for (DType other : dtypes) {
+                Tensor y = random_tensor({n}, dtype, 2), addend = random_tensor({n}, other, 3);
+                const Doubles more = to_double(addend);
+                want = to_double(y);
+                for (size_t i = 0; i < want.size(); ++i) want[i] -= 1.5 * more[i];
+                ops::add(y, addend, -1.5f);
+                EXPECT_LT(relative_error(y, want), tolerance(dtype)) << n;
+            }
+        }
+}
+
+TEST(OpsElementwise, CopyConvertsBetweenAllFloats) {
+    constexpr DType all[] = {DType::fp32, DType::bf16, DType::fp16};
+    for (int64_t n : sizes)
+        for (DType from : all)
+            for (DType to : all) {
+                Tensor source = random_tensor({n}, from, 5), target = poisoned({n}, to);
+                ops::copy(target, source);
+                EXPECT_EQ(to_double(target), to_double(tensor_of(to_double(source), {n}, to)));
+            }
+    Tensor integer = random_integers({70001}, -1000000, 1000000, 6), copy = random_integers({70001}, 0, 1, 7);
+    ops::copy(copy, integer);
+    EXPECT_EQ(to_double(copy), to_double(integer));
+    Tensor special = tensor_of({NAN, INFINITY, -INFINITY, 3.4e38, -0.0}, {5}, DType::fp32), narrow = poisoned({5}, DType::bf16);
+    ops::copy(narrow, special);
+    EXPECT_TRUE(std::isnan(to_double(narrow)[0]));
+    EXPECT_EQ(to_double(narrow)[1], INFINITY);
+    EXPECT_EQ(to_double(narrow)[3], INFINITY);
+}
+
+TEST(OpsElementwise, SumsAccumulateInDouble) {
+    for (DType dtype : dtypes)
+        for (int64_t n : sizes) {
+            Tensor x = random_tensor({n}, dtype, 8), sum = tensor_of({10}, {1}, DType::fp64);
+            Tensor squares = tensor_of({20}, {1}, DType::fp64);
+            double want = 10, want_squares = 20;
+            for (double value : to_double(x)) want += 0.5 * value, want_squares += value * value;
+            ops::accumulate_sum(sum, x, 0.5);
+            ops::accumulate_sum_squares(squares, x);
+            EXPECT_NEAR(to_double(sum)[0], want, 1e-9);
+            EXPECT_NEAR(to_double(squares)[0], want_squares, 1e-12 * want_squares);
+        }
+}
+
+// op(a) op(b) + addend in double
+Doubles reference_matmul(const Tensor& a, bool ta, const Tensor& b, bool tb, const Doubles& addend, int64_t M, int64_t N, int64_t K) {
+    const Doubles x = to_double(a), y = to_double(b);
+    Doubles d = addend;
+    for (int64_t m = 0; m < M; ++m)
+        for (int64_t k = 0; k < K; ++k)
+            for (int64_t n = 0; n < N; ++n)
+                d[m * N + n] += x[ta ? k * M + m : m * K + k] * y[tb ? n * K + k : k * N + n];
+    return d;
+}
+
+TEST(OpsMatmul, AllTransposesSizesAndAddends) {
+    const std::vector<std::array<int64_t, 3>> shapes = {{1, 1, 1}, {3, 5, 7}, {64, 64, 64}, {65, 33, 127}, {2, 101, 1}, {2049, 3, 5}};
+    for (DType dtype : dtypes)
+        for (auto [M, N, K] : shapes)
+            for (bool ta : {false, true})
+                for (bool tb : {false, true})
+                    for (int addend_kind : {0, 1, 2, 3}) {  // none, another tensor, d itself, fp32 d itself
+                        const DType out = addend_kind == 3 ? DType::fp32 : dtype;
+                        Tensor a = random_tensor(ta ? Shape{K, M} : Shape{M, K}, dtype, 11);
+                        Tensor b = random_tensor(tb ? Shape{N, K} : Shape{K, N}, dtype, 12);
+                        Tensor d = poisoned({M, N}, out), addend;
+                        if (addend_kind == 1) addend = random_tensor({M, N}, out, 13);
+                        if (addend_kind >= 2) addend = d = random_tensor({M, N}, out, 14);
+                        Doubles start = addend ? to_double(addend) : Doubles(size_t(M * N), 0);
+                        Doubles want = reference_matmul(a, ta, b, tb, start, M, N, K);
+                        ops::matmul(d, a, ta ? yes : no, b, tb ? yes : no, addend);
+                        EXPECT_LT(relative_error(d, want), tolerance(out)) << M << " " << N << " " << K << " " << addend_kind;
+                    }
+}
+
+TEST(OpsMatmul, LeadingDimensionsAreRowsAndAnEmptySumIsZero) {
+    Tensor a = random_tensor({2, 3, 8}, DType::fp32, 15), b = random_tensor({5, 8}, DType::fp32, 16), d = poisoned({2, 3, 5}, DType::fp32);
+    ops::matmul(d, a, no, b, yes);
+    EXPECT_LT(relative_error(d, reference_matmul(a, false, b, true, Doubles(30, 0), 6, 5, 8)), 1e-6);
+    Tensor none = poisoned({0, 4}, DType::fp32), w = poisoned({4, 4}, DType::fp32);
+    ops::matmul(w, none, yes, none, no);  // the weight gradient of an expert that got no token
+    EXPECT_EQ(to_double(w), Doubles(16, 0));
+    EXPECT_THROW(ops::matmul(w, a, no, b, yes), std::logic_error);
+    EXPECT_GT(ops::measure_matmul_rate(DType::fp32, 64), 1e6);
+}
+
+TEST(OpsEmbedding, ForwardAndBackwardWithAShardOfTheVocabulary) {
+    for (DType dtype : dtypes)
+        for (auto [N, V, h] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {13, 5, 3}, {257, 31, 67}, {1000, 3, 64}})
+            for (int64_t first : {int64_t(0), V / 2}) {
+                Tensor weight = random_tensor({V, h}, dtype, 21), tokens = random_integers({N}, 0, int32_t(V + V / 2), 22);
+                Tensor out = poisoned({N, h}, dtype), dout = random_tensor({N, h}, dtype, 23);
+                Tensor dweight = random_tensor({V, h}, dtype, 24);
+                Doubles w = to_double(weight), want(size_t(N * h), 0), dwant = to_double(dweight), dy = to_double(dout);
+                for (int64_t n = 0; n < N; ++n) {
+                    const int64_t row = tokens.as<int32_t>()[n] - first;
+                    for (int64_t c = 0; row >= 0 && row < V && c < h; ++c) {
+                        want[n * h + c] = w[row * h + c];
+                        dwant[row * h + c] += dy[n * h + c];
+                    }
+                }
+                ops::embedding_forward(out, tokens, weight, first);
+                ops::embedding_backward(dweight, tokens, dout, first);
+                EXPECT_EQ(to_double(out), want);
+                EXPECT_LT(relative_error(dweight, dwant), tolerance(dtype));
+            }
+}
+
+TEST(OpsAdamW, EqualsTheDocumentedUpdate) {
+    for (DType dtype : dtypes)
+        for (int64_t n : {1, 67, 20001})
+            for (float max_norm : {0.0f, 1.0f, 1e6f}) {
+                Tensor master = random_tensor({n}, DType::fp32, 31), value = dtype == DType::fp32 ? master : poisoned({n}, dtype);
+                Tensor m = Tensor::zeros({n}, DType::fp32, Memory::optimizer), v = Tensor::zeros({n}, DType::fp32, Memory::optimizer);
+                Doubles p = to_double(master), first(size_t(n), 0), second(size_t(n), 0);
+                for (int64_t step = 1; step <= 3; ++step) {
+                    Tensor gradient = random_tensor({n}, dtype, 40 + uint64_t(step));
+                    Tensor norm = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+                    ops::accumulate_sum_squares(norm, gradient);
+                    ops::adamw(value, master, m, v, gradient, norm, {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, step, max_norm});
+                    const double clip = max_norm > 0 ? std::min(1.0, max_norm / (std::sqrt(to_double(norm)[0]) + 1e-6)) : 1;
+                    const Doubles g = to_double(gradient);
+                    for (int64_t i = 0; i < n; ++i) {
+                        first[i] = 0.9 * first[i] + 0.1 * clip * g[i];
+                        second[i] = 0.95 * second[i] + 0.05 * clip * clip * g[i] * g[i];
+                        const double mhat = first[i] / (1 - std::pow(0.9, step)), vhat = second[i] / (1 - std::pow(0.95, step));
+                        p[i] = p[i] * (1 - 0.01 * 0.1) - 0.01 * mhat / (std::sqrt(vhat) + 1e-8);
+                    }
+                }
+                EXPECT_LT(relative_error(master, p), 1e-6);
+                EXPECT_LT(relative_error(m, first), 1e-6);
+                EXPECT_LT(relative_error(v, second), 1e-6);
+                EXPECT_LT(relative_error(value, p), tolerance(dtype));
+            }
+}
+
+// The same bits with one thread and with five.
+TEST(OpsElementwise, SumsDoNotDependOnTheNumberOfThreads) {
+    const int threads = omp_get_max_threads();
+    std::vector<Doubles> results;
+    for (int count : {1, 5}) {
+        omp_set_num_threads(count);
+        Tensor x = random_tensor({200003}, DType::fp32, 51), sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        ops::accumulate_sum(sum, x);
+        ops::accumulate_sum_squares(sum, x);
+        Tensor dweight = random_tensor({7, 129}, DType::fp32, 52), dout = random_tensor({3001, 129}, DType::fp32, 53);
+        ops::embedding_backward(dweight, random_integers({3001}, 0, 6, 54), dout);
+        results.push_back(to_double(dweight));
+        results.back().push_back(to_double(sum)[0]);
+    }
+    omp_set_num_threads(threads);
+    EXPECT_EQ(results[0], results[1]);
+}
+
+}  // namespace
+}  // namespace ultrascale
