@@ -56,8 +56,8 @@ endif
 
 # ---- flags ---------------------------------------------------------------------------------------------------------------
 ARCH     ?= native
-# The operations are compiled with -O3, so that their loops become vector code; the rest with -O2.
-OPTIMIZE  = $(if $(SANITIZE),-O1,$(if $(filter common/cpu/ops_%,$<),-O3,-O2)) -g1 -march=$(ARCH)
+# Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2.
+OPTIMIZE  = $(if $(SANITIZE),-O1,$(if $(filter common/cpu/ops_%,$<),-O3 -fno-math-errno,-O2)) -g1 -march=$(ARCH)
 SANITIZE_FLAGS := $(if $(filter address,$(SANITIZE)),-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=undefined) \
                   $(if $(filter thread,$(SANITIZE)),-fsanitize=thread)
 CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)

@@ -100,6 +100,7 @@ Options parse_options(int argc, char** argv, const std::string& name, const std:
 
 int run_program(const std::function<bool()>& program) {
     try {
+        Communicator::world();
         use_threads(ranks_on_this_node());
         const bool ok = program();
         finalize_communication();

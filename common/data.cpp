@@ -89,8 +89,7 @@ int64_t Permutation::operator()(int64_t i) const {
 DataLoader::DataLoader(const TokenFile& file, const DataOptions& options) : file_(file), options_(options) {
     if (options.seq < 1) user_error("--seq {}: a sample has at least one token", options.seq);
     if (file.tokens() - 1 < options.seq)
-        user_error("{}: {} tokens are fewer than one sample of --seq {} needs ({})", file.path(), file.tokens(), options.seq,
-                   options.seq + 1);
+        user_error("{}: {} tokens are fewer than one sample needs: --seq {} and one more", file.path(), file.tokens(), options.seq);
     samples_ = (file.tokens() - 1) / options.seq;
     for (auto [name, token] : {std::pair{"--document-token", options.document_token}, {"--ignore-token", options.ignore_token}})
         if (token && (*token < 0 || *token >= file.vocab()))

@@ -5,12 +5,13 @@
 namespace ultrascale {
 
 Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
-    Parts parts;
-    parts.linear = [config](ParameterList& list, LinearRole, const Parts::LinearShape& shape) {
+    Parts parts{.heads = config.heads, .kv_heads = config.kv_heads};
+    parts.gemm = [](std::vector<Parameter*> rows, LinearRole) { return std::make_unique<Linear>(std::move(rows)); };
+    parts.linear = [config](ParameterList& list, const Parts& parts, LinearRole role, const Parts::LinearShape& shape) {
         std::vector<Parameter*> rows;
         for (const auto& [name, size] : shape.rows)
             rows.push_back(list.add({.name = name, .shape = {size, shape.cols}, .init_std = float(config.init_std)}));
-        return std::make_unique<Linear>(rows);
+        return parts.gemm(std::move(rows), role);
     };
     parts.norm = [config](ParameterList& list, const std::string& name) {
         return std::make_unique<Norm>(list.add({.name = name, .shape = {config.hidden}, .is_norm = true}), float(config.norm_eps));
@@ -20,10 +21,10 @@ Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
         return std::make_unique<NaiveAttention>(options.recompute == Recompute::selective);
     };
     parts.feed_forward = [config](ParameterList& list, const Parts& parts, const std::string& layer) {
-        auto gate_up = parts.linear(list, LinearRole::column,
+        auto gate_up = parts.linear(list, parts, LinearRole::column,
                                     {{{layer + ".mlp.gate_proj.weight", config.ffn}, {layer + ".mlp.up_proj.weight", config.ffn}},
                                      config.hidden});
-        auto down = parts.linear(list, LinearRole::row, {{{layer + ".mlp.down_proj.weight", config.hidden}}, config.ffn});
+        auto down = parts.linear(list, parts, LinearRole::row, {{{layer + ".mlp.down_proj.weight", config.hidden}}, config.ffn});
         return std::make_unique<SwiGLU>(std::move(gate_up), std::move(down));
     };
     const auto vocabulary_weight = [config](const char* name) {
@@ -48,16 +49,16 @@ Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
 // ---- layer -------------------------------------------------------------------------------------------------------------
 
 Layer::Layer(ParameterList& list, const LlamaConfig& config, const Parts& parts, int64_t index, Recompute recompute)
-    : head_dim_(config.head_dim), heads_per_kv_head_(config.heads / config.kv_heads), recompute_(recompute) {
+    : heads_(parts.heads), kv_heads_(parts.kv_heads), head_dim_(config.head_dim), recompute_(recompute) {
     const std::string name = fmt::format("model.layers.{}", index), attention = name + ".self_attn.";
     input_norm_ = parts.norm(list, name + ".input_layernorm.weight");
-    qkv_proj_ = parts.linear(list, LinearRole::column,
+    qkv_proj_ = parts.linear(list, parts, LinearRole::column,
                              {{{attention + "q_proj.weight", config.q_size()},
                                {attention + "k_proj.weight", config.kv_size()},
                                {attention + "v_proj.weight", config.kv_size()}},
                               config.hidden});
     attention_ = parts.attention();
-    o_proj_ = parts.linear(list, LinearRole::row, {{{attention + "o_proj.weight", config.hidden}}, config.q_size()});
+    o_proj_ = parts.linear(list, parts, LinearRole::row, {{{attention + "o_proj.weight", config.hidden}}, config.q_size()});
     post_attention_norm_ = parts.norm(list, name + ".post_attention_layernorm.weight");
     feed_forward_ = parts.feed_forward(list, parts, name);
     frequencies_ = Tensor::from_host<float>(rope_frequencies(config), {head_dim_ / 2}, Memory::workspace);
@@ -67,7 +68,8 @@ Tensor Layer::attention_forward(const Tensor& x, Saved& saved, Context& context)
     Tensor normed = input_norm_->forward(x, saved["input_layernorm"], context);
     Tensor qkv = qkv_proj_->forward(normed, saved["qkv_proj"], context);  // (B, T, (H + 2K) D)
     normed = {};
-    const int64_t B = qkv.size(0), T = qkv.size(1), K = qkv.cols() / head_dim_ / (heads_per_kv_head_ + 2), H = K * heads_per_kv_head_;
+    const int64_t B = qkv.size(0), T = qkv.size(1), H = heads_, K = kv_heads_;
+    check(B == context.batch.sequences() && T == context.batch.length(), "attention: a layer's input is (B, T, h) as the batch");
     Tensor q = Tensor::empty({B, T, H, head_dim_}, qkv.dtype(), Memory::activation);
     Tensor k = Tensor::empty({B, T, K, head_dim_}, qkv.dtype(), Memory::activation);
     Tensor v = Tensor::empty({B, T, K, head_dim_}, qkv.dtype(), Memory::activation);
@@ -79,7 +81,7 @@ Tensor Layer::attention_forward(const Tensor& x, Saved& saved, Context& context)
 
 Tensor Layer::attention_backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) {
     Tensor d_o = o_proj_->backward(dy, saved["o_proj"], context, when);  // (B, T, H D)
-    const int64_t B = d_o.size(0), T = d_o.size(1), H = d_o.cols() / head_dim_, K = H / heads_per_kv_head_;
+    const int64_t B = d_o.size(0), T = d_o.size(1), H = heads_, K = kv_heads_;
     auto [dq, dk, dv] = attention_->backward(d_o.view({B, T, H, head_dim_}), saved["attention"], context);
     d_o = {};
     Tensor dqkv = Tensor::empty({B, T, (H + 2 * K) * head_dim_}, dq.dtype(), Memory::activation);
@@ -153,16 +155,17 @@ Llama::Llama(const LlamaConfig& config, const ModelOptions& options, const Parts
         norm_ = parts.norm(parameters_, "model.norm.weight");
         head_ = parts.head(parameters_, stage);
         close_unit("head");
+        units_.back().gradients_in_forward = options.loss_chunk > 0;
         if (config.tied && stage.embedding) units_.back().parameters.push_back(units_.front().parameters.front());
     }
 }
 
 void Llama::before(const Unit& unit, Pass pass, const Context& context) const {
-    if (context.hooks) context.hooks->before(unit, pass, context.micro_batch);
+    if (context.hooks) context.hooks->before(unit, pass, context);
 }
 
 void Llama::after(const Unit& unit, Pass pass, const Context& context) const {
-    if (context.hooks) context.hooks->after(unit, pass, context.micro_batch);
+    if (context.hooks) context.hooks->after(unit, pass, context);
 }
 
 // Embedding and layers, with hooks.
@@ -181,8 +184,10 @@ Tensor Llama::forward_layers(Tensor x, Saved& saved, Context& context) {
     return x;
 }
 
-Tensor Llama::forward(Tensor x, Saved& saved, Context& context) {
-    if (!context.training) saved.disable();
+Tensor Llama::forward(Tensor x, Saved& kept, Context& context) {
+    Saved nothing;
+    nothing.disable();
+    Saved& saved = context.training ? kept : nothing;
     x = forward_layers(std::move(x), saved, context);
     if (!head_) return x;
     before(units_.back(), Pass::forward, context);
@@ -198,8 +203,7 @@ Tensor Llama::backward(Tensor dy, Saved& saved, Context& context, WeightGradient
     size_t u = units_.size();
     if (head_) {
         before(units_[--u], pass, context);
-        dy = head_->backward_input(saved["head"], context);
-        if (now) head_->backward_weight(saved["head"], context);
+        dy = head_->backward(saved["head"], context, when);
         dy = norm_->backward(dy, {}, saved["norm"], context);
         after(units_[u], pass, context);
     }
@@ -229,13 +233,16 @@ void Llama::backward_weight(Saved& saved, Context& context) {
     if (embedding_) unit(0, [&](Saved& s) { embedding_->backward_weight(s, context); });
 }
 
-Tensor Llama::logits(const Batch& batch) {
+Tensor Llama::logits(const Batch& batch, Hooks* hooks) {
     check(embedding_ && head_, "logits: needs a whole model");
-    Context context{.batch = batch, .training = false};
+    Context context{.batch = batch, .training = false, .hooks = hooks};
     Saved nothing;
     nothing.disable();
     Tensor x = forward_layers({}, nothing, context);
-    return head_->logits(norm_->forward(x, nothing["norm"], context));
+    before(units_.back(), Pass::forward, context);
+    Tensor logits = head_->logits(norm_->forward(x, nothing["norm"], context));
+    after(units_.back(), Pass::forward, context);
+    return logits;
 }
 
 }  // namespace ultrascale

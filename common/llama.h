@@ -30,14 +30,17 @@ struct Stage {
 enum class LinearRole { column, row };
 
 // How parts are made. A factory registers the parameters it wants (with the slice its rank holds) and returns the part.
-// Each field has a default (default_parts); a chapter replaces the ones it changes and may call the others.
+// Each field has a default (default_parts); a chapter replaces the ones it changes and may call the others. `linear` decides
+// what a rank holds and sends, `gemm` how it multiplies.
 struct Parts {
+    int64_t heads, kv_heads;  // that this rank holds
     // names and global row counts of the stacked parameters, and the columns they share
     struct LinearShape {
         std::vector<std::pair<std::string, int64_t>> rows;
         int64_t cols;
     };
-    std::function<std::unique_ptr<Linear>(ParameterList&, LinearRole, const LinearShape&)> linear;
+    std::function<std::unique_ptr<Linear>(ParameterList&, const Parts&, LinearRole, const LinearShape&)> linear;
+    std::function<std::unique_ptr<Linear>(std::vector<Parameter*>, LinearRole)> gemm;
     std::function<std::unique_ptr<Norm>(ParameterList&, const std::string& name)> norm;
     std::function<std::unique_ptr<AttentionCore>()> attention;
     std::function<std::unique_ptr<FeedForward>(ParameterList&, const Parts&, const std::string& layer_name)> feed_forward;
@@ -61,7 +64,7 @@ public:
     Tensor feed_forward_backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when);
 
 private:
-    int64_t head_dim_, heads_per_kv_head_;
+    int64_t heads_, kv_heads_, head_dim_;
     Recompute recompute_;
     Tensor frequencies_;
     std::unique_ptr<Norm> input_norm_, post_attention_norm_;
@@ -89,7 +92,7 @@ public:
     }
     void backward_weight(Saved& saved, Context& context);
 
-    Tensor logits(const Batch& batch);  // (B, T, V): forward only, for a whole model
+    Tensor logits(const Batch& batch, Hooks* hooks = nullptr);  // (B, T, V): forward only, for a whole model
 
 private:
     void before(const Unit& unit, Pass pass, const Context& context) const;

@@ -3,7 +3,7 @@
 //
 // Conventions. Floating tensors are fp32 or bf16 (the activation dtype; all floating arguments of a call share it unless
 // said otherwise) and the arithmetic inside is fp32. Outputs must exist with the shape given; they are overwritten unless
-// the comment says "adds". Letters: B batch, T sequence, N = B*T tokens, h hidden, H heads, K kv heads, D head dimension,
+// the comment says "adds"; what adds (dweight) may be fp32 beside bf16 activations. Letters: B batch, T sequence, N = B*T tokens, h hidden, H heads, K kv heads, D head dimension,
 // F feed-forward, V vocabulary. A shape that does not fit is a programmer's error (check()).
 #pragma once
 

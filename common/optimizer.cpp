@@ -40,16 +40,23 @@ void AdamW::allocate_states() {
     };
     flat(m_);
     flat(v_);
-    if (items_.front().value.dtype() == DType::fp32) {
-        for (const Item& item : items_) master_.push_back(item.value);  // the value is its own master
-        return;
+    // An fp32 value is its own master; the others get a copy, next to each other.
+    int64_t copied = 0, offset = 0;
+    for (const Item& item : items_) copied += item.value.dtype() == DType::fp32 ? 0 : item.value.numel();
+    Tensor copies = copied > 0 ? Tensor::empty({copied}, DType::fp32, Memory::optimizer) : Tensor();
+    for (const Item& item : items_) {
+        if (item.value.dtype() == DType::fp32) {
+            master_.push_back(item.value);
+            continue;
+        }
+        master_.push_back(copies.slice(offset, offset + item.value.numel()).view(item.value.shape()));
+        ops::copy(master_.back(), item.value);
+        offset += item.value.numel();
     }
-    flat(master_);
-    for (size_t i = 0; i < items_.size(); ++i) ops::copy(master_[i], items_[i].value);
 }
 
 void AdamW::step(double lr, const Tensor& squared_norm) {
-    if (m_.empty()) allocate_states();
+    if (m_.size() < items_.size()) allocate_states();
     ++steps_;
     for (size_t i = 0; i < items_.size(); ++i) {
         const Item& item = items_[i];
@@ -60,7 +67,7 @@ void AdamW::step(double lr, const Tensor& squared_norm) {
 }
 
 std::vector<std::pair<std::string, Tensor>> AdamW::states() {
-    if (m_.empty()) allocate_states();
+    if (m_.size() < items_.size()) allocate_states();
     std::vector<std::pair<std::string, Tensor>> all;
     for (size_t i = 0; i < items_.size(); ++i) {
         all.emplace_back("exp_avg." + items_[i].name, m_[i]);

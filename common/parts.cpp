@@ -20,13 +20,18 @@ Saved& Saved::operator[](const std::string& child) {
     return it->second;
 }
 
+void Saved::disable() {
+    enabled_ = false;
+    for (auto& [name, child] : children_) child.disable();
+}
+
 void Saved::for_each(const std::function<void(const std::string&, const Tensor&)>& visit, const std::string& prefix) const {
     for (const auto& [name, tensor] : tensors_) visit(prefix + name, tensor);
     for (const auto& [name, child] : children_) child.for_each(visit, prefix + name + "/");
 }
 
 void Context::gradient_complete(Parameter& parameter) const {
-    if (hooks) hooks->gradient_complete(parameter, micro_batch);
+    if (hooks) hooks->gradient_complete(parameter, *this);
 }
 
 namespace {
@@ -180,10 +185,18 @@ void Embedding::backward_weight(Saved& saved, Context& context) {
 
 // ---- output head with loss ---------------------------------------------------------------------------------------------
 
-Tensor Head::logits(const Tensor& x) const {
+Tensor Head::logits(const Tensor& x) const { return local_logits(x); }
+
+Tensor Head::local_logits(const Tensor& x) const {
     Tensor logits = activation(with_last(x.shape(), weight_->value.rows()), x.dtype());
     ops::matmul(logits, x, Transpose::no, weight_->value, Transpose::yes);
     return logits;
+}
+
+void Head::loss(Tensor logits, const Tensor& targets, Context& context) const {
+    Tensor losses = activation({targets.numel()}, DType::fp32);
+    ops::cross_entropy(losses, logits, targets, context.training ? context.loss_scale : 0);
+    ops::accumulate_sum(context.loss, losses, context.loss_scale);
 }
 
 void Head::forward(const Tensor& x, Saved& saved, Context& context) {
@@ -194,9 +207,8 @@ void Head::forward(const Tensor& x, Saved& saved, Context& context) {
     for (int64_t begin = 0; begin < tokens; begin += chunk) {
         const int64_t end = std::min(begin + chunk, tokens);
         const Tensor part = flat_x.slice(begin, end);
-        Tensor logits = this->logits(part), losses = activation({end - begin}, DType::fp32);
-        ops::cross_entropy(losses, logits, flat_targets.slice(begin, end), context.training ? context.loss_scale : 0);
-        ops::accumulate_sum(context.loss, losses, context.loss_scale);
+        Tensor logits = local_logits(part);
+        loss(logits, flat_targets.slice(begin, end), context);
         if (gradients_now) {  // the logits are their own gradient now
             ops::matmul(dx.view(flat_x.shape()).slice(begin, end), logits, Transpose::no, weight_->value, Transpose::no);
             ops::matmul(weight_->grad, logits, Transpose::yes, part, Transpose::no, weight_->grad);
@@ -221,6 +233,12 @@ void Head::backward_weight(Saved& saved, Context& context) {
     if (chunk_ == 0)
         ops::matmul(weight_->grad, saved.take("dlogits"), Transpose::yes, saved.take("x"), Transpose::no, weight_->grad);
     if (completes_) context.gradient_complete(*weight_);
+}
+
+Tensor Head::backward(Saved& saved, Context& context, WeightGradient when) {
+    Tensor dx = backward_input(saved, context);
+    if (when == WeightGradient::now) backward_weight(saved, context);
+    return dx;
 }
 
 }  // namespace ultrascale

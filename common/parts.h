@@ -36,10 +36,11 @@ public:
     void keep(const std::string& name, Tensor t) {
         if (enabled_) tensors_[name] = std::move(t);
     }
+    bool enabled() const { return enabled_; }
     const Tensor& get(const std::string& name) const { return tensors_.at(name); }
     Tensor take(const std::string& name);  // hands it out and forgets it
     Saved& operator[](const std::string& child);
-    void disable() { enabled_ = false; }  // keeps nothing: validation, and a forward that will be recomputed
+    void disable();  // keeps nothing from here on, nor do its children: validation, a forward that will be recomputed
     // Calls visit(path, tensor) for everything kept, e.g. "layers.0/qkv_proj/x".
     void for_each(const std::function<void(const std::string&, const Tensor&)>& visit, const std::string& prefix = "") const;
 
@@ -56,22 +57,26 @@ inline constexpr const char* pass_names[] = {"forward", "backward", "backward-in
 struct Unit {
     std::string name;
     std::vector<Parameter*> parameters;
-    int index;  // position in this process's model
+    int index;                          // position in this process's model
+    bool gradients_in_forward = false;  // its forward adds to gradients already (a head with its loss in chunks)
 };
 
-// Called around each unit's passes; micro_batch counts from 0 within the step. Data parallelism and ZeRO live here.
+// Called around each unit's passes. Data parallelism and ZeRO live here. A unit's values must be in place when before()
+// returns, and its gradients too for a pass that adds to them.
+struct Context;
 class Hooks {
 public:
     virtual ~Hooks() = default;
-    virtual void before(const Unit&, Pass, int /*micro_batch*/) {}
-    virtual void after(const Unit&, Pass, int /*micro_batch*/) {}
-    // Once a micro-batch for each parameter, after its last contribution (a tied weight: after the embedding's).
-    virtual void gradient_complete(Parameter&, int /*micro_batch*/) {}
+    virtual void before(const Unit&, Pass, const Context&) {}
+    virtual void after(const Unit&, Pass, const Context&) {}
+    // Once a micro-batch for each parameter, after its last contribution (a tied weight: after the embedding's). With split
+    // backward a norm's comes in backward-input and a linear's in backward-weight.
+    virtual void gradient_complete(Parameter&, const Context&) {}
 };
 
 // What travels with one micro-batch through the model.
 struct Context {
-    const Batch& batch;
+    Batch batch;
     float loss_scale = 1;      // each token's loss counts this much: 1 / counted targets of the global batch
     Tensor loss = {};          // (1) fp64; the head adds to it
     int micro_batch = 0;
@@ -84,6 +89,8 @@ struct Context {
 enum class WeightGradient { now, later };
 
 // y = x W^T (+ residual); several parameters stacked by rows share one GEMM (q, k, v; gate, up).
+// It keeps its input as "x" and its gradient as "dy", one row a token, and nothing else of that size: a linear that wraps
+// another one may replace them by the shard its rank owns until backward_weight needs them whole.
 class Linear {
 public:
     explicit Linear(std::vector<Parameter*> rows) : parameters_(std::move(rows)) {}
@@ -183,8 +190,12 @@ public:
     virtual void forward(const Tensor& x, Saved& saved, Context& context);
     virtual Tensor backward_input(Saved& saved, Context& context);
     virtual void backward_weight(Saved& saved, Context& context);
+    virtual Tensor backward(Saved& saved, Context& context, WeightGradient when);
 
 protected:
+    // Adds the loss of some tokens (n) to context.loss; in training their logits (n, V) become their own gradient.
+    virtual void loss(Tensor logits, const Tensor& targets, Context& context) const;
+    Tensor local_logits(const Tensor& x) const;
     Parameter* weight_;
     int64_t chunk_;
     bool completes_;

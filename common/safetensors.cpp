@@ -13,7 +13,6 @@ namespace {
 
 using json = nlohmann::json;
 namespace fs = std::filesystem;
-
 constexpr int64_t max_header_bytes = 100'000'000;  // the reference implementation's limit
 
 const std::map<std::string, int64_t>& dtype_bits() {
@@ -269,6 +268,7 @@ void SafetensorsWriter::write(const Tensor& value) {
     if (!file_ || next_item_ == shard_ends_[next_shard_ - 1]) next_file();
     const Item& item = items_[next_item_++];
     check(value.shape() == item.shape, "tensor written with another shape than announced");
+    if (value.numel() == 0) return;
     std::vector<unsigned char> host(size_t(value.bytes()));
     value.copy_to_host(host.data());
     if (value.dtype() != item.dtype) {

@@ -41,11 +41,14 @@ struct fp16 {
     explicit operator float() const { return float(value); }
 };
 
-template <class T> inline constexpr DType dtype_of = DType::fp32;
-template <> inline constexpr DType dtype_of<bf16> = DType::bf16;
-template <> inline constexpr DType dtype_of<fp16> = DType::fp16;
-template <> inline constexpr DType dtype_of<double> = DType::fp64;
-template <> inline constexpr DType dtype_of<int32_t> = DType::int32;
+// The dtype that a C++ type is stored as; other types have none.
+template <class T> struct DTypeOf;
+template <> struct DTypeOf<float> { static constexpr DType value = DType::fp32; };
+template <> struct DTypeOf<bf16> { static constexpr DType value = DType::bf16; };
+template <> struct DTypeOf<fp16> { static constexpr DType value = DType::fp16; };
+template <> struct DTypeOf<double> { static constexpr DType value = DType::fp64; };
+template <> struct DTypeOf<int32_t> { static constexpr DType value = DType::int32; };
+template <class T> inline constexpr DType dtype_of = DTypeOf<std::remove_cv_t<T>>::value;
 
 using Shape = std::vector<int64_t>;
 int64_t numel(const Shape& shape);
@@ -111,7 +114,8 @@ private:
     DType dtype_ = DType::fp32;
 };
 
-// What the backend provides: copies between host and device that have completed when the call returns.
+// What the backend provides: copies between host and device that have completed when the call returns; zeroing runs on the
+// compute stream.
 void device_copy_from_host(void* device, const void* host, int64_t bytes);
 void device_copy_to_host(void* host, const void* device, int64_t bytes);
 void device_zero(void* device, int64_t bytes);

@@ -7,6 +7,7 @@
 //     all-reduce, large     slice i of everyone's x goes to rank i  --+
 //                           rank i adds the n slices in rank order    |  = reduce-scatter
 //                           rank i's sum goes to everyone           --+-> all-gather
+//     reduce                the same, but the last step sends to the root only
 //
 // The others are direct exchanges between each pair of ranks that has something to say.
 #include "comm_mpi.h"
@@ -62,12 +63,6 @@ Tensor make_scratch(int64_t count, DType dtype) {
     return count > 0 ? Tensor::empty({count}, dtype, Memory::communication) : Tensor();
 }
 
-// Elements of each of the n-1 slots of a reduction of slices of `count` elements.
-int64_t slot_count(int64_t count, int size, DType dtype) {
-    int64_t limit = communication_settings().chunk_bytes / dtype_bytes(dtype) / std::max(1, size - 1);
-    return std::min(count, std::max<int64_t>(1, limit));
-}
-
 bool overlap(const Tensor& a, const Tensor& b) {
     return address(a) < address(b) + b.bytes() && address(b) < address(a) + a.bytes();
 }
@@ -78,48 +73,51 @@ void check_tensors(std::initializer_list<Tensor> tensors) {
 
 void check_rank(int rank, int size) { check(0 <= rank && rank < size, "no such rank in this communicator"); }
 
-}  // namespace
-
-Work Communicator::all_reduce(Tensor x, Reduce op, Stream& stream) const {
+// all_reduce (root < 0: everyone wants the sum) and reduce.
+Work reduce_to(int root, const std::shared_ptr<Communicator::Impl>& communicator, const Tensor& x, Reduce op, Stream& stream) {
     check_tensors({x});
-    int64_t n = size(), numel = x.numel(), width = dtype_bytes(x.dtype());
+    int64_t n = communicator->size, numel = x.numel(), width = dtype_bytes(x.dtype());
+    auto wanted_by = [root](int r) { return root < 0 || r == root; };
     bool small = x.bytes() <= communication_settings().small_bytes;
     int64_t chunk = small ? numel : std::min(numel, std::max(n, communication_settings().chunk_bytes / width));
-    Tensor scratch = make_scratch((n - 1) * (small ? numel : (chunk + n - 1) / n), x.dtype());
+    int64_t slot = !small ? (chunk + n - 1) / n : wanted_by(communicator->rank) ? numel : 0;
+    Tensor scratch = make_scratch((n - 1) * slot, x.dtype());
     Reduction reduction = {x.dtype(), op, address(scratch)};
     auto body = [=, data = address(x)](Exchange& exchange) {
-        if (small) return reduce_round(exchange, reduction, [&](int) { return Slice{data, numel}; }, data);
+        if (small) {
+            auto everything = [&](int r) { return Slice{data, wanted_by(r) ? numel : 0}; };
+            return reduce_round(exchange, reduction, everything, data);
+        }
         for (int64_t begin = 0; begin < numel; begin += chunk) {
             int64_t length = std::min(chunk, numel - begin);
             auto slice = [&](int r) {
                 int64_t first = length * r / n, last = length * (r + 1) / n;
                 return Slice{data + (begin + first) * width, last - first};
             };
-            Slice own = slice(exchange.rank());
-            reduce_round(exchange, reduction, slice, own.data);
-            exchange.for_each_peer([&](int peer) { exchange.recv(slice(peer).data, slice(peer).count * width, peer); });
-            exchange.for_each_peer([&](int peer) { exchange.send(own.data, own.count * width, peer); });
+            int me = exchange.rank();
+            int64_t bytes = slice(me).count * width;
+            char* sum = wanted_by(me) ? slice(me).data : reduction.scratch;
+            reduce_round(exchange, reduction, slice, sum);
+            exchange.for_each_peer([&](int peer) {
+                if (wanted_by(me)) exchange.recv(slice(peer).data, slice(peer).count * width, peer);
+            });
+            exchange.for_each_peer([&](int peer) {
+                if (wanted_by(peer)) exchange.send(sum, bytes, peer);
+            });
             exchange.wait();
         }
     };
-    return issue(impl_, {Collective::all_reduce, x.bytes(), {x, scratch}}, stream, body);
+    Collective kind = root < 0 ? Collective::all_reduce : Collective::reduce;
+    return issue(communicator, {kind, x.bytes(), {x, scratch}, root < 0 ? "" : fmt::format(" to {}", root)}, stream, body);
 }
 
+}  // namespace
+
+Work Communicator::all_reduce(Tensor x, Reduce op, Stream& stream) const { return reduce_to(-1, impl_, x, op, stream); }
+
 Work Communicator::reduce(Tensor x, int root, Reduce op, Stream& stream) const {
-    check_tensors({x});
     check_rank(root, size());
-    int64_t numel = x.numel(), width = dtype_bytes(x.dtype());
-    int64_t chunk = slot_count(numel, size(), x.dtype());
-    Tensor scratch = make_scratch(rank() == root ? (size() - 1) * chunk : 0, x.dtype());
-    Reduction reduction = {x.dtype(), op, address(scratch)};
-    auto body = [=, data = address(x)](Exchange& exchange) {
-        for (int64_t begin = 0; begin < numel; begin += chunk) {
-            int64_t length = std::min(chunk, numel - begin);
-            auto slice = [&](int r) { return Slice{data + begin * width, r == root ? length : 0}; };
-            reduce_round(exchange, reduction, slice, data + begin * width);
-        }
-    };
-    return issue(impl_, {Collective::reduce, x.bytes(), {x, scratch}, fmt::format(" to {}", root)}, stream, body);
+    return reduce_to(root, impl_, x, op, stream);
 }
 
 Work Communicator::reduce_scatter(Tensor out, Tensor in, Reduce op, Stream& stream) const {
@@ -129,7 +127,7 @@ Work Communicator::reduce_scatter(Tensor out, Tensor in, Reduce op, Stream& stre
     int64_t numel = out.numel(), width = dtype_bytes(in.dtype());
     check(!overlap(out, in) || address(out) == address(in) + rank() * out.bytes(),
           "reduce_scatter: out may only share this rank's slice of in");
-    int64_t chunk = slot_count(numel, size(), in.dtype());
+    int64_t chunk = std::clamp<int64_t>(communication_settings().chunk_bytes / width / size(), 1, std::max<int64_t>(1, numel));
     Tensor scratch = make_scratch((size() - 1) * chunk, in.dtype());
     Reduction reduction = {in.dtype(), op, address(scratch)};
     auto body = [=, to = address(out), from = address(in)](Exchange& exchange) {

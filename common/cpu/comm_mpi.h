@@ -29,8 +29,8 @@ struct Communicator::Impl {
 // Where one way ends and another begins. Variable so that tests reach every path with little data; equal on all ranks.
 struct CommunicationSettings {
     int64_t piece_bytes = 1 << 30;   // MPI counts with an int: longer messages travel in pieces of this size
-    int64_t small_bytes = 16 << 10;  // an all-reduce up to this size takes one round
-    int64_t chunk_bytes = 4 << 20;   // longer reductions go through scratch of about this size, chunk after chunk
+    int64_t small_bytes = 4 << 10;   // an all-reduce or reduce up to this size takes one round
+    int64_t chunk_bytes = 1 << 20;   // longer reductions go through scratch of about this size, chunk after chunk
 };
 CommunicationSettings& communication_settings();
 

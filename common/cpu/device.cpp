@@ -29,8 +29,13 @@ void device_free(void* data) { std::free(data); }
 
 int64_t device_memory_bytes() { return int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / ranks_on_this_node(); }
 
-void device_copy_from_host(void* device, const void* host, int64_t bytes) { std::memcpy(device, host, size_t(bytes)); }
-void device_copy_to_host(void* host, const void* device, int64_t bytes) { std::memcpy(host, device, size_t(bytes)); }
+// An empty tensor may come with a null pointer, which memcpy does not take.
+void device_copy_from_host(void* device, const void* host, int64_t bytes) {
+    if (bytes > 0) std::memcpy(device, host, size_t(bytes));
+}
+void device_copy_to_host(void* host, const void* device, int64_t bytes) {
+    if (bytes > 0) std::memcpy(host, device, size_t(bytes));
+}
 void device_zero(void* device, int64_t bytes) { std::memset(device, 0, size_t(bytes)); }
 
 std::string device_description() {

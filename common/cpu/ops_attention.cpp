@@ -15,22 +15,20 @@ namespace ultrascale::ops {
 namespace {
 
 using enum Transpose;
-constexpr int64_t q_tile = 64, k_tile = 256;                   // of the forward: long in keys, so the maximum moves rarely
+constexpr int64_t q_tile = 64, k_tile = 128;  // of the forward; OpenBLAS is fastest up to m n k = 10^6
 constexpr int64_t backward_q_tile = 128, backward_k_tile = 64;
 
 // x (B, T, K, D) -> (B, K, D, T)
 Tensor transposed_heads(const Tensor& x) {
-    const int64_t B = x.size(0), T = x.size(1), K = x.size(2), D = x.size(3), block = 64;
+    const int64_t B = x.size(0), T = x.size(1), K = x.size(2), D = x.size(3);
     Tensor out = Tensor::empty({B, K, D, T}, DType::fp32, Memory::workspace);
     const float* from = x.as<float>();
     float* to = out.as<float>();
-#pragma omp parallel for collapse(3) if (x.numel() > parallel_threshold)
+#pragma omp parallel for collapse(2) if (x.numel() > parallel_threshold)
     for (int64_t b = 0; b < B; ++b)
         for (int64_t k = 0; k < K; ++k)
-            for (int64_t t0 = 0; t0 < T; t0 += block)
-                for (int64_t d = 0; d < D; ++d)
-                    for (int64_t t = t0; t < std::min(T, t0 + block); ++t)
-                        to[((b * K + k) * D + d) * T + t] = from[((b * T + t) * K + k) * D + d];
+            cblas_somatcopy(CblasRowMajor, CblasTrans, blasint(T), blasint(D), 1, from + (b * T * K + k) * D, blasint(K * D),
+                            to + (b * K + k) * D * T, blasint(T));
     return out;
 }
 
@@ -88,8 +86,8 @@ struct Forward {
 #pragma omp simd
                 for (int64_t d = 0; d < D; ++d) o0[r * n.q_row() + d] *= factor;
             }
-            sgemm(no, no, rows, D, width, 1, scores, k_tile, v + (b * n.Tk + j0) * n.k_row() + kv * D, n.k_row(),
-                  j0 == first ? 0 : 1, o0, n.q_row());
+            sgemm(no, no, rows, D, width, 1, scores, k_tile, v + (b * n.Tk + j0) * n.k_row() + kv * D, n.k_row(), j0 == first ? 0 : 1, o0,
+                  n.q_row());
         }
         for (int64_t r = 0; r < rows; ++r) {
             lse[(b * n.H + h) * n.Tq + i0 + r] = row[r].max + std::log(row[r].sum);  // no key: -inf + -inf
@@ -129,8 +127,8 @@ struct Backward {
 
     // What queries [i0, i1) of heads [h0, h1) and keys [j0, j1) of key head kv add to dk and dv, and to dq, of sequence b.
     // scratch: 2 * backward_q_tile * backward_k_tile.
-    void block(int64_t b, int64_t kv, int64_t h0, int64_t h1, int64_t i0, int64_t i1, int64_t j0, int64_t j1, bool add_dkv,
-               bool add_dq, float* scratch) const {
+    void block(int64_t b, int64_t kv, int64_t h0, int64_t h1, int64_t i0, int64_t i1, int64_t j0, int64_t j1, bool add_dkv, bool add_dq,
+               float* scratch) const {
         const int64_t D = n.D, ld = backward_k_tile;
         float *scores = scratch, *dprobabilities = scratch + backward_q_tile * ld;
         for (int64_t j = j0; j < j1; j += backward_k_tile) {
@@ -216,7 +214,12 @@ AttentionSizes attention_sizes(const Tensor& q, const Tensor& k, const Tensor& v
 }
 
 VisibleKeys::VisibleKeys(const AttentionMask& mask, const AttentionSizes& n)
-    : causal_(mask.causal), B_(n.B), Tq_(n.Tq), Tk_(n.Tk), shift_(mask.q_offset - mask.k_offset), k_offset_(mask.k_offset),
+    : causal_(mask.causal),
+      B_(n.B),
+      Tq_(n.Tq),
+      Tk_(n.Tk),
+      shift_(mask.q_offset - mask.k_offset),
+      k_offset_(mask.k_offset),
       starts_(mask.document_starts ? mask.document_starts.as<int32_t>() : nullptr) {
     check(!starts_ || mask.document_starts.numel() == n.B * n.Tq, "attention: document_starts is (B, Tq)");
 }
@@ -235,15 +238,13 @@ void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, c
     OpSpan span("attention_forward", 4.0 * visible.pairs() * double(n.q_row()), bytes_of(o, lse, q, k, v));
     const Tensor q32 = widened(q), v32 = widened(v), k_transposed = transposed_heads(widened(k)), o32 = widened_output(o);
     const Tensor scores = Tensor::empty({omp_get_max_threads(), q_tile, k_tile}, DType::fp32, Memory::workspace);
-    const Forward forward = {n, visible, q32.as<float>(), k_transposed.as<float>(), v32.as<float>(),
-                             o32.as<float>(), lse.as<float>()};
+    const Forward forward = {n, visible, q32.as<float>(), k_transposed.as<float>(), v32.as<float>(), o32.as<float>(), lse.as<float>()};
     float* scratch = scores.as<float>();
     const int64_t tiles = (n.Tq + q_tile - 1) / q_tile;
 #pragma omp parallel for schedule(dynamic)
     for (int64_t x = 0; x < n.B * n.H * tiles; ++x) {
         const int64_t i = (tiles - 1 - x % tiles) * q_tile;  // the last tile first: under a causal mask it has most to do
-        forward.tile(x / tiles / n.H, x / tiles % n.H, i, std::min(i + q_tile, n.Tq),
-                     scratch + omp_get_thread_num() * q_tile * k_tile);
+        forward.tile(x / tiles / n.H, x / tiles % n.H, i, std::min(i + q_tile, n.Tq), scratch + omp_get_thread_num() * q_tile * k_tile);
     }
     if (o.dtype() != DType::fp32) convert(o, o32);
 }
@@ -262,17 +263,24 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
     check(dk.numel() == k.numel() && dv.numel() == k.numel(), "attention_backward: dk, dv are (B, Tk, K, D)");
     check(lse.numel() == n.B * n.H * n.Tq && delta.numel() == lse.numel(), "attention_backward: lse, delta are (B, H, Tq)");
     const VisibleKeys visible(mask, n);
-    OpSpan span("attention_backward", 10.0 * visible.pairs() * double(n.q_row()),
-                bytes_of(dq, dk, dv, dout, q, k, v, lse, delta));
+    OpSpan span("attention_backward", 10.0 * visible.pairs() * double(n.q_row()), bytes_of(dq, dk, dv, dout, q, k, v, lse, delta));
     const Tensor q32 = widened(q), k32 = widened(k), dout32 = widened(dout);
     const Tensor k_transposed = transposed_heads(k32), v_transposed = transposed_heads(widened(v));
     const Tensor dq32 = widened_output(dq), dk32 = widened_output(dk), dv32 = widened_output(dv);
     for (const Tensor& sum : {dq32, dk32, dv32}) device_zero(sum.data(), sum.bytes());
-    const Tensor scratch = Tensor::empty({omp_get_max_threads(), 2, backward_q_tile, backward_k_tile}, DType::fp32,
-                                         Memory::workspace);
-    const Backward backward = {n, visible, q32.as<float>(), k32.as<float>(), k_transposed.as<float>(),
-                               v_transposed.as<float>(), dout32.as<float>(), lse.as<float>(), delta.as<float>(),
-                               dq32.as<float>(), dk32.as<float>(), dv32.as<float>()};
+    const Tensor scratch = Tensor::empty({omp_get_max_threads(), 2, backward_q_tile, backward_k_tile}, DType::fp32, Memory::workspace);
+    const Backward backward = {n,
+                               visible,
+                               q32.as<float>(),
+                               k32.as<float>(),
+                               k_transposed.as<float>(),
+                               v_transposed.as<float>(),
+                               dout32.as<float>(),
+                               lse.as<float>(),
+                               delta.as<float>(),
+                               dq32.as<float>(),
+                               dk32.as<float>(),
+                               dv32.as<float>()};
     backward.all(scratch.as<float>());
     if (dq.dtype() != DType::fp32) convert(dq, dq32), convert(dk, dk32), convert(dv, dv32);
 }

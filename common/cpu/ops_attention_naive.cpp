@@ -46,13 +46,11 @@ void softmax_backward_row(float* dp, float* p32, const T* probabilities, float s
 
 }  // namespace
 
-void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k, const Tensor& v,
-                             const AttentionMask& mask) {
+void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask) {
     const AttentionSizes n = attention_sizes(q, k, v);
     check(o.numel() == q.numel(), "attention_naive_forward: o is (B, Tq, H, D)");
     check(probabilities.numel() == n.B * n.H * n.Tq * n.Tk, "attention_naive_forward: probabilities are (B, H, Tq, Tk)");
-    OpSpan span("attention_naive_forward", 4.0 * double(n.B * n.H * n.Tq) * double(n.Tk * n.D),
-                bytes_of(o, q, k, v, probabilities));
+    OpSpan span("attention_naive_forward", 4.0 * double(n.B * n.H * n.Tq) * double(n.Tk * n.D), bytes_of(o, q, k, v, probabilities));
     const Tensor q32 = widened(q), k32 = widened(k), v32 = widened(v), o32 = widened_output(o);
     const Tensor scratch = Tensor::empty({omp_get_max_threads(), tile, n.Tk}, DType::fp32, Memory::workspace);
     const float *q_data = q32.as<float>(), *k_data = k32.as<float>(), *v_data = v32.as<float>();
@@ -75,8 +73,8 @@ void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, co
     if (o.dtype() != DType::fp32) convert(o, o32);
 }
 
-void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                              const Tensor& v, const Tensor& probabilities) {
+void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& probabilities) {
     const AttentionSizes n = attention_sizes(q, k, v);
     check(dout.numel() == q.numel() && dq.numel() == q.numel(), "attention_naive_backward: dout, dq are (B, Tq, H, D)");
     check(dk.numel() == k.numel() && dv.numel() == k.numel(), "attention_naive_backward: dk, dv are (B, Tk, K, D)");
@@ -100,8 +98,7 @@ void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dou
                     const int64_t rows = std::min(tile, n.Tq - i), query = (b * n.Tq + i) * n.q_row() + h * n.D;
                     sgemm(no, yes, rows, n.Tk, n.D, 1, dout_data + query, n.q_row(), v_data + key, n.k_row(), 0, dp, n.Tk);
                     for (int64_t r = 0; r < rows; ++r)
-                        softmax_backward_row(dp + r * n.Tk, p32 + r * n.Tk, p + ((b * n.H + h) * n.Tq + i + r) * n.Tk,
-                                             n.scale(), n.Tk);
+                        softmax_backward_row(dp + r * n.Tk, p32 + r * n.Tk, p + ((b * n.H + h) * n.Tq + i + r) * n.Tk, n.scale(), n.Tk);
                     sgemm(yes, no, n.Tk, n.D, rows, 1, p32, n.Tk, dout_data + query, n.q_row(), 1, dv_data + key, n.k_row());
                     sgemm(no, no, rows, n.D, n.Tk, 1, dp, n.Tk, k_data + key, n.k_row(), 0, dq_data + query, n.q_row());
                     sgemm(yes, no, n.Tk, n.D, rows, 1, dp, n.Tk, q_data + query, n.q_row(), 1, dk_data + key, n.k_row());

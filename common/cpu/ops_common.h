@@ -25,8 +25,10 @@ inline constexpr int64_t parallel_threshold = 16384;
 template <class F>
 void with_type(DType dtype, F&& f) {
     check(dtype == DType::fp32 || dtype == DType::bf16, "operation on another dtype than fp32 and bf16");
-    if (dtype == DType::fp32) f(float{});
-    else f(bf16{});
+    if (dtype == DType::fp32)
+        f(float{});
+    else
+        f(bf16{});
 }
 
 // to = value, rounded. (The compiler does not vectorise the assignment of a whole bf16.)
@@ -43,9 +45,9 @@ double bytes_of(const Tensors&... tensors) {
 // put together from its bits. Below -87.3, where the result is no longer a normal number, 0; above 88, e^88.
 inline float exp_fast(float x) {
     x = 88.0f < x ? 88.0f : x;
-    const float shift = 12582912.0f;                       // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
     float shifted = x * 1.44269504f + shift, n = shifted - shift;
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;   // ln 2 in two parts, the first of few bits: no cancellation
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts, the first of few bits: no cancellation
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -59,11 +61,11 @@ inline float exp_fast(float x) {
 
 // c (m, n) = alpha * op(a) * op(b) + beta * c, all row-major; ld: elements from one row to the next as stored. Uses all
 // threads, or only the calling one inside a parallel region.
-inline void sgemm(Transpose ta, Transpose tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
-                  const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+inline void sgemm(Transpose ta, Transpose tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b,
+                  int64_t ldb, float beta, float* c, int64_t ldc) {
     auto flag = [](Transpose t) { return t == Transpose::yes ? CblasTrans : CblasNoTrans; };
-    cblas_sgemm(CblasRowMajor, flag(ta), flag(tb), blasint(m), blasint(n), blasint(k), alpha, a, blasint(lda), b,
-                blasint(ldb), beta, c, blasint(ldc));
+    cblas_sgemm(CblasRowMajor, flag(ta), flag(tb), blasint(m), blasint(n), blasint(k), alpha, a, blasint(lda), b, blasint(ldb), beta, c,
+                blasint(ldc));
 }
 
 // copy() without a span of its own: part of another operation.

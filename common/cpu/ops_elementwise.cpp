@@ -31,10 +31,11 @@ void scale_elements(T* x, float alpha, int64_t n) {
     for (int64_t i = 0; i < n; ++i) store(x[i], float(x[i]) * alpha);
 }
 
+// `value` is a float, or the bits of a bf16.
 template <class T>
-void fill_elements(T* x, float value, int64_t n) {
+void fill_elements(T* x, T value, int64_t n) {
 #pragma omp parallel for simd if (n > parallel_threshold)
-    for (int64_t i = 0; i < n; ++i) store(x[i], value);
+    for (int64_t i = 0; i < n; ++i) x[i] = value;
 }
 
 // The sum of x (or of x^2) over one block, in double.
@@ -55,8 +56,7 @@ double sum_in_blocks(const Tensor& x) {
     with_type(x.dtype(), [&]<class T>(T) {
         const T* values = x.as<T>();
 #pragma omp parallel for if (blocks > 1)
-        for (int64_t i = 0; i < blocks; ++i)
-            sums[i] = block_sum<squares>(values + i * block, std::min(block, n - i * block));
+        for (int64_t i = 0; i < blocks; ++i) sums[i] = block_sum<squares>(values + i * block, std::min(block, n - i * block));
     });
     double sum = 0;
     for (int64_t i = 0; i < blocks; ++i) sum += sums[i];
@@ -66,8 +66,10 @@ double sum_in_blocks(const Tensor& x) {
 // copy() also knows fp16.
 template <class F>
 void with_any_float(DType dtype, F&& f) {
-    if (dtype == DType::fp16) f(fp16{});
-    else with_type(dtype, f);
+    if (dtype == DType::fp16)
+        f(fp16{});
+    else
+        with_type(dtype, f);
 }
 
 }  // namespace
@@ -90,15 +92,17 @@ void copy(Tensor to, const Tensor& from) {
 
 void fill(Tensor x, float value) {
     OpSpan span("fill", 0, bytes_of(x));
-    with_type(x.dtype(), [&]<class T>(T) { fill_elements(x.as<T>(), value, x.numel()); });
+    if (x.dtype() == DType::bf16)
+        fill_elements(&x.as<bf16>()->bits, bf16(value).bits, x.numel());
+    else
+        fill_elements(x.as<float>(), value, x.numel());
 }
 
 void add(Tensor y, const Tensor& x, float alpha) {
     check(y.numel() == x.numel(), "add: sizes differ");
     OpSpan span("add", 2.0 * double(y.numel()), bytes_of(y, y, x));
-    with_type(y.dtype(), [&]<class Y>(Y) {
-        with_type(x.dtype(), [&]<class X>(X) { add_elements(y.as<Y>(), x.as<X>(), alpha, y.numel()); });
-    });
+    with_type(y.dtype(),
+              [&]<class Y>(Y) { with_type(x.dtype(), [&]<class X>(X) { add_elements(y.as<Y>(), x.as<X>(), alpha, y.numel()); }); });
 }
 
 void scale(Tensor x, float alpha) {

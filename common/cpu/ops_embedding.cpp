@@ -12,8 +12,10 @@ void gather(T* out, const int32_t* tokens, const T* weight, int64_t first_row, i
 #pragma omp parallel for if (N * h > parallel_threshold)
     for (int64_t n = 0; n < N; ++n) {
         const int64_t row = tokens[n] - first_row;
-        if (row >= 0 && row < V) std::memcpy(out + n * h, weight + row * h, size_t(h) * sizeof(T));
-        else std::memset(static_cast<void*>(out + n * h), 0, size_t(h) * sizeof(T));
+        if (row >= 0 && row < V)
+            std::memcpy(out + n * h, weight + row * h, size_t(h) * sizeof(T));
+        else
+            std::memset(static_cast<void*>(out + n * h), 0, size_t(h) * sizeof(T));
     }
 }
 
@@ -37,8 +39,7 @@ void embedding_forward(Tensor out, const Tensor& tokens, const Tensor& weight, i
     const int64_t N = tokens.numel(), V = weight.size(0), h = weight.cols();
     check(out.numel() == N * h, "embedding_forward: out is (N, h)");
     OpSpan span("embedding_forward", 0, bytes_of(out, out, tokens));
-    with_type(out.dtype(),
-              [&]<class T>(T) { gather(out.as<T>(), tokens.as<int32_t>(), weight.as<T>(), first_row, N, V, h); });
+    with_type(out.dtype(), [&]<class T>(T) { gather(out.as<T>(), tokens.as<int32_t>(), weight.as<T>(), first_row, N, V, h); });
 }
 
 void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout, int64_t first_row) {

@@ -20,8 +20,8 @@ void widen_panel(float* out, const bf16* a, Transpose ta, int64_t M, int64_t K, 
         for (int64_t c = 0; c < cols; ++c) out[r * cols + c] = float(first[r * stride + c]);
 }
 
-void matmul_bf16(const Tensor& d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& addend,
-                 int64_t M, int64_t N, int64_t K) {
+void matmul_bf16(const Tensor& d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& addend, int64_t M, int64_t N,
+                 int64_t K) {
     const int64_t panel = std::min<int64_t>(M, 2048);
     Tensor wide_b = widened(b);
     Tensor wide_a = Tensor::empty({panel, K}, DType::fp32, Memory::workspace);
@@ -52,8 +52,10 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
     const bool in_place = addend && addend.data() == d.data();
     if (M == 0 || N == 0) return;
     if (K == 0) {  // an empty sum
-        if (!addend) device_zero(d.data(), d.bytes());
-        else if (!in_place) convert(d, addend);
+        if (!addend)
+            device_zero(d.data(), d.bytes());
+        else if (!in_place)
+            convert(d, addend);
     } else if (a.dtype() == DType::bf16) {
         matmul_bf16(d, a, ta, b, tb, addend, M, N, K);
     } else {

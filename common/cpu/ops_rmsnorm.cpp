@@ -53,9 +53,7 @@ void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weigh
     const int64_t N = x.rows(), h = x.cols();
     check(y.numel() == N * h && rstd.numel() == N && weight.numel() == h, "rmsnorm_forward: y, x (N, h), rstd (N), weight (h)");
     OpSpan span("rmsnorm_forward", 4.0 * double(N * h), bytes_of(y, rstd, x, weight));
-    with_type(x.dtype(), [&]<class T>(T) {
-        forward(y.as<T>(), rstd.as<float>(), x.as<T>(), weight.as<T>(), eps, N, h);
-    });
+    with_type(x.dtype(), [&]<class T>(T) { forward(y.as<T>(), rstd.as<float>(), x.as<T>(), weight.as<T>(), eps, N, h); });
 }
 
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& weight,

@@ -13,8 +13,7 @@ struct Sizes {
     int64_t columns() const { return (H + 2 * K) * D; }  // of qkv
 };
 
-Sizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& qkv, const Tensor& positions,
-               const Tensor& frequencies) {
+Sizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& qkv, const Tensor& positions, const Tensor& frequencies) {
     check(q.shape().size() == 4 && k.shape().size() == 4, "rope: q is (B, T, H, D) and k (B, T, K, D)");
     Sizes s = {q.size(0), q.size(1), q.size(2), k.size(2), q.size(3)};
     check(k.shape() == Shape({s.B, s.T, s.K, s.D}) && v.shape() == k.shape(), "rope: k and v are (B, T, K, D)");
@@ -78,8 +77,7 @@ void rope_forward(Tensor q, Tensor k, Tensor v, const Tensor& qkv, const Tensor&
     });
 }
 
-void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& positions,
-                   const Tensor& frequencies) {
+void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& positions, const Tensor& frequencies) {
     const Sizes s = sizes_of(dq, dk, dv, dqkv, positions, frequencies);
     OpSpan span("rope_backward", 3.0 * bytes_of(dq, dk) / double(dtype_bytes(dq.dtype())), bytes_of(dqkv, dq, dk, dv, positions));
     with_type(dq.dtype(), [&]<class T>(T) {

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "checkpoint.h"
@@ -60,6 +61,23 @@ void damage(std::string& s) {
     }
 }
 
+// Changes a tensor's shape and gives it offsets that fit, as far as 64 bits go: the lies that a consistent header can tell.
+void reshape_tensor(std::string& header) {
+    nlohmann::json h = nlohmann::json::parse(header, nullptr, false);
+    if (!h.is_object() || h.empty()) return;
+    auto tensor = std::next(h.begin(), long(below(h.size())));
+    if (!tensor->is_object() || !tensor->contains("shape") || !tensor->contains("data_offsets")) return;
+    nlohmann::json &shape = (*tensor)["shape"], &offsets = (*tensor)["data_offsets"];
+    if (!shape.is_array() || shape.empty() || !offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned()) return;
+    shape[below(shape.size())] = below(2) ? uint64_t(1) << below(64) : 1 + below(100'000);
+    if (below(4) == 0) shape.push_back(uint64_t(1) << below(64));
+    uint64_t bytes = (*tensor)["dtype"] == "F32" ? 4 : 2;
+    for (const auto& size : shape) bytes *= size.is_number_unsigned() ? size.get<uint64_t>() : 1;
+    if (below(4) == 0) offsets[0] = random_bits() >> below(64);
+    offsets[1] = offsets[0].get<uint64_t>() + bytes;
+    header = h.dump();
+}
+
 // Damages the header's text and puts a fitting length before it, so that the damage gets past the first check.
 void damage_safetensors(std::string& s) {
     uint64_t length = 0;
@@ -67,7 +85,9 @@ void damage_safetensors(std::string& s) {
     std::memcpy(&length, s.data(), 8);
     if (length > s.size() - 8) return;
     std::string header = s.substr(8, length), data = s.substr(8 + length);
-    for (size_t i = 0; i <= below(4); ++i) below(3) ? replace_token(header) : damage(header);
+    if (below(3) == 0) reshape_tensor(header);
+    else
+        for (size_t i = 0; i <= below(4); ++i) below(3) ? replace_token(header) : damage(header);
     if (below(8) == 0) damage(data);
     length = header.size() + (below(16) ? 0 : below(9) - 4);
     if (below(64) == 0) length = random_bits() >> below(64);

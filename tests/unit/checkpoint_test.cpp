@@ -1,7 +1,11 @@
 #include "checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -43,151 +47,6 @@ void load(const std::string& dir, ParameterList& list, DType dtype = DType::fp32
     add_parameters(list, load_config(dir));
     list.allocate_values(dtype);
     load_parameters(dir, list);
-}
-
-json minimal() {
-    return {{"model_type", "llama"}, {"hidden_size", 64}, {"num_hidden_layers", 2}, {"num_attention_heads", 4},
-            {"intermediate_size", 96}, {"vocab_size", 100}};
-}
-
-LlamaConfig config_of(const json& value) {
-    TempDir dir;
-    put(dir / "config.json", value.dump());
-    return load_config(dir.path());
-}
-
-LlamaConfig config_with(const json& changes) {
-    json value = minimal();
-    value.update(changes);
-    return config_of(value);
-}
-
-void expect_refused(const json& changes, const std::string& message) {
-    const std::string error = test::error_of([&] { config_with(changes); });
-    EXPECT_NE(error.find("config.json: "), std::string::npos) << error;
-    EXPECT_NE(error.find(message), std::string::npos) << error << "\nwithout: " << message;
-}
-
-TEST(Config, DefaultsAreThoseOfTransformers) {
-    LlamaConfig c = config_of(minimal());
-    EXPECT_EQ(c.kv_heads, 4);
-    EXPECT_EQ(c.head_dim, 16);
-    EXPECT_FALSE(c.tied);
-    EXPECT_EQ(c.rope_theta, 10000);
-    EXPECT_EQ(c.norm_eps, 1e-6);
-    EXPECT_EQ(c.init_std, 0.02);
-    EXPECT_EQ(c.max_positions, 2048);
-    EXPECT_EQ(c.default_seq, 2048);
-    EXPECT_EQ(c.rope_scaling.type, RopeScaling::Type::none);
-}
-
-TEST(Config, ReadsEveryField) {
-    LlamaConfig c = config_with({{"num_key_value_heads", 2}, {"head_dim", 20}, {"tie_word_embeddings", true}, {"rope_theta", 5e5},
-                                 {"rms_norm_eps", 1e-3}, {"initializer_range", 0.1}, {"max_position_embeddings", 77}});
-    EXPECT_EQ(c.layers, 2);
-    EXPECT_EQ(c.hidden, 64);
-    EXPECT_EQ(c.heads, 4);
-    EXPECT_EQ(c.kv_heads, 2);
-    EXPECT_EQ(c.head_dim, 20);
-    EXPECT_EQ(c.ffn, 96);
-    EXPECT_EQ(c.vocab, 100);
-    EXPECT_TRUE(c.tied);
-    EXPECT_EQ(c.rope_theta, 5e5);
-    EXPECT_EQ(c.norm_eps, 1e-3);
-    EXPECT_EQ(c.init_std, 0.1);
-    EXPECT_EQ(c.max_positions, 77);
-    EXPECT_EQ(c.default_seq, 77);
-    EXPECT_EQ(config_with({{"head_dim", nullptr}, {"num_key_value_heads", nullptr}}).head_dim, 16);
-    TempDir dir;
-    put(dir / "my.json", minimal().dump());
-    EXPECT_EQ(load_config(dir / "my.json").hidden, 64);  // a file by itself
-}
-
-TEST(Config, RopeOfTransformers4And5) {
-    const json llama3 = {{"factor", 32.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
-    auto with_type = [&](const char* key, double theta = 0) {
-        json value = llama3;
-        value[key] = "llama3";
-        if (theta > 0) value["rope_theta"] = theta;
-        return value;
-    };
-    for (const json& changes : {json{{"rope_theta", 5e5}, {"rope_scaling", with_type("rope_type")}},
-                                json{{"rope_theta", 5e5}, {"rope_scaling", with_type("type")}},
-                                json{{"rope_parameters", with_type("rope_type", 5e5)}},
-                                json{{"rope_theta", 5e5}, {"rope_scaling", nullptr}, {"rope_parameters", with_type("rope_type")}}}) {
-        LlamaConfig c = config_with(changes);
-        EXPECT_EQ(c.rope_theta, 5e5);
-        EXPECT_EQ(c.rope_scaling.type, RopeScaling::Type::llama3);
-        EXPECT_EQ(c.rope_scaling.factor, 32);
-        EXPECT_EQ(c.rope_scaling.low_freq_factor, 1);
-        EXPECT_EQ(c.rope_scaling.high_freq_factor, 4);
-        EXPECT_EQ(c.rope_scaling.original_max_positions, 8192);
-    }
-    for (const json& changes : {json{{"rope_theta", 77.0}, {"rope_scaling", nullptr}},
-                                json{{"rope_parameters", {{"rope_theta", 77}, {"rope_type", "default"}}}},
-                                json{{"rope_theta", 77}, {"rope_parameters", nullptr}},
-                                json{{"rope_theta", 77}, {"rope_scaling", {{"type", "default"}}}}}) {
-        LlamaConfig c = config_with(changes);
-        EXPECT_EQ(c.rope_theta, 77);
-        EXPECT_EQ(c.rope_scaling.type, RopeScaling::Type::none);
-    }
-    json incomplete = with_type("rope_type");
-    incomplete.erase("factor");
-    expect_refused({{"rope_scaling", incomplete}}, "rope_scaling: lacks the field \"factor\"");
-    incomplete["factor"] = -1;
-    expect_refused({{"rope_scaling", incomplete}}, "rope_scaling: needs factor > 0");
-    expect_refused({{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}, "rope_scaling: rope_type \"linear\" is not supported; \"default\" and \"llama3\" are");
-    expect_refused({{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_parameters: rope_type \"yarn\" is not supported");
-    expect_refused({{"rope_scaling", 3}}, "rope_scaling = 3 is not an object");
-    expect_refused({{"rope_theta", "big"}}, "rope_theta = \"big\" is not a number");
-    expect_refused({{"rope_theta", 0}}, "config: rms_norm_eps and rope_theta must be positive");
-    expect_refused({{"partial_rotary_factor", 0.5}}, "partial_rotary_factor = 0.5 is not supported; 1.0 is");
-}
-
-TEST(Config, RefusesWhatIsNotSupported) {
-    expect_refused({{"model_type", "mistral"}}, "model_type = \"mistral\" is not supported; \"llama\" is");
-    expect_refused({{"architectures", {"LlamaForSequenceClassification"}}}, "architectures = [\"LlamaForSequenceClassification\"] is not supported");
-    expect_refused({{"hidden_act", "gelu"}}, "hidden_act = \"gelu\" is not supported; \"silu\" is");
-    expect_refused({{"attention_bias", true}}, "attention_bias = true is not supported; false is");
-    expect_refused({{"mlp_bias", true}}, "mlp_bias = true is not supported; false is");
-    expect_refused({{"attention_dropout", 0.1}}, "attention_dropout = 0.1 is not supported; 0.0 is");
-    expect_refused({{"quantization_config", {{"bits", 4}}}}, "quantization_config");
-}
-
-TEST(Config, RefusesWrongSizes) {
-    for (const char* field : {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}) {
-        json value = minimal();
-        value.erase(field);
-        expect_error([&] { config_of(value); }, fmt::format("config.json: lacks the field \"{}\"", field));
-        expect_refused({{field, 0}}, fmt::format("config: {} = 0", field));
-        expect_refused({{field, -3}}, "= -3");
-        expect_refused({{field, 2.5}}, fmt::format("{} = 2.5 is not an integer", field));
-        expect_refused({{field, UINT64_MAX}}, fmt::format("{} = 18446744073709551615 is too large", field));
-        expect_refused({{field, INT64_MAX}}, "");
-    }
-    json value = minimal();
-    value.erase("model_type");
-    expect_error([&] { config_of(value); }, "lacks the field \"model_type\"");
-    expect_refused({{"num_attention_heads", 3}}, "hidden_size = 64 is not a multiple of num_attention_heads = 3, and head_dim is not given");
-    expect_refused({{"num_key_value_heads", 3}}, "config: num_attention_heads = 4 is not a multiple of num_key_value_heads = 3");
-    expect_refused({{"num_key_value_heads", 0}}, "config: num_key_value_heads = 0");
-    expect_refused({{"head_dim", 15}}, "config: head_dim = 15 is odd");
-    expect_refused({{"head_dim", 0}}, "config: head_dim = 0");
-    expect_refused({{"tie_word_embeddings", 1}}, "tie_word_embeddings = 1 is not true or false");
-    expect_refused({{"rms_norm_eps", 0}}, "config: rms_norm_eps");
-    expect_refused({{"max_position_embeddings", 0}}, "max_position_embeddings = 0 is not positive");
-    expect_refused({{"initializer_range", -1.0}}, "initializer_range = -1 is negative");
-}
-
-TEST(Config, RefusesFilesThatAreNone) {
-    TempDir dir;
-    expect_error([&] { load_config(dir.path()); }, "config.json: cannot be read: No such file or directory");
-    put(dir / "config.json", "{\"hidden_size\": 64,");
-    expect_error([&] { load_config(dir.path()); }, "config.json: the config is not JSON (wrong from byte 20 on)");
-    put(dir / "config.json", "[1]");
-    expect_error([&] { load_config(dir.path()); }, "config.json: the config is not a JSON object");
-    put(dir / "config.json", "");
-    expect_error([&] { load_config(dir.path()); }, "config.json: the config is not JSON");
 }
 
 TEST(LoadParameters, ReadsTheReferences) {
@@ -384,6 +243,41 @@ TEST_F(Saved, SurvivesAKillWhileRenaming) {
     fs::create_directory(dir / ".saving");
     put(dir / ".saving/commit", "remove ../x\n");
     expect_error([&] { load_config(dir.path()); }, "names a file outside the directory: ../x");
+}
+
+// Really killed, at moments of chance: every time there is one whole checkpoint, whose files belong together.
+TEST_F(Saved, SurvivesBeingKilledAtAnyMoment) {
+    auto save_all = [&](int64_t step) {
+        std::vector<float> values(40, float(step));
+        for (auto& [name, t] : optimizer) t.copy_from_host(values.data());
+        list.find("model.norm.weight")->value.copy_from_host(values.data());
+        save(step, step % 2 ? default_shard_bytes : 50000);  // in one file and in shards by turns
+    };
+    const auto start = std::chrono::steady_clock::now();
+    save_all(0);
+    const double save_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::set<int64_t> seen;
+    for (int round = 0; round < 25 || (seen.size() < 2 && round < 200); ++round) {  // longer on a busy disk
+        pid_t child = fork();
+        ASSERT_GE(child, 0);
+        if (child == 0) {
+            for (int64_t step = 1; step < 1000; ++step) save_all(step);
+            _exit(0);
+        }
+        usleep(useconds_t(4e6 * save_seconds * (1 + round / 10.0) * Random(3, "kill").uniform(round)));
+        kill(child, SIGKILL);
+        waitpid(child, nullptr, 0);
+        NamedTensors read = blank();
+        const int64_t step = load_training_state(dir.path(), read).step;
+        seen.insert(step);
+        ParameterList again;
+        load(dir.path(), again);
+        const std::vector<float> expected(40, float(step));
+        EXPECT_EQ(read[0].second.to_host_float(), expected);
+        EXPECT_EQ(read[1].second.to_host_float(), expected);
+        EXPECT_EQ(again.find("model.norm.weight")->value.to_host_float(), expected);
+    }
+    EXPECT_GT(seen.size(), 1u);
 }
 
 TEST_F(Saved, UnwritableDirectory) {

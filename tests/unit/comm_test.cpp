@@ -1,80 +1,13 @@
 // Communication, on any number of ranks:  mpirun -n 4 build/cpu/comm_test
 //
 // Every rank can compute every rank's data, so each compares what it got with what it should have, bit by bit.
-#include "comm.h"
+#include "comm_test.h"
 
-#include <gtest/gtest.h>
+#include <thread>
 
-#include <cmath>
-#include <cstring>
-#include <random>
-
-#include "cpu/comm_mpi.h"
 #include "trace.h"
 
 using namespace ultrascale;
-
-namespace {
-
-const Communicator& world() { return Communicator::world(); }
-const std::vector<int64_t> sizes = {0, 1, 7, 1000, 65537};
-const std::vector<Reduce> operations = {Reduce::sum, Reduce::max, Reduce::average};
-
-// Rank r's numbers. Their magnitudes differ so much that another order of summation gives other bits.
-template <class T> std::vector<T> numbers(int r, int64_t count, int seed = 0) {
-    std::vector<T> values(count);
-    std::minstd_rand random(1 + r + 1000 * seed);
-    for (T& value : values) {
-        int mantissa = int(random() % 20001) - 10000, exponent = int(random() % 12);
-        if constexpr (std::is_same_v<T, int32_t>) value = mantissa * (1 << exponent) * 20;  // no sum of 8 fits 32 bits
-        else value = T(float(std::ldexp(mantissa, -exponent)));
-    }
-    return values;
-}
-
-template <class T> std::vector<T> reduced(Reduce op, int n, int64_t count, int seed = 0, bool backwards = false) {
-    using Wide = std::conditional_t<std::is_same_v<T, int32_t>, int64_t, std::conditional_t<std::is_same_v<T, double>, double, float>>;
-    std::vector<Wide> sum(count);
-    for (int k = 0; k < n; ++k) {
-        std::vector<T> x = numbers<T>(backwards ? n - 1 - k : k, count, seed);
-        for (int64_t i = 0; i < count; ++i) {
-            sum[i] = k == 0 ? Wide(x[i]) : op == Reduce::max ? std::max(sum[i], Wide(x[i])) : sum[i] + Wide(x[i]);
-        }
-    }
-    std::vector<T> result(count);
-    for (int64_t i = 0; i < count; ++i) result[i] = T(op == Reduce::average ? sum[i] / Wide(n) : sum[i]);
-    return result;
-}
-
-template <class T> Tensor tensor(const std::vector<T>& values) {
-    return Tensor::from_host<T>(values, {int64_t(values.size())}, Memory::workspace);
-}
-
-template <class T> Tensor blank(int64_t count) { return Tensor::zeros({count}, dtype_of<T>, Memory::workspace); }
-
-template <class T> bool same(const Tensor& a, const std::vector<T>& b) {
-    return a.numel() == int64_t(b.size()) && (b.empty() || std::memcmp(a.as<T>(), b.data(), a.bytes()) == 0);
-}
-
-template <class T> std::vector<T> part(const std::vector<T>& all, int64_t begin, int64_t count) {
-    return {all.begin() + begin, all.begin() + begin + count};
-}
-
-template <class T> std::vector<T> joined(int n, int64_t count) {  // all ranks' numbers
-    std::vector<T> all;
-    for (int r = 0; r < n; ++r) {
-        for (T value : numbers<T>(r, count)) all.push_back(value);
-    }
-    return all;
-}
-
-// Once with each of the ways that data can travel: as set; everything in chunks; everything in one round; in pieces.
-struct Way {
-    CommunicationSettings saved = communication_settings();
-    explicit Way(CommunicationSettings settings) { communication_settings() = settings; }
-    ~Way() { communication_settings() = saved; }
-};
-const std::vector<CommunicationSettings> ways = {{}, {1 << 30, 0, 4096}, {1 << 30, 1 << 30, 1 << 30}, {1001, 512, 4096}};
 
 template <class T> struct Collectives : testing::Test {};
 using Types = testing::Types<float, bf16, fp16, double, int32_t>;
@@ -85,7 +18,7 @@ TYPED_TEST(Collectives, ReductionsAddInRankOrder) {
     int n = world().size(), me = world().rank();
     for (const CommunicationSettings& settings : ways) {
         Way way(settings);
-        for (int64_t count : sizes) {
+        for (int64_t count : sizes(settings)) {
             for (Reduce op : operations) {
                 SCOPED_TRACE(fmt::format("count {} op {} small_bytes {}", count, int(op), settings.small_bytes));
                 Tensor x = tensor(numbers<T>(me, count));
@@ -115,7 +48,7 @@ TYPED_TEST(Collectives, MoveData) {
     int n = world().size(), me = world().rank();
     for (const CommunicationSettings& settings : ways) {
         Way way(settings);
-        for (int64_t count : sizes) {
+        for (int64_t count : sizes(settings)) {
             SCOPED_TRACE(fmt::format("count {} piece_bytes {}", count, settings.piece_bytes));
             Tensor mine = tensor(numbers<T>(me, count)), all = blank<T>(n * count);
             world().all_gather(all, mine);
@@ -153,7 +86,7 @@ TEST(Reductions, ABrokenOneIsSeen) {
     world().all_reduce(x);
     EXPECT_FALSE(same(x, reduced<float>(Reduce::sum, n, 1000)));
     if (n >= 3) {
-        EXPECT_NE(reduced<float>(Reduce::sum, n, 1000), reduced<float>(Reduce::sum, n, 1000, 0, true)) << "order is not seen";
+        EXPECT_TRUE(reduced<float>(Reduce::sum, n, 1000) != reduced<float>(Reduce::sum, n, 1000, 0, true));  // the order shows
     }
 }
 
@@ -340,7 +273,7 @@ TEST(Mistakes, AreNamed) {
         EXPECT_THROW(world().all_gather(y, y.slice(world().rank() ? 0 : 4, world().rank() ? 4 : 8)), std::logic_error);
     }
     // The two ends of a message disagree: the shorter one is noticed.
-    EXPECT_THROW(world().send_recv({{Transfer::send, x.slice(0, 3), world().rank()}, {Transfer::recv, x, world().rank()}}),
+    EXPECT_THROW(world().send_recv({{Transfer::send, y.slice(0, 3), world().rank()}, {Transfer::recv, x, world().rank()}}),
                  std::logic_error);
 }
 
@@ -368,19 +301,10 @@ TEST(Tags, WrapInsideTheirHalf) {
     EXPECT_EQ(impl.send_tag(0), impl.receive_tag(0));
 }
 
-// Ranks other than 0 speak only of failures.
-struct FailuresOnly : testing::EmptyTestEventListener {
-    void OnTestPartResult(const testing::TestPartResult& result) override {
-        if (!result.failed()) return;
-        const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
-        std::fprintf(stderr, "rank %d, %s.%s: %s:%d: %s\n", world().rank(), test ? test->test_suite_name() : "",
-                     test ? test->name() : "", result.file_name(), result.line_number(), result.message());
-    }
-};
-
-}  // namespace
-
 int main(int argc, char** argv) {
+#ifdef __SANITIZE_THREAD__
+    setenv("UCX_MEM_EVENTS", "n", 0);  // UCX (under MPICH) would call into the sanitizer from threads that have ended
+#endif
     testing::InitGoogleTest(&argc, argv);
     if (ranks_on_this_node() != 1) return 1;  // nobody asked for MPI yet
     finalize_communication();

@@ -102,7 +102,7 @@ TEST(DataLoader, ShortestDataIsOneSample) {
     put(dir / "t.txt", "abcd");
     TokenFile file(dir / "t.txt", 256);
     EXPECT_EQ(DataLoader(file, {.seq = 3}).samples(), 1);
-    expect_error([&] { DataLoader(file, {.seq = 4}); }, "t.txt: 4 tokens are fewer than one sample of --seq 4 needs (5)");
+    expect_error([&] { DataLoader(file, {.seq = 4}); }, "t.txt: 4 tokens are fewer than one sample needs: --seq 4 and one more");
     expect_error([&] { DataLoader(file, {.seq = 0}); }, "--seq 0");
     expect_error([&] { DataLoader(file, {.seq = INT64_MAX}); }, "fewer than one sample");
     put(dir / "empty.txt", "");

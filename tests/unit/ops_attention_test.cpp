@@ -18,19 +18,19 @@ struct Case {
 
 const Case cases[] = {
     {1, 1, 1, 1, 1, 16},
-    {2, 7, 7, 2, 2, 10},                          // head sizes that no vector fits
-    {1, 64, 64, 4, 2, 64},                        // one tile exactly
-    {2, 131, 131, 6, 2, 16},                      // 3:1, several tiles and a rest
-    {1, 523, 523, 2, 1, 64},                      // several tiles of keys
-    {1, 65, 300, 3, 3, 10, false},                // full, Tq != Tk
+    {2, 7, 7, 2, 2, 10},            // head sizes that no vector fits
+    {1, 64, 64, 4, 2, 64},          // one tile exactly
+    {2, 131, 131, 6, 2, 16},        // 3:1, several tiles and a rest
+    {1, 523, 523, 2, 1, 64},        // several tiles of keys
+    {1, 65, 300, 3, 3, 10, false},  // full, Tq != Tk
     {2, 129, 67, 4, 4, 16, false},
-    {1, 70, 333, 2, 1, 32, true, 263, 0},         // the last 70 queries of 333
-    {1, 100, 100, 2, 2, 16, true, 37, 0},         // an offset that is no tile
-    {1, 150, 100, 2, 1, 16, true, 0, 70},         // 70 queries see no key at all
-    {1, 80, 90, 2, 2, 16, true, 0, 500},          // nobody sees a key
-    {2, 200, 200, 4, 2, 16, true, 0, 0, true},    // documents
-    {1, 140, 90, 2, 2, 10, true, 60, 30, true},   // documents with offsets
-    {1, 130, 130, 2, 1, 16, false, 0, 0, true},   // documents without causality
+    {1, 70, 333, 2, 1, 32, true, 263, 0},        // the last 70 queries of 333
+    {1, 100, 100, 2, 2, 16, true, 37, 0},        // an offset that is no tile
+    {1, 150, 100, 2, 1, 16, true, 0, 70},        // 70 queries see no key at all
+    {1, 80, 90, 2, 2, 16, true, 0, 500},         // nobody sees a key
+    {2, 200, 200, 4, 2, 16, true, 0, 0, true},   // documents
+    {1, 140, 90, 2, 2, 10, true, 60, 30, true},  // documents with offsets
+    {1, 130, 130, 2, 1, 16, false, 0, 0, true},  // documents without causality
 };
 
 // Documents of random lengths: for each query the first position of its own.
@@ -47,9 +47,7 @@ Tensor document_starts(const Case& c, uint64_t seed) {
     return integers(starts, {c.B, c.Tq});
 }
 
-ops::AttentionMask mask_of(const Case& c) {
-    return {c.causal, c.q_offset, c.k_offset, c.documents ? document_starts(c, 99) : Tensor()};
-}
+ops::AttentionMask mask_of(const Case& c) { return {c.causal, c.q_offset, c.k_offset, c.documents ? document_starts(c, 99) : Tensor()}; }
 
 // Everything in double, as the formulas say.
 struct Reference {
@@ -71,7 +69,8 @@ struct Reference {
         return sum;
     }
     // Calls f(b, h, i) for each row.
-    template <class F> void rows(F f) const {
+    template <class F>
+    void rows(F f) const {
         for (int64_t b = 0; b < c.B; ++b)
             for (int64_t h = 0; h < c.H; ++h)
                 for (int64_t i = 0; i < c.Tq; ++i) f(b, h, i);
@@ -135,8 +134,8 @@ struct Tensors {
 };
 
 std::string name(const Case& c, DType dtype) {
-    return fmt::format("{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {}", dtype_name(dtype), c.B, c.Tq, c.Tk, c.H, c.K,
-                       c.D, c.causal, c.q_offset, c.k_offset);
+    return fmt::format("{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {}", dtype_name(dtype), c.B, c.Tq, c.Tk, c.H, c.K, c.D,
+                       c.causal, c.q_offset, c.k_offset);
 }
 
 void expect_gradients(const Tensors& t, const Reference::Gradients& want, double bound) {
@@ -173,8 +172,8 @@ TEST(OpsAttention, TiledAndNaive) {
 }
 
 TEST(OpsAttention, BackwardEqualsCentralDifferences) {
-    for (const Case& c : {Case{1, 5, 5, 2, 1, 4}, Case{1, 4, 6, 2, 2, 3, true, 1, 0}, Case{1, 5, 3, 1, 1, 4, true, 0, 2},
-                          Case{1, 4, 4, 3, 1, 2, false}}) {
+    for (const Case& c :
+         {Case{1, 5, 5, 2, 1, 4}, Case{1, 4, 6, 2, 2, 3, true, 1, 0}, Case{1, 5, 3, 1, 1, 4, true, 0, 2}, Case{1, 4, 4, 3, 1, 2, false}}) {
         SCOPED_TRACE(name(c, DType::fp32));
         Tensors t(c, DType::fp32, 7);
         ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
@@ -182,10 +181,10 @@ TEST(OpsAttention, BackwardEqualsCentralDifferences) {
         ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c));
         const Reference r(c);
         const Doubles q = to_double(t.q), k = to_double(t.k), v = to_double(t.v), g = to_double(t.dout);
-        const Reference::Gradients numerical = {
-            numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(x, k, v)); }, q),
-            numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(q, x, v)); }, k),
-            numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(q, k, x)); }, v), {}};
+        const Reference::Gradients numerical = {numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(x, k, v)); }, q),
+                                                numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(q, x, v)); }, k),
+                                                numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(q, k, x)); }, v),
+                                                {}};
         expect_gradients(t, numerical, 1e-5);
     }
 }

@@ -78,7 +78,8 @@ TEST(OpsRmsNorm, ForwardAndBackward) {
 }
 
 TEST(OpsRmsNorm, BackwardEqualsCentralDifferences) {
-    const Tensor x = random_tensor({3, 5}, DType::fp32, 6), w = random_tensor({5}, DType::fp32, 7), dy = random_tensor({3, 5}, DType::fp32, 8);
+    const Tensor x = random_tensor({3, 5}, DType::fp32, 6), w = random_tensor({5}, DType::fp32, 7),
+                 dy = random_tensor({3, 5}, DType::fp32, 8);
     Tensor y = poisoned({3, 5}, DType::fp32), rstd = poisoned({3}, DType::fp32), dx = poisoned({3, 5}, DType::fp32);
     Tensor dw = Tensor::zeros({5}, DType::fp32, Memory::gradient);
     ops::rmsnorm_forward(y, rstd, x, w, float(eps));
@@ -115,7 +116,8 @@ void turn(double* head, int64_t D, double position, const Doubles& frequencies, 
 
 TEST(OpsRope, ForwardAndItsAdjoint) {
     for (DType dtype : dtypes)
-        for (auto [B, T, H, K, D] : std::vector<std::array<int64_t, 5>>{{1, 1, 1, 1, 2}, {2, 5, 6, 2, 10}, {3, 67, 4, 4, 16}, {1, 130, 3, 1, 64}}) {
+        for (auto [B, T, H, K, D] :
+             std::vector<std::array<int64_t, 5>>{{1, 1, 1, 1, 2}, {2, 5, 6, 2, 10}, {3, 67, 4, 4, 16}, {1, 130, 3, 1, 64}}) {
             const int64_t columns = (H + 2 * K) * D;
             Tensor qkv = random_tensor({B, T, columns}, dtype, 12), positions = random_integers({B, T}, 0, 100, 13);
             Tensor frequencies = random_tensor({D / 2}, DType::fp32, 14);

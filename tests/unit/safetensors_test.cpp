@@ -35,7 +35,7 @@ std::vector<float> read_floats(const Safetensors& file, const std::string& name,
     for (size_t d = 0; d < slice.size(); ++d) local[d] = slice[d].size();
     Tensor to = Tensor::empty(local, dtype, Memory::workspace);
     file.read(name, shape, slice, to);
-    return to.to_host_float();
+    return to.numel() == 0 ? std::vector<float>() : to.to_host_float();
 }
 
 // What is wrong with a file of this header and 24 bytes of data?

@@ -58,9 +58,7 @@ inline Tensor integers(const std::vector<int32_t>& values, Shape shape) {
 }
 
 // An output that nobody has written yet: full of NaN.
-inline Tensor poisoned(Shape shape, DType dtype) {
-    return tensor_of(Doubles(size_t(numel(shape)), std::nan("")), shape, dtype);
-}
+inline Tensor poisoned(Shape shape, DType dtype) { return tensor_of(Doubles(size_t(numel(shape)), std::nan("")), shape, dtype); }
 
 // |got - want| / |want| in the Euclidean norm (|got| where want is zero); infinite if a NaN is there or the sizes differ.
 inline double relative_error(const Doubles& got, const Doubles& want) {

@@ -1,0 +1,269 @@
+// Wrong input to 00_single_gpu: exit code 2, one line on stderr that says what is wrong, and no output file touched.
+#include <cstring>
+#include <map>
+
+#include "run_program.h"
+
+namespace ultrascale::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Every file below `dir` with its content.
+std::map<std::string, std::string> files_in(const std::string& dir) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(dir))
+        if (entry.is_regular_file()) files[fs::relative(entry.path(), dir)] = slurp(entry.path());
+    return files;
+}
+
+void expect_one_error_line(const Outcome& outcome, const std::vector<std::string>& telling) {
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_TRUE(outcome.err.starts_with("error: ")) << outcome.err;
+    EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;  // one line, ended
+    for (const std::string& part : telling) EXPECT_TRUE(contains(outcome.err, part)) << "without \"" << part << "\": " << outcome.err;
+}
+
+// Runs with every kind of output asked for, some of them there from before, and expects them as they were.
+void expect_refused(const std::string& arguments, const std::vector<std::string>& telling) {
+    SCOPED_TRACE(arguments);
+    TempDir outputs;
+    put(outputs / "old.jsonl", "before\n");
+    fs::create_directory(outputs / "saved");
+    for (const char* file : {"config.json", "model.safetensors", "trainer_state.json"}) put(outputs / "saved/" + file, "before\n");
+    const auto before = files_in(outputs.path());
+    expect_one_error_line(run("00_single_gpu", fmt::format("--steps 2 --seq 32 --peak-tflops 1 --json {} --trace {} --save {} {}", outputs / "old.jsonl",
+                                                           outputs / "new.trace", outputs / "saved", arguments)),
+                          telling);
+    const auto after = files_in(outputs.path());
+    for (const auto& [file, content] : after) EXPECT_TRUE(before.count(file)) << file << " is new";
+    for (const auto& [file, content] : before) EXPECT_TRUE(after.count(file) && after.at(file) == content) << file << " is another or has gone";
+}
+
+TEST(BadInput, Options) {
+    expect_refused("--learning-rate 1", {"--learning-rate", "--help"});
+    expect_refused("nano", {"nano"});
+    expect_refused("--model nona", {"--model nona", "presets: nano, small", "llama-3-405b"});
+    expect_refused("--steps many", {"--steps", "many"});
+    expect_refused("--steps -1", {"--steps", "-1"});
+    expect_refused("--seq 0", {"--seq"});
+    expect_refused("--micro-batch 0", {"--micro-batch"});
+    expect_refused("--grad-accum 0", {"--grad-accum"});
+    expect_refused("--layers 0", {"--layers"});
+    expect_refused("--lr -1", {"--lr"});
+    expect_refused("--lr nan", {"--lr"});
+    expect_refused("--clip -1", {"--clip"});
+    expect_refused("--dtype fp64", {"--dtype", "fp64", "bf16"});
+    expect_refused("--recompute some", {"--recompute", "some", "selective"});
+    expect_refused("--attention fast", {"--attention", "fast", "flash"});
+    expect_refused("--lr-schedule linear", {"--lr-schedule", "linear", "cosine"});
+    expect_refused("--loss-chunk -1", {"--loss-chunk"});
+    expect_refused("--fp32-grads", {"--fp32-grads", "--dtype fp32"});
+    expect_refused("--noise-scale", {"--noise-scale", "--grad-accum 2"});
+    expect_refused("--document-token 256", {"--document-token 256", "256"});
+    expect_refused("--ignore-token 300", {"--ignore-token 300", "256"});
+    expect_refused("--compare memory", {"--compare", "memory", "attention"});
+    expect_refused("--temperature 0 --sample 3", {"--temperature"});
+    for (const char* ramp : {"8:100", "x", "8:1,,8", "8:1;16", "0:1,8", "-8:1,8", "8:0,8", "8:1:2,8", "8:1,16:2", "8,16", "8.5:1,8", "99999999999999999999:1,8", "8:1,8x"})
+        expect_refused(fmt::format("--batch-ramp {}", ramp), {"--batch-ramp", ramp});
+    expect_refused("--batch-ramp 8:1,12", {"--batch-ramp", "12", "--micro-batch 8"});
+}
+
+TEST(BadInput, AbsurdSizes) {
+    expect_refused("--seq 1000000000000", {"1000000000000"});
+    expect_refused("--seq 99999999999999999999999", {"--seq"});
+    expect_refused("--layers 1000000000", {"1000000000"});
+    expect_refused("--micro-batch 1000000000", {"--micro-batch"});
+    expect_refused("--micro-batch 1099511627776", {"--micro-batch"});
+    expect_refused("--micro-batch 1099511627776 --grad-accum 1099511627776", {"--micro-batch"});
+    expect_refused("--grad-accum 1099511627776", {"--grad-accum"});
+    expect_refused("--batch-ramp 8:9000000000000000000,8:9000000000000000000,8", {"--batch-ramp"});
+    expect_refused("--batch-ramp 9000000000000000000:1,8", {"--batch-ramp"});
+    expect_refused("--estimate --seq 1099511627776 --micro-batch 1099511627776", {"--seq"});
+    expect_refused("--steps 9999999999999999999999", {"--steps"});
+}
+
+TEST(BadInput, OutOfMemory) {
+    expect_refused("--device-memory 0.01 --model small", {"out of memory", "parameters", "10.2 MiB"});
+    // The table of what is held when the activations no longer fit.
+    expect_refused("--device-memory 0.02 --no-verify --micro-batch 64", {"out of memory", "activations", "held: parameters 6.26 MiB, gradients 6.26 MiB"});
+}
+
+TEST(BadInput, Data) {
+    TempDir dir;
+    const std::string file = dir / "tokens.txt", tokens = dir / "tokens.bin";
+    expect_refused("--data " + file, {file, "No such file"});
+    expect_refused("--data " + dir.path(), {dir.path(), "directory"});
+    put(file, "");
+    expect_refused("--data " + file, {file});
+    put(file, std::string(32, 'a'));
+    expect_refused("--data " + file, {file, "32 tokens", "--seq 32"});
+    put(tokens, std::string(101, '\0'));
+    expect_refused("--data " + tokens, {tokens, "101 bytes"});
+    std::string high(200, '\0');
+    high[120] = 1, high[121] = 1;  // token 60 is 257
+    put(tokens, high);
+    expect_refused("--data " + tokens, {tokens, "257", "60", "256"});
+    std::string header(1024, '\0');
+    const int32_t magic[3] = {20240520, 1, 1000};
+    std::memcpy(header.data(), magic, sizeof magic);
+    put(tokens, header + std::string(100, '\0'));
+    expect_refused("--data " + tokens, {tokens, "1000 tokens"});
+    put(file, std::string(200, 'a'));
+    expect_refused("--data " + file + " --ignore-token 97", {"every target is ignored"});
+}
+
+// A copy of a reference checkpoint that a test may spoil.
+class BadInputCheckpoint : public testing::Test {
+protected:
+    void SetUp() override {
+        for (const char* file : {"config.json", "model.safetensors"}) fs::copy(reference("gqa_untied") + "/" + file, dir.path());
+        weights = slurp(model);
+        std::memcpy(&header_bytes, weights.data(), 8);
+        header = Json::parse(weights.substr(8, header_bytes));
+    }
+    void expect(const std::vector<std::string>& telling) {
+        expect_refused(fmt::format("--load {} --data {}/tokens.bin", dir.path(), reference("gqa_untied")), telling);
+    }
+    void put_header(const std::string& text) {
+        const uint64_t size = text.size();
+        put(model, std::string(reinterpret_cast<const char*>(&size), 8) + text + weights.substr(8 + header_bytes));
+    }
+    void change_config(const std::string& field, const Json& value) {
+        Json config = Json::parse(slurp(reference("gqa_untied") + "/config.json"));
+        if (value.is_null()) config.erase(field);
+        else config[field] = value;
+        put(dir / "config.json", config.dump());
+    }
+    TempDir dir;
+    const std::string model = dir / "model.safetensors", config = dir / "config.json";
+    std::string weights;
+    uint64_t header_bytes = 0;
+    Json header;
+};
+
+TEST_F(BadInputCheckpoint, Weights) {
+    fs::remove(model);
+    expect({dir.path(), "model.safetensors"});
+    for (size_t size : {size_t(0), size_t(7), size_t(8), size_t(100), weights.size() - 1}) {
+        put(model, weights.substr(0, size));
+        expect({model});
+    }
+    put(model, weights + "x");
+    expect({model});
+    put(model, "PK\3\4" + weights.substr(4));  // a zip, as torch.save writes it: its header would have petabytes
+    expect({model, "header"});
+    put(model, weights.substr(0, 8) + std::string(header_bytes, 'x') + weights.substr(8 + header_bytes));
+    expect({model, "JSON"});
+    put(model, std::string(4096, '\0'));
+    expect({model});
+}
+
+TEST_F(BadInputCheckpoint, HeadersThatPointOutside) {
+    const std::string name = "model.layers.0.self_attn.q_proj.weight";
+    const int64_t size = int64_t(weights.size() - 8 - header_bytes);
+    for (const Json& offsets : {Json{size, size + 48 * 48 * 4}, Json{-9216, 0}, Json{9216, 0}, Json{0, uint64_t(1) << 63}, Json{0}, Json("all")}) {
+        Json changed = header;
+        changed[name]["data_offsets"] = offsets;
+        put_header(changed.dump());
+        expect({model, name});
+    }
+    Json changed = header;
+    changed[name]["shape"] = {int64_t(1) << 40, int64_t(1) << 40};
+    put_header(changed.dump());
+    expect({model, name});
+    changed = header;
+    changed.erase(name);
+    put_header(changed.dump());
+    expect({model});
+}
+
+TEST_F(BadInputCheckpoint, WrongShapesAndNames) {
+    change_config("intermediate_size", 96);
+    expect({model, "mlp.gate_proj.weight", "(88, 48)", "(96, 48)"});
+    change_config("num_hidden_layers", 3);
+    expect({model, "model.layers.2."});
+    change_config("vocab_size", 98);
+    expect({model, "model.embed_tokens.weight", "97", "98"});
+}
+
+TEST_F(BadInputCheckpoint, Config) {
+    fs::remove(config);
+    expect({config, "No such file"});
+    for (const char* text : {"", "{", "not JSON", "{\"hidden_size\": 48,}"}) {
+        put(config, text);
+        expect({config, "JSON"});
+    }
+    put(config, "[1, 2]");
+    expect({config, "object"});
+    for (const char* field : {"hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size"}) {
+        change_config(field, nullptr);
+        expect({config, "lacks", field});
+    }
+    const auto refused = [&](const char* field, const Json& value, const std::string& part) {
+        change_config(field, value);
+        expect({config, field, part});
+    };
+    refused("num_attention_heads", 3, "num_key_value_heads = 2");
+    refused("num_key_value_heads", 3, "num_attention_heads = 4");
+    refused("head_dim", 11, "odd");
+    refused("hidden_size", "wide", "wide");
+    refused("hidden_size", -48, "-48");
+    refused("num_hidden_layers", 1'000'000'000, "1000000000");
+    refused("vocab_size", 1.5, "1.5");
+    refused("hidden_act", "gelu", "silu");
+    refused("attention_bias", true, "false");
+    refused("mlp_bias", true, "false");
+    refused("model_type", "mistral", "llama");
+    refused("attention_dropout", 0.1, "0.1");
+    refused("rope_scaling", Json{{"rope_type", "yarn"}, {"factor", 2.0}}, "yarn");
+    refused("rope_parameters", Json{{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 1e4}}, "linear");
+    refused("rope_scaling", Json{{"rope_type", "llama3"}, {"factor", 8.0}}, "low_freq_factor");
+    change_config("head_dim", nullptr);
+    put(config, Json::parse(slurp(config)).patch(Json::parse(R"([{"op": "replace", "path": "/hidden_size", "value": 50}])")).dump());
+    expect({config, "hidden_size = 50", "num_attention_heads = 4"});
+}
+
+TEST_F(BadInputCheckpoint, TrainingState) {
+    const std::string load = fmt::format("--load {0} --data {1}/tokens.bin --seq 64 --no-verify ", dir / "saved", reference("gqa_untied"));
+    train("00_single_gpu", fmt::format("--load {0} --data {1}/tokens.bin --seq 64 --steps 1 --no-verify --save {2}", dir.path(), reference("gqa_untied"), dir / "saved"));
+    expect_refused(load + "--dtype bf16", {"optimizer.safetensors"});  // its states have no master copies
+    expect_refused(load + "--shuffle --seed 5", {"--seed 5", "seed 1"});
+    const std::string state = dir / "saved/trainer_state.json", optimizer = dir / "saved/optimizer.safetensors";
+    const std::string kept = slurp(optimizer);
+    put(optimizer, kept.substr(0, kept.size() / 2));
+    expect_refused(load, {optimizer});
+    fs::remove(optimizer);
+    expect_refused(load, {optimizer, "No such file"});
+    put(optimizer, kept);
+    put(state, "{\"step\": 1}");
+    expect_refused(load, {state, "next_sample"});
+    put(state, "{\"step\": -1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1}");
+    expect_refused(load, {state, "step = -1"});
+}
+
+// Also for root, who may write nearly everywhere: under a regular file, and under /proc.
+TEST(BadInput, UnwritableOutputs) {
+    TempDir dir;
+    put(dir / "file", "before\n");
+    for (const char* option : {"--json", "--trace", "--save"})
+        for (const std::string& path : {dir / "file/below", std::string("/proc/nowhere/below")})
+            expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 {} {}", option, path)), {path});  // before the training, not after
+    for (const char* option : {"--json", "--trace"})
+        expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 {} {}", option, dir.path())), {dir.path(), "directory"});
+    expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 --save {}", dir / "file")), {dir / "file"});
+    EXPECT_EQ(files_in(dir.path()), (std::map<std::string, std::string>{{"file", "before\n"}}));
+}
+
+TEST(BadInput, TwoRanks) {
+    std::string mpirun;
+    for (const char* name : {"/usr/bin/mpirun.mpich", "/usr/local/bin/mpirun.mpich"})
+        if (mpirun.empty() && fs::exists(name)) mpirun = name;
+    if (mpirun.empty()) GTEST_SKIP() << "no mpirun.mpich";
+    const Outcome outcome = run_command({mpirun, "-n", "2", program("00_single_gpu"), "--steps", "1"}, 60);
+    expect_one_error_line(outcome, {"one rank"});
+    expect_one_error_line(run_command({mpirun, "-n", "2", program("00_single_gpu"), "--modle", "nano"}, 60), {"--modle"});
+}
+
+}  // namespace
+}  // namespace ultrascale::test

@@ -1,0 +1,124 @@
+// Runs a chapter's program as a user would, and reads what it left: exit code, both outputs, and the lines of --json.
+// CHAPTERS_DIR says where the programs are (default build/cpu), so that the same tests run against a sanitizer's build.
+#pragma once
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/unit/test_files.h"
+
+namespace ultrascale::test {
+
+using Json = nlohmann::ordered_json;
+
+struct Outcome {
+    int exit_code = -1;  // 128 + the signal that ended it
+    std::string out, err;
+    std::vector<Json> steps;  // --json's lines
+    Json summary;             // and its last one
+
+    std::vector<double> of(const char* field) const {
+        std::vector<double> values;
+        for (const Json& step : steps) values.push_back(step.at(field).get<double>());
+        return values;
+    }
+};
+
+inline std::string program(const std::string& chapter) {
+    const char* dir = std::getenv("CHAPTERS_DIR");
+    return (dir ? std::string(dir) : "build/cpu") + "/" + chapter;
+}
+
+// Words between spaces; a test's paths have none.
+inline std::vector<std::string> words(const std::string& text) {
+    std::istringstream in(text);
+    std::vector<std::string> all;
+    for (std::string word; in >> word;) all.push_back(word);
+    return all;
+}
+
+// Runs the command with no input; ends it after `seconds`.
+inline Outcome run_command(const std::vector<std::string>& command, int seconds = 300) {
+    TempDir dir;
+    std::vector<char*> argv;
+    for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    const std::string out = dir / "out", err = dir / "err";
+    const pid_t child = fork();
+    if (child == 0) {
+        setpgid(0, 0);
+        setenv("ASAN_OPTIONS", "detect_leaks=0", 0);    // MPI libraries keep what they allocated until the end
+        setenv("OMP_WAIT_POLICY", "passive", 0);        // threads that wait do not spin: tests share the machine
+        dup2(open("/dev/null", O_RDONLY), 0);
+        dup2(open(out.c_str(), O_WRONLY | O_CREAT, 0600), 1);
+        dup2(open(err.c_str(), O_WRONLY | O_CREAT, 0600), 2);
+        execvp(argv[0], argv.data());
+        _exit(127);
+    }
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+    int status = 0;
+    while (waitpid(child, &status, WNOHANG) == 0) {
+        if (std::chrono::steady_clock::now() > end) {
+            ADD_FAILURE() << "still running after " << seconds << " s: " << command.front();
+            kill(-child, SIGKILL);
+            waitpid(child, &status, 0);
+            break;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), .out = slurp(out), .err = slurp(err)};
+}
+
+inline Outcome run(const std::string& chapter, const std::string& arguments) {
+    std::vector<std::string> command = words(arguments);
+    command.insert(command.begin(), program(chapter));
+    return run_command(command);
+}
+
+// Trains: adds --json and a fixed --peak-tflops (no measuring), expects success, and reads the JSON lines.
+inline Outcome train(const std::string& chapter, const std::string& arguments, int expected_exit_code = 0) {
+    TempDir dir;
+    SCOPED_TRACE(chapter + " " + arguments);
+    Outcome result = run(chapter, fmt::format("--peak-tflops 1 --json {} {}", dir / "out.jsonl", arguments));
+    EXPECT_EQ(result.exit_code, expected_exit_code) << result.err << result.out;
+    EXPECT_EQ(result.err, "");
+    std::istringstream lines(slurp(dir / "out.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+        Json json = Json::parse(line, nullptr, false);
+        EXPECT_TRUE(json.is_object()) << line;
+        if (!json.is_object()) continue;
+        EXPECT_TRUE(result.summary.is_null()) << "the summary is the last line";
+        if (json.contains("summary")) result.summary = json["summary"];
+        else result.steps.push_back(json);
+    }
+    EXPECT_TRUE(result.summary.is_object()) << "no summary";
+    return result;
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// A config.json of a small Llama; null in `changes` removes a field.
+inline std::string config_json(const Json& changes = Json::object()) {
+    Json config = {{"model_type", "llama"}, {"hidden_act", "silu"}, {"num_hidden_layers", 2}, {"hidden_size", 48}, {"num_attention_heads", 4},
+                   {"num_key_value_heads", 2}, {"head_dim", 12}, {"intermediate_size", 80}, {"vocab_size", 256}, {"rms_norm_eps", 1e-5},
+                   {"max_position_embeddings", 64}, {"tie_word_embeddings", false}};
+    for (const auto& [key, value] : changes.items()) {
+        if (value.is_null()) config.erase(key);
+        else config[key] = value;
+    }
+    return config.dump(2);
+}
+
+}  // namespace ultrascale::test

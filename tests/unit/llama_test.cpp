@@ -1,0 +1,292 @@
+#include "llama.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "data.h"
+#include "test_files.h"
+#include "test_util.h"
+
+namespace ultrascale {
+namespace {
+
+const LlamaConfig small{.layers = 2, .hidden = 24, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 40, .vocab = 32};
+
+std::unique_ptr<Llama> make(const LlamaConfig& config, const ModelOptions& options, const Parts& parts, Stage stage) {
+    auto model = std::make_unique<Llama>(config, options, parts, stage);
+    model->parameters().allocate_values(options.dtype);
+    model->parameters().allocate_grads(options.dtype);
+    model->parameters().initialize(1);
+    return model;
+}
+std::unique_ptr<Llama> make(const LlamaConfig& config, const ModelOptions& options = {}) {
+    return make(config, options, default_parts(config, options), Stage::whole(config));
+}
+
+HostBatch random_batch(int64_t sequences, int64_t length, uint64_t seed) {
+    HostBatch b{.sequences = sequences, .length = length, .counted_targets = sequences * length};
+    b.tokens = random_integers({b.counted_targets}, 0, 31, seed).to_host<int32_t>();
+    b.targets = random_integers({b.counted_targets}, 0, 31, seed + 1).to_host<int32_t>();
+    for (int64_t i = 0; i < b.counted_targets; ++i) b.positions.push_back(int32_t(i % length));
+    return b;
+}
+
+struct Result {
+    double loss = 0;
+    std::map<std::string, Doubles> gradients;
+    bool operator==(const Result&) const = default;
+    Doubles all() const {
+        Doubles values;
+        for (const auto& [name, part] : gradients) values.insert(values.end(), part.begin(), part.end());
+        return values;
+    }
+};
+
+// Forward and backward of all batches as micro-batches of one step.
+Result run(Llama& model, const std::vector<HostBatch>& batches, bool split = false, Hooks* hooks = nullptr) {
+    ops::fill(model.parameters().flat_grads(), 0);
+    int64_t counted = 0;
+    for (const HostBatch& b : batches) counted += b.counted_targets;
+    const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+    for (size_t m = 0; m < batches.size(); ++m) {
+        const Batch batch = to_device(batches[m]);
+        Context context{.batch = batch, .loss_scale = 1 / float(counted), .loss = loss, .micro_batch = int(m), .hooks = hooks};
+        Saved saved;
+        model.forward({}, saved, context);
+        if (split) {
+            model.backward_input({}, saved, context);
+            model.backward_weight(saved, context);
+        } else {
+            model.backward({}, saved, context);
+        }
+        saved.for_each([](const std::string& path, const Tensor&) { ADD_FAILURE() << path << " is left after backward"; });
+    }
+    Result result{.loss = to_double(loss)[0]};
+    for (const auto& p : model.parameters()) result.gradients[p->name] = to_double(p->grad);
+    return result;
+}
+
+std::vector<ModelOptions> all_options(std::vector<DType> dtypes = {DType::fp32}) {
+    std::vector<ModelOptions> all;
+    for (DType dtype : dtypes)
+        for (AttentionKind attention : {AttentionKind::flash, AttentionKind::naive})
+            for (int64_t chunk : {0, 7})
+                for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) all.push_back({dtype, recompute, attention, chunk});
+    return all;
+}
+
+LlamaConfig with_tied(bool tied) {
+    LlamaConfig config = small;
+    config.tied = tied;
+    return config;
+}
+
+TEST(Llama, RecomputationAndSplitBackwardGiveTheSameBits) {
+    const std::vector<HostBatch> batches = {random_batch(2, 19, 1), random_batch(3, 19, 3)};
+    for (bool tied : {false, true}) {
+        Result plain;
+        for (const ModelOptions& options : all_options({DType::fp32, DType::bf16})) {
+            const auto model = make(with_tied(tied), options);
+            const Result result = run(*model, batches);
+            if (options.recompute == Recompute::none) plain = result;
+            EXPECT_EQ(result, plain) << "recomputation " << int(options.recompute);
+            EXPECT_EQ(run(*model, batches, true), plain) << "split backward, recomputation " << int(options.recompute);
+        }
+    }
+}
+
+TEST(Llama, AttentionKindsChunksAndSplitsOfTheBatchAgree) {
+    const HostBatch whole = random_batch(4, 19, 5);
+    const auto rows = [&](int64_t begin, int64_t end) {
+        HostBatch part{.sequences = end - begin, .length = 19, .counted_targets = (end - begin) * 19};
+        for (auto [to, from] : {std::pair{&part.tokens, &whole.tokens}, {&part.targets, &whole.targets}, {&part.positions, &whole.positions}})
+            to->assign(from->begin() + begin * 19, from->begin() + end * 19);
+        return part;
+    };
+    for (bool tied : {false, true}) {
+        const Result plain = run(*make(with_tied(tied), {.attention = AttentionKind::naive}), {whole});
+        for (const ModelOptions& options : all_options())
+            for (const std::vector<HostBatch>& split : {std::vector{whole}, {rows(0, 1), rows(1, 4)}, {rows(0, 1), rows(1, 2), rows(2, 3), rows(3, 4)}}) {
+                const Result result = run(*make(with_tied(tied), options), split);
+                EXPECT_NEAR(result.loss, plain.loss, 1e-6);
+                EXPECT_LT(relative_error(result.all(), plain.all()), 2e-6);
+            }
+    }
+}
+
+// Hooks: what fired, in order; and each gradient at the moment when it was called complete.
+class Recorder : public Hooks {
+public:
+    std::vector<std::string> events;
+    std::map<std::string, Doubles> complete;
+    void before(const Unit& unit, Pass pass, const Context& c) override { events.push_back(fmt::format("{} > {} {}", c.micro_batch, pass_names[int(pass)], unit.name)); }
+    void after(const Unit& unit, Pass pass, const Context& c) override { events.push_back(fmt::format("{} < {} {}", c.micro_batch, pass_names[int(pass)], unit.name)); }
+    void gradient_complete(Parameter& parameter, const Context& c) override {
+        events.push_back(fmt::format("{} {}", c.micro_batch, parameter.name));
+        EXPECT_TRUE(complete.try_emplace(fmt::format("{} {}", c.micro_batch, parameter.name), to_double(parameter.grad)).second) << parameter.name << " twice";
+    }
+};
+
+// The events of one micro-batch of a model with one layer, written down.
+std::vector<std::string> expected_events(bool tied, bool split, int m) {
+    std::vector<std::string> events;
+    const auto unit = [&](const char* pass, const char* name, std::vector<std::string> gradients = {}) {
+        events.push_back(fmt::format("{} > {} {}", m, pass, name));
+        for (const std::string& gradient : gradients) events.push_back(fmt::format("{} {}.weight", m, gradient));
+        events.push_back(fmt::format("{} < {} {}", m, pass, name));
+    };
+    const std::string layer = "model.layers.0.", attention = layer + "self_attn.", mlp = layer + "mlp.";
+    for (const char* name : {"embedding", "layers.0", "head"}) unit("forward", name);
+    const std::vector<std::string> head = tied ? std::vector<std::string>{} : std::vector<std::string>{"lm_head"};
+    if (!split) {
+        std::vector<std::string> head_norm = head;
+        head_norm.push_back("model.norm");
+        unit("backward", "head", head_norm);
+        unit("backward", "layers.0", {mlp + "down_proj", mlp + "gate_proj", mlp + "up_proj", layer + "post_attention_layernorm", attention + "o_proj",
+                                      attention + "q_proj", attention + "k_proj", attention + "v_proj", layer + "input_layernorm"});
+        unit("backward", "embedding", {"model.embed_tokens"});
+        return events;
+    }
+    unit("backward-input", "head", {"model.norm"});  // norms add their weight's gradient at once
+    unit("backward-input", "layers.0", {layer + "post_attention_layernorm", layer + "input_layernorm"});
+    unit("backward-input", "embedding");
+    unit("backward-weight", "head", head);
+    unit("backward-weight", "layers.0", {mlp + "down_proj", mlp + "gate_proj", mlp + "up_proj", attention + "o_proj", attention + "q_proj",
+                                         attention + "k_proj", attention + "v_proj"});
+    unit("backward-weight", "embedding", {"model.embed_tokens"});
+    return events;
+}
+
+TEST(Hooks, FireInOrderAndOncePerParameterAfterItsLastContribution) {
+    for (bool tied : {false, true})
+        for (bool split : {false, true})
+            for (const ModelOptions& options : all_options()) {
+                LlamaConfig config = with_tied(tied);
+                config.layers = 1;
+                const auto model = make(config, options);
+                Recorder recorder;
+                const Result result = run(*model, {random_batch(1, 9, 7), random_batch(1, 9, 9)}, split, &recorder);
+                std::vector<std::string> expected = expected_events(tied, split, 0);
+                for (const std::string& event : expected_events(tied, split, 1)) expected.push_back(event);
+                EXPECT_EQ(recorder.events, expected);
+                EXPECT_EQ(recorder.complete.size(), 2 * model->parameters().size());
+                for (const auto& [name, gradient] : result.gradients) EXPECT_EQ(recorder.complete.at("1 " + name), gradient) << name;
+            }
+}
+
+TEST(Units, HoldEveryParameterAndATiedOneTwice) {
+    const auto untied = make(with_tied(false)), tied = make(with_tied(true));
+    for (Llama* model : {untied.get(), tied.get()}) {
+        std::map<std::string, int> held;
+        for (const Unit& unit : model->units())
+            for (const Parameter* p : unit.parameters) ++held[p->name];
+        EXPECT_EQ(held.size(), model->parameters().size());
+        for (const auto& [name, times] : held) EXPECT_EQ(times, model == tied.get() && name == "model.embed_tokens.weight" ? 2 : 1) << name;
+    }
+}
+
+// Two stages after each other, as a pipeline runs them.
+TEST(Stages, TwoInARowEqualTheWhole) {
+    const HostBatch host = random_batch(2, 19, 11);
+    for (bool tied : {false, true})
+        for (bool split : {false, true})
+            for (const ModelOptions& options : all_options({DType::fp32, DType::bf16})) {
+                LlamaConfig config = with_tied(tied);
+                config.layers = 3;
+                const Parts parts = default_parts(config, options);
+                const Result whole = run(*make(config, options), {host});
+                const auto first = make(config, options, parts, {0, 1, true, false}), second = make(config, options, parts, {1, 3, false, true});
+                const Batch batch = to_device(host);
+                Context context{.batch = batch, .loss_scale = 1 / float(host.counted_targets), .loss = Tensor::zeros({1}, DType::fp64, Memory::workspace)};
+                Saved saved_first, saved_second;
+                second->forward(first->forward({}, saved_first, context), saved_second, context);
+                const WeightGradient when = split ? WeightGradient::later : WeightGradient::now;
+                first->backward(second->backward({}, saved_second, context, when), saved_first, context, when);
+                if (split) {
+                    first->backward_weight(saved_first, context);
+                    second->backward_weight(saved_second, context);
+                }
+                EXPECT_EQ(to_double(context.loss)[0], whole.loss);
+                for (const auto& [stage, other] : {std::pair{first.get(), second.get()}, {second.get(), first.get()}})
+                    for (const auto& p : stage->parameters()) {
+                        const Parameter* replica = other->parameters().find(p->name);
+                        EXPECT_EQ(replica != nullptr, tied && p->name == "model.embed_tokens.weight");
+                        if (replica) {
+                            EXPECT_EQ(p->owner, stage == first.get());  // two replicas, whose gradients are summed
+                            Doubles sum = to_double(p->grad), more = to_double(replica->grad);
+                            for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
+                            EXPECT_LT(relative_error(sum, whole.gradients.at(p->name)), options.dtype == DType::fp32 ? 1e-6 : 1e-2);
+                        } else {
+                            EXPECT_EQ(to_double(p->grad), whole.gradients.at(p->name)) << p->name;
+                        }
+                    }
+            }
+}
+
+// A packed row against its documents alone; token 0 starts a document.
+TEST(Documents, APackedRowEqualsItsDocumentsAlone) {
+    test::TempDir dir;
+    std::string text = {5, 9, 3};  // the end of a document that began earlier
+    for (int length : {1, 2, 7, 1, 12, 5})
+        for (int i = 0; i < length; ++i) text += char(i == 0 ? 0 : 1 + (i * 7 + length) % 31);
+    text += char(4);
+    test::put(dir / "tokens.txt", text);
+    const int64_t T = int64_t(text.size()) - 1;
+    const TokenFile file(dir / "tokens.txt", 32);
+    const HostBatch packed = DataLoader(file, {.seq = T, .document_token = 0}).batch(0, 1);
+    ASSERT_EQ(packed.counted_targets, T - 6);
+
+    std::vector<HostBatch> alone;
+    for (int64_t begin = 0, end; begin < T; begin = end) {
+        for (end = begin + 1; end < T && packed.tokens[size_t(end)] != 0;) ++end;
+        HostBatch document{.sequences = 1, .length = end - begin};
+        for (int64_t t = begin; t < end; ++t) {
+            document.tokens.push_back(packed.tokens[size_t(t)]);
+            document.targets.push_back(packed.targets[size_t(t)]);
+            document.positions.push_back(int32_t(t - begin));
+            document.counted_targets += packed.targets[size_t(t)] != ops::ignored_target;
+        }
+        alone.push_back(document);
+    }
+    ASSERT_EQ(alone.size(), 7u);
+    HostBatch unmasked = packed;
+    unmasked.document_starts.clear();
+    for (bool tied : {false, true})
+        for (const ModelOptions& options : all_options()) {
+            const auto model = make(with_tied(tied), options);
+            ops::scale(model->parameters().flat_values(), 8);  // large weights: attention that is far from uniform
+            const Result together = run(*model, {packed}), separate = run(*model, alone);
+            EXPECT_NEAR(together.loss, separate.loss, 1e-5 * separate.loss);
+            EXPECT_LT(relative_error(together.all(), separate.all()), 1e-5);
+            EXPECT_GT(relative_error(run(*model, {unmasked}).all(), separate.all()), 1e-3);
+        }
+}
+
+TEST(Llama, WithoutTrainingNothingIsKeptAndNoGradientMade) {
+    for (const ModelOptions& options : all_options()) {
+        const auto model = make(small, options);
+        const HostBatch host = random_batch(2, 9, 13);
+        const Result trained = run(*model, {host});
+        ops::fill(model->parameters().flat_grads(), 0);
+        const Batch batch = to_device(host);
+        const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        const int64_t before = memory_now()[int(Memory::activation)];
+        Context context{.batch = batch, .loss_scale = 1.0f / 18, .loss = loss, .training = false};
+        Saved saved;
+        model->forward({}, saved, context);
+        EXPECT_EQ(memory_now()[int(Memory::activation)], before);
+        EXPECT_EQ(to_double(loss)[0], trained.loss);
+        for (double g : to_double(model->parameters().flat_grads())) EXPECT_EQ(g, 0);
+        // logits(): their cross-entropy is the loss
+        const Tensor logits = model->logits(batch), losses = Tensor::empty({18}, DType::fp32, Memory::activation);
+        EXPECT_EQ(logits.shape(), (Shape{2, 9, 32}));
+        ops::cross_entropy(losses, logits.view({18, 32}), batch.targets.view({18}), 0);
+        double mean = 0;
+        for (double l : to_double(losses)) mean += l / 18;
+        EXPECT_NEAR(mean, trained.loss, 1e-6);
+    }
+}
+
+}  // namespace
+}  // namespace ultrascale

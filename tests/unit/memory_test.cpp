@@ -1,0 +1,130 @@
+#include "memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "error.h"
+#include "tensor.h"
+
+namespace ultrascale {
+namespace {
+
+Tensor floats(int64_t count, Memory category) { return Tensor::empty({count}, DType::fp32, category); }
+
+MemoryByCategory difference(const MemoryByCategory& a, const MemoryByCategory& b) {
+    MemoryByCategory d{};
+    for (int c = 0; c < memory_categories; ++c) d[size_t(c)] = a[size_t(c)] - b[size_t(c)];
+    return d;
+}
+
+TEST(Memory, CountsEveryByteInItsCategory) {
+    const MemoryByCategory before = memory_now();
+    {
+        std::vector<Tensor> held;
+        for (int c = 0; c < memory_categories; ++c) held.push_back(floats(c + 1, Memory(c)));
+        for (int c = 0; c < memory_categories; ++c) EXPECT_EQ(difference(memory_now(), before)[size_t(c)], 4 * (c + 1)) << memory_names[size_t(c)];
+    }
+    EXPECT_EQ(memory_now(), before);
+}
+
+TEST(Memory, CountsStorageOnceHoweverManyViewsHoldIt) {
+    const MemoryByCategory before = memory_now();
+    Tensor whole = floats(100, Memory::activation), part = whole.slice(10, 20), copy = whole, shaped = whole.view({10, 10});
+    EXPECT_EQ(difference(memory_now(), before)[int(Memory::activation)], 400);
+    whole = {}, copy = {}, shaped = {};
+    EXPECT_EQ(difference(memory_now(), before)[int(Memory::activation)], 400);  // the slice still holds it all
+    part = {};
+    EXPECT_EQ(memory_now(), before);
+}
+
+TEST(Memory, PeaksByCategoryAndOfTheSum) {
+    memory_reset_peak();
+    const MemoryByCategory before = memory_now();
+    {
+        Tensor a = floats(100, Memory::activation);
+        a = {};
+        Tensor w = floats(60, Memory::workspace), b = floats(50, Memory::activation);
+    }
+    const MemoryByCategory peak = difference(memory_peak_by_category(), before), at_peak = difference(memory_at_peak(), before);
+    EXPECT_EQ(peak[int(Memory::activation)], 400);  // at another moment than the workspace's
+    EXPECT_EQ(peak[int(Memory::workspace)], 240);
+    EXPECT_EQ(at_peak[int(Memory::activation)], 200);
+    EXPECT_EQ(at_peak[int(Memory::workspace)], 240);
+    memory_reset_peak();
+    EXPECT_EQ(memory_peak_by_category(), memory_now());
+    EXPECT_EQ(memory_at_peak(), memory_now());
+}
+
+TEST(Memory, AnEmptyTensorTakesNothing) {
+    const MemoryByCategory before = memory_now();
+    Tensor nothing = floats(0, Memory::activation);
+    EXPECT_EQ(memory_now(), before);
+    EXPECT_EQ(nothing.numel(), 0);
+}
+
+TEST(Memory, TimelineHasAPointForEveryChangeWhileItIsOn) {
+    const size_t begin = memory_timeline().size();
+    const int64_t before = memory_now()[int(Memory::gradient)];
+    floats(10, Memory::gradient);
+    EXPECT_EQ(memory_timeline().size(), begin);
+    memory_timeline_record(true);
+    Tensor a = floats(10, Memory::gradient), b = floats(5, Memory::gradient);
+    a = {};
+    memory_timeline_record(false);
+    b = {};
+    ASSERT_EQ(memory_timeline().size(), begin + 3);
+    const int64_t expected[] = {40, 60, 20};
+    for (size_t i = 0; i < 3; ++i) {
+        const MemoryPoint& point = memory_timeline()[begin + i];
+        EXPECT_EQ(point.bytes[int(Memory::gradient)] - before, expected[i]);
+        if (i > 0) {
+            EXPECT_GE(point.seconds, memory_timeline()[begin + i - 1].seconds);
+        }
+    }
+}
+
+class Limited : public testing::Test {
+protected:
+    int64_t kept = memory_limit();
+    void TearDown() override { memory_set_limit(kept); }
+};
+
+TEST_F(Limited, RefusesWhatDoesNotFitAndSaysWhatIsHeld) {
+    Tensor held = floats(1 << 18, Memory::optimizer);  // 1 MiB
+    const MemoryByCategory before = memory_now();
+    memory_set_limit(total(before) + 4000);
+    Tensor fits = floats(1000, Memory::activation);
+    try {
+        floats(1, Memory::gradient);
+        FAIL() << "past the limit";
+    } catch (const OutOfMemory& error) {
+        const std::string text = error.what();
+        for (const char* words : {"out of memory: 4 B more for gradients", "optimizer 1.00 MiB", "activations 3.91 KiB"})
+            EXPECT_NE(text.find(words), std::string::npos) << text;
+        EXPECT_EQ(text.find('\n'), std::string::npos);
+    }
+    fits = {};
+    EXPECT_EQ(memory_now(), before);  // the refused one left nothing
+    EXPECT_NO_THROW(floats(1000, Memory::gradient));
+}
+
+TEST_F(Limited, SizesBeyondAnyMachine) {
+    EXPECT_THROW(floats(int64_t(1) << 60, Memory::activation), UserError);
+#ifndef __SANITIZE_ADDRESS__
+    memory_set_limit(INT64_MAX);  // the machine itself says no (the sanitizer would end the program)
+    EXPECT_THROW(floats(int64_t(1) << 46, Memory::activation), UserError);
+#endif
+}
+
+TEST(Memory, FormatsBytes) {
+    EXPECT_EQ(format_bytes(0), "0 B");
+    EXPECT_EQ(format_bytes(1023), "1023 B");
+    EXPECT_EQ(format_bytes(1024), "1.00 KiB");
+    EXPECT_EQ(format_bytes(1536.0 * 1024), "1.50 MiB");
+    EXPECT_EQ(format_bytes(12.34 * 1024 * 1024 * 1024), "12.3 GiB");
+    EXPECT_EQ(format_bytes(std::ldexp(1, 60)), "1024.0 PiB");
+}
+
+}  // namespace
+}  // namespace ultrascale

@@ -1,0 +1,188 @@
+// Breaks a run on purpose, one part at a time, and sees --verify or the memory check fail.
+#include "verify.h"
+
+#include <gtest/gtest.h>
+
+#include "setup.h"
+
+namespace ultrascale {
+namespace {
+
+struct Checks {
+    bool verified, memory;
+};
+
+constexpr int64_t T = 24, B = 2;
+
+// What a chapter's main does, with a model whose parts `change` has changed; the numbers break the step itself.
+Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1, double lr_scale = 1, int64_t shifted_samples = 0) {
+    Options options;
+    options.optimizer.lr = 1e-3;
+    const LlamaConfig config{.layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 48, .vocab = 256};
+    const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
+    const TokenFile file("common/text.txt", config.vocab);
+    const DataLoader loader(file, {.seq = T});
+
+    Parts parts = default_parts(config, shape.model);
+    change(parts);
+    Llama model(config, shape.model, parts, Stage::whole(config));
+    model.parameters().allocate_values(DType::fp32);
+    model.parameters().allocate_grads(DType::fp32);
+    model.parameters().initialize(options.seed);
+    AdamW optimizer(model.parameters(), options.optimizer);
+    const std::vector<int64_t> sizes(3, 2 * B);
+    Checks checks{};
+    {
+        Verifier verifier(options, config, loader, sizes);
+        Report report("test", options, shape, 3);
+        memory_reset_peak();
+        for (int64_t step = 0; step < 3; ++step) {
+            ops::fill(model.parameters().flat_grads(), 0);
+            const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+            for (int64_t m = 0; m < 2; ++m) {
+                const Batch batch = to_device(loader.batch((2 * step + m) * B + shifted_samples, B));
+                Context context{.batch = batch, .loss_scale = float(loss_scale / double(2 * B * T)), .loss = loss, .micro_batch = int(m)};
+                Saved saved;
+                model.forward({}, saved, context);
+                model.backward({}, saved, context);
+            }
+            verifier.gradient(step, model.parameters());
+            optimizer.step(options.optimizer.lr * lr_scale, squared_gradient_norm(model.parameters()));
+            verifier.after_step(step, loss.to_host<double>()[0], model.parameters());
+        }
+        testing::internal::CaptureStdout();
+        checks = {verifier.finish(report), report.memory(estimate_memory(shape))};
+        testing::internal::GetCapturedStdout();
+    }
+    return checks;
+}
+
+void expect(const Checks& checks, bool verified, bool memory) {
+    EXPECT_EQ(checks.verified, verified);
+    EXPECT_EQ(checks.memory, memory);
+}
+
+// Replaces the linear whose first parameter's name ends so.
+template <class Broken> auto linear(const std::string& ending) {
+    return [ending](Parts& parts) {
+        parts.linear = [ending, original = parts.linear](ParameterList& list, const Parts& all, LinearRole role, const Parts::LinearShape& shape) -> std::unique_ptr<Linear> {
+            if (!shape.rows.front().first.ends_with(ending)) return original(list, all, role, shape);
+            original(list, all, role, shape);  // registers the parameters
+            std::vector<Parameter*> rows;
+            for (const auto& [name, size] : shape.rows) rows.push_back(list.find(name));
+            return std::make_unique<Broken>(rows);
+        };
+    };
+}
+
+template <class Broken> void norm(Parts& parts) {
+    parts.norm = [original = parts.norm](ParameterList& list, const std::string& name) -> std::unique_ptr<Norm> {
+        original(list, name);
+        if (name.find("layers.1.input") == std::string::npos) return std::make_unique<Norm>(list.find(name), 1e-5f);
+        return std::make_unique<Broken>(list.find(name), 1e-5f);
+    };
+}
+
+template <class Broken> void attention(Parts& parts) {
+    parts.attention = [] { return std::make_unique<Broken>(); };
+}
+
+TEST(Verify, AnUnchangedRunPasses) {
+    expect(train([](Parts&) {}), true, true);
+    expect(train(linear<Linear>("layers.1.self_attn.o_proj.weight")), true, true);  // parts made by the helpers above are fine
+    expect(train(norm<Norm>), true, true);
+    expect(train(attention<FlashAttention>), true, true);
+}
+
+TEST(Verify, SeesAWeightGradientThatIsSkipped) {
+    struct Broken : Linear {
+        using Linear::Linear;
+        void backward_weight(Saved& saved, Context& context) override {
+            if (context.micro_batch == 0) return Linear::backward_weight(saved, context);
+            saved.take("x"), saved.take("dy");  // the second micro-batch's contribution is lost
+        }
+    };
+    for (const char* name : {"layers.1.self_attn.o_proj.weight", "layers.0.self_attn.q_proj.weight", "layers.0.mlp.gate_proj.weight"})
+        expect(train(linear<Broken>(name)), false, true);
+}
+
+TEST(Verify, SeesAResidualThatIsForgotten) {
+    struct Forward : Linear {
+        using Linear::Linear;
+        Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor&) override { return Linear::forward(x, saved, context); }
+    };
+    expect(train(linear<Forward>("layers.1.mlp.down_proj.weight")), false, true);
+    struct Backward : Norm {
+        using Norm::Norm;
+        Tensor backward(const Tensor& dy, const Tensor&, Saved& saved, Context& context) override { return Norm::backward(dy, {}, saved, context); }
+    };
+    expect(train(norm<Backward>), false, true);
+}
+
+TEST(Verify, SeesSwappedGradientsOfAttention) {
+    struct Broken : FlashAttention {
+        Gradients backward(const Tensor& dout, Saved& saved, Context& context) override {
+            Gradients g = FlashAttention::backward(dout, saved, context);
+            std::swap(g.dk, g.dv);
+            return g;
+        }
+    };
+    expect(train(attention<Broken>), false, true);
+}
+
+TEST(Verify, SeesAnInputGradientThatIsSlightlyWrong) {
+    struct Broken : Linear {
+        using Linear::Linear;
+        Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
+            Tensor dx = Linear::backward_input(dy, saved, context);
+            ops::scale(dx, 1.001f);
+            return dx;
+        }
+    };
+    expect(train(linear<Broken>("layers.1.mlp.gate_proj.weight")), false, true);
+}
+
+TEST(Verify, SeesAWrongScaleLearningRateOrData) {
+    const auto nothing = [](Parts&) {};
+    expect(train(nothing, 0.5), false, true);
+    expect(train(nothing, 1, 1.01), false, true);
+    expect(train(nothing, 1, 1, 1), false, true);
+}
+
+TEST(MemoryCheck, SeesALeakedActivation) {
+    struct Leaks : Linear {
+        using Linear::Linear;
+        Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor& residual) override {
+            Tensor y = Linear::forward(x, saved, context, residual);
+            saved.keep("y", y);  // nobody takes it
+            return y;
+        }
+    };
+    expect(train(linear<Leaks>("layers.0.self_attn.q_proj.weight")), true, false);
+}
+
+TEST(MemoryCheck, SeesAnActivationThatIsNotKept) {
+    struct Broken : FlashAttention {
+        Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved, Context& context) override {
+            Tensor o = FlashAttention::forward(q, k, v, saved, context);
+            saved.take("lse"), saved.take("q");
+            return o;
+        }
+        Gradients backward(const Tensor& dout, Saved& saved, Context&) override {
+            const auto zeros = [](const Tensor& like) { return Tensor::zeros(like.shape(), like.dtype(), Memory::activation); };
+            saved.take("o");
+            return {zeros(dout), zeros(saved.take("k")), zeros(saved.take("v"))};
+        }
+    };
+    expect(train(attention<Broken>), false, false);
+}
+
+TEST(MemoryCheck, SeesAPersistentTensorTooMany) {
+    static Tensor extra;
+    const Checks checks = train([](Parts&) { extra = Tensor::empty({1}, DType::fp32, Memory::gradient); });
+    extra = {};
+    expect(checks, true, false);
+}
+
+}  // namespace
+}  // namespace ultrascale
