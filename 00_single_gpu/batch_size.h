@@ -8,6 +8,7 @@
 //   B_noise = tr(S) / |G|^2 estimates the critical batch size: below it twice the batch halves the steps, far above it does not.
 #pragma once
 
+#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <sstream>
@@ -26,16 +27,13 @@ public:
         std::stringstream parts(text);
         int64_t until = 0;
         for (std::string part; std::getline(parts, part, ',');) {
-            int64_t size = 0, steps = 0;
-            char colon = 0, rest = 0;
-            std::stringstream in(part);
-            const bool has_size = bool(in >> size);
-            const bool has_steps = bool(in >> colon) && colon == ':' && bool(in >> steps);
+            const size_t colon = part.find(':');
             const bool last = parts.eof();
-            if (!has_size || size < 1 || in >> rest || has_steps == last || (has_steps && steps < 1))
+            const int64_t size = positive(part.substr(0, colon)), steps = colon == std::string::npos ? 0 : positive(part.substr(colon + 1));
+            if (size < 1 || steps < 0 || last != (steps == 0))
                 user_error("--batch-ramp {}: expected SIZE:STEPS,SIZE:STEPS,...,SIZE, e.g. 8:100,16:200,32", text);
             if (size % micro_batch != 0) user_error("--batch-ramp: {} is not a multiple of --micro-batch {}", size, micro_batch);
-            until = has_steps ? until + steps : INT64_MAX;
+            until = last ? INT64_MAX : until + steps;
             stages_.push_back({until, size});
         }
         if (stages_.empty()) stages_.push_back({INT64_MAX, batch});
@@ -48,6 +46,12 @@ public:
     }
 
 private:
+    // The whole text as a number from 1 to 10^9, or -1.
+    static int64_t positive(const std::string& text) {
+        int64_t value = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        return error == std::errc() && end == text.data() + text.size() && value >= 1 && value <= 1'000'000'000 ? value : -1;
+    }
     struct Stage {
         int64_t until_step, size;
     };

@@ -36,7 +36,7 @@ struct Chapter {
         app.add_option("--compare", compare, "attention or recompute: measure the alternatives in one table")->check(CLI::IsMember({"attention", "recompute"}));
         app.add_option("--sample", sample, "Draw this many bytes at the end")->check(CLI::NonNegativeNumber);
         app.add_option("--prompt", prompt, "What the sample continues")->capture_default_str();
-        app.add_option("--temperature", temperature, "Of the sample")->check(CLI::Range(1e-3, 1e3))->capture_default_str();
+        app.add_option("--temperature", temperature, "Of the sample")->check(between(1e-3, 1e3))->capture_default_str();
     }
     DataOptions data(const Options& options, int64_t seq) const {
         DataOptions d{.seq = seq};
@@ -176,6 +176,11 @@ int main(int argc, char** argv) {
             user_error("--sample reads and prints bytes: it needs a vocabulary of at least 256 and a --prompt");
         if (chapter.estimate) return print_estimate(options.load.empty() ? options.model : options.load, shape), true;
         if (chapter.compare == "attention") return compare_attention(shape), true;
-        return train(options, chapter, shape);
+        check_fits(shape, memory_limit());
+        try {
+            return train(options, chapter, shape);
+        } catch (const OutOfMemory& error) {  // verification and workspace come on top of the estimate
+            user_error("{}; {}, and so may --no-verify", error.what(), what_would_fit(shape, memory_limit() / 2));
+        }
     });
 }

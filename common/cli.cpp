@@ -34,12 +34,12 @@ void add_shared_options(CLI::App& app, Options& o) {
     app.add_option("--seq", o.seq, "Sequence length in tokens. Default: the preset's")->check(positive);
     app.add_option("--micro-batch", o.micro_batch, "Sequences per forward and backward")->check(positive)->capture_default_str();
     app.add_option("--grad-accum", o.grad_accum, "Micro-batches per step")->check(positive)->capture_default_str();
-    app.add_option("--lr", o.optimizer.lr, "Learning rate")->check(CLI::Range(0.0, 1e6))->capture_default_str();
+    app.add_option("--lr", o.optimizer.lr, "Learning rate")->check(between(0, 1e6))->capture_default_str();
     add_choice<bool>(app, "--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}}, "Learning-rate schedule");
     app.add_option("--lr-steps", o.optimizer.total_steps, "Step at which the cosine ends. Default: this run's last")->check(positive);
     app.add_option("--warmup", o.optimizer.warmup, "Steps of linear warm-up")->check(natural)->capture_default_str();
-    app.add_option("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")->check(CLI::Range(0.0, 1e6))->capture_default_str();
-    app.add_option("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off")->check(CLI::Range(0.0, 1e30))->capture_default_str();
+    app.add_option("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")->check(between(0, 1e6))->capture_default_str();
+    app.add_option("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off")->check(between(0, 1e30))->capture_default_str();
     app.add_option("--seed", o.seed, "Seed of the weights and of --shuffle")->capture_default_str();
     app.add_flag("--shuffle", o.shuffle, "Permute the samples");
     add_choice<DType>(app, "--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}}, "Weights and activations (bf16 keeps fp32 master weights)")->default_str("fp32");
@@ -50,11 +50,19 @@ void add_shared_options(CLI::App& app, Options& o) {
     app.add_flag("--profile", o.profile, "Print the most expensive operations");
     app.add_option("--json", o.json, "Write one JSON object a step and a summary");
     app.add_option("--trace", o.trace, "Write a Chrome/Perfetto trace");
-    app.add_option("--peak-tflops", o.peak_tflops, "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")->check(CLI::Range(1e-9, 1e9));
-    app.add_option("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")->check(CLI::Range(1e-6, 1e9));
+    app.add_option("--peak-tflops", o.peak_tflops, "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")->check(between(1e-9, 1e9));
+    app.add_option("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")->check(between(1e-6, 1e9));
 }
 
 }  // namespace
+
+CLI::Validator between(double least, double most) {
+    return CLI::Validator([=](std::string& text) -> std::string {
+        double value = 0;
+        const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+        return ok ? "" : fmt::format("{} is not a number between {} and {}", text, least, most);
+    }, fmt::format("NUMBER in [{}, {}]", least, most));
+}
 
 std::string Options::data_path() const {
     if (!data.empty()) return data;
@@ -110,6 +118,9 @@ int run_program(const std::function<bool()>& program) {
         if (Communicator::world().rank() == 0) fmt::print(stderr, "error: {}\n", error.what());
         finalize_communication();
         return 2;
+    } catch (const std::bad_alloc&) {
+        fmt::print(stderr, "error: out of memory on the host\n");
+        abort_all_ranks(2);
     } catch (const std::exception& error) {
         fmt::print(stderr, "internal error: {}\n", error.what());
         abort_all_ranks(3);

@@ -10,6 +10,7 @@
 
 namespace CLI {
 class App;
+class Validator;
 }
 
 namespace ultrascale {
@@ -36,6 +37,9 @@ struct Options {
     // The model's numbers from --model (a preset or a directory), --load and --layers.
     LlamaConfig config() const;
 };
+
+// Checks an option's value: a number within [least, most]. Unlike CLI::Range it refuses NaN.
+CLI::Validator between(double least, double most);
 
 // Reads the command line; `add_own` adds the chapter's own options. Prints --help and ends the program where it is asked for.
 // Throws UserError: an unknown option, a value out of range, an output that cannot be written.

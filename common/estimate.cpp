@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "error.h"
+
 namespace ultrascale {
 
 SavedPerToken saved_per_token(const StepShape& s) {
@@ -17,43 +19,70 @@ SavedPerToken saved_per_token(const StepShape& s) {
 
 MemoryEstimate estimate_memory(const StepShape& s) {
     const LlamaConfig& c = s.config;
-    const int64_t e = dtype_bytes(s.model.dtype), n = parameter_count(c), tokens = s.micro_batch * s.seq;
+    // In double: exact up to 2^53 bytes (9 PB), and no overflow where somebody asks for a sequence of 10^12 tokens.
+    const double e = double(dtype_bytes(s.model.dtype)), n = double(parameter_count(c)), tokens = double(s.micro_batch) * double(s.seq);
     const bool naive = s.model.attention == AttentionKind::naive, full = s.model.recompute == Recompute::full;
-    const int64_t h = c.hidden * e, q = c.q_size() * e, kv = c.kv_size() * e, F = c.ffn * e, V = c.vocab * e;  // bytes per token
-    const SavedPerToken saved = saved_per_token(s);
-    const int64_t lse = naive ? 0 : 4 * c.heads;
-    const int64_t probabilities = naive ? c.heads * s.seq * e : 0;
+    const double h = double(c.hidden) * e, q = double(c.q_size()) * e, kv = double(c.kv_size()) * e, F = double(c.ffn) * e, V = double(c.vocab) * e;  // bytes per token
+    const double layer = double(saved_per_token(s).total());
+    const double lse = naive ? 0 : 4 * double(c.heads), probabilities = naive ? double(c.heads) * double(s.seq) * e : 0;
 
     // What the layers before the last one keep, while the last one is at work.
-    const int64_t before = (c.layers - 1) * (full ? h : saved.total());
-    const int64_t layer = saved.total();
+    const double before = double(c.layers - 1) * (full ? h : layer);
 
     // The moments at which the sum can be highest, in bytes per token.
     //   head: final norm's x, rstd and output, the logits that are their own gradient, and dx
-    const int64_t head_rest = before + (full ? h : layer) + 3 * h + 4;
-    const int64_t head = head_rest * tokens + (s.model.loss_chunk > 0
-                             ? (V + 4) * std::min(s.model.loss_chunk, tokens)
+    const double head_rest = before + (full ? h : layer) + 3 * h + 4;
+    const double head = head_rest * tokens + (s.model.loss_chunk > 0
+                             ? (V + 4) * std::min(double(s.model.loss_chunk), tokens)
                              : std::max(V, V + 4 - h) * tokens);  // dx comes when the losses (4) have gone
     //   full recomputation has just run the layer's forward again: everything is saved, dy waits, y is not needed
-    const int64_t recomputed = full ? before + layer + 2 * h : 0;
+    const double recomputed = full ? before + layer + 2 * h : 0;
     //   backward of SwiGLU: dy, d(gate, up), da in place of the freed input of down
-    const int64_t swiglu = before + layer - F + h + 3 * F;
+    const double swiglu = before + layer - F + h + 3 * F;
     //   the feed-forward's gradient has become dnormed, the norm makes dx: x, rstd, dy, dnormed, dx
-    const int64_t attention_saved = 2 * h + 4 + 2 * q + 2 * kv + lse + (naive && s.model.recompute == Recompute::selective ? 0 : probabilities);
-    const int64_t second_norm = before + attention_saved + (h + 4) + 3 * h;
+    const double attention_saved = 2 * h + 4 + 2 * q + 2 * kv + lse + (naive && s.model.recompute == Recompute::selective ? 0 : probabilities);
+    const double second_norm = before + attention_saved + (h + 4) + 3 * h;
     //   backward of attention: dy, d_o, delta and dq, dk, dv beside q, k, v (o and its linear's input have gone)
-    const int64_t attention = before + 2 * h + 4 + q + 2 * kv + lse + probabilities + h + q + lse + (q + 2 * kv);
+    const double attention = before + 2 * h + 4 + q + 2 * kv + lse + probabilities + h + q + lse + (q + 2 * kv);
     //   naive with selective recomputation: the probabilities come back, with an o that nobody needs
-    const int64_t naive_again = naive && s.model.recompute == Recompute::selective ? before + 2 * h + 4 + q + 2 * kv + h + q + q + probabilities : 0;
+    const double naive_again = naive && s.model.recompute == Recompute::selective ? before + 2 * h + 4 + q + 2 * kv + h + q + q + probabilities : 0;
     //   in forward, the probabilities of the layer at work even if they are not kept
-    const int64_t naive_forward = naive ? before + 2 * h + 4 + 2 * q + 2 * kv + probabilities : 0;
+    const double naive_forward = naive ? before + 2 * h + 4 + 2 * q + 2 * kv + probabilities : 0;
 
-    const int64_t peak_per_token = std::max({recomputed, swiglu, second_norm, attention, naive_again, naive_forward});
-    const bool fp32 = s.model.dtype == DType::fp32;
-    return {.parameters = n * e,
-            .gradients = n * dtype_bytes(s.grad_dtype),
-            .optimizer = n * (fp32 ? 8 : 12),  // two moments, and the master copy of bf16 weights
-            .peak_activations = std::max(head, peak_per_token * tokens)};
+    const double peak_per_token = std::max({recomputed, swiglu, second_norm, attention, naive_again, naive_forward});
+    const auto bytes = [](double x) { return int64_t(std::min(x, 9e18)); };
+    return {.parameters = bytes(n * e),
+            .gradients = bytes(n * double(dtype_bytes(s.grad_dtype))),
+            .optimizer = bytes(n * (s.model.dtype == DType::fp32 ? 8 : 12)),  // two moments, and the master copy of bf16 weights
+            .peak_activations = bytes(std::max(head, peak_per_token * tokens))};
+}
+
+void check_fits(const StepShape& shape, int64_t limit) {
+    const MemoryEstimate m = estimate_memory(shape);
+    if (m.total() <= limit) return;
+    throw OutOfMemory(fmt::format("out of memory: predicted parameters {}, gradients {}, optimizer {}, activations {} do not fit in {}; {}",
+                                  format_bytes(double(m.parameters)), format_bytes(double(m.gradients)), format_bytes(double(m.optimizer)),
+                                  format_bytes(double(m.peak_activations)), format_bytes(double(limit)), what_would_fit(shape, limit)));
+}
+
+std::string what_would_fit(const StepShape& shape, int64_t limit) {
+    std::string found;
+    const auto consider = [&](const StepShape& changed, const std::string& options) {
+        if (estimate_memory(changed).total() <= limit) found += (found.empty() ? "" : ", or ") + options;
+    };
+    // The first of 1, 1/2, 1/4, ... of a size that fits, and what recomputation alone would do.
+    for (Recompute recompute : {shape.model.recompute, Recompute::full}) {
+        StepShape changed = shape;
+        changed.model.recompute = recompute;
+        const std::string also = recompute == shape.model.recompute ? "" : "--recompute full ";
+        if (!also.empty()) consider(changed, "--recompute full");
+        if (!found.empty()) break;
+        while (changed.micro_batch > 1 && estimate_memory(changed).total() > limit) changed.micro_batch /= 2;
+        consider(changed, fmt::format("{}--micro-batch {}", also, changed.micro_batch));
+        while (changed.seq > 1 && estimate_memory(changed).total() > limit) changed.seq /= 2;
+        if (found.empty()) consider(changed, fmt::format("{}--micro-batch 1 --seq {}", also, changed.seq));
+    }
+    return found.empty() ? "weights, gradients and optimizer alone do not: a smaller --model or fewer --layers would" : "these options would: " + found;
 }
 
 double book_activations(const StepShape& s) {

@@ -2,6 +2,8 @@
 // --estimate prints without running anything.
 #pragma once
 
+#include <algorithm>
+
 #include "llama.h"
 #include "memory.h"
 
@@ -27,10 +29,17 @@ SavedPerToken saved_per_token(const StepShape& shape);
 struct MemoryEstimate {
     int64_t parameters, gradients, optimizer;  // bytes that stay
     int64_t peak_activations;                  // the most that forward and backward hold at once
-    int64_t total() const { return parameters + gradients + optimizer + peak_activations; }
+    int64_t total() const {  // saturating, as each part is
+        return int64_t(std::min(double(parameters) + double(gradients) + double(optimizer) + double(peak_activations), 9e18));
+    }
 };
 // Equal, to the byte, to what memory.h counts on one device (tests/chapters compares them).
 MemoryEstimate estimate_memory(const StepShape& shape);
+
+// Throws OutOfMemory if the estimate is above `limit` bytes.
+void check_fits(const StepShape& shape, int64_t limit);
+// "these options would: --micro-batch 4, or --recompute full": the end of an out-of-memory error.
+std::string what_would_fit(const StepShape& shape, int64_t limit);
 
 // The playbook's formula for a GPT-like model in mixed precision (after Korthikanti et al. 2022), for comparison:
 //   L s b h (34 + 5 H s / h) bytes; selective recomputation drops the second term, full leaves 2 L s b h.

@@ -43,14 +43,12 @@ struct Work::Impl {
     int exceptions = std::uncaught_exceptions();  // on their way when the call was made
 };
 
-Work issue(const std::shared_ptr<Communicator::Impl>& communicator, Call call, Stream& stream,
-           std::function<void(Exchange&)> body) {
+Work issue(const std::shared_ptr<Communicator::Impl>& communicator, Call call, Stream& stream, std::function<void(Exchange&)> body) {
     bool asynchronous = &stream != &compute_stream();
     add_count(call.kind, {1, call.bytes, 0, 0});
     if (explain_enabled()) {
-        explain(fmt::format("{} {} over {} ({} ranks){}{}", collective_names[int(call.kind)],
-                            format_bytes(double(call.bytes)), communicator->name, communicator->size,
-                            call.detail, asynchronous ? ", asynchronous" : ""));
+        explain(fmt::format("{} {} over {} ({} ranks){}{}", collective_names[int(call.kind)], format_bytes(double(call.bytes)),
+                            communicator->name, communicator->size, call.detail, asynchronous ? ", asynchronous" : ""));
     }
     int tag = call.kind == Collective::send_recv ? 0 : communicator->collective_tag();
     Exchange exchange(communicator->mpi, communicator->rank, communicator->size, tag);

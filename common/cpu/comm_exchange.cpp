@@ -19,8 +19,7 @@ void abandon_communication(bool abandoned) { communication_abandoned = abandoned
 void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
         int piece = int(std::min(communication_settings().piece_bytes, bytes - begin));
-        MPI_Isend(static_cast<const char*>(data) + begin, piece, MPI_BYTE, peer, tag, mpi_,
-                  &requests_.emplace_back());
+        MPI_Isend(static_cast<const char*>(data) + begin, piece, MPI_BYTE, peer, tag, mpi_, &requests_.emplace_back());
         expected_.push_back(-1);
     }
 }
@@ -28,8 +27,7 @@ void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
 void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
         int piece = int(std::min(communication_settings().piece_bytes, bytes - begin));
-        MPI_Irecv(static_cast<char*>(data) + begin, piece, MPI_BYTE, peer, tag, mpi_,
-                  &requests_.emplace_back());
+        MPI_Irecv(static_cast<char*>(data) + begin, piece, MPI_BYTE, peer, tag, mpi_, &requests_.emplace_back());
         expected_.push_back(piece);
     }
 }
@@ -38,8 +36,7 @@ void Exchange::wait() {
     statuses_.resize(requests_.size());
     int done = 0;
     while (MPI_Testall(int(requests_.size()), requests_.data(), &done, statuses_.data()), !done) {
-        check(!communication_abandoned,
-              "communication was given up when an exception passed a Work that was not waited for");
+        check(!communication_abandoned, "communication was given up when an exception passed a Work that was not waited for");
         sched_yield();
     }
     for (size_t i = 0; i < requests_.size(); ++i) {
@@ -54,14 +51,10 @@ void Exchange::wait() {
 
 // ---- reductions ----------------------------------------------------------------------------------------------------------
 
-// Sums are kept wider than the elements and rounded once; an int32 sum may need 64 bits before it is divided.
-template <class T> struct Accumulator { using type = float; };
-template <> struct Accumulator<double> { using type = double; };
-template <> struct Accumulator<int32_t> { using type = int64_t; };
-
 template <class T>
 static void reduce_typed(T* out, const std::vector<const void*>& inputs, int64_t count, Reduce op) {
-    using Sum = typename Accumulator<T>::type;
+    // Sums are kept wider than the elements and rounded once; an int32 sum may need 64 bits before it is divided.
+    using Sum = std::conditional_t<std::is_same_v<T, int32_t>, int64_t, std::conditional_t<std::is_same_v<T, double>, double, float>>;
     constexpr int64_t block = 1024;  // stays in the first-level cache while the ranks' blocks pass by
     Sum sum[block];
     for (int64_t begin = 0; begin < count; begin += block) {

@@ -39,7 +39,8 @@ struct Slice {
 };
 
 // One round: slice_for(r) of this rank's data goes to rank r, and this rank's own slice of everyone's is reduced to `out`.
-template <class SliceFor> void reduce_round(Exchange& exchange, const Reduction& reduction, SliceFor slice_for, void* out) {
+template <class SliceFor>
+void reduce_round(Exchange& exchange, const Reduction& reduction, SliceFor slice_for, void* out) {
     Slice own = slice_for(exchange.rank());
     std::vector<const void*> inputs(exchange.size());
     char* slot = reduction.scratch;
@@ -47,9 +48,7 @@ template <class SliceFor> void reduce_round(Exchange& exchange, const Reduction&
         inputs[r] = r == exchange.rank() ? own.data : slot;
         if (r != exchange.rank()) slot += own.count * reduction.element_bytes();
     }
-    exchange.for_each_peer([&](int peer) {
-        exchange.recv(const_cast<void*>(inputs[peer]), own.count * reduction.element_bytes(), peer);
-    });
+    exchange.for_each_peer([&](int peer) { exchange.recv(const_cast<void*>(inputs[peer]), own.count * reduction.element_bytes(), peer); });
     exchange.for_each_peer([&](int peer) {
         Slice slice = slice_for(peer);
         exchange.send(slice.data, slice.count * reduction.element_bytes(), peer);
@@ -59,13 +58,9 @@ template <class SliceFor> void reduce_round(Exchange& exchange, const Reduction&
 }
 
 // Scratch is made on the host when the call is made, so that memory is counted in the host's order.
-Tensor make_scratch(int64_t count, DType dtype) {
-    return count > 0 ? Tensor::empty({count}, dtype, Memory::communication) : Tensor();
-}
+Tensor make_scratch(int64_t count, DType dtype) { return count > 0 ? Tensor::empty({count}, dtype, Memory::communication) : Tensor(); }
 
-bool overlap(const Tensor& a, const Tensor& b) {
-    return address(a) < address(b) + b.bytes() && address(b) < address(a) + a.bytes();
-}
+bool overlap(const Tensor& a, const Tensor& b) { return address(a) < address(b) + b.bytes() && address(b) < address(a) + a.bytes(); }
 
 void check_tensors(std::initializer_list<Tensor> tensors) {
     for (const Tensor& tensor : tensors) check(bool(tensor), "communication of a tensor without storage");
@@ -159,8 +154,7 @@ Work Communicator::all_gather(Tensor out, Tensor in, Stream& stream) const {
     check_tensors({out, in});
     check(in.dtype() == out.dtype(), "all_gather: two dtypes");
     check(out.numel() == size() * in.numel(), "all_gather: out must hold size() times as many elements as in");
-    check(!overlap(out, in) || address(in) == address(out) + rank() * in.bytes(),
-          "all_gather: in may only share this rank's slice of out");
+    check(!overlap(out, in) || address(in) == address(out) + rank() * in.bytes(), "all_gather: in may only share this rank's slice of out");
     auto body = [to = address(out), from = address(in), bytes = in.bytes()](Exchange& exchange) {
         exchange.for_each_peer([&](int peer) { exchange.recv(to + peer * bytes, bytes, peer); });
         exchange.for_each_peer([&](int peer) { exchange.send(from, bytes, peer); });
@@ -176,8 +170,7 @@ Work Communicator::gather(Tensor out, Tensor in, int root, Stream& stream) const
     if (rank() == root) {
         check(in.dtype() == out.dtype(), "gather: two dtypes");
         check(out.numel() == size() * in.numel(), "gather: out must hold size() times as many elements as in");
-        check(!overlap(out, in) || address(in) == address(out) + root * in.bytes(),
-              "gather: in may only share this rank's slice of out");
+        check(!overlap(out, in) || address(in) == address(out) + root * in.bytes(), "gather: in may only share this rank's slice of out");
     } else {
         out = {};
     }
@@ -199,8 +192,7 @@ Work Communicator::scatter(Tensor out, Tensor in, int root, Stream& stream) cons
     if (rank() == root) {
         check(in.dtype() == out.dtype(), "scatter: two dtypes");
         check(in.numel() == size() * out.numel(), "scatter: in must hold size() times as many elements as out");
-        check(!overlap(out, in) || address(out) == address(in) + root * out.bytes(),
-              "scatter: out may only share this rank's slice of in");
+        check(!overlap(out, in) || address(out) == address(in) + root * out.bytes(), "scatter: out may only share this rank's slice of in");
     } else {
         in = {};
     }
@@ -239,10 +231,8 @@ Work Communicator::all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_c
     check(send_begin.back() == in.bytes() && recv_begin.back() == out.bytes(), "all_to_all: counts do not add up to the tensors");
     check(send_counts[rank()] == recv_counts[rank()], "all_to_all: two counts for this rank's own slice");
     auto body = [=, to = address(out), from = address(in)](Exchange& exchange) {
-        exchange.for_each_peer(
-            [&](int peer) { exchange.recv(to + recv_begin[peer], recv_begin[peer + 1] - recv_begin[peer], peer); });
-        exchange.for_each_peer(
-            [&](int peer) { exchange.send(from + send_begin[peer], send_begin[peer + 1] - send_begin[peer], peer); });
+        exchange.for_each_peer([&](int peer) { exchange.recv(to + recv_begin[peer], recv_begin[peer + 1] - recv_begin[peer], peer); });
+        exchange.for_each_peer([&](int peer) { exchange.send(from + send_begin[peer], send_begin[peer + 1] - send_begin[peer], peer); });
         int me = exchange.rank();
         copy(to + recv_begin[me], from + send_begin[me], send_begin[me + 1] - send_begin[me]);
         exchange.wait();
@@ -273,8 +263,10 @@ Work Communicator::send_recv(std::vector<Transfer> transfers, Stream& stream) co
     }
     auto body = [messages = std::move(messages)](Exchange& exchange) {
         for (const Message& m : messages) {
-            if (m.send) exchange.send(m.data, m.bytes, m.peer, m.tag);
-            else exchange.recv(m.data, m.bytes, m.peer, m.tag);
+            if (m.send)
+                exchange.send(m.data, m.bytes, m.peer, m.tag);
+            else
+                exchange.recv(m.data, m.bytes, m.peer, m.tag);
         }
         exchange.wait();
     };

@@ -28,9 +28,9 @@ struct Communicator::Impl {
 
 // Where one way ends and another begins. Variable so that tests reach every path with little data; equal on all ranks.
 struct CommunicationSettings {
-    int64_t piece_bytes = 1 << 30;   // MPI counts with an int: longer messages travel in pieces of this size
-    int64_t small_bytes = 4 << 10;   // an all-reduce or reduce up to this size takes one round
-    int64_t chunk_bytes = 1 << 20;   // longer reductions go through scratch of about this size, chunk after chunk
+    int64_t piece_bytes = 1 << 30;  // MPI counts with an int: longer messages travel in pieces of this size
+    int64_t small_bytes = 4 << 10;  // an all-reduce or reduce up to this size takes one round
+    int64_t chunk_bytes = 1 << 20;  // longer reductions go through scratch of about this size, chunk after chunk
 };
 CommunicationSettings& communication_settings();
 
@@ -51,7 +51,8 @@ public:
     void wait();  // for all of them; their sizes must be what was expected
 
     // Calls body(peer) for every other rank, the next one first, so that not all ranks begin with rank 0.
-    template <class Body> void for_each_peer(Body body) const {
+    template <class Body>
+    void for_each_peer(Body body) const {
         for (int i = 1; i < size_; ++i) body((rank_ + i) % size_);
     }
 
@@ -78,7 +79,6 @@ struct Call {
     std::vector<Tensor> tensors;
     std::string detail = "";  // for --explain
 };
-Work issue(const std::shared_ptr<Communicator::Impl>& communicator, Call call, Stream& stream,
-           std::function<void(Exchange&)> body);
+Work issue(const std::shared_ptr<Communicator::Impl>& communicator, Call call, Stream& stream, std::function<void(Exchange&)> body);
 
 }  // namespace ultrascale

@@ -63,8 +63,7 @@ int main(int argc, char** argv) {
         report("all-to-all", full * 4, spread, [&] { world.all_to_all(other, whole); });
         report("broadcast", bytes, 1, [&] { world.broadcast(x, 0); });
         report("reduce", bytes, 1, [&] { world.reduce(x, 0); });
-        report("ring send/recv", full * 4, 1,
-               [&] { world.send_recv({{Transfer::send, whole, next}, {Transfer::recv, other, previous}}); });
+        report("ring send/recv", full * 4, 1, [&] { world.send_recv({{Transfer::send, whole, next}, {Transfer::recv, other, previous}}); });
     }
     finalize_communication();
 }

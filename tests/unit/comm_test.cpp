@@ -5,116 +5,10 @@
 
 #include <thread>
 
+#include "comm_collectives_test.h"
 #include "trace.h"
 
 using namespace ultrascale;
-
-template <class T> struct Collectives : testing::Test {};
-using Types = testing::Types<float, bf16, fp16, double, int32_t>;
-TYPED_TEST_SUITE(Collectives, Types);
-
-TYPED_TEST(Collectives, ReductionsAddInRankOrder) {
-    using T = TypeParam;
-    int n = world().size(), me = world().rank();
-    for (const CommunicationSettings& settings : ways) {
-        Way way(settings);
-        for (int64_t count : sizes(settings)) {
-            for (Reduce op : operations) {
-                SCOPED_TRACE(fmt::format("count {} op {} small_bytes {}", count, int(op), settings.small_bytes));
-                Tensor x = tensor(numbers<T>(me, count));
-                world().all_reduce(x, op);
-                EXPECT_TRUE(same(x, reduced<T>(op, n, count)));
-
-                int root = int(count) % n;
-                Tensor y = tensor(numbers<T>(me, count));
-                world().reduce(y, root, op);
-                EXPECT_TRUE(same(y, me == root ? reduced<T>(op, n, count) : numbers<T>(me, count)));
-
-                Tensor in = tensor(numbers<T>(me, n * count)), out = blank<T>(count);
-                std::vector<T> expected = part(reduced<T>(op, n, n * count), me * count, count);
-                world().reduce_scatter(out, in, op);
-                EXPECT_TRUE(same(out, expected));
-                EXPECT_TRUE(same(in, numbers<T>(me, n * count)));
-                Tensor slice = in.slice(me * count, (me + 1) * count);  // in place
-                world().reduce_scatter(slice, in, op);
-                EXPECT_TRUE(same(slice, expected));
-            }
-        }
-    }
-}
-
-TYPED_TEST(Collectives, MoveData) {
-    using T = TypeParam;
-    int n = world().size(), me = world().rank();
-    for (const CommunicationSettings& settings : ways) {
-        Way way(settings);
-        for (int64_t count : sizes(settings)) {
-            SCOPED_TRACE(fmt::format("count {} piece_bytes {}", count, settings.piece_bytes));
-            Tensor mine = tensor(numbers<T>(me, count)), all = blank<T>(n * count);
-            world().all_gather(all, mine);
-            EXPECT_TRUE(same(all, joined<T>(n, count)));
-            for (int root = 0; root < n; root += std::max(1, n - 1)) {
-                Tensor x = tensor(numbers<T>(me, count));
-                world().broadcast(x, root);
-                EXPECT_TRUE(same(x, numbers<T>(root, count)));
-                Tensor gathered = blank<T>(n * count);
-                world().gather(gathered, mine, root);
-                EXPECT_TRUE(same(gathered, me == root ? joined<T>(n, count) : std::vector<T>(n * count, T(0))));
-                Tensor scattered = blank<T>(count);
-                world().scatter(scattered, tensor(numbers<T>(me, n * count)), root);
-                EXPECT_TRUE(same(scattered, part(numbers<T>(root, n * count), me * count, count)));
-            }
-            Tensor in = tensor(numbers<T>(me, n * count)), out = blank<T>(n * count);
-            world().all_to_all(out, in);
-            for (int r = 0; r < n; ++r) {
-                EXPECT_TRUE(same(out.slice(r * count, (r + 1) * count), part(numbers<T>(r, n * count), me * count, count)));
-            }
-            // In place: the slice of `all` that is this rank's own.
-            Tensor place = blank<T>(n * count), own = place.slice(me * count, (me + 1) * count);
-            own.copy_from_host(numbers<T>(me, count).data());
-            world().all_gather(place, own);
-            EXPECT_TRUE(same(place, joined<T>(n, count)));
-        }
-    }
-}
-
-TEST(Reductions, ABrokenOneIsSeen) {
-    int n = world().size(), me = world().rank();
-    std::vector<float> values = numbers<float>(me, 1000);
-    if (me == n - 1) values[500] = std::nextafter(values[500], 1e9f) * 1.001f;
-    Tensor x = tensor(values);
-    world().all_reduce(x);
-    EXPECT_FALSE(same(x, reduced<float>(Reduce::sum, n, 1000)));
-    if (n >= 3) {
-        EXPECT_TRUE(reduced<float>(Reduce::sum, n, 1000) != reduced<float>(Reduce::sum, n, 1000, 0, true));  // the order shows
-    }
-}
-
-TEST(Reductions, Corners) {
-    int n = world().size();
-    Tensor nan = tensor<float>({world().rank() == n / 2 ? NAN : 1e30f});
-    world().all_reduce(nan, Reduce::max);
-    EXPECT_TRUE(std::isnan(*nan.as<float>()));
-    Tensor whole = tensor<int32_t>({-7, 7, world().rank() == 0 ? -1 : 0});
-    world().all_reduce(whole, Reduce::average);
-    EXPECT_TRUE(same<int32_t>(whole, {-7, 7, n == 1 ? -1 : 0}));
-}
-
-TEST(AllToAll, Uneven) {
-    int n = world().size(), me = world().rank();
-    auto count = [](int from, int to) { return int64_t((from * 7 + to * 3) % 5 * 11); };  // some are 0
-    std::vector<int64_t> sends, receives;
-    std::vector<int32_t> in, expected;
-    for (int r = 0; r < n; ++r) {
-        sends.push_back(count(me, r));
-        receives.push_back(count(r, me));
-        for (int64_t i = 0; i < sends[r]; ++i) in.push_back(me * 1000000 + r * 1000 + int(i));
-        for (int64_t i = 0; i < receives[r]; ++i) expected.push_back(r * 1000000 + me * 1000 + int(i));
-    }
-    Tensor out = blank<int32_t>(int64_t(expected.size()));
-    world().all_to_all(out, tensor(in), sends, receives, communication_stream());
-    EXPECT_TRUE(same(out, expected));
-}
 
 TEST(PointToPoint, Ring) {
     int n = world().size(), me = world().rank(), next = (me + 1) % n, previous = (me + n - 1) % n;
@@ -156,14 +50,19 @@ TEST(Async, ManyOnThreeStreams) {
         const Communicator& group = k % 4 == 3 ? twin : world();
         int64_t count = k % 5 == 0 ? 40000 : 100 + k;
         x.push_back(tensor(numbers<float>(me, count, k)));
-        if (k % 3 == 1) work.push_back(group.broadcast(x[k], k % n, stream));
-        else work.push_back(group.all_reduce(x[k], Reduce::sum, stream));
+        if (k % 3 == 1)
+            work.push_back(group.broadcast(x[k], k % n, stream));
+        else
+            work.push_back(group.all_reduce(x[k], Reduce::sum, stream));
     }
     for (size_t k = 0; k < work.size(); ++k) {
-        if (k % 2) work[k].wait();
-        else while (!work[k].done()) std::this_thread::yield();
+        if (k % 2)
+            work[k].wait();
+        else
+            while (!work[k].done()) std::this_thread::yield();
         work[k].wait();
-        auto expected = k % 3 == 1 ? numbers<float>(int(k) % n, x[k].numel(), int(k)) : reduced<float>(Reduce::sum, n, x[k].numel(), int(k));
+        auto expected =
+            k % 3 == 1 ? numbers<float>(int(k) % n, x[k].numel(), int(k)) : reduced<float>(Reduce::sum, n, x[k].numel(), int(k));
         EXPECT_TRUE(same(x[k], expected)) << k;
     }
 }
@@ -253,6 +152,20 @@ TEST(Counters, CallsAndBytes) {
     EXPECT_EQ(trace_spans()[0].bytes, 40);
     EXPECT_EQ(trace_spans()[1].lane, "compute");
     trace_clear();
+}
+
+TEST(Explain, SaysWhatIsCommunicated) {
+    Tensor x = blank<float>(1024);
+    testing::internal::CaptureStdout();
+    explain_enable(true);
+    world().all_reduce(x, Reduce::sum, communication_stream());
+    world().broadcast(x, 0);
+    explain_enable(false);
+    std::string text = testing::internal::GetCapturedStdout();
+    std::string what = fmt::format("{} over world ({} ranks)", format_bytes(4096), world().size());
+    if (world().rank() > 0) return;
+    EXPECT_NE(text.find("all-reduce " + what + ", asynchronous\n"), std::string::npos) << text;
+    EXPECT_NE(text.find("broadcast " + what + " from 0\n"), std::string::npos) << text;
 }
 
 TEST(Mistakes, AreNamed) {

@@ -19,20 +19,25 @@ inline const std::vector<Reduce> operations = {Reduce::sum, Reduce::max, Reduce:
 
 // Rank r's numbers. They use all of their bits at very different magnitudes, so that another order of summation gives other
 // bits; sums of int32 pass 32 bits.
-template <class T> std::vector<T> numbers(int r, int64_t count, int seed = 0) {
+template <class T>
+std::vector<T> numbers(int r, int64_t count, int seed = 0) {
     std::vector<T> values(count);
     std::minstd_rand random(1 + r + 1000 * seed);
     for (T& value : values) {
         int mantissa = int(random() % (1 << 24)) - (1 << 23), exponent = int(random() % 12);
         double real = std::ldexp(mantissa + 1.0 / 3, -11 - exponent);  // up to 4096: 8 of them fit fp16
-        if constexpr (std::is_same_v<T, int32_t>) value = mantissa * 200;
-        else if constexpr (std::is_same_v<T, double>) value = real;
-        else value = T(float(real));
+        if constexpr (std::is_same_v<T, int32_t>)
+            value = mantissa * 200;
+        else if constexpr (std::is_same_v<T, double>)
+            value = real;
+        else
+            value = T(float(real));
     }
     return values;
 }
 
-template <class T> std::vector<T> reduced(Reduce op, int n, int64_t count, int seed = 0, bool backwards = false) {
+template <class T>
+std::vector<T> reduced(Reduce op, int n, int64_t count, int seed = 0, bool backwards = false) {
     using Wide = std::conditional_t<std::is_same_v<T, int32_t>, int64_t, std::conditional_t<std::is_same_v<T, double>, double, float>>;
     std::vector<Wide> sum(count);
     for (int k = 0; k < n; ++k) {
@@ -46,21 +51,28 @@ template <class T> std::vector<T> reduced(Reduce op, int n, int64_t count, int s
     return result;
 }
 
-template <class T> Tensor tensor(const std::vector<T>& values) {
+template <class T>
+Tensor tensor(const std::vector<T>& values) {
     return Tensor::from_host<T>(values, {int64_t(values.size())}, Memory::workspace);
 }
 
-template <class T> Tensor blank(int64_t count) { return Tensor::zeros({count}, dtype_of<T>, Memory::workspace); }
+template <class T>
+Tensor blank(int64_t count) {
+    return Tensor::zeros({count}, dtype_of<T>, Memory::workspace);
+}
 
-template <class T> bool same(const Tensor& a, const std::vector<T>& b) {
+template <class T>
+bool same(const Tensor& a, const std::vector<T>& b) {
     return a.numel() == int64_t(b.size()) && (b.empty() || std::memcmp(a.as<T>(), b.data(), a.bytes()) == 0);
 }
 
-template <class T> std::vector<T> part(const std::vector<T>& all, int64_t begin, int64_t count) {
+template <class T>
+std::vector<T> part(const std::vector<T>& all, int64_t begin, int64_t count) {
     return {all.begin() + begin, all.begin() + begin + count};
 }
 
-template <class T> std::vector<T> joined(int n, int64_t count) {  // all ranks' numbers
+template <class T>
+std::vector<T> joined(int n, int64_t count) {  // all ranks' numbers
     std::vector<T> all;
     for (int r = 0; r < n; ++r) {
         for (T value : numbers<T>(r, count)) all.push_back(value);
@@ -85,13 +97,11 @@ inline std::vector<int64_t> sizes(const CommunicationSettings& settings) {
 class FailuresOnly : public testing::EmptyTestEventListener {
     std::string test_;
 
-    void OnTestStart(const testing::TestInfo& test) override {
-        test_ = std::string(test.test_suite_name()) + "." + test.name();
-    }
+    void OnTestStart(const testing::TestInfo& test) override { test_ = std::string(test.test_suite_name()) + "." + test.name(); }
     void OnTestPartResult(const testing::TestPartResult& result) override {
         if (!result.failed()) return;
-        std::fprintf(stderr, "rank %d, %s: %s:%d: %s\n", world().rank(), test_.c_str(), result.file_name(),
-                     result.line_number(), result.message());
+        std::fprintf(stderr, "rank %d, %s: %s:%d: %s\n", world().rank(), test_.c_str(), result.file_name(), result.line_number(),
+                     result.message());
     }
 };
 

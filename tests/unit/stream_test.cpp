@@ -133,6 +133,8 @@ TEST(Stream, ExceptionOnAnotherStream) {
 
 TEST(Stream, UnseenExceptionIsReported) {
     testing::internal::CaptureStderr();
-    { Stream("lonely").submit([] { throw std::runtime_error("nobody listens"); }); }
+    {
+        Stream("lonely").submit([] { throw std::runtime_error("nobody listens"); });
+    }
     EXPECT_EQ(testing::internal::GetCapturedStderr(), "stream lonely failed: nobody listens\n");
 }
