@@ -64,7 +64,8 @@ public:
     // Squared gradient norms of the mean gradient over `small` and over `big` sequences of the same step.
     void add(double small, double small_squared_norm, double big, double big_squared_norm) {
         trace_ = decay_ * trace_ + (1 - decay_) * (small_squared_norm - big_squared_norm) / (1 / small - 1 / big);
-        squared_gradient_ = decay_ * squared_gradient_ + (1 - decay_) * (big * big_squared_norm - small * small_squared_norm) / (big - small);
+        squared_gradient_ =
+            decay_ * squared_gradient_ + (1 - decay_) * (big * big_squared_norm - small * small_squared_norm) / (big - small);
         ++count_;
     }
     int64_t count() const { return count_; }

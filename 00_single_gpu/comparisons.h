@@ -15,7 +15,8 @@
 namespace ultrascale {
 
 // Seconds of `work`: the median of `runs`, after one run that is not counted.
-template <class F> double median_seconds(int runs, F work) {
+template <class F>
+double median_seconds(int runs, F work) {
     work();
     std::vector<double> seconds;
     for (int i = 0; i < runs; ++i) {
@@ -32,9 +33,10 @@ template <class F> double median_seconds(int runs, F work) {
 // (activations and workspace) beyond q, k, v and the incoming gradient.
 inline void compare_attention(const StepShape& shape) {
     const LlamaConfig& c = shape.config;
-    print(fmt::format("attention of one sequence, H {} K {} D {}, {}: forward and backward", c.heads, c.kv_heads, c.head_dim, dtype_name(shape.model.dtype)));
-    print(fmt::format("  {:>6}   {:>12} {:>10}   {:>12} {:>10}   {:>8} {:>8}   {}", "T", "naive memory", "ms", "flash memory", "ms", "memory", "time",
-                      "gradients differ by"));
+    print(fmt::format("attention of one sequence, H {} K {} D {}, {}: forward and backward", c.heads, c.kv_heads, c.head_dim,
+                      dtype_name(shape.model.dtype)));
+    print(fmt::format("  {:>6}   {:>12} {:>10}   {:>12} {:>10}   {:>8} {:>8}   {}", "T", "naive memory", "ms", "flash memory", "ms",
+                      "memory", "time", "gradients differ by"));
     for (int64_t T = 128; T <= std::max<int64_t>(shape.seq, 2048); T *= 2) {
         const auto draw = [&](const char* name, int64_t heads) {
             std::vector<float> values(size_t(T * heads * c.head_dim));
@@ -89,8 +91,8 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
     const DevicePeak peak = options.peak_tflops > 0 ? DevicePeak{options.peak_tflops * 1e12, "given"} : device_peak(options.dtype);
     print(fmt::format("recomputation: forward and backward of {} x {} tokens, {:.3g} TFLOP/s peak ({})", shape.micro_batch, shape.seq,
                       peak.flops / 1e12, peak.source));
-    print(fmt::format("  {:<18} {:>12} {:>12} {:>8} {:>10} {:>10} {:>7} {:>7}   {}", "attention, recompute", "peak act.", "predicted", "saved",
-                      "ms", "extra FLOP", "MFU", "HFU", "gradient"));
+    print(fmt::format("  {:<18} {:>12} {:>12} {:>8} {:>10} {:>10} {:>7} {:>7}   {}", "attention, recompute", "peak act.", "predicted",
+                      "saved", "ms", "extra FLOP", "MFU", "HFU", "gradient"));
     const Batch batch = to_device(loader.batch(0, shape.micro_batch));
     std::vector<float> gradient;
     int64_t most = 0;
@@ -120,10 +122,13 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
         if (first) gradient = std::move(got), most = measured;
         const double tokens = double(s.micro_batch * s.seq), flops = model_flops_per_token(s.config, s.seq) * tokens,
                      extra = recomputed_flops_per_token(s) * tokens;
-        print(fmt::format("  {:<18} {:>14} {:>12} {:>7.1f}% {:>10.1f} {:>9.1f}% {:>6.1f}% {:>6.1f}%   {}", row.name, format_bytes(double(measured)),
-                          format_bytes(double(estimate_memory(s).peak_activations)), 100 * (1 - double(measured) / double(most)), seconds * 1e3,
-                          100 * extra / flops, 100 * flops / seconds / peak.flops, 100 * (flops + extra) / seconds / peak.flops,
-                          first ? "-" : same ? "same bits" : "DIFFERS"));
+        print(fmt::format("  {:<18} {:>14} {:>12} {:>7.1f}% {:>10.1f} {:>9.1f}% {:>6.1f}% {:>6.1f}%   {}", row.name,
+                          format_bytes(double(measured)), format_bytes(double(estimate_memory(s).peak_activations)),
+                          100 * (1 - double(measured) / double(most)), seconds * 1e3, 100 * extra / flops,
+                          100 * flops / seconds / peak.flops, 100 * (flops + extra) / seconds / peak.flops,
+                          first  ? "-"
+                          : same ? "same bits"
+                                 : "DIFFERS"));
     }
     return equal;
 }

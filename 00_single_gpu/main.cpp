@@ -24,16 +24,21 @@ struct Chapter {
 
     void add_options(CLI::App& app) {
         app.add_option("--attention", attention, "In tiles (flash) or with the T x T matrix in memory (naive)")
-            ->transform(CLI::CheckedTransformer(std::map<std::string, AttentionKind>{{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}}))
+            ->transform(CLI::CheckedTransformer(
+                std::map<std::string, AttentionKind>{{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}}))
             ->default_str("flash");
-        app.add_option("--loss-chunk", loss_chunk, "Tokens whose logits exist at once; 0: the whole micro-batch's")->check(CLI::NonNegativeNumber);
-        app.add_option("--document-token", document_token, "Token that starts a document: no attention across, positions restart")->check(CLI::NonNegativeNumber);
+        app.add_option("--loss-chunk", loss_chunk, "Tokens whose logits exist at once; 0: the whole micro-batch's")
+            ->check(CLI::NonNegativeNumber);
+        app.add_option("--document-token", document_token, "Token that starts a document: no attention across, positions restart")
+            ->check(CLI::NonNegativeNumber);
         app.add_option("--ignore-token", ignore_token, "Targets equal to this token are not counted (-100)")->check(CLI::NonNegativeNumber);
-        app.add_flag("--naive-mean", naive_mean, "Average each micro-batch's own mean: wrong where they count different numbers of targets");
+        app.add_flag("--naive-mean", naive_mean,
+                     "Average each micro-batch's own mean: wrong where they count different numbers of targets");
         app.add_option("--batch-ramp", batch_ramp, "SIZE:STEPS,...,SIZE in sequences; replaces --grad-accum");
         app.add_flag("--noise-scale", noise_scale, "Estimate the critical batch size (needs 2 micro-batches a step)");
         app.add_flag("--estimate", estimate, "Predict memory, allocate nothing");
-        app.add_option("--compare", compare, "attention or recompute: measure the alternatives in one table")->check(CLI::IsMember({"attention", "recompute"}));
+        app.add_option("--compare", compare, "attention or recompute: measure the alternatives in one table")
+            ->check(CLI::IsMember({"attention", "recompute"}));
         app.add_option("--sample", sample, "Draw this many bytes at the end")->check(CLI::NonNegativeNumber);
         app.add_option("--prompt", prompt, "What the sample continues")->capture_default_str();
         app.add_option("--temperature", temperature, "Of the sample")->check(between(1e-3, 1e3))->capture_default_str();
@@ -50,7 +55,8 @@ struct Chapter {
 double scalar(const Tensor& t) { return t.to_host<double>()[0]; }
 
 // A span in the trace's lane "phase".
-template <class F> void phase(const char* name, F work) {
+template <class F>
+void phase(const char* name, F work) {
     OpSpan span(name, 0, 0, "phase");
     work();
 }
@@ -83,7 +89,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     }
 
     Report report("00_single_gpu", options, shape, options.steps);
-    report.configuration(ramp.sequences(first_step), fmt::format("{}: {} tokens, {} samples", file.path(), file.tokens(), loader.samples()));
+    report.configuration(ramp.sequences(first_step),
+                         fmt::format("{}: {} tokens, {} samples", file.path(), file.tokens(), loader.samples()));
     ExplainHooks explain_hooks;
     SavedByName anatomy;
     StepTimeline timeline;
@@ -112,7 +119,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             phase("forward", [&] { model.forward({}, saved, context); });
             if (s == 0 && m == 0) anatomy.collect(saved);
             phase("backward", [&] { model.backward({}, saved, context); });
-            if (chapter.noise_scale && m == 0) first_squared_norm = scalar(squared_gradient_norm(parameters)) * double(accumulated * accumulated);
+            if (chapter.noise_scale && m == 0)
+                first_squared_norm = scalar(squared_gradient_norm(parameters)) * double(accumulated * accumulated);
         }
         if (verifier) verifier->gradient(s, parameters);
         explain("global gradient norm, clip, AdamW");
@@ -142,7 +150,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     if (noise.count() > 0) {
         print(fmt::format("\ngradient noise scale from batches of {} and {} sequences, over {} steps: tr(S) {:.3g}, |G|^2 {:.3g}", B,
                           ramp.sequences(state.step - 1), noise.count(), noise.trace(), noise.squared_gradient()));
-        print(fmt::format("  critical batch size about {:.3g} sequences = {:.3g} tokens", noise.sequences(), noise.sequences() * double(T)));
+        print(
+            fmt::format("  critical batch size about {:.3g} sequences = {:.3g} tokens", noise.sequences(), noise.sequences() * double(T)));
         report.value("noise_scale", "sequences", noise.sequences());
     }
     if (chapter.sample > 0) {
@@ -164,7 +173,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
 int main(int argc, char** argv) {
     return run_program([&] {
         Chapter chapter;
-        const Options options = parse_options(argc, argv, "00_single_gpu", "Train a Llama on one device.", [&](CLI::App& app) { chapter.add_options(app); });
+        const Options options =
+            parse_options(argc, argv, "00_single_gpu", "Train a Llama on one device.", [&](CLI::App& app) { chapter.add_options(app); });
         if (Communicator::world().size() > 1) user_error("00_single_gpu runs on one device: start it with one rank");
         const LlamaConfig config = options.config();
         const StepShape shape{.config = config,

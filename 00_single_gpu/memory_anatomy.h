@@ -42,8 +42,8 @@ public:
         int64_t sum = 0;
         for (const auto& [name, entry] : entries_) sum += entry.bytes;
         for (const auto& [name, entry] : entries_)
-            print(fmt::format("  {:<40} {:>3} x {:<20} {:>12} {:>5.1f} %", name, entry.tensors, entry.shape, format_bytes(double(entry.bytes)),
-                              100 * double(entry.bytes) / double(sum)));
+            print(fmt::format("  {:<40} {:>3} x {:<20} {:>12} {:>5.1f} %", name, entry.tensors, entry.shape,
+                              format_bytes(double(entry.bytes)), 100 * double(entry.bytes) / double(sum)));
         print(fmt::format("  {:<66} {:>12}", "sum", format_bytes(double(sum))));
     }
 
@@ -63,8 +63,8 @@ inline void print_anatomy(const StepShape& shape) {
     const SavedPerToken token = saved_per_token(shape);
     print("\nmemory anatomy");
     print(fmt::format("  parameters   {} V h + L (2 h + h (H + 2 K) D + H D h + 3 h F) + h = {}", c.tied ? "" : "2", n));
-    print(fmt::format("  bytes a parameter   {} weight + {} gradient + {} optimizer = {}   (the playbook: {})", m.parameters / n, m.gradients / n,
-                      m.optimizer / n, (m.parameters + m.gradients + m.optimizer) / n, book_bytes_per_parameter(shape)));
+    print(fmt::format("  bytes a parameter   {} weight + {} gradient + {} optimizer = {}   (the playbook: {})", m.parameters / n,
+                      m.gradients / n, m.optimizer / n, (m.parameters + m.gradients + m.optimizer) / n, book_bytes_per_parameter(shape)));
     const int64_t per_layer = shape.model.recompute == Recompute::full ? c.hidden * dtype_bytes(shape.model.dtype) : token.total();
     print(fmt::format("  saved activations   L s b x {} bytes{} = {}   (playbook, GPT in bf16: L s b h (34 + 5 H s / h) = {})", per_layer,
                       shape.model.recompute == Recompute::full
@@ -89,7 +89,8 @@ public:
         const std::vector<MemoryByCategory> columns = highest_by_column();
         int64_t highest = 1;
         for (const auto& column : columns) highest = std::max(highest, total(column));
-        print(fmt::format("\nmemory during the first {} steps: P parameters, G gradients, O optimizer, A activations, W workspace", ends_.size()));
+        print(fmt::format("\nmemory during the first {} steps: P parameters, G gradients, O optimizer, A activations, W workspace",
+                          ends_.size()));
         for (int row = height; row > 0; --row) {
             const double level = (double(row) - 0.5) / height * double(highest);
             std::string line;
@@ -143,8 +144,10 @@ inline void print_estimate(const std::string& name, StepShape shape) {
     print(fmt::format("  {:>7}   {:>24}   {:>24}   {:>24}   {:>24}", "s", "none, T x T attention", "none", "selective, T x T", "full"));
     for (int64_t seq = std::min<int64_t>(1024, shape.seq); seq <= std::max<int64_t>(shape.seq, 16384); seq *= 2) {
         std::string line = fmt::format("  {:>7}", seq);
-        for (auto [recompute, attention] : {std::pair{Recompute::none, AttentionKind::naive}, {Recompute::none, AttentionKind::flash},
-                                            {Recompute::selective, AttentionKind::naive}, {Recompute::full, AttentionKind::flash}}) {
+        for (auto [recompute, attention] : {std::pair{Recompute::none, AttentionKind::naive},
+                                            {Recompute::none, AttentionKind::flash},
+                                            {Recompute::selective, AttentionKind::naive},
+                                            {Recompute::full, AttentionKind::flash}}) {
             StepShape s = shape;
             s.seq = seq;
             s.model.recompute = recompute;

@@ -73,8 +73,7 @@ void read_rope(const Fields& fields, LlamaConfig& config) {
     rope.only("partial_rotary_factor", 1.0);
     const json* type = rope.find("rope_type") ? rope.find("rope_type") : rope.find("type");
     if (!type || *type == "default") return;
-    if (*type != "llama3")
-        user_error("{}: rope_type {} is not supported; \"default\" and \"llama3\" are", where, printable(type->dump()));
+    if (*type != "llama3") user_error("{}: rope_type {} is not supported; \"default\" and \"llama3\" are", where, printable(type->dump()));
     RopeScaling& s = config.rope_scaling;
     s.type = RopeScaling::Type::llama3;
     s.factor = rope.number("factor");
@@ -90,8 +89,11 @@ std::string config_json(const LlamaConfig& c, DType dtype) {
     ordered_json scaling, rope = {{"rope_theta", c.rope_theta}, {"rope_type", "default"}};
     if (c.rope_scaling.type == RopeScaling::Type::llama3) {
         const RopeScaling& s = c.rope_scaling;
-        scaling = {{"rope_type", "llama3"}, {"factor", s.factor}, {"low_freq_factor", s.low_freq_factor},
-                   {"high_freq_factor", s.high_freq_factor}, {"original_max_position_embeddings", s.original_max_positions}};
+        scaling = {{"rope_type", "llama3"},
+                   {"factor", s.factor},
+                   {"low_freq_factor", s.low_freq_factor},
+                   {"high_freq_factor", s.high_freq_factor},
+                   {"original_max_position_embeddings", s.original_max_positions}};
         rope = scaling;
         rope["rope_theta"] = c.rope_theta;
     }
@@ -116,9 +118,9 @@ std::string config_json(const LlamaConfig& c, DType dtype) {
         {"rope_theta", c.rope_theta},  // this and the next for transformers 4, rope_parameters for 5
         {"rope_scaling", scaling},
         {"rope_parameters", rope},
-        {"bos_token_id", nullptr},     // we know of no special tokens
+        {"bos_token_id", nullptr},  // we know of no special tokens
         {"eos_token_id", nullptr},
-        {"torch_dtype", torch_name},   // transformers 4
+        {"torch_dtype", torch_name},  // transformers 4
         {"dtype", torch_name},
         {"use_cache", true},
     };

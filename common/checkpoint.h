@@ -31,15 +31,15 @@ struct TrainingState {
     int64_t step = 0;         // updates done
     int64_t next_sample = 0;  // first sample of the next step
     int64_t tokens_seen = 0;
-    uint64_t seed = 0;        // of the data's order
+    uint64_t seed = 0;  // of the data's order
 };
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;  // e.g. "m.model.norm.weight"
 
 struct SaveOptions {
-    DType dtype = DType::fp32;               // of the weights in the file
+    DType dtype = DType::fp32;  // of the weights in the file
     int64_t max_shard_bytes = default_shard_bytes;
-    const TrainingState* state = nullptr;    // nullptr: weights only
-    NamedTensors optimizer = {};             // whole tensors, saved in their own dtype; only with a state
+    const TrainingState* state = nullptr;  // nullptr: weights only
+    NamedTensors optimizer = {};           // whole tensors, saved in their own dtype; only with a state
 };
 // One rank calls it, with whole parameters. What an earlier save left and this one does not replace (optimizer state, other
 // shards) is removed, so the directory always holds one checkpoint.

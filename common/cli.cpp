@@ -1,7 +1,6 @@
 #include "cli.h"
 
 #include <CLI/CLI.hpp>
-
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -38,30 +37,44 @@ void add_shared_options(CLI::App& app, Options& o) {
     add_choice<bool>(app, "--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}}, "Learning-rate schedule");
     app.add_option("--lr-steps", o.optimizer.total_steps, "Step at which the cosine ends. Default: this run's last")->check(positive);
     app.add_option("--warmup", o.optimizer.warmup, "Steps of linear warm-up")->check(natural)->capture_default_str();
-    app.add_option("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")->check(between(0, 1e6))->capture_default_str();
-    app.add_option("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off")->check(between(0, 1e30))->capture_default_str();
+    app.add_option("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")
+        ->check(between(0, 1e6))
+        ->capture_default_str();
+    app.add_option("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off")
+        ->check(between(0, 1e30))
+        ->capture_default_str();
     app.add_option("--seed", o.seed, "Seed of the weights and of --shuffle")->capture_default_str();
     app.add_flag("--shuffle", o.shuffle, "Permute the samples");
-    add_choice<DType>(app, "--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}}, "Weights and activations (bf16 keeps fp32 master weights)")->default_str("fp32");
+    add_choice<DType>(app, "--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
+                      "Weights and activations (bf16 keeps fp32 master weights)")
+        ->default_str("fp32");
     app.add_flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");
-    add_choice<Recompute>(app, "--recompute", o.recompute, {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}}, "Activation recomputation")->default_str("none");
-    app.add_flag_function("--verify,!--no-verify", [&o](int64_t times) { o.verify = times > 0; }, "Compare the first 6 steps with one plain device. Default: for models under 5 M parameters");
+    add_choice<Recompute>(app, "--recompute", o.recompute,
+                          {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
+                          "Activation recomputation")
+        ->default_str("none");
+    app.add_flag_function(
+        "--verify,!--no-verify", [&o](int64_t times) { o.verify = times > 0; },
+        "Compare the first 6 steps with one plain device. Default: for models under 5 M parameters");
     app.add_flag("--explain", o.explain, "Print one step's events in firing order");
     app.add_flag("--profile", o.profile, "Print the most expensive operations");
     app.add_option("--json", o.json, "Write one JSON object a step and a summary");
     app.add_option("--trace", o.trace, "Write a Chrome/Perfetto trace");
-    app.add_option("--peak-tflops", o.peak_tflops, "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")->check(between(1e-9, 1e9));
+    app.add_option("--peak-tflops", o.peak_tflops, "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")
+        ->check(between(1e-9, 1e9));
     app.add_option("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")->check(between(1e-6, 1e9));
 }
 
 }  // namespace
 
 CLI::Validator between(double least, double most) {
-    return CLI::Validator([=](std::string& text) -> std::string {
-        double value = 0;
-        const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-        return ok ? "" : fmt::format("{} is not a number between {} and {}", text, least, most);
-    }, fmt::format("NUMBER in [{}, {}]", least, most));
+    return CLI::Validator(
+        [=](std::string& text) -> std::string {
+            double value = 0;
+            const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+            return ok ? "" : fmt::format("{} is not a number between {} and {}", text, least, most);
+        },
+        fmt::format("NUMBER in [{}, {}]", least, most));
 }
 
 std::string Options::data_path() const {
@@ -72,10 +85,16 @@ std::string Options::data_path() const {
 
 LlamaConfig Options::config() const {
     LlamaConfig c;
-    if (!load.empty()) c = load_config(load);
-    else c = std::filesystem::is_directory(model) ? load_config(model) : preset(model);
+    if (!load.empty())
+        c = load_config(load);
+    else
+        c = std::filesystem::is_directory(model) ? load_config(model) : preset(model);
     if (layers > 0) c.layers = layers;
     validate(c);
+    // Each size may be in its range, and their product beyond 64 bits.
+    const double h = double(c.hidden), layer = h * (2 * double(c.q_size()) + 2 * double(c.kv_size()) + 3 * double(c.ffn));
+    if (const double n = double(c.layers) * layer + 2 * h * double(c.vocab); n > 1e15)
+        user_error("config: these sizes make {:.1e} parameters", n);
     return c;
 }
 
@@ -120,7 +139,9 @@ int run_program(const std::function<bool()>& program) {
         return 2;
     } catch (const std::bad_alloc&) {
         fmt::print(stderr, "error: out of memory on the host\n");
-        abort_all_ranks(2);
+        if (Communicator::world().size() > 1) abort_all_ranks(2);
+        finalize_communication();
+        return 2;
     } catch (const std::exception& error) {
         fmt::print(stderr, "internal error: {}\n", error.what());
         abort_all_ranks(3);

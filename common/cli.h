@@ -11,7 +11,7 @@
 namespace CLI {
 class App;
 class Validator;
-}
+}  // namespace CLI
 
 namespace ultrascale {
 
@@ -28,8 +28,8 @@ struct Options {
     std::optional<bool> verify;  // not given: on for models under 5 M parameters
     bool explain = false, profile = false;
     std::string json, trace;
-    double peak_tflops = 0;         // 0: the device's own
-    double device_memory_gib = 0;   // 0: the device's own
+    double peak_tflops = 0;        // 0: the device's own
+    double device_memory_gib = 0;  // 0: the device's own
 
     // Where the data is: --data, or the text that comes with the project.
     std::string data_path() const;

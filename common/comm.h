@@ -74,8 +74,8 @@ struct Transfer {
 class Communicator {
 public:
     static Communicator& world();  // all ranks; initialises MPI (MPI_THREAD_MULTIPLE) at the first call
-    // Ranks that give the same color (>= 0) form a group, ordered by key. All ranks of this communicator call it, and drop
-    // the group in the same order. `name` is the group's name in --explain and the report ("dp", "tp").
+    // Ranks that give the same color form a group, ordered by key (equal keys: by rank). All ranks of this communicator call
+    // it. `name` is the group's name in --explain and the report ("dp", "tp").
     Communicator split(int color, int key, std::string name) const;
 
     int rank() const;

@@ -19,6 +19,7 @@ RopeScaling llama3_scaling(double factor) { return {RopeScaling::Type::llama3, f
 
 // nano divides by 8 in every way; char is Karpathy's character-level Shakespeare size; the rest are published models.
 const std::vector<Preset>& presets() {
+    // clang-format off
     static const std::vector<Preset> all = {
         {"nano", {.layers = 8, .hidden = 128, .heads = 8, .kv_heads = 4, .head_dim = 16, .ffn = 384, .vocab = 256,
                   .default_seq = 128}},
@@ -45,6 +46,7 @@ const std::vector<Preset>& presets() {
                           .vocab = 128256, .rope_theta = 500000, .rope_scaling = llama3_scaling(8),
                           .max_positions = 131072, .default_seq = 8192}},
     };
+    // clang-format on
     return all;
 }
 

@@ -18,7 +18,8 @@ constexpr HeaderFormat header_formats[] = {{20240520, 1, 2}, {20240801, 7, 4}}; 
 constexpr int64_t header_bytes = 256 * 4;
 constexpr int64_t checked_at_opening = int64_t(1) << 27;
 
-template <class T> void widen(const unsigned char* from, int64_t count, int32_t* to) {
+template <class T>
+void widen(const unsigned char* from, int64_t count, int32_t* to) {
     for (int64_t i = 0; i < count; ++i) {
         T token;
         std::memcpy(&token, from + i * int64_t(sizeof(T)), sizeof(T));

@@ -51,20 +51,20 @@ private:
 
 struct DataOptions {
     int64_t seq = 0;
-    std::optional<uint64_t> shuffle_seed;   // each pass over the samples has an order of its own
+    std::optional<uint64_t> shuffle_seed;  // each pass over the samples has an order of its own
     // The token that starts a document. Positions restart there, attention is masked across (document_starts), and the
     // target that would be this token is ignored: no document predicts the next one's beginning, so that training on
     // a packed row equals training on its documents alone.
     std::optional<int64_t> document_token;
-    std::optional<int64_t> ignore_token;    // targets equal to it are ignored, e.g. padding
+    std::optional<int64_t> ignore_token;  // targets equal to it are ignored, e.g. padding
 };
 
 // Some samples on the host. All vectors are (B, T), row-major.
 struct HostBatch {
     int64_t sequences = 0, length = 0;
-    std::vector<int32_t> tokens, targets;          // ignored targets are -100
-    std::vector<int32_t> positions;                // 0, 1, 2, ... from the sequence's or the document's start
-    std::vector<int32_t> document_starts;          // index in the sequence of the document's first token; empty: no documents
+    std::vector<int32_t> tokens, targets;  // ignored targets are -100
+    std::vector<int32_t> positions;        // 0, 1, 2, ... from the sequence's or the document's start
+    std::vector<int32_t> document_starts;  // index in the sequence of the document's first token; empty: no documents
     int64_t counted_targets = 0;
 };
 

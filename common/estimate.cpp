@@ -11,10 +11,10 @@ SavedPerToken saved_per_token(const StepShape& s) {
     const int64_t e = dtype_bytes(s.model.dtype);
     const bool naive = s.model.attention == AttentionKind::naive;
     const bool keeps_probabilities = naive && s.model.recompute != Recompute::selective;
-    return {.norms = 4 * c.hidden * e + 2 * 4,
-            .attention = (2 * c.q_size() + 2 * c.kv_size()) * e + (naive ? 0 : 4 * c.heads) +
-                         (keeps_probabilities ? c.heads * s.seq * e : 0),
-            .mlp = 3 * c.ffn * e};
+    return {
+        .norms = 4 * c.hidden * e + 2 * 4,
+        .attention = (2 * c.q_size() + 2 * c.kv_size()) * e + (naive ? 0 : 4 * c.heads) + (keeps_probabilities ? c.heads * s.seq * e : 0),
+        .mlp = 3 * c.ffn * e};
 }
 
 MemoryEstimate estimate_memory(const StepShape& s) {
@@ -22,7 +22,8 @@ MemoryEstimate estimate_memory(const StepShape& s) {
     // In double: exact up to 2^53 bytes (9 PB), and no overflow where somebody asks for a sequence of 10^12 tokens.
     const double e = double(dtype_bytes(s.model.dtype)), n = double(parameter_count(c)), tokens = double(s.micro_batch) * double(s.seq);
     const bool naive = s.model.attention == AttentionKind::naive, full = s.model.recompute == Recompute::full;
-    const double h = double(c.hidden) * e, q = double(c.q_size()) * e, kv = double(c.kv_size()) * e, F = double(c.ffn) * e, V = double(c.vocab) * e;  // bytes per token
+    const double h = double(c.hidden) * e, q = double(c.q_size()) * e, kv = double(c.kv_size()) * e, F = double(c.ffn) * e,
+                 V = double(c.vocab) * e;  // bytes per token
     const double layer = double(saved_per_token(s).total());
     const double lse = naive ? 0 : 4 * double(c.heads), probabilities = naive ? double(c.heads) * double(s.seq) * e : 0;
 
@@ -32,20 +33,22 @@ MemoryEstimate estimate_memory(const StepShape& s) {
     // The moments at which the sum can be highest, in bytes per token.
     //   head: final norm's x, rstd and output, the logits that are their own gradient, and dx
     const double head_rest = before + (full ? h : layer) + 3 * h + 4;
-    const double head = head_rest * tokens + (s.model.loss_chunk > 0
-                             ? (V + 4) * std::min(double(s.model.loss_chunk), tokens)
-                             : std::max(V, V + 4 - h) * tokens);  // dx comes when the losses (4) have gone
+    const double head =
+        head_rest * tokens + (s.model.loss_chunk > 0 ? (V + 4) * std::min(double(s.model.loss_chunk), tokens)
+                                                     : std::max(V, V + 4 - h) * tokens);  // dx comes when the losses (4) have gone
     //   full recomputation has just run the layer's forward again: everything is saved, dy waits, y is not needed
     const double recomputed = full ? before + layer + 2 * h : 0;
     //   backward of SwiGLU: dy, d(gate, up), da in place of the freed input of down
     const double swiglu = before + layer - F + h + 3 * F;
     //   the feed-forward's gradient has become dnormed, the norm makes dx: x, rstd, dy, dnormed, dx
-    const double attention_saved = 2 * h + 4 + 2 * q + 2 * kv + lse + (naive && s.model.recompute == Recompute::selective ? 0 : probabilities);
+    const double attention_saved =
+        2 * h + 4 + 2 * q + 2 * kv + lse + (naive && s.model.recompute == Recompute::selective ? 0 : probabilities);
     const double second_norm = before + attention_saved + (h + 4) + 3 * h;
     //   backward of attention: dy, d_o, delta and dq, dk, dv beside q, k, v (o and its linear's input have gone)
     const double attention = before + 2 * h + 4 + q + 2 * kv + lse + probabilities + h + q + lse + (q + 2 * kv);
     //   naive with selective recomputation: the probabilities come back, with an o that nobody needs
-    const double naive_again = naive && s.model.recompute == Recompute::selective ? before + 2 * h + 4 + q + 2 * kv + h + q + q + probabilities : 0;
+    const double naive_again =
+        naive && s.model.recompute == Recompute::selective ? before + 2 * h + 4 + q + 2 * kv + h + q + q + probabilities : 0;
     //   in forward, the probabilities of the layer at work even if they are not kept
     const double naive_forward = naive ? before + 2 * h + 4 + 2 * q + 2 * kv + probabilities : 0;
 
@@ -82,7 +85,8 @@ std::string what_would_fit(const StepShape& shape, int64_t limit) {
         while (changed.seq > 1 && estimate_memory(changed).total() > limit) changed.seq /= 2;
         if (found.empty()) consider(changed, fmt::format("{}--micro-batch 1 --seq {}", also, changed.seq));
     }
-    return found.empty() ? "weights, gradients and optimizer alone do not: a smaller --model or fewer --layers would" : "these options would: " + found;
+    return found.empty() ? "weights, gradients and optimizer alone do not: a smaller --model or fewer --layers would"
+                         : "these options would: " + found;
 }
 
 double book_activations(const StepShape& s) {
@@ -107,8 +111,10 @@ double recomputed_flops_per_token(const StepShape& s) {
     const LlamaConfig& c = s.config;
     const double attention = attention_flops(c, s.seq);
     double flops = 0;
-    if (s.model.attention == AttentionKind::flash) flops += attention / 2;  // its backward computes the scores again
-    else if (s.model.recompute == Recompute::selective) flops += attention;
+    if (s.model.attention == AttentionKind::flash)
+        flops += attention / 2;  // its backward computes the scores again
+    else if (s.model.recompute == Recompute::selective)
+        flops += attention;
     if (s.model.recompute == Recompute::full)
         flops += 2 * double(parameter_count(c) - c.vocab * c.hidden * (c.tied ? 1 : 2) - c.hidden) + attention;
     return flops;

@@ -29,7 +29,7 @@ SavedPerToken saved_per_token(const StepShape& shape);
 struct MemoryEstimate {
     int64_t parameters, gradients, optimizer;  // bytes that stay
     int64_t peak_activations;                  // the most that forward and backward hold at once
-    int64_t total() const {  // saturating, as each part is
+    int64_t total() const {                    // saturating, as each part is
         return int64_t(std::min(double(parameters) + double(gradients) + double(optimizer) + double(peak_activations), 9e18));
     }
 };

@@ -31,9 +31,7 @@ std::string parent(const std::string& path) {
     return dir.empty() ? "." : dir;
 }
 
-bool plain_name(const std::string& name) {
-    return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
-}
+bool plain_name(const std::string& name) { return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos; }
 
 }  // namespace
 
@@ -41,8 +39,10 @@ std::string printable(std::string_view text) {
     constexpr size_t most = 120;
     std::string line;
     for (unsigned char c : text.substr(0, most)) {
-        if (c < 0x20 || c == 0x7f) line += fmt::format("\\x{:02x}", c);
-        else line += char(c);
+        if (c < 0x20 || c == 0x7f)
+            line += fmt::format("\\x{:02x}", c);
+        else
+            line += char(c);
     }
     return text.size() > most ? line + "..." : line;
 }
@@ -52,13 +52,17 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     if (descriptor < 0) user_error("{}: cannot be read: {}", path, std::strerror(errno));
     struct stat status;
     const char* wrong = nullptr;
-    if (fstat(descriptor, &status) != 0) wrong = std::strerror(errno);
-    else if (!S_ISREG(status.st_mode)) wrong = S_ISDIR(status.st_mode) ? "it is a directory" : "it is not a regular file";
+    if (fstat(descriptor, &status) != 0)
+        wrong = std::strerror(errno);
+    else if (!S_ISREG(status.st_mode))
+        wrong = S_ISDIR(status.st_mode) ? "it is a directory" : "it is not a regular file";
     else if (status.st_size > 0) {
         size_ = status.st_size;
         void* address = mmap(nullptr, size_t(size_), PROT_READ, MAP_PRIVATE, descriptor, 0);
-        if (address == MAP_FAILED) wrong = std::strerror(errno);
-        else data_ = static_cast<const unsigned char*>(address);
+        if (address == MAP_FAILED)
+            wrong = std::strerror(errno);
+        else
+            data_ = static_cast<const unsigned char*>(address);
     }
     close(descriptor);
     if (wrong) user_error("{}: cannot be read: {}", path, wrong);
@@ -96,8 +100,7 @@ void AtomicFile::write(const void* bytes, int64_t count) {
 
 void AtomicFile::commit() {
     bool synced = fsync(descriptor_) == 0 || errno == EINVAL;  // EINVAL: a file system without fsync
-    if (!synced || rename(temporary_.c_str(), path_.c_str()) != 0)
-        user_error("{}: cannot be written: {}", path_, std::strerror(errno));
+    if (!synced || rename(temporary_.c_str(), path_.c_str()) != 0) user_error("{}: cannot be written: {}", path_, std::strerror(errno));
     close(std::exchange(descriptor_, -1));
     sync_directory(parent(path_));
 }

@@ -59,7 +59,7 @@ class StagedFiles {
 public:
     explicit StagedFiles(const std::string& dir);  // makes dir; finishes or forgets an earlier save that was killed
     StagedFiles(const StagedFiles&) = delete;
-    ~StagedFiles();                                // without commit(): nothing has happened
+    ~StagedFiles();                                          // without commit(): nothing has happened
     const std::string& staging() const { return staging_; }  // where to write the new files
     // Moves all files of staging() into the directory and removes `stale` ones (plain names) from it.
     void commit(const std::vector<std::string>& stale = {});

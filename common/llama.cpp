@@ -21,9 +21,9 @@ Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
         return std::make_unique<NaiveAttention>(options.recompute == Recompute::selective);
     };
     parts.feed_forward = [config](ParameterList& list, const Parts& parts, const std::string& layer) {
-        auto gate_up = parts.linear(list, parts, LinearRole::column,
-                                    {{{layer + ".mlp.gate_proj.weight", config.ffn}, {layer + ".mlp.up_proj.weight", config.ffn}},
-                                     config.hidden});
+        auto gate_up =
+            parts.linear(list, parts, LinearRole::column,
+                         {{{layer + ".mlp.gate_proj.weight", config.ffn}, {layer + ".mlp.up_proj.weight", config.ffn}}, config.hidden});
         auto down = parts.linear(list, parts, LinearRole::row, {{{layer + ".mlp.down_proj.weight", config.hidden}}, config.ffn});
         return std::make_unique<SwiGLU>(std::move(gate_up), std::move(down));
     };
@@ -134,12 +134,12 @@ void Layer::backward_weight(Saved& saved, Context& context) {
 Llama::Llama(const LlamaConfig& config, const ModelOptions& options)
     : Llama(config, options, default_parts(config, options), Stage::whole(config)) {}
 
-Llama::Llama(const LlamaConfig& config, const ModelOptions& options, const Parts& parts, Stage stage)
-    : config_(config), options_(options) {
+Llama::Llama(const LlamaConfig& config, const ModelOptions& options, const Parts& parts, Stage stage) : config_(config), options_(options) {
     // A unit owns the parameters that were registered while it was built; a tied head also uses the embedding's.
     auto close_unit = [this, registered = size_t(0)](std::string name) mutable {
         Unit unit{std::move(name), {}, int(units_.size())};
-        for (auto it = parameters_.begin() + std::ptrdiff_t(registered); it != parameters_.end(); ++it) unit.parameters.push_back(it->get());
+        for (auto it = parameters_.begin() + std::ptrdiff_t(registered); it != parameters_.end(); ++it)
+            unit.parameters.push_back(it->get());
         registered = parameters_.size();
         units_.push_back(std::move(unit));
     };

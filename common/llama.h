@@ -16,7 +16,7 @@ struct ModelOptions {
     DType dtype = DType::fp32;  // of parameters and activations
     Recompute recompute = Recompute::none;
     AttentionKind attention = AttentionKind::flash;
-    int64_t loss_chunk = 0;     // tokens per chunk of the loss; 0: all at once
+    int64_t loss_chunk = 0;  // tokens per chunk of the loss; 0: all at once
 };
 
 // Which part of the model a process holds.

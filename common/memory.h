@@ -15,8 +15,8 @@ namespace ultrascale {
 
 enum class Memory { parameter, gradient, optimizer, activation, communication, workspace };
 inline constexpr int memory_categories = 6;
-inline constexpr std::array<const char*, memory_categories> memory_names = {
-    "parameters", "gradients", "optimizer", "activations", "communication", "workspace"};
+inline constexpr std::array<const char*, memory_categories> memory_names = {"parameters",  "gradients",     "optimizer",
+                                                                            "activations", "communication", "workspace"};
 
 using MemoryByCategory = std::array<int64_t, memory_categories>;  // bytes, indexed by Memory
 int64_t total(const MemoryByCategory& bytes);

@@ -3,8 +3,8 @@
 //
 // Conventions. Floating tensors are fp32 or bf16 (the activation dtype; all floating arguments of a call share it unless
 // said otherwise) and the arithmetic inside is fp32. Outputs must exist with the shape given; they are overwritten unless
-// the comment says "adds"; what adds (dweight) may be fp32 beside bf16 activations. Letters: B batch, T sequence, N = B*T tokens, h hidden, H heads, K kv heads, D head dimension,
-// F feed-forward, V vocabulary. A shape that does not fit is a programmer's error (check()).
+// the comment says "adds"; what adds (dweight) may be fp32 beside bf16 activations. Letters: B batch, T sequence, N = B*T tokens, h hidden,
+// H heads, K kv heads, D head dimension, F feed-forward, V vocabulary. A shape that does not fit is a programmer's error (check()).
 #pragma once
 
 #include "tensor.h"
@@ -13,9 +13,9 @@ namespace ultrascale::ops {
 
 // ---- element-wise and reductions ---------------------------------------------------------------------------------------
 void fill(Tensor x, float value);
-void copy(Tensor to, const Tensor& from);                     // converts between fp32, bf16 and fp16
-void add(Tensor y, const Tensor& x, float alpha = 1);         // y += alpha * x; y fp32 or bf16, x fp32 or bf16
-void scale(Tensor x, float alpha);                            // x *= alpha
+void copy(Tensor to, const Tensor& from);                               // converts between fp32, bf16 and fp16
+void add(Tensor y, const Tensor& x, float alpha = 1);                   // y += alpha * x; y fp32 or bf16, x fp32 or bf16
+void scale(Tensor x, float alpha);                                      // x *= alpha
 void accumulate_sum(Tensor total, const Tensor& x, double factor = 1);  // total (1) fp64 += factor * sum of x
 void accumulate_sum_squares(Tensor total, const Tensor& x);             // total (1) fp64 += sum of x^2, added in fp64
 
@@ -42,8 +42,7 @@ void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor&
 void rope_forward(Tensor q, Tensor k, Tensor v, const Tensor& qkv, const Tensor& positions /* (B, T) int32 */,
                   const Tensor& frequencies /* (D/2) fp32 */);
 // The inverse rotation, back into one dqkv.
-void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& positions,
-                   const Tensor& frequencies);
+void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& positions, const Tensor& frequencies);
 
 // ---- attention ---------------------------------------------------------------------------------------------------------
 // Which keys a query sees. Query i stands at position q_offset + i of the (whole) sequence and key j at k_offset + j; with
@@ -65,10 +64,9 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
                         const Tensor& lse, const Tensor& delta, const AttentionMask& mask);
 
 // The plain way, with the whole matrix in memory: probabilities (B, H, Tq, Tk) are an output and the backward's input.
-void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k, const Tensor& v,
-                             const AttentionMask& mask);
-void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                              const Tensor& v, const Tensor& probabilities);
+void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask);
+void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& probabilities);
 
 // ---- SwiGLU (Shazeer 2020): out (N, F) = silu(gate) * up with gate_up (N, 2F) = [gate | up] ----------------------------
 void swiglu_forward(Tensor out, const Tensor& gate_up);

@@ -61,8 +61,13 @@ void AdamW::step(double lr, const Tensor& squared_norm) {
     for (size_t i = 0; i < items_.size(); ++i) {
         const Item& item = items_[i];
         ops::adamw(item.value, master_[i], m_[i], v_[i], item.grad, squared_norm,
-                   {.lr = float(lr), .beta1 = float(options_.beta1), .beta2 = float(options_.beta2), .eps = float(options_.eps),
-                    .weight_decay = item.decay ? float(options_.weight_decay) : 0, .step = steps_, .max_norm = float(options_.clip)});
+                   {.lr = float(lr),
+                    .beta1 = float(options_.beta1),
+                    .beta2 = float(options_.beta2),
+                    .eps = float(options_.eps),
+                    .weight_decay = item.decay ? float(options_.weight_decay) : 0,
+                    .step = steps_,
+                    .max_norm = float(options_.clip)});
     }
 }
 

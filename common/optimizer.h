@@ -12,10 +12,10 @@ namespace ultrascale {
 
 struct OptimizerOptions {
     double lr = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
-    double clip = 1.0;                   // global norm; 0: do not clip
-    bool cosine = false;                 // else constant
+    double clip = 1.0;    // global norm; 0: do not clip
+    bool cosine = false;  // else constant
     int64_t warmup = 0;
-    int64_t total_steps = 0;             // where the cosine ends
+    int64_t total_steps = 0;  // where the cosine ends
 };
 
 // The learning rate of step 0, 1, ...: rises linearly over `warmup` steps, then stays, or falls as a cosine to a tenth of

@@ -24,7 +24,7 @@ struct Parameter {
 
     std::vector<std::string> replicated_over;  // mesh axes whose ranks hold the same values ("dp", "cp")
     std::vector<std::string> summed_over;      // mesh axes over which the gradient is summed
-    bool owner = true;  // this rank counts it in the norm and saves it: false for all copies but one
+    bool owner = true;                         // this rank counts it in the norm and saves it: false for all copies but one
 
     Tensor value, grad;  // local_shape(); hooks may point them at other storage before they are used
 

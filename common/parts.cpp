@@ -111,8 +111,7 @@ AttentionCore::Gradients FlashAttention::backward(const Tensor& dout, Saved& sav
     Tensor delta = activation(lse.shape(), DType::fp32);
     ops::attention_delta(delta, dout, saved.take("o"));
     Gradients grads{activation_like(q), activation_like(k), activation_like(v)};
-    ops::attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, lse, delta,
-                            {.document_starts = context.batch.document_starts});
+    ops::attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, lse, delta, {.document_starts = context.batch.document_starts});
     return grads;
 }
 
@@ -230,8 +229,7 @@ Tensor Head::backward_input(Saved& saved, Context&) {
 }
 
 void Head::backward_weight(Saved& saved, Context& context) {
-    if (chunk_ == 0)
-        ops::matmul(weight_->grad, saved.take("dlogits"), Transpose::yes, saved.take("x"), Transpose::no, weight_->grad);
+    if (chunk_ == 0) ops::matmul(weight_->grad, saved.take("dlogits"), Transpose::yes, saved.take("x"), Transpose::no, weight_->grad);
     if (completes_) context.gradient_complete(*weight_);
 }
 

@@ -77,8 +77,8 @@ public:
 // What travels with one micro-batch through the model.
 struct Context {
     Batch batch;
-    float loss_scale = 1;      // each token's loss counts this much: 1 / counted targets of the global batch
-    Tensor loss = {};          // (1) fp64; the head adds to it
+    float loss_scale = 1;  // each token's loss counts this much: 1 / counted targets of the global batch
+    Tensor loss = {};      // (1) fp64; the head adds to it
     int micro_batch = 0;
     bool training = true;      // false: forward only, nothing is kept and no gradient is made
     bool recomputing = false;  // true while a layer's forward runs again inside its backward

@@ -27,7 +27,8 @@ struct Report::Impl {
     bool rank0 = Communicator::world().rank() == 0, terminal = isatty(STDOUT_FILENO);
 
     // The median over the steps after warm-up of f(record).
-    template <class F> double median(F f) const {
+    template <class F>
+    double median(F f) const {
         const size_t warmup = std::min<size_t>(3, records.size() - 1);
         std::vector<double> values;
         for (size_t i = warmup; i < records.size(); ++i) values.push_back(f(records[i]));
@@ -55,17 +56,22 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     print(fmt::format("{}: {} on {}", impl_->chapter, o.load.empty() ? o.model : o.load, device_description()));
     print(fmt::format("  model   {:.3f} M parameters: L {} h {} H {} K {} D {} F {} V {}{}", double(parameter_count(c)) / 1e6, c.layers,
                       c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab, c.tied ? ", tied head" : ""));
-    print(fmt::format("  batch   {} sequences ({} per micro-batch x {} accumulated x {} ranks) of {} tokens = {} tokens a step", global_batch,
-                      o.micro_batch, global_batch / o.micro_batch / Communicator::world().size(), Communicator::world().size(), seq,
-                      global_batch * seq));
+    print(fmt::format("  batch   {} sequences ({} per micro-batch x {} accumulated x {} ranks) of {} tokens = {} tokens a step",
+                      global_batch, o.micro_batch, global_batch / o.micro_batch / Communicator::world().size(),
+                      Communicator::world().size(), seq, global_batch * seq));
     print(fmt::format("  data    {}", data_description));
     const char* recompute[] = {"none", "selective", "full"};
     print(fmt::format("  dtype   {}, gradients {}; recomputation {}; AdamW lr {} {}, weight decay {}, clip {}", dtype_name(o.dtype),
-                      dtype_name(o.grad_dtype()), recompute[int(o.recompute)], o.optimizer.lr,
-                      o.optimizer.cosine ? "cosine" : "constant", o.optimizer.weight_decay, o.optimizer.clip));
-    impl_->summary["configuration"] = {{"chapter", impl_->chapter}, {"model", o.model}, {"parameters", parameter_count(c)},
-                                       {"global_batch", global_batch}, {"seq", seq}, {"micro_batch", o.micro_batch},
-                                       {"dtype", dtype_name(o.dtype)}, {"ranks", Communicator::world().size()}};
+                      dtype_name(o.grad_dtype()), recompute[int(o.recompute)], o.optimizer.lr, o.optimizer.cosine ? "cosine" : "constant",
+                      o.optimizer.weight_decay, o.optimizer.clip));
+    impl_->summary["configuration"] = {{"chapter", impl_->chapter},
+                                       {"model", o.model},
+                                       {"parameters", parameter_count(c)},
+                                       {"global_batch", global_batch},
+                                       {"seq", seq},
+                                       {"micro_batch", o.micro_batch},
+                                       {"dtype", dtype_name(o.dtype)},
+                                       {"ranks", Communicator::world().size()}};
 }
 
 void Report::step(const StepRecord& r) {
@@ -74,12 +80,15 @@ void Report::step(const StepRecord& r) {
     const double rate = double(r.tokens) / r.seconds;
     if (!self.rank0) return;
     if (!self.options.json.empty())
-        self.json_lines += Json{{"step", r.step}, {"loss", r.loss}, {"grad_norm", r.grad_norm}, {"lr", r.lr},
-                                {"step_ms", r.seconds * 1e3}, {"tokens_per_second", rate}}.dump() + "\n";
+        self.json_lines +=
+            Json{{"step", r.step},           {"loss", r.loss}, {"grad_norm", r.grad_norm}, {"lr", r.lr}, {"step_ms", r.seconds * 1e3},
+                 {"tokens_per_second", rate}}
+                .dump() +
+            "\n";
     const int64_t done = int64_t(self.records.size()), left = self.total_steps - done;
     const double remaining = self.median([](const StepRecord& s) { return s.seconds; }) * double(left);
-    const std::string line = fmt::format("step {:>5}   loss {:.4f}   grad norm {:.3f}   lr {:.2e}   {:>8.0f} tokens/s   {:.0f} s left", r.step,
-                                         r.loss, r.grad_norm, r.lr, rate, remaining);
+    const std::string line = fmt::format("step {:>5}   loss {:.4f}   grad norm {:.3f}   lr {:.2e}   {:>8.0f} tokens/s   {:.0f} s left",
+                                         r.step, r.loss, r.grad_norm, r.lr, rate, remaining);
     if (self.terminal)
         fmt::print("\r{}\033[K{}", line, left == 0 || self.options.explain ? "\n" : "");
     else
@@ -105,7 +114,8 @@ bool Report::memory(const MemoryEstimate& predicted) {
     row("optimizer", predicted.optimizer, now[int(Memory::optimizer)], 0);
     row("activations, peak", predicted.peak_activations, peak[int(Memory::activation)], 0.01);
     for (Memory category : {Memory::communication, Memory::workspace}) {
-        print(fmt::format("  {:<20} {:>14} {:>14}", std::string(memory_names[int(category)]) + ", peak", "-", format_bytes(double(peak[int(category)]))));
+        print(fmt::format("  {:<20} {:>14} {:>14}", std::string(memory_names[int(category)]) + ", peak", "-",
+                          format_bytes(double(peak[int(category)]))));
         json[memory_names[int(category)]] = {{"measured", peak[int(category)]}};
     }
     print(fmt::format("  {:<20} {:>14} {:>14}   of {}", "all, at the peak", format_bytes(double(predicted.total())),
@@ -129,11 +139,11 @@ bool Report::communication(const PredictedCommunication& predicted, int64_t step
         ok = ok && equal;
         const double n = double(steps);
         print(fmt::format("  {:<22} {:>17} {:>12} {:>17} {:>12} {:>9.3f} {:>11.3f}   {}", collective_names[size_t(k)], want.calls,
-                          format_bytes(double(want.bytes)), double(got.calls) / n, format_bytes(double(got.bytes) / n), got.seconds * 1e3 / n,
-                          got.exposed * 1e3 / n, equal ? "equal" : "MISMATCH"));
+                          format_bytes(double(want.bytes)), double(got.calls) / n, format_bytes(double(got.bytes) / n),
+                          got.seconds * 1e3 / n, got.exposed * 1e3 / n, equal ? "equal" : "MISMATCH"));
         json[collective_names[size_t(k)]] = {{"calls", double(got.calls) / n}, {"bytes", double(got.bytes) / n},
-                                             {"predicted_calls", want.calls}, {"predicted_bytes", want.bytes},
-                                             {"seconds", got.seconds / n}, {"exposed_seconds", got.exposed / n}};
+                                             {"predicted_calls", want.calls},  {"predicted_bytes", want.bytes},
+                                             {"seconds", got.seconds / n},     {"exposed_seconds", got.exposed / n}};
     }
     if (!any) print("\ncommunication: none");
     impl_->summary["communication"] = json;
@@ -150,12 +160,17 @@ void Report::throughput() {
     const double seconds = self.median([](const StepRecord& r) { return r.seconds; });
     const double flops = model_flops_per_token(self.shape.config, self.shape.seq) * rate;
     const double with_recomputation = flops + recomputed_flops_per_token(self.shape) * rate;
-    const DevicePeak peak = self.options.peak_tflops > 0 ? DevicePeak{self.options.peak_tflops * 1e12, "given"} : device_peak(self.options.dtype);
+    const DevicePeak peak =
+        self.options.peak_tflops > 0 ? DevicePeak{self.options.peak_tflops * 1e12, "given"} : device_peak(self.options.dtype);
     print(fmt::format("\nspeed per device (median step {:.1f} ms)", seconds * 1e3));
     print(fmt::format("  {:.0f} tokens/s   {:.4g} TFLOP/s   MFU {:.1f} %   HFU {:.1f} %   of {:.4g} TFLOP/s ({})", rate, flops / 1e12,
                       100 * flops / peak.flops, 100 * with_recomputation / peak.flops, peak.flops / 1e12, peak.source));
-    impl_->summary["speed"] = {{"tokens_per_second", rate}, {"step_ms", seconds * 1e3}, {"tflops", flops / 1e12},
-                               {"mfu", flops / peak.flops}, {"hfu", with_recomputation / peak.flops}, {"peak_tflops", peak.flops / 1e12}};
+    impl_->summary["speed"] = {{"tokens_per_second", rate},
+                               {"step_ms", seconds * 1e3},
+                               {"tflops", flops / 1e12},
+                               {"mfu", flops / peak.flops},
+                               {"hfu", with_recomputation / peak.flops},
+                               {"peak_tflops", peak.flops / 1e12}};
 }
 
 void Report::value(const std::string& section, const std::string& key, double number) { impl_->summary[section][key] = number; }

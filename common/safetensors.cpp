@@ -16,10 +16,10 @@ namespace fs = std::filesystem;
 constexpr int64_t max_header_bytes = 100'000'000;  // the reference implementation's limit
 
 const std::map<std::string, int64_t>& dtype_bits() {
-    static const std::map<std::string, int64_t> bits = {
-        {"F64", 64}, {"I64", 64}, {"U64", 64}, {"C64", 64}, {"F32", 32}, {"I32", 32}, {"U32", 32}, {"F16", 16},
-        {"BF16", 16}, {"I16", 16}, {"U16", 16}, {"I8", 8}, {"U8", 8}, {"BOOL", 8}, {"F8_E4M3", 8}, {"F8_E5M2", 8},
-        {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}};
+    static const std::map<std::string, int64_t> bits = {{"F64", 64},    {"I64", 64},    {"U64", 64},    {"C64", 64},    {"F32", 32},
+                                                        {"I32", 32},    {"U32", 32},    {"F16", 16},    {"BF16", 16},   {"I16", 16},
+                                                        {"U16", 16},    {"I8", 8},      {"U8", 8},      {"BOOL", 8},    {"F8_E4M3", 8},
+                                                        {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}};
     return bits;
 }
 
@@ -47,7 +47,8 @@ int64_t tensor_bytes(const Shape& shape, int64_t bits, const std::string& where)
     return total / 8;
 }
 
-template <class To, class From> void convert(void* to, const unsigned char* from, int64_t count) {
+template <class To, class From>
+void convert(void* to, const unsigned char* from, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
         From value;
         std::memcpy(&value, from + i * int64_t(sizeof(From)), sizeof(From));  // may be unaligned
@@ -57,7 +58,8 @@ template <class To, class From> void convert(void* to, const unsigned char* from
 
 using Convert = void (*)(void* to, const unsigned char* from, int64_t count);
 
-template <class To> Convert converter_to(const std::string& from) {
+template <class To>
+Convert converter_to(const std::string& from) {
     return from == "F32" ? convert<To, float> : from == "BF16" ? convert<To, bf16> : from == "F16" ? convert<To, fp16> : nullptr;
 }
 
@@ -69,7 +71,8 @@ Convert converter(const std::string& from, DType to) {  // nullptr: no conversio
 }
 
 // Calls run(offset, count) for each contiguous stretch of the slice, in order.
-template <class Run> void for_each_run(const Shape& shape, const std::vector<Range>& slice, size_t dim, int64_t offset, Run run) {
+template <class Run>
+void for_each_run(const Shape& shape, const std::vector<Range>& slice, size_t dim, int64_t offset, Run run) {
     int64_t inner = 1;
     bool inner_whole = true;
     for (size_t d = dim + 1; d < shape.size(); ++d) {
@@ -118,14 +121,13 @@ void Safetensors::add_file(const std::string& path) {
         if (bits == dtype_bits().end()) user_error("{}: unknown dtype \"{}\"", where, printable(dtype->get<std::string>()));
         Entry entry{bits->first, sizes(info, "shape", where), nullptr, 0, path};
         std::vector<int64_t> offsets = sizes(info, "data_offsets", where);
-        if (offsets.size() != 2 || offsets[0] > offsets[1])
-            user_error("{}: data_offsets must be [begin, end] with begin <= end", where);
+        if (offsets.size() != 2 || offsets[0] > offsets[1]) user_error("{}: data_offsets must be [begin, end] with begin <= end", where);
         if (offsets[1] > data_bytes)
             user_error("{}: its data ends at byte {}, but the file holds {} (truncated?)", where, offsets[1], data_bytes);
         entry.bytes = tensor_bytes(entry.shape, bits->second, where);
         if (entry.bytes != offsets[1] - offsets[0])
-            user_error("{}: {} of shape {} takes {} bytes, but data_offsets give it {}", where, entry.dtype,
-                       to_string(entry.shape), entry.bytes, offsets[1] - offsets[0]);
+            user_error("{}: {} of shape {} takes {} bytes, but data_offsets give it {}", where, entry.dtype, to_string(entry.shape),
+                       entry.bytes, offsets[1] - offsets[0]);
         entry.data = file.data() + 8 + header_bytes + offsets[0];
         extents.emplace_back(offsets[0], offsets[1]);
         if (!entries_.emplace(name, std::move(entry)).second) user_error("{} is in another shard too", where);
@@ -138,8 +140,7 @@ void Safetensors::add_file(const std::string& path) {
             user_error("{}: tensors {} at data byte {}", path, begin < reached ? "overlap" : "leave a hole", std::min(begin, reached));
         reached = end;
     }
-    if (reached != data_bytes)
-        user_error("{}: the tensors end at data byte {}, but the file goes on to {}", path, reached, data_bytes);
+    if (reached != data_bytes) user_error("{}: the tensors end at data byte {}, but the file goes on to {}", path, reached, data_bytes);
 }
 
 Safetensors Safetensors::file(const std::string& path) {
@@ -192,8 +193,8 @@ void Safetensors::read(const std::string& name, const Shape& shape, const std::v
     const bool same = entry.dtype == safetensors_dtype(to.dtype());
     const Convert convert = converter(entry.dtype, to.dtype());
     if (!same && !convert)
-        user_error("{}: tensor \"{}\" is {}; {} can be read from {}", entry.file, printable(name), entry.dtype,
-                   dtype_name(to.dtype()), converter("F32", to.dtype()) ? "F32, BF16 and F16" : safetensors_dtype(to.dtype()));
+        user_error("{}: tensor \"{}\" is {}; {} can be read from {}", entry.file, printable(name), entry.dtype, dtype_name(to.dtype()),
+                   converter("F32", to.dtype()) ? "F32, BF16 and F16" : safetensors_dtype(to.dtype()));
 
     std::vector<Range> ranges = slice;
     if (ranges.empty())
@@ -212,8 +213,10 @@ void Safetensors::read(const std::string& name, const Shape& shape, const std::v
     const int64_t to_bytes = dtype_bytes(to.dtype()), from_bytes = dtype_bits().at(entry.dtype) / 8;
     unsigned char* next = host.data();
     for_each_run(shape, ranges, 0, 0, [&](int64_t offset, int64_t run) {
-        if (same) std::memcpy(next, entry.data + offset * from_bytes, size_t(run * from_bytes));
-        else convert(next, entry.data + offset * from_bytes, run);
+        if (same)
+            std::memcpy(next, entry.data + offset * from_bytes, size_t(run * from_bytes));
+        else
+            convert(next, entry.data + offset * from_bytes, run);
         next += run * to_bytes;
     });
     to.copy_from_host(host.data());
@@ -251,7 +254,8 @@ void SafetensorsWriter::next_file() {
     int64_t offset = 0;
     for (size_t i = next_item_; i < shard_ends_[next_shard_]; ++i) {
         int64_t end = offset + numel(items_[i].shape) * dtype_bytes(items_[i].dtype);
-        header[items_[i].name] = {{"dtype", safetensors_dtype(items_[i].dtype)}, {"shape", items_[i].shape}, {"data_offsets", {offset, end}}};
+        header[items_[i].name] = {
+            {"dtype", safetensors_dtype(items_[i].dtype)}, {"shape", items_[i].shape}, {"data_offsets", {offset, end}}};
         offset = end;
     }
     std::string text = header.dump();

@@ -16,9 +16,9 @@ namespace ultrascale {
 
 class Event {
 public:
-    Event() = default;           // already reached
-    bool reached() const;        // never blocks
-    void synchronize() const;    // the host waits; throws what made the event's stream fail
+    Event() = default;         // already reached
+    bool reached() const;      // never blocks
+    void synchronize() const;  // the host waits; throws what made the event's stream fail
     struct Impl;
     std::shared_ptr<Impl> impl;  // of the backend
 };

@@ -6,8 +6,10 @@ namespace ultrascale {
 
 int64_t dtype_bytes(DType dtype) {
     switch (dtype) {
-        case DType::fp32: case DType::int32: return 4;
-        case DType::bf16: case DType::fp16: return 2;
+        case DType::fp32:
+        case DType::int32: return 4;
+        case DType::bf16:
+        case DType::fp16: return 2;
         case DType::fp64: return 8;
     }
     return 0;

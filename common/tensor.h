@@ -19,8 +19,8 @@
 namespace ultrascale {
 
 enum class DType { fp32, bf16, fp16, fp64, int32 };
-int64_t dtype_bytes(DType dtype);         // bytes of one element
-const char* dtype_name(DType dtype);      // "fp32", "bf16", ...
+int64_t dtype_bytes(DType dtype);     // bytes of one element
+const char* dtype_name(DType dtype);  // "fp32", "bf16", ...
 
 // bfloat16: the upper half of a float. Conversion rounds to nearest, ties to even; NaN stays NaN.
 struct bf16 {
@@ -42,13 +42,16 @@ struct fp16 {
 };
 
 // The dtype that a C++ type is stored as; other types have none.
+// clang-format off
 template <class T> struct DTypeOf;
 template <> struct DTypeOf<float> { static constexpr DType value = DType::fp32; };
 template <> struct DTypeOf<bf16> { static constexpr DType value = DType::bf16; };
 template <> struct DTypeOf<fp16> { static constexpr DType value = DType::fp16; };
 template <> struct DTypeOf<double> { static constexpr DType value = DType::fp64; };
 template <> struct DTypeOf<int32_t> { static constexpr DType value = DType::int32; };
-template <class T> inline constexpr DType dtype_of = DTypeOf<std::remove_cv_t<T>>::value;
+// clang-format on
+template <class T>
+inline constexpr DType dtype_of = DTypeOf<std::remove_cv_t<T>>::value;
 
 using Shape = std::vector<int64_t>;
 int64_t numel(const Shape& shape);
@@ -82,7 +85,8 @@ public:
     int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
 
     void* data() const { return data_; }
-    template <class T> T* as() const {  // the device's address; checks the dtype
+    template <class T>
+    T* as() const {  // the device's address; checks the dtype
         check(dtype_of<T> == dtype_, "tensor read as another dtype than its own");
         return static_cast<T*>(data_);
     }
@@ -96,7 +100,8 @@ public:
     Tensor extended_view(Shape shape) const;
 
     // Waits for the device, then copies. T must be the dtype's own type.
-    template <class T> std::vector<T> to_host() const {
+    template <class T>
+    std::vector<T> to_host() const {
         std::vector<T> values(numel());
         check(dtype_of<T> == dtype_, "tensor read as another dtype than its own");
         copy_to_host(values.data());

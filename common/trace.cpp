@@ -50,20 +50,24 @@ namespace {
 
 // This rank's events as Chrome's trace format writes them (one JSON object a line, each ending in a comma).
 std::string chrome_events(int rank) {
-    std::string out = fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"args":{{"name":"rank {0}"}}}},)" "\n", rank);
+    std::string out = fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"args":{{"name":"rank {0}"}}}},)"
+                                  "\n",
+                                  rank);
     std::map<std::string, int> lanes;
     for (const Span& span : spans) {
         auto [lane, is_new] = lanes.try_emplace(span.lane, int(lanes.size()));
         if (is_new)
-            out += fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}},)" "\n", rank,
-                               lane->second, span.lane);
-        out += fmt::format(R"({{"ph":"X","name":"{}","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{"flops":{:.0f},"bytes":{:.0f}}}}},)"
-                           "\n", span.name, rank, lane->second, span.begin * 1e6, (span.end - span.begin) * 1e6, span.flops, span.bytes);
+            out += fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}},)"
+                               "\n",
+                               rank, lane->second, span.lane);
+        out +=
+            fmt::format(R"({{"ph":"X","name":"{}","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{"flops":{:.0f},"bytes":{:.0f}}}}},)"
+                        "\n",
+                        span.name, rank, lane->second, span.begin * 1e6, (span.end - span.begin) * 1e6, span.flops, span.bytes);
     }
     for (const MemoryPoint& point : memory_timeline()) {
         out += fmt::format(R"({{"ph":"C","name":"memory","pid":{},"ts":{:.3f},"args":{{)", rank, point.seconds * 1e6);
-        for (int c = 0; c < memory_categories; ++c)
-            out += fmt::format(R"({}"{}":{})", c ? "," : "", memory_names[c], point.bytes[c]);
+        for (int c = 0; c < memory_categories; ++c) out += fmt::format(R"({}"{}":{})", c ? "," : "", memory_names[c], point.bytes[c]);
         out += "}},\n";
     }
     return out;
@@ -115,12 +119,12 @@ std::string profile_table(double steps) {
     }
     std::vector<std::pair<std::string, Sum>> rows(by_name.begin(), by_name.end());
     std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-    std::string out = fmt::format("  {:<24} {:>10} {:>10} {:>7} {:>10} {:>9}\n", "operation", "calls/step", "ms/step", "share",
-                                  "GFLOP/s", "GB/s");
+    std::string out =
+        fmt::format("  {:<24} {:>10} {:>10} {:>7} {:>10} {:>9}\n", "operation", "calls/step", "ms/step", "share", "GFLOP/s", "GB/s");
     for (const auto& [name, sum] : rows)
-        out += fmt::format("  {:<24} {:>10.1f} {:>10.3f} {:>6.1f}% {:>10.1f} {:>9.2f}\n", name, double(sum.calls) / steps,
-                           sum.seconds * 1e3 / steps, 100 * sum.seconds / all, sum.flops / sum.seconds / 1e9,
-                           sum.bytes / sum.seconds / 1e9);
+        out +=
+            fmt::format("  {:<24} {:>10.1f} {:>10.3f} {:>6.1f}% {:>10.1f} {:>9.2f}\n", name, double(sum.calls) / steps,
+                        sum.seconds * 1e3 / steps, 100 * sum.seconds / all, sum.flops / sum.seconds / 1e9, sum.bytes / sum.seconds / 1e9);
     return out;
 }
 

@@ -4,9 +4,10 @@ set -u
 cd "$(dirname "$0")/.."
 mpirun=$1
 passed=0 failed=0
+export GTEST_COLOR=no
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp halt_on_error=0 exitcode=66"
+export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp history_size=7 exitcode=66" UCX_MEM_EVENTS=n  # why: tests/tsan.supp
 export ASAN_OPTIONS="detect_leaks=0"  # MPI libraries keep what they allocated until the end
 
 # suite NAME COMMAND...: runs it, counts GoogleTest's lines, shows the whole output of a failure.

@@ -1,8 +1,10 @@
 // Communicators, Work and counters on the CPU. The collectives are in comm_mpi.cpp.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <numeric>
 
 #include "../trace.h"
 #include "comm_mpi.h"
@@ -48,10 +50,10 @@ Work issue(const std::shared_ptr<Communicator::Impl>& communicator, Call call, S
     add_count(call.kind, {1, call.bytes, 0, 0});
     if (explain_enabled()) {
         explain(fmt::format("{} {} over {} ({} ranks){}{}", collective_names[int(call.kind)], format_bytes(double(call.bytes)),
-                            communicator->name, communicator->size, call.detail, asynchronous ? ", asynchronous" : ""));
+                            communicator->name, communicator->size(), call.detail, asynchronous ? ", asynchronous" : ""));
     }
     int tag = call.kind == Collective::send_recv ? 0 : communicator->collective_tag();
-    Exchange exchange(communicator->mpi, communicator->rank, communicator->size, tag);
+    Exchange exchange(*communicator, tag);
     if (asynchronous) stream.wait(compute_stream().record());  // the inputs are ready then
     stream.submit([=, kind = call.kind, bytes = call.bytes, lane = &stream.name(), body = std::move(body)]() mutable {
         double begin = now_seconds();
@@ -109,28 +111,33 @@ static bool mpi_is_running() {
     return initialized && !finalized;
 }
 
-Communicator::Impl::Impl(MPI_Comm mpi, std::string name) : mpi(mpi), name(std::move(name)) {
-    MPI_Comm_rank(mpi, &rank);
-    MPI_Comm_size(mpi, &size);
-    sends.resize(size);
-    receives.resize(size);
+Communicator::Impl::Impl(std::string name, std::vector<int> world_ranks, int rank, int number)
+    : name(std::move(name)), world_ranks(std::move(world_ranks)), rank(rank), number(number), sends(size()), receives(size()) {
+    check(number < groups(), "too many groups were made: MPI has no tags left");
 }
 
-Communicator::Impl::~Impl() {
-    if (mpi != MPI_COMM_WORLD && mpi_is_running()) MPI_Comm_free(&mpi);
+// MPI promises 32768 tags (then 64 groups, and 256 calls of a kind can be under way at once); MPICH and Open MPI have more.
+static int64_t mpi_tags() {
+    int* upper_bound = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &upper_bound, &found);
+    return int64_t(found ? *upper_bound : 32767) + 1;
 }
-
-uint64_t Communicator::Impl::tags() {
-    static const uint64_t half = [] {
-        int* upper_bound = nullptr;
-        int found = 0;
-        MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &upper_bound, &found);
-        return (uint64_t(found ? *upper_bound : 32767) + 1) / 2;
-    }();
-    return half;
+int Communicator::Impl::group_tags() {
+    static const int tags = int(std::min<int64_t>(4096, mpi_tags() / 64));
+    return tags;
+}
+int Communicator::Impl::groups() {
+    static const int groups = int(mpi_tags() / group_tags());
+    return groups;
+}
+int Communicator::Impl::tag(int half, uint64_t call) const {
+    int calls = group_tags() / 2;
+    return number * group_tags() + half * calls + int(call % calls);
 }
 
 static int node_ranks = 1;
+static int next_group = 0;  // the lowest number that is new to this rank
 
 Communicator& Communicator::world() {
     static Communicator& world = *[] {
@@ -141,28 +148,47 @@ Communicator& Communicator::world() {
         MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
         MPI_Comm_size(node, &node_ranks);
         MPI_Comm_free(&node);
-        return new Communicator(std::make_shared<Impl>(MPI_COMM_WORLD, "world"));
+        int rank = 0, size = 0;
+        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+        MPI_Comm_size(MPI_COMM_WORLD, &size);
+        std::vector<int> all(size);
+        std::iota(all.begin(), all.end(), 0);
+        return new Communicator(std::make_shared<Impl>("world", all, rank, next_group++));
     }();
     return world;
 }
 
 Communicator Communicator::split(int color, int key, std::string name) const {
-    check(color >= 0, "split: a color is not negative");
-    barrier();  // MPI_Comm_split spins: it should not have to wait for anyone
-    MPI_Comm part;
-    MPI_Comm_split(impl_->mpi, color, key, &part);
-    return Communicator(std::make_shared<Impl>(part, std::move(name)));
+    struct Wish {
+        int color, key, rank, group;
+    };
+    std::vector<Wish> wishes(size());
+    wishes[rank()] = {color, key, rank(), next_group};
+    Exchange exchange(*impl_, impl_->collective_tag());
+    exchange.for_each_peer([&](int peer) { exchange.recv(&wishes[peer], sizeof(Wish), peer); });
+    exchange.for_each_peer([&](int peer) { exchange.send(&wishes[rank()], sizeof(Wish), peer); });
+    exchange.wait();
+    for (const Wish& wish : wishes) next_group = std::max(next_group, wish.group);
+    std::erase_if(wishes, [&](const Wish& wish) { return wish.color != color; });
+    std::ranges::stable_sort(wishes, {}, &Wish::key);  // equal keys stay in rank order
+    std::vector<int> members;
+    int place = 0;
+    for (const Wish& wish : wishes) {
+        if (wish.rank == rank()) place = int(members.size());
+        members.push_back(impl_->world_ranks[wish.rank]);
+    }
+    return Communicator(std::make_shared<Impl>(std::move(name), std::move(members), place, next_group++));
 }
 
 int Communicator::rank() const { return impl_->rank; }
-int Communicator::size() const { return impl_->size; }
+int Communicator::size() const { return impl_->size(); }
 const std::string& Communicator::name() const { return impl_->name; }
 
 int ranks_on_this_node() { return node_ranks; }
 
 void finalize_communication() {
     if (!mpi_is_running()) return;
-    Communicator::world().barrier();  // as in split
+    Communicator::world().barrier();  // MPI_Finalize spins: it should not have to wait for anyone
     MPI_Finalize();
 }
 

@@ -19,7 +19,8 @@ void abandon_communication(bool abandoned) { communication_abandoned = abandoned
 void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
         int piece = int(std::min(communication_settings().piece_bytes, bytes - begin));
-        MPI_Isend(static_cast<const char*>(data) + begin, piece, MPI_BYTE, peer, tag, mpi_, &requests_.emplace_back());
+        MPI_Isend(static_cast<const char*>(data) + begin, piece, MPI_BYTE, group_->world_ranks[peer], tag, MPI_COMM_WORLD,
+                  &requests_.emplace_back());
         expected_.push_back(-1);
     }
 }
@@ -27,7 +28,8 @@ void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
 void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
         int piece = int(std::min(communication_settings().piece_bytes, bytes - begin));
-        MPI_Irecv(static_cast<char*>(data) + begin, piece, MPI_BYTE, peer, tag, mpi_, &requests_.emplace_back());
+        MPI_Irecv(static_cast<char*>(data) + begin, piece, MPI_BYTE, group_->world_ranks[peer], tag, MPI_COMM_WORLD,
+                  &requests_.emplace_back());
         expected_.push_back(piece);
     }
 }

@@ -71,7 +71,7 @@ void check_rank(int rank, int size) { check(0 <= rank && rank < size, "no such r
 // all_reduce (root < 0: everyone wants the sum) and reduce.
 Work reduce_to(int root, const std::shared_ptr<Communicator::Impl>& communicator, const Tensor& x, Reduce op, Stream& stream) {
     check_tensors({x});
-    int64_t n = communicator->size, numel = x.numel(), width = dtype_bytes(x.dtype());
+    int64_t n = communicator->size(), numel = x.numel(), width = dtype_bytes(x.dtype());
     auto wanted_by = [root](int r) { return root < 0 || r == root; };
     bool small = x.bytes() <= communication_settings().small_bytes;
     int64_t chunk = small ? numel : std::min(numel, std::max(n, communication_settings().chunk_bytes / width));

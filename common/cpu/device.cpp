@@ -1,15 +1,15 @@
 // The CPU as a device: its memory, and how many threads compute.
+#include "device.h"
+
 #include <malloc.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
-
 #include <fstream>
 #include <string>
 
 #include "comm.h"
-#include "device.h"
 #include "memory.h"
 #include "ops.h"
 #include "threads.h"

@@ -59,8 +59,8 @@ inline Outcome run_command(const std::vector<std::string>& command, int seconds 
     const pid_t child = fork();
     if (child == 0) {
         setpgid(0, 0);
-        setenv("ASAN_OPTIONS", "detect_leaks=0", 0);    // MPI libraries keep what they allocated until the end
-        setenv("OMP_WAIT_POLICY", "passive", 0);        // threads that wait do not spin: tests share the machine
+        setenv("ASAN_OPTIONS", "detect_leaks=0", 0);  // MPI libraries keep what they allocated until the end
+        setenv("OMP_WAIT_POLICY", "passive", 0);      // threads that wait do not spin: tests share the machine
         dup2(open("/dev/null", O_RDONLY), 0);
         dup2(open(out.c_str(), O_WRONLY | O_CREAT, 0600), 1);
         dup2(open(err.c_str(), O_WRONLY | O_CREAT, 0600), 2);
@@ -100,8 +100,10 @@ inline Outcome train(const std::string& chapter, const std::string& arguments, i
         EXPECT_TRUE(json.is_object()) << line;
         if (!json.is_object()) continue;
         EXPECT_TRUE(result.summary.is_null()) << "the summary is the last line";
-        if (json.contains("summary")) result.summary = json["summary"];
-        else result.steps.push_back(json);
+        if (json.contains("summary"))
+            result.summary = json["summary"];
+        else
+            result.steps.push_back(json);
     }
     EXPECT_TRUE(result.summary.is_object()) << "no summary";
     return result;
@@ -111,12 +113,15 @@ inline bool contains(const std::string& text, const std::string& part) { return 
 
 // A config.json of a small Llama; null in `changes` removes a field.
 inline std::string config_json(const Json& changes = Json::object()) {
-    Json config = {{"model_type", "llama"}, {"hidden_act", "silu"}, {"num_hidden_layers", 2}, {"hidden_size", 48}, {"num_attention_heads", 4},
-                   {"num_key_value_heads", 2}, {"head_dim", 12}, {"intermediate_size", 80}, {"vocab_size", 256}, {"rms_norm_eps", 1e-5},
-                   {"max_position_embeddings", 64}, {"tie_word_embeddings", false}};
+    Json config = {{"model_type", "llama"}, {"hidden_act", "silu"},          {"num_hidden_layers", 2},
+                   {"hidden_size", 48},     {"num_attention_heads", 4},      {"num_key_value_heads", 2},
+                   {"head_dim", 12},        {"intermediate_size", 80},       {"vocab_size", 256},
+                   {"rms_norm_eps", 1e-5},  {"max_position_embeddings", 64}, {"tie_word_embeddings", false}};
     for (const auto& [key, value] : changes.items()) {
-        if (value.is_null()) config.erase(key);
-        else config[key] = value;
+        if (value.is_null())
+            config.erase(key);
+        else
+            config[key] = value;
     }
     return config.dump(2);
 }

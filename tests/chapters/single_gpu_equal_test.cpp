@@ -32,10 +32,12 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 
 TEST(SingleGpuEqual, RecomputationGivesTheSameBits) {
     TempDir dir;
-    for (const char* others : {"--attention flash", "--attention naive --loss-chunk 19", "--attention naive --dtype bf16", "--attention flash --dtype bf16 --fp32-grads"}) {
+    for (const char* others : {"--attention flash", "--attention naive --loss-chunk 19", "--attention naive --dtype bf16",
+                               "--attention flash --dtype bf16 --fp32-grads"}) {
         SCOPED_TRACE(others);
         const auto with = [&](const char* recompute) {
-            return train_small(fmt::format("{} --micro-batch 2 --grad-accum 2 --recompute {} --save {}", others, recompute, dir / recompute));
+            return train_small(
+                fmt::format("{} --micro-batch 2 --grad-accum 2 --recompute {} --save {}", others, recompute, dir / recompute));
         };
         const Outcome none = with("none");
         for (const char* recompute : {"selective", "full"}) {
@@ -70,8 +72,9 @@ TEST(SingleGpuEqual, IgnoredAndMaskedTokensMatter) {
 }
 
 TEST(SingleGpuVerify, PassesForEveryWayToCompute) {
-    for (const char* arguments : {"", "--micro-batch 2 --grad-accum 4 --recompute full --loss-chunk 33 --ignore-token 32", "--document-token 10 --shuffle --lr-schedule cosine",
-                                  "--batch-ramp 8:1,16:2,24 --warmup 2", "--dtype bf16 --recompute selective --attention naive", "--dtype bf16 --fp32-grads"}) {
+    for (const char* arguments : {"", "--micro-batch 2 --grad-accum 4 --recompute full --loss-chunk 33 --ignore-token 32",
+                                  "--document-token 10 --shuffle --lr-schedule cosine", "--batch-ramp 8:1,16:2,24 --warmup 2",
+                                  "--dtype bf16 --recompute selective --attention naive", "--dtype bf16 --fp32-grads"}) {
         const Outcome run = train("00_single_gpu", fmt::format("--layers 2 --seq 40 --steps 4 --verify {}", arguments));
         EXPECT_EQ(run.summary.at("verify").at("result"), "ok") << arguments;
         EXPECT_FALSE(contains(run.out, "MISSED")) << arguments;
@@ -80,7 +83,8 @@ TEST(SingleGpuVerify, PassesForEveryWayToCompute) {
 
 TEST(SingleGpuVerify, ShowsByHowMuchANaiveMeanIsWrong) {
     const std::string split = "--layers 2 --seq 40 --steps 3 --micro-batch 1 --grad-accum 8 ";
-    const Outcome right = train("00_single_gpu", split + "--ignore-token 101"), wrong = train("00_single_gpu", split + "--ignore-token 101 --naive-mean"),
+    const Outcome right = train("00_single_gpu", split + "--ignore-token 101"),
+                  wrong = train("00_single_gpu", split + "--ignore-token 101 --naive-mean"),
                   harmless = train("00_single_gpu", split + "--naive-mean");
     EXPECT_LE(right.summary.at("verify").at("gradient").get<double>(), 1e-5);
     EXPECT_LE(harmless.summary.at("verify").at("gradient").get<double>(), 1e-5);  // every micro-batch counts as many targets
@@ -93,7 +97,8 @@ TEST(SingleGpuVerify, ShowsByHowMuchANaiveMeanIsWrong) {
 // 6 steps in one run, and as 3 + 3 with a save between.
 class Resume : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(SingleGpu, Resume,
-                         testing::Values("", "--dtype bf16", "--dtype bf16 --fp32-grads --shuffle", "--shuffle --lr-schedule cosine --lr-steps 6 --warmup 2",
+                         testing::Values("", "--dtype bf16", "--dtype bf16 --fp32-grads --shuffle",
+                                         "--shuffle --lr-schedule cosine --lr-steps 6 --warmup 2",
                                          "--micro-batch 4 --batch-ramp 4:2,8:2,12 --recompute full"));
 
 TEST_P(Resume, ContinuesBitwise) {
@@ -141,11 +146,14 @@ TEST(SingleGpuResume, WhatWasLoadedIsSavedUnchanged) {
 TEST(SingleGpuBatchRamp, TakesTheSizesInTurn) {
     const Outcome run = train_small("--micro-batch 4 --batch-ramp 4:1,12:2,8");
     std::vector<double> tokens;
-    for (const Json& step : run.steps) tokens.push_back(std::round(step.at("tokens_per_second").get<double>() * step.at("step_ms").get<double>() / 1e3));
+    for (const Json& step : run.steps)
+        tokens.push_back(std::round(step.at("tokens_per_second").get<double>() * step.at("step_ms").get<double>() / 1e3));
     EXPECT_EQ(tokens, (std::vector<double>{160, 480, 480, 320}));
     // The samples follow each other: steps 1 to 3 have seen 4 + 12 + 12 when step 4 begins.
-    const Outcome plain = train("00_single_gpu", "--layers 2 --seq 40 --no-verify --lr 0 --weight-decay 0 --micro-batch 4 --grad-accum 1 --steps 8");
-    const Outcome ramp = train("00_single_gpu", "--layers 2 --seq 40 --no-verify --lr 0 --weight-decay 0 --micro-batch 4 --batch-ramp 4:1,12:2,4 --steps 4");
+    const Outcome plain =
+        train("00_single_gpu", "--layers 2 --seq 40 --no-verify --lr 0 --weight-decay 0 --micro-batch 4 --grad-accum 1 --steps 8");
+    const Outcome ramp =
+        train("00_single_gpu", "--layers 2 --seq 40 --no-verify --lr 0 --weight-decay 0 --micro-batch 4 --batch-ramp 4:1,12:2,4 --steps 4");
     EXPECT_EQ(ramp.of("loss")[0], plain.of("loss")[0]);
     EXPECT_EQ(ramp.of("loss")[3], plain.of("loss")[7]);
 }

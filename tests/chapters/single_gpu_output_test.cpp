@@ -14,33 +14,40 @@ TEST(SingleGpuOutput, HelpListsTheOptions) {
     EXPECT_EQ(outcome.exit_code, 0);
     EXPECT_EQ(outcome.err, "");
     for (const char* option :
-         {"--model", "--layers", "--load", "--save", "--data", "--steps", "--seq", "--micro-batch", "--grad-accum", "--lr ", "--lr-schedule", "--lr-steps", "--warmup",
-          "--weight-decay", "--clip", "--seed", "--shuffle", "--dtype", "--fp32-grads", "--recompute", "--no-verify", "--explain", "--profile", "--json", "--trace",
-          "--peak-tflops", "--device-memory", "--attention", "--loss-chunk", "--document-token", "--ignore-token", "--naive-mean", "--batch-ramp", "--noise-scale",
-          "--estimate", "--compare", "--sample", "--prompt", "--temperature"})
+         {"--model",       "--layers",         "--load",         "--save",        "--data",        "--steps",         "--seq",
+          "--micro-batch", "--grad-accum",     "--lr ",          "--lr-schedule", "--lr-steps",    "--warmup",        "--weight-decay",
+          "--clip",        "--seed",           "--shuffle",      "--dtype",       "--fp32-grads",  "--recompute",     "--no-verify",
+          "--explain",     "--profile",        "--json",         "--trace",       "--peak-tflops", "--device-memory", "--attention",
+          "--loss-chunk",  "--document-token", "--ignore-token", "--naive-mean",  "--batch-ramp",  "--noise-scale",   "--estimate",
+          "--compare",     "--sample",         "--prompt",       "--temperature"})
         EXPECT_TRUE(contains(outcome.out, option)) << option;
 }
 
 TEST(SingleGpuOutput, ReportHasItsSections) {
     const Outcome outcome = train("00_single_gpu", "--layers 2 --seq 32 --steps 5");
-    for (const char* text : {"model   0.", "batch   8 sequences", "step     5", "verify:", "memory per rank", "predicted", "measured", "memory anatomy", "bytes a parameter",
-                             "memory during the first 4 steps", "tokens/s", "TFLOP/s", "MFU", "HFU", "what forward keeps"})
+    for (const char* text :
+         {"model   0.", "batch   8 sequences", "step     5", "verify:", "memory per rank", "predicted", "measured", "memory anatomy",
+          "bytes a parameter", "memory during the first 4 steps", "tokens/s", "TFLOP/s", "MFU", "HFU", "what forward keeps"})
         EXPECT_TRUE(contains(outcome.out, text)) << text;
     ASSERT_EQ(outcome.steps.size(), 5u);
     for (const Json& step : outcome.steps)
-        for (const char* field : {"step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_second"}) EXPECT_TRUE(std::isfinite(step.at(field).get<double>())) << field;
-    for (const char* section : {"configuration", "verify", "memory", "communication", "speed"}) EXPECT_TRUE(outcome.summary.contains(section)) << section;
+        for (const char* field : {"step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_second"})
+            EXPECT_TRUE(std::isfinite(step.at(field).get<double>())) << field;
+    for (const char* section : {"configuration", "verify", "memory", "communication", "speed"})
+        EXPECT_TRUE(outcome.summary.contains(section)) << section;
     EXPECT_LT(outcome.of("loss").back(), outcome.of("loss").front());
     EXPECT_GE(outcome.summary["speed"]["hfu"].get<double>(), outcome.summary["speed"]["mfu"].get<double>());
 }
 
 // A model of 405 billion parameters under a limit of 1 MiB: nothing is allocated.
 TEST(SingleGpuEstimate, AllocatesNothing) {
-    const Outcome outcome = run("00_single_gpu", "--estimate --model llama-3-405b --dtype bf16 --fp32-grads --micro-batch 1 --device-memory 0.001");
+    const Outcome outcome =
+        run("00_single_gpu", "--estimate --model llama-3-405b --dtype bf16 --fp32-grads --micro-batch 1 --device-memory 0.001");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_TRUE(contains(outcome.out, "405853.389 M parameters"));
     EXPECT_TRUE(contains(outcome.out, "weights 756.0 GiB   gradients 1.48 TiB   optimizer 4.43 TiB")) << outcome.out;
-    for (const char* seq : {"1024", "2048", "4096", "8192", "16384"}) EXPECT_TRUE(std::regex_search(outcome.out, std::regex(fmt::format("\n +{} ", seq)))) << seq;
+    for (const char* seq : {"1024", "2048", "4096", "8192", "16384"})
+        EXPECT_TRUE(std::regex_search(outcome.out, std::regex(fmt::format("\n +{} ", seq)))) << seq;
 }
 
 TEST(SingleGpuEstimate, ReadsPresetsAndConfigs) {
@@ -57,7 +64,8 @@ TEST(SingleGpuEstimate, ReadsPresetsAndConfigs) {
 
 TEST(SingleGpuSample, PrintsThatManyBytes) {
     for (int count : {1, 37}) {
-        const Outcome outcome = run("00_single_gpu", fmt::format("--layers 1 --seq 16 --steps 1 --no-verify --peak-tflops 1 --prompt Once --sample {}", count));
+        const Outcome outcome =
+            run("00_single_gpu", fmt::format("--layers 1 --seq 16 --steps 1 --no-verify --peak-tflops 1 --prompt Once --sample {}", count));
         EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
         const size_t begin = outcome.out.find("sample at temperature 0.8\n  Once");
         ASSERT_NE(begin, std::string::npos) << outcome.out;
@@ -67,7 +75,9 @@ TEST(SingleGpuSample, PrintsThatManyBytes) {
 
 TEST(SingleGpuExplain, PrintsOneStepsEventsInOrder) {
     for (const char* recompute : {"none", "full"}) {
-        const Outcome outcome = train("00_single_gpu", fmt::format("--layers 2 --seq 16 --steps 2 --no-verify --micro-batch 2 --grad-accum 2 --explain --recompute {}", recompute));
+        const Outcome outcome = train(
+            "00_single_gpu",
+            fmt::format("--layers 2 --seq 16 --steps 2 --no-verify --micro-batch 2 --grad-accum 2 --explain --recompute {}", recompute));
         std::vector<std::string> events;
         const std::regex numbered("^ *([0-9]+)  +(.*)$");
         std::istringstream lines(outcome.out);
@@ -77,15 +87,19 @@ TEST(SingleGpuExplain, PrintsOneStepsEventsInOrder) {
         std::vector<std::string> passes;
         std::map<std::string, int> complete;
         for (const std::string& event : events) {
-            if (event.starts_with("gradient complete: ")) ++complete[event.substr(19)];
-            else passes.push_back(event);
+            if (event.starts_with("gradient complete: "))
+                ++complete[event.substr(19)];
+            else
+                passes.push_back(event);
         }
         std::vector<std::string> expected = {"gradients = 0"};
         for (int m = 0; m < 2; ++m) {
             for (const char* unit : {"embedding", "layers.0", "layers.1", "head"})
-                for (const char* when : {"before", "after"}) expected.push_back(fmt::format("{} forward of {} (micro-batch {})", when, unit, m));
+                for (const char* when : {"before", "after"})
+                    expected.push_back(fmt::format("{} forward of {} (micro-batch {})", when, unit, m));
             for (const char* unit : {"head", "layers.1", "layers.0", "embedding"})
-                for (const char* when : {"before", "after"}) expected.push_back(fmt::format("{} backward of {} (micro-batch {})", when, unit, m));
+                for (const char* when : {"before", "after"})
+                    expected.push_back(fmt::format("{} backward of {} (micro-batch {})", when, unit, m));
         }
         expected.push_back("global gradient norm, clip, AdamW");
         EXPECT_EQ(passes, expected) << outcome.out;
@@ -120,7 +134,8 @@ TEST(SingleGpuTrace, IsWhatPerfettoReads) {
         }
     }
     EXPECT_TRUE(lanes.count("compute") && lanes.count("phase"));
-    for (const char* name : {"forward", "backward", "update", "matmul", "attention_forward", "attention_backward", "adamw", "cross_entropy"})
+    for (const char* name :
+         {"forward", "backward", "update", "matmul", "attention_forward", "attention_backward", "adamw", "cross_entropy"})
         EXPECT_TRUE(names.count(name)) << name;
     EXPECT_EQ(counters, (std::set<std::string>{"parameters", "gradients", "optimizer", "activations", "communication", "workspace"}));
     EXPECT_EQ(optimizer_before, 0);  // the first step's update makes the states
@@ -133,11 +148,13 @@ TEST(SingleGpuProfile, CountsCalls) {
     EXPECT_TRUE(std::regex_search(outcome.out, std::regex("\n +matmul +27.0 "))) << outcome.out;
     EXPECT_TRUE(std::regex_search(outcome.out, std::regex("\n +attention_backward +2.0 ")));
     EXPECT_TRUE(std::regex_search(outcome.out, std::regex("\n +rmsnorm_forward +5.0 ")));
-    for (const char* column : {"operation", "calls/step", "ms/step", "GFLOP/s", "GB/s"}) EXPECT_TRUE(contains(outcome.out, column)) << column;
+    for (const char* column : {"operation", "calls/step", "ms/step", "GFLOP/s", "GB/s"})
+        EXPECT_TRUE(contains(outcome.out, column)) << column;
 }
 
 TEST(SingleGpuNoiseScale, Prints) {
-    const Outcome outcome = train("00_single_gpu", "--layers 1 --seq 16 --steps 4 --no-verify --micro-batch 2 --grad-accum 4 --noise-scale");
+    const Outcome outcome =
+        train("00_single_gpu", "--layers 1 --seq 16 --steps 4 --no-verify --micro-batch 2 --grad-accum 4 --noise-scale");
     EXPECT_TRUE(contains(outcome.out, "gradient noise scale from batches of 2 and 8 sequences, over 4 steps"));
     EXPECT_TRUE(contains(outcome.out, "critical batch size about"));
     EXPECT_TRUE(std::isfinite(outcome.summary.at("noise_scale").at("sequences").get<double>()));
@@ -147,7 +164,8 @@ TEST(SingleGpuCompare, RecomputationLeavesEveryBit) {
     const Outcome outcome = run("00_single_gpu", "--layers 2 --seq 24 --micro-batch 2 --peak-tflops 1 --compare recompute");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err << outcome.out;
     EXPECT_FALSE(contains(outcome.out, "DIFFERS"));
-    for (const char* row : {"T x T, none", "T x T, selective", "T x T, full", "tiles, none", "tiles, full", "same bits"}) EXPECT_TRUE(contains(outcome.out, row)) << row;
+    for (const char* row : {"T x T, none", "T x T, selective", "T x T, full", "tiles, none", "tiles, full", "same bits"})
+        EXPECT_TRUE(contains(outcome.out, row)) << row;
 }
 
 }  // namespace

@@ -12,8 +12,8 @@ Json expected_of(const std::string& name) { return Json::parse(slurp(reference(n
 
 Outcome train_reference(const std::string& name, const std::string& arguments, const std::string& load = "") {
     const std::string dir = reference(name);
-    return train("00_single_gpu", fmt::format("--load {} --data {}/tokens.bin --steps {} --seq 64 --lr 1e-3 --no-verify {}", load.empty() ? dir : load, dir,
-                                              expected_of(name).at("steps").get<int>(), arguments));
+    return train("00_single_gpu", fmt::format("--load {} --data {}/tokens.bin --steps {} --seq 64 --lr 1e-3 --no-verify {}",
+                                              load.empty() ? dir : load, dir, expected_of(name).at("steps").get<int>(), arguments));
 }
 
 // Largest |loss - reference| and largest relative difference of a gradient norm, over all steps.
@@ -72,7 +72,9 @@ TEST_P(Reference, SeesWrongOptionsAndConfigs) {
 }
 
 TEST(SingleGpuReference, VerifiesItself) {
-    const Outcome run = train("00_single_gpu", fmt::format("--load {0} --data {0}/tokens.bin --steps 3 --seq 64 --micro-batch 4 --grad-accum 2", reference("gqa_untied")));
+    const Outcome run =
+        train("00_single_gpu",
+              fmt::format("--load {0} --data {0}/tokens.bin --steps 3 --seq 64 --micro-batch 4 --grad-accum 2", reference("gqa_untied")));
     EXPECT_EQ(run.summary.at("verify").at("result"), "ok");
     EXPECT_LE(run.summary.at("verify").at("gradient").get<double>(), 1e-5);
 }
@@ -89,7 +91,8 @@ TEST(SingleGpuReference, SavesWhatTransformersLoaded) {
     for (const char* name : references) {
         TempDir dir;
         const bool bf16 = std::string(name) == "llama3_bf16";
-        train("00_single_gpu", fmt::format("--load {0} --data {0}/tokens.bin --seq 64 --steps 0 --save {1} --dtype {2}", reference(name), dir / "saved", bf16 ? "bf16" : "fp32"));
+        train("00_single_gpu", fmt::format("--load {0} --data {0}/tokens.bin --seq 64 --steps 0 --save {1} --dtype {2}", reference(name),
+                                           dir / "saved", bf16 ? "bf16" : "fp32"));
         EXPECT_EQ(fnv1a(slurp(dir / "saved/config.json")), saved.at(name).at("config.json")) << name;
         if (!bf16) {  // the reference comes in shards, which only a larger model needs
             EXPECT_EQ(fnv1a(slurp(dir / "saved/model.safetensors")), saved.at(name).at("model.safetensors")) << name;

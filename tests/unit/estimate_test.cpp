@@ -13,7 +13,7 @@ namespace {
 
 TEST(ParameterCount, EqualsThePublishedNumbers) {
     const std::map<std::string, int64_t> published = {
-        {"smollm-135m", 134515008},  {"smollm-360m", 361821120}, {"smollm-1.7b", 1711376384}, {"llama-3.2-1b", 1235814400},
+        {"smollm-135m", 134515008}, {"smollm-360m", 361821120}, {"smollm-1.7b", 1711376384},  {"llama-3.2-1b", 1235814400},
         {"llama-2-7b", 6738415616}, {"llama-3-8b", 8030261248}, {"llama-3-70b", 70553706496}, {"llama-3-405b", 405853388800}};
     for (const auto& [name, count] : published) EXPECT_EQ(parameter_count(preset(name)), count) << name;
     EXPECT_EQ(preset_names().size(), published.size() + 3);  // nano, small, char
@@ -44,7 +44,8 @@ int64_t measured_peak(const StepShape& shape) {
     const Batch batch = to_device(host);
     memory_reset_peak();
     {
-        Context context{.batch = batch, .loss_scale = 1 / float(host.counted_targets), .loss = Tensor::zeros({1}, DType::fp64, Memory::workspace)};
+        Context context{
+            .batch = batch, .loss_scale = 1 / float(host.counted_targets), .loss = Tensor::zeros({1}, DType::fp64, Memory::workspace)};
         Saved saved;
         model.forward({}, saved, context);
         model.backward({}, saved, context);
@@ -57,9 +58,9 @@ int64_t measured_peak(const StepShape& shape) {
 
 std::string describe(const StepShape& s) {
     const LlamaConfig& c = s.config;
-    return fmt::format("L {} h {} H {} K {} D {} F {} V {} tied {}, B {} T {}, {} grads {}, recompute {} attention {} chunk {}", c.layers, c.hidden, c.heads,
-                       c.kv_heads, c.head_dim, c.ffn, c.vocab, c.tied, s.micro_batch, s.seq, dtype_name(s.model.dtype), dtype_name(s.grad_dtype),
-                       int(s.model.recompute), int(s.model.attention), s.model.loss_chunk);
+    return fmt::format("L {} h {} H {} K {} D {} F {} V {} tied {}, B {} T {}, {} grads {}, recompute {} attention {} chunk {}", c.layers,
+                       c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab, c.tied, s.micro_batch, s.seq, dtype_name(s.model.dtype),
+                       dtype_name(s.grad_dtype), int(s.model.recompute), int(s.model.attention), s.model.loss_chunk);
 }
 
 // All kinds of recomputation, attention, dtypes and loss chunks of one model, to the byte.
@@ -87,11 +88,11 @@ TEST(EstimateMemory, IsExactWhereverThePeakLies) {
         expect_exact(shape_of(config, 2, 9, DType::fp32, DType::fp32));
     };
     with([](LlamaConfig&) {});
-    with([](LlamaConfig& c) { c.vocab = 501; });                               // the loss
-    with([](LlamaConfig& c) { c.ffn = 301; });                                 // SwiGLU's backward
-    with([](LlamaConfig& c) { c.ffn = 1, c.head_dim = 50; });                  // attention's backward
-    with([](LlamaConfig& c) { c.hidden = 201, c.ffn = 1, c.head_dim = 2; });   // the second norm
-    with([](LlamaConfig& c) { c.heads = c.kv_heads = 30, c.head_dim = 2; });   // T x T probabilities
+    with([](LlamaConfig& c) { c.vocab = 501; });                              // the loss
+    with([](LlamaConfig& c) { c.ffn = 301; });                                // SwiGLU's backward
+    with([](LlamaConfig& c) { c.ffn = 1, c.head_dim = 50; });                 // attention's backward
+    with([](LlamaConfig& c) { c.hidden = 201, c.ffn = 1, c.head_dim = 2; });  // wide, with nearly nothing else
+    with([](LlamaConfig& c) { c.heads = c.kv_heads = 30, c.head_dim = 2; });  // T x T probabilities
     with([](LlamaConfig& c) { c.layers = 1; });
     with([](LlamaConfig& c) { c.layers = 7, c.kv_heads = 1, c.tied = true; });
 }
@@ -113,7 +114,8 @@ TEST(EstimateMemory, IsExactForRandomSizes) {
 }
 
 TEST(EstimateMemory, BytesAParameter) {
-    for (auto [dtype, grads, ours, book] : {std::tuple{DType::fp32, DType::fp32, 16, 16}, {DType::bf16, DType::bf16, 16, 16}, {DType::bf16, DType::fp32, 18, 20}}) {
+    for (auto [dtype, grads, ours, book] :
+         {std::tuple{DType::fp32, DType::fp32, 16, 16}, {DType::bf16, DType::bf16, 16, 16}, {DType::bf16, DType::fp32, 18, 20}}) {
         const StepShape shape = shape_of(preset("llama-3-405b"), 1, 8192, dtype, grads);
         const MemoryEstimate m = estimate_memory(shape);
         EXPECT_EQ(m.parameters + m.gradients + m.optimizer, ours * 405853388800);

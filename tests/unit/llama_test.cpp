@@ -72,7 +72,8 @@ std::vector<ModelOptions> all_options(std::vector<DType> dtypes = {DType::fp32})
     for (DType dtype : dtypes)
         for (AttentionKind attention : {AttentionKind::flash, AttentionKind::naive})
             for (int64_t chunk : {0, 7})
-                for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) all.push_back({dtype, recompute, attention, chunk});
+                for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+                    all.push_back({dtype, recompute, attention, chunk});
     return all;
 }
 
@@ -100,14 +101,16 @@ TEST(Llama, AttentionKindsChunksAndSplitsOfTheBatchAgree) {
     const HostBatch whole = random_batch(4, 19, 5);
     const auto rows = [&](int64_t begin, int64_t end) {
         HostBatch part{.sequences = end - begin, .length = 19, .counted_targets = (end - begin) * 19};
-        for (auto [to, from] : {std::pair{&part.tokens, &whole.tokens}, {&part.targets, &whole.targets}, {&part.positions, &whole.positions}})
+        for (auto [to, from] :
+             {std::pair{&part.tokens, &whole.tokens}, {&part.targets, &whole.targets}, {&part.positions, &whole.positions}})
             to->assign(from->begin() + begin * 19, from->begin() + end * 19);
         return part;
     };
     for (bool tied : {false, true}) {
         const Result plain = run(*make(with_tied(tied), {.attention = AttentionKind::naive}), {whole});
         for (const ModelOptions& options : all_options())
-            for (const std::vector<HostBatch>& split : {std::vector{whole}, {rows(0, 1), rows(1, 4)}, {rows(0, 1), rows(1, 2), rows(2, 3), rows(3, 4)}}) {
+            for (const std::vector<HostBatch>& split :
+                 {std::vector{whole}, {rows(0, 1), rows(1, 4)}, {rows(0, 1), rows(1, 2), rows(2, 3), rows(3, 4)}}) {
                 const Result result = run(*make(with_tied(tied), options), split);
                 EXPECT_NEAR(result.loss, plain.loss, 1e-6);
                 EXPECT_LT(relative_error(result.all(), plain.all()), 2e-6);
@@ -120,11 +123,14 @@ class Recorder : public Hooks {
 public:
     std::vector<std::string> events;
     std::map<std::string, Doubles> complete;
-    void before(const Unit& unit, Pass pass, const Context& c) override { events.push_back(fmt::format("{} > {} {}", c.micro_batch, pass_names[int(pass)], unit.name)); }
-    void after(const Unit& unit, Pass pass, const Context& c) override { events.push_back(fmt::format("{} < {} {}", c.micro_batch, pass_names[int(pass)], unit.name)); }
+    void add(char sign, const Unit& unit, Pass pass, int m) {
+        events.push_back(fmt::format("{} {} {} {}", m, sign, pass_names[int(pass)], unit.name));
+    }
+    void before(const Unit& unit, Pass pass, const Context& c) override { add('>', unit, pass, c.micro_batch); }
+    void after(const Unit& unit, Pass pass, const Context& c) override { add('<', unit, pass, c.micro_batch); }
     void gradient_complete(Parameter& parameter, const Context& c) override {
         events.push_back(fmt::format("{} {}", c.micro_batch, parameter.name));
-        EXPECT_TRUE(complete.try_emplace(fmt::format("{} {}", c.micro_batch, parameter.name), to_double(parameter.grad)).second) << parameter.name << " twice";
+        EXPECT_TRUE(complete.try_emplace(events.back(), to_double(parameter.grad)).second) << parameter.name << " twice";
     }
 };
 
@@ -138,13 +144,14 @@ std::vector<std::string> expected_events(bool tied, bool split, int m) {
     };
     const std::string layer = "model.layers.0.", attention = layer + "self_attn.", mlp = layer + "mlp.";
     for (const char* name : {"embedding", "layers.0", "head"}) unit("forward", name);
-    const std::vector<std::string> head = tied ? std::vector<std::string>{} : std::vector<std::string>{"lm_head"};
+    std::vector<std::string> head;
+    if (!tied) head = {"lm_head"};
     if (!split) {
-        std::vector<std::string> head_norm = head;
-        head_norm.push_back("model.norm");
-        unit("backward", "head", head_norm);
-        unit("backward", "layers.0", {mlp + "down_proj", mlp + "gate_proj", mlp + "up_proj", layer + "post_attention_layernorm", attention + "o_proj",
-                                      attention + "q_proj", attention + "k_proj", attention + "v_proj", layer + "input_layernorm"});
+        head.push_back("model.norm");
+        unit("backward", "head", head);
+        unit("backward", "layers.0",
+             {mlp + "down_proj", mlp + "gate_proj", mlp + "up_proj", layer + "post_attention_layernorm", attention + "o_proj",
+              attention + "q_proj", attention + "k_proj", attention + "v_proj", layer + "input_layernorm"});
         unit("backward", "embedding", {"model.embed_tokens"});
         return events;
     }
@@ -152,8 +159,9 @@ std::vector<std::string> expected_events(bool tied, bool split, int m) {
     unit("backward-input", "layers.0", {layer + "post_attention_layernorm", layer + "input_layernorm"});
     unit("backward-input", "embedding");
     unit("backward-weight", "head", head);
-    unit("backward-weight", "layers.0", {mlp + "down_proj", mlp + "gate_proj", mlp + "up_proj", attention + "o_proj", attention + "q_proj",
-                                         attention + "k_proj", attention + "v_proj"});
+    unit("backward-weight", "layers.0",
+         {mlp + "down_proj", mlp + "gate_proj", mlp + "up_proj", attention + "o_proj", attention + "q_proj", attention + "k_proj",
+          attention + "v_proj"});
     unit("backward-weight", "embedding", {"model.embed_tokens"});
     return events;
 }
@@ -196,9 +204,12 @@ TEST(Stages, TwoInARowEqualTheWhole) {
                 config.layers = 3;
                 const Parts parts = default_parts(config, options);
                 const Result whole = run(*make(config, options), {host});
-                const auto first = make(config, options, parts, {0, 1, true, false}), second = make(config, options, parts, {1, 3, false, true});
+                const auto first = make(config, options, parts, {0, 1, true, false}),
+                           second = make(config, options, parts, {1, 3, false, true});
                 const Batch batch = to_device(host);
-                Context context{.batch = batch, .loss_scale = 1 / float(host.counted_targets), .loss = Tensor::zeros({1}, DType::fp64, Memory::workspace)};
+                Context context{.batch = batch,
+                                .loss_scale = 1 / float(host.counted_targets),
+                                .loss = Tensor::zeros({1}, DType::fp64, Memory::workspace)};
                 Saved saved_first, saved_second;
                 second->forward(first->forward({}, saved_first, context), saved_second, context);
                 const WeightGradient when = split ? WeightGradient::later : WeightGradient::now;

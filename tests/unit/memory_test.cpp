@@ -23,7 +23,8 @@ TEST(Memory, CountsEveryByteInItsCategory) {
     {
         std::vector<Tensor> held;
         for (int c = 0; c < memory_categories; ++c) held.push_back(floats(c + 1, Memory(c)));
-        for (int c = 0; c < memory_categories; ++c) EXPECT_EQ(difference(memory_now(), before)[size_t(c)], 4 * (c + 1)) << memory_names[size_t(c)];
+        for (int c = 0; c < memory_categories; ++c)
+            EXPECT_EQ(difference(memory_now(), before)[size_t(c)], 4 * (c + 1)) << memory_names[size_t(c)];
     }
     EXPECT_EQ(memory_now(), before);
 }

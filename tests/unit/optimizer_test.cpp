@@ -80,7 +80,8 @@ TEST(AdamW, EqualsThePlainFormulaInDouble) {
 }
 
 TEST(AdamW, OtherHyperparameters) {
-    EXPECT_LT(error_after_steps({.lr = 0.1, .beta1 = 0.5, .beta2 = 0.99, .eps = 1e-3, .weight_decay = 0.7}, DType::fp32, DType::fp32, 1), 1e-6);
+    EXPECT_LT(error_after_steps({.lr = 0.1, .beta1 = 0.5, .beta2 = 0.99, .eps = 1e-3, .weight_decay = 0.7}, DType::fp32, DType::fp32, 1),
+              1e-6);
     EXPECT_LT(error_after_steps({.lr = 0.1, .weight_decay = 0}, DType::fp32, DType::fp32, 1), 1e-6);
 }
 
@@ -105,7 +106,8 @@ TEST(AdamW, StatesAppearWithTheFirstStepAndHaveTheirNames) {
             EXPECT_EQ(tensor.dtype(), DType::fp32);
             names.push_back(name);
         }
-        std::vector<std::string> expected = {"exp_avg.matrix", "exp_avg_sq.matrix", "master.matrix", "exp_avg.norm", "exp_avg_sq.norm", "master.norm"};
+        std::vector<std::string> expected = {"exp_avg.matrix", "exp_avg_sq.matrix", "master.matrix",
+                                             "exp_avg.norm",   "exp_avg_sq.norm",   "master.norm"};
         if (dtype == DType::fp32) std::erase_if(expected, [](const std::string& name) { return name.starts_with("master"); });
         EXPECT_EQ(names, expected);
         EXPECT_EQ(optimizer.steps_done(), 1);
@@ -157,7 +159,7 @@ TEST(LearningRate, CosineFallsToATenthAndStaysThere) {
     EXPECT_DOUBLE_EQ(learning_rate(options, 9), 2);
     EXPECT_DOUBLE_EQ(learning_rate(options, 10), 2);
     EXPECT_NEAR(learning_rate(options, 35), 0.2 + 1.8 * (1 + std::sqrt(0.5)) / 2, 1e-12);  // a quarter
-    EXPECT_NEAR(learning_rate(options, 60), 1.1, 1e-12);                                 // half way: the mean of 2 and 0.2
+    EXPECT_NEAR(learning_rate(options, 60), 1.1, 1e-12);                                   // half way: the mean of 2 and 0.2
     EXPECT_NEAR(learning_rate(options, 110), 0.2, 1e-12);
     EXPECT_NEAR(learning_rate(options, 5000), 0.2, 1e-12);
     for (int64_t step = 10; step < 109; ++step) EXPECT_GT(learning_rate(options, step), learning_rate(options, step + 1));

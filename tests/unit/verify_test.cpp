@@ -63,9 +63,11 @@ void expect(const Checks& checks, bool verified, bool memory) {
 }
 
 // Replaces the linear whose first parameter's name ends so.
-template <class Broken> auto linear(const std::string& ending) {
+template <class Broken>
+auto linear(const std::string& ending) {
     return [ending](Parts& parts) {
-        parts.linear = [ending, original = parts.linear](ParameterList& list, const Parts& all, LinearRole role, const Parts::LinearShape& shape) -> std::unique_ptr<Linear> {
+        parts.linear = [ending, original = parts.linear](ParameterList& list, const Parts& all, LinearRole role,
+                                                         const Parts::LinearShape& shape) -> std::unique_ptr<Linear> {
             if (!shape.rows.front().first.ends_with(ending)) return original(list, all, role, shape);
             original(list, all, role, shape);  // registers the parameters
             std::vector<Parameter*> rows;
@@ -75,7 +77,8 @@ template <class Broken> auto linear(const std::string& ending) {
     };
 }
 
-template <class Broken> void norm(Parts& parts) {
+template <class Broken>
+void norm(Parts& parts) {
     parts.norm = [original = parts.norm](ParameterList& list, const std::string& name) -> std::unique_ptr<Norm> {
         original(list, name);
         if (name.find("layers.1.input") == std::string::npos) return std::make_unique<Norm>(list.find(name), 1e-5f);
@@ -83,7 +86,8 @@ template <class Broken> void norm(Parts& parts) {
     };
 }
 
-template <class Broken> void attention(Parts& parts) {
+template <class Broken>
+void attention(Parts& parts) {
     parts.attention = [] { return std::make_unique<Broken>(); };
 }
 
@@ -109,12 +113,16 @@ TEST(Verify, SeesAWeightGradientThatIsSkipped) {
 TEST(Verify, SeesAResidualThatIsForgotten) {
     struct Forward : Linear {
         using Linear::Linear;
-        Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor&) override { return Linear::forward(x, saved, context); }
+        Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor&) override {
+            return Linear::forward(x, saved, context);
+        }
     };
     expect(train(linear<Forward>("layers.1.mlp.down_proj.weight")), false, true);
     struct Backward : Norm {
         using Norm::Norm;
-        Tensor backward(const Tensor& dy, const Tensor&, Saved& saved, Context& context) override { return Norm::backward(dy, {}, saved, context); }
+        Tensor backward(const Tensor& dy, const Tensor&, Saved& saved, Context& context) override {
+            return Norm::backward(dy, {}, saved, context);
+        }
     };
     expect(train(norm<Backward>), false, true);
 }
