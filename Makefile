@@ -102,6 +102,7 @@ test: deps  ## build and run all tests, also under the sanitizers and with Open 
 
 test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test
 
+bench: export PYTHON ?= python3
 bench: $(BUILD)/comm_bench $(PROGRAMS)  ## time collectives and a training step (beside PyTorch, where python3 has it)
 	@tests/bench/run.sh $(BUILD) "$(MPIRUN) $(MPIRUN_FLAGS)"
 

@@ -8,6 +8,7 @@
 //   B_noise = tr(S) / |G|^2 estimates the critical batch size: below it twice the batch halves the steps, far above it does not.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
@@ -43,6 +44,12 @@ public:
         for (const Stage& stage : stages_)
             if (step < stage.until_step) return stage.size;
         return stages_.back().size;
+    }
+
+    int64_t largest() const {
+        int64_t most = 0;
+        for (const Stage& stage : stages_) most = std::max(most, stage.size);
+        return most;
     }
 
 private:

@@ -69,6 +69,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const DataLoader loader(file, chapter.data(options, T));
     if (chapter.compare == "recompute") return compare_recomputation(options, shape, loader);
     const BatchRamp ramp(chapter.batch_ramp, B * options.grad_accum, B);
+    if (ramp.largest() > 1'000'000'000) user_error("a step of {} sequences: at most 10^9, see --grad-accum", ramp.largest());
     if (chapter.noise_scale && ramp.sequences(0) < 2 * B) user_error("--noise-scale needs two micro-batches a step: --grad-accum 2");
 
     // Model and optimizer: fresh, or where --load left off.
@@ -89,8 +90,9 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     }
 
     Report report("00_single_gpu", options, shape, options.steps);
-    report.configuration(ramp.sequences(first_step),
-                         fmt::format("{}: {} tokens, {} samples", file.path(), file.tokens(), loader.samples()));
+    report.configuration(
+        ramp.sequences(first_step),
+        fmt::format("{}: {} tokens, {} samples", options.data.empty() ? "our own text" : file.path(), file.tokens(), loader.samples()));
     ExplainHooks explain_hooks;
     SavedByName anatomy;
     StepTimeline timeline;
@@ -148,8 +150,9 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         report.throughput();
     }
     if (noise.count() > 0) {
-        print(fmt::format("\ngradient noise scale from batches of {} and {} sequences, over {} steps: tr(S) {:.3g}, |G|^2 {:.3g}", B,
-                          ramp.sequences(state.step - 1), noise.count(), noise.trace(), noise.squared_gradient()));
+        print(fmt::format(
+            "\ngradient noise scale from a step's first {} sequences and all of them, over {} steps: tr(S) {:.3g}, |G|^2 {:.3g}", B,
+            noise.count(), noise.trace(), noise.squared_gradient()));
         print(
             fmt::format("  critical batch size about {:.3g} sequences = {:.3g} tokens", noise.sequences(), noise.sequences() * double(T)));
         report.value("noise_scale", "sequences", noise.sequences());
@@ -184,13 +187,15 @@ int main(int argc, char** argv) {
                               .seq = options.seq > 0 ? options.seq : config.default_seq};
         if (chapter.sample > 0 && (config.vocab < 256 || chapter.prompt.empty()))
             user_error("--sample reads and prints bytes: it needs a vocabulary of at least 256 and a --prompt");
+        if ((chapter.estimate || !chapter.compare.empty()) && !(options.json + options.trace + options.save).empty())
+            user_error("--estimate and --compare do not train: --json, --trace and --save have nothing to write");
         if (chapter.estimate) return print_estimate(options.load.empty() ? options.model : options.load, shape), true;
         if (chapter.compare == "attention") return compare_attention(shape), true;
         check_fits(shape, memory_limit());
         try {
             return train(options, chapter, shape);
-        } catch (const OutOfMemory& error) {  // verification and workspace come on top of the estimate
-            user_error("{}; {}, and so may --no-verify", error.what(), what_would_fit(shape, memory_limit() / 2));
+        } catch (const OutOfMemory& error) {  // the estimate fits: workspace or the verifying run came on top of it
+            user_error("{}; --no-verify or a smaller --micro-batch may fit", error.what());
         }
     });
 }

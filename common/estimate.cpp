@@ -40,19 +40,10 @@ MemoryEstimate estimate_memory(const StepShape& s) {
     const double recomputed = full ? before + layer + 2 * h : 0;
     //   backward of SwiGLU: dy, d(gate, up), da in place of the freed input of down
     const double swiglu = before + layer - F + h + 3 * F;
-    //   the feed-forward's gradient has become dnormed, the norm makes dx: x, rstd, dy, dnormed, dx
-    const double attention_saved =
-        2 * h + 4 + 2 * q + 2 * kv + lse + (naive && s.model.recompute == Recompute::selective ? 0 : probabilities);
-    const double second_norm = before + attention_saved + (h + 4) + 3 * h;
     //   backward of attention: dy, d_o, delta and dq, dk, dv beside q, k, v (o and its linear's input have gone)
     const double attention = before + 2 * h + 4 + q + 2 * kv + lse + probabilities + h + q + lse + (q + 2 * kv);
-    //   naive with selective recomputation: the probabilities come back, with an o that nobody needs
-    const double naive_again =
-        naive && s.model.recompute == Recompute::selective ? before + 2 * h + 4 + q + 2 * kv + h + q + q + probabilities : 0;
-    //   in forward, the probabilities of the layer at work even if they are not kept
-    const double naive_forward = naive ? before + 2 * h + 4 + 2 * q + 2 * kv + probabilities : 0;
 
-    const double peak_per_token = std::max({recomputed, swiglu, second_norm, attention, naive_again, naive_forward});
+    const double peak_per_token = std::max({recomputed, swiglu, attention});
     const auto bytes = [](double x) { return int64_t(std::min(x, 9e18)); };
     return {.parameters = bytes(n * e),
             .gradients = bytes(n * double(dtype_bytes(s.grad_dtype))),

@@ -24,6 +24,7 @@ struct Report::Impl {
     Json summary = Json::object();
     std::string json_lines;
     std::vector<StepRecord> records;
+    double first_step_end = 0;
     bool rank0 = Communicator::world().rank() == 0, terminal = isatty(STDOUT_FILENO);
 
     // The median over the steps after warm-up of f(record).
@@ -77,6 +78,7 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
 void Report::step(const StepRecord& r) {
     Impl& self = *impl_;
     self.records.push_back(r);
+    if (self.records.size() == 1) self.first_step_end = now_seconds();
     const double rate = double(r.tokens) / r.seconds;
     if (!self.rank0) return;
     if (!self.options.json.empty())
@@ -178,7 +180,12 @@ void Report::text(const std::string& section, const std::string& key, const std:
 
 void Report::finish() {
     Impl& self = *impl_;
-    if (self.options.profile && !self.records.empty()) print("\nmost expensive operations\n" + profile_table(double(self.records.size())));
+    if (self.options.profile && !self.records.empty()) {
+        // The first step touches its memory for the first time, which costs more than the operations do.
+        const bool several = self.records.size() > 1;
+        print(fmt::format("\nmost expensive operations{}", several ? " after the first step" : ""));
+        print(profile_table(several ? self.first_step_end : 0, double(self.records.size()) - (several ? 1 : 0)));
+    }
     if (!self.options.trace.empty()) {
         trace_write(self.options.trace);
         print(fmt::format("\ntrace written to {} (open it in https://ui.perfetto.dev)", self.options.trace));

@@ -101,7 +101,7 @@ void trace_write(const std::string& path) {
     write_file(path, "{\"traceEvents\":[\n" + events + "\n],\"displayTimeUnit\":\"ms\"}\n");
 }
 
-std::string profile_table(double steps) {
+std::string profile_table(double since, double steps) {
     struct Sum {
         int64_t calls = 0;
         double seconds = 0, flops = 0, bytes = 0;
@@ -109,7 +109,7 @@ std::string profile_table(double steps) {
     std::map<std::string, Sum> by_name;
     double all = 0;
     for (const Span& span : spans) {
-        if (span.lane == "phase") continue;
+        if (span.lane == "phase" || span.begin < since) continue;
         Sum& sum = by_name[span.name];
         ++sum.calls;
         sum.seconds += span.end - span.begin;

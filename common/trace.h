@@ -46,8 +46,8 @@ private:
 // rank calls it and rank 0 writes one file with a process per rank.
 void trace_write(const std::string& path);
 
-// The table of --profile: spans of lane "compute" and of the communication streams by name, most expensive first.
-std::string profile_table(double steps);
+// The table of --profile: operations and communication that began at `since` or later, by name, most expensive first.
+std::string profile_table(double since, double steps);
 
 // --explain: while on, explain() prints its line on rank 0 with a running number.
 void explain_enable(bool on);

@@ -4,6 +4,7 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -17,9 +18,9 @@
 namespace ultrascale {
 
 void* device_allocate(int64_t bytes) {
-    // A step frees and allocates the same sizes again and again. By default glibc hands big blocks back to the system,
-    // and every step would pay a page fault for each 4 KiB; with these two settings the pages stay with the process.
-    static const bool kept = mallopt(M_MMAP_THRESHOLD, 1 << 30) && mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    // A step frees and allocates the same sizes again and again. By default glibc hands big blocks back to the system, and
+    // every step would pay a page fault for each 4 KiB. So: no block is a mapping of its own, and the heap does not shrink.
+    static const bool kept = mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
     (void)kept;
     void* data = nullptr;
     return posix_memalign(&data, 256, size_t(bytes)) == 0 ? data : nullptr;
