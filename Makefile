@@ -106,9 +106,10 @@ bench: export PYTHON ?= python3
 bench: $(BUILD)/comm_bench $(PROGRAMS)  ## time collectives and a training step (beside PyTorch, where python3 has it)
 	@tests/bench/run.sh $(BUILD) "$(MPIRUN) $(MPIRUN_FLAGS)"
 
+FUZZ_SECONDS ?= 60
 fuzz:  ## 60 seconds of wrong files against the readers, under the address sanitizer
 	$(MAKE) --no-print-directory SANITIZE=address build/cpu-address/fuzz_readers
-	build/cpu-address/fuzz_readers $(or $(SECONDS_),60)
+	build/cpu-address/fuzz_readers $(FUZZ_SECONDS)
 
 format:  ## clang-format all sources
 	clang-format -i $(shell git ls-files '*.h' '*.cpp' '*.cu')
