@@ -84,8 +84,10 @@ help:  ## this text
 
 # ---- running -------------------------------------------------------------------------------------------------------------
 # A fresh shell for every target that needs what `deps` brings: this one looked for it when it started.
+# Sub-makes use all cores, or the job slots of the make that was called.
+JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 demo: deps  ## install what is missing, build, train on real text, verify, print the report
-	$(MAKE) --no-print-directory 00_single_gpu
+	$(MAKE) $(JOBS) --no-print-directory 00_single_gpu
 	$(MAKE) --no-print-directory run CHAPTER=00_single_gpu NP=1 ARGS="--steps 100 --warmup 10 --lr 3e-3 --lr-schedule cosine --sample 200"
 
 CHAPTER ?= 00_single_gpu
@@ -94,10 +96,10 @@ run: $(BUILD)/$(CHAPTER)  ## run CHAPTER=00_single_gpu on NP=1 ranks with ARGS="
 	$(MPIRUN) $(MPIRUN_FLAGS) -n $(NP) $(BUILD)/$(CHAPTER) $(ARGS)
 
 test: deps  ## build and run all tests, also under the sanitizers and with Open MPI
-	$(MAKE) --no-print-directory test-programs
-	$(MAKE) --no-print-directory SANITIZE=address build/cpu-address/unit_test build/cpu-address/00_single_gpu
-	$(MAKE) --no-print-directory SANITIZE=thread build/cpu-thread/comm_test
-	@if command -v mpicxx.openmpi >/dev/null; then $(MAKE) --no-print-directory MPI=openmpi build/cpu-openmpi/comm_test; fi
+	$(MAKE) $(JOBS) --no-print-directory test-programs
+	$(MAKE) $(JOBS) --no-print-directory SANITIZE=address build/cpu-address/unit_test build/cpu-address/00_single_gpu
+	$(MAKE) $(JOBS) --no-print-directory SANITIZE=thread build/cpu-thread/comm_test
+	@if command -v mpicxx.openmpi >/dev/null; then $(MAKE) $(JOBS) --no-print-directory MPI=openmpi build/cpu-openmpi/comm_test; fi
 	@tests/run_all.sh "$(MPIRUN) $(MPIRUN_FLAGS)"
 
 test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test
@@ -108,7 +110,7 @@ bench: $(BUILD)/comm_bench $(PROGRAMS)  ## time collectives and a training step 
 
 FUZZ_SECONDS ?= 60
 fuzz:  ## 60 seconds of wrong files against the readers, under the address sanitizer
-	$(MAKE) --no-print-directory SANITIZE=address build/cpu-address/fuzz_readers
+	$(MAKE) $(JOBS) --no-print-directory SANITIZE=address build/cpu-address/fuzz_readers
 	build/cpu-address/fuzz_readers $(FUZZ_SECONDS)
 
 format:  ## clang-format all sources

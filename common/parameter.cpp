@@ -34,18 +34,18 @@ int64_t ParameterList::local_numel() const {
 
 void ParameterList::allocate_values(DType dtype) {
     flat_values_ = Tensor::empty({local_numel()}, dtype, Memory::parameter);
-    int64_t offset = 0;
-    for (const auto& p : list_) {
-        p->value = flat_values_.slice(offset, offset + p->local_numel()).view(p->local_shape());
-        offset += p->local_numel();
-    }
+    place(flat_values_, &Parameter::value);
 }
 
 void ParameterList::allocate_grads(DType dtype) {
     flat_grads_ = Tensor::zeros({local_numel()}, dtype, Memory::gradient);
+    place(flat_grads_, &Parameter::grad);
+}
+
+void ParameterList::place(const Tensor& flat, Tensor Parameter::*member) {
     int64_t offset = 0;
     for (const auto& p : list_) {
-        p->grad = flat_grads_.slice(offset, offset + p->local_numel()).view(p->local_shape());
+        (*p).*member = flat.slice(offset, offset + p->local_numel()).view(p->local_shape());
         offset += p->local_numel();
     }
 }

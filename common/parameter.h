@@ -54,6 +54,7 @@ public:
     void initialize(uint64_t seed);
 
 private:
+    void place(const Tensor& flat, Tensor Parameter::*member);  // one after the other
     std::vector<std::unique_ptr<Parameter>> list_;
     Tensor flat_values_, flat_grads_;
 };
