@@ -45,7 +45,7 @@ ifneq ($(filter $(DEPS)/%,$(MPICXX)),)
 MPI_FLAGS := $(subst -isystem /usr/,-isystem $(DEPS)/,$(MPI_FLAGS))
 endif
 # Open MPI wants to be told that root and more ranks than cores are meant.
-MPI_IS_OPENMPI := $(shell $(MPIRUN) --version 2>/dev/null | grep -c 'Open MPI\|OpenRTE')
+MPI_IS_OPENMPI := $(if $(MPIRUN),$(shell $(MPIRUN) --version 2>/dev/null | grep -c 'Open MPI\|OpenRTE'),0)
 MPIRUN_FLAGS := $(if $(filter-out 0,$(MPI_IS_OPENMPI)),--allow-run-as-root --oversubscribe)
 
 # What was unpacked under .deps finds its own libraries there.

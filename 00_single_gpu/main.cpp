@@ -1,7 +1,6 @@
 // Chapter 00: training on one device. The step is written out in train() below: forward, backward, update.
-#include <CLI/CLI.hpp>
-
 #include "batch_size.h"
+#include "choice.h"
 #include "comparisons.h"
 #include "data.h"
 #include "explain.h"
@@ -23,10 +22,8 @@ struct Chapter {
     bool naive_mean = false, noise_scale = false, estimate = false;
 
     void add_options(CLI::App& app) {
-        app.add_option("--attention", attention, "In tiles (flash) or with the T x T matrix in memory (naive)")
-            ->transform(CLI::CheckedTransformer(
-                std::map<std::string, AttentionKind>{{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}}))
-            ->default_str("flash");
+        add_choice(app, "--attention", attention, {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
+                   "In tiles (flash) or with the T x T matrix in memory (naive)");
         app.add_option("--loss-chunk", loss_chunk, "Tokens whose logits exist at once; 0: the whole micro-batch's")
             ->check(CLI::NonNegativeNumber);
         app.add_option("--document-token", document_token, "Token that starts a document: no attention across, positions restart")
@@ -69,7 +66,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const DataLoader loader(file, chapter.data(options, T));
     if (chapter.compare == "recompute") return compare_recomputation(options, shape, loader);
     const BatchRamp ramp(chapter.batch_ramp, B * options.grad_accum, B);
-    if (ramp.largest() > 1'000'000'000) user_error("a step of {} sequences: at most 10^9, see --grad-accum", ramp.largest());
+    if (ramp.largest() > 10'000'000) user_error("a step of {} sequences: at most 10^7, see --grad-accum", ramp.largest());
     if (chapter.noise_scale && ramp.sequences(0) < 2 * B) user_error("--noise-scale needs two micro-batches a step: --grad-accum 2");
 
     // Model and optimizer: fresh, or where --load left off.

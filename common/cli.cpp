@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "checkpoint.h"
+#include "choice.h"
 #include "comm.h"
 #include "error.h"
 #include "file.h"
@@ -14,12 +15,6 @@
 
 namespace ultrascale {
 namespace {
-
-// A choice among names, as an option. CLI11 lists them in --help and in its error.
-template <class T>
-CLI::Option* add_choice(CLI::App& app, const std::string& flag, T& value, const std::map<std::string, T>& names, const std::string& what) {
-    return app.add_option(flag, value, what)->transform(CLI::CheckedTransformer(names))->default_str(names.begin()->first);
-}
 
 void add_shared_options(CLI::App& app, Options& o) {
     const auto positive = CLI::Range(int64_t(1), int64_t(1) << 40);
@@ -34,7 +29,7 @@ void add_shared_options(CLI::App& app, Options& o) {
     app.add_option("--micro-batch", o.micro_batch, "Sequences per forward and backward")->check(positive)->capture_default_str();
     app.add_option("--grad-accum", o.grad_accum, "Micro-batches per step")->check(positive)->capture_default_str();
     app.add_option("--lr", o.optimizer.lr, "Learning rate")->check(between(0, 1e6))->capture_default_str();
-    add_choice<bool>(app, "--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}}, "Learning-rate schedule");
+    add_choice(app, "--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}}, "Learning-rate schedule");
     app.add_option("--lr-steps", o.optimizer.total_steps, "Step at which the cosine ends. Default: this run's last")->check(positive);
     app.add_option("--warmup", o.optimizer.warmup, "Steps of linear warm-up")->check(natural)->capture_default_str();
     app.add_option("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")
@@ -43,16 +38,15 @@ void add_shared_options(CLI::App& app, Options& o) {
     app.add_option("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off")
         ->check(between(0, 1e30))
         ->capture_default_str();
-    app.add_option("--seed", o.seed, "Seed of the weights and of --shuffle")->capture_default_str();
+    app.add_option("--seed", o.seed, "Seed of the weights and of --shuffle")
+        ->check(CLI::Range(int64_t(0), INT64_MAX))
+        ->capture_default_str();
     app.add_flag("--shuffle", o.shuffle, "Permute the samples");
-    add_choice<DType>(app, "--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
-                      "Weights and activations (bf16 keeps fp32 master weights)")
-        ->default_str("fp32");
+    add_choice(app, "--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
+               "Weights and activations (bf16 keeps fp32 master weights)");
     app.add_flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");
-    add_choice<Recompute>(app, "--recompute", o.recompute,
-                          {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
-                          "Activation recomputation")
-        ->default_str("none");
+    add_choice(app, "--recompute", o.recompute, {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
+               "Activation recomputation");
     app.add_flag_function(
         "--verify,!--no-verify", [&o](int64_t times) { o.verify = times > 0; },
         "Compare the first 6 steps with one plain device. Default: for models under 5 M parameters");
@@ -91,10 +85,6 @@ LlamaConfig Options::config() const {
         c = std::filesystem::is_directory(model) ? load_config(model) : preset(model);
     if (layers > 0) c.layers = layers;
     validate(c);
-    // Each size may be in its range, and their product beyond 64 bits.
-    const double h = double(c.hidden), layer = h * (2 * double(c.q_size()) + 2 * double(c.kv_size()) + 3 * double(c.ffn));
-    if (const double n = double(c.layers) * layer + 2 * h * double(c.vocab); n > 1e15)
-        user_error("config: these sizes make {:.1e} parameters", n);
     return c;
 }
 

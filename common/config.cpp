@@ -79,6 +79,10 @@ void validate(const LlamaConfig& c) {
         user_error("config: num_attention_heads = {} is not a multiple of num_key_value_heads = {}", c.heads, c.kv_heads);
     if (c.head_dim % 2 != 0) user_error("config: head_dim = {} is odd; rotary embedding turns pairs", c.head_dim);
     if (!(c.norm_eps > 0) || !(c.rope_theta > 0)) user_error("config: rms_norm_eps and rope_theta must be positive");
+    // Each size may be in its range, and their product beyond 64 bits.
+    const double h = double(c.hidden), layer = h * (2 * double(c.q_size()) + 2 * double(c.kv_size()) + 3 * double(c.ffn));
+    if (const double n = double(c.layers) * layer + 2 * h * double(c.vocab); n > 1e15)
+        user_error("config: these sizes make {:.1e} parameters", n);
 }
 
 int64_t parameter_count(const LlamaConfig& c) {

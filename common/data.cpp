@@ -128,7 +128,13 @@ HostBatch DataLoader::batch(int64_t first_sample, int64_t count) const {
 
 int64_t DataLoader::counted_targets(int64_t first_sample, int64_t count) const {
     if (!options_.document_token && !options_.ignore_token) return count * options_.seq;
-    return batch(first_sample, count).counted_targets;
+    int64_t counted = 0;
+    std::vector<int32_t> targets(options_.seq);
+    for (int64_t k = first_sample; k < first_sample + count; ++k) {
+        file_.read(shuffled(k) * options_.seq + 1, options_.seq, targets.data());
+        counted += std::count_if(targets.begin(), targets.end(), [&](int32_t target) { return !ignored(target); });
+    }
+    return counted;
 }
 
 Batch to_device(const HostBatch& host) {

@@ -14,7 +14,7 @@ SavedPerToken saved_per_token(const StepShape& s) {
     return {
         .norms = 4 * c.hidden * e + 2 * 4,
         .attention = (2 * c.q_size() + 2 * c.kv_size()) * e + (naive ? 0 : 4 * c.heads) + (keeps_probabilities ? c.heads * s.seq * e : 0),
-        .mlp = 3 * c.ffn * e};
+        .mlp = 2 * c.ffn * e};
 }
 
 MemoryEstimate estimate_memory(const StepShape& s) {
@@ -36,10 +36,10 @@ MemoryEstimate estimate_memory(const StepShape& s) {
     const double head =
         head_rest * tokens + (s.model.loss_chunk > 0 ? (V + 4) * std::min(double(s.model.loss_chunk), tokens)
                                                      : std::max(V, V + 4 - h) * tokens);  // dx comes when the losses (4) have gone
-    //   full recomputation has just run the layer's forward again: everything is saved, dy waits, y is not needed
-    const double recomputed = full ? before + layer + 2 * h : 0;
-    //   backward of SwiGLU: dy, d(gate, up), da in place of the freed input of down
-    const double swiglu = before + layer - F + h + 3 * F;
+    //   full recomputation runs the layer's forward again, to the end: everything is saved, down makes y, dy waits
+    const double recomputed = full ? before + layer + F + 2 * h : 0;
+    //   backward of SwiGLU: dy, d(gate, up), and da, which becomes the input of down
+    const double swiglu = before + layer + h + 3 * F;
     //   backward of attention: dy, d_o, delta and dq, dk, dv beside q, k, v (o and its linear's input have gone)
     const double attention = before + 2 * h + 4 + q + 2 * kv + lse + probabilities + h + q + lse + (q + 2 * kv);
 

@@ -21,7 +21,7 @@ struct StepShape {
 struct SavedPerToken {
     int64_t norms;      // inputs of both norms, their outputs (the linears' inputs) and their rstd:  4 h e + 2 * 4
     int64_t attention;  // q, k, v, o:  (2 H D + 2 K D) e;  and  flash: the log-sum-exp, 4 H;  naive: the row of probabilities, H T e
-    int64_t mlp;        // gate and up, and the input of down:  3 F e
+    int64_t mlp;        // gate and up:  2 F e  (the input of down is made again from them)
     int64_t total() const { return norms + attention + mlp; }
 };
 SavedPerToken saved_per_token(const StepShape& shape);

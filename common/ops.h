@@ -70,7 +70,8 @@ void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dou
 
 // ---- SwiGLU (Shazeer 2020): out (N, F) = silu(gate) * up with gate_up (N, 2F) = [gate | up] ----------------------------
 void swiglu_forward(Tensor out, const Tensor& gate_up);
-void swiglu_backward(Tensor dgate_up, const Tensor& dout, const Tensor& gate_up);
+// `dout` turns into swiglu's output, which forward did not keep: backward reads gate and up anyway.
+void swiglu_backward(Tensor dgate_up, Tensor dout_to_out, const Tensor& gate_up);
 
 // ---- loss --------------------------------------------------------------------------------------------------------------
 // losses (N) fp32 = -log softmax(logits)[target], 0 where the target is ignored (-100). With dscale != 0 the logits (N, V)

@@ -150,14 +150,18 @@ Tensor SwiGLU::forward(const Tensor& x, const Tensor& residual, Saved& saved, Co
     Tensor a = activation(with_last(gate_up.shape(), gate_up.cols() / 2), gate_up.dtype());
     ops::swiglu_forward(a, gate_up);
     saved.keep("gate_up", std::move(gate_up));
-    return down_->forward(a, saved["down_proj"], context, residual);
+    Tensor y = down_->forward(a, saved["down_proj"], context, residual);
+    saved["down_proj"].drop("x");
+    return y;
 }
 
 Tensor SwiGLU::backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) {
-    Tensor da = down_->backward(dy, saved["down_proj"], context, when);
+    Tensor da = down_->backward_input(dy, saved["down_proj"], context);
     Tensor gate_up = saved.take("gate_up"), dgate_up = activation_like(gate_up);
-    ops::swiglu_backward(dgate_up, da, gate_up);
-    da = {}, gate_up = {};
+    ops::swiglu_backward(dgate_up, da, gate_up);  // da becomes down's x
+    saved["down_proj"].keep("x", std::move(da));
+    gate_up = {};
+    if (when == WeightGradient::now) down_->backward_weight(saved["down_proj"], context);
     return gate_up_->backward(dgate_up, saved["gate_up_proj"], context, when);
 }
 

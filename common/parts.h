@@ -38,7 +38,8 @@ public:
     }
     bool enabled() const { return enabled_; }
     const Tensor& get(const std::string& name) const { return tensors_.at(name); }
-    Tensor take(const std::string& name);  // hands it out and forgets it
+    Tensor take(const std::string& name);                         // hands it out and forgets it
+    void drop(const std::string& name) { tensors_.erase(name); }  // where backward can make it again
     Saved& operator[](const std::string& child);
     void disable();  // keeps nothing from here on, nor do its children: validation, a forward that will be recomputed
     // Calls visit(path, tensor) for everything kept, e.g. "layers.0/qkv_proj/x".
@@ -90,7 +91,8 @@ enum class WeightGradient { now, later };
 
 // y = x W^T (+ residual); several parameters stacked by rows share one GEMM (q, k, v; gate, up).
 // It keeps its input as "x" and its gradient as "dy", one row a token, and nothing else of that size: a linear that wraps
-// another one may replace them by the shard its rank owns until backward_weight needs them whole.
+// another one may replace them by the shard its rank owns until backward_weight needs them whole, and whoever can make x
+// again may drop it and put it back.
 class Linear {
 public:
     explicit Linear(std::vector<Parameter*> rows) : parameters_(std::move(rows)) {}
@@ -155,6 +157,8 @@ public:
     virtual void backward_weight(Saved& saved, Context& context) = 0;
 };
 
+// Keeps gate and up only. Its output, which down's weight gradient needs, is made again in backward, where gate and up are
+// read anyway: F of 3 F elements a token less to keep, for one more write.
 class SwiGLU : public FeedForward {
 public:
     SwiGLU(std::unique_ptr<Linear> gate_up, std::unique_ptr<Linear> down) : gate_up_(std::move(gate_up)), down_(std::move(down)) {}

@@ -20,16 +20,17 @@ void forward(T* out, const T* gate_up, int64_t N, int64_t F) {
 
 // d silu(g) / dg = s + g s (1 - s) with s = sigmoid(g)
 template <class T>
-void backward(T* dgate_up, const T* dout, const T* gate_up, int64_t N, int64_t F) {
+void backward(T* dgate_up, T* dout, const T* gate_up, int64_t N, int64_t F) {
 #pragma omp parallel for if (N * F > parallel_threshold)
     for (int64_t n = 0; n < N; ++n) {
-        const T *gate = gate_up + n * 2 * F, *up = gate + F, *dy = dout + n * F;
-        T *dgate = dgate_up + n * 2 * F, *dup = dgate + F;
+        const T *gate = gate_up + n * 2 * F, *up = gate + F;
+        T *dgate = dgate_up + n * 2 * F, *dup = dgate + F, *dy = dout + n * F;
 #pragma omp simd
         for (int64_t i = 0; i < F; ++i) {
             float g = float(gate[i]), u = float(up[i]), d = float(dy[i]), s = sigmoid(g);
             store(dgate[i], d * u * (s + g * s * (1.0f - s)));
             store(dup[i], d * g * s);
+            store(dy[i], g * s * u);
         }
     }
 }
@@ -43,11 +44,11 @@ void swiglu_forward(Tensor out, const Tensor& gate_up) {
     with_type(out.dtype(), [&]<class T>(T) { forward(out.as<T>(), gate_up.as<T>(), N, F); });
 }
 
-void swiglu_backward(Tensor dgate_up, const Tensor& dout, const Tensor& gate_up) {
+void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up) {
     const int64_t N = dout.rows(), F = dout.cols();
     check(gate_up.numel() == 2 * dout.numel() && gate_up.cols() == 2 * F, "swiglu_backward: gate_up is (N, 2F)");
     check(dgate_up.numel() == gate_up.numel(), "swiglu_backward: dgate_up is (N, 2F)");
-    OpSpan span("swiglu_backward", 11.0 * double(N * F), bytes_of(dgate_up, dout, gate_up));
+    OpSpan span("swiglu_backward", 13.0 * double(N * F), bytes_of(dgate_up, dout, dout, gate_up));
     with_type(dout.dtype(), [&]<class T>(T) { backward(dgate_up.as<T>(), dout.as<T>(), gate_up.as<T>(), N, F); });
 }
 

@@ -78,14 +78,13 @@ TEST(BadInput, AbsurdSizes) {
     expect_refused("--micro-batch 1000000000", {"out of memory", "--micro-batch "});
     expect_refused("--micro-batch 1099511627776 --grad-accum 1099511627776", {"out of memory", "--micro-batch "});
     expect_refused("--grad-accum 9999999999999", {"--grad-accum"});
+    expect_refused("--grad-accum 10000000 --ignore-token 3", {"80000000 sequences", "--grad-accum"});
     expect_refused("--batch-ramp 8:9000000000000000000,8:9000000000000000000,8", {"--batch-ramp"});
     expect_refused("--batch-ramp 9000000000000000000:1,8", {"--batch-ramp"});
     expect_refused("--steps 9999999999999999999999", {"--steps"});
     TempDir dir;  // each size is in its range, but not their product
     put(dir / "config.json", config_json({{"num_hidden_layers", 100000}, {"hidden_size", 10000000}, {"intermediate_size", 100000000}}));
     expect_refused("--model " + dir.path(), {"parameters"});
-    if (!contains(program(""), "-address"))  // the sanitizer ends a program that asks for 400 GB
-        expect_refused("--no-verify --grad-accum 100000000 --ignore-token 3", {"out of memory on the host"});
 }
 
 TEST(BadInput, OutOfMemory) {
