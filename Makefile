@@ -1,6 +1,7 @@
 # The only build file. `make help` explains the targets.
 #
-#   BACKEND   cpu (MPI + OpenBLAS)                                           default: cpu
+#   BACKEND   cpu (MPI, OpenBLAS) or cuda (NCCL, cuBLAS)                     default: cuda where nvcc and a GPU are both there
+#   CUDA_ARCH the GPU to compile for, 80, 90a, ...                           default: the one in this machine, else 90a
 #   MPI       mpich or openmpi                                               default: whichever is there, mpich first
 #   SANITIZE  address or thread: a build of its own under build/cpu-address  default: none
 #   NP, ARGS  ranks and arguments of `make run`
@@ -12,9 +13,14 @@
 SHELL := /bin/bash
 , := ,
 
-BACKEND ?= cpu
-ifneq ($(BACKEND),cpu)
-$(error BACKEND=$(BACKEND) is not there yet; the CPU backend is: BACKEND=cpu)
+NVCC    := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1))
+BACKEND ?= $(if $(and $(NVCC),$(GPU_ARCH)),cuda,cpu)
+ifeq ($(filter cpu cuda,$(BACKEND)),)
+$(error BACKEND=$(BACKEND): cpu or cuda)
+endif
+ifeq ($(BACKEND)$(NVCC),cuda)
+$(error BACKEND=cuda needs nvcc, the CUDA Toolkit's compiler, on the PATH)
 endif
 CHAPTERS := $(patsubst %/main.cpp,%,$(sort $(wildcard [0-9][0-9]_*/main.cpp)))
 BUILD    := build/$(BACKEND)$(if $(filter openmpi,$(MPI)),-openmpi)$(if $(SANITIZE),-$(SANITIZE))
@@ -56,23 +62,37 @@ endif
 
 # ---- flags ---------------------------------------------------------------------------------------------------------------
 ARCH     ?= native
+CUDA_ARCH ?= $(patsubst 90,90a,$(or $(GPU_ARCH),90a))
+CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 # Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2.
 OPTIMIZE  = $(if $(SANITIZE),-O1,$(if $(filter common/cpu/ops_%,$<),-O3 -fno-math-errno,-O2)) -g1 -march=$(ARCH)
 SANITIZE_FLAGS := $(if $(filter address,$(SANITIZE)),-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=undefined) \
                   $(if $(filter thread,$(SANITIZE)),-fsanitize=thread)
-CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
+# -Wno-array-bounds, -Wno-stringop-overflow: GCC 13 finds in fmt 9 what is not there.
+CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Wno-array-bounds -Wno-stringop-overflow $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
 CPPFLAGS += -Icommon -I. -DFMT_HEADER_ONLY $(MPI_FLAGS) $(addprefix -isystem ,$(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
-LDLIBS   += $(addprefix -L,$(DEPS_LIB) $(SYSTEM_LIB)) $(foreach d,$(DEPS_LIB) $(SYSTEM_LIB),-Wl$(,)--disable-new-dtags$(,)-rpath$(,)$(d)) \
-            $(MPI_LIBS) -lopenblas -lpthread
+LIBRARY_DIRS := $(DEPS_LIB) $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
+LDLIBS   += $(addprefix -L,$(LIBRARY_DIRS)) $(foreach d,$(LIBRARY_DIRS),-Wl$(,)--disable-new-dtags$(,)-rpath$(,)$(d)) $(MPI_LIBS) -lpthread
+ifeq ($(BACKEND),cuda)
+CPPFLAGS += -DULTRASCALE_CUDA -isystem $(CUDA)/include
+NVCCFLAGS += -std=c++20 -O3 -lineinfo -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) --expt-relaxed-constexpr \
+             -Xcompiler -Wall$(,)-Wextra$(,)-Wno-missing-field-initializers $(if $(WERROR),-Werror all-warnings)
+LDLIBS   += -lcublasLt -lcublas -lnccl -lcudart
+else
+LDLIBS   += -lopenblas
+endif
 
-COMMON_OBJECTS := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(sort $(wildcard common/*.cpp common/$(BACKEND)/*.cpp)))
+objects   = $(patsubst %,$(BUILD)/obj/%.o,$(basename $(1)))
+COMMON_OBJECTS := $(call objects,$(sort $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp common/$(BACKEND)/*.cu)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
-UNIT_OBJECTS := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(sort $(filter-out tests/unit/comm_test.cpp tests/unit/stream_test.cpp,$(wildcard tests/unit/*.cpp))))
-CHAPTER_OBJECTS := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(sort $(wildcard tests/chapters/*.cpp)))
-COMM_OBJECTS := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(wildcard tests/unit/comm_test.cpp tests/unit/stream_test.cpp))
+COMM_SOURCES := tests/unit/comm_test.cpp tests/unit/stream_test.cpp
+COMM_OBJECTS := $(call objects,$(COMM_SOURCES))
+UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard tests/unit/*.cpp))))
+CHAPTER_OBJECTS := $(call objects,$(sort $(wildcard tests/chapters/*.cpp)))
+BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
-.PHONY: all help demo test run bench fuzz deps format clean test-programs $(CHAPTERS)
+.PHONY: all help demo test compute-sanitizer run bench fuzz deps format clean test-programs $(CHAPTERS)
 all: $(PROGRAMS) compile_commands.json  ## build all chapters of the chosen backend
 
 $(CHAPTERS): %: $(BUILD)/%
@@ -95,26 +115,35 @@ NP      ?= 1
 run: $(BUILD)/$(CHAPTER)  ## run CHAPTER=00_single_gpu on NP=1 ranks with ARGS="..."
 	$(MPIRUN) $(MPIRUN_FLAGS) -n $(NP) $(BUILD)/$(CHAPTER) $(ARGS)
 
-test: deps  ## build and run all tests, also under the sanitizers and with Open MPI
+ifeq ($(BACKEND),cuda)
+test: deps  ## build and run all tests; with BACKEND=cpu also under the sanitizers and with Open MPI
+	$(MAKE) $(JOBS) --no-print-directory test-programs
+	@tests/run_all.sh cuda "$(MPIRUN) $(MPIRUN_FLAGS)"
+
+compute-sanitizer: $(BUILD)/unit_test  ## the unit tests under memcheck, racecheck and initcheck (needs a GPU)
+	for tool in memcheck racecheck initcheck; do compute-sanitizer --tool $$tool --error-exitcode 1 --print-limit 10 $(BUILD)/unit_test || exit 1; done
+else
+test: deps
 	$(MAKE) $(JOBS) --no-print-directory test-programs
 	$(MAKE) $(JOBS) --no-print-directory SANITIZE=address build/cpu-address/unit_test build/cpu-address/00_single_gpu
 	$(MAKE) $(JOBS) --no-print-directory SANITIZE=thread build/cpu-thread/comm_test
 	@if command -v mpicxx.openmpi >/dev/null; then $(MAKE) $(JOBS) --no-print-directory MPI=openmpi build/cpu-openmpi/comm_test; fi
-	@tests/run_all.sh "$(MPIRUN) $(MPIRUN_FLAGS)"
+	@tests/run_all.sh cpu "$(MPIRUN) $(MPIRUN_FLAGS)"
+endif
 
 test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test
 
 bench: export PYTHON ?= python3
-bench: $(BUILD)/comm_bench $(PROGRAMS)  ## time collectives and a training step (beside PyTorch, where python3 has it)
-	@tests/bench/run.sh $(BUILD) "$(MPIRUN) $(MPIRUN_FLAGS)"
+bench: $(BENCHES) $(PROGRAMS)  ## time operations, collectives and a training step (beside PyTorch, where python3 has it)
+	@tests/bench/run.sh $(BACKEND) $(BUILD) "$(MPIRUN) $(MPIRUN_FLAGS)"
 
 FUZZ_SECONDS ?= 60
 fuzz:  ## 60 seconds of wrong files against the readers, under the address sanitizer
-	$(MAKE) $(JOBS) --no-print-directory SANITIZE=address build/cpu-address/fuzz_readers
+	$(MAKE) $(JOBS) --no-print-directory BACKEND=cpu SANITIZE=address build/cpu-address/fuzz_readers
 	build/cpu-address/fuzz_readers $(FUZZ_SECONDS)
 
 format:  ## clang-format all sources
-	clang-format -i $(shell git ls-files '*.h' '*.cpp' '*.cu')
+	clang-format -i $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 clean:  ## remove build/
 	rm -rf build compile_commands.json
@@ -129,6 +158,10 @@ $(BUILD)/obj/%.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
 
+$(BUILD)/obj/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(NVCC) -Icommon -I. -DULTRASCALE_CUDA $(NVCCFLAGS) -MMD -MP -c $< -o $@
+
 $(LIBRARY): $(COMMON_OBJECTS)
 	@rm -f $@
 	ar rcs $@ $^
@@ -142,10 +175,10 @@ $(BUILD)/unit_test: $(UNIT_OBJECTS) $(LIBRARY)
 $(BUILD)/chapter_test: $(CHAPTER_OBJECTS)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
 
-$(BUILD)/comm_bench: $(BUILD)/obj/tests/bench/comm_bench.o $(LIBRARY)
+$(BENCHES): $(BUILD)/%: $(BUILD)/obj/tests/bench/%.o $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
-$(BUILD)/fuzz_readers: $(patsubst %.cpp,$(BUILD)/obj/%.o,$(wildcard tests/fuzz/*.cpp)) $(LIBRARY)
+$(BUILD)/fuzz_readers: $(call objects,$(wildcard tests/fuzz/*.cpp)) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
 # Its main comes from comm_test.cpp, which has to finish MPI.
@@ -153,7 +186,7 @@ $(BUILD)/comm_test: $(COMM_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -o $@
 
 # For clangd: how each source is compiled.
-SOURCES := $(wildcard common/*.cpp common/$(BACKEND)/*.cpp tests/*/*.cpp) $(CHAPTERS:%=%/main.cpp)
+SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp tests/*/*.cpp) $(CHAPTERS:%=%/main.cpp)
 compile_commands.json: Makefile
 	@{ echo '['; separator=; for source in $(SOURCES); do \
 	    printf '%s{"directory": "$(CURDIR)", "file": "%s", "command": "$(CXX) $(CPPFLAGS) $(CXXFLAGS) -c %s"}\n' "$$separator" $$source $$source; \

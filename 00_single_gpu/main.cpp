@@ -8,6 +8,7 @@
 #include "sampling.h"
 #include "setup.h"
 #include "trace.h"
+#include "validation.h"
 #include "verify.h"
 
 using namespace ultrascale;
@@ -65,6 +66,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const TokenFile file(options.data_path(), config.vocab);
     const DataLoader loader(file, chapter.data(options, T));
     if (chapter.compare == "recompute") return compare_recomputation(options, shape, loader);
+    std::optional<Validation> validation;
+    if (!options.val_data.empty()) validation.emplace(options, config.vocab, chapter.data(options, T));
     const BatchRamp ramp(chapter.batch_ramp, B * options.grad_accum, B);
     if (ramp.largest() > 10'000'000) user_error("a step of {} sequences: at most 10^7, see --grad-accum", ramp.largest());
     if (chapter.noise_scale && ramp.sequences(0) < 2 * B) user_error("--noise-scale needs two micro-batches a step: --grad-accum 2");
@@ -90,6 +93,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     report.configuration(
         ramp.sequences(first_step),
         fmt::format("{}: {} tokens, {} samples", options.data.empty() ? "our own text" : file.path(), file.tokens(), loader.samples()));
+    if (validation) print(fmt::format("  valid.  {}", validation->description()));
     ExplainHooks explain_hooks;
     SavedByName anatomy;
     StepTimeline timeline;
@@ -129,11 +133,15 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         explain_enable(false);
 
         state = {state.step + 1, state.next_sample + sequences, state.tokens_seen + sequences * T, options.seed};
-        report.step({state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, sequences * T});
+        StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, sequences * T};
+        if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
+        report.step(record);
         if (accumulated > 1 && chapter.noise_scale) noise.add(double(B), first_squared_norm, double(sequences), squared);
         if (verifier) verifier->after_step(s, loss_value, parameters);
         timeline.step_ended();
     }
+
+    if (validation && options.steps == 0) report.validation(state.step, validation->loss(model));  // of what --load brought
 
     bool ok = true;
     if (options.steps > 0) {

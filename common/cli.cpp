@@ -24,6 +24,11 @@ void add_shared_options(CLI::App& app, Options& o) {
     app.add_option("--load", o.load, "Hugging Face Llama directory to start from; resumes if it holds a training state");
     app.add_option("--save", o.save, "Directory to save to at the end");
     app.add_option("--data", o.data, "Text (bytes as tokens) or .bin (uint16 tokens; uint32 past 65,536). Default: our own text");
+    CLI::Option* val_data = app.add_option("--val-data", o.val_data, "Tokens to measure the loss on without training on them");
+    app.add_option("--val-every", o.val_every, "Steps from one validation to the next; the last step has one too")
+        ->check(positive)
+        ->needs(val_data)
+        ->capture_default_str();
     app.add_option("--steps", o.steps, "Optimizer steps")->check(natural)->capture_default_str();
     app.add_option("--seq", o.seq, "Sequence length in tokens. Default: the preset's")->check(positive);
     app.add_option("--micro-batch", o.micro_batch, "Sequences per forward and backward")->check(positive)->capture_default_str();

@@ -16,9 +16,10 @@ class Validator;
 namespace ultrascale {
 
 struct Options {
-    std::string model = "nano", load, save, data;
+    std::string model = "nano", load, save, data, val_data;
     int64_t layers = 0;  // 0: the model's own depth
     int64_t steps = 40, seq = 0, micro_batch = 8, grad_accum = 1;
+    int64_t val_every = 100;  // steps
     OptimizerOptions optimizer;
     uint64_t seed = 1;
     bool shuffle = false;

@@ -14,6 +14,16 @@
 // Reductions add in rank order 0..n-1 on the CPU, whatever the collective, so reduce, all_reduce and reduce_scatter give
 // the same bits. fp32, fp64, bf16, fp16 and int32; bf16 and fp16 are summed in fp32, averages are divided there, and the
 // result is rounded once. int32 is summed in 64 bits; its average truncates towards zero. A maximum with a NaN is NaN.
+//
+// On CUDA each rank needs a GPU of its own, and NCCL reduces as it likes: in an order that depends on the collective, the
+// size and the machine; bf16 and fp16 are rounded at every step; int32 wraps around at 32 bits; what it makes of a NaN in a
+// maximum or of an average of int32 is not promised. With more ranks than GPUs all goes through the host (rank 0 says so
+// once), by the CPU's rules: right, but slow. A collective then runs during its call, whichever stream it was given.
+//
+// NCCL runs the calls of a communicator one after another, on whatever streams. So two ranks that each queue a recv on one
+// stream and a send on another wait forever, unless the two directions have a communicator each, or are one send_recv. Of
+// several communicators the ranks make their calls in one order too. A rank's messages to itself must be in one call.
+//
 // Shapes do not matter, numbers of elements do; a wrong one, like a rank that is not there, fails check().
 // Sizes: nccl-tests' convention, doc/PERFORMANCE.md in NVIDIA/nccl-tests.
 #pragma once
@@ -40,7 +50,8 @@ inline constexpr std::array<const char*, collective_kinds> collective_names = {
 // gathered output of all-gather and gather, the input of reduce-scatter and scatter, the input of all-to-all); of send/recv
 // it is what this rank sent. `seconds` is the time from the first to the last message, which contains waiting for other
 // ranks to arrive; `exposed` is how long compute stood still in the call or in the wait for it. Calls and bytes count when
-// the call is made, the times when it has run and when it has been waited for.
+// the call is made, the times when it has run and when it has been waited for. On CUDA the times are the GPU's, and asking
+// for the counts or resetting them waits for all calls so far; while a step runs nothing waits to measure it.
 struct CommunicationCount {
     int64_t calls = 0, bytes = 0;
     double seconds = 0, exposed = 0;
@@ -48,15 +59,16 @@ struct CommunicationCount {
 using CommunicationCounts = std::array<CommunicationCount, collective_kinds>;
 CommunicationCounts communication_counts();
 void communication_reset_counts();
+void resolve_communication_times();  // the wait alone; it also hands the trace its spans. Nothing to do on the CPU
 
 class Work {
 public:
-    Work() = default;                        // nothing to wait for
+    Work() = default;  // nothing to wait for
     Work(Work&&) = default;
-    Work& operator=(Work&& other);           // waits for the work it replaces
-    ~Work();                                 // waits
-    void wait();                             // the compute stream waits; then the tensors are let go
-    bool done() const;                       // never blocks
+    Work& operator=(Work&& other);  // waits for the work it replaces
+    ~Work();                        // waits
+    void wait();                    // compute_stream() waits (stream.h); then the tensors are let go
+    bool done() const;              // never blocks
     struct Impl;
     explicit Work(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
@@ -73,7 +85,9 @@ struct Transfer {
 
 class Communicator {
 public:
-    static Communicator& world();  // all ranks; initialises MPI (MPI_THREAD_MULTIPLE) at the first call
+    // All ranks; the first call initialises MPI (MPI_THREAD_MULTIPLE). On CUDA it also takes this rank's GPU and starts NCCL,
+    // so it comes before the first tensor.
+    static Communicator& world();
     // Ranks that give the same color form a group, ordered by key (equal keys: by rank). All ranks of this communicator call
     // it. `name` is the group's name in --explain and the report ("dp", "tp").
     Communicator split(int color, int key, std::string name) const;
@@ -106,7 +120,7 @@ public:
     Work send_recv(std::vector<Transfer> transfers, Stream& stream = compute_stream()) const;
     Work send(Tensor x, int to, Stream& stream = compute_stream()) const;
     Work recv(Tensor x, int from, Stream& stream = compute_stream()) const;
-    void barrier() const;  // the host waits for all ranks
+    void barrier() const;  // the host waits for all ranks; it does not wait for its own device
 
     struct Impl;
 
@@ -115,8 +129,9 @@ private:
     std::shared_ptr<Impl> impl_;
 };
 
-int ranks_on_this_node();  // how many ranks share this machine; 1 before world() was called. Never waits
-void finalize_communication();  // all ranks; the last call of a program. Nothing to do if world() was never called
+int ranks_on_this_node();                          // how many ranks share this machine; 1 before world() was called. Never waits
+int rank_on_this_node();                           // this rank's place among them; 0 before world() was called
+void finalize_communication();                     // all ranks; the last call of a program. Nothing to do if world() was never called
 [[noreturn]] void abort_all_ranks(int exit_code);  // one rank's way out when the others cannot know; runs no destructors
 
 }  // namespace ultrascale

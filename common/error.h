@@ -5,7 +5,9 @@
 // check(): a mistake of the programmer's, e.g. two shapes that do not fit. Ends the program with the place and the reason.
 #pragma once
 
+#ifndef __CUDACC__  // nvcc's front end does not take fmt
 #include <fmt/format.h>
+#endif
 
 #include <source_location>
 #include <stdexcept>
@@ -22,14 +24,16 @@ struct OutOfMemory : UserError {
     using UserError::UserError;
 };
 
+#ifndef __CUDACC__
 // Throws UserError with a text made as fmt::format makes it.
 template <class... Args>
 [[noreturn]] void user_error(fmt::format_string<Args...> format, Args&&... args) {
     throw UserError(fmt::format(format, std::forward<Args>(args)...));
 }
+#endif
 
 inline void check(bool ok, const char* what, std::source_location at = std::source_location::current()) {
-    if (!ok) throw std::logic_error(fmt::format("{}:{}: {}", at.file_name(), at.line(), what));
+    if (!ok) throw std::logic_error(std::string(at.file_name()) + ":" + std::to_string(at.line()) + ": " + what);
 }
 
 }  // namespace ultrascale

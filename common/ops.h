@@ -7,6 +7,8 @@
 // H heads, K kv heads, D head dimension, F feed-forward, V vocabulary. A shape that does not fit is a programmer's error (check()).
 #pragma once
 
+#include <vector>
+
 #include "tensor.h"
 
 namespace ultrascale::ops {
@@ -17,7 +19,8 @@ void copy(Tensor to, const Tensor& from);                               // conve
 void add(Tensor y, const Tensor& x, float alpha = 1);                   // y += alpha * x; y fp32 or bf16, x fp32 or bf16
 void scale(Tensor x, float alpha);                                      // x *= alpha
 void accumulate_sum(Tensor total, const Tensor& x, double factor = 1);  // total (1) fp64 += factor * sum of x
-void accumulate_sum_squares(Tensor total, const Tensor& x);             // total (1) fp64 += sum of x^2, added in fp64
+// total (1) fp64 += sum of x^2 over all of xs (one dtype), added in fp64 and in the list's order.
+void accumulate_sum_squares(Tensor total, const std::vector<Tensor>& xs);
 
 // ---- matrix product ----------------------------------------------------------------------------------------------------
 enum class Transpose { no, yes };
@@ -81,16 +84,20 @@ void cross_entropy(Tensor losses, Tensor logits, const Tensor& targets /* (N) in
 
 // ---- optimizer ---------------------------------------------------------------------------------------------------------
 struct AdamWSettings {
-    float lr, beta1, beta2, eps, weight_decay;  // weight_decay: 0 for norms
-    int64_t step;                               // 1 at the first update
-    float max_norm;                             // clip the gradient to this global norm; 0: do not clip
+    float lr, beta1, beta2, eps;
+    int64_t step;    // 1 at the first update
+    float max_norm;  // clip the gradient to this global norm; 0: do not clip
+};
+struct AdamWItem {
+    Tensor value, master, m, v, gradient;
+    float weight_decay;  // 0 for norms
 };
 // One update as PyTorch's AdamW (Loshchilov & Hutter 2019), element by element in one pass:
 //   g = gradient * min(1, max_norm / (sqrt(squared_norm) + 1e-6));  m, v, bias correction;  master *= 1 - lr * weight_decay
 // master, m, v fp32; gradient fp32 or bf16; value (fp32 or bf16) receives the rounded master (it may be master itself).
-// squared_norm (1) fp64 stays on the device, so the host need not wait for it.
-void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& gradient, const Tensor& squared_norm,
-           const AdamWSettings& settings);
+// squared_norm (1) fp64 stays on the device, so the host need not wait for it. All parameters in one call (on CUDA one
+// launch); the items share the dtype of their values and that of their gradients.
+void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm, const AdamWSettings& settings);
 
 // The device's rate at matmul for this dtype, in FLOP/s: the best of a few products, each (n, n, n). For MFU on the CPU.
 double measure_matmul_rate(DType dtype, int64_t n = 1024);

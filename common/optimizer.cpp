@@ -18,8 +18,10 @@ double learning_rate(const OptimizerOptions& options, int64_t step) {
 
 Tensor squared_gradient_norm(const ParameterList& parameters) {
     Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+    std::vector<Tensor> grads;
     for (const auto& parameter : parameters)
-        if (parameter->owner) ops::accumulate_sum_squares(sum, parameter->grad);
+        if (parameter->owner) grads.push_back(parameter->grad);
+    ops::accumulate_sum_squares(sum, grads);
     return sum;
 }
 
@@ -58,17 +60,18 @@ void AdamW::allocate_states() {
 void AdamW::step(double lr, const Tensor& squared_norm) {
     if (m_.size() < items_.size()) allocate_states();
     ++steps_;
+    std::vector<ops::AdamWItem> updates;
     for (size_t i = 0; i < items_.size(); ++i) {
         const Item& item = items_[i];
-        ops::adamw(item.value, master_[i], m_[i], v_[i], item.grad, squared_norm,
-                   {.lr = float(lr),
-                    .beta1 = float(options_.beta1),
-                    .beta2 = float(options_.beta2),
-                    .eps = float(options_.eps),
-                    .weight_decay = item.decay ? float(options_.weight_decay) : 0,
-                    .step = steps_,
-                    .max_norm = float(options_.clip)});
+        updates.push_back({item.value, master_[i], m_[i], v_[i], item.grad, item.decay ? float(options_.weight_decay) : 0});
     }
+    ops::adamw(updates, squared_norm,
+               {.lr = float(lr),
+                .beta1 = float(options_.beta1),
+                .beta2 = float(options_.beta2),
+                .eps = float(options_.eps),
+                .step = steps_,
+                .max_norm = float(options_.clip)});
 }
 
 std::vector<std::pair<std::string, Tensor>> AdamW::states() {

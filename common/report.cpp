@@ -25,6 +25,8 @@ struct Report::Impl {
     std::string json_lines;
     std::vector<StepRecord> records;
     double first_step_end = 0;
+    std::optional<double> best_validation;
+    int64_t best_validation_step = 0;
     bool rank0 = Communicator::world().rank() == 0, terminal = isatty(STDOUT_FILENO);
 
     // The median over the steps after warm-up of f(record).
@@ -81,21 +83,30 @@ void Report::step(const StepRecord& r) {
     if (self.records.size() == 1) self.first_step_end = now_seconds();
     const double rate = double(r.tokens) / r.seconds;
     if (!self.rank0) return;
-    if (!self.options.json.empty())
-        self.json_lines +=
-            Json{{"step", r.step},           {"loss", r.loss}, {"grad_norm", r.grad_norm}, {"lr", r.lr}, {"step_ms", r.seconds * 1e3},
-                 {"tokens_per_second", rate}}
-                .dump() +
-            "\n";
+    if (!self.options.json.empty()) {
+        Json line = {{"step", r.step},           {"loss", r.loss}, {"grad_norm", r.grad_norm}, {"lr", r.lr}, {"step_ms", r.seconds * 1e3},
+                     {"tokens_per_second", rate}};
+        if (r.val_loss) line["val_loss"] = *r.val_loss;
+        self.json_lines += line.dump() + "\n";
+    }
     const int64_t done = int64_t(self.records.size()), left = self.total_steps - done;
     const double remaining = self.median([](const StepRecord& s) { return s.seconds; }) * double(left);
     const std::string line = fmt::format("step {:>5}   loss {:.4f}   grad norm {:.3f}   lr {:.2e}   {:>8.0f} tokens/s   {:.0f} s left",
                                          r.step, r.loss, r.grad_norm, r.lr, rate, remaining);
     if (self.terminal)
-        fmt::print("\r{}\033[K{}", line, left == 0 || self.options.explain ? "\n" : "");
+        fmt::print("\r{}\033[K{}", line, left == 0 || r.val_loss || self.options.explain ? "\n" : "");
     else
         fmt::print("{}\n", line);
+    if (r.val_loss) validation(r.step, *r.val_loss);
     std::fflush(stdout);
+}
+
+void Report::validation(int64_t step, double loss) {
+    Impl& self = *impl_;
+    if (!self.best_validation || loss < *self.best_validation) self.best_validation = loss, self.best_validation_step = step;
+    print(fmt::format("validation at step {}: loss {:.4f} (best {:.4f} at step {})", step, loss, *self.best_validation,
+                      self.best_validation_step));
+    self.summary["validation"] = {{"best", *self.best_validation}, {"best_step", self.best_validation_step}, {"last", loss}};
 }
 
 bool Report::memory(const MemoryEstimate& predicted) {
@@ -123,6 +134,14 @@ bool Report::memory(const MemoryEstimate& predicted) {
     print(fmt::format("  {:<20} {:>14} {:>14}   of {}", "all, at the peak", format_bytes(double(predicted.total())),
                       format_bytes(double(total(memory_at_peak()))), format_bytes(double(memory_limit()))));
     json["peak"] = {{"predicted", predicted.total()}, {"measured", total(memory_at_peak())}};
+    if (const DeviceOverhead extra = device_overhead(); extra.context > 0) {  // the playbook's two extra occupants of a GPU
+        print(fmt::format("  {:<20} {:>14} {:>14}   kernels, cuBLAS and NCCL, of all processes here", "CUDA context", "-",
+                          format_bytes(double(extra.context))));
+        print(fmt::format("  {:<20} {:>14} {:>14}   reserved beyond the most that tensors used", "fragmentation", "-",
+                          format_bytes(double(extra.fragmentation))));
+        json["context"] = {{"measured", extra.context}};
+        json["fragmentation"] = {{"measured", extra.fragmentation}};
+    }
     impl_->summary["memory"] = json;
     return ok;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@ namespace ultrascale {
 struct StepRecord {
     int64_t step;  // 1, 2, ...
     double loss, grad_norm, lr, seconds;
-    int64_t tokens;  // of the whole step, over all ranks
+    int64_t tokens;                       // of the whole step, over all ranks
+    std::optional<double> val_loss = {};  // where the step was followed by a validation
 };
 
 // Communication of one step by formula: calls and bytes of each kind, for the rank that prints.
@@ -36,6 +38,8 @@ public:
     void configuration(int64_t global_batch, const std::string& data_description);
     // Progress: a line that is rewritten on a terminal, a plain line a step elsewhere; and a line of JSON.
     void step(const StepRecord& record);
+    // The loss on --val-data after `step`; step() calls it where the record has one.
+    void validation(int64_t step, double loss);
 
     // The report's sections. Measured: what is held now (the end of a step), and the peak of activations since
     // memory_reset_peak(). Returns whether the persistent categories are equal and activations are within 1 %.

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "comm.h"
+#include "device.h"
 #include "error.h"
 #include "file.h"
 #include "memory.h"
@@ -29,9 +30,27 @@ double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_
 
 void trace_record(bool on) { recording = on; }
 bool trace_recording() { return recording; }
-const std::vector<Span>& trace_spans() { return spans; }
+
+// Spans whose ends the device may not have reached yet: their times are asked for when somebody reads them, since asking
+// waits. In the order of their ends.
+struct PendingSpan {
+    const char *name, *lane;
+    Timestamp begin, end;
+    double flops, bytes;
+};
+static std::vector<PendingSpan> pending;
+
+const std::vector<Span>& trace_spans() {
+    resolve_communication_times();
+    std::lock_guard lock(mutex);
+    for (const PendingSpan& p : pending) spans.push_back({p.name, p.lane, p.begin.seconds(), p.end.seconds(), p.flops, p.bytes});
+    pending.clear();
+    return spans;
+}
+
 void trace_clear() {
     std::lock_guard lock(mutex);
+    pending.clear();
     spans.clear();
 }
 
@@ -42,9 +61,18 @@ void trace_span(std::string_view name, std::string_view lane, double begin, doub
 }
 
 OpSpan::OpSpan(const char* name, double flops, double bytes, const char* lane)
-    : name_(name), lane_(lane), flops_(flops), bytes_(bytes), begin_(recording ? now_seconds() : 0) {}
+    : name_(name), lane_(lane), flops_(flops), bytes_(bytes), recorded_(recording) {
+    device_range_begin(name);
+    if (recorded_) begin_ = Timestamp::in(compute_stream());
+}
 
-OpSpan::~OpSpan() { trace_span(name_, lane_, begin_, now_seconds(), flops_, bytes_); }
+OpSpan::~OpSpan() {
+    device_range_end();
+    if (!recorded_) return;
+    Timestamp end = Timestamp::in(compute_stream());
+    std::lock_guard lock(mutex);
+    pending.push_back({name_, lane_, begin_, end, flops_, bytes_});
+}
 
 namespace {
 
@@ -54,7 +82,7 @@ std::string chrome_events(int rank) {
                                   "\n",
                                   rank);
     std::map<std::string, int> lanes;
-    for (const Span& span : spans) {
+    for (const Span& span : trace_spans()) {
         auto [lane, is_new] = lanes.try_emplace(span.lane, int(lanes.size()));
         if (is_new)
             out += fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}},)"
@@ -108,7 +136,7 @@ std::string profile_table(double since, double steps) {
     };
     std::map<std::string, Sum> by_name;
     double all = 0;
-    for (const Span& span : spans) {
+    for (const Span& span : trace_spans()) {
         if (span.lane == "phase" || span.begin < since) continue;
         Sum& sum = by_name[span.name];
         ++sum.calls;

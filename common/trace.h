@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "stream.h"
+
 namespace ultrascale {
 
 double now_seconds();  // since the program's start, on the host's steady clock
@@ -23,14 +25,15 @@ struct Span {
 
 void trace_record(bool on);  // spans are kept while this is on
 bool trace_recording();
-const std::vector<Span>& trace_spans();
+const std::vector<Span>& trace_spans();  // waits until the device has reached their ends
 void trace_clear();
 
 // Adds a span that has already ended. Any thread.
 void trace_span(std::string_view name, std::string_view lane, double begin, double end, double flops = 0, double bytes = 0);
 
-// A span from construction to destruction on the calling thread's lane: every operation of ops.h opens one. `flops` counts
-// multiplications and additions, `bytes` each input read once and each output written once.
+// A span from construction to destruction in the compute stream's order, by the device's own clock: every operation of ops.h
+// opens one. `flops` counts multiplications and additions, `bytes` each input read once and each output written once. Also
+// a named range for NVIDIA's profilers (NVTX).
 class OpSpan {
 public:
     OpSpan(const char* name, double flops, double bytes, const char* lane = "compute");
@@ -39,7 +42,9 @@ public:
 
 private:
     const char *name_, *lane_;
-    double flops_, bytes_, begin_;
+    double flops_, bytes_;
+    bool recorded_;
+    Timestamp begin_;
 };
 
 // Writes all spans and the memory timeline of this rank to `path` (through a temporary name). With several ranks every

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs every test program that `make test` built and ends with "N passed, N failed". Usage: tests/run_all.sh "MPIRUN FLAGS"
+# Runs every test program that `make test` built and ends with "N passed, N failed". Usage: tests/run_all.sh cpu|cuda "MPIRUN FLAGS"
 set -u
 cd "$(dirname "$0")/.."
-mpirun=$1
+backend=$1 mpirun=$2
 passed=0 failed=0
 export GTEST_COLOR=no
 log=$(mktemp)
@@ -23,17 +23,19 @@ suite() {
     passed=$((passed + ok)) failed=$((failed + bad))
 }
 
-suite "unit" build/cpu/unit_test
-for ranks in 1 2 3 4 8; do
-    suite "communication, $ranks ranks" $mpirun -n $ranks build/cpu/comm_test
+suite "unit" build/$backend/unit_test
+for ranks in 1 2 3 4 8; do  # on GPUs: more ranks than GPUs communicate through the host
+    suite "communication, $ranks ranks" $mpirun -n $ranks build/$backend/comm_test
 done
-if [ -x build/cpu-openmpi/comm_test ]; then
-    suite "communication, 4 ranks, Open MPI" mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 build/cpu-openmpi/comm_test
+suite "chapters" build/$backend/chapter_test
+if [ "$backend" = cpu ]; then
+    if [ -x build/cpu-openmpi/comm_test ]; then
+        suite "communication, 4 ranks, Open MPI" mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 build/cpu-openmpi/comm_test
+    fi
+    suite "unit, address and undefined sanitizers" build/cpu-address/unit_test
+    suite "bad input, address and undefined sanitizers" env CHAPTERS_DIR=build/cpu-address build/cpu/chapter_test --gtest_filter='BadInput*'
+    suite "streams and communication, thread sanitizer" $mpirun -n 3 build/cpu-thread/comm_test
 fi
-suite "chapters" build/cpu/chapter_test
-suite "unit, address and undefined sanitizers" build/cpu-address/unit_test
-suite "bad input, address and undefined sanitizers" env CHAPTERS_DIR=build/cpu-address build/cpu/chapter_test --gtest_filter='BadInput*'
-suite "streams and communication, thread sanitizer" $mpirun -n 3 build/cpu-thread/comm_test
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

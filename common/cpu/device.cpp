@@ -1,6 +1,7 @@
 // The CPU as a device: its memory, and how many threads compute.
 #include "device.h"
 
+#include <cblas.h>
 #include <malloc.h>
 #include <unistd.h>
 
@@ -49,6 +50,13 @@ std::string device_description() {
         }
     return fmt::format("CPU, {} thread{} ({})", threads(), threads() == 1 ? "" : "s", model);
 }
+
+DeviceOverhead device_overhead() { return {0, 0}; }
+
+void device_use_threads(int threads) { openblas_set_num_threads(threads); }
+
+void device_range_begin(const char*) {}
+void device_range_end() {}
 
 DevicePeak device_peak(DType) { return {ops::measure_matmul_rate(DType::fp32), "OpenBLAS sgemm, measured now"}; }
 

@@ -28,28 +28,37 @@ void update(V* value, float* master, float* m, float* v, const G* gradient, Fact
 
 }  // namespace
 
-void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& gradient, const Tensor& squared_norm, const AdamWSettings& s) {
-    const int64_t n = master.numel();
-    check(value.numel() == n && m.numel() == n && v.numel() == n && gradient.numel() == n, "adamw: sizes differ");
+void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm, const AdamWSettings& s) {
     check(s.step >= 1, "adamw: steps count from 1");
-    OpSpan span("adamw", 15.0 * double(n),
-                bytes_of(value, m, m, v, v, gradient, master) + (value.data() == master.data() ? 0 : bytes_of(master)));
+    double elements = 0, bytes = 0;
+    for (const AdamWItem& item : items) {
+        const auto& [value, master, m, v, gradient, weight_decay] = item;
+        const int64_t n = master.numel();
+        check(value.numel() == n && m.numel() == n && v.numel() == n && gradient.numel() == n, "adamw: sizes differ");
+        check(value.dtype() == items[0].value.dtype() && gradient.dtype() == items[0].gradient.dtype(), "adamw: dtypes differ");
+        elements += double(n);
+        bytes += bytes_of(value, m, m, v, v, gradient, master) + (value.data() == master.data() ? 0 : bytes_of(master));
+    }
+    OpSpan span("adamw", 15.0 * elements, bytes);
     double clip = 1;
     if (s.max_norm > 0) clip = std::min(1.0, s.max_norm / (std::sqrt(*squared_norm.as<double>()) + 1e-6));
     const double correction1 = 1 - std::pow(double(s.beta1), double(s.step));
     const double correction2 = 1 - std::pow(double(s.beta2), double(s.step));
-    const Factors factors = {float(clip),
-                             float(1.0 - double(s.lr) * s.weight_decay),
-                             s.beta1,
-                             s.beta2,
-                             float(s.lr / correction1),
-                             float(1 / std::sqrt(correction2)),
-                             s.eps};
-    with_type(value.dtype(), [&]<class V>(V) {
-        with_type(gradient.dtype(), [&]<class G>(G) {
-            update(value.as<V>(), master.as<float>(), m.as<float>(), v.as<float>(), gradient.as<G>(), factors, n);
+    for (const AdamWItem& item : items) {
+        const Factors factors = {float(clip),
+                                 float(1.0 - double(s.lr) * item.weight_decay),
+                                 s.beta1,
+                                 s.beta2,
+                                 float(s.lr / correction1),
+                                 float(1 / std::sqrt(correction2)),
+                                 s.eps};
+        with_type(item.value.dtype(), [&]<class V>(V) {
+            with_type(item.gradient.dtype(), [&]<class G>(G) {
+                update(item.value.as<V>(), item.master.as<float>(), item.m.as<float>(), item.v.as<float>(), item.gradient.as<G>(), factors,
+                       item.master.numel());
+            });
         });
-    });
+    }
 }
 
 }  // namespace ultrascale::ops

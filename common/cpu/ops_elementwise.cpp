@@ -116,10 +116,15 @@ void accumulate_sum(Tensor total, const Tensor& x, double factor) {
     *total.as<double>() += factor * sum_in_blocks<false>(x);
 }
 
-void accumulate_sum_squares(Tensor total, const Tensor& x) {
+void accumulate_sum_squares(Tensor total, const std::vector<Tensor>& xs) {
     check(total.numel() == 1, "accumulate_sum_squares: total is one number");
-    OpSpan span("accumulate_sum_squares", 2.0 * double(x.numel()), bytes_of(x));
-    *total.as<double>() += sum_in_blocks<true>(x);
+    double elements = 0, bytes = 0;
+    for (const Tensor& x : xs) {
+        check(x.dtype() == xs[0].dtype(), "accumulate_sum_squares: one dtype");
+        elements += double(x.numel()), bytes += bytes_of(x);
+    }
+    OpSpan span("accumulate_sum_squares", 2.0 * elements, bytes);
+    for (const Tensor& x : xs) *total.as<double>() += sum_in_blocks<true>(x);
 }
 
 }  // namespace ultrascale::ops

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <thread>
 
+#include "../trace.h"
+
 namespace ultrascale {
 
 // Why a stream stopped working. `seen` once the exception has come out somewhere.
@@ -147,6 +149,29 @@ void Stream::submit(std::function<void()> work) {
     } else {
         work();
     }
+}
+
+struct Timestamp::Impl {
+    double seconds = 0;
+    Event written;
+};
+
+Timestamp Timestamp::in(Stream& stream) {
+    Timestamp timestamp;
+    if (&stream == &compute_stream()) {
+        timestamp.seconds_ = now_seconds();
+    } else {
+        timestamp.impl_ = std::make_shared<Impl>();
+        stream.submit([impl = timestamp.impl_] { impl->seconds = now_seconds(); });
+        timestamp.impl_->written = stream.record();
+    }
+    return timestamp;
+}
+
+double Timestamp::seconds() const {
+    if (!impl_) return seconds_;
+    impl_->written.synchronize();
+    return impl_->seconds;
 }
 
 Stream& compute_stream() {

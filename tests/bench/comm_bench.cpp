@@ -13,26 +13,29 @@
 
 using namespace ultrascale;
 
-static double median_seconds(const std::function<void()>& call) {
+// The longest that any rank took.
+static double slowest_rank(double seconds) {
     const Communicator& world = Communicator::world();
-    Tensor slowest = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-    double* value = slowest.as<double>();
-    auto time = [&] {
-        double begin = now_seconds();
+    Tensor slowest = Tensor::from_host<double>(std::vector<double>{seconds}, {1}, Memory::workspace);
+    world.all_reduce(slowest, Reduce::max);
+    return slowest.to_host<double>()[0];
+}
+
+static double median_seconds(const std::function<void()>& call) {
+    const auto time = [&] {
+        const double begin = now_seconds();
         call();
+        compute_stream().synchronize();
         return now_seconds() - begin;
     };
-    world.barrier();
-    *value = time();  // also warms up
-    world.all_reduce(slowest, Reduce::max);
-    int repetitions = std::clamp(int(0.3 / *value), 5, 1000);
-    std::vector<double> seconds(repetitions);
-    world.barrier();
+    Communicator::world().barrier();
+    time();  // warms up
+    const int repetitions = std::clamp(int(0.3 / slowest_rank(time())), 5, 1000);
+    std::vector<double> seconds(size_t(repetitions), 0.0);
+    Communicator::world().barrier();
     for (double& s : seconds) s = time();
     std::nth_element(seconds.begin(), seconds.begin() + repetitions / 2, seconds.end());
-    *value = seconds[repetitions / 2];
-    world.all_reduce(slowest, Reduce::max);
-    return *value;
+    return slowest_rank(seconds[size_t(repetitions / 2)]);
 }
 
 int main(int argc, char** argv) {

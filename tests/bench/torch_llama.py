@@ -1,9 +1,13 @@
-"""PyTorch on the CPU, the same work as `00_single_gpu --model small`: forward, backward, clipping, AdamW in fp32.
+"""PyTorch, the same work as 00_single_gpu: forward, backward, clipping by the global norm, AdamW; real loss, nothing skipped.
 
-Usage: python3 tests/bench/torch_llama.py [--threads 2] [--batch 8] [--seq 256] [--steps 12] [--compile]
-Prints one line: the median step, tokens/s, and the share of torch's own sgemm rate (6 N + 12 L h s FLOP per token).
+On the CPU in fp32; on a GPU under bf16 autocast with fp32 weights, gradients and optimizer states.
+Usage: python3 tests/bench/torch_llama.py [--model small] [--layers 0] [--batch 8] [--seq 256] [--steps 12] [--compile]
+       [--device cpu|cuda] [--threads 2] [--peak-tflops 989.5]
+Prints one line: the median step, tokens/s, and MFU (6 N + 12 L h s FLOP per token) of the given peak, or on the CPU of torch's own
+sgemm rate; on a GPU also the most memory that tensors held.
 """
 import argparse
+import contextlib
 import time
 
 import torch
@@ -11,15 +15,28 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 parser = argparse.ArgumentParser()
+parser.add_argument("--model", default="small")
+parser.add_argument("--layers", type=int, default=0)
+parser.add_argument("--device", default="cpu")
 parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--batch", type=int, default=8)
 parser.add_argument("--seq", type=int, default=256)
 parser.add_argument("--steps", type=int, default=12)
+parser.add_argument("--peak-tflops", type=float, default=989.5)
 parser.add_argument("--compile", action="store_true")
 args = parser.parse_args()
 torch.set_num_threads(args.threads)
+torch.set_default_device(args.device)
 torch.manual_seed(1)
-L, h, H, K, D, FF, V = 8, 512, 8, 4, 64, 1536, 256  # preset small
+on_gpu = args.device == "cuda"
+MODELS = {  # L, h, H, K, D, F, V, tied, theta: as common/config.cpp
+    "small": (8, 512, 8, 4, 64, 1536, 256, False, 10000.0),
+    "smollm-1.7b": (24, 2048, 32, 32, 64, 8192, 49152, True, 10000.0),
+    "llama-3.2-1b": (16, 2048, 32, 8, 64, 8192, 128256, True, 500000.0),
+    "llama-3-8b": (32, 4096, 32, 8, 128, 14336, 128256, False, 500000.0),
+}
+L, h, H, K, D, FF, V, tied, theta = MODELS[args.model]
+L = args.layers or L
 
 
 def rotate(x, cos, sin):
@@ -42,7 +59,7 @@ class Layer(nn.Module):
         q = rotate(q.view(B, T, H, D).transpose(1, 2), cos, sin)
         k = rotate(k.view(B, T, K, D).transpose(1, 2), cos, sin)
         v = v.view(B, T, K, D).transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
         x = x + self.o(y.transpose(1, 2).reshape(B, T, H * D))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
@@ -54,31 +71,38 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(V, h)
         self.layers = nn.ModuleList(Layer() for _ in range(L))
         self.norm, self.head = nn.RMSNorm(h, eps=1e-5), nn.Linear(h, V, bias=False)
-        angle = torch.outer(torch.arange(args.seq).float(), 10000 ** (-torch.arange(0, D, 2).float() / D))
+        if tied:
+            self.head.weight = self.embedding.weight
+        angle = torch.outer(torch.arange(args.seq).float(), theta ** (-torch.arange(0, D, 2).float() / D))
         self.register_buffer("cos", angle.cos())
         self.register_buffer("sin", angle.sin())
 
     def forward(self, tokens, targets):
         x = self.embedding(tokens)
+        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         for layer in self.layers:
-            x = layer(x, self.cos, self.sin)
-        return F.cross_entropy(self.head(self.norm(x)).view(-1, V), targets.view(-1))
+            x = layer(x, cos, sin)
+        return F.cross_entropy(self.head(self.norm(x)).float().view(-1, V), targets.view(-1))
 
 
 model = Llama()
+for weight in model.parameters():
+    if weight.dim() > 1:
+        nn.init.normal_(weight, std=0.02)
 parameters = sum(p.numel() for p in model.parameters())
 step_model = torch.compile(model) if args.compile else model
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 tokens = torch.randint(0, V, (args.batch, args.seq + 1))
 
 
 def step():
-    loss = step_model(tokens[:, :-1], tokens[:, 1:].contiguous())
+    with torch.autocast("cuda", torch.bfloat16) if on_gpu else contextlib.nullcontext():
+        loss = step_model(tokens[:, :-1], tokens[:, 1:].contiguous())
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return loss.item()
+    return loss.item()  # waits for the device
 
 
 def seconds(work, runs):
@@ -90,12 +114,18 @@ def seconds(work, runs):
     return sorted(times)[len(times) // 2]
 
 
-for _ in range(3):
+for _ in range(4):
     step()
-a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-rate = 2 * 1024**3 / seconds(lambda: a @ b, 15)
+if on_gpu:
+    torch.cuda.reset_peak_memory_stats()
+    rate, where = args.peak_tflops * 1e12, f"{torch.cuda.get_device_name()}, peak memory {{:.1f}} GiB"
+else:
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    rate, where = 2 * 1024**3 / seconds(lambda: a @ b, 15), f"{args.threads} threads"
 median = seconds(step, args.steps)
 per_second = args.batch * args.seq / median
 flops = (6 * parameters + 12 * L * H * D * args.seq) * per_second
-print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''}, {args.threads} threads: median step {median * 1e3:.1f} ms, "
-      f"{per_second:.0f} tokens/s, {flops / rate * 100:.1f} % of its sgemm ({rate / 1e12:.3f} TFLOP/s)")
+if on_gpu:
+    where = where.format(torch.cuda.max_memory_allocated() / 2**30)
+print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''}, {where}: median step {median * 1e3:.1f} ms, "
+      f"{per_second:.0f} tokens/s, {flops / rate * 100:.1f} % of {'its sgemm' if not on_gpu else 'peak'} ({rate / 1e12:.3f} TFLOP/s)")

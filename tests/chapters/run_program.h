@@ -1,5 +1,5 @@
 // Runs a chapter's program as a user would, and reads what it left: exit code, both outputs, and the lines of --json.
-// CHAPTERS_DIR says where the programs are (default build/cpu), so that the same tests run against a sanitizer's build.
+// CHAPTERS_DIR says where the programs are (default: this backend's build), so that the same tests run against a sanitizer's build.
 #pragma once
 
 #include <fcntl.h>
@@ -38,7 +38,12 @@ struct Outcome {
 
 inline std::string program(const std::string& chapter) {
     const char* dir = std::getenv("CHAPTERS_DIR");
-    return (dir ? std::string(dir) : "build/cpu") + "/" + chapter;
+#ifdef ULTRASCALE_CUDA
+    const std::string built = "build/cuda";
+#else
+    const std::string built = "build/cpu";
+#endif
+    return (dir ? dir : built) + "/" + chapter;
 }
 
 // Words between spaces; a test's paths have none.

@@ -53,13 +53,21 @@ TEST(SingleGpuEqual, TheSameCommandGivesTheSameBits) {
     EXPECT_GT(largest_difference(train_small("--seed 3").of("loss"), train_small("--seed 4").of("loss")), 1e-4);
 }
 
+// A split changes the order of sums, and Adam, which divides by a gradient's size, turns the rounding of the smallest
+// gradients into steps as large as any. On a GPU every shape of a product may have a kernel, and so an order, of its own.
+#ifdef ULTRASCALE_CUDA
+constexpr double loss_bound = 1e-5;
+#else
+constexpr double loss_bound = 1e-6;
+#endif
+
 TEST(SingleGpuEqual, AnySplitOfTheBatch) {
     for (const char* others : {"", "--ignore-token 101", "--document-token 10 --shuffle"}) {
         const Outcome whole = train_small(fmt::format("--micro-batch 8 {}", others));
         for (const char* split : {"--micro-batch 4 --grad-accum 2", "--micro-batch 2 --grad-accum 4", "--micro-batch 1 --grad-accum 8"}) {
             SCOPED_TRACE(fmt::format("{} {}", others, split));
             const Outcome parts = train_small(fmt::format("{} {}", split, others));
-            EXPECT_LE(largest_difference(parts.of("loss"), whole.of("loss")), 1e-6);
+            EXPECT_LE(largest_difference(parts.of("loss"), whole.of("loss")), loss_bound);
             EXPECT_LE(largest_difference(parts.of("grad_norm"), whole.of("grad_norm")), 1e-5);
         }
     }

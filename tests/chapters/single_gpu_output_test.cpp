@@ -19,7 +19,7 @@ TEST(SingleGpuOutput, HelpListsTheOptions) {
           "--clip",        "--seed",           "--shuffle",      "--dtype",       "--fp32-grads",  "--recompute",     "--no-verify",
           "--explain",     "--profile",        "--json",         "--trace",       "--peak-tflops", "--device-memory", "--attention",
           "--loss-chunk",  "--document-token", "--ignore-token", "--naive-mean",  "--batch-ramp",  "--noise-scale",   "--estimate",
-          "--compare",     "--sample",         "--prompt",       "--temperature"})
+          "--compare",     "--sample",         "--prompt",       "--temperature", "--val-data",    "--val-every"})
         EXPECT_TRUE(contains(outcome.out, option)) << option;
 }
 

@@ -22,22 +22,21 @@ TYPED_TEST(Collectives, ReductionsAddInRankOrder) {
                 SCOPED_TRACE(fmt::format("count {} op {} small_bytes {}", count, int(op), settings.small_bytes));
                 Tensor x = tensor(numbers<T>(me, count));
                 world().all_reduce(x, op);
-                EXPECT_TRUE(same(x, reduced<T>(op, n, count)));
+                EXPECT_TRUE(is_reduction<T>(x, op, count));
 
                 int root = int(count) % n;
                 Tensor y = tensor(numbers<T>(me, count));
                 world().reduce(y, root, op);
-                EXPECT_TRUE(same(y, me == root ? reduced<T>(op, n, count) : numbers<T>(me, count)));
+                EXPECT_TRUE(me == root ? is_reduction<T>(y, op, count) : same(y, numbers<T>(me, count)));
 
                 int64_t share = std::min<int64_t>(count, 10007);
                 Tensor in = tensor(numbers<T>(me, n * share)), out = blank<T>(share);
-                std::vector<T> expected = part(reduced<T>(op, n, n * share), me * share, share);
                 world().reduce_scatter(out, in, op);
-                EXPECT_TRUE(same(out, expected));
+                EXPECT_TRUE(is_reduction<T>(out, op, n * share, 0, me * share));
                 EXPECT_TRUE(same(in, numbers<T>(me, n * share)));
                 Tensor slice = in.slice(me * share, (me + 1) * share);  // in place
                 world().reduce_scatter(slice, in, op);
-                EXPECT_TRUE(same(slice, expected));
+                EXPECT_TRUE(is_reduction<T>(slice, op, n * share, 0, me * share));
             }
         }
     }
@@ -81,20 +80,21 @@ TYPED_TEST(Collectives, MoveData) {
 TEST(Reductions, ABrokenOneIsSeen) {
     int n = world().size(), me = world().rank();
     std::vector<float> values = numbers<float>(me, 1000);
-    if (me == n - 1) values[500] = std::nextafter(values[500], 1e9f) * 1.001f;
+    if (me == n - 1) values[500] = std::nextafter(values[500], 1e9f) * 1.001f + (exact() ? 0 : 1);
     Tensor x = tensor(values);
     world().all_reduce(x);
-    EXPECT_FALSE(same(x, reduced<float>(Reduce::sum, n, 1000)));
+    EXPECT_FALSE(is_reduction<float>(x, Reduce::sum, 1000));
     if (n >= 3) {
         EXPECT_TRUE(reduced<float>(Reduce::sum, n, 1000) != reduced<float>(Reduce::sum, n, 1000, 0, true));  // the order shows
     }
 }
 
 TEST(Reductions, Corners) {
+    if (!exact()) GTEST_SKIP() << "NCCL promises nothing of these";
     int n = world().size();
     Tensor nan = tensor<float>({world().rank() == n / 2 ? NAN : 1e30f});
     world().all_reduce(nan, Reduce::max);
-    EXPECT_TRUE(std::isnan(*nan.as<float>()));
+    EXPECT_TRUE(std::isnan(first<float>(nan)));
     Tensor whole = tensor<int32_t>({-7, 7, world().rank() == 0 ? -1 : 0});
     world().all_reduce(whole, Reduce::average);
     EXPECT_TRUE(same<int32_t>(whole, {-7, 7, n == 1 ? -1 : 0}));

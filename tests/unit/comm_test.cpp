@@ -1,6 +1,7 @@
 // Communication, on any number of ranks:  mpirun -n 4 build/cpu/comm_test
 //
-// Every rank can compute every rank's data, so each compares what it got with what it should have, bit by bit.
+// Every rank can compute every rank's data, so each compares what it got with what it should have, bit by bit (sums by NCCL:
+// as near as its rounding allows).
 #include "comm_test.h"
 
 #include <thread>
@@ -33,7 +34,7 @@ TEST(PointToPoint, KthMeetsKth) {
         work.push_back(world().rank() == 0 ? world().send(x[k], 1, stream) : world().recv(x[k], 0, stream));
     }
     work.clear();
-    for (int k = 0; k < 20; ++k) EXPECT_EQ(*x[k].as<int32_t>(), k);
+    for (int k = 0; k < 20; ++k) EXPECT_EQ(first<int32_t>(x[k]), k);
 }
 
 // One communicator, three streams; each rank shares the calls out differently.
@@ -61,9 +62,10 @@ TEST(Async, ManyOnThreeStreams) {
         else
             while (!work[k].done()) std::this_thread::yield();
         work[k].wait();
-        auto expected =
-            k % 3 == 1 ? numbers<float>(int(k) % n, x[k].numel(), int(k)) : reduced<float>(Reduce::sum, n, x[k].numel(), int(k));
-        EXPECT_TRUE(same(x[k], expected)) << k;
+        int64_t count = x[k].numel();
+        EXPECT_TRUE(k % 3 == 1 ? same(x[k], numbers<float>(int(k) % n, count, int(k)))
+                               : is_reduction<float>(x[k], Reduce::sum, count, int(k)))
+            << k;
     }
 }
 
@@ -71,9 +73,9 @@ TEST(Async, DroppedAndReplacedWorkIsWaitedFor) {
     Tensor x = tensor(numbers<float>(world().rank(), 100000)), y = tensor(numbers<float>(world().rank(), 100000));
     Work work = world().all_reduce(x, Reduce::sum, communication_stream());
     work = world().all_reduce(y, Reduce::sum, communication_stream());
-    EXPECT_TRUE(same(x, reduced<float>(Reduce::sum, world().size(), 100000)));
+    EXPECT_TRUE(is_reduction<float>(x, Reduce::sum, 100000));
     { Work dropped = std::move(work); }
-    EXPECT_TRUE(same(y, reduced<float>(Reduce::sum, world().size(), 100000)));
+    EXPECT_TRUE(is_reduction<float>(y, Reduce::sum, 100000));
     EXPECT_TRUE(work.done());
     work.wait();
 }
@@ -87,18 +89,18 @@ TEST(Split, RowsAndColumns) {
     EXPECT_EQ(row.name(), "row");
     EXPECT_EQ(column.rank(), column.size() - 1 - me / columns);
     Tensor a = tensor<int32_t>({me}), b = tensor<int32_t>({me});
-    Work first = row.all_reduce(a, Reduce::sum, communication_stream());
+    Work work = row.all_reduce(a, Reduce::sum, communication_stream());
     column.broadcast(b, 0);
-    first.wait();
-    EXPECT_EQ(*a.as<int32_t>(), me / columns * columns * columns + columns * (columns - 1) / 2);
-    EXPECT_EQ(*b.as<int32_t>(), (n / columns - 1) * columns + me % columns);
+    work.wait();
+    EXPECT_EQ(first<int32_t>(a), me / columns * columns * columns + columns * (columns - 1) / 2);
+    EXPECT_EQ(first<int32_t>(b), (n / columns - 1) * columns + me % columns);
 }
 
 TEST(Memory, ReturnsToTheBaseline) {
     Tensor x = blank<float>(30000);
     int64_t before = total(memory_now());
     Work work = world().all_reduce(x, Reduce::sum, communication_stream());
-    bool scratch = world().size() > 1;  // held from the call to the wait, whatever the stream has done
+    bool scratch = world().size() > 1 && !on_gpu;  // held from the call to the wait, whatever the stream has done
     EXPECT_EQ(memory_now()[int(Memory::communication)] > 0, scratch);
     while (!work.done()) std::this_thread::yield();
     EXPECT_EQ(total(memory_now()) > before, scratch);
@@ -123,7 +125,9 @@ TEST(Counters, CallsAndBytes) {
     Work work = world().all_reduce(one, Reduce::sum, communication_stream());
     while (!work.done()) std::this_thread::yield();
     work.wait();
-    EXPECT_EQ(communication_counts()[int(Collective::all_reduce)].exposed, 0);  // compute never stood still
+    if (!on_gpu || !transport::over_mpi()) {
+        EXPECT_EQ(communication_counts()[int(Collective::all_reduce)].exposed, 0);  // compute never stood still
+    }
     EXPECT_GT(communication_counts()[int(Collective::all_reduce)].seconds, 0);
     world().all_reduce(one);
     EXPECT_GT(communication_counts()[int(Collective::all_reduce)].exposed, 0);
@@ -135,6 +139,7 @@ TEST(Counters, CallsAndBytes) {
     world().scatter(one, all, 0);
     world().all_to_all(other, all);
     world().send_recv({{Transfer::send, all, (me + 1) % n}, {Transfer::recv, other, (me + n - 1) % n}});
+    resolve_communication_times();
     trace_record(false);
     world().barrier();
     CommunicationCounts counts = communication_counts();
@@ -145,11 +150,13 @@ TEST(Counters, CallsAndBytes) {
         EXPECT_EQ(counts[kind].bytes, bytes) << collective_names[kind];
         EXPECT_GE(counts[kind].seconds, counts[kind].exposed);
     }
-    ASSERT_EQ(trace_spans().size(), 10u);
-    EXPECT_EQ(trace_spans()[0].name, "all-reduce");
-    EXPECT_EQ(trace_spans()[0].lane, "communication");
-    EXPECT_EQ(trace_spans()[0].bytes, 40);
-    EXPECT_EQ(trace_spans()[1].lane, "compute");
+    std::vector<Span> spans = trace_spans();
+    std::erase_if(spans, [](const Span& span) { return std::ranges::find(collective_names, span.name) == collective_names.end(); });
+    ASSERT_EQ(spans.size(), 10u);
+    EXPECT_EQ(spans[0].name, "all-reduce");
+    EXPECT_EQ(spans[0].lane, "communication");
+    EXPECT_EQ(spans[0].bytes, 40);
+    EXPECT_EQ(spans[1].lane, "compute");
     trace_clear();
 }
 
@@ -191,6 +198,7 @@ TEST(Mistakes, AreNamed) {
 
 // An exception passes a Work that can never end: no hang, and its memory stays where MPI may write to it.
 TEST(Mistakes, UnwindingDoesNotWait) {
+    if (on_gpu) GTEST_SKIP() << "a rank's messages to itself are in one call there";
     {
         Stream stream("abandoned");
         try {
@@ -211,27 +219,32 @@ TEST(Split, NestedAndOverlapping) {
     if (me < (n + 1) / 2) half.split(0, 0, "only one half makes this");
     Communicator pair = half.split(half.rank() / 2, 0, "pair"), all = world().split(0, -me, "all");
     Tensor a = tensor<int32_t>({1}), b = tensor<int32_t>({me}), c = tensor<int32_t>({me});
-    Work first = all.broadcast(c, 0, communication_stream()), second = pair.all_reduce(a, Reduce::sum, communication_stream());
+    Work one = all.broadcast(c, 0, communication_stream()), other = pair.all_reduce(a, Reduce::sum, communication_stream());
     half.all_reduce(b, Reduce::max);
-    first.wait();
-    second.wait();
-    EXPECT_EQ(*a.as<int32_t>(), pair.size());
-    EXPECT_EQ(*b.as<int32_t>(), me < (n + 1) / 2 ? (n + 1) / 2 - 1 : n - 1);
-    EXPECT_EQ(*c.as<int32_t>(), n - 1);
+    one.wait();
+    other.wait();
+    EXPECT_EQ(first<int32_t>(a), pair.size());
+    EXPECT_EQ(first<int32_t>(b), me < (n + 1) / 2 ? (n + 1) / 2 - 1 : n - 1);
+    EXPECT_EQ(first<int32_t>(c), n - 1);
 }
 
 // What was sent in one group does not arrive in another, though it is the first message of both.
 TEST(Split, GroupsAreApart) {
-    Communicator first = world().split(0, 0, "first"), second = world().split(0, 0, "second");
+    Communicator one = world().split(0, 0, "one"), other = world().split(0, 0, "other");
     Tensor x = tensor<int32_t>({1}), y = tensor<int32_t>({2});
     if (world().size() > 1 && world().rank() == 0) {
-        first.send(x, 1);
-        second.send(y, 1);
+        one.send(x, 1);
+        other.send(y, 1);
     } else if (world().rank() == 1) {
-        second.recv(x, 0);
-        first.recv(y, 0);
-        EXPECT_EQ(*x.as<int32_t>(), 2);
-        EXPECT_EQ(*y.as<int32_t>(), 1);
+        if (transport::over_mpi()) {  // in the other order, which NCCL does not allow
+            other.recv(x, 0);
+            one.recv(y, 0);
+        } else {
+            one.recv(y, 0);
+            other.recv(x, 0);
+        }
+        EXPECT_EQ(first<int32_t>(x), 2);
+        EXPECT_EQ(first<int32_t>(y), 1);
     }
 }
 
@@ -259,5 +272,5 @@ int main(int argc, char** argv) {
     Tensor failed = tensor<int32_t>({RUN_ALL_TESTS()});
     world().all_reduce(failed, Reduce::max);
     finalize_communication();
-    return *failed.as<int32_t>();
+    return first<int32_t>(failed);
 }

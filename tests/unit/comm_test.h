@@ -1,4 +1,4 @@
-// What comm_test.cpp compares with: every rank's numbers, what their reduction must be, and the ways data can travel.
+// What comm_test.cpp compares with, on every backend: every rank's numbers, what their reduction must be, and the ways data can travel.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,12 +9,20 @@
 #include <random>
 #include <vector>
 
-#include "comm.h"
-#include "cpu/comm_mpi.h"
+#include "comm_transport.h"
 
 namespace ultrascale {
 
+#ifdef ULTRASCALE_CUDA
+inline constexpr bool on_gpu = true;
+#else
+inline constexpr bool on_gpu = false;
+#endif
+
 inline const Communicator& world() { return Communicator::world(); }
+
+// Reductions add in rank order, to the bit. Else NCCL has added, in whatever order.
+inline bool exact() { return transport::over_mpi() || world().size() == 1; }
 inline const std::vector<Reduce> operations = {Reduce::sum, Reduce::max, Reduce::average};
 
 // Rank r's numbers. They use all of their bits at very different magnitudes, so that another order of summation gives other
@@ -63,7 +71,46 @@ Tensor blank(int64_t count) {
 
 template <class T>
 bool same(const Tensor& a, const std::vector<T>& b) {
-    return a.numel() == int64_t(b.size()) && (b.empty() || std::memcmp(a.as<T>(), b.data(), a.bytes()) == 0);
+    return a.numel() == int64_t(b.size()) && (b.empty() || std::memcmp(a.to_host<T>().data(), b.data(), a.bytes()) == 0);
+}
+
+template <class T>
+T first(const Tensor& x) {
+    return x.to_host<T>().at(0);
+}
+
+// Whether x is the reduction of numbers(r, count), from element `begin` on: to the bit, or where NCCL reduced as near as its
+// rounding allows: one rounding error of the sum of the magnitudes for each rank.
+template <class T>
+bool is_reduction(const Tensor& x, Reduce op, int64_t count, int seed = 0, int64_t begin = 0) {
+    int n = world().size();
+    std::vector<T> all = reduced<T>(op, n, count, seed), wanted(all.begin() + begin, all.begin() + begin + x.numel());
+    if (exact() || op == Reduce::max) return same(x, wanted);
+    std::vector<T> got = x.to_host<T>();
+    if constexpr (std::is_same_v<T, int32_t>) {
+        std::vector<uint32_t> sum(count);  // wraps around
+        for (int r = 0; r < n; ++r) {
+            std::vector<T> more = numbers<T>(r, count, seed);
+            for (int64_t i = 0; i < count; ++i) sum[i] += uint32_t(more[i]);
+        }
+        if (op == Reduce::average) return true;  // NCCL does not say
+        return got.empty() || std::memcmp(got.data(), sum.data() + begin, x.bytes()) == 0;
+    } else {
+        using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
+        constexpr int digits = std::is_same_v<T, double> ? 53 : std::is_same_v<T, float> ? 24 : std::is_same_v<T, fp16> ? 11 : 8;
+        std::vector<double> magnitude(count);
+        for (int r = 0; r < n; ++r) {
+            std::vector<T> more = numbers<T>(r, count, seed);
+            for (int64_t i = 0; i < count; ++i) magnitude[i] += std::abs(double(Real(more[i])));
+        }
+        double subnormal = std::is_same_v<T, fp16> ? std::ldexp(n, -24) : 0;
+        for (int64_t i = 0; i < x.numel(); ++i) {
+            double off = std::abs(double(Real(got[i])) - double(Real(wanted[i])));
+            double allowed = std::ldexp(n * magnitude[begin + i], -digits) / (op == Reduce::average ? n : 1) + subnormal;
+            if (!(off <= allowed)) return false;
+        }
+        return true;
+    }
 }
 
 template <class T>

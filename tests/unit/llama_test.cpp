@@ -263,11 +263,11 @@ TEST(Documents, APackedRowEqualsItsDocumentsAlone) {
     for (bool tied : {false, true})
         for (const ModelOptions& options : all_options()) {
             const auto model = make(with_tied(tied), options);
-            ops::scale(model->parameters().flat_values(), 8);  // large weights: attention that is far from uniform
+            ops::scale(model->parameters().flat_values(), 8);  // attention far from uniform; rounding grows a hundredfold
             const Result together = run(*model, {packed}), separate = run(*model, alone);
             EXPECT_NEAR(together.loss, separate.loss, 1e-5 * separate.loss);
-            EXPECT_LT(relative_error(together.all(), separate.all()), 1e-5);
-            EXPECT_GT(relative_error(run(*model, {unmasked}).all(), separate.all()), 1e-3);
+            EXPECT_LT(relative_error(together.all(), separate.all()), 1e-4);  // 2e-5 where BLAS adds up in another order
+            EXPECT_GT(relative_error(run(*model, {unmasked}).all(), separate.all()), 1e-1);
         }
 }
 

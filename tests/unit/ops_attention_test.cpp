@@ -195,11 +195,12 @@ TEST(OpsAttention, RowsWithoutKeysAreZeroAndWithoutNan) {
     ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
     ops::attention_delta(t.delta, t.dout, t.o);
     ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c));
-    for (int64_t i = 0; i < 70; ++i) {
-        EXPECT_EQ(t.lse.as<float>()[i], -INFINITY);
-        for (int64_t x = i * 32; x < (i + 1) * 32; ++x) {
-            EXPECT_EQ(t.o.as<float>()[x], 0);
-            EXPECT_EQ(t.dq.as<float>()[x], 0);
+    const Doubles lse = to_double(t.lse), o = to_double(t.o), dq = to_double(t.dq);
+    for (size_t i = 0; i < 70; ++i) {
+        EXPECT_EQ(lse[i], -INFINITY);
+        for (size_t x = i * 32; x < (i + 1) * 32; ++x) {
+            EXPECT_EQ(o[x], 0);
+            EXPECT_EQ(dq[x], 0);
         }
     }
 }
@@ -209,8 +210,10 @@ TEST(OpsAttention, LargeScores) {
     const Case c = {1, 300, 600, 1, 1, 16, false};
     Tensors t(c, DType::fp32, 13);
     ops::scale(t.q, 30);
-    for (int64_t j = 0; j < 600; ++j)
-        for (int64_t d = 0; d < 16; ++d) t.k.as<float>()[j * 16 + d] *= float(j) / 60;
+    std::vector<float> k = t.k.to_host<float>();
+    for (size_t j = 0; j < 600; ++j)
+        for (size_t d = 0; d < 16; ++d) k[j * 16 + d] *= float(j) / 60;
+    t.k.copy_from_host(k.data());
     ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
     ops::attention_naive_forward(t.dq, t.probabilities, t.q, t.k, t.v, mask_of(c));
     EXPECT_LT(relative_error(t.o, to_double(t.dq)), 1e-3);  // e^x of a score of thousands has lost ten bits
@@ -232,6 +235,7 @@ TEST(OpsAttention, BlocksAddUpToTheWhole) {
         const Doubles whole_o = Reference(c).forward(to_double(t.q), to_double(t.k), to_double(t.v), &whole_lse);
         const ops::AttentionMask whole = mask_of(c);
         ops::attention_delta(t.delta, t.dout, tensor_of(whole_o, t.o.shape(), DType::fp32));
+        const Doubles whole_delta = to_double(t.delta);
         Doubles dq(whole_o.size(), 0), dk(want.dk.size(), 0), dv(want.dv.size(), 0), o(whole_o.size(), 0);
         for (int a = 0; a < 3; ++a)
             for (int b = 0; b < 3; ++b) {
@@ -241,17 +245,19 @@ TEST(OpsAttention, BlocksAddUpToTheWhole) {
                 const Tensor q = rows(t.q, i0, i0 + n), dout = rows(t.dout, i0, i0 + n);
                 const Tensor k = rows(t.k, j0, j0 + m), v = rows(t.v, j0, j0 + m);
                 ops::attention_forward(block.o, block.lse, q, k, v, mask);
-                Tensor lse = poisoned({1, c.H, n}, DType::fp32), delta = poisoned({1, c.H, n}, DType::fp32);
+                const Doubles block_lse = to_double(block.lse), block_o = to_double(block.o);
+                Doubles lse, delta;
                 for (int64_t h = 0; h < c.H; ++h)
                     for (int64_t i = 0; i < n; ++i) {
                         const double total = whole_lse[h * 201 + i0 + i];
-                        lse.as<float>()[h * n + i] = float(total);
-                        delta.as<float>()[h * n + i] = t.delta.as<float>()[h * 201 + i0 + i];
-                        const double weight = std::exp(block.lse.as<float>()[h * n + i] - total);
-                        for (int64_t d = 0; d < c.D; ++d)
-                            o[(i0 + i) * row + h * c.D + d] += weight * block.o.as<float>()[i * row + h * c.D + d];
+                        lse.push_back(total);
+                        delta.push_back(whole_delta[h * 201 + i0 + i]);
+                        const double weight = std::exp(block_lse[h * n + i] - total);
+                        for (int64_t d = 0; d < c.D; ++d) o[(i0 + i) * row + h * c.D + d] += weight * block_o[i * row + h * c.D + d];
                     }
-                ops::attention_backward(block.dq, block.dk, block.dv, dout, q, k, v, lse, delta, mask);
+                const Shape per_row = {1, c.H, n};
+                ops::attention_backward(block.dq, block.dk, block.dv, dout, q, k, v, tensor_of(lse, per_row, DType::fp32),
+                                        tensor_of(delta, per_row, DType::fp32), mask);
                 const Doubles bq = to_double(block.dq), bk = to_double(block.dk), bv = to_double(block.dv);
                 for (size_t x = 0; x < bq.size(); ++x) dq[i0 * row + x] += bq[x];
                 for (size_t x = 0; x < bk.size(); ++x) dk[j0 * c.K * c.D + x] += bk[x], dv[j0 * c.K * c.D + x] += bv[x];

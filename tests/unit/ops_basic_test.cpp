@@ -63,7 +63,7 @@ TEST(OpsElementwise, SumsAccumulateInDouble) {
             double want = 10, want_squares = 20;
             for (double value : to_double(x)) want += 0.5 * value, want_squares += value * value;
             ops::accumulate_sum(sum, x, 0.5);
-            ops::accumulate_sum_squares(squares, x);
+            ops::accumulate_sum_squares(squares, {x});
             EXPECT_NEAR(to_double(sum)[0], want, 1e-9);
             EXPECT_NEAR(to_double(squares)[0], want_squares, 1e-12 * want_squares);
         }
@@ -112,14 +112,15 @@ TEST(OpsMatmul, LeadingDimensionsAreRowsAndAnEmptySumIsZero) {
 
 TEST(OpsEmbedding, ForwardAndBackwardWithAShardOfTheVocabulary) {
     for (DType dtype : dtypes)
-        for (auto [N, V, h] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {13, 5, 3}, {257, 31, 67}, {1000, 3, 64}})
+        for (auto [N, V, h] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {13, 5, 3}, {257, 31, 67}, {1000, 3, 64}, {300, 50, 264}})
             for (int64_t first : {int64_t(0), V / 2}) {
                 Tensor weight = random_tensor({V, h}, dtype, 21), tokens = random_integers({N}, 0, int32_t(V + V / 2), 22);
                 Tensor out = poisoned({N, h}, dtype), dout = random_tensor({N, h}, dtype, 23);
                 Tensor dweight = random_tensor({V, h}, dtype, 24);
                 Doubles w = to_double(weight), want(size_t(N * h), 0), dwant = to_double(dweight), dy = to_double(dout);
+                const std::vector<int32_t> token = tokens.to_host<int32_t>();
                 for (int64_t n = 0; n < N; ++n) {
-                    const int64_t row = tokens.as<int32_t>()[n] - first;
+                    const int64_t row = token[size_t(n)] - first;
                     for (int64_t c = 0; row >= 0 && row < V && c < h; ++c) {
                         want[n * h + c] = w[row * h + c];
                         dwant[row * h + c] += dy[n * h + c];
@@ -142,8 +143,8 @@ TEST(OpsAdamW, EqualsTheDocumentedUpdate) {
                 for (int64_t step = 1; step <= 3; ++step) {
                     Tensor gradient = random_tensor({n}, dtype, 40 + uint64_t(step));
                     Tensor norm = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-                    ops::accumulate_sum_squares(norm, gradient);
-                    ops::adamw(value, master, m, v, gradient, norm, {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, step, max_norm});
+                    ops::accumulate_sum_squares(norm, {gradient});
+                    ops::adamw({{value, master, m, v, gradient, 0.1f}}, norm, {0.01f, 0.9f, 0.95f, 1e-8f, step, max_norm});
                     const double clip = max_norm > 0 ? std::min(1.0, max_norm / (std::sqrt(to_double(norm)[0]) + 1e-6)) : 1;
                     const Doubles g = to_double(gradient);
                     for (int64_t i = 0; i < n; ++i) {
@@ -160,6 +161,44 @@ TEST(OpsAdamW, EqualsTheDocumentedUpdate) {
             }
 }
 
+// A list of parameters gives the bits that one call each gives; one is empty, one begins at an odd address.
+TEST(OpsAdamW, AListEqualsOneCallEach) {
+    for (DType dtype : dtypes) {
+        const ops::AdamWSettings settings = {0.01f, 0.9f, 0.95f, 1e-8f, 1, 0.5f};
+        std::vector<Doubles> results;
+        for (bool list : {false, true}) {
+            Tensor norm = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+            std::vector<Tensor> gradients;
+            std::vector<ops::AdamWItem> items;
+            for (int64_t n : {40001, 0, 67, 16384}) {
+                const uint64_t seed = 100 + uint64_t(n);
+                auto part = [&](DType d, uint64_t s) { return random_tensor({n + 1}, d, s).slice(1, n + 1); };
+                Tensor master = part(DType::fp32, seed), value = dtype == DType::fp32 ? master : part(dtype, seed);
+                Tensor m = part(DType::fp32, 1), v = part(DType::fp32, 2);
+                ops::fill(v, 0.5f);
+                gradients.push_back(n == 67 ? random_tensor({n}, dtype, 3) : part(dtype, 4));
+                items.push_back({value, master, m, v, gradients.back(), n == 67 ? 0.0f : 0.1f});
+            }
+            Tensor one_by_one = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+            for (const Tensor& gradient : gradients) ops::accumulate_sum_squares(one_by_one, {gradient});
+            ops::accumulate_sum_squares(norm, gradients);
+            EXPECT_NEAR(to_double(norm)[0], to_double(one_by_one)[0], 1e-12 * to_double(norm)[0]);
+            if (list) ops::adamw(items, norm, settings);
+            for (const ops::AdamWItem& item : items)
+                if (!list) ops::adamw({item}, norm, settings);
+            results.emplace_back();
+            for (const ops::AdamWItem& item : items)
+                for (const Tensor& t : {item.value, item.master, item.m, item.v})
+                    for (double x : to_double(t)) results.back().push_back(x);
+        }
+        EXPECT_EQ(results[0], results[1]);
+    }
+    Tensor total = tensor_of({3}, {1}, DType::fp64);
+    ops::accumulate_sum_squares(total, {});
+    ops::adamw({}, total, {0.01f, 0.9f, 0.95f, 1e-8f, 1, 0.5f});
+    EXPECT_EQ(to_double(total)[0], 3);
+}
+
 // The same bits with one thread and with five.
 TEST(OpsElementwise, SumsDoNotDependOnTheNumberOfThreads) {
     const int threads = omp_get_max_threads();
@@ -168,7 +207,7 @@ TEST(OpsElementwise, SumsDoNotDependOnTheNumberOfThreads) {
         omp_set_num_threads(count);
         Tensor x = random_tensor({200003}, DType::fp32, 51), sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         ops::accumulate_sum(sum, x);
-        ops::accumulate_sum_squares(sum, x);
+        ops::accumulate_sum_squares(sum, {x});
         Tensor dweight = random_tensor({7, 129}, DType::fp32, 52), dout = random_tensor({3001, 129}, DType::fp32, 53);
         ops::embedding_backward(dweight, random_integers({3001}, 0, 6, 54), dout);
         results.push_back(to_double(dweight));

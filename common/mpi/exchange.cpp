@@ -15,6 +15,7 @@ CommunicationSettings& communication_settings() {
 
 static std::atomic<bool> communication_abandoned = false;
 void abandon_communication(bool abandoned) { communication_abandoned = abandoned; }
+bool communication_is_abandoned() { return communication_abandoned; }
 
 void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
@@ -35,12 +36,21 @@ void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
 }
 
 void Exchange::wait() {
-    statuses_.resize(requests_.size());
-    int done = 0;
-    while (MPI_Testall(int(requests_.size()), requests_.data(), &done, statuses_.data()), !done) {
+    while (!done()) {
         check(!communication_abandoned, "communication was given up when an exception passed a Work that was not waited for");
         sched_yield();
     }
+}
+
+bool Exchange::done() {
+    statuses_.resize(requests_.size());
+    int done = 0;
+    MPI_Testall(int(requests_.size()), requests_.data(), &done, statuses_.data());
+    if (done) check_sizes();
+    return done;
+}
+
+void Exchange::check_sizes() {
     for (size_t i = 0; i < requests_.size(); ++i) {
         if (expected_[i] < 0) continue;
         int received = 0;

@@ -1,11 +1,12 @@
 #include "threads.h"
 
-#include <cblas.h>
 #include <omp.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <cstdlib>
+
+#include "device.h"
 
 namespace ultrascale {
 
@@ -16,7 +17,7 @@ void use_threads(int ranks_on_this_machine) {
         int cores = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : omp_get_num_procs();
         omp_set_num_threads(std::max(1, cores / ranks_on_this_machine));
     }
-    openblas_set_num_threads(omp_get_max_threads());
+    device_use_threads(omp_get_max_threads());
 }
 
 int threads() { return omp_get_max_threads(); }

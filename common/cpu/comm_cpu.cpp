@@ -1,0 +1,41 @@
+// The CPU's transport: MPI, in the stream's order.
+#include "../comm_transport.h"
+#include "../trace.h"
+
+namespace ultrascale::transport {
+
+void open(Communicator::Impl&) {}
+void close() {}
+bool over_mpi() { return true; }
+
+Tensor scratch(const Communicator::Impl& group, Operation& operation) {
+    plan_reduction(operation, group.rank, group.size());
+    if (operation.scratch_count == 0) return {};
+    Tensor scratch = Tensor::empty({operation.scratch_count}, operation.dtype, Memory::communication);
+    operation.scratch = static_cast<char*>(scratch.data());
+    return scratch;
+}
+
+void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream& stream) {
+    if (work.asynchronous) stream.wait(compute_stream().record());  // the inputs are ready then
+    stream.submit([operation = std::move(operation), exchange = Exchange(*work.communicator, tag), bytes, lane = &stream.name(),
+                   asynchronous = work.asynchronous]() mutable {
+        double begin = now_seconds();
+        run_over_mpi(operation, exchange);
+        double end = now_seconds();
+        add_count(operation.kind, {0, 0, end - begin, asynchronous ? 0 : end - begin});
+        trace_span(collective_names[int(operation.kind)], *lane, begin, end, 0, double(bytes));
+    });
+    work.finished = stream.record();
+}
+
+void wait(Work::Impl& work) {
+    if (work.finished.reached()) return work.finished.synchronize();  // only to hear of a failure
+    double begin = now_seconds();
+    work.finished.synchronize();
+    add_count(work.kind, {0, 0, 0, now_seconds() - begin});
+}
+
+bool done(const Work::Impl& work) { return work.finished.reached(); }
+
+}  // namespace ultrascale::transport

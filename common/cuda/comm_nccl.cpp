@@ -1,0 +1,246 @@
+// CUDA's transport: NCCL. Ranks that share a GPU cannot use it; then everything goes through the host (comm_staged.cpp).
+#include "comm_nccl.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <set>
+
+#include "../trace.h"
+
+namespace ultrascale {
+
+// A group's NCCL communicator. Kept until finalize_communication(): destroying one waits for the other ranks.
+struct Communicator::Impl::Link {
+    std::string name;  // of the group
+    ncclComm_t nccl = nullptr;
+};
+
+namespace {
+
+using Link = Communicator::Impl::Link;
+
+std::vector<std::shared_ptr<Link>>& links() {
+    static auto& links = *new std::vector<std::shared_ptr<Link>>;
+    return links;
+}
+
+bool sharing = false;  // some GPU is used by several ranks
+
+void nccl_check(ncclResult_t result, const Link& link) {
+    if (result == ncclSuccess) return;
+    throw std::runtime_error(
+        fmt::format("communicator {}: NCCL: {}: {}", link.name, ncclGetErrorString(result), ncclGetLastError(link.nccl)));
+}
+
+void check_link(const Link& link) {
+    ncclResult_t error = ncclSuccess;
+    nccl_check(ncclCommGetAsyncError(link.nccl, &error), link);
+    nccl_check(error, link);
+}
+
+// Whether each rank of the world has a GPU of its own: all ranks tell each other which one they will use.
+void compare_gpus(const Communicator::Impl& world, Exchange& exchange) {
+    using Uuid = std::array<char, 16>;
+    std::vector<Uuid> gpus(world.size());
+    int count = 0;
+    if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) {  // without one, the first stream speaks of it
+        cuda_select_device();
+        int device = 0;
+        cudaDeviceProp properties;
+        cuda_check(cudaGetDevice(&device));
+        cuda_check(cudaGetDeviceProperties(&properties, device));
+        std::memcpy(gpus[world.rank].data(), properties.uuid.bytes, sizeof(Uuid));
+    }
+    exchange.for_each_peer([&](int peer) { exchange.recv(&gpus[peer], sizeof(Uuid), peer); });
+    exchange.for_each_peer([&](int peer) { exchange.send(&gpus[world.rank], sizeof(Uuid), peer); });
+    exchange.wait();
+    std::set<Uuid> different(gpus.begin(), gpus.end());
+    sharing = int(different.size()) < world.size() || (world.size() > 1 && different.contains(Uuid{}));
+    if (sharing && world.rank == 0 && !different.contains(Uuid{})) {
+        std::fprintf(stderr, "%d ranks share %d GPU%s: communication goes through the host\n", world.size(), int(different.size()),
+                     different.size() == 1 ? "" : "s");
+    }
+}
+
+// ---- operations ----------------------------------------------------------------------------------------------------------
+
+ncclDataType_t type_of(DType dtype) {
+    switch (dtype) {
+        case DType::fp32: return ncclFloat32;
+        case DType::bf16: return ncclBfloat16;
+        case DType::fp16: return ncclFloat16;
+        case DType::fp64: return ncclFloat64;
+        case DType::int32: return ncclInt32;
+    }
+    return ncclFloat32;
+}
+
+ncclRedOp_t op_of(Reduce op) { return op == Reduce::sum ? ncclSum : op == Reduce::max ? ncclMax : ncclAvg; }
+
+// The messages of one operation, which progress together. This rank's own slice is a copy.
+struct Messages {
+    int rank;
+    std::shared_ptr<Link> link;  // none: a group of one rank
+    cudaStream_t stream;
+    struct Message {
+        bool send;
+        char* data;
+        int64_t bytes;
+        int peer;
+    };
+    std::vector<Message> all = {};
+
+    void send(char* data, int64_t bytes, int peer) { all.push_back({true, data, bytes, peer}); }
+    void recv(char* data, int64_t bytes, int peer) { all.push_back({false, data, bytes, peer}); }
+
+    void run() {
+        std::vector<Message> own_sends, own_receives;
+        for (const Message& m : all)
+            if (m.peer == rank) (m.send ? own_sends : own_receives).push_back(m);
+        check(own_sends.size() == own_receives.size(), "on CUDA a rank's messages to itself must be in one call");
+        for (size_t i = 0; i < own_sends.size(); ++i) {
+            const Message &from = own_sends[i], &to = own_receives[i];
+            check(from.bytes == to.bytes, "a message was shorter than expected: the ranks' tensors differ in size");
+            if (to.data != from.data && to.bytes > 0)
+                cuda_check(cudaMemcpyAsync(to.data, from.data, size_t(to.bytes), cudaMemcpyDeviceToDevice, stream));
+        }
+        std::erase_if(all, [this](const Message& m) { return m.peer == rank || m.bytes == 0; });
+        if (all.empty()) return;
+        nccl_check(ncclGroupStart(), *link);
+        for (const Message& m : all) {
+            nccl_check(m.send ? ncclSend(m.data, size_t(m.bytes), ncclUint8, m.peer, link->nccl, stream)
+                              : ncclRecv(m.data, size_t(m.bytes), ncclUint8, m.peer, link->nccl, stream),
+                       *link);
+        }
+        nccl_check(ncclGroupEnd(), *link);
+    }
+};
+
+// What is made of messages: all that a group of one rank does, and what NCCL has no collective for.
+void run_messages(const Operation& x, const Communicator::Impl& group, cudaStream_t stream) {
+    Messages messages = {group.rank, group.link, stream};
+    bool root = group.rank == x.root;
+    auto all_ranks = [&](auto body) {
+        for (int r = 0; r < group.size(); ++r) body(r);
+    };
+    switch (x.kind) {
+        case Collective::gather:
+            messages.send(x.in, x.in_bytes, x.root);
+            if (root) all_ranks([&](int r) { messages.recv(x.out + r * x.in_bytes, x.in_bytes, r); });
+            break;
+        case Collective::scatter:
+            if (root) all_ranks([&](int r) { messages.send(x.in + r * x.out_bytes, x.out_bytes, r); });
+            messages.recv(x.out, x.out_bytes, x.root);
+            break;
+        case Collective::all_to_all:
+            all_ranks([&](int r) { messages.send(x.in + x.send_begin[r], x.send_begin[r + 1] - x.send_begin[r], r); });
+            all_ranks([&](int r) { messages.recv(x.out + x.recv_begin[r], x.recv_begin[r + 1] - x.recv_begin[r], r); });
+            break;
+        case Collective::send_recv:
+            for (const auto& m : x.messages) messages.all.push_back({m.send, m.data, m.bytes, m.peer});
+            break;
+        default:  // a collective of one rank
+            messages.send(x.in, x.in_bytes, group.rank);
+            messages.recv(x.out, x.out_bytes, group.rank);
+    }
+    messages.run();
+}
+
+void run_over_nccl(const Operation& x, const Communicator::Impl& group, cudaStream_t stream) {
+    if (group.link) check_link(*group.link);
+    if (group.size() == 1) return run_messages(x, group, stream);
+    check(bool(group.link), "NCCL did not start");
+    const Link& link = *group.link;
+    ncclDataType_t type = type_of(x.dtype);
+    ncclRedOp_t op = op_of(x.op);
+    size_t in = size_t(x.in_bytes / x.width()), out = size_t(x.out_bytes / x.width());
+    bool root = group.rank == x.root;
+    switch (x.kind) {
+        case Collective::all_reduce:
+            if (in > 0) nccl_check(ncclAllReduce(x.in, x.out, in, type, op, link.nccl, stream), link);
+            return;
+        case Collective::reduce:
+            if (in > 0) nccl_check(ncclReduce(x.in, root ? x.out : nullptr, in, type, op, x.root, link.nccl, stream), link);
+            return;
+        case Collective::broadcast:
+            if (in > 0) nccl_check(ncclBroadcast(x.in, x.out, in, type, x.root, link.nccl, stream), link);
+            return;
+        case Collective::all_gather:
+            if (in > 0) nccl_check(ncclAllGather(x.in, x.out, in, type, link.nccl, stream), link);
+            return;
+        case Collective::reduce_scatter:
+            if (out > 0) nccl_check(ncclReduceScatter(x.in, x.out, out, type, op, link.nccl, stream), link);
+            return;
+        default: return run_messages(x, group, stream);
+    }
+}
+
+}  // namespace
+
+void check_communication() {
+    check(!communication_is_abandoned(), "communication was given up when an exception passed a Work that was not waited for");
+    for (const auto& link : links()) check_link(*link);
+}
+
+// ---- the transport -------------------------------------------------------------------------------------------------------
+
+namespace transport {
+
+void open(Communicator::Impl& group) {
+    Exchange exchange(group, group.collective_tag());
+    if (group.number == 0) compare_gpus(group, exchange);
+    if (group.size() == 1 || sharing) return;
+    compute_stream();  // NCCL takes the current device
+    cuda_select_device();
+    ncclUniqueId id;
+    auto link = std::make_shared<Link>(group.name);
+    if (group.rank == 0) {
+        nccl_check(ncclGetUniqueId(&id), *link);
+        exchange.for_each_peer([&](int peer) { exchange.send(&id, sizeof id, peer); });
+    } else {
+        exchange.recv(&id, sizeof id, 0);
+    }
+    exchange.wait();
+    nccl_check(ncclCommInitRank(&link->nccl, group.size(), id, group.rank), *link);
+    links().push_back(link);
+    group.link = std::move(link);
+}
+
+// In the order in which they were made, which all ranks share. Nothing is under way any more on any rank.
+void close() {
+    if (links().empty()) return;
+    check_communication();
+    cuda_check(cudaDeviceSynchronize());
+    for (const auto& link : links()) ncclCommDestroy(link->nccl);
+    links().clear();
+}
+
+bool over_mpi() { return sharing; }
+
+Tensor scratch(const Communicator::Impl&, Operation&) { return {}; }
+
+void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream& stream) {
+    check(!communication_is_abandoned(), "communication was given up when an exception passed a Work that was not waited for");
+    if (work.asynchronous) stream.wait(compute_stream().record());  // the inputs are ready then
+    if (sharing && work.communicator->size() > 1) return staged::start(work, operation, tag, bytes, stream);
+    Timestamp begin = Timestamp::in(stream);
+    run_over_nccl(operation, *work.communicator, cuda_stream(stream));
+    work.end = Timestamp::in(stream);
+    work.finished = stream.record();
+    add_measurement({work.kind, begin, work.end, !work.asynchronous, false, trace_recording() ? stream.name() : "", bytes});
+}
+
+void wait(Work::Impl& work) {
+    if (work.staged) return staged::finish(work);
+    if (!work.asynchronous) return;  // compute's own order
+    // Compute stands still from here to the end of the call; not at all if the end is earlier.
+    add_measurement({work.kind, Timestamp::in(compute_stream()), work.end, true, true, "", 0});
+    compute_stream().wait(work.finished);
+}
+
+bool done(const Work::Impl& work) { return work.staged ? staged::done(work) : work.finished.reached(); }
+
+}  // namespace transport
+
+}  // namespace ultrascale

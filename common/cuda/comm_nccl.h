@@ -1,0 +1,22 @@
+// Private to the CUDA backend's communication.
+#pragma once
+
+#include <nccl.h>
+
+#include "../comm_transport.h"
+#include "cuda_common.h"
+
+namespace ultrascale {
+
+// Throws what NCCL reports of any communicator: operations fail while they run, long after the call that queued them. Called
+// wherever the host waits. Throws too when communication was given up (abandon_communication).
+void check_communication();
+
+// Communication of ranks that share a GPU: copies to the host, MPI, copies back. comm_staged.cpp
+namespace staged {
+void start(Work::Impl& work, const Operation& operation, int tag, int64_t bytes, Stream& stream);
+void finish(Work::Impl& work);  // waits for a send_recv that start() left under way
+bool done(const Work::Impl& work);
+}  // namespace staged
+
+}  // namespace ultrascale

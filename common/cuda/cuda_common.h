@@ -1,0 +1,49 @@
+// What all files of the CUDA backend share: errors, the CUDA stream behind a Stream, and how kernels are launched.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <source_location>
+#include <utility>
+
+#include "../error.h"
+#include "../stream.h"
+
+namespace ultrascale {
+
+// Throws std::runtime_error with CUDA's own words unless `status` is cudaSuccess.
+void cuda_check(cudaError_t status, std::source_location at = std::source_location::current());
+
+cudaStream_t cuda_stream(const Stream& stream);
+inline cudaStream_t cuda_compute() { return cuda_stream(compute_stream()); }
+
+void cuda_select_device();  // makes this rank's GPU the current one; UserError where there is none
+int multiprocessors();      // of this rank's device
+
+#ifdef __CUDACC__
+// LAUNCH(kernel, grid, block, shared_bytes)(arguments...): on the compute stream. A kernel with several template arguments
+// goes in parentheses. (One name for it, so that chapter 07 can run kernels on the CPU.)
+#define LAUNCH(kernel, grid, block, shared_bytes) ::ultrascale::Launch(kernel, grid, block, shared_bytes)
+
+template <class... Parameters>
+class Launch {
+public:
+    Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes)
+        : kernel_(kernel), grid_(grid), block_(block), shared_bytes_(shared_bytes) {}
+    template <class... Arguments>
+    void operator()(Arguments&&... arguments) const {
+        if (grid_.x == 0 || grid_.y == 0 || grid_.z == 0) return;  // nothing to do
+        if (shared_bytes_ > 40 * 1024)  // with what the kernel declares itself it may pass 48 KiB, which must be asked for
+            cuda_check(cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes_)));
+        kernel_<<<grid_, block_, shared_bytes_, cuda_compute()>>>(std::forward<Arguments>(arguments)...);
+        cuda_check(cudaGetLastError());
+    }
+
+private:
+    void (*kernel_)(Parameters...);
+    dim3 grid_, block_;
+    size_t shared_bytes_;
+};
+#endif
+
+}  // namespace ultrascale

@@ -1,0 +1,176 @@
+// The GPU as a device: which one, its memory, copies to and from the host.
+//
+// Tensors come from CUDA's stream-ordered pool, and every allocation and every free is queued on the compute stream. So a
+// freed block is used again by later work of the same stream at once, without waiting; nothing is ever handed back to the
+// driver while the program runs; and no reuse makes one stream wait for another: a tensor that another stream uses is owned
+// by a Work until the compute stream has been told to wait for it (comm.h).
+#include "device.h"
+
+#include <cuda_runtime.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+
+#include "../comm.h"
+#include "../memory.h"
+#include "../ops.h"
+#include "cuda_common.h"
+
+namespace ultrascale {
+
+void cuda_check(cudaError_t status, std::source_location at) {
+    if (status == cudaSuccess) return;
+    throw std::runtime_error(fmt::format("{}:{}: CUDA: {}", at.file_name(), at.line(), cudaGetErrorString(status)));
+}
+
+namespace {
+
+int device_count() {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+const cudaDeviceProp& properties() {
+    static const cudaDeviceProp properties = [] {
+        cudaDeviceProp p;
+        int device = 0;
+        cuda_check(cudaGetDevice(&device));
+        cuda_check(cudaGetDeviceProperties(&p, device));
+        return p;
+    }();
+    return properties;
+}
+
+// The pool that cudaMallocAsync takes from: it keeps what it has.
+cudaMemPool_t pool() {
+    static const cudaMemPool_t pool = [] {
+        int device = 0;
+        cudaMemPool_t p;
+        cuda_check(cudaGetDevice(&device));
+        cuda_check(cudaDeviceGetDefaultMemPool(&p, device));
+        uint64_t all = UINT64_MAX;
+        cuda_check(cudaMemPoolSetAttribute(p, cudaMemPoolAttrReleaseThreshold, &all));
+        int no = 0;  // never let one stream's allocation wait for another stream's free
+        cuda_check(cudaMemPoolSetAttribute(p, cudaMemPoolReuseAllowInternalDependencies, &no));
+        return p;
+    }();
+    return pool;
+}
+
+// Host memory that the GPU can read while the host goes on: copies to the device pass through it, so that the caller's
+// buffer is free when the call returns and nothing waits for what the compute stream still has to do. Two halves take
+// turns; a half is filled again only when the copies out of it have run.
+class Staging {
+public:
+    Staging() {
+        cuda_check(cudaHostAlloc(reinterpret_cast<void**>(&data_), 2 * half_bytes, cudaHostAllocDefault));
+        for (cudaEvent_t& event : read_) cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    }
+    void copy(char* device, const char* host, int64_t bytes) {
+        while (bytes > 0) {
+            if (used_ == half_bytes) {
+                cuda_check(cudaEventRecord(read_[half_], cuda_compute()));
+                half_ = 1 - half_, used_ = 0;
+                cuda_check(cudaEventSynchronize(read_[half_]));
+            }
+            const int64_t piece = std::min(bytes, half_bytes - used_);
+            char* staged = data_ + half_ * half_bytes + used_;
+            std::memcpy(staged, host, size_t(piece));
+            cuda_check(cudaMemcpyAsync(device, staged, size_t(piece), cudaMemcpyHostToDevice, cuda_compute()));
+            used_ += piece, host += piece, device += piece, bytes -= piece;
+        }
+    }
+
+private:
+    static constexpr int64_t half_bytes = 8 << 20;
+    char* data_ = nullptr;
+    std::array<cudaEvent_t, 2> read_{};
+    int half_ = 0;
+    int64_t used_ = 0;
+};
+
+}  // namespace
+
+void cuda_select_device() {
+    const int count = device_count();
+    if (count == 0) user_error("no GPU here: this program was built with BACKEND=cuda (for the CPU: make BACKEND=cpu)");
+    cuda_check(cudaSetDevice(rank_on_this_node() % count));
+}
+
+int multiprocessors() { return properties().multiProcessorCount; }
+
+void* device_allocate(int64_t bytes) {
+    void* data = nullptr;
+    const cudaStream_t stream = cuda_compute();  // selects the device
+    pool();
+    if (cudaMallocAsync(&data, size_t(bytes), stream) == cudaSuccess) return data;
+    cudaGetLastError();  // out of memory is told by the null pointer
+    return nullptr;
+}
+
+void device_free(void* data) {
+    if (data) cudaFreeAsync(data, cuda_compute());  // fails only when the process ends and CUDA has gone
+}
+
+int64_t device_memory_bytes() {
+    compute_stream();
+    size_t free = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&free, &total));
+    const int sharing = std::max(1, (ranks_on_this_node() + device_count() - 1) / device_count());
+    return int64_t(total) / sharing;
+}
+
+DeviceOverhead device_overhead() {
+    cuda_check(cudaStreamSynchronize(cuda_compute()));
+    size_t free = 0, total = 0;
+    uint64_t reserved = 0, used = 0;
+    cuda_check(cudaMemGetInfo(&free, &total));
+    cuda_check(cudaMemPoolGetAttribute(pool(), cudaMemPoolAttrReservedMemCurrent, &reserved));
+    cuda_check(cudaMemPoolGetAttribute(pool(), cudaMemPoolAttrUsedMemHigh, &used));
+    return {int64_t(total - free) - int64_t(reserved), int64_t(reserved) - int64_t(used)};
+}
+
+void device_copy_from_host(void* device, const void* host, int64_t bytes) {
+    static Staging& staging = *new Staging;
+    staging.copy(static_cast<char*>(device), static_cast<const char*>(host), bytes);
+}
+
+void device_copy_to_host(void* host, const void* device, int64_t bytes) {
+    if (bytes > 0) cuda_check(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDeviceToHost, cuda_compute()));
+    cuda_check(cudaStreamSynchronize(cuda_compute()));
+}
+
+void device_zero(void* device, int64_t bytes) {
+    if (bytes > 0) cuda_check(cudaMemsetAsync(device, 0, size_t(bytes), cuda_compute()));
+}
+
+std::string device_description() {
+    compute_stream();
+    return fmt::format("{}, {} GPU{} on this machine", properties().name, device_count(), device_count() == 1 ? "" : "s");
+}
+
+void device_use_threads(int) {}
+
+void device_range_begin(const char* name) { nvtxRangePushA(name); }
+void device_range_end() { nvtxRangePop(); }
+
+DevicePeak device_peak(DType dtype) {
+    compute_stream();
+    struct Known {
+        const char* name;
+        double bf16, fp32;
+    };
+    // Dense FLOP/s by NVIDIA's datasheets: bf16 on tensor cores, fp32 without TF32.
+    const Known known[] = {{"H200", 989.5e12, 66.9e12},    {"H100 PCIe", 756.5e12, 51.2e12}, {"H100", 989.5e12, 66.9e12},
+                           {"B200", 2250e12, 75e12},       {"A100", 312e12, 19.5e12},        {"L40S", 362e12, 91.6e12},
+                           {"RTX 4090", 165.2e12, 82.6e12}};
+    for (const Known& k : known)
+        if (std::string(properties().name).find(k.name) != std::string::npos) return {dtype == DType::fp32 ? k.fp32 : k.bf16, "datasheet"};
+    return {ops::measure_matmul_rate(dtype, 8192), "cuBLAS, measured now"};
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,120 @@
+// AdamW in one pass over all parameters: torch.optim.AdamW after torch.nn.utils.clip_grad_norm_.
+//
+// Bytes moved per element (bf16 value and gradient): reads master, m, v (12) and the gradient (2), writes the three (12) and
+// the value (2). One launch for the whole model: the parameters' addresses travel in a list, each block updates a chunk of one
+// parameter. The clipping factor is computed here from the squared norm, so that the host waits for nothing.
+#include <cmath>
+
+#include "ops_common.cuh"
+
+namespace ultrascale::ops {
+
+namespace {
+
+constexpr int threads = 256;
+constexpr int64_t chunk_size = 16384;  // elements that one block updates
+
+struct Factors {
+    float beta1, beta2, step_size, root_correction, eps;
+    double max_norm;  // 0: no clipping
+};
+
+struct Item {
+    void* value;
+    float *master, *m, *v;
+    const void* gradient;
+    int64_t count, first_chunk;
+    float decay;
+};
+
+// One chunk, n elements to an access, `unroll` accesses to each array in flight. value may be master itself.
+template <int n, int unroll, class V, class G>
+__device__ void update(V* value, float* master, float* m, float* v, const G* gradient, int64_t count, float decay, float clip, Factors f) {
+    const auto one = [=](float& p, float& first, float& second, float gradient) {
+        const float g = gradient * clip;
+        first = first + (1.0f - f.beta1) * (g - first);
+        second = f.beta2 * second + (1.0f - f.beta2) * g * g;
+        p = p * decay - f.step_size * first / (sqrtf(second) * f.root_correction + f.eps);
+    };
+    const bool own_value = static_cast<void*>(value) != master;
+    const int64_t packs = count / n;
+    for (int64_t first = threadIdx.x; first < packs; first += unroll * threads) {
+        Pack<float, n> ps[unroll], ms[unroll], vs[unroll];
+        Pack<G, n> gs[unroll];
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+            const int64_t i = (first + u * threads) * n;
+            if (first + u * threads >= packs) continue;
+            ps[u] = load<n>(master + i), ms[u] = load<n>(m + i), vs[u] = load<n>(v + i), gs[u] = load<n>(gradient + i);
+        }
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+            const int64_t i = (first + u * threads) * n;
+            if (first + u * threads >= packs) continue;
+            Pack<V, n> rounded;
+#pragma unroll
+            for (int j = 0; j < n; ++j) {
+                one(ps[u].x[j], ms[u].x[j], vs[u].x[j], to_float(gs[u].x[j]));
+                rounded.x[j] = from_float<V>(ps[u].x[j]);
+            }
+            store(m + i, ms[u]), store(v + i, vs[u]), store(master + i, ps[u]);
+            if (own_value) store(value + i, rounded);
+        }
+    }
+    if (const int64_t i = packs * n + threadIdx.x; i < count) {  // fewer than n are left, and n < threads
+        one(master[i], m[i], v[i], to_float(gradient[i]));
+        if (own_value) value[i] = from_float<V>(master[i]);
+    }
+}
+
+template <class V, class G>
+__global__ void __launch_bounds__(threads) update_items(const Item* items, int item_count, const double* squared_norm, Factors f) {
+    const int64_t chunk = blockIdx.x;
+    const Item item = items[item_of_chunk(items, item_count, chunk)];
+    const float clip = f.max_norm > 0 ? float(fmin(1.0, f.max_norm / (sqrt(*squared_norm) + 1e-6))) : 1.0f;
+    const int64_t begin = (chunk - item.first_chunk) * chunk_size, count = min(chunk_size, item.count - begin);
+    V* value = static_cast<V*>(item.value) + begin;
+    const G* gradient = static_cast<const G*>(item.gradient) + begin;
+    float *master = item.master + begin, *m = item.m + begin, *v = item.v + begin;
+    const uintptr_t addresses = reinterpret_cast<uintptr_t>(value) | reinterpret_cast<uintptr_t>(gradient) |
+                                reinterpret_cast<uintptr_t>(master) | reinterpret_cast<uintptr_t>(m) | reinterpret_cast<uintptr_t>(v);
+    if (addresses % 16 == 0)
+        update<4, 2>(value, master, m, v, gradient, count, item.decay, clip, f);
+    else
+        update<1, 4>(value, master, m, v, gradient, count, item.decay, clip, f);
+}
+
+}  // namespace
+
+void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm, const AdamWSettings& s) {
+    check(s.step >= 1, "adamw: steps count from 1");
+    double elements = 0, bytes = 0;
+    int64_t chunks = 0;
+    std::vector<Item> list;
+    for (const AdamWItem& item : items) {
+        const auto& [value, master, m, v, gradient, weight_decay] = item;
+        const int64_t n = master.numel();
+        check(value.numel() == n && m.numel() == n && v.numel() == n && gradient.numel() == n, "adamw: sizes differ");
+        check(value.dtype() == items[0].value.dtype() && gradient.dtype() == items[0].gradient.dtype(), "adamw: dtypes differ");
+        elements += double(n);
+        bytes += bytes_of(value, m, m, v, v, gradient, master) + (value.data() == master.data() ? 0 : bytes_of(master));
+        list.push_back({value.data(), master.as<float>(), m.as<float>(), v.as<float>(), gradient.data(), n, chunks,
+                        float(1.0 - double(s.lr) * weight_decay)});
+        chunks += ceil_div(n, chunk_size);
+    }
+    OpSpan span("adamw", 15.0 * elements, bytes);
+    if (chunks == 0) return;
+    const double correction1 = 1 - std::pow(double(s.beta1), double(s.step));
+    const double correction2 = 1 - std::pow(double(s.beta2), double(s.step));
+    const Factors factors = {s.beta1, s.beta2, float(s.lr / correction1), float(1 / std::sqrt(correction2)), s.eps, s.max_norm};
+    const Tensor on_device = list_on_device(list);
+    const double* norm = s.max_norm > 0 ? squared_norm.as<double>() : nullptr;
+    with_type(items[0].value.dtype(), [&]<class V>(V) {
+        with_type(items[0].gradient.dtype(), [&]<class G>(G) {
+            LAUNCH((update_items<V, G>), unsigned(chunks), threads, 0)
+            (static_cast<const Item*>(on_device.data()), int(list.size()), norm, factors);
+        });
+    });
+}
+
+}  // namespace ultrascale::ops

@@ -1,0 +1,154 @@
+// What the CUDA operations share: dispatch on the element type, 16-byte loads and stores, and sums over a block.
+// Private to common/cuda/ops_*.cu.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../ops.h"
+#include "../trace.h"
+#include "cuda_common.h"
+
+namespace ultrascale::ops {
+
+// Calls f(float{}) or f(__nv_bfloat16{}), whichever the dtype is.
+template <class F>
+void with_type(DType dtype, F&& f) {
+    check(dtype == DType::fp32 || dtype == DType::bf16, "operation on another dtype than fp32 and bf16");
+    if (dtype == DType::fp32)
+        f(float{});
+    else
+        f(__nv_bfloat16{});
+}
+
+// The device's address as the type that kernels use; with_type has looked at the dtype.
+template <class T>
+T* data(const Tensor& tensor) {
+    check(int64_t(sizeof(T)) == dtype_bytes(tensor.dtype()), "tensor read as another dtype than its own");
+    return static_cast<T*>(tensor.data());
+}
+
+template <class... Tensors>
+double bytes_of(const Tensors&... tensors) {
+    return (0.0 + ... + double(tensors.bytes()));
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A list of plain structs in the device's workspace. The copy takes its bytes from `list` before it returns.
+template <class Item>
+Tensor list_on_device(const std::vector<Item>& list) {
+    Tensor tensor = Tensor::empty({int64_t(list.size() * sizeof(Item) / sizeof(int32_t))}, DType::int32, Memory::workspace);
+    cuda_check(cudaMemcpyAsync(tensor.data(), list.data(), list.size() * sizeof(Item), cudaMemcpyHostToDevice, cuda_compute()));
+    return tensor;
+}
+
+// ---- on the device -----------------------------------------------------------------------------------------------------
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+template <class T>
+__device__ T from_float(float x);
+template <>
+__device__ inline float from_float<float>(float x) {
+    return x;
+}
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+template <>
+__device__ inline __half from_float<__half>(float x) {
+    return __float2half_rn(x);
+}
+
+// n elements that travel in one access; n * sizeof(T) is at most 16.
+template <class T, int n>
+struct alignas(n * sizeof(T)) Pack {
+    T x[n];
+};
+template <int n, class T>
+__device__ Pack<T, n> load(const T* from) {
+    return *reinterpret_cast<const Pack<T, n>*>(from);
+}
+template <int n, class T>
+__device__ void store(T* to, const Pack<T, n>& pack) {
+    *reinterpret_cast<Pack<T, n>*>(to) = pack;
+}
+
+// Whether rows of `columns` elements of T that begin at these addresses can be read 16 bytes at a time.
+template <class T>
+bool packs_fit(int64_t columns, std::initializer_list<const void*> addresses) {
+    bool fit = columns * int64_t(sizeof(T)) % 16 == 0;
+    for (const void* address : addresses) fit = fit && reinterpret_cast<uintptr_t>(address) % 16 == 0;
+    return fit;
+}
+
+template <class T>
+inline constexpr int pack_size = 16 / int(sizeof(T));
+
+// Whether these addresses are multiples of 16: enough where a kernel does a last, incomplete pack element by element.
+inline bool aligned16(std::initializer_list<const void*> addresses) { return packs_fit<char>(0, addresses); }
+
+// n floats as the wide accesses they need: for tables in fp32 beside packs of n bf16.
+template <int n>
+__device__ void load_floats(float (&to)[n], const float* from) {
+    constexpr int width = n < 4 ? n : 4;
+#pragma unroll
+    for (int i = 0; i < n; i += width) {
+        const Pack<float, width> part = load<width>(from + i);
+#pragma unroll
+        for (int j = 0; j < width; ++j) to[i + j] = part.x[j];
+    }
+}
+
+__device__ inline float warp_sum(float x) {
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
+}
+__device__ inline float warp_max(float x) {
+    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
+}
+
+// The sum over all threads of a block of `threads` (a multiple of 32), for each of them; always in the same order.
+template <int threads>
+__device__ float block_sum(float x) {
+    __shared__ float partial[threads / 32];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < threads / 32; ++w) sum += partial[w];
+    __syncthreads();  // partial may be used again
+    return sum;
+}
+template <int threads>
+__device__ double block_sum(double x) {
+    __shared__ double partial[threads / 32];
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+    __syncthreads();
+    double sum = 0;
+    for (int w = 0; w < threads / 32; ++w) sum += partial[w];
+    __syncthreads();
+    return sum;
+}
+
+// The list item that a block works on: the last one whose first_chunk is not past `chunk`. Items are in the order of their
+// first chunks; an empty item has its successor's first chunk and is never found.
+template <class Item>
+__device__ int item_of_chunk(const Item* items, int count, int64_t chunk) {
+    int low = 0, high = count - 1;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (items[middle].first_chunk <= chunk)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+}  // namespace ultrascale::ops

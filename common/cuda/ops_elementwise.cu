@@ -1,0 +1,215 @@
+// Element-wise operations, conversions and sums.
+//
+// All of them are bound by memory: each element of each input is read once, each output written once (the same dtype's copy
+// is left to cudaMemcpyAsync). A thread has four packs of up to 16 bytes of each input in flight before it uses the first.
+//
+// Sums are the same in every run: chunks of a fixed size are summed in fp64 by one block each, and one block adds the
+// chunks' sums in order. No atomics.
+#include "ops_common.cuh"
+
+namespace ultrascale::ops {
+
+namespace {
+
+constexpr int threads = 256, unroll = 4;
+
+// What happens to an element y and the element x beside it, and which of the two are read at all.
+struct Fill {
+    static constexpr bool reads_x = false, reads_y = false;
+    float value;
+    __device__ float operator()(float, float) const { return value; }
+};
+struct Convert {
+    static constexpr bool reads_x = true, reads_y = false;
+    __device__ float operator()(float, float x) const { return x; }
+};
+struct Scale {
+    static constexpr bool reads_x = false, reads_y = true;
+    float alpha;
+    __device__ float operator()(float y, float) const { return y * alpha; }
+};
+struct Add {
+    static constexpr bool reads_x = true, reads_y = true;
+    float alpha;
+    __device__ float operator()(float y, float x) const { return y + alpha * x; }
+};
+
+template <int n, class Y, class X, class Op>
+__global__ void __launch_bounds__(threads) map_kernel(Y* y, const X* x, int64_t count, Op op) {
+    const int64_t first = (int64_t(blockIdx.x) * unroll * threads + threadIdx.x) * n;  // of this thread's first pack
+    constexpr int64_t stride = int64_t(threads) * n;                                   // to its next one
+    if (first + (unroll - 1) * stride + n <= count) {
+        Pack<Y, n> ys[unroll];
+        Pack<X, n> xs[unroll];
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+            if constexpr (Op::reads_x) xs[u] = load<n>(x + first + u * stride);
+            if constexpr (Op::reads_y) ys[u] = load<n>(y + first + u * stride);
+        }
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+#pragma unroll
+            for (int j = 0; j < n; ++j) {
+                float a = 0, b = 0;
+                if constexpr (Op::reads_y) a = to_float(ys[u].x[j]);
+                if constexpr (Op::reads_x) b = to_float(xs[u].x[j]);
+                ys[u].x[j] = from_float<Y>(op(a, b));
+            }
+            store(y + first + u * stride, ys[u]);
+        }
+        return;
+    }
+    for (int u = 0; u < unroll; ++u)  // at the end of the tensor
+        for (int j = 0; j < n; ++j) {
+            const int64_t i = first + u * stride + j;
+            if (i >= count) continue;
+            float a = 0, b = 0;
+            if constexpr (Op::reads_y) a = to_float(y[i]);
+            if constexpr (Op::reads_x) b = to_float(x[i]);
+            y[i] = from_float<Y>(op(a, b));
+        }
+}
+
+// y[i] = op(y[i], x[i]) for all i < count
+template <class Y, class X, class Op>
+void map(Y* y, const X* x, int64_t count, Op op) {
+    constexpr int n = std::min(pack_size<Y>, pack_size<X>);
+    if (aligned16({x, y}))
+        LAUNCH((map_kernel<n, Y, X, Op>), unsigned(ceil_div(count, unroll * threads * n)), threads, 0)(y, x, count, op);
+    else
+        LAUNCH((map_kernel<1, Y, X, Op>), unsigned(ceil_div(count, unroll * threads)), threads, 0)(y, x, count, op);
+}
+
+// copy() also knows fp16.
+template <class F>
+void with_any_float(DType dtype, F&& f) {
+    if (dtype == DType::fp16)
+        f(__half{});
+    else
+        with_type(dtype, f);
+}
+
+// ---- sums --------------------------------------------------------------------------------------------------------------
+constexpr int64_t chunk_size = 32768;  // elements that one block sums
+
+struct SumItem {
+    const void* x;
+    int64_t count, first_chunk;
+};
+
+template <int n, bool squares, class T>
+__device__ double thread_sum(const T* x, int64_t count) {
+    double sum = 0;
+    const auto take = [&](T value) {
+        const double v = double(to_float(value));
+        sum += squares ? v * v : v;
+    };
+    const int64_t packs = count / n;
+    for (int64_t first = threadIdx.x; first < packs; first += unroll * threads) {
+        Pack<T, n> values[unroll];
+#pragma unroll
+        for (int u = 0; u < unroll; ++u)
+            if (first + u * threads < packs) values[u] = load<n>(x + (first + u * threads) * n);
+#pragma unroll
+        for (int u = 0; u < unroll; ++u)
+            if (first + u * threads < packs)
+#pragma unroll
+                for (int j = 0; j < n; ++j) take(values[u].x[j]);
+    }
+    if (packs * n + threadIdx.x < count) take(x[packs * n + threadIdx.x]);  // fewer than n are left, and n < threads
+    return sum;
+}
+
+template <bool squares, class T>
+__global__ void __launch_bounds__(threads) sum_chunks(double* partial, const SumItem* items, int item_count) {
+    const int64_t chunk = blockIdx.x;
+    const SumItem item = items[item_of_chunk(items, item_count, chunk)];
+    const int64_t begin = (chunk - item.first_chunk) * chunk_size;
+    const T* x = static_cast<const T*>(item.x) + begin;
+    const int64_t count = min(chunk_size, item.count - begin);
+    const bool aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    double sum = aligned ? thread_sum<pack_size<T>, squares>(x, count) : thread_sum<1, squares>(x, count);
+    sum = block_sum<threads>(sum);
+    if (threadIdx.x == 0) partial[chunk] = sum;
+}
+
+constexpr int total_threads = 1024;
+
+__global__ void __launch_bounds__(total_threads) add_partials(double* total, const double* partial, int64_t count, double factor) {
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < count; i += total_threads) sum += partial[i];
+    sum = block_sum<total_threads>(sum);
+    if (threadIdx.x == 0) *total += factor * sum;
+}
+
+template <bool squares>
+void add_sums(const Tensor& total, const std::vector<Tensor>& xs, double factor) {
+    std::vector<SumItem> items;
+    int64_t chunks = 0;
+    for (const Tensor& x : xs) {
+        items.push_back({x.data(), x.numel(), chunks});
+        chunks += ceil_div(x.numel(), chunk_size);
+    }
+    if (chunks == 0) return;
+    const Tensor list = list_on_device(items), partial = Tensor::empty({chunks}, DType::fp64, Memory::workspace);
+    double* sums = partial.as<double>();
+    with_type(xs[0].dtype(), [&]<class T>(T) {
+        LAUNCH((sum_chunks<squares, T>), unsigned(chunks), threads, 0)
+        (sums, static_cast<const SumItem*>(list.data()), int(items.size()));
+    });
+    LAUNCH(add_partials, 1, total_threads, 0)(total.as<double>(), sums, chunks, factor);
+}
+
+}  // namespace
+
+void copy(Tensor to, const Tensor& from) {
+    OpSpan span("copy", 0, bytes_of(to, from));
+    check(to.numel() == from.numel(), "copy: sizes differ");
+    if (to.numel() == 0) return;
+    if (to.dtype() == from.dtype()) {
+        cuda_check(cudaMemcpyAsync(to.data(), from.data(), size_t(to.bytes()), cudaMemcpyDeviceToDevice, cuda_compute()));
+    } else {
+        with_any_float(to.dtype(), [&]<class To>(To) {
+            with_any_float(from.dtype(), [&]<class From>(From) {
+                if constexpr (!std::is_same_v<To, From>) map(data<To>(to), data<From>(from), to.numel(), Convert{});
+            });
+        });
+    }
+}
+
+void fill(Tensor x, float value) {
+    OpSpan span("fill", 0, bytes_of(x));
+    with_type(x.dtype(), [&]<class T>(T) { map(data<T>(x), data<T>(x), x.numel(), Fill{value}); });
+}
+
+void add(Tensor y, const Tensor& x, float alpha) {
+    check(y.numel() == x.numel(), "add: sizes differ");
+    OpSpan span("add", 2.0 * double(y.numel()), bytes_of(y, y, x));
+    with_type(y.dtype(),
+              [&]<class Y>(Y) { with_type(x.dtype(), [&]<class X>(X) { map(data<Y>(y), data<X>(x), y.numel(), Add{alpha}); }); });
+}
+
+void scale(Tensor x, float alpha) {
+    OpSpan span("scale", double(x.numel()), bytes_of(x, x));
+    with_type(x.dtype(), [&]<class T>(T) { map(data<T>(x), data<T>(x), x.numel(), Scale{alpha}); });
+}
+
+void accumulate_sum(Tensor total, const Tensor& x, double factor) {
+    check(total.numel() == 1, "accumulate_sum: total is one number");
+    OpSpan span("accumulate_sum", double(x.numel()), bytes_of(x));
+    add_sums<false>(total, {x}, factor);
+}
+
+void accumulate_sum_squares(Tensor total, const std::vector<Tensor>& xs) {
+    check(total.numel() == 1, "accumulate_sum_squares: total is one number");
+    double elements = 0, bytes = 0;
+    for (const Tensor& x : xs) {
+        check(x.dtype() == xs[0].dtype(), "accumulate_sum_squares: one dtype");
+        elements += double(x.numel()), bytes += bytes_of(x);
+    }
+    OpSpan span("accumulate_sum_squares", 2.0 * elements, bytes);
+    add_sums<true>(total, xs, 1);
+}
+
+}  // namespace ultrascale::ops

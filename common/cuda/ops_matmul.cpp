@@ -1,0 +1,213 @@
+// Matrix products by cuBLASLt. Our tensors are row-major and cuBLAS thinks in columns; a row-major matrix read by columns is
+// its transpose, so d = a b is asked for as d^T = b^T a^T and nothing is moved.
+//
+// Which of cuBLAS's kernels is fastest depends on the shape. A large product's candidates are timed at its first use and the
+// winner is kept for the rest of the run. Small ones take cuBLAS's first proposal, so that two runs of a small model give
+// the same bits; ULTRASCALE_GEMM_TUNING=0 does that for all sizes.
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <stdexcept>
+#include <tuple>
+#include <vector>
+
+#include "../ops.h"
+#include "../trace.h"
+#include "cuda_common.h"
+
+namespace ultrascale::ops {
+
+namespace {
+
+void cublas_check(cublasStatus_t status, std::source_location at = std::source_location::current()) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    throw std::runtime_error(fmt::format("{}:{}: cuBLAS: {}", at.file_name(), at.line(), cublasLtGetStatusString(status)));
+}
+
+cublasLtHandle_t handle() {
+    static const cublasLtHandle_t handle = [] {
+        compute_stream();  // selects the device
+        cublasLtHandle_t h;
+        cublas_check(cublasLtCreate(&h));
+        return h;
+    }();
+    return handle;
+}
+
+cudaDataType_t cuda_type(DType dtype) {
+    check(dtype == DType::fp32 || dtype == DType::bf16, "matmul: fp32 and bf16 only");
+    return dtype == DType::fp32 ? CUDA_R_32F : CUDA_R_16BF;
+}
+
+// What makes two products the same to cuBLAS.
+struct Product {
+    int64_t M, N, K;
+    bool ta, tb;
+    DType in, out;
+    float beta;        // 1: adds to c
+    int alignment[4];  // of a, b, c, d in bytes, up to 16
+    auto key() const { return std::tuple(M, N, K, ta, tb, in, out, beta, alignment[0], alignment[1], alignment[2], alignment[3]); }
+    bool operator<(const Product& other) const { return key() < other.key(); }
+};
+
+bool tuned(const Product& product) {
+    static const bool on = [] {
+        const char* text = std::getenv("ULTRASCALE_GEMM_TUNING");
+        return !text || std::string(text) != "0";
+    }();
+    return on && 2.0 * double(product.M) * double(product.N) * double(product.K) >= 1e10;
+}
+
+int alignment_of(const void* address) {
+    int alignment = 16;
+    while (reinterpret_cast<uintptr_t>(address) % uintptr_t(alignment) != 0) alignment /= 2;
+    return alignment;
+}
+
+// One product, ready to run: cuBLAS's descriptors and the chosen kernel. Lives as long as the program.
+class Plan {
+public:
+    explicit Plan(const Product& s) : beta_(s.beta) {
+        cublas_check(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+        // cuBLAS's first operand is our b, its second our a.
+        const cublasOperation_t first = s.tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+        cublas_check(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
+        cublas_check(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
+        const auto layout = [](DType dtype, int64_t rows, int64_t cols) {  // of a row-major matrix, read by columns
+            cublasLtMatrixLayout_t l;
+            cublas_check(cublasLtMatrixLayoutCreate(&l, cuda_type(dtype), uint64_t(cols), uint64_t(rows), cols));
+            return l;
+        };
+        b_ = s.tb ? layout(s.in, s.N, s.K) : layout(s.in, s.K, s.N);
+        a_ = s.ta ? layout(s.in, s.K, s.M) : layout(s.in, s.M, s.K);
+        d_ = layout(s.out, s.M, s.N);
+
+        cublasLtMatmulPreference_t preference;
+        cublas_check(cublasLtMatmulPreferenceCreate(&preference));
+        const size_t most_workspace = 32 << 20;
+        cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most_workspace,
+                                                          sizeof most_workspace));
+        const auto align = [&](cublasLtMatmulPreferenceAttributes_t attribute, int alignment) {
+            const uint32_t bytes = uint32_t(alignment);
+            cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &bytes, sizeof bytes));
+        };
+        align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, s.alignment[1]);
+        align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s.alignment[0]);
+        align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, s.alignment[2]);
+        align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, s.alignment[3]);
+        candidates_.resize(tuned(s) ? 24 : 1);
+        int found = 0;
+        cublas_check(cublasLtMatmulAlgoGetHeuristic(handle(), operation_, b_, a_, d_, d_, preference, int(candidates_.size()),
+                                                    candidates_.data(), &found));
+        cublas_check(cublasLtMatmulPreferenceDestroy(preference));
+        check(found > 0, "matmul: cuBLAS has no kernel for this product");
+        candidates_.resize(size_t(found));
+    }
+
+    void run(const void* a, const void* b, const void* c, void* d) const { run(candidates_.front(), a, b, c, d); }
+
+    // Puts the fastest candidate first. The result of the product is in d afterwards only if beta is 0.
+    void tune(const void* a, const void* b, const void* c, void* d) {
+        cudaEvent_t begin, end;
+        cuda_check(cudaEventCreate(&begin));
+        cuda_check(cudaEventCreate(&end));
+        float best = 0;
+        size_t winner = 0;
+        for (size_t i = 0; i < candidates_.size(); ++i) {
+            run(candidates_[i], a, b, c, d);  // not counted: it loads the kernel
+            cuda_check(cudaEventRecord(begin, cuda_compute()));
+            for (int repeat = 0; repeat < 3; ++repeat) run(candidates_[i], a, b, c, d);
+            cuda_check(cudaEventRecord(end, cuda_compute()));
+            cuda_check(cudaEventSynchronize(end));
+            float ms = 0;
+            cuda_check(cudaEventElapsedTime(&ms, begin, end));
+            if (i == 0 || ms < best) best = ms, winner = i;
+        }
+        std::swap(candidates_[0], candidates_[winner]);
+        cuda_check(cudaEventDestroy(begin));
+        cuda_check(cudaEventDestroy(end));
+    }
+
+private:
+    void run(const cublasLtMatmulHeuristicResult_t& kernel, const void* a, const void* b, const void* c, void* d) const {
+        Tensor workspace;
+        if (kernel.workspaceSize > 0) workspace = Tensor::empty({int64_t(kernel.workspaceSize + 3) / 4}, DType::int32, Memory::workspace);
+        const float one = 1;
+        cublas_check(cublasLtMatmul(handle(), operation_, &one, b, b_, a, a_, &beta_, c, d_, d, d_, &kernel.algo, workspace.data(),
+                                    kernel.workspaceSize, cuda_compute()));
+    }
+
+    float beta_;
+    cublasLtMatmulDesc_t operation_ = nullptr;
+    cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, d_ = nullptr;
+    std::vector<cublasLtMatmulHeuristicResult_t> candidates_;  // the chosen one first
+};
+
+Plan& plan_for(const Product& shape, const Tensor& a, const Tensor& b, const void* c, const Tensor& d) {
+    static auto& plans = *new std::map<Product, Plan>;
+    auto it = plans.find(shape);
+    if (it != plans.end()) return it->second;
+    it = plans.emplace(shape, Plan(shape)).first;
+    if (tuned(shape)) {
+        if (c == d.data()) {  // d's values are still needed
+            Tensor scratch = Tensor::zeros(d.shape(), d.dtype(), Memory::workspace);
+            it->second.tune(a.data(), b.data(), scratch.data(), scratch.data());
+        } else {
+            it->second.tune(a.data(), b.data(), c, d.data());
+        }
+    }
+    return it->second;
+}
+
+}  // namespace
+
+void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& addend) {
+    const bool at = ta == Transpose::yes, bt = tb == Transpose::yes;
+    const int64_t M = at ? a.cols() : a.rows(), K = at ? a.rows() : a.cols(), N = bt ? b.rows() : b.cols();
+    check((bt ? b.cols() : b.rows()) == K, "matmul: the inner sizes of a and b differ");
+    check(d.numel() == M * N && (M == 0 || d.cols() == N), "matmul: d is (M, N)");
+    check(!addend || addend.numel() == M * N, "matmul: addend is (M, N)");
+    check(a.dtype() == b.dtype(), "matmul: a and b share their dtype");
+    const double bytes = double(d.bytes() + a.bytes() + b.bytes()) + (addend ? double(addend.bytes()) : 0);
+    OpSpan span("matmul", 2.0 * double(M) * double(N) * double(K), bytes);
+    if (M == 0 || N == 0) return;
+    const void* c = addend ? addend.data() : d.data();
+    if (addend && (addend.dtype() != d.dtype() || K == 0)) {
+        if (addend.data() != d.data()) copy(d, addend);
+        c = d.data();
+    }
+    if (K == 0) {  // an empty sum
+        if (!addend) device_zero(d.data(), d.bytes());
+        return;
+    }
+    const Product shape = {M,
+                           N,
+                           K,
+                           at,
+                           bt,
+                           a.dtype(),
+                           d.dtype(),
+                           addend ? 1.0f : 0.0f,
+                           {alignment_of(a.data()), alignment_of(b.data()), alignment_of(c), alignment_of(d.data())}};
+    plan_for(shape, a, b, addend ? c : nullptr, d).run(a.data(), b.data(), c, d.data());
+}
+
+double measure_matmul_rate(DType dtype, int64_t n) {
+    Tensor a = Tensor::empty({n, n}, dtype, Memory::workspace), b = Tensor::empty({n, n}, dtype, Memory::workspace);
+    Tensor d = Tensor::empty({n, n}, dtype, Memory::workspace);
+    fill(a, 0.5f);
+    fill(b, 0.25f);
+    double best = 0;
+    for (int repeat = 0; repeat < 6; ++repeat) {  // the first one warms up, the best one counts
+        compute_stream().synchronize();
+        const double begin = now_seconds();
+        matmul(d, a, Transpose::no, b, Transpose::yes);
+        compute_stream().synchronize();
+        best = std::max(best, 2.0 * double(n) * double(n) * double(n) / (now_seconds() - begin));
+    }
+    return best;
+}
+
+}  // namespace ultrascale::ops

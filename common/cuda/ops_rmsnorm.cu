@@ -1,0 +1,219 @@
+// RMSNorm: y = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps).
+//
+// Forward: reads x and writes y once (4 bytes per element in bf16); a warp (or, for long rows, a block) takes one row and keeps
+// it in registers between the sum and the product.
+//
+// Backward, with xhat = x * rstd and g = dy * weight:  dx = rstd * (g - xhat * mean(g * xhat)),  dweight = sum over rows of
+// dy * xhat. Reads dy, x and dresidual and writes dx once (8 bytes per element in bf16). Blocks stay for many rows, each thread
+// with columns of its own, and sum dweight in registers; the blocks' sums (blocks, h) are added in order by a second kernel.
+#include "ops_common.cuh"
+
+namespace ultrascale::ops {
+
+namespace {
+
+// ---- forward -----------------------------------------------------------------------------------------------------------
+constexpr int packs_kept = 8;  // in each thread's registers
+
+// `group` threads for a row of h elements, h at most group * packs_kept * n; blockDim is (group, rows of a block).
+template <int group, int n, class T>
+__global__ void __launch_bounds__(256) forward_kept(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int h) {
+    const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= N) return;  // all of a group
+    x += row * h, y += row * h;
+    Pack<T, n> kept[packs_kept];
+#pragma unroll
+    for (int p = 0; p < packs_kept; ++p)
+        if (const int i = (p * group + threadIdx.x) * n; i < h) kept[p] = load<n>(x + i);
+    float squares = 0;
+#pragma unroll
+    for (int p = 0; p < packs_kept; ++p)
+        if (const int i = (p * group + threadIdx.x) * n; i < h)
+#pragma unroll
+            for (int j = 0; j < n; ++j) squares += to_float(kept[p].x[j]) * to_float(kept[p].x[j]);
+    if constexpr (group == 32)
+        squares = warp_sum(squares);
+    else
+        squares = block_sum<group>(squares);
+    const float r = 1.0f / sqrtf(squares / float(h) + eps);
+    if (threadIdx.x == 0) rstd[row] = r;
+#pragma unroll
+    for (int p = 0; p < packs_kept; ++p)
+        if (const int i = (p * group + threadIdx.x) * n; i < h) {
+            const Pack<T, n> w = load<n>(weight + i);
+#pragma unroll
+            for (int j = 0; j < n; ++j) kept[p].x[j] = from_float<T>(to_float(kept[p].x[j]) * r * to_float(w.x[j]));
+            store(y + i, kept[p]);
+        }
+}
+
+constexpr int threads = 256;
+
+// Rows of any length and alignment, read twice (the second time from a cache).
+template <class T>
+__global__ void __launch_bounds__(threads) forward_any(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t h) {
+    const int64_t row = blockIdx.x;
+    x += row * h, y += row * h;
+    float squares = 0;
+    for (int64_t i = threadIdx.x; i < h; i += threads) squares += to_float(x[i]) * to_float(x[i]);
+    const float r = 1.0f / sqrtf(block_sum<threads>(squares) / float(h) + eps);
+    if (threadIdx.x == 0) rstd[row] = r;
+    for (int64_t i = threadIdx.x; i < h; i += threads) y[i] = from_float<T>(to_float(x[i]) * r * to_float(weight[i]));
+}
+
+template <class T>
+void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int64_t h) {
+    constexpr int n = pack_size<T>, warp_row = 32 * packs_kept * n;  // what one warp holds: 2048 bf16
+    if (!packs_fit<T>(h, {y, x, weight}) || h > 8 * warp_row)
+        LAUNCH(forward_any<T>, unsigned(N), threads, 0)(y, rstd, x, weight, eps, h);
+    else if (h <= warp_row)
+        LAUNCH((forward_kept<32, n, T>), unsigned(ceil_div(N, 8)), dim3(32, 8), 0)(y, rstd, x, weight, eps, N, int(h));
+    else if (h <= 2 * warp_row)
+        LAUNCH((forward_kept<64, n, T>), unsigned(N), 64, 0)(y, rstd, x, weight, eps, N, int(h));
+    else if (h <= 4 * warp_row)
+        LAUNCH((forward_kept<128, n, T>), unsigned(N), 128, 0)(y, rstd, x, weight, eps, N, int(h));
+    else
+        LAUNCH((forward_kept<256, n, T>), unsigned(N), 256, 0)(y, rstd, x, weight, eps, N, int(h));
+}
+
+// ---- backward ----------------------------------------------------------------------------------------------------------
+// A thread has one pack of columns, so `threads * n` is at least h; it loads the next row's before it waits for the block's sum.
+// partial (blocks, h) gets the block's part of dweight. dresidual may be null, or dx.
+template <int row_threads, int n, class T>
+__global__ void __launch_bounds__(row_threads, 1024 / row_threads)
+    backward_kept(T* dx, float* partial, const T* dy, const T* x, const float* rstd, const T* weight, const T* dresidual, int64_t N,
+                  int h) {
+    struct Row {
+        Pack<T, n> dy, x, residual;
+        float rstd;
+    };
+    const int column = threadIdx.x * n;
+    const bool mine = column < h;
+    const auto load_row = [&](int64_t row) {
+        Row r;
+        if (mine && row < N) {
+            const int64_t i = row * h + column;
+            r.dy = load<n>(dy + i), r.x = load<n>(x + i), r.rstd = rstd[row];
+            if (dresidual) r.residual = load<n>(dresidual + i);
+        }
+        return r;
+    };
+    float dweight[n] = {};
+    Row now = load_row(blockIdx.x);
+    for (int64_t row = blockIdx.x; row < N; row += gridDim.x) {
+        const Row next = load_row(row + gridDim.x);
+        float dot = 0;
+        if (mine) {
+            const Pack<T, n> w = load<n>(weight + column);
+#pragma unroll
+            for (int j = 0; j < n; ++j) dot += to_float(now.dy.x[j]) * to_float(w.x[j]) * to_float(now.x.x[j]);
+        }
+        dot = block_sum<row_threads>(dot);
+        if (mine) {
+            const float r = now.rstd, mean = dot * r / float(h);
+            const Pack<T, n> w = load<n>(weight + column);  // again, from L1: registers are scarce
+            Pack<T, n> out;
+#pragma unroll
+            for (int j = 0; j < n; ++j) {
+                const float d = to_float(now.dy.x[j]), xhat = to_float(now.x.x[j]) * r;
+                const float residual = dresidual ? to_float(now.residual.x[j]) : 0.0f;
+                dweight[j] += d * xhat;
+                out.x[j] = from_float<T>(residual + r * (d * to_float(w.x[j]) - xhat * mean));
+            }
+            store(dx + row * h + column, out);
+        }
+        now = next;
+    }
+    if (mine)
+#pragma unroll
+        for (int j = 0; j < n; ++j) partial[int64_t(blockIdx.x) * h + column + j] = dweight[j];
+}
+
+// Rows of any length and alignment, read twice; dweight is summed in `partial` itself, each column by one thread.
+template <class T>
+__global__ void __launch_bounds__(threads) backward_any(T* dx, float* partial, const T* dy, const T* x, const float* rstd, const T* weight,
+                                                        const T* dresidual, int64_t N, int64_t h) {
+    partial += blockIdx.x * h;
+    for (int64_t i = threadIdx.x; i < h; i += threads) partial[i] = 0;
+    for (int64_t row = blockIdx.x; row < N; row += gridDim.x) {
+        const T *dys = dy + row * h, *xs = x + row * h;
+        const float r = rstd[row];
+        float dot = 0;
+        for (int64_t i = threadIdx.x; i < h; i += threads) dot += to_float(dys[i]) * to_float(weight[i]) * to_float(xs[i]);
+        const float mean = block_sum<threads>(dot) * r / float(h);
+        for (int64_t i = threadIdx.x; i < h; i += threads) {
+            const float d = to_float(dys[i]), xhat = to_float(xs[i]) * r;
+            const float residual = dresidual ? to_float(dresidual[row * h + i]) : 0.0f;
+            partial[i] += d * xhat;
+            dx[row * h + i] = from_float<T>(residual + r * (d * to_float(weight[i]) - xhat * mean));
+        }
+    }
+}
+
+// dweight (h) += the sum of the rows of partial (blocks, h). A block adds 32 columns; its thread rows take turns at the blocks'
+// sums, and the first one adds up what the 32 have, in order.
+__device__ float column_sum(const float* partial, int blocks, int64_t h, int64_t column) {
+    __shared__ float sums[32][33];
+    float sum = 0;
+    if (column < h)
+#pragma unroll 8
+        for (int b = threadIdx.y; b < blocks; b += 32) sum += partial[b * h + column];
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int i = 0; i < 32; ++i) sum += sums[i][threadIdx.x];
+    return sum;
+}
+template <class W>
+__global__ void __launch_bounds__(1024) add_partials(W* dweight, const float* partial, int blocks, int64_t h) {
+    const int64_t column = int64_t(blockIdx.x) * 32 + threadIdx.x;
+    const float sum = column_sum(partial, blocks, h, column);
+    if (threadIdx.y == 0 && column < h) dweight[column] = from_float<W>(to_float(dweight[column]) + sum);
+}
+
+template <class T, class W>
+void backward(T* dx, W* dweight, const T* dy, const T* x, const float* rstd, const T* weight, const T* dresidual, int64_t N, int64_t h) {
+    constexpr int n = pack_size<T>;
+    const bool kept = packs_fit<T>(h, {dx, dy, x, weight, dresidual}) && h <= 1024 * n;
+    const int row_threads = !kept || h <= 256 * n ? 256 : h <= 512 * n ? 512 : 1024;
+    const int blocks = int(std::min<int64_t>(N, 1024 / row_threads * multiprocessors()));
+    const Tensor partial = Tensor::empty({blocks, h}, DType::fp32, Memory::workspace);
+    float* sums = partial.as<float>();
+    if (!kept)
+        LAUNCH(backward_any<T>, blocks, threads, 0)(dx, sums, dy, x, rstd, weight, dresidual, N, h);
+    else if (row_threads == 256)
+        LAUNCH((backward_kept<256, n, T>), blocks, 256, 0)(dx, sums, dy, x, rstd, weight, dresidual, N, int(h));
+    else if (row_threads == 512)
+        LAUNCH((backward_kept<512, n, T>), blocks, 512, 0)(dx, sums, dy, x, rstd, weight, dresidual, N, int(h));
+    else
+        LAUNCH((backward_kept<1024, n, T>), blocks, 1024, 0)(dx, sums, dy, x, rstd, weight, dresidual, N, int(h));
+    LAUNCH(add_partials<W>, unsigned(ceil_div(h, 32)), dim3(32, 32), 0)(dweight, sums, blocks, h);
+}
+
+}  // namespace
+
+void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, float eps) {
+    const int64_t N = x.rows(), h = x.cols();
+    check(y.numel() == N * h && rstd.numel() == N && weight.numel() == h, "rmsnorm_forward: y, x (N, h), rstd (N), weight (h)");
+    OpSpan span("rmsnorm_forward", 4.0 * double(N * h), bytes_of(y, rstd, x, weight));
+    with_type(x.dtype(), [&]<class T>(T) { forward(data<T>(y), rstd.as<float>(), data<T>(x), data<T>(weight), eps, N, h); });
+}
+
+void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& weight,
+                      const Tensor& dresidual) {
+    const int64_t N = x.rows(), h = x.cols();
+    check(dx.numel() == N * h && dy.numel() == N * h, "rmsnorm_backward: dx, dy, x are (N, h)");
+    check(rstd.numel() == N && weight.numel() == h && dweight.numel() == h, "rmsnorm_backward: rstd (N), weight, dweight (h)");
+    check(!dresidual || dresidual.numel() == N * h, "rmsnorm_backward: dresidual is (N, h)");
+    OpSpan span("rmsnorm_backward", 10.0 * double(N * h),
+                bytes_of(dx, dy, x, rstd, weight, dweight) + (dresidual ? bytes_of(dresidual) : 0));
+    if (N == 0) return;
+    with_type(x.dtype(), [&]<class T>(T) {
+        with_type(dweight.dtype(), [&]<class W>(W) {
+            const T* residual = dresidual ? data<T>(dresidual) : nullptr;
+            backward(data<T>(dx), data<W>(dweight), data<T>(dy), data<T>(x), rstd.as<float>(), data<T>(weight), residual, N, h);
+        });
+    });
+}
+
+}  // namespace ultrascale::ops

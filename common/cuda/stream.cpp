@@ -1,0 +1,291 @@
+// Streams on CUDA: cudaStream_t and cudaEvent_t; submitted work runs through cudaLaunchHostFunc.
+#include "../stream.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <exception>
+#include <mutex>
+
+#include "../trace.h"
+#include "comm_nccl.h"
+#include "cuda_common.h"
+
+namespace ultrascale {
+
+// ---- failures ------------------------------------------------------------------------------------------------------------
+
+// Why a stream stopped working. `seen` once the exception has come out somewhere.
+struct Failure {
+    std::exception_ptr exception;
+    std::atomic<bool> seen = false;
+};
+
+// What host functions share with their stream; it outlives both.
+struct Health {
+    std::mutex mutex;
+    std::shared_ptr<Failure> failure;  // under the mutex
+    uint64_t failed_at = UINT64_MAX;   // under the mutex: the number of the work that failed
+
+    // What keeps the stream's work number `number` from running.
+    std::shared_ptr<Failure> failure_before(uint64_t number) {
+        std::lock_guard lock(mutex);
+        return failed_at < number ? failure : nullptr;
+    }
+    void fail(std::shared_ptr<Failure> with, uint64_t number) {
+        std::lock_guard lock(mutex);
+        failure = std::move(with);
+        failed_at = number;
+    }
+};
+
+// "The first `number` pieces of work of that stream": an event depends on them. Only streams that were given work on the
+// host can fail, so most events depend on none.
+struct Dependence {
+    std::shared_ptr<Health> health;
+    uint64_t number;
+};
+using Dependences = std::vector<Dependence>;
+
+static std::shared_ptr<Failure> failure_of(const Dependences& dependences) {
+    for (const Dependence& d : dependences)
+        if (auto failure = d.health->failure_before(d.number)) return failure;
+    return nullptr;
+}
+
+// ---- events --------------------------------------------------------------------------------------------------------------
+
+// A CUDA event, which belongs to the current device, as streams do; every thread has a current device of its own.
+struct CudaEvent {
+    cudaEvent_t event = nullptr;
+    explicit CudaEvent(unsigned flags) {
+        static thread_local const bool selected = (cuda_select_device(), true);
+        (void)selected;
+        cuda_check(cudaEventCreateWithFlags(&event, flags));
+    }
+    ~CudaEvent() { cudaEventDestroy(event); }  // may be called before the event is reached
+    CudaEvent(const CudaEvent&) = delete;
+
+    bool reached() const {
+        cudaError_t status = cudaEventQuery(event);
+        if (status != cudaErrorNotReady) cuda_check(status);
+        return status == cudaSuccess;
+    }
+    // Not cudaEventSynchronize: if NCCL has failed, the event is never reached.
+    void wait() const {
+        for (int turn = 1; !reached(); ++turn) {
+            if (turn % 1000 == 0) check_communication();
+            sched_yield();
+        }
+    }
+};
+
+struct Event::Impl : CudaEvent {
+    Dependences dependences;
+    bool of_compute = false;
+    Impl() : CudaEvent(cudaEventDisableTiming) {}
+};
+
+bool Event::reached() const { return !impl || impl->reached(); }
+
+// ---- streams -------------------------------------------------------------------------------------------------------------
+
+struct Stream::Impl {
+    std::string name;
+    bool compute;
+    cudaStream_t stream = nullptr;
+    std::mutex mutex;  // numbers are given in the order in which CUDA gets the work
+    uint64_t submitted = 0;
+    std::shared_ptr<Health> health = std::make_shared<Health>();
+    Dependences waited_for;  // compute: what it was told to wait for, the latest of each stream
+
+    Impl(std::string name, bool compute) : name(std::move(name)), compute(compute) {
+        cuda_select_device();
+        int lowest = 0, highest = 0;  // communication goes first where both want to run: its work is small
+        cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+        cuda_check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, compute ? lowest : highest));
+    }
+
+    // A host function and what it needs.
+    struct Job {
+        std::function<void()> work;
+        Dependence self;
+    };
+    static void run(void* data) {
+        std::unique_ptr<Job> job(static_cast<Job*>(data));
+        if (job->self.health->failure_before(job->self.number)) return;
+        try {
+            job->work();
+        } catch (...) {
+            auto failure = std::make_shared<Failure>();
+            failure->exception = std::current_exception();
+            job->self.health->fail(std::move(failure), job->self.number);
+        }
+    }
+    void launch(std::function<void()> work) {
+        std::lock_guard lock(mutex);
+        auto job = std::make_unique<Job>(std::move(work), Dependence{health, submitted});
+        cuda_check(cudaLaunchHostFunc(stream, run, job.get()));
+        job.release();
+        ++submitted;
+    }
+
+    // The last chance to hear of a failure that nobody waited for.
+    void report_unseen_failure() const {
+        auto failure = health->failure_before(submitted);
+        if (!failure || failure->seen) return;
+        try {
+            std::rethrow_exception(failure->exception);
+        } catch (const std::exception& error) {
+            std::fprintf(stderr, "stream %s failed: %s\n", name.c_str(), error.what());
+        } catch (...) {
+            std::fprintf(stderr, "stream %s failed\n", name.c_str());
+        }
+    }
+};
+
+cudaStream_t cuda_stream(const Stream& stream) { return stream.impl().stream; }
+
+Stream::Stream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Stream::Stream(std::string name) : impl_(std::make_unique<Impl>(std::move(name), false)) {}
+
+Stream::~Stream() {
+    if (communication_is_abandoned()) return;  // it might never be done
+    cudaStreamSynchronize(impl_->stream);
+    impl_->report_unseen_failure();
+    cudaStreamDestroy(impl_->stream);
+}
+
+const std::string& Stream::name() const { return impl_->name; }
+
+Event Stream::record() {
+    Event event;
+    event.impl = std::make_shared<Event::Impl>();
+    event.impl->of_compute = impl_->compute;
+    std::lock_guard lock(impl_->mutex);
+    cuda_check(cudaEventRecord(event.impl->event, impl_->stream));
+    if (impl_->compute) event.impl->dependences = impl_->waited_for;
+    if (impl_->submitted > 0) event.impl->dependences.push_back({impl_->health, impl_->submitted});
+    return event;
+}
+
+void Stream::wait(const Event& event) {
+    if (!event.impl) return;
+    cuda_check(cudaStreamWaitEvent(impl_->stream, event.impl->event));
+    const Dependences& dependences = event.impl->dependences;
+    if (dependences.empty()) return;
+    if (!impl_->compute) {
+        return impl_->launch([dependences] {  // the event's failure becomes this stream's
+            auto failure = failure_of(dependences);
+            if (!failure) return;
+            failure->seen = true;
+            std::rethrow_exception(failure->exception);
+        });
+    }
+    for (const Dependence& d : dependences) {
+        auto known = std::ranges::find(impl_->waited_for, d.health, &Dependence::health);
+        if (known == impl_->waited_for.end())
+            impl_->waited_for.push_back(d);
+        else
+            known->number = std::max(known->number, d.number);
+    }
+}
+
+void Stream::submit(std::function<void()> work) {
+    if (!impl_->compute) return impl_->launch(std::move(work));
+    synchronize();
+    work();
+}
+
+void Event::synchronize() const {
+    if (!impl) return;
+    impl->wait();
+    auto failure = failure_of(impl->dependences);
+    if (!failure) return;
+    failure->seen = true;
+    if (impl->of_compute) compute_stream().impl().waited_for.clear();  // compute goes on
+    std::rethrow_exception(failure->exception);
+}
+
+Stream& compute_stream() {
+    static Stream& stream = *new Stream(std::make_unique<Stream::Impl>("compute", true));
+    return stream;
+}
+
+Stream& communication_stream() {
+    static Stream& stream = *new Stream("communication");
+    return stream;
+}
+
+// ---- timestamps ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// CUDA gives the time between two events, as a float of milliseconds: exact to 0.1 us as long as it is below a second. So
+// there is a chain of base events, at most half a second apart where timestamps are taken. Only the first one is waited for
+// when it is made; a later one is timed from the one before it when somebody asks.
+struct Base : CudaEvent {
+    std::shared_ptr<Base> previous;
+    double made;  // when the host recorded it
+    double at = -1;
+
+    explicit Base(std::shared_ptr<Base> previous) : CudaEvent(cudaEventDefault), previous(std::move(previous)) {
+        cuda_check(cudaEventRecord(event, cuda_compute()));
+        if (!this->previous) wait();
+        made = now_seconds();
+        if (!this->previous) at = made;
+    }
+    double seconds() {  // under the mutex below
+        if (at < 0) {
+            at = previous->seconds() + since(*previous, *this);
+            previous = nullptr;
+        }
+        return at;
+    }
+    static double since(const CudaEvent& begin, const CudaEvent& end) {
+        begin.wait();
+        end.wait();
+        float milliseconds = 0;
+        cuda_check(cudaEventElapsedTime(&milliseconds, begin.event, end.event));
+        return milliseconds * 1e-3;
+    }
+};
+
+std::mutex base_mutex;
+
+std::shared_ptr<Base> current_base() {
+    static auto& base = *new std::shared_ptr<Base>;
+    std::lock_guard lock(base_mutex);
+    if (!base || now_seconds() - base->made > 0.5) base = std::make_shared<Base>(base);
+    return base;
+}
+
+}  // namespace
+
+struct Timestamp::Impl : CudaEvent {
+    std::shared_ptr<Base> base = current_base();
+    double at = -1;
+    Impl() : CudaEvent(cudaEventDefault) {}
+};
+
+Timestamp Timestamp::in(Stream& stream) {
+    Timestamp timestamp;
+    timestamp.impl_ = std::make_shared<Impl>();
+    cuda_check(cudaEventRecord(timestamp.impl_->event, cuda_stream(stream)));
+    return timestamp;
+}
+
+double Timestamp::seconds() const {
+    if (!impl_) return seconds_;
+    std::lock_guard lock(base_mutex);
+    if (impl_->base) {
+        impl_->at = impl_->base->seconds() + Base::since(*impl_->base, *impl_);
+        impl_->base = nullptr;
+    }
+    return impl_->at;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,114 @@
+// Groups of ranks: world, splits, tags, and MPI's beginning and end. For both backends.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <utility>
+
+#include "../comm_transport.h"
+
+namespace ultrascale {
+
+static bool mpi_is_running() {
+    int initialized = 0, finalized = 0;
+    MPI_Initialized(&initialized);
+    MPI_Finalized(&finalized);
+    return initialized && !finalized;
+}
+
+Communicator::Impl::Impl(std::string name, std::vector<int> world_ranks, int rank, int number)
+    : name(std::move(name)), world_ranks(std::move(world_ranks)), rank(rank), number(number), sends(size()), receives(size()) {
+    check(number < groups(), "too many groups were made: MPI has no tags left");
+}
+
+// MPI promises 32768 tags (then 64 groups, and 256 calls of a kind can be under way at once); MPICH and Open MPI have more.
+static int64_t mpi_tags() {
+    int* upper_bound = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &upper_bound, &found);
+    return int64_t(found ? *upper_bound : 32767) + 1;
+}
+int Communicator::Impl::group_tags() {
+    static const int tags = int(std::min<int64_t>(4096, mpi_tags() / 64));
+    return tags;
+}
+int Communicator::Impl::groups() {
+    static const int groups = int(mpi_tags() / group_tags());
+    return groups;
+}
+int Communicator::Impl::tag(int half, uint64_t call) const {
+    int calls = group_tags() / 2;
+    return number * group_tags() + half * calls + int(call % calls);
+}
+
+static int node_ranks = 1, node_rank = 0;
+static int next_group = 0;  // the lowest number that is new to this rank
+
+Communicator& Communicator::world() {
+    static Communicator& world = *[] {
+        int provided = 0;
+        MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+        check(provided == MPI_THREAD_MULTIPLE, "this MPI does not let several threads communicate");
+        MPI_Comm node;
+        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
+        MPI_Comm_size(node, &node_ranks);
+        MPI_Comm_rank(node, &node_rank);
+        MPI_Comm_free(&node);
+        int rank = 0, size = 0;
+        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+        MPI_Comm_size(MPI_COMM_WORLD, &size);
+        std::vector<int> all(size);
+        std::iota(all.begin(), all.end(), 0);
+        return new Communicator(std::make_shared<Impl>("world", all, rank, next_group++));
+    }();
+    // Once, also if it fails: what reports the failure asks for world() again.
+    static bool opened = false;
+    if (!std::exchange(opened, true)) transport::open(*world.impl_);
+    return world;
+}
+
+Communicator Communicator::split(int color, int key, std::string name) const {
+    struct Wish {
+        int color, key, rank, group;
+    };
+    std::vector<Wish> wishes(size());
+    wishes[rank()] = {color, key, rank(), next_group};
+    Exchange exchange(*impl_, impl_->collective_tag());
+    exchange.for_each_peer([&](int peer) { exchange.recv(&wishes[peer], sizeof(Wish), peer); });
+    exchange.for_each_peer([&](int peer) { exchange.send(&wishes[rank()], sizeof(Wish), peer); });
+    exchange.wait();
+    for (const Wish& wish : wishes) next_group = std::max(next_group, wish.group);
+    std::erase_if(wishes, [&](const Wish& wish) { return wish.color != color; });
+    std::ranges::stable_sort(wishes, {}, &Wish::key);  // equal keys stay in rank order
+    std::vector<int> members;
+    int place = 0;
+    for (const Wish& wish : wishes) {
+        if (wish.rank == rank()) place = int(members.size());
+        members.push_back(impl_->world_ranks[wish.rank]);
+    }
+    auto group = std::make_shared<Impl>(std::move(name), std::move(members), place, next_group++);
+    transport::open(*group);
+    return Communicator(std::move(group));
+}
+
+int Communicator::rank() const { return impl_->rank; }
+int Communicator::size() const { return impl_->size(); }
+const std::string& Communicator::name() const { return impl_->name; }
+
+int ranks_on_this_node() { return node_ranks; }
+int rank_on_this_node() { return node_rank; }
+
+void finalize_communication() {
+    if (!mpi_is_running()) return;
+    Communicator::world().barrier();  // MPI_Finalize spins: it should not have to wait for anyone
+    transport::close();
+    MPI_Finalize();
+}
+
+void abort_all_ranks(int exit_code) {
+    std::fflush(nullptr);
+    if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, exit_code);
+    std::_Exit(exit_code);
+}
+
+}  // namespace ultrascale
