@@ -120,8 +120,13 @@ test: deps  ## build and run all tests; with BACKEND=cpu also under the sanitize
 	$(MAKE) $(JOBS) --no-print-directory test-programs
 	@tests/run_all.sh cuda "$(MPIRUN) $(MPIRUN_FLAGS)"
 
-compute-sanitizer: $(BUILD)/unit_test  ## the unit tests under memcheck, racecheck and initcheck (needs a GPU)
-	for tool in memcheck racecheck initcheck; do compute-sanitizer --tool $$tool --error-exitcode 1 --print-limit 10 $(BUILD)/unit_test || exit 1; done
+# racecheck and initcheck leave out what calls cuBLAS: on Hopper racecheck fails inside its kernels, and initcheck does not see what
+# they store with the copy engine (TMA).
+SANITIZER := compute-sanitizer --error-exitcode 1 --print-limit 10
+compute-sanitizer: $(BUILD)/unit_test  ## the operations under memcheck, racecheck and initcheck (needs a GPU)
+	$(SANITIZER) --tool memcheck $(BUILD)/unit_test --gtest_filter='Ops*:Llama*:Optimizer*:AdamW*:Documents*'
+	for tool in racecheck initcheck; do \
+	    $(SANITIZER) --tool $$tool $(BUILD)/unit_test --gtest_filter='Ops*:-OpsMatmul*:OpsAttention.Naive*:OpsAttention.RowsWithoutKeys*' || exit 1; done
 else
 test: deps
 	$(MAKE) $(JOBS) --no-print-directory test-programs

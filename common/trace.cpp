@@ -28,7 +28,10 @@ const auto program_start = std::chrono::steady_clock::now();
 
 double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now() - program_start).count(); }
 
-void trace_record(bool on) { recording = on; }
+void trace_record(bool on) {
+    if (recording && !on) resolve_communication_times();  // what is under way still belongs to the record
+    recording = on;
+}
 bool trace_recording() { return recording; }
 
 // Spans whose ends the device may not have reached yet: their times are asked for when somebody reads them, since asking
@@ -49,6 +52,7 @@ const std::vector<Span>& trace_spans() {
 }
 
 void trace_clear() {
+    resolve_communication_times();
     std::lock_guard lock(mutex);
     pending.clear();
     spans.clear();

@@ -27,7 +27,8 @@ suite "unit" build/$backend/unit_test
 for ranks in 1 2 3 4 8; do  # on GPUs: more ranks than GPUs communicate through the host
     suite "communication, $ranks ranks" $mpirun -n $ranks build/$backend/comm_test
 done
-suite "chapters" build/$backend/chapter_test
+# On a GPU most of a chapter's short run is starting up: four at a time.
+suite "chapters" tests/in_shards.sh $([ "$backend" = cuda ] && echo 4 || echo 1) build/$backend/chapter_test
 if [ "$backend" = cpu ]; then
     if [ -x build/cpu-openmpi/comm_test ]; then
         suite "communication, 4 ranks, Open MPI" mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 build/cpu-openmpi/comm_test

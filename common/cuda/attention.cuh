@@ -5,6 +5,8 @@
 // causality and grows with i; its begin comes from the documents and costs a read of document_starts[b, i].
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include <algorithm>
 #include <climits>
 
@@ -98,7 +100,12 @@ inline double visible_pairs(const AttentionMask& mask, const AttentionSizes& n) 
 bool attention_mma_supported(DType dtype, int64_t D);
 void attention_forward_mma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
                            const DeviceMask& mask);
-void attention_backward_mma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                            const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask);
+struct AttentionBackwardInputs {
+    const __nv_bfloat16 *dout, *q, *k, *v;
+    const float *lse, *delta;
+};
+void attention_backward_keys_mma(__nv_bfloat16* dk, __nv_bfloat16* dv, const AttentionBackwardInputs& in, const AttentionSizes& s,
+                                 const DeviceMask& mask);
+void attention_backward_queries_mma(__nv_bfloat16* dq, const AttentionBackwardInputs& in, const AttentionSizes& s, const DeviceMask& mask);
 
 }  // namespace ultrascale::ops

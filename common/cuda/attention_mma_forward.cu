@@ -15,17 +15,14 @@ namespace ultrascale::ops {
 
 namespace {
 
-constexpr int query_rows = 128, warps = 4, threads = 32 * warps, tiles = query_rows / warps / 16;
-template <int D>
-constexpr int key_rows_for = D == 64 ? 64 : 32;  // as many as registers allow
+constexpr int query_rows = 128, key_rows = 64, warps = 4, threads = 32 * warps, tiles = query_rows / warps / 16;
 
 template <int D>
-constexpr size_t shared_bytes = (query_rows + 4 * key_rows_for<D>)*D * sizeof(Element);
+constexpr size_t shared_bytes = (query_rows + 4 * key_rows) * D * sizeof(Element);
 
 template <int D>
 __global__ void __launch_bounds__(threads, 2)
     forward(Element* o, float* lse, const Element* q, const Element* k, const Element* v, AttentionSizes s, DeviceMask mask) {
-    constexpr int key_rows = key_rows_for<D>;
     extern __shared__ __align__(128) unsigned char shared[];
     Element* q_tile = reinterpret_cast<Element*>(shared);
     Element* kv_tiles = q_tile + query_rows * D;  // K, V, and the next K, V
@@ -47,15 +44,13 @@ __global__ void __launch_bounds__(threads, 2)
     float sum[tiles][2] = {}, highest[tiles][2], out[tiles][D / 8][4] = {};
 #pragma unroll
     for (int m = 0; m < tiles; ++m) highest[m][0] = highest[m][1] = -INFINITY;
-    const float factor = s.scale() * 1.44269504f;  // exp(scale x) = 2^(factor x)
+    const float factor = s.scale() * log2_e;  // exp(scale x) = 2^(factor x)
 
     const auto load = [&](int stage, int n) {
         load_tile<key_rows, D, threads>(k_tile(stage), k, k_stride, n, s.Tk);
         load_tile<key_rows, D, threads>(v_tile(stage), v, k_stride, n, s.Tk);
         copy_async_commit();
     };
-    constexpr bool q_in_registers = D == 64;
-    uint32_t q_a[q_in_registers ? D / 16 : 1][tiles][4];
     load_tile<query_rows, D, threads>(q_tile, q, q_stride, first, s.Tq);
     copy_async_commit();
     const int n_begin = range.lowest_begin / key_rows * key_rows;
@@ -65,26 +60,20 @@ __global__ void __launch_bounds__(threads, 2)
         copy_async_wait<0>();
         __syncthreads();  // this stage is here, and nobody reads the other one any more
         if (n + key_rows < range.highest_end) load(1 - stage, n + key_rows);
-        if (q_in_registers && n == n_begin)
-#pragma unroll
-            for (int kk = 0; kk < D / 16; ++kk)
-#pragma unroll
-                for (int m = 0; m < tiles; ++m) load_a<D>(q_a[q_in_registers ? kk : 0][m], q_tile, row + m * 16, kk);
-
         float score[tiles][key_rows / 8][4] = {};
 #pragma unroll
         for (int kk = 0; kk < D / 16; ++kk) {
-            if (!q_in_registers)
+            uint32_t q_a[tiles][4];
 #pragma unroll
-                for (int m = 0; m < tiles; ++m) load_a<D>(q_a[0][m], q_tile, row + m * 16, kk);
+            for (int m = 0; m < tiles; ++m) load_a<D>(q_a[m], q_tile, row + m * 16, kk);
 #pragma unroll
             for (int j = 0; j < key_rows / 16; ++j) {
                 uint32_t k_b[4];
                 load_b_rows<D>(k_b, k_tile(stage), j * 16, kk);
 #pragma unroll
                 for (int m = 0; m < tiles; ++m) {
-                    mma(score[m][2 * j], q_a[q_in_registers ? kk : 0][m], k_b[0], k_b[1]);
-                    mma(score[m][2 * j + 1], q_a[q_in_registers ? kk : 0][m], k_b[2], k_b[3]);
+                    mma(score[m][2 * j], q_a[m], k_b[0], k_b[1]);
+                    mma(score[m][2 * j + 1], q_a[m], k_b[2], k_b[3]);
                 }
             }
         }
@@ -103,6 +92,8 @@ __global__ void __launch_bounds__(threads, 2)
                             if (key < begin || key >= end) score[m][j][2 * r + e] = -INFINITY;
                         }
                 }
+        float rescale[tiles][2];
+        bool unchanged = true;
 #pragma unroll
         for (int m = 0; m < tiles; ++m)
 #pragma unroll
@@ -113,20 +104,25 @@ __global__ void __launch_bounds__(threads, 2)
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));  // four lanes share a row
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
                 const float shift = top == -INFINITY ? 0 : top * factor;
-                const float rescale = exp2_fast(highest[m][r] * factor - shift);
+                rescale[m][r] = exp2_fast(highest[m][r] * factor - shift);
+                unchanged = unchanged && top == highest[m][r];
                 highest[m][r] = top;
-                float added = 0;
+                sum[m][r] *= rescale[m][r];
 #pragma unroll
                 for (int j = 0; j < key_rows / 8; ++j)
 #pragma unroll
                     for (int e = 2 * r; e < 2 * r + 2; ++e) {
                         score[m][j][e] = exp2_fast(score[m][j][e] * factor - shift);
-                        added += score[m][j][e];
+                        sum[m][r] += score[m][j][e];
                     }
-                sum[m][r] = sum[m][r] * rescale + added;
-#pragma unroll
-                for (int j = 0; j < D / 8; ++j) out[m][j][2 * r] *= rescale, out[m][j][2 * r + 1] *= rescale;
             }
+        if (!__all_sync(0xffffffffu, unchanged))  // after the first blocks of keys a new maximum is rare
+#pragma unroll
+            for (int m = 0; m < tiles; ++m)
+#pragma unroll
+                for (int j = 0; j < D / 8; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) out[m][j][e] *= rescale[m][e / 2];
 #pragma unroll
         for (int kk = 0; kk < key_rows / 16; ++kk) {
             uint32_t p_a[tiles][4];

@@ -56,7 +56,7 @@ void compare_gpus(const Communicator::Impl& world, Exchange& exchange) {
     exchange.for_each_peer([&](int peer) { exchange.send(&gpus[world.rank], sizeof(Uuid), peer); });
     exchange.wait();
     std::set<Uuid> different(gpus.begin(), gpus.end());
-    sharing = int(different.size()) < world.size() || (world.size() > 1 && different.contains(Uuid{}));
+    sharing = int(different.size()) < world.size() || different.contains(Uuid{});
     if (sharing && world.rank == 0 && !different.contains(Uuid{})) {
         std::fprintf(stderr, "%d ranks share %d GPU%s: communication goes through the host\n", world.size(), int(different.size()),
                      different.size() == 1 ? "" : "s");
@@ -188,9 +188,10 @@ void check_communication() {
 namespace transport {
 
 void open(Communicator::Impl& group) {
+    if (group.size() == 1) return;
     Exchange exchange(group, group.collective_tag());
     if (group.number == 0) compare_gpus(group, exchange);
-    if (group.size() == 1 || sharing) return;
+    if (sharing) return;
     compute_stream();  // NCCL takes the current device
     cuda_select_device();
     ncclUniqueId id;

@@ -125,7 +125,7 @@ int64_t device_memory_bytes() {
 }
 
 DeviceOverhead device_overhead() {
-    cuda_check(cudaStreamSynchronize(cuda_compute()));
+    compute_stream().synchronize();
     size_t free = 0, total = 0;
     uint64_t reserved = 0, used = 0;
     cuda_check(cudaMemGetInfo(&free, &total));
@@ -141,7 +141,7 @@ void device_copy_from_host(void* device, const void* host, int64_t bytes) {
 
 void device_copy_to_host(void* host, const void* device, int64_t bytes) {
     if (bytes > 0) cuda_check(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDeviceToHost, cuda_compute()));
-    cuda_check(cudaStreamSynchronize(cuda_compute()));
+    compute_stream().synchronize();
 }
 
 void device_zero(void* device, int64_t bytes) {

@@ -96,9 +96,9 @@ __device__ void load_b_columns(uint32_t (&b)[4], Element* tile, int row, int n) 
 
 // c += a b
 __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ inline uint32_t pack(float low, float high) {
@@ -113,10 +113,14 @@ __device__ inline void as_a(uint32_t (&a)[4], const float (&left)[4], const floa
     a[3] = pack(right[2], right[3]);
 }
 
+// Exponents are base 2: exp(x) = 2^(x log2_e).
+inline constexpr float log2_e = 1.44269504f;
 __device__ inline float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// What the exponent loses so that 2^(score log2_e - this) is a probability, from the log-sum-exp; a row without keys gets none.
+__device__ inline float log2_sum_of(float lse) { return lse == -INFINITY ? INFINITY : lse * log2_e; }
 
 }  // namespace ultrascale

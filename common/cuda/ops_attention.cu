@@ -221,20 +221,6 @@ __global__ void __launch_bounds__(threads) backward_keys(T* dk, T* dv, Inputs<T>
         }
 }
 
-// `lanes` (a power of two, at most 32) for each row (b, t, h), n elements in one access: a warp takes 32 / lanes rows.
-template <int n, class T>
-__global__ void __launch_bounds__(threads)
-    delta_rows(float* delta, const T* dout, const T* o, int64_t N, int64_t Tq, int64_t H, int64_t D, int lanes) {
-    const int64_t row = (int64_t(blockIdx.x) * threads + threadIdx.x) / lanes;
-    float sum = 0;
-    for (int64_t d = threadIdx.x % lanes * n; d < D && row < N; d += lanes * n) {
-        const Pack<T, n> a = load<n>(dout + row * D + d), b = load<n>(o + row * D + d);
-        for (int j = 0; j < n; ++j) sum += to_float(a.x[j]) * to_float(b.x[j]);
-    }
-    for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    if (row < N && threadIdx.x % lanes == 0) delta[(row / H / Tq * H + row % H) * Tq + row / H % Tq] = sum;
-}
-
 // Calls f(std::integral_constant<int, c>{}) with the c of Place.
 template <int c = 1, class F>
 void with_columns(int64_t D, F&& f) {
@@ -261,20 +247,6 @@ void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, c
     });
 }
 
-void attention_delta(Tensor delta, const Tensor& dout, const Tensor& o) {
-    const int64_t B = o.size(0), Tq = o.size(1), H = o.size(2), D = o.size(3), N = B * Tq * H;
-    check(dout.numel() == o.numel() && delta.numel() == N, "attention_delta: dout, o (B, Tq, H, D), delta (B, H, Tq)");
-    OpSpan span("attention_delta", 2.0 * double(o.numel()), bytes_of(delta, dout, o));
-    with_type(o.dtype(), [&]<class T>(T) {
-        const bool packs = packs_fit<T>(D, {dout.data(), o.data()});
-        int lanes = 1;
-        while (lanes < 32 && lanes * (packs ? pack_size<T> : 1) < D) lanes *= 2;
-        const auto kernel = packs ? delta_rows<pack_size<T>, T> : delta_rows<1, T>;
-        LAUNCH(kernel, unsigned(ceil_div(N * lanes, threads)), threads, 0)
-        (delta.as<float>(), data<T>(dout), data<T>(o), N, Tq, H, D, lanes);
-    });
-}
-
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& lse, const Tensor& delta, const AttentionMask& mask) {
     const AttentionSizes n = attention_sizes(q, k, v);
@@ -284,8 +256,14 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
     const DeviceMask visible = device_mask(mask, n);
     OpSpan span("attention_backward", 10.0 * visible_pairs(mask, n) * double(n.q_row()), bytes_of(dq, dk, dv, dout, q, k, v, lse, delta));
     const bool aligned = aligned16({dq.data(), dk.data(), dv.data(), dout.data(), q.data(), k.data(), v.data()});
-    if (attention_mma_supported(q.dtype(), n.D) && aligned)
-        return attention_backward_mma(dq, dk, dv, dout, q, k, v, lse, delta, n, visible);
+    if (attention_mma_supported(q.dtype(), n.D) && aligned) {
+        using Half = __nv_bfloat16;
+        const AttentionBackwardInputs in = {data<Half>(dout), data<Half>(q),    data<Half>(k),
+                                            data<Half>(v),    data<float>(lse), data<float>(delta)};
+        attention_backward_keys_mma(data<Half>(dk), data<Half>(dv), in, n, visible);
+        attention_backward_queries_mma(data<Half>(dq), in, n, visible);
+        return;
+    }
     with_type(q.dtype(), [&]<class T>(T) {
         const Inputs<T> in = {data<T>(q), data<T>(k), data<T>(v), data<T>(dout), lse.as<float>(), delta.as<float>(), n, visible, aligned};
         with_columns(n.D, [&]<int c>(std::integral_constant<int, c>) {

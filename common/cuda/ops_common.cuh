@@ -91,7 +91,7 @@ inline constexpr int pack_size = 16 / int(sizeof(T));
 // Whether these addresses are multiples of 16: enough where a kernel does a last, incomplete pack element by element.
 inline bool aligned16(std::initializer_list<const void*> addresses) { return packs_fit<char>(0, addresses); }
 
-// n floats as the wide accesses they need: for tables in fp32 beside packs of n bf16.
+// n floats as the wide accesses they need: for tables and sums in fp32 beside packs of n bf16.
 template <int n>
 __device__ void load_floats(float (&to)[n], const float* from) {
     constexpr int width = n < 4 ? n : 4;
@@ -100,6 +100,17 @@ __device__ void load_floats(float (&to)[n], const float* from) {
         const Pack<float, width> part = load<width>(from + i);
 #pragma unroll
         for (int j = 0; j < width; ++j) to[i + j] = part.x[j];
+    }
+}
+template <int n>
+__device__ void store_floats(float* to, const float (&from)[n]) {
+    constexpr int width = n < 4 ? n : 4;
+#pragma unroll
+    for (int i = 0; i < n; i += width) {
+        Pack<float, width> part;
+#pragma unroll
+        for (int j = 0; j < width; ++j) part.x[j] = from[i + j];
+        store(to + i, part);
     }
 }
 

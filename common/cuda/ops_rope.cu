@@ -23,7 +23,7 @@ Sizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
     return s;
 }
 
-constexpr int threads = 256, unroll = 2, tokens_of_block = 4;
+constexpr int threads = 256, unroll = 2, tokens_of_block = 8;
 
 // forward: qkv -> q, k, v. Else q, k, v are gradients and become qkv's, turned back. A thread takes n pairs at a time: n
 // elements from the lower half of a head and n from the upper one.

@@ -144,7 +144,9 @@ void expect_gradients(const Tensors& t, const Reference::Gradients& want, double
     EXPECT_LT(relative_error(t.dv, want.dv), bound);
 }
 
-TEST(OpsAttention, TiledAndNaive) {
+// Calls check(case, tensors, the right o, lse and probabilities, the right gradients, bound) for each case in both dtypes.
+template <class Check>
+void for_each_case(Check check) {
     for (DType dtype : {DType::fp32, DType::bf16})
         for (const Case& c : cases) {
             SCOPED_TRACE(name(c, dtype));
@@ -152,23 +154,32 @@ TEST(OpsAttention, TiledAndNaive) {
             const Reference reference(c);
             Doubles lse, p;
             const Doubles o = reference.forward(to_double(t.q), to_double(t.k), to_double(t.v), &lse, &p);
-            const Reference::Gradients want = t.expected(reference);
-            const double bound = dtype == DType::fp32 ? 5e-6 : 1e-2;
-            ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
-            EXPECT_LT(relative_error(t.o, o), bound);
-            EXPECT_LT(relative_error(t.lse, lse), 1e-5);
-            ops::attention_delta(t.delta, t.dout, t.o);
-            EXPECT_LT(relative_error(t.delta, want.delta), 3 * bound);
-            ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c));
-            expect_gradients(t, want, bound);
+            check(c, t, o, lse, p, t.expected(reference), dtype == DType::fp32 ? 5e-6 : 1e-2);
+        }
+}
 
-            t = Tensors(c, dtype, 1);
+TEST(OpsAttention, Tiled) {
+    for_each_case([](const Case& c, Tensors& t, const Doubles& o, const Doubles& lse, const Doubles&, const Reference::Gradients& want,
+                     double bound) {
+        ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
+        EXPECT_LT(relative_error(t.o, o), bound);
+        EXPECT_LT(relative_error(t.lse, lse), 1e-5);
+        ops::attention_delta(t.delta, t.dout, t.o);
+        EXPECT_LT(relative_error(t.delta, want.delta), 3 * bound);
+        ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c));
+        expect_gradients(t, want, bound);
+    });
+}
+
+TEST(OpsAttention, Naive) {
+    for_each_case(
+        [](const Case& c, Tensors& t, const Doubles& o, const Doubles&, const Doubles& p, const Reference::Gradients& want, double bound) {
             ops::attention_naive_forward(t.o, t.probabilities, t.q, t.k, t.v, mask_of(c));
             EXPECT_LT(relative_error(t.o, o), bound);
             EXPECT_LT(relative_error(t.probabilities, p), bound);
             ops::attention_naive_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.probabilities);
             expect_gradients(t, want, bound);
-        }
+        });
 }
 
 TEST(OpsAttention, BackwardEqualsCentralDifferences) {

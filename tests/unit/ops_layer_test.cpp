@@ -48,7 +48,8 @@ void norm_backward(const Doubles& x, const Doubles& w, const Doubles& dy, Double
 
 TEST(OpsRmsNorm, ForwardAndBackward) {
     for (DType dtype : dtypes)
-        for (auto [N, h] : std::vector<Size2>{{1, 1}, {3, 7}, {67, 129}, {301, 64}, {5000, 17}}) {
+        for (auto [N, h] :
+             std::vector<Size2>{{1, 1}, {3, 7}, {67, 129}, {301, 64}, {5000, 17}, {9, 520}, {5, 2048}, {3, 4096}, {2, 8192}, {2, 16392}}) {
             Tensor x = random_tensor({N, h}, dtype, 1), w = random_tensor({h}, dtype, 2), dy = random_tensor({N, h}, dtype, 3);
             Tensor y = poisoned({N, h}, dtype), rstd = poisoned({N}, DType::fp32), dx = poisoned({N, h}, dtype);
             Tensor dw = random_tensor({h}, dtype, 4);
@@ -116,8 +117,8 @@ void turn(double* head, int64_t D, double position, const Doubles& frequencies, 
 
 TEST(OpsRope, ForwardAndItsAdjoint) {
     for (DType dtype : dtypes)
-        for (auto [B, T, H, K, D] :
-             std::vector<std::array<int64_t, 5>>{{1, 1, 1, 1, 2}, {2, 5, 6, 2, 10}, {3, 67, 4, 4, 16}, {1, 130, 3, 1, 64}}) {
+        for (auto [B, T, H, K, D] : std::vector<std::array<int64_t, 5>>{
+                 {1, 1, 1, 1, 2}, {2, 5, 6, 2, 10}, {3, 67, 4, 4, 16}, {1, 130, 3, 1, 64}, {1, 9, 2, 1, 128}}) {
             const int64_t columns = (H + 2 * K) * D;
             Tensor qkv = random_tensor({B, T, columns}, dtype, 12), positions = random_integers({B, T}, 0, 100, 13);
             Tensor frequencies = random_tensor({D / 2}, DType::fp32, 14);
@@ -174,7 +175,7 @@ Doubles swiglu(const Doubles& x, int64_t F) {
 
 TEST(OpsSwiglu, ForwardBackwardAndCentralDifferences) {
     for (DType dtype : dtypes)
-        for (auto [N, F] : std::vector<Size2>{{1, 1}, {3, 5}, {67, 257}}) {
+        for (auto [N, F] : std::vector<Size2>{{1, 1}, {3, 5}, {67, 257}, {2, 8}, {4, 9000}}) {
             Tensor x = random_tensor({N, 2 * F}, dtype, 19), dout = random_tensor({N, F}, dtype, 20);
             ops::scale(x, 4);
             Tensor out = poisoned({N, F}, dtype), dx = poisoned({N, 2 * F}, dtype);
@@ -213,7 +214,7 @@ double log_sum_exp(const double* x, int64_t V) {
 TEST(OpsCrossEntropy, LossesAndGradientInPlace) {
     for (DType dtype : dtypes)
         for (double size : {1.0, 100.0})
-            for (auto [N, V] : std::vector<Size2>{{1, 1}, {5, 3}, {67, 257}, {9, 10007}}) {
+            for (auto [N, V] : std::vector<Size2>{{1, 1}, {5, 3}, {67, 257}, {9, 10007}, {5, 16}, {2, 65528}}) {
                 Tensor logits = random_tensor({N, V}, dtype, 21), targets = random_integers({N}, 0, int32_t(V - 1), 22);
                 ops::scale(logits, float(size));
                 std::vector<int32_t> target_of = targets.to_host<int32_t>();
