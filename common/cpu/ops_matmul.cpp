@@ -1,7 +1,5 @@
 // Matrix product on OpenBLAS. It multiplies fp32 only, so bf16 operands are widened into the workspace: b as a whole, a
 // and d in panels of rows.
-#include <chrono>
-
 #include "ops_common.h"
 
 namespace ultrascale::ops {
@@ -62,21 +60,6 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
         if (addend && !in_place) convert(d, addend);
         sgemm(ta, tb, M, N, K, 1, a.as<float>(), a.cols(), b.as<float>(), b.cols(), addend ? 1 : 0, d.as<float>(), N);
     }
-}
-
-double measure_matmul_rate(DType dtype, int64_t n) {
-    Tensor a = Tensor::zeros({n, n}, dtype, Memory::workspace), b = Tensor::zeros({n, n}, dtype, Memory::workspace);
-    Tensor d = Tensor::empty({n, n}, dtype, Memory::workspace);
-    fill(a, 0.5f);
-    fill(b, 0.25f);
-    double best = 0;
-    for (int repeat = 0; repeat < 6; ++repeat) {  // the first one warms up, the best one counts
-        auto start = std::chrono::steady_clock::now();
-        matmul(d, a, Transpose::no, b, Transpose::yes);
-        std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-        best = std::max(best, 2.0 * double(n) * double(n) * double(n) / elapsed.count());
-    }
-    return best;
 }
 
 }  // namespace ultrascale::ops

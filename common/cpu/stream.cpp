@@ -5,21 +5,14 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <cstdio>
 #include <deque>
-#include <exception>
 #include <mutex>
 #include <thread>
 
+#include "../stream_failure.h"
 #include "../trace.h"
 
 namespace ultrascale {
-
-// Why a stream stopped working. `seen` once the exception has come out somewhere.
-struct Failure {
-    std::exception_ptr exception;
-    std::atomic<bool> seen = false;
-};
 
 struct Event::Impl {
     std::atomic<bool> reached = false;
@@ -98,18 +91,6 @@ struct Stream::Impl {
             }
         }
     }
-
-    // The last chance to hear of a failure that nobody waited for.
-    void report_unseen_failure() const {
-        if (!failure || failure->seen) return;
-        try {
-            std::rethrow_exception(failure->exception);
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "stream %s failed: %s\n", name.c_str(), error.what());
-        } catch (...) {
-            std::fprintf(stderr, "stream %s failed\n", name.c_str());
-        }
-    }
 };
 
 Stream::Stream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -126,7 +107,7 @@ Stream::~Stream() {
         impl_->changed.notify_one();
     }
     impl_->thread.join();
-    impl_->report_unseen_failure();
+    report_unseen_failure(impl_->failure.get(), impl_->name);
 }
 
 const std::string& Stream::name() const { return impl_->name; }

@@ -104,10 +104,8 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
                     load_b_rows<D>(dout_b, dout_tile(stage), sub + j * 16, kk);
 #pragma unroll
                     for (int m = 0; m < tiles; ++m) {
-                        mma(p[m][2 * j], k_a[m], q_b[0], q_b[1]);
-                        mma(p[m][2 * j + 1], k_a[m], q_b[2], q_b[3]);
-                        mma(ds[m][2 * j], v_a[m], dout_b[0], dout_b[1]);
-                        mma(ds[m][2 * j + 1], v_a[m], dout_b[2], dout_b[3]);
+                        mma_pair(p[m], j, k_a[m], q_b);
+                        mma_pair(ds[m], j, v_a[m], dout_b);
                     }
                 }
             }
@@ -151,10 +149,8 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
                     load_b_columns<D>(q_b, q_tile(stage), sub + kk * 16, j);
 #pragma unroll
                     for (int m = 0; m < tiles; ++m) {
-                        mma(dv_sum[m][2 * j], p_a[m], dout_b[0], dout_b[1]);
-                        mma(dv_sum[m][2 * j + 1], p_a[m], dout_b[2], dout_b[3]);
-                        mma(dk_sum[m][2 * j], ds_a[m], q_b[0], q_b[1]);
-                        mma(dk_sum[m][2 * j + 1], ds_a[m], q_b[2], q_b[3]);
+                        mma_pair(dv_sum[m], j, p_a[m], dout_b);
+                        mma_pair(dk_sum[m], j, ds_a[m], q_b);
                     }
                 }
             }
@@ -165,16 +161,10 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
 
     const float scale = s.scale();
 #pragma unroll
-    for (int m = 0; m < tiles; ++m)
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-#pragma unroll
-            for (int j = 0; j < D / 8; ++j) {
-                const int i = row + m * 16 + r * 8 + g;
-                *reinterpret_cast<uint32_t*>(tile_chunk<D>(k_tile, i, j) + 2 * t) =
-                    pack(dk_sum[m][j][2 * r] * scale, dk_sum[m][j][2 * r + 1] * scale);
-                *reinterpret_cast<uint32_t*>(tile_chunk<D>(v_tile, i, j) + 2 * t) = pack(dv_sum[m][j][2 * r], dv_sum[m][j][2 * r + 1]);
-            }
+    for (int m = 0; m < tiles; ++m) {
+        store_c<D>(k_tile, row + m * 16, dk_sum[m], scale, scale);
+        store_c<D>(v_tile, row + m * 16, dv_sum[m], 1, 1);
+    }
     store_rows<16 * tiles, D>(k_tile, row, dk + k_begin, k_stride, warp_first, s.Tk);
     store_rows<16 * tiles, D>(v_tile, row, dv + k_begin, k_stride, warp_first, s.Tk);
 }

@@ -85,10 +85,8 @@ __global__ void __launch_bounds__(QueryBlock<D>::threads, 2)
                     load_b_rows<D>(v_b, v_tile(stage), sub + j * 16, kk);
 #pragma unroll
                     for (int m = 0; m < tiles; ++m) {
-                        mma(p[m][2 * j], q_a[m], k_b[0], k_b[1]);
-                        mma(p[m][2 * j + 1], q_a[m], k_b[2], k_b[3]);
-                        mma(ds[m][2 * j], dout_a[m], v_b[0], v_b[1]);
-                        mma(ds[m][2 * j + 1], dout_a[m], v_b[2], v_b[3]);
+                        mma_pair(p[m], j, q_a[m], k_b);
+                        mma_pair(ds[m], j, dout_a[m], v_b);
                     }
                 }
             }
@@ -123,10 +121,7 @@ __global__ void __launch_bounds__(QueryBlock<D>::threads, 2)
                     uint32_t k_b[4];
                     load_b_columns<D>(k_b, k_tile(stage), sub + kk * 16, j);
 #pragma unroll
-                    for (int m = 0; m < tiles; ++m) {
-                        mma(dq_sum[m][2 * j], ds_a[m], k_b[0], k_b[1]);
-                        mma(dq_sum[m][2 * j + 1], ds_a[m], k_b[2], k_b[3]);
-                    }
+                    for (int m = 0; m < tiles; ++m) mma_pair(dq_sum[m], j, ds_a[m], k_b);
                 }
             }
         }
@@ -136,13 +131,7 @@ __global__ void __launch_bounds__(QueryBlock<D>::threads, 2)
 
     const float scale = s.scale();
 #pragma unroll
-    for (int m = 0; m < tiles; ++m)
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-#pragma unroll
-            for (int j = 0; j < D / 8; ++j)
-                *reinterpret_cast<uint32_t*>(tile_chunk<D>(q_tile, row + m * 16 + r * 8 + g, j) + 2 * t) =
-                    pack(dq_sum[m][j][2 * r] * scale, dq_sum[m][j][2 * r + 1] * scale);
+    for (int m = 0; m < tiles; ++m) store_c<D>(q_tile, row + m * 16, dq_sum[m], scale, scale);
     store_rows<16 * tiles, D>(q_tile, row, dq + q_begin, q_stride, first + row, s.Tq);
 }
 

@@ -71,10 +71,7 @@ __global__ void __launch_bounds__(threads, 2)
                 uint32_t k_b[4];
                 load_b_rows<D>(k_b, k_tile(stage), j * 16, kk);
 #pragma unroll
-                for (int m = 0; m < tiles; ++m) {
-                    mma(score[m][2 * j], q_a[m], k_b[0], k_b[1]);
-                    mma(score[m][2 * j + 1], q_a[m], k_b[2], k_b[3]);
-                }
+                for (int m = 0; m < tiles; ++m) mma_pair(score[m], j, q_a[m], k_b);
             }
         }
         if (n < range.highest_begin || n + key_rows > range.lowest_end)
@@ -133,10 +130,7 @@ __global__ void __launch_bounds__(threads, 2)
                 uint32_t v_b[4];
                 load_b_columns<D>(v_b, v_tile(stage), kk * 16, j);
 #pragma unroll
-                for (int m = 0; m < tiles; ++m) {
-                    mma(out[m][2 * j], p_a[m], v_b[0], v_b[1]);
-                    mma(out[m][2 * j + 1], p_a[m], v_b[2], v_b[3]);
-                }
+                for (int m = 0; m < tiles; ++m) mma_pair(out[m], j, p_a[m], v_b);
             }
         }
     }
@@ -145,20 +139,19 @@ __global__ void __launch_bounds__(threads, 2)
 
     // Through shared memory (a warp's queries' own rows), so that whole rows go out.
 #pragma unroll
-    for (int m = 0; m < tiles; ++m)
+    for (int m = 0; m < tiles; ++m) {
+        float inverse[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float l = sum[m][r];
             l += __shfl_xor_sync(0xffffffffu, l, 1);
             l += __shfl_xor_sync(0xffffffffu, l, 2);
-            const float inverse = l > 0 ? 1 / l : 0;
+            inverse[r] = l > 0 ? 1 / l : 0;
             const int i = row + m * 16 + r * 8 + g;
-#pragma unroll
-            for (int j = 0; j < D / 8; ++j)
-                *reinterpret_cast<uint32_t*>(tile_chunk<D>(q_tile, i, j) + 2 * t) =
-                    pack(out[m][j][2 * r] * inverse, out[m][j][2 * r + 1] * inverse);
             if (t == 0 && first + i < s.Tq) lse[(b * s.H + h) * s.Tq + first + i] = l > 0 ? highest[m][r] * s.scale() + logf(l) : -INFINITY;
         }
+        store_c<D>(q_tile, row + m * 16, out[m], inverse[0], inverse[1]);
+    }
     store_rows<16 * tiles, D>(q_tile, row, o, q_stride, first + row, s.Tq);
 }
 

@@ -101,6 +101,13 @@ __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// The C tiles 2 j and 2 j + 1 += a times the two B tiles that load_b_rows or load_b_columns brought.
+template <int n>
+__device__ void mma_pair(float (&c)[n][4], int j, const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+    mma(c[2 * j], a, b[0], b[1]);
+    mma(c[2 * j + 1], a, b[2], b[3]);
+}
+
 __device__ inline uint32_t pack(float low, float high) {
     const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&both);
@@ -111,6 +118,20 @@ __device__ inline void as_a(uint32_t (&a)[4], const float (&left)[4], const floa
     a[1] = pack(left[2], left[3]);
     a[2] = pack(right[0], right[1]);
     a[3] = pack(right[2], right[3]);
+}
+
+// C tiles of 16 rows, times a factor for this thread's row g and one for row g + 8, to the tile's rows row .. row+15.
+template <int D>
+__device__ void store_c(Element* tile, int row, const float (&c)[D / 8][4], float factor_low, float factor_high) {
+    const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const float factor = r == 0 ? factor_low : factor_high;
+#pragma unroll
+        for (int j = 0; j < D / 8; ++j)
+            *reinterpret_cast<uint32_t*>(tile_chunk<D>(tile, row + r * 8 + g, j) + 2 * t) =
+                pack(c[j][2 * r] * factor, c[j][2 * r + 1] * factor);
+    }
 }
 
 // Exponents are base 2: exp(x) = 2^(x log2_e).

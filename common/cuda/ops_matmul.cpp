@@ -194,20 +194,4 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
     plan_for(shape, a, b, addend ? c : nullptr, d).run(a.data(), b.data(), c, d.data());
 }
 
-double measure_matmul_rate(DType dtype, int64_t n) {
-    Tensor a = Tensor::empty({n, n}, dtype, Memory::workspace), b = Tensor::empty({n, n}, dtype, Memory::workspace);
-    Tensor d = Tensor::empty({n, n}, dtype, Memory::workspace);
-    fill(a, 0.5f);
-    fill(b, 0.25f);
-    double best = 0;
-    for (int repeat = 0; repeat < 6; ++repeat) {  // the first one warms up, the best one counts
-        compute_stream().synchronize();
-        const double begin = now_seconds();
-        matmul(d, a, Transpose::no, b, Transpose::yes);
-        compute_stream().synchronize();
-        best = std::max(best, 2.0 * double(n) * double(n) * double(n) / (now_seconds() - begin));
-    }
-    return best;
-}
-
 }  // namespace ultrascale::ops

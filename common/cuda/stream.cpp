@@ -5,10 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
-#include <exception>
 #include <mutex>
 
+#include "../stream_failure.h"
 #include "../trace.h"
 #include "comm_nccl.h"
 #include "cuda_common.h"
@@ -16,12 +15,6 @@
 namespace ultrascale {
 
 // ---- failures ------------------------------------------------------------------------------------------------------------
-
-// Why a stream stopped working. `seen` once the exception has come out somewhere.
-struct Failure {
-    std::exception_ptr exception;
-    std::atomic<bool> seen = false;
-};
 
 // What host functions share with their stream; it outlives both.
 struct Health {
@@ -131,19 +124,6 @@ struct Stream::Impl {
         job.release();
         ++submitted;
     }
-
-    // The last chance to hear of a failure that nobody waited for.
-    void report_unseen_failure() const {
-        auto failure = health->failure_before(submitted);
-        if (!failure || failure->seen) return;
-        try {
-            std::rethrow_exception(failure->exception);
-        } catch (const std::exception& error) {
-            std::fprintf(stderr, "stream %s failed: %s\n", name.c_str(), error.what());
-        } catch (...) {
-            std::fprintf(stderr, "stream %s failed\n", name.c_str());
-        }
-    }
 };
 
 cudaStream_t cuda_stream(const Stream& stream) { return stream.impl().stream; }
@@ -155,7 +135,7 @@ Stream::Stream(std::string name) : impl_(std::make_unique<Impl>(std::move(name),
 Stream::~Stream() {
     if (communication_is_abandoned()) return;  // it might never be done
     cudaStreamSynchronize(impl_->stream);
-    impl_->report_unseen_failure();
+    report_unseen_failure(impl_->health->failure_before(impl_->submitted).get(), impl_->name);
     cudaStreamDestroy(impl_->stream);
 }
 
