@@ -17,8 +17,9 @@ void cuda_check(cudaError_t status, std::source_location at = std::source_locati
 cudaStream_t cuda_stream(const Stream& stream);
 inline cudaStream_t cuda_compute() { return cuda_stream(compute_stream()); }
 
-void cuda_select_device();  // makes this rank's GPU the current one; UserError where there is none
-int multiprocessors();      // of this rank's device
+void cuda_select_device();          // makes this rank's GPU the current one; UserError where there is none
+int multiprocessors();              // of this rank's device
+int64_t shared_memory_per_block();  // bytes that a block may ask for: 227 KiB on Hopper, 163 on A100, 99 on GeForce
 
 #ifdef __CUDACC__
 // LAUNCH(kernel, grid, block, shared_bytes)(arguments...): on the compute stream. A kernel with several template arguments

@@ -102,6 +102,7 @@ void cuda_select_device() {
 }
 
 int multiprocessors() { return properties().multiProcessorCount; }
+int64_t shared_memory_per_block() { return int64_t(properties().sharedMemPerBlockOptin); }
 
 void* device_allocate(int64_t bytes) {
     void* data = nullptr;

@@ -134,14 +134,4 @@ __device__ void store_c(Element* tile, int row, const float (&c)[D / 8][4], floa
     }
 }
 
-// Exponents are base 2: exp(x) = 2^(x log2_e).
-inline constexpr float log2_e = 1.44269504f;
-__device__ inline float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-// What the exponent loses so that 2^(score log2_e - this) is a probability, from the log-sum-exp; a row without keys gets none.
-__device__ inline float log2_sum_of(float lse) { return lse == -INFINITY ? INFINITY : lse * log2_e; }
-
 }  // namespace ultrascale

@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_pipeline_primitives.h>
 
 #include "../ops.h"
 #include "../trace.h"
@@ -77,6 +78,16 @@ __device__ void store(T* to, const Pack<T, n>& pack) {
     *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
 
+// n elements on their way to shared memory while the thread goes on (cp.async), so that far more bytes are under way than registers
+// could hold. They are there for this thread once __pipeline_wait_prior has waited for their __pipeline_commit.
+template <int n, class T>
+__device__ void load_async(T* shared, const T* from) {
+    if constexpr (n * sizeof(T) >= 4)
+        __pipeline_memcpy_async(shared, from, n * sizeof(T));
+    else
+        store(shared, load<n>(from));
+}
+
 // Whether rows of `columns` elements of T that begin at these addresses can be read 16 bytes at a time.
 template <class T>
 bool packs_fit(int64_t columns, std::initializer_list<const void*> addresses) {
@@ -113,6 +124,21 @@ __device__ void store_floats(float* to, const float (&from)[n]) {
         store(to + i, part);
     }
 }
+
+// Exponents are base 2: exp(x) = 2^(x log2_e).
+inline constexpr float log2_e = 1.44269504f;
+// 2^x by the special function unit, in one instruction; results below 2^-126 become 0. Relative error below 2^-22.
+__device__ inline float exp2_fast(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+// What the exponent loses so that 2^(score log2_e - this) is a probability, from the log-sum-exp; a row without keys gets none.
+__device__ inline float log2_sum_of(float lse) { return lse == -INFINITY ? INFINITY : lse * log2_e; }
 
 __device__ inline float warp_sum(float x) {
     for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);

@@ -1,17 +1,14 @@
 // Softmax cross-entropy: loss = log(sum exp(logits - max)) + max - logits[target], and its gradient in place.
 //
-// A block takes one row. First pass: maximum and sum together, each thread over its own packs (online softmax: Milakov &
-// Gimelshein 2018, https://arxiv.org/abs/1805.02867). Second pass: the gradient over the logits. Reads the logits once from
-// memory and writes them once (4 bytes per element in bf16): what fits of the row waits in shared memory for the second pass
-// (a thread reads back its own packs), the rest is read again while it is still in L2.
+// A block takes a row. First pass: maximum and sum together, each thread over its own packs (online softmax: Milakov & Gimelshein 2018,
+// https://arxiv.org/abs/1805.02867). Second pass: the gradient over the logits. Reads the logits once from memory and writes them
+// once (4 bytes per element in bf16): the row is loaded into shared memory, all of it under way at once, and waits there for the second
+// pass; a thread reads only what it loaded itself. What does not fit is read again while it is still in L2.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
-
-constexpr int threads = 512, unroll = 4;
-constexpr int64_t shared_bytes = 110 * 1024;  // of a row; two blocks share a multiprocessor's 228 KiB
 
 // Reads and writes of what nobody needs again soon: the second pass does not push other blocks' rows out of L2.
 template <int n, class T>
@@ -31,6 +28,7 @@ __device__ void store_last(T* to, const Pack<T, n>& pack) {
         store(to, pack);
 }
 
+template <int threads>
 __device__ float block_max(float x) {
     __shared__ float partial[threads / 32];
     x = warp_max(x);
@@ -40,14 +38,30 @@ __device__ float block_max(float x) {
     return x;
 }
 
-// The row's packs [0, kept) stay in shared memory.
-template <int n, class T>
-__global__ void __launch_bounds__(threads, 2)
-    cross_entropy_rows(float* losses, T* logits, const int32_t* targets, float dscale, int64_t V, int kept) {
+constexpr int unroll = 4, batches_ahead = 8;  // packs that a thread works on at once; as many batches at most are waited for one by one
+
+// Of some logits: their maximum, and the sum of exp(logit - maximum), computed as 2^(logit log2_e - shift): one multiply-add and
+// one exponential. The shift is rounded, but to the same number wherever this maximum is used, so that it cancels.
+struct Softmax {
+    float highest = -INFINITY, sum = 0;
+
+    // Only -inf so far: -inf - 0, not -inf - -inf.
+    __device__ static float shift_of(float highest) { return highest == -INFINITY ? 0.0f : __fmul_rn(highest, log2_e); }
+    __device__ float shift() const { return shift_of(highest); }
+    __device__ void raise(float larger) {  // to another maximum
+        if (sum > 0) sum *= exp2_fast(shift() - shift_of(larger));
+        highest = larger;
+    }
+};
+
+// A row is `packs` packs, of which the first `kept` wait in shared memory.
+template <int threads, int n, class T>
+__global__ void __launch_bounds__(threads, 1024 / threads)
+    cross_entropy_rows(float* losses, T* logits, const int32_t* targets, float dscale, int packs, int kept) {
     extern __shared__ float4 shared[];
-    T* row_shared = reinterpret_cast<T*>(shared);
-    const int64_t row = blockIdx.x;
-    const int target = targets[row], packs = int(V / n);
+    T* const row_shared = reinterpret_cast<T*>(shared);
+    const int64_t row = blockIdx.x, V = int64_t(packs) * n;
+    const int target = targets[row];
     logits += row * V;
 
     if (target == ignored_target) {
@@ -59,60 +73,72 @@ __global__ void __launch_bounds__(threads, 2)
         for (int p = threadIdx.x; p < packs; p += threads) store_last(logits + int64_t(p) * n, zeros);
         return;
     }
+
+    constexpr int batch = unroll * threads;
+    for (int first = threadIdx.x, b = 0; b < batches_ahead; ++b, first += batch) {
+        const int end = b + 1 < batches_ahead ? min(first + batch, kept) : kept;  // the last batch takes the rest
+        for (int p = first; p < end; p += threads) load_async<n>(row_shared + p * n, logits + int64_t(p) * n);
+        __pipeline_commit();
+    }
     const bool known = target >= 0 && target < V;
     const float at_target = known ? to_float(logits[target]) : NAN;  // before any thread overwrites it
 
-    float highest = -INFINITY, sum = 0;  // of exp(logit - highest)
-    for (int first = threadIdx.x; first < packs; first += unroll * threads) {
-        Pack<T, n> values[unroll];
-#pragma unroll
-        for (int u = 0; u < unroll; ++u) {
-            const int p = first + u * threads;
-            if (p < packs) values[u] = load<n>(logits + int64_t(p) * n);
-        }
-        float larger = highest;
-#pragma unroll
-        for (int u = 0; u < unroll; ++u) {
-            const int p = first + u * threads;
-            if (p >= packs) continue;
-            if (p < kept) store(row_shared + p * n, values[u]);
-#pragma unroll
-            for (int j = 0; j < n; ++j) larger = fmaxf(larger, to_float(values[u].x[j]));
-        }
-        const float shift = larger == -INFINITY ? 0.0f : larger;  // only -inf so far: -inf - 0, not -inf - -inf
-        sum *= __expf(highest - shift);
-        highest = larger;
+    // Calls work(values, first, end) for each batch of this thread's packs: first, first + threads, ..., below end.
+    using Batch = Pack<T, n>[unroll];
+    const auto read = [&](Batch& values, const T* from, int first, int end) {
 #pragma unroll
         for (int u = 0; u < unroll; ++u)
-            if (first + u * threads < packs)
+            if (const int p = first + u * threads; p < end) values[u] = load<n>(from + int64_t(p) * n);
+    };
+    const auto for_each_batch = [&](auto&& work) {
+        Batch values;
+        for (int first = threadIdx.x, b = 0; first < kept; first += batch, ++b) {
+            __pipeline_wait_prior(b < batches_ahead ? batches_ahead - 1 - b : 0);
+            read(values, row_shared, first, kept);
+            work(values, first, kept);
+        }
+        for (int first = kept + threadIdx.x; first < packs; first += batch) {
+            read(values, logits, first, packs);
+            work(values, first, packs);
+        }
+    };
+
+    Softmax mine;
+    for_each_batch([&](const Batch& values, int first, int end) {
+        float larger = mine.highest;
 #pragma unroll
-                for (int j = 0; j < n; ++j) sum += __expf(to_float(values[u].x[j]) - shift);
-    }
-    const float row_highest = block_max(highest);
-    const float row_sum = block_sum<threads>(highest == -INFINITY ? 0.0f : sum * __expf(highest - row_highest));
-    if (threadIdx.x == 0) losses[row] = logf(row_sum) - (at_target - row_highest);
+        for (int u = 0; u < unroll; ++u)
+            if (first + u * threads < end)
+#pragma unroll
+                for (int j = 0; j < n; ++j) larger = fmaxf(larger, to_float(values[u].x[j]));
+        if (larger > mine.highest) mine.raise(larger);
+        const float shift = mine.shift();
+#pragma unroll
+        for (int u = 0; u < unroll; ++u)
+            if (first + u * threads < end)
+#pragma unroll
+                for (int j = 0; j < n; ++j) mine.sum += exp2_fast(fmaf(to_float(values[u].x[j]), log2_e, -shift));
+    });
+    mine.raise(block_max<threads>(mine.highest));
+    mine.sum = block_sum<threads>(mine.sum);
+    const float shift = mine.shift(), target_exponent = fmaf(at_target, log2_e, -shift);
+    if (threadIdx.x == 0) losses[row] = (log2f(mine.sum) - target_exponent) / log2_e;
     if (dscale == 0) return;
 
-    const float factor = dscale / row_sum;
-    for (int first = threadIdx.x; first < packs; first += unroll * threads) {
-        Pack<T, n> values[unroll];
+    const float factor = dscale / mine.sum;
+    for_each_batch([&](Batch& values, int first, int end) {
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
             const int p = first + u * threads;
-            if (p < packs) values[u] = p < kept ? load<n>(row_shared + p * n) : load_last<n>(logits + int64_t(p) * n);
-        }
+            if (p >= end) continue;
 #pragma unroll
-        for (int u = 0; u < unroll; ++u) {
-            const int p = first + u * threads;
-            if (p >= packs) continue;
-#pragma unroll
-            for (int j = 0; j < n; ++j) values[u].x[j] = from_float<T>(__expf(to_float(values[u].x[j]) - row_highest) * factor);
+            for (int j = 0; j < n; ++j) values[u].x[j] = from_float<T>(exp2_fast(fmaf(to_float(values[u].x[j]), log2_e, -shift)) * factor);
             store_last(logits + int64_t(p) * n, values[u]);
         }
-    }
+    });
     // The thread that wrote the target's pack corrects the one element, rounded once.
-    if (known && threadIdx.x == unsigned(target) / n % threads)
-        logits[target] = from_float<T>((__expf(at_target - row_highest) / row_sum - 1.0f) * dscale);
+    const int pack = target / n, writer = (pack < kept ? pack : pack - kept) % threads;
+    if (known && threadIdx.x == unsigned(writer)) logits[target] = from_float<T>((exp2_fast(target_exponent) / mine.sum - 1.0f) * dscale);
 }
 
 }  // namespace
@@ -126,10 +152,18 @@ void cross_entropy(Tensor losses, Tensor logits, const Tensor& targets, float ds
     with_type(logits.dtype(), [&]<class T>(T) {
         const bool packs = packs_fit<T>(V, {logits.data()});
         const int n = packs ? pack_size<T> : 1;
-        const int64_t pack_bytes = n * int64_t(sizeof(T)), kept = dscale == 0 ? 0 : std::min(V / n, shared_bytes / pack_bytes);
-        const Launch launch = packs ? LAUNCH((cross_entropy_rows<pack_size<T>, T>), unsigned(N), threads, size_t(kept * pack_bytes))
-                                    : LAUNCH((cross_entropy_rows<1, T>), unsigned(N), threads, size_t(kept * pack_bytes));
-        launch(losses.as<float>(), data<T>(logits), targets.as<int32_t>(), dscale, V, int(kept));
+        // Two blocks share a multiprocessor; without a gradient there is no second pass to keep anything for.
+        const int64_t pack_bytes = n * int64_t(sizeof(T)), row = V / n, most = shared_memory_per_block() / 2 - 2048;
+        const auto start = [&](auto kernel, int threads, int64_t kept) {
+            LAUNCH(kernel, unsigned(N), threads, size_t(kept * pack_bytes))
+            (losses.as<float>(), data<T>(logits), targets.as<int32_t>(), dscale, int(row), int(kept));
+        };
+        constexpr int full = pack_size<T>;
+        const int64_t kept = std::min(row, most / pack_bytes);
+        if (dscale == 0)
+            packs ? start(cross_entropy_rows<256, full, T>, 256, 0) : start(cross_entropy_rows<256, 1, T>, 256, 0);
+        else
+            packs ? start(cross_entropy_rows<512, full, T>, 512, kept) : start(cross_entropy_rows<512, 1, T>, 512, kept);
     });
 }
 

@@ -17,26 +17,24 @@ namespace {
 
 constexpr int warps = 8, unroll = 4;
 
-// A warp takes a row; each lane has `unroll` packs in flight.
+// Block (group of tokens, part of the columns): a warp copies `unroll` packs a lane of one token's row, all in flight at once.
 template <int n, class T>
 __global__ void __launch_bounds__(32 * warps)
     gather(T* out, const int32_t* tokens, const T* weight, int64_t first_row, int64_t N, int64_t V, int64_t h) {
     const int64_t token = int64_t(blockIdx.x) * warps + threadIdx.y;
     if (token >= N) return;
-    const int64_t row = tokens[token] - first_row;
+    const int64_t row = tokens[token] - first_row, first = (int64_t(blockIdx.y) * unroll * 32 + threadIdx.x) * n;
     const bool held = row >= 0 && row < V;
-    for (int64_t first = threadIdx.x * n; first < h; first += unroll * 32 * n) {
-        Pack<T, n> packs[unroll];
+    Pack<T, n> packs[unroll];
 #pragma unroll
-        for (int u = 0; u < unroll; ++u) {
+    for (int u = 0; u < unroll; ++u) {
 #pragma unroll
-            for (int j = 0; j < n; ++j) packs[u].x[j] = from_float<T>(0.0f);
-            if (const int64_t i = first + u * 32 * n; held && i < h) packs[u] = load<n>(weight + row * h + i);
-        }
-#pragma unroll
-        for (int u = 0; u < unroll; ++u)
-            if (const int64_t i = first + u * 32 * n; i < h) store(out + token * h + i, packs[u]);
+        for (int j = 0; j < n; ++j) packs[u].x[j] = from_float<T>(0.0f);
+        if (const int64_t i = first + u * 32 * n; held && i < h) packs[u] = load<n>(weight + row * h + i);
     }
+#pragma unroll
+    for (int u = 0; u < unroll; ++u)
+        if (const int64_t i = first + u * 32 * n; i < h) store(out + token * h + i, packs[u]);
 }
 
 // What is sorted: each token's row of dweight (V where it has none) and its place in the batch.
@@ -130,8 +128,9 @@ void embedding_forward(Tensor out, const Tensor& tokens, const Tensor& weight, i
     OpSpan span("embedding_forward", 0, bytes_of(out, out, tokens));
     with_type(out.dtype(), [&]<class T>(T) {
         const bool packs = packs_fit<T>(h, {out.data(), weight.data()});
-        const Launch launch = packs ? LAUNCH((gather<pack_size<T>, T>), unsigned(ceil_div(N, warps)), dim3(32, warps), 0)
-                                    : LAUNCH((gather<1, T>), unsigned(ceil_div(N, warps)), dim3(32, warps), 0);
+        const int n = packs ? pack_size<T> : 1;
+        const dim3 grid(unsigned(ceil_div(N, warps)), unsigned(ceil_div(h, unroll * 32 * n))), block(32, warps);
+        const Launch launch = packs ? LAUNCH((gather<pack_size<T>, T>), grid, block, 0) : LAUNCH((gather<1, T>), grid, block, 0);
         launch(data<T>(out), tokens.as<int32_t>(), data<T>(weight), first_row, N, V, h);
     });
 }

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(256) forward_kept(T* y, float* rstd, const T* 
         }
 }
 
-constexpr int threads = 256;
+constexpr int threads = 256;  // of a block, where not said otherwise
 
 // Rows of any length and alignment, read twice (the second time from a cache).
 template <class T>
@@ -77,56 +77,90 @@ void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t 
 }
 
 // ---- backward ----------------------------------------------------------------------------------------------------------
-// A thread has one pack of columns, so `threads * n` is at least h; it loads the next row's before it waits for the block's sum.
-// partial (blocks, h) gets the block's part of dweight. dresidual may be null, or dx.
-template <int row_threads, int n, class T>
-__global__ void __launch_bounds__(row_threads, 1024 / row_threads)
-    backward_kept(T* dx, float* partial, const T* dy, const T* x, const float* rstd, const T* weight, const T* dresidual, int64_t N,
-                  int h) {
-    struct Row {
-        Pack<T, n> dy, x, residual;
-        float rstd;
-    };
-    const int column = threadIdx.x * n;
+// A block is 1024 threads, `row_threads` of them for a row, each with one pack of its columns: row_threads * n is at least h. The
+// next rows are under way to a ring in shared memory, where a thread reads only what it loaded itself; that is what keeps the memory
+// busy while a row's sum goes round. partial (blocks, h) gets the block's part of dweight. dresidual may be dx.
+constexpr int stages = 2, backward_threads = 1024;
+constexpr size_t ring_bytes = stages * 3 * backward_threads * 16;  // 96 KiB: GeForce has 99 for a block
+
+template <int row_threads, bool has_residual, int n, class T>
+__global__ void __launch_bounds__(backward_threads, 1) backward_kept(T* dx, float* partial, const T* dy, const T* x, const float* rstd,
+                                                                     const T* weight, const T* dresidual, int64_t N, int h) {
+    constexpr int rows = backward_threads / row_threads, warps = row_threads / 32;
+    extern __shared__ float4 ring[];  // (stages, 3, threads) packs
+    __shared__ float sums[2][rows][warps];
+    const int place = threadIdx.x % row_threads, group = threadIdx.x / row_threads, column = place * n;
     const bool mine = column < h;
-    const auto load_row = [&](int64_t row) {
-        Row r;
-        if (mine && row < N) {
-            const int64_t i = row * h + column;
-            r.dy = load<n>(dy + i), r.x = load<n>(x + i), r.rstd = rstd[row];
-            if (dresidual) r.residual = load<n>(dresidual + i);
-        }
-        return r;
+    const auto slot = [&](int stage, int which) {
+        return reinterpret_cast<T*>(ring + (stage * 3 + which) * backward_threads + threadIdx.x);
     };
-    float dweight[n] = {};
-    Row now = load_row(blockIdx.x);
-    for (int64_t row = blockIdx.x; row < N; row += gridDim.x) {
-        const Row next = load_row(row + gridDim.x);
-        float dot = 0;
-        if (mine) {
-            const Pack<T, n> w = load<n>(weight + column);
-#pragma unroll
-            for (int j = 0; j < n; ++j) dot += to_float(now.dy.x[j]) * to_float(w.x[j]) * to_float(now.x.x[j]);
+    const int64_t first_row = int64_t(blockIdx.x) * rows + group, step = int64_t(gridDim.x) * rows;
+    const auto fetch = [&](int64_t row, int stage) {
+        if (const int64_t i = row * h + column; mine && row < N) {
+            load_async<n>(slot(stage, 0), dy + i);
+            load_async<n>(slot(stage, 1), x + i);
+            if constexpr (has_residual) load_async<n>(slot(stage, 2), dresidual + i);
         }
-        dot = block_sum<row_threads>(dot);
-        if (mine) {
-            const float r = now.rstd, mean = dot * r / float(h);
-            const Pack<T, n> w = load<n>(weight + column);  // again, from L1: registers are scarce
-            Pack<T, n> out;
+        __pipeline_commit();
+    };
+    for (int stage = 0; stage < stages; ++stage) fetch(first_row + stage * step, stage);
+
+    Pack<T, n> w;
+    if (mine) w = load<n>(weight + column);
+    float dweight[n] = {};
+    float next_rstd = first_row < N ? rstd[first_row] : 0.0f;
+    int stage = 0, parity = 0;
+    for (int64_t row = first_row; row - group < N; row += step) {  // the same number of turns for all groups
+        const float r = next_rstd;
+        if (row + step < N) next_rstd = rstd[row + step];
+        __pipeline_wait_prior(stages - 1);
+        const bool here = mine && row < N;
+        Pack<T, n> dys, xs, residuals;
+        float dot = 0;  // of dy * weight and x
+        if (here) {
+            dys = load<n>(slot(stage, 0)), xs = load<n>(slot(stage, 1));
+            if constexpr (has_residual) residuals = load<n>(slot(stage, 2));
 #pragma unroll
             for (int j = 0; j < n; ++j) {
-                const float d = to_float(now.dy.x[j]), xhat = to_float(now.x.x[j]) * r;
-                const float residual = dresidual ? to_float(now.residual.x[j]) : 0.0f;
-                dweight[j] += d * xhat;
-                out.x[j] = from_float<T>(residual + r * (d * to_float(w.x[j]) - xhat * mean));
+                const float product = to_float(dys.x[j]) * to_float(xs.x[j]);
+                dot += product * to_float(w.x[j]);
+                dweight[j] += product * r;
             }
-            store(dx + row * h + column, out);
         }
-        now = next;
-    }
-    if (mine)
+        fetch(row + stages * step, stage);  // into the place that was just read
+        stage = stage + 1 == stages ? 0 : stage + 1;
+
+        // The row's sum. Two buffers by turns: who writes the next one has passed this barrier.
+        dot = warp_sum(dot);
+        if (threadIdx.x % 32 == 0) sums[parity][group][place / 32] = dot;
+        __syncthreads();
+        dot = 0;
 #pragma unroll
-        for (int j = 0; j < n; ++j) partial[int64_t(blockIdx.x) * h + column + j] = dweight[j];
+        for (int i = 0; i < warps; ++i) dot += sums[parity][group][i];
+        parity ^= 1;
+        if (!here) continue;
+        const float x_factor = r * r * r * dot / float(h);
+        Pack<T, n> out;
+#pragma unroll
+        for (int j = 0; j < n; ++j) {
+            const float residual = has_residual ? to_float(residuals.x[j]) : 0.0f;
+            out.x[j] = from_float<T>(residual + r * (to_float(dys.x[j]) * to_float(w.x[j])) - x_factor * to_float(xs.x[j]));
+        }
+        store(dx + row * h + column, out);
+    }
+
+    // The groups' dweight, added in order through shared memory.
+    float* const all = reinterpret_cast<float*>(ring);  // (rows, row_threads * n)
+    __pipeline_wait_prior(0);
+    __syncthreads();
+    store_floats<n>(all + threadIdx.x * n, dweight);
+    __syncthreads();
+    for (int i = threadIdx.x; i < h; i += backward_threads) {
+        float sum = 0;
+#pragma unroll
+        for (int g = 0; g < rows; ++g) sum += all[g * row_threads * n + i];
+        partial[int64_t(blockIdx.x) * h + i] = sum;
+    }
 }
 
 // Rows of any length and alignment, read twice; dweight is summed in `partial` itself, each column by one thread.
@@ -175,18 +209,24 @@ template <class T, class W>
 void backward(T* dx, W* dweight, const T* dy, const T* x, const float* rstd, const T* weight, const T* dresidual, int64_t N, int64_t h) {
     constexpr int n = pack_size<T>;
     const bool kept = packs_fit<T>(h, {dx, dy, x, weight, dresidual}) && h <= 1024 * n;
-    const int row_threads = !kept || h <= 256 * n ? 256 : h <= 512 * n ? 512 : 1024;
-    const int blocks = int(std::min<int64_t>(N, 1024 / row_threads * multiprocessors()));
+    const int row_threads = h <= 256 * n ? 256 : h <= 512 * n ? 512 : 1024;
+    const int blocks = int(std::min(kept ? ceil_div(N, backward_threads / row_threads) : N, int64_t((kept ? 1 : 4) * multiprocessors())));
     const Tensor partial = Tensor::empty({blocks, h}, DType::fp32, Memory::workspace);
     float* sums = partial.as<float>();
+    const auto start = [&](auto kernel) {
+        LAUNCH(kernel, blocks, backward_threads, ring_bytes)(dx, sums, dy, x, rstd, weight, dresidual, N, int(h));
+    };
+    const auto start_rows = [&]<int row_threads>(std::integral_constant<int, row_threads>) {
+        dresidual ? start(backward_kept<row_threads, true, n, T>) : start(backward_kept<row_threads, false, n, T>);
+    };
     if (!kept)
         LAUNCH(backward_any<T>, blocks, threads, 0)(dx, sums, dy, x, rstd, weight, dresidual, N, h);
     else if (row_threads == 256)
-        LAUNCH((backward_kept<256, n, T>), blocks, 256, 0)(dx, sums, dy, x, rstd, weight, dresidual, N, int(h));
+        start_rows(std::integral_constant<int, 256>());
     else if (row_threads == 512)
-        LAUNCH((backward_kept<512, n, T>), blocks, 512, 0)(dx, sums, dy, x, rstd, weight, dresidual, N, int(h));
+        start_rows(std::integral_constant<int, 512>());
     else
-        LAUNCH((backward_kept<1024, n, T>), blocks, 1024, 0)(dx, sums, dy, x, rstd, weight, dresidual, N, int(h));
+        start_rows(std::integral_constant<int, 1024>());
     LAUNCH(add_partials<W>, unsigned(ceil_div(h, 32)), dim3(32, 32), 0)(dweight, sums, blocks, h);
 }
 
