@@ -125,7 +125,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             if (chapter.noise_scale && m == 0)
                 first_squared_norm = scalar(squared_gradient_norm(parameters)) * double(accumulated * accumulated);
         }
-        if (verifier) verifier->gradient(s, parameters);
+        if (verifier) verifier->gradient(s, parameters.parts(&Parameter::grad));
         explain("global gradient norm, clip, AdamW");
         const Tensor squared_norm = squared_gradient_norm(parameters);
         phase("update", [&] { optimizer.step(lr, squared_norm); });
@@ -137,7 +137,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
         report.step(record);
         if (accumulated > 1 && chapter.noise_scale) noise.add(double(B), first_squared_norm, double(sequences), squared);
-        if (verifier) verifier->after_step(s, loss_value, parameters);
+        if (verifier) verifier->after_step(s, loss_value, parameters.parts(&Parameter::value));
         timeline.step_ended();
     }
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "gather_parts.h"
 #include "strict_json.h"
 
 namespace ultrascale {
@@ -193,42 +195,67 @@ void load_parameters(const std::string& dir, const ParameterList& parameters) {
     }
 }
 
+void load_parameters(const std::string& dir, const std::vector<TensorPart>& parts) {
+    StagedFiles::recover(dir);
+    Safetensors file = Safetensors::directory(dir);
+    for (const TensorPart& part : parts) file.read(part);
+}
+
 void check_can_save(const std::string& dir) {
     make_directories(dir);
     AtomicFile probe(dir + "/.can_save");  // vanishes, for it is not committed
     probe.write("x");
 }
 
-void save_checkpoint(const std::string& dir, const LlamaConfig& config, const ParameterList& parameters, const SaveOptions& options) {
-    StagedFiles staged(dir);
-    write_file(staged.staging() + "/config.json", config_json(config, options.dtype));
+namespace {
 
+// Writes what all ranks hold of `parts`, tensor after tensor; `dtype` converts, none keeps each tensor's own. Rank 0 has `dir`.
+void write_tensors(const std::string* dir, const std::string& stem, std::vector<TensorPart> parts, const SaveOptions& options,
+                   std::optional<DType> dtype, int64_t max_shard_bytes) {
+    const GatherParts gather(options.spread_over, std::move(parts));
     std::vector<SafetensorsWriter::Item> items;
-    for (const auto& p : parameters)
-        if (p->owner) items.push_back({p->name, p->shape, options.dtype});
-    SafetensorsWriter weights(staged.staging(), "model", std::move(items), options.max_shard_bytes);
-    for (const auto& p : parameters)
-        if (p->owner) weights.write(p->value);
-    weights.finish();
+    for (const auto& tensor : gather.tensors()) items.push_back({tensor.name, tensor.shape, dtype.value_or(tensor.dtype)});
+    std::optional<SafetensorsWriter> writer;
+    if (dir) writer.emplace(*dir, stem, std::move(items), max_shard_bytes);
+    for (size_t i = 0; i < gather.tensors().size(); ++i) {
+        const Tensor whole = gather.gather(i);
+        if (writer) writer->write(whole);
+    }
+    if (writer) writer->finish();
+}
 
+}  // namespace
+
+void save_checkpoint(const std::string& dir, const LlamaConfig& config, const ParameterList& parameters, const SaveOptions& options) {
+    std::vector<TensorPart> owned;
+    for (const auto& p : parameters)
+        if (p->owner) owned.emplace_back(*p, p->value);
+    save_checkpoint(dir, config, owned, options);
+}
+
+void save_checkpoint(const std::string& dir, const LlamaConfig& config, const std::vector<TensorPart>& weights,
+                     const SaveOptions& options) {
     check(options.state || options.optimizer.empty(), "save_checkpoint: optimizer tensors without a training state");
+    std::optional<StagedFiles> staged;  // on the rank that writes
+    if (!options.spread_over || options.spread_over->rank() == 0) staged.emplace(dir);
+    const std::string* to = staged ? &staged->staging() : nullptr;
+    if (to) write_file(*to + "/config.json", config_json(config, options.dtype));
+    write_tensors(to, "model", weights, options, options.dtype, options.max_shard_bytes);
     if (options.state) {
-        std::vector<SafetensorsWriter::Item> states;
-        for (const auto& [name, tensor] : options.optimizer) states.push_back({name, tensor.shape(), tensor.dtype()});
-        SafetensorsWriter optimizer(staged.staging(), "optimizer", std::move(states), INT64_MAX);
-        for (const auto& [name, tensor] : options.optimizer) optimizer.write(tensor);
-        optimizer.finish();
+        write_tensors(to, "optimizer", options.optimizer, options, std::nullopt, INT64_MAX);
         const TrainingState& s = *options.state;
         ordered_json state = {{"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen}, {"seed", s.seed}};
-        write_file(staged.staging() + "/trainer_state.json", state.dump(2) + "\n");
+        if (to) write_file(*to + "/trainer_state.json", state.dump(2) + "\n");
     }
-
-    std::vector<std::string> stale;
-    for (const auto& file : fs::directory_iterator(dir)) {
-        std::string name = file.path().filename();
-        if (is_checkpoint_file(name) && !fs::exists(staged.staging() + "/" + name)) stale.push_back(name);
+    if (staged) {
+        std::vector<std::string> stale;
+        for (const auto& file : fs::directory_iterator(dir)) {
+            std::string name = file.path().filename();
+            if (is_checkpoint_file(name) && !fs::exists(*to + "/" + name)) stale.push_back(name);
+        }
+        staged->commit(stale);
     }
-    staged.commit(stale);
+    if (options.spread_over) options.spread_over->barrier();  // when it returns, the checkpoint is there
 }
 
 bool has_training_state(const std::string& dir) {
@@ -236,7 +263,7 @@ bool has_training_state(const std::string& dir) {
     return fs::exists(dir + "/trainer_state.json");
 }
 
-TrainingState load_training_state(const std::string& dir, const NamedTensors& optimizer) {
+TrainingState load_training_state(const std::string& dir, const std::vector<TensorPart>& optimizer) {
     StagedFiles::recover(dir);
     const std::string path = dir + "/trainer_state.json";
     MappedFile file(path);
@@ -252,12 +279,12 @@ TrainingState load_training_state(const std::string& dir, const NamedTensors& op
     state.seed = seed->get<uint64_t>();
 
     Safetensors tensors = Safetensors::file(dir + "/optimizer.safetensors");
-    for (const auto& [name, tensor] : optimizer) {
-        auto found = tensors.entries().find(name);
-        if (found != tensors.entries().end() && found->second.dtype != safetensors_dtype(tensor.dtype()))
-            user_error("{}: tensor \"{}\" is {}; this run keeps it as {}", tensors.path(), name, found->second.dtype,
-                       safetensors_dtype(tensor.dtype()));
-        tensors.read(name, tensor.shape(), {}, tensor);
+    for (const TensorPart& part : optimizer) {
+        auto found = tensors.entries().find(part.name);
+        if (found != tensors.entries().end() && found->second.dtype != safetensors_dtype(part.tensor.dtype()))
+            user_error("{}: tensor \"{}\" is {}; this run keeps it as {}", tensors.path(), part.name, found->second.dtype,
+                       safetensors_dtype(part.tensor.dtype()));
+        tensors.read(part);
     }
     return state;
 }

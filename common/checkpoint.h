@@ -7,9 +7,9 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "comm.h"
 #include "config.h"
 #include "parameter.h"
 #include "safetensors.h"
@@ -25,6 +25,7 @@ LlamaConfig load_config(const std::string& path);
 // Tensors that the model has no parameter for are left alone. A second copy of a tied weight (owner = false) that has no
 // tensor of its own name reads model.embed_tokens.weight.
 void load_parameters(const std::string& dir, const ParameterList& parameters);
+void load_parameters(const std::string& dir, const std::vector<TensorPart>& parts);  // shards: just these parts
 
 // Where training stands after `step` updates.
 struct TrainingState {
@@ -33,23 +34,25 @@ struct TrainingState {
     int64_t tokens_seen = 0;
     uint64_t seed = 0;  // of the data's order
 };
-using NamedTensors = std::vector<std::pair<std::string, Tensor>>;  // e.g. "m.model.norm.weight"
-
 struct SaveOptions {
     DType dtype = DType::fp32;  // of the weights in the file
     int64_t max_shard_bytes = default_shard_bytes;
-    const TrainingState* state = nullptr;  // nullptr: weights only
-    NamedTensors optimizer = {};           // whole tensors, saved in their own dtype; only with a state
+    const TrainingState* state = nullptr;       // nullptr: weights only
+    std::vector<TensorPart> optimizer = {};     // saved in their own dtype; only with a state
+    const Communicator* spread_over = nullptr;  // all these ranks call it and each has parts; nullptr: one rank calls it and has all
 };
-// One rank calls it, with whole parameters. What an earlier save left and this one does not replace (optimizer state, other
-// shards) is removed, so the directory always holds one checkpoint.
+// `weights`: what this rank holds of the model's values, copies left out. What an earlier save left and this one does not replace
+// (optimizer state, other shards) is removed, so the directory always holds one checkpoint.
+void save_checkpoint(const std::string& dir, const LlamaConfig& config, const std::vector<TensorPart>& weights,
+                     const SaveOptions& options = {});
+// Of whole parameters: those that this rank owns.
 void save_checkpoint(const std::string& dir, const LlamaConfig& config, const ParameterList& parameters, const SaveOptions& options = {});
 
 // Throws UserError now rather than after the training if `dir` cannot be made or written to.
 void check_can_save(const std::string& dir);
 
 bool has_training_state(const std::string& dir);
-// Returns the state and fills the optimizer's tensors, which must be there in the same shapes and dtypes: bitwise.
-TrainingState load_training_state(const std::string& dir, const NamedTensors& optimizer);
+// Returns the state and fills the parts of the optimizer's tensors, which must be there in the same shapes and dtypes: bitwise.
+TrainingState load_training_state(const std::string& dir, const std::vector<TensorPart>& optimizer);
 
 }  // namespace ultrascale

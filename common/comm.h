@@ -120,6 +120,9 @@ public:
     Work send_recv(std::vector<Transfer> transfers, Stream& stream = compute_stream()) const;
     Work send(Tensor x, int to, Stream& stream = compute_stream()) const;
     Work recv(Tensor x, int from, Stream& stream = compute_stream()) const;
+    // Everybody gets all ranks' texts, of any length, in rank order. Between hosts: no device is involved, nothing is counted.
+    std::vector<std::string> gather_strings(const std::string& mine) const;
+    std::string broadcast_string(const std::string& of_root, int root) const;  // likewise: everybody gets root's
     void barrier() const;  // the host waits for all ranks; it does not wait for its own device
 
     struct Impl;

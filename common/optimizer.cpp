@@ -26,7 +26,7 @@ Tensor squared_gradient_norm(const ParameterList& parameters) {
 }
 
 AdamW::AdamW(const ParameterList& parameters, const OptimizerOptions& options) : options_(options) {
-    for (const auto& p : parameters) items_.push_back({p->name, p->value, p->grad, !p->is_norm});
+    for (const auto& p : parameters) items_.push_back({p.get(), 0, p->value, p->grad});
 }
 
 void AdamW::allocate_states() {
@@ -63,7 +63,7 @@ void AdamW::step(double lr, const Tensor& squared_norm) {
     std::vector<ops::AdamWItem> updates;
     for (size_t i = 0; i < items_.size(); ++i) {
         const Item& item = items_[i];
-        updates.push_back({item.value, master_[i], m_[i], v_[i], item.grad, item.decay ? float(options_.weight_decay) : 0});
+        updates.push_back({item.value, master_[i], m_[i], v_[i], item.grad, item.parameter->is_norm ? 0 : float(options_.weight_decay)});
     }
     ops::adamw(updates, squared_norm,
                {.lr = float(lr),
@@ -74,13 +74,14 @@ void AdamW::step(double lr, const Tensor& squared_norm) {
                 .max_norm = float(options_.clip)});
 }
 
-std::vector<std::pair<std::string, Tensor>> AdamW::states() {
+std::vector<TensorPart> AdamW::states() {
     if (m_.size() < items_.size()) allocate_states();
-    std::vector<std::pair<std::string, Tensor>> all;
+    std::vector<TensorPart> all;
     for (size_t i = 0; i < items_.size(); ++i) {
-        all.emplace_back("exp_avg." + items_[i].name, m_[i]);
-        all.emplace_back("exp_avg_sq." + items_[i].name, v_[i]);
-        if (items_[i].value.dtype() != DType::fp32) all.emplace_back("master." + items_[i].name, master_[i]);
+        const auto& [parameter, begin, value, grad] = items_[i];
+        all.emplace_back(*parameter, m_[i], begin, "exp_avg.");
+        all.emplace_back(*parameter, v_[i], begin, "exp_avg_sq.");
+        if (value.dtype() != DType::fp32) all.emplace_back(*parameter, master_[i], begin, "master.");
     }
     return all;
 }

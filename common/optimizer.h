@@ -2,8 +2,6 @@
 // and learning-rate schedules.
 #pragma once
 
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "parameter.h"
@@ -27,11 +25,11 @@ Tensor squared_gradient_norm(const ParameterList& parameters);
 
 class AdamW {
 public:
-    // A stretch of elements to update: a whole parameter, or the shard of one that this rank owns.
+    // Elements to update: a whole parameter, or the piece of one, from its element `begin` on, that this rank owns.
     struct Item {
-        std::string name;
+        const Parameter* parameter;
+        int64_t begin;
         Tensor value, grad;
-        bool decay;
     };
     AdamW(std::vector<Item> items, const OptimizerOptions& options) : items_(std::move(items)), options_(options) {}
     AdamW(const ParameterList& parameters, const OptimizerOptions& options);
@@ -41,8 +39,8 @@ public:
     void step(double lr, const Tensor& squared_norm);
     int64_t steps_done() const { return steps_; }
 
-    // The states for a checkpoint, by name: "exp_avg.<item>", "exp_avg_sq.<item>" and, for bf16 values, "master.<item>".
-    std::vector<std::pair<std::string, Tensor>> states();
+    // The states for a checkpoint: "exp_avg.<parameter>", "exp_avg_sq.<parameter>" and, for bf16 values, "master.<parameter>".
+    std::vector<TensorPart> states();
     void set_steps_done(int64_t steps) { steps_ = steps; }
 
 private:

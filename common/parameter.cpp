@@ -1,5 +1,7 @@
 #include "parameter.h"
 
+#include <algorithm>
+
 #include "error.h"
 #include "ops.h"
 #include "random.h"
@@ -51,22 +53,57 @@ void ParameterList::place(const Tensor& flat, Tensor Parameter::*member) {
 }
 
 void ParameterList::initialize(uint64_t seed) {
-    for (const auto& p : list_) {
-        if (p->is_norm) {
-            ops::fill(p->value, 1);
-            continue;
-        }
-        // Element (i, j) of the whole tensor is draw i * columns + j, whoever holds it.
-        check(p->shape.size() == 2, "initialize: a parameter that is no norm is a matrix");
-        const Random random(seed, p->name);
-        const Range rows = p->slice[0], cols = p->slice[1];
-        std::vector<float> values(size_t(p->local_numel()));
+    for (const auto& p : list_) draw(*p, 0, p->value, seed);
+}
+
+std::vector<TensorPart> ParameterList::parts(Tensor Parameter::*member) const {
+    std::vector<TensorPart> all;
+    for (const auto& p : list_) all.emplace_back(*p, (*p).*member);
+    return all;
+}
+
+void draw(const Parameter& p, int64_t begin, Tensor to, uint64_t seed) {
+    if (p.is_norm) return ops::fill(to, 1);
+    // Element (i, j) of the whole tensor is draw i * columns + j, whoever holds it.
+    check(p.shape.size() == 2, "draw: a parameter that is no norm is a matrix");
+    const Random random(seed, p.name);
+    const Range rows = p.slice[0], cols = p.slice[1];
+    std::vector<float> values(size_t(to.numel()));
 #pragma omp parallel for
-        for (int64_t i = rows.begin; i < rows.end; ++i)
-            for (int64_t j = cols.begin; j < cols.end; ++j)
-                values[size_t((i - rows.begin) * cols.size() + j - cols.begin)] =
-                    p->init_std * random.normal(uint64_t(i * p->shape[1] + j));
-        ops::copy(p->value, Tensor::from_host<float>(values, p->local_shape(), Memory::workspace));
+    for (int64_t k = 0; k < int64_t(values.size()); ++k) {
+        const int64_t i = rows.begin + (begin + k) / cols.size(), j = cols.begin + (begin + k) % cols.size();
+        values[size_t(k)] = p.init_std * random.normal(uint64_t(i * p.shape[1] + j));
+    }
+    ops::copy(to, Tensor::from_host<float>(values, to.shape(), Memory::workspace));
+}
+
+// ---- parts -------------------------------------------------------------------------------------------------------------
+
+static std::vector<Range> whole(const Shape& shape) {
+    std::vector<Range> slice;
+    for (int64_t size : shape) slice.push_back({0, size});
+    return slice;
+}
+
+TensorPart::TensorPart(std::string name, Tensor all)
+    : name(std::move(name)), shape(all.shape()), slice(whole(all.shape())), tensor(std::move(all)) {}
+
+TensorPart::TensorPart(const Parameter& p, Tensor tensor, int64_t begin, const std::string& prefix)
+    : name(prefix + p.name), shape(p.shape), slice(p.slice), begin(begin), tensor(std::move(tensor)) {}
+
+void TensorPart::for_each_block(const std::function<void(const std::vector<Range>&, int64_t, int64_t)>& visit) const {
+    const int64_t count = tensor.numel();
+    if (count == 0) return;
+    check(!slice.empty() && slice.size() <= 2, "a part of a tensor of one or two dimensions");
+    if (slice.size() == 1) return visit({{slice[0].begin + begin, slice[0].begin + begin + count}}, 0, count);
+    const int64_t cols = slice[1].size();
+    for (int64_t done = 0; done < count;) {  // the rest of a row, whole rows, the beginning of a row
+        const int64_t row = (begin + done) / cols, col = (begin + done) % cols, left = count - done;
+        const int64_t rows = col == 0 ? std::max<int64_t>(left / cols, 1) : 1,
+                      taken = col == 0 && left >= cols ? rows * cols : std::min(left, cols - col);
+        const int64_t first_row = slice[0].begin + row, first_col = slice[1].begin + col;
+        visit({{first_row, first_row + rows}, {first_col, first_col + taken / rows}}, done, taken);
+        done += taken;
     }
 }
 

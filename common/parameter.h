@@ -2,6 +2,7 @@
 // Initialisation, checkpoints, verification, clipping and every sharding technique read only this description.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +33,28 @@ struct Parameter {
     int64_t local_numel() const { return numel(local_shape()); }
 };
 
+// What a rank holds of a named tensor: of its `slice` (one range per dimension) the elements from `begin` on, row-major. A whole
+// parameter, the piece of one in a flat shard (ZeRO), or an optimizer's state of either. What the elements are is in `tensor`, of
+// any shape.
+struct TensorPart {
+    std::string name;
+    Shape shape;  // of the whole tensor
+    std::vector<Range> slice;
+    int64_t begin = 0;
+    Tensor tensor;
+
+    TensorPart(std::string name, Tensor whole);
+    TensorPart(const Parameter& parameter, Tensor tensor, int64_t begin = 0, const std::string& prefix = "");
+
+    // Calls visit(block, first, count) for the one to three blocks (one range per dimension of the whole tensor) that make up the
+    // part, in order: `count` of its elements from `first` on lie there, row-major.
+    void for_each_block(const std::function<void(const std::vector<Range>&, int64_t first, int64_t count)>& visit) const;
+};
+
+// Fills `to` with the parameter's elements from `begin` on, as drawn from (seed, name): random.h. The same numbers for every
+// sharding.
+void draw(const Parameter& parameter, int64_t begin, Tensor to, uint64_t seed);
+
 // The parameters of a model in their order of use in forward. Pointers to them stay valid.
 class ParameterList {
 public:
@@ -50,8 +73,8 @@ public:
     const Tensor& flat_values() const { return flat_values_; }
     const Tensor& flat_grads() const { return flat_grads_; }
 
-    // Draws every value from (seed, name): random.h. The same numbers for every sharding.
-    void initialize(uint64_t seed);
+    void initialize(uint64_t seed);                                  // draws every value
+    std::vector<TensorPart> parts(Tensor Parameter::*member) const;  // of every parameter what this rank holds of its value (or grad)
 
 private:
     void place(const Tensor& flat, Tensor Parameter::*member);  // one after the other

@@ -222,6 +222,13 @@ void Safetensors::read(const std::string& name, const Shape& shape, const std::v
     to.copy_from_host(host.data());
 }
 
+void Safetensors::read(const TensorPart& part) const {
+    const Tensor flat = part.tensor.view({part.tensor.numel()});
+    part.for_each_block([&](const std::vector<Range>& block, int64_t first, int64_t count) {
+        read(part.name, part.shape, block, flat.slice(first, first + count));
+    });
+}
+
 // ---- writing -------------------------------------------------------------------------------------------------------------
 
 SafetensorsWriter::SafetensorsWriter(const std::string& dir, const std::string& stem, std::vector<Item> items, int64_t max_shard_bytes)

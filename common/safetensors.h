@@ -44,6 +44,7 @@ public:
     // converted to fp32, bf16 or fp16; other dtypes must be `to`'s own. Throws UserError if there is no such tensor, if it
     // is not of `shape` as a whole, or if its dtype does not fit.
     void read(const std::string& name, const Shape& shape, const std::vector<Range>& slice, Tensor to) const;
+    void read(const TensorPart& part) const;  // fills part.tensor
 
 private:
     void add_file(const std::string& path);

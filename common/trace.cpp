@@ -109,26 +109,9 @@ std::string chrome_events(int rank) {
 
 void trace_write(const std::string& path) {
     const Communicator& world = Communicator::world();
-    std::string mine = chrome_events(world.rank());
-    // Texts differ in length: gather the lengths, then everything to rank 0 with one uneven all-to-all.
-    std::vector<int32_t> lengths(size_t(world.size())), own = {int32_t((mine.size() + 3) / 4)};
-    mine.resize(size_t(own[0]) * 4, '\n');
-    Tensor all_lengths = Tensor::empty({world.size()}, DType::int32, Memory::workspace);
-    world.all_gather(all_lengths, Tensor::from_host<int32_t>(own, {1}, Memory::workspace));
-    lengths = all_lengths.to_host<int32_t>();
-    int64_t sum = 0;
-    for (int32_t n : lengths) sum += n;
-    const bool root = world.rank() == 0;
-    Tensor text = Tensor::empty({own[0]}, DType::int32, Memory::workspace);
-    text.copy_from_host(mine.data());
-    Tensor all = Tensor::empty({root ? sum : 0}, DType::int32, Memory::workspace);
-    std::vector<int64_t> send(size_t(world.size()), 0), receive(size_t(world.size()), 0);
-    send[0] = own[0];
-    if (root) receive.assign(lengths.begin(), lengths.end());
-    world.all_to_all(all, text, send, receive);
-    if (!root) return;
-    std::string events(size_t(all.bytes()), '\n');
-    all.copy_to_host(events.data());
+    std::string events;
+    for (const std::string& of_rank : world.gather_strings(chrome_events(world.rank()))) events += of_rank;
+    if (world.rank() != 0) return;
     events.erase(events.find_last_of(','));  // JSON allows no comma after the last one
     write_file(path, "{\"traceEvents\":[\n" + events + "\n],\"displayTimeUnit\":\"ms\"}\n");
 }

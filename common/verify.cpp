@@ -1,6 +1,8 @@
 #include "verify.h"
 
 #include <cmath>
+#include <cstring>
+#include <sstream>
 
 #include "comm.h"
 #include "setup.h"
@@ -15,6 +17,12 @@ VerifyBounds verify_bounds(DType dtype) {
 Verifier::Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader, std::vector<int64_t> batch_sizes)
     : bounds_(verify_bounds(options.dtype)) {
     batch_sizes.resize(std::min<size_t>(batch_sizes.size(), verified_steps));
+    if (Communicator::world().rank() == 0) run_reference(options, config, loader, batch_sizes);
+    if (Communicator::world().size() > 1) tell_all_ranks();
+}
+
+void Verifier::run_reference(const Options& options, const LlamaConfig& config, const DataLoader& loader,
+                             const std::vector<int64_t>& batch_sizes) {
     Llama model(config, {.dtype = options.dtype, .attention = AttentionKind::naive});
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options.dtype);
@@ -40,42 +48,59 @@ Verifier::Verifier(const Options& options, const LlamaConfig& config, const Data
     for (const auto& p : parameters) reference_weights_[p->name] = p->value.to_host_float();
 }
 
-double Verifier::relative_error(const ParameterList& parameters, Tensor Parameter::*member, const Values& reference) const {
-    // Every rank adds up its slices; elements held by several ranks weigh more in both sums alike.
-    std::vector<double> sums = {0, 0};
-    for (const auto& p : parameters) {
-        const std::vector<float>& want = reference.at(p->name);
-        const std::vector<float> got = ((*p).*member).to_host_float();
-        const Range rows = p->slice.front(), cols = p->slice.size() > 1 ? p->slice[1] : Range{0, 1};
-        const int64_t whole_cols = p->slice.size() > 1 ? p->shape[1] : 1;
-        for (int64_t i = 0; i < rows.size(); ++i)
-            for (int64_t j = 0; j < cols.size(); ++j) {
-                const double w = want[size_t((rows.begin + i) * whole_cols + cols.begin + j)];
-                const double d = got[size_t(i * cols.size() + j)] - w;
+void Verifier::tell_all_ranks() {
+    const auto bytes = [](auto& values) {
+        return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0]));
+    };
+    const auto from_bytes = [](auto& values, const std::string& text) {
+        values.resize(text.size() / sizeof(values[0]));
+        std::memcpy(values.data(), text.data(), text.size());
+    };
+    const Communicator& world = Communicator::world();
+    const bool root = world.rank() == 0;
+    from_bytes(reference_losses_, world.broadcast_string(root ? bytes(reference_losses_) : "", 0));
+    for (Values* values : {&reference_gradient_, &reference_weights_}) {
+        std::string names;
+        for (const auto& [name, tensor] : *values) names += name + "\n";
+        std::istringstream lines(world.broadcast_string(names, 0));
+        for (std::string name; std::getline(lines, name);)
+            from_bytes((*values)[name], world.broadcast_string(root ? bytes((*values)[name]) : "", 0));
+    }
+}
+
+double Verifier::relative_error(const std::vector<TensorPart>& parts, const Values& reference) const {
+    // Every rank adds up what it holds; elements held by several ranks weigh more in both sums alike.
+    double sums[2] = {0, 0};
+    for (const TensorPart& part : parts) {
+        const std::vector<float>&want = reference.at(part.name), got = part.tensor.to_host_float();
+        part.for_each_block([&](const std::vector<Range>& block, int64_t first, int64_t count) {
+            const int64_t whole_cols = part.shape.back(), cols = block.back().size();
+            const int64_t row = block.size() == 2 ? block[0].begin : 0, col = block.back().begin;
+            for (int64_t k = 0; k < count; ++k) {
+                const double w = want[size_t((row + k / cols) * whole_cols + col + k % cols)], d = got[size_t(first + k)] - w;
                 sums[0] += d * d;
                 sums[1] += w * w;
             }
+        });
     }
-    if (Communicator::world().size() > 1) {
-        const std::vector<float> mine(sums.begin(), sums.end());
-        Tensor all = Tensor::from_host<float>(mine, {2}, Memory::workspace);
-        Communicator::world().all_reduce(all);
-        const std::vector<float> summed = all.to_host<float>();
-        sums.assign(summed.begin(), summed.end());
+    double all[2] = {0, 0};
+    for (const std::string& text : Communicator::world().gather_strings(fmt::format("{} {}", sums[0], sums[1]))) {
+        double of_rank[2];
+        std::istringstream(text) >> of_rank[0] >> of_rank[1];
+        for (int i = 0; i < 2; ++i) all[i] += of_rank[i];
     }
-    return std::sqrt(sums[0] / sums[1]);
+    return std::sqrt(all[0] / all[1]);
 }
 
-void Verifier::gradient(int64_t step, const ParameterList& parameters) {
-    if (step == 0) gradient_error_ = relative_error(parameters, &Parameter::grad, reference_gradient_);
+void Verifier::gradient(int64_t step, const std::vector<TensorPart>& grads) {
+    if (step == 0) gradient_error_ = relative_error(grads, reference_gradient_);
 }
 
-void Verifier::after_step(int64_t step, double loss, const ParameterList& parameters) {
-    const int64_t compared = int64_t(reference_losses_.size());
-    if (step >= compared) return;
+void Verifier::after_step(int64_t step, double loss, const std::vector<TensorPart>& values) {
+    if (step >= int64_t(reference_losses_.size())) return;
     const double difference = std::abs(loss - reference_losses_[size_t(step)]);
     loss_error_ = std::isnan(difference) ? difference : std::max(loss_error_, difference);
-    if (step == compared - 1) weights_error_ = relative_error(parameters, &Parameter::value, reference_weights_);
+    if (step + 1 == int64_t(reference_losses_.size())) weights_error_ = relative_error(values, reference_weights_);
 }
 
 bool Verifier::finish(Report& report) const {

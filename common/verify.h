@@ -25,19 +25,23 @@ VerifyBounds verify_bounds(DType dtype);
 
 class Verifier {
 public:
-    // Runs the plain reference at once, from where the run starts; step s takes `batch_sizes[s]` sequences.
+    // Rank 0 runs the plain reference at once, from where the run starts, and tells the others; step s takes `batch_sizes[s]`
+    // sequences.
     Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader, std::vector<int64_t> batch_sizes);
 
-    // What the run under test did. `step` counts from 0; each rank compares the slices that it holds.
-    void gradient(int64_t step, const ParameterList& parameters);  // before clipping
-    void after_step(int64_t step, double loss, const ParameterList& parameters);
+    // What the run under test did. `step` counts from 0; each rank compares what it holds, whole parameters or parts of them.
+    void gradient(int64_t step, const std::vector<TensorPart>& grads);  // before clipping
+    void after_step(int64_t step, double loss, const std::vector<TensorPart>& values);
 
     // Prints three lines and adds them to the report; false if a bound was missed.
     bool finish(Report& report) const;
 
 private:
     using Values = std::map<std::string, std::vector<float>>;  // whole tensors by name
-    double relative_error(const ParameterList& parameters, Tensor Parameter::*member, const Values& reference) const;
+    void run_reference(const Options& options, const LlamaConfig& config, const DataLoader& loader,
+                       const std::vector<int64_t>& batch_sizes);
+    void tell_all_ranks();
+    double relative_error(const std::vector<TensorPart>& parts, const Values& reference) const;
 
     VerifyBounds bounds_;
     std::vector<double> reference_losses_;

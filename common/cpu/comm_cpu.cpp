@@ -11,7 +11,7 @@ bool over_mpi() { return true; }
 Tensor scratch(const Communicator::Impl& group, Operation& operation) {
     plan_reduction(operation, group.rank, group.size());
     if (operation.scratch_count == 0) return {};
-    Tensor scratch = Tensor::empty({operation.scratch_count}, operation.dtype, Memory::communication);
+    Tensor scratch = Tensor::empty({operation.scratch_count}, operation.dtype, Memory::workspace);
     operation.scratch = static_cast<char*>(scratch.data());
     return scratch;
 }

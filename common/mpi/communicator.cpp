@@ -91,6 +91,26 @@ Communicator Communicator::split(int color, int key, std::string name) const {
     return Communicator(std::move(group));
 }
 
+std::vector<std::string> Communicator::gather_strings(const std::string& mine) const {
+    std::vector<int64_t> lengths(static_cast<size_t>(size()));
+    lengths[rank()] = int64_t(mine.size());
+    Exchange first(*impl_, impl_->collective_tag());
+    first.for_each_peer([&](int peer) { first.recv(&lengths[peer], sizeof(int64_t), peer); });
+    first.for_each_peer([&](int peer) { first.send(&lengths[rank()], sizeof(int64_t), peer); });
+    first.wait();
+    std::vector<std::string> all(lengths.size());
+    for (size_t r = 0; r < all.size(); ++r) all[r].resize(size_t(lengths[r]));
+    all[rank()] = mine;
+    Exchange second(*impl_, impl_->collective_tag());
+    second.for_each_peer([&](int peer) { second.recv(all[peer].data(), lengths[peer], peer); });
+    second.for_each_peer([&](int peer) { second.send(mine.data(), lengths[rank()], peer); });
+    second.wait();
+    return all;
+}
+std::string Communicator::broadcast_string(const std::string& of_root, int root) const {
+    return gather_strings(rank() == root ? of_root : "")[size_t(root)];
+}
+
 int Communicator::rank() const { return impl_->rank; }
 int Communicator::size() const { return impl_->size(); }
 const std::string& Communicator::name() const { return impl_->name; }

@@ -123,7 +123,7 @@ struct Fuzzer {
         }
     }
 
-    void make_seeds(const LlamaConfig& config, ParameterList& parameters, const NamedTensors& optimizer) {
+    void make_seeds(const LlamaConfig& config, ParameterList& parameters, const std::vector<TensorPart>& optimizer) {
         TrainingState state{.step = 3, .next_sample = 24, .tokens_seen = 1000, .seed = 7};
         save_checkpoint(dir, config, parameters, {.dtype = DType::bf16, .max_shard_bytes = 300, .state = &state, .optimizer = optimizer});
         for (const auto& f : fs::directory_iterator(dir)) {
@@ -139,7 +139,7 @@ struct Fuzzer {
         seeds["llama3.bin"] = header + tokens;
     }
 
-    void round(ParameterList& parameters, const NamedTensors& optimizer) {
+    void round(ParameterList& parameters, const std::vector<TensorPart>& optimizer) {
         auto victim = std::next(seeds.begin(), long(below(seeds.size())));
         const std::string& name = victim->first;
         std::string bytes = victim->second;
@@ -196,7 +196,7 @@ int main(int argc, char** argv) {
     parameters.allocate_values(DType::fp32);
     std::vector<float> ones(size_t(parameters.local_numel()), 1);
     Tensor(parameters.flat_values()).copy_from_host(ones.data());
-    NamedTensors optimizer = {{"exp_avg.model.norm.weight", Tensor::zeros({4}, DType::fp32, Memory::optimizer)}};
+    std::vector<TensorPart> optimizer = {{"exp_avg.model.norm.weight", Tensor::zeros({4}, DType::fp32, Memory::optimizer)}};
     fuzzer.make_seeds(config, parameters, optimizer);
 
     const auto start = std::chrono::steady_clock::now();

@@ -140,9 +140,9 @@ protected:
         optimizer = {{"exp_avg.model.norm.weight", Tensor::from_host(std::span<const float>(m), {40}, Memory::optimizer)},
                      {"exp_avg_sq.model.norm.weight", Tensor::from_host(std::span<const float>(v), {40}, Memory::optimizer)}};
     }
-    NamedTensors blank(DType dtype = DType::fp32, int64_t size = 40) {
-        NamedTensors result;
-        for (const auto& [name, t] : optimizer) result.emplace_back(name, Tensor::zeros({size}, dtype, Memory::optimizer));
+    std::vector<TensorPart> blank(DType dtype = DType::fp32, int64_t size = 40) {
+        std::vector<TensorPart> result;
+        for (const TensorPart& part : optimizer) result.emplace_back(part.name, Tensor::zeros({size}, dtype, Memory::optimizer));
         return result;
     }
     void save(int64_t step, int64_t max_shard_bytes = default_shard_bytes) {
@@ -157,7 +157,7 @@ protected:
     TempDir dir;
     LlamaConfig config;
     ParameterList list;
-    NamedTensors optimizer;
+    std::vector<TensorPart> optimizer;
 };
 
 TEST_F(Saved, ComesBackBitwise) {
@@ -173,20 +173,20 @@ TEST_F(Saved, ComesBackBitwise) {
     EXPECT_TRUE(c.tied);
 
     EXPECT_TRUE(has_training_state(dir.path()));
-    NamedTensors read = blank();
+    std::vector<TensorPart> read = blank();
     TrainingState state = load_training_state(dir.path(), read);
     EXPECT_EQ(state.step, 7);
     EXPECT_EQ(state.next_sample, 56);
     EXPECT_EQ(state.tokens_seen, int64_t(1) << 60);
     EXPECT_EQ(state.seed, UINT64_MAX);
-    for (size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i].second.to_host_float(), optimizer[i].second.to_host_float());
+    for (size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i].tensor.to_host_float(), optimizer[i].tensor.to_host_float());
 }
 
 TEST_F(Saved, RefusesAnotherOptimizerState) {
     save(7);
     expect_error([&] { load_training_state(dir.path(), blank(DType::bf16)); }, "\"exp_avg.model.norm.weight\" is F32; this run keeps it as BF16");
     expect_error([&] { load_training_state(dir.path(), blank(DType::fp32, 41)); }, "has shape (40), but the model needs (41)");
-    NamedTensors other = {{"master.x", Tensor::zeros({1}, DType::fp32, Memory::optimizer)}};
+    std::vector<TensorPart> other = {{"master.x", Tensor::zeros({1}, DType::fp32, Memory::optimizer)}};
     expect_error([&] { load_training_state(dir.path(), other); }, "optimizer.safetensors: has no tensor \"master.x\"");
     put(dir / "trainer_state.json", "{\"step\": -1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1}");
     expect_error([&] { load_training_state(dir.path(), {}); }, "trainer_state.json: step = -1 is negative");
@@ -270,14 +270,14 @@ TEST_F(Saved, SurvivesBeingKilledAtAnyMoment) {
         usleep(useconds_t(4e6 * save_seconds * (1 + round / 10.0) * Random(3, "kill").uniform(round)));
         kill(child, SIGKILL);
         waitpid(child, nullptr, 0);
-        NamedTensors read = blank();
+        std::vector<TensorPart> read = blank();
         const int64_t step = load_training_state(dir.path(), read).step;
         seen.insert(step);
         ParameterList again;
         load(dir.path(), again);
         const std::vector<float> expected(40, float(step));
-        EXPECT_EQ(read[0].second.to_host_float(), expected);
-        EXPECT_EQ(read[1].second.to_host_float(), expected);
+        EXPECT_EQ(read[0].tensor.to_host_float(), expected);
+        EXPECT_EQ(read[1].tensor.to_host_float(), expected);
         EXPECT_EQ(again.find("model.norm.weight")->value.to_host_float(), expected);
     }
     EXPECT_GT(seen.size(), 1u);

@@ -57,9 +57,9 @@ double error_after_steps(const OptimizerOptions& options, DType dtype, DType gra
     }
     if (dtype == DType::fp32) return relative_error(model.list.flat_values(), plain.weight);
     Doubles master;
-    for (const auto& [name, tensor] : optimizer.states())
-        if (name.starts_with("master.")) {
-            const Doubles part = to_double(tensor);
+    for (const TensorPart& state : optimizer.states())
+        if (state.name.starts_with("master.")) {
+            const Doubles part = to_double(state.tensor);
             master.insert(master.end(), part.begin(), part.end());
         }
     EXPECT_LT(relative_error(model.list.flat_values(), master), 4e-3);  // values are the rounded master
@@ -102,9 +102,9 @@ TEST(AdamW, StatesAppearWithTheFirstStepAndHaveTheirNames) {
         optimizer.step(1e-3, squared_gradient_norm(model.list));
         EXPECT_EQ(memory_now()[int(Memory::optimizer)] - before, 42 * (dtype == DType::fp32 ? 8 : 12));
         std::vector<std::string> names;
-        for (const auto& [name, tensor] : optimizer.states()) {
-            EXPECT_EQ(tensor.dtype(), DType::fp32);
-            names.push_back(name);
+        for (const TensorPart& state : optimizer.states()) {
+            EXPECT_EQ(state.tensor.dtype(), DType::fp32);
+            names.push_back(state.name);
         }
         std::vector<std::string> expected = {"exp_avg.matrix", "exp_avg_sq.matrix", "master.matrix",
                                              "exp_avg.norm",   "exp_avg_sq.norm",   "master.norm"};
@@ -128,7 +128,7 @@ TEST(AdamW, ContinuesFromItsStatesBitwise) {
         ops::copy(two.list.flat_values(), one.list.flat_values());
         auto from = first.states(), to = second.states();
         ASSERT_EQ(from.size(), to.size());
-        for (size_t i = 0; i < from.size(); ++i) ops::copy(to[i].second, from[i].second);
+        for (size_t i = 0; i < from.size(); ++i) ops::copy(to[i].tensor, from[i].tensor);
         second.set_steps_done(2);
         step(one, first, 9);
         step(two, second, 9);

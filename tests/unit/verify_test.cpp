@@ -46,9 +46,9 @@ Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1, d
                 model.forward({}, saved, context);
                 model.backward({}, saved, context);
             }
-            verifier.gradient(step, model.parameters());
+            verifier.gradient(step, model.parameters().parts(&Parameter::grad));
             optimizer.step(options.optimizer.lr * lr_scale, squared_gradient_norm(model.parameters()));
-            verifier.after_step(step, loss.to_host<double>()[0], model.parameters());
+            verifier.after_step(step, loss.to_host<double>()[0], model.parameters().parts(&Parameter::value));
         }
         testing::internal::CaptureStdout();
         checks = {verifier.finish(report), report.memory(estimate_memory(shape))};
