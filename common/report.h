@@ -27,6 +27,10 @@ struct PredictedCommunication {
         int64_t calls = 0, bytes = 0;
     };
     std::array<Kind, collective_kinds> kinds{};
+    void add(Collective kind, int64_t calls, int64_t bytes) {
+        kinds[size_t(kind)].calls += calls;
+        kinds[size_t(kind)].bytes += bytes;
+    }
 };
 
 class Report {

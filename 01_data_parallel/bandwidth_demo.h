@@ -1,0 +1,188 @@
+// --demo bandwidth: how fast each collective is, from 1 KiB up, and whether its result is right.
+//
+// nccl-tests' two numbers (doc/PERFORMANCE.md in NVIDIA/nccl-tests), for a tensor of S bytes and a call of t seconds:
+//   algbw = S / t             what the program sees
+//   busbw = algbw * factor    what the busiest link carries, comparable between collectives and with the hardware's data sheet
+// The factor is how many bytes a rank must send per byte of the tensor, with the best algorithm there is: 2(n-1)/n for an
+// all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all (own slices stay at home), 1 for broadcast and send/recv.
+//
+//   algbw ^             _________   limited by the links: time grows with S
+//         |          __/
+//         |      ___/
+//         |_____/                   limited by latency: every size takes the same time
+//         +-------------------> S
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ring_all_reduce.h"
+#include "trace.h"
+
+namespace ultrascale {
+
+// The tensors at one size. All have n equal slices; rank r's input is (r+1) * pattern.
+struct BandwidthBuffers {
+    Tensor pattern, in, out;  // (n * slice) fp32
+    int n;
+    Tensor slice(const Tensor& x, int r) const { return x.slice(r * (x.numel() / n), (r + 1) * (x.numel() / n)); }
+};
+
+// One collective of the table. The call writes `out`; if `in_place`, `out` is also its input.
+struct BandwidthCase {
+    std::string name, call_text, factor_text;
+    double factor;
+    bool in_place;
+    int slices;  // of `out` that the call writes
+    std::function<void(const BandwidthBuffers&)> call;
+    struct Expected {
+        int times, slice;  // of the pattern
+    };
+    std::function<Expected(int r)> expected;  // in slice r of `out`
+};
+
+inline std::vector<BandwidthCase> bandwidth_cases(const Communicator& world) {
+    using B = BandwidthBuffers;
+    const int n = world.size(), me = world.rank(), right = (me + 1) % n, left = (me + n - 1) % n, sum = n * (n + 1) / 2;
+    const double spread = double(n - 1) / n;
+    const Communicator* const w = &world;
+    const auto is_sum = [sum](int r) { return BandwidthCase::Expected{sum, r}; };
+    return {
+        {"send/recv", "send_recv: to the right neighbour, from the left one", "1", 1, false, n,
+         [=](const B& b) {
+             w->send_recv({{Transfer::send, b.in, right}, {Transfer::recv, b.out, left}});
+         },
+         [=](int r) {
+             return BandwidthCase::Expected{left + 1, r};
+         }},
+        {"broadcast", "broadcast", "1", 1, true, n, [=](const B& b) { w->broadcast(b.out, 0); },
+         [=](int r) {
+             return BandwidthCase::Expected{1, r};
+         }},
+        {"all-gather", "all_gather", "(n-1)/n", spread, false, n, [=](const B& b) { w->all_gather(b.out, b.slice(b.in, me)); },
+         [=](int r) {
+             return BandwidthCase::Expected{r + 1, r};
+         }},
+        {"reduce-scatter", "reduce_scatter", "(n-1)/n", spread, false, 1, [=](const B& b) { w->reduce_scatter(b.slice(b.out, 0), b.in); },
+         [=](int) {
+             return BandwidthCase::Expected{sum, me};
+         }},
+        {"all-to-all", "all_to_all", "(n-1)/n", spread, false, n, [=](const B& b) { w->all_to_all(b.out, b.in); },
+         [=](int r) {
+             return BandwidthCase::Expected{r + 1, me};
+         }},
+        {"all-reduce", "all_reduce", "2(n-1)/n", 2 * spread, true, n, [=](const B& b) { w->all_reduce(b.out); }, is_sum},
+        {"ring one way", "ring_all_reduce, all to the right", "2(n-1)/n", 2 * spread, true, n,
+         [=](const B& b) { ring_all_reduce(*w, b.out, RingDirections::one); }, is_sum},
+        {"ring both", "ring_all_reduce, half to the right and half to the left", "2(n-1)/n", 2 * spread, true, n,
+         [=](const B& b) { ring_all_reduce(*w, b.out, RingDirections::both); }, is_sum},
+    };
+}
+
+// The largest value that any rank has.
+inline double largest_of_ranks(const Communicator& world, double value) {
+    const Tensor x = Tensor::from_host<double>(std::vector<double>{value}, {1}, Memory::workspace);
+    world.all_reduce(x, Reduce::max);
+    return x.to_host<double>()[0];
+}
+
+// One call on known values, whose result is checked on the device: what should be there is subtracted, zero must be left.
+// All numbers are integers that fp32 holds, so nothing is rounded.
+inline bool result_is_right(const Communicator& world, const BandwidthCase& c, const BandwidthBuffers& b) {
+    ops::copy(b.in, b.pattern);
+    ops::scale(b.in, float(world.rank() + 1));
+    if (c.in_place)
+        ops::copy(b.out, b.in);
+    else
+        ops::fill(b.out, -1);
+    c.call(b);
+    const Tensor left_over = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+    for (int r = 0; r < c.slices; ++r) {
+        const BandwidthCase::Expected expected = c.expected(r);
+        ops::add(b.slice(b.out, r), b.slice(b.pattern, expected.slice), -float(expected.times));
+        ops::accumulate_sum_squares(left_over, {b.slice(b.out, r)});
+    }
+    const bool wrong = !(left_over.to_host<double>()[0] == 0);  // also where it is not a number
+    return largest_of_ranks(world, wrong) == 0;
+}
+
+// The median time of a call, on the slowest rank. Calls are queued in batches, and the host waits for the device at the end
+// of each, so that a GPU's time contains no waiting for the host.
+inline double median_call_seconds(const Communicator& world, const std::function<void()>& call) {
+    const auto batch = [&](int calls) {
+        compute_stream().synchronize();
+        world.barrier();
+        const double begin = now_seconds();
+        for (int i = 0; i < calls; ++i) call();
+        compute_stream().synchronize();
+        return (now_seconds() - begin) / calls;
+    };
+    const double estimate = largest_of_ranks(world, batch(2));
+    const int calls = std::clamp(int(0.01 / estimate), 1, 50);
+    std::vector<double> seconds(size_t(std::clamp(int(0.1 / (estimate * calls)), 3, 15)));
+    for (double& s : seconds) s = batch(calls);
+    std::nth_element(seconds.begin(), seconds.begin() + int(seconds.size()) / 2, seconds.end());
+    return largest_of_ranks(world, seconds[seconds.size() / 2]);
+}
+
+// All ranks call it; rank 0 prints. Holds three tensors of largest_bytes. False, on every rank, if some result was wrong.
+inline bool demo_bandwidth(const Communicator& world, int64_t largest_bytes) {
+    const int n = world.size();
+    print(fmt::format("bandwidth of collectives on {} ranks, fp32; median times, of the slowest rank; GB = 10^9 bytes", n));
+    if (n == 1) return print("  one rank has nobody to talk to: start more, mpirun -n 4 ..."), true;
+
+    std::vector<int64_t> slices;  // elements of one rank's slice, by size
+    for (int64_t bytes = 1024; bytes < largest_bytes; bytes *= 4) slices.push_back(std::max<int64_t>(1, bytes / 4 / n));
+    slices.push_back(std::max<int64_t>(1, largest_bytes / 4 / n));
+    // 251 is a prime: a slice or a chunk in another's place does not look right.
+    std::vector<float> values(size_t(slices.back() * n));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = float(1 + i % 251);
+    const Tensor pattern = Tensor::from_host<float>(values, {int64_t(values.size())}, Memory::workspace);
+    values = {};
+    const Tensor in = Tensor::empty(pattern.shape(), DType::fp32, Memory::communication);
+    const Tensor out = Tensor::empty(pattern.shape(), DType::fp32, Memory::communication);
+
+    const std::vector<BandwidthCase> cases = bandwidth_cases(world);
+    std::vector<std::vector<double>> seconds(cases.size());  // [case][size]
+    bool all_right = true;
+    for (size_t c = 0; c < cases.size(); ++c) {
+        const BandwidthCase& collective = cases[c];
+        const bool ring = collective.name.starts_with("ring");
+        print(fmt::format("\n{}    busbw = algbw * {} = algbw * {:.4g}", collective.call_text, collective.factor_text, collective.factor));
+        print(fmt::format("  {:>12} {:>12} {:>12} {:>12}   {:<6}{}", "size", "time us", "algbw GB/s", "busbw GB/s", "result",
+                          ring ? "  2(n-1)/n * S / bw(send/recv)   time / that" : ""));
+        for (size_t s = 0; s < slices.size(); ++s) {
+            const int64_t count = slices[s] * n;
+            const BandwidthBuffers buffers{pattern.slice(0, count), in.slice(0, count), out.slice(0, count), n};
+            const bool right = result_is_right(world, collective, buffers);
+            all_right &= right;
+            seconds[c].push_back(median_call_seconds(world, [&] { collective.call(buffers); }));
+            const double t = seconds[c][s], bytes = double(count * 4), algbw = bytes / t;
+            const double bw = bytes / seconds[0][s], formula = collective.factor * bytes / bw;  // case 0: send/recv
+            print(fmt::format("  {:>12} {:>12.1f} {:>12.3f} {:>12.3f}   {:<6}{}", format_bytes(bytes), t * 1e6, algbw / 1e9,
+                              algbw * collective.factor / 1e9, right ? "ok" : "WRONG",
+                              ring ? fmt::format("  {:>25.1f} us   {:>11.2f}", formula * 1e6, t / formula) : ""));
+            std::fflush(stdout);
+        }
+    }
+
+    print("\nbusbw in GB/s, side by side");
+    std::string heads = fmt::format("  {:>11}", "size");
+    for (const BandwidthCase& c : cases) heads += fmt::format(" {:>12}", c.name == "reduce-scatter" ? "red.-scatter" : c.name);
+    print(heads);
+    for (size_t s = 0; s < slices.size(); ++s) {
+        std::string line = fmt::format("  {:>11}", format_bytes(double(slices[s] * n * 4)));
+        for (size_t c = 0; c < cases.size(); ++c)
+            line += fmt::format(" {:>12.3f}", double(slices[s] * n * 4) / seconds[c][s] * cases[c].factor / 1e9);
+        print(line);
+    }
+    print(all_right ? "\nall results are right" : "\nWRONG results: see above");
+    return all_right;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,165 @@
+// --compare: a few steps with each technique on the same data, and one table.
+//
+//   exposed   how long compute stood still for communication, in calls or in waits for them
+//   overlap   the share of the communication's time that was hidden under compute
+//   matmul    the time of the matrix products, against that without communication: on a GPU the two share multiprocessors and
+//             memory, on a CPU cores, so what overlaps also slows down
+//
+// Below it the book's condition (appendix "Math for compute/communication overlap"): the gradients of Psi parameters, of b bytes each,
+// are hidden if their all-reduce takes no longer than the backward,
+//
+//     t_comm / t_compute = (2 (n-1)/n * b Psi / bandwidth) / (4 * tokens * Psi / FLOP rate)  <=  1
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "data.h"
+#include "setup.h"
+#include "sync_options.h"
+#include "trace.h"
+
+namespace ultrascale {
+
+// Without communication, to compare with: each rank keeps its own gradients.
+class NoSync : public GradientSync {
+public:
+    using GradientSync::GradientSync;
+    void finish() override {}
+    PredictedCommunication predicted() const override { return {}; }
+};
+
+inline double median(std::vector<double> values) {
+    std::nth_element(values.begin(), values.begin() + std::ptrdiff_t(values.size() / 2), values.end());
+    return values[values.size() / 2];
+}
+
+// What a step costs with one technique: medians over the steps, times of the slowest rank.
+struct SyncCost {
+    double step_seconds, backward_seconds, communication_seconds, exposed_seconds, matmul_seconds;
+    int64_t calls, bytes;
+};
+
+inline double slowest_rank(double seconds) {
+    Tensor t = Tensor::from_host<double>(std::vector<double>{seconds}, {1}, Memory::workspace);
+    Communicator::world().all_reduce(t, Reduce::max);
+    return t.to_host<double>()[0];
+}
+
+inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, const DataLoader& loader, const Options& options) {
+    const Communicator& ranks = Communicator::world();
+    ParameterList& parameters = model.parameters();
+    const int64_t B = options.micro_batch, warm_up = 2, steps = std::clamp<int64_t>(options.steps, 3, 10);
+    const float loss_scale = float(1 / double(loader.counted_targets(0, B * ranks.size())));
+    std::vector<double> step_seconds, backward_seconds;
+    for (int64_t s = 0; s < warm_up + steps; ++s) {
+        if (s == warm_up) {
+            communication_reset_counts();
+            trace_clear();
+            trace_record(true);
+        }
+        compute_stream().synchronize();
+        ranks.barrier();
+        const double begin = now_seconds();
+        ops::fill(parameters.flat_grads(), 0);
+        const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        Context context{.batch = to_device(loader.batch(ranks.rank() * B, B)), .loss_scale = loss_scale, .loss = loss, .hooks = &sync};
+        Saved saved;
+        sync.begin_micro_batch(true);
+        model.forward({}, saved, context);
+        const Timestamp forward_end = Timestamp::in(compute_stream());
+        model.backward({}, saved, context);
+        const Timestamp backward_end = Timestamp::in(compute_stream());
+        sync.finish();
+        optimizer.step(0, squared_gradient_norm(parameters));  // lr 0: the model stays as it is
+        compute_stream().synchronize();
+        if (s < warm_up) continue;
+        step_seconds.push_back(now_seconds() - begin);
+        backward_seconds.push_back(backward_end.seconds() - forward_end.seconds());
+    }
+    trace_record(false);
+    SyncCost cost{median(step_seconds), median(backward_seconds), 0, 0, 0, 0, 0};
+    const CommunicationCounts counts = communication_counts();
+    for (int k = 0; k < collective_kinds; ++k) {
+        if (Collective(k) == Collective::barrier) continue;
+        cost.calls += counts[size_t(k)].calls / steps;
+        cost.bytes += counts[size_t(k)].bytes / steps;
+        cost.communication_seconds += counts[size_t(k)].seconds / double(steps);
+        cost.exposed_seconds += counts[size_t(k)].exposed / double(steps);
+    }
+    for (const Span& span : trace_spans())
+        if (span.name == "matmul") cost.matmul_seconds += (span.end - span.begin) / double(steps);
+    for (double* seconds :
+         {&cost.step_seconds, &cost.backward_seconds, &cost.communication_seconds, &cost.exposed_seconds, &cost.matmul_seconds})
+        *seconds = slowest_rank(*seconds);
+    return cost;
+}
+
+// All ranks call it; rank 0 prints. Returns true.
+inline bool compare_syncs(const Options& options, SyncOptions sync, const StepShape& shape) {
+    const Communicator& ranks = Communicator::world();
+    const TokenFile file(options.data_path(), shape.config.vocab);
+    const DataLoader loader(file, {.seq = shape.seq});
+    Llama model(shape.config, shape.model);
+    ParameterList& parameters = model.parameters();
+    parameters.allocate_values(options.dtype);
+    parameters.allocate_grads(options.grad_dtype());
+    load_or_initialize(options, parameters);
+    AdamW optimizer(parameters, options.optimizer);
+
+    const int64_t n = ranks.size(), tokens = options.micro_batch * shape.seq;
+    print(fmt::format("{} ranks, {:.3f} M parameters, {} of gradients, {} x {} tokens a rank; a step, in ms (the slowest rank's median)", n,
+                      double(parameters.local_numel()) / 1e6, format_bytes(double(parameters.flat_grads().bytes())), options.micro_batch,
+                      shape.seq));
+    print(fmt::format("  {:<24} {:>9} {:>9} {:>7} {:>11} {:>9} {:>9} {:>8} {:>8}", "technique", "step", "tok/s/rank", "calls", "bytes",
+                      "comm.", "exposed", "overlap", "matmul"));
+    NoSync none(parameters, ranks);
+    const SyncCost alone = cost_of(none, model, optimizer, loader, options);
+    SyncCost naive{};
+    const auto row = [&](const std::string& name, const SyncCost& cost) {
+        const bool talks = cost.calls > 0;
+        print(fmt::format("  {:<24} {:>9.2f} {:>9.0f} {:>8} {:>11} {:>9} {:>9} {:>8} {:>7.2f}x", name, cost.step_seconds * 1e3,
+                          double(tokens) / cost.step_seconds, cost.calls, format_bytes(double(cost.bytes)),
+                          talks ? fmt::format("{:.2f}", cost.communication_seconds * 1e3) : "-",
+                          talks ? fmt::format("{:.2f}", cost.exposed_seconds * 1e3) : "-",
+                          talks ? fmt::format("{:.0f} %", 100 * std::max(0.0, 1 - cost.exposed_seconds / cost.communication_seconds)) : "-",
+                          cost.matmul_seconds / alone.matmul_seconds));
+    };
+    row("none (not trained right)", alone);
+    const auto measure = [&](const std::string& name, SyncKind kind, RingDirections directions = RingDirections::one) {
+        sync.kind = kind, sync.ring_directions = directions;
+        const SyncCost cost = cost_of(*make_sync(sync, parameters, ranks), model, optimizer, loader, options);
+        if (kind == SyncKind::naive) naive = cost;
+        row(name, cost);
+    };
+    measure("naive", SyncKind::naive);
+    measure("overlap", SyncKind::overlap);
+    measure(fmt::format("bucket, {:.4g} MiB", sync.bucket_mb), SyncKind::bucket);
+    measure("ring", SyncKind::ring);
+    measure("ring, both ways", SyncKind::ring, RingDirections::both);
+    if (n == 1) return true;
+
+    // The condition, from the rates of one all-reduce of everything and of a matrix product alone.
+    std::vector<double> seconds;
+    for (int i = 0; i < 5; ++i) {
+        compute_stream().synchronize();
+        ranks.barrier();
+        const double begin = now_seconds();
+        ranks.all_reduce(parameters.flat_grads());
+        compute_stream().synchronize();
+        seconds.push_back(now_seconds() - begin);
+    }
+    const double moved = 2 * double(n - 1) / double(n) * double(parameters.flat_grads().bytes());
+    const double bandwidth = moved / slowest_rank(median(seconds)), rate = ops::measure_matmul_rate(options.dtype);
+    const double t_comm = moved / bandwidth, t_compute = 4 * double(tokens) * double(parameters.local_numel()) / rate;
+    print(fmt::format("\noverlap condition: busbw {:.4g} GB/s (one all-reduce of everything), {:.4g} TFLOP/s (a matrix product)",
+                      bandwidth / 1e9, rate / 1e12));
+    print(fmt::format("  predicted  t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}{}", t_comm * 1e3, t_compute * 1e3,
+                      t_comm / t_compute, t_comm <= t_compute ? ": it can be hidden" : ": it cannot be hidden"));
+    print(fmt::format("  measured   t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}   (naive; none)",
+                      naive.communication_seconds * 1e3, alone.backward_seconds * 1e3,
+                      naive.communication_seconds / alone.backward_seconds));
+    return true;
+}
+
+}  // namespace ultrascale

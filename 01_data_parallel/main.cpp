@@ -1,0 +1,188 @@
+// Chapter 01: data parallelism. Every rank holds the whole model and trains on its own part of the batch; the ranks' gradients are
+// summed in one of several ways (gradient_sync.h and the files beside it). The step is written out in train() below.
+#include <cmath>
+#include <optional>
+
+#include "bandwidth_demo.h"
+#include "checkpoint.h"
+#include "choice.h"
+#include "collectives_demo.h"
+#include "compare.h"
+#include "data.h"
+#include "explain.h"
+#include "setup.h"
+#include "trace.h"
+#include "validation.h"
+#include "verify.h"
+
+using namespace ultrascale;
+
+namespace {
+
+struct Chapter {
+    SyncOptions sync;
+    bool no_sync = true, compare = false;
+    std::string demo;
+    double largest_mib = 0;
+
+    void add_options(CLI::App& app) {
+        add_choice(app, "--sync", sync.kind,
+                   {{"naive", SyncKind::naive}, {"overlap", SyncKind::overlap}, {"bucket", SyncKind::bucket}, {"ring", SyncKind::ring}},
+                   "How the gradients are summed");
+        app.add_option("--bucket-mb", sync.bucket_mb, "Size of a bucket in MiB")->check(between(1e-6, 1e6))->capture_default_str();
+        add_choice(app, "--ring-directions", sync.ring_directions, {{"one", RingDirections::one}, {"both", RingDirections::both}},
+                   "Of --sync ring: all one way, or half of it each way");
+        add_choice(app, "--no-sync", no_sync, {{"on", true}, {"off", false}},
+                   "With --grad-accum: communicate after the last micro-batch only (on) or after each (off)");
+        app.add_flag("--compare", compare, "Train with each technique in turn and print one table");
+        app.add_option("--demo", demo, "collectives: what each one does; bandwidth: how fast they are")
+            ->check(CLI::IsMember({"collectives", "bandwidth"}));
+        app.add_option("--largest-mib", largest_mib, "Of --demo bandwidth. Default: 1024 on GPUs, 16 on the CPU")
+            ->check(between(1e-3, 1e5));
+    }
+};
+
+double scalar(const Tensor& t) { return t.to_host<double>()[0]; }
+
+// A span in the trace's lane "phase".
+template <class F>
+void phase(const char* name, F work) {
+    OpSpan span(name, 0, 0, "phase");
+    work();
+}
+
+// Trains; false if the run is not what one plain device does, or held or sent other than predicted.
+bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
+    const Communicator& ranks = Communicator::world();
+    const LlamaConfig& config = shape.config;
+    const int64_t B = options.micro_batch, T = shape.seq, N = ranks.size(), accumulated = options.grad_accum, G = B * accumulated * N;
+    if (G > 10'000'000) user_error("a step of {} sequences: at most 10^7, see --grad-accum", G);
+    const TokenFile file(options.data_path(), config.vocab);
+    DataOptions data{.seq = T};
+    if (options.shuffle) data.shuffle_seed = options.seed;
+    const DataLoader loader(file, data);
+    std::optional<Validation> validation;
+    if (!options.val_data.empty()) validation.emplace(options, config.vocab, data);
+
+    // The same model and optimizer on every rank: fresh, or where --load left off.
+    Llama model(config, shape.model);
+    ParameterList& parameters = model.parameters();
+    parameters.allocate_values(options.dtype);
+    parameters.allocate_grads(options.grad_dtype());
+    load_or_initialize(options, parameters);
+    AdamW optimizer(parameters, options.optimizer);
+    TrainingState state = resume_or_start(options, optimizer);
+    const int64_t first_step = state.step;
+    const std::unique_ptr<GradientSync> sync = make_sync(chapter.sync, parameters, ranks);
+    // --no-sync off: each micro-batch's sum is added here.
+    const bool every_time = !chapter.no_sync && accumulated > 1;
+    const Tensor sums = every_time ? Tensor::zeros(parameters.flat_grads().shape(), options.grad_dtype(), Memory::gradient) : Tensor();
+
+    std::optional<Verifier> verifier;
+    if (options.steps > 0 && options.verify.value_or(parameter_count(config) < 5'000'000))
+        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
+
+    Report report("01_data_parallel", options, shape, options.steps);
+    report.configuration(
+        G, fmt::format("{}: {} tokens, {} samples", options.data.empty() ? "our own text" : file.path(), file.tokens(), loader.samples()));
+    print(fmt::format("  sync    {}", describe(chapter.sync, every_time)));
+    if (validation) print(fmt::format("  valid.  {}", validation->description()));
+    ExplainHooks explain_hooks(sync.get());
+    memory_reset_peak();
+    ranks.barrier();  // the verifying run kept rank 0 busy
+    communication_reset_counts();
+
+    for (int64_t s = 0; s < options.steps; ++s) {
+        const double begin = now_seconds(), lr = learning_rate_of(options, first_step, state.step);
+        const int64_t counted = loader.counted_targets(state.next_sample, G);  // of the global batch: the loss is a mean over all of it
+        const bool explained = options.explain && s == 0;
+        explain_enable(explained);
+
+        explain("gradients = 0");
+        ops::fill(parameters.flat_grads(), 0);
+        const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        for (int64_t m = 0; m < accumulated; ++m) {
+            const bool synchronize = every_time || m + 1 == accumulated;
+            const Batch batch = to_device(loader.batch(state.next_sample + (m * N + ranks.rank()) * B, B));
+            Context context{.batch = batch, .loss_scale = float(1 / double(counted)), .loss = loss, .micro_batch = int(m)};
+            context.hooks = explained ? static_cast<Hooks*>(&explain_hooks) : sync.get();
+            Saved saved;
+            sync->begin_micro_batch(synchronize);
+            phase("forward", [&] { model.forward({}, saved, context); });
+            phase("backward", [&] { model.backward({}, saved, context); });
+            if (synchronize) phase("wait for gradients", [&] { sync->finish(); });
+            if (every_time) {
+                ops::add(sums, parameters.flat_grads());
+                ops::fill(parameters.flat_grads(), 0);
+            }
+        }
+        if (every_time) {
+            ops::copy(parameters.flat_grads(), sums);
+            ops::fill(sums, 0);
+        }
+        if (verifier) verifier->gradient(s, parameters.parts(&Parameter::grad));
+        explain("global gradient norm, clip, AdamW");
+        const Tensor squared_norm = squared_gradient_norm(parameters);
+        phase("update", [&] { optimizer.step(lr, squared_norm); });
+        ranks.all_reduce(loss);
+        const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
+        explain_enable(false);
+
+        state = {state.step + 1, state.next_sample + G, state.tokens_seen + G * T, options.seed};
+        StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};
+        if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
+        report.step(record);
+        if (verifier) verifier->after_step(s, loss_value, parameters.parts(&Parameter::value));
+    }
+    if (validation && options.steps == 0) report.validation(state.step, validation->loss(model));  // of what --load brought
+
+    bool ok = true;
+    if (options.steps > 0) {
+        if (verifier) ok = verifier->finish(report);
+        MemoryEstimate predicted = estimate_memory(shape);
+        if (every_time) predicted.gradients *= 2;
+        ok = report.memory(predicted) && ok;
+        PredictedCommunication of_step = sync->predicted();
+        if (every_time)
+            for (auto& kind : of_step.kinds) kind.calls *= accumulated, kind.bytes *= accumulated;
+        of_step.add(Collective::all_reduce, 1, 8);  // the loss
+        ok = report.communication(of_step, options.steps) && ok;
+        report.throughput();
+    }
+    if (!options.save.empty()) {
+        save_checkpoint(options.save, config, parameters,
+                        {.dtype = options.dtype, .state = &state, .optimizer = optimizer.states(), .spread_over = &ranks});
+        print(fmt::format("\nsaved to {} after step {}", options.save, state.step));
+    }
+    report.finish();
+    return ok;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_program([&] {
+        Chapter chapter;
+        const Options options =
+            parse_options(argc, argv, "01_data_parallel", "Train a Llama on several devices, each with a part of the batch.",
+                          [&](CLI::App& app) { chapter.add_options(app); });
+        if (chapter.demo == "collectives") return demo_collectives(Communicator::world());
+        if (chapter.demo == "bandwidth") {
+            const double mib = chapter.largest_mib > 0 ? chapter.largest_mib : (device_overhead().context > 0 ? 1024 : 16);
+            return demo_bandwidth(Communicator::world(), int64_t(mib * (1 << 20)));
+        }
+        const LlamaConfig config = options.config();
+        const StepShape shape{.config = config,
+                              .model = {options.dtype, options.recompute, AttentionKind::flash, 0},
+                              .grad_dtype = options.grad_dtype(),
+                              .micro_batch = options.micro_batch,
+                              .seq = options.seq > 0 ? options.seq : config.default_seq};
+        check_fits(shape, memory_limit());
+        if (chapter.compare) return compare_syncs(options, chapter.sync, shape);
+        try {
+            return train(options, chapter, shape);
+        } catch (const OutOfMemory& error) {  // the estimate fits: workspace or the verifying run came on top of it
+            user_error("{}; --no-verify or a smaller --micro-batch may fit", error.what());
+        }
+    });
+}

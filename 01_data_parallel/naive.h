@@ -1,0 +1,23 @@
+// --sync naive: one all-reduce per parameter after the backward.
+//
+//     compute        | forward | backward          |                         | update |
+//     communication  |                             | p1 | p2 | p3 | ... | pn |
+//
+// The device stands still while the gradients travel, and n small messages pay the latency n times.
+#pragma once
+
+#include "gradient_sync.h"
+
+namespace ultrascale {
+
+class NaiveSync : public GradientSync {
+public:
+    using GradientSync::GradientSync;
+
+    void finish() override {
+        for (const auto& parameter : parameters_) ranks_.all_reduce(parameter->grad);
+    }
+    PredictedCommunication predicted() const override { return all_reduces(int64_t(parameters_.size())); }
+};
+
+}  // namespace ultrascale

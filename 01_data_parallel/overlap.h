@@ -1,0 +1,33 @@
+// --sync overlap: each parameter's all-reduce starts when its gradient is complete, while the backward goes on below it.
+//
+//     compute        | forward | backward  L8    L7    L6   ...   L1 |   | update |
+//     communication  |                 | head | L8 | L7 | L6 | ... | L1 |
+//
+// Only what is left after the last layer's backward stands in the way of the update. A hook is called when a gradient is complete
+// (parts.h: Hooks::gradient_complete); the all-reduce goes to the communication stream.
+#pragma once
+
+#include <vector>
+
+#include "gradient_sync.h"
+
+namespace ultrascale {
+
+class OverlapSync : public GradientSync {
+public:
+    using GradientSync::GradientSync;
+
+    void gradient_complete(Parameter& parameter, const Context&) override {
+        if (synchronize_) under_way_.push_back(ranks_.all_reduce(parameter.grad, Reduce::sum, communication_stream()));
+    }
+    void finish() override {
+        for (Work& work : under_way_) work.wait();
+        under_way_.clear();
+    }
+    PredictedCommunication predicted() const override { return all_reduces(int64_t(parameters_.size())); }
+
+private:
+    std::vector<Work> under_way_;
+};
+
+}  // namespace ultrascale
