@@ -28,6 +28,7 @@ public:
     virtual void finish() = 0;
     // Of one synchronisation, for the report.
     virtual PredictedCommunication predicted() const = 0;
+    virtual int64_t buffer_bytes() const { return 0; }  // the most that it holds beside the gradients
 
 protected:
     PredictedCommunication all_reduces(int64_t calls) const {

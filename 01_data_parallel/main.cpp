@@ -141,6 +141,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         if (verifier) ok = verifier->finish(report);
         MemoryEstimate predicted = estimate_memory(shape);
         if (every_time) predicted.gradients *= 2;
+        predicted.peak_communication = sync->buffer_bytes();
         ok = report.memory(predicted) && ok;
         PredictedCommunication of_step = sync->predicted();
         if (every_time)

@@ -59,6 +59,11 @@ struct Ring {
     // The rank k places behind this one (k < 0: ahead), which is also the number of the chunk at home there.
     int behind(int k) const { return ((rank - k * direction) % n + n) % n; }
     Tensor chunk(int c) const { return x.slice(part_begin(x.numel(), c, n), part_begin(x.numel(), c + 1, n)); }
+    int64_t longest_chunk() const {
+        int64_t longest = 0;
+        for (int c = 0; c < n; ++c) longest = std::max(longest, chunk(c).numel());
+        return longest;
+    }
     Tensor inbox_for(int c) const { return inbox.slice(0, chunk(c).numel()); }
 };
 
@@ -76,11 +81,7 @@ inline void ring_all_reduce(const Communicator& group, Tensor x, RingDirections 
     const int n = group.size();
     if (n == 1) return;
     std::vector<Ring> rings = make_rings(x, group.rank(), n, directions);
-    for (Ring& ring : rings) {
-        int64_t longest = 0;
-        for (int c = 0; c < n; ++c) longest = std::max(longest, ring.chunk(c).numel());
-        ring.inbox = Tensor::empty({longest}, x.dtype(), Memory::communication);
-    }
+    for (Ring& ring : rings) ring.inbox = Tensor::empty({ring.longest_chunk()}, x.dtype(), Memory::communication);
     const auto report = [&](RingStep::Phase phase, int step, int sent_home, int received_home) {
         if (!observe) return;
         for (const Ring& ring : rings)

@@ -22,6 +22,12 @@ public:
         p.add(Collective::send_recv, of_rank.calls, of_rank.bytes);
         return p;
     }
+    int64_t buffer_bytes() const override {
+        int64_t elements = 0;
+        for (const Ring& ring : make_rings(parameters_.flat_grads(), ranks_.rank(), ranks_.size(), directions_))
+            elements += ring.longest_chunk();
+        return ranks_.size() > 1 ? elements * dtype_bytes(parameters_.flat_grads().dtype()) : 0;
+    }
 
 private:
     RingDirections directions_;

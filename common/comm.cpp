@@ -63,6 +63,17 @@ CommunicationCounts communication_counts() {
     return counts;
 }
 
+CommunicationCounts difference(const CommunicationCounts& later, const CommunicationCounts& earlier) {
+    CommunicationCounts d = later;
+    for (size_t k = 0; k < d.size(); ++k) {
+        d[k].calls -= earlier[k].calls;
+        d[k].bytes -= earlier[k].bytes;
+        d[k].seconds -= earlier[k].seconds;
+        d[k].exposed -= earlier[k].exposed;
+    }
+    return d;
+}
+
 void communication_reset_counts() {
     resolve_communication_times();
     std::lock_guard lock(counts_mutex);

@@ -53,10 +53,17 @@ MemoryEstimate estimate_memory(const StepShape& s) {
 
 void check_fits(const StepShape& shape, int64_t limit) {
     const MemoryEstimate m = estimate_memory(shape);
+    if (m.total() > limit) check_fits(m, limit, what_would_fit(shape, limit));
+}
+
+void check_fits(const MemoryEstimate& m, int64_t limit, const std::string& advice) {
     if (m.total() <= limit) return;
-    throw OutOfMemory(fmt::format("out of memory: predicted parameters {}, gradients {}, optimizer {}, activations {} do not fit in {}; {}",
-                                  format_bytes(double(m.parameters)), format_bytes(double(m.gradients)), format_bytes(double(m.optimizer)),
-                                  format_bytes(double(m.peak_activations)), format_bytes(double(limit)), what_would_fit(shape, limit)));
+    const std::string buffers =
+        m.peak_communication > 0 ? fmt::format(", communication buffers {}", format_bytes(double(m.peak_communication))) : "";
+    throw OutOfMemory(
+        fmt::format("out of memory: predicted parameters {}, gradients {}, optimizer {}, activations {}{} do not fit in {}; {}",
+                    format_bytes(double(m.parameters)), format_bytes(double(m.gradients)), format_bytes(double(m.optimizer)),
+                    format_bytes(double(m.peak_activations)), buffers, format_bytes(double(limit)), advice));
 }
 
 std::string what_would_fit(const StepShape& shape, int64_t limit) {

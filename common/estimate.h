@@ -29,8 +29,10 @@ SavedPerToken saved_per_token(const StepShape& shape);
 struct MemoryEstimate {
     int64_t parameters, gradients, optimizer;  // bytes that stay
     int64_t peak_activations;                  // the most that forward and backward hold at once
+    int64_t peak_communication = 0;            // buffers of a technique that gathers what it does not keep
     int64_t total() const {                    // saturating, as each part is
-        return int64_t(std::min(double(parameters) + double(gradients) + double(optimizer) + double(peak_activations), 9e18));
+        return int64_t(std::min(
+            double(parameters) + double(gradients) + double(optimizer) + double(peak_activations) + double(peak_communication), 9e18));
     }
 };
 // Equal, to the byte, to what memory.h counts on one device (tests/chapters compares them).
@@ -38,6 +40,8 @@ MemoryEstimate estimate_memory(const StepShape& shape);
 
 // Throws OutOfMemory if the estimate is above `limit` bytes.
 void check_fits(const StepShape& shape, int64_t limit);
+// Likewise for a technique's own estimate; `advice` ends the error.
+void check_fits(const MemoryEstimate& estimate, int64_t limit, const std::string& advice);
 // "these options would: --micro-batch 4, or --recompute full": the end of an out-of-memory error.
 std::string what_would_fit(const StepShape& shape, int64_t limit);
 

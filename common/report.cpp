@@ -126,11 +126,9 @@ bool Report::memory(const MemoryEstimate& predicted) {
     row("gradients", predicted.gradients, now[int(Memory::gradient)], 0);
     row("optimizer", predicted.optimizer, now[int(Memory::optimizer)], 0);
     row("activations, peak", predicted.peak_activations, peak[int(Memory::activation)], 0.01);
-    for (Memory category : {Memory::communication, Memory::workspace}) {
-        print(fmt::format("  {:<20} {:>14} {:>14}", std::string(memory_names[int(category)]) + ", peak", "-",
-                          format_bytes(double(peak[int(category)]))));
-        json[memory_names[int(category)]] = {{"measured", peak[int(category)]}};
-    }
+    row("communication, peak", predicted.peak_communication, peak[int(Memory::communication)], 0.01);
+    print(fmt::format("  {:<20} {:>14} {:>14}", "workspace, peak", "-", format_bytes(double(peak[int(Memory::workspace)]))));
+    json["workspace"] = {{"measured", peak[int(Memory::workspace)]}};
     print(fmt::format("  {:<20} {:>14} {:>14}   of {}", "all, at the peak", format_bytes(double(predicted.total())),
                       format_bytes(double(total(memory_at_peak()))), format_bytes(double(memory_limit()))));
     json["peak"] = {{"predicted", predicted.total()}, {"measured", total(memory_at_peak())}};
@@ -146,8 +144,8 @@ bool Report::memory(const MemoryEstimate& predicted) {
     return ok;
 }
 
-bool Report::communication(const PredictedCommunication& predicted, int64_t steps) {
-    const CommunicationCounts counts = communication_counts();
+bool Report::communication(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps) {
+    const CommunicationCounts counts = difference(communication_counts(), not_of_steps);
     bool ok = true, any = false;
     Json json = Json::object();
     for (int k = 0; k < collective_kinds; ++k) {

@@ -48,7 +48,8 @@ public:
     // The report's sections. Measured: what is held now (the end of a step), and the peak of activations since
     // memory_reset_peak(). Returns whether the persistent categories are equal and activations are within 1 %.
     bool memory(const MemoryEstimate& predicted);
-    bool communication(const PredictedCommunication& predicted, int64_t steps);
+    // Since communication_reset_counts(), less what belonged to no step (a validation's). Returns whether calls and bytes are equal.
+    bool communication(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps = {});
     // Medians of the steps after warm-up: tokens/s, TFLOP/s, MFU and HFU per device.
     void throughput();
     // A chapter's own figure for the JSON summary: {"summary": {section: {key: value}}}.

@@ -15,15 +15,28 @@ inline void load_or_initialize(const Options& options, ParameterList& parameters
         load_parameters(options.load, parameters);
 }
 
-// If --load holds a training state, fills the optimizer's and returns where training stood; else it starts at zero.
-inline TrainingState resume_or_start(const Options& options, AdamW& optimizer) {
+// Likewise for the pieces that this rank holds.
+inline void load_or_draw(const Options& options, const std::vector<AdamW::Item>& items) {
+    std::vector<TensorPart> parts;
+    for (const AdamW::Item& item : items) parts.emplace_back(*item.parameter, item.value, item.begin);
+    if (!options.load.empty()) return load_parameters(options.load, parts);
+    for (const AdamW::Item& item : items) draw(*item.parameter, item.begin, item.value, options.seed);
+}
+
+// If --load holds a training state, fills the optimizers' (one, or one for each shard) and returns where training stood; else it
+// starts at zero.
+inline TrainingState resume_or_start(const Options& options, const std::vector<AdamW*>& optimizers) {
     if (options.load.empty() || !has_training_state(options.load)) return {.seed = options.seed};
-    const TrainingState state = load_training_state(options.load, optimizer.states());
+    std::vector<TensorPart> states;
+    for (AdamW* optimizer : optimizers)
+        for (TensorPart& part : optimizer->states()) states.push_back(std::move(part));
+    const TrainingState state = load_training_state(options.load, states);
     if (options.shuffle && state.seed != options.seed)
         user_error("--seed {}: the run in {} shuffled with seed {}", options.seed, options.load, state.seed);
-    optimizer.set_steps_done(state.step);
+    for (AdamW* optimizer : optimizers) optimizer->set_steps_done(state.step);
     return state;
 }
+inline TrainingState resume_or_start(const Options& options, AdamW& optimizer) { return resume_or_start(options, {&optimizer}); }
 
 // The learning rate of `step` in a run that started at `first_step`: the cosine ends at --lr-steps, or with the run.
 inline double learning_rate_of(const Options& options, int64_t first_step, int64_t step) {

@@ -55,7 +55,10 @@ public:
     }
     bool due(int64_t step, bool last) const { return last || step % options_.val_every == 0; }
     const DataLoader& loader() const { return loader_; }
-    double loss(Llama& model) const { return validation_loss(model, loader_, {0, loader_.samples()}, options_.micro_batch).mean(); }
+    // With several ranks each of them measures it all.
+    double loss(Llama& model, Hooks* hooks = nullptr) const {
+        return validation_loss(model, loader_, {0, loader_.samples()}, options_.micro_batch, hooks).mean();
+    }
     std::string description() const {
         return fmt::format("{}: {} tokens, {} samples, every {} steps", file_.path(), file_.tokens(), loader_.samples(),
                            options_.val_every);

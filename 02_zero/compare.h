@@ -1,0 +1,94 @@
+// --compare: a few steps with each stage on the same data, and one table: what a rank holds, what it sends, how long a step takes.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "data.h"
+#include "predict.h"
+#include "stages.h"
+#include "trace.h"
+
+namespace ultrascale {
+
+// All ranks call it; rank 0 prints. False if a stage held or sent other than predicted, on any rank.
+inline bool compare_stages(const Options& options, ZeroOptions zero_options, const StepShape& shape) {
+    const Communicator& ranks = Communicator::world();
+    const int64_t B = options.micro_batch, N = ranks.size(), A = options.grad_accum, warm_up = 2,
+                  steps = std::clamp<int64_t>(options.steps, 3, 10);
+    const TokenFile file(options.data_path(), shape.config.vocab);
+    const DataLoader loader(file, {.seq = shape.seq});
+    const float loss_scale = float(1 / double(loader.counted_targets(0, B * N * A)));
+    const double psi = double(parameter_count(shape.config)) * double(dtype_bytes(shape.grad_dtype));
+    print(fmt::format("{} ranks, {:.3f} M parameters in {}, gradients {}, {} x {} tokens a rank and micro-batch, {} micro-batches a step",
+                      N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), B,
+                      shape.seq, A));
+    print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>11}   {:>11} {:>6} {:>10} {:>10} {:>10}  {}", "stage", "parameters", "gradients",
+                      "optimizer", "gathered", "sent, bytes", "Psi", "comm. ms", "exposed", "step ms", "as predicted"));
+    bool ok = true;
+    for (int stage = 0; stage <= 3; ++stage) {
+        zero_options.stage = stage;
+        Llama model(shape.config, shape.model);
+        const std::unique_ptr<Zero> zero = make_zero(model, ranks, options, zero_options);
+        zero->start();
+        std::vector<double> seconds;
+        for (int64_t s = 0; s < warm_up + steps; ++s) {
+            if (s == warm_up) {
+                zero->finish();
+                memory_reset_peak();
+                communication_reset_counts();
+            }
+            const double begin = now_seconds();
+            zero->begin_step();
+            const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+            for (int64_t m = 0; m < A; ++m) {
+                Context context{.batch = to_device(loader.batch((m * N + ranks.rank()) * B, B)), .loss_scale = loss_scale, .loss = loss};
+                context.hooks = zero.get();
+                Saved saved;
+                zero->begin_micro_batch(m, m + 1 == A);
+                model.forward({}, saved, context);
+                model.backward({}, saved, context);
+                zero->end_micro_batch();
+            }
+            const Tensor squared_norm = zero->squared_norm();
+            zero->update(0, squared_norm);  // lr 0: the model stays as it is
+            ranks.all_reduce(loss);
+            loss.to_host<double>();  // the host waits for the device
+            if (s >= warm_up) seconds.push_back(now_seconds() - begin);
+        }
+        zero->finish();
+        std::nth_element(seconds.begin(), seconds.begin() + std::ptrdiff_t(seconds.size() / 2), seconds.end());
+
+        const MemoryEstimate want = predict_memory(zero->layout(), model.units(), zero_options, shape, A, ranks.rank());
+        const PredictedCommunication sent = predict_communication(zero->layout(), model.units(), zero_options, shape, A);
+        const MemoryByCategory held = memory_now();
+        const int64_t gathered = memory_peak_by_category()[int(Memory::communication)];
+        bool same = held[int(Memory::parameter)] == want.parameters && held[int(Memory::gradient)] == want.gradients &&
+                    held[int(Memory::optimizer)] == want.optimizer && gathered == want.peak_communication;
+        const CommunicationCounts counts = communication_counts();
+        CommunicationCount all{};
+        double weighed = 0;  // in Psi: an all-reduce moves its tensor twice
+        for (int k = 0; k < collective_kinds; ++k) {
+            const CommunicationCount& c = counts[size_t(k)];
+            same = same && c.calls == sent.kinds[size_t(k)].calls * steps && c.bytes == sent.kinds[size_t(k)].bytes * steps;
+            all.bytes += c.bytes, all.seconds += c.seconds, all.exposed += c.exposed;
+            const double width_ratio = Collective(k) == Collective::all_gather
+                                           ? double(dtype_bytes(shape.grad_dtype)) / double(dtype_bytes(shape.model.dtype))
+                                           : 1;  // gathered parameters are counted in elements, as gradients are
+            weighed += double(c.bytes) * width_ratio * (Collective(k) == Collective::all_reduce ? 2 : 1);
+        }
+        Tensor wrong = Tensor::from_host<int32_t>(std::vector<int32_t>{!same}, {1}, Memory::workspace);
+        ranks.all_reduce(wrong);
+        same = wrong.to_host<int32_t>()[0] == 0;
+        ok = ok && same;
+        const double n = double(steps);
+        print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>11}   {:>11} {:>6.2f} {:>10.2f} {:>10.2f} {:>10.2f}  {}", stage,
+                          format_bytes(double(held[int(Memory::parameter)])), format_bytes(double(held[int(Memory::gradient)])),
+                          format_bytes(double(held[int(Memory::optimizer)])), format_bytes(double(gathered)),
+                          format_bytes(double(all.bytes) / n), weighed / n / psi, all.seconds * 1e3 / n, all.exposed * 1e3 / n,
+                          seconds[seconds.size() / 2] * 1e3, same ? "yes" : "NO"));
+    }
+    return ok;
+}
+
+}  // namespace ultrascale

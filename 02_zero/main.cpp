@@ -1,0 +1,181 @@
+// Chapter 02: ZeRO. Data parallelism in which the ranks share what they would otherwise all keep: optimizer states, gradients,
+// parameters (zero.h and the file of each stage). The step is written out in train() below.
+#include <cmath>
+#include <optional>
+
+#include "checkpoint.h"
+#include "choice.h"
+#include "compare.h"
+#include "data.h"
+#include "explain.h"
+#include "predict.h"
+#include "stages.h"
+#include "trace.h"
+#include "validation.h"
+#include "verify.h"
+
+using namespace ultrascale;
+
+namespace {
+
+struct Chapter {
+    ZeroOptions zero;
+    bool no_sync = true, compare = false;
+
+    void add_options(CLI::App& app) {
+        app.add_option("--stage", zero.stage, "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too")
+            ->check(CLI::Range(0, 3))
+            ->capture_default_str();
+        add_choice(app, "--gather-overlap", zero.gather_overlap,
+                   {{"optimizer", GatherOverlap::optimizer}, {"forward", GatherOverlap::forward}},
+                   "Of stages 1 and 2: what the all-gather of parameters runs under");
+        app.add_option("--prefetch", zero.prefetch, "Of stage 3: units gathered ahead")->check(CLI::Range(0, 1000))->capture_default_str();
+        add_choice(app, "--no-sync", no_sync, {{"on", true}, {"off", false}},
+                   "With --grad-accum, stages 0 and 1: communicate after the last micro-batch only (on) or after each (off)");
+        app.add_flag("--compare", compare, "Train with each stage in turn and print one table");
+    }
+};
+
+double scalar(const Tensor& t) { return t.to_host<double>()[0]; }
+
+// A span in the trace's lane "phase".
+template <class F>
+void phase(const char* name, F work) {
+    OpSpan span(name, 0, 0, "phase");
+    work();
+}
+
+// The book's bytes for Psi parameters on n ranks in bf16, or fp32 (no master weights: k = 8), beside what is held.
+void print_formula(const ZeroOptions& zero, const StepShape& shape, int n) {
+    const double psi = double(parameter_count(shape.config)), value = double(dtype_bytes(shape.model.dtype)),
+                 grad = double(dtype_bytes(shape.grad_dtype)), k = shape.model.dtype == DType::fp32 ? 8 : 12;
+    const double values = value * psi / (zero.stage >= 3 ? n : 1), grads = grad * psi / (zero.stage >= 2 ? n : 1);
+    const double states = k * psi / (zero.stage >= 1 ? n : 1);
+    const auto over = [&](int from) { return zero.stage >= from ? fmt::format("/{}", n) : ""; };
+    print(fmt::format("  the formula, without padding: {}Psi{} + {}Psi{} + {}Psi{} = {}", value, over(3), grad, over(2), k, over(1),
+                      format_bytes(values + grads + states)));
+}
+
+// Trains; false if the run is not what one plain device does, or held or sent other than predicted.
+bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
+    const Communicator& ranks = Communicator::world();
+    const LlamaConfig& config = shape.config;
+    const int64_t B = options.micro_batch, T = shape.seq, N = ranks.size(), accumulated = options.grad_accum, G = B * accumulated * N;
+    if (G > 10'000'000) user_error("a step of {} sequences: at most 10^7, see --grad-accum", G);
+    const TokenFile file(options.data_path(), config.vocab);
+    DataOptions data{.seq = T};
+    if (options.shuffle) data.shuffle_seed = options.seed;
+    const DataLoader loader(file, data);
+    std::optional<Validation> validation;
+    if (!options.val_data.empty()) validation.emplace(options, config.vocab, data);
+
+    ZeroOptions zero_options = chapter.zero;
+    zero_options.every_micro_batch = !chapter.no_sync && accumulated > 1;
+    Llama model(config, shape.model);
+    const std::unique_ptr<Zero> zero = make_zero(model, ranks, options, zero_options);
+    const MemoryEstimate predicted = predict_memory(zero->layout(), model.units(), zero_options, shape, accumulated, ranks.rank());
+    check_fits(predicted, memory_limit(), "--stage 3, more ranks, --recompute full or a smaller --micro-batch need less");
+    TrainingState state = zero->start();
+    const int64_t first_step = state.step;
+
+    std::optional<Verifier> verifier;
+    if (options.steps > 0 && options.verify.value_or(parameter_count(config) < 5'000'000))
+        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
+
+    Report report("02_zero", options, shape, options.steps);
+    report.configuration(
+        G, fmt::format("{}: {} tokens, {} samples", options.data.empty() ? "our own text" : file.path(), file.tokens(), loader.samples()));
+    const char* sharded[] = {"nothing", "optimizer states", "optimizer states and gradients", "optimizer states, gradients and parameters"};
+    print(fmt::format("  ZeRO    stage {}: {} sharded over {} ranks", zero_options.stage, sharded[zero_options.stage], N));
+    if (validation) print(fmt::format("  valid.  {}", validation->description()));
+    ExplainHooks explain_hooks(zero.get());
+    CommunicationCounts of_validation{};
+    const auto validate = [&] {
+        zero->finish();
+        const CommunicationCounts before = communication_counts();
+        const double loss = validation->loss(model, zero.get());
+        of_validation = difference(of_validation, difference(before, communication_counts()));  // the sum of both
+        return loss;
+    };
+    memory_reset_peak();
+    ranks.barrier();  // the verifying run kept rank 0 busy
+    communication_reset_counts();
+
+    for (int64_t s = 0; s < options.steps; ++s) {
+        const double begin = now_seconds(), lr = learning_rate_of(options, first_step, state.step);
+        const int64_t counted = loader.counted_targets(state.next_sample, G);  // of the global batch: the loss is a mean over all of it
+        const bool explained = options.explain && s == 0;
+        explain_enable(explained);
+
+        zero->begin_step();
+        const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        for (int64_t m = 0; m < accumulated; ++m) {
+            const Batch batch = to_device(loader.batch(state.next_sample + (m * N + ranks.rank()) * B, B));
+            Context context{.batch = batch, .loss_scale = float(1 / double(counted)), .loss = loss, .micro_batch = int(m)};
+            context.hooks = explained ? static_cast<Hooks*>(&explain_hooks) : zero.get();
+            Saved saved;
+            zero->begin_micro_batch(m, m + 1 == accumulated);
+            phase("forward", [&] { model.forward({}, saved, context); });
+            phase("backward", [&] { model.backward({}, saved, context); });
+            phase("wait for gradients", [&] { zero->end_micro_batch(); });
+        }
+        if (verifier) verifier->gradient(s, zero->gradients());
+        explain("global gradient norm, clip, AdamW");
+        const Tensor squared_norm = zero->squared_norm();
+        phase("update", [&] { zero->update(lr, squared_norm); });
+        ranks.all_reduce(loss);
+        const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
+        explain_enable(false);
+
+        state = {state.step + 1, state.next_sample + G, state.tokens_seen + G * T, options.seed};
+        StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};
+        if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validate();
+        report.step(record);
+        if (verifier && s < verified_steps) {
+            zero->finish();
+            verifier->after_step(s, loss_value, zero->values());
+        }
+    }
+    zero->finish();
+    if (validation && options.steps == 0) report.validation(state.step, validate());  // of what --load brought
+
+    bool ok = true;
+    if (options.steps > 0) {
+        if (verifier) ok = verifier->finish(report);
+        ok = report.memory(predicted) && ok;
+        print_formula(zero_options, shape, ranks.size());
+        const PredictedCommunication of_step = predict_communication(zero->layout(), model.units(), zero_options, shape, accumulated);
+        ok = report.communication(of_step, options.steps, of_validation) && ok;
+        report.throughput();
+    }
+    if (!options.save.empty()) {
+        save_checkpoint(options.save, config, zero->values(),
+                        {.dtype = options.dtype, .state = &state, .optimizer = zero->optimizer_states(), .spread_over = &ranks});
+        print(fmt::format("\nsaved to {} after step {}", options.save, state.step));
+    }
+    report.finish();
+    return ok;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_program([&] {
+        Chapter chapter;
+        const Options options =
+            parse_options(argc, argv, "02_zero", "Train a Llama with optimizer states, gradients and parameters sharded.",
+                          [&](CLI::App& app) { chapter.add_options(app); });
+        const LlamaConfig config = options.config();
+        const StepShape shape{.config = config,
+                              .model = {options.dtype, options.recompute, AttentionKind::flash, 0},
+                              .grad_dtype = options.grad_dtype(),
+                              .micro_batch = options.micro_batch,
+                              .seq = options.seq > 0 ? options.seq : config.default_seq};
+        if (chapter.compare) return compare_stages(options, chapter.zero, shape);
+        try {
+            return train(options, chapter, shape);
+        } catch (const OutOfMemory& error) {  // the estimate fits: workspace or the verifying run came on top of it
+            user_error("{}; --no-verify or a smaller --micro-batch may fit", error.what());
+        }
+    });
+}

@@ -1,0 +1,115 @@
+// What the stages of ZeRO have in common (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+// Models", https://arxiv.org/abs/1910.02054; the playbook's "ZeRO").
+//
+// Data parallelism keeps everything n times. Each stage shards one thing more over the n ranks; bytes per rank for Psi parameters in
+// bf16 with fp32 master weights (k = 12: master weights and Adam's two moments):
+//
+//     stage   parameters   gradients   optimizer       communication per step, in Psi
+//       0        2 Psi       2 Psi      k Psi           all-reduce of gradients (2)                         zero0.h
+//       1        2 Psi       2 Psi      k Psi / n       reduce-scatter (1), all-gather of parameters (1)    zero1.h
+//       2        2 Psi       2 Psi/n    k Psi / n       the same, the reduce-scatter each micro-batch       zero2.h
+//       3        2 Psi/n     2 Psi/n    k Psi / n       two all-gathers and a reduce-scatter each           zero3.h
+//
+// All stages cut the model alike (flat_layout.h), and add up the gradient's norm shard by shard in rank order, so on a CPU they give
+// the same bits.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm.h"
+#include "flat_layout.h"
+#include "ops.h"
+#include "setup.h"
+
+namespace ultrascale {
+
+enum class GatherOverlap { optimizer, forward };
+
+struct ZeroOptions {
+    int stage = 1;
+    GatherOverlap gather_overlap = GatherOverlap::forward;
+    int64_t prefetch = 1;            // of stage 3, in units
+    bool every_micro_batch = false;  // stages 0 and 1: communicate gradients after each micro-batch, as 2 and 3 do anyway
+};
+
+class Zero : public Hooks {
+public:
+    Zero(Llama& model, const Communicator& ranks, const Options& options, const ZeroOptions& zero)
+        : model_(model), ranks_(ranks), options_(options), zero_(zero), layout_(model.units(), ranks.size()) {}
+
+    // Gives parameters and gradients their storage, values from --load or --seed, and the optimizer its states. Returns where
+    // training stands.
+    virtual TrainingState start() = 0;
+
+    // One step: begin_step; for each micro-batch begin_micro_batch, forward, backward, end_micro_batch; then squared_norm
+    // (1, fp64: the gradient is complete) and update. finish() waits until the parameters are complete.
+    virtual void begin_step() = 0;
+    virtual void begin_micro_batch(int64_t micro_batch, bool last) { first_ = micro_batch == 0, last_ = last; }
+    virtual void end_micro_batch() {}
+    virtual Tensor squared_norm() = 0;
+    virtual void update(double lr, const Tensor& squared_norm) = 0;
+    virtual void finish() {}
+
+    // What this rank holds: to verify and to save.
+    virtual std::vector<TensorPart> gradients() = 0;
+    virtual std::vector<TensorPart> values() { return model_.parameters().parts(&Parameter::value); }
+    std::vector<TensorPart> optimizer_states() {
+        std::vector<TensorPart> all;
+        for (AdamW& optimizer : optimizers_)
+            for (TensorPart& part : optimizer.states()) all.push_back(std::move(part));
+        return all;
+    }
+    const FlatLayout& layout() const { return layout_; }
+
+protected:
+    // Flat storage for all units, one after the other; and where a unit's part of it is.
+    Tensor allocate_flat(DType dtype, Memory category, Tensor Parameter::*member) {
+        Tensor flat = Tensor::zeros({layout_.padded()}, dtype, category);
+        for (size_t u = 0; u < layout_.size(); ++u) layout_.place(u, of_unit(flat, u), member);
+        return flat;
+    }
+    Tensor of_unit(const Tensor& flat, size_t unit) const {
+        int64_t begin = 0;
+        for (size_t u = 0; u < unit; ++u) begin += layout_[u].padded;
+        return flat.slice(begin, begin + layout_[unit].padded);
+    }
+    // This rank's shard of a flat tensor that holds a whole unit.
+    Tensor my_shard(const Tensor& unit_flat) const {
+        const int64_t shard = unit_flat.numel() / ranks_.size();
+        return unit_flat.slice(ranks_.rank() * shard, (ranks_.rank() + 1) * shard);
+    }
+    // The squared norm of the whole gradient from each rank's shards: one number travels.
+    Tensor sum_squares(const std::vector<Tensor>& shards) const {
+        Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        ops::accumulate_sum_squares(sum, shards);
+        ranks_.all_reduce(sum);
+        return sum;
+    }
+    TrainingState resume() {
+        std::vector<AdamW*> all;
+        for (AdamW& optimizer : optimizers_) all.push_back(&optimizer);
+        return resume_or_start(options_, all);
+    }
+    // Counts the gradients of a unit's flat tensor that are complete in this micro-batch; true at the last one.
+    bool unit_complete(const Parameter& parameter) {
+        const size_t unit = layout_.unit_of(parameter);
+        if (complete_.empty()) complete_.resize(layout_.size());
+        if (++complete_[unit] < layout_[unit].places.size()) return false;
+        complete_[unit] = 0;
+        return true;
+    }
+
+    Llama& model_;
+    const Communicator& ranks_;
+    const Options& options_;
+    ZeroOptions zero_;
+    FlatLayout layout_;
+    std::vector<AdamW> optimizers_;    // one, or one for each unit's shard
+    bool first_ = true, last_ = true;  // micro-batch of the step
+
+private:
+    std::vector<size_t> complete_;  // of each unit
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,53 @@
+// --stage 0: plain data parallelism, to compare with. Everything is held n times; each unit's gradients are all-reduced when they are
+// complete, under the backward of the units below.
+//
+//     compute        | forward | backward  head    L8    L7  ...  L1 |  | update of everything |
+//     communication  |                        | all-reduce head | L8 | ... | L1 |
+#pragma once
+
+#include "zero.h"
+
+namespace ultrascale {
+
+class Zero0 : public Zero {
+public:
+    using Zero::Zero;
+
+    TrainingState start() override {
+        values_ = allocate_flat(options_.dtype, Memory::parameter, &Parameter::value);
+        grads_ = allocate_flat(options_.grad_dtype(), Memory::gradient, &Parameter::grad);
+        if (zero_.every_micro_batch) sums_ = Tensor::zeros(grads_.shape(), grads_.dtype(), Memory::gradient);
+        load_or_initialize(options_, model_.parameters());
+        optimizers_.emplace_back(model_.parameters(), options_.optimizer);
+        return resume();
+    }
+    void begin_step() override { ops::fill(grads_, 0); }
+
+    void gradient_complete(Parameter& parameter, const Context&) override {
+        if (!unit_complete(parameter) || !(last_ || zero_.every_micro_batch)) return;
+        under_way_.push_back(ranks_.all_reduce(of_unit(grads_, layout_.unit_of(parameter)), Reduce::sum, communication_stream()));
+    }
+    void end_micro_batch() override {
+        for (Work& work : under_way_) work.wait();
+        under_way_.clear();
+        if (!zero_.every_micro_batch) return;
+        // The sum over micro-batches of what the ranks summed each time; the last one leaves it where it belongs.
+        first_ ? ops::copy(sums_, grads_) : ops::add(sums_, grads_);
+        last_ ? ops::copy(grads_, sums_) : ops::fill(grads_, 0);
+    }
+    // Every rank has the whole gradient, yet looks at its shards only: less work, and the other stages' bits.
+    Tensor squared_norm() override {
+        std::vector<Tensor> shards;
+        for (size_t u = 0; u < layout_.size(); ++u) shards.push_back(my_shard(of_unit(grads_, u)));
+        return sum_squares(shards);
+    }
+    void update(double lr, const Tensor& squared_norm) override { optimizers_.front().step(lr, squared_norm); }
+
+    std::vector<TensorPart> gradients() override { return model_.parameters().parts(&Parameter::grad); }
+
+private:
+    Tensor values_, grads_, sums_;  // (all units, padded)
+    std::vector<Work> under_way_;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,77 @@
+// --stage 2: the gradients are sharded too. A unit's whole gradient exists only from the beginning of its backward until it has been
+// reduced; what stays is the shard of the sum. With several micro-batches each one's gradients must therefore travel.
+//
+//     compute         backward L8          backward L7          backward L6
+//     communication                        reduce-scatter L8    reduce-scatter L7
+//     gradients held  [L8]                 [L8][L7]             [L7][L6]             and 1/n of everything
+//
+// At most two units' gradients exist at a time: constant buffers, whatever the depth of the model (ZeRO-R's C_B). A tied embedding's
+// gradient is the exception: the head begins it and the embedding, last of all, completes it.
+#pragma once
+
+#include "zero1.h"
+
+namespace ultrascale {
+
+class Zero2 : public Zero1 {
+public:
+    using Zero1::Zero1;
+
+    TrainingState start() override {
+        buffers_.resize(layout_.size());
+        return Zero1::start();
+    }
+    void begin_step() override {}  // the first micro-batch's sums overwrite the former step's
+
+    void before(const Unit& unit, Pass pass, const Context& context) override {
+        Zero1::before(unit, pass, context);
+        make_room_for_gradients(unit, pass);
+    }
+    void gradient_complete(Parameter& parameter, const Context&) override {
+        if (!unit_complete(parameter)) return;
+        const size_t u = layout_.unit_of(parameter);
+        // The first micro-batch's sum is the shard; the others are added when they have arrived.
+        const Tensor sum = first_ ? grad_shards_[u] : Tensor::empty({layout_[u].shard}, options_.grad_dtype(), Memory::communication);
+        under_way_.push_back({u, sum, ranks_.reduce_scatter(sum, buffers_[u], Reduce::sum, communication_stream())});
+        layout_.place(u, {}, &Parameter::grad);
+        buffers_[u] = {};  // the communication owns it now
+        retire(1);
+    }
+    void end_micro_batch() override { retire(0); }
+
+protected:
+    void allocate_gradients() override {
+        for (size_t u = 0; u < layout_.size(); ++u)
+            grad_shards_.push_back(Tensor::zeros({layout_[u].shard}, options_.grad_dtype(), Memory::gradient));
+    }
+    // Before a unit's backward its gradients need a place, a tied head's also in the embedding.
+    void make_room_for_gradients(const Unit& unit, Pass pass) {
+        if (pass != Pass::backward) return;
+        for (size_t u : layout_.flats_of(unit)) {
+            if (buffers_[u]) continue;
+            buffers_[u] = Tensor::zeros({layout_[u].padded}, options_.grad_dtype(), Memory::communication);
+            layout_.place(u, buffers_[u], &Parameter::grad);
+        }
+    }
+
+private:
+    struct Reduction {
+        size_t unit;
+        Tensor sum;  // (shard)
+        Work work;
+    };
+    // Waits for all but the latest `left` reductions, which lets go of their buffers.
+    void retire(size_t left) {
+        while (under_way_.size() > left) {
+            Reduction& oldest = under_way_.front();
+            oldest.work.wait();
+            if (!first_) ops::add(grad_shards_[oldest.unit], oldest.sum);
+            under_way_.erase(under_way_.begin());
+        }
+    }
+
+    std::vector<Tensor> buffers_;  // of each unit that is in backward: its whole gradient (padded)
+    std::vector<Reduction> under_way_;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,90 @@
+// --stage 3: the parameters are sharded too. A unit's whole parameters exist only around its forward and its backward: gathered
+// just before, freed just after (PyTorch's FSDP: Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
+//
+//     compute          forward L1    forward L2    forward L3   ...   head: forward, backward    backward L8    backward L7
+//     communication    gather L2     gather L3     gather L4          gather L8                  gather L7      gather L6
+//                                                                                                               reduce-scatter L8
+//     parameters held  [L1][L2]      [L2][L3]      [L3][L4]           [head][L8]                 [L8][L7]       and 1/n of everything
+//
+// --prefetch N gathers N units ahead: N + 1 units exist at a time. A micro-batch's passes are 2 U steps, forward of unit 0..U-1
+// and backward of unit U-1..0, and each step names the units it needs. Two gathers are saved: the head's backward follows its
+// forward, so it keeps its parameters; and the embedding's backward reads no parameters. A tied head needs the embedding's.
+#pragma once
+
+#include <algorithm>
+
+#include "zero2.h"
+
+namespace ultrascale {
+
+// The units whose parameters a step of a micro-batch reads; none past its end.
+inline std::vector<size_t> units_needed(const FlatLayout& layout, const std::vector<Unit>& units, size_t step, bool training = true) {
+    const size_t U = units.size();
+    if (step < U) return layout.flats_of(units[step]);
+    if (step >= 2 * U - 1 || !training) return {};
+    return layout.flats_of(units[2 * U - 1 - step]);
+}
+// Those of the steps first .. last, each once.
+inline std::vector<size_t> units_needed(const FlatLayout& layout, const std::vector<Unit>& units, size_t first, size_t last,
+                                        bool training) {
+    std::vector<size_t> all;
+    for (size_t step = first; step <= last; ++step)
+        for (size_t u : units_needed(layout, units, step, training))
+            if (std::ranges::find(all, u) == all.end()) all.push_back(u);
+    return all;
+}
+
+class Zero3 : public Zero2 {
+public:
+    using Zero2::Zero2;
+
+    void before(const Unit& unit, Pass pass, const Context& context) override {
+        const size_t now = step_of(unit, pass);
+        for (size_t u : needed(now, now + size_t(zero_.prefetch), context)) gather(u);  // the first of them is this step's own
+        for (size_t u : needed(now, now, context)) {
+            gathers_[u].wait();
+            layout_.place(u, whole_[u], &Parameter::value);
+        }
+        make_room_for_gradients(unit, pass);
+    }
+    void after(const Unit& unit, Pass pass, const Context& context) override {
+        const size_t now = step_of(unit, pass);
+        const std::vector<size_t> kept = needed(now + 1, now + std::max<size_t>(1, size_t(zero_.prefetch)), context);
+        for (size_t u = 0; u < layout_.size(); ++u) {
+            if (!whole_[u] || std::ranges::find(kept, u) != kept.end()) continue;
+            layout_.place(u, {}, &Parameter::value);
+            whole_[u] = {};
+        }
+    }
+    void update(double lr, const Tensor& squared_norm) override {
+        for (AdamW& optimizer : optimizers_) optimizer.step(lr, squared_norm);  // the next forward gathers what it needs
+    }
+
+    std::vector<TensorPart> values() override { return shard_parts(value_shards_); }
+
+protected:
+    void allocate_values() override {
+        whole_.resize(layout_.size());
+        for (size_t u = 0; u < layout_.size(); ++u) {
+            value_shards_.push_back(Tensor::zeros({layout_[u].shard}, options_.dtype, Memory::parameter));
+            load_or_draw(options_, layout_.shard_items(u, ranks_.rank(), value_shards_[u], value_shards_[u]));
+        }
+    }
+
+private:
+    size_t step_of(const Unit& unit, Pass pass) const {
+        return pass == Pass::forward ? size_t(unit.index) : 2 * layout_.size() - 1 - size_t(unit.index);
+    }
+    std::vector<size_t> needed(size_t first, size_t last, const Context& context) const {
+        return units_needed(layout_, model_.units(), first, last, context.training);
+    }
+    void gather(size_t unit) {
+        if (whole_[unit]) return;
+        whole_[unit] = Tensor::empty({layout_[unit].padded}, options_.dtype, Memory::communication);
+        gathers_[unit] = ranks_.all_gather(whole_[unit], value_shards_[unit], communication_stream());
+    }
+
+    std::vector<Tensor> whole_;  // of each unit that is in use: its parameters (padded)
+};
+
+}  // namespace ultrascale
