@@ -50,9 +50,9 @@ MPI_LIBS  := $(filter -L% -l%,$(filter-out -lmpichcxx -lmpi_cxx,$(MPI_SHOW)))
 ifneq ($(filter $(DEPS)/%,$(MPICXX)),)
 MPI_FLAGS := $(subst -isystem /usr/,-isystem $(DEPS)/,$(MPI_FLAGS))
 endif
-# Open MPI wants to be told that root and more ranks than cores are meant.
+# Open MPI wants to be told that root and more ranks than cores are meant, and that a rank's threads need more than one core.
 MPI_IS_OPENMPI := $(if $(MPIRUN),$(shell $(MPIRUN) --version 2>/dev/null | grep -c 'Open MPI\|OpenRTE'),0)
-MPIRUN_FLAGS := $(if $(filter-out 0,$(MPI_IS_OPENMPI)),--allow-run-as-root --oversubscribe)
+MPIRUN_FLAGS := $(if $(filter-out 0,$(MPI_IS_OPENMPI)),--allow-run-as-root --oversubscribe --bind-to none)
 
 # What was unpacked under .deps finds its own libraries there.
 ifneq ($(DEPS_LIB),)
@@ -86,7 +86,7 @@ objects   = $(patsubst %,$(BUILD)/obj/%.o,$(basename $(1)))
 COMMON_OBJECTS := $(call objects,$(sort $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp common/$(BACKEND)/*.cu)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
-COMM_SOURCES := tests/unit/comm_test.cpp tests/unit/stream_test.cpp
+COMM_SOURCES := $(addprefix tests/unit/,comm_test.cpp ring_all_reduce_test.cpp stream_test.cpp)
 COMM_OBJECTS := $(call objects,$(COMM_SOURCES))
 UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard tests/unit/*.cpp))))
 CHAPTER_OBJECTS := $(call objects,$(sort $(wildcard tests/chapters/*.cpp)))

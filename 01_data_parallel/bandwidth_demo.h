@@ -154,8 +154,8 @@ inline bool demo_bandwidth(const Communicator& world, int64_t largest_bytes) {
         const BandwidthCase& collective = cases[c];
         const bool ring = collective.name.starts_with("ring");
         print(fmt::format("\n{}    busbw = algbw * {} = algbw * {:.4g}", collective.call_text, collective.factor_text, collective.factor));
-        print(fmt::format("  {:>12} {:>12} {:>12} {:>12}   {:<6}{}", "size", "time us", "algbw GB/s", "busbw GB/s", "result",
-                          ring ? "  2(n-1)/n * S / bw(send/recv)   time / that" : ""));
+        print(fmt::format("  {:>11} {:>11} {:>11} {:>11}   result{}", "size", "time us", "algbw GB/s", "busbw GB/s",
+                          ring ? "   2(n-1)/n * S / bw(send/recv)   time / that" : ""));
         for (size_t s = 0; s < slices.size(); ++s) {
             const int64_t count = slices[s] * n;
             const BandwidthBuffers buffers{pattern.slice(0, count), in.slice(0, count), out.slice(0, count), n};
@@ -164,9 +164,9 @@ inline bool demo_bandwidth(const Communicator& world, int64_t largest_bytes) {
             seconds[c].push_back(median_call_seconds(world, [&] { collective.call(buffers); }));
             const double t = seconds[c][s], bytes = double(count * 4), algbw = bytes / t;
             const double bw = bytes / seconds[0][s], formula = collective.factor * bytes / bw;  // case 0: send/recv
-            print(fmt::format("  {:>12} {:>12.1f} {:>12.3f} {:>12.3f}   {:<6}{}", format_bytes(bytes), t * 1e6, algbw / 1e9,
+            print(fmt::format("  {:>11} {:>11.1f} {:>11.3g} {:>11.3g}   {}{}", format_bytes(bytes), t * 1e6, algbw / 1e9,
                               algbw * collective.factor / 1e9, right ? "ok" : "WRONG",
-                              ring ? fmt::format("  {:>25.1f} us   {:>11.2f}", formula * 1e6, t / formula) : ""));
+                              ring ? fmt::format("{:>{}.1f} us {:>13.2f}", formula * 1e6, right ? 32 : 29, t / formula) : ""));
             std::fflush(stdout);
         }
     }
@@ -178,7 +178,7 @@ inline bool demo_bandwidth(const Communicator& world, int64_t largest_bytes) {
     for (size_t s = 0; s < slices.size(); ++s) {
         std::string line = fmt::format("  {:>11}", format_bytes(double(slices[s] * n * 4)));
         for (size_t c = 0; c < cases.size(); ++c)
-            line += fmt::format(" {:>12.3f}", double(slices[s] * n * 4) / seconds[c][s] * cases[c].factor / 1e9);
+            line += fmt::format(" {:>12.3g}", double(slices[s] * n * 4) / seconds[c][s] * cases[c].factor / 1e9);
         print(line);
     }
     print(all_right ? "\nall results are right" : "\nWRONG results: see above");

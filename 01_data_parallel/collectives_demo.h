@@ -54,7 +54,8 @@ inline void print_by_rank(const Communicator& world, const std::vector<std::stri
         column.insert(column.begin(), heads[c]);
         column.resize(lines.size());
     }
-    for (std::string& line : lines) print(line.erase(line.find_last_not_of(' ') + 1));
+    for (std::string& line : lines)
+        if (line.erase(line.find_last_not_of(' ') + 1) != "") print(line);
 }
 
 // One collective: remembers what the rank held before, prints before and after side by side, compares.
@@ -161,18 +162,20 @@ inline bool demo_ring(const Communicator& world) {
     const int n = world.size(), me = world.rank();
     const bool digits = n <= 8;  // fp32 holds eight of them: 11111111 < 2^24
     const float mine = digits ? float(std::pow(10, me)) : 1, sum = digits ? float((std::pow(10, n) - 1) / 9) : float(n);
+    const size_t width = digits ? size_t(n) : std::to_string(n).size() + 1;
     const Tensor x = Tensor::from_host<float>(std::vector<float>(size_t(n), mine), {n}, Memory::workspace);
     const auto chunks = [&](int marked) {
         std::string text;
         const std::vector<float> values = x.to_host<float>();
         for (int c = 0; c < n; ++c) {
-            const std::string value = fmt::format("{:0{}.0f}", values[size_t(c)], digits ? n : 1);
+            const std::string value =
+                digits ? fmt::format("{:0{}.0f}", values[size_t(c)], width) : fmt::format("{:{}.0f}", values[size_t(c)], width);
             text += c == marked ? "[" + value + "]" : " " + value + " ";
         }
         return text;
     };
     std::string numbers;
-    for (int c = 0; c < n; ++c) numbers += fmt::format(" {:<{}} ", fmt::format("c{}", c), digits ? n : 1);
+    for (int c = 0; c < n; ++c) numbers += fmt::format(" {:<{}} ", fmt::format("c{}", c), width);
 
     print(fmt::format("\nring_all_reduce(x): a reduce-scatter and an all-gather, 2(n-1) = {} steps, chunks c0 to c{} of one number",
                       2 * (n - 1), n - 1));

@@ -252,7 +252,7 @@ TEST_F(Saved, SurvivesBeingKilledAtAnyMoment) {
 #endif
     auto save_all = [&](int64_t step) {
         std::vector<float> values(40, float(step));
-        for (auto& [name, t] : optimizer) t.copy_from_host(values.data());
+        for (TensorPart& part : optimizer) part.tensor.copy_from_host(values.data());
         list.find("model.norm.weight")->value.copy_from_host(values.data());
         save(step, step % 2 ? default_shard_bytes : 50000);  // in one file and in shards by turns
     };
