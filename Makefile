@@ -86,13 +86,13 @@ objects   = $(patsubst %,$(BUILD)/obj/%.o,$(basename $(1)))
 COMMON_OBJECTS := $(call objects,$(sort $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp common/$(BACKEND)/*.cu)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
-COMM_SOURCES := $(addprefix tests/unit/,comm_test.cpp ring_all_reduce_test.cpp stream_test.cpp)
+COMM_SOURCES := $(addprefix tests/unit/,comm_test.cpp gather_parts_test.cpp parallel_break_test.cpp ring_all_reduce_test.cpp slow_links_test.cpp stream_test.cpp)
 COMM_OBJECTS := $(call objects,$(COMM_SOURCES))
 UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard tests/unit/*.cpp))))
 CHAPTER_OBJECTS := $(call objects,$(sort $(wildcard tests/chapters/*.cpp)))
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
-.PHONY: all help demo test compute-sanitizer run bench fuzz deps format clean test-programs $(CHAPTERS)
+.PHONY: all help demo mpirun test compute-sanitizer run bench fuzz deps format clean test-programs $(CHAPTERS)
 all: $(PROGRAMS) compile_commands.json  ## build all chapters of the chosen backend
 
 $(CHAPTERS): %: $(BUILD)/%
@@ -106,9 +106,11 @@ help:  ## this text
 # A fresh shell for every target that needs what `deps` brings: this one looked for it when it started.
 # Sub-makes use all cores, or the job slots of the make that was called.
 JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
-demo: deps  ## install what is missing, build, train on real text, verify, print the report
-	$(MAKE) $(JOBS) --no-print-directory 00_single_gpu
-	$(MAKE) --no-print-directory run CHAPTER=00_single_gpu NP=1 ARGS="--steps 100 --warmup 10 --lr 3e-3 --lr-schedule cosine --sample 200"
+demo: deps  ## install what is missing, build, run every chapter's techniques on real text and print one table
+	$(MAKE) $(JOBS) --no-print-directory $(CHAPTERS)
+	@./demo.sh $(BUILD) "$$($(MAKE) -s --no-print-directory mpirun)"
+mpirun:
+	@echo $(MPIRUN) $(MPIRUN_FLAGS)
 
 CHAPTER ?= 00_single_gpu
 NP      ?= 1
@@ -136,7 +138,7 @@ test: deps
 	@tests/run_all.sh cpu "$(MPIRUN) $(MPIRUN_FLAGS)"
 endif
 
-test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test
+test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test $(BUILD)/fault_program
 
 bench: export PYTHON ?= python3
 bench: $(BENCHES) $(PROGRAMS)  ## time operations, collectives and a training step (beside PyTorch, where python3 has it)
@@ -179,6 +181,9 @@ $(BUILD)/unit_test: $(UNIT_OBJECTS) $(LIBRARY)
 
 $(BUILD)/chapter_test: $(CHAPTER_OBJECTS)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
+
+$(BUILD)/fault_program: $(call objects,tests/faults/fault_program.cpp) $(LIBRARY)
+	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
 $(BENCHES): $(BUILD)/%: $(BUILD)/obj/tests/bench/%.o $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@

@@ -43,22 +43,27 @@ public:
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!synchronize_) return;
         Bucket& bucket = buckets_[bucket_of_.at(&parameter)];
-        if (--bucket.missing == 0) bucket.work = ranks_.all_reduce(bucket.gradients, Reduce::sum, communication_stream());
+        if (--bucket.missing == 0) start(bucket);
     }
     void finish() override {
         for (Bucket& bucket : buckets_) {
             check(bucket.missing == 0, "a bucket's gradients are not complete");
-            bucket.work.wait();
+            for (Work& work : bucket.under_way) work.wait();
+            bucket.under_way.clear();
         }
     }
     PredictedCommunication predicted() const override { return all_reduces(int64_t(buckets_.size())); }
 
-private:
+protected:
     struct Bucket {
         Tensor gradients;  // a stretch of the flat gradients
         int members, missing = 0;
-        Work work = {};
+        std::vector<Work> under_way = {};
     };
+    // What makes a full bucket's gradients the sum of all ranks': here one all-reduce, more in hierarchical.h.
+    virtual void start(Bucket& bucket) {
+        bucket.under_way.push_back(ranks_.all_reduce(bucket.gradients, Reduce::sum, communication_stream()));
+    }
     std::vector<Bucket> buckets_;  // in the order in which backward fills them
     std::map<const Parameter*, size_t> bucket_of_;
 };

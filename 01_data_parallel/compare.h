@@ -21,14 +21,6 @@
 
 namespace ultrascale {
 
-// Without communication, to compare with: each rank keeps its own gradients.
-class NoSync : public GradientSync {
-public:
-    using GradientSync::GradientSync;
-    void finish() override {}
-    PredictedCommunication predicted() const override { return {}; }
-};
-
 inline double median(std::vector<double> values) {
     std::nth_element(values.begin(), values.begin() + std::ptrdiff_t(values.size() / 2), values.end());
     return values[values.size() / 2];
@@ -37,6 +29,7 @@ inline double median(std::vector<double> values) {
 // What a step costs with one technique: medians over the steps, times of the slowest rank.
 struct SyncCost {
     double step_seconds, backward_seconds, communication_seconds, exposed_seconds, matmul_seconds;
+    double matmul_flops;
     int64_t calls, bytes;
 };
 
@@ -78,7 +71,7 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, cons
         backward_seconds.push_back(backward_end.seconds() - forward_end.seconds());
     }
     trace_record(false);
-    SyncCost cost{median(step_seconds), median(backward_seconds), 0, 0, 0, 0, 0};
+    SyncCost cost{median(step_seconds), median(backward_seconds), 0, 0, 0, 0, 0, 0};
     const CommunicationCounts counts = communication_counts();
     for (int k = 0; k < collective_kinds; ++k) {
         if (Collective(k) == Collective::barrier) continue;
@@ -88,7 +81,10 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, cons
         cost.exposed_seconds += counts[size_t(k)].exposed / double(steps);
     }
     for (const Span& span : trace_spans())
-        if (span.name == "matmul") cost.matmul_seconds += (span.end - span.begin) / double(steps);
+        if (span.name == "matmul") {
+            cost.matmul_seconds += (span.end - span.begin) / double(steps);
+            cost.matmul_flops += span.flops / double(steps);
+        }
     for (double* seconds :
          {&cost.step_seconds, &cost.backward_seconds, &cost.communication_seconds, &cost.exposed_seconds, &cost.matmul_seconds})
         *seconds = slowest_rank(*seconds);
@@ -96,7 +92,7 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, cons
 }
 
 // All ranks call it; rank 0 prints. Returns true.
-inline bool compare_syncs(const Options& options, SyncOptions sync, const StepShape& shape) {
+inline bool compare_syncs(const Options& options, SyncOptions sync, const StepShape& shape, bool nodes_pretended) {
     const Communicator& ranks = Communicator::world();
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, {.seq = shape.seq});
@@ -137,9 +133,10 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     measure(fmt::format("bucket, {:.4g} MiB", sync.bucket_mb), SyncKind::bucket);
     measure("ring", SyncKind::ring);
     measure("ring, both ways", SyncKind::ring, RingDirections::both);
+    if (nodes_pretended) measure(fmt::format("hierarchical, nodes of {}", sync.ranks_per_node), SyncKind::hierarchical);
     if (n == 1) return true;
 
-    // The condition, from the rates of one all-reduce of everything and of a matrix product alone.
+    // The condition, from the rate of one all-reduce of everything and that of the matrix products without communication.
     std::vector<double> seconds;
     for (int i = 0; i < 5; ++i) {
         compute_stream().synchronize();
@@ -150,9 +147,9 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
         seconds.push_back(now_seconds() - begin);
     }
     const double moved = 2 * double(n - 1) / double(n) * double(parameters.flat_grads().bytes());
-    const double bandwidth = moved / slowest_rank(median(seconds)), rate = ops::measure_matmul_rate(options.dtype);
+    const double bandwidth = moved / slowest_rank(median(seconds)), rate = alone.matmul_flops / alone.matmul_seconds;
     const double t_comm = moved / bandwidth, t_compute = 4 * double(tokens) * double(parameters.local_numel()) / rate;
-    print(fmt::format("\noverlap condition: busbw {:.4g} GB/s (one all-reduce of everything), {:.4g} TFLOP/s (a matrix product)",
+    print(fmt::format("\noverlap condition: busbw {:.4g} GB/s (one all-reduce of everything), {:.4g} TFLOP/s (matrix products)",
                       bandwidth / 1e9, rate / 1e12));
     print(fmt::format("  predicted  t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}{}", t_comm * 1e3, t_compute * 1e3,
                       t_comm / t_compute, t_comm <= t_compute ? ": it can be hidden" : ": it cannot be hidden"));

@@ -41,4 +41,12 @@ protected:
     bool synchronize_ = true;
 };
 
+// Without communication: each rank keeps its own gradients. To compare with (compare.h), and for ranks that meet later (diloco.h).
+class NoSync : public GradientSync {
+public:
+    using GradientSync::GradientSync;
+    void finish() override {}
+    PredictedCommunication predicted() const override { return {}; }
+};
+
 }  // namespace ultrascale

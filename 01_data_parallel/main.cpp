@@ -22,23 +22,64 @@ namespace {
 struct Chapter {
     SyncOptions sync;
     bool no_sync = true, compare = false;
+    int node_size = 0;  // of --node-size; 0: the machines are the nodes
+    double inter_gbps = 0;
     std::string demo;
     double largest_mib = 0;
 
     void add_options(CLI::App& app) {
         add_choice(app, "--sync", sync.kind,
-                   {{"naive", SyncKind::naive}, {"overlap", SyncKind::overlap}, {"bucket", SyncKind::bucket}, {"ring", SyncKind::ring}},
-                   "How the gradients are summed");
+                   {{"naive", SyncKind::naive},
+                    {"overlap", SyncKind::overlap},
+                    {"bucket", SyncKind::bucket},
+                    {"ring", SyncKind::ring},
+                    {"hierarchical", SyncKind::hierarchical},
+                    {"diloco", SyncKind::diloco}},
+                   "How the gradients are summed; diloco: the weights meet, not the gradients");
         app.add_option("--bucket-mb", sync.bucket_mb, "Size of a bucket in MiB")->check(between(1e-6, 1e6))->capture_default_str();
         add_choice(app, "--ring-directions", sync.ring_directions, {{"one", RingDirections::one}, {"both", RingDirections::both}},
                    "Of --sync ring: all one way, or half of it each way");
         add_choice(app, "--no-sync", no_sync, {{"on", true}, {"off", false}},
                    "With --grad-accum: communicate after the last micro-batch only (on) or after each (off)");
+        app.add_option("--inner-steps", sync.diloco.inner_steps, "Of --sync diloco: steps from one meeting to the next")
+            ->check(between(1, 1e9))
+            ->capture_default_str();
+        app.add_option("--outer-lr", sync.diloco.lr, "Of --sync diloco: how far theta follows")
+            ->check(between(0, 100))
+            ->capture_default_str();
+        app.add_option("--outer-momentum", sync.diloco.momentum, "Of --sync diloco: Nesterov's")
+            ->check(between(0, 1))
+            ->capture_default_str();
+        CLI::Option* size =
+            app.add_option("--node-size", node_size, "Pretend nodes of this many ranks, slow between them")->check(between(1, 1e6));
+        CLI::Option* rate =
+            app.add_option("--inter-gbps", inter_gbps, "Rate of each rank's network card between the pretended nodes, Gbit/s")
+                ->check(between(1e-3, 1e5));
+        size->needs(rate), rate->needs(size);
         app.add_flag("--compare", compare, "Train with each technique in turn and print one table");
         app.add_option("--demo", demo, "collectives: what each one does; bandwidth: how fast they are")
             ->check(CLI::IsMember({"collectives", "bandwidth"}));
         app.add_option("--largest-mib", largest_mib, "Of --demo bandwidth. Default: 1024 on GPUs, 16 on the CPU")
             ->check(between(1e-3, 1e5));
+    }
+
+    // How the ranks sit in nodes: as the options pretend, else as the machines are.
+    void check_and_find_nodes(const Communicator& world) {
+        if (sync.kind == SyncKind::diloco && !no_sync) user_error("--no-sync off: --sync diloco sums no gradients at all");
+        if (node_size > 0 && world.size() % node_size != 0)
+            user_error("--node-size {}: {} ranks cannot be cut into nodes of {}, which must divide their number", node_size, world.size(),
+                       node_size);
+        sync.ranks_per_node = node_size > 0 ? node_size : ranks_on_this_node();
+        if (sync.kind != SyncKind::hierarchical) return;
+        for (const std::string& there : world.gather_strings(std::to_string(sync.ranks_per_node)))
+            if (there != std::to_string(sync.ranks_per_node))
+                user_error("--sync hierarchical: nodes of {} and of {} ranks; all must have as many", sync.ranks_per_node, there);
+    }
+    void slow_down() const {
+        if (node_size == 0) return;
+        print(fmt::format("  nodes   {} of {} rank{}, pretended: {:.4g} Gbit/s for each rank's network card",
+                          Communicator::world().size() / node_size, node_size, node_size == 1 ? "" : "s", inter_gbps));
+        pretend_nodes(node_size, inter_gbps);
     }
 };
 
@@ -74,6 +115,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     TrainingState state = resume_or_start(options, optimizer);
     const int64_t first_step = state.step;
     const std::unique_ptr<GradientSync> sync = make_sync(chapter.sync, parameters, ranks);
+    std::optional<DiLoCo> diloco;
+    if (chapter.sync.kind == SyncKind::diloco) diloco.emplace(parameters, optimizer, ranks, chapter.sync.diloco);
     // --no-sync off: each micro-batch's sum is added here.
     const bool every_time = !chapter.no_sync && accumulated > 1;
     const Tensor sums = every_time ? Tensor::zeros(parameters.flat_grads().shape(), options.grad_dtype(), Memory::gradient) : Tensor();
@@ -89,12 +132,16 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
     ExplainHooks explain_hooks(sync.get());
     memory_reset_peak();
+    chapter.slow_down();
     ranks.barrier();  // the verifying run kept rank 0 busy
     communication_reset_counts();
 
     for (int64_t s = 0; s < options.steps; ++s) {
         const double begin = now_seconds(), lr = learning_rate_of(options, first_step, state.step);
-        const int64_t counted = loader.counted_targets(state.next_sample, G);  // of the global batch: the loss is a mean over all of it
+        // The loss is a mean over the whole global batch; with DiLoCo every rank trains for itself, on the mean over its own part.
+        const auto own_part = [&](int64_t m) { return state.next_sample + (m * N + ranks.rank()) * B; };
+        int64_t counted = diloco ? 0 : loader.counted_targets(state.next_sample, G);
+        for (int64_t m = 0; diloco && m < accumulated; ++m) counted += loader.counted_targets(own_part(m), B);
         const bool explained = options.explain && s == 0;
         explain_enable(explained);
 
@@ -103,7 +150,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         for (int64_t m = 0; m < accumulated; ++m) {
             const bool synchronize = every_time || m + 1 == accumulated;
-            const Batch batch = to_device(loader.batch(state.next_sample + (m * N + ranks.rank()) * B, B));
+            const Batch batch = to_device(loader.batch(own_part(m), B));
             Context context{.batch = batch, .loss_scale = float(1 / double(counted)), .loss = loss, .micro_batch = int(m)};
             context.hooks = explained ? static_cast<Hooks*>(&explain_hooks) : sync.get();
             Saved saved;
@@ -124,7 +171,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         explain("global gradient norm, clip, AdamW");
         const Tensor squared_norm = squared_gradient_norm(parameters);
         phase("update", [&] { optimizer.step(lr, squared_norm); });
-        ranks.all_reduce(loss);
+        if (diloco) phase("outer step", [&] { diloco->after_step(s + 1, s + 1 == options.steps); });
+        ranks.all_reduce(loss, diloco ? Reduce::average : Reduce::sum);
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
@@ -138,21 +186,29 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
 
     bool ok = true;
     if (options.steps > 0) {
-        if (verifier) ok = verifier->finish(report);
+        if (verifier) ok = verifier->finish(report) || diloco;
+        if (verifier && diloco) {
+            print("  not meant to be equal: DiLoCo is another algorithm, its ranks train apart between the outer steps");
+            report.text("verify", "result", "not meant to be equal");
+        }
         MemoryEstimate predicted = estimate_memory(shape);
         if (every_time) predicted.gradients *= 2;
         predicted.peak_communication = sync->buffer_bytes();
+        if (diloco) diloco->add_to(predicted);
         ok = report.memory(predicted) && ok;
-        PredictedCommunication of_step = sync->predicted();
-        if (every_time)
-            for (auto& kind : of_step.kinds) kind.calls *= accumulated, kind.bytes *= accumulated;
-        of_step.add(Collective::all_reduce, 1, 8);  // the loss
-        ok = report.communication(of_step, options.steps) && ok;
+        PredictedCommunication of_run = sync->predicted();
+        for (auto& kind : of_run.kinds)
+            for (int64_t* number : {&kind.calls, &kind.bytes}) *number *= options.steps * (every_time ? accumulated : 1);
+        of_run.add(Collective::all_reduce, options.steps, options.steps * 8);  // the loss
+        if (diloco) diloco->add_to(of_run, options.steps);
+        ok = report.communication_of_run(of_run, options.steps) && ok;
+        if (diloco) diloco->print_savings(report, options.steps, B * accumulated * T, options.grad_dtype());
         report.throughput();
     }
     if (!options.save.empty()) {
-        save_checkpoint(options.save, config, parameters,
-                        {.dtype = options.dtype, .state = &state, .optimizer = optimizer.states(), .spread_over = &ranks});
+        SaveOptions what{.dtype = options.dtype, .state = &state, .optimizer = optimizer.states(), .spread_over = &ranks};
+        if (diloco) what.state = nullptr, what.optimizer = {};  // every rank has moments of its own: the weights only
+        save_checkpoint(options.save, config, parameters, what);
         print(fmt::format("\nsaved to {} after step {}", options.save, state.step));
     }
     report.finish();
@@ -167,6 +223,8 @@ int main(int argc, char** argv) {
         const Options options =
             parse_options(argc, argv, "01_data_parallel", "Train a Llama on several devices, each with a part of the batch.",
                           [&](CLI::App& app) { chapter.add_options(app); });
+        chapter.check_and_find_nodes(Communicator::world());
+        if (!chapter.demo.empty() || chapter.compare) chapter.slow_down();
         if (chapter.demo == "collectives") return demo_collectives(Communicator::world());
         if (chapter.demo == "bandwidth") {
             const double mib = chapter.largest_mib > 0 ? chapter.largest_mib : (device_overhead().context > 0 ? 1024 : 16);
@@ -179,7 +237,7 @@ int main(int argc, char** argv) {
                               .micro_batch = options.micro_batch,
                               .seq = options.seq > 0 ? options.seq : config.default_seq};
         check_fits(shape, memory_limit());
-        if (chapter.compare) return compare_syncs(options, chapter.sync, shape);
+        if (chapter.compare) return compare_syncs(options, chapter.sync, shape, chapter.node_size > 0);
         try {
             return train(options, chapter, shape);
         } catch (const OutOfMemory& error) {  // the estimate fits: workspace or the verifying run came on top of it

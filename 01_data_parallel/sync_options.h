@@ -3,27 +3,33 @@
 
 #include <memory>
 
-#include "bucket.h"
+#include "diloco.h"
+#include "hierarchical.h"
 #include "naive.h"
 #include "overlap.h"
 #include "ring_sync.h"
 
 namespace ultrascale {
 
-enum class SyncKind { naive, overlap, bucket, ring };
+enum class SyncKind { naive, overlap, bucket, ring, hierarchical, diloco };
 
 struct SyncOptions {
     SyncKind kind = SyncKind::bucket;
     double bucket_mb = 25;  // MiB, as PyTorch's default
     RingDirections ring_directions = RingDirections::one;
+    int ranks_per_node = 1;
+    DiLoCoOptions diloco;
 };
 
 inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options, ParameterList& parameters, const Communicator& ranks) {
+    const int64_t bucket_bytes = int64_t(options.bucket_mb * (1 << 20));
     switch (options.kind) {
         case SyncKind::naive: return std::make_unique<NaiveSync>(parameters, ranks);
         case SyncKind::overlap: return std::make_unique<OverlapSync>(parameters, ranks);
-        case SyncKind::bucket: return std::make_unique<BucketSync>(parameters, ranks, int64_t(options.bucket_mb * (1 << 20)));
+        case SyncKind::bucket: return std::make_unique<BucketSync>(parameters, ranks, bucket_bytes);
         case SyncKind::ring: return std::make_unique<RingSync>(parameters, ranks, options.ring_directions);
+        case SyncKind::hierarchical: return std::make_unique<HierarchicalSync>(parameters, ranks, bucket_bytes, options.ranks_per_node);
+        case SyncKind::diloco: return std::make_unique<NoSync>(parameters, ranks);  // the ranks' weights meet, not their gradients
     }
     return nullptr;
 }
@@ -34,7 +40,11 @@ inline std::string describe(const SyncOptions& options, bool every_micro_batch) 
                                 fmt::format("bucket: all-reduces of {:.4g} MiB, during the backward", options.bucket_mb),
                                 fmt::format("ring: our own ring all-reduce, {} way{}, after the backward",
                                             options.ring_directions == RingDirections::one ? "one" : "both",
-                                            options.ring_directions == RingDirections::one ? "" : "s")};
+                                            options.ring_directions == RingDirections::one ? "" : "s"),
+                                fmt::format("hierarchical: buckets of {:.4g} MiB, inside nodes of {} and across, during the backward",
+                                            options.bucket_mb, options.ranks_per_node),
+                                fmt::format("diloco: the weights, every {} steps, outer lr {:.4g}, momentum {:.4g}",
+                                            options.diloco.inner_steps, options.diloco.lr, options.diloco.momentum)};
     return what[int(options.kind)] + (every_micro_batch ? "; after every micro-batch" : "");
 }
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <ranges>
 
 #include "checkpoint.h"
 #include "choice.h"
@@ -64,6 +65,50 @@ void add_shared_options(CLI::App& app, Options& o) {
     app.add_option("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")->check(between(1e-6, 1e9));
 }
 
+using Words = std::vector<std::string>;
+
+// What of `a` is not in `b`, as on a command line: without the words that both begin and end with, but with the option that a
+// differing value belongs to.
+std::string differing_part(const Words& a, const Words& b) {
+    const auto same_first = std::ranges::mismatch(a, b);
+    const auto same_last = std::ranges::mismatch(std::ranges::subrange(same_first.in1, a.end()) | std::views::reverse,
+                                                 std::ranges::subrange(same_first.in2, b.end()) | std::views::reverse);
+    auto begin = same_first.in1;
+    const auto is_value = [](auto word, auto end) { return word != end && !word->starts_with("-"); };
+    if (begin != a.begin() && (is_value(begin, a.end()) || is_value(same_first.in2, b.end()))) --begin;
+    std::string text;
+    for (auto word = begin; word != same_last.in1.base(); ++word) text += (text.empty() ? "" : " ") + *word;
+    for (char& c : text)
+        if (c >= 0 && c < ' ') c = ' ';  // the message has one line
+    constexpr size_t longest = 60;
+    if (text.size() > longest) text = text.substr(0, longest) + "...";
+    return text.empty() ? "nothing" : "`" + text + "`";
+}
+
+// All ranks call it, each with its command line and what is wrong with it ("": nothing). Throws on all of them if it is
+// wrong on any, or if the lines differ: ranks that do different things would wait for each other forever.
+void compare_with_other_ranks(int argc, char** argv, const std::string& error) {
+    std::string line;
+    for (int i = 1; i < argc; ++i) line += std::string(argv[i]) + '\0';
+    const auto words_of = [](const std::string& all) {
+        Words words;
+        for (const auto word : all | std::views::split('\0')) words.emplace_back(word.begin(), word.end());
+        if (!words.empty()) words.pop_back();  // what follows the last \0
+        return words;
+    };
+    const Communicator& world = Communicator::world();
+    const Words lines = world.gather_strings(line), errors = world.gather_strings(error);
+    for (size_t rank = 1; rank < lines.size(); ++rank) {
+        if (lines[rank] == lines[0]) continue;
+        const Words here = words_of(lines[rank]), there = words_of(lines[0]);
+        user_error("rank {} was started with other options than rank 0: {} against {}", rank, differing_part(here, there),
+                   differing_part(there, here));
+    }
+    const size_t rank = std::ranges::find_if(errors, [](const std::string& e) { return !e.empty(); }) - errors.begin();
+    if (rank == 0) throw UserError(errors[0]);
+    if (rank < errors.size()) user_error("rank {}: {}", rank, errors[rank]);
+}
+
 }  // namespace
 
 CLI::Validator between(double least, double most) {
@@ -100,23 +145,31 @@ Options parse_options(int argc, char** argv, const std::string& name, const std:
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     add_shared_options(app, options);
     add_own(app);
+    bool help = false;
+    std::string wrong;
     try {
         app.parse(argc, argv);
+        if (options.fp32_grads && options.dtype == DType::fp32) user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
+        for (const std::string& path : {options.json, options.trace})
+            if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
+        if (!options.save.empty()) check_can_save(options.save);
     } catch (const CLI::CallForHelp&) {
-        if (Communicator::world().rank() == 0) fmt::print("{}", app.help());
-        finalize_communication();
-        std::exit(0);
+        help = true;
     } catch (const CLI::ParseError& error) {
         std::string text = error.what();
         for (char& c : text)
             if (c == '\n') c = ' ';
-        user_error("{}; --help lists the options", text);
+        wrong = fmt::format("{}; --help lists the options", text);
+    } catch (const UserError& error) {
+        wrong = error.what();
     }
-    if (options.fp32_grads && options.dtype == DType::fp32) user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
+    compare_with_other_ranks(argc, argv, wrong);
+    if (help) {
+        if (Communicator::world().rank() == 0) fmt::print("{}", app.help());
+        finalize_communication();
+        std::exit(0);
+    }
     if (options.device_memory_gib > 0) memory_set_limit(int64_t(options.device_memory_gib * double(1 << 30)));
-    for (const std::string& path : {options.json, options.trace})
-        if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
-    if (!options.save.empty()) check_can_save(options.save);
     return options;
 }
 
@@ -129,16 +182,21 @@ int run_program(const std::function<bool()>& program) {
         return ok ? 0 : 1;
     } catch (const UserError& error) {
         std::fflush(stdout);
+        if (!all_ranks_arrive(5)) {  // the others had no error, and wait for this rank where it will never come
+            fmt::print(stderr, "error: {}{}\n", rank_prefix(), error.what());
+            abort_all_ranks(2);
+        }
         if (Communicator::world().rank() == 0) fmt::print(stderr, "error: {}\n", error.what());
+        if (communication_is_abandoned()) abort_all_ranks(2);
         finalize_communication();
         return 2;
     } catch (const std::bad_alloc&) {
-        fmt::print(stderr, "error: out of memory on the host\n");
+        fmt::print(stderr, "error: {}out of memory on the host\n", rank_prefix());
         if (Communicator::world().size() > 1) abort_all_ranks(2);
         finalize_communication();
         return 2;
     } catch (const std::exception& error) {
-        fmt::print(stderr, "internal error: {}\n", error.what());
+        fmt::print(stderr, "internal error: {}{}\n", rank_prefix(), error.what());
         abort_all_ranks(3);
     }
 }

@@ -43,12 +43,15 @@ struct Options {
 CLI::Validator between(double least, double most);
 
 // Reads the command line; `add_own` adds the chapter's own options. Prints --help and ends the program where it is asked for.
-// Throws UserError: an unknown option, a value out of range, an output that cannot be written.
+// Throws UserError: an unknown option, a value out of range, an output that cannot be written. All ranks call it, and all throw
+// the same if one of them has cause to, or was started with other options than the others.
 Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
                       const std::function<void(CLI::App&)>& add_own);
 
 // Runs `program` and turns its end into an exit code: 0, 1 (it returned false: verification failed), 2 (UserError; rank 0
-// prints it in one line, every rank ends). Sets the number of threads to cores / ranks on this machine first.
+// prints it in one line, every rank ends), 3 (a mistake of the programmer's). Sets the number of threads to cores / ranks on
+// this machine first. A UserError on some ranks only: after 5 s each of them prints its own and ends the job. Any other
+// exception ends it at once.
 int run_program(const std::function<bool()>& program);
 
 }  // namespace ultrascale

@@ -133,8 +133,19 @@ private:
     std::shared_ptr<Impl> impl_;
 };
 
+// For a program's end after an error. all_ranks_arrive: whether all ranks call it within so many seconds; it never hangs.
+// communication_is_abandoned: a Work went down with an exception, so finalize_communication() is no longer possible.
+// rank_prefix: "rank 1: " for a message that one of several ranks prints; empty if there is one, or before world() was called.
+bool all_ranks_arrive(double seconds);
+bool communication_is_abandoned();
+std::string rank_prefix();
+
 int ranks_on_this_node();                          // how many ranks share this machine; 1 before world() was called. Never waits
 int rank_on_this_node();                           // this rank's place among them; 0 before world() was called
+// For trying out a cluster on one machine: from now on the ranks r of world() with equal r / ranks_per_node are a node, and what travels
+// between nodes is slowed down to a network card of this rate for each rank (mpi/slow_links.h). Nothing else changes. All ranks call
+// it, while nothing is under way.
+void pretend_nodes(int ranks_per_node, double gbit_per_second);
 void finalize_communication();                     // all ranks; the last call of a program. Nothing to do if world() was never called
 [[noreturn]] void abort_all_ranks(int exit_code);  // one rank's way out when the others cannot know; runs no destructors
 

@@ -37,19 +37,23 @@ GatherParts::GatherParts(const Communicator* group, std::vector<TensorPart> mine
             Piece piece{rank, {}, part[4], part[5]};
             for (const json& range : part[3]) piece.slice.push_back({range[0], range[1]});
             auto& pieces = pieces_[place->second];
-            const auto same = [&](const Piece& other) {
-                const auto equal = [](Range a, Range b) { return a.begin == b.begin && a.end == b.end; };
-                return other.begin == piece.begin && other.count == piece.count && std::ranges::equal(other.slice, piece.slice, equal);
+            const auto replica = [&](const Piece& other) {
+                return other.begin == piece.begin && other.count == piece.count && same(other.slice, piece.slice);
             };
-            if (std::ranges::none_of(pieces, same)) pieces.push_back(std::move(piece));
+            if (std::ranges::none_of(pieces, replica)) pieces.push_back(std::move(piece));
         }
 }
 
-const TensorPart* GatherParts::own(const std::string& name) const {
+bool GatherParts::same(const std::vector<Range>& a, const std::vector<Range>& b) {
+    return std::ranges::equal(a, b, [](Range x, Range y) { return x.begin == y.begin && x.end == y.end; });
+}
+
+Tensor GatherParts::own(const std::string& name, const Piece& piece) const {
     for (const TensorPart& part : mine_)
-        if (part.name == name) return &part;
+        if (part.name == name && part.begin == piece.begin && part.tensor.numel() == piece.count && same(part.slice, piece.slice))
+            return part.tensor;
     check(false, "gather: this rank has no such part");
-    return nullptr;
+    return {};
 }
 
 Tensor GatherParts::gather(size_t index) const {
@@ -57,18 +61,18 @@ Tensor GatherParts::gather(size_t index) const {
     const int64_t elements = numel(whole.shape), width = dtype_bytes(whole.dtype), cols = whole.shape.back();
     const int rank = group_ ? group_->rank() : 0;
     if (const Piece& first = pieces_[index].front(); first.count == elements) {  // one rank has it all
-        if (first.rank == 0) return rank == 0 ? own(whole.name)->tensor.view(whole.shape) : Tensor();
+        if (first.rank == 0) return rank == 0 ? own(whole.name, first).view(whole.shape) : Tensor();
     }
     std::vector<char> host(rank == 0 ? size_t(elements * width) : 0);
     int64_t covered = 0;
     for (const Piece& piece : pieces_[index]) {
-        if (rank != 0 && rank == piece.rank) group_->send(own(whole.name)->tensor, 0);
+        if (rank != 0 && rank == piece.rank) group_->send(own(whole.name, piece), 0);
         if (rank != 0) continue;
         // The piece's place in the whole, without its values.
         TensorPart part(whole.name, Tensor::empty({piece.rank == 0 ? 0 : piece.count}, whole.dtype, Memory::workspace));
         part.shape = whole.shape, part.slice = piece.slice, part.begin = piece.begin;
         if (piece.rank == 0)
-            part.tensor = own(whole.name)->tensor;
+            part.tensor = own(whole.name, piece);
         else
             group_->recv(part.tensor, piece.rank);
         std::vector<char> values(size_t(piece.count * width));

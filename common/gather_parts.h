@@ -32,7 +32,8 @@ private:
         std::vector<Range> slice;
         int64_t begin, count;
     };
-    const TensorPart* own(const std::string& name) const;
+    static bool same(const std::vector<Range>& a, const std::vector<Range>& b);
+    Tensor own(const std::string& name, const Piece& piece) const;  // this rank's
 
     const Communicator* group_;
     std::vector<TensorPart> mine_;

@@ -145,6 +145,12 @@ bool Report::memory(const MemoryEstimate& predicted) {
 }
 
 bool Report::communication(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps) {
+    PredictedCommunication of_run = predicted;
+    for (auto& kind : of_run.kinds) kind.calls *= steps, kind.bytes *= steps;
+    return communication_of_run(of_run, steps, not_of_steps);
+}
+
+bool Report::communication_of_run(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps) {
     const CommunicationCounts counts = difference(communication_counts(), not_of_steps);
     bool ok = true, any = false;
     Json json = Json::object();
@@ -154,15 +160,18 @@ bool Report::communication(const PredictedCommunication& predicted, int64_t step
         if (want.calls == 0 && got.calls == 0) continue;
         if (!any) print("\ncommunication per step     predicted calls  bytes           counted calls  bytes       time ms  exposed ms");
         any = true;
-        const bool equal = got.calls == want.calls * steps && got.bytes == want.bytes * steps;
+        const bool equal = got.calls == want.calls && got.bytes == want.bytes;
         ok = ok && equal;
         const double n = double(steps);
-        print(fmt::format("  {:<22} {:>17} {:>12} {:>17} {:>12} {:>9.3f} {:>11.3f}   {}", collective_names[size_t(k)], want.calls,
-                          format_bytes(double(want.bytes)), double(got.calls) / n, format_bytes(double(got.bytes) / n),
-                          got.seconds * 1e3 / n, got.exposed * 1e3 / n, equal ? "equal" : "MISMATCH"));
-        json[collective_names[size_t(k)]] = {{"calls", double(got.calls) / n}, {"bytes", double(got.bytes) / n},
-                                             {"predicted_calls", want.calls},  {"predicted_bytes", want.bytes},
-                                             {"seconds", got.seconds / n},     {"exposed_seconds", got.exposed / n}};
+        print(fmt::format("  {:<22} {:>17.6g} {:>12} {:>17.6g} {:>12} {:>9.3f} {:>11.3f}   {}", collective_names[size_t(k)],
+                          double(want.calls) / n, format_bytes(double(want.bytes) / n), double(got.calls) / n,
+                          format_bytes(double(got.bytes) / n), got.seconds * 1e3 / n, got.exposed * 1e3 / n, equal ? "equal" : "MISMATCH"));
+        json[collective_names[size_t(k)]] = {{"calls", double(got.calls) / n},
+                                             {"bytes", double(got.bytes) / n},
+                                             {"predicted_calls", double(want.calls) / n},
+                                             {"predicted_bytes", double(want.bytes) / n},
+                                             {"seconds", got.seconds / n},
+                                             {"exposed_seconds", got.exposed / n}};
     }
     if (!any) print("\ncommunication: none");
     impl_->summary["communication"] = json;

@@ -50,6 +50,8 @@ public:
     bool memory(const MemoryEstimate& predicted);
     // Since communication_reset_counts(), less what belonged to no step (a validation's). Returns whether calls and bytes are equal.
     bool communication(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps = {});
+    // Where steps differ: predicted for the `steps` of the run together.
+    bool communication_of_run(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps = {});
     // Medians of the steps after warm-up: tokens/s, TFLOP/s, MFU and HFU per device.
     void throughput();
     // A chapter's own figure for the JSON summary: {"summary": {section: {key: value}}}.

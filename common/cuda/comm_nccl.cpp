@@ -6,6 +6,7 @@
 #include <cstring>
 #include <set>
 
+#include "../mpi/slow_links.h"
 #include "../trace.h"
 
 namespace ultrascale {
@@ -227,6 +228,7 @@ void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream
     if (sharing && work.communicator->size() > 1) return staged::start(work, operation, tag, bytes, stream);
     Timestamp begin = Timestamp::in(stream);
     run_over_nccl(operation, *work.communicator, cuda_stream(stream));
+    if (slow_links().ranks_per_node > 0) wait_for_slow_link(slow_link_seconds(operation, *work.communicator), cuda_stream(stream));
     work.end = Timestamp::in(stream);
     work.finished = stream.record();
     add_measurement({work.kind, begin, work.end, !work.asynchronous, false, trace_recording() ? stream.name() : "", bytes});

@@ -12,6 +12,9 @@ namespace ultrascale {
 // wherever the host waits. Throws too when communication was given up (abandon_communication).
 void check_communication();
 
+// Pretended nodes: the stream goes on when this rank's network card, once free, has worked for `seconds`. slow_link.cu
+void wait_for_slow_link(double seconds, cudaStream_t stream);
+
 // Communication of ranks that share a GPU: copies to the host, MPI, copies back. comm_staged.cpp
 namespace staged {
 void start(Work::Impl& work, const Operation& operation, int tag, int64_t bytes, Stream& stream);

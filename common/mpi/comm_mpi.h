@@ -5,6 +5,7 @@
 #define OMPI_SKIP_MPICXX
 #include <mpi.h>
 
+#include <deque>
 #include <utility>
 
 #include "../comm.h"
@@ -47,6 +48,11 @@ struct CommunicationSettings {
 };
 CommunicationSettings& communication_settings();
 
+// Pretended nodes (slow_links.h): from when to when a message occupies its sender's network card.
+struct SlowTrip {
+    double begin, end;
+};
+
 // A set of messages that progress together.
 //
 // Waiting is a loop of MPI_Testall and sched_yield(): MPI's blocking calls spin, which with more ranks than cores keeps
@@ -77,13 +83,25 @@ private:
     std::vector<int> expected_;  // bytes of a receive; -1 for a send
     std::vector<MPI_Status> statuses_;
 
+    struct SlowMessage {
+        int64_t bytes;
+        bool received;
+        SlowTrip trip;  // a note that follows the message
+    };
+    std::deque<SlowMessage> slow_;         // between pretended nodes; MPI writes to their trips
+    double set_out_ = 0, slow_until_ = 0;  // when their sends did, and when all are complete
+
+    bool arrived();  // MPI has nothing left to do
     void check_sizes();
 };
 
 // A Work went down with an exception before its communication had ended: its ranks may never meet again. From then on
 // every wait of an Exchange throws instead of hanging. (false: a test is done with it.)
 void abandon_communication(bool abandoned = true);
-bool communication_is_abandoned();
+
+// From now on, if this process ends in any way before stop_watching(), one line on stderr names it.
+void watch_this_rank(int rank);
+void stop_watching();
 
 // out[i] = reduction over r of inputs[r][i], r = 0, 1, ...; `out` may be one of the inputs.
 void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int64_t count, DType dtype, Reduce op);

@@ -1,8 +1,10 @@
 // Groups of ranks: world, splits, tags, and MPI's beginning and end. For both backends.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "../comm_transport.h"
@@ -41,25 +43,28 @@ int Communicator::Impl::tag(int half, uint64_t call) const {
     return number * group_tags() + half * calls + int(call % calls);
 }
 
-static int node_ranks = 1, node_rank = 0;
-static int next_group = 0;  // the lowest number that is new to this rank
+static int world_size = 1, world_rank = 0, node_ranks = 1, node_rank = 0;
+static Communicator::Impl* arrivals = nullptr;  // all ranks again: other ranks may be in any call of world's when one arrives
+static int next_group = 0;                      // the lowest number that is new to this rank
 
 Communicator& Communicator::world() {
     static Communicator& world = *[] {
         int provided = 0;
         MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+        MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+        MPI_Comm_size(MPI_COMM_WORLD, &world_size);
         check(provided == MPI_THREAD_MULTIPLE, "this MPI does not let several threads communicate");
+        if (world_size > 1) watch_this_rank(world_rank);
         MPI_Comm node;
         MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
         MPI_Comm_size(node, &node_ranks);
         MPI_Comm_rank(node, &node_rank);
         MPI_Comm_free(&node);
-        int rank = 0, size = 0;
-        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-        MPI_Comm_size(MPI_COMM_WORLD, &size);
-        std::vector<int> all(size);
+        std::vector<int> all(world_size);
         std::iota(all.begin(), all.end(), 0);
-        return new Communicator(std::make_shared<Impl>("world", all, rank, next_group++));
+        auto* communicator = new Communicator(std::make_shared<Impl>("world", all, world_rank, next_group++));
+        arrivals = new Impl("arrivals", all, world_rank, next_group++);
+        return communicator;
     }();
     // Once, also if it fails: what reports the failure asks for world() again.
     static bool opened = false;
@@ -115,18 +120,39 @@ int Communicator::rank() const { return impl_->rank; }
 int Communicator::size() const { return impl_->size(); }
 const std::string& Communicator::name() const { return impl_->name; }
 
+std::string rank_prefix() { return world_size > 1 ? "rank " + std::to_string(world_rank) + ": " : ""; }
 int ranks_on_this_node() { return node_ranks; }
 int rank_on_this_node() { return node_rank; }
+
+bool all_ranks_arrive(double seconds) {
+    Communicator::world();
+    // What MPI writes to is kept: it may do so after the wait was given up.
+    static auto& exchange = *new Exchange(*arrivals, arrivals->tag(0, 0));
+    static auto& received = *new std::vector<char>(size_t(world_size));
+    static const char sent = 0;
+    exchange.for_each_peer([](int peer) { exchange.recv(&received[peer], 1, peer); });
+    exchange.for_each_peer([](int peer) { exchange.send(&sent, 1, peer); });
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (!exchange.done()) {
+        if (std::chrono::steady_clock::now() > end) return false;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+}
 
 void finalize_communication() {
     if (!mpi_is_running()) return;
     Communicator::world().barrier();  // MPI_Finalize spins: it should not have to wait for anyone
     transport::close();
+    stop_watching();
     MPI_Finalize();
 }
 
 void abort_all_ranks(int exit_code) {
     std::fflush(nullptr);
+    stop_watching();
+    // The launcher drops what it has not read yet when it is told to abort (MPICH 4.0.2: 2 messages of 30).
+    if (world_size > 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, exit_code);
     std::_Exit(exit_code);
 }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "comm_mpi.h"
+#include "slow_links.h"
 
 namespace ultrascale {
 
@@ -24,6 +24,11 @@ void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
                   &requests_.emplace_back());
         expected_.push_back(-1);
     }
+    if (slow_links().between(group_->world_ranks[peer], group_->world_ranks[rank()]) && bytes > 0) {
+        SlowMessage& slow = slow_.emplace_back(bytes, false, send_over_slow_link(bytes, set_out_));
+        MPI_Isend(&slow.trip, sizeof slow.trip, MPI_BYTE, group_->world_ranks[peer], tag, MPI_COMM_WORLD, &requests_.emplace_back());
+        expected_.push_back(-1);
+    }
 }
 
 void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
@@ -33,21 +38,34 @@ void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
                   &requests_.emplace_back());
         expected_.push_back(piece);
     }
-}
-
-void Exchange::wait() {
-    while (!done()) {
-        check(!communication_abandoned, "communication was given up when an exception passed a Work that was not waited for");
-        sched_yield();
+    if (slow_links().between(group_->world_ranks[peer], group_->world_ranks[rank()]) && bytes > 0) {
+        SlowMessage& slow = slow_.emplace_back(bytes, true, SlowTrip{});
+        MPI_Irecv(&slow.trip, sizeof slow.trip, MPI_BYTE, group_->world_ranks[peer], tag, MPI_COMM_WORLD, &requests_.emplace_back());
+        expected_.push_back(sizeof slow.trip);
     }
 }
 
-bool Exchange::done() {
+void Exchange::wait() {
+    while (!arrived()) {
+        check(!communication_abandoned, "communication was given up when an exception passed a Work that was not waited for");
+        sched_yield();
+    }
+    if (slow_until_ > 0) sleep_until(slow_until_);
+}
+
+bool Exchange::done() { return arrived() && (slow_until_ == 0 || machine_seconds() >= slow_until_); }
+
+bool Exchange::arrived() {
     statuses_.resize(requests_.size());
     int done = 0;
     MPI_Testall(int(requests_.size()), requests_.data(), &done, statuses_.data());
-    if (done) check_sizes();
-    return done;
+    if (!done) return false;
+    check_sizes();
+    for (const SlowMessage& m : slow_)
+        slow_until_ = std::max(slow_until_, m.received ? receive_over_slow_link(m.bytes, m.trip) : m.trip.end);
+    slow_.clear();
+    set_out_ = 0;
+    return true;
 }
 
 void Exchange::check_sizes() {

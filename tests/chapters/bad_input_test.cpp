@@ -1,44 +1,13 @@
 // Wrong input to 00_single_gpu: exit code 2, one line on stderr that says what is wrong, and no output file touched.
 #include <cstring>
-#include <map>
 
-#include "run_program.h"
+#include "refused.h"
 
 namespace ultrascale::test {
 namespace {
 
-namespace fs = std::filesystem;
-
-// Every file below `dir` with its content.
-std::map<std::string, std::string> files_in(const std::string& dir) {
-    std::map<std::string, std::string> files;
-    for (const auto& entry : fs::recursive_directory_iterator(dir))
-        if (entry.is_regular_file()) files[fs::relative(entry.path(), dir)] = slurp(entry.path());
-    return files;
-}
-
-void expect_one_error_line(const Outcome& outcome, const std::vector<std::string>& telling) {
-    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
-    EXPECT_TRUE(outcome.err.starts_with("error: ")) << outcome.err;
-    EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;  // one line, ended
-    for (const std::string& part : telling) EXPECT_TRUE(contains(outcome.err, part)) << "without \"" << part << "\": " << outcome.err;
-}
-
-// Runs with every kind of output asked for, some of them there from before, and expects them as they were.
 void expect_refused(const std::string& arguments, const std::vector<std::string>& telling) {
-    SCOPED_TRACE(arguments);
-    TempDir outputs;
-    put(outputs / "old.jsonl", "before\n");
-    fs::create_directory(outputs / "saved");
-    for (const char* file : {"config.json", "model.safetensors", "trainer_state.json"}) put(outputs / "saved/" + file, "before\n");
-    const auto before = files_in(outputs.path());
-    expect_one_error_line(run("00_single_gpu", fmt::format("--steps 2 --seq 32 --peak-tflops 1 --json {} --trace {} --save {} {}",
-                                                           outputs / "old.jsonl", outputs / "new.trace", outputs / "saved", arguments)),
-                          telling);
-    const auto after = files_in(outputs.path());
-    for (const auto& [file, content] : after) EXPECT_TRUE(before.count(file)) << file << " is new";
-    for (const auto& [file, content] : before)
-        EXPECT_TRUE(after.count(file) && after.at(file) == content) << file << " is another or has gone";
+    expect_ranks_refuse(0, "00_single_gpu", "--steps 2 --seq 32 " + arguments, telling);
 }
 
 TEST(BadInput, Options) {
@@ -284,13 +253,8 @@ TEST(BadInput, UnwritableOutputs) {
 }
 
 TEST(BadInput, TwoRanks) {
-    std::string mpirun;
-    for (const char* name : {"/usr/bin/mpirun.mpich", "/usr/local/bin/mpirun.mpich"})
-        if (mpirun.empty() && fs::exists(name)) mpirun = name;
-    if (mpirun.empty()) GTEST_SKIP() << "no mpirun.mpich";
-    const Outcome outcome = run_command({mpirun, "-n", "2", program("00_single_gpu"), "--steps", "1"}, 60);
-    expect_one_error_line(outcome, {"one rank"});
-    expect_one_error_line(run_command({mpirun, "-n", "2", program("00_single_gpu"), "--modle", "nano"}, 60), {"--modle"});
+    expect_one_error_line(run_ranks(2, "00_single_gpu", "--steps 1", 60), {"one rank"});
+    expect_one_error_line(run_ranks(2, "00_single_gpu", "--modle nano", 60), {"--modle"});
 }
 
 }  // namespace

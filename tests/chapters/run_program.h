@@ -1,5 +1,6 @@
 // Runs a chapter's program as a user would, and reads what it left: exit code, both outputs, and the lines of --json.
 // CHAPTERS_DIR says where the programs are (default: this backend's build), so that the same tests run against a sanitizer's build.
+// MPIRUN is the launcher with its flags, of the MPI they were built with (default: MPICH's, or whatever is called mpirun).
 #pragma once
 
 #include <fcntl.h>
@@ -23,6 +24,12 @@ namespace ultrascale::test {
 
 using Json = nlohmann::ordered_json;
 
+#ifdef ULTRASCALE_CUDA
+inline constexpr bool on_gpu = true;
+#else
+inline constexpr bool on_gpu = false;
+#endif
+
 struct Outcome {
     int exit_code = -1;  // 128 + the signal that ended it
     std::string out, err;
@@ -38,11 +45,7 @@ struct Outcome {
 
 inline std::string program(const std::string& chapter) {
     const char* dir = std::getenv("CHAPTERS_DIR");
-#ifdef ULTRASCALE_CUDA
-    const std::string built = "build/cuda";
-#else
-    const std::string built = "build/cpu";
-#endif
+    const std::string built = on_gpu ? "build/cuda" : "build/cpu";
     return (dir ? dir : built) + "/" + chapter;
 }
 
@@ -92,13 +95,45 @@ inline Outcome run(const std::string& chapter, const std::string& arguments) {
     return run_command(command);
 }
 
-// Trains: adds --json and a fixed --peak-tflops (no measuring), expects success, and reads the JSON lines.
-inline Outcome train(const std::string& chapter, const std::string& arguments, int expected_exit_code = 0) {
+// The launcher's command, ready for "-n 2 program ...".
+inline std::vector<std::string> mpirun() {
+    if (const char* given = std::getenv("MPIRUN")) return words(given);
+    return {std::system("command -v mpirun.mpich >/dev/null") == 0 ? "mpirun.mpich" : "mpirun"};
+}
+
+// Runs the program on so many ranks, which all get the same arguments.
+inline Outcome run_ranks(int ranks, const std::string& chapter, const std::vector<std::string>& arguments, int seconds = 300) {
+    std::vector<std::string> command = mpirun();
+    for (const std::string& word : {std::string("-n"), fmt::format("{}", ranks), program(chapter)}) command.push_back(word);
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return run_command(command, seconds);
+}
+inline Outcome run_ranks(int ranks, const std::string& chapter, const std::string& arguments, int seconds = 300) {
+    return run_ranks(ranks, chapter, words(arguments), seconds);
+}
+
+// Runs the program with one rank for each of `arguments`.
+inline Outcome run_each_rank(const std::string& chapter, const std::vector<std::string>& arguments, int seconds = 300) {
+    std::vector<std::string> command = mpirun();
+    for (size_t rank = 0; rank < arguments.size(); ++rank) {
+        if (rank > 0) command.push_back(":");
+        for (const std::string& word : {std::string("-n"), std::string("1"), program(chapter)}) command.push_back(word);
+        for (const std::string& word : words(arguments[rank])) command.push_back(word);
+    }
+    return run_command(command, seconds);
+}
+
+// Trains, on so many ranks (0: without the launcher): adds --json and a fixed --peak-tflops (no measuring), expects success, and
+// reads the JSON lines.
+inline Outcome train(int ranks, const std::string& chapter, const std::string& arguments, int expected_exit_code = 0) {
     TempDir dir;
-    SCOPED_TRACE(chapter + " " + arguments);
-    Outcome result = run(chapter, fmt::format("--peak-tflops 1 --json {} {}", dir / "out.jsonl", arguments));
+    SCOPED_TRACE(fmt::format("{} ranks: {} {}", ranks, chapter, arguments));
+    const std::string all = fmt::format("--peak-tflops 1 --json {} {}", dir / "out.jsonl", arguments);
+    Outcome result = ranks == 0 ? run(chapter, all) : run_ranks(ranks, chapter, all);
     EXPECT_EQ(result.exit_code, expected_exit_code) << result.err << result.out;
-    EXPECT_EQ(result.err, "");
+    if (ranks == 0 || !on_gpu) {  // ranks that share a GPU say so there
+        EXPECT_EQ(result.err, "");
+    }
     std::istringstream lines(slurp(dir / "out.jsonl"));
     for (std::string line; std::getline(lines, line);) {
         Json json = Json::parse(line, nullptr, false);
@@ -112,6 +147,9 @@ inline Outcome train(const std::string& chapter, const std::string& arguments, i
     }
     EXPECT_TRUE(result.summary.is_object()) << "no summary";
     return result;
+}
+inline Outcome train(const std::string& chapter, const std::string& arguments, int expected_exit_code = 0) {
+    return train(0, chapter, arguments, expected_exit_code);
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

@@ -1,20 +1,10 @@
 // What must not change what 00_single_gpu computes: recomputation, the split of the batch, a save in between.
-#include <cmath>
-
-#include "run_program.h"
+#include "compare_runs.h"
 
 namespace ultrascale::test {
 namespace {
 
 const std::string base = "--layers 2 --seq 40 --steps 4 --no-verify --lr 2e-3 ";
-
-Outcome train_small(const std::string& arguments) { return train("00_single_gpu", base + arguments); }
-
-void expect_same_bits(const Outcome& a, const Outcome& b) {
-    EXPECT_EQ(a.of("loss"), b.of("loss"));
-    EXPECT_EQ(a.of("grad_norm"), b.of("grad_norm"));
-    EXPECT_EQ(a.of("lr"), b.of("lr"));
-}
 
 void expect_same_files(const std::string& a, const std::string& b) {
     for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"}) {
@@ -23,12 +13,7 @@ void expect_same_files(const std::string& a, const std::string& b) {
     }
 }
 
-double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
-    EXPECT_EQ(a.size(), b.size());
-    double most = 0;
-    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) most = std::max(most, std::abs(a[i] - b[i]));
-    return most;
-}
+Outcome train_small(const std::string& arguments) { return train("00_single_gpu", base + arguments); }
 
 TEST(SingleGpuEqual, RecomputationGivesTheSameBits) {
     TempDir dir;

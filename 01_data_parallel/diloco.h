@@ -1,0 +1,110 @@
+// --sync diloco: ranks that meet only every H steps (DiLoCo; Douillard et al. 2023, https://arxiv.org/abs/2311.08105).
+//
+//     rank 0   | AdamW step | step | ... | step H |--.                               .--> theta --> H steps ...
+//     rank 1   | AdamW step | step | ... | step H |--+-- all-reduce, outer update ---+--> theta --> H steps ...
+//     rank 2   | AdamW step | step | ... | step H |--'                               '--> theta --> H steps ...
+//                no communication, own data              once in H steps
+//
+// Each rank trains its own copy of the weights on its own samples. How far it went is its part of an "outer gradient", and Nesterov's
+// momentum follows the mean of all ranks' (theta: the outer weights, the same everywhere):
+//
+//     delta = mean over ranks of (theta - local weights)           one all-reduce of Psi elements, fp32
+//     m     = mu m + delta                                         mu = --outer-momentum
+//     theta = theta - eta (delta + mu m)                           eta = --outer-lr
+//     local weights = theta                                        AdamW's own moments stay with the rank
+//
+// An all-reduce of the gradients moves Psi elements every step, this moves them every H-th: the answer where the links are so slow
+// that nothing hides them (other data centres). It is another algorithm: not equal to one device with the whole batch, and how
+// well it learns is a matter of H, eta and mu. eta = 1, mu = 0 is averaging of the weights (local SGD, FedAvg); the paper takes
+// H = 500, eta = 0.7, mu = 0.9, after ordinary pre-training.
+//
+// It costs 8 bytes a parameter, theta and m in fp32; and while the ranks meet 4 more, delta.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm.h"
+#include "estimate.h"
+#include "ops.h"
+#include "optimizer.h"
+#include "report.h"
+#include "trace.h"
+
+namespace ultrascale {
+
+struct DiLoCoOptions {
+    int64_t inner_steps = 10;
+    double lr = 0.7, momentum = 0.9;
+};
+
+class DiLoCo {
+public:
+    // All ranks hold the same weights now: they are theta.
+    DiLoCo(const ParameterList& parameters, AdamW& optimizer, const Communicator& ranks, const DiLoCoOptions& options)
+        : parameters_(parameters), ranks_(ranks), options_(options) {
+        outer_ = Tensor::empty({parameters.local_numel()}, DType::fp32, Memory::optimizer);
+        momentum_ = Tensor::zeros({parameters.local_numel()}, DType::fp32, Memory::optimizer);
+        for (const auto& p : parameters) local_.push_back(p->value);
+        if (local_.front().dtype() != DType::fp32) {  // what AdamW updates is then the fp32 master copy
+            local_.clear();
+            for (const TensorPart& state : optimizer.states())
+                if (state.name.starts_with("master.")) local_.push_back(state.tensor);
+            check(local_.size() == parameters.size(), "every parameter has a master copy");
+        }
+        for (size_t i = 0; i < local_.size(); ++i) ops::copy(of(outer_, i), local_[i]);
+    }
+
+    // After the inner step number `done` of the run (1, 2, ...). The last round may be shorter, so that a run ends with one model.
+    void after_step(int64_t done, bool last) {
+        if (done % options_.inner_steps != 0 && !last) return;
+        explain("DiLoCo: delta = mean of (theta - local weights), Nesterov, local weights = theta");
+        const Tensor delta = Tensor::empty(outer_.shape(), DType::fp32, Memory::communication);
+        ops::copy(delta, outer_);
+        for (size_t i = 0; i < local_.size(); ++i) ops::add(of(delta, i), local_[i], -1);
+        ranks_.all_reduce(delta, Reduce::average);
+        ops::scale(momentum_, float(options_.momentum));
+        ops::add(momentum_, delta);
+        ops::add(outer_, delta, -float(options_.lr));
+        ops::add(outer_, momentum_, -float(options_.lr * options_.momentum));
+        size_t i = 0;
+        for (const auto& p : parameters_) {
+            ops::copy(local_[i], of(outer_, i));
+            if (p->value.dtype() != DType::fp32) ops::copy(p->value, local_[i]);
+            ++i;
+        }
+    }
+
+    // For the report: what it holds, and what a run of `steps` steps sends.
+    void add_to(MemoryEstimate& estimate) const { estimate.optimizer += 2 * outer_.bytes(), estimate.peak_communication += outer_.bytes(); }
+    int64_t outer_steps(int64_t steps) const { return (steps + options_.inner_steps - 1) / options_.inner_steps; }
+    void add_to(PredictedCommunication& of_run, int64_t steps) const {
+        of_run.add(Collective::all_reduce, outer_steps(steps), outer_steps(steps) * outer_.bytes());
+    }
+    // Bytes of all-reduce a token, `tokens` in a rank's step, beside those of an all-reduce of the gradients in every step.
+    void print_savings(Report& report, int64_t steps, int64_t tokens, DType gradients) const {
+        const double bytes = double(outer_steps(steps) * outer_.bytes()) / double(steps * tokens);
+        const double every_step = double(outer_.numel() * dtype_bytes(gradients)) / double(tokens);
+        print(fmt::format("  DiLoCo: {} outer steps in {}: {:.4g} bytes a token of a rank; gradients in every step: {:.4g}; 1/{:.3g}",
+                          outer_steps(steps), steps, bytes, every_step, every_step / bytes));
+        report.value("diloco", "outer_steps", double(outer_steps(steps)));
+        report.value("diloco", "bytes_per_token", bytes);
+        report.value("diloco", "all_reduce_bytes_per_token", every_step);
+    }
+
+private:
+    // Parameter i's place in a flat tensor.
+    Tensor of(const Tensor& flat, size_t i) const {
+        int64_t begin = 0;
+        for (size_t k = 0; k < i; ++k) begin += local_[k].numel();
+        return flat.slice(begin, begin + local_[i].numel()).view(local_[i].shape());
+    }
+
+    const ParameterList& parameters_;
+    const Communicator& ranks_;
+    DiLoCoOptions options_;
+    Tensor outer_, momentum_;    // theta and m: (Psi) fp32
+    std::vector<Tensor> local_;  // this rank's weights in fp32, in the parameters' order
+};
+
+}  // namespace ultrascale

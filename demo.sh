@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# `make demo`: each chapter's techniques on real text, one row a run. Usage: ./demo.sh BUILD "MPIRUN FLAGS"
+# The figures come from the summaries that --json writes; a run that is not what one device does stops the demo.
+set -euo pipefail
+build=$1 mpirun=$2
+json=$(mktemp)
+log=$(mktemp)
+trap 'rm -f "$json" "$log"' EXIT
+export OMP_WAIT_POLICY=passive
+
+mib() { awk "BEGIN { printf \"%.1f\", $1 / 1048576 }"; }
+
+# row RANKS CHAPTER TECHNIQUE OPTIONS...
+row() {
+    local ranks=$1 chapter=$2 technique=$3 summary equal predicted measured bytes rate
+    shift 3
+    if ! $mpirun -n "$ranks" "$build/$chapter" --steps 6 --lr 3e-3 --json "$json" "$@" >"$log" 2>&1; then
+        cat "$log"
+        echo "$chapter $* failed"
+        exit 1
+    fi
+    summary=$(tail -1 "$json")
+    equal=$(sed -nE 's/.*"result":"([a-z]+)".*/\1/p' <<<"$summary")
+    predicted=$(sed -nE 's/.*"peak":\{"predicted":([0-9]+),.*/\1/p' <<<"$summary")
+    measured=$(sed -nE 's/.*"peak":\{"predicted":[0-9]+,"measured":([0-9]+)\}.*/\1/p' <<<"$summary")
+    bytes=$({ grep -oE '"calls":[0-9.e+]+,"bytes":[0-9.e+]+' <<<"$summary" || true; } | awk -F'"bytes":' '{ sum += $2 } END { printf "%d", sum }')
+    rate=$(sed -nE 's/.*"speed":\{"tokens_per_second":([0-9]+).*/\1/p' <<<"$summary")
+    printf '%-17s %-34s %5d   %-9s %9s / %-9s %10s %12d\n' "$chapter" "$technique" "$ranks" "$equal" "$(mib "$predicted")" "$(mib "$measured")" \
+        "$(mib "$bytes")" "$((rate * ranks))"
+}
+
+printf '%-17s %-34s %5s   %-9s %21s %10s %12s\n' chapter technique ranks "equal to" "MiB per rank" "MiB sent" tokens/s
+printf '%-17s %-34s %5s   %-9s %21s %10s %12s\n' "" "" "" "1 device" "predicted / measured" "per step" "in all"
+row 1 00_single_gpu "one device"
+row 1 00_single_gpu "  recomputation" --recompute full
+row 4 01_data_parallel "all-reduce after backward" --sync naive --micro-batch 2
+row 4 01_data_parallel "  during backward" --sync overlap --micro-batch 2
+row 4 01_data_parallel "  in buckets of 1 MiB" --sync bucket --bucket-mb 1 --micro-batch 2
+row 4 01_data_parallel "  our own ring" --sync ring --micro-batch 2
+row 4 02_zero "stage 0: nothing sharded" --stage 0 --micro-batch 2
+row 4 02_zero "stage 1: optimizer states" --stage 1 --micro-batch 2
+row 4 02_zero "stage 2: gradients too" --stage 2 --micro-batch 2
+row 4 02_zero "stage 3: parameters too" --stage 3 --micro-batch 2

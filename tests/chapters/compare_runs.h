@@ -1,0 +1,91 @@
+// Whether two runs of chapters did the same: to the bit, or nearly.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "run_program.h"
+
+namespace ultrascale::test {
+
+inline void expect_same_bits(const Outcome& a, const Outcome& b) {
+    EXPECT_EQ(a.of("loss"), b.of("loss"));
+    EXPECT_EQ(a.of("grad_norm"), b.of("grad_norm"));
+    EXPECT_EQ(a.of("lr"), b.of("lr"));
+}
+
+// A .safetensors file's tensors by name: dtype, shape and bytes. Their order in the file depends on who held what.
+inline std::map<std::string, std::string> tensors_in(const std::string& path) {
+    const std::string file = slurp(path);
+    uint64_t header_bytes = 0;
+    if (file.size() > 8) std::memcpy(&header_bytes, file.data(), 8);
+    const Json header = Json::parse(file.substr(std::min<size_t>(8, file.size()), header_bytes), nullptr, false);
+    EXPECT_TRUE(header.is_object()) << path;
+    std::map<std::string, std::string> tensors;
+    for (const auto& [name, entry] : header.items()) {
+        if (name == "__metadata__") continue;
+        const auto begin = entry.at("data_offsets")[0].get<size_t>(), end = entry.at("data_offsets")[1].get<size_t>();
+        tensors[name] = entry.at("dtype").dump() + entry.at("shape").dump() + file.substr(8 + header_bytes + begin, end - begin);
+    }
+    EXPECT_GT(tensors.size(), 10u) << path;
+    return tensors;
+}
+inline void expect_same_checkpoints(const std::string& a, const std::string& b) {
+    for (const char* file : {"config.json", "trainer_state.json"}) EXPECT_EQ(slurp(a + "/" + file), slurp(b + "/" + file));
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+        EXPECT_TRUE(tensors_in(a + "/" + file) == tensors_in(b + "/" + file)) << file;
+}
+
+inline double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+    EXPECT_EQ(a.size(), b.size());
+    double most = 0;
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+    return most;
+}
+
+// Losses and norms of runs whose sums have another order.
+inline void expect_close(const Outcome& a, const Outcome& b) {
+    EXPECT_LE(largest_difference(a.of("loss"), b.of("loss")), on_gpu ? 1e-5 : 1e-6);
+    EXPECT_LE(largest_difference(a.of("grad_norm"), b.of("grad_norm")), on_gpu ? 1e-4 : 1e-5);
+}
+// And of runs whose sums have one order. On GPUs NCCL adds as it likes: an all-reduce otherwise than a reduce-scatter.
+inline void expect_the_same(const Outcome& a, const Outcome& b) { on_gpu ? expect_close(a, b) : expect_same_bits(a, b); }
+
+// What a run says of itself: that it equals one plain device, and that it held and sent what was predicted.
+inline void expect_as_predicted(const Outcome& run) {
+    for (const char* name : {"parameters", "gradients", "optimizer"}) {
+        const Json bytes = run.summary.at("memory").at(name);
+        EXPECT_EQ(bytes.at("predicted"), bytes.at("measured")) << name;
+    }
+    for (const auto& [name, count] : run.summary.at("communication").items()) {
+        EXPECT_EQ(count.at("calls").get<double>(), count.at("predicted_calls").get<double>()) << name;
+        EXPECT_EQ(count.at("bytes").get<double>(), count.at("predicted_bytes").get<double>()) << name;
+    }
+    EXPECT_FALSE(contains(run.out, "MIS")) << run.out;  // MISSED, MISMATCH
+}
+inline void expect_verified(const Outcome& run) {
+    EXPECT_EQ(run.summary.at("verify").at("result"), "ok") << run.out;
+    expect_as_predicted(run);
+}
+
+// The numbers of ranks that every technique is tried on. On GPUs, whose start takes seconds: fewer.
+inline std::vector<int> rank_counts() { return on_gpu ? std::vector<int>{2, 3} : std::vector<int>{2, 3, 4, 8}; }
+
+// A Hugging Face checkpoint to start from, with its own tokens.
+inline std::string load(const std::string& name) { return fmt::format("--load {0} --data {0}/tokens.bin", reference(name)); }
+
+// A small model whose parameters divide by no number of ranks: a directory with a config.json for --model.
+class SmallModel {
+public:
+    explicit SmallModel(bool tied = false) {
+        put(dir_ / "config.json", config_json({{"num_hidden_layers", 3}, {"vocab_size", 257}, {"tie_word_embeddings", tied}}));
+    }
+    const std::string& path() const { return dir_.path(); }
+
+private:
+    TempDir dir_;
+};
+
+}  // namespace ultrascale::test

@@ -1,0 +1,105 @@
+// One rank of several goes wrong (tests/faults/fault_program.cpp): the job ends within seconds, says why, and leaves nothing behind.
+#include "processes.h"
+
+namespace ultrascale::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::vector<std::string> lines_with(const std::string& text, const std::string& part) {
+    std::vector<std::string> found;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);)
+        if (contains(line, part)) found.push_back(line);
+    return found;
+}
+
+class Faults : public testing::Test {
+protected:
+    // The end comes within seconds. (On a GPU the start alone takes some.)
+    static Outcome in_time(const std::function<Outcome()>& run) {
+        const auto begin = Clock::now();
+        Outcome outcome = run();
+        EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(), contains(program(""), "cuda") ? 30 : 10);
+        return outcome;
+    }
+
+    // Three ranks, of which rank 1 goes wrong.
+    static Outcome run_fault(const std::string& fault, int on = 1) {
+        return in_time([&] { return run_ranks(3, "fault_program", {"--fault", fault, "--on", fmt::format("{}", on)}, 60); });
+    }
+
+    // `line` is on stderr, and there is no other line of the program's own. (Open MPI's launcher adds some of its own.)
+    void expect_line(const Outcome& outcome, int exit_code, const std::string& line) {
+        EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err << outcome.out;
+        EXPECT_EQ(lines_with(outcome.err, "error: "), (std::vector<std::string>{line})) << outcome.err;
+        EXPECT_EQ(lines_with(outcome.err, "died; the job ends").size(), 0u) << outcome.err;
+    }
+
+    // Exactly the dead rank is named, although the launcher then kills the others.
+    void expect_death(const Outcome& outcome, int rank) {
+        EXPECT_NE(outcome.exit_code, 0) << outcome.err << outcome.out;
+        const auto lines = lines_with(outcome.err, "died; the job ends");
+        ASSERT_EQ(lines.size(), 1u) << outcome.err;
+        EXPECT_TRUE(lines[0].starts_with(fmt::format("rank {} (pid ", rank))) << lines[0];
+        EXPECT_TRUE(lines_with(outcome.err, "error: ").empty()) << outcome.err;
+    }
+
+    const ProcessMark mark;  // nothing of the job is left at the test's end
+};
+
+TEST_F(Faults, OrderlyEnds) {
+    for (const char* fault : {"none", "false"}) {
+        const Outcome outcome = run_fault(fault, -1);
+        EXPECT_EQ(outcome.exit_code, fault == std::string("false")) << outcome.err;
+        EXPECT_FALSE(contains(outcome.err, "error: ") || contains(outcome.err, "died; ")) << outcome.err;
+    }
+    const Outcome help = run_ranks(3, "fault_program", "--help");
+    EXPECT_EQ(help.exit_code, 0);
+    EXPECT_EQ(help.err, "");
+    EXPECT_EQ(lines_with(help.out, "--fault").size(), 1u) << help.out;
+}
+
+TEST_F(Faults, DifferentOptions) {
+    const auto expect = [this](const std::vector<std::string>& arguments, const std::string& telling) {
+        SCOPED_TRACE(telling);
+        expect_line(in_time([&] { return run_each_rank("fault_program", arguments, 60); }), 2, "error: " + telling);
+    };
+    expect({"--steps 4 --seq 8", "--steps 4 --seq 8", "--steps 3 --seq 8"},
+           "rank 2 was started with other options than rank 0: `--steps 3` against `--steps 4`");
+    expect({"--seq 8", "--seq 8 --shuffle"}, "rank 1 was started with other options than rank 0: `--shuffle` against nothing");
+    expect({"", "--shuffle"}, "rank 1 was started with other options than rank 0: `--shuffle` against nothing");
+    expect({"--steps 4", "--steps"}, "rank 1 was started with other options than rank 0: `--steps` against `--steps 4`");
+    expect({"--help", "--seq 8"}, "rank 1 was started with other options than rank 0: `--seq 8` against `--help`");
+    const std::string a(1000, 'a'), b(1000, 'b');
+    expect({"--data " + a, "--data " + b},
+           fmt::format("rank 1 was started with other options than rank 0: `--data {}...` against `--data {}...`", b.substr(0, 53),
+                       a.substr(0, 53)));
+}
+
+TEST_F(Faults, WrongOptionsOnAllRanks) {
+    expect_line(run_ranks(3, "fault_program", "--steps"), 2,
+                "error: --steps: 1 required INT:INT in [0 - 1099511627776] missing; --help lists the options");
+}
+
+TEST_F(Faults, UserErrorOnAllRanks) { expect_line(run_fault("user error", -1), 2, "error: the file is wrong"); }
+
+TEST_F(Faults, UserErrorOnOneRank) { expect_line(run_fault("user error"), 2, "error: rank 1: the file is wrong"); }
+
+// While communication is under way that can never end.
+TEST_F(Faults, UserErrorUnderWay) { expect_line(run_fault("user error under way", -1), 2, "error: the file is wrong"); }
+
+TEST_F(Faults, InternalErrorOnOneRank) { expect_line(run_fault("internal error"), 3, "internal error: rank 1: this should not happen"); }
+
+TEST_F(Faults, OutOfMemoryOnOneRank) { expect_line(run_fault("out of memory"), 2, "error: rank 1: out of memory on the host"); }
+
+TEST_F(Faults, KilledRankIsNamed) {
+    for (int rank : {0, 1, 2}) expect_death(run_fault("killed", rank), rank);
+}
+
+TEST_F(Faults, CrashedRankIsNamed) { expect_death(run_fault("crash"), 1); }
+
+TEST_F(Faults, RankThatJustLeavesIsNamed) { expect_death(run_fault("exit"), 1); }
+
+}  // namespace
+}  // namespace ultrascale::test

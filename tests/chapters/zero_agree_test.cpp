@@ -1,0 +1,102 @@
+// The stages of 02_zero do the same: on the CPU in fp32 to the bit, at any number of ranks.
+#include "compare_runs.h"
+
+namespace ultrascale::test {
+namespace {
+
+void expect_the_same_saved(const std::string& dir, const std::string& other) {
+    if (!on_gpu) expect_same_checkpoints(dir, other);
+}
+// Each trains on 1 sequence per rank and micro-batch. Verified too, the first time.
+Outcome train_stage(int stage, int ranks, const std::string& arguments) {
+    return train(ranks, "02_zero", fmt::format("--stage {} --seq 40 --steps 3 --lr 3e-3 --micro-batch 1 {}", stage, arguments));
+}
+
+// Stages 0 to 3 with the same arguments: losses, norms, and everything that they save.
+void expect_stages_agree(int ranks, const std::string& arguments) {
+    TempDir dir;
+    const auto with = [&](int stage) {
+        return train_stage(stage, ranks, fmt::format("{} --save {}", arguments, dir / fmt::format("{}", stage)));
+    };
+    const Outcome stage0 = with(0);
+    expect_as_predicted(stage0);
+    for (int stage = 1; stage <= 3; ++stage) {
+        SCOPED_TRACE(fmt::format("stage {}", stage));
+        const Outcome run = with(stage);
+        expect_as_predicted(run);
+        expect_the_same(run, stage0);
+        expect_the_same_saved(dir / fmt::format("{}", stage), dir / "0");
+    }
+}
+
+class ZeroAgree : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, ZeroAgree, testing::ValuesIn(rank_counts()), testing::PrintToStringParamName());
+
+TEST_P(ZeroAgree, UntiedAndVerified) { expect_stages_agree(GetParam(), load("gqa_untied") + " --verify"); }
+
+TEST_P(ZeroAgree, TiedClippedAndRecomputed) {
+    expect_stages_agree(GetParam(), load("tied_head_dim") + " --clip 0.1 --recompute full --no-verify");
+}
+
+TEST(ZeroStages, AgreeFromAFreshStart) {
+    const SmallModel model;
+    expect_stages_agree(3, fmt::format("--model {} --clip 0.1 --shuffle --verify", model.path()));
+}
+
+TEST(ZeroStages, WhatIsNotSharedOutIsNotSharded) { expect_stages_agree(1, load("tied_head_dim") + " --verify"); }
+
+// In bf16 the ranks' sums are still rounded once, in one order.
+TEST(ZeroStages, AgreeInBf16) {
+    expect_stages_agree(2, load("llama3_bf16") + " --dtype bf16 --fp32-grads --verify");
+    expect_stages_agree(3, load("llama3_bf16") + " --dtype bf16 --no-verify");
+}
+
+// When parameters are gathered changes no bit of them.
+TEST(ZeroStages, PrefetchAndGatherOverlapChangeNothing) {
+    for (const char* name : {"tied_head_dim", "gqa_untied"}) {
+        SCOPED_TRACE(name);
+        const auto with = [&](int stage, const std::string& arguments) {
+            return train_stage(stage, 3, fmt::format("{} --no-verify {}", load(name), arguments));
+        };
+        const Outcome stage0 = with(0, "");
+        for (int prefetch : {0, 1, 2, 9}) {
+            SCOPED_TRACE(fmt::format("--prefetch {}", prefetch));
+            const Outcome run = with(3, fmt::format("--prefetch {}", prefetch));
+            expect_as_predicted(run);
+            expect_the_same(run, stage0);
+        }
+        for (int stage : {1, 2})
+            for (const char* overlap : {"optimizer", "forward"}) {
+                SCOPED_TRACE(fmt::format("stage {} --gather-overlap {}", stage, overlap));
+                expect_the_same(with(stage, fmt::format("--gather-overlap {}", overlap)), stage0);
+            }
+    }
+}
+
+// With two micro-batches stages 0 and 1 add up a rank's own gradients and sum over the ranks once; stages 2 and 3 sum over the
+// ranks each time. --no-sync off makes stages 0 and 1 do so too.
+TEST(ZeroStages, AgreeInPairsWithAccumulation) {
+    for (const auto& [name, ranks] : {std::pair{"tied_head_dim", 2}, std::pair{"gqa_untied", 4}}) {
+        SCOPED_TRACE(fmt::format("{} at {} ranks", name, ranks));
+        const auto with = [&](int stage, const char* no_sync) {
+            const Outcome run = train_stage(stage, ranks, fmt::format("{} --grad-accum 2 --clip 0.1 --no-sync {}", load(name), no_sync));
+            expect_verified(run);
+            return run;
+        };
+        const Outcome once = with(0, "on"), each_time = with(2, "on");
+        expect_the_same(with(1, "on"), once);
+        expect_the_same(with(3, "on"), each_time);
+        expect_close(each_time, once);
+        for (int stage : {0, 1}) expect_the_same(with(stage, "off"), each_time);
+    }
+}
+
+// The comparison has teeth: what a stage could get wrong by a little is seen.
+TEST(ZeroStages, AreNotEqualByChance) {
+    const Outcome run = train_stage(3, 2, load("gqa_untied") + " --no-verify");
+    for (const char* other : {"--lr 3.0001e-3", "--clip 0.99", "--seq 41"})
+        EXPECT_NE(run.of("loss"), train_stage(3, 2, fmt::format("{} --no-verify {}", load("gqa_untied"), other)).of("loss")) << other;
+}
+
+}  // namespace
+}  // namespace ultrascale::test

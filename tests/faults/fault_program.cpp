@@ -1,0 +1,46 @@
+// A program that goes wrong on one rank, for tests/chapters/faults_test.cpp:
+//     mpirun -n 3 build/cpu/fault_program --fault killed --on 2
+// The other ranks go on and wait for that rank in an all-reduce, as in the middle of a step.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "cli.h"
+#include "comm.h"
+#include "error.h"
+
+using namespace ultrascale;
+
+int main(int argc, char** argv) {
+    return run_program([&] {
+        std::string fault;
+        int on = 0;
+        parse_options(argc, argv, "fault_program", "Goes wrong on one rank", [&](CLI::App& app) {
+            app.add_option("--fault", fault, "What happens");
+            app.add_option("--on", on, "On which rank; -1: on all");
+        });
+        const Communicator& world = Communicator::world();
+        Tensor x = Tensor::zeros({1000}, DType::fp32, Memory::workspace);
+        for (int step = 0; step < 10; ++step) world.all_reduce(x);
+        if (on < 0 || world.rank() == on) {
+            // The others are deep in their wait by then.
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            if (fault == "user error") user_error("the file is wrong");
+            if (fault == "killed") kill(getpid(), SIGKILL);
+            if (fault == "crash") std::raise(SIGSEGV);
+            if (fault == "exit") std::_Exit(4);
+            if (fault == "internal error") throw std::runtime_error("this should not happen");
+            if (fault == "out of memory") throw std::bad_alloc();
+            if (fault == "false") return false;
+            if (fault == "user error under way") {  // what nobody sends never comes
+                Work work = world.recv(x, (world.rank() + 1) % world.size(), communication_stream());
+                user_error("the file is wrong");
+            }
+        }
+        if (fault != "false") world.all_reduce(x);
+        return fault != "false";
+    });
+}
