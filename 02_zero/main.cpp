@@ -56,6 +56,25 @@ void print_formula(const ZeroOptions& zero, const StepShape& shape, int n) {
                       format_bytes(values + grads + states)));
 }
 
+// ZeRO-R: buffers of constant size (C_B) and no growing fragmentation (M_D). Both should stand after a few steps and stay.
+constexpr int64_t settled_steps = 10;
+struct Occupancy {
+    int64_t buffers, fragmentation;  // bytes: the most gathered so far; what the allocator holds beyond the most that tensors used
+};
+Occupancy occupancy() { return {memory_peak_by_category()[int(Memory::communication)], device_overhead().fragmentation}; }
+
+bool print_constancy(Report& report, const Occupancy& early, int64_t steps) {
+    const Occupancy late = occupancy();
+    print(fmt::format("  from step {} to {}: buffers {} -> {}, fragmentation {} -> {}", settled_steps, steps,
+                      format_bytes(double(early.buffers)), format_bytes(double(late.buffers)), format_bytes(double(early.fragmentation)),
+                      format_bytes(double(late.fragmentation))));
+    report.value("constancy", "buffers_early", double(early.buffers));
+    report.value("constancy", "buffers_late", double(late.buffers));
+    report.value("constancy", "fragmentation_early", double(early.fragmentation));
+    report.value("constancy", "fragmentation_late", double(late.fragmentation));
+    return late.buffers == early.buffers;
+}
+
 // Trains; false if the run is not what one plain device does, or held or sent other than predicted.
 bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
@@ -97,6 +116,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         of_validation = difference(of_validation, difference(before, communication_counts()));  // the sum of both
         return loss;
     };
+    Occupancy early{};  // after a few steps
     memory_reset_peak();
     ranks.barrier();  // the verifying run kept rank 0 busy
     communication_reset_counts();
@@ -135,6 +155,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             zero->finish();
             verifier->after_step(s, loss_value, zero->values());
         }
+        if (s + 1 == settled_steps) early = occupancy();
     }
     zero->finish();
     if (validation && options.steps == 0) report.validation(state.step, validate());  // of what --load brought
@@ -144,6 +165,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         if (verifier) ok = verifier->finish(report);
         ok = report.memory(predicted) && ok;
         print_formula(zero_options, shape, ranks.size());
+        if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
         const PredictedCommunication of_step = predict_communication(zero->layout(), model.units(), zero_options, shape, accumulated);
         ok = report.communication(of_step, options.steps, of_validation) && ok;
         report.throughput();

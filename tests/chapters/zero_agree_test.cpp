@@ -91,6 +91,17 @@ TEST(ZeroStages, AgreeInPairsWithAccumulation) {
     }
 }
 
+// ZeRO-R's constant buffers: what stages 2 and 3 gather is no more after a hundred steps than after ten.
+TEST(ZeroStages, BuffersStayConstant) {
+    for (int stage : {2, 3}) {
+        const Outcome run =
+            train(2, "02_zero", fmt::format("--stage {} --layers 2 --seq 16 --micro-batch 1 --steps 100 --no-verify", stage));
+        const Json& constancy = run.summary.at("constancy");
+        EXPECT_GT(constancy.at("buffers_early").get<double>(), 0) << stage;
+        EXPECT_EQ(constancy.at("buffers_late"), constancy.at("buffers_early")) << stage;
+    }
+}
+
 // The comparison has teeth: what a stage could get wrong by a little is seen.
 TEST(ZeroStages, AreNotEqualByChance) {
     const Outcome run = train_stage(3, 2, load("gqa_untied") + " --no-verify");
