@@ -7,7 +7,7 @@
 #include "memory_anatomy.h"
 #include "sampling.h"
 #include "setup.h"
-#include "trace.h"
+#include "training.h"
 #include "validation.h"
 #include "verify.h"
 
@@ -42,22 +42,12 @@ struct Chapter {
         app.add_option("--temperature", temperature, "Of the sample")->check(between(1e-3, 1e3))->capture_default_str();
     }
     DataOptions data(const Options& options, int64_t seq) const {
-        DataOptions d{.seq = seq};
-        if (options.shuffle) d.shuffle_seed = options.seed;
+        DataOptions d = data_options(options, seq);
         if (document_token >= 0) d.document_token = document_token;
         if (ignore_token >= 0) d.ignore_token = ignore_token;
         return d;
     }
 };
-
-double scalar(const Tensor& t) { return t.to_host<double>()[0]; }
-
-// A span in the trace's lane "phase".
-template <class F>
-void phase(const char* name, F work) {
-    OpSpan span(name, 0, 0, "phase");
-    work();
-}
 
 // Trains; false if the run is not what one plain device does, or held other memory than predicted.
 bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
@@ -83,16 +73,14 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const int64_t first_step = state.step;
 
     std::optional<Verifier> verifier;
-    if (options.steps > 0 && options.verify.value_or(parameter_count(config) < 5'000'000)) {
+    if (wants_verification(options, config)) {
         std::vector<int64_t> sizes;
         for (int64_t s = 0; s < std::min(options.steps, verified_steps); ++s) sizes.push_back(ramp.sequences(first_step + s));
         verifier.emplace(options, config, loader, sizes);
     }
 
     Report report("00_single_gpu", options, shape, options.steps);
-    report.configuration(
-        ramp.sequences(first_step),
-        fmt::format("{}: {} tokens, {} samples", options.data.empty() ? "our own text" : file.path(), file.tokens(), loader.samples()));
+    report.configuration(ramp.sequences(first_step), describe_data(options, file, loader));
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
     ExplainHooks explain_hooks;
     SavedByName anatomy;
@@ -185,11 +173,7 @@ int main(int argc, char** argv) {
             parse_options(argc, argv, "00_single_gpu", "Train a Llama on one device.", [&](CLI::App& app) { chapter.add_options(app); });
         if (Communicator::world().size() > 1) user_error("00_single_gpu runs on one device: start it with one rank");
         const LlamaConfig config = options.config();
-        const StepShape shape{.config = config,
-                              .model = {options.dtype, options.recompute, chapter.attention, chapter.loss_chunk},
-                              .grad_dtype = options.grad_dtype(),
-                              .micro_batch = options.micro_batch,
-                              .seq = options.seq > 0 ? options.seq : config.default_seq};
+        const StepShape shape = step_shape(options, config, chapter.attention, chapter.loss_chunk);
         if (chapter.sample > 0 && (config.vocab < 256 || chapter.prompt.empty()))
             user_error("--sample reads and prints bytes: it needs a vocabulary of at least 256 and a --prompt");
         if ((chapter.estimate || !chapter.compare.empty()) && !(options.json + options.trace + options.save).empty())

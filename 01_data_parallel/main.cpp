@@ -11,7 +11,7 @@
 #include "data.h"
 #include "explain.h"
 #include "setup.h"
-#include "trace.h"
+#include "training.h"
 #include "validation.h"
 #include "verify.h"
 
@@ -83,15 +83,6 @@ struct Chapter {
     }
 };
 
-double scalar(const Tensor& t) { return t.to_host<double>()[0]; }
-
-// A span in the trace's lane "phase".
-template <class F>
-void phase(const char* name, F work) {
-    OpSpan span(name, 0, 0, "phase");
-    work();
-}
-
 // Trains; false if the run is not what one plain device does, or held or sent other than predicted.
 bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
@@ -99,8 +90,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const int64_t B = options.micro_batch, T = shape.seq, N = ranks.size(), accumulated = options.grad_accum, G = B * accumulated * N;
     if (G > 10'000'000) user_error("a step of {} sequences: at most 10^7, see --grad-accum", G);
     const TokenFile file(options.data_path(), config.vocab);
-    DataOptions data{.seq = T};
-    if (options.shuffle) data.shuffle_seed = options.seed;
+    const DataOptions data = data_options(options, T);
     const DataLoader loader(file, data);
     std::optional<Validation> validation;
     if (!options.val_data.empty()) validation.emplace(options, config.vocab, data);
@@ -122,12 +112,11 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const Tensor sums = every_time ? Tensor::zeros(parameters.flat_grads().shape(), options.grad_dtype(), Memory::gradient) : Tensor();
 
     std::optional<Verifier> verifier;
-    if (options.steps > 0 && options.verify.value_or(parameter_count(config) < 5'000'000))
+    if (wants_verification(options, config))
         verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
 
     Report report("01_data_parallel", options, shape, options.steps);
-    report.configuration(
-        G, fmt::format("{}: {} tokens, {} samples", options.data.empty() ? "our own text" : file.path(), file.tokens(), loader.samples()));
+    report.configuration(G, describe_data(options, file, loader));
     print(fmt::format("  sync    {}", describe(chapter.sync, every_time)));
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
     ExplainHooks explain_hooks(sync.get());
@@ -231,11 +220,7 @@ int main(int argc, char** argv) {
             return demo_bandwidth(Communicator::world(), int64_t(mib * (1 << 20)));
         }
         const LlamaConfig config = options.config();
-        const StepShape shape{.config = config,
-                              .model = {options.dtype, options.recompute, AttentionKind::flash, 0},
-                              .grad_dtype = options.grad_dtype(),
-                              .micro_batch = options.micro_batch,
-                              .seq = options.seq > 0 ? options.seq : config.default_seq};
+        const StepShape shape = step_shape(options, config);
         check_fits(shape, memory_limit());
         if (chapter.compare) return compare_syncs(options, chapter.sync, shape, chapter.node_size > 0);
         try {

@@ -10,7 +10,7 @@
 #include "explain.h"
 #include "predict.h"
 #include "stages.h"
-#include "trace.h"
+#include "training.h"
 #include "validation.h"
 #include "verify.h"
 
@@ -35,15 +35,6 @@ struct Chapter {
         app.add_flag("--compare", compare, "Train with each stage in turn and print one table");
     }
 };
-
-double scalar(const Tensor& t) { return t.to_host<double>()[0]; }
-
-// A span in the trace's lane "phase".
-template <class F>
-void phase(const char* name, F work) {
-    OpSpan span(name, 0, 0, "phase");
-    work();
-}
 
 // The book's bytes for Psi parameters on n ranks in bf16, or fp32 (no master weights: k = 8), beside what is held.
 void print_formula(const ZeroOptions& zero, const StepShape& shape, int n) {
@@ -82,8 +73,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const int64_t B = options.micro_batch, T = shape.seq, N = ranks.size(), accumulated = options.grad_accum, G = B * accumulated * N;
     if (G > 10'000'000) user_error("a step of {} sequences: at most 10^7, see --grad-accum", G);
     const TokenFile file(options.data_path(), config.vocab);
-    DataOptions data{.seq = T};
-    if (options.shuffle) data.shuffle_seed = options.seed;
+    const DataOptions data = data_options(options, T);
     const DataLoader loader(file, data);
     std::optional<Validation> validation;
     if (!options.val_data.empty()) validation.emplace(options, config.vocab, data);
@@ -98,12 +88,11 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const int64_t first_step = state.step;
 
     std::optional<Verifier> verifier;
-    if (options.steps > 0 && options.verify.value_or(parameter_count(config) < 5'000'000))
+    if (wants_verification(options, config))
         verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
 
     Report report("02_zero", options, shape, options.steps);
-    report.configuration(
-        G, fmt::format("{}: {} tokens, {} samples", options.data.empty() ? "our own text" : file.path(), file.tokens(), loader.samples()));
+    report.configuration(G, describe_data(options, file, loader));
     const char* sharded[] = {"nothing", "optimizer states", "optimizer states and gradients", "optimizer states, gradients and parameters"};
     print(fmt::format("  ZeRO    stage {}: {} sharded over {} ranks", zero_options.stage, sharded[zero_options.stage], N));
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
@@ -188,11 +177,7 @@ int main(int argc, char** argv) {
             parse_options(argc, argv, "02_zero", "Train a Llama with optimizer states, gradients and parameters sharded.",
                           [&](CLI::App& app) { chapter.add_options(app); });
         const LlamaConfig config = options.config();
-        const StepShape shape{.config = config,
-                              .model = {options.dtype, options.recompute, AttentionKind::flash, 0},
-                              .grad_dtype = options.grad_dtype(),
-                              .micro_batch = options.micro_batch,
-                              .seq = options.seq > 0 ? options.seq : config.default_seq};
+        const StepShape shape = step_shape(options, config);
         if (chapter.compare) return compare_stages(options, chapter.zero, shape);
         try {
             return train(options, chapter, shape);

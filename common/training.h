@@ -1,0 +1,46 @@
+// What every chapter's main.cpp has around its step loop (the loop itself is written out in each).
+#pragma once
+
+#include "cli.h"
+#include "data.h"
+#include "estimate.h"
+#include "trace.h"
+
+namespace ultrascale {
+
+inline double scalar(const Tensor& t) { return t.to_host<double>()[0]; }  // of a (1) fp64 tensor; the host waits for it
+
+// A span in the trace's lane "phase".
+template <class F>
+void phase(const char* name, F work) {
+    OpSpan span(name, 0, 0, "phase");
+    work();
+}
+
+// One rank's share of a step as the shared options ask for it.
+inline StepShape step_shape(const Options& options, const LlamaConfig& config, AttentionKind attention = AttentionKind::flash,
+                            int64_t loss_chunk = 0) {
+    return {.config = config,
+            .model = {options.dtype, options.recompute, attention, loss_chunk},
+            .grad_dtype = options.grad_dtype(),
+            .micro_batch = options.micro_batch,
+            .seq = options.seq > 0 ? options.seq : config.default_seq};
+}
+
+// Which samples the shared options ask for.
+inline DataOptions data_options(const Options& options, int64_t seq) {
+    DataOptions data{.seq = seq};
+    if (options.shuffle) data.shuffle_seed = options.seed;
+    return data;
+}
+// "our own text: 117786 tokens, 920 samples"
+inline std::string describe_data(const Options& options, const TokenFile& file, const DataLoader& loader) {
+    return fmt::format("{}: {} tokens, {} samples", options.data.empty() ? "our own text" : file.path(), file.tokens(), loader.samples());
+}
+
+// Whether to compare the first steps with one plain device: --verify, or by default for small models.
+inline bool wants_verification(const Options& options, const LlamaConfig& config) {
+    return options.steps > 0 && options.verify.value_or(parameter_count(config) < 5'000'000);
+}
+
+}  // namespace ultrascale
