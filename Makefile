@@ -65,7 +65,7 @@ ARCH     ?= native
 CUDA_ARCH ?= $(patsubst 90,90a,$(or $(GPU_ARCH),90a))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 # Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2.
-OPTIMIZE  = $(if $(SANITIZE),-O1,$(if $(filter common/cpu/ops_%,$<),-O3 -fno-math-errno,-O2)) -g1 -march=$(ARCH)
+OPTIMIZE  = $(if $(SANITIZE),-O1,$(if $(filter common/cpu/ops_% common/ops_%,$<),-O3 -fno-math-errno,-O2)) -g1 -march=$(ARCH)
 SANITIZE_FLAGS := $(if $(filter address,$(SANITIZE)),-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=undefined) \
                   $(if $(filter thread,$(SANITIZE)),-fsanitize=thread)
 # -Wno-array-bounds, -Wno-stringop-overflow: GCC 13 finds in fmt 9 what is not there.

@@ -85,7 +85,7 @@ public:
         if (ends_.size() == 4 && !trace_recording()) memory_timeline_record(false);
     }
     void print_chart() const {
-        constexpr char letter[memory_categories + 1] = "PGOACW";
+        constexpr char letter[memory_categories + 1] = "PGOACWH";
         const std::vector<MemoryByCategory> columns = highest_by_column();
         int64_t highest = 1;
         for (const auto& column : columns) highest = std::max(highest, total(column));

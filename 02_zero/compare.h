@@ -23,11 +23,14 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
     print(fmt::format("{} ranks, {:.3f} M parameters in {}, gradients {}, {} x {} tokens a rank and micro-batch, {} micro-batches a step",
                       N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), B,
                       shape.seq, A));
-    print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>11}   {:>11} {:>6} {:>10} {:>10} {:>10}  {}", "stage", "parameters", "gradients",
-                      "optimizer", "gathered", "sent, bytes", "Psi", "comm. ms", "exposed", "step ms", "as predicted"));
+    print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>11} {:>11}   {:>11} {:>6} {:>10} {:>10} {:>10}  {}", "stage", "parameters",
+                      "gradients", "optimizer", "on the host", "gathered", "sent, bytes", "Psi", "comm. ms", "exposed", "step ms",
+                      "as predicted"));
     bool ok = true;
-    for (int stage = 0; stage <= 3; ++stage) {
-        zero_options.stage = stage;
+    const bool offload_too = zero_options.offload;
+    for (int variant = 0; variant <= (offload_too ? 6 : 3); ++variant) {
+        zero_options.stage = variant <= 3 ? variant : variant - 3;
+        zero_options.offload = variant > 3;
         Llama model(shape.config, shape.model);
         const std::unique_ptr<Zero> zero = make_zero(model, ranks, options, zero_options);
         zero->start();
@@ -64,7 +67,8 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         const MemoryByCategory held = memory_now();
         const int64_t gathered = memory_peak_by_category()[int(Memory::communication)];
         bool same = held[int(Memory::parameter)] == want.parameters && held[int(Memory::gradient)] == want.gradients &&
-                    held[int(Memory::optimizer)] == want.optimizer && gathered == want.peak_communication;
+                    held[int(Memory::optimizer)] == want.optimizer && held[int(Memory::host)] == want.host &&
+                    gathered == want.peak_communication;
         const CommunicationCounts counts = communication_counts();
         CommunicationCount all{};
         double weighed = 0;  // in Psi: an all-reduce moves its tensor twice
@@ -82,11 +86,12 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         same = wrong.to_host<int32_t>()[0] == 0;
         ok = ok && same;
         const double n = double(steps);
-        print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>11}   {:>11} {:>6.2f} {:>10.2f} {:>10.2f} {:>10.2f}  {}", stage,
+        print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>11} {:>11}   {:>11} {:>6.2f} {:>10.2f} {:>10.2f} {:>10.2f}  {}",
+                          fmt::format("{}{}", zero_options.stage, zero_options.offload ? " host" : ""),
                           format_bytes(double(held[int(Memory::parameter)])), format_bytes(double(held[int(Memory::gradient)])),
-                          format_bytes(double(held[int(Memory::optimizer)])), format_bytes(double(gathered)),
-                          format_bytes(double(all.bytes) / n), weighed / n / psi, all.seconds * 1e3 / n, all.exposed * 1e3 / n,
-                          seconds[seconds.size() / 2] * 1e3, same ? "yes" : "NO"));
+                          format_bytes(double(held[int(Memory::optimizer)])), format_bytes(double(held[int(Memory::host)])),
+                          format_bytes(double(gathered)), format_bytes(double(all.bytes) / n), weighed / n / psi, all.seconds * 1e3 / n,
+                          all.exposed * 1e3 / n, seconds[seconds.size() / 2] * 1e3, same ? "yes" : "NO"));
     }
     return ok;
 }

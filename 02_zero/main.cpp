@@ -30,9 +30,11 @@ struct Chapter {
                    {{"optimizer", GatherOverlap::optimizer}, {"forward", GatherOverlap::forward}},
                    "Of stages 1 and 2: what the all-gather of parameters runs under");
         app.add_option("--prefetch", zero.prefetch, "Of stage 3: units gathered ahead")->check(CLI::Range(0, 1000))->capture_default_str();
+        add_choice(app, "--offload", zero.offload, {{"none", false}, {"optimizer", true}},
+                   "Of stages 1 to 3: what lives, and is computed, on the host");
         add_choice(app, "--no-sync", no_sync, {{"on", true}, {"off", false}},
                    "With --grad-accum, stages 0 and 1: communicate after the last micro-batch only (on) or after each (off)");
-        app.add_flag("--compare", compare, "Train with each stage in turn and print one table");
+        app.add_flag("--compare", compare, "Train with each stage in turn and print one table; with --offload optimizer also offloaded");
     }
 };
 
@@ -43,8 +45,10 @@ void print_formula(const ZeroOptions& zero, const StepShape& shape, int n) {
     const double values = value * psi / (zero.stage >= 3 ? n : 1), grads = grad * psi / (zero.stage >= 2 ? n : 1);
     const double states = k * psi / (zero.stage >= 1 ? n : 1);
     const auto over = [&](int from) { return zero.stage >= from ? fmt::format("/{}", n) : ""; };
-    print(fmt::format("  the formula, without padding: {}Psi{} + {}Psi{} + {}Psi{} = {}", value, over(3), grad, over(2), k, over(1),
-                      format_bytes(values + grads + states)));
+    const std::string of_states = fmt::format("{}Psi{}", k, over(1));
+    print(fmt::format("  the formula, without padding: {}Psi{} + {}Psi{}{} = {}{}", value, over(3), grad, over(2),
+                      zero.offload ? "" : " + " + of_states, format_bytes(values + grads + (zero.offload ? 0 : states)),
+                      zero.offload ? fmt::format(", and on the host {} = {}", of_states, format_bytes(states)) : ""));
 }
 
 // ZeRO-R: buffers of constant size (C_B) and no growing fragmentation (M_D). Both should stand after a few steps and stay.
@@ -94,7 +98,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     Report report("02_zero", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader));
     const char* sharded[] = {"nothing", "optimizer states", "optimizer states and gradients", "optimizer states, gradients and parameters"};
-    print(fmt::format("  ZeRO    stage {}: {} sharded over {} ranks", zero_options.stage, sharded[zero_options.stage], N));
+    print(fmt::format("  ZeRO    stage {}: {} sharded over {} ranks{}", zero_options.stage, sharded[zero_options.stage], N,
+                      zero_options.offload ? "; optimizer states on the host" : ""));
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
     ExplainHooks explain_hooks(zero.get());
     CommunicationCounts of_validation{};
@@ -157,6 +162,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
         const PredictedCommunication of_step = predict_communication(zero->layout(), model.units(), zero_options, shape, accumulated);
         ok = report.communication(of_step, options.steps, of_validation) && ok;
+        zero->print_offload(report);
         report.throughput();
     }
     if (!options.save.empty()) {
@@ -176,6 +182,8 @@ int main(int argc, char** argv) {
         const Options options =
             parse_options(argc, argv, "02_zero", "Train a Llama with optimizer states, gradients and parameters sharded.",
                           [&](CLI::App& app) { chapter.add_options(app); });
+        if (chapter.zero.offload && chapter.zero.stage == 0 && !chapter.compare)
+            user_error("--offload optimizer: what moves to the host is a rank's shard; --stage 1, 2 or 3");
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);
         if (chapter.compare) return compare_stages(options, chapter.zero, shape);

@@ -36,9 +36,10 @@ inline MemoryEstimate predict_memory(const FlatLayout& layout, const std::vector
                                      const StepShape& shape, int64_t micro_batches, int rank) {
     MemoryEstimate m = estimate_memory(shape);  // activations are a rank's own micro-batch's, whatever the stage
     const int64_t whole = layout.padded();
-    int64_t shard = 0, owned = 0;  // elements of this rank's shards; of them parameters
+    int64_t shard = 0, largest = 0, owned = 0;  // elements of this rank's shards; of the largest one; of them parameters
     for (size_t u = 0; u < layout.size(); ++u) {
         shard += layout[u].shard;
+        largest = std::max(largest, layout[u].shard);
         owned += std::clamp<int64_t>(layout[u].numel - rank * layout[u].shard, 0, layout[u].shard);
     }
     const int64_t value_bytes = dtype_bytes(shape.model.dtype), grad_bytes = dtype_bytes(shape.grad_dtype);
@@ -46,6 +47,10 @@ inline MemoryEstimate predict_memory(const FlatLayout& layout, const std::vector
     m.gradients = (zero.stage >= 2 ? shard : whole) * grad_bytes;
     if (zero.every_micro_batch && zero.stage < 2) m.gradients += (zero.stage == 1 ? shard : whole) * grad_bytes;  // sums beside them
     if (zero.stage >= 1) m.optimizer = owned * (shape.model.dtype == DType::fp32 ? 8 : 12);
+    if (zero.offload) {  // offload.h: the states, the weights, two buffers for gradients and the norm
+        m.host = m.optimizer + shard * value_bytes + 2 * largest * grad_bytes + 8;
+        m.optimizer = 0;
+    }
     m.peak_communication = predicted_transient(layout, units, zero, shape, micro_batches);
     return m;
 }

@@ -20,6 +20,7 @@
 #include "comm.h"
 #include "flat_layout.h"
 #include "ops.h"
+#include "report.h"
 #include "setup.h"
 
 namespace ultrascale {
@@ -30,6 +31,7 @@ struct ZeroOptions {
     int stage = 1;
     GatherOverlap gather_overlap = GatherOverlap::forward;
     int64_t prefetch = 1;            // of stage 3, in units
+    bool offload = false;            // of stages 1 to 3: the optimizer's states and work to the host
     bool every_micro_batch = false;  // stages 0 and 1: communicate gradients after each micro-batch, as 2 and 3 do anyway
 };
 
@@ -61,6 +63,7 @@ public:
         return all;
     }
     const FlatLayout& layout() const { return layout_; }
+    virtual void print_offload(Report&) {}
 
 protected:
     // Flat storage for all units, one after the other; and where a unit's part of it is.

@@ -11,6 +11,7 @@
 //     forward     and it may still run in the next step: a unit waits for its parameters just before its forward
 #pragma once
 
+#include "offload.h"
 #include "zero.h"
 
 namespace ultrascale {
@@ -22,8 +23,12 @@ public:
     TrainingState start() override {
         allocate_values();
         allocate_gradients();
-        for (size_t u = 0; u < layout_.size(); ++u)
-            optimizers_.emplace_back(layout_.shard_items(u, ranks_.rank(), value_shards_[u], grad_shards_[u]), options_.optimizer);
+        if (zero_.offload) offload_.emplace(value_shards_, grad_shards_);
+        for (size_t u = 0; u < layout_.size(); ++u) {
+            const Tensor values = offload_ ? offload_->values(u) : value_shards_[u],
+                         grads = offload_ ? offload_->grads(u) : grad_shards_[u];
+            optimizers_.emplace_back(layout_.shard_items(u, ranks_.rank(), values, grads), options_.optimizer);
+        }
         gathers_.resize(layout_.size());
         return resume();
     }
@@ -47,10 +52,8 @@ public:
     Tensor squared_norm() override { return sum_squares(grad_shards_); }
 
     void update(double lr, const Tensor& squared_norm) override {
-        for (size_t u = 0; u < layout_.size(); ++u) {
-            optimizers_[u].step(lr, squared_norm);
-            gathers_[u] = ranks_.all_gather(of_unit(values_, u), value_shards_[u], communication_stream());
-        }
+        update_shards(lr, squared_norm,
+                      [&](size_t u) { gathers_[u] = ranks_.all_gather(of_unit(values_, u), value_shards_[u], communication_stream()); });
         if (zero_.gather_overlap == GatherOverlap::optimizer) finish();
     }
     void before(const Unit& unit, Pass pass, const Context&) override {
@@ -62,6 +65,9 @@ public:
     }
 
     std::vector<TensorPart> gradients() override { return shard_parts(grad_shards_); }
+    void print_offload(Report& report) override {
+        if (offload_) offload_->print_times(report);
+    }
 
 protected:
     // Whole values on every rank; the shard that this rank updates is a part of them.
@@ -78,6 +84,14 @@ protected:
             grad_shards_.push_back(zero_.every_micro_batch ? Tensor::zeros(shard.shape(), shard.dtype(), Memory::gradient) : shard);
         }
     }
+    // Updates this rank's shards, one unit after the other, here or on the host; calls ready(unit) after each.
+    void update_shards(double lr, const Tensor& squared_norm, const std::function<void(size_t)>& ready) {
+        if (offload_) return offload_->run(optimizers_, lr, squared_norm, ready);
+        for (size_t u = 0; u < layout_.size(); ++u) {
+            optimizers_[u].step(lr, squared_norm);
+            ready(u);
+        }
+    }
     std::vector<TensorPart> shard_parts(const std::vector<Tensor>& shards) const {
         std::vector<TensorPart> parts;
         for (size_t u = 0; u < layout_.size(); ++u)
@@ -92,6 +106,7 @@ protected:
 private:
     Tensor values_, grads_;  // (all units, padded)
     std::vector<Work> reductions_;
+    std::optional<OffloadedUpdate> offload_;
 };
 
 }  // namespace ultrascale

@@ -57,7 +57,7 @@ public:
         }
     }
     void update(double lr, const Tensor& squared_norm) override {
-        for (AdamW& optimizer : optimizers_) optimizer.step(lr, squared_norm);  // the next forward gathers what it needs
+        update_shards(lr, squared_norm, [](size_t) {});  // the next forward gathers what it needs
     }
 
     std::vector<TensorPart> values() override { return shard_parts(value_shards_); }

@@ -30,7 +30,8 @@ struct MemoryEstimate {
     int64_t parameters, gradients, optimizer;  // bytes that stay
     int64_t peak_activations;                  // the most that forward and backward hold at once
     int64_t peak_communication = 0;            // buffers of a technique that gathers what it does not keep
-    int64_t total() const {                    // saturating, as each part is
+    int64_t host = 0;                          // on the host, beside them
+    int64_t total() const {                    // on the device; saturating, as each part is
         return int64_t(std::min(
             double(parameters) + double(gradients) + double(optimizer) + double(peak_activations) + double(peak_communication), 9e18));
     }

@@ -48,10 +48,17 @@ bool GatherParts::same(const std::vector<Range>& a, const std::vector<Range>& b)
     return std::ranges::equal(a, b, [](Range x, Range y) { return x.begin == y.begin && x.end == y.end; });
 }
 
+// A copy that every transport can send.
+static Tensor on_device(const Tensor& host) {
+    Tensor copy = Tensor::empty(host.shape(), host.dtype(), Memory::workspace);
+    copy.copy_from_host(host.data());
+    return copy;
+}
+
 Tensor GatherParts::own(const std::string& name, const Piece& piece) const {
     for (const TensorPart& part : mine_)
         if (part.name == name && part.begin == piece.begin && part.tensor.numel() == piece.count && same(part.slice, piece.slice))
-            return part.tensor;
+            return part.tensor.on_host() ? on_device(part.tensor) : part.tensor;
     check(false, "gather: this rank has no such part");
     return {};
 }

@@ -48,7 +48,8 @@ std::string table(const MemoryByCategory& bytes) {
 
 int64_t total(const MemoryByCategory& bytes) {
     int64_t sum = 0;
-    for (int64_t b : bytes) sum += b;
+    for (int c = 0; c < memory_categories; ++c)
+        if (Memory(c) != Memory::host) sum += bytes[size_t(c)];
     return sum;
 }
 
@@ -103,7 +104,11 @@ void* memory_allocate(int64_t bytes, Memory category) {
     int64_t limit = memory_limit();
     Tracker& t = tracker();
     std::lock_guard lock(t.mutex);
-    void* data = total(t.now) + bytes <= limit ? device_allocate(std::max<int64_t>(padded(bytes), 256)) : nullptr;
+    const int64_t taken = std::max<int64_t>(padded(bytes), 256);
+    void* data = category == Memory::host ? host_allocate(taken) : total(t.now) + bytes <= limit ? device_allocate(taken) : nullptr;
+    if (!data && category == Memory::host)
+        throw OutOfMemory(fmt::format("out of memory on the host: no {} more; held there: {}", format_bytes(double(bytes)),
+                                      format_bytes(double(t.now[int(Memory::host)]))));
     if (!data)
         throw OutOfMemory(fmt::format("out of memory: {} more for {} do not fit in {}; held: {}", format_bytes(double(bytes)),
                                       memory_names[int(category)], format_bytes(double(limit)), table(t.now)));
@@ -115,7 +120,7 @@ void memory_free(void* data, int64_t bytes, Memory category) {
     Tracker& t = tracker();
     std::lock_guard lock(t.mutex);
     t.add(category, -bytes);
-    device_free(data);
+    category == Memory::host ? host_free(data) : device_free(data);
 }
 
 }  // namespace ultrascale

@@ -1,7 +1,8 @@
 // Where every byte belongs.
 //
 // The playbook's "memory anatomy": a training step holds parameters, gradients, optimizer states and activations. We add
-// two occupants that every real system has: communication buffers and workspace (scratch of an operation, the batch).
+// two occupants that every real system has: communication buffers and workspace (scratch of an operation, the batch). Of
+// these the device's memory consists; what was moved to the host's (offloading) is counted beside them.
 // Each Tensor names its category when it is made; the counters below follow allocations in the order in which the host
 // program makes them, so the same program gives the same peak on a CPU and on a GPU, run after run.
 #pragma once
@@ -13,13 +14,13 @@
 
 namespace ultrascale {
 
-enum class Memory { parameter, gradient, optimizer, activation, communication, workspace };
-inline constexpr int memory_categories = 6;
-inline constexpr std::array<const char*, memory_categories> memory_names = {"parameters",  "gradients",     "optimizer",
-                                                                            "activations", "communication", "workspace"};
+enum class Memory { parameter, gradient, optimizer, activation, communication, workspace, host };
+inline constexpr int memory_categories = 7;
+inline constexpr std::array<const char*, memory_categories> memory_names = {"parameters",    "gradients", "optimizer", "activations",
+                                                                            "communication", "workspace", "host"};
 
 using MemoryByCategory = std::array<int64_t, memory_categories>;  // bytes, indexed by Memory
-int64_t total(const MemoryByCategory& bytes);
+int64_t total(const MemoryByCategory& bytes);                     // on the device: all but Memory::host
 
 // A point of the timeline: what was held, in bytes, at `seconds` since the program's start.
 struct MemoryPoint {
@@ -38,7 +39,7 @@ void memory_reset_peak();
 void memory_timeline_record(bool on);
 const std::vector<MemoryPoint>& memory_timeline();
 
-// How much this process may hold, in bytes; an allocation past it throws OutOfMemory with the table of what is held.
+// How much this process may hold on the device, in bytes; an allocation past it throws OutOfMemory with the table of what is held.
 // Default: the device's memory (on the CPU: the machine's, divided by the ranks that share it).
 void memory_set_limit(int64_t bytes);
 int64_t memory_limit();
@@ -54,6 +55,9 @@ void memory_free(void* data, int64_t bytes, Memory category);
 // What the backend provides: raw memory of the device (nullptr when there is none left) and how much there is.
 void* device_allocate(int64_t bytes);
 void device_free(void* data);
+// Memory of the host that the device can copy from and to while both go on (CUDA: page-locked). Nullptr when there is none left.
+void* host_allocate(int64_t bytes);
+void host_free(void* data);
 int64_t device_memory_bytes();
 
 }  // namespace ultrascale

@@ -98,6 +98,13 @@ struct AdamWItem {
 // squared_norm (1) fp64 stays on the device, so the host need not wait for it. All parameters in one call (on CUDA one
 // launch); the items share the dtype of their values and that of their gradients.
 void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm, const AdamWSettings& settings);
+// The same by the host's threads, at once, on tensors that are all in the host's memory (Memory::host; the CPU backend has no other).
+void adamw_on_host(const std::vector<AdamWItem>& items, const Tensor& squared_norm, const AdamWSettings& settings);
+// What such an update computes and moves. Checks the items.
+struct AdamWCost {
+    double flops = 0, bytes = 0;
+};
+AdamWCost adamw_cost(const std::vector<AdamWItem>& items, const AdamWSettings& settings);
 
 // The device's rate at matmul for this dtype, in FLOP/s: the best of a few products, each (n, n, n). For MFU on the CPU.
 double measure_matmul_rate(DType dtype, int64_t n = 1024);

@@ -5,6 +5,7 @@
 
 #include "error.h"
 #include "ops.h"
+#include "stream.h"
 
 namespace ultrascale {
 
@@ -30,10 +31,11 @@ AdamW::AdamW(const ParameterList& parameters, const OptimizerOptions& options) :
 }
 
 void AdamW::allocate_states() {
+    const Memory category = on_host() ? Memory::host : Memory::optimizer;
     int64_t total = 0;
     for (const Item& item : items_) total += item.value.numel();
     const auto flat = [&](std::vector<Tensor>& parts) {
-        Tensor all = Tensor::zeros({total}, DType::fp32, Memory::optimizer);
+        Tensor all = Tensor::zeros({total}, DType::fp32, category);
         int64_t offset = 0;
         for (const Item& item : items_) {
             parts.push_back(all.slice(offset, offset + item.value.numel()).view(item.value.shape()));
@@ -45,7 +47,7 @@ void AdamW::allocate_states() {
     // An fp32 value is its own master; the others get a copy, next to each other.
     int64_t copied = 0, offset = 0;
     for (const Item& item : items_) copied += item.value.dtype() == DType::fp32 ? 0 : item.value.numel();
-    Tensor copies = copied > 0 ? Tensor::empty({copied}, DType::fp32, Memory::optimizer) : Tensor();
+    Tensor copies = copied > 0 ? Tensor::empty({copied}, DType::fp32, category) : Tensor();
     for (const Item& item : items_) {
         if (item.value.dtype() == DType::fp32) {
             master_.push_back(item.value);
@@ -55,6 +57,7 @@ void AdamW::allocate_states() {
         ops::copy(master_.back(), item.value);
         offset += item.value.numel();
     }
+    if (on_host()) compute_stream().synchronize();  // the host is about to read the copies
 }
 
 void AdamW::step(double lr, const Tensor& squared_norm) {
@@ -65,13 +68,13 @@ void AdamW::step(double lr, const Tensor& squared_norm) {
         const Item& item = items_[i];
         updates.push_back({item.value, master_[i], m_[i], v_[i], item.grad, item.parameter->is_norm ? 0 : float(options_.weight_decay)});
     }
-    ops::adamw(updates, squared_norm,
-               {.lr = float(lr),
-                .beta1 = float(options_.beta1),
-                .beta2 = float(options_.beta2),
-                .eps = float(options_.eps),
-                .step = steps_,
-                .max_norm = float(options_.clip)});
+    const ops::AdamWSettings settings = {.lr = float(lr),
+                                         .beta1 = float(options_.beta1),
+                                         .beta2 = float(options_.beta2),
+                                         .eps = float(options_.eps),
+                                         .step = steps_,
+                                         .max_norm = float(options_.clip)};
+    on_host() ? ops::adamw_on_host(updates, squared_norm, settings) : ops::adamw(updates, squared_norm, settings);
 }
 
 std::vector<TensorPart> AdamW::states() {

@@ -35,7 +35,7 @@ public:
     AdamW(const ParameterList& parameters, const OptimizerOptions& options);
 
     // One update. The first call allocates the states (which is why the first step of a run has another memory profile
-    // than the rest).
+    // than the rest). Where the items' values are on the host (Memory::host), so are the states and the norm, and the host updates.
     void step(double lr, const Tensor& squared_norm);
     int64_t steps_done() const { return steps_; }
 
@@ -44,6 +44,7 @@ public:
     void set_steps_done(int64_t steps) { steps_ = steps; }
 
 private:
+    bool on_host() const { return !items_.empty() && items_.front().value.on_host(); }
     void allocate_states();
     std::vector<Item> items_;
     OptimizerOptions options_;

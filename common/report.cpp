@@ -129,6 +129,7 @@ bool Report::memory(const MemoryEstimate& predicted) {
     row("communication, peak", predicted.peak_communication, peak[int(Memory::communication)], 0.01);
     print(fmt::format("  {:<20} {:>14} {:>14}", "workspace, peak", "-", format_bytes(double(peak[int(Memory::workspace)]))));
     json["workspace"] = {{"measured", peak[int(Memory::workspace)]}};
+    if (predicted.host > 0) row("on the host", predicted.host, peak[int(Memory::host)], 0);
     print(fmt::format("  {:<20} {:>14} {:>14}   of {}", "all, at the peak", format_bytes(double(predicted.total())),
                       format_bytes(double(total(memory_at_peak()))), format_bytes(double(memory_limit()))));
     json["peak"] = {{"predicted", predicted.total()}, {"measured", total(memory_at_peak())}};

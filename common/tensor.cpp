@@ -54,9 +54,14 @@ Tensor Tensor::empty(Shape shape, DType dtype, Memory category) {
 
 Tensor Tensor::zeros(Shape shape, DType dtype, Memory category) {
     Tensor t = empty(std::move(shape), dtype, category);
-    device_zero(t.data(), t.bytes());
+    if (t.on_host())
+        std::memset(t.data(), 0, size_t(t.bytes()));
+    else
+        device_zero(t.data(), t.bytes());
     return t;
 }
+
+bool Tensor::on_host() const { return storage_ && storage_->category == Memory::host; }
 
 Tensor Tensor::view(Shape shape) const {
     check(ultrascale::numel(shape) == numel(), "view: the number of elements must stay the same");
@@ -95,5 +100,10 @@ std::vector<float> Tensor::to_host_float() const {
 
 void Tensor::copy_from_host(const void* from) { device_copy_from_host(data_, from, bytes()); }
 void Tensor::copy_to_host(void* to) const { device_copy_to_host(to, data_, bytes()); }
+
+void copy_async(Tensor to, const Tensor& from, Stream& stream) {
+    check(to.dtype() == from.dtype() && to.numel() == from.numel(), "copy_async: tensors of one dtype and size");
+    if (to.bytes() > 0) device_copy_async(to.data(), from.data(), to.bytes(), stream);
+}
 
 }  // namespace ultrascale

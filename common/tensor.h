@@ -85,6 +85,7 @@ public:
     int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
 
     void* data() const { return data_; }
+    bool on_host() const;  // its category is Memory::host: other memory than the device's on CUDA, on the CPU only another account
     template <class T>
     T* as() const {  // the device's address; checks the dtype
         check(dtype_of<T> == dtype_, "tensor read as another dtype than its own");
@@ -119,10 +120,16 @@ private:
     DType dtype_ = DType::fp32;
 };
 
-// What the backend provides: copies between host and device that have completed when the call returns; zeroing runs on the
-// compute stream.
+// to = from, of the same dtype and size, one of them on the host, in the stream's order while the host goes on. The caller keeps both
+// tensors until it is done.
+class Stream;
+void copy_async(Tensor to, const Tensor& from, Stream& stream);
+
+// What the backend provides: copies between host and device that have completed when the call returns (`device` may also be
+// memory from host_allocate); zeroing runs on the compute stream.
 void device_copy_from_host(void* device, const void* host, int64_t bytes);
 void device_copy_to_host(void* host, const void* device, int64_t bytes);
 void device_zero(void* device, int64_t bytes);
+void device_copy_async(void* to, const void* from, int64_t bytes, Stream& stream);
 
 }  // namespace ultrascale

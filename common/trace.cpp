@@ -37,7 +37,8 @@ bool trace_recording() { return recording; }
 // Spans whose ends the device may not have reached yet: their times are asked for when somebody reads them, since asking
 // waits. In the order of their ends.
 struct PendingSpan {
-    const char *name, *lane;
+    const char* name;
+    std::string lane;
     Timestamp begin, end;
     double flops, bytes;
 };
@@ -62,6 +63,12 @@ void trace_span(std::string_view name, std::string_view lane, double begin, doub
     if (!recording) return;
     std::lock_guard lock(mutex);
     spans.push_back({std::string(name), std::string(lane), begin, end, flops, bytes});
+}
+
+void trace_span(const char* name, const std::string& lane, const Timestamp& begin, const Timestamp& end, double bytes) {
+    if (!recording) return;
+    std::lock_guard lock(mutex);
+    pending.push_back({name, lane, begin, end, 0, bytes});
 }
 
 OpSpan::OpSpan(const char* name, double flops, double bytes, const char* lane)

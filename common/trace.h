@@ -30,6 +30,8 @@ void trace_clear();
 
 // Adds a span that has already ended. Any thread.
 void trace_span(std::string_view name, std::string_view lane, double begin, double end, double flops = 0, double bytes = 0);
+// Likewise for one whose end the device may not have reached yet.
+void trace_span(const char* name, const std::string& lane, const Timestamp& begin, const Timestamp& end, double bytes);
 
 // A span from construction to destruction in the compute stream's order, by the device's own clock: every operation of ops.h
 // opens one. `flops` counts multiplications and additions, `bytes` each input read once and each output written once. Also

@@ -14,6 +14,7 @@
 #include "comm.h"
 #include "memory.h"
 #include "ops.h"
+#include "stream.h"
 #include "threads.h"
 
 namespace ultrascale {
@@ -29,6 +30,9 @@ void* device_allocate(int64_t bytes) {
 
 void device_free(void* data) { std::free(data); }
 
+void* host_allocate(int64_t bytes) { return device_allocate(bytes); }
+void host_free(void* data) { device_free(data); }
+
 int64_t device_memory_bytes() { return int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / ranks_on_this_node(); }
 
 // An empty tensor may come with a null pointer, which memcpy does not take.
@@ -39,6 +43,9 @@ void device_copy_to_host(void* host, const void* device, int64_t bytes) {
     if (bytes > 0) std::memcpy(host, device, size_t(bytes));
 }
 void device_zero(void* device, int64_t bytes) { std::memset(device, 0, size_t(bytes)); }
+void device_copy_async(void* to, const void* from, int64_t bytes, Stream& stream) {
+    stream.submit([=] { std::memcpy(to, from, size_t(bytes)); });
+}
 
 std::string device_description() {
     std::string model = "unknown processor";

@@ -19,31 +19,39 @@ inline cudaStream_t cuda_compute() { return cuda_stream(compute_stream()); }
 
 void cuda_select_device();          // makes this rank's GPU the current one; UserError where there is none
 int multiprocessors();              // of this rank's device
+bool programmatic_launch();         // whether this rank's device has it
 int64_t shared_memory_per_block();  // bytes that a block may ask for: 227 KiB on Hopper, 163 on A100, 99 on GeForce
 
 #ifdef __CUDACC__
 // LAUNCH(kernel, grid, block, shared_bytes)(arguments...): on the compute stream. A kernel with several template arguments
 // goes in parentheses. (One name for it, so that chapter 07 can run kernels on the CPU.)
 #define LAUNCH(kernel, grid, block, shared_bytes) ::ultrascale::Launch(kernel, grid, block, shared_bytes)
+// The same for a kernel whose blocks may start while the kernel before it ends (programmatic dependent launch; Hopper and later). It must
+// call wait_for_kernel_before() (ops_common.cuh) in every block.
+#define LAUNCH_EARLY(kernel, grid, block, shared_bytes) ::ultrascale::Launch(kernel, grid, block, shared_bytes, programmatic_launch())
 
 template <class... Parameters>
 class Launch {
 public:
-    Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes)
-        : kernel_(kernel), grid_(grid), block_(block), shared_bytes_(shared_bytes) {}
+    Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, bool early = false)
+        : kernel_(kernel), grid_(grid), block_(block), shared_bytes_(shared_bytes), early_(early) {}
     template <class... Arguments>
     void operator()(Arguments&&... arguments) const {
         if (grid_.x == 0 || grid_.y == 0 || grid_.z == 0) return;  // nothing to do
         if (shared_bytes_ > 40 * 1024)  // with what the kernel declares itself it may pass 48 KiB, which must be asked for
             cuda_check(cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes_)));
-        kernel_<<<grid_, block_, shared_bytes_, cuda_compute()>>>(std::forward<Arguments>(arguments)...);
-        cuda_check(cudaGetLastError());
+        cudaLaunchAttribute early;
+        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        early.val.programmaticStreamSerializationAllowed = 1;
+        const cudaLaunchConfig_t config = {grid_, block_, shared_bytes_, cuda_compute(), &early, early_ ? 1u : 0u};
+        cuda_check(cudaLaunchKernelEx(&config, kernel_, Parameters(std::forward<Arguments>(arguments))...));
     }
 
 private:
     void (*kernel_)(Parameters...);
     dim3 grid_, block_;
     size_t shared_bytes_;
+    bool early_;
 };
 #endif
 

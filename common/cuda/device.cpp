@@ -80,7 +80,7 @@ public:
             const int64_t piece = std::min(bytes, half_bytes - used_);
             char* staged = data_ + half_ * half_bytes + used_;
             std::memcpy(staged, host, size_t(piece));
-            cuda_check(cudaMemcpyAsync(device, staged, size_t(piece), cudaMemcpyHostToDevice, cuda_compute()));
+            cuda_check(cudaMemcpyAsync(device, staged, size_t(piece), cudaMemcpyDefault, cuda_compute()));
             used_ += piece, host += piece, device += piece, bytes -= piece;
         }
     }
@@ -102,6 +102,7 @@ void cuda_select_device() {
 }
 
 int multiprocessors() { return properties().multiProcessorCount; }
+bool programmatic_launch() { return properties().major >= 9; }
 int64_t shared_memory_per_block() { return int64_t(properties().sharedMemPerBlockOptin); }
 
 void* device_allocate(int64_t bytes) {
@@ -115,6 +116,18 @@ void* device_allocate(int64_t bytes) {
 
 void device_free(void* data) {
     if (data) cudaFreeAsync(data, cuda_compute());  // fails only when the process ends and CUDA has gone
+}
+
+void* host_allocate(int64_t bytes) {
+    void* data = nullptr;
+    cuda_compute();  // selects the device
+    if (cudaHostAlloc(&data, size_t(bytes), cudaHostAllocDefault) == cudaSuccess) return data;
+    cudaGetLastError();  // out of memory is told by the null pointer
+    return nullptr;
+}
+
+void host_free(void* data) {
+    if (data) cudaFreeHost(data);  // fails only when the process ends and CUDA has gone
 }
 
 int64_t device_memory_bytes() {
@@ -141,12 +154,16 @@ void device_copy_from_host(void* device, const void* host, int64_t bytes) {
 }
 
 void device_copy_to_host(void* host, const void* device, int64_t bytes) {
-    if (bytes > 0) cuda_check(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDeviceToHost, cuda_compute()));
+    if (bytes > 0) cuda_check(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDefault, cuda_compute()));
     compute_stream().synchronize();
 }
 
 void device_zero(void* device, int64_t bytes) {
     if (bytes > 0) cuda_check(cudaMemsetAsync(device, 0, size_t(bytes), cuda_compute()));
+}
+
+void device_copy_async(void* to, const void* from, int64_t bytes, Stream& stream) {
+    cuda_check(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDefault, cuda_stream(stream)));
 }
 
 std::string device_description() {

@@ -87,22 +87,17 @@ __global__ void __launch_bounds__(threads) update_items(const Item* items, int i
 }  // namespace
 
 void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm, const AdamWSettings& s) {
-    check(s.step >= 1, "adamw: steps count from 1");
-    double elements = 0, bytes = 0;
+    const AdamWCost cost = adamw_cost(items, s);
+    OpSpan span("adamw", cost.flops, cost.bytes);
     int64_t chunks = 0;
     std::vector<Item> list;
     for (const AdamWItem& item : items) {
         const auto& [value, master, m, v, gradient, weight_decay] = item;
         const int64_t n = master.numel();
-        check(value.numel() == n && m.numel() == n && v.numel() == n && gradient.numel() == n, "adamw: sizes differ");
-        check(value.dtype() == items[0].value.dtype() && gradient.dtype() == items[0].gradient.dtype(), "adamw: dtypes differ");
-        elements += double(n);
-        bytes += bytes_of(value, m, m, v, v, gradient, master) + (value.data() == master.data() ? 0 : bytes_of(master));
         list.push_back({value.data(), master.as<float>(), m.as<float>(), v.as<float>(), gradient.data(), n, chunks,
                         float(1.0 - double(s.lr) * weight_decay)});
         chunks += ceil_div(n, chunk_size);
     }
-    OpSpan span("adamw", 15.0 * elements, bytes);
     if (chunks == 0) return;
     const double correction1 = 1 - std::pow(double(s.beta1), double(s.step));
     const double correction2 = 1 - std::pow(double(s.beta2), double(s.step));

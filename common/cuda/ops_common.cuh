@@ -78,6 +78,15 @@ __device__ void store(T* to, const Pack<T, n>& pack) {
     *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
 
+// A store of what nobody reads again soon: it does not push out of L2 what is still needed.
+template <int n, class T>
+__device__ void store_last(T* to, const Pack<T, n>& pack) {
+    if constexpr (n * sizeof(T) == 16)
+        __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&pack));
+    else
+        store(to, pack);
+}
+
 // n elements on their way to shared memory while the thread goes on (cp.async), so that far more bytes are under way than registers
 // could hold. They are there for this thread once __pipeline_wait_prior has waited for their __pipeline_commit.
 template <int n, class T>
@@ -86,6 +95,19 @@ __device__ void load_async(T* shared, const T* from) {
         __pipeline_memcpy_async(shared, from, n * sizeof(T));
     else
         store(shared, load<n>(from));
+}
+
+// The two halves of LAUNCH_EARLY: the kernel before says when the next one may take what is left of the multiprocessors; the next one
+// waits, before it reads anything of the kernel before, until all of that has been written. No effect before Hopper.
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // Whether rows of `columns` elements of T that begin at these addresses can be read 16 bytes at a time.

@@ -3,30 +3,12 @@
 // A block takes a row. First pass: maximum and sum together, each thread over its own packs (online softmax: Milakov & Gimelshein 2018,
 // https://arxiv.org/abs/1805.02867). Second pass: the gradient over the logits. Reads the logits once from memory and writes them
 // once (4 bytes per element in bf16): the row is loaded into shared memory, all of it under way at once, and waits there for the second
-// pass; a thread reads only what it loaded itself. What does not fit is read again while it is still in L2.
+// pass; a thread reads only what it loaded itself. What does not fit waits in registers, and beyond that it is read again from L2.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
-
-// Reads and writes of what nobody needs again soon: the second pass does not push other blocks' rows out of L2.
-template <int n, class T>
-__device__ Pack<T, n> load_last(const T* from) {
-    if constexpr (n * sizeof(T) == 16) {
-        const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
-        return *reinterpret_cast<const Pack<T, n>*>(&bits);
-    } else {
-        return load<n>(from);
-    }
-}
-template <int n, class T>
-__device__ void store_last(T* to, const Pack<T, n>& pack) {
-    if constexpr (n * sizeof(T) == 16)
-        __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&pack));
-    else
-        store(to, pack);
-}
 
 template <int threads>
 __device__ float block_max(float x) {
@@ -54,8 +36,8 @@ struct Softmax {
     }
 };
 
-// A row is `packs` packs, of which the first `kept` wait in shared memory.
-template <int threads, int n, class T>
+// A row is `packs` packs: the first `kept` of them wait in shared memory, the next in_registers of each thread in its registers.
+template <int threads, int in_registers, int n, class T>
 __global__ void __launch_bounds__(threads, 1024 / threads)
     cross_entropy_rows(float* losses, T* logits, const int32_t* targets, float dscale, int packs, int kept) {
     extern __shared__ float4 shared[];
@@ -82,39 +64,49 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     }
     const bool known = target >= 0 && target < V;
     const float at_target = known ? to_float(logits[target]) : NAN;  // before any thread overwrites it
+    Pack<T, n> held[in_registers > 0 ? in_registers : 1];
+#pragma unroll
+    for (int u = 0; u < in_registers; ++u)
+        if (const int p = kept + threadIdx.x + u * threads; p < packs) held[u] = load<n>(logits + int64_t(p) * n);
+    const int again = min(packs, kept + in_registers * threads);  // from here on the row is read again
 
     // Calls work(values, first, end) for each batch of this thread's packs: first, first + threads, ..., below end.
-    using Batch = Pack<T, n>[unroll];
-    const auto read = [&](Batch& values, const T* from, int first, int end) {
+    const auto read = [&](Pack<T, n>(&values)[unroll], const T* from, int first, int end) {
 #pragma unroll
         for (int u = 0; u < unroll; ++u)
             if (const int p = first + u * threads; p < end) values[u] = load<n>(from + int64_t(p) * n);
     };
     const auto for_each_batch = [&](auto&& work) {
-        Batch values;
+        Pack<T, n> values[unroll];
         for (int first = threadIdx.x, b = 0; first < kept; first += batch, ++b) {
             __pipeline_wait_prior(b < batches_ahead ? batches_ahead - 1 - b : 0);
             read(values, row_shared, first, kept);
             work(values, first, kept);
         }
-        for (int first = kept + threadIdx.x; first < packs; first += batch) {
+        if constexpr (in_registers > 0) {
+            Pack<T, n> copy[in_registers];
+#pragma unroll
+            for (int u = 0; u < in_registers; ++u) copy[u] = held[u];
+            work(copy, kept + int(threadIdx.x), again);
+        }
+        for (int first = again + threadIdx.x; first < packs; first += batch) {
             read(values, logits, first, packs);
             work(values, first, packs);
         }
     };
 
     Softmax mine;
-    for_each_batch([&](const Batch& values, int first, int end) {
+    for_each_batch([&]<int count>(const Pack<T, n>(&values)[count], int first, int end) {
         float larger = mine.highest;
 #pragma unroll
-        for (int u = 0; u < unroll; ++u)
+        for (int u = 0; u < count; ++u)
             if (first + u * threads < end)
 #pragma unroll
                 for (int j = 0; j < n; ++j) larger = fmaxf(larger, to_float(values[u].x[j]));
         if (larger > mine.highest) mine.raise(larger);
         const float shift = mine.shift();
 #pragma unroll
-        for (int u = 0; u < unroll; ++u)
+        for (int u = 0; u < count; ++u)
             if (first + u * threads < end)
 #pragma unroll
                 for (int j = 0; j < n; ++j) mine.sum += exp2_fast(fmaf(to_float(values[u].x[j]), log2_e, -shift));
@@ -126,9 +118,9 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     if (dscale == 0) return;
 
     const float factor = dscale / mine.sum;
-    for_each_batch([&](Batch& values, int first, int end) {
+    for_each_batch([&]<int count>(Pack<T, n>(&values)[count], int first, int end) {
 #pragma unroll
-        for (int u = 0; u < unroll; ++u) {
+        for (int u = 0; u < count; ++u) {
             const int p = first + u * threads;
             if (p >= end) continue;
 #pragma unroll
@@ -137,7 +129,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
         }
     });
     // The thread that wrote the target's pack corrects the one element, rounded once.
-    const int pack = target / n, writer = (pack < kept ? pack : pack - kept) % threads;
+    const int pack = target / n, writer = (pack < kept ? pack : pack < again ? pack - kept : pack - again) % threads;
     if (known && threadIdx.x == unsigned(writer)) logits[target] = from_float<T>((exp2_fast(target_exponent) / mine.sum - 1.0f) * dscale);
 }
 
@@ -152,18 +144,22 @@ void cross_entropy(Tensor losses, Tensor logits, const Tensor& targets, float ds
     with_type(logits.dtype(), [&]<class T>(T) {
         const bool packs = packs_fit<T>(V, {logits.data()});
         const int n = packs ? pack_size<T> : 1;
-        // Two blocks share a multiprocessor; without a gradient there is no second pass to keep anything for.
-        const int64_t pack_bytes = n * int64_t(sizeof(T)), row = V / n, most = shared_memory_per_block() / 2 - 2048;
+        const int64_t pack_bytes = n * int64_t(sizeof(T)), row = V / n;
         const auto start = [&](auto kernel, int threads, int64_t kept) {
             LAUNCH(kernel, unsigned(N), threads, size_t(kept * pack_bytes))
             (losses.as<float>(), data<T>(logits), targets.as<int32_t>(), dscale, int(row), int(kept));
         };
+        // Two blocks share a multiprocessor where their rows fit beside each other. A longer row has it for itself, registers included:
+        // with the 227 + 32 KiB of Hopper that is enough for 128,256 logits in bf16.
         constexpr int full = pack_size<T>;
-        const int64_t kept = std::min(row, most / pack_bytes);
-        if (dscale == 0)
-            packs ? start(cross_entropy_rows<256, full, T>, 256, 0) : start(cross_entropy_rows<256, 1, T>, 256, 0);
+        const int64_t most = (shared_memory_per_block() - 2048) / pack_bytes;
+        if (dscale == 0)  // no second pass to keep anything for
+            packs ? start(cross_entropy_rows<256, 0, full, T>, 256, 0) : start(cross_entropy_rows<256, 0, 1, T>, 256, 0);
+        else if (row <= most / 2)
+            packs ? start(cross_entropy_rows<512, 0, full, T>, 512, row) : start(cross_entropy_rows<512, 0, 1, T>, 512, row);
         else
-            packs ? start(cross_entropy_rows<512, full, T>, 512, kept) : start(cross_entropy_rows<512, 1, T>, 512, kept);
+            packs ? start(cross_entropy_rows<1024, 2, full, T>, 1024, std::min(row, most))
+                  : start(cross_entropy_rows<1024, 2, 1, T>, 1024, std::min(row, most));
     });
 }
 

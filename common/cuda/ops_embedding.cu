@@ -15,26 +15,29 @@ namespace ultrascale::ops {
 
 namespace {
 
-constexpr int warps = 8, unroll = 4;
+constexpr int warps = 8;
 
-// Block (group of tokens, part of the columns): a warp copies `unroll` packs a lane of one token's row, all in flight at once.
+// A warp copies a token's row, `packs` packs a lane in flight at once (2048 bf16). The output is not read soon; the weight's rows are.
 template <int n, class T>
 __global__ void __launch_bounds__(32 * warps)
     gather(T* out, const int32_t* tokens, const T* weight, int64_t first_row, int64_t N, int64_t V, int64_t h) {
+    constexpr int packs = 8;
     const int64_t token = int64_t(blockIdx.x) * warps + threadIdx.y;
     if (token >= N) return;
-    const int64_t row = tokens[token] - first_row, first = (int64_t(blockIdx.y) * unroll * 32 + threadIdx.x) * n;
+    const int64_t row = tokens[token] - first_row;
     const bool held = row >= 0 && row < V;
-    Pack<T, n> packs[unroll];
+    for (int64_t first = threadIdx.x * n; first < h; first += packs * 32 * n) {
+        Pack<T, n> values[packs];
 #pragma unroll
-    for (int u = 0; u < unroll; ++u) {
+        for (int p = 0; p < packs; ++p) {
 #pragma unroll
-        for (int j = 0; j < n; ++j) packs[u].x[j] = from_float<T>(0.0f);
-        if (const int64_t i = first + u * 32 * n; held && i < h) packs[u] = load<n>(weight + row * h + i);
+            for (int j = 0; j < n; ++j) values[p].x[j] = from_float<T>(0.0f);
+            if (const int64_t i = first + p * 32 * n; held && i < h) values[p] = load<n>(weight + row * h + i);
+        }
+#pragma unroll
+        for (int p = 0; p < packs; ++p)
+            if (const int64_t i = first + p * 32 * n; i < h) store_last(out + token * h + i, values[p]);
     }
-#pragma unroll
-    for (int u = 0; u < unroll; ++u)
-        if (const int64_t i = first + u * 32 * n; i < h) store(out + token * h + i, packs[u]);
 }
 
 // What is sorted: each token's row of dweight (V where it has none) and its place in the batch.
@@ -59,9 +62,11 @@ __global__ void __launch_bounds__(32 * warps)
     const uint32_t held = __ballot_sync(~0u, row != none);
     const uint32_t begins = __ballot_sync(~0u, row != before), ends = __ballot_sync(~0u, row != after);
     const bool goes_on = !(ends >> 31);  // the last place's stretch (if it is one) beyond this chunk
+    let_next_kernel_start();
 
     const int64_t column = (int64_t(blockIdx.y) * 32 + lane) * n;
     const bool mine = column < h;
+    constexpr int unroll = 4;
     float sum[n] = {};
     bool began_here = begins & 1;
     for (int first = 0; first < 32; first += unroll) {
@@ -101,6 +106,7 @@ __global__ void __launch_bounds__(32 * warps)
 template <class W>
 __global__ void __launch_bounds__(256) add_stretches(W* dweight, const float* partial, const uint32_t* rows, int N, int64_t V, int64_t h) {
     const int chunk = blockIdx.x, behind = (chunk + 1) * 32;
+    wait_for_kernel_before();
     if (behind >= N) return;
     const uint32_t row = rows[behind - 1];
     if (row == uint32_t(V) || rows[behind] != row || (chunk > 0 && rows[chunk * 32 - 1] == row)) return;
@@ -128,8 +134,8 @@ void embedding_forward(Tensor out, const Tensor& tokens, const Tensor& weight, i
     OpSpan span("embedding_forward", 0, bytes_of(out, out, tokens));
     with_type(out.dtype(), [&]<class T>(T) {
         const bool packs = packs_fit<T>(h, {out.data(), weight.data()});
-        const int n = packs ? pack_size<T> : 1;
-        const dim3 grid(unsigned(ceil_div(N, warps)), unsigned(ceil_div(h, unroll * 32 * n))), block(32, warps);
+        const unsigned grid = unsigned(ceil_div(N, warps));
+        const dim3 block(32, warps);
         const Launch launch = packs ? LAUNCH((gather<pack_size<T>, T>), grid, block, 0) : LAUNCH((gather<1, T>), grid, block, 0);
         launch(data<T>(out), tokens.as<int32_t>(), data<T>(weight), first_row, N, V, h);
     });
@@ -163,13 +169,13 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
     float* partial = partial_tensor.as<float>();
     with_type(dweight.dtype(), [&]<class W>(W) {
         with_type(dout.dtype(), [&]<class T>(T) {
-            constexpr int n = std::min(pack_size<T>, pack_size<W>);
+            constexpr int n = 4;  // wider packs would need the registers of blocks that could run beside
             const bool packs = packs_fit<T>(h, {dout.data()}) && packs_fit<W>(h, {dweight.data()});
             const dim3 grid(unsigned(ceil_div(chunks, warps)), unsigned(ceil_div(h, 32 * (packs ? n : 1)))), block(32, warps);
             const Launch launch = packs ? LAUNCH((add_chunks<n, W, T>), grid, block, 0) : LAUNCH((add_chunks<1, W, T>), grid, block, 0);
             launch(data<W>(dweight), partial, sorted_rows, sorted_places, data<T>(dout), int(N), V, h);
         });
-        LAUNCH(add_stretches<W>, dim3(unsigned(chunks), unsigned(ceil_div(h, 256))), 256, 0)
+        LAUNCH_EARLY(add_stretches<W>, dim3(unsigned(chunks), unsigned(ceil_div(h, 256))), 256, 0)
         (data<W>(dweight), partial, sorted_rows, int(N), V, h);
     });
 }

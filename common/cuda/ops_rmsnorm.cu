@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kept(T* dx, floa
     }
 
     // The groups' dweight, added in order through shared memory.
+    let_next_kernel_start();
     float* const all = reinterpret_cast<float*>(ring);  // (rows, row_threads * n)
     __pipeline_wait_prior(0);
     __syncthreads();
@@ -201,6 +202,7 @@ __device__ float column_sum(const float* partial, int blocks, int64_t h, int64_t
 template <class W>
 __global__ void __launch_bounds__(1024) add_partials(W* dweight, const float* partial, int blocks, int64_t h) {
     const int64_t column = int64_t(blockIdx.x) * 32 + threadIdx.x;
+    wait_for_kernel_before();
     const float sum = column_sum(partial, blocks, h, column);
     if (threadIdx.y == 0 && column < h) dweight[column] = from_float<W>(to_float(dweight[column]) + sum);
 }
@@ -227,7 +229,7 @@ void backward(T* dx, W* dweight, const T* dy, const T* x, const float* rstd, con
         start_rows(std::integral_constant<int, 512>());
     else
         start_rows(std::integral_constant<int, 1024>());
-    LAUNCH(add_partials<W>, unsigned(ceil_div(h, 32)), dim3(32, 32), 0)(dweight, sums, blocks, h);
+    LAUNCH_EARLY(add_partials<W>, unsigned(ceil_div(h, 32)), dim3(32, 32), 0)(dweight, sums, blocks, h);
 }
 
 }  // namespace

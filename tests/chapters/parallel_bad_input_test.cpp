@@ -30,6 +30,8 @@ TEST_F(ParallelBadInput, OptionsOfTheTechniques) {
     expect(data_parallel, "--stage 1", {"--stage"});  // the next chapter's
     expect(zero, "--stage 4", {"--stage", "4"});
     expect(zero, "--stage -1", {"--stage", "-1"});
+    expect(zero, "--offload parameters", {"--offload", "parameters"});
+    expect(zero, "--stage 0 --offload optimizer", {"--offload optimizer", "--stage 1, 2 or 3"});
     expect(zero, "--prefetch -1", {"--prefetch", "-1"});
     expect(zero, "--gather-overlap backward", {"--gather-overlap", "backward", "forward"});
     expect(zero, "--no-sync maybe", {"--no-sync", "maybe"});

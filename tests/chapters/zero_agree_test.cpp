@@ -91,6 +91,38 @@ TEST(ZeroStages, AgreeInPairsWithAccumulation) {
     }
 }
 
+// --offload optimizer: the same update on the host's copies, and no states on the device.
+TEST(ZeroOffload, ChangesWhereAndNothingElse) {
+    for (const auto& [ranks, arguments] :
+         {std::pair{2, load("tied_head_dim") + " --clip 0.1 --verify"}, std::pair{3, load("gqa_untied") + " --no-verify --grad-accum 2"},
+          std::pair{2, load("llama3_bf16") + " --dtype bf16 --fp32-grads --verify"},
+          std::pair{1, load("llama3_bf16") + " --dtype bf16 --no-verify"}})
+        for (int stage : {1, 2, 3}) {
+            SCOPED_TRACE(fmt::format("stage {} on {} ranks: {}", stage, ranks, arguments));
+            TempDir dir;
+            const Outcome here = train_stage(stage, ranks, fmt::format("{} --save {}", arguments, dir / "here"));
+            const Outcome there = train_stage(stage, ranks, fmt::format("{} --save {} --offload optimizer", arguments, dir / "there"));
+            expect_as_predicted(there);
+            expect_the_same(there, here);
+            expect_the_same_saved(dir / "there", dir / "here");
+            const Json &memory = there.summary.at("memory"), &host = memory.at("on the host");
+            EXPECT_EQ(memory.at("optimizer").at("measured"), 0);
+            EXPECT_EQ(host.at("measured"), host.at("predicted"));
+            EXPECT_GT(host.at("measured").get<int64_t>(), here.summary.at("memory").at("optimizer").at("measured").get<int64_t>());
+            const int64_t weights = there.summary.at("offload").at("weights to the device_bytes").get<int64_t>();
+            EXPECT_EQ(weights * (stage == 3 ? 1 : ranks), memory.at("parameters").at("measured"));
+        }
+}
+
+// A device too small for the states trains all the same.
+TEST(ZeroOffload, MakesRoom) {
+    const std::string small = "--steps 2 --micro-batch 1 --seq 32 --peak-tflops 1 --stage 2 --no-verify --device-memory 0.018";
+    const Outcome without = run_ranks(2, "02_zero", small);
+    EXPECT_EQ(without.exit_code, 2);
+    EXPECT_TRUE(contains(without.err, "out of memory")) << without.err;
+    EXPECT_EQ(run_ranks(2, "02_zero", small + " --offload optimizer").exit_code, 0);
+}
+
 // ZeRO-R's constant buffers: what stages 2 and 3 gather is no more after a hundred steps than after ten.
 TEST(ZeroStages, BuffersStayConstant) {
     for (int stage : {2, 3}) {

@@ -59,6 +59,25 @@ TEST(ZeroCheckpoint, GoesOnAnywhere) {
     expect_resumes({3, 3, 4}, fmt::format("--model {}", model.path()), on_gpu ? 1e-5 : 1e-6);
 }
 
+// Saved with the states on the host, continued with them on the device, and the other way round.
+TEST(ZeroCheckpoint, GoesOnWhereverTheStatesLive) {
+    const SmallModel model;
+    for (const char* dtype : {"fp32", "bf16"}) {
+        TempDir dir;
+        const auto with = [&](int stage, const std::string& arguments) {
+            return train_12({stage, 3, 4}, fmt::format("--model {} --dtype {} --no-verify {}", model.path(), dtype, arguments));
+        };
+        const std::vector<double> losses = with(2, "--steps 5").of("loss"), rest(losses.begin() + 2, losses.end());
+        with(3, fmt::format("--steps 2 --offload optimizer --save {}", dir / "from_host"));
+        with(2, fmt::format("--steps 2 --save {}", dir / "from_device"));
+        for (const auto& [from, to] : {std::pair{"from_host", "none"}, {"from_host", "optimizer"}, {"from_device", "optimizer"}}) {
+            SCOPED_TRACE(fmt::format("{}, {} to {}", dtype, from, to));
+            const Outcome run = with(1, fmt::format("--steps 3 --load {} --offload {}", dir / from, to));
+            EXPECT_LE(largest_difference(run.of("loss"), rest), on_gpu ? 1e-3 : 0);
+        }
+    }
+}
+
 // Master weights come along. In bf16 another order of sums is another rounding.
 TEST(ZeroCheckpoint, GoesOnAnywhereInBf16) {
     const SmallModel tied(true);

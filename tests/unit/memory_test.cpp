@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "error.h"
+#include "stream.h"
 #include "tensor.h"
 
 namespace ultrascale {
@@ -27,6 +28,41 @@ TEST(Memory, CountsEveryByteInItsCategory) {
             EXPECT_EQ(difference(memory_now(), before)[size_t(c)], 4 * (c + 1)) << memory_names[size_t(c)];
     }
     EXPECT_EQ(memory_now(), before);
+}
+
+TEST(Memory, OfTheHostIsBesideTheDevices) {
+    memory_reset_peak();
+    const MemoryByCategory before = memory_now();
+    const Tensor zeros = Tensor::zeros({100}, DType::fp32, Memory::host), ones = floats(100, Memory::host);
+    EXPECT_TRUE(zeros.on_host() && zeros.slice(10, 20).on_host());
+    EXPECT_FALSE(floats(1, Memory::workspace).on_host());
+    EXPECT_EQ(difference(memory_now(), before)[int(Memory::host)], 800);
+    EXPECT_EQ(total(memory_now()), total(before));
+    EXPECT_EQ(zeros.to_host<float>(), std::vector<float>(100, 0.0f));
+
+    const int64_t limit = memory_limit();
+    memory_set_limit(total(before));
+    EXPECT_NO_THROW(floats(1000, Memory::host));
+    EXPECT_THROW(floats(1000, Memory::workspace), OutOfMemory);
+    memory_set_limit(limit);
+}
+
+// There and back in streams of their own, in the order that events give.
+TEST(Memory, CopiesBetweenHostAndDeviceWhileBothGoOn) {
+    constexpr int64_t count = 1 << 20;
+    std::vector<float> numbers(count);
+    for (int64_t i = 0; i < count; ++i) numbers[size_t(i)] = float(i);
+    const Tensor device = Tensor::from_host<float>(numbers, {count}, Memory::workspace), back = floats(count, Memory::workspace);
+    const Tensor host = floats(count, Memory::host);
+    Stream there("there"), here("here");
+    there.wait(compute_stream().record());
+    copy_async(host, device, there);
+    here.wait(there.record());
+    copy_async(back, host, here);
+    compute_stream().wait(here.record());
+    EXPECT_EQ(back.to_host<float>(), numbers);
+    EXPECT_EQ(host.to_host<float>(), numbers);
+    EXPECT_THROW(copy_async(host, device.slice(0, 5), there), std::logic_error);
 }
 
 TEST(Memory, CountsStorageOnceHoweverManyViewsHoldIt) {

@@ -1,0 +1,119 @@
+// --offload optimizer: the optimizer's states live in the host's memory and the host updates (ZeRO-Offload: Ren et al. 2021,
+// https://arxiv.org/abs/2101.06840). A rank's device then holds no states at all; the host holds, for each parameter that the rank
+// owns, Adam's two moments, the master weight and the weight as the device has it, and gradients in two buffers of one unit each.
+//
+// Three things take turns at each unit, on two streams and the host's threads, and run at the same time for different units:
+//
+//     copies to the host     gradients L1 | gradients L2 | gradients L3 | ...
+//     host                                | AdamW L1     | AdamW L2     | AdamW L3     | ...
+//     copies to the device                               | weights L1   | weights L2   | weights L3
+//
+// so that the update takes as long as the slowest of the three, and a unit more. The gradient's norm must be known before the first
+// one: the device waits, which is the price that --offload shows.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+
+#include "optimizer.h"
+#include "report.h"
+#include "stream.h"
+#include "trace.h"
+#include "training.h"
+
+namespace ultrascale {
+
+class OffloadedUpdate {
+public:
+    // Of each unit: this rank's shard of the weights, which are copied to the host now, and of the gradients.
+    OffloadedUpdate(const std::vector<Tensor>& values, const std::vector<Tensor>& grads) : values_(values), grads_(grads) {
+        int64_t largest = 0;
+        for (const Tensor& shard : values) {
+            host_values_.push_back(Tensor::empty(shard.shape(), shard.dtype(), Memory::host));
+            shard.copy_to_host(host_values_.back().data());
+            largest = std::max(largest, shard.numel());
+        }
+        for (Tensor& buffer : host_grads_) buffer = Tensor::empty({largest}, grads.front().dtype(), Memory::host);
+        host_norm_ = Tensor::zeros({1}, DType::fp64, Memory::host);
+    }
+    // Where the optimizer of a unit finds its weights and gradients.
+    const Tensor& values(size_t unit) const { return host_values_[unit]; }
+    Tensor grads(size_t unit) const { return host_grads_[unit % 2].slice(0, grads_[unit].numel()); }
+
+    // One update. ready(unit) is called as soon as what compute is given next may read the unit's new weights.
+    void run(std::vector<AdamW>& optimizers, double lr, const Tensor& squared_norm, const std::function<void(size_t)>& ready) {
+        *host_norm_.as<double>() = scalar(squared_norm);  // waits for the device: all gradients are there, all former copies done
+        if (steps_ == 1) fetched_ = {}, updated_ = {}, sent_ = {}, seconds_ = 0;  // the first step's allocations are no part of an update
+        fetched_.add_up(), sent_.add_up();
+        const double begin = now_seconds();
+        Event arrived = copy(grads(0), grads_[0], to_host_, fetched_);
+        const bool fp32 = values_.front().dtype() == DType::fp32;
+        for (size_t u = 0; u < optimizers.size(); ++u) {
+            arrived.synchronize();
+            // The other buffer is free: the unit before this one has been updated.
+            if (u + 1 < optimizers.size()) arrived = copy(grads(u + 1), grads_[u + 1], to_host_, fetched_);
+            const double update_begin = now_seconds();
+            optimizers[u].step(lr, host_norm_);
+            const double update_end = now_seconds();
+            const double bytes = 24.0 * double(values_[u].numel()) + double(grads_[u].bytes()) + (fp32 ? 0 : double(values_[u].bytes()));
+            trace_span("AdamW on the host", "host", update_begin, update_end, 0, bytes);
+            updated_.seconds += update_end - update_begin, updated_.bytes += bytes;
+            compute_stream().wait(copy(values_[u], host_values_[u], to_device_, sent_));
+            ready(u);
+        }
+        to_device_.synchronize();
+        seconds_ += now_seconds() - begin;
+        ++steps_;
+    }
+
+    // What an update consists of, on rank 0; of the steps after the first one, if there are any.
+    void print_times(Report& report) {
+        fetched_.add_up(), sent_.add_up();
+        const double steps = double(std::max<int64_t>(steps_ - 1, 1));
+        print("\noffloaded update, per step       bytes    time ms       GB/s");
+        const auto row = [&](const char* name, const Part& part) {
+            print(fmt::format("  {:<24} {:>12} {:>10.2f} {:>10.1f}", name, format_bytes(part.bytes / steps), part.seconds * 1e3 / steps,
+                              part.bytes / part.seconds * 1e-9));
+            report.value("offload", fmt::format("{}_bytes", name), part.bytes / steps);
+            report.value("offload", fmt::format("{}_seconds", name), part.seconds / steps);
+        };
+        row("gradients to the host", fetched_);
+        row("AdamW on the host", updated_);
+        row("weights to the device", sent_);
+        print(fmt::format("  {:<24} {:>12} {:>10.2f}", "side by side", "", seconds_ * 1e3 / steps));
+        report.value("offload", "update_seconds", seconds_ / steps);
+    }
+
+private:
+    // Bytes that travelled one way, or that the host updated, and the time it took.
+    struct Part {
+        double bytes = 0, seconds = 0;
+        struct Span {
+            Timestamp begin, end;
+        };
+        std::deque<Span> spans;  // of copies that may not have ended
+        void add_up() {
+            for (const Span& span : spans) seconds += span.end.seconds() - span.begin.seconds();
+            spans.clear();
+        }
+    };
+    static Event copy(Tensor to, const Tensor& from, Stream& stream, Part& part) {
+        part.spans.push_back({Timestamp::in(stream)});
+        copy_async(to, from, stream);
+        part.spans.back().end = Timestamp::in(stream);
+        trace_span("copy", stream.name(), part.spans.back().begin, part.spans.back().end, double(to.bytes()));
+        part.bytes += double(to.bytes());
+        return stream.record();
+    }
+
+    std::vector<Tensor> values_, grads_;  // on the device: (shard) of each unit
+    std::vector<Tensor> host_values_;     // likewise on the host
+    Tensor host_grads_[2], host_norm_;    // (the largest shard), (1) fp64
+    Stream to_host_{"copies to host"}, to_device_{"copies to device"};
+    Part fetched_, updated_, sent_;
+    double seconds_ = 0;  // of whole updates
+    int64_t steps_ = 0;   // since the start
+};
+
+}  // namespace ultrascale
