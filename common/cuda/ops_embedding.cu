@@ -62,7 +62,6 @@ __global__ void __launch_bounds__(32 * warps)
     const uint32_t held = __ballot_sync(~0u, row != none);
     const uint32_t begins = __ballot_sync(~0u, row != before), ends = __ballot_sync(~0u, row != after);
     const bool goes_on = !(ends >> 31);  // the last place's stretch (if it is one) beyond this chunk
-    let_next_kernel_start();
 
     const int64_t column = (int64_t(blockIdx.y) * 32 + lane) * n;
     const bool mine = column < h;
@@ -106,7 +105,6 @@ __global__ void __launch_bounds__(32 * warps)
 template <class W>
 __global__ void __launch_bounds__(256) add_stretches(W* dweight, const float* partial, const uint32_t* rows, int N, int64_t V, int64_t h) {
     const int chunk = blockIdx.x, behind = (chunk + 1) * 32;
-    wait_for_kernel_before();
     if (behind >= N) return;
     const uint32_t row = rows[behind - 1];
     if (row == uint32_t(V) || rows[behind] != row || (chunk > 0 && rows[chunk * 32 - 1] == row)) return;
@@ -169,13 +167,13 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
     float* partial = partial_tensor.as<float>();
     with_type(dweight.dtype(), [&]<class W>(W) {
         with_type(dout.dtype(), [&]<class T>(T) {
-            constexpr int n = 4;  // wider packs would need the registers of blocks that could run beside
+            constexpr int n = std::min(pack_size<T>, pack_size<W>);
             const bool packs = packs_fit<T>(h, {dout.data()}) && packs_fit<W>(h, {dweight.data()});
             const dim3 grid(unsigned(ceil_div(chunks, warps)), unsigned(ceil_div(h, 32 * (packs ? n : 1)))), block(32, warps);
             const Launch launch = packs ? LAUNCH((add_chunks<n, W, T>), grid, block, 0) : LAUNCH((add_chunks<1, W, T>), grid, block, 0);
             launch(data<W>(dweight), partial, sorted_rows, sorted_places, data<T>(dout), int(N), V, h);
         });
-        LAUNCH_EARLY(add_stretches<W>, dim3(unsigned(chunks), unsigned(ceil_div(h, 256))), 256, 0)
+        LAUNCH(add_stretches<W>, dim3(unsigned(chunks), unsigned(ceil_div(h, 256))), 256, 0)
         (data<W>(dweight), partial, sorted_rows, int(N), V, h);
     });
 }
