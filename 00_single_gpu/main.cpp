@@ -181,10 +181,6 @@ int main(int argc, char** argv) {
         if (chapter.estimate) return print_estimate(options.load.empty() ? options.model : options.load, shape), true;
         if (chapter.compare == "attention") return compare_attention(shape), true;
         check_fits(shape, memory_limit());
-        try {
-            return train(options, chapter, shape);
-        } catch (const OutOfMemory& error) {  // the estimate fits: workspace or the verifying run came on top of it
-            user_error("{}; --no-verify or a smaller --micro-batch may fit", error.what());
-        }
+        return train_within_memory([&] { return train(options, chapter, shape); });
     });
 }

@@ -23,6 +23,7 @@
 
 #include "ring_all_reduce.h"
 #include "trace.h"
+#include "training.h"
 
 namespace ultrascale {
 
@@ -126,8 +127,7 @@ inline double median_call_seconds(const Communicator& world, const std::function
     const int calls = std::clamp(int(0.01 / estimate), 1, 50);
     std::vector<double> seconds(size_t(std::clamp(int(0.1 / (estimate * calls)), 3, 15)));
     for (double& s : seconds) s = batch(calls);
-    std::nth_element(seconds.begin(), seconds.begin() + int(seconds.size()) / 2, seconds.end());
-    return largest_of_ranks(world, seconds[seconds.size() / 2]);
+    return largest_of_ranks(world, median(seconds));
 }
 
 // All ranks call it; rank 0 prints. Holds three tensors of largest_bytes. False, on every rank, if some result was wrong.

@@ -18,13 +18,9 @@
 #include "setup.h"
 #include "sync_options.h"
 #include "trace.h"
+#include "training.h"
 
 namespace ultrascale {
-
-inline double median(std::vector<double> values) {
-    std::nth_element(values.begin(), values.begin() + std::ptrdiff_t(values.size() / 2), values.end());
-    return values[values.size() / 2];
-}
 
 // What a step costs with one technique: medians over the steps, times of the slowest rank.
 struct SyncCost {

@@ -75,8 +75,10 @@ public:
         }
     }
 
-    // For the report: what it holds, and what a run of `steps` steps sends.
-    void add_to(MemoryEstimate& estimate) const { estimate.optimizer += 2 * outer_.bytes(), estimate.peak_communication += outer_.bytes(); }
+    // For the report: what it holds for so many parameters, and what a run of `steps` steps sends.
+    static void add_to(MemoryEstimate& estimate, int64_t parameters) {
+        estimate.optimizer += 8 * parameters, estimate.peak_communication += 4 * parameters;
+    }
     int64_t outer_steps(int64_t steps) const { return (steps + options_.inner_steps - 1) / options_.inner_steps; }
     void add_to(PredictedCommunication& of_run, int64_t steps) const {
         of_run.add(Collective::all_reduce, outer_steps(steps), outer_steps(steps) * outer_.bytes());

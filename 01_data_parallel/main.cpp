@@ -83,6 +83,14 @@ struct Chapter {
     }
 };
 
+// What a rank holds, without the buffers of the way the gradients are summed.
+MemoryEstimate predict_memory(const Options& options, const Chapter& chapter, const StepShape& shape) {
+    MemoryEstimate m = estimate_memory(shape);
+    if (!chapter.no_sync && options.grad_accum > 1) m.gradients *= 2;  // the sums over micro-batches
+    if (chapter.sync.kind == SyncKind::diloco) DiLoCo::add_to(m, parameter_count(shape.config));
+    return m;
+}
+
 // Trains; false if the run is not what one plain device does, or held or sent other than predicted.
 bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
@@ -118,7 +126,9 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     Report report("01_data_parallel", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader));
     print(fmt::format("  sync    {}", describe(chapter.sync, every_time)));
-    if (validation) print(fmt::format("  valid.  {}", validation->description()));
+    if (validation)
+        print(
+            fmt::format("  valid.  {}{}", validation->description(), diloco ? "; between two meetings the weights are rank 0's own" : ""));
     ExplainHooks explain_hooks(sync.get());
     memory_reset_peak();
     chapter.slow_down();
@@ -180,10 +190,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             print("  not meant to be equal: DiLoCo is another algorithm, its ranks train apart between the outer steps");
             report.text("verify", "result", "not meant to be equal");
         }
-        MemoryEstimate predicted = estimate_memory(shape);
-        if (every_time) predicted.gradients *= 2;
-        predicted.peak_communication = sync->buffer_bytes();
-        if (diloco) diloco->add_to(predicted);
+        MemoryEstimate predicted = predict_memory(options, chapter, shape);
+        predicted.peak_communication += sync->buffer_bytes();
         ok = report.memory(predicted) && ok;
         PredictedCommunication of_run = sync->predicted();
         for (auto& kind : of_run.kinds)
@@ -216,17 +224,14 @@ int main(int argc, char** argv) {
         if (!chapter.demo.empty() || chapter.compare) chapter.slow_down();
         if (chapter.demo == "collectives") return demo_collectives(Communicator::world());
         if (chapter.demo == "bandwidth") {
-            const double mib = chapter.largest_mib > 0 ? chapter.largest_mib : (device_overhead().context > 0 ? 1024 : 16);
+            const double mib = chapter.largest_mib > 0 ? chapter.largest_mib : (device_is_gpu() ? 1024 : 16);
             return demo_bandwidth(Communicator::world(), int64_t(mib * (1 << 20)));
         }
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);
         check_fits(shape, memory_limit());
+        check_fits(predict_memory(options, chapter, shape), memory_limit(), "--no-sync on, or another --sync than diloco, needs less");
         if (chapter.compare) return compare_syncs(options, chapter.sync, shape, chapter.node_size > 0);
-        try {
-            return train(options, chapter, shape);
-        } catch (const OutOfMemory& error) {  // the estimate fits: workspace or the verifying run came on top of it
-            user_error("{}; --no-verify or a smaller --micro-batch may fit", error.what());
-        }
+        return train_within_memory([&] { return train(options, chapter, shape); });
     });
 }

@@ -60,7 +60,6 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
             if (s >= warm_up) seconds.push_back(now_seconds() - begin);
         }
         zero->finish();
-        std::nth_element(seconds.begin(), seconds.begin() + std::ptrdiff_t(seconds.size() / 2), seconds.end());
 
         const MemoryEstimate want = predict_memory(zero->layout(), model.units(), zero_options, shape, A, ranks.rank());
         const PredictedCommunication sent = predict_communication(zero->layout(), model.units(), zero_options, shape, A);
@@ -91,7 +90,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
                           format_bytes(double(held[int(Memory::parameter)])), format_bytes(double(held[int(Memory::gradient)])),
                           format_bytes(double(held[int(Memory::optimizer)])), format_bytes(double(held[int(Memory::host)])),
                           format_bytes(double(gathered)), format_bytes(double(all.bytes) / n), weighed / n / psi, all.seconds * 1e3 / n,
-                          all.exposed * 1e3 / n, seconds[seconds.size() / 2] * 1e3, same ? "yes" : "NO"));
+                          all.exposed * 1e3 / n, median(seconds) * 1e3, same ? "yes" : "NO"));
     }
     return ok;
 }

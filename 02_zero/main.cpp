@@ -187,10 +187,6 @@ int main(int argc, char** argv) {
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);
         if (chapter.compare) return compare_stages(options, chapter.zero, shape);
-        try {
-            return train(options, chapter, shape);
-        } catch (const OutOfMemory& error) {  // the estimate fits: workspace or the verifying run came on top of it
-            user_error("{}; --no-verify or a smaller --micro-batch may fit", error.what());
-        }
+        return train_within_memory([&] { return train(options, chapter, shape); });
     });
 }

@@ -10,6 +10,8 @@ namespace ultrascale {
 
 std::string device_description();  // "CPU, 2 threads (AMD EPYC)"
 
+bool device_is_gpu();
+
 struct DevicePeak {
     double flops;        // dense FLOP/s for this dtype
     std::string source;  // "measured sgemm", "datasheet"

@@ -26,22 +26,22 @@ static std::string describe(const std::vector<TensorPart>& parts) {
 GatherParts::GatherParts(const Communicator* group, std::vector<TensorPart> mine) : group_(group), mine_(std::move(mine)) {
     const std::string own = describe(mine_);
     const std::vector<std::string> of_ranks = group ? group->gather_strings(own) : std::vector<std::string>{own};
-    std::map<std::string, size_t> known;
+    std::map<std::string, std::pair<Whole, std::vector<Piece>>> found;
     for (int rank = 0; rank < int(of_ranks.size()); ++rank)
         for (const json& part : json::parse(of_ranks[size_t(rank)])) {
-            const auto [place, is_new] = known.try_emplace(part[0], tensors_.size());
-            if (is_new) {
-                tensors_.push_back({part[0], part[1].get<Shape>(), DType(part[2].get<int>())});
-                pieces_.emplace_back();
-            }
+            auto& [whole, pieces] = found[part[0]];
+            whole = {part[0], part[1].get<Shape>(), DType(part[2].get<int>())};
             Piece piece{rank, {}, part[4], part[5]};
             for (const json& range : part[3]) piece.slice.push_back({range[0], range[1]});
-            auto& pieces = pieces_[place->second];
             const auto replica = [&](const Piece& other) {
                 return other.begin == piece.begin && other.count == piece.count && same(other.slice, piece.slice);
             };
             if (std::ranges::none_of(pieces, replica)) pieces.push_back(std::move(piece));
         }
+    for (auto& [name, tensor] : found) {
+        tensors_.push_back(std::move(tensor.first));
+        pieces_.push_back(std::move(tensor.second));
+    }
 }
 
 bool GatherParts::same(const std::vector<Range>& a, const std::vector<Range>& b) {

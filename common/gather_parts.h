@@ -19,7 +19,7 @@ public:
         Shape shape;
         DType dtype;
     };
-    // On every rank the same list, in the order in which the names first appear, rank by rank.
+    // On every rank the same list, by name: however the tensors are spread, the same file is written.
     const std::vector<Whole>& tensors() const { return tensors_; }
 
     // All ranks call it for the same tensor: on rank 0 the tensor, elsewhere nothing. It is an error of the program if the parts

@@ -11,6 +11,7 @@
 #include "file.h"
 #include "threads.h"
 #include "trace.h"
+#include "training.h"
 
 namespace ultrascale {
 
@@ -35,8 +36,7 @@ struct Report::Impl {
         const size_t warmup = std::min<size_t>(3, records.size() - 1);
         std::vector<double> values;
         for (size_t i = warmup; i < records.size(); ++i) values.push_back(f(records[i]));
-        std::nth_element(values.begin(), values.begin() + std::ptrdiff_t(values.size() / 2), values.end());
-        return values[values.size() / 2];
+        return ultrascale::median(std::move(values));
     }
 };
 
@@ -133,7 +133,8 @@ bool Report::memory(const MemoryEstimate& predicted) {
     print(fmt::format("  {:<20} {:>14} {:>14}   of {}", "all, at the peak", format_bytes(double(predicted.total())),
                       format_bytes(double(total(memory_at_peak()))), format_bytes(double(memory_limit()))));
     json["peak"] = {{"predicted", predicted.total()}, {"measured", total(memory_at_peak())}};
-    if (const DeviceOverhead extra = device_overhead(); extra.context > 0) {  // the playbook's two extra occupants of a GPU
+    if (device_is_gpu()) {  // the playbook's two extra occupants of a GPU
+        const DeviceOverhead extra = device_overhead();
         print(fmt::format("  {:<20} {:>14} {:>14}   kernels, cuBLAS and NCCL, of all processes here", "CUDA context", "-",
                           format_bytes(double(extra.context))));
         print(fmt::format("  {:<20} {:>14} {:>14}   reserved beyond the most that tensors used", "fragmentation", "-",

@@ -1,14 +1,33 @@
 // What every chapter's main.cpp has around its step loop (the loop itself is written out in each).
 #pragma once
 
+#include <algorithm>
+
 #include "cli.h"
 #include "data.h"
+#include "error.h"
 #include "estimate.h"
 #include "trace.h"
 
 namespace ultrascale {
 
 inline double scalar(const Tensor& t) { return t.to_host<double>()[0]; }  // of a (1) fp64 tensor; the host waits for it
+
+inline double median(std::vector<double> values) {  // of several; of an even number the higher of the two in the middle
+    const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
+// Runs the training after its estimate was found to fit. What may still not fit is workspace, or the verifying run beside it.
+template <class F>
+bool train_within_memory(F train) {
+    try {
+        return train();
+    } catch (const OutOfMemory& error) {
+        user_error("{}; --no-verify or a smaller --micro-batch may fit", error.what());
+    }
+}
 
 // A span in the trace's lane "phase".
 template <class F>

@@ -58,6 +58,8 @@ std::string device_description() {
     return fmt::format("CPU, {} thread{} ({})", threads(), threads() == 1 ? "" : "s", model);
 }
 
+bool device_is_gpu() { return false; }
+
 DeviceOverhead device_overhead() { return {0, 0}; }
 
 void device_use_threads(int threads) { openblas_set_num_threads(threads); }

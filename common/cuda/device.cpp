@@ -138,6 +138,8 @@ int64_t device_memory_bytes() {
     return int64_t(total) / sharing;
 }
 
+bool device_is_gpu() { return true; }
+
 DeviceOverhead device_overhead() {
     compute_stream().synchronize();
     size_t free = 0, total = 0;

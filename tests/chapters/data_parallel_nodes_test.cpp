@@ -80,6 +80,9 @@ TEST(DataParallelNodes, BadInput) {
     expect_refused_on(2, "--node-size 2 --inter-gbps 0", {"--inter-gbps", "0"});
     expect_refused_on(2, "--node-size 2 --inter-gbps nan", {"--inter-gbps", "nan"});
     expect_refused_on(2, "--sync hierarchy", {"--sync", "hierarchy", "hierarchical"});
+    // 12.5 MiB of moments, and as much of its own
+    expect_refused_on(2, "--layers 8 --seq 128 --micro-batch 1 --device-memory 0.034 --sync diloco",
+                      {"out of memory", "optimizer 25.0 MiB", "--sync"});
     expect_refused_on(2, "--sync diloco --inner-steps 0", {"--inner-steps", "0"});
     expect_refused_on(2, "--sync diloco --outer-lr -1", {"--outer-lr", "-1"});
     expect_refused_on(2, "--sync diloco --outer-momentum 1.5", {"--outer-momentum", "1.5"});

@@ -137,7 +137,8 @@ TEST(SingleGpuTrace, IsWhatPerfettoReads) {
     for (const char* name :
          {"forward", "backward", "update", "matmul", "attention_forward", "attention_backward", "adamw", "cross_entropy"})
         EXPECT_TRUE(names.count(name)) << name;
-    EXPECT_EQ(counters, (std::set<std::string>{"parameters", "gradients", "optimizer", "activations", "communication", "workspace", "host"}));
+    EXPECT_EQ(counters,
+              (std::set<std::string>{"parameters", "gradients", "optimizer", "activations", "communication", "workspace", "host"}));
     EXPECT_EQ(optimizer_before, 0);  // the first step's update makes the states
     EXPECT_EQ(optimizer_after, outcome.summary.at("memory").at("optimizer").at("measured").get<double>());
 }

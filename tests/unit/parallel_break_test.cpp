@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "01_data_parallel/bucket.h"
+#include "01_data_parallel/hierarchical.h"
 #include "01_data_parallel/naive.h"
 #include "01_data_parallel/overlap.h"
 #include "01_data_parallel/ring_sync.h"
@@ -144,6 +145,7 @@ TEST(ParallelBreak, UnchangedTechniquesPass) {
     expect(train_data_parallel<OverlapSync>(), true, true, true);
     expect(train_data_parallel<BucketSync>(bucket_bytes), true, true, true);
     expect(train_data_parallel<RingSync>(RingDirections::both), true, true, true);
+    expect(train_data_parallel<HierarchicalSync>(bucket_bytes, world().size() % 2 == 0 ? 2 : 1), true, true, true);
     expect(train_zero<Zero0>({.stage = 0}), true, true, true);
     expect(train_zero<Zero1>({.stage = 1}), true, true, true);
     expect(train_zero<Zero2>({.stage = 2}), true, true, true);
@@ -160,6 +162,19 @@ TEST(ParallelBreak, TheLastBucketIsForgotten) {
         }
     };
     expect(train_data_parallel<Broken>(bucket_bytes), false, true, false);
+}
+
+TEST(ParallelBreak, TheNodesNeverMeet) {
+    NEEDS_RANKS();
+    if (world().size() % 2 != 0) GTEST_SKIP() << "needs two nodes of as many ranks";
+    struct Broken : HierarchicalSync {
+        using HierarchicalSync::HierarchicalSync;
+        void start(Bucket& bucket) override {  // summed inside the node only
+            bucket.under_way.push_back(node.all_reduce(bucket.gradients, Reduce::sum, communication_stream()));
+        }
+        const Communicator node = world().split(world().rank() / (world().size() / 2), world().rank(), "half of the ranks");
+    };
+    expect(train_data_parallel<Broken>(bucket_bytes, world().size() / 2), false, true, false);
 }
 
 TEST(ParallelBreak, OneParameterIsNotSummed) {
