@@ -1,6 +1,7 @@
 # The only build file. `make help` explains the targets.
 #
 #   BACKEND   cpu (MPI, OpenBLAS) or cuda (NCCL, cuBLAS)                     default: cuda where nvcc and a GPU are both there
+#             simt: the CUDA kernels, executed on the CPU (for tests)
 #   CUDA_ARCH the GPU to compile for, 80, 90a, ...                           default: the one in this machine, else 90a
 #   MPI       mpich or openmpi                                               default: whichever is there, mpich first
 #   SANITIZE  address or thread: a build of its own under build/cpu-address  default: none
@@ -16,8 +17,8 @@ SHELL := /bin/bash
 NVCC    := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1))
 BACKEND ?= $(if $(and $(NVCC),$(GPU_ARCH)),cuda,cpu)
-ifeq ($(filter cpu cuda,$(BACKEND)),)
-$(error BACKEND=$(BACKEND): cpu or cuda)
+ifeq ($(filter cpu cuda simt,$(BACKEND)),)
+$(error BACKEND=$(BACKEND): cpu, cuda or simt)
 endif
 ifeq ($(BACKEND)$(NVCC),cuda)
 $(error BACKEND=cuda needs nvcc, the CUDA Toolkit's compiler, on the PATH)
@@ -82,13 +83,25 @@ else
 LDLIBS   += -lopenblas
 endif
 
+# Kernels on the CPU (common/simt): g++ compiles them against stand-ins for CUDA's headers and reports each load and store.
+ifeq ($(BACKEND),simt)
+CPPFLAGS += -DULTRASCALE_SIMT
+SIMT_FLAGS := -x c++ -Icommon/simt/include -O1 -Wno-unknown-pragmas -fsanitize=thread --param tsan-instrument-func-entry-exit=0
+LDLIBS   += -lboost_context
+COMMON_SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/simt/*.cpp common/simt/*.cu common/cuda/ops_*.cu) \
+                  $(patsubst %,common/cpu/%.cpp,device stream comm_cpu ops_matmul)
+else
+COMMON_SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp common/$(BACKEND)/*.cu)
+endif
+
 objects   = $(patsubst %,$(BUILD)/obj/%.o,$(basename $(1)))
-COMMON_OBJECTS := $(call objects,$(sort $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp common/$(BACKEND)/*.cu)))
+COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
 COMM_SOURCES := $(addprefix tests/unit/,comm_test.cpp gather_parts_test.cpp parallel_break_test.cpp ring_all_reduce_test.cpp slow_links_test.cpp stream_test.cpp)
 COMM_OBJECTS := $(call objects,$(COMM_SOURCES))
 UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard tests/unit/*.cpp))))
+SIMT_TEST_OBJECTS := $(call objects,$(sort $(wildcard tests/simt/*.cpp tests/simt/*.cu)))
 CHAPTER_OBJECTS := $(call objects,$(sort $(wildcard tests/chapters/*.cpp)))
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
@@ -118,7 +131,7 @@ run: $(BUILD)/$(CHAPTER)  ## run CHAPTER=00_single_gpu on NP=1 ranks with ARGS="
 	$(MPIRUN) $(MPIRUN_FLAGS) -n $(NP) $(BUILD)/$(CHAPTER) $(ARGS)
 
 ifeq ($(BACKEND),cuda)
-test: deps  ## build and run all tests; with BACKEND=cpu also under the sanitizers and with Open MPI
+test: deps  ## build and run all tests; with BACKEND=cpu also the CUDA kernels on the CPU, the sanitizers, Open MPI
 	$(MAKE) $(JOBS) --no-print-directory test-programs
 	@tests/run_all.sh cuda "$(MPIRUN) $(MPIRUN_FLAGS)"
 
@@ -132,6 +145,7 @@ compute-sanitizer: $(BUILD)/unit_test  ## the operations under memcheck, raceche
 else
 test: deps
 	$(MAKE) $(JOBS) --no-print-directory test-programs
+	$(MAKE) $(JOBS) --no-print-directory BACKEND=simt build/simt/simt_test
 	$(MAKE) $(JOBS) --no-print-directory SANITIZE=address build/cpu-address/unit_test build/cpu-address/00_single_gpu
 	$(MAKE) $(JOBS) --no-print-directory SANITIZE=thread build/cpu-thread/comm_test
 	@if command -v mpicxx.openmpi >/dev/null; then $(MAKE) $(JOBS) --no-print-directory MPI=openmpi build/cpu-openmpi/comm_test; fi
@@ -156,7 +170,7 @@ clean:  ## remove build/
 	rm -rf build compile_commands.json
 
 # ---- dependencies --------------------------------------------------------------------------------------------------------
-PACKAGES := g++ mpich libmpich-dev libopenblas-openmp-dev libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev
+PACKAGES := g++ mpich libmpich-dev libopenblas-openmp-dev libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libboost-context-dev
 deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 	@./deps.sh $(PACKAGES)
 
@@ -167,7 +181,11 @@ $(BUILD)/obj/%.o: %.cpp Makefile
 
 $(BUILD)/obj/%.o: %.cu Makefile
 	@mkdir -p $(@D)
+ifeq ($(BACKEND),simt)
+	$(CXX) $(CPPFLAGS) $(filter-out -O2 -O3,$(CXXFLAGS)) $(SIMT_FLAGS) -MMD -MP -c $< -o $@
+else
 	$(NVCC) -Icommon -I. -DULTRASCALE_CUDA $(NVCCFLAGS) -MMD -MP -c $< -o $@
+endif
 
 $(LIBRARY): $(COMMON_OBJECTS)
 	@rm -f $@
@@ -177,6 +195,10 @@ $(PROGRAMS): $(BUILD)/%: $(BUILD)/obj/%/main.o $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
 $(BUILD)/unit_test: $(UNIT_OBJECTS) $(LIBRARY)
+	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
+
+# The executor's own tests, and the operations' tests with the CUDA kernels on it.
+$(BUILD)/simt_test: $(SIMT_TEST_OBJECTS) $(call objects,$(wildcard tests/unit/ops_*_test.cpp)) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
 
 $(BUILD)/chapter_test: $(CHAPTER_OBJECTS)

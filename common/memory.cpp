@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <map>
 #include <mutex>
 
 #include "error.h"
@@ -17,6 +19,8 @@ struct Tracker {
     int64_t peak_total = 0, limit = -1;
     bool recording = false;
     std::vector<MemoryPoint> timeline;
+    std::map<const void*, int64_t> allocations;  // bytes by address
+    std::atomic<uint64_t> changes = 0;           // of allocations
 
     void add(Memory category, int64_t bytes) {
         now[int(category)] += bytes;
@@ -100,6 +104,16 @@ std::string format_bytes(double bytes) {
     return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.{}f} {}", bytes, bytes < 10 ? 2 : 1, units[unit]);
 }
 
+Allocation memory_find(const void* address) {
+    Tracker& t = tracker();
+    std::lock_guard lock(t.mutex);
+    const auto behind = t.allocations.upper_bound(address);
+    if (behind == t.allocations.begin()) return {nullptr, 0};
+    return {std::prev(behind)->first, std::prev(behind)->second};
+}
+
+uint64_t memory_allocations() { return tracker().changes; }
+
 void* memory_allocate(int64_t bytes, Memory category) {
     int64_t limit = memory_limit();
     Tracker& t = tracker();
@@ -113,6 +127,8 @@ void* memory_allocate(int64_t bytes, Memory category) {
         throw OutOfMemory(fmt::format("out of memory: {} more for {} do not fit in {}; held: {}", format_bytes(double(bytes)),
                                       memory_names[int(category)], format_bytes(double(limit)), table(t.now)));
     t.add(category, bytes);
+    t.allocations[data] = bytes;
+    ++t.changes;
     return data;
 }
 
@@ -120,6 +136,8 @@ void memory_free(void* data, int64_t bytes, Memory category) {
     Tracker& t = tracker();
     std::lock_guard lock(t.mutex);
     t.add(category, -bytes);
+    t.allocations.erase(data);
+    ++t.changes;
     category == Memory::host ? host_free(data) : device_free(data);
 }
 

@@ -30,6 +30,7 @@ done
 # On a GPU most of a chapter's short run is starting up: four at a time.
 suite "chapters" tests/in_shards.sh $([ "$backend" = cuda ] && echo 4 || echo 1) build/$backend/chapter_test
 if [ "$backend" = cpu ]; then
+    suite "CUDA kernels, executed on the CPU" build/simt/simt_test
     if [ -x build/cpu-openmpi/comm_test ]; then
         suite "communication, 4 ranks, Open MPI" mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 build/cpu-openmpi/comm_test
     fi

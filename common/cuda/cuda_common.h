@@ -22,9 +22,16 @@ int multiprocessors();              // of this rank's device
 bool programmatic_launch();         // whether this rank's device has it
 int64_t shared_memory_per_block();  // bytes that a block may ask for: 227 KiB on Hopper, 163 on A100, 99 on GeForce
 
-#ifdef __CUDACC__
+// DYNAMIC_SHARED(T, name): `name` points to the block's dynamic shared memory, 16-byte aligned.
+#ifdef ULTRASCALE_SIMT
+#define DYNAMIC_SHARED(T, name) T* const name = static_cast<T*>(::simt::dynamic_shared())
+#else
+#define DYNAMIC_SHARED(T, name) extern __shared__ __align__(16) T name[]
+#endif
+
+#if defined(__CUDACC__) || defined(ULTRASCALE_SIMT)
 // LAUNCH(kernel, grid, block, shared_bytes)(arguments...): on the compute stream. A kernel with several template arguments
-// goes in parentheses. (One name for it, so that chapter 07 can run kernels on the CPU.)
+// goes in parentheses. (Without a GPU simt.h runs them.)
 #define LAUNCH(kernel, grid, block, shared_bytes) ::ultrascale::Launch(kernel, grid, block, shared_bytes)
 // The same for a kernel whose blocks may start while the kernel before it ends (programmatic dependent launch; Hopper and later). It must
 // call wait_for_kernel_before() (ops_common.cuh) in every block.

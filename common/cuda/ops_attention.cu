@@ -42,7 +42,7 @@ struct Place {
 
     // T rows a head. The last rows come first: under a causal mask, queries there have most to do.
     __device__ Place(int64_t T, int64_t heads) {
-        extern __shared__ __align__(16) float shared[];
+        DYNAMIC_SHARED(float, shared);
         const int64_t blocks = (T + block_rows - 1) / block_rows, index = blockIdx.x / blocks, warp = threadIdx.x / 32;
         b = index / heads, head = index % heads, block_first = (blocks - 1 - blockIdx.x % blocks) * block_rows;
         first = block_first + warp * rows, lane = int(threadIdx.x) % 32;

@@ -40,7 +40,7 @@ struct Softmax {
 template <int threads, int in_registers, int n, class T>
 __global__ void __launch_bounds__(threads, 1024 / threads)
     cross_entropy_rows(float* losses, T* logits, const int32_t* targets, float dscale, int packs, int kept) {
-    extern __shared__ float4 shared[];
+    DYNAMIC_SHARED(float4, shared);
     T* const row_shared = reinterpret_cast<T*>(shared);
     const int64_t row = blockIdx.x, V = int64_t(packs) * n;
     const int target = targets[row];

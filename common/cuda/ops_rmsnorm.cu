@@ -87,7 +87,7 @@ template <int row_threads, bool has_residual, int n, class T>
 __global__ void __launch_bounds__(backward_threads, 1) backward_kept(T* dx, float* partial, const T* dy, const T* x, const float* rstd,
                                                                      const T* weight, const T* dresidual, int64_t N, int h) {
     constexpr int rows = backward_threads / row_threads, warps = row_threads / 32;
-    extern __shared__ float4 ring[];  // (stages, 3, threads) packs
+    DYNAMIC_SHARED(float4, ring);  // (stages, 3, threads) packs
     __shared__ float sums[2][rows][warps];
     const int place = threadIdx.x % row_threads, group = threadIdx.x / row_threads, column = place * n;
     const bool mine = column < h;

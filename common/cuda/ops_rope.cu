@@ -30,7 +30,7 @@ constexpr int threads = 256, unroll = 2, tokens_of_block = 8;
 template <bool forward, int n, class T>
 __global__ void __launch_bounds__(threads)
     rotate(T* q, T* k, T* v, T* qkv, const int32_t* positions, const float* frequencies, int64_t N, int H, int K, int half) {
-    extern __shared__ float4 table[];  // of a token: D/2 cosines, then D/2 sines
+    DYNAMIC_SHARED(float4, table);  // of a token: D/2 cosines, then D/2 sines
     float* tables = reinterpret_cast<float*>(table);
     const int64_t first = int64_t(blockIdx.x) * tokens_of_block;
     const int tokens = int(min(int64_t(tokens_of_block), N - first));

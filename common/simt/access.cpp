@@ -1,0 +1,114 @@
+// Every load and store of a kernel, as the compiler reports it. Kernels are compiled with -fsanitize=thread, which makes g++ call
+// __tsan_readN(address) before each access; we link no thread sanitizer but our own functions of these names. Here: an access must lie
+// within an allocation of the device's, the block's shared memory, the thread's own stack or the program's own variables.
+#include <fmt/format.h>
+#include <link.h>
+
+#include <utility>
+
+#include "memory.h"
+#include "simt.h"
+
+namespace simt {
+
+namespace {
+
+struct Region {
+    const char *begin, *end;
+    bool contains(const char* first, size_t bytes) const { return first >= begin && first + bytes <= end; }
+};
+
+// The part of the program that an address lies in: static variables and this core's thread_local ones (__shared__ arrays of a fixed
+// size are such). Empty if in none.
+Region part_of_program(const char* address) {
+    struct Question {
+        const char* address;
+        Region answer;
+    } question = {address, {}};
+    dl_iterate_phdr(
+        [](dl_phdr_info* module, size_t, void* data) {
+            Question& q = *static_cast<Question*>(data);
+            for (int i = 0; i < module->dlpi_phnum; ++i) {
+                const auto& header = module->dlpi_phdr[i];
+                const char* begin = nullptr;
+                if (header.p_type == PT_LOAD) begin = reinterpret_cast<const char*>(module->dlpi_addr + header.p_vaddr);
+                if (header.p_type == PT_TLS) begin = static_cast<const char*>(module->dlpi_tls_data);
+                if (!begin || q.address < begin || q.address >= begin + header.p_memsz) continue;
+                q.answer = {begin, begin + header.p_memsz};
+                return 1;
+            }
+            return 0;
+        },
+        &question);
+    return question.answer;
+}
+
+// Regions found before: most accesses are near the last ones.
+thread_local Region recent[4];
+thread_local unsigned oldest = 0;
+thread_local uint64_t recent_of_allocations = 0;
+
+[[noreturn]] void refuse(const char* first, size_t bytes, bool write, const void* code) {
+    Running* const self = std::exchange(running, nullptr);  // no accesses of our own
+    std::string where = "in no allocation";
+    if (const auto near = ultrascale::memory_find(first); near.bytes > 0) {
+        const auto* begin = static_cast<const char*>(near.begin);
+        where =
+            fmt::format("{} byte{} from the beginning of an allocation of {}", first - begin, first - begin == 1 ? "" : "s", near.bytes);
+    }
+    const std::string what =
+        fmt::format("{} {} bytes out of bounds at {}: {}", write ? "writes" : "reads", bytes, source_line(code), where);
+    running = self;
+    fail(what.c_str());
+}
+
+void check(const char* first, size_t bytes, bool write, const void* code) {
+    if (Region{static_cast<const char*>(running->stack), static_cast<const char*>(running->stack_end)}.contains(first, bytes)) return;
+    if (const uint64_t now = ultrascale::memory_allocations(); now != recent_of_allocations) {
+        for (Region& region : recent) region = {};
+        recent_of_allocations = now;
+    }
+    for (const Region& region : recent)
+        if (region.contains(first, bytes)) return;
+    if (Region{static_cast<const char*>(running->shared), static_cast<const char*>(running->shared_end)}.contains(first, bytes)) return;
+    if (Region{static_cast<const char*>(running->arguments), static_cast<const char*>(running->arguments_end)}.contains(first, bytes))
+        return;
+    const auto found = ultrascale::memory_find(first);
+    const auto* begin = static_cast<const char*>(found.begin);
+    for (const Region& region : {Region{begin, begin + found.bytes}, part_of_program(first)})
+        if (region.contains(first, bytes)) {
+            recent[oldest++ % 4] = region;
+            return;
+        }
+    refuse(first, bytes, write, code);
+}
+
+[[gnu::always_inline]] inline void access(void* first, size_t bytes, bool write) {
+    if (running) check(static_cast<const char*>(first), bytes, write, __builtin_return_address(0));
+}
+
+}  // namespace
+
+}  // namespace simt
+
+// What g++ calls (gcc/sanitizer.def).
+#define ACCESS(bytes)                                                             \
+    void __tsan_read##bytes(void* a) { simt::access(a, bytes, false); }           \
+    void __tsan_write##bytes(void* a) { simt::access(a, bytes, true); }           \
+    void __tsan_unaligned_read##bytes(void* a) { simt::access(a, bytes, false); } \
+    void __tsan_unaligned_write##bytes(void* a) { simt::access(a, bytes, true); }
+extern "C" {
+ACCESS(1)
+ACCESS(2)
+ACCESS(4)
+ACCESS(8)
+ACCESS(16)
+void __tsan_read_range(void* a, size_t bytes) { simt::access(a, bytes, false); }
+void __tsan_write_range(void* a, size_t bytes) { simt::access(a, bytes, true); }
+void __tsan_vptr_update(void*, void*) {}
+void __tsan_vptr_read(void*) {}
+void __tsan_init() {}
+// Of the host's code between the kernels (shared pointers, statics).
+char __tsan_atomic8_load(const volatile char* a, int) { return __atomic_load_n(a, __ATOMIC_SEQ_CST); }
+int __tsan_atomic32_fetch_add(volatile int* a, int x, int) { return __atomic_fetch_add(a, x, __ATOMIC_SEQ_CST); }
+}

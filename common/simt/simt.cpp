@@ -1,0 +1,310 @@
+#include "simt.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <boost/context/fiber.hpp>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+thread_local constinit uint3 threadIdx{}, blockIdx{};
+thread_local constinit dim3 blockDim, gridDim;
+
+extern "C" const char __executable_start[] __attribute__((weak));  // the linker's
+
+namespace simt {
+
+thread_local constinit Running* running = nullptr;
+
+namespace {
+
+namespace context = boost::context;
+
+constexpr size_t stack_bytes = 128 << 10;
+
+// Stacks are kept for the next block: mapped once, touched where they are used.
+struct Stacks {
+    std::vector<void*> free;
+    ~Stacks() {
+        for (void* stack : free) munmap(stack, stack_bytes);
+    }
+};
+thread_local Stacks stacks;
+
+struct StackAllocator {
+    context::stack_context allocate() {
+        void* memory = nullptr;
+        if (stacks.free.empty()) {
+            memory = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (memory == MAP_FAILED) throw std::bad_alloc();
+        } else {
+            memory = stacks.free.back();
+            stacks.free.pop_back();
+        }
+        context::stack_context stack;
+        stack.size = stack_bytes;
+        stack.sp = static_cast<char*>(memory) + stack_bytes;
+        return stack;
+    }
+    void deallocate(context::stack_context& stack) { stacks.free.push_back(static_cast<char*>(stack.sp) - stack_bytes); }
+};
+
+struct Thread : Running {
+    context::fiber fiber;
+    uint3 index;
+    const void* waits_at = nullptr;  // code; nullptr: it does not wait
+    const char* waits_for = "";
+    bool ended = false;
+};
+
+// Lanes that exchange values. Two sets of values by turns: a lane that is already at the next exchange must not overwrite what
+// another one has not read yet.
+struct Meeting {
+    uint32_t mask = 0, arrived = 0;
+    const char* what = "";
+    uint64_t number = 0;
+    Lanes lanes[2];
+};
+
+struct Block {
+    const Call& call;
+    dim3 size;
+    uint3 index;
+    uint64_t number;
+    void* shared;
+    size_t shared_bytes;
+    std::vector<Thread> threads = {};
+    std::vector<Meeting> meetings = {};  // a warp has 32: one for each lowest lane of a mask
+    unsigned at_barrier = 0;
+    uint64_t barriers = 0;
+    uint64_t progress = 0;  // arrivals and ends: if a round adds none, nothing will ever happen
+    context::fiber scheduler = {};
+    std::exception_ptr failure = {};
+
+    void wait(Thread& self, const char* what, const void* code) {
+        self.waits_for = what, self.waits_at = code;
+        scheduler = std::move(scheduler).resume();
+        running = nullptr;
+    }
+};
+thread_local Block* block = nullptr;
+
+// While a thread is in our own code its accesses are not looked at. (They would be: where the same inline function is in kernels'
+// objects too, the linker keeps one of them, perhaps the one that reports.)
+struct OwnCode {
+    Thread& self = static_cast<Thread&>(*running);
+    OwnCode() { running = nullptr; }
+    ~OwnCode() { running = &self; }
+};
+
+std::string place(const char* function, const void* code) { return fmt::format("{} ({})", function, source_line(code)); }
+
+std::string text(uint3 i) { return fmt::format("({}, {}, {})", i.x, i.y, i.z); }
+
+// Who waits where, in groups of alike.
+std::string who_waits(const Block& b) {
+    std::map<std::pair<std::string, const void*>, std::vector<uint32_t>> groups;
+    for (const Thread& t : b.threads) groups[{t.ended ? "" : t.waits_for, t.ended ? nullptr : t.waits_at}].push_back(t.thread);
+    std::string all;
+    for (const auto& [what, members] : groups)
+        all += fmt::format("{}{} thread{} (the first is {}) {}", all.empty() ? "" : "; ", members.size(), members.size() == 1 ? "" : "s",
+                           members.front(), what.second ? "wait at " + place(what.first.c_str(), what.second) : "ended");
+    return all;
+}
+
+std::string header(const Block& b) { return fmt::format("kernel {}, block {}", source_line(b.call.kernel), text(b.index)); }
+
+[[noreturn]] void fail(Thread& self, const std::string& what) {
+    Block& b = *block;
+    b.failure = std::make_exception_ptr(KernelError(fmt::format("{}, thread {}: {}", header(b), text(self.index), what)));
+    for (;;) b.wait(self, "", nullptr);  // the scheduler does not come back
+}
+
+// Runs one block to its end on this core.
+void run_block(Block& b, dim3 grid) {
+    const uint32_t count = b.size.x * b.size.y * b.size.z;
+    b.threads = std::vector<Thread>(count);
+    b.meetings.assign((count + warp_size - 1) / warp_size * warp_size, {});
+    blockDim = b.size, gridDim = grid, blockIdx = b.index;
+    block = &b;
+    for (uint32_t i = 0; i < count; ++i) {
+        Thread& t = b.threads[i];
+        t.thread = i, t.block = b.number;
+        t.index = {i % b.size.x, i / b.size.x % b.size.y, i / b.size.x / b.size.y};
+        t.shared = b.shared, t.shared_end = static_cast<char*>(b.shared) + b.shared_bytes;
+        t.arguments = b.call.arguments, t.arguments_end = static_cast<const char*>(b.call.arguments) + b.call.bytes;
+        t.fiber = context::fiber(std::allocator_arg, StackAllocator{}, [&b, &t](context::fiber&& scheduler) {
+            b.scheduler = std::move(scheduler);
+            const char* here = reinterpret_cast<const char*>(&scheduler);  // near the top of this stack
+            t.stack_end = here + 4096, t.stack = here - stack_bytes;
+            running = &t;
+            b.call.run(b.call.arguments);
+            running = nullptr;
+            t.ended = true;
+            ++b.progress;
+            return std::move(b.scheduler);
+        });
+    }
+    uint32_t left = count;
+    while (left > 0 && !b.failure) {
+        const uint64_t before = b.progress;
+        for (Thread& t : b.threads) {
+            if (t.ended) continue;
+            threadIdx = t.index;
+            t.fiber = std::move(t.fiber).resume();
+            running = nullptr;
+            if (t.ended) --left;
+            if (b.failure) break;
+        }
+        if (b.progress == before && !b.failure) {
+            b.failure = std::make_exception_ptr(
+                KernelError(fmt::format("{}: threads wait for others that will never come: {}", header(b), who_waits(b))));
+        }
+    }
+    block = nullptr;
+    // What did not end cannot be unwound: a fault may lie in code that g++ takes for code that does not throw. Its stack is given up.
+    for (Thread& t : b.threads)
+        if (!t.ended) new context::fiber(std::move(t.fiber));
+    if (b.failure) std::rethrow_exception(b.failure);
+}
+
+}  // namespace
+
+void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes) {
+    const uint64_t count = uint64_t(grid.x) * grid.y * grid.z, threads = uint64_t(size.x) * size.y * size.z;
+    if (threads == 0 || threads > 1024) throw KernelError(fmt::format("a block of {} threads: 1 to 1024 are possible", threads));
+    std::exception_ptr failure;
+    std::mutex mutex;
+#pragma omp parallel
+    {
+        std::vector<char> memory(dynamic_shared_bytes + 128);
+        void* shared = memory.data();
+        size_t room = memory.size();
+        std::align(128, dynamic_shared_bytes, shared, room);
+#pragma omp for schedule(dynamic)
+        for (uint64_t i = 0; i < count; ++i) {
+            {
+                std::lock_guard lock(mutex);
+                if (failure) continue;
+            }
+            std::memset(shared, 0xff, dynamic_shared_bytes);  // NaN to whoever reads what it did not write
+            const uint3 index = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
+            Block b{call, size, index, i, shared, dynamic_shared_bytes};
+            try {
+                run_block(b, grid);
+            } catch (...) {
+                std::lock_guard lock(mutex);
+                if (!failure) failure = std::current_exception();
+            }
+        }
+    }
+    if (failure) std::rethrow_exception(failure);
+}
+
+void* dynamic_shared() { return block->shared; }
+
+int lane() { return int(running->thread % warp_size); }
+
+void sync_block() {
+    const void* code = __builtin_return_address(0);
+    OwnCode here;
+    Block& b = *block;
+    const uint64_t number = b.barriers;
+    ++b.progress;
+    if (++b.at_barrier == b.threads.size()) {
+        b.at_barrier = 0;
+        ++b.barriers;
+    } else {
+        while (b.barriers == number) b.wait(here.self, "__syncthreads", code);
+    }
+    here.self.waits_at = nullptr;
+    ++here.self.epoch;
+}
+
+Lanes exchange(uint32_t mask, uint64_t value, const char* what, const void* code) {
+    if (!code) code = __builtin_return_address(0);
+    const int own = lane();
+    OwnCode here;
+    Block& b = *block;
+    const uint32_t self = 1u << own;
+    if (!(mask & self))
+        fail(here.self, fmt::format("{} with mask {:#x}, which leaves out the lane that calls it", place(what, code), mask));
+    Meeting& meeting = b.meetings[here.self.thread / warp_size * warp_size + uint32_t(std::countr_zero(mask))];
+    if (meeting.arrived == 0) {
+        meeting.mask = mask, meeting.what = what;
+    } else if (meeting.mask != mask || std::strcmp(meeting.what, what) != 0) {
+        fail(here.self, fmt::format("{} with mask {:#x} while other lanes are at {} with mask {:#x}", place(what, code), mask, meeting.what,
+                                    meeting.mask));
+    }
+    const uint64_t number = meeting.number;
+    Lanes& lanes = meeting.lanes[number % 2];
+    lanes.values[own] = value;
+    meeting.arrived |= self;
+    ++b.progress;
+    if (meeting.arrived == mask) {
+        meeting.arrived = 0;
+        ++meeting.number;
+    } else {
+        while (meeting.number == number) b.wait(here.self, what, code);
+    }
+    here.self.waits_at = nullptr;
+    ++here.self.warp_epoch;
+    return lanes;
+}
+
+uint64_t shuffle(uint32_t mask, uint64_t value, int source, const char* what) {
+    if (!(mask >> source & 1)) {
+        OwnCode here;
+        fail(here.self, fmt::format("{} from lane {}, which the mask leaves out", what, source));
+    }
+    return exchange(mask, value, what, __builtin_return_address(0)).values[source];
+}
+
+template <class T>
+static T add_atomically(T* address, T x) {
+    std::atomic_ref<T> there(*address);
+    T old = there.load();
+    while (!there.compare_exchange_weak(old, old + x)) {
+    }
+    return old;
+}
+float atomic_add(float* address, float x) { return add_atomically(address, x); }
+double atomic_add(double* address, double x) { return add_atomically(address, x); }
+int atomic_add(int* address, int x) { return add_atomically(address, x); }
+unsigned atomic_add(unsigned* address, unsigned x) { return add_atomically(address, x); }
+
+std::string source_line(const void* code) {
+    static std::mutex mutex;
+    static auto& known = *new std::map<const void*, std::string>;
+    std::lock_guard lock(mutex);
+    const auto [entry, is_new] = known.try_emplace(code, "an unknown place");
+    if (!is_new) return entry->second;
+    // A return address is behind the call: one byte back is inside it. The executable may lie anywhere: subtract where it begins.
+    const auto address = reinterpret_cast<uintptr_t>(code) - reinterpret_cast<uintptr_t>(__executable_start) - 1;
+    const std::string command = fmt::format("addr2line -s -i -e /proc/{}/exe {:#x} 2>/dev/null", getpid(), address);
+    if (FILE* pipe = popen(command.c_str(), "r")) {
+        char line[512] = "";
+        while (fgets(line, sizeof line, pipe)) {  // the innermost function first: the first one that is the kernels' own
+            const std::string found(line, strcspn(line, " \n"));
+            if (found.starts_with("??") || found.starts_with("cuda_")) continue;
+            entry->second = found;
+            break;
+        }
+        pclose(pipe);
+    }
+    return entry->second;
+}
+
+void fail(const char* what) {
+    OwnCode here;
+    fail(here.self, what);
+}
+
+}  // namespace simt

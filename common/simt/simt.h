@@ -1,0 +1,83 @@
+// CUDA kernels on the CPU: the same source, compiled by g++, with blocks, warps and threads that behave as a GPU's do.
+//
+// A kernel is a function that one thread runs. Here each CUDA thread is a fiber (a stack of its own, Boost.Context), and a core runs
+// all fibers of a block in turn: one goes on until it must wait for others, at __syncthreads() or at a warp's shuffle, vote or
+// __syncwarp(); then the next one's turn comes. Blocks are spread over the cores. include/ has stand-ins for CUDA's headers, so that
+// the kernel's source needs no change; only dynamic shared memory is declared by a macro (DYNAMIC_SHARED in cuda_common.h).
+//
+// What a GPU leaves undefined is an error here, with the place in the source:
+//   - threads that wait at a barrier or a shuffle which others never reach
+//   - an access outside of every allocation (access.cpp: the compiler calls us at each load and store)
+// What it cannot do: PTX (cp.async, mma, ...). The order of threads is fixed, so a race may stay unseen; access.cpp looks for those.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+struct uint3 {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+// Of the thread that runs now.
+extern thread_local constinit uint3 threadIdx, blockIdx;
+extern thread_local constinit dim3 blockDim, gridDim;
+
+namespace simt {
+
+inline constexpr int warp_size = 32;
+
+// What a kernel did wrong; what() names the kernel, the block, the threads and the line.
+struct KernelError : std::logic_error {
+    using std::logic_error::logic_error;
+};
+
+// A kernel's arguments and the code that calls it with them, on the launching thread's stack.
+struct Call {
+    void (*run)(const void* arguments);
+    const void* arguments;
+    size_t bytes;
+    const void* kernel;  // its address: for messages
+};
+// Runs a grid; returns when all of its threads have ended. Throws KernelError.
+void launch(const Call& call, dim3 grid, dim3 block, size_t dynamic_shared_bytes);
+
+// ---- what a running thread calls -----------------------------------------------------------------------------------------
+void* dynamic_shared();  // of its block, 128-byte aligned
+
+void sync_block();  // __syncthreads()
+
+// Gives `value` and waits for the lanes in `mask`; then what they gave. `what` names the operation.
+struct Lanes {
+    uint64_t values[warp_size];
+};
+Lanes exchange(uint32_t mask, uint64_t value, const char* what, const void* code = nullptr);
+uint64_t shuffle(uint32_t mask, uint64_t value, int source, const char* what);  // what lane `source` gave
+int lane();
+
+// old = *address, *address += x, in one piece also between blocks.
+float atomic_add(float* address, float x);
+double atomic_add(double* address, double x);
+int atomic_add(int* address, int x);
+unsigned atomic_add(unsigned* address, unsigned x);
+
+// ---- for access.cpp ------------------------------------------------------------------------------------------------------
+// The thread that runs now, as its block's scheduler knows it.
+struct Running {
+    const void *stack, *stack_end;                   // its own
+    const void *shared, *shared_end;                 // dynamic shared memory
+    const void *arguments, *arguments_end;           // of the kernel
+    uint32_t thread = 0, warp_epoch = 0, epoch = 0;  // in the block; how many warp collectives and barriers it has passed
+    uint64_t block = 0;
+};
+extern thread_local constinit Running* running;  // nullptr: host code
+
+std::string source_line(const void* code);        // "ops_rmsnorm.cu:93" of an instruction; asks addr2line
+[[noreturn]] void fail(const char* what);  // ends the grid: launch() throws, with kernel, block and thread
+
+}  // namespace simt
