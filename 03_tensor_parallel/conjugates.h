@@ -58,7 +58,7 @@ public:
     // A sum over ranks: begin it, then hand over chunk after chunk of its rows as they are computed.
     virtual Outgoing begin_sum(Tensor partial) const { return {partial, partial, {}}; }
     virtual void sum_chunk(Outgoing& sum, int64_t c, int64_t chunks, bool beside) const {
-        sum.chunks.push_back(group_.all_reduce(chunk_of(sum.partial, c, chunks), Reduce::sum, stream_for(beside)));
+        if (group_.size() > 1) sum.chunks.push_back(group_.all_reduce(chunk_of(sum.partial, c, chunks), Reduce::sum, stream_for(beside)));
     }
     // All of it at once.
     virtual Outgoing sum(Tensor partial, bool beside) const {

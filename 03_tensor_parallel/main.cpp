@@ -5,8 +5,12 @@
 
 #include "checkpoint.h"
 #include "choice.h"
+#include "compare.h"
 #include "data.h"
 #include "explain.h"
+#include "layer_communication.h"
+#include "linear_demo.h"
+#include "overlap_ratio.h"
 #include "predict.h"
 #include "setup.h"
 #include "tensor_parallel.h"
@@ -48,6 +52,7 @@ struct Chapter {
         if (tensor.tp == 0) tensor.tp = ranks;
         if (ranks % tensor.tp != 0)
             user_error("--tp {}: {} ranks cannot be cut into groups of {}, which must divide them", tensor.tp, ranks, tensor.tp);
+        if (tensor.tp == 1) tensor.sequence_parallel = tensor.keep_gathered = tensor.partition_checkpoints = false;  // nobody to share with
         if (tensor.keep_gathered && !tensor.sequence_parallel && !compare)
             user_error("--keep-gathered on: only --sequence-parallel gathers a linear's input");
         if (tensor.partition_checkpoints && (options.recompute != Recompute::full || tensor.sequence_parallel))
@@ -115,7 +120,8 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         tensor.dropout > 0 ? fmt::format("; dropout {}, {}", tensor.dropout, tensor.same_seed ? "by element" : "a seed for each rank")
                            : ""));
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
-    ExplainHooks explain_hooks;
+    LayerCommunication layer_communication;
+    ExplainHooks explain_hooks(&layer_communication);
     CommunicationCounts of_validation{};
     const auto validate = [&] {
         const CommunicationCounts before = communication_counts();
@@ -139,7 +145,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         for (int64_t m = 0; m < accumulated; ++m) {  // the ranks of a tensor-parallel group take the same samples
             const Batch batch = to_device(loader.batch(state.next_sample + (m * N + dp.rank()) * B, B));
             Context context{.batch = batch, .loss_scale = float(1 / double(counted)), .loss = loss, .micro_batch = int(m)};
-            if (explained) context.hooks = &explain_hooks;
+            if (s == 0) context.hooks = explained ? static_cast<Hooks*>(&explain_hooks) : &layer_communication;
             Saved saved;
             phase("forward", [&] { model.forward({}, saved, context); });
             phase("backward", [&] { model.backward({}, saved, context); });
@@ -153,7 +159,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         explain("global gradient norm, clip, AdamW");
         const Tensor squared_norm = squared_gradient_norm(parameters, tp);
         phase("update", [&] { optimizer.step(lr, squared_norm); });
-        dp.all_reduce(loss);
+        if (N > 1) dp.all_reduce(loss);                                          // the ranks of a tensor-parallel group know the same one
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
@@ -173,13 +179,15 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
             report.text("verify", "result", "not meant to be equal");
         }
         ok = report.memory(predict_memory(shape, tensor, tp.rank())) && ok;
-        ok = report.communication(predict_communication(shape, tensor, accumulated, tp.rank()), options.steps, of_validation) && ok;
+        ok = report.communication(predict_communication(shape, tensor, accumulated, N, tp.rank()), options.steps, of_validation) && ok;
+        if (tensor.tp > 1) layer_communication.print_line(report);
         const double apart = largest_difference_of_copies(parameters);
         print(fmt::format("  copies of the norms' weights on the ranks: largest difference {:.3g}{}", apart,
                           apart > 0 && tensor.same_seed ? "   MISMATCH" : ""));
         report.value("copies", "largest_difference", apart);
         ok = ok && (apart == 0 || !tensor.same_seed);
         parallel.shapes().print_table(B * T, tensor.tp);
+        print_overlap_ratio(report, tp, B * T, config.hidden, options.dtype);
         report.throughput();
     }
     if (!options.save.empty()) {
@@ -198,6 +206,7 @@ int main(int argc, char** argv) {
         Chapter chapter;
         const Options options = parse_options(argc, argv, "03_tensor_parallel", "Train a Llama whose layers are shared by several devices.",
                                               [&](CLI::App& app) { chapter.add_options(app); });
+        if (chapter.demo == "linear") return demo_linear(Communicator::world());
         chapter.check_options(options);
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);
@@ -205,6 +214,7 @@ int main(int argc, char** argv) {
         check_fits(predict_memory(shape, chapter.tensor, 0), memory_limit(),
                    "a larger --tp, --sequence-parallel, --recompute full or a smaller --micro-batch need less");
         try {
+            if (chapter.compare) return compare_sequence_parallel(options, chapter.tensor, shape);
             return train(options, chapter.tensor, shape);
         } catch (const OutOfMemory& error) {  // the estimate fits: workspace or the verifying run came on top of it
             user_error("{}; --no-verify or a smaller --micro-batch may fit", error.what());

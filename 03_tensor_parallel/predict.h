@@ -67,8 +67,9 @@ inline MemoryEstimate predict_memory(const StepShape& shape, const TensorOptions
             .peak_activations = predicted_activations(shape, options, rank)};
 }
 
-// Of one step with A micro-batches.
-inline PredictedCommunication predict_communication(const StepShape& shape, const TensorOptions& o, int64_t A, int64_t rank) {
+// Of one step with A micro-batches on each of `replicas` data-parallel groups.
+inline PredictedCommunication predict_communication(const StepShape& shape, const TensorOptions& o, int64_t A, int64_t replicas,
+                                                    int64_t rank) {
     const LlamaConfig& c = shape.config;
     const bool sp = o.sequence_parallel;
     const int64_t L = c.layers, tokens = shape.micro_batch * shape.seq, bytes = tokens * c.hidden * dtype_bytes(shape.model.dtype);
@@ -77,6 +78,11 @@ inline PredictedCommunication predict_communication(const StepShape& shape, cons
     PredictedCommunication p;
     // tensors of (N, h), each in `calls` calls
     const auto send = [&](Collective kind, int64_t tensors, int64_t calls) { p.add(kind, A * tensors * calls, A * tensors * bytes); };
+    const int64_t g = dtype_bytes(shape.grad_dtype), n = local_parameter_count(c, o.tp, rank);
+    const HeadSplit heads = split_heads(c, o.tp, rank);
+    if (replicas > 1) p.add(Collective::all_reduce, 9 * L + (c.tied ? 2 : 3) + 1, n * g + 8);  // data parallelism: each parameter; the loss
+    if (o.tp == 1) return p;
+
     if (!sp) {
         send(Collective::all_reduce, 2 * L * forwards, C);  // o and down, in forward
         send(Collective::all_reduce, 2 * L, 1);             // q, k, v and gate, up, in backward
@@ -89,14 +95,10 @@ inline PredictedCommunication predict_communication(const StepShape& shape, cons
         send(Collective::reduce_scatter, 2, C);                         // embedding; the head's backward
         if (!o.keep_gathered) send(Collective::all_gather, 2 * L + 1, C);
     }
-    p.add(Collective::all_gather, A, A * 3 * 4 * tokens * o.tp);  // of the loss
-
-    const int64_t g = dtype_bytes(shape.grad_dtype), n = local_parameter_count(c, o.tp, rank);
-    const HeadSplit heads = split_heads(c, o.tp, rank);
-    p.add(Collective::all_reduce, 9 * L + (c.tied ? 2 : 3), n * g);                // data parallelism: each parameter
+    p.add(Collective::all_gather, A, A * 3 * 4 * tokens * o.tp);                   // of the loss
     if (sp) p.add(Collective::all_reduce, 2 * L + 1, (2 * L + 1) * c.hidden * g);  // norms
     if (heads.copies > 1) p.add(Collective::all_reduce, 2 * L, 2 * L * heads.kv_rows.size() * c.hidden * g);
-    p.add(Collective::all_reduce, 2, 16);  // the gradient's norm and the loss
+    p.add(Collective::all_reduce, 1, 8);  // the gradient's norm
     return p;
 }
 

@@ -140,7 +140,7 @@ private:
 // The sum over all elements of the model, each counted once, in fp64: (1) on the device. All ranks of the group call it.
 inline Tensor squared_gradient_norm(const ParameterList& parameters, const Communicator& group) {
     Tensor sum = squared_gradient_norm(parameters);
-    group.all_reduce(sum);
+    if (group.size() > 1) group.all_reduce(sum);
     return sum;
 }
 

@@ -53,7 +53,7 @@ protected:
         const Tensor all = Tensor::empty({border_.group().size(), 3, N}, DType::fp32, Memory::activation);
         const Tensor mine = all.slice(border_.group().rank(), border_.group().rank() + 1);
         ops::cross_entropy_partial(mine, logits, targets, first);
-        border_.group().all_gather(all, mine);
+        if (border_.group().size() > 1) border_.group().all_gather(all, mine);
         Tensor losses = Tensor::empty({N}, DType::fp32, Memory::activation);
         ops::cross_entropy_combine(losses, logits, all, targets, first, context.training ? context.loss_scale : 0);
         ops::accumulate_sum(context.loss, losses, context.loss_scale);
