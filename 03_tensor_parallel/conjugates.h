@@ -82,7 +82,7 @@ public:
     bool gathers_again() const { return gathers() && !options_.keep_gathered; }
     bool backward_overlaps() const { return options_.overlap != Overlap::none; }
     void note(const std::string& region, const char* what, const Tensor& tensor, int64_t whole_width) const {
-        shapes_->note(region, what, tensor, whole_width);
+        if (shapes_) shapes_->note(region, what, tensor, whole_width);
     }
     const Communicator& group() const { return group_; }
 

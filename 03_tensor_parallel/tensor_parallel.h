@@ -39,11 +39,14 @@ inline void check_splits(const LlamaConfig& config, const TensorOptions& options
 
 class TensorParallel {
 public:
-    // All ranks call it. `mesh` has the axis "tp".
-    TensorParallel(const LlamaConfig& config, const TensorOptions& options, const Mesh& mesh, uint64_t seed)
+    // All ranks call it. `mesh` has the axis "tp". `border`: other conjugates than the options ask for.
+    TensorParallel(const LlamaConfig& config, const TensorOptions& options, const Mesh& mesh, uint64_t seed,
+                   std::unique_ptr<Conjugates> border = nullptr)
         : config_(config), options_(options), tp_(mesh.group("tp")), heads_(split_heads(config, tp_.size(), tp_.rank())) {
         if (heads_.copies > 1) kv_ = tp_.split(tp_.rank() / heads_.copies, tp_.rank(), "kv");
-        if (options.sequence_parallel)
+        if (border)
+            border_ = std::move(border);
+        else if (options.sequence_parallel)
             border_ = std::make_unique<SequenceParallel>(tp_, options, &shapes_);
         else
             border_ = std::make_unique<Conjugates>(tp_, options, &shapes_);
