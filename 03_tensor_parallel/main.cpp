@@ -179,6 +179,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
             report.text("verify", "result", "not meant to be equal");
         }
         ok = report.memory(predict_memory(shape, tensor, tp.rank())) && ok;
+        print_layer_formula(shape, tensor, tp.rank());
         ok = report.communication(predict_communication(shape, tensor, accumulated, N, tp.rank()), options.steps, of_validation) && ok;
         if (tensor.tp > 1) layer_communication.print_line(report);
         const double apart = largest_difference_of_copies(parameters);

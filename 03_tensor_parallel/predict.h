@@ -59,6 +59,20 @@ inline int64_t predicted_activations(const StepShape& shape, const TensorOptions
     return int64_t(std::min(*std::max_element(std::begin(moments), std::end(moments)) * tokens, 9e18));
 }
 
+// The same in the book's terms: what one layer keeps, in units of s b h.
+inline void print_layer_formula(const StepShape& shape, const TensorOptions& o, int64_t rank) {
+    const LlamaConfig& c = shape.config;
+    const HeadSplit heads = split_heads(c, o.tp, rank);
+    const double h = double(c.hidden), sbh = double(shape.micro_batch * shape.seq) * h * double(dtype_bytes(shape.model.dtype));
+    const double norms = o.sequence_parallel ? 2.0 / o.tp : 2, inputs = o.sequence_parallel && !o.keep_gathered ? 2.0 / o.tp : 2;
+    const double inside = 2 * double(heads.q_rows.size() + heads.kv_rows.size() + c.ffn / o.tp) / h;
+    print(fmt::format(
+        "  a layer's activations: s b h of {} x ({:.4g} norms' inputs + {:.4g} linears' inputs + {:.4g} q k v o, gate, up) = {}; {}",
+        format_bytes(sbh), norms, inputs, inside, format_bytes(sbh * (norms + inputs + inside)),
+        shape.model.recompute == Recompute::full ? "of all layers but one only the input is kept"
+                                                 : "and 4 bytes a row for each norm and head"));
+}
+
 inline MemoryEstimate predict_memory(const StepShape& shape, const TensorOptions& options, int64_t rank) {
     const int64_t n = local_parameter_count(shape.config, options.tp, rank);
     return {.parameters = n * dtype_bytes(shape.model.dtype),
