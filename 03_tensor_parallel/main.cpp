@@ -212,7 +212,8 @@ int main(int argc, char** argv) {
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);
         check_splits(config, chapter.tensor, shape.micro_batch, shape.seq);
-        check_fits(predict_memory(shape, chapter.tensor, 0), memory_limit(),
+        check_fits(predict_memory(shape, chapter.tensor, chapter.tensor.tp - 1), memory_limit(),  // the largest share of the vocabulary
+
                    "a larger --tp, --sequence-parallel, --recompute full or a smaller --micro-batch need less");
         try {
             if (chapter.compare) return compare_sequence_parallel(options, chapter.tensor, shape);

@@ -36,6 +36,11 @@ struct Breaks {
     std::function<void(Parameter&, int rank)> parameter = [](Parameter&, int) {};  // its description, before it has storage
     bool sum_copies = true, clip_with_own_norm = false;
     TensorOptions predicted;  // options of the prediction
+    // Not broken, but another way through the parts: the weights' gradients after all of backward; the loss in chunks of tokens; lines as
+    // documents, whose last targets are ignored.
+    bool split_backward = false;
+    int64_t loss_chunk = 0;
+    bool documents = false;
 };
 
 TensorOptions options_of(bool sequence_parallel, float dropout = 0) {
@@ -51,9 +56,12 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     options.optimizer.lr = 1e-3;
     options.optimizer.clip = 0.1;
     const TokenFile file("common/text.txt", config.vocab);
-    const DataLoader loader(file, {.seq = T});
+    DataOptions data{.seq = T};
+    if (breaks.documents) data.document_token = '\n';
+    const DataLoader loader(file, data);
     const TensorParallel parallel(config, tensor, mesh, options.seed, std::make_unique<Border>(mesh.group("tp"), tensor, nullptr));
-    Llama model(config, shape.model, parallel.parts(shape.model), Stage::whole(config));
+    const ModelOptions model_options{.loss_chunk = breaks.loss_chunk};
+    Llama model(config, model_options, parallel.parts(model_options), Stage::whole(config));
     ParameterList& parameters = model.parameters();
     for (const auto& p : parameters) breaks.parameter(*p, world.rank());
     parameters.allocate_values(DType::fp32);
@@ -69,11 +77,17 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     communication_reset_counts();
     for (int64_t step = 0; step < steps; ++step) {
         ops::fill(parameters.flat_grads(), 0);
-        Context context{.batch = to_device(loader.batch(step * B, B)), .loss_scale = float(1 / double(B * T))};
+        const HostBatch batch = loader.batch(step * B, B);
+        Context context{.batch = to_device(batch), .loss_scale = float(1 / double(batch.counted_targets))};
         context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         Saved saved;
         model.forward({}, saved, context);
-        model.backward({}, saved, context);
+        if (breaks.split_backward) {
+            model.backward_input({}, saved, context);
+            model.backward_weight(saved, context);
+        } else {
+            model.backward({}, saved, context);
+        }
         if (breaks.sum_copies) parallel.sum_copies(parameters);
         verifier.gradient(step, parameters.parts(&Parameter::grad));
         const Tensor squared_norm = squared_gradient_norm(parameters, world), own = squared_gradient_norm(parameters);
@@ -98,6 +112,22 @@ TEST(TensorParallelBreak, UnchangedTechniquesPass) {
     if (Communicator::world().size() == 1) return;
     expect(train<SequenceParallel>(options_of(true)), true, true, true);
     expect(train<SequenceParallel>(options_of(true, 0.1f)), true, true, true);
+    for (const Overlap overlap : {Overlap::async, Overlap::chunk}) {
+        TensorOptions plain = options_of(false), shards = options_of(true);
+        plain.overlap = shards.overlap = overlap;
+        expect(train<Conjugates>(plain), true, true, true);
+        expect(train<SequenceParallel>(shards), true, true, true);
+    }
+}
+
+TEST(TensorParallelBreak, UnchangedTechniquesPassTheOtherWays) {
+    NEEDS_RANKS();
+    for (int way = 0; way < 3; ++way) {
+        SCOPED_TRACE(way);
+        const Breaks other{.split_backward = way == 0, .loss_chunk = way == 1 ? 20 : 0, .documents = way == 2};
+        EXPECT_TRUE(train<Conjugates>(options_of(false, 0.1f), other).verified);
+        EXPECT_TRUE(train<SequenceParallel>(options_of(true, 0.1f), other).verified);
+    }
 }
 
 TEST(TensorParallelBreak, OneSumIsForgotten) {
