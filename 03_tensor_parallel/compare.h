@@ -32,9 +32,11 @@ inline bool compare_sequence_parallel(const Options& options, TensorOptions tens
         const char* name;
         bool sequence_parallel, keep_gathered;
     };
+    const bool partition = tensor.partition_checkpoints;
     bool ok = true;
     for (const Variant& variant : {Variant{"TP", false, false}, {"TP + SP", true, false}, {"TP + SP, inputs kept", true, true}}) {
         tensor.sequence_parallel = variant.sequence_parallel, tensor.keep_gathered = variant.keep_gathered;
+        tensor.partition_checkpoints = partition && !variant.sequence_parallel;
         const TensorParallel parallel(shape.config, tensor, mesh, options.seed);
         Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
         ParameterList& parameters = model.parameters();

@@ -59,6 +59,8 @@ struct Chapter {
             user_error(
                 "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, with which the checkpoints are shards "
                 "already");
+        if (compare && tensor.tp == 1) user_error("--compare: one rank has nobody to share a layer with; --tp 2 or more");
+        if (compare) tensor.sequence_parallel = true;  // so that what it needs is checked
         if (!tensor.same_seed && tensor.dropout == 0) user_error("--same-seed off: there is nothing random without --dropout");
     }
 };

@@ -79,6 +79,8 @@ TEST_F(TensorParallelBadInput, Options) {
     expect(2, "--keep-gathered on", {"--keep-gathered on", "--sequence-parallel"});
     expect(2, "--partition-checkpoints", {"--partition-checkpoints", "--recompute full"});
     expect(2, "--partition-checkpoints --recompute full --sequence-parallel", {"--partition-checkpoints", "--sequence-parallel"});
+    expect(2, "--compare --tp 1", {"--compare", "--tp 2"});
+    expect(2, "--compare --seq 33", {"--sequence-parallel", "33 tokens"});
     expect(2, "--demo row", {"--demo", "row"});
     expect(2, "--stage 1", {"--stage"});  // another chapter's
 }
