@@ -25,12 +25,12 @@ row() {
     measured=$(sed -nE 's/.*"peak":\{"predicted":[0-9]+,"measured":([0-9]+)\}.*/\1/p' <<<"$summary")
     bytes=$({ grep -oE '"calls":[0-9.e+]+,"bytes":[0-9.e+]+' <<<"$summary" || true; } | awk -F'"bytes":' '{ sum += $2 } END { printf "%d", sum }')
     rate=$(sed -nE 's/.*"speed":\{"tokens_per_second":([0-9]+).*/\1/p' <<<"$summary")
-    printf '%-17s %-34s %5d   %-9s %9s / %-9s %10s %12d\n' "$chapter" "$technique" "$ranks" "$equal" "$(mib "$predicted")" "$(mib "$measured")" \
+    printf '%-19s %-34s %5d   %-9s %9s / %-9s %10s %12d\n' "$chapter" "$technique" "$ranks" "$equal" "$(mib "$predicted")" "$(mib "$measured")" \
         "$(mib "$bytes")" "$((rate * ranks))"
 }
 
-printf '%-17s %-34s %5s   %-9s %21s %10s %12s\n' chapter technique ranks "equal to" "MiB per rank" "MiB sent" tokens/s
-printf '%-17s %-34s %5s   %-9s %21s %10s %12s\n' "" "" "" "1 device" "predicted / measured" "per step" "in all"
+printf '%-19s %-34s %5s   %-9s %21s %10s %12s\n' chapter technique ranks "equal to" "MiB per rank" "MiB sent" tokens/s
+printf '%-19s %-34s %5s   %-9s %21s %10s %12s\n' "" "" "" "1 device" "predicted / measured" "per step" "in all"
 row 1 00_single_gpu "one device"
 row 1 00_single_gpu "  recomputation" --recompute full
 row 4 01_data_parallel "all-reduce after backward" --sync naive --micro-batch 2
@@ -41,3 +41,7 @@ row 4 02_zero "stage 0: nothing sharded" --stage 0 --micro-batch 2
 row 4 02_zero "stage 1: optimizer states" --stage 1 --micro-batch 2
 row 4 02_zero "stage 2: gradients too" --stage 2 --micro-batch 2
 row 4 02_zero "stage 3: parameters too" --stage 3 --micro-batch 2
+row 4 03_tensor_parallel "a layer on 4 ranks"
+row 4 03_tensor_parallel "  norms on 1/4 of the tokens" --sequence-parallel
+row 4 03_tensor_parallel "  GEMMs in 2 chunks" --sequence-parallel --overlap chunk
+row 4 03_tensor_parallel "  2 x 2 ranks" --tp 2 --sequence-parallel --overlap async --micro-batch 4

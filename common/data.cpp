@@ -107,7 +107,7 @@ bool DataLoader::ignored(int32_t target) const { return target == options_.docum
 
 HostBatch DataLoader::batch(int64_t first_sample, int64_t count) const {
     const int64_t length = options_.seq, total = count * length;
-    HostBatch b{.sequences = count, .length = length};
+    HostBatch b{.sequences = count, .length = length, .first_sample = first_sample};
     b.tokens.reserve(total), b.targets.reserve(total), b.positions.reserve(total);
     std::vector<int32_t> sample(length + 1);
     for (int64_t k = first_sample; k < first_sample + count; ++k) {
@@ -142,7 +142,8 @@ Batch to_device(const HostBatch& host) {
         if (values.empty()) return Tensor();
         return Tensor::from_host(std::span(values), {host.sequences, host.length}, Memory::workspace);
     };
-    return {device(host.tokens), device(host.targets), device(host.positions), device(host.document_starts), host.counted_targets};
+    return {device(host.tokens),          device(host.targets), device(host.positions),
+            device(host.document_starts), host.counted_targets, host.first_sample};
 }
 
 }  // namespace ultrascale

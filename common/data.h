@@ -66,6 +66,7 @@ struct HostBatch {
     std::vector<int32_t> positions;        // 0, 1, 2, ... from the sequence's or the document's start
     std::vector<int32_t> document_starts;  // index in the sequence of the document's first token; empty: no documents
     int64_t counted_targets = 0;
+    int64_t first_sample = 0;  // number of its first sequence in the run
 };
 
 class DataLoader {

@@ -43,6 +43,7 @@ Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
         }
         return std::make_unique<Head>(weight, options.loss_chunk, !shared);
     };
+    parts.checkpoint = [] { return std::make_unique<Checkpoint>(); };
     return parts;
 }
 
@@ -61,6 +62,7 @@ Layer::Layer(ParameterList& list, const LlamaConfig& config, const Parts& parts,
     o_proj_ = parts.linear(list, parts, LinearRole::row, {{{attention + "o_proj.weight", config.hidden}}, config.q_size()});
     post_attention_norm_ = parts.norm(list, name + ".post_attention_layernorm.weight");
     feed_forward_ = parts.feed_forward(list, parts, name);
+    checkpoint_ = parts.checkpoint();
     frequencies_ = Tensor::from_host<float>(rope_frequencies(config), {head_dim_ / 2}, Memory::workspace);
 }
 
@@ -105,7 +107,7 @@ Tensor Layer::feed_forward_backward(const Tensor& dy, Saved& saved, Context& con
 Tensor Layer::forward(const Tensor& x, Saved& saved, Context& context) {
     if (recompute_ == Recompute::full && context.training && !context.recomputing) {
         // Keep the input only; backward runs this forward once more.
-        saved.keep("checkpoint", x);
+        checkpoint_->keep(x, saved, context);
         Saved nothing;
         nothing.disable();
         return feed_forward_forward(attention_forward(x, nothing, context), nothing, context);
@@ -116,7 +118,7 @@ Tensor Layer::forward(const Tensor& x, Saved& saved, Context& context) {
 Tensor Layer::backward(Tensor dy, Saved& saved, Context& context, WeightGradient when) {
     if (recompute_ == Recompute::full) {
         context.recomputing = true;
-        forward(saved.take("checkpoint"), saved, context);
+        forward(checkpoint_->take(saved, context), saved, context);
         context.recomputing = false;
     }
     dy = feed_forward_backward(dy, saved, context, when);

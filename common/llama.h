@@ -46,6 +46,7 @@ struct Parts {
     std::function<std::unique_ptr<FeedForward>(ParameterList&, const Parts&, const std::string& layer_name)> feed_forward;
     std::function<std::unique_ptr<Embedding>(ParameterList&)> embedding;
     std::function<std::unique_ptr<Head>(ParameterList&, const Stage&)> head;
+    std::function<std::unique_ptr<Checkpoint>()> checkpoint;
 };
 Parts default_parts(const LlamaConfig& config, const ModelOptions& options);
 
@@ -71,6 +72,7 @@ private:
     std::unique_ptr<Linear> qkv_proj_, o_proj_;
     std::unique_ptr<AttentionCore> attention_;
     std::unique_ptr<FeedForward> feed_forward_;
+    std::unique_ptr<Checkpoint> checkpoint_;
 };
 
 class Llama {

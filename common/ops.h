@@ -9,6 +9,7 @@
 
 #include <vector>
 
+#include "random.h"
 #include "tensor.h"
 
 namespace ultrascale::ops {
@@ -21,6 +22,11 @@ void scale(Tensor x, float alpha);                                      // x *= 
 void accumulate_sum(Tensor total, const Tensor& x, double factor = 1);  // total (1) fp64 += factor * sum of x
 // total (1) fp64 += sum of x^2 over all of xs (one dtype), added in fp64 and in the list's order.
 void accumulate_sum_squares(Tensor total, const std::vector<Tensor>& xs);
+
+// y[i] = x[i] / (1 - p) where the uniform number first + i of `random` (random.h) is above p, else 0; and + addend[i], if there is one.
+// y may be x or addend. The numbers count the elements of some whole tensor, of which x is one stretch: whoever computes an element
+// draws the same for it. The backward is the same call on the gradient. (Srivastava et al. 2014)
+void dropout(Tensor y, const Tensor& x, float p, const Random& random, uint64_t first, const Tensor& addend = {});
 
 // ---- matrix product ----------------------------------------------------------------------------------------------------
 enum class Transpose { no, yes };
@@ -81,6 +87,13 @@ void swiglu_backward(Tensor dgate_up, Tensor dout_to_out, const Tensor& gate_up)
 // become their own gradient, (softmax - onehot) * dscale (0 where ignored): no second buffer of N x V.
 inline constexpr int32_t ignored_target = -100;
 void cross_entropy(Tensor losses, Tensor logits, const Tensor& targets /* (N) int32 */, float dscale);
+
+// The same where the vocabulary is split over ranks and each has the logits (N, V') of the tokens first_token ... only.
+// stats (3, N) fp32, of each row: the largest logit; the sum of exp(logit - largest); the target's logit, 0 where it is not here.
+void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& targets, int64_t first_token);
+// all_stats (n, 3, N): those of all n shards. Losses and, with dscale, gradient as above. An ignored target gives 0 and 0; a target that no
+// shard has gives a NaN or a wrong loss.
+void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats, const Tensor& targets, int64_t first_token, float dscale);
 
 // ---- optimizer ---------------------------------------------------------------------------------------------------------
 struct AdamWSettings {

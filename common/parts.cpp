@@ -49,31 +49,48 @@ Shape with_last(Shape shape, int64_t last) {
 // ---- linear: y = x W^T; dx = dy W; dW += dy^T x ------------------------------------------------------------------------
 
 Tensor Linear::forward(const Tensor& x, Saved& saved, Context&, const Tensor& residual) {
-    Tensor weight = stacked_values(parameters_);  // (out, in)
-    Tensor y = activation(with_last(x.shape(), weight.rows()), x.dtype());
-    ops::matmul(y, x, Transpose::no, weight, Transpose::yes, residual);
+    Tensor y = activation(with_last(x.shape(), outputs()), x.dtype());
+    multiply(y, x, residual);
     saved.keep("x", x);
     return y;
 }
 
 Tensor Linear::backward_input(const Tensor& dy, Saved& saved, Context&) {
-    Tensor weight = stacked_values(parameters_);
-    Tensor dx = activation(with_last(dy.shape(), weight.cols()), dy.dtype());
-    ops::matmul(dx, dy, Transpose::no, weight, Transpose::no);
+    Tensor dx = activation(with_last(dy.shape(), inputs()), dy.dtype());
+    multiply_backward(dx, dy);
     saved.keep("dy", dy);
     return dx;
 }
 
 void Linear::backward_weight(Saved& saved, Context& context) {
-    Tensor x = saved.take("x"), dy = saved.take("dy"), grad = stacked_grads(parameters_);
-    ops::matmul(grad, dy, Transpose::yes, x, Transpose::no, grad);
-    for (Parameter* parameter : parameters_) context.gradient_complete(*parameter);
+    Tensor x = saved.take("x"), dy = saved.take("dy");
+    add_weight_gradient(dy, x, context);
 }
 
 Tensor Linear::backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) {
     Tensor dx = backward_input(dy, saved, context);
     if (when == WeightGradient::now) backward_weight(saved, context);
     return dx;
+}
+
+void Linear::multiply(Tensor y, const Tensor& x, const Tensor& residual) const {
+    ops::matmul(y, x, Transpose::no, stacked_values(parameters_), Transpose::yes, residual);  // the weight is (out, in)
+}
+
+void Linear::multiply_backward(Tensor dx, const Tensor& dy) const {
+    ops::matmul(dx, dy, Transpose::no, stacked_values(parameters_), Transpose::no);
+}
+
+void Linear::add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) const {
+    Tensor grad = stacked_grads(parameters_);
+    ops::matmul(grad, dy, Transpose::yes, x, Transpose::no, grad);
+    for (Parameter* parameter : parameters_) context.gradient_complete(*parameter);
+}
+
+int64_t Linear::outputs() const {
+    int64_t rows = 0;
+    for (const Parameter* parameter : parameters_) rows += parameter->slice[0].size();
+    return rows;
 }
 
 // ---- RMSNorm -----------------------------------------------------------------------------------------------------------
@@ -186,6 +203,11 @@ void Embedding::backward_weight(Saved& saved, Context& context) {
     context.gradient_complete(*weight_);
 }
 
+// ---- full recomputation ------------------------------------------------------------------------------------------------
+
+void Checkpoint::keep(const Tensor& x, Saved& saved, Context&) { saved.keep("checkpoint", x); }
+Tensor Checkpoint::take(Saved& saved, Context&) { return saved.take("checkpoint"); }
+
 // ---- output head with loss ---------------------------------------------------------------------------------------------
 
 Tensor Head::logits(const Tensor& x) const { return local_logits(x); }
@@ -225,9 +247,9 @@ void Head::forward(const Tensor& x, Saved& saved, Context& context) {
         saved.keep("x", x);
 }
 
-Tensor Head::backward_input(Saved& saved, Context&) {
+Tensor Head::backward_input(Saved& saved, Context& context) {
     if (chunk_ > 0) return saved.take("dx");
-    Tensor dx = activation_like(saved.get("x"));
+    Tensor dx = activation({context.batch.sequences(), context.batch.length(), weight_->value.cols()}, weight_->value.dtype());
     ops::matmul(dx, saved.get("dlogits"), Transpose::no, weight_->value, Transpose::no);
     return dx;
 }

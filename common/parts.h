@@ -26,6 +26,7 @@ namespace ultrascale {
 struct Batch {
     Tensor tokens, targets, positions, document_starts;  // (B, T) int32
     int64_t counted_targets = 0;                         // targets that are not ignored
+    int64_t first_sample = 0;                            // number of its first sequence in the run, whatever the layout of ranks
     int64_t sequences() const { return tokens.size(0); }
     int64_t length() const { return tokens.size(1); }
 };
@@ -101,6 +102,15 @@ public:
     virtual Tensor backward_input(const Tensor& dy, Saved& saved, Context& context);
     virtual void backward_weight(Saved& saved, Context& context);
     virtual Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when);
+
+    // The products alone, for a linear that wraps this one and communicates before, after or between them: nothing is kept, and the
+    // result may be some rows of a larger tensor. Those above are made of them.
+    virtual void multiply(Tensor y, const Tensor& x, const Tensor& residual = {}) const;          // y = x W^T (+ residual)
+    virtual void multiply_backward(Tensor dx, const Tensor& dy) const;                            // dx = dy W
+    virtual void add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) const;  // dW += dy^T x, complete with it
+    const std::vector<Parameter*>& parameters() const { return parameters_; }
+    int64_t inputs() const { return parameters_.front()->slice[1].size(); }
+    int64_t outputs() const;  // rows of all parameters that this rank holds
 
 protected:
     std::vector<Parameter*> parameters_;
@@ -180,6 +190,14 @@ public:
 
 protected:
     Parameter* weight_;
+};
+
+// What a layer keeps for full recomputation: its input.
+class Checkpoint {
+public:
+    virtual ~Checkpoint() = default;
+    virtual void keep(const Tensor& x, Saved& saved, Context& context);
+    virtual Tensor take(Saved& saved, Context& context);
 };
 
 // The output head with the loss: logits = x W^T, cross-entropy summed into context.loss.

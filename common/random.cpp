@@ -39,6 +39,13 @@ uint32_t Random::bits(uint64_t index) const {
 
 float Random::uniform(uint64_t index) const { return unit_interval(bits(index)); }
 
+std::array<float, 4> Random::uniforms(uint64_t block) const {
+    std::array<float, 4> four;
+    const auto words = philox4x32({uint32_t(block), uint32_t(block >> 32), 0, 0}, key_);
+    for (size_t i = 0; i < 4; ++i) four[i] = unit_interval(words[i]);
+    return four;
+}
+
 float Random::normal(uint64_t index) const {
     uint64_t block = index / 4;  // a pair never straddles two blocks
     auto words = philox4x32({uint32_t(block), uint32_t(block >> 32), 0, 0}, key_);

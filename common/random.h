@@ -20,9 +20,11 @@ public:
     Random(uint64_t seed, std::string_view name);
     // Element `index`: uniform in (0, 1], 24 bits; word index % 4 of block index / 4.
     float uniform(uint64_t index) const;
+    std::array<float, 4> uniforms(uint64_t block) const;  // elements 4 block .. 4 block + 3
     // Standard normal by Box-Muller: elements 2i and 2i+1 share the uniforms 2i and 2i+1, computed in double.
     float normal(uint64_t index) const;
     uint32_t bits(uint64_t index) const;
+    std::array<uint32_t, 2> key() const { return key_; }  // for a device that draws itself
 
 private:
     std::array<uint32_t, 2> key_;

@@ -52,16 +52,18 @@ Report::Report(std::string chapter, const Options& options, const StepShape& sha
 
 Report::~Report() = default;
 
-void Report::configuration(int64_t global_batch, const std::string& data_description) {
+void Report::configuration(int64_t global_batch, const std::string& data_description, int64_t replicas) {
     const LlamaConfig& c = impl_->shape.config;
     const Options& o = impl_->options;
     const int64_t seq = impl_->shape.seq;
     print(fmt::format("{}: {} on {}", impl_->chapter, o.load.empty() ? o.model : o.load, device_description()));
     print(fmt::format("  model   {:.3f} M parameters: L {} h {} H {} K {} D {} F {} V {}{}", double(parameter_count(c)) / 1e6, c.layers,
                       c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab, c.tied ? ", tied head" : ""));
-    print(fmt::format("  batch   {} sequences ({} per micro-batch x {} accumulated x {} ranks) of {} tokens = {} tokens a step",
-                      global_batch, o.micro_batch, global_batch / o.micro_batch / Communicator::world().size(),
-                      Communicator::world().size(), seq, global_batch * seq));
+    const bool each_rank = replicas == 0;
+    if (each_rank) replicas = Communicator::world().size();
+    print(fmt::format("  batch   {} sequences ({} per micro-batch x {} accumulated x {} {}) of {} tokens = {} tokens a step", global_batch,
+                      o.micro_batch, global_batch / o.micro_batch / replicas, replicas, each_rank ? "ranks" : "replicas", seq,
+                      global_batch * seq));
     print(fmt::format("  data    {}", data_description));
     const char* recompute[] = {"none", "selective", "full"};
     print(fmt::format("  dtype   {}, gradients {}; recomputation {}; AdamW lr {} {}, weight decay {}, clip {}", dtype_name(o.dtype),

@@ -38,8 +38,9 @@ public:
     Report(std::string chapter, const Options& options, const StepShape& shape, int64_t total_steps);
     ~Report();
 
-    // The first lines: model, batch, data, device. `global_batch` in sequences.
-    void configuration(int64_t global_batch, const std::string& data_description);
+    // The first lines: model, batch, data, device. `global_batch` in sequences, shared out over `replicas` of the model (0: each rank
+    // has one).
+    void configuration(int64_t global_batch, const std::string& data_description, int64_t replicas = 0);
     // Progress: a line that is rewritten on a terminal, a plain line a step elsewhere; and a line of JSON.
     void step(const StepRecord& record);
     // The loss on --val-data after `step`; step() calls it where the record has one.

@@ -14,16 +14,20 @@ VerifyBounds verify_bounds(DType dtype) {
     return {3e-2, 3e-2, 1e-2};  // bf16 keeps 8 bits: another order of the same sums differs in the third digit
 }
 
-Verifier::Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader, std::vector<int64_t> batch_sizes)
+Verifier::Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader, std::vector<int64_t> batch_sizes,
+                   const std::function<void(Parts&)>& change)
     : bounds_(verify_bounds(options.dtype)) {
     batch_sizes.resize(std::min<size_t>(batch_sizes.size(), verified_steps));
-    if (Communicator::world().rank() == 0) run_reference(options, config, loader, batch_sizes);
+    if (Communicator::world().rank() == 0) run_reference(options, config, loader, batch_sizes, change);
     if (Communicator::world().size() > 1) tell_all_ranks();
 }
 
 void Verifier::run_reference(const Options& options, const LlamaConfig& config, const DataLoader& loader,
-                             const std::vector<int64_t>& batch_sizes) {
-    Llama model(config, {.dtype = options.dtype, .attention = AttentionKind::naive});
+                             const std::vector<int64_t>& batch_sizes, const std::function<void(Parts&)>& change) {
+    const ModelOptions plain{.dtype = options.dtype, .attention = AttentionKind::naive};
+    Parts parts = default_parts(config, plain);
+    if (change) change(parts);
+    Llama model(config, plain, parts, Stage::whole(config));
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype());

@@ -4,6 +4,7 @@
 // loss in one piece, no parallelism. Only the first 6 steps are compared: later ones drift apart by chaos, not by error.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -26,8 +27,9 @@ VerifyBounds verify_bounds(DType dtype);
 class Verifier {
 public:
     // Rank 0 runs the plain reference at once, from where the run starts, and tells the others; step s takes `batch_sizes[s]`
-    // sequences.
-    Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader, std::vector<int64_t> batch_sizes);
+    // sequences. `change` adds to the plain model's parts what the run computes besides (dropout).
+    Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader, std::vector<int64_t> batch_sizes,
+             const std::function<void(Parts&)>& change = {});
 
     // What the run under test did. `step` counts from 0; each rank compares what it holds, whole parameters or parts of them.
     void gradient(int64_t step, const std::vector<TensorPart>& grads);  // before clipping
@@ -38,8 +40,8 @@ public:
 
 private:
     using Values = std::map<std::string, std::vector<float>>;  // whole tensors by name
-    void run_reference(const Options& options, const LlamaConfig& config, const DataLoader& loader,
-                       const std::vector<int64_t>& batch_sizes);
+    void run_reference(const Options& options, const LlamaConfig& config, const DataLoader& loader, const std::vector<int64_t>& batch_sizes,
+                       const std::function<void(Parts&)>& change);
     void tell_all_ranks();
     double relative_error(const std::vector<TensorPart>& parts, const Values& reference) const;
 

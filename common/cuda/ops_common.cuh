@@ -195,6 +195,17 @@ __device__ double block_sum(double x) {
     return sum;
 }
 
+// Likewise the largest. Once in a kernel: what it shares is not free for another call.
+template <int threads>
+__device__ float block_max(float x) {
+    __shared__ float partial[threads / 32];
+    x = warp_max(x);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (int w = 0; w < threads / 32; ++w) x = fmaxf(x, partial[w]);
+    return x;
+}
+
 // The list item that a block works on: the last one whose first_chunk is not past `chunk`. Items are in the order of their
 // first chunks; an empty item has its successor's first chunk and is never found.
 template <class Item>

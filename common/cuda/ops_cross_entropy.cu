@@ -10,16 +10,6 @@ namespace ultrascale::ops {
 
 namespace {
 
-template <int threads>
-__device__ float block_max(float x) {
-    __shared__ float partial[threads / 32];
-    x = warp_max(x);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
-    __syncthreads();
-    for (int w = 0; w < threads / 32; ++w) x = fmaxf(x, partial[w]);
-    return x;
-}
-
 constexpr int unroll = 4, batches_ahead = 8;  // packs that a thread works on at once; as many batches at most are waited for one by one
 
 // Of some logits: their maximum, and the sum of exp(logit - maximum), computed as 2^(logit log2_e - shift): one multiply-add and

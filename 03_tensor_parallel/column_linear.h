@@ -1,0 +1,83 @@
+// A linear split by the columns of the book's X W, which are the rows of our weight (out, in): rank r computes its part of the outputs.
+//
+//     Y = X W^T        W = [ W_0 ]  rank 0        [ Y_0 | Y_1 ] = [ X W_0^T | X W_1^T ]        each rank needs all of X
+//                          [ W_1 ]  rank 1
+//
+//     forward    X from f (or g) on every rank;  Y_r = X W_r^T
+//     backward   dX = sum over r of dY_r W_r     f: all-reduce (g: reduce-scatter)
+//                dW_r = dY_r^T X                 needs no communication, and hides dX's (overlap.h)
+#pragma once
+
+#include "conjugates.h"
+
+namespace ultrascale {
+
+// "self_attn.q_proj" of model.layers.3.self_attn.q_proj.weight.
+inline std::string region_of(const Parameter& parameter) {
+    std::string name = parameter.name.substr(0, parameter.name.rfind('.'));
+    if (const size_t layers = name.find("layers."); layers != std::string::npos) name = name.substr(name.find('.', layers + 7) + 1);
+    return name;
+}
+
+class ColumnLinear : public Linear {
+public:
+    // `gemm` multiplies with the rows that this rank holds.
+    ColumnLinear(std::unique_ptr<Linear> gemm, const Conjugates& border)
+        : Linear(gemm->parameters()), gemm_(std::move(gemm)), border_(border) {
+        for (const Parameter* p : parameters_) whole_outputs_ += p->shape[0];
+    }
+
+    // x: the residual stream's shape; returns (B, T, this rank's outputs).
+    Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor& residual) override {
+        check(!residual, "a column linear's output is in parts: it has no residual to add");
+        Incoming in = border_.gather(x, border_.chunks(context.batch.tokens.numel()) > 1);
+        const int64_t rows = in.whole.rows(), n = in.chunks.empty() ? 1 : border_.chunks(rows);
+        Tensor y = Tensor::empty({context.batch.sequences(), context.batch.length(), outputs()}, x.dtype(), Memory::activation);
+        for (int64_t c = 0; c < n; ++c) {
+            in.wait(c);
+            gemm_->multiply(chunk_of(y, c, n), chunk_of(in.whole, c, n));
+        }
+        saved.keep("x", border_.gathers_again() ? x : in.whole);
+        border_.note(region_of(*parameters_.front()), "norm's output", x, inputs());
+        border_.note(region_of(*parameters_.front()), "input", in.whole, inputs());
+        border_.note(region_of(*parameters_.front()), "output", y, whole_outputs_);
+        return y;
+    }
+
+    Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
+        saved.keep("dy", dy);
+        return sum_of_dx(dy, false, context).wait();
+    }
+
+    void backward_weight(Saved& saved, Context& context) override {
+        Incoming x = whole_input(saved, false);
+        gemm_->add_weight_gradient(saved.take("dy"), x.wait(), context);
+    }
+
+    Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) override {
+        if (when == WeightGradient::later || !border_.backward_overlaps()) return Linear::backward(dy, saved, context, when);
+        Incoming x = whole_input(saved, true);       // under dX's GEMM
+        Outgoing dx = sum_of_dx(dy, true, context);  // under dW's GEMM
+        gemm_->add_weight_gradient(dy, x.wait(), context);
+        x = {};
+        return dx.wait();
+    }
+
+private:
+    Incoming whole_input(Saved& saved, bool beside) const {
+        Tensor x = saved.take("x");
+        return border_.gathers_again() ? border_.gather(x, beside) : Incoming{x, {}};
+    }
+
+    Outgoing sum_of_dx(const Tensor& dy, bool beside, const Context& context) const {
+        Tensor partial = Tensor::empty({context.batch.sequences(), context.batch.length(), inputs()}, dy.dtype(), Memory::activation);
+        gemm_->multiply_backward(partial, dy);
+        return border_.sum(std::move(partial), beside);
+    }
+
+    std::unique_ptr<Linear> gemm_;
+    const Conjugates& border_;
+    int64_t whole_outputs_ = 0;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,100 @@
+// --compare: a few steps without and with sequence parallelism, on the same data, and one table: what a rank holds, what it sends, how
+// long a step takes.
+#pragma once
+
+#include <algorithm>
+
+#include "data.h"
+#include "predict.h"
+#include "setup.h"
+#include "tensor_parallel.h"
+#include "trace.h"
+#include "training.h"
+
+namespace ultrascale {
+
+// All ranks call it; rank 0 prints. False if a variant held or sent other than predicted, on any rank.
+inline bool compare_sequence_parallel(const Options& options, TensorOptions tensor, const StepShape& shape) {
+    const Communicator& world = Communicator::world();
+    const Mesh mesh(world, {{"dp", world.size() / tensor.tp}, {"tp", tensor.tp}});
+    const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
+    const int64_t B = options.micro_batch, N = dp.size(), A = options.grad_accum, warm_up = 2,
+                  steps = std::clamp<int64_t>(options.steps, 3, 10);
+    const TokenFile file(options.data_path(), shape.config.vocab);
+    const DataLoader loader(file, {.seq = shape.seq});
+    const float loss_scale = float(1 / double(loader.counted_targets(0, B * N * A)));
+    print(fmt::format("tp {} x dp {}, {:.3f} M parameters in {}, {} x {} tokens a replica and micro-batch, {} a step; overlap {}",
+                      tensor.tp, N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), B, shape.seq, A,
+                      overlap_names[int(tensor.overlap)]));
+    print(fmt::format("  {:<22} {:>11} {:>11} {:>11} {:>12}   {:>11} {:>11} {:>11} {:>9} {:>9} {:>9}  {}", "", "parameters", "gradients",
+                      "optimizer", "activations", "all-reduce", "all-gather", "red.-scat.", "comm. ms", "exposed", "step ms",
+                      "as predicted"));
+    struct Variant {
+        const char* name;
+        bool sequence_parallel, keep_gathered;
+    };
+    const bool partition = tensor.partition_checkpoints;
+    bool ok = true;
+    for (const Variant& variant : {Variant{"TP", false, false}, {"TP + SP", true, false}, {"TP + SP, inputs kept", true, true}}) {
+        tensor.sequence_parallel = variant.sequence_parallel, tensor.keep_gathered = variant.keep_gathered;
+        tensor.partition_checkpoints = partition && !variant.sequence_parallel;
+        const TensorParallel parallel(shape.config, tensor, mesh, options.seed);
+        Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
+        ParameterList& parameters = model.parameters();
+        parameters.allocate_values(options.dtype);
+        parameters.allocate_grads(options.grad_dtype());
+        load_or_initialize(options, parameters);
+        AdamW optimizer(parameters, options.optimizer);
+        std::vector<double> seconds;
+        for (int64_t s = 0; s < warm_up + steps; ++s) {
+            if (s == warm_up) {
+                memory_reset_peak();
+                communication_reset_counts();
+            }
+            const double begin = now_seconds();
+            ops::fill(parameters.flat_grads(), 0);
+            const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+            for (int64_t m = 0; m < A; ++m) {
+                Context context{.batch = to_device(loader.batch((m * N + dp.rank()) * B, B)), .loss_scale = loss_scale, .loss = loss};
+                Saved saved;
+                model.forward({}, saved, context);
+                model.backward({}, saved, context);
+            }
+            all_reduce_gradients(parameters, dp);
+            parallel.sum_copies(parameters);
+            optimizer.step(0, squared_gradient_norm(parameters, tp));  // lr 0: the model stays as it is
+            if (N > 1) dp.all_reduce(loss);
+            loss.to_host<double>();  // the host waits for the device
+            if (s >= warm_up) seconds.push_back(now_seconds() - begin);
+        }
+
+        const MemoryEstimate want = predict_memory(shape, tensor, tp.rank());
+        const PredictedCommunication sent = predict_communication(shape, tensor, A, N, tp.rank());
+        const MemoryByCategory held = memory_now();
+        const int64_t activations = memory_peak_by_category()[int(Memory::activation)];
+        bool same = held[int(Memory::parameter)] == want.parameters && held[int(Memory::gradient)] == want.gradients &&
+                    held[int(Memory::optimizer)] == want.optimizer &&
+                    std::abs(double(activations - want.peak_activations)) <= 0.01 * double(want.peak_activations);
+        const CommunicationCounts counts = communication_counts();
+        CommunicationCount all{};
+        for (int k = 0; k < collective_kinds; ++k) {
+            const CommunicationCount& c = counts[size_t(k)];
+            same = same && c.calls == sent.kinds[size_t(k)].calls * steps && c.bytes == sent.kinds[size_t(k)].bytes * steps;
+            all.seconds += c.seconds, all.exposed += c.exposed;
+        }
+        const Tensor wrong = Tensor::from_host<int32_t>(std::vector<int32_t>{!same}, {1}, Memory::workspace);
+        world.all_reduce(wrong);
+        same = wrong.to_host<int32_t>()[0] == 0;
+        ok = ok && same;
+        const double n = double(steps);
+        const auto bytes = [&](Collective kind) { return format_bytes(double(counts[size_t(kind)].bytes) / n); };
+        print(fmt::format("  {:<22} {:>11} {:>11} {:>11} {:>12}   {:>11} {:>11} {:>11} {:>9.2f} {:>9.2f} {:>9.2f}  {}", variant.name,
+                          format_bytes(double(held[int(Memory::parameter)])), format_bytes(double(held[int(Memory::gradient)])),
+                          format_bytes(double(held[int(Memory::optimizer)])), format_bytes(double(activations)),
+                          bytes(Collective::all_reduce), bytes(Collective::all_gather), bytes(Collective::reduce_scatter),
+                          all.seconds * 1e3 / n, all.exposed * 1e3 / n, median(seconds) * 1e3, same ? "yes" : "NO"));
+    }
+    return ok;
+}
+
+}  // namespace ultrascale

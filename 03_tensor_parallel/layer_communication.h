@@ -1,0 +1,44 @@
+// What one layer sends, counted: of the first layer in the first step, forward and backward apart.
+#pragma once
+
+#include "comm.h"
+#include "parts.h"
+#include "report.h"
+
+namespace ultrascale {
+
+class LayerCommunication : public Hooks {
+public:
+    void before(const Unit& unit, Pass pass, const Context&) override {
+        if (counts(unit, pass)) begin_ = communication_counts();
+    }
+    void after(const Unit& unit, Pass pass, const Context&) override {
+        if (!counts(unit, pass)) return;
+        sent_[pass != Pass::forward] = difference(communication_counts(), begin_);
+        seen_[pass != Pass::forward] = true;
+    }
+
+    // "a layer: forward 2 all-reduce of 1.00 MiB, ..."; calls of a GEMM's chunks count one by one.
+    void print_line(Report& report) const {
+        std::string line = "  of which a layer: ";
+        for (int pass = 0; pass < 2; ++pass) {
+            line += pass == 0 ? "forward" : "; backward";
+            for (int k = 0; k < collective_kinds; ++k) {
+                const CommunicationCount& c = sent_[pass][size_t(k)];
+                if (c.calls > 0)
+                    line +=
+                        fmt::format(" {} {} of {},", c.calls, collective_names[size_t(k)], format_bytes(double(c.bytes) / double(c.calls)));
+                if (c.calls > 0) report.value(pass == 0 ? "layer_forward" : "layer_backward", collective_names[size_t(k)], double(c.bytes));
+            }
+            if (line.back() == ',') line.pop_back();
+        }
+        print(line);
+    }
+
+private:
+    bool counts(const Unit& unit, Pass pass) const { return unit.name == "layers.0" && !seen_[pass != Pass::forward]; }
+    CommunicationCounts begin_{}, sent_[2]{};
+    bool seen_[2] = {false, false};
+};
+
+}  // namespace ultrascale

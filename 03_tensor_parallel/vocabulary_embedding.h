@@ -1,0 +1,43 @@
+// The embedding split over the vocabulary: rank r has the rows of its tokens and gives zeros for all others, so that the sum over ranks
+// is the embedding (one summand of each row is not zero: the sum is exact).
+//
+//     tokens      7      2      9               forward    f*: all-reduce (g*: reduce-scatter)
+//     rank 0    ( 0 )  (E_2)  ( 0 )             backward   each rank adds dx to the rows of its own tokens; f*: nothing (g*: all-gather)
+//     rank 1    (E_7)  ( 0 )  (E_9)
+//
+// Shards are tokens V r/tp .. V (r+1)/tp. They need not be equal, for nothing that travels has the vocabulary's size: no rows of padding
+// that the loss would have to leave out.
+#pragma once
+
+#include "conjugates.h"
+#include "ops.h"
+
+namespace ultrascale {
+
+inline Range vocabulary_shard(int64_t vocab, int64_t tp, int64_t rank) { return {vocab * rank / tp, vocab * (rank + 1) / tp}; }
+
+class VocabularyEmbedding : public Embedding {
+public:
+    VocabularyEmbedding(Parameter* weight, const Conjugates& border) : Embedding(weight), border_(border) {}
+
+    Tensor forward(Saved&, Context& context) override {
+        const int64_t h = weight_->value.cols();
+        Tensor partial = Tensor::empty({context.batch.tokens.numel(), h}, weight_->value.dtype(), Memory::activation);
+        ops::embedding_forward(partial, context.batch.tokens, weight_->value, weight_->slice[0].begin);
+        border_.note("embedding", "partial sum", partial, h);
+        Tensor x = border_.sum(std::move(partial), false).wait().view(border_.stream_shape(context.batch, h));
+        border_.note("embedding", "output", x, h);
+        return x;
+    }
+
+    void backward_weight(Saved& saved, Context& context) override {
+        Incoming dy = border_.gather(saved.take("dy"), false);
+        ops::embedding_backward(weight_->grad, context.batch.tokens, dy.wait(), weight_->slice[0].begin);
+        context.gradient_complete(*weight_);
+    }
+
+private:
+    const Conjugates& border_;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,123 @@
+// 03_tensor_parallel's checkpoints: Hugging Face's in, the same out, and on from there on any grid of ranks; and its refusals.
+#include "compare_runs.h"
+#include "processes.h"
+#include "refused.h"
+
+namespace ultrascale::test {
+namespace {
+
+const char* const chapter = "03_tensor_parallel";
+
+struct Grid {
+    int ranks;
+    const char* arguments;  // a global batch of 4
+};
+const Grid grids[] = {{1, "--micro-batch 4"},
+                      {2, "--micro-batch 2 --grad-accum 2 --sequence-parallel"},
+                      {4, "--micro-batch 4 --sequence-parallel --overlap chunk"},
+                      {4, "--tp 2 --micro-batch 2 --overlap async"}};
+
+Outcome train_grid(const Grid& grid, const std::string& arguments) {
+    SCOPED_TRACE(fmt::format("{} ranks {}", grid.ranks, grid.arguments));
+    return train(grid.ranks, chapter, fmt::format("--seq 40 --lr 1e-3 --no-verify {} {}", grid.arguments, arguments));
+}
+
+// Loaded and saved without a step: the same tensors, whoever held which slices (and which copies: at tp 4 of key-value heads).
+TEST(TensorParallelCheckpoint, ComesBackBitwise) {
+    for (const char* dtype : {"fp32", "bf16"}) {
+        TempDir dir;
+        train("00_single_gpu", fmt::format("{} --dtype {} --seq 40 --micro-batch 2 --steps 2 --no-verify --save {}", load("gqa_untied"),
+                                           dtype, dir / "first"));
+        for (const Grid& grid : grids) {
+            train_grid(grid,
+                       fmt::format("{} --dtype {} --load {} --steps 0 --save {}", load("gqa_untied"), dtype, dir / "first", dir / "again"));
+            expect_same_checkpoints(dir / "again", dir / "first");
+        }
+    }
+}
+
+TEST(TensorParallelCheckpoint, GoesOnAnywhere) {
+    TempDir dir;
+    const std::string data = fmt::format("--data {}/tokens.bin", reference("gqa_untied"));
+    const Outcome straight = train_grid(grids[2], load("gqa_untied") + " --steps 4");
+    train_grid(grids[2], fmt::format("{} --steps 2 --save {}", load("gqa_untied"), dir / "saved"));
+    const std::vector<double> losses = straight.of("loss"), rest(losses.begin() + 2, losses.end());
+    for (const Grid& grid : grids) {
+        const Outcome run = train_grid(grid, fmt::format("--load {} {} --steps 2", dir / "saved", data));
+        EXPECT_EQ(run.of("step"), (std::vector<double>{3, 4}));
+        EXPECT_LE(largest_difference(run.of("loss"), rest), on_gpu ? 1e-5 : 1e-6);
+    }
+    const Outcome zero =
+        train(2, "02_zero", fmt::format("--seq 40 --lr 1e-3 --no-verify --micro-batch 2 --load {} {} --steps 2", dir / "saved", data));
+    EXPECT_LE(largest_difference(zero.of("loss"), rest), on_gpu ? 1e-5 : 1e-6);
+}
+
+TEST(TensorParallelCheckpoint, ValidatesLikeOneDevice) {
+    const std::string arguments = fmt::format("{0} --seq 40 --steps 2 --no-verify --val-data {1}/tokens.bin --val-every 1",
+                                              load("gqa_untied"), reference("gqa_untied"));
+    const Outcome single = train("00_single_gpu", arguments + " --micro-batch 3"),
+                  shared = train(2, chapter, arguments + " --micro-batch 3 --sequence-parallel --overlap chunk --chunks 3");
+    expect_as_predicted(shared);
+    EXPECT_LE(largest_difference(shared.of("val_loss"), single.of("val_loss")), 1e-5);
+}
+
+class TensorParallelBadInput : public testing::Test {
+protected:
+    void expect(int ranks, const std::string& arguments, const std::vector<std::string>& telling) {
+        expect_ranks_refuse(ranks, chapter, "--steps 2 --seq 32 " + arguments, telling);
+    }
+    ProcessMark mark_;
+};
+
+TEST_F(TensorParallelBadInput, Options) {
+    expect(2, "--tp 0", {"--tp", "0"});
+    expect(2, "--overlap all", {"--overlap", "all", "async", "chunk"});
+    expect(2, "--overlap chunk --chunks 1", {"--chunks", "1"});
+    expect(2, "--dropout 1", {"--dropout", "1"});
+    expect(2, "--dropout nan", {"--dropout", "nan"});
+    expect(2, "--same-seed off", {"--same-seed off", "--dropout"});
+    expect(2, "--keep-gathered on", {"--keep-gathered on", "--sequence-parallel"});
+    expect(2, "--partition-checkpoints", {"--partition-checkpoints", "--recompute full"});
+    expect(2, "--partition-checkpoints --recompute full --sequence-parallel", {"--partition-checkpoints", "--sequence-parallel"});
+    expect(2, "--compare --tp 1", {"--compare", "--tp 2"});
+    expect(2, "--compare --seq 33", {"--sequence-parallel", "33 tokens"});
+    expect(2, "--demo row", {"--demo", "row"});
+    expect(2, "--stage 1", {"--stage"});  // another chapter's
+}
+
+// Before anything is allocated: these sizes would fit nowhere.
+TEST_F(TensorParallelBadInput, WhatDoesNotSplit) {
+    expect(3, "--tp 2", {"--tp 2", "3 ranks", "divide"});
+    expect(2, "--tp 4", {"--tp 4", "2 ranks"});
+    expect(3, "--model llama-3-405b", {"--tp 3", "128 attention heads", "divide"});
+    expect(2, "--sequence-parallel --seq 33", {"--sequence-parallel", "33 tokens", "--tp 2", "--seq 32"});
+    expect(2, "--partition-checkpoints --recompute full --micro-batch 3 --seq 31", {"--partition-checkpoints", "3 x 31 tokens"});
+    expect(2, "--micro-batch 4000000", {"out of memory", "activations", "--sequence-parallel"});
+    TempDir dir;
+    const auto with = [&](const Json& changes) {
+        put(dir / "config.json", config_json(changes));
+        return "--model " + dir.path();
+    };
+    expect(3, with({{"num_attention_heads", 4}}), {"--tp 3", "4 attention heads"});
+    expect(4, with({{"num_attention_heads", 2}}), {"--tp 4", "2 attention heads", "not split", "at most --tp 2"});
+    expect(4, with({{"num_attention_heads", 12}, {"num_key_value_heads", 3}, {"head_dim", 4}}), {"--tp 4", "3 key-value heads"});
+    expect(4, with({{"intermediate_size", 90}}), {"--tp 4", "feed-forward size of 90"});
+    expect(4, with({{"vocab_size", 3}}), {"vocabulary of 3"});
+}
+
+TEST_F(TensorParallelBadInput, Checkpoints) {
+    TempDir dir;
+    for (const char* file : {"config.json", "model.safetensors"}) fs::copy(reference("gqa_untied") + "/" + file, dir.path());
+    const std::string arguments = fmt::format("--load {} --data {}/tokens.bin", dir.path(), reference("gqa_untied"));
+    expect(3, arguments, {"--tp 3", "4 attention heads"});
+    Json config = Json::parse(slurp(dir / "config.json"));
+    config["intermediate_size"] = 96;
+    put(dir / "config.json", config.dump());
+    expect(2, arguments, {"model.safetensors", "mlp.gate_proj.weight", "(88, 48)", "(96, 48)"});
+    const std::string weights = slurp(dir / "model.safetensors");
+    put(dir / "model.safetensors", weights.substr(0, weights.size() - 1));
+    expect(2, arguments, {"model.safetensors"});
+}
+
+}  // namespace
+}  // namespace ultrascale::test
