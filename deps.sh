@@ -13,7 +13,7 @@ done
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if ! command -v apt-get >/dev/null; then
-    echo "No apt-get here. With conda: conda install -c conda-forge cxx-compiler mpich 'openblas=*=openmp*' cli11 nlohmann_json fmt gtest make" >&2
+    echo "No apt-get here. With conda: conda install -c conda-forge cxx-compiler mpich 'openblas=*=openmp*' cli11 nlohmann_json fmt gtest libboost-devel make" >&2
     exit 1
 fi
 

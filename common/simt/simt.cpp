@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -77,7 +78,6 @@ struct Block {
     const Call& call;
     dim3 size;
     uint3 index;
-    uint64_t number;
     void* shared;
     size_t shared_bytes;
     std::vector<Thread> threads = {};
@@ -136,7 +136,7 @@ void run_block(Block& b, dim3 grid) {
     block = &b;
     for (uint32_t i = 0; i < count; ++i) {
         Thread& t = b.threads[i];
-        t.thread = i, t.block = b.number;
+        t.thread = i;
         t.index = {i % b.size.x, i / b.size.x % b.size.y, i / b.size.x / b.size.y};
         t.shared = b.shared, t.shared_end = static_cast<char*>(b.shared) + b.shared_bytes;
         t.arguments = b.call.arguments, t.arguments_end = static_cast<const char*>(b.call.arguments) + b.call.bytes;
@@ -196,7 +196,7 @@ void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes)
             }
             std::memset(shared, 0xff, dynamic_shared_bytes);  // NaN to whoever reads what it did not write
             const uint3 index = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
-            Block b{call, size, index, i, shared, dynamic_shared_bytes};
+            Block b{call, size, index, shared, dynamic_shared_bytes};
             try {
                 run_block(b, grid);
             } catch (...) {
@@ -225,7 +225,6 @@ void sync_block() {
         while (b.barriers == number) b.wait(here.self, "__syncthreads", code);
     }
     here.self.waits_at = nullptr;
-    ++here.self.epoch;
 }
 
 Lanes exchange(uint32_t mask, uint64_t value, const char* what, const void* code) {
@@ -255,7 +254,6 @@ Lanes exchange(uint32_t mask, uint64_t value, const char* what, const void* code
         while (meeting.number == number) b.wait(here.self, what, code);
     }
     here.self.waits_at = nullptr;
-    ++here.self.warp_epoch;
     return lanes;
 }
 

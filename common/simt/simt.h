@@ -8,7 +8,7 @@
 // What a GPU leaves undefined is an error here, with the place in the source:
 //   - threads that wait at a barrier or a shuffle which others never reach
 //   - an access outside of every allocation (access.cpp: the compiler calls us at each load and store)
-// What it cannot do: PTX (cp.async, mma, ...). The order of threads is fixed, so a race may stay unseen; access.cpp looks for those.
+// What it cannot do: PTX (cp.async, mma, ...). The order of threads is fixed, so a race may stay unseen.
 #pragma once
 
 #include <cstddef>
@@ -69,15 +69,14 @@ unsigned atomic_add(unsigned* address, unsigned x);
 // ---- for access.cpp ------------------------------------------------------------------------------------------------------
 // The thread that runs now, as its block's scheduler knows it.
 struct Running {
-    const void *stack, *stack_end;                   // its own
-    const void *shared, *shared_end;                 // dynamic shared memory
-    const void *arguments, *arguments_end;           // of the kernel
-    uint32_t thread = 0, warp_epoch = 0, epoch = 0;  // in the block; how many warp collectives and barriers it has passed
-    uint64_t block = 0;
+    const void *stack, *stack_end;          // its own
+    const void *shared, *shared_end;        // dynamic shared memory
+    const void *arguments, *arguments_end;  // of the kernel
+    uint32_t thread = 0;                    // in the block
 };
 extern thread_local constinit Running* running;  // nullptr: host code
 
-std::string source_line(const void* code);        // "ops_rmsnorm.cu:93" of an instruction; asks addr2line
-[[noreturn]] void fail(const char* what);  // ends the grid: launch() throws, with kernel, block and thread
+std::string source_line(const void* code);  // "ops_rmsnorm.cu:93" of an instruction; asks addr2line
+[[noreturn]] void fail(const char* what);   // ends the grid: launch() throws, with kernel, block and thread
 
 }  // namespace simt
