@@ -95,7 +95,10 @@ COMMON_SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.c
 endif
 
 objects   = $(patsubst %,$(BUILD)/obj/%.o,$(basename $(1)))
-COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
+# What is no kernel is compiled once, for the CPU backend.
+SHARED_SOURCES := $(if $(filter simt,$(BACKEND)),$(filter %.cpp,$(COMMON_SOURCES)))
+SHARED_OBJECTS := $(SHARED_SOURCES:%.cpp=build/cpu/obj/%.o)
+COMMON_OBJECTS := $(call objects,$(sort $(filter-out $(SHARED_SOURCES),$(COMMON_SOURCES)))) $(SHARED_OBJECTS)
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
 COMM_SOURCES := $(addprefix tests/unit/,comm_test.cpp gather_parts_test.cpp mesh_test.cpp parallel_break_test.cpp ring_all_reduce_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp)
@@ -179,6 +182,12 @@ $(BUILD)/obj/%.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
 
+ifeq ($(BACKEND),simt)
+$(SHARED_OBJECTS): build/cpu/obj/%.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(filter-out -DULTRASCALE_SIMT,$(CPPFLAGS)) $(CXXFLAGS) -MMD -MP -c $< -o $@
+endif
+
 $(BUILD)/obj/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 ifeq ($(BACKEND),simt)
@@ -224,4 +233,4 @@ compile_commands.json: Makefile
 	    printf '%s{"directory": "$(CURDIR)", "file": "%s", "command": "$(CXX) $(CPPFLAGS) $(CXXFLAGS) -c %s"}\n' "$$separator" $$source $$source; \
 	    separator=,; done; echo ']'; } > $@
 
--include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj $(if $(SHARED_OBJECTS),build/cpu/obj) -name '*.d' 2>/dev/null)
