@@ -23,7 +23,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
     print(fmt::format("{} ranks, {:.3f} M parameters in {}, gradients {}, {} x {} tokens a rank and micro-batch, {} micro-batches a step",
                       N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), B,
                       shape.seq, A));
-    print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>11} {:>11}   {:>11} {:>6} {:>10} {:>10} {:>10}  {}", "stage", "parameters",
+    print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>12} {:>11}   {:>11} {:>6} {:>10} {:>10} {:>10}  {}", "stage", "parameters",
                       "gradients", "optimizer", "on the host", "gathered", "sent, bytes", "Psi", "comm. ms", "exposed", "step ms",
                       "as predicted"));
     bool ok = true;
@@ -85,7 +85,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         same = wrong.to_host<int32_t>()[0] == 0;
         ok = ok && same;
         const double n = double(steps);
-        print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>11} {:>11}   {:>11} {:>6.2f} {:>10.2f} {:>10.2f} {:>10.2f}  {}",
+        print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>12} {:>11}   {:>11} {:>6.2f} {:>10.2f} {:>10.2f} {:>10.2f}  {}",
                           fmt::format("{}{}", zero_options.stage, zero_options.offload ? " host" : ""),
                           format_bytes(double(held[int(Memory::parameter)])), format_bytes(double(held[int(Memory::gradient)])),
                           format_bytes(double(held[int(Memory::optimizer)])), format_bytes(double(held[int(Memory::host)])),

@@ -114,6 +114,16 @@ TEST(ZeroOffload, ChangesWhereAndNothingElse) {
         }
 }
 
+TEST(ZeroOffload, StandsInTheComparison) {
+    const Outcome run = run_ranks(3, "02_zero", "--compare --offload optimizer --layers 2 --seq 16 --micro-batch 1 --steps 3");
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    int rows = 0;
+    std::istringstream lines(run.out);
+    for (std::string line; std::getline(lines, line);) rows += line.ends_with("  yes");
+    EXPECT_EQ(rows, 7) << run.out;
+    EXPECT_TRUE(contains(run.out, "  3 host")) << run.out;
+}
+
 // A device too small for the states trains all the same.
 TEST(ZeroOffload, MakesRoom) {
     const std::string small = "--steps 2 --micro-batch 1 --seq 32 --peak-tflops 1 --stage 2 --no-verify --device-memory 0.018";
