@@ -85,13 +85,6 @@ inline std::vector<BandwidthCase> bandwidth_cases(const Communicator& world) {
     };
 }
 
-// The largest value that any rank has.
-inline double largest_of_ranks(const Communicator& world, double value) {
-    const Tensor x = Tensor::from_host<double>(std::vector<double>{value}, {1}, Memory::workspace);
-    world.all_reduce(x, Reduce::max);
-    return x.to_host<double>()[0];
-}
-
 // One call on known values, whose result is checked on the device: what should be there is subtracted, zero must be left.
 // All numbers are integers that fp32 holds, so nothing is rounded.
 inline bool result_is_right(const Communicator& world, const BandwidthCase& c, const BandwidthBuffers& b) {
@@ -108,8 +101,7 @@ inline bool result_is_right(const Communicator& world, const BandwidthCase& c, c
         ops::add(b.slice(b.out, r), b.slice(b.pattern, expected.slice), -float(expected.times));
         ops::accumulate_sum_squares(left_over, {b.slice(b.out, r)});
     }
-    const bool wrong = !(left_over.to_host<double>()[0] == 0);  // also where it is not a number
-    return largest_of_ranks(world, wrong) == 0;
+    return on_all_ranks(world, left_over.to_host<double>()[0] == 0);  // not so where it is not a number
 }
 
 // The median time of a call, on the slowest rank. Calls are queued in batches, and the host waits for the device at the end

@@ -29,12 +29,6 @@ struct SyncCost {
     int64_t calls, bytes;
 };
 
-inline double slowest_rank(double seconds) {
-    Tensor t = Tensor::from_host<double>(std::vector<double>{seconds}, {1}, Memory::workspace);
-    Communicator::world().all_reduce(t, Reduce::max);
-    return t.to_host<double>()[0];
-}
-
 inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, const DataLoader& loader, const Options& options) {
     const Communicator& ranks = Communicator::world();
     ParameterList& parameters = model.parameters();
@@ -83,7 +77,7 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, cons
         }
     for (double* seconds :
          {&cost.step_seconds, &cost.backward_seconds, &cost.communication_seconds, &cost.exposed_seconds, &cost.matmul_seconds})
-        *seconds = slowest_rank(*seconds);
+        *seconds = largest_of_ranks(ranks, *seconds);
     return cost;
 }
 
@@ -143,7 +137,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
         seconds.push_back(now_seconds() - begin);
     }
     const double moved = 2 * double(n - 1) / double(n) * double(parameters.flat_grads().bytes());
-    const double bandwidth = moved / slowest_rank(median(seconds)), rate = alone.matmul_flops / alone.matmul_seconds;
+    const double bandwidth = moved / largest_of_ranks(ranks, median(seconds)), rate = alone.matmul_flops / alone.matmul_seconds;
     const double t_comm = moved / bandwidth, t_compute = 4 * double(tokens) * double(parameters.local_numel()) / rate;
     print(fmt::format("\noverlap condition: busbw {:.4g} GB/s (one all-reduce of everything), {:.4g} TFLOP/s (matrix products)",
                       bandwidth / 1e9, rate / 1e12));

@@ -63,6 +63,8 @@ struct Chapter {
             ->check(between(1e-3, 1e5));
     }
 
+    // --no-sync off: gradients are summed after each micro-batch, and added up.
+    bool every_time(const Options& options) const { return !no_sync && options.grad_accum > 1; }
     // How the ranks sit in nodes: as the options pretend, else as the machines are.
     void check_and_find_nodes(const Communicator& world) {
         if (sync.kind == SyncKind::diloco && !no_sync) user_error("--no-sync off: --sync diloco sums no gradients at all");
@@ -86,7 +88,7 @@ struct Chapter {
 // What a rank holds, without the buffers of the way the gradients are summed.
 MemoryEstimate predict_memory(const Options& options, const Chapter& chapter, const StepShape& shape) {
     MemoryEstimate m = estimate_memory(shape);
-    if (!chapter.no_sync && options.grad_accum > 1) m.gradients *= 2;  // the sums over micro-batches
+    if (chapter.every_time(options)) m.gradients *= 2;  // the sums over micro-batches
     if (chapter.sync.kind == SyncKind::diloco) DiLoCo::add_to(m, parameter_count(shape.config));
     return m;
 }
@@ -115,8 +117,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const std::unique_ptr<GradientSync> sync = make_sync(chapter.sync, parameters, ranks);
     std::optional<DiLoCo> diloco;
     if (chapter.sync.kind == SyncKind::diloco) diloco.emplace(parameters, optimizer, ranks, chapter.sync.diloco);
-    // --no-sync off: each micro-batch's sum is added here.
-    const bool every_time = !chapter.no_sync && accumulated > 1;
+    const bool every_time = chapter.every_time(options);
     const Tensor sums = every_time ? Tensor::zeros(parameters.flat_grads().shape(), options.grad_dtype(), Memory::gradient) : Tensor();
 
     std::optional<Verifier> verifier;

@@ -8,6 +8,7 @@
 #include "predict.h"
 #include "stages.h"
 #include "trace.h"
+#include "training.h"
 
 namespace ultrascale {
 
@@ -65,24 +66,21 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         const PredictedCommunication sent = predict_communication(zero->layout(), model.units(), zero_options, shape, A);
         const MemoryByCategory held = memory_now();
         const int64_t gathered = memory_peak_by_category()[int(Memory::communication)];
-        bool same = held[int(Memory::parameter)] == want.parameters && held[int(Memory::gradient)] == want.gradients &&
-                    held[int(Memory::optimizer)] == want.optimizer && held[int(Memory::host)] == want.host &&
-                    gathered == want.peak_communication;
+        bool same = counted_as_predicted(sent, steps) && held[int(Memory::parameter)] == want.parameters &&
+                    held[int(Memory::gradient)] == want.gradients && held[int(Memory::optimizer)] == want.optimizer &&
+                    held[int(Memory::host)] == want.host && gathered == want.peak_communication;
         const CommunicationCounts counts = communication_counts();
         CommunicationCount all{};
         double weighed = 0;  // in Psi: an all-reduce moves its tensor twice
         for (int k = 0; k < collective_kinds; ++k) {
             const CommunicationCount& c = counts[size_t(k)];
-            same = same && c.calls == sent.kinds[size_t(k)].calls * steps && c.bytes == sent.kinds[size_t(k)].bytes * steps;
             all.bytes += c.bytes, all.seconds += c.seconds, all.exposed += c.exposed;
             const double width_ratio = Collective(k) == Collective::all_gather
                                            ? double(dtype_bytes(shape.grad_dtype)) / double(dtype_bytes(shape.model.dtype))
                                            : 1;  // gathered parameters are counted in elements, as gradients are
             weighed += double(c.bytes) * width_ratio * (Collective(k) == Collective::all_reduce ? 2 : 1);
         }
-        Tensor wrong = Tensor::from_host<int32_t>(std::vector<int32_t>{!same}, {1}, Memory::workspace);
-        ranks.all_reduce(wrong);
-        same = wrong.to_host<int32_t>()[0] == 0;
+        same = on_all_ranks(ranks, same);
         ok = ok && same;
         const double n = double(steps);
         print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>12} {:>11}   {:>11} {:>6.2f} {:>10.2f} {:>10.2f} {:>10.2f}  {}",

@@ -41,7 +41,7 @@ struct Chapter {
 // The book's bytes for Psi parameters on n ranks in bf16, or fp32 (no master weights: k = 8), beside what is held.
 void print_formula(const ZeroOptions& zero, const StepShape& shape, int n) {
     const double psi = double(parameter_count(shape.config)), value = double(dtype_bytes(shape.model.dtype)),
-                 grad = double(dtype_bytes(shape.grad_dtype)), k = shape.model.dtype == DType::fp32 ? 8 : 12;
+                 grad = double(dtype_bytes(shape.grad_dtype)), k = double(optimizer_bytes(shape.model.dtype));
     const double values = value * psi / (zero.stage >= 3 ? n : 1), grads = grad * psi / (zero.stage >= 2 ? n : 1);
     const double states = k * psi / (zero.stage >= 1 ? n : 1);
     const auto over = [&](int from) { return zero.stage >= from ? fmt::format("/{}", n) : ""; };
@@ -102,13 +102,9 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
                       zero_options.offload ? "; optimizer states on the host" : ""));
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
     ExplainHooks explain_hooks(zero.get());
-    CommunicationCounts of_validation{};
     const auto validate = [&] {
         zero->finish();
-        const CommunicationCounts before = communication_counts();
-        const double loss = validation->loss(model, zero.get());
-        of_validation = difference(of_validation, difference(before, communication_counts()));  // the sum of both
-        return loss;
+        return validation->loss(model, zero.get());
     };
     Occupancy early{};  // after a few steps
     memory_reset_peak();
@@ -161,7 +157,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         print_formula(zero_options, shape, ranks.size());
         if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
         const PredictedCommunication of_step = predict_communication(zero->layout(), model.units(), zero_options, shape, accumulated);
-        ok = report.communication(of_step, options.steps, of_validation) && ok;
+        ok = report.communication(of_step, options.steps, validation ? validation->sent() : CommunicationCounts{}) && ok;
         zero->print_offload(report);
         report.throughput();
     }

@@ -46,7 +46,7 @@ inline MemoryEstimate predict_memory(const FlatLayout& layout, const std::vector
     m.parameters = (zero.stage == 3 ? shard : whole) * value_bytes;
     m.gradients = (zero.stage >= 2 ? shard : whole) * grad_bytes;
     if (zero.every_micro_batch && zero.stage < 2) m.gradients += (zero.stage == 1 ? shard : whole) * grad_bytes;  // sums beside them
-    if (zero.stage >= 1) m.optimizer = owned * (shape.model.dtype == DType::fp32 ? 8 : 12);
+    if (zero.stage >= 1) m.optimizer = owned * optimizer_bytes(shape.model.dtype);
     if (zero.offload) {  // offload.h: the states, the weights, two buffers for gradients and the norm
         m.host = m.optimizer + shard * value_bytes + 2 * largest * grad_bytes + 8;
         m.optimizer = 0;

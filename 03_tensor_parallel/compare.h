@@ -72,19 +72,16 @@ inline bool compare_sequence_parallel(const Options& options, TensorOptions tens
         const PredictedCommunication sent = predict_communication(shape, tensor, A, N, tp.rank());
         const MemoryByCategory held = memory_now();
         const int64_t activations = memory_peak_by_category()[int(Memory::activation)];
-        bool same = held[int(Memory::parameter)] == want.parameters && held[int(Memory::gradient)] == want.gradients &&
-                    held[int(Memory::optimizer)] == want.optimizer &&
+        bool same = counted_as_predicted(sent, steps) && held[int(Memory::parameter)] == want.parameters &&
+                    held[int(Memory::gradient)] == want.gradients && held[int(Memory::optimizer)] == want.optimizer &&
                     std::abs(double(activations - want.peak_activations)) <= 0.01 * double(want.peak_activations);
         const CommunicationCounts counts = communication_counts();
         CommunicationCount all{};
         for (int k = 0; k < collective_kinds; ++k) {
             const CommunicationCount& c = counts[size_t(k)];
-            same = same && c.calls == sent.kinds[size_t(k)].calls * steps && c.bytes == sent.kinds[size_t(k)].bytes * steps;
             all.seconds += c.seconds, all.exposed += c.exposed;
         }
-        const Tensor wrong = Tensor::from_host<int32_t>(std::vector<int32_t>{!same}, {1}, Memory::workspace);
-        world.all_reduce(wrong);
-        same = wrong.to_host<int32_t>()[0] == 0;
+        same = on_all_ranks(world, same);
         ok = ok && same;
         const double n = double(steps);
         const auto bytes = [&](Collective kind) { return format_bytes(double(counts[size_t(kind)].bytes) / n); };

@@ -76,9 +76,7 @@ double largest_difference_of_copies(const ParameterList& parameters) {
         const std::vector<float> a = first.to_host_float(), b = p->value.to_host_float();
         for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, double(std::abs(a[i] - b[i])));
     }
-    const Tensor all = Tensor::from_host<double>(std::vector<double>{largest}, {1}, Memory::workspace);
-    Communicator::world().all_reduce(all, Reduce::max);
-    return scalar(all);
+    return largest_of_ranks(Communicator::world(), largest);
 }
 
 // Trains; false if the run is not what one plain device does, or held or sent other than predicted.
@@ -124,13 +122,6 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
     LayerCommunication layer_communication;
     ExplainHooks explain_hooks(&layer_communication);
-    CommunicationCounts of_validation{};
-    const auto validate = [&] {
-        const CommunicationCounts before = communication_counts();
-        const double loss = validation->loss(model);
-        of_validation = difference(of_validation, difference(before, communication_counts()));  // the sum of both
-        return loss;
-    };
     memory_reset_peak();
     Communicator::world().barrier();  // the verifying run kept rank 0 busy
     communication_reset_counts();
@@ -167,11 +158,11 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
 
         state = {state.step + 1, state.next_sample + G, state.tokens_seen + G * T, options.seed};
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};
-        if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validate();
+        if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
         report.step(record);
         if (verifier) verifier->after_step(s, loss_value, parameters.parts(&Parameter::value));
     }
-    if (validation && options.steps == 0) report.validation(state.step, validate());  // of what --load brought
+    if (validation && options.steps == 0) report.validation(state.step, validation->loss(model));  // of what --load brought
 
     bool ok = true;
     if (options.steps > 0) {
@@ -182,7 +173,9 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         }
         ok = report.memory(predict_memory(shape, tensor, tp.rank())) && ok;
         print_layer_formula(shape, tensor, tp.rank());
-        ok = report.communication(predict_communication(shape, tensor, accumulated, N, tp.rank()), options.steps, of_validation) && ok;
+        ok = report.communication(predict_communication(shape, tensor, accumulated, N, tp.rank()), options.steps,
+                                  validation ? validation->sent() : CommunicationCounts{}) &&
+             ok;
         if (tensor.tp > 1) layer_communication.print_line(report);
         const double apart = largest_difference_of_copies(parameters);
         print(fmt::format("  copies of the norms' weights on the ranks: largest difference {:.3g}{}", apart,

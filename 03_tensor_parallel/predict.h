@@ -77,7 +77,7 @@ inline MemoryEstimate predict_memory(const StepShape& shape, const TensorOptions
     const int64_t n = local_parameter_count(shape.config, options.tp, rank);
     return {.parameters = n * dtype_bytes(shape.model.dtype),
             .gradients = n * dtype_bytes(shape.grad_dtype),
-            .optimizer = n * (shape.model.dtype == DType::fp32 ? 8 : 12),
+            .optimizer = n * optimizer_bytes(shape.model.dtype),
             .peak_activations = predicted_activations(shape, options, rank)};
 }
 

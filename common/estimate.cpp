@@ -47,7 +47,7 @@ MemoryEstimate estimate_memory(const StepShape& s) {
     const auto bytes = [](double x) { return int64_t(std::min(x, 9e18)); };
     return {.parameters = bytes(n * e),
             .gradients = bytes(n * double(dtype_bytes(s.grad_dtype))),
-            .optimizer = bytes(n * (s.model.dtype == DType::fp32 ? 8 : 12)),  // two moments, and the master copy of bf16 weights
+            .optimizer = bytes(n * double(optimizer_bytes(s.model.dtype))),
             .peak_activations = bytes(std::max(head, peak_per_token * tokens))};
 }
 

@@ -36,6 +36,8 @@ struct MemoryEstimate {
             double(parameters) + double(gradients) + double(optimizer) + double(peak_activations) + double(peak_communication), 9e18));
     }
 };
+// Bytes of optimizer states for each parameter: two moments, and the master copy of bf16 weights.
+inline int64_t optimizer_bytes(DType dtype) { return dtype == DType::fp32 ? 8 : 12; }
 // Equal, to the byte, to what memory.h counts on one device (tests/chapters compares them).
 MemoryEstimate estimate_memory(const StepShape& shape);
 

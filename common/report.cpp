@@ -148,6 +148,13 @@ bool Report::memory(const MemoryEstimate& predicted) {
     return ok;
 }
 
+bool counted_as_predicted(const PredictedCommunication& of_step, int64_t steps) {
+    const CommunicationCounts counts = communication_counts();
+    for (size_t k = 0; k < counts.size(); ++k)
+        if (counts[k].calls != of_step.kinds[k].calls * steps || counts[k].bytes != of_step.kinds[k].bytes * steps) return false;
+    return true;
+}
+
 bool Report::communication(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps) {
     PredictedCommunication of_run = predicted;
     for (auto& kind : of_run.kinds) kind.calls *= steps, kind.bytes *= steps;

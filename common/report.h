@@ -33,6 +33,9 @@ struct PredictedCommunication {
     }
 };
 
+// Whether this rank made the calls and sent the bytes since communication_reset_counts() that `steps` steps should.
+bool counted_as_predicted(const PredictedCommunication& of_step, int64_t steps);
+
 class Report {
 public:
     Report(std::string chapter, const Options& options, const StepShape& shape, int64_t total_steps);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cli.h"
+#include "comm.h"
 #include "data.h"
 #include "error.h"
 #include "estimate.h"
@@ -12,6 +13,14 @@
 namespace ultrascale {
 
 inline double scalar(const Tensor& t) { return t.to_host<double>()[0]; }  // of a (1) fp64 tensor; the host waits for it
+
+// The largest value that any rank has, and whether something holds on all of them. All ranks call them.
+inline double largest_of_ranks(const Communicator& ranks, double value) {
+    const Tensor x = Tensor::from_host<double>(std::vector<double>{value}, {1}, Memory::workspace);
+    ranks.all_reduce(x, Reduce::max);
+    return scalar(x);
+}
+inline bool on_all_ranks(const Communicator& ranks, bool ok) { return largest_of_ranks(ranks, !ok) == 0; }
 
 inline double median(std::vector<double> values) {  // of several; of an even number the higher of the two in the middle
     const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);

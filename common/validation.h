@@ -10,6 +10,7 @@
 #include <string>
 
 #include "cli.h"
+#include "comm.h"
 #include "data.h"
 #include "llama.h"
 #include "trace.h"
@@ -56,9 +57,13 @@ public:
     bool due(int64_t step, bool last) const { return last || step % options_.val_every == 0; }
     const DataLoader& loader() const { return loader_; }
     // With several ranks each of them measures it all.
-    double loss(Llama& model, Hooks* hooks = nullptr) const {
-        return validation_loss(model, loader_, {0, loader_.samples()}, options_.micro_batch, hooks).mean();
+    double loss(Llama& model, Hooks* hooks = nullptr) {
+        const CommunicationCounts before = communication_counts();
+        const double mean = validation_loss(model, loader_, {0, loader_.samples()}, options_.micro_batch, hooks).mean();
+        sent_ = difference(sent_, difference(before, communication_counts()));  // the sum of both
+        return mean;
     }
+    const CommunicationCounts& sent() const { return sent_; }  // by all of them: it belongs to no training step
     std::string description() const {
         return fmt::format("{}: {} tokens, {} samples, every {} steps", file_.path(), file_.tokens(), loader_.samples(),
                            options_.val_every);
@@ -68,6 +73,7 @@ private:
     TokenFile file_;
     DataLoader loader_;
     const Options& options_;
+    CommunicationCounts sent_{};
 };
 
 }  // namespace ultrascale
