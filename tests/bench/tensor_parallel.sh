@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# 03_tensor_parallel on GPUs, a Llama-3-8B of 16 layers in bf16, 4096 tokens a step, beside PyTorch's tensor parallelism. A line a run.
+# Usage: [PYTHON=python3] tests/bench/tensor_parallel.sh BUILD "MPIRUN FLAGS" TP...          build/cuda, then e.g. 1 2 4 8
+set -u
+cd "$(dirname "$0")/../.."
+build=$1 mpirun=$2 python=${PYTHON:-python3}
+shift 2
+
+ours() {  # tp options...
+    local tp=$1 name
+    shift
+    name="tp $tp ${*:-}"
+    $mpirun -n "$tp" "$build/03_tensor_parallel" --tp "$tp" --model llama-3-8b --layers 16 --seq 4096 --micro-batch 1 --dtype bf16 \
+        --fp32-grads --data common/text.txt --steps 12 --no-verify "$@" 2>&1 |
+        awk -v name="$name" '/tokens\/s .*MFU/ {speed = $1 " tokens/s a device, MFU " $6 " %"}
+                             /all, at the peak/ {peak = $(NF - 4) " " $(NF - 3)}
+                             /^  (all-reduce|all-gather|reduce-scatter) / {ms += $(NF - 2); exposed += $(NF - 1)}
+                             {last = $0}
+                             END {if (speed == "") speed = last; printf "  %-44s %s, peak %s, communication %.1f ms, %.1f exposed\n", name, speed, peak, ms, exposed}'
+}
+
+for tp; do
+    echo "== tp $tp"
+    if [ "$tp" = 1 ]; then
+        ours 1
+    else
+        for overlap in none async chunk; do ours "$tp" --overlap $overlap; done
+        for overlap in none async chunk; do ours "$tp" --sequence-parallel --overlap $overlap; done
+    fi
+    for option in "" --sequence-parallel $([ "$tp" = 1 ] || echo "--sequence-parallel#--async-tp"); do
+        [ "$tp$option" = 1--sequence-parallel ] || OMP_NUM_THREADS=8 "$python" -m torch.distributed.run --nproc_per_node "$tp" \
+            --master_port $((29500 + tp)) tests/peers/torch_tensor_parallel.py --model llama-3-8b --layers 16 ${option//#/ } 2>&1 |
+            grep -E "^PyTorch|Error" | tail -1
+    done
+done
