@@ -167,7 +167,7 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
     float* partial = partial_tensor.as<float>();
     with_type(dweight.dtype(), [&]<class W>(W) {
         with_type(dout.dtype(), [&]<class T>(T) {
-            constexpr int n = std::min(pack_size<T>, pack_size<W>);
+            constexpr int n = std::min({pack_size<T>, pack_size<W>, 4});  // 8 would take 100 registers: too few warps
             const bool packs = packs_fit<T>(h, {dout.data()}) && packs_fit<W>(h, {dweight.data()});
             const dim3 grid(unsigned(ceil_div(chunks, warps)), unsigned(ceil_div(h, 32 * (packs ? n : 1)))), block(32, warps);
             const Launch launch = packs ? LAUNCH((add_chunks<n, W, T>), grid, block, 0) : LAUNCH((add_chunks<1, W, T>), grid, block, 0);
