@@ -4,8 +4,6 @@
 // https://arxiv.org/abs/1805.02867). Second pass: the gradient over the logits. Reads the logits once from memory and writes them
 // once (4 bytes per element in bf16): the row is loaded into shared memory, all of it under way at once, and waits there for the second
 // pass; a thread reads only what it loaded itself. What does not fit waits in registers, and beyond that it is read again from L2.
-// Then the block's next row: it is on its way since the second pass, pack by pack into the room that becomes free, so that the memory
-// reads and writes at the same time.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -31,28 +29,36 @@ struct Softmax {
 // A row is `packs` packs: the first `kept` of them wait in shared memory, the next in_registers of each thread in its registers.
 template <int threads, int in_registers, int n, class T>
 __global__ void __launch_bounds__(threads, 1024 / threads)
-    cross_entropy_rows(float* losses, T* all_logits, const int32_t* targets, float dscale, int rows, int packs, int kept) {
+    cross_entropy_rows(float* losses, T* logits, const int32_t* targets, float dscale, int packs, int kept) {
     DYNAMIC_SHARED(float4, shared);
     T* const row_shared = reinterpret_cast<T*>(shared);
-    Pack<T, n> held[in_registers > 0 ? in_registers : 1];
-    constexpr int batch = unroll * threads;
-    const int64_t V = int64_t(packs) * n;
-    const int again = min(packs, kept + in_registers * threads);  // from here on a row is read again
+    const int64_t row = blockIdx.x, V = int64_t(packs) * n;
+    const int target = targets[row];
+    logits += row * V;
 
-    // Starts loading this thread's packs of batch b (of batches_ahead, the last of which takes the rest). From nullptr: nothing.
-    const auto load_batch = [&](int b, const T* from) {
-        const int first = int(threadIdx.x) + b * batch, end = b + 1 < batches_ahead ? min(first + batch, kept) : kept;
-        for (int p = first; from && p < end; p += threads) load_async<n>(row_shared + p * n, from + int64_t(p) * n);
-        __pipeline_commit();
-    };
-    const auto load_rest = [&](int b, const T* from) {
-        for (; b < batches_ahead; ++b) load_batch(b, from);
+    if (target == ignored_target) {
+        if (threadIdx.x == 0) losses[row] = 0;
+        if (dscale == 0) return;
+        Pack<T, n> zeros;
 #pragma unroll
-        for (int u = 0; u < in_registers; ++u)
-            if (const int p = kept + int(threadIdx.x) + u * threads; from && p < packs) held[u] = load<n>(from + int64_t(p) * n);
-    };
-    // An ignored row needs no logits.
-    const auto logits_of = [&](int row) { return row < rows && targets[row] != ignored_target ? all_logits + row * V : nullptr; };
+        for (int j = 0; j < n; ++j) zeros.x[j] = from_float<T>(0.0f);
+        for (int p = threadIdx.x; p < packs; p += threads) store_last(logits + int64_t(p) * n, zeros);
+        return;
+    }
+
+    constexpr int batch = unroll * threads;
+    for (int first = threadIdx.x, b = 0; b < batches_ahead; ++b, first += batch) {
+        const int end = b + 1 < batches_ahead ? min(first + batch, kept) : kept;  // the last batch takes the rest
+        for (int p = first; p < end; p += threads) load_async<n>(row_shared + p * n, logits + int64_t(p) * n);
+        __pipeline_commit();
+    }
+    const bool known = target >= 0 && target < V;
+    const float at_target = known ? to_float(logits[target]) : NAN;  // before any thread overwrites it
+    Pack<T, n> held[in_registers > 0 ? in_registers : 1];
+#pragma unroll
+    for (int u = 0; u < in_registers; ++u)
+        if (const int p = kept + threadIdx.x + u * threads; p < packs) held[u] = load<n>(logits + int64_t(p) * n);
+    const int again = min(packs, kept + in_registers * threads);  // from here on the row is read again
 
     // Calls work(values, first, end) for each batch of this thread's packs: first, first + threads, ..., below end.
     const auto read = [&](Pack<T, n>(&values)[unroll], const T* from, int first, int end) {
@@ -60,14 +66,12 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
         for (int u = 0; u < unroll; ++u)
             if (const int p = first + u * threads; p < end) values[u] = load<n>(from + int64_t(p) * n);
     };
-    // Before a batch in shared memory it calls arrive(its number), and leave(its number) behind it.
-    const auto for_each_batch = [&](const T* logits, auto&& arrive, auto&& work, auto&& leave) {
+    const auto for_each_batch = [&](auto&& work) {
         Pack<T, n> values[unroll];
         for (int first = threadIdx.x, b = 0; first < kept; first += batch, ++b) {
-            arrive(b);
+            __pipeline_wait_prior(b < batches_ahead ? batches_ahead - 1 - b : 0);
             read(values, row_shared, first, kept);
             work(values, first, kept);
-            leave(b);
         }
         if constexpr (in_registers > 0) {
             Pack<T, n> copy[in_registers];
@@ -81,71 +85,42 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
         }
     };
 
-    load_rest(0, logits_of(blockIdx.x));
-    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-        T* const logits = all_logits + row * V;
-        const T* const next = logits_of(row + int(gridDim.x));
-        const int target = targets[row];
-        if (target == ignored_target) {
-            if (threadIdx.x == 0) losses[row] = 0;
-            Pack<T, n> zeros;
+    Softmax mine;
+    for_each_batch([&]<int count>(const Pack<T, n>(&values)[count], int first, int end) {
+        float larger = mine.highest;
 #pragma unroll
-            for (int j = 0; j < n; ++j) zeros.x[j] = from_float<T>(0.0f);
-            for (int p = threadIdx.x; dscale != 0 && p < packs; p += threads) store_last(logits + int64_t(p) * n, zeros);
-            load_rest(0, next);
-            continue;
+        for (int u = 0; u < count; ++u)
+            if (first + u * threads < end)
+#pragma unroll
+                for (int j = 0; j < n; ++j) larger = fmaxf(larger, to_float(values[u].x[j]));
+        if (larger > mine.highest) mine.raise(larger);
+        const float shift = mine.shift();
+#pragma unroll
+        for (int u = 0; u < count; ++u)
+            if (first + u * threads < end)
+#pragma unroll
+                for (int j = 0; j < n; ++j) mine.sum += exp2_fast(fmaf(to_float(values[u].x[j]), log2_e, -shift));
+    });
+    mine.raise(block_max<threads>(mine.highest));
+    mine.sum = block_sum<threads>(mine.sum);
+    const float shift = mine.shift(), target_exponent = fmaf(at_target, log2_e, -shift);
+    if (threadIdx.x == 0) losses[row] = (log2f(mine.sum) - target_exponent) / log2_e;
+    if (dscale == 0) return;
+
+    const float factor = dscale / mine.sum;
+    for_each_batch([&]<int count>(Pack<T, n>(&values)[count], int first, int end) {
+#pragma unroll
+        for (int u = 0; u < count; ++u) {
+            const int p = first + u * threads;
+            if (p >= end) continue;
+#pragma unroll
+            for (int j = 0; j < n; ++j) values[u].x[j] = from_float<T>(exp2_fast(fmaf(to_float(values[u].x[j]), log2_e, -shift)) * factor);
+            store_last(logits + int64_t(p) * n, values[u]);
         }
-        const bool known = target >= 0 && target < V;
-        const float at_target = known ? to_float(logits[target]) : NAN;  // before any thread overwrites it
-
-        Softmax mine;
-        const auto wait_for = [&](int b) { __pipeline_wait_prior(b < batches_ahead ? batches_ahead - 1 - b : 0); };
-        const auto take_in = [&]<int count>(const Pack<T, n>(&values)[count], int first, int end) {
-            float larger = mine.highest;
-#pragma unroll
-            for (int u = 0; u < count; ++u)
-                if (first + u * threads < end)
-#pragma unroll
-                    for (int j = 0; j < n; ++j) larger = fmaxf(larger, to_float(values[u].x[j]));
-            if (larger > mine.highest) mine.raise(larger);
-            const float shift = mine.shift();
-#pragma unroll
-            for (int u = 0; u < count; ++u)
-                if (first + u * threads < end)
-#pragma unroll
-                    for (int j = 0; j < n; ++j) mine.sum += exp2_fast(fmaf(to_float(values[u].x[j]), log2_e, -shift));
-        };
-        for_each_batch(logits, wait_for, take_in, [](int) {});
-        mine.raise(block_max<threads>(mine.highest));
-        mine.sum = block_sum<threads>(mine.sum);
-        const float shift = mine.shift(), target_exponent = fmaf(at_target, log2_e, -shift);
-        if (threadIdx.x == 0) losses[row] = (log2f(mine.sum) - target_exponent) / log2_e;
-        if (dscale == 0) continue;  // nothing was kept
-
-        const float factor = dscale / mine.sum;
-        int loading = 0;  // batches of the next row that are under way
-        const auto give_out = [&]<int count>(Pack<T, n>(&values)[count], int first, int end) {
-#pragma unroll
-            for (int u = 0; u < count; ++u) {
-                const int p = first + u * threads;
-                if (p >= end) continue;
-#pragma unroll
-                for (int j = 0; j < n; ++j)
-                    values[u].x[j] = from_float<T>(exp2_fast(fmaf(to_float(values[u].x[j]), log2_e, -shift)) * factor);
-                store_last(logits + int64_t(p) * n, values[u]);
-            }
-        };
-        const auto load_next = [&](int b) {
-            if (b + 1 < batches_ahead) load_batch(loading++, next);
-        };
-        for_each_batch(
-            logits, [](int) {}, give_out, load_next);
-        // The thread that wrote the target's pack corrects the one element, rounded once.
-        const int pack = target / n, writer = (pack < kept ? pack : pack < again ? pack - kept : pack - again) % threads;
-        if (known && threadIdx.x == unsigned(writer))
-            logits[target] = from_float<T>((exp2_fast(target_exponent) / mine.sum - 1.0f) * dscale);
-        load_rest(loading, next);
-    }
+    });
+    // The thread that wrote the target's pack corrects the one element, rounded once.
+    const int pack = target / n, writer = (pack < kept ? pack : pack < again ? pack - kept : pack - again) % threads;
+    if (known && threadIdx.x == unsigned(writer)) logits[target] = from_float<T>((exp2_fast(target_exponent) / mine.sum - 1.0f) * dscale);
 }
 
 }  // namespace
@@ -154,16 +129,15 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
 void cross_entropy(Tensor losses, Tensor logits, const Tensor& targets, float dscale) {
     const int64_t N = targets.numel(), V = logits.cols();
     check(logits.numel() == N * V && losses.numel() == N, "cross_entropy: logits (N, V), losses and targets (N)");
-    check(std::max(N, V) < int64_t(1) << 30, "cross_entropy: too many rows or too large a vocabulary");
+    check(V < int64_t(1) << 30, "cross_entropy: the vocabulary is too large");
     OpSpan span("cross_entropy", 4.0 * double(N * V), bytes_of(logits, losses, targets) + (dscale != 0 ? bytes_of(logits) : 0));
     with_type(logits.dtype(), [&]<class T>(T) {
         const bool packs = packs_fit<T>(V, {logits.data()});
         const int n = packs ? pack_size<T> : 1;
         const int64_t pack_bytes = n * int64_t(sizeof(T)), row = V / n;
         const auto start = [&](auto kernel, int threads, int64_t kept) {
-            const unsigned grid = unsigned(std::min(N, int64_t(multiprocessors()) * (1024 / threads)));  // all blocks at once
-            LAUNCH(kernel, grid, threads, size_t(kept * pack_bytes))
-            (losses.as<float>(), data<T>(logits), targets.as<int32_t>(), dscale, int(N), int(row), int(kept));
+            LAUNCH(kernel, unsigned(N), threads, size_t(kept * pack_bytes))
+            (losses.as<float>(), data<T>(logits), targets.as<int32_t>(), dscale, int(row), int(kept));
         };
         // Two blocks share a multiprocessor where their rows fit beside each other. A longer row has it for itself, registers included:
         // with the 227 + 32 KiB of Hopper that is enough for 128,256 logits in bf16.

@@ -58,7 +58,7 @@ inline std::vector<std::string> words(const std::string& text) {
 }
 
 // Runs the command with no input; ends it after `seconds`.
-inline Outcome run_command(const std::vector<std::string>& command, int seconds = 300) {
+inline Outcome run_command(const std::vector<std::string>& command, int seconds = on_gpu ? 100 : 300) {
     TempDir dir;
     std::vector<char*> argv;
     for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
