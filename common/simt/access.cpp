@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 #include <link.h>
 
+#include <atomic>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "memory.h"
@@ -17,6 +20,41 @@ struct Region {
     const char *begin, *end;
     bool contains(const char* first, size_t bytes) const { return first >= begin && first + bytes <= end; }
 };
+
+// The device's allocations. Never destroyed: tensors of static lifetime may still be freed while the program ends.
+struct Allocations {
+    std::mutex mutex;
+    std::map<const char*, int64_t> bytes;  // by address
+    std::atomic<uint64_t> changes = 0;
+
+    // The one that an address lies in, or the nearest one before it; empty where there is none.
+    Region find(const char* address) {
+        std::lock_guard lock(mutex);
+        const auto behind = bytes.upper_bound(address);
+        if (behind == bytes.begin()) return {};
+        const auto& [begin, count] = *std::prev(behind);
+        return {begin, begin + count};
+    }
+    void add(const void* data, int64_t count) {
+        std::lock_guard lock(mutex);
+        bytes[static_cast<const char*>(data)] = count;
+        ++changes;
+    }
+    void remove(const void* data) {
+        std::lock_guard lock(mutex);
+        bytes.erase(static_cast<const char*>(data));
+        ++changes;
+    }
+};
+Allocations& allocations() {
+    static auto* all = new Allocations;
+    return *all;
+}
+// Before all other constructors of static objects: some of those may be tensors.
+[[gnu::constructor(101)]] void watch_allocations() {
+    ultrascale::memory_observe({.allocated = [](const void* data, int64_t bytes) { allocations().add(data, bytes); },
+                                .freed = [](const void* data) { allocations().remove(data); }});
+}
 
 // The part of the program that an address lies in: static variables and this core's thread_local ones (__shared__ arrays of a fixed
 // size are such). Empty if in none.
@@ -51,10 +89,9 @@ thread_local uint64_t recent_of_allocations = 0;
 [[noreturn]] void refuse(const char* first, size_t bytes, bool write, const void* code) {
     Running* const self = std::exchange(running, nullptr);  // no accesses of our own
     std::string where = "in no allocation";
-    if (const auto near = ultrascale::memory_find(first); near.bytes > 0) {
-        const auto* begin = static_cast<const char*>(near.begin);
-        where =
-            fmt::format("{} byte{} from the beginning of an allocation of {}", first - begin, first - begin == 1 ? "" : "s", near.bytes);
+    if (const Region near = allocations().find(first); near.begin) {
+        where = fmt::format("{} byte{} from the beginning of an allocation of {}", first - near.begin, first - near.begin == 1 ? "" : "s",
+                            near.end - near.begin);
     }
     const std::string what =
         fmt::format("{} {} bytes out of bounds at {}: {}", write ? "writes" : "reads", bytes, source_line(code), where);
@@ -64,7 +101,7 @@ thread_local uint64_t recent_of_allocations = 0;
 
 void check(const char* first, size_t bytes, bool write, const void* code) {
     if (Region{static_cast<const char*>(running->stack), static_cast<const char*>(running->stack_end)}.contains(first, bytes)) return;
-    if (const uint64_t now = ultrascale::memory_allocations(); now != recent_of_allocations) {
+    if (const uint64_t now = allocations().changes; now != recent_of_allocations) {
         for (Region& region : recent) region = {};
         recent_of_allocations = now;
     }
@@ -73,9 +110,7 @@ void check(const char* first, size_t bytes, bool write, const void* code) {
     if (Region{static_cast<const char*>(running->shared), static_cast<const char*>(running->shared_end)}.contains(first, bytes)) return;
     if (Region{static_cast<const char*>(running->arguments), static_cast<const char*>(running->arguments_end)}.contains(first, bytes))
         return;
-    const auto found = ultrascale::memory_find(first);
-    const auto* begin = static_cast<const char*>(found.begin);
-    for (const Region& region : {Region{begin, begin + found.bytes}, part_of_program(first)})
+    for (const Region& region : {allocations().find(first), part_of_program(first)})
         if (region.contains(first, bytes)) {
             recent[oldest++ % 4] = region;
             return;
