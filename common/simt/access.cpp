@@ -10,7 +10,8 @@
 #include <utility>
 
 #include "memory.h"
-#include "simt.h"
+#include "observer.h"
+#include "source.h"
 
 namespace simt {
 
@@ -18,6 +19,7 @@ namespace {
 
 struct Region {
     const char *begin, *end;
+    bool shared = false;  // by a block's threads
     bool contains(const char* first, size_t bytes) const { return first >= begin && first + bytes <= end; }
 };
 
@@ -72,7 +74,7 @@ Region part_of_program(const char* address) {
                 if (header.p_type == PT_LOAD) begin = reinterpret_cast<const char*>(module->dlpi_addr + header.p_vaddr);
                 if (header.p_type == PT_TLS) begin = static_cast<const char*>(module->dlpi_tls_data);
                 if (!begin || q.address < begin || q.address >= begin + header.p_memsz) continue;
-                q.answer = {begin, begin + header.p_memsz};
+                q.answer = {begin, begin + header.p_memsz, header.p_type == PT_TLS};
                 return 1;
             }
             return 0;
@@ -86,7 +88,9 @@ thread_local Region recent[4];
 thread_local unsigned oldest = 0;
 thread_local uint64_t recent_of_allocations = 0;
 
-[[noreturn]] void refuse(const char* first, size_t bytes, bool write, const void* code) {
+enum class Kind { load, store, atomic };
+
+[[noreturn]] void refuse(const char* first, size_t bytes, Kind kind, const void* code) {
     Running* const self = std::exchange(running, nullptr);  // no accesses of our own
     std::string where = "in no allocation";
     if (const Region near = allocations().find(first); near.begin) {
@@ -94,52 +98,78 @@ thread_local uint64_t recent_of_allocations = 0;
                             near.end - near.begin);
     }
     const std::string what =
-        fmt::format("{} {} bytes out of bounds at {}: {}", write ? "writes" : "reads", bytes, source_line(code), where);
+        fmt::format("{} {} bytes out of bounds at {}: {}", kind == Kind::load ? "reads" : "writes", bytes, source_line(code), where);
     running = self;
     fail(what.c_str());
 }
 
-void check(const char* first, size_t bytes, bool write, const void* code) {
-    if (Region{static_cast<const char*>(running->stack), static_cast<const char*>(running->stack_end)}.contains(first, bytes)) return;
+// Of the thread alone (its stack, the kernel's arguments), of the block, of all.
+enum class Space { own, shared, global };
+
+Space check(const char* first, size_t bytes, Kind kind, const void* code) {
+    if (Region{static_cast<const char*>(running->stack), static_cast<const char*>(running->stack_end)}.contains(first, bytes))
+        return Space::own;
     if (const uint64_t now = allocations().changes; now != recent_of_allocations) {
         for (Region& region : recent) region = {};
         recent_of_allocations = now;
     }
     for (const Region& region : recent)
-        if (region.contains(first, bytes)) return;
-    if (Region{static_cast<const char*>(running->shared), static_cast<const char*>(running->shared_end)}.contains(first, bytes)) return;
+        if (region.contains(first, bytes)) return region.shared ? Space::shared : Space::global;
+    if (Region{static_cast<const char*>(running->shared), static_cast<const char*>(running->shared_end)}.contains(first, bytes))
+        return Space::shared;
     if (Region{static_cast<const char*>(running->arguments), static_cast<const char*>(running->arguments_end)}.contains(first, bytes))
-        return;
+        return Space::own;
     for (const Region& region : {allocations().find(first), part_of_program(first)})
         if (region.contains(first, bytes)) {
             recent[oldest++ % 4] = region;
-            return;
+            return region.shared ? Space::shared : Space::global;
         }
-    refuse(first, bytes, write, code);
+    refuse(first, bytes, kind, code);
 }
 
-[[gnu::always_inline]] inline void access(void* first, size_t bytes, bool write) {
-    if (running) check(static_cast<const char*>(first), bytes, write, __builtin_return_address(0));
+// threadIdx and the like are this core's variables too; on a GPU they are registers.
+bool built_in(const void* address) {
+    const auto within = [&](const auto& variable) { return address >= &variable && address < &variable + 1; };
+    return within(threadIdx) || within(blockIdx) || within(blockDim) || within(gridDim);
+}
+
+void observe(const void* first, size_t bytes, Kind kind, Space space, const void* code) {
+    if (space == Space::own || built_in(first)) return;
+    Running* const self = std::exchange(running, nullptr);  // no accesses of our own
+    const auto access = Access(int(space == Space::shared ? Access::shared_load : Access::global_load) + int(kind));
+    if (self->observer->far_ahead(self->thread, access)) let_others_run(*self);
+    self->observer->access(self->thread, first, bytes, access, code);
+    running = self;
+}
+
+[[gnu::always_inline]] inline void access(const void* first, size_t bytes, Kind kind, const void* code = __builtin_return_address(0)) {
+    if (!running) return;
+    const Space space = check(static_cast<const char*>(first), bytes, kind, code);
+    if (running->observer) [[unlikely]]
+        observe(first, bytes, kind, space, code);
 }
 
 }  // namespace
 
+void atomic_access(const void* first, size_t bytes, const void* code) { access(first, bytes, Kind::atomic, code); }
+
 }  // namespace simt
 
 // What g++ calls (gcc/sanitizer.def).
-#define ACCESS(bytes)                                                             \
-    void __tsan_read##bytes(void* a) { simt::access(a, bytes, false); }           \
-    void __tsan_write##bytes(void* a) { simt::access(a, bytes, true); }           \
-    void __tsan_unaligned_read##bytes(void* a) { simt::access(a, bytes, false); } \
-    void __tsan_unaligned_write##bytes(void* a) { simt::access(a, bytes, true); }
+using simt::Kind;
+#define ACCESS(bytes)                                                                  \
+    void __tsan_read##bytes(void* a) { simt::access(a, bytes, Kind::load); }           \
+    void __tsan_write##bytes(void* a) { simt::access(a, bytes, Kind::store); }         \
+    void __tsan_unaligned_read##bytes(void* a) { simt::access(a, bytes, Kind::load); } \
+    void __tsan_unaligned_write##bytes(void* a) { simt::access(a, bytes, Kind::store); }
 extern "C" {
 ACCESS(1)
 ACCESS(2)
 ACCESS(4)
 ACCESS(8)
 ACCESS(16)
-void __tsan_read_range(void* a, size_t bytes) { simt::access(a, bytes, false); }
-void __tsan_write_range(void* a, size_t bytes) { simt::access(a, bytes, true); }
+void __tsan_read_range(void* a, size_t bytes) { simt::access(a, bytes, Kind::load); }
+void __tsan_write_range(void* a, size_t bytes) { simt::access(a, bytes, Kind::store); }
 void __tsan_vptr_update(void*, void*) {}
 void __tsan_vptr_read(void*) {}
 void __tsan_init() {}
