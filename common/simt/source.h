@@ -17,7 +17,7 @@ struct Frame {
 };
 
 // Of each address, the innermost function first. An address is a call's return address, or one byte into a function. Those that
-// nobody asked for before are looked up in one run of addr2line, which takes a good part of a second.
+// nobody asked for before are looked up in one run of addr2line, which reads all debugging information.
 std::vector<std::vector<Frame>> source_frames(std::span<const void* const> addresses);
 
 // "ops_rmsnorm.cu:93": the innermost place that is in no stand-in for a CUDA header.

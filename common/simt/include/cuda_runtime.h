@@ -17,8 +17,8 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// A core runs one block at a time: what belongs to the core is shared by the block.
-#define __shared__ thread_local
+// A core runs one block at a time: what belongs to the core is shared by the block. constinit: no code that makes it before its first use.
+#define __shared__ thread_local constinit
 
 inline constexpr int warpSize = simt::warp_size;
 
