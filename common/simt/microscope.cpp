@@ -16,7 +16,7 @@ namespace simt {
 
 namespace {
 
-constexpr int accesses_in_a_turn = 1024;  // of a thread, before the others go on
+constexpr int accesses_in_a_turn = 256;  // of a thread, before the others go on
 constexpr size_t most_races = 50;
 
 }  // namespace

@@ -388,6 +388,26 @@ TEST_F(MicroscopeOps, RmsNormReadsSixteenBytesALane) {
     }
 }
 
+// Watches all of the operations' own tests, which are in this program too: none of their kernels may have a race.
+class WatchesOperations : public testing::EmptyTestEventListener {
+    std::unique_ptr<simt::Microscope> microscope_;
+    void OnTestStart(const testing::TestInfo& test) override {
+        if (std::string(test.test_suite_name()).starts_with("Ops")) microscope_ = std::make_unique<simt::Microscope>();
+    }
+    void OnTestEnd(const testing::TestInfo&) override {
+        if (!microscope_) return;
+        Observation seen = microscope_->take();
+        microscope_.reset();
+        EXPECT_FALSE(seen.kernels.empty());
+        seen.kernels.clear();
+        EXPECT_TRUE(seen.races.empty()) << simt::table(seen);
+    }
+};
+[[maybe_unused]] const bool watches = [] {
+    testing::UnitTest::GetInstance()->listeners().Append(new WatchesOperations);
+    return true;
+}();
+
 TEST_F(Microscope, PrintsATable) {
     launch_transpose_unpadded(to, from);
     launch_read_after_write(to, from, false);
