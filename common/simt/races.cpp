@@ -42,27 +42,47 @@ void Races::lanes_met(uint32_t warp, uint32_t mask) {
     });
 }
 
-bool Races::ordered(const Use& earlier, uint32_t thread) const {
-    if (earlier.thread == thread) return true;
-    if (earlier.thread / warp_size != thread / warp_size) return false;
-    return earlier.clock <= clocks_[thread / warp_size][thread % warp_size][earlier.thread % warp_size];
+// Of the lanes that made a use, those that are not known to the thread, which is another one, to have come before.
+uint32_t Races::unordered(const Use& earlier, uint32_t thread) const {
+    if (earlier.warp != thread / warp_size) return earlier.lanes;
+    const auto& known = clocks_[earlier.warp][thread % warp_size];
+    uint32_t lanes = earlier.lanes & ~(1u << thread % warp_size);
+    for (uint32_t left = lanes; left != 0; left &= left - 1)
+        if (const int lane = std::countr_zero(left); earlier.clock <= known[size_t(lane)]) lanes &= ~(1u << lane);
+    return lanes;
 }
 
 // Only what can still tell a race: a thread's later use stands for its earlier ones, and two threads of different warps stand for all
 // others, because whoever comes next is in another warp than one of the two.
 void Races::remember(std::vector<Use>& uses, const Use& use) {
+    const auto same_kind = [&](const Use& old) { return old.instruction.second == use.instruction.second; };  // atomic or not
     const Use* other = nullptr;
-    for (Use& old : uses) {
-        if (old.instruction.second != use.instruction.second) continue;  // atomic or not
-        if (old.thread == use.thread && (old.bytes & ~use.bytes) == 0) {
-            old = use;
-            return;
+    for (const Use& old : uses)
+        if (same_kind(old) && (use.bytes & ~old.bytes) == 0) {
+            if (other && old.warp != other->warp) return;
+            other = &old;
         }
-        if ((use.bytes & ~old.bytes) != 0) continue;
-        if (other && old.thread / warp_size != other->thread / warp_size) return;
-        other = &old;
+    bool known = false;
+    for (Use& old : uses) {
+        if (!same_kind(old) || old.warp != use.warp) continue;
+        if (old.instruction == use.instruction && old.clock == use.clock && old.bytes == use.bytes)
+            old.lanes |= use.lanes, known = true;
+        else if ((old.bytes & ~use.bytes) == 0)
+            old.lanes &= ~use.lanes;
     }
-    uses.push_back(use);
+    if (!known) uses.push_back(use);
+    std::erase_if(uses, [](const Use& old) { return old.lanes == 0; });
+}
+
+Races::Word& Races::word(uintptr_t address) {
+    const uintptr_t number = address / 4 / words_of_page;
+    if (number != last_number_ || !last_page_) last_number_ = number, last_page_ = &pages_[number];
+    Word& word = (*last_page_)[address / 4 % words_of_page];
+    if (word.barrier != barriers_) {
+        word.barrier = barriers_;
+        word.reads.clear(), word.writes.clear();
+    }
+    return word;
 }
 
 void Races::access(uint32_t thread, const void* first, size_t bytes, Instruction instruction) {
@@ -70,41 +90,38 @@ void Races::access(uint32_t thread, const void* first, size_t bytes, Instruction
     // A copy of a struct tells of its write before its read, and does both after that.
     if (thread != rewriter_ || access != Access::shared_load) settle();
     const auto begin = reinterpret_cast<uintptr_t>(first), end = begin + bytes;
-    Use use{instruction, clocks_[thread / warp_size][thread % warp_size][thread % warp_size], uint16_t(thread), 0};
+    const uint32_t warp = thread / warp_size, lane = thread % warp_size;
+    Use use{instruction, clocks_[warp][lane][lane], 1u << lane, uint16_t(warp), 0};
     for (uintptr_t address = begin / 4 * 4; address < end; address += 4) {
         const uintptr_t from = std::max(address, begin) - address, to = std::min(address + 4, end) - address;
         use.bytes = uint8_t((1u << to) - (1u << from));
-        Word& word = words_[address];
-        if (word.barrier != barriers_) {
-            word.barrier = barriers_;
-            word.reads.clear(), word.writes.clear();
-        }
-        const auto conflicts = [&](const Use& old) { return (old.bytes & use.bytes) && !ordered(old, thread); };
-        for (const Use& old : word.writes) {
-            if (!conflicts(old) || (access == Access::shared_atomic && old.instruction.second == access)) continue;
-            if (access == Access::shared_store && old.instruction.second == access) {
-                uint32_t before;
-                std::memcpy(&before, reinterpret_cast<const void*>(address), 4);
-                rewrites_.push_back({address, before, old, use});
-                rewriter_ = thread;
-            } else {
-                report(address, old, use);
-            }
-        }
-        if (access != Access::shared_load)
-            for (const Use& old : word.reads)
-                if (conflicts(old)) report(address, old, use);
-        remember(access == Access::shared_load ? word.reads : word.writes, use);
+        Word& there = word(address);
+        const auto for_conflicts = [&](const std::vector<Use>& uses, auto&& f) {
+            for (Use old : uses)
+                if (old.bytes & use.bytes && (old.lanes = unordered(old, thread)) != 0) f(old);
+        };
+        for_conflicts(there.writes, [&](const Use& old) {
+            const bool same_kind = old.instruction.second == access;
+            if (same_kind && access == Access::shared_atomic) return;
+            if (!same_kind) return report(address, old, use);
+            uint32_t before;
+            std::memcpy(&before, reinterpret_cast<const void*>(address), 4);
+            rewrites_.push_back({address, before, old, use});
+            rewriter_ = thread;
+        });
+        if (access != Access::shared_load) for_conflicts(there.reads, [&](const Use& old) { report(address, old, use); });
+        remember(access == Access::shared_load ? there.reads : there.writes, use);
     }
 }
 
 void Races::report(uintptr_t word, const Use& a, const Use& b) {
-    const bool in_order = a.instruction < b.instruction || (a.instruction == b.instruction && a.thread < b.thread);
+    const bool in_order = a.instruction < b.instruction || (a.instruction == b.instruction && a.first_thread() < b.first_thread());
     const Use &one = in_order ? a : b, &other = in_order ? b : a;
     const uint8_t both = a.bytes & b.bytes;
     const uintptr_t address = word + uintptr_t(std::countr_zero(both));
     const bool dynamic = address >= shared_ && address < shared_ + shared_bytes_;
-    all_[{one.instruction, other.instruction}].add({1, block_, {one.thread, other.thread}, dynamic ? int64_t(address - shared_) : -1});
+    all_[{one.instruction, other.instruction}].add(
+        {1, block_, {one.first_thread(), other.first_thread()}, dynamic ? int64_t(address - shared_) : -1});
 }
 
 void Races::settle() {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <tuple>
@@ -38,11 +39,15 @@ public:
     const All& all() const { return all_; }
 
 private:
+    // By lanes of a warp that did the same in the same step.
     struct Use {
         Instruction instruction;
-        uint32_t clock;  // of the thread's own steps
-        uint16_t thread;
+        uint32_t clock;  // the step
+        uint32_t lanes;
+        uint16_t warp;
         uint8_t bytes;  // of the word, as a mask
+
+        uint32_t first_thread() const { return warp * warp_size + uint32_t(std::countr_zero(lanes)); }
     };
     struct Word {
         uint64_t barrier = 0;  // the uses are since this one
@@ -56,12 +61,17 @@ private:
     };
     using Clocks = std::array<std::array<uint32_t, warp_size>, warp_size>;
 
-    bool ordered(const Use& earlier, uint32_t thread) const;
+    uint32_t unordered(const Use& earlier, uint32_t thread) const;
+    Word& word(uintptr_t address);
     static void remember(std::vector<Use>& uses, const Use& use);
     void report(uintptr_t word, const Use& a, const Use& b);
     void settle();
 
-    std::unordered_map<uintptr_t, Word> words_;
+    static constexpr size_t words_of_page = 64;
+    using Page = std::array<Word, words_of_page>;
+    std::unordered_map<uintptr_t, Page> pages_;
+    uintptr_t last_number_ = 0;
+    Page* last_page_ = nullptr;
     std::vector<Clocks> clocks_;  // of each warp
     uint64_t barriers_ = 0;       // of all blocks
     std::vector<Rewrite> rewrites_;

@@ -40,6 +40,7 @@ struct Stacks {
 thread_local Stacks stacks;
 
 struct StackAllocator {
+    Running& thread;
     context::stack_context allocate() {
         void* memory = nullptr;
         if (stacks.free.empty()) {
@@ -52,6 +53,7 @@ struct StackAllocator {
         context::stack_context stack;
         stack.size = stack_bytes;
         stack.sp = static_cast<char*>(memory) + stack_bytes;
+        thread.stack = memory, thread.stack_end = stack.sp;
         return stack;
     }
     void deallocate(context::stack_context& stack) { stacks.free.push_back(static_cast<char*>(stack.sp) - stack_bytes); }
@@ -144,10 +146,8 @@ void run_block(Block& b, dim3 grid) {
         t.index = {i % b.size.x, i / b.size.x % b.size.y, i / b.size.x / b.size.y};
         t.shared = b.shared, t.shared_end = static_cast<char*>(b.shared) + b.shared_bytes;
         t.arguments = b.call.arguments, t.arguments_end = static_cast<const char*>(b.call.arguments) + b.call.bytes;
-        t.fiber = context::fiber(std::allocator_arg, StackAllocator{}, [&b, &t](context::fiber&& scheduler) {
+        t.fiber = context::fiber(std::allocator_arg, StackAllocator{t}, [&b, &t](context::fiber&& scheduler) {
             b.scheduler = std::move(scheduler);
-            const char* here = reinterpret_cast<const char*>(&scheduler);  // near the top of this stack
-            t.stack_end = here + 4096, t.stack = here - stack_bytes;
             running = &t;
             b.call.run(b.call.arguments);
             running = nullptr;
