@@ -2,7 +2,7 @@
 // conflicts, threads that took part), and races in shared memory as compute-sanitizer's racecheck finds them.
 //
 //     simt::Microscope microscope;               // from here on it watches every kernel
-//     ops::rms_norm(...);
+//     ops::rmsnorm_forward(...);
 //     fmt::print("{}", simt::table(microscope.take()));
 //
 // A warp's 32 threads execute a load or store together: one request. The memory system splits it:
@@ -17,8 +17,9 @@
 //   - The instructions are g++'s (-O1, everything inlined into the kernel, see the Makefile). It keeps a 16-byte struct's copy in one
 //     piece and does not unroll; nvcc may join neighbouring loads into a wider one, keep in a register what is loaded twice, move a load
 //     out of a loop, or load both sides of a branch. Bytes per line agree where each thread needs what it loads.
-//   - A copy of more than 16 bytes, or of a struct with too little alignment, counts as several requests: of 16 bytes, or of the largest
-//     power of two that divides its size (4 for a size up to 16).
+//   - A copy of a struct that no single access can do counts as several: of the largest power of two that divides its size, 16 bytes at
+//     most; of 4 bytes, if it has the size of an access but not the alignment. g++ does not say what the alignment is. What memcpy copies
+//     is seen up to 16 bytes.
 //   - No caches: sectors are those that a request asks L1 for, also where L1 or L2 has them already.
 //   - An 8-byte access to shared memory takes two halves of a warp in turn, a 16-byte access four quarters, also where a GPU would join
 //   them.

@@ -87,8 +87,10 @@ Races::Word& Races::word(uintptr_t address) {
 
 void Races::access(uint32_t thread, const void* first, size_t bytes, Instruction instruction) {
     const Access access = instruction.second;
-    // A copy of a struct tells of its write before its read, and does both after that.
-    if (thread != rewriter_ || access != Access::shared_load) settle();
+    // A copy of a struct tells of its write, perhaps in parts, before its read, and does both after that.
+    const bool same_copy =
+        thread == rewriter_ && !rewrites_.empty() && (access == Access::shared_load || instruction == rewrites_.back().later.instruction);
+    if (!same_copy) settle();
     const auto begin = reinterpret_cast<uintptr_t>(first), end = begin + bytes;
     const uint32_t warp = thread / warp_size, lane = thread % warp_size;
     Use use{instruction, clocks_[warp][lane][lane], 1u << lane, uint16_t(warp), 0};

@@ -99,15 +99,7 @@ void Requests::lanes_met(uint32_t number, uint32_t mask) {
 }
 
 void Requests::access(uint32_t thread, const void* first, size_t bytes, Access access, const void* code) {
-    const auto begin = reinterpret_cast<uintptr_t>(first);
-    Instruction instruction{code, access, 0};
-    if (bytes <= 16 && std::has_single_bit(bytes)) return part_of_access(thread, begin, uint32_t(bytes), instruction);
-    const size_t part = std::min<size_t>(bytes & -bytes, 16);
-    for (; instruction.part * part < bytes; ++instruction.part)
-        part_of_access(thread, begin + instruction.part * part, uint32_t(part), instruction);
-}
-
-void Requests::part_of_access(uint32_t thread, uintptr_t first, uint32_t bytes, const Instruction& instruction) {
+    const Instruction instruction{code, access};
     const auto [entry, is_new] = numbers_.try_emplace(instruction, uint32_t(instructions_.size()));
     const uint32_t number = entry->second;
     if (is_new) {
@@ -127,8 +119,8 @@ void Requests::part_of_access(uint32_t thread, uintptr_t first, uint32_t bytes, 
     }
     Request& request = *found->second;
     request.lanes |= 1u << lane;
-    request.bytes = std::max(request.bytes, bytes);
-    request.address[lane] = first;
+    request.bytes = std::max(request.bytes, uint32_t(bytes));
+    request.address[lane] = reinterpret_cast<uintptr_t>(first);
     if (request.lanes == warp.lanes)
         close(warp, found->second);
     else if (warp.open.size() > most_open)
@@ -155,7 +147,7 @@ void Requests::close_all(Warp& warp) {
 
 std::map<std::pair<const void*, Access>, InstructionCounts> Requests::all() const {
     std::map<std::pair<const void*, Access>, InstructionCounts> sums;
-    for (size_t i = 0; i < instructions_.size(); ++i) sums[{instructions_[i].code, instructions_[i].access}].add(counts_[i]);
+    for (size_t i = 0; i < instructions_.size(); ++i) sums[{instructions_[i].code, instructions_[i].access}] = counts_[i];
     return sums;
 }
 

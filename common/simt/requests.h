@@ -32,11 +32,10 @@ private:
     struct Instruction {
         const void* code;
         Access access;
-        size_t part;  // of a copy that is several requests
         bool operator==(const Instruction&) const = default;
     };
     struct Hash {
-        size_t operator()(const Instruction& i) const { return size_t(i.code) ^ size_t(i.access) << 56 ^ i.part << 48; }
+        size_t operator()(const Instruction& i) const { return size_t(i.code) ^ size_t(i.access) << 56; }
     };
     // The n-th time since the lanes last met.
     struct Key {
@@ -64,7 +63,6 @@ private:
         std::unordered_map<Key, std::list<Request>::iterator, KeyHash> by_key;
     };
 
-    void part_of_access(uint32_t thread, uintptr_t first, uint32_t bytes, const Instruction& instruction);
     void close(Warp& warp, std::list<Request>::iterator request);
     void close_all(Warp& warp);
 

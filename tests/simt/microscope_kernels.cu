@@ -78,6 +78,10 @@ struct Three {
     float a, b, c;
 };
 __global__ void struct_of_three(Three* to, const Three* from) { to[threadIdx.x] = from[threadIdx.x]; }
+struct Unaligned {
+    float x[4];
+};
+__global__ void unaligned_struct(Unaligned* to, const Unaligned* from) { to[threadIdx.x] = from[threadIdx.x]; }
 __global__ void atomics_of_each_kind(float* sum) {
     __shared__ float of_block;
     if (threadIdx.x == 0) of_block = 0;
@@ -221,6 +225,13 @@ __global__ void copied_structs(float4* to, const float4* from) {
     to[threadIdx.x] = x[31 - threadIdx.x];
 }
 
+__global__ void colliding_structs(Three* to, const Three* from) {
+    __shared__ Three x[16];
+    x[threadIdx.x / 2] = from[threadIdx.x];
+    __syncthreads();
+    to[threadIdx.x] = x[threadIdx.x / 2];
+}
+
 unsigned warps(int count) { return unsigned(count + 31) / 32; }
 const float4* quads(const float* x) { return reinterpret_cast<const float4*>(x); }
 float4* quads(float* x) { return reinterpret_cast<float4*>(x); }
@@ -252,6 +263,9 @@ void launch_long_loop(float* to, const float* from, int turns, int blocks) { LAU
 void launch_struct_of_three(float* to, const float* from) {
     LAUNCH(struct_of_three, 1, 32, 0)(reinterpret_cast<Three*>(to), reinterpret_cast<const Three*>(from));
 }
+void launch_unaligned_struct(float* to, const float* from) {
+    LAUNCH(unaligned_struct, 1, 32, 0)(reinterpret_cast<Unaligned*>(to), reinterpret_cast<const Unaligned*>(from));
+}
 void launch_atomics_of_each_kind(float* sum, int threads) { LAUNCH(atomics_of_each_kind, 1, unsigned(threads), 0)(sum); }
 
 void launch_transpose_unpadded(float* to, const float* from) { LAUNCH(transpose<32>, 1, dim3(32, 8), 0)(to, from); }
@@ -280,6 +294,9 @@ void launch_chain_of_syncwarps(float* to, bool correct) {
     LAUNCH(correct ? chain_of_syncwarps<true> : chain_of_syncwarps<false>, 1, 32, 0)(to);
 }
 void launch_many_readers(float* to, bool correct) { LAUNCH(correct ? many_readers<true> : many_readers<false>, 1, 128, 4)(to); }
+void launch_colliding_structs(float* to, const float* from) {
+    LAUNCH(colliding_structs, 1, 32, 0)(reinterpret_cast<Three*>(to), reinterpret_cast<const Three*>(from));
+}
 void launch_copied_structs(float* to, const float* from) { LAUNCH(copied_structs, 1, 32, 0)(quads(to), quads(from)); }
 
 }  // namespace ultrascale::test

@@ -23,6 +23,7 @@ void launch_nested_trips(float* to, const float* from);
 void launch_half_warps_apart(float* to, const float* from);
 void launch_long_loop(float* to, const float* from, int turns, int blocks);
 void launch_struct_of_three(float* to, const float* from);
+void launch_unaligned_struct(float* to, const float* from);
 void launch_atomics_of_each_kind(float* sum, int threads);
 
 // 32 x 32 floats by 32 x 8 threads.
@@ -44,5 +45,6 @@ void launch_across_warps_with_syncwarp(float* to, const float* from);
 void launch_chain_of_syncwarps(float* to, bool correct);
 void launch_many_readers(float* to, bool correct);
 void launch_copied_structs(float* to, const float* from);
+void launch_colliding_structs(float* to, const float* from);  // different ones in one place; `from` must differ
 
 }  // namespace ultrascale::test

@@ -190,13 +190,17 @@ TEST_F(MicroscopeGlobal, LongLoopsAndManyBlocks) {
     EXPECT_EQ(some.ideal_sectors, some.requests * 2);
 }
 
-TEST_F(MicroscopeGlobal, AStructOfThreeFloatsIsThreeRequests) {
+TEST_F(MicroscopeGlobal, StructsThatNoSingleAccessCopies) {
     launch_struct_of_three(to, from);
-    const Counts counts = loads();
-    EXPECT_EQ(counts.requests, 3);
-    EXPECT_EQ(counts.bytes_asked, 384);
-    EXPECT_EQ(counts.sectors_per_request(), 12.0);  // each request touches all of them
-    EXPECT_EQ(counts.ideal_sectors, 12);
+    launch_unaligned_struct(to, from);
+    const Observation all = microscope.take();
+    for (int64_t floats : {3, 4}) {
+        const Counts counts = all.kernels.at(size_t(floats - 3)).total(global_load);
+        EXPECT_EQ(counts.requests, floats);
+        EXPECT_EQ(counts.bytes_asked, 128 * floats);
+        EXPECT_EQ(counts.sectors_per_request(), 4.0 * double(floats));  // each request touches all of them
+        EXPECT_EQ(counts.ideal_sectors, 4 * floats);
+    }
 }
 
 TEST_F(MicroscopeGlobal, Atomics) {
@@ -316,6 +320,11 @@ TEST_F(MicroscopeRaces, TwoValuesInOnePlace) {
     EXPECT_EQ(seen.races[0].one.thread, 0u);
     EXPECT_EQ(seen.races[0].other.thread, 1u);
     EXPECT_EQ(seen.races[0].count, 32);
+    for (int i = 0; i < 96; ++i) from[i] = float(i);
+    launch_colliding_structs(to, from);
+    seen = microscope.take();
+    ASSERT_EQ(seen.races.size(), 1u);
+    EXPECT_EQ(seen.races[0].count, 48);
     launch_write_after_write(to, true);
     launch_write_of_the_same(to);
     launch_copied_structs(to, from);
