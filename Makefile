@@ -86,7 +86,9 @@ endif
 # Kernels on the CPU (common/simt): g++ compiles them against stand-ins for CUDA's headers and reports each load and store.
 ifeq ($(BACKEND),simt)
 CPPFLAGS += -DULTRASCALE_SIMT
-SIMT_FLAGS := -x c++ -Icommon/simt/include -O1 -Wno-unknown-pragmas -fsanitize=thread --param tsan-instrument-func-entry-exit=0
+# Struct copies stay whole and blocks are not doubled, so that the reports are of a kernel's loads and stores as a GPU's compiler makes them.
+SIMT_FLAGS := -x c++ -Icommon/simt/include -O1 -fno-tree-sra -fno-thread-jumps -Wno-unknown-pragmas \
+              -fsanitize=thread --param tsan-instrument-func-entry-exit=0
 LDLIBS   += -lboost_context
 COMMON_SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/simt/*.cpp common/simt/*.cu common/cuda/ops_*.cu) \
                   $(patsubst %,common/cpu/%.cpp,device stream comm_cpu ops_matmul)

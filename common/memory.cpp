@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <map>
 #include <mutex>
 
 #include "error.h"
@@ -19,8 +17,7 @@ struct Tracker {
     int64_t peak_total = 0, limit = -1;
     bool recording = false;
     std::vector<MemoryPoint> timeline;
-    std::map<const void*, int64_t> allocations;  // bytes by address
-    std::atomic<uint64_t> changes = 0;           // of allocations
+    MemoryObserver observer{};
 
     void add(Memory category, int64_t bytes) {
         now[int(category)] += bytes;
@@ -104,15 +101,10 @@ std::string format_bytes(double bytes) {
     return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.{}f} {}", bytes, bytes < 10 ? 2 : 1, units[unit]);
 }
 
-Allocation memory_find(const void* address) {
-    Tracker& t = tracker();
-    std::lock_guard lock(t.mutex);
-    const auto behind = t.allocations.upper_bound(address);
-    if (behind == t.allocations.begin()) return {nullptr, 0};
-    return {std::prev(behind)->first, std::prev(behind)->second};
+void memory_observe(const MemoryObserver& observer) {
+    std::lock_guard lock(tracker().mutex);
+    tracker().observer = observer;
 }
-
-uint64_t memory_allocations() { return tracker().changes; }
 
 void* memory_allocate(int64_t bytes, Memory category) {
     int64_t limit = memory_limit();
@@ -127,8 +119,7 @@ void* memory_allocate(int64_t bytes, Memory category) {
         throw OutOfMemory(fmt::format("out of memory: {} more for {} do not fit in {}; held: {}", format_bytes(double(bytes)),
                                       memory_names[int(category)], format_bytes(double(limit)), table(t.now)));
     t.add(category, bytes);
-    t.allocations[data] = bytes;
-    ++t.changes;
+    if (t.observer.allocated) t.observer.allocated(data, bytes);
     return data;
 }
 
@@ -136,8 +127,7 @@ void memory_free(void* data, int64_t bytes, Memory category) {
     Tracker& t = tracker();
     std::lock_guard lock(t.mutex);
     t.add(category, -bytes);
-    t.allocations.erase(data);
-    ++t.changes;
+    if (t.observer.freed) t.observer.freed(data);
     category == Memory::host ? host_free(data) : device_free(data);
 }
 

@@ -52,14 +52,13 @@ std::string format_bytes(double bytes);
 void* memory_allocate(int64_t bytes, Memory category);
 void memory_free(void* data, int64_t bytes, Memory category);
 
-// The allocation that an address lies in, or the nearest one before it ({nullptr, 0}: none), and how many allocations and frees there
-// have been. For tools that look at single accesses (simt/access.cpp).
-struct Allocation {
-    const void* begin;
-    int64_t bytes;
+// For a tool that must know where allocations lie (simt/access.cpp): called after each one and before each free, one call at a time.
+// Set it before the first allocation.
+struct MemoryObserver {
+    void (*allocated)(const void* data, int64_t bytes);
+    void (*freed)(const void* data);
 };
-Allocation memory_find(const void* address);
-uint64_t memory_allocations();
+void memory_observe(const MemoryObserver& observer);
 
 // What the backend provides: raw memory of the device (nullptr when there is none left) and how much there is.
 void* device_allocate(int64_t bytes);

@@ -4,10 +4,16 @@
 #include <fmt/format.h>
 #include <link.h>
 
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "memory.h"
-#include "simt.h"
+#include "observer.h"
+#include "source.h"
 
 namespace simt {
 
@@ -15,8 +21,44 @@ namespace {
 
 struct Region {
     const char *begin, *end;
+    bool shared = false;  // by a block's threads
     bool contains(const char* first, size_t bytes) const { return first >= begin && first + bytes <= end; }
 };
+
+// The device's allocations. Never destroyed: tensors of static lifetime may still be freed while the program ends.
+struct Allocations {
+    std::mutex mutex;
+    std::map<const char*, int64_t> bytes;  // by address
+    std::atomic<uint64_t> changes = 0;
+
+    // The one that an address lies in, or the nearest one before it; empty where there is none.
+    Region find(const char* address) {
+        std::lock_guard lock(mutex);
+        const auto behind = bytes.upper_bound(address);
+        if (behind == bytes.begin()) return {};
+        const auto& [begin, count] = *std::prev(behind);
+        return {begin, begin + count};
+    }
+    void add(const void* data, int64_t count) {
+        std::lock_guard lock(mutex);
+        bytes[static_cast<const char*>(data)] = count;
+        ++changes;
+    }
+    void remove(const void* data) {
+        std::lock_guard lock(mutex);
+        bytes.erase(static_cast<const char*>(data));
+        ++changes;
+    }
+};
+Allocations& allocations() {
+    static auto* all = new Allocations;
+    return *all;
+}
+// Before all other constructors of static objects: some of those may be tensors.
+[[gnu::constructor(101)]] void watch_allocations() {
+    ultrascale::memory_observe({.allocated = [](const void* data, int64_t bytes) { allocations().add(data, bytes); },
+                                .freed = [](const void* data) { allocations().remove(data); }});
+}
 
 // The part of the program that an address lies in: static variables and this core's thread_local ones (__shared__ arrays of a fixed
 // size are such). Empty if in none.
@@ -34,7 +76,7 @@ Region part_of_program(const char* address) {
                 if (header.p_type == PT_LOAD) begin = reinterpret_cast<const char*>(module->dlpi_addr + header.p_vaddr);
                 if (header.p_type == PT_TLS) begin = static_cast<const char*>(module->dlpi_tls_data);
                 if (!begin || q.address < begin || q.address >= begin + header.p_memsz) continue;
-                q.answer = {begin, begin + header.p_memsz};
+                q.answer = {begin, begin + header.p_memsz, header.p_type == PT_TLS};
                 return 1;
             }
             return 0;
@@ -48,63 +90,96 @@ thread_local Region recent[4];
 thread_local unsigned oldest = 0;
 thread_local uint64_t recent_of_allocations = 0;
 
-[[noreturn]] void refuse(const char* first, size_t bytes, bool write, const void* code) {
+enum class Kind { load, store, atomic };
+
+[[noreturn]] void refuse(const char* first, size_t bytes, Kind kind, const void* code) {
     Running* const self = std::exchange(running, nullptr);  // no accesses of our own
     std::string where = "in no allocation";
-    if (const auto near = ultrascale::memory_find(first); near.bytes > 0) {
-        const auto* begin = static_cast<const char*>(near.begin);
-        where =
-            fmt::format("{} byte{} from the beginning of an allocation of {}", first - begin, first - begin == 1 ? "" : "s", near.bytes);
+    if (const Region near = allocations().find(first); near.begin) {
+        where = fmt::format("{} byte{} from the beginning of an allocation of {}", first - near.begin, first - near.begin == 1 ? "" : "s",
+                            near.end - near.begin);
     }
     const std::string what =
-        fmt::format("{} {} bytes out of bounds at {}: {}", write ? "writes" : "reads", bytes, source_line(code), where);
+        fmt::format("{} {} bytes out of bounds at {}: {}", kind == Kind::load ? "reads" : "writes", bytes, source_line(code), where);
     running = self;
     fail(what.c_str());
 }
 
-void check(const char* first, size_t bytes, bool write, const void* code) {
-    if (Region{static_cast<const char*>(running->stack), static_cast<const char*>(running->stack_end)}.contains(first, bytes)) return;
-    if (const uint64_t now = ultrascale::memory_allocations(); now != recent_of_allocations) {
+// Of the thread alone (its stack, the kernel's arguments), of the block, of all.
+enum class Space { own, shared, global };
+
+Space check(const char* first, size_t bytes, Kind kind, const void* code) {
+    if (Region{static_cast<const char*>(running->stack), static_cast<const char*>(running->stack_end)}.contains(first, bytes))
+        return Space::own;
+    if (const uint64_t now = allocations().changes; now != recent_of_allocations) {
         for (Region& region : recent) region = {};
         recent_of_allocations = now;
     }
     for (const Region& region : recent)
-        if (region.contains(first, bytes)) return;
-    if (Region{static_cast<const char*>(running->shared), static_cast<const char*>(running->shared_end)}.contains(first, bytes)) return;
+        if (region.contains(first, bytes)) return region.shared ? Space::shared : Space::global;
+    if (Region{static_cast<const char*>(running->shared), static_cast<const char*>(running->shared_end)}.contains(first, bytes))
+        return Space::shared;
     if (Region{static_cast<const char*>(running->arguments), static_cast<const char*>(running->arguments_end)}.contains(first, bytes))
-        return;
-    const auto found = ultrascale::memory_find(first);
-    const auto* begin = static_cast<const char*>(found.begin);
-    for (const Region& region : {Region{begin, begin + found.bytes}, part_of_program(first)})
+        return Space::own;
+    for (const Region& region : {allocations().find(first), part_of_program(first)})
         if (region.contains(first, bytes)) {
             recent[oldest++ % 4] = region;
-            return;
+            return region.shared ? Space::shared : Space::global;
         }
-    refuse(first, bytes, write, code);
+    refuse(first, bytes, kind, code);
 }
 
-[[gnu::always_inline]] inline void access(void* first, size_t bytes, bool write) {
-    if (running) check(static_cast<const char*>(first), bytes, write, __builtin_return_address(0));
+// threadIdx and the like are this core's variables too; on a GPU they are registers.
+bool built_in(const void* address) {
+    const auto within = [&](const auto& variable) { return address >= &variable && address < &variable + 1; };
+    return within(threadIdx) || within(blockIdx) || within(blockDim) || within(gridDim);
+}
+
+void observe(const void* first, size_t bytes, Kind kind, Space space, const void* code) {
+    if (space == Space::own || built_in(first)) return;
+    Running* const self = std::exchange(running, nullptr);  // no accesses of our own
+    const auto access = Access(int(space == Space::shared ? Access::shared_load : Access::global_load) + int(kind));
+    if (self->observer->far_ahead(self->thread, access)) let_others_run(*self);
+    self->observer->access(self->thread, first, bytes, access, code);
+    running = self;
+}
+
+[[gnu::always_inline]] inline void access(const void* first, size_t bytes, Kind kind, const void* code = __builtin_return_address(0)) {
+    if (!running) return;
+    const Space space = check(static_cast<const char*>(first), bytes, kind, code);
+    if (running->observer) [[unlikely]]
+        observe(first, bytes, kind, space, code);
+}
+
+// A struct's copy that takes several accesses, because of its size or its alignment. How it is aligned g++ does not say: if it has the size
+// of one access, for less than that; else as well as its size lets it be.
+[[gnu::always_inline]] inline void access_parts(const void* first, size_t bytes, Kind kind) {
+    const void* const code = __builtin_return_address(0);
+    const size_t part = bytes <= 16 && std::has_single_bit(bytes) ? std::min<size_t>(bytes, 4) : std::min<size_t>(bytes & -bytes, 16);
+    for (size_t i = 0; i < bytes; i += part) access(static_cast<const char*>(first) + i, part, kind, code);
 }
 
 }  // namespace
 
+void atomic_access(const void* first, size_t bytes, const void* code) { access(first, bytes, Kind::atomic, code); }
+
 }  // namespace simt
 
 // What g++ calls (gcc/sanitizer.def).
-#define ACCESS(bytes)                                                             \
-    void __tsan_read##bytes(void* a) { simt::access(a, bytes, false); }           \
-    void __tsan_write##bytes(void* a) { simt::access(a, bytes, true); }           \
-    void __tsan_unaligned_read##bytes(void* a) { simt::access(a, bytes, false); } \
-    void __tsan_unaligned_write##bytes(void* a) { simt::access(a, bytes, true); }
+using simt::Kind;
+#define ACCESS(bytes)                                                                  \
+    void __tsan_read##bytes(void* a) { simt::access(a, bytes, Kind::load); }           \
+    void __tsan_write##bytes(void* a) { simt::access(a, bytes, Kind::store); }         \
+    void __tsan_unaligned_read##bytes(void* a) { simt::access(a, bytes, Kind::load); } \
+    void __tsan_unaligned_write##bytes(void* a) { simt::access(a, bytes, Kind::store); }
 extern "C" {
 ACCESS(1)
 ACCESS(2)
 ACCESS(4)
 ACCESS(8)
 ACCESS(16)
-void __tsan_read_range(void* a, size_t bytes) { simt::access(a, bytes, false); }
-void __tsan_write_range(void* a, size_t bytes) { simt::access(a, bytes, true); }
+void __tsan_read_range(void* a, size_t bytes) { simt::access_parts(a, bytes, Kind::load); }
+void __tsan_write_range(void* a, size_t bytes) { simt::access_parts(a, bytes, Kind::store); }
 void __tsan_vptr_update(void*, void*) {}
 void __tsan_vptr_read(void*) {}
 void __tsan_init() {}

@@ -2,27 +2,27 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <boost/context/fiber.hpp>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "observer.h"
+#include "source.h"
+
 thread_local constinit uint3 threadIdx{}, blockIdx{};
 thread_local constinit dim3 blockDim, gridDim;
-
-extern "C" const char __executable_start[] __attribute__((weak));  // the linker's
 
 namespace simt {
 
 thread_local constinit Running* running = nullptr;
+Observer* observer = nullptr;
 
 namespace {
 
@@ -40,6 +40,7 @@ struct Stacks {
 thread_local Stacks stacks;
 
 struct StackAllocator {
+    Running& thread;
     context::stack_context allocate() {
         void* memory = nullptr;
         if (stacks.free.empty()) {
@@ -52,6 +53,7 @@ struct StackAllocator {
         context::stack_context stack;
         stack.size = stack_bytes;
         stack.sp = static_cast<char*>(memory) + stack_bytes;
+        thread.stack = memory, thread.stack_end = stack.sp;
         return stack;
     }
     void deallocate(context::stack_context& stack) { stacks.free.push_back(static_cast<char*>(stack.sp) - stack_bytes); }
@@ -80,6 +82,7 @@ struct Block {
     uint3 index;
     void* shared;
     size_t shared_bytes;
+    CoreObserver* observer;
     std::vector<Thread> threads = {};
     std::vector<Meeting> meetings = {};  // a warp has 32: one for each lowest lane of a mask
     unsigned at_barrier = 0;
@@ -119,7 +122,9 @@ std::string who_waits(const Block& b) {
     return all;
 }
 
-std::string header(const Block& b) { return fmt::format("kernel {}, block {}", source_line(b.call.kernel), text(b.index)); }
+std::string header(const Block& b) {
+    return fmt::format("kernel {}, block {}", source_line(static_cast<const char*>(b.call.kernel) + 1), text(b.index));
+}
 
 [[noreturn]] void fail(Thread& self, const std::string& what) {
     Block& b = *block;
@@ -137,13 +142,12 @@ void run_block(Block& b, dim3 grid) {
     for (uint32_t i = 0; i < count; ++i) {
         Thread& t = b.threads[i];
         t.thread = i;
+        t.observer = b.observer;
         t.index = {i % b.size.x, i / b.size.x % b.size.y, i / b.size.x / b.size.y};
         t.shared = b.shared, t.shared_end = static_cast<char*>(b.shared) + b.shared_bytes;
         t.arguments = b.call.arguments, t.arguments_end = static_cast<const char*>(b.call.arguments) + b.call.bytes;
-        t.fiber = context::fiber(std::allocator_arg, StackAllocator{}, [&b, &t](context::fiber&& scheduler) {
+        t.fiber = context::fiber(std::allocator_arg, StackAllocator{t}, [&b, &t](context::fiber&& scheduler) {
             b.scheduler = std::move(scheduler);
-            const char* here = reinterpret_cast<const char*>(&scheduler);  // near the top of this stack
-            t.stack_end = here + 4096, t.stack = here - stack_bytes;
             running = &t;
             b.call.run(b.call.arguments);
             running = nullptr;
@@ -152,6 +156,7 @@ void run_block(Block& b, dim3 grid) {
             return std::move(b.scheduler);
         });
     }
+    if (b.observer) b.observer->block_begins(b.index, count, b.shared, b.shared_bytes);
     uint32_t left = count;
     while (left > 0 && !b.failure) {
         const uint64_t before = b.progress;
@@ -173,6 +178,7 @@ void run_block(Block& b, dim3 grid) {
     for (Thread& t : b.threads)
         if (!t.ended) new context::fiber(std::move(t.fiber));
     if (b.failure) std::rethrow_exception(b.failure);
+    if (b.observer) b.observer->block_ends();
 }
 
 }  // namespace
@@ -180,6 +186,7 @@ void run_block(Block& b, dim3 grid) {
 void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes) {
     const uint64_t count = uint64_t(grid.x) * grid.y * grid.z, threads = uint64_t(size.x) * size.y * size.z;
     if (threads == 0 || threads > 1024) throw KernelError(fmt::format("a block of {} threads: 1 to 1024 are possible", threads));
+    if (observer) observer->launched(call, grid, size);
     std::exception_ptr failure;
     std::mutex mutex;
 #pragma omp parallel
@@ -188,6 +195,7 @@ void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes)
         void* shared = memory.data();
         size_t room = memory.size();
         std::align(128, dynamic_shared_bytes, shared, room);
+        const std::unique_ptr<CoreObserver> looks_on = observer ? observer->on_core(call) : nullptr;
 #pragma omp for schedule(dynamic)
         for (uint64_t i = 0; i < count; ++i) {
             {
@@ -196,7 +204,7 @@ void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes)
             }
             std::memset(shared, 0xff, dynamic_shared_bytes);  // NaN to whoever reads what it did not write
             const uint3 index = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
-            Block b{call, size, index, shared, dynamic_shared_bytes};
+            Block b{call, size, index, shared, dynamic_shared_bytes, looks_on.get()};
             try {
                 run_block(b, grid);
             } catch (...) {
@@ -221,6 +229,7 @@ void sync_block() {
     if (++b.at_barrier == b.threads.size()) {
         b.at_barrier = 0;
         ++b.barriers;
+        if (b.observer) b.observer->barrier();
     } else {
         while (b.barriers == number) b.wait(here.self, "__syncthreads", code);
     }
@@ -250,6 +259,7 @@ Lanes exchange(uint32_t mask, uint64_t value, const char* what, const void* code
     if (meeting.arrived == mask) {
         meeting.arrived = 0;
         ++meeting.number;
+        if (b.observer) b.observer->lanes_met(here.self.thread / warp_size, mask, std::strcmp(what, "__syncwarp") == 0);
     } else {
         while (meeting.number == number) b.wait(here.self, what, code);
     }
@@ -273,36 +283,24 @@ static T add_atomically(T* address, T x) {
     }
     return old;
 }
-float atomic_add(float* address, float x) { return add_atomically(address, x); }
-double atomic_add(double* address, double x) { return add_atomically(address, x); }
-int atomic_add(int* address, int x) { return add_atomically(address, x); }
-unsigned atomic_add(unsigned* address, unsigned x) { return add_atomically(address, x); }
-
-std::string source_line(const void* code) {
-    static std::mutex mutex;
-    static auto& known = *new std::map<const void*, std::string>;
-    std::lock_guard lock(mutex);
-    const auto [entry, is_new] = known.try_emplace(code, "an unknown place");
-    if (!is_new) return entry->second;
-    // A return address is behind the call: one byte back is inside it. The executable may lie anywhere: subtract where it begins.
-    const auto address = reinterpret_cast<uintptr_t>(code) - reinterpret_cast<uintptr_t>(__executable_start) - 1;
-    const std::string command = fmt::format("addr2line -s -i -e /proc/{}/exe {:#x} 2>/dev/null", getpid(), address);
-    if (FILE* pipe = popen(command.c_str(), "r")) {
-        char line[512] = "";
-        while (fgets(line, sizeof line, pipe)) {  // the innermost function first: the first one that is the kernels' own
-            const std::string found(line, strcspn(line, " \n"));
-            if (found.starts_with("??") || found.starts_with("cuda_")) continue;
-            entry->second = found;
-            break;
-        }
-        pclose(pipe);
+#define ATOMIC_ADD(T)                                                   \
+    T atomic_add(T* address, T x) {                                     \
+        atomic_access(address, sizeof(T), __builtin_return_address(0)); \
+        return add_atomically(address, x);                              \
     }
-    return entry->second;
-}
+ATOMIC_ADD(float)
+ATOMIC_ADD(double)
+ATOMIC_ADD(int)
+ATOMIC_ADD(unsigned)
 
 void fail(const char* what) {
     OwnCode here;
     fail(here.self, what);
+}
+
+void let_others_run(Running& self) {
+    ++block->progress;
+    block->wait(static_cast<Thread&>(self), "", nullptr);
 }
 
 }  // namespace simt

@@ -8,13 +8,13 @@
 // What a GPU leaves undefined is an error here, with the place in the source:
 //   - threads that wait at a barrier or a shuffle which others never reach
 //   - an access outside of every allocation (access.cpp: the compiler calls us at each load and store)
-// What it cannot do: PTX (cp.async, mma, ...). The order of threads is fixed, so a race may stay unseen.
+// What it cannot do: PTX (cp.async, mma, ...). The order of threads is fixed, so results do not tell of a race: microscope.h looks for
+// them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
-#include <string>
 
 struct uint3 {
     unsigned x, y, z;
@@ -67,16 +67,22 @@ int atomic_add(int* address, int x);
 unsigned atomic_add(unsigned* address, unsigned x);
 
 // ---- for access.cpp ------------------------------------------------------------------------------------------------------
+struct CoreObserver;  // observer.h
+
 // The thread that runs now, as its block's scheduler knows it.
 struct Running {
     const void *stack, *stack_end;          // its own
     const void *shared, *shared_end;        // dynamic shared memory
     const void *arguments, *arguments_end;  // of the kernel
     uint32_t thread = 0;                    // in the block
+    CoreObserver* observer = nullptr;       // who looks on, if anybody
 };
 extern thread_local constinit Running* running;  // nullptr: host code
 
-std::string source_line(const void* code);  // "ops_rmsnorm.cu:93" of an instruction; asks addr2line
-[[noreturn]] void fail(const char* what);   // ends the grid: launch() throws, with kernel, block and thread
+[[noreturn]] void fail(const char* what);  // ends the grid: launch() throws, with kernel, block and thread
+void let_others_run(Running& self);        // all other threads of its block have a turn before it goes on
+
+// access.cpp's: an atomic operation is an access as any other.
+void atomic_access(const void* first, size_t bytes, const void* code);
 
 }  // namespace simt

@@ -11,14 +11,14 @@
 
 #include "../simt.h"
 
-#define __global__
+#define __global__ __attribute__((flatten))  // all it calls is inlined, as CUDA's compiler does: each load has an address of its own
 #define __device__
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// A core runs one block at a time: what belongs to the core is shared by the block.
-#define __shared__ thread_local
+// A core runs one block at a time: what belongs to the core is shared by the block. constinit: no code that makes it before its first use.
+#define __shared__ thread_local constinit
 
 inline constexpr int warpSize = simt::warp_size;
 
@@ -26,9 +26,7 @@ inline constexpr int warpSize = simt::warp_size;
 // clang-format off
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) int2 { int x, y; };
 struct alignas(16) int4 { int x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 // clang-format on
 inline float2 make_float2(float x, float y) { return {x, y}; }
@@ -66,7 +64,6 @@ template <class T>
 
 }  // namespace simt
 
-// Lambdas, so that the place in the source is the caller's.
 #define __syncwarp(...) static_cast<void>(::simt::exchange(::simt::mask_or_all(__VA_ARGS__), 0, "__syncwarp"))
 namespace simt {
 inline uint32_t mask_or_all(uint32_t mask = ~0u) { return mask; }
@@ -125,7 +122,6 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(unsigned(x)) + 1; }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
-inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 // Cache hints: the same loads and stores.
 template <class T>
 T __ldg(const T* from) {
@@ -143,7 +139,7 @@ void __stcs(T* to, T value) {
 // ---- the host's side -----------------------------------------------------------------------------------------------------
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess = 0 };
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
     std::memmove(to, from, bytes);
     return cudaSuccess;

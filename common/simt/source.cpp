@@ -1,0 +1,82 @@
+#include "source.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <mutex>
+
+extern "C" const char __executable_start[] __attribute__((weak));  // the linker's
+
+namespace simt {
+
+namespace {
+
+using Known = std::map<const void*, std::vector<Frame>>;
+
+std::string next_line(FILE* pipe) {
+    std::string text;
+    for (int c; (c = std::fgetc(pipe)) != EOF && c != '\n';) text += char(c);
+    return text;
+}
+
+// Asks for all at once and adds the answers to `known`. The executable may lie anywhere: addr2line wants distances from where it begins.
+// A return address is behind the call: one byte back is inside it.
+void look_up(Known& known, const std::vector<const void*>& addresses) {
+    std::string command = fmt::format("addr2line -a -f -C -i -e /proc/{}/exe", getpid());
+    for (const void* address : addresses)
+        command += fmt::format(" {:#x}", reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(__executable_start) - 1);
+    FILE* const pipe = popen((command + " 2>/dev/null").c_str(), "r");
+    if (!pipe) return;
+    // For each address: "0x12ab", then for each function its name and "file:line".
+    std::vector<Frame>* frames = nullptr;
+    size_t count = 0;
+    for (std::string text; !(text = next_line(pipe)).empty();) {
+        if (text.starts_with("0x")) {
+            frames = count < addresses.size() ? &known[addresses[count++]] : nullptr;
+            continue;
+        }
+        const std::string place = next_line(pipe);
+        const size_t colon = place.rfind(':');
+        if (!frames || colon == std::string::npos || place.starts_with("??")) continue;
+        frames->push_back({text, std::filesystem::path(place.substr(0, colon)).lexically_normal(), std::atoi(&place[colon + 1])});
+    }
+    pclose(pipe);
+}
+
+}  // namespace
+
+std::vector<std::vector<Frame>> source_frames(std::span<const void* const> addresses) {
+    constexpr size_t at_once = 4000;  // as a command line may hold
+    static std::mutex mutex;
+    static auto& known = *new Known;
+    std::lock_guard lock(mutex);
+    std::vector<const void*> unknown;
+    const auto ask = [&] {
+        if (!unknown.empty()) look_up(known, unknown);
+        unknown.clear();
+    };
+    for (const void* address : addresses)
+        if (known.try_emplace(address).second) {
+            unknown.push_back(address);
+            if (unknown.size() == at_once) ask();
+        }
+    ask();
+    std::vector<std::vector<Frame>> frames;
+    for (const void* address : addresses) frames.push_back(known.at(address));
+    return frames;
+}
+
+std::string source_line(const void* code) {
+    const std::vector<Frame> frames = source_frames({&code, 1}).front();
+    for (const Frame& frame : frames)
+        if (!frame.stand_in()) return fmt::format("{}:{}", frame.file(), frame.line);
+    return "an unknown place";
+}
+
+}  // namespace simt

@@ -1,0 +1,434 @@
+// The microscope (common/simt/microscope.h): what it counts is known exactly for small kernels; the operations' kernels are free of races.
+#include "simt/microscope.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "../unit/test_util.h"
+#include "microscope_kernels.h"
+#include "ops.h"
+
+namespace ultrascale::test {
+namespace {
+
+using simt::Access, simt::Counts, simt::KernelCounts, simt::Observation;
+using enum simt::Access;
+
+Tensor floats(int64_t count) { return Tensor::zeros({count}, DType::fp32, Memory::workspace); }
+
+// 4096 floats to read, as many to write, and what is seen of a launch.
+class Microscope : public testing::Test {
+protected:
+    Tensor from_tensor = floats(4096), to_tensor = floats(4096);
+    float *from = from_tensor.as<float>(), *to = to_tensor.as<float>();
+    Tensor from_narrow = Tensor::zeros({4096}, DType::bf16, Memory::workspace),
+           to_narrow = Tensor::zeros({4096}, DType::bf16, Memory::workspace);
+    bf16 *from_bf16 = from_narrow.as<bf16>(), *to_bf16 = to_narrow.as<bf16>();
+    simt::Microscope microscope;
+
+    // The one kernel that was launched.
+    KernelCounts only_kernel() {
+        Observation all = microscope.take();
+        EXPECT_EQ(all.kernels.size(), 1u);
+        return all.kernels.empty() ? KernelCounts{} : all.kernels[0];
+    }
+    Counts loads() { return only_kernel().total(global_load); }
+};
+
+using MicroscopeGlobal = Microscope;
+using MicroscopeShared = Microscope;
+using MicroscopeRaces = Microscope;
+using MicroscopeOps = Microscope;
+
+TEST_F(MicroscopeGlobal, OneFloatALaneIsFourSectors) {
+    launch_copy_floats(to, from, 256);
+    const KernelCounts kernel = only_kernel();
+    EXPECT_EQ(kernel.name, "copy_scalars<float>");
+    EXPECT_EQ(kernel.file, "microscope_kernels.cu");
+    EXPECT_EQ(kernel.launches, 1);
+    EXPECT_EQ(kernel.blocks, 8);
+    EXPECT_EQ(kernel.threads, 256);
+    ASSERT_EQ(kernel.lines.size(), 2u);  // threadIdx, blockIdx and the arguments are none
+    EXPECT_EQ(kernel.lines[0].source, "const T x = from[i * stride + offset];");
+    EXPECT_EQ(kernel.lines[1].source, "to[i * stride + offset] = x;");
+    EXPECT_EQ(kernel.lines[1].line, kernel.lines[0].line + 1);
+    EXPECT_EQ(kernel.lines[0].access, global_load);
+    EXPECT_EQ(kernel.lines[1].access, global_store);
+    for (const simt::LineCounts& line : kernel.lines) {
+        EXPECT_EQ(line.file, "microscope_kernels.cu");
+        EXPECT_EQ(line.bytes, 4);
+        EXPECT_EQ(line.counts.requests, 8);
+        EXPECT_EQ(line.counts.lanes, 256);
+        EXPECT_EQ(line.counts.active_threads(), 32.0);
+        EXPECT_EQ(line.counts.sectors, 32);
+        EXPECT_EQ(line.counts.sectors_per_request(), 4.0);
+        EXPECT_EQ(line.counts.ideal_sectors, 32);
+        EXPECT_EQ(line.counts.bytes_asked, 1024);
+        EXPECT_EQ(line.counts.bytes_moved(), 1024);
+        EXPECT_EQ(line.counts.wavefronts, 0);
+    }
+}
+
+TEST_F(MicroscopeGlobal, StridesAndOffsets) {
+    struct Case {
+        int stride, offset;
+        double sectors, ideal;
+    };
+    for (const Case& c :
+         {Case{1, 0, 4, 4}, {1, 1, 5, 4}, {1, 8, 4, 4}, {2, 0, 8, 4}, {4, 0, 16, 4}, {8, 0, 32, 4}, {32, 0, 32, 4}, {33, 0, 32, 4}}) {
+        launch_copy_floats(to, from, 64, c.stride, c.offset);
+        const KernelCounts kernel = only_kernel();
+        for (const Access access : {global_load, global_store}) {
+            const Counts counts = kernel.total(access);
+            EXPECT_EQ(counts.sectors_per_request(), c.sectors) << c.stride << " " << c.offset;
+            EXPECT_EQ(counts.ideal_sectors, 2 * c.ideal);
+            EXPECT_EQ(counts.bytes_asked, 256);
+        }
+    }
+}
+
+TEST_F(MicroscopeGlobal, SixteenBytesALaneAreOneRequest) {
+    launch_copy_float4(to, from, 64);
+    launch_sum_float4(to, from, 64);
+    launch_scale_packs(to, from, 256);
+    launch_scale_packs_bf16(to_bf16, from_bf16, 512);
+    const Observation all = microscope.take();
+    ASSERT_EQ(all.kernels.size(), 4u);
+    EXPECT_EQ(all.kernels[2].name, "scale_packs<float, 4>");
+    EXPECT_EQ(all.kernels[3].name, "scale_packs<bf16, 8>");
+    for (const KernelCounts& kernel : all.kernels) {
+        const Counts loads = kernel.total(global_load), stores = kernel.total(global_store);
+        EXPECT_EQ(loads.requests, 2) << kernel.name;
+        EXPECT_EQ(loads.sectors_per_request(), 16.0) << kernel.name;
+        EXPECT_EQ(loads.bytes_asked, 1024) << kernel.name;
+        EXPECT_EQ(stores.requests, 2) << kernel.name;
+        EXPECT_EQ(stores.sectors_per_request(), kernel.name == "sum_float4" ? 4.0 : 16.0) << kernel.name;
+        for (const simt::LineCounts& line : kernel.lines)
+            EXPECT_EQ(line.bytes, kernel.name == "sum_float4" && line.access == global_store ? 4 : 16) << kernel.name;
+    }
+    // Where load() was inlined, not its own line.
+    EXPECT_EQ(all.kernels[3].at("ops::load<n>(from + i)", global_load).requests, 2);
+}
+
+TEST_F(MicroscopeGlobal, Bf16IsTwoSectors) {
+    launch_copy_bf16(to_bf16, from_bf16, 128);
+    const Counts counts = loads();
+    EXPECT_EQ(counts.requests, 4);
+    EXPECT_EQ(counts.sectors_per_request(), 2.0);
+}
+
+TEST_F(MicroscopeGlobal, CacheHintsAreLoadsOfTheKernelsLine) {
+    launch_cached_loads(to, from);
+    const KernelCounts kernel = only_kernel();
+    EXPECT_EQ(kernel.at("__ldg", global_load).sectors, 4);
+    EXPECT_EQ(kernel.at("__stcs", global_store).sectors, 4);
+    EXPECT_EQ(kernel.total().requests, 2);
+}
+
+TEST_F(MicroscopeGlobal, OneAddressForAllIsOneSector) {
+    launch_broadcast(to, from);
+    const Counts counts = loads();
+    EXPECT_EQ(counts.requests, 1);
+    EXPECT_EQ(counts.sectors, 1);
+    EXPECT_EQ(counts.ideal_sectors, 1);
+    EXPECT_EQ(counts.lanes, 32);
+    EXPECT_EQ(counts.bytes_asked, 128);
+}
+
+TEST_F(MicroscopeGlobal, Divergence) {
+    launch_some_lanes(to, from);
+    const Counts counts = loads();
+    EXPECT_EQ(counts.requests, 6);  // 3 blocks of 2 warps
+    EXPECT_EQ(counts.active_threads(), 8.0);
+    EXPECT_EQ(counts.sectors_per_request(), 1.0);
+}
+
+TEST_F(MicroscopeGlobal, AnIncompleteLastWarp) {
+    launch_copy_floats(to, from, 100);
+    const Counts counts = loads();
+    EXPECT_EQ(counts.requests, 4);
+    EXPECT_EQ(counts.lanes, 100);
+    EXPECT_EQ(counts.active_threads(), 25.0);
+    EXPECT_EQ(counts.sectors, 13);
+}
+
+TEST_F(MicroscopeGlobal, ReadModifyWriteIsALoadAndAStore) {
+    launch_read_modify_write(to);
+    const KernelCounts kernel = only_kernel();
+    EXPECT_EQ(kernel.total(global_load).requests, 1);
+    EXPECT_EQ(kernel.total(global_store).requests, 1);
+}
+
+TEST_F(MicroscopeGlobal, LoopsOfDifferentLengths) {
+    launch_different_trips(to, from);
+    Counts counts = loads();
+    EXPECT_EQ(counts.requests, 32);
+    EXPECT_EQ(counts.active_threads(), 16.5);
+    EXPECT_EQ(counts.sectors, 8 * (4 + 3 + 2 + 1));  // turn i: lanes i to 31, a sector for 8 of them
+    launch_nested_trips(to, from);
+    counts = loads();
+    EXPECT_EQ(counts.requests, 6);  // each time 32 lanes, then the 16 odd ones: nobody is a turn ahead
+    EXPECT_EQ(counts.lanes, 3 * 48);
+    EXPECT_EQ(counts.sectors, 3 * (4 + 4));
+    launch_half_warps_apart(to, from);
+    counts = loads();
+    EXPECT_EQ(counts.requests, 3);
+    EXPECT_EQ(counts.active_threads(), 32.0);
+}
+
+TEST_F(MicroscopeGlobal, LongLoopsAndManyBlocks) {
+    constexpr int turns = 5000, blocks = 3;
+    launch_long_loop(to, from, turns, blocks);
+    const KernelCounts kernel = only_kernel();
+    const Counts all_lanes = kernel.at("% 4096", global_load), some = kernel.at("if (threadIdx.x % 2 == 0)", global_load);
+    EXPECT_EQ(all_lanes.requests, turns * 2 * blocks);
+    EXPECT_EQ(all_lanes.sectors_per_request(), 4.0);
+    EXPECT_EQ(some.requests, turns * 2 * blocks);
+    EXPECT_EQ(some.active_threads(), 16.0);
+    EXPECT_EQ(some.sectors_per_request(), 4.0);
+    EXPECT_EQ(some.ideal_sectors, some.requests * 2);
+}
+
+TEST_F(MicroscopeGlobal, StructsThatNoSingleAccessCopies) {
+    launch_struct_of_three(to, from);
+    launch_unaligned_struct(to, from);
+    const Observation all = microscope.take();
+    for (int64_t floats : {3, 4}) {
+        const Counts counts = all.kernels.at(size_t(floats - 3)).total(global_load);
+        EXPECT_EQ(counts.requests, floats);
+        EXPECT_EQ(counts.bytes_asked, 128 * floats);
+        EXPECT_EQ(counts.sectors_per_request(), 4.0 * double(floats));  // each request touches all of them
+        EXPECT_EQ(counts.ideal_sectors, 4 * floats);
+    }
+}
+
+TEST_F(MicroscopeGlobal, Atomics) {
+    launch_atomics_of_each_kind(to, 48);
+    const KernelCounts kernel = only_kernel();
+    const Counts global = kernel.at("atomicAdd", global_atomic), shared = kernel.at("atomicAdd", shared_atomic);
+    EXPECT_EQ(global.requests, 1);
+    EXPECT_EQ(global.lanes, 4);
+    EXPECT_EQ(global.sectors, 1);
+    EXPECT_EQ(shared.requests, 2);
+    EXPECT_EQ(shared.wavefronts, 32 + 16);  // one after another
+    EXPECT_EQ(to_tensor.to_host<float>()[3], 48);
+}
+
+TEST_F(MicroscopeGlobal, TakesBeginAnew) {
+    launch_broadcast(to, from);
+    launch_broadcast(to, from);
+    EXPECT_EQ(only_kernel().launches, 2);
+    launch_broadcast(to, from);
+    EXPECT_EQ(only_kernel().total(global_load).requests, 1);
+    EXPECT_TRUE(microscope.take().kernels.empty());
+    EXPECT_THROW(simt::Microscope(), std::logic_error);
+}
+
+TEST(MicroscopeOff, SeesNothingAfterItsEnd) {
+    const Tensor x = floats(64);
+    { simt::Microscope microscope; }
+    launch_broadcast(x.as<float>(), x.as<float>());
+    simt::Microscope microscope;
+    EXPECT_TRUE(microscope.take().kernels.empty());
+}
+
+TEST_F(MicroscopeShared, ATransposesTile) {
+    launch_transpose_unpadded(to, from);
+    const KernelCounts unpadded = only_kernel();
+    launch_transpose_padded(to, from);
+    const KernelCounts padded = only_kernel();
+    EXPECT_EQ(unpadded.name, "transpose<32>");
+    const std::string read = "to[y * 32 + threadIdx.x] = tile[threadIdx.x][y]", write = "tile[y][threadIdx.x] = from[";
+    EXPECT_EQ(unpadded.at(read, shared_load).requests, 32);
+    EXPECT_EQ(unpadded.at(read, shared_load).ways(), 32.0);
+    EXPECT_EQ(unpadded.at(read, shared_load).wavefronts, 1024);
+    EXPECT_EQ(padded.at(read, shared_load).ways(), 1.0);
+    for (const KernelCounts& kernel : {unpadded, padded}) {
+        EXPECT_EQ(kernel.at(write, shared_store).ways(), 1.0);
+        EXPECT_EQ(kernel.total(global_load).sectors_per_request(), 4.0);
+        EXPECT_EQ(kernel.total(global_store).sectors_per_request(), 4.0);
+        EXPECT_EQ(kernel.total(shared_load).sectors, 0);
+    }
+}
+
+TEST_F(MicroscopeShared, Banks) {
+    launch_shared_patterns(to);
+    const KernelCounts kernel = only_kernel();
+    EXPECT_EQ(kernel.at("x[i] = 1", shared_store).requests, 32);
+    EXPECT_EQ(kernel.at("x[i] = 1", shared_store).ways(), 1.0);
+    EXPECT_EQ(kernel.at("// all the same", shared_load).ways(), 1.0);
+    EXPECT_EQ(kernel.at("threadIdx.x * 2]", shared_load).ways(), 2.0);
+    EXPECT_EQ(kernel.at("threadIdx.x * 4]", shared_load).ways(), 4.0);
+    EXPECT_EQ(kernel.at("threadIdx.x / 2]", shared_load).ways(), 1.0);
+    EXPECT_EQ(kernel.at("threadIdx.x % 2 * 32]", shared_load).ways(), 2.0);
+}
+
+TEST_F(MicroscopeShared, WideAccessesTakeHalvesAndQuartersOfAWarp) {
+    launch_shared_float4(to);
+    const KernelCounts kernel = only_kernel();
+    const Counts store = kernel.at("make_float4", shared_store), near = kernel.at("near =", shared_load);
+    const Counts half = kernel.at("half =", shared_load), far = kernel.at("far =", shared_load);
+    for (const Counts& counts : {store, near}) {
+        EXPECT_EQ(counts.requests, 1);
+        EXPECT_EQ(counts.wavefronts, 4);
+        EXPECT_EQ(counts.ways(), 1.0);
+    }
+    EXPECT_EQ(half.wavefronts, 2);
+    EXPECT_EQ(half.ways(), 1.0);
+    EXPECT_EQ(far.requests, 1);
+    EXPECT_EQ(far.ways(), 4.0);  // four rows of all banks, of which all quarters want the first four
+}
+
+TEST_F(MicroscopeRaces, WriteThenReadByAnother) {
+    launch_read_after_write(to, from, false);
+    Observation seen = microscope.take();
+    ASSERT_EQ(seen.races.size(), 1u);
+    const simt::Race& race = seen.races[0];
+    EXPECT_EQ(race.kernel, "read_after_write<false>");
+    EXPECT_EQ(race.one.access, shared_store);
+    EXPECT_EQ(race.one.source, "x[threadIdx.x] = from[threadIdx.x];");
+    EXPECT_EQ(race.other.access, shared_load);
+    EXPECT_EQ(race.other.source, "to[threadIdx.x] = x[(threadIdx.x + 32) % blockDim.x];");
+    EXPECT_EQ(race.block.x, 0u);
+    EXPECT_EQ(race.one.thread, (race.other.thread + 32) % 64);
+    EXPECT_EQ(race.offset, race.one.thread * 4);
+    EXPECT_EQ(race.count, 128);
+    launch_read_after_write(to, from, true);
+    EXPECT_TRUE(microscope.take().races.empty());
+}
+
+// Here no thread has run yet that reads, when another one writes.
+TEST_F(MicroscopeRaces, ReadThenWriteByAnother) {
+    launch_write_after_read(to, from, false);
+    Observation seen = microscope.take();
+    ASSERT_EQ(seen.races.size(), 1u);
+    EXPECT_EQ(seen.races[0].one.source, "x[threadIdx.x] = from[64 * turn + int(threadIdx.x)];");
+    EXPECT_EQ(seen.races[0].other.source, "sum += x[63 - threadIdx.x];");
+    EXPECT_EQ(seen.races[0].offset, -1);
+    launch_write_after_read(to, from, true);
+    EXPECT_TRUE(microscope.take().races.empty());
+}
+
+TEST_F(MicroscopeRaces, TwoValuesInOnePlace) {
+    launch_write_after_write(to, false);
+    Observation seen = microscope.take();
+    ASSERT_EQ(seen.races.size(), 1u);
+    EXPECT_EQ(seen.races[0].one.access, shared_store);
+    EXPECT_EQ(seen.races[0].other.access, shared_store);
+    EXPECT_EQ(seen.races[0].one.line, seen.races[0].other.line);
+    EXPECT_EQ(seen.races[0].one.thread, 0u);
+    EXPECT_EQ(seen.races[0].other.thread, 1u);
+    EXPECT_EQ(seen.races[0].count, 32);
+    for (int i = 0; i < 96; ++i) from[i] = float(i);
+    launch_colliding_structs(to, from);
+    seen = microscope.take();
+    ASSERT_EQ(seen.races.size(), 1u);
+    EXPECT_EQ(seen.races[0].count, 48);
+    launch_write_after_write(to, true);
+    launch_write_of_the_same(to);
+    launch_copied_structs(to, from);
+    EXPECT_TRUE(microscope.take().races.empty());
+}
+
+TEST_F(MicroscopeRaces, OnlySyncwarpOrdersAWarpsLanes) {
+    launch_warp_reduction(to, from, true);
+    launch_chain_of_syncwarps(to, true);
+    EXPECT_TRUE(microscope.take().races.empty());
+    launch_warp_reduction(to, from, false);
+    Observation seen = microscope.take();
+    ASSERT_EQ(seen.races.size(), 2u);  // with the first store and with that of another turn
+    for (const simt::Race& race : seen.races) EXPECT_EQ(race.one.thread / 32, race.other.thread / 32);
+    launch_warp_reduction_by_shuffle(to, from);
+    EXPECT_EQ(microscope.take().races.size(), 1u);
+    launch_chain_of_syncwarps(to, false);
+    EXPECT_EQ(microscope.take().races.size(), 1u);
+    launch_across_warps_with_syncwarp(to, from);
+    seen = microscope.take();
+    ASSERT_EQ(seen.races.size(), 1u);
+    EXPECT_NE(seen.races[0].one.thread / 32, seen.races[0].other.thread / 32);
+}
+
+TEST_F(MicroscopeRaces, OfAtomicsWithOthersOnly) {
+    const Tensor count = Tensor::zeros({1}, DType::int32, Memory::workspace);
+    launch_counter(count.as<int32_t>(), true);
+    EXPECT_TRUE(microscope.take().races.empty());
+    launch_counter(count.as<int32_t>(), false);
+    const Observation seen = microscope.take();
+    ASSERT_EQ(seen.races.size(), 1u);
+    EXPECT_EQ(seen.races[0].one.access, shared_atomic);
+    EXPECT_EQ(seen.races[0].other.access, shared_load);
+}
+
+TEST_F(MicroscopeRaces, ByteForByte) {
+    launch_neighbouring_bytes(to);
+    const Observation seen = microscope.take();
+    EXPECT_TRUE(seen.races.empty()) << simt::table(seen);
+    EXPECT_EQ(seen.kernels[0].total(shared_store).requests, 4);
+}
+
+TEST_F(MicroscopeRaces, AWordThatAllHaveRead) {
+    launch_many_readers(to, true);
+    EXPECT_TRUE(microscope.take().races.empty());
+    launch_many_readers(to, false);
+    EXPECT_EQ(microscope.take().races.size(), 1u);
+}
+
+// ---- the operations' kernels ----------------------------------------------------------------------------------------------
+
+TEST_F(MicroscopeOps, RmsNormReadsSixteenBytesALane) {
+    constexpr int64_t N = 5, h = 512;
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        const Tensor x = random_tensor({N, h}, dtype, 1), weight = random_tensor({h}, dtype, 2), y = poisoned({N, h}, dtype);
+        const Tensor rstd = poisoned({N}, DType::fp32);
+        ops::rmsnorm_forward(y, rstd, x, weight, 1e-5f);
+        const KernelCounts kernel = only_kernel();
+        EXPECT_EQ(kernel.name, dtype == DType::fp32 ? "forward_kept<32, 4, float>" : "forward_kept<32, 8, bf16>");
+        EXPECT_EQ(kernel.file, "ops_rmsnorm.cu");
+        for (const auto& [line, access] :
+             {std::pair("load<n>(x + i)", global_load), {"load<n>(weight + i)", global_load}, {"store(y + i", global_store}}) {
+            const Counts counts = kernel.at(line, access);
+            EXPECT_EQ(counts.requests, N * h * dtype_bytes(dtype) / (32 * 16)) << line;
+            EXPECT_EQ(counts.active_threads(), 32.0) << line;
+            EXPECT_EQ(counts.sectors_per_request(), 16.0) << line;
+            EXPECT_EQ(counts.sectors, counts.ideal_sectors) << line;
+        }
+        EXPECT_EQ(kernel.total(global_store).requests, kernel.at("store(y + i", global_store).requests + N);  // rstd by one lane
+    }
+}
+
+// Watches all of the operations' own tests, which are in this program too: none of their kernels may have a race.
+class WatchesOperations : public testing::EmptyTestEventListener {
+    std::unique_ptr<simt::Microscope> microscope_;
+    void OnTestStart(const testing::TestInfo& test) override {
+        if (std::string(test.test_suite_name()).starts_with("Ops")) microscope_ = std::make_unique<simt::Microscope>();
+    }
+    void OnTestEnd(const testing::TestInfo&) override {
+        if (!microscope_) return;
+        Observation seen = microscope_->take();
+        microscope_.reset();
+        EXPECT_FALSE(seen.kernels.empty());
+        seen.kernels.clear();
+        EXPECT_TRUE(seen.races.empty()) << simt::table(seen);
+    }
+};
+[[maybe_unused]] const bool watches = [] {
+    testing::UnitTest::GetInstance()->listeners().Append(new WatchesOperations);
+    return true;
+}();
+
+TEST_F(Microscope, PrintsATable) {
+    launch_transpose_unpadded(to, from);
+    launch_read_after_write(to, from, false);
+    const std::string text = simt::table(microscope.take());
+    for (const char* part :
+         {"transpose<32> (microscope_kernels.cu:", "1 launch, 1 block, 256 threads", "shared load", "32.0-way bank conflicts",
+          "asked for 4096 bytes, moved 4096, ideal 4096", "RACE in read_after_write<false>, block (0, 0, 0)"})
+        EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+    size_t begin = 0;
+    for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+        EXPECT_LE(end - begin, 120u) << text.substr(begin, end - begin);
+}
+
+}  // namespace
+}  // namespace ultrascale::test
