@@ -83,14 +83,15 @@ else
 LDLIBS   += -lopenblas
 endif
 
-# Kernels on the CPU (common/simt): g++ compiles them against stand-ins for CUDA's headers and reports each load and store.
+# Kernels without a GPU (common/simt): g++ compiles them against stand-ins for CUDA's headers and reports each load and store. Struct copies
+# stay whole and blocks are not doubled, so that the reports are of a kernel's loads and stores as a GPU's compiler makes them.
+ifneq ($(BACKEND),cuda)
+SIMT_CPPFLAGS := -DULTRASCALE_SIMT -Icommon/simt/include
+SIMT_FLAGS := -x c++ -O1 -fno-tree-sra -fno-thread-jumps -Wno-unknown-pragmas -fsanitize=thread --param tsan-instrument-func-entry-exit=0
+EXECUTOR_SOURCES := $(wildcard common/simt/*.cpp) common/simt/device.cu
+endif
 ifeq ($(BACKEND),simt)
-CPPFLAGS += -DULTRASCALE_SIMT
-# Struct copies stay whole and blocks are not doubled, so that the reports are of a kernel's loads and stores as a GPU's compiler makes them.
-SIMT_FLAGS := -x c++ -Icommon/simt/include -O1 -fno-tree-sra -fno-thread-jumps -Wno-unknown-pragmas \
-              -fsanitize=thread --param tsan-instrument-func-entry-exit=0
-LDLIBS   += -lboost_context
-COMMON_SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/simt/*.cpp common/simt/*.cu common/cuda/ops_*.cu) \
+COMMON_SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/simt/*.cu common/cuda/ops_*.cu) $(EXECUTOR_SOURCES) \
                   $(patsubst %,common/cpu/%.cpp,device stream comm_cpu ops_matmul)
 else
 COMMON_SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp common/$(BACKEND)/*.cu)
@@ -103,6 +104,7 @@ SHARED_OBJECTS := $(SHARED_SOURCES:%.cpp=build/cpu/obj/%.o)
 COMMON_OBJECTS := $(call objects,$(sort $(filter-out $(SHARED_SOURCES),$(COMMON_SOURCES)))) $(SHARED_OBJECTS)
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
+KERNEL_OBJECTS := $(call objects,$(sort $(wildcard 07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu) $(EXECUTOR_SOURCES)))
 COMM_SOURCES := $(addprefix tests/unit/,comm_test.cpp gather_parts_test.cpp mesh_test.cpp parallel_break_test.cpp ring_all_reduce_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp)
 COMM_OBJECTS := $(call objects,$(COMM_SOURCES))
 UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard tests/unit/*.cpp))))
@@ -187,13 +189,15 @@ $(BUILD)/obj/%.o: %.cpp Makefile
 ifeq ($(BACKEND),simt)
 $(SHARED_OBJECTS): build/cpu/obj/%.o: %.cpp Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(filter-out -DULTRASCALE_SIMT,$(CPPFLAGS)) $(CXXFLAGS) -MMD -MP -c $< -o $@
+	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
 endif
+# What is compiled together with kernels, or runs them.
+$(if $(filter simt,$(BACKEND)),$(BUILD)/obj/tests/%.o) $(BUILD)/obj/07_kernels/%.o: CPPFLAGS += $(SIMT_CPPFLAGS)
 
 $(BUILD)/obj/%.o: %.cu Makefile
 	@mkdir -p $(@D)
-ifeq ($(BACKEND),simt)
-	$(CXX) $(CPPFLAGS) $(filter-out -O2 -O3,$(CXXFLAGS)) $(SIMT_FLAGS) -MMD -MP -c $< -o $@
+ifneq ($(BACKEND),cuda)
+	$(CXX) $(CPPFLAGS) $(SIMT_CPPFLAGS) $(filter-out -O2 -O3,$(CXXFLAGS)) $(SIMT_FLAGS) -MMD -MP -c $< -o $@
 else
 	$(NVCC) -Icommon -I. -DULTRASCALE_CUDA $(NVCCFLAGS) -MMD -MP -c $< -o $@
 endif
@@ -202,7 +206,11 @@ $(LIBRARY): $(COMMON_OBJECTS)
 	@rm -f $@
 	ar rcs $@ $^
 
-$(PROGRAMS): $(BUILD)/%: $(BUILD)/obj/%/main.o $(LIBRARY)
+# Its kernels are compiled with it; without a GPU the executor that runs them, too.
+$(BUILD)/07_kernels: $(KERNEL_OBJECTS) $(LIBRARY)
+	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(EXECUTOR_SOURCES),-lboost_context) -o $@
+
+$(filter-out $(BUILD)/07_kernels,$(PROGRAMS)): $(BUILD)/%: $(BUILD)/obj/%/main.o $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
 $(BUILD)/unit_test: $(UNIT_OBJECTS) $(LIBRARY)
@@ -210,7 +218,7 @@ $(BUILD)/unit_test: $(UNIT_OBJECTS) $(LIBRARY)
 
 # The executor's own tests, and the operations' tests with the CUDA kernels on it.
 $(BUILD)/simt_test: $(SIMT_TEST_OBJECTS) $(call objects,$(wildcard tests/unit/ops_*_test.cpp)) $(LIBRARY)
-	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
+	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lgtest_main -o $@
 
 $(BUILD)/chapter_test: $(CHAPTER_OBJECTS)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@

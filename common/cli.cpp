@@ -138,21 +138,12 @@ LlamaConfig Options::config() const {
     return c;
 }
 
-Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
-                      const std::function<void(CLI::App&)>& add_own) {
-    Options options;
-    CLI::App app{description, name};
-    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    add_shared_options(app, options);
-    add_own(app);
+void parse_command_line(CLI::App& app, int argc, char** argv, const std::function<void()>& check_values) {
     bool help = false;
     std::string wrong;
     try {
         app.parse(argc, argv);
-        if (options.fp32_grads && options.dtype == DType::fp32) user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
-        for (const std::string& path : {options.json, options.trace})
-            if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
-        if (!options.save.empty()) check_can_save(options.save);
+        check_values();
     } catch (const CLI::CallForHelp&) {
         help = true;
     } catch (const CLI::ParseError& error) {
@@ -169,6 +160,21 @@ Options parse_options(int argc, char** argv, const std::string& name, const std:
         finalize_communication();
         std::exit(0);
     }
+}
+
+Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
+                      const std::function<void(CLI::App&)>& add_own) {
+    Options options;
+    CLI::App app{description, name};
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    add_shared_options(app, options);
+    add_own(app);
+    parse_command_line(app, argc, argv, [&] {
+        if (options.fp32_grads && options.dtype == DType::fp32) user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
+        for (const std::string& path : {options.json, options.trace})
+            if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
+        if (!options.save.empty()) check_can_save(options.save);
+    });
     if (options.device_memory_gib > 0) memory_set_limit(int64_t(options.device_memory_gib * double(1 << 30)));
     return options;
 }

@@ -42,9 +42,13 @@ struct Options {
 // Checks an option's value: a number within [least, most]. Unlike CLI::Range it refuses NaN.
 CLI::Validator between(double least, double most);
 
-// Reads the command line; `add_own` adds the chapter's own options. Prints --help and ends the program where it is asked for.
-// Throws UserError: an unknown option, a value out of range, an output that cannot be written. All ranks call it, and all throw
-// the same if one of them has cause to, or was started with other options than the others.
+// Reads the command line into the app's options; then `check_values` may throw UserError. Prints --help and ends the program where it is
+// asked for. Throws UserError: an unknown option, a value out of range. All ranks call it, and all throw the same if one of them has cause
+// to, or was started with other options than the others.
+void parse_command_line(CLI::App& app, int argc, char** argv, const std::function<void()>& check_values = [] {});
+
+// The same with the options that all chapters of training share; `add_own` adds the chapter's own. UserError also where an output cannot
+// be written.
 Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
                       const std::function<void(CLI::App&)>& add_own);
 

@@ -1,0 +1,29 @@
+// The first kernel: c = a + b, one thread an element.
+//
+// Host code allocates device memory, copies the inputs there, launches a grid of blocks of threads and copies the result back; here
+// Tensor does the copies (device_copy_from_host is a cudaMemcpy). Device code is what a single thread does: it finds its element from
+// where it stands in the grid, and does nothing where the last block reaches past the end.
+//
+//     block 0              block 1              block 2
+//     [0 1 2 ... 255]      [0 1 2 ... 255]      [0 1 2 ... ]       threadIdx.x
+//      a[0]   a[255]        a[256] a[511]        a[512] ...        i = blockIdx.x * blockDim.x + threadIdx.x
+#include "../kernel.h"
+
+namespace ultrascale::kernels {
+namespace {
+
+__global__ void vector_add(float* c, const float* a, const float* b, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) c[i] = a[i] + b[i];
+}
+
+void run(const Arguments& args) {
+    const int64_t n = args.size[0];
+    const unsigned threads = 256, blocks = unsigned(ceil_div(n, threads));
+    LAUNCH(vector_add, blocks, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
+}
+
+const Registered here{"vector add", "one thread an element", run};
+
+}  // namespace
+}  // namespace ultrascale::kernels

@@ -1,0 +1,81 @@
+#include "check.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "ops.h"
+#include "random.h"
+#include "stream.h"
+
+namespace ultrascale::kernels {
+namespace {
+
+Tensor random_tensor(const Input& input, const Random& random, std::vector<float>& host) {
+    const int64_t n = numel(input.shape);
+    host.resize(size_t(n));
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; ++i) {
+        if (input.below > 0)
+            host[size_t(i)] = float(random.bits(uint64_t(i)) % uint64_t(input.below));
+        else
+            host[size_t(i)] = input.dtype == DType::bf16 ? float(bf16(random.normal(uint64_t(i)))) : random.normal(uint64_t(i));
+    }
+    const auto as = [&]<class T>(T) {
+        std::vector<T> values;
+        values.reserve(size_t(n));
+        for (float x : host) values.push_back(T(x));
+        return Tensor::from_host<T>(values, input.shape, Memory::workspace);
+    };
+    if (input.dtype == DType::int32) return as(int32_t{});
+    if (input.dtype == DType::bf16) return as(bf16{});
+    return Tensor::from_host<float>(host, input.shape, Memory::workspace);
+}
+
+}  // namespace
+
+Trial make_trial(const Problem& problem, const Sizes& size, uint64_t seed) {
+    Trial trial;
+    trial.arguments.size = size;
+    for (const Input& input : problem.inputs(size)) {
+        const Random random(seed, fmt::format("{} {}", problem.name, trial.inputs.size()));
+        trial.arguments.in.push_back(random_tensor(input, random, trial.inputs.emplace_back()));
+    }
+    const Input output = problem.output(size);
+    trial.arguments.out = Tensor::empty(output.shape, output.dtype, Memory::workspace);
+    return trial;
+}
+
+double error_of(const Problem& problem, const Kernel& kernel, const Trial& trial, bool all_rows) {
+    const Tensor& out = trial.arguments.out;
+    ops::fill(out, std::numeric_limits<float>::quiet_NaN());
+    kernel.run(trial.arguments);
+    compute_stream().synchronize();
+    const std::vector<float> got = out.to_host_float();
+    for (float x : got)
+        if (!std::isfinite(x)) return std::numeric_limits<double>::quiet_NaN();
+    const int64_t rows = out.rows(), columns = out.cols(), looked_at = all_rows ? rows : std::min<int64_t>(rows, 16);
+    double worst = 0;
+#pragma omp parallel for reduction(max : worst) schedule(dynamic)
+    for (int64_t i = 0; i < looked_at; ++i) {
+        const int64_t row = looked_at == rows ? i : i * (rows - 1) / (looked_at - 1);
+        std::vector<double> want(size_t(columns), 0);
+        problem.reference(trial.arguments.size, trial.inputs, row, want.data());
+        double difference = 0, norm = 0;
+        for (int64_t c = 0; c < columns; ++c) {
+            const double w = want[size_t(c)], d = got[size_t(row * columns + c)] - w;
+            difference += d * d, norm += w * w;
+        }
+        worst = std::max(worst, difference == 0 ? 0 : std::sqrt(difference / norm));
+    }
+    return worst;
+}
+
+std::string text(const Problem& problem, const Sizes& size) {
+    std::string all;
+    for (size_t i = 0; i < size.size(); ++i) all += fmt::format("{}{} {}", i ? ", " : "", problem.dimensions[i], size[i]);
+    return all;
+}
+
+}  // namespace ultrascale::kernels

@@ -1,0 +1,53 @@
+// What a kernel's file includes: CUDA (or common/simt's stand-in for it), and the list that a kernel enters.
+//
+// A file holds one kernel, run(), which launches it, and a line that registers it:
+//
+//     const Registered here{"vector add", "one thread an element", run};
+//
+// Its name and place are those of the file: 1_first_steps/2_vector_add_grid_stride.cu is family 1, number 2, "vector_add_grid_stride".
+#pragma once
+
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "cuda/cuda_common.h"
+#include "problem.h"
+
+namespace ultrascale::kernels {
+
+struct Kernel {
+    int family, number;
+    std::string name, problem;
+    std::string idea;               // what it adds to the one before
+    void (*run)(const Arguments&);  // nullptr: it needs PTX, and there is none here
+    std::string file;               // 1_first_steps/1_vector_add.cu
+};
+
+class Registered {
+public:
+    Registered(const char* problem, const char* idea, void (*run)(const Arguments&),
+               const std::source_location& at = std::source_location::current());
+};
+
+const std::vector<Kernel>& all_kernels();  // by family and number
+
+// The launches since the last call, for the primer.
+struct LaunchNote {
+    const void* kernel;
+    std::string name;
+    dim3 grid, block;
+    size_t shared_bytes;  // dynamic
+};
+void note_launch(const void* kernel, const char* name, dim3 grid, dim3 block, size_t shared_bytes);
+std::vector<LaunchNote> take_launches();
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace ultrascale::kernels
+
+// As common/cuda's, and noted.
+#undef LAUNCH
+#define LAUNCH(kernel, grid, block, shared_bytes)                                                                  \
+    ::ultrascale::kernels::note_launch(reinterpret_cast<const void*>(kernel), #kernel, grid, block, shared_bytes), \
+        ::ultrascale::Launch(kernel, grid, block, shared_bytes)

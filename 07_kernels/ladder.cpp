@@ -1,0 +1,69 @@
+#include "ladder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "measure.h"
+
+namespace ultrascale::kernels {
+namespace {
+
+// Every size that is not timed; stops at the first that is wrong.
+void check_all(const Problem& problem, const LadderOptions& options, Rung& rung) {
+    std::vector<Sizes> sizes = problem.awkward;
+    sizes.insert(sizes.end(), problem.observed.begin(), problem.observed.end());
+    if (!options.size.empty()) sizes = {options.size};
+    for (const Sizes& size : sizes) {
+        try {
+            const double error = error_of(problem, *rung.kernel, make_trial(problem, size, options.seed), options.size.empty());
+            ++rung.checked;
+            if (!(error <= problem.tolerance))  // NaN too
+                rung.wrong = std::isnan(error)
+                                 ? fmt::format("{}: part of the output was not written, or is no number", text(problem, size))
+                                 : fmt::format("{}: relative error {:.1e} > {:.0e}", text(problem, size), error, problem.tolerance);
+            rung.error = std::max(rung.error, error);
+        } catch (const std::logic_error& error) {  // what common/simt finds in a kernel
+            rung.wrong = fmt::format("{}: {}", text(problem, size), error.what());
+        }
+        if (!rung.wrong.empty()) return;
+    }
+}
+
+}  // namespace
+
+std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels, const LadderOptions& options) {
+    std::vector<Rung> rungs;
+    for (const Kernel& kernel : kernels) {
+        if (!kernel.run) continue;
+        Rung rung{.kernel = &kernel};
+        check_all(problem, options, rung);
+        rungs.push_back(rung);
+    }
+    const auto print_checked = [&](const Rung& rung) {
+        fmt::print("  {:<28} {:8.1e} of {} sizes  {}\n", rung.kernel->name, rung.error, rung.checked,
+                   rung.wrong.empty() ? "ok" : "WRONG at " + rung.wrong);
+    };
+    if (options.check_only) {
+        fmt::print("\n{}, against float64 (<= {:.0e}; seed {})\n", problem.name, problem.tolerance, options.seed);
+        for (const Rung& rung : rungs) print_checked(rung);
+    } else {
+        const std::vector<Sizes>& own = on_gpu ? problem.timed : problem.observed;
+        std::vector<Rung> right, measured;
+        for (const Rung& rung : rungs) (rung.wrong.empty() ? right : measured).push_back(rung);
+        for (const Rung& rung : measured) print_checked(rung);
+        for (const Sizes& size : options.size.empty() ? own : std::vector<Sizes>{options.size}) {
+            std::vector<Rung> here = right;
+            for (Rung& rung : here) rung.size = size;
+            measure(problem, options, size, here);
+            measured.insert(measured.end(), here.begin(), here.end());
+        }
+        rungs = measured;
+    }
+    for (const Kernel& kernel : kernels)
+        if (!kernel.run) fmt::print("  {:<28} skipped: it needs PTX, that is a GPU\n", kernel.name);
+    return rungs;
+}
+
+}  // namespace ultrascale::kernels

@@ -1,0 +1,142 @@
+// Chapter 07: kernels. Every file in the numbered folders is one kernel with one idea; this program checks all of them against float64
+// and measures them: with a clock on a GPU, under the microscope without one.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+
+#include "cli.h"
+#include "device.h"
+#include "file.h"
+#include "measure.h"
+#include "primer.h"
+
+using namespace ultrascale;
+using namespace ultrascale::kernels;
+
+namespace {
+
+struct Chapter {
+    std::vector<int> families;
+    std::vector<std::string> kernels;
+    LadderOptions ladder{.seed = std::random_device{}()};
+    bool primer = false, list = false;
+    std::string json;
+
+    void add_options(CLI::App& app) {
+        app.add_option("--family", families, "1 first steps, 2 memory, 3 matrix product, 4 fusion, 5 attention. Default: all")
+            ->check(CLI::Range(1, 5));
+        app.add_option("--kernel", kernels, "Kernels by name (--list shows them); mine: yours in mine.cu, among those of its problem");
+        app.add_option("--size", ladder.size, "The problem's dimensions, e.g. 1024,1024. Default: its own")
+            ->delimiter(',')
+            ->check(CLI::Range(int64_t(1), int64_t(1) << 32));
+        app.add_flag("--check", ladder.check_only, "Only compare with float64");
+        app.add_flag("--microscope", ladder.by_line, "Each line that loads or stores: sectors, bank conflicts, threads (without a GPU)");
+        app.add_flag("--primer", primer, "This GPU's hierarchy, and the kernels' occupancy");
+        app.add_flag("--list", list, "All kernels");
+        app.add_option("--seed", ladder.seed, "Of the random inputs. Default: another one each time");
+        app.add_option("--json", json, "Write what the tables show");
+    }
+};
+
+std::vector<Problem> all_problems() {
+    std::vector<Problem> all;
+    for (const auto& family : {first_steps, memory, product, fusion, attention})
+        for (Problem& problem : family()) all.push_back(std::move(problem));
+    return all;
+}
+
+// The kernels that --family and --kernel name.
+std::vector<Kernel> chosen(const Chapter& chapter) {
+    const auto has = [](const auto& list, const auto& x) { return std::ranges::find(list, x) != list.end(); };
+    for (const std::string& name : chapter.kernels)
+        if (std::ranges::none_of(all_kernels(), [&](const Kernel& k) { return k.name == name; }))
+            user_error("--kernel {}: there is no such kernel; --list shows them", name);
+    std::vector<Kernel> kernels;
+    std::set<std::string> problems_of_mine;
+    for (const Kernel& k : all_kernels())
+        if (k.family == 0 && has(chapter.kernels, k.name)) problems_of_mine.insert(k.problem);
+    for (const Kernel& k : all_kernels()) {
+        const bool named = has(chapter.kernels, k.name) || problems_of_mine.contains(k.problem);
+        if (chapter.kernels.empty() ? k.family > 0 : named && (k.family > 0 || has(chapter.kernels, k.name)))
+            if (chapter.families.empty() || has(chapter.families, k.family)) kernels.push_back(k);
+    }
+    if (kernels.empty()) user_error("--family and --kernel have no kernel in common");
+    return kernels;
+}
+
+// Where the student's kernel stands among the kernels of its problem.
+void print_rank(const std::vector<Rung>& rungs) {
+    for (const Rung& mine : rungs) {
+        if (mine.kernel->family > 0 || !mine.wrong.empty() || mine.rank() == 0) continue;
+        const auto same_size = [&](const Rung& r) { return r.size == mine.size && r.wrong.empty(); };
+        const auto better = std::ranges::count_if(rungs, [&](const Rung& r) { return same_size(r) && r.rank() < mine.rank(); });
+        fmt::print("  {}: number {} of {} by {}\n", mine.kernel->name, better + 1, std::ranges::count_if(rungs, same_size),
+                   on_gpu ? "time" : "traffic");
+    }
+}
+
+bool run(const Chapter& chapter) {
+    if (chapter.ladder.by_line && on_gpu)
+        user_error("--microscope executes kernels on the CPU: make BACKEND=cpu 07_kernels; on a GPU, ncu shows the same (README.md)");
+    const std::vector<Kernel> kernels = chosen(chapter);
+    if (chapter.list) {
+        for (const Kernel& k : kernels) fmt::print("{} {:<28} {:<20} {}\n", k.family, k.name, k.problem, k.idea);
+        return true;
+    }
+    std::optional<AtomicFile> file;
+    if (!chapter.json.empty()) file.emplace(chapter.json);
+    fmt::print("{}\n", device_description());
+    bool ok = true;
+    int problems = 0, checked = 0;
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    std::vector<std::pair<Kernel, std::vector<LaunchNote>>> launched;
+    for (const Problem& problem : all_problems()) {
+        std::vector<Kernel> of_problem;
+        std::ranges::copy_if(kernels, std::back_inserter(of_problem), [&](const Kernel& k) { return k.problem == problem.name; });
+        if (of_problem.empty()) continue;
+        ++problems;
+        if (!chapter.ladder.size.empty() && chapter.ladder.size.size() != problem.dimensions.size())
+            user_error("--size: {} has {} dimensions: {}", problem.name, problem.dimensions.size(), fmt::join(problem.dimensions, ","));
+        if (chapter.primer) {
+            for (const Kernel& kernel : of_problem) {
+                if (!kernel.run) continue;
+                take_launches();
+                kernel.run(make_trial(problem, problem.observed[0], 1).arguments);
+                launched.emplace_back(kernel, take_launches());
+            }
+            continue;
+        }
+        const std::vector<Rung> rungs = climb(problem, of_problem, chapter.ladder);
+        print_rank(rungs);
+        for (const Rung& rung : rungs) {
+            ok = ok && rung.wrong.empty();
+            checked += rung.checked;
+            rows.push_back({{"kernel", rung.kernel->name},
+                            {"problem", problem.name},
+                            {"size", rung.size},
+                            {"error", rung.error},
+                            {"wrong", rung.wrong},
+                            {"seconds", rung.seconds},
+                            {"traffic", rung.traffic}});
+        }
+    }
+    if (!chapter.ladder.size.empty() && problems > 1) user_error("--size is for one problem: name its kernels with --kernel");
+    if (chapter.primer) print_primer(launched);
+    if (file) file->write(rows.dump(1) + "\n"), file->commit();
+    if (!chapter.primer) fmt::print("\n{}\n", ok ? fmt::format("all right: {} comparisons with float64", checked) : "WRONG, see above");
+    return ok;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_program([&] {
+        Chapter chapter;
+        CLI::App app{"Check and measure this chapter's kernels.", "07_kernels"};
+        chapter.add_options(app);
+        parse_command_line(app, argc, argv);
+        return run(chapter);
+    });
+}

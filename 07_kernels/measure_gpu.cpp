@@ -1,0 +1,74 @@
+// On a GPU: time, and what of the roofline a kernel reaches (Williams et al. 2009).
+#ifdef ULTRASCALE_CUDA
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "device.h"
+#include "measure.h"
+#include "ops.h"
+#include "stream.h"
+#include "trace.h"
+
+namespace ultrascale::kernels {
+namespace {
+
+// The median over batches of launches that follow each other, of one launch's seconds.
+double median_seconds(const std::function<void()>& launch) {
+    const auto batch = [&](int launches) {
+        compute_stream().synchronize();
+        const double begin = now_seconds();
+        for (int i = 0; i < launches; ++i) launch();
+        compute_stream().synchronize();
+        return (now_seconds() - begin) / launches;
+    };
+    batch(2);  // warms up
+    const int launches = std::clamp(int(0.03 / batch(3)), 3, 500);
+    double seconds[7];
+    for (double& s : seconds) s = batch(launches);
+    std::nth_element(seconds, seconds + 3, seconds + 7);
+    return seconds[3];
+}
+
+// Bytes/s that a plain copy reads and writes, together.
+double copy_rate() {
+    static const double rate = [] {
+        const Tensor from = Tensor::zeros({1 << 28}, DType::fp32, Memory::workspace),
+                     to = Tensor::zeros({1 << 28}, DType::fp32, Memory::workspace);
+        return double(from.bytes() + to.bytes()) / median_seconds([&] { ops::copy(to, from); });
+    }();
+    return rate;
+}
+
+}  // namespace
+
+void measure(const Problem& problem, const LadderOptions& options, const Sizes& size, std::vector<Rung>& rungs) {
+    const Trial trial = make_trial(problem, size, options.seed);
+    const double flops = problem.flops(size), bytes = problem.bytes(size),
+                 peak = device_peak(problem.tensor_cores ? DType::bf16 : DType::fp32).flops;
+    const double attainable = std::min(peak, flops / bytes * copy_rate()), least = flops / attainable;
+    fmt::print("\n{}: {}. {:.3g} GFLOP, at least {:.4g} MB, {:.3g} FLOP/byte: attainable {:.4g} TFLOP/s, bound by {}; {:.4f} ms\n",
+               problem.name, text(problem, size), flops / 1e9, bytes / 1e6, flops / bytes, attainable / 1e12,
+               attainable < peak ? "memory" : "arithmetic", least * 1e3);
+    fmt::print("  {:<28} {:>8} {:>10} {:>9} {:>9} {:>10} {:>10}  {}\n", "kernel", "error", "ms", "GB/s", "TFLOP/s", "of limit",
+               "of library", "adds");
+    double library = 0;
+    if (problem.library) library = median_seconds([&] { problem.library(trial.arguments); });
+    const auto line = [&](const std::string& name, double error, double seconds, const std::string& idea) {
+        fmt::print("  {:<28} {:>8.1e} {:>10.4f} {:>9.1f} {:>9.3f} {:>8.1f} % {:>10}  {}\n", name, error, seconds * 1e3,
+                   bytes / seconds / 1e9, flops / seconds / 1e12, 100 * least / seconds,
+                   library > 0 ? fmt::format("{:.1f} %", 100 * library / seconds) : "-", idea);
+    };
+    for (Rung& rung : rungs) {
+        rung.error = std::max(rung.error, error_of(problem, *rung.kernel, trial, false));
+        if (!(rung.error <= problem.tolerance)) rung.wrong = fmt::format("{}: relative error {:.1e}", text(problem, size), rung.error);
+        rung.seconds = median_seconds([&] { rung.kernel->run(trial.arguments); });
+        line(rung.kernel->name, rung.error, rung.seconds, rung.wrong.empty() ? rung.kernel->idea : "WRONG at " + rung.wrong);
+        std::fflush(stdout);
+    }
+    if (library > 0) line("(cuBLAS)", 0, library, "");
+}
+
+}  // namespace ultrascale::kernels
+#endif

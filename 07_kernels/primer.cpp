@@ -1,0 +1,113 @@
+#include "primer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace ultrascale::kernels {
+namespace {
+
+// What the machine code takes. Registers: 0 where nothing was compiled for a GPU.
+struct Code {
+    int registers;
+    int64_t static_shared;
+};
+Code code_of([[maybe_unused]] const void* kernel) {
+#ifdef ULTRASCALE_CUDA
+    cudaFuncAttributes attributes;
+    cuda_check(cudaFuncGetAttributes(&attributes, kernel));
+    return {attributes.numRegs, int64_t(attributes.sharedSizeBytes)};
+#else
+    return {0, 0};
+#endif
+}
+
+std::string plain(std::string name) {  // "(product<8, 8>)" -> "product<8, 8>"
+    if (name.starts_with('(')) name = name.substr(1, name.size() - 2);
+    return name;
+}
+
+}  // namespace
+
+Hierarchy this_gpu() {
+    Hierarchy gpu;
+#ifdef ULTRASCALE_CUDA
+    int device = 0;
+    cudaDeviceProp p;
+    cuda_check(cudaGetDevice(&device));
+    cuda_check(cudaGetDeviceProperties(&p, device));
+    int clock = 0;  // kHz
+    cuda_check(cudaDeviceGetAttribute(&clock, cudaDevAttrMemoryClockRate, device));
+    gpu = {p.name,
+           p.multiProcessorCount,
+           p.maxThreadsPerMultiProcessor / 32,
+           p.maxBlocksPerMultiProcessor,
+           p.maxThreadsPerBlock,
+           p.regsPerMultiprocessor,
+           int64_t(p.sharedMemPerMultiprocessor),
+           int64_t(p.reservedSharedMemPerBlock),
+           int64_t(p.sharedMemPerBlockOptin),
+           p.l2CacheSize,
+           int64_t(p.totalGlobalMem),
+           2.0 * clock * 1e3 * p.memoryBusWidth / 8};
+#endif
+    return gpu;
+}
+
+Occupancy occupancy(const Hierarchy& gpu, const LaunchNote& launch) {
+    const Code code = code_of(launch.kernel);
+    const int threads = int(launch.block.x * launch.block.y * launch.block.z), warps = (threads + 31) / 32;
+    Occupancy o;
+    o.registers_per_thread = code.registers;
+    o.shared_per_block = code.static_shared + int64_t(launch.shared_bytes);
+    o.by_warps = gpu.warps / warps;
+    o.by_blocks = gpu.blocks;
+    // Registers are given out to warps, 256 at a time; each of an SM's four quarters has its own.
+    const int64_t of_warp = (int64_t(code.registers) * 32 + 255) / 256 * 256;
+    o.by_registers = of_warp ? int(gpu.registers / 4 / of_warp * 4 / warps) : gpu.blocks;
+    const int64_t shared = (o.shared_per_block + gpu.shared_of_system + 127) / 128 * 128;
+    o.by_shared = o.shared_per_block ? int(gpu.shared / shared) : gpu.blocks;
+    o.blocks = std::min({o.by_warps, o.by_blocks, o.by_registers, o.by_shared});
+    o.share = double(o.blocks * warps) / gpu.warps;
+    o.limit = o.blocks == o.by_warps                  ? "warps"
+              : o.blocks == o.by_registers && of_warp ? "registers"
+              : o.blocks == o.by_shared               ? "shared memory"
+                                                      : "blocks";
+    return o;
+}
+
+void print_primer(const std::vector<std::pair<Kernel, std::vector<LaunchNote>>>& kernels) {
+    const Hierarchy gpu = this_gpu();
+#ifdef ULTRASCALE_CUDA
+    fmt::print("{}\n", gpu.name);
+#else
+    fmt::print("no GPU here: the numbers of an {}; registers are known once nvcc has compiled\n", gpu.name);
+#endif
+    fmt::print("  grid                              threads come in blocks, a block's in warps of 32 that execute together\n");
+    fmt::print("  {:>4} SMs                          a block runs on one of them, with up to {} threads\n", gpu.multiprocessors,
+               gpu.threads_per_block);
+    fmt::print("       each SM: {:3} warps, {} blocks  at once; 4 schedulers issue an instruction of one warp each clock\n", gpu.warps,
+               gpu.blocks);
+    fmt::print("       {:6} registers of 4 bytes   {} KiB: a thread's own, {} each at full occupancy, 255 at most\n", gpu.registers,
+               gpu.registers * 4 >> 10, gpu.registers / (gpu.warps * 32));
+    fmt::print("       {:6} KiB shared memory      a block's own, {} KiB at most; 32 banks of 4 bytes a clock\n", gpu.shared >> 10,
+               gpu.shared_per_block >> 10);
+    fmt::print("  {:>4} MiB L2                       all SMs'\n", gpu.l2 >> 20);
+    fmt::print("  {:>4.0f} GB memory                    {:.2f} TB/s by the data sheet\n\n", double(gpu.memory) / 1e9,
+               gpu.memory_rate / 1e12);
+
+    fmt::print("occupancy: blocks of a kernel that an SM holds at once, as each resource allows; the least counts\n");
+    fmt::print("  {:<34} {:>8} {:>10} {:>11} | {:>5} {:>6} {:>9} {:>6} | {:>6} {:>6}  limit\n", "kernel", "threads", "registers", "shared",
+               "warps", "blocks", "registers", "shared", "blocks", "warps");
+    for (const auto& [kernel, launches] : kernels)
+        for (const LaunchNote& launch : launches) {
+            const Occupancy o = occupancy(gpu, launch);
+            const std::string own = plain(launch.name), name = launches.size() > 1 ? kernel.name + ": " + own : kernel.name;
+            fmt::print("  {:<34} {:>8} {:>10} {:>9} B | {:>5} {:>6} {:>9} {:>6} | {:>6} {:>4.0f} %  {}\n", name.substr(0, 34),
+                       launch.block.x * launch.block.y * launch.block.z,
+                       o.registers_per_thread ? std::to_string(o.registers_per_thread) : "-", o.shared_per_block, o.by_warps, o.by_blocks,
+                       o.registers_per_thread ? std::to_string(o.by_registers) : "-", o.by_shared, o.blocks, 100 * o.share, o.limit);
+        }
+}
+
+}  // namespace ultrascale::kernels

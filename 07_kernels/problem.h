@@ -1,0 +1,55 @@
+// What a kernel has to compute: a Problem says its sizes, its inputs, the answer in float64, and what it costs at least.
+//
+// Kernels of one problem are compared with each other, so a problem is stated once, in its family's problems.cpp, and a kernel's file
+// holds nothing but the kernel.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tensor.h"
+
+namespace ultrascale::kernels {
+
+using Sizes = std::vector<int64_t>;  // the values of Problem::dimensions, in their order
+
+// What a kernel is given. The output is full of NaN: what a kernel does not write is seen.
+struct Arguments {
+    Sizes size;
+    std::vector<Tensor> in;
+    Tensor out;
+};
+
+// An input: standard normal numbers; int32: uniform in [0, below).
+struct Input {
+    Shape shape;
+    DType dtype = DType::fp32;
+    int64_t below = 0;
+};
+using HostInputs = std::vector<std::vector<float>>;  // as the kernels see them, i.e. rounded to bf16 where they are bf16
+
+struct Problem {
+    std::string name;
+    int family = 0;
+    std::vector<std::string> dimensions;  // names of the sizes
+    std::vector<Sizes> timed;             // on a GPU
+    std::vector<Sizes> observed;          // on the CPU; also checked on a GPU
+    std::vector<Sizes> awkward;           // checked everywhere: tiny, odd, not a multiple of any tile
+
+    std::function<std::vector<Input>(const Sizes&)> inputs;
+    std::function<Input(const Sizes&)> output;
+    // Row `row` of the output (its last dimension, in float64).
+    std::function<void(const Sizes&, const HostInputs&, int64_t row, double* out)> reference;
+    double tolerance = 1e-6;  // relative L2 error of a row
+
+    std::function<double(const Sizes&)> flops;
+    std::function<double(const Sizes&)> bytes;  // each input read once, the output written once
+    bool tensor_cores = false;                  // which peak its FLOP count is held against
+    // The vendor's function for the same, if there is one: cuBLAS, or OpenBLAS.
+    std::function<void(const Arguments&)> library = nullptr;
+};
+
+std::vector<Problem> first_steps(), memory(), product(), fusion(), attention();  // each in its family's problems.cpp
+
+}  // namespace ultrascale::kernels

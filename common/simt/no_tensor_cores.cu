@@ -1,0 +1,24 @@
+// What the CUDA operations call beside the kernels that the CPU can execute.
+#include "../cuda/attention.cuh"
+#include "../cuda/cuda_common.h"
+
+namespace ultrascale {
+namespace ops {
+
+void convert(Tensor to, const Tensor& from) { copy(to, from); }  // of cpu/ops_common.h: the products are OpenBLAS's
+
+// No tensor cores here: the plain kernels do it all.
+bool attention_mma_supported(DType, int64_t) { return false; }
+void attention_forward_mma(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionSizes&,
+                           const DeviceMask&) {
+    check(false, "attention on tensor cores is not for the CPU");
+}
+void attention_backward_keys_mma(__nv_bfloat16*, __nv_bfloat16*, const AttentionBackwardInputs&, const AttentionSizes&, const DeviceMask&) {
+    check(false, "attention on tensor cores is not for the CPU");
+}
+void attention_backward_queries_mma(__nv_bfloat16*, const AttentionBackwardInputs&, const AttentionSizes&, const DeviceMask&) {
+    check(false, "attention on tensor cores is not for the CPU");
+}
+
+}  // namespace ops
+}  // namespace ultrascale
