@@ -17,10 +17,9 @@ Tensor random_tensor(const Input& input, const Random& random, std::vector<float
     host.resize(size_t(n));
 #pragma omp parallel for
     for (int64_t i = 0; i < n; ++i) {
-        if (input.below > 0)
-            host[size_t(i)] = float(random.bits(uint64_t(i)) % uint64_t(input.below));
-        else
-            host[size_t(i)] = input.dtype == DType::bf16 ? float(bf16(random.normal(uint64_t(i)))) : random.normal(uint64_t(i));
+        float x = input.below > 0 ? float(random.bits(uint64_t(i)) % uint64_t(input.below)) : random.normal(uint64_t(i));
+        if (input.positive) x = std::abs(x);
+        host[size_t(i)] = input.dtype == DType::bf16 ? float(bf16(x)) : x;
     }
     const auto as = [&]<class T>(T) {
         std::vector<T> values;

@@ -33,6 +33,11 @@ void check_all(const Problem& problem, const LadderOptions& options, Rung& rung)
 
 }  // namespace
 
+std::string label(const Problem& problem, const Rung& rung, const std::vector<Sizes>& sizes, const std::vector<Rung>& right) {
+    if (sizes.size() == 1) return rung.kernel->name;
+    return right.size() == 1 ? text(problem, rung.size) : fmt::format("{} {}", rung.kernel->name, fmt::join(rung.size, ","));
+}
+
 std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels, const LadderOptions& options) {
     std::vector<Rung> rungs;
     for (const Kernel& kernel : kernels) {
@@ -49,17 +54,11 @@ std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kerne
         fmt::print("\n{}, against float64 (<= {:.0e}; seed {})\n", problem.name, problem.tolerance, options.seed);
         for (const Rung& rung : rungs) print_checked(rung);
     } else {
+        std::vector<Rung> right, wrong;
+        for (const Rung& rung : rungs) (rung.wrong.empty() ? right : wrong).push_back(rung);
         const std::vector<Sizes>& own = on_gpu ? problem.timed : problem.observed;
-        std::vector<Rung> right, measured;
-        for (const Rung& rung : rungs) (rung.wrong.empty() ? right : measured).push_back(rung);
-        for (const Rung& rung : measured) print_checked(rung);
-        for (const Sizes& size : options.size.empty() ? own : std::vector<Sizes>{options.size}) {
-            std::vector<Rung> here = right;
-            for (Rung& rung : here) rung.size = size;
-            measure(problem, options, size, here);
-            measured.insert(measured.end(), here.begin(), here.end());
-        }
-        rungs = measured;
+        rungs = measure(problem, options, options.size.empty() ? own : std::vector<Sizes>{options.size}, right);
+        for (const Rung& rung : wrong) print_checked(rung), rungs.push_back(rung);
     }
     for (const Kernel& kernel : kernels)
         if (!kernel.run) fmt::print("  {:<28} skipped: it needs PTX, that is a GPU\n", kernel.name);

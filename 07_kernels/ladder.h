@@ -21,6 +21,7 @@ struct Rung {
     std::string wrong;                                               // "": nothing
     double seconds = 0;                                              // GPU: the median of a launch
     double traffic = 0;                                              // CPU: bytes that global memory moves, over the least possible
+    std::vector<std::pair<std::string, double>> seen = {};           // CPU: the microscope's sums, named as in --json
     double rank() const { return seconds > 0 ? seconds : traffic; }  // lower is better; 0: not measured
 };
 

@@ -85,18 +85,20 @@ bool run(const Chapter& chapter) {
         for (const Kernel& k : kernels) fmt::print("{} {:<28} {:<20} {}\n", k.family, k.name, k.problem, k.idea);
         return true;
     }
+    std::set<std::string> of_problems;
+    for (const Kernel& k : kernels) of_problems.insert(k.problem);
+    if (!chapter.ladder.size.empty() && of_problems.size() > 1) user_error("--size is for one problem: name its kernels with --kernel");
     std::optional<AtomicFile> file;
     if (!chapter.json.empty()) file.emplace(chapter.json);
     fmt::print("{}\n", device_description());
     bool ok = true;
-    int problems = 0, checked = 0;
+    int checked = 0;
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     std::vector<std::pair<Kernel, std::vector<LaunchNote>>> launched;
     for (const Problem& problem : all_problems()) {
         std::vector<Kernel> of_problem;
         std::ranges::copy_if(kernels, std::back_inserter(of_problem), [&](const Kernel& k) { return k.problem == problem.name; });
         if (of_problem.empty()) continue;
-        ++problems;
         if (!chapter.ladder.size.empty() && chapter.ladder.size.size() != problem.dimensions.size())
             user_error("--size: {} has {} dimensions: {}", problem.name, problem.dimensions.size(), fmt::join(problem.dimensions, ","));
         if (chapter.primer) {
@@ -117,12 +119,11 @@ bool run(const Chapter& chapter) {
                             {"problem", problem.name},
                             {"size", rung.size},
                             {"error", rung.error},
-                            {"wrong", rung.wrong},
-                            {"seconds", rung.seconds},
-                            {"traffic", rung.traffic}});
+                            {"wrong", rung.wrong}});
+            rows.back()[on_gpu ? "seconds" : "traffic"] = on_gpu ? rung.seconds : rung.traffic;
+            for (const auto& [name, value] : rung.seen) rows.back()[name] = value;
         }
     }
-    if (!chapter.ladder.size.empty() && problems > 1) user_error("--size is for one problem: name its kernels with --kernel");
     if (chapter.primer) print_primer(launched);
     if (file) file->write(rows.dump(1) + "\n"), file->commit();
     if (!chapter.primer) fmt::print("\n{}\n", ok ? fmt::format("all right: {} comparisons with float64", checked) : "WRONG, see above");

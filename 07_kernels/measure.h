@@ -11,7 +11,12 @@ inline constexpr bool on_gpu = true;
 inline constexpr bool on_gpu = false;
 #endif
 
-// Prints a table of the rungs at this size and fills their `seconds` or `traffic`; `wrong` if a large size or a race shows it.
-void measure(const Problem& problem, const LadderOptions& options, const Sizes& size, std::vector<Rung>& rungs);
+// Prints a table of the kernels at each of the sizes. Returns what it measured: `seconds`, or `traffic` and `seen`; `wrong` where a large
+// size or a race shows it.
+std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, const std::vector<Sizes>& sizes,
+                          const std::vector<Rung>& right);
+
+// How a row of the table is called: by its kernel, or, where one kernel is measured at several sizes, by the size.
+std::string label(const Problem& problem, const Rung& rung, const std::vector<Sizes>& sizes, const std::vector<Rung>& right);
 
 }  // namespace ultrascale::kernels

@@ -43,31 +43,41 @@ double copy_rate() {
 
 }  // namespace
 
-void measure(const Problem& problem, const LadderOptions& options, const Sizes& size, std::vector<Rung>& rungs) {
-    const Trial trial = make_trial(problem, size, options.seed);
-    const double flops = problem.flops(size), bytes = problem.bytes(size),
-                 peak = device_peak(problem.tensor_cores ? DType::bf16 : DType::fp32).flops;
-    const double attainable = std::min(peak, flops / bytes * copy_rate()), least = flops / attainable;
-    fmt::print("\n{}: {}. {:.3g} GFLOP, at least {:.4g} MB, {:.3g} FLOP/byte: attainable {:.4g} TFLOP/s, bound by {}; {:.4f} ms\n",
-               problem.name, text(problem, size), flops / 1e9, bytes / 1e6, flops / bytes, attainable / 1e12,
-               attainable < peak ? "memory" : "arithmetic", least * 1e3);
-    fmt::print("  {:<28} {:>8} {:>10} {:>9} {:>9} {:>10} {:>10}  {}\n", "kernel", "error", "ms", "GB/s", "TFLOP/s", "of limit",
-               "of library", "adds");
-    double library = 0;
-    if (problem.library) library = median_seconds([&] { problem.library(trial.arguments); });
-    const auto line = [&](const std::string& name, double error, double seconds, const std::string& idea) {
-        fmt::print("  {:<28} {:>8.1e} {:>10.4f} {:>9.1f} {:>9.3f} {:>8.1f} % {:>10}  {}\n", name, error, seconds * 1e3,
-                   bytes / seconds / 1e9, flops / seconds / 1e12, 100 * least / seconds,
-                   library > 0 ? fmt::format("{:.1f} %", 100 * library / seconds) : "-", idea);
-    };
-    for (Rung& rung : rungs) {
-        rung.error = std::max(rung.error, error_of(problem, *rung.kernel, trial, false));
-        if (!(rung.error <= problem.tolerance)) rung.wrong = fmt::format("{}: relative error {:.1e}", text(problem, size), rung.error);
-        rung.seconds = median_seconds([&] { rung.kernel->run(trial.arguments); });
-        line(rung.kernel->name, rung.error, rung.seconds, rung.wrong.empty() ? rung.kernel->idea : "WRONG at " + rung.wrong);
-        std::fflush(stdout);
+std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, const std::vector<Sizes>& sizes,
+                          const std::vector<Rung>& right) {
+    if (right.empty()) return {};
+    const double peak = device_peak(problem.tensor_cores ? DType::bf16 : DType::fp32).flops;
+    const auto least = [&](const Sizes& size) { return std::max(problem.flops(size) / peak, problem.bytes(size) / copy_rate()); };
+    for (const Sizes& size : sizes) {
+        const double flops = problem.flops(size), bytes = problem.bytes(size);
+        fmt::print("{}{}: {}. {:.4g} GFLOP, at least {:.4g} MB, {:.3g} FLOP/byte: attainable {:.4g} TFLOP/s, bound by {}; {:.4f} ms\n",
+                   size == sizes[0] ? "\n" : "", problem.name, text(problem, size), flops / 1e9, bytes / 1e6, flops / bytes,
+                   flops / least(size) / 1e12, flops / peak > bytes / copy_rate() ? "arithmetic" : "memory", least(size) * 1e3);
     }
-    if (library > 0) line("(cuBLAS)", 0, library, "");
+    fmt::print("  {:<28} {:>8} {:>10} {:>9} {:>9} {:>10} {:>10}  {}\n", "", "error", "ms", "GB/s", "TFLOP/s", "of limit", "of cuBLAS",
+               "adds");
+    std::vector<Rung> rungs;
+    for (const Sizes& size : sizes) {
+        const Trial trial = make_trial(problem, size, options.seed);
+        const double library = problem.library ? median_seconds([&] { problem.library(trial.arguments); }) : 0;
+        const auto line = [&](const std::string& name, const std::string& error, double seconds, const std::string& idea) {
+            fmt::print("  {:<28} {:>8} {:>10.4f} {:>9.1f} {:>9.3f} {:>8.1f} % {:>10}  {}\n", name, error, seconds * 1e3,
+                       problem.bytes(size) / seconds / 1e9, problem.flops(size) / seconds / 1e12, 100 * least(size) / seconds,
+                       library > 0 ? fmt::format("{:.1f} %", 100 * library / seconds) : "-", idea);
+            std::fflush(stdout);
+        };
+        for (Rung rung : right) {
+            rung.size = size;
+            rung.error = std::max(rung.error, error_of(problem, *rung.kernel, trial, false));
+            if (!(rung.error <= problem.tolerance)) rung.wrong = fmt::format("{}: relative error {:.1e}", text(problem, size), rung.error);
+            rung.seconds = median_seconds([&] { rung.kernel->run(trial.arguments); });
+            line(label(problem, rung, sizes, right), fmt::format("{:.1e}", rung.error), rung.seconds,
+                 rung.wrong.empty() ? rung.kernel->idea : "WRONG at " + rung.wrong);
+            rungs.push_back(rung);
+        }
+        if (library > 0) line("(cuBLAS)", "", library, "");
+    }
+    return rungs;
 }
 
 }  // namespace ultrascale::kernels

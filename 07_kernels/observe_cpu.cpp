@@ -6,38 +6,78 @@
 #include "simt/microscope.h"
 
 namespace ultrascale::kernels {
+namespace {
 
-void measure(const Problem& problem, const LadderOptions& options, const Sizes& size, std::vector<Rung>& rungs) {
-    const Trial trial = make_trial(problem, size, options.seed);
-    const double flops = problem.flops(size), bytes = problem.bytes(size);
-    fmt::print("\n{}: {}. {:.3g} MFLOP, at least {:.4g} KB, {:.3g} FLOP/byte; checked at {} sizes, seed {}\n", problem.name,
-               text(problem, size), flops / 1e6, bytes / 1e3, flops / bytes, rungs.empty() ? 0 : rungs[0].checked, options.seed);
-    fmt::print("  {:<28} {:>8} {:>9} {:>9} {:>10} {:>10} {:>9} {:>6}  {}\n", "kernel", "error", "sectors/", "sectors/", "global", "bank",
-               "threads", "races", "");
-    fmt::print("  {:<28} {:>8} {:>9} {:>9} {:>10} {:>10} {:>9} {:>6}  {}\n", "", "", "load", "store", "KB / least", "conflicts", "of 32",
-               "", "adds");
-    for (Rung& rung : rungs) {
-        simt::Microscope microscope;
-        rung.kernel->run(trial.arguments);
-        const simt::Observation seen = microscope.take();
-        simt::Counts load, store, atomic, shared, all;
-        for (const simt::KernelCounts& kernel : seen.kernels) {
-            load += kernel.total(simt::Access::global_load);
-            store += kernel.total(simt::Access::global_store);
-            atomic += kernel.total(simt::Access::global_atomic);
-            shared += kernel.total(simt::Access::shared_load), shared += kernel.total(simt::Access::shared_store);
-            all += kernel.total();
-        }
-        rung.traffic = double(load.bytes_moved() + store.bytes_moved() + atomic.bytes_moved()) / bytes;
-        if (!seen.races.empty()) rung.wrong = fmt::format("{} races", seen.races.size());
-        const auto number = [](const simt::Counts& counts, double value, const char* unit) {
-            return counts.requests ? fmt::format("{:.1f}{}", value, unit) : std::string("-");
-        };
-        fmt::print("  {:<28} {:>8.1e} {:>9} {:>9} {:>10.2f} {:>10} {:>9.1f} {:>6}  {}\n", rung.kernel->name, rung.error,
-                   number(load, load.sectors_per_request(), ""), number(store, store.sectors_per_request(), ""), rung.traffic,
-                   number(shared, shared.ways(), "-way"), all.active_threads(), seen.races.size(), rung.kernel->idea);
-        if (options.by_line || !seen.races.empty()) fmt::print("{}", simt::table(seen));
+// Over all kernels that one run launched.
+struct Traffic {
+    simt::Counts load, store, atomic, shared_load, shared_store, shared, all;
+};
+Traffic sums(const simt::Observation& observation) {
+    Traffic t;
+    for (const simt::KernelCounts& kernel : observation.kernels) {
+        t.load += kernel.total(simt::Access::global_load);
+        t.store += kernel.total(simt::Access::global_store);
+        t.atomic += kernel.total(simt::Access::global_atomic);
+        t.shared_load += kernel.total(simt::Access::shared_load);
+        t.shared_store += kernel.total(simt::Access::shared_store);
+        t.all += kernel.total();
     }
+    t.shared = t.shared_load;
+    t.shared += t.shared_store;
+    return t;
+}
+
+std::vector<std::pair<std::string, double>> named(const Traffic& t) {
+    return {{"load_requests", double(t.load.requests)},
+            {"load_sectors", double(t.load.sectors)},
+            {"store_requests", double(t.store.requests)},
+            {"store_sectors", double(t.store.sectors)},
+            {"shared_load_requests", double(t.shared_load.requests)},
+            {"shared_load_wavefronts", double(t.shared_load.wavefronts)},
+            {"shared_store_requests", double(t.shared_store.requests)},
+            {"shared_store_wavefronts", double(t.shared_store.wavefronts)},
+            {"active_threads", t.all.active_threads()}};
+}
+
+}  // namespace
+
+std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, const std::vector<Sizes>& sizes,
+                          const std::vector<Rung>& right) {
+    if (right.empty()) return {};
+    for (const Sizes& size : sizes)
+        fmt::print("{}{}: {}. {:.3g} MFLOP, at least {:.4g} KB, {:.3g} FLOP/byte\n", size == sizes[0] ? "\n" : "", problem.name,
+                   text(problem, size), problem.flops(size) / 1e6, problem.bytes(size) / 1e3, problem.flops(size) / problem.bytes(size));
+    const char* row = "  {:<28} {:>8} {:>9} {:>9} {:>10} {:>10} {:>8} {:>6}  {}\n";
+    fmt::print(fmt::runtime(row), "", "", "sectors", "sectors", "KB moved", "bank", "threads", "", "");
+    fmt::print(fmt::runtime(row), "", "error", "a load", "a store", "of least", "conflicts", "of 32", "races", "adds");
+    std::vector<Rung> rungs;
+    std::string lines;
+    for (const Sizes& size : sizes) {
+        const Trial trial = make_trial(problem, size, options.seed);
+        for (Rung rung : right) {
+            simt::Microscope microscope;
+            rung.kernel->run(trial.arguments);
+            const simt::Observation observation = microscope.take();
+            rung.size = size;
+            const Traffic traffic = sums(observation);
+            rung.traffic =
+                double(traffic.load.bytes_moved() + traffic.store.bytes_moved() + traffic.atomic.bytes_moved()) / problem.bytes(size);
+            rung.seen = named(traffic);
+            if (!observation.races.empty()) rung.wrong = fmt::format("{} races", observation.races.size());
+            const auto number = [](const simt::Counts& counts, double value, const char* unit) {
+                return counts.requests ? fmt::format("{:.1f}{}", value, unit) : std::string("-");
+            };
+            fmt::print(fmt::runtime(row), label(problem, rung, sizes, right), fmt::format("{:.1e}", rung.error),
+                       number(traffic.load, traffic.load.sectors_per_request(), ""),
+                       number(traffic.store, traffic.store.sectors_per_request(), ""), fmt::format("{:.2f}", rung.traffic),
+                       number(traffic.shared, traffic.shared.ways(), "-way"), fmt::format("{:.1f}", traffic.all.active_threads()),
+                       observation.races.size(), rung.kernel->idea);
+            if (options.by_line || !observation.races.empty()) lines += "\n" + simt::table(observation);
+            rungs.push_back(rung);
+        }
+    }
+    fmt::print("{}", lines);
+    return rungs;
 }
 
 }  // namespace ultrascale::kernels

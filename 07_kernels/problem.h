@@ -21,11 +21,12 @@ struct Arguments {
     Tensor out;
 };
 
-// An input: standard normal numbers; int32: uniform in [0, below).
+// An input: standard normal numbers, or their absolute values; int32: uniform in [0, below).
 struct Input {
     Shape shape;
     DType dtype = DType::fp32;
     int64_t below = 0;
+    bool positive = false;
 };
 using HostInputs = std::vector<std::vector<float>>;  // as the kernels see them, i.e. rounded to bf16 where they are bf16
 

@@ -1,0 +1,33 @@
+// Control divergence: a warp has one program counter. Where its threads go different ways it goes both, one after the other, each with the
+// other's threads switched off.
+//
+// Here odd elements and even elements are treated differently (256 multiply-adds, with other constants), so each warp does 512.
+#include "../kernel.h"
+
+namespace ultrascale::kernels {
+namespace {
+
+__global__ void branches(float* y, const float* x, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float value = 0;
+    if (i % 2 == 0) {
+#pragma unroll 16
+        for (int k = 0; k < 256; ++k) value = value * 0.75f + x[i];
+        y[i] = value;
+    } else {
+#pragma unroll 16
+        for (int k = 0; k < 256; ++k) value = value * -0.5f - x[i];
+        y[i] = value;
+    }
+}
+
+void run(const Arguments& args) {
+    const int64_t n = args.size[0];
+    LAUNCH(branches, unsigned(ceil_div(n, 256)), 256, 0)(args.out.as<float>(), args.in[0].as<float>(), n);
+}
+
+const Registered here{"branches", "neighbours go different ways", run};
+
+}  // namespace
+}  // namespace ultrascale::kernels

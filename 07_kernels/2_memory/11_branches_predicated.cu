@@ -1,0 +1,28 @@
+// The same with the decision in the data: each thread selects its constants, then all threads of the warp go one way. Half the time.
+//
+// Where the two ways have nothing in common, sort the elements so that whole warps go one way: i / 32 % 2 instead of i % 2.
+#include "../kernel.h"
+
+namespace ultrascale::kernels {
+namespace {
+
+__global__ void branches(float* y, const float* x, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const bool even = i % 2 == 0;
+    const float own = x[i], factor = even ? 0.75f : -0.5f, summand = even ? own : -own;
+    float value = 0;
+#pragma unroll 16
+    for (int k = 0; k < 256; ++k) value = value * factor + summand;
+    y[i] = value;
+}
+
+void run(const Arguments& args) {
+    const int64_t n = args.size[0];
+    LAUNCH(branches, unsigned(ceil_div(n, 256)), 256, 0)(args.out.as<float>(), args.in[0].as<float>(), n);
+}
+
+const Registered here{"branches", "the choice is data: all threads go one way", run};
+
+}  // namespace
+}  // namespace ultrascale::kernels
