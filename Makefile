@@ -108,7 +108,9 @@ KERNEL_OBJECTS := $(call objects,$(sort $(wildcard 07_kernels/*.cpp 07_kernels/*
 COMM_SOURCES := $(addprefix tests/unit/,comm_test.cpp gather_parts_test.cpp mesh_test.cpp parallel_break_test.cpp ring_all_reduce_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp)
 COMM_OBJECTS := $(call objects,$(COMM_SOURCES))
 UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard tests/unit/*.cpp))))
-SIMT_TEST_OBJECTS := $(call objects,$(sort $(wildcard tests/simt/*.cpp tests/simt/*.cu)))
+# The executor's own tests; what 07_kernels checks kernels with; the operations' tests, with the CUDA kernels behind them.
+SIMT_TEST_OBJECTS := $(call objects,$(sort $(wildcard tests/simt/*.cpp tests/simt/*.cu tests/unit/ops_*_test.cpp \
+                       $(filter-out 07_kernels/main.cpp,$(wildcard 07_kernels/*.cpp)) 07_kernels/*/*.cpp)))
 CHAPTER_OBJECTS := $(call objects,$(sort $(wildcard tests/chapters/*.cpp)))
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
@@ -216,8 +218,7 @@ $(filter-out $(BUILD)/07_kernels,$(PROGRAMS)): $(BUILD)/%: $(BUILD)/obj/%/main.o
 $(BUILD)/unit_test: $(UNIT_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
 
-# The executor's own tests, and the operations' tests with the CUDA kernels on it.
-$(BUILD)/simt_test: $(SIMT_TEST_OBJECTS) $(call objects,$(wildcard tests/unit/ops_*_test.cpp)) $(LIBRARY)
+$(BUILD)/simt_test: $(SIMT_TEST_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lgtest_main -o $@
 
 $(BUILD)/chapter_test: $(CHAPTER_OBJECTS)

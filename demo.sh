@@ -45,3 +45,18 @@ row 4 03_tensor_parallel "a layer on 4 ranks"
 row 4 03_tensor_parallel "  norms on 1/4 of the tokens" --sequence-parallel
 row 4 03_tensor_parallel "  GEMMs in 2 chunks" --sequence-parallel --overlap chunk
 row 4 03_tensor_parallel "  2 x 2 ranks" --tp 2 --sequence-parallel --overlap async --micro-batch 4
+
+# family NUMBER TITLE: a chapter without a training step
+family() {
+    if ! "$build/07_kernels" --check --family "$1" >"$log" 2>&1; then
+        cat "$log"
+        echo "07_kernels --family $1 failed"
+        exit 1
+    fi
+    printf '%-19s %-34s %5d   %-9s %s\n' 07_kernels "$2" 1 ok "$(grep -oE '[0-9]+ comparisons with float64' "$log")"
+}
+family 1 "vector add, ELU, SwiGLU"
+family 2 "copy, transpose, sum, branches"
+family 3 "matrix product"
+family 4 "softmax, RMSNorm, cross-entropy"
+family 5 "attention"

@@ -30,6 +30,8 @@ inline constexpr bool on_gpu = true;
 inline constexpr bool on_gpu = false;
 #endif
 
+inline constexpr int patience = on_gpu ? 100 : 300;  // seconds until a program is ended, and its test has failed
+
 struct Outcome {
     int exit_code = -1;  // 128 + the signal that ended it
     std::string out, err;
@@ -58,7 +60,7 @@ inline std::vector<std::string> words(const std::string& text) {
 }
 
 // Runs the command with no input; ends it after `seconds`.
-inline Outcome run_command(const std::vector<std::string>& command, int seconds = on_gpu ? 100 : 300) {
+inline Outcome run_command(const std::vector<std::string>& command, int seconds = patience) {
     TempDir dir;
     std::vector<char*> argv;
     for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
@@ -123,18 +125,18 @@ inline Outcome run_mpi(std::vector<std::string> command, int seconds) {
 }
 
 // Runs the program on so many ranks, which all get the same arguments.
-inline Outcome run_ranks(int ranks, const std::string& chapter, const std::vector<std::string>& arguments, int seconds = 300) {
+inline Outcome run_ranks(int ranks, const std::string& chapter, const std::vector<std::string>& arguments, int seconds = patience) {
     std::vector<std::string> command = mpirun();
     for (const std::string& word : {std::string("-n"), fmt::format("{}", ranks), program(chapter)}) command.push_back(word);
     command.insert(command.end(), arguments.begin(), arguments.end());
     return run_mpi(std::move(command), seconds);
 }
-inline Outcome run_ranks(int ranks, const std::string& chapter, const std::string& arguments, int seconds = 300) {
+inline Outcome run_ranks(int ranks, const std::string& chapter, const std::string& arguments, int seconds = patience) {
     return run_ranks(ranks, chapter, words(arguments), seconds);
 }
 
 // Runs the program with one rank for each of `arguments`.
-inline Outcome run_each_rank(const std::string& chapter, const std::vector<std::string>& arguments, int seconds = 300) {
+inline Outcome run_each_rank(const std::string& chapter, const std::vector<std::string>& arguments, int seconds = patience) {
     std::vector<std::string> command = mpirun();
     for (size_t rank = 0; rank < arguments.size(); ++rank) {
         if (rank > 0) command.push_back(":");

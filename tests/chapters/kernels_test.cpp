@@ -1,0 +1,94 @@
+// 07_kernels: every kernel is right at every size, the tables show what each rung teaches, and a student's kernel is ranked.
+#include <map>
+
+#include "refused.h"
+
+namespace ultrascale::test {
+namespace {
+
+Outcome kernels(const std::string& arguments) { return run("07_kernels", arguments); }
+
+// --json's rows: by kernel, and its size where it has several.
+std::map<std::string, Json> rows_of(const std::string& arguments) {
+    TempDir dir;
+    const Outcome run = kernels(arguments + " --json " + (dir / "rows.json"));
+    EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
+    std::map<std::string, Json> rows;
+    for (const Json& row : Json::parse(slurp(dir / "rows.json"))) {
+        EXPECT_EQ(row.at("wrong"), "") << row;
+        const std::string name = row.at("kernel").get<std::string>();
+        rows[rows.contains(name) ? fmt::format("{} {}", name, row.at("size").dump()) : name] = row;
+    }
+    return rows;
+}
+
+class KernelFamilies : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Family, KernelFamilies, testing::Range(1, 6), testing::PrintToStringParamName());
+
+TEST_P(KernelFamilies, EqualFloat64) {
+    const Outcome run = kernels(fmt::format("--check --family {}", GetParam()));
+    EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
+    EXPECT_TRUE(contains(run.out, "all right: ") && !contains(run.out, "all right: 0 ")) << run.out;
+}
+
+TEST(KernelsMicroscope, ShowsWhatEachRungTeaches) {
+    if (on_gpu) GTEST_SKIP() << "the microscope is for the CPU";
+    const std::map<std::string, Json> rows = rows_of("--family 2");
+    const auto mean = [&](const std::string& kernel, const std::string& sum, const std::string& of) {
+        return rows.at(kernel).at(sum).get<double>() / rows.at(kernel).at(of).get<double>();
+    };
+    const auto sectors = [&](const std::string& kernel, const std::string& access) {
+        return mean(kernel, access + "_sectors", access + "_requests");
+    };
+    EXPECT_EQ(sectors("copy_strided", "load"), 4);
+    EXPECT_EQ(sectors("copy_strided [8192,2]", "load"), 8);
+    EXPECT_EQ(sectors("copy_strided [8192,8]", "load"), 32);
+    EXPECT_EQ(sectors("transpose_naive", "load"), 4);
+    EXPECT_EQ(sectors("transpose_naive", "store"), 32);
+    for (const char* kernel : {"transpose_shared", "transpose_padded"}) EXPECT_EQ(sectors(kernel, "store"), 4);
+    EXPECT_EQ(mean("transpose_shared", "shared_load_wavefronts", "shared_load_requests"), 32);
+    EXPECT_EQ(mean("transpose_padded", "shared_load_wavefronts", "shared_load_requests"), 1);
+    EXPECT_EQ(sectors("transpose_registers", "load"), 16);
+    EXPECT_EQ(rows.at("transpose_registers").at("traffic"), 1);
+    EXPECT_EQ(rows.at("branches_divergent").at("active_threads"), 16);
+    EXPECT_EQ(rows.at("branches_predicated").at("active_threads"), 32);
+    const Outcome lines = kernels("--kernel transpose_naive --microscope");
+    EXPECT_TRUE(contains(lines.out, "2_transpose_naive.cu:") && contains(lines.out, "if (row < rows && column")) << lines.out;
+}
+
+TEST(KernelsMine, IsCheckedAndRanked) {
+    const Outcome run = kernels("--kernel mine");
+    EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
+    EXPECT_TRUE(contains(run.out, "mine: number ") && contains(run.out, "transpose_padded")) << run.out;
+    EXPECT_FALSE(contains(kernels("--list").out, " mine"));
+}
+
+TEST(KernelsOutput, PrimerAndSizes) {
+    const Outcome primer = kernels("--primer --family 2");
+    EXPECT_EQ(primer.exit_code, 0) << primer.err;
+    for (const char* part : {"SMs", "warps", "shared memory", "L2", "transpose_padded", "limit"})
+        EXPECT_TRUE(contains(primer.out, part)) << part;
+    const Outcome sized = kernels("--kernel transpose_naive --size 40,70");
+    EXPECT_EQ(sized.exit_code, 0) << sized.err;
+    EXPECT_TRUE(contains(sized.out, "rows 40, columns 70")) << sized.out;
+}
+
+TEST(KernelsBadInput, IsRefusedInOneLine) {
+    for (const auto& [arguments, told] : std::vector<std::pair<std::string, std::string>>{
+             {"--kernel vektor_add", "no such kernel"},
+             {"--family 6", "--family"},
+             {"--family 1 --kernel transpose_naive", "no kernel in common"},
+             {"--size 3", "--size is for one problem"},
+             {"--kernel transpose_naive --size 3", "transpose has 2 dimensions: rows,columns"},
+             {"--kernel transpose_naive --size 3,0", "--size"},
+             {"--kernel elu --json /nowhere/x.json", "/nowhere"},
+             {"--steps 3", "--steps"},
+         }) {
+        SCOPED_TRACE(arguments);
+        expect_one_error_line(kernels(arguments), {told});
+    }
+    if (on_gpu) expect_one_error_line(kernels("--microscope"), {"BACKEND=cpu"});
+}
+
+}  // namespace
+}  // namespace ultrascale::test

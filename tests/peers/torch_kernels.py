@@ -1,0 +1,66 @@
+"""PyTorch on the problems of 07_kernels at the same sizes: eager, and compiled where that is another kernel. Run beside it on one GPU.
+
+Usage: python3 tests/peers/torch_kernels.py
+Prints for each problem the median milliseconds and the bytes that must move at least per second.
+"""
+import torch
+import torch.nn.functional as F
+from triton.testing import do_bench
+
+torch.manual_seed(1)
+torch.set_default_device("cuda")
+bf16 = torch.bfloat16
+
+
+def line(name, size, least_bytes, eager, compiled=True):
+    ways = [("eager", eager)] + ([("compiled", torch.compile(eager))] if compiled else [])
+    cells = []
+    for way, work in ways:
+        work()
+        ms = do_bench(work, warmup=25, rep=200, return_mode="median")
+        cells.append(f"{way} {ms:.4f} ms {least_bytes / ms / 1e6:7.1f} GB/s")
+    print(f"{name:<22} {size:<18} " + "   ".join(cells), flush=True)
+
+
+n = 1 << 26
+a, b = torch.randn(n), torch.randn(n)
+line("vector add", n, 12 * n, lambda: a + b)
+line("elu", n, 8 * n, lambda: F.elu(a))
+line("sum", n, 4 * n, lambda: a.sum())
+del b
+x = torch.randn(16384, 8192, dtype=bf16)
+line("swiglu", "16384 x 4096", 3 * x.numel(), lambda: F.silu(x[:, :4096]) * x[:, 4096:])
+square = a.view(8192, 8192)
+line("transpose", "8192 x 8192", 8 * n, lambda: square.t().contiguous())
+line("softmax", "16384 x 8192", 4 * x.numel(), lambda: F.softmax(x, -1))
+weight, residual = torch.ones(8192, dtype=bf16), torch.randn_like(x)
+line("rms norm", "16384 x 8192", 4 * x.numel(), lambda: F.rms_norm(x, (8192,), weight, 1e-5))
+
+
+def add_and_norm():
+    s = x + residual
+    return s, F.rms_norm(s, (8192,), weight, 1e-5)
+
+
+line("rms norm + residual", "16384 x 8192", 8 * x.numel(), add_and_norm)
+logits, targets = torch.randn(8192, 49152, dtype=bf16), torch.randint(0, 49152, (8192,))
+
+
+def gradient_of_loss():  # what autograd computes for the mean cross-entropy, written out
+    p = torch.softmax(logits.float(), -1)
+    p[torch.arange(len(targets)), targets] -= 1
+    return (p / len(targets)).to(bf16)
+
+
+line("cross-entropy", "8192 x 49152", 4 * logits.numel(), gradient_of_loss)
+del logits
+
+for dtype, name in ((torch.float32, "product"), (bf16, "product bf16")):
+    m, k = torch.randn(4096, 4096, dtype=dtype), torch.randn(4096, 4096, dtype=dtype)
+    other = k.t() if dtype == bf16 else k
+    ms = do_bench(lambda: m @ other, warmup=25, rep=200, return_mode="median")
+    print(f"{name:<22} {'4096^3':<18} eager {ms:.4f} ms {2 * 4096**3 / ms / 1e9:7.1f} TFLOP/s", flush=True)
+for B, T, H, D in ((4, 4096, 16, 128), (4, 4096, 32, 64)):
+    q, k, v = (torch.randn(B, H, T, D, dtype=bf16) for _ in range(3))
+    ms = do_bench(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), warmup=25, rep=200, return_mode="median")
+    print(f"{'attention':<22} {f'{B} x {T} x {H} x {D}':<18} eager {ms:.4f} ms {2 * B * H * T * T * D / ms / 1e9:7.1f} TFLOP/s", flush=True)

@@ -1,0 +1,50 @@
+#include "07_kernels/kernel.h"
+#include "wrong_kernels.h"
+
+namespace ultrascale::test {
+namespace {
+
+using kernels::ceil_div;
+
+enum Mistake { none, wrong_sum, forgets, too_far };
+
+template <Mistake mistake>
+__global__ void add(float* c, const float* a, const float* b, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n || mistake == too_far) c[i] = a[i < n ? i : 0] + b[i < n ? i : 0] * (mistake == wrong_sum ? 1.001f : 1.0f);
+}
+
+// Through shared memory: a thread adds what its neighbour has fetched.
+template <bool all_wait, bool wait>
+__global__ void add_neighbour(float* c, const float* a, const float* b, int64_t n) {
+    __shared__ float fetched[64];
+    const int64_t i = int64_t(blockIdx.x) * 64 + threadIdx.x;
+    const unsigned left = threadIdx.x == 0 ? 0 : threadIdx.x - 1;
+    fetched[threadIdx.x] = i < n ? a[i] : 0;
+    if (wait && (all_wait || threadIdx.x < 32)) __syncthreads();
+    const float before = fetched[left];
+    if (i < n) c[i] = before - before + a[i] + b[i];
+}
+
+template <Mistake mistake>
+void run(const Arguments& args) {
+    const int64_t n = args.size[0], blocks = mistake == forgets ? n / 64 : ceil_div(n, 64);
+    LAUNCH(add<mistake>, unsigned(blocks), 64, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
+}
+template <bool all_wait, bool wait>
+void run_neighbour(const Arguments& args) {
+    const int64_t n = args.size[0];
+    LAUNCH((add_neighbour<all_wait, wait>), unsigned(ceil_div(n, 64)), 64, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
+}
+
+}  // namespace
+
+void run_right(const Arguments& args) { run_neighbour<true, true>(args); }
+void run_wrong_sum(const Arguments& args) { run<wrong_sum>(args); }
+void run_forgets_the_rest(const Arguments& args) { run<forgets>(args); }
+void run_writes_too_far(const Arguments& args) { run<too_far>(args); }
+void run_misses_a_barrier(const Arguments& args) { run_neighbour<false, true>(args); }
+void run_races(const Arguments& args) { run_neighbour<false, false>(args); }
+
+}  // namespace ultrascale::test

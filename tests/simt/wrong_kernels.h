@@ -1,0 +1,16 @@
+// Kernels for the problem "vector add" of 07_kernels, each with another mistake; for ladder_test.cpp.
+#pragma once
+
+#include "07_kernels/problem.h"
+
+namespace ultrascale::test {
+
+using kernels::Arguments;
+void run_right(const Arguments& args);
+void run_wrong_sum(const Arguments& args);         // a little
+void run_forgets_the_rest(const Arguments& args);  // of the last block
+void run_writes_too_far(const Arguments& args);
+void run_misses_a_barrier(const Arguments& args);
+void run_races(const Arguments& args);  // right on the executor, which runs threads in order
+
+}  // namespace ultrascale::test
