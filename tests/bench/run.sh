@@ -25,6 +25,9 @@ echo "== operations"
 "$build/kernel_bench"
 "$build/attention_bench"
 if [ "$backend" = cuda ]; then
+    echo "== 07_kernels, and PyTorch on the same problems"
+    "$build/07_kernels"
+    if "$python" -c 'import torch' 2>/dev/null; then "$python" tests/peers/torch_kernels.py; fi
     train smollm-1.7b 0 8 2048
     train llama-3.2-1b 0 4 2048
     train llama-3-8b 8 2 4096
