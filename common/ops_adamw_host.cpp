@@ -2,7 +2,7 @@
 // The CPU backend's update, and on every backend the update of what was offloaded to the host.
 #include <cmath>
 
-#include "ops.h"
+#include "ops_host.h"
 
 namespace ultrascale::ops {
 
@@ -16,7 +16,7 @@ struct Factors {
 // set errno, only under -fno-math-errno.)
 template <class V, class G>
 void update(V* value, float* master, float* m, float* v, const G* gradient, Factors f, int64_t n) {
-#pragma omp parallel for simd if (n > 16384)
+#pragma omp parallel for simd if (n > parallel_threshold)
     for (int64_t i = 0; i < n; ++i) {
         const float g = float(gradient[i]) * f.clip;
         const float first = m[i] + (1.0f - f.beta1) * (g - m[i]);
@@ -25,21 +25,8 @@ void update(V* value, float* master, float* m, float* v, const G* gradient, Fact
         m[i] = first;
         v[i] = second;
         master[i] = p;
-        if constexpr (std::is_same_v<V, bf16>)
-            value[i].bits = bf16(p).bits;  // (the compiler does not vectorise the assignment of a whole bf16)
-        else
-            value[i] = p;
+        store(value[i], p);
     }
-}
-
-// Calls f(float{}) or f(bf16{}), whichever the dtype is.
-template <class F>
-void with_type(DType dtype, F&& f) {
-    check(dtype == DType::fp32 || dtype == DType::bf16, "adamw on another dtype than fp32 and bf16");
-    if (dtype == DType::fp32)
-        f(float{});
-    else
-        f(bf16{});
 }
 
 }  // namespace

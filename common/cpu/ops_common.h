@@ -1,4 +1,4 @@
-// What the CPU operations share: dispatch on the element type, a vectorisable exp, and the call to OpenBLAS.
+// What the CPU operations share: a vectorisable exp, and the call to OpenBLAS.
 // Private to common/cpu/ops_*.cpp.
 //
 // Loops are plain and marked `omp simd`, so that the compiler vectorises them without -ffast-math; they run on all threads
@@ -13,28 +13,10 @@
 #include <bit>
 #include <cmath>
 
-#include "ops.h"
+#include "ops_host.h"
 #include "trace.h"
 
 namespace ultrascale::ops {
-
-// Below this many elements a loop is done before other threads have woken up.
-inline constexpr int64_t parallel_threshold = 16384;
-
-// Calls f(float{}) or f(bf16{}), whichever the dtype is.
-template <class F>
-void with_type(DType dtype, F&& f) {
-    check(dtype == DType::fp32 || dtype == DType::bf16, "operation on another dtype than fp32 and bf16");
-    if (dtype == DType::fp32)
-        f(float{});
-    else
-        f(bf16{});
-}
-
-// to = value, rounded. (The compiler does not vectorise the assignment of a whole bf16.)
-inline void store(float& to, float value) { to = value; }
-inline void store(bf16& to, float value) { to.bits = bf16(value).bits; }
-inline void store(fp16& to, float value) { to.value = fp16(value).value; }
 
 template <class... Tensors>
 double bytes_of(const Tensors&... tensors) {
@@ -57,6 +39,27 @@ inline float exp_fast(float x) {
     p = p * (r * r) + r + 1.0f;
     float power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);  // 2^n
     return x < -87.3f ? 0.0f : p * power;
+}
+
+// A row's largest element (-inf: all are), and the sum of exp(x - it), added in blocks: 128,256 floats one by one would lose their last
+// digits.
+struct SoftmaxSums {
+    float highest, sum;
+};
+template <class T>
+SoftmaxSums softmax_sums(const T* x, int64_t n) {
+    float highest = -INFINITY;
+#pragma omp simd reduction(max : highest)
+    for (int64_t i = 0; i < n; ++i) highest = float(x[i]) > highest ? float(x[i]) : highest;
+    const float shift = highest == -INFINITY ? 0 : highest;
+    double sum = 0;
+    for (int64_t begin = 0; begin < n; begin += 1024) {
+        float part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int64_t i = begin; i < std::min(begin + 1024, n); ++i) part += exp_fast(float(x[i]) - shift);
+        sum += double(part);
+    }
+    return {highest, float(sum)};
 }
 
 // c (m, n) = alpha * op(a) * op(b) + beta * c, all row-major; ld: elements from one row to the next as stored. Uses all

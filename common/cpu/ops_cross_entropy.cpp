@@ -12,24 +12,15 @@ float cross_entropy_row(T* logits, int64_t V, int32_t target, float dscale) {
         if (dscale != 0) std::fill(logits, logits + V, T(0.0f));
         return 0;
     }
-    float highest = -INFINITY;
-#pragma omp simd reduction(max : highest)
-    for (int64_t i = 0; i < V; ++i) highest = float(logits[i]) > highest ? float(logits[i]) : highest;
-    double total = 0;  // of blocks: a sum of 128,256 floats one by one would lose their last digits
-    for (int64_t begin = 0; begin < V; begin += 1024) {
-        float part = 0;
-#pragma omp simd reduction(+ : part)
-        for (int64_t i = begin; i < std::min(begin + 1024, V); ++i) part += exp_fast(float(logits[i]) - highest);
-        total += double(part);
-    }
-    const float sum = float(total), log_sum = std::log(sum), at_target = float(logits[target]) - highest;
+    const auto [highest, sum] = softmax_sums(logits, V);
+    const float at_target = float(logits[target]) - highest;
     if (dscale != 0) {
         const float factor = dscale / sum;
 #pragma omp simd
         for (int64_t i = 0; i < V; ++i) store(logits[i], exp_fast(float(logits[i]) - highest) * factor);
         store(logits[target], (exp_fast(at_target) / sum - 1.0f) * dscale);  // rounded once
     }
-    return log_sum - at_target;
+    return std::log(sum) - at_target;
 }
 
 }  // namespace

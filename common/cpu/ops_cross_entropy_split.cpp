@@ -11,18 +11,8 @@ struct RowStats {
 
 template <class T>
 RowStats stats_of_row(const T* logits, int64_t V, int64_t target) {
-    float highest = -INFINITY;
-#pragma omp simd reduction(max : highest)
-    for (int64_t i = 0; i < V; ++i) highest = float(logits[i]) > highest ? float(logits[i]) : highest;
-    const float shift = highest == -INFINITY ? 0 : highest;
-    double sum = 0;  // of blocks, as in ops_cross_entropy.cpp
-    for (int64_t begin = 0; begin < V; begin += 1024) {
-        float part = 0;
-#pragma omp simd reduction(+ : part)
-        for (int64_t i = begin; i < std::min(begin + 1024, V); ++i) part += exp_fast(float(logits[i]) - shift);
-        sum += double(part);
-    }
-    return {highest, float(sum), target >= 0 && target < V ? float(logits[target]) : 0.0f};
+    const auto [highest, sum] = softmax_sums(logits, V);
+    return {highest, sum, target >= 0 && target < V ? float(logits[target]) : 0.0f};
 }
 
 // Those of the whole row, from n shards' (n, 3, N), which stand `stride` apart.

@@ -1,0 +1,26 @@
+// What operations by the host's threads share, on every backend: dispatch on the element type, and stores that become vector code.
+#pragma once
+
+#include "ops.h"
+
+namespace ultrascale::ops {
+
+// Below this many elements a loop is done before other threads have woken up.
+inline constexpr int64_t parallel_threshold = 16384;
+
+// Calls f(float{}) or f(bf16{}), whichever the dtype is.
+template <class F>
+void with_type(DType dtype, F&& f) {
+    check(dtype == DType::fp32 || dtype == DType::bf16, "operation on another dtype than fp32 and bf16");
+    if (dtype == DType::fp32)
+        f(float{});
+    else
+        f(bf16{});
+}
+
+// to = value, rounded. (The compiler does not vectorise the assignment of a whole bf16.)
+inline void store(float& to, float value) { to = value; }
+inline void store(bf16& to, float value) { to.bits = bf16(value).bits; }
+inline void store(fp16& to, float value) { to.value = fp16(value).value; }
+
+}  // namespace ultrascale::ops
