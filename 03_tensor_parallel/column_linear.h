@@ -64,10 +64,7 @@ public:
     }
 
 private:
-    Incoming whole_input(Saved& saved, bool beside) const {
-        Tensor x = saved.take("x");
-        return border_.gathers_again() ? border_.gather(x, beside) : Incoming{x, {}};
-    }
+    Incoming whole_input(Saved& saved, bool beside) const { return border_.gather_again(saved.take("x"), beside); }
 
     Outgoing sum_of_dx(const Tensor& dy, bool beside, const Context& context) const {
         Tensor partial = Tensor::empty({context.batch.sequences(), context.batch.length(), inputs()}, dy.dtype(), Memory::activation);

@@ -68,9 +68,7 @@ public:
     }
 
     // Into how many chunks a GEMM with so many rows is cut for overlap.h.
-    virtual int64_t chunks(int64_t rows) const {
-        return options_.overlap == Overlap::chunk && rows % options_.chunks == 0 ? options_.chunks : 1;
-    }
+    int64_t chunks(int64_t rows) const { return row_chunks(options_, rows); }
     // Shape of the residual stream for these rows (B, T, h), and where this rank's rows lie among them.
     virtual Shape stream_shape(const Batch& batch, int64_t h) const { return {batch.sequences(), batch.length(), h}; }
     struct Stretch {
@@ -80,6 +78,8 @@ public:
 
     bool gathers() const { return options_.sequence_parallel; }  // otherwise what gather() returns is what it was given
     bool gathers_again() const { return gathers() && !options_.keep_gathered; }
+    // A linear's whole input in backward, from what was kept of it.
+    Incoming gather_again(const Tensor& kept, bool beside) const { return gathers_again() ? gather(kept, beside) : Incoming{kept, {}}; }
     bool backward_overlaps() const { return options_.overlap != Overlap::none; }
     void note(const std::string& region, const char* what, const Tensor& tensor, int64_t whole_width) const {
         if (shapes_) shapes_->note(region, what, tensor, whole_width);

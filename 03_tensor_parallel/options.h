@@ -1,6 +1,8 @@
 // What the chapter's options choose.
 #pragma once
 
+#include <cstdint>
+
 #include "overlap.h"
 
 namespace ultrascale {
@@ -15,5 +17,12 @@ struct TensorOptions {
     double dropout = 0;                  // on the residual stream: dropout.h
     bool same_seed = true;               // every rank draws an element's dropout alike
 };
+
+// Into how many chunks a GEMM with so many rows is cut. With sequence parallelism every rank has an equal share of each chunk: who has
+// which token depends on it, so it depends on nothing but the rows.
+inline int64_t row_chunks(const TensorOptions& options, int64_t rows) {
+    const int64_t parts = options.chunks * (options.sequence_parallel ? options.tp : 1);
+    return options.overlap == Overlap::chunk && rows % parts == 0 ? options.chunks : 1;
+}
 
 }  // namespace ultrascale

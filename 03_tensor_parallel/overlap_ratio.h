@@ -43,7 +43,7 @@ inline void print_overlap_ratio(Report& report, const Communicator& group, int64
     const double gemm = best([&] { ops::matmul(y, x, ops::Transpose::no, w, ops::Transpose::yes); }), gather = gather_seconds(rows);
     // The rates: of a message four times as large, and of the device's matrix product.
     const double share = double(n - 1) / double(n), bandwidth = 4 * double(rows * h) * share / gather_seconds(4 * rows);
-    const double flops = ops::measure_matmul_rate(dtype, device_overhead().context > 0 ? 8192 : 512);
+    const double flops = ops::measure_matmul_rate(dtype, device_is_gpu() ? 8192 : 512);
     const double formula = double(n - 1) / (2 * double(h)) * flops / bandwidth;
     print(fmt::format("\noverlap ratio of a linear ({} -> {}) of {} tokens: communication / computation", h, h, rows));
     print(fmt::format("  formula    (tp-1)/(2h) * FLOP/s / bandwidth = {} / {} * {:.4g} TFLOP/s / {:.4g} Gelement/s ({:.4g} GB/s) = {:.3g}",

@@ -87,7 +87,7 @@ inline PredictedCommunication predict_communication(const StepShape& shape, cons
     const LlamaConfig& c = shape.config;
     const bool sp = o.sequence_parallel;
     const int64_t L = c.layers, tokens = shape.micro_batch * shape.seq, bytes = tokens * c.hidden * dtype_bytes(shape.model.dtype);
-    const int64_t C = o.overlap == Overlap::chunk && tokens % (o.chunks * (sp ? o.tp : 1)) == 0 ? o.chunks : 1;
+    const int64_t C = row_chunks(o, tokens);
     const int64_t forwards = shape.model.recompute == Recompute::full ? 2 : 1;  // of a layer
     PredictedCommunication p;
     // tensors of (N, h), each in `calls` calls

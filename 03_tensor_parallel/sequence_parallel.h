@@ -51,10 +51,6 @@ public:
         return sum;
     }
 
-    // Chunks of which every rank has an equal share. Who has which token depends on it, so it depends on nothing but the rows.
-    int64_t chunks(int64_t rows) const override {
-        return options_.overlap == Overlap::chunk && rows % (options_.chunks * group_.size()) == 0 ? options_.chunks : 1;
-    }
     Shape stream_shape(const Batch& batch, int64_t h) const override { return {batch.sequences() * batch.length() / group_.size(), h}; }
     std::vector<Stretch> stretches(int64_t rows) const override {
         const int64_t n = chunks(rows * group_.size()), length = rows / n;

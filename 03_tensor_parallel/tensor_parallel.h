@@ -73,13 +73,7 @@ public:
             return std::make_unique<VocabularyEmbedding>(list.add(vocabulary_weight("model.embed_tokens.weight")), *border_);
         };
         parts.head = [this, model](ParameterList& list, const Stage& stage) {
-            Parameter* weight = config_.tied ? list.find("model.embed_tokens.weight") : nullptr;
-            const bool shared = weight != nullptr;
-            if (!weight) {
-                Parameter own = vocabulary_weight(config_.tied ? "model.embed_tokens.weight" : "lm_head.weight");
-                own.owner = !config_.tied || stage.embedding;
-                weight = list.add(std::move(own));
-            }
+            const auto [weight, shared] = head_weight(list, config_, stage, [this](const char* name) { return vocabulary_weight(name); });
             return std::make_unique<VocabularyHead>(weight, model.loss_chunk, !shared, *border_);
         };
         if (options_.partition_checkpoints) parts.checkpoint = [this] { return std::make_unique<PartitionedCheckpoint>(tp_); };

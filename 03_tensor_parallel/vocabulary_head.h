@@ -63,8 +63,7 @@ protected:
 private:
     Incoming whole_input(Saved& saved, bool beside) const {
         if (chunk_ > 0) return {};  // its gradient is there already
-        Tensor x = saved.take("x");
-        return border_.gathers_again() ? border_.gather(x, beside) : Incoming{x, {}};
+        return border_.gather_again(saved.take("x"), beside);
     }
     Outgoing sum_of_dx(Saved& saved, Context& context, bool beside) { return border_.sum(Head::backward_input(saved, context), beside); }
     void add_weight_gradient(Incoming& x, Saved& saved, Context& context) {

@@ -4,6 +4,14 @@
 
 namespace ultrascale {
 
+HeadWeight head_weight(ParameterList& list, const LlamaConfig& config, const Stage& stage,
+                       const std::function<Parameter(const char*)>& vocabulary_weight) {
+    if (Parameter* embedding = config.tied ? list.find("model.embed_tokens.weight") : nullptr) return {embedding, true};
+    Parameter own = vocabulary_weight(config.tied ? "model.embed_tokens.weight" : "lm_head.weight");
+    own.owner = !config.tied || stage.embedding;
+    return {list.add(std::move(own)), false};
+}
+
 Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
     Parts parts{.heads = config.heads, .kv_heads = config.kv_heads};
     parts.gemm = [](std::vector<Parameter*> rows, LinearRole) { return std::make_unique<Linear>(std::move(rows)); };
@@ -34,13 +42,7 @@ Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
         return std::make_unique<Embedding>(list.add(vocabulary_weight("model.embed_tokens.weight")));
     };
     parts.head = [config, options, vocabulary_weight](ParameterList& list, const Stage& stage) {
-        Parameter* weight = config.tied ? list.find("model.embed_tokens.weight") : nullptr;
-        const bool shared = weight != nullptr;
-        if (!weight) {
-            Parameter own = vocabulary_weight(config.tied ? "model.embed_tokens.weight" : "lm_head.weight");
-            own.owner = !config.tied || stage.embedding;
-            weight = list.add(std::move(own));
-        }
+        const auto [weight, shared] = head_weight(list, config, stage, vocabulary_weight);
         return std::make_unique<Head>(weight, options.loss_chunk, !shared);
     };
     parts.checkpoint = [] { return std::make_unique<Checkpoint>(); };

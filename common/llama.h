@@ -50,6 +50,15 @@ struct Parts {
 };
 Parts default_parts(const LlamaConfig& config, const ModelOptions& options);
 
+// The output head's weight: the embedding's where it is tied and this process has both; else one of its own, which `vocabulary_weight`
+// describes (by its name), and which is a copy, not the owner, where it is tied and the embedding is another process's.
+struct HeadWeight {
+    Parameter* weight;
+    bool shared;  // with the embedding, whose backward completes its gradient
+};
+HeadWeight head_weight(ParameterList& list, const LlamaConfig& config, const Stage& stage,
+                       const std::function<Parameter(const char*)>& vocabulary_weight);
+
 class Layer {
 public:
     Layer(ParameterList& parameters, const LlamaConfig& config, const Parts& parts, int64_t index, Recompute recompute);

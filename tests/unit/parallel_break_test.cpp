@@ -1,7 +1,5 @@
 // Breaks the techniques of 01_data_parallel and 02_zero on purpose, one at a time, and sees --verify, the memory check or the
 // communication check fail, on any number of ranks (part of comm_test).
-#include <gtest/gtest.h>
-
 #include "01_data_parallel/bucket.h"
 #include "01_data_parallel/hierarchical.h"
 #include "01_data_parallel/naive.h"
@@ -9,9 +7,9 @@
 #include "01_data_parallel/ring_sync.h"
 #include "02_zero/predict.h"
 #include "02_zero/stages.h"
+#include "break_checks.h"
 #include "data.h"
 #include "threads.h"
-#include "verify.h"
 
 namespace ultrascale {
 namespace {
@@ -21,21 +19,6 @@ const LlamaConfig config{.layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .
 const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
 
 const Communicator& world() { return Communicator::world(); }
-
-struct Checks {
-    bool verified, memory, communication;
-};
-void expect(const Checks& checks, bool verified, bool memory, bool communication) {
-    EXPECT_EQ(checks.verified, verified);
-    EXPECT_EQ(checks.memory, memory);
-    EXPECT_EQ(checks.communication, communication);
-}
-
-bool on_all_ranks(bool ok) {
-    const Tensor wrong = Tensor::from_host<int32_t>(std::vector<int32_t>{!ok}, {1}, Memory::workspace);
-    world().all_reduce(wrong);
-    return wrong.to_host<int32_t>()[0] == 0;
-}
 
 // What both chapters' steps have in common, as seen from train() below.
 struct Technique {
@@ -75,10 +58,7 @@ Checks train(const Options& options, Llama& model, const Technique& technique) {
         world().all_reduce(loss);
         verifier.after_step(step, loss.to_host<double>()[0], technique.values());
     }
-    testing::internal::CaptureStdout();
-    Checks checks{verifier.finish(report), report.memory(technique.memory), report.communication(technique.communication, steps)};
-    testing::internal::GetCapturedStdout();
-    return {on_all_ranks(checks.verified), on_all_ranks(checks.memory), on_all_ranks(checks.communication)};
+    return checks_of(verifier, report, technique.memory, technique.communication, steps);
 }
 
 Options options_of_runs() {
@@ -133,10 +113,6 @@ Checks train_zero(ZeroOptions zero_options) {
     technique.values = [&] { return zero.values(); };
     return train(options, model, technique);
 }
-
-// What one rank alone cannot break.
-#define NEEDS_RANKS() \
-    if (world().size() == 1) GTEST_SKIP() << "one rank has nobody to differ from"
 
 constexpr int64_t bucket_bytes = 20000;
 

@@ -1,12 +1,10 @@
 // Breaks the techniques of 03_tensor_parallel on purpose, one at a time, and sees --verify, the memory check or the communication check
 // fail, on any number of ranks (part of comm_test).
-#include <gtest/gtest.h>
-
 #include "03_tensor_parallel/predict.h"
 #include "03_tensor_parallel/tensor_parallel.h"
+#include "break_checks.h"
 #include "data.h"
 #include "threads.h"
-#include "verify.h"
 
 namespace ultrascale {
 namespace {
@@ -15,21 +13,6 @@ constexpr int64_t T = 48, B = 1, steps = 3;
 // Splits over 1, 2, 3, 4 and 8 ranks; all ranks hold a copy of the one key-value head.
 const LlamaConfig config{.layers = 2, .hidden = 32, .heads = 24, .kv_heads = 1, .head_dim = 4, .ffn = 48, .vocab = 257};
 const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
-
-struct Checks {
-    bool verified, memory, communication;
-};
-void expect(const Checks& checks, bool verified, bool memory, bool communication) {
-    EXPECT_EQ(checks.verified, verified);
-    EXPECT_EQ(checks.memory, memory);
-    EXPECT_EQ(checks.communication, communication);
-}
-
-bool on_all_ranks(bool ok) {
-    const Tensor wrong = Tensor::from_host<int32_t>(std::vector<int32_t>{!ok}, {1}, Memory::workspace);
-    Communicator::world().all_reduce(wrong);
-    return wrong.to_host<int32_t>()[0] == 0;
-}
 
 // What is done otherwise than the chapter's main does it.
 struct Breaks {
@@ -95,16 +78,9 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
         verifier.after_step(step, context.loss.to_host<double>()[0], parameters.parts(&Parameter::value));
     }
     if (breaks.predicted.tp == 0) breaks.predicted = tensor;
-    testing::internal::CaptureStdout();
-    Checks checks{verifier.finish(report), report.memory(predict_memory(shape, breaks.predicted, world.rank())),
-                  report.communication(predict_communication(shape, breaks.predicted, 1, 1, world.rank()), steps)};
-    testing::internal::GetCapturedStdout();
-    return {on_all_ranks(checks.verified), on_all_ranks(checks.memory), on_all_ranks(checks.communication)};
+    return checks_of(verifier, report, predict_memory(shape, breaks.predicted, world.rank()),
+                     predict_communication(shape, breaks.predicted, 1, 1, world.rank()), steps);
 }
-
-// What one rank alone cannot break.
-#define NEEDS_RANKS() \
-    if (Communicator::world().size() == 1) GTEST_SKIP() << "one rank has nobody to share with"
 
 TEST(TensorParallelBreak, UnchangedTechniquesPass) {
     expect(train<Conjugates>(options_of(false)), true, true, true);

@@ -1,0 +1,34 @@
+// What a deliberately broken technique is measured by: the three checks that a chapter's run ends with, on all ranks.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "training.h"
+#include "verify.h"
+
+namespace ultrascale {
+
+struct Checks {
+    bool verified, memory, communication;
+};
+inline void expect(const Checks& checks, bool verified, bool memory, bool communication) {
+    EXPECT_EQ(checks.verified, verified);
+    EXPECT_EQ(checks.memory, memory);
+    EXPECT_EQ(checks.communication, communication);
+}
+
+// The checks of a run that has ended; what they print is not shown.
+inline Checks checks_of(Verifier& verifier, Report& report, const MemoryEstimate& memory, const PredictedCommunication& communication,
+                        int64_t steps) {
+    const Communicator& world = Communicator::world();
+    testing::internal::CaptureStdout();
+    const Checks mine{verifier.finish(report), report.memory(memory), report.communication(communication, steps)};
+    testing::internal::GetCapturedStdout();
+    return {on_all_ranks(world, mine.verified), on_all_ranks(world, mine.memory), on_all_ranks(world, mine.communication)};
+}
+
+}  // namespace ultrascale
+
+// What one rank alone cannot break.
+#define NEEDS_RANKS() \
+    if (Communicator::world().size() == 1) GTEST_SKIP() << "one rank has nobody to share with"
