@@ -148,13 +148,12 @@ __global__ void __launch_bounds__(threads, 2)
     for (int r = 0; r < own; ++r) {
         for (int i = across / 2; i > 0; i /= 2) sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], i);
         const int64_t query = first + y * own + r;
-        if (query >= T) continue;
 #pragma unroll
         for (int c = 0; c < D / tile; ++c) {
             FourHalf result;
 #pragma unroll
             for (int j = 0; j < 4; ++j) result.x[j] = __float2bfloat16_rn(out[r][c].x[j] / sum[r]);
-            *reinterpret_cast<FourHalf*>(o + query * stride + c * tile + x * 4) = result;
+            if (query < T) *reinterpret_cast<FourHalf*>(o + query * stride + c * tile + x * 4) = result;
         }
     }
 }

@@ -24,12 +24,11 @@ namespace ultrascale::kernels {
 namespace {
 
 #ifdef ULTRASCALE_CUDA
-void attention(const Arguments& args) {
+void run(const Arguments& args) {
     const int64_t B = args.size[0], T = args.size[1], H = args.size[2];
     const Tensor lse = Tensor::empty({B, H, T}, DType::fp32, Memory::workspace);  // for the backward pass
     ops::attention_forward(args.out, lse, args.in[0], args.in[1], args.in[2], {.causal = true});
 }
-constexpr auto run = attention;
 #else
 constexpr void (*run)(const Arguments&) = nullptr;
 #endif
