@@ -63,7 +63,8 @@ const Registered here{"rms norm", "fused, the row in registers: 4 (and the weigh
 
 void rms_norm(const Tensor& y, const Tensor& x, const Tensor& weight) {
     const int64_t columns = x.cols(), n = columns % 8 == 0 ? 8 : 1;
-    LAUNCH(n == 8 ? norm<8> : norm<1>, unsigned(x.rows()), rows::threads_for(columns / n, kept), 0)
+    const auto norm_of_rows = n == 8 ? norm<8> : norm<1>;
+    LAUNCH(norm_of_rows, unsigned(x.rows()), rows::threads_for(columns / n, kept), 0)
     (rows::data(y), rows::data(x), rows::data(weight), columns);
 }
 

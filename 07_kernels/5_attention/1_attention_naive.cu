@@ -102,7 +102,8 @@ void run(const Arguments& args) {
     LAUNCH(scores, dim3(tiles, tiles, all_heads), threads, 0)
     (S.as<float>(), half(args.in[0]), half(args.in[1]), heads, 1.0f / std::sqrt(float(D)));
     LAUNCH(softmax, unsigned(ceil_div(B * H * T, 8)), 256, 0)(S.as<float>(), B * H * T, T);
-    LAUNCH(D == 64 ? weigh<64> : weigh<128>, dim3(tiles, all_heads), threads, 0)(half(args.out), S.as<float>(), half(args.in[2]), heads);
+    const auto weigh_values = D == 64 ? weigh<64> : weigh<128>;
+    LAUNCH(weigh_values, dim3(tiles, all_heads), threads, 0)(half(args.out), S.as<float>(), half(args.in[2]), heads);
 }
 
 const Registered here{"attention", "three kernels, S and P in memory", run};
