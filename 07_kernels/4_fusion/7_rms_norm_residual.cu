@@ -1,0 +1,67 @@
+// The addition and the norm in one kernel: s is written and stays in registers, where the norm finds it.
+//
+//     x, residual -> s -> memory                          read 2 + 2    write 2    bytes an element
+//                    s    (registers) -> norm -> y                      write 2    8: nothing is read twice (but the weight, from L1)
+//
+// The norm is of s as it was rounded to bf16: who reads s later (the backward pass) computes the same norm.
+#include "rows.cuh"
+
+namespace ultrascale::kernels {
+namespace {
+
+using rows::Pack;
+constexpr int kept = 4;  // packs in a thread's registers
+
+template <int n>
+__global__ void __launch_bounds__(1024, 1) norm(__nv_bfloat16* s, __nv_bfloat16* y, const __nv_bfloat16* x, const __nv_bfloat16* residual,
+                                                const __nv_bfloat16* weight, int64_t columns) {
+    const Pack<n>* from = reinterpret_cast<const Pack<n>*>(x + blockIdx.x * columns);
+    const Pack<n>* others = reinterpret_cast<const Pack<n>*>(residual + blockIdx.x * columns);
+    const Pack<n>* weights = reinterpret_cast<const Pack<n>*>(weight);
+    Pack<n>* sums = reinterpret_cast<Pack<n>*>(s + blockIdx.x * columns);
+    Pack<n>* to = reinterpret_cast<Pack<n>*>(y + blockIdx.x * columns);
+    const auto at = [](int k) { return int(threadIdx.x + k * blockDim.x); };  // of this thread's k-th pack
+    const int packs = int(columns / n);
+    Pack<n> pack[kept], other[kept];
+#pragma unroll
+    for (int k = 0; k < kept; ++k)
+        if (const int i = at(k); i < packs) pack[k] = from[i], other[k] = others[i];
+
+    float squares = 0;
+    const auto add = [&](Pack<n> a, Pack<n> b) {
+#pragma unroll
+        for (int j = 0; j < n; ++j) {
+            a.x[j] = __float2bfloat16_rn(__bfloat162float(a.x[j]) + __bfloat162float(b.x[j]));
+            squares += __bfloat162float(a.x[j]) * __bfloat162float(a.x[j]);
+        }
+        return a;
+    };
+#pragma unroll
+    for (int k = 0; k < kept; ++k)
+        if (const int i = at(k); i < packs) sums[i] = pack[k] = add(pack[k], other[k]);
+    for (int i = at(kept); i < packs; i += int(blockDim.x)) sums[i] = add(from[i], others[i]);
+
+    const float inverse = rsqrtf(rows::block_sum(squares) / float(columns) + rms_norm_epsilon);
+    const auto write = [&](int i, Pack<n> p) {
+        const Pack<n> w = weights[i];
+#pragma unroll
+        for (int j = 0; j < n; ++j) p.x[j] = __float2bfloat16_rn(__bfloat162float(p.x[j]) * inverse * __bfloat162float(w.x[j]));
+        to[i] = p;
+    };
+#pragma unroll
+    for (int k = 0; k < kept; ++k)
+        if (const int i = at(k); i < packs) write(i, pack[k]);
+    for (int i = at(kept); i < packs; i += int(blockDim.x)) write(i, sums[i]);
+}
+
+void run(const Arguments& args) {
+    const int64_t columns = args.size[1], n = columns % 8 == 0 ? 8 : 1;
+    LAUNCH(n == 8 ? norm<8> : norm<1>, unsigned(args.size[0]), rows::threads_for(columns / n, kept), 0)
+    (rows::data(args.out.slice(0, 1)), rows::data(args.out.slice(1, 2)), rows::data(args.in[0]), rows::data(args.in[1]),
+     rows::data(args.in[2]), columns);
+}
+
+const Registered here{"rms norm + residual", "one kernel, s in registers: 8", run};
+
+}  // namespace
+}  // namespace ultrascale::kernels
