@@ -65,15 +65,15 @@ endif
 ARCH     ?= native
 CUDA_ARCH ?= $(patsubst 90,90a,$(or $(GPU_ARCH),90a))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
-# Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2.
-OPTIMIZE  = $(if $(SANITIZE),-O1,$(if $(filter common/cpu/ops_% common/ops_%,$<),-O3 -fno-math-errno,-O2)) -g1 -march=$(ARCH)
+# Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2, but -O0 where a test only starts programs.
+OPTIMIZE  = $(if $(filter tests/chapters/%,$<),-O0,$(if $(SANITIZE),-O1,$(if $(filter common/cpu/ops_% common/ops_%,$<),-O3 -fno-math-errno,-O2))) -g1 -march=$(ARCH)
 SANITIZE_FLAGS := $(if $(filter address,$(SANITIZE)),-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=undefined) \
                   $(if $(filter thread,$(SANITIZE)),-fsanitize=thread)
 # -Wno-array-bounds, -Wno-stringop-overflow: GCC 13 finds in fmt 9 what is not there.
 CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Wno-array-bounds -Wno-stringop-overflow $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
-CPPFLAGS += -Icommon -I. -DFMT_HEADER_ONLY $(MPI_FLAGS) $(addprefix -isystem ,$(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
+CPPFLAGS += -Icommon -I. $(MPI_FLAGS) $(addprefix -isystem ,$(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
 LIBRARY_DIRS := $(DEPS_LIB) $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
-LDLIBS   += $(addprefix -L,$(LIBRARY_DIRS)) $(foreach d,$(LIBRARY_DIRS),-Wl$(,)--disable-new-dtags$(,)-rpath$(,)$(d)) $(MPI_LIBS) -lpthread
+LDLIBS   += $(addprefix -L,$(LIBRARY_DIRS)) $(foreach d,$(LIBRARY_DIRS),-Wl$(,)--disable-new-dtags$(,)-rpath$(,)$(d)) $(MPI_LIBS) -lfmt -lpthread
 ifeq ($(BACKEND),cuda)
 CPPFLAGS += -DULTRASCALE_CUDA -isystem $(CUDA)/include
 NVCCFLAGS += -std=c++20 -O3 -lineinfo -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) --expt-relaxed-constexpr \
