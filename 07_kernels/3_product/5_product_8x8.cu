@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 register
             b[k][c] = k0 + k < K && column0 + c < N ? B[(k0 + k) * N + column0 + c] : 0;
         }
         __syncthreads();
-#pragma unroll
+#pragma unroll 2  // wholly unrolled it would not fit into 128 registers
         for (int k = 0; k < k_step; ++k) {
             float a_values[results], b_values[results];
 #pragma unroll
