@@ -14,8 +14,8 @@ std::vector<Problem> product() {
     Problem fp32{.name = "product", .family = 3, .dimensions = dimensions};
     fp32.timed = {{4096, 4096, 4096}};
     fp32.observed = {{256, 256, 64}};
-    // No single column with K > 1: a row of one number is now and then near 0, and its relative error large.
-    fp32.awkward = {{1, 1, 1}, {37, 1, 1}, {3, 5, 7}, {70, 3, 100}, {1, 64, 9}, {33, 65, 17}, {64, 132, 36}, {130, 131, 129}};
+    // No K > 1 with a column or two: so short a row is now and then near 0, and its relative error large.
+    fp32.awkward = {{1, 1, 1}, {37, 1, 1}, {3, 5, 7}, {70, 6, 100}, {1, 64, 9}, {33, 65, 17}, {64, 132, 36}, {130, 131, 129}};
     fp32.inputs = [](const Sizes& s) { return std::vector<Input>{{{s[0], s[2]}}, {{s[2], s[1]}}}; };
     fp32.output = [](const Sizes& s) { return Input{{s[0], s[1]}}; };
     fp32.reference = [](const Sizes& s, const HostInputs& in, int64_t row, double* out) {
