@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(threads, 2)
     __shared__ __align__(16) float a[2][k_step][tile + padding], b[2][k_step][tile];
     const int64_t row0 = int64_t(blockIdx.y) * tile, column0 = int64_t(blockIdx.x) * tile;  // of the block
     const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int y = warp / 2 * warp_tile + lane / 2 % 8 * 4;                // first row of this thread in the block's tile
+    const int y = warp / 2 * warp_tile + lane / 2 % lane_rows * 4;        // first row of this thread in the block's tile
     const int x = warp % 2 * warp_tile + (lane / 16 * 2 + lane % 2) * 4;  // and first column
 
     // What this thread brings: two k of every 16th row of A, four columns of every 4th row of B.
