@@ -8,7 +8,8 @@
 //             +----+       +----+
 //
 // An element that came from global memory is used 32 times: a 32nd of the traffic. What it costs: two loads from shared memory for each
-// multiply-add. An SM does 128 multiply-adds a clock, but shared memory serves one warp's load: 32 numbers, or one number to 32 threads.
+// multiply-add (nvcc joins four of a's neighbours into one load). An SM does 128 multiply-adds a clock, but shared memory serves one warp's
+// load: 32 numbers, or one number to 32 threads.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {

@@ -20,7 +20,7 @@
 //     the 8 rows ldmatrix reads at a time, and the 8 chunks of a row that copies write, lie in different banks
 //   - registers: the fragments for the next 16 k are loaded while these are multiplied, also across steps: the barrier comes 16 k early
 //   - memory to L2: blocks that run at the same time have neighbouring tiles, 16 below each other (they share rows of B), then the next
-//     column. 132 of them, 16 x 8, read some 2048 rows of A and as many of B; one row of tiles after the other it were 1056 and all of B.
+//     column. 132 of them, 16 x 8, read some 2048 rows of A and as many of B; in rows of 16 it would be 1056 of A and all 4096 of B.
 #ifndef ULTRASCALE_SIMT
 #include "cuda/mma.cuh"
 #endif
