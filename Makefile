@@ -147,8 +147,9 @@ test: deps  ## build and run all tests; with BACKEND=cpu also the CUDA kernels o
 # racecheck and initcheck leave out what calls cuBLAS: on Hopper racecheck fails inside its kernels, and initcheck does not see what
 # they store with the copy engine (TMA).
 SANITIZER := compute-sanitizer --error-exitcode 1 --print-limit 10
-compute-sanitizer: $(BUILD)/unit_test  ## the operations under memcheck, racecheck and initcheck (needs a GPU)
+compute-sanitizer: $(BUILD)/unit_test $(BUILD)/07_kernels  ## the operations and 07_kernels under memcheck, racecheck and initcheck (needs a GPU)
 	$(SANITIZER) --tool memcheck $(BUILD)/unit_test --gtest_filter='Ops*:Llama*:Optimizer*:AdamW*:Documents*'
+	for tool in memcheck racecheck initcheck; do $(SANITIZER) --tool $$tool $(BUILD)/07_kernels --check || exit 1; done
 	for tool in racecheck initcheck; do \
 	    $(SANITIZER) --tool $$tool $(BUILD)/unit_test --gtest_filter='Ops*:-OpsMatmul*:OpsAttention.Naive*:OpsAttention.RowsWithoutKeys*' || exit 1; done
 else

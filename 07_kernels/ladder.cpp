@@ -17,12 +17,15 @@ void check_all(const Problem& problem, const LadderOptions& options, Rung& rung)
     if (!options.size.empty()) sizes = {options.size};
     for (const Sizes& size : sizes) {
         try {
-            const double error = error_of(problem, *rung.kernel, make_trial(problem, size, options.seed), options.size.empty());
+            const Trial trial = make_trial(problem, size, options.seed);
+            const double error = error_of(problem, *rung.kernel, trial, options.size.empty());
             ++rung.checked;
-            if (!(error <= problem.tolerance))  // NaN too
+            if (!(error <= problem.tolerance)) {  // NaN too
                 rung.wrong = std::isnan(error)
                                  ? fmt::format("{}: part of the output was not written, or is no number", text(problem, size))
                                  : fmt::format("{}: relative error {:.1e} > {:.0e}", text(problem, size), error, problem.tolerance);
+                rung.wrong += races_of(*rung.kernel, trial);
+            }
             rung.error = std::max(rung.error, error);
         } catch (const std::logic_error& error) {  // what common/simt finds in a kernel
             rung.wrong = fmt::format("{}: {}", text(problem, size), error.what());

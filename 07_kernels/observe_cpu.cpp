@@ -2,6 +2,8 @@
 #ifndef ULTRASCALE_CUDA
 #include <fmt/format.h>
 
+#include <tuple>
+
 #include "measure.h"
 #include "simt/microscope.h"
 
@@ -41,6 +43,17 @@ std::vector<std::pair<std::string, double>> named(const Traffic& t) {
 
 }  // namespace
 
+std::string races_of(const Kernel& kernel, const Trial& trial) {
+    simt::Microscope microscope;
+    kernel.run(trial.arguments);
+    const simt::Observation observation = microscope.take();
+    if (observation.races.empty()) return "";
+    const auto& [one, other] = std::tie(observation.races[0].one, observation.races[0].other);
+    const auto kind = [](simt::Access access) { return access == simt::Access::shared_load ? "load" : "store"; };
+    return fmt::format("; race: {}:{} ({}) and {}:{} ({})", one.file, one.line, kind(one.access), other.file, other.line,
+                       kind(other.access));
+}
+
 std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, const std::vector<Sizes>& sizes,
                           const std::vector<Rung>& right) {
     if (right.empty()) return {};
@@ -63,7 +76,7 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
             rung.traffic =
                 double(traffic.load.bytes_moved() + traffic.store.bytes_moved() + traffic.atomic.bytes_moved()) / problem.bytes(size);
             rung.seen = named(traffic);
-            if (!observation.races.empty()) rung.wrong = fmt::format("{} races", observation.races.size());
+            if (!observation.races.empty()) rung.wrong = fmt::format("{} race{}", observation.races.size(), observation.races.size() == 1 ? "" : "s");
             const auto number = [](const simt::Counts& counts, double value, const char* unit) {
                 return counts.requests ? fmt::format("{:.1f}{}", value, unit) : std::string("-");
             };

@@ -69,10 +69,10 @@ Occupancy occupancy(const Hierarchy& gpu, const LaunchNote& launch) {
     o.by_shared = o.shared_per_block ? int(gpu.shared / shared) : gpu.blocks;
     o.blocks = std::min({o.by_warps, o.by_blocks, o.by_registers, o.by_shared});
     o.share = double(o.blocks * warps) / gpu.warps;
-    o.limit = o.blocks == o.by_warps                  ? "warps"
-              : o.blocks == o.by_registers && of_warp ? "registers"
-              : o.blocks == o.by_shared               ? "shared memory"
-                                                      : "blocks";
+    o.limit = o.blocks == o.by_warps                          ? "warps"
+              : o.blocks == o.by_registers && of_warp         ? "registers"
+              : o.blocks == o.by_shared && o.shared_per_block ? "shared memory"
+                                                              : "blocks";
     return o;
 }
 
@@ -81,7 +81,7 @@ void print_primer(const std::vector<std::pair<Kernel, std::vector<LaunchNote>>>&
 #ifdef ULTRASCALE_CUDA
     fmt::print("{}\n", gpu.name);
 #else
-    fmt::print("no GPU here: the numbers of an {}; registers are known once nvcc has compiled\n", gpu.name);
+    fmt::print("no GPU here: the numbers of an {}; registers and __shared__ arrays are known once nvcc has compiled\n", gpu.name);
 #endif
     fmt::print("  grid                              threads come in blocks, a block's in warps of 32 that execute together\n");
     fmt::print("  {:>4} SMs                          a block runs on one of them, with up to {} threads\n", gpu.multiprocessors,

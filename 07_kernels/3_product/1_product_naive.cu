@@ -16,7 +16,11 @@ __global__ void product(float* C /* (M, N) */, const float* A /* (M, K) */, cons
     const int64_t row = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, column = int64_t(blockIdx.y) * blockDim.y + threadIdx.y;
     if (row >= M || column >= N) return;
     float sum = 0;
-    for (int64_t k = 0; k < K; ++k) sum += A[row * K + k] * B[k * N + column];
+    for (int64_t k = 0; k < K; ++k) {
+        const float a = A[row * K + k];
+        const float b = B[k * N + column];
+        sum += a * b;
+    }
     C[row * N + column] = sum;
 }
 

@@ -38,7 +38,8 @@ TEST(Ladder, FindsWhatIsWrong) {
     expect_found(run_forgets_the_rest, "n 1: part of the output was not written");
     expect_found(run_writes_too_far, "out of bounds at wrong_kernels.cu:");
     expect_found(run_misses_a_barrier, "wait at __syncthreads");
-    expect_found(run_races, "races");
+    expect_found(run_reads_too_early, "; race: wrong_kernels.cu:");
+    expect_found(run_races, "1 race");
 }
 
 TEST(Ladder, MeasuresTraffic) {

@@ -14,7 +14,16 @@ __global__ void add(float* c, const float* a, const float* b, int64_t n) {
     if (i < n || mistake == too_far) c[i] = a[i < n ? i : 0] + b[i < n ? i : 0] * (mistake == wrong_sum ? 1.001f : 1.0f);
 }
 
-// Through shared memory: a thread adds what its neighbour has fetched.
+// Through shared memory: a thread adds what its right neighbour has fetched, and nobody waits.
+__global__ void add_early(float* c, const float* a, const float* b, int64_t n) {
+    __shared__ float fetched[64];
+    const int64_t i = int64_t(blockIdx.x) * 64 + threadIdx.x;
+    const unsigned right = (threadIdx.x + 1) % 64;
+    fetched[right] = i - int64_t(threadIdx.x) + right < n ? a[i - int64_t(threadIdx.x) + right] : 0;
+    if (i < n) c[i] = fetched[threadIdx.x] + b[i];
+}
+
+// The same from the left neighbour.
 template <bool all_wait, bool wait>
 __global__ void add_neighbour(float* c, const float* a, const float* b, int64_t n) {
     __shared__ float fetched[64];
@@ -45,6 +54,10 @@ void run_wrong_sum(const Arguments& args) { run<wrong_sum>(args); }
 void run_forgets_the_rest(const Arguments& args) { run<forgets>(args); }
 void run_writes_too_far(const Arguments& args) { run<too_far>(args); }
 void run_misses_a_barrier(const Arguments& args) { run_neighbour<false, true>(args); }
+void run_reads_too_early(const Arguments& args) {
+    const int64_t n = args.size[0];
+    LAUNCH(add_early, unsigned(ceil_div(n, 64)), 64, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
+}
 void run_races(const Arguments& args) { run_neighbour<false, false>(args); }
 
 }  // namespace ultrascale::test

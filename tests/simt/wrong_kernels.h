@@ -11,6 +11,7 @@ void run_wrong_sum(const Arguments& args);         // a little
 void run_forgets_the_rest(const Arguments& args);  // of the last block
 void run_writes_too_far(const Arguments& args);
 void run_misses_a_barrier(const Arguments& args);
+void run_reads_too_early(const Arguments& args);
 void run_races(const Arguments& args);  // right on the executor, which runs threads in order
 
 }  // namespace ultrascale::test
