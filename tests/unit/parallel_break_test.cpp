@@ -172,7 +172,10 @@ TEST(ParallelBreak, SynchronisedAfterEveryMicroBatch) {
     NEEDS_RANKS();
     struct Broken : OverlapSync {
         using OverlapSync::OverlapSync;
-        void begin_micro_batch(bool) override { synchronize_ = true; }  // sums again what is a sum already
+        void begin_micro_batch(bool) override {  // sums again what is a sum already
+            finish();
+            synchronize_ = true;
+        }
     };
     expect(train_data_parallel<Broken>(), false, true, false);
 }
