@@ -52,23 +52,34 @@ double error_of(const Problem& problem, const Kernel& kernel, const Trial& trial
     kernel.run(trial.arguments);
     compute_stream().synchronize();
     const std::vector<float> got = out.to_host_float();
-    for (float x : got)
-        if (!std::isfinite(x)) return std::numeric_limits<double>::quiet_NaN();
+    bool finite = true;
+#pragma omp parallel for reduction(&& : finite)
+    for (size_t i = 0; i < got.size(); ++i) finite = finite && std::isfinite(got[i]);
+    if (!finite) return std::numeric_limits<double>::quiet_NaN();
     const int64_t rows = out.rows(), columns = out.cols(), looked_at = all_rows ? rows : std::min<int64_t>(rows, 16);
+    constexpr int64_t piece = 256;
     double worst = 0;
 #pragma omp parallel for reduction(max : worst) schedule(dynamic)
     for (int64_t i = 0; i < looked_at; ++i) {
         const int64_t row = looked_at == rows ? i : i * (rows - 1) / (looked_at - 1);
         std::vector<double> want(size_t(columns), 0);
         problem.reference(trial.arguments.size, trial.inputs, row, want.data());
-        double difference = 0, norm = 0;
-        for (int64_t c = 0; c < columns; ++c) {
-            const double w = want[size_t(c)], d = got[size_t(row * columns + c)] - w;
-            difference += d * d, norm += w * w;
+        for (int64_t begin = 0; begin < columns; begin += piece) {
+            double difference = 0, norm = 0;
+            for (int64_t c = begin; c < std::min(begin + piece, columns); ++c) {
+                const double w = want[size_t(c)], d = got[size_t(row * columns + c)] - w;
+                difference += d * d, norm += w * w;
+            }
+            worst = std::max(worst, difference == 0 ? 0 : std::sqrt(difference / norm));
         }
-        worst = std::max(worst, difference == 0 ? 0 : std::sqrt(difference / norm));
     }
     return worst;
+}
+
+std::string verdict(const Problem& problem, const Sizes& size, double error) {
+    if (std::isnan(error)) return fmt::format("{}: part of the output was not written, or is no number", text(problem, size));
+    if (error > problem.tolerance) return fmt::format("{}: relative error {:.1e} > {:.0e}", text(problem, size), error, problem.tolerance);
+    return "";
 }
 
 std::string text(const Problem& problem, const Sizes& size) {

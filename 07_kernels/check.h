@@ -11,9 +11,13 @@ struct Trial {
 };
 Trial make_trial(const Problem& problem, const Sizes& size, uint64_t seed);
 
-// Runs the kernel on a poisoned output; returns the largest relative L2 error of a row. Of a timed size 16 rows are looked at, the first
-// and the last among them, else all. NaN or infinity: something was not written, or not a number.
+// Runs the kernel on a poisoned output; returns the largest relative L2 error of a piece of a row (256 columns: one large element must not
+// hide what is wrong with the others). all_rows: or only 16 of them, the first and the last among them. NaN: something was not written, or
+// is not a number.
 double error_of(const Problem& problem, const Kernel& kernel, const Trial& trial, bool all_rows);
+
+// "": the error is within the problem's tolerance. Else what is wrong at this size.
+std::string verdict(const Problem& problem, const Sizes& size, double error);
 
 std::string text(const Problem& problem, const Sizes& size);  // "rows 64, columns 512"
 

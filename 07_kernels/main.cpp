@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -78,24 +79,32 @@ void print_rank(const std::vector<Rung>& rungs) {
 }
 
 bool run(const Chapter& chapter) {
+    if (chapter.primer && !chapter.json.empty()) user_error("--primer writes no --json");
+    if (chapter.ladder.by_line && chapter.ladder.check_only) user_error("--check does not look through the microscope: one of the two");
     if (chapter.ladder.by_line && on_gpu)
         user_error("--microscope executes kernels on the CPU: make BACKEND=cpu 07_kernels; on a GPU, ncu shows the same (README.md)");
     const std::vector<Kernel> kernels = chosen(chapter);
     if (chapter.list) {
+        fmt::print("  {:<28} {:<20} {}\n", "kernel", "problem", "adds");
         for (const Kernel& k : kernels) fmt::print("{} {:<28} {:<20} {}\n", k.family, k.name, k.problem, k.idea);
         return true;
     }
+    const std::vector<Problem> problems = all_problems();
     std::set<std::string> of_problems;
-    for (const Kernel& k : kernels) of_problems.insert(k.problem);
+    for (const Kernel& k : kernels) {
+        if (std::ranges::none_of(problems, [&](const Problem& p) { return p.name == k.problem; }))
+            user_error("{}: there is no problem \"{}\"; --list shows them", k.file, k.problem);
+        of_problems.insert(k.problem);
+    }
     if (!chapter.ladder.size.empty() && of_problems.size() > 1) user_error("--size is for one problem: name its kernels with --kernel");
     std::optional<AtomicFile> file;
     if (!chapter.json.empty()) file.emplace(chapter.json);
-    fmt::print("{}\n", device_description());
+    fmt::print("{}; seed {}\n", device_description(), chapter.ladder.seed);
     bool ok = true;
     int checked = 0;
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     std::vector<std::pair<Kernel, std::vector<LaunchNote>>> launched;
-    for (const Problem& problem : all_problems()) {
+    for (const Problem& problem : problems) {
         std::vector<Kernel> of_problem;
         std::ranges::copy_if(kernels, std::back_inserter(of_problem), [&](const Kernel& k) { return k.problem == problem.name; });
         if (of_problem.empty()) continue;
@@ -105,7 +114,7 @@ bool run(const Chapter& chapter) {
             for (const Kernel& kernel : of_problem) {
                 if (!kernel.run) continue;
                 take_launches();
-                kernel.run(make_trial(problem, problem.observed[0], 1).arguments);
+                kernel.run(make_trial(problem, (on_gpu ? problem.timed : problem.observed)[0], 1).arguments);
                 launched.emplace_back(kernel, take_launches());
             }
             continue;
@@ -126,7 +135,10 @@ bool run(const Chapter& chapter) {
     }
     if (chapter.primer) print_primer(launched);
     if (file) file->write(rows.dump(1) + "\n"), file->commit();
-    if (!chapter.primer) fmt::print("\n{}\n", ok ? fmt::format("all right: {} comparisons with float64", checked) : "WRONG, see above");
+    if (!chapter.primer)
+        fmt::print("\n{}\n", !ok            ? "WRONG, see above"
+                             : checked == 0 ? "nothing was checked"
+                                            : fmt::format("all right: {} comparisons with float64", checked));
     return ok;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "device.h"
@@ -23,8 +24,10 @@ double median_seconds(const std::function<void()>& launch) {
         compute_stream().synchronize();
         return (now_seconds() - begin) / launches;
     };
-    batch(2);  // warms up
-    const int launches = std::clamp(int(0.03 / batch(3)), 3, 500);
+    batch(1);  // warms up
+    const double once = batch(1);
+    if (once > 0.05) return once;  // it is slow enough to be sure
+    const int launches = std::clamp(int(0.03 / once), 3, 500);
     double seconds[7];
     for (double& s : seconds) s = batch(launches);
     std::nth_element(seconds, seconds + 3, seconds + 7);
@@ -70,8 +73,9 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
         };
         for (Rung rung : right) {
             rung.size = size;
-            rung.error = std::max(rung.error, error_of(problem, *rung.kernel, trial, false));
-            if (!(rung.error <= problem.tolerance)) rung.wrong = fmt::format("{}: relative error {:.1e}", text(problem, size), rung.error);
+            const double error = error_of(problem, *rung.kernel, trial, false);
+            rung.wrong = verdict(problem, size, error);
+            rung.error = std::isnan(error) ? error : std::max(rung.error, error);
             rung.seconds = median_seconds([&] { rung.kernel->run(trial.arguments); });
             line(label(problem, rung, sizes, right), fmt::format("{:.1e}", rung.error), rung.seconds,
                  rung.wrong.empty() ? rung.kernel->idea : "WRONG at " + rung.wrong);

@@ -1,7 +1,9 @@
 // Your kernel. `07_kernels --kernel mine` checks it like all others and ranks it among the kernels of its problem.
 //
-// Change the problem's name in the last line to any that `--list` shows, and write the kernel. args.size holds the problem's
-// dimensions, args.in its inputs, args.out the output; 1_first_steps/1_vector_add.cu explains the rest.
+// Name one of the problems that `--list` shows where it says Registered, and write the kernel. args.size holds the problem's dimensions,
+// args.in its inputs, args.out the output (the problem's entry in its folder's problems.cpp says their shapes); more memory is
+// Tensor::empty(shape, DType::fp32, Memory::workspace), dynamic shared memory DYNAMIC_SHARED(float, name). 1_first_steps/1_vector_add.cu
+// explains the rest. Without a GPU the names in common/simt/include are what there is of CUDA.
 #include "kernel.h"
 
 namespace ultrascale::kernels {

@@ -2,7 +2,7 @@
 #ifndef ULTRASCALE_CUDA
 #include <fmt/format.h>
 
-#include <tuple>
+#include <algorithm>
 
 #include "measure.h"
 #include "simt/microscope.h"
@@ -12,7 +12,9 @@ namespace {
 
 // Over all kernels that one run launched.
 struct Traffic {
-    simt::Counts load, store, atomic, shared_load, shared_store, shared, all;
+    simt::Counts load, store, atomic, shared_load, shared_store, all;
+    // Of loads or of stores, whichever have more; 0: none.
+    double ways() const { return std::max(shared_load.ways(), shared_store.ways()); }
 };
 Traffic sums(const simt::Observation& observation) {
     Traffic t;
@@ -24,8 +26,6 @@ Traffic sums(const simt::Observation& observation) {
         t.shared_store += kernel.total(simt::Access::shared_store);
         t.all += kernel.total();
     }
-    t.shared = t.shared_load;
-    t.shared += t.shared_store;
     return t;
 }
 
@@ -48,10 +48,12 @@ std::string races_of(const Kernel& kernel, const Trial& trial) {
     kernel.run(trial.arguments);
     const simt::Observation observation = microscope.take();
     if (observation.races.empty()) return "";
-    const auto& [one, other] = std::tie(observation.races[0].one, observation.races[0].other);
-    const auto kind = [](simt::Access access) { return access == simt::Access::shared_load ? "load" : "store"; };
-    return fmt::format("; race: {}:{} ({}) and {}:{} ({})", one.file, one.line, kind(one.access), other.file, other.line,
-                       kind(other.access));
+    const simt::Race& race = observation.races[0];
+    const auto side = [](const simt::Race::Side& s) {
+        const char* kind = s.access == simt::Access::shared_load ? "load" : s.access == simt::Access::shared_store ? "store" : "atomic";
+        return fmt::format("{}:{} ({})", s.file, s.line, kind);
+    };
+    return fmt::format("; race: {} and {}", side(race.one), side(race.other));
 }
 
 std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, const std::vector<Sizes>& sizes,
@@ -61,8 +63,8 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
         fmt::print("{}{}: {}. {:.3g} MFLOP, at least {:.4g} KB, {:.3g} FLOP/byte\n", size == sizes[0] ? "\n" : "", problem.name,
                    text(problem, size), problem.flops(size) / 1e6, problem.bytes(size) / 1e3, problem.flops(size) / problem.bytes(size));
     const char* row = "  {:<28} {:>8} {:>9} {:>9} {:>10} {:>10} {:>8} {:>6}  {}\n";
-    fmt::print(fmt::runtime(row), "", "", "sectors", "sectors", "KB moved", "bank", "threads", "", "");
-    fmt::print(fmt::runtime(row), "", "error", "a load", "a store", "of least", "conflicts", "of 32", "races", "adds");
+    fmt::print(fmt::runtime(row), "", "", "sectors", "sectors", "moved", "bank", "threads", "", "");
+    fmt::print(fmt::runtime(row), "", "error", "a load", "a store", "/ least", "conflicts", "of 32", "races", "adds");
     std::vector<Rung> rungs;
     std::string lines;
     for (const Sizes& size : sizes) {
@@ -76,15 +78,17 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
             rung.traffic =
                 double(traffic.load.bytes_moved() + traffic.store.bytes_moved() + traffic.atomic.bytes_moved()) / problem.bytes(size);
             rung.seen = named(traffic);
-            if (!observation.races.empty()) rung.wrong = fmt::format("{} race{}", observation.races.size(), observation.races.size() == 1 ? "" : "s");
+            rung.seen.emplace_back("races", double(observation.races.size()));
+            if (!observation.races.empty())
+                rung.wrong = fmt::format("{} race{}", observation.races.size(), observation.races.size() == 1 ? "" : "s");
             const auto number = [](const simt::Counts& counts, double value, const char* unit) {
                 return counts.requests ? fmt::format("{:.1f}{}", value, unit) : std::string("-");
             };
             fmt::print(fmt::runtime(row), label(problem, rung, sizes, right), fmt::format("{:.1e}", rung.error),
                        number(traffic.load, traffic.load.sectors_per_request(), ""),
                        number(traffic.store, traffic.store.sectors_per_request(), ""), fmt::format("{:.2f}", rung.traffic),
-                       number(traffic.shared, traffic.shared.ways(), "-way"), fmt::format("{:.1f}", traffic.all.active_threads()),
-                       observation.races.size(), rung.kernel->idea);
+                       traffic.ways() > 0 ? fmt::format("{:.1f}-way", traffic.ways()) : "-",
+                       fmt::format("{:.1f}", traffic.all.active_threads()), observation.races.size(), rung.kernel->idea);
             if (options.by_line || !observation.races.empty()) lines += "\n" + simt::table(observation);
             rungs.push_back(rung);
         }

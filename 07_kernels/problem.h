@@ -47,7 +47,7 @@ struct Problem {
     std::function<double(const Sizes&)> flops;
     std::function<double(const Sizes&)> bytes;  // each input read once, the output written once
     bool tensor_cores = false;                  // which peak its FLOP count is held against
-    // The vendor's function for the same, if there is one: cuBLAS, or OpenBLAS.
+    // The vendor's function for the same, if there is one: cuBLAS. Measured beside the kernels on a GPU.
     std::function<void(const Arguments&)> library = nullptr;
 };
 

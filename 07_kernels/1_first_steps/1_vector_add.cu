@@ -1,8 +1,15 @@
 // The first kernel: c = a + b, one thread an element.
 //
-// Host code allocates device memory, copies the inputs there, launches a grid of blocks of threads and copies the result back; here
-// Tensor does the copies (device_copy_from_host is a cudaMemcpy). Device code is what a single thread does: it finds its element from
-// where it stands in the grid, and does nothing where the last block reaches past the end.
+// Host code allocates device memory, copies the inputs there, launches a grid of blocks of threads and copies the result back:
+//
+//     cudaMalloc(&a, 4 * n);                                    // here Tensor does this,
+//     cudaMemcpy(a, on_host, 4 * n, cudaMemcpyHostToDevice);    // and this
+//     vector_add<<<blocks, threads>>>(c, a, b, n);              // LAUNCH(vector_add, blocks, threads, shared bytes)(c, a, b, n), which
+//     cudaMemcpy(result, c, 4 * n, cudaMemcpyDeviceToHost);     //   also looks for errors, and without a GPU calls common/simt
+//     cudaFree(a);
+//
+// Device code is what a single thread does. __global__: a kernel, called from the host; __device__: a function that kernels call. A thread
+// finds its element from where it stands in the grid, and does nothing where the last block reaches past the end.
 //
 //     block 0              block 1              block 2
 //     [0 1 2 ... 255]      [0 1 2 ... 255]      [0 1 2 ... ]       threadIdx.x

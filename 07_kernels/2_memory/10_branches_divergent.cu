@@ -1,5 +1,5 @@
-// Control divergence: a warp has one program counter. Where its threads go different ways it goes both, one after the other, each with the
-// other's threads switched off.
+// Control divergence: a warp issues one instruction at a time, for those of its threads that have come to it. Where they go different ways
+// the ways take turns, each without the other's threads.
 //
 // Here odd elements and even elements are treated differently (256 multiply-adds, with other constants), so each warp does 512.
 #include "../kernel.h"

@@ -9,7 +9,9 @@ namespace {
 
 __global__ void transpose(float* out, const float* in, int64_t rows, int64_t columns) {
     const int64_t column = int64_t(blockIdx.x) * 32 + threadIdx.x, row = int64_t(blockIdx.y) * 8 + threadIdx.y;
-    if (row < rows && column < columns) out[column * rows + row] = in[row * columns + column];
+    if (row < rows && column < columns) {
+        out[column * rows + row] = in[row * columns + column];
+    }
 }
 
 void run(const Arguments& args) {

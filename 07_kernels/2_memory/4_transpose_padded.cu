@@ -16,10 +16,14 @@ __global__ void transpose(float* out, const float* in, int64_t rows, int64_t col
     const int64_t row0 = int64_t(blockIdx.y) * side, column0 = int64_t(blockIdx.x) * side;
     const int x = threadIdx.x;
     for (int y = threadIdx.y; y < side; y += thread_rows)
-        if (row0 + y < rows && column0 + x < columns) tile[y][x] = in[(row0 + y) * columns + column0 + x];
+        if (row0 + y < rows && column0 + x < columns) {
+            tile[y][x] = in[(row0 + y) * columns + column0 + x];
+        }
     __syncthreads();
     for (int y = threadIdx.y; y < side; y += thread_rows)
-        if (column0 + y < columns && row0 + x < rows) out[(column0 + y) * rows + row0 + x] = tile[x][y];
+        if (column0 + y < columns && row0 + x < rows) {
+            out[(column0 + y) * rows + row0 + x] = tile[x][y];
+        }
 }
 
 void run(const Arguments& args) {

@@ -7,8 +7,8 @@ namespace ultrascale::kernels {
 
 std::vector<Problem> memory() {
     Problem copy{.name = "strided copy", .family = 2, .dimensions = {"n", "stride"}};
-    for (int64_t stride : {1, 2, 4, 8, 16}) {
-        copy.timed.push_back({1 << 24, stride});
+    for (int64_t stride : {1, 2, 4, 8}) {
+        copy.timed.push_back({1 << 26, stride});  // 256 MiB and more: far larger than L2
         copy.observed.push_back({1 << 13, stride});
     }
     copy.awkward = {{1, 1}, {33, 3}, {257, 5}};
@@ -40,7 +40,7 @@ std::vector<Problem> memory() {
         *out = 0;
         for (float x : in[0]) *out += x;
     };
-    sum.tolerance = 2e-5;  // a thread adds some 250 numbers, and then 270,000 threads' sums are added in any order
+    sum.tolerance = 1e-4;  // of 270,000 additions to one float, in any order, each is off by up to 6e-8 of the sum so far
     sum.flops = [](const Sizes& s) { return double(s[0]); };
     sum.bytes = [](const Sizes& s) { return 4.0 * double(s[0]); };
 

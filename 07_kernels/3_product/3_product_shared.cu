@@ -17,7 +17,8 @@ namespace {
 
 constexpr int tile = 32;  // 32 x 32 threads: as many as a block may have
 
-__global__ void product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
+__global__ void __launch_bounds__(tile* tile)
+    product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
     __shared__ float a[tile][tile], b[tile][tile];
     const int x = int(threadIdx.x), y = int(threadIdx.y);
     const int64_t row = int64_t(blockIdx.y) * tile + y, column = int64_t(blockIdx.x) * tile + x;

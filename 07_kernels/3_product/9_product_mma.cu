@@ -9,7 +9,7 @@
 //     64 k     |warp 4|warp 5|warp 6|warp 7|       ldmatrix  |  |  |  |  |  |  |  |  |  128 registers of sums a thread
 //              +------+------+------+------+           ...
 //
-// Tensor cores multiply ten times as fast as the other units, and everything else has to keep up:
+// Tensor cores multiply fifteen times as fast as the other units, and everything else has to keep up:
 //   - L2 to shared memory: a large tile (85 FLOP for each byte), and several stages of copies under way:
 //         step     0         1         2         3                 In step s the copies for s + stages - 1 begin, into the stage that
 //         stage 0  multiply  copy      |         |                 step s - 1 has read; a third of them with each of the first three

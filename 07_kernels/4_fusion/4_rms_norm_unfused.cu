@@ -8,7 +8,7 @@
 //     y       = scaled * weight        read 2 + 2       write 2
 //                                      together 21, where 4 are needed; 2 of them the weight, which the caches have
 //
-// Each of the five is as fast as the memory allows. That is the point: only fewer bytes help.
+// Each of the five is bound by memory. That is the point: only fewer bytes help.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {

@@ -1,3 +1,5 @@
+#include <cuda_bf16.h>
+
 #include "07_kernels/kernel.h"
 #include "wrong_kernels.h"
 
@@ -35,6 +37,16 @@ __global__ void add_neighbour(float* c, const float* a, const float* b, int64_t 
     if (i < n) c[i] = before - before + a[i] + b[i];
 }
 
+// A thread a row: (softmax - [target]) / rows, with a softmax that is 1.4 times too large.
+__global__ void gradient(__nv_bfloat16* to, const __nv_bfloat16* logits, const int* targets, int rows, int columns) {
+    const int row = int(blockIdx.x);
+    logits += int64_t(row) * columns, to += int64_t(row) * columns;
+    float sum = 0;
+    for (int i = 0; i < columns; ++i) sum += expf(__bfloat162float(logits[i]));
+    for (int i = 0; i < columns; ++i)
+        to[i] = __float2bfloat16_rn((1.4f * expf(__bfloat162float(logits[i])) / sum - (i == targets[row] ? 1.0f : 0.0f)) / float(rows));
+}
+
 template <Mistake mistake>
 void run(const Arguments& args) {
     const int64_t n = args.size[0], blocks = mistake == forgets ? n / 64 : ceil_div(n, 64);
@@ -59,5 +71,11 @@ void run_reads_too_early(const Arguments& args) {
     LAUNCH(add_early, unsigned(ceil_div(n, 64)), 64, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
 }
 void run_races(const Arguments& args) { run_neighbour<false, false>(args); }
+void run_wrong_beside_the_target(const Arguments& args) {
+    const int rows = int(args.size[0]), columns = int(args.size[1]);
+    LAUNCH(gradient, unsigned(rows), 1, 0)
+    (static_cast<__nv_bfloat16*>(args.out.data()), static_cast<const __nv_bfloat16*>(args.in[0].data()), args.in[1].as<int32_t>(), rows,
+     columns);
+}
 
 }  // namespace ultrascale::test
