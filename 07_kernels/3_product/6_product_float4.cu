@@ -11,7 +11,7 @@
 //   floats at the end of each row move the second 16 banks away.
 //
 // Now 64 multiply-adds need 4 loads instead of 16.
-#include "../kernel.h"
+#include "tiles.cuh"
 
 namespace ultrascale::kernels {
 namespace {
@@ -28,21 +28,6 @@ __device__ float4 load4(const float* matrix, int64_t rows, int64_t columns, int6
     const int64_t left = columns - column;
     return make_float4(from[0], left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0);
 }
-__device__ void store4(float* matrix, int64_t rows, int64_t columns, int64_t row, int64_t column, const float (&values)[4]) {
-    float* to = matrix + row * columns + column;
-    if (row >= rows || column >= columns) return;
-    if (columns % 4 == 0)
-        *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
-    else
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (column + i < columns) to[i] = values[i];
-}
-__device__ void copy4(float* registers, const float* shared) {
-    const float4 v = *reinterpret_cast<const float4*>(shared);
-    registers[0] = v.x, registers[1] = v.y, registers[2] = v.z, registers[3] = v.w;
-}
-
 __global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 registers a thread at most
     product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
     __shared__ __align__(16) float a[k_step][tile + padding], b[k_step][tile];

@@ -10,9 +10,7 @@
 // does not wait for it: it commits a batch of copies and asks later whether the batch has come. Copies of 4 bytes transpose A on the way.
 //
 // One __syncthreads() for each pair of tiles: it says that this pair is here for all, and that nobody reads the other pair any more.
-#include <cuda_pipeline_primitives.h>
-
-#include "../kernel.h"
+#include "tiles.cuh"
 
 namespace ultrascale::kernels {
 namespace {
@@ -21,14 +19,7 @@ constexpr int tile = 128;  // rows and columns of C for a block
 constexpr int k_step = 8;  // of K at a time
 constexpr int across = 16, threads = across * across, half = tile / 2, padding = 4;
 
-// Begins to copy one element, or writes a zero where there is none.
-__device__ void begin_copy(float* to, const float* from, bool inside) {
-    if (inside)
-        __pipeline_memcpy_async(to, from, 4);
-    else
-        *to = 0;
-}
-// The same for elements column .. column + 3 of a row; column is a multiple of 4.
+// begin_copy for elements column .. column + 3 of a row; column is a multiple of 4.
 __device__ void begin_copy4(float* to, const float* matrix, int64_t rows, int64_t columns, int64_t row, int64_t column) {
     const float* from = matrix + row * columns + column;
     if (columns % 4 == 0 && row < rows && column < columns)
@@ -37,21 +28,6 @@ __device__ void begin_copy4(float* to, const float* matrix, int64_t rows, int64_
 #pragma unroll
         for (int i = 0; i < 4; ++i) begin_copy(to + i, from + i, row < rows && column + i < columns);
 }
-__device__ void store4(float* matrix, int64_t rows, int64_t columns, int64_t row, int64_t column, const float (&values)[4]) {
-    float* to = matrix + row * columns + column;
-    if (row >= rows || column >= columns) return;
-    if (columns % 4 == 0)
-        *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
-    else
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (column + i < columns) to[i] = values[i];
-}
-__device__ void copy4(float* registers, const float* shared) {
-    const float4 v = *reinterpret_cast<const float4*>(shared);
-    registers[0] = v.x, registers[1] = v.y, registers[2] = v.z, registers[3] = v.w;
-}
-
 __global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 registers a thread at most
     product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
     __shared__ __align__(16) float a[2][k_step][tile + padding], b[2][k_step][tile];

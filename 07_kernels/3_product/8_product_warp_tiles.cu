@@ -19,9 +19,7 @@
 // some 240 of the 255 a thread can have. 128 threads with 255 registers take half of an SM's 65536: two blocks share it, and one multiplies
 // while the other is at its barrier. 8 warps are few, but each has 128 independent multiply-adds. 16 of K at a time: a barrier for 2048
 // multiply-adds of a thread, and 33 KB of shared memory a block.
-#include <cuda_pipeline_primitives.h>
-
-#include "../kernel.h"
+#include "tiles.cuh"
 
 namespace ultrascale::kernels {
 namespace {
@@ -30,28 +28,6 @@ constexpr int tile = 128, k_step = 16, threads = 128, padding = 4;  // padding: 
 constexpr int warp_tile = 64, squares_down = 2, squares_across = 4;
 constexpr int lane_rows = 8, lane_columns = 4;
 static_assert(squares_down * lane_rows * 4 == warp_tile && squares_across * lane_columns * 4 == warp_tile);
-
-// Begins to copy one element, or writes a zero where there is none.
-__device__ void begin_copy(float* to, const float* from, bool inside) {
-    if (inside)
-        __pipeline_memcpy_async(to, from, 4);
-    else
-        *to = 0;
-}
-__device__ void store4(float* matrix, int64_t rows, int64_t columns, int64_t row, int64_t column, const float (&values)[4]) {
-    float* to = matrix + row * columns + column;
-    if (row >= rows || column >= columns) return;
-    if (columns % 4 == 0)
-        *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
-    else
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (column + i < columns) to[i] = values[i];
-}
-__device__ void copy4(float* registers, const float* shared) {
-    const float4 v = *reinterpret_cast<const float4*>(shared);
-    registers[0] = v.x, registers[1] = v.y, registers[2] = v.z, registers[3] = v.w;
-}
 
 __global__ void __launch_bounds__(threads, 2)
     product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
