@@ -110,6 +110,8 @@ bool run(const Chapter& chapter) {
         if (of_problem.empty()) continue;
         if (!chapter.ladder.size.empty() && chapter.ladder.size.size() != problem.dimensions.size())
             user_error("--size: {} has {} dimensions: {}", problem.name, problem.dimensions.size(), fmt::join(problem.dimensions, ","));
+        if (const std::string why = chapter.ladder.size.empty() ? "" : problem.refuses(chapter.ladder.size); !why.empty())
+            user_error("--size: {}: {}", problem.name, why);
         if (chapter.primer) {
             for (const Kernel& kernel : of_problem) {
                 if (!kernel.run) continue;

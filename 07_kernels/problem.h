@@ -38,6 +38,8 @@ struct Problem {
     std::vector<Sizes> observed;          // on the CPU; also checked on a GPU
     std::vector<Sizes> awkward;           // checked everywhere: tiny, odd, not a multiple of any tile
 
+    // "": the sizes make sense, else what would, for --size.
+    std::function<std::string(const Sizes&)> refuses = [](const Sizes&) { return ""; };
     std::function<std::vector<Input>(const Sizes&)> inputs;
     std::function<Input(const Sizes&)> output;
     // Row `row` of the output (its last dimension, in float64).

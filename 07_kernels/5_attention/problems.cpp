@@ -33,6 +33,7 @@ std::vector<Problem> attention() {
         }
         for (int64_t d = 0; d < D; ++d) out[d] /= sum;
     };
+    problem.refuses = [](const Sizes& s) { return s[3] == 64 || s[3] == 128 ? "" : "D is 64 or 128"; };
     problem.tolerance = 1e-2;  // P is rounded to bf16 before the tensor cores take it, and the output is
     // Two products of 2 T T D each, of which the causal mask leaves half.
     problem.flops = [](const Sizes& s) { return 2.0 * double(s[0] * s[2]) * double(s[1]) * double(s[1]) * double(s[3]); };

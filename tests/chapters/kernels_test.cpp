@@ -81,6 +81,9 @@ TEST(KernelsBadInput, IsRefusedInOneLine) {
              {"--size 3", "--size is for one problem"},
              {"--kernel transpose_naive --size 3", "transpose has 2 dimensions: rows,columns"},
              {"--kernel transpose_naive --size 3,0", "--size"},
+             {"--kernel flash_attention --size 1,8,1,32", "D is 64 or 128"},
+             {"--primer --json x.json", "--primer writes no --json"},
+             {"--check --microscope", "one of the two"},
              {"--kernel elu --json /nowhere/x.json", "/nowhere"},
              {"--steps 3", "--steps"},
          }) {
