@@ -105,6 +105,14 @@ enum class Kind { load, store, atomic };
     fail(what.c_str());
 }
 
+[[noreturn]] void refuse_misaligned(size_t bytes, Kind kind, const void* code) {
+    Running* const self = std::exchange(running, nullptr);
+    const std::string what = fmt::format("{} {} bytes at an address that is no multiple of {}, at {}",
+                                         kind == Kind::load ? "reads" : "writes", bytes, bytes, source_line(code));
+    running = self;
+    fail(what.c_str());
+}
+
 // Of the thread alone (its stack, the kernel's arguments), of the block, of all.
 enum class Space { own, shared, global };
 
@@ -144,9 +152,13 @@ void observe(const void* first, size_t bytes, Kind kind, Space space, const void
     running = self;
 }
 
-[[gnu::always_inline]] inline void access(const void* first, size_t bytes, Kind kind, const void* code = __builtin_return_address(0)) {
+// Of a type that lies at multiples of its size, unless `anywhere`. (On stacks g++ may place it as it likes.)
+[[gnu::always_inline]] inline void access(const void* first, size_t bytes, Kind kind, bool anywhere = false,
+                                          const void* code = __builtin_return_address(0)) {
     if (!running) return;
     const Space space = check(static_cast<const char*>(first), bytes, kind, code);
+    if (!anywhere && reinterpret_cast<uintptr_t>(first) % bytes != 0 && space != Space::own) [[unlikely]]
+        refuse_misaligned(bytes, kind, code);
     if (running->observer) [[unlikely]]
         observe(first, bytes, kind, space, code);
 }
@@ -156,22 +168,22 @@ void observe(const void* first, size_t bytes, Kind kind, Space space, const void
 [[gnu::always_inline]] inline void access_parts(const void* first, size_t bytes, Kind kind) {
     const void* const code = __builtin_return_address(0);
     const size_t part = bytes <= 16 && std::has_single_bit(bytes) ? std::min<size_t>(bytes, 4) : std::min<size_t>(bytes & -bytes, 16);
-    for (size_t i = 0; i < bytes; i += part) access(static_cast<const char*>(first) + i, part, kind, code);
+    for (size_t i = 0; i < bytes; i += part) access(static_cast<const char*>(first) + i, part, kind, true, code);
 }
 
 }  // namespace
 
-void atomic_access(const void* first, size_t bytes, const void* code) { access(first, bytes, Kind::atomic, code); }
+void atomic_access(const void* first, size_t bytes, const void* code) { access(first, bytes, Kind::atomic, false, code); }
 
 }  // namespace simt
 
 // What g++ calls (gcc/sanitizer.def).
 using simt::Kind;
-#define ACCESS(bytes)                                                                  \
-    void __tsan_read##bytes(void* a) { simt::access(a, bytes, Kind::load); }           \
-    void __tsan_write##bytes(void* a) { simt::access(a, bytes, Kind::store); }         \
-    void __tsan_unaligned_read##bytes(void* a) { simt::access(a, bytes, Kind::load); } \
-    void __tsan_unaligned_write##bytes(void* a) { simt::access(a, bytes, Kind::store); }
+#define ACCESS(bytes)                                                                        \
+    void __tsan_read##bytes(void* a) { simt::access(a, bytes, Kind::load); }                 \
+    void __tsan_write##bytes(void* a) { simt::access(a, bytes, Kind::store); }               \
+    void __tsan_unaligned_read##bytes(void* a) { simt::access(a, bytes, Kind::load, true); } \
+    void __tsan_unaligned_write##bytes(void* a) { simt::access(a, bytes, Kind::store, true); }
 extern "C" {
 ACCESS(1)
 ACCESS(2)

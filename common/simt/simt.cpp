@@ -19,6 +19,10 @@
 thread_local constinit uint3 threadIdx{}, blockIdx{};
 thread_local constinit dim3 blockDim, gridDim;
 
+namespace ultrascale {
+int64_t shared_memory_per_block();  // cuda_common.h's
+}
+
 namespace simt {
 
 thread_local constinit Running* running = nullptr;
@@ -181,11 +185,27 @@ void run_block(Block& b, dim3 grid) {
     if (b.observer) b.observer->block_ends();
 }
 
+// As large as devices allow (CUDA C++ Programming Guide, "Compute Capabilities", technical specifications).
+void check_launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes) {
+    const auto check = [&](bool right, const std::string& what) {
+        if (!right) throw KernelError(fmt::format("kernel {}: {}", source_line(static_cast<const char*>(call.kernel) + 1), what));
+    };
+    const uint64_t threads = uint64_t(size.x) * size.y * size.z;
+    check(threads > 0 && threads <= 1024, fmt::format("a block of {} threads: 1 to 1024 are possible", threads));
+    check(size.z <= 64, fmt::format("a block of {} threads in z: at most 64 are possible", size.z));
+    check(grid.x > 0 && grid.y > 0 && grid.z > 0, fmt::format("a grid of {} blocks: none may be 0", text({grid.x, grid.y, grid.z})));
+    check(grid.x < 1u << 31 && grid.y < 1 << 16 && grid.z < 1 << 16,
+          fmt::format("a grid of {} blocks: at most (2147483647, 65535, 65535) are possible", text({grid.x, grid.y, grid.z})));
+    const int64_t shared = ultrascale::shared_memory_per_block();
+    check(dynamic_shared_bytes <= size_t(shared),
+          fmt::format("{} bytes of dynamic shared memory: at most {} are possible", dynamic_shared_bytes, shared));
+}
+
 }  // namespace
 
 void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes) {
-    const uint64_t count = uint64_t(grid.x) * grid.y * grid.z, threads = uint64_t(size.x) * size.y * size.z;
-    if (threads == 0 || threads > 1024) throw KernelError(fmt::format("a block of {} threads: 1 to 1024 are possible", threads));
+    check_launch(call, grid, size, dynamic_shared_bytes);
+    const uint64_t count = uint64_t(grid.x) * grid.y * grid.z;
     if (observer) observer->launched(call, grid, size);
     std::exception_ptr failure;
     std::mutex mutex;

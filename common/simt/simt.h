@@ -8,6 +8,8 @@
 // What a GPU leaves undefined is an error here, with the place in the source:
 //   - threads that wait at a barrier or a shuffle which others never reach
 //   - an access outside of every allocation (access.cpp: the compiler calls us at each load and store)
+//   - a load or store of 2, 4, 8 or 16 bytes at an address that is no multiple of its size
+//   - a grid, a block or dynamic shared memory larger than devices allow
 // What it cannot do: PTX (cp.async, mma, ...). The order of threads is fixed, so results do not tell of a race: microscope.h looks for
 // them.
 #pragma once

@@ -86,6 +86,11 @@ __global__ void past_shared(int floats) {
 __global__ void null(const int* nowhere) {
     if (*nowhere == 1) __syncthreads();
 }
+__global__ void vectors(float* to, const float* from) {
+    const float4 four = *reinterpret_cast<const float4*>(from + 4 * threadIdx.x);
+    *reinterpret_cast<float2*>(to + 2 * threadIdx.x) = make_float2(four.x + four.y, four.z + four.w);
+}
+__global__ void nothing() {}
 
 }  // namespace
 
@@ -109,5 +114,10 @@ void launch_copy(float* to, const float* from, int count) { LAUNCH(copy, unsigne
 void launch_write_past_shared_memory(int floats) { LAUNCH(past_shared, 1, 64, size_t(floats) * sizeof(float))(floats); }
 void launch_read_null() { LAUNCH(null, 1, 1, 0)(nullptr); }
 void launch_too_many_threads() { LAUNCH(foreign_mask, 1, 1025, 0)(); }
+void launch_vectors(float* to, const float* from) { LAUNCH(vectors, 1, 8, 0)(to, from); }
+void launch_nothing(Size grid, Size block, size_t shared_bytes) {
+    const cudaLaunchConfig_t config = {dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), shared_bytes, {}, {}, 0};
+    cudaLaunchKernelEx(&config, nothing);
+}
 
 }  // namespace ultrascale::test

@@ -1,6 +1,8 @@
 // Kernels for simt_test.cpp, each behind a function that launches it.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace ultrascale::test {
@@ -21,5 +23,8 @@ void launch_copy(float* to, const float* from, int count);  // out of bounds whe
 void launch_write_past_shared_memory(int floats);
 void launch_read_null();
 void launch_too_many_threads();
+void launch_vectors(float* to, const float* from);  // reads 8 float4, writes 8 float2
+using Size = std::array<unsigned, 3>;
+void launch_nothing(Size grid, Size block, size_t shared_bytes);
 
 }  // namespace ultrascale::test
