@@ -13,6 +13,7 @@
 
 #include "memory.h"
 #include "observer.h"
+#include "shared_arrays.h"
 #include "source.h"
 
 namespace simt {
@@ -60,8 +61,7 @@ Allocations& allocations() {
                                 .freed = [](const void* data) { allocations().remove(data); }});
 }
 
-// The part of the program that an address lies in: static variables and this core's thread_local ones (__shared__ arrays of a fixed
-// size are such). Empty if in none.
+// The part of the program that an address lies in: static variables and this core's thread_local ones. Empty if in none.
 Region part_of_program(const char* address) {
     struct Question {
         const char* address;
@@ -85,17 +85,37 @@ Region part_of_program(const char* address) {
     return question.answer;
 }
 
+// threadIdx and the like are this core's variables too; on a GPU they are registers.
+bool built_in(const void* address) {
+    const auto within = [&](const auto& variable) { return address >= &variable && address < &variable + 1; };
+    return within(threadIdx) || within(blockIdx) || within(blockDim) || within(gridDim);
+}
+
+// The kernel's __shared__ array that an address lies in or behind.
+Region array_of_kernel(const char* address) {
+    const SharedArray* const array = running->arrays->before(address);
+    if (!array) return {};
+    const char* const begin = SharedArrays::begin(*array);
+    return {begin, begin + array->bytes, true};
+}
+
 // Regions found before: most accesses are near the last ones.
-thread_local Region recent[4];
+thread_local Region recent[8];
 thread_local unsigned oldest = 0;
 thread_local uint64_t recent_of_allocations = 0;
+thread_local const SharedArrays* recent_of_arrays = nullptr;
 
 enum class Kind { load, store, atomic };
 
 [[noreturn]] void refuse(const char* first, size_t bytes, Kind kind, const void* code) {
     Running* const self = std::exchange(running, nullptr);  // no accesses of our own
     std::string where = "in no allocation";
-    if (const Region near = allocations().find(first); near.begin) {
+    const Region part = part_of_program(first);
+    const SharedArray* const array = self->arrays->before(first);
+    if (part.shared && array) {
+        where = fmt::format("{} bytes from the beginning of __shared__ {} of {}", first - SharedArrays::begin(*array), array->name,
+                            array->bytes);
+    } else if (const Region near = allocations().find(first); near.begin) {
         where = fmt::format("{} byte{} from the beginning of an allocation of {}", first - near.begin, first - near.begin == 1 ? "" : "s",
                             near.end - near.begin);
     }
@@ -119,9 +139,9 @@ enum class Space { own, shared, global };
 Space check(const char* first, size_t bytes, Kind kind, const void* code) {
     if (Region{static_cast<const char*>(running->stack), static_cast<const char*>(running->stack_end)}.contains(first, bytes))
         return Space::own;
-    if (const uint64_t now = allocations().changes; now != recent_of_allocations) {
+    if (const uint64_t now = allocations().changes; now != recent_of_allocations || running->arrays != recent_of_arrays) {
         for (Region& region : recent) region = {};
-        recent_of_allocations = now;
+        recent_of_allocations = now, recent_of_arrays = running->arrays;
     }
     for (const Region& region : recent)
         if (region.contains(first, bytes)) return region.shared ? Space::shared : Space::global;
@@ -129,18 +149,18 @@ Space check(const char* first, size_t bytes, Kind kind, const void* code) {
         return Space::shared;
     if (Region{static_cast<const char*>(running->arguments), static_cast<const char*>(running->arguments_end)}.contains(first, bytes))
         return Space::own;
-    for (const Region& region : {allocations().find(first), part_of_program(first)})
-        if (region.contains(first, bytes)) {
-            recent[oldest++ % 4] = region;
-            return region.shared ? Space::shared : Space::global;
-        }
+    if (built_in(first)) return Space::own;
+    Region region = array_of_kernel(first);
+    if (!region.contains(first, bytes)) region = allocations().find(first);
+    if (!region.contains(first, bytes)) {
+        region = part_of_program(first);
+        if (region.shared && running->arrays->known) region = {};
+    }
+    if (region.contains(first, bytes)) {
+        recent[oldest++ % std::size(recent)] = region;
+        return region.shared ? Space::shared : Space::global;
+    }
     refuse(first, bytes, kind, code);
-}
-
-// threadIdx and the like are this core's variables too; on a GPU they are registers.
-bool built_in(const void* address) {
-    const auto within = [&](const auto& variable) { return address >= &variable && address < &variable + 1; };
-    return within(threadIdx) || within(blockIdx) || within(blockDim) || within(gridDim);
 }
 
 void observe(const void* first, size_t bytes, Kind kind, Space space, const void* code) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "observer.h"
+#include "shared_arrays.h"
 #include "source.h"
 
 thread_local constinit uint3 threadIdx{}, blockIdx{};
@@ -87,6 +88,7 @@ struct Block {
     void* shared;
     size_t shared_bytes;
     CoreObserver* observer;
+    const SharedArrays& arrays;
     std::vector<Thread> threads = {};
     std::vector<Meeting> meetings = {};  // a warp has 32: one for each lowest lane of a mask
     unsigned at_barrier = 0;
@@ -146,7 +148,7 @@ void run_block(Block& b, dim3 grid) {
     for (uint32_t i = 0; i < count; ++i) {
         Thread& t = b.threads[i];
         t.thread = i;
-        t.observer = b.observer;
+        t.observer = b.observer, t.arrays = &b.arrays;
         t.index = {i % b.size.x, i / b.size.x % b.size.y, i / b.size.x / b.size.y};
         t.shared = b.shared, t.shared_end = static_cast<char*>(b.shared) + b.shared_bytes;
         t.arguments = b.call.arguments, t.arguments_end = static_cast<const char*>(b.call.arguments) + b.call.bytes;
@@ -207,6 +209,7 @@ void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes)
     check_launch(call, grid, size, dynamic_shared_bytes);
     const uint64_t count = uint64_t(grid.x) * grid.y * grid.z;
     if (observer) observer->launched(call, grid, size);
+    const SharedArrays& arrays = shared_arrays(call.kernel);
     std::exception_ptr failure;
     std::mutex mutex;
 #pragma omp parallel
@@ -222,9 +225,11 @@ void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes)
                 std::lock_guard lock(mutex);
                 if (failure) continue;
             }
-            std::memset(shared, 0xff, dynamic_shared_bytes);  // NaN to whoever reads what it did not write
+            // NaN and -1 to whoever reads what it did not write.
+            std::memset(shared, 0xff, dynamic_shared_bytes);
+            for (const SharedArray& array : arrays.all) std::memset(SharedArrays::begin(array), 0xff, array.bytes);
             const uint3 index = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
-            Block b{call, size, index, shared, dynamic_shared_bytes, looks_on.get()};
+            Block b{call, size, index, shared, dynamic_shared_bytes, looks_on.get(), arrays};
             try {
                 run_block(b, grid);
             } catch (...) {

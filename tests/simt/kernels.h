@@ -21,6 +21,9 @@ void launch_mask_without_its_caller();
 void launch_shuffle_from_outside_the_mask(int* out);
 void launch_copy(float* to, const float* from, int count);  // out of bounds where count is more than there is
 void launch_write_past_shared_memory(int floats);
+void launch_write_past_shared_array(int floats);  // of 32
+void launch_another_array(int* out);              // 32 threads, the array in the other direction
+void launch_unwritten(float* out, int blocks);    // 32 threads; the odd ones' results come from shared memory that nobody has written
 void launch_read_null();
 void launch_too_many_threads();
 void launch_vectors(float* to, const float* from);  // reads 8 float4, writes 8 float2

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <numeric>
 
@@ -118,6 +119,23 @@ TEST(SimtError, OutOfBounds) {
     expect_error([&] { launch_copy(to.as<float>(), left_over, 10); }, {"thread (0, 0, 0): reads 4 bytes out of bounds"});
     expect_error([] { launch_write_past_shared_memory(40); }, {"thread (32, 0, 0): writes 4 bytes out of bounds"});
     expect_error(launch_read_null, {"reads 4 bytes out of bounds", "in no allocation"});
+}
+
+TEST(SimtError, PastASharedArray) {
+    const Tensor out = ints(32);
+    launch_another_array(out.as<int32_t>());
+    EXPECT_EQ(out.to_host<int32_t>()[0], 31);
+    expect_error([] { launch_write_past_shared_array(32); },
+                 {"thread (32, 0, 0): writes 4 bytes out of bounds", "128 bytes from the beginning of __shared__ tile of 128"});
+    expect_error([] { launch_write_past_shared_array(35); }, {"thread (29, 0, 0): writes 4 bytes out of bounds"});
+}
+
+// No error, but neither what the last block left nor zeros.
+TEST(SimtError, UnwrittenSharedMemory) {
+    const Tensor out = floats(20 * 32);
+    launch_unwritten(out.as<float>(), 20);
+    const std::vector<float> got = out.to_host<float>();
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(i % 2 == 0 ? got[i] == 1 : std::isnan(got[i])) << i << " " << got[i];
 }
 
 TEST(SimtError, Misaligned) {
