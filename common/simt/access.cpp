@@ -13,6 +13,7 @@
 
 #include "memory.h"
 #include "observer.h"
+#include "shared_arrays.h"
 #include "source.h"
 
 namespace simt {
@@ -60,8 +61,7 @@ Allocations& allocations() {
                                 .freed = [](const void* data) { allocations().remove(data); }});
 }
 
-// The part of the program that an address lies in: static variables and this core's thread_local ones (__shared__ arrays of a fixed
-// size are such). Empty if in none.
+// The part of the program that an address lies in: static variables and this core's thread_local ones. Empty if in none.
 Region part_of_program(const char* address) {
     struct Question {
         const char* address;
@@ -85,22 +85,50 @@ Region part_of_program(const char* address) {
     return question.answer;
 }
 
+// threadIdx and the like are this core's variables too; on a GPU they are registers.
+bool built_in(const void* address) {
+    const auto within = [&](const auto& variable) { return address >= &variable && address < &variable + 1; };
+    return within(threadIdx) || within(blockIdx) || within(blockDim) || within(gridDim);
+}
+
+// The kernel's __shared__ array that an address lies in or behind.
+Region array_of_kernel(const char* address) {
+    const SharedArray* const array = running->arrays->before(address);
+    if (!array) return {};
+    const char* const begin = SharedArrays::begin(*array);
+    return {begin, begin + array->bytes, true};
+}
+
 // Regions found before: most accesses are near the last ones.
-thread_local Region recent[4];
+thread_local Region recent[8];
 thread_local unsigned oldest = 0;
 thread_local uint64_t recent_of_allocations = 0;
+thread_local const SharedArrays* recent_of_arrays = nullptr;
 
 enum class Kind { load, store, atomic };
 
 [[noreturn]] void refuse(const char* first, size_t bytes, Kind kind, const void* code) {
     Running* const self = std::exchange(running, nullptr);  // no accesses of our own
     std::string where = "in no allocation";
-    if (const Region near = allocations().find(first); near.begin) {
+    const Region part = part_of_program(first);
+    const SharedArray* const array = self->arrays->before(first);
+    if (part.shared && array) {
+        where = fmt::format("{} bytes from the beginning of __shared__ {} of {}", first - SharedArrays::begin(*array), array->name,
+                            array->bytes);
+    } else if (const Region near = allocations().find(first); near.begin) {
         where = fmt::format("{} byte{} from the beginning of an allocation of {}", first - near.begin, first - near.begin == 1 ? "" : "s",
                             near.end - near.begin);
     }
     const std::string what =
         fmt::format("{} {} bytes out of bounds at {}: {}", kind == Kind::load ? "reads" : "writes", bytes, source_line(code), where);
+    running = self;
+    fail(what.c_str());
+}
+
+[[noreturn]] void refuse_misaligned(size_t bytes, Kind kind, const void* code) {
+    Running* const self = std::exchange(running, nullptr);
+    const std::string what = fmt::format("{} {} bytes at an address that is no multiple of {}, at {}",
+                                         kind == Kind::load ? "reads" : "writes", bytes, bytes, source_line(code));
     running = self;
     fail(what.c_str());
 }
@@ -111,9 +139,9 @@ enum class Space { own, shared, global };
 Space check(const char* first, size_t bytes, Kind kind, const void* code) {
     if (Region{static_cast<const char*>(running->stack), static_cast<const char*>(running->stack_end)}.contains(first, bytes))
         return Space::own;
-    if (const uint64_t now = allocations().changes; now != recent_of_allocations) {
+    if (const uint64_t now = allocations().changes; now != recent_of_allocations || running->arrays != recent_of_arrays) {
         for (Region& region : recent) region = {};
-        recent_of_allocations = now;
+        recent_of_allocations = now, recent_of_arrays = running->arrays;
     }
     for (const Region& region : recent)
         if (region.contains(first, bytes)) return region.shared ? Space::shared : Space::global;
@@ -121,18 +149,18 @@ Space check(const char* first, size_t bytes, Kind kind, const void* code) {
         return Space::shared;
     if (Region{static_cast<const char*>(running->arguments), static_cast<const char*>(running->arguments_end)}.contains(first, bytes))
         return Space::own;
-    for (const Region& region : {allocations().find(first), part_of_program(first)})
-        if (region.contains(first, bytes)) {
-            recent[oldest++ % 4] = region;
-            return region.shared ? Space::shared : Space::global;
-        }
+    if (built_in(first)) return Space::own;
+    Region region = array_of_kernel(first);
+    if (!region.contains(first, bytes)) region = allocations().find(first);
+    if (!region.contains(first, bytes)) {
+        region = part_of_program(first);
+        if (region.shared && running->arrays->known) region = {};
+    }
+    if (region.contains(first, bytes)) {
+        recent[oldest++ % std::size(recent)] = region;
+        return region.shared ? Space::shared : Space::global;
+    }
     refuse(first, bytes, kind, code);
-}
-
-// threadIdx and the like are this core's variables too; on a GPU they are registers.
-bool built_in(const void* address) {
-    const auto within = [&](const auto& variable) { return address >= &variable && address < &variable + 1; };
-    return within(threadIdx) || within(blockIdx) || within(blockDim) || within(gridDim);
 }
 
 void observe(const void* first, size_t bytes, Kind kind, Space space, const void* code) {
@@ -144,9 +172,13 @@ void observe(const void* first, size_t bytes, Kind kind, Space space, const void
     running = self;
 }
 
-[[gnu::always_inline]] inline void access(const void* first, size_t bytes, Kind kind, const void* code = __builtin_return_address(0)) {
+// Of a type that lies at multiples of its size, unless `anywhere`. (On stacks g++ may place it as it likes.)
+[[gnu::always_inline]] inline void access(const void* first, size_t bytes, Kind kind, bool anywhere = false,
+                                          const void* code = __builtin_return_address(0)) {
     if (!running) return;
     const Space space = check(static_cast<const char*>(first), bytes, kind, code);
+    if (!anywhere && reinterpret_cast<uintptr_t>(first) % bytes != 0 && space != Space::own) [[unlikely]]
+        refuse_misaligned(bytes, kind, code);
     if (running->observer) [[unlikely]]
         observe(first, bytes, kind, space, code);
 }
@@ -156,22 +188,22 @@ void observe(const void* first, size_t bytes, Kind kind, Space space, const void
 [[gnu::always_inline]] inline void access_parts(const void* first, size_t bytes, Kind kind) {
     const void* const code = __builtin_return_address(0);
     const size_t part = bytes <= 16 && std::has_single_bit(bytes) ? std::min<size_t>(bytes, 4) : std::min<size_t>(bytes & -bytes, 16);
-    for (size_t i = 0; i < bytes; i += part) access(static_cast<const char*>(first) + i, part, kind, code);
+    for (size_t i = 0; i < bytes; i += part) access(static_cast<const char*>(first) + i, part, kind, true, code);
 }
 
 }  // namespace
 
-void atomic_access(const void* first, size_t bytes, const void* code) { access(first, bytes, Kind::atomic, code); }
+void atomic_access(const void* first, size_t bytes, const void* code) { access(first, bytes, Kind::atomic, false, code); }
 
 }  // namespace simt
 
 // What g++ calls (gcc/sanitizer.def).
 using simt::Kind;
-#define ACCESS(bytes)                                                                  \
-    void __tsan_read##bytes(void* a) { simt::access(a, bytes, Kind::load); }           \
-    void __tsan_write##bytes(void* a) { simt::access(a, bytes, Kind::store); }         \
-    void __tsan_unaligned_read##bytes(void* a) { simt::access(a, bytes, Kind::load); } \
-    void __tsan_unaligned_write##bytes(void* a) { simt::access(a, bytes, Kind::store); }
+#define ACCESS(bytes)                                                                        \
+    void __tsan_read##bytes(void* a) { simt::access(a, bytes, Kind::load); }                 \
+    void __tsan_write##bytes(void* a) { simt::access(a, bytes, Kind::store); }               \
+    void __tsan_unaligned_read##bytes(void* a) { simt::access(a, bytes, Kind::load, true); } \
+    void __tsan_unaligned_write##bytes(void* a) { simt::access(a, bytes, Kind::store, true); }
 extern "C" {
 ACCESS(1)
 ACCESS(2)

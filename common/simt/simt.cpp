@@ -14,10 +14,15 @@
 #include <vector>
 
 #include "observer.h"
+#include "shared_arrays.h"
 #include "source.h"
 
 thread_local constinit uint3 threadIdx{}, blockIdx{};
 thread_local constinit dim3 blockDim, gridDim;
+
+namespace ultrascale {
+int64_t shared_memory_per_block();  // cuda_common.h's
+}
 
 namespace simt {
 
@@ -83,6 +88,7 @@ struct Block {
     void* shared;
     size_t shared_bytes;
     CoreObserver* observer;
+    const SharedArrays& arrays;
     std::vector<Thread> threads = {};
     std::vector<Meeting> meetings = {};  // a warp has 32: one for each lowest lane of a mask
     unsigned at_barrier = 0;
@@ -142,7 +148,7 @@ void run_block(Block& b, dim3 grid) {
     for (uint32_t i = 0; i < count; ++i) {
         Thread& t = b.threads[i];
         t.thread = i;
-        t.observer = b.observer;
+        t.observer = b.observer, t.arrays = &b.arrays;
         t.index = {i % b.size.x, i / b.size.x % b.size.y, i / b.size.x / b.size.y};
         t.shared = b.shared, t.shared_end = static_cast<char*>(b.shared) + b.shared_bytes;
         t.arguments = b.call.arguments, t.arguments_end = static_cast<const char*>(b.call.arguments) + b.call.bytes;
@@ -181,12 +187,29 @@ void run_block(Block& b, dim3 grid) {
     if (b.observer) b.observer->block_ends();
 }
 
+// As large as devices allow (CUDA C++ Programming Guide, "Compute Capabilities", technical specifications).
+void check_launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes) {
+    const auto check = [&](bool right, const std::string& what) {
+        if (!right) throw KernelError(fmt::format("kernel {}: {}", source_line(static_cast<const char*>(call.kernel) + 1), what));
+    };
+    const uint64_t threads = uint64_t(size.x) * size.y * size.z;
+    check(threads > 0 && threads <= 1024, fmt::format("a block of {} threads: 1 to 1024 are possible", threads));
+    check(size.z <= 64, fmt::format("a block of {} threads in z: at most 64 are possible", size.z));
+    check(grid.x > 0 && grid.y > 0 && grid.z > 0, fmt::format("a grid of {} blocks: none may be 0", text({grid.x, grid.y, grid.z})));
+    check(grid.x < 1u << 31 && grid.y < 1 << 16 && grid.z < 1 << 16,
+          fmt::format("a grid of {} blocks: at most (2147483647, 65535, 65535) are possible", text({grid.x, grid.y, grid.z})));
+    const int64_t shared = ultrascale::shared_memory_per_block();
+    check(dynamic_shared_bytes <= size_t(shared),
+          fmt::format("{} bytes of dynamic shared memory: at most {} are possible", dynamic_shared_bytes, shared));
+}
+
 }  // namespace
 
 void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes) {
-    const uint64_t count = uint64_t(grid.x) * grid.y * grid.z, threads = uint64_t(size.x) * size.y * size.z;
-    if (threads == 0 || threads > 1024) throw KernelError(fmt::format("a block of {} threads: 1 to 1024 are possible", threads));
+    check_launch(call, grid, size, dynamic_shared_bytes);
+    const uint64_t count = uint64_t(grid.x) * grid.y * grid.z;
     if (observer) observer->launched(call, grid, size);
+    const SharedArrays& arrays = shared_arrays(call.kernel);
     std::exception_ptr failure;
     std::mutex mutex;
 #pragma omp parallel
@@ -202,9 +225,11 @@ void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes)
                 std::lock_guard lock(mutex);
                 if (failure) continue;
             }
-            std::memset(shared, 0xff, dynamic_shared_bytes);  // NaN to whoever reads what it did not write
+            // NaN and -1 to whoever reads what it did not write.
+            std::memset(shared, 0xff, dynamic_shared_bytes);
+            for (const SharedArray& array : arrays.all) std::memset(SharedArrays::begin(array), 0xff, array.bytes);
             const uint3 index = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
-            Block b{call, size, index, shared, dynamic_shared_bytes, looks_on.get()};
+            Block b{call, size, index, shared, dynamic_shared_bytes, looks_on.get(), arrays};
             try {
                 run_block(b, grid);
             } catch (...) {

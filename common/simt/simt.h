@@ -8,6 +8,11 @@
 // What a GPU leaves undefined is an error here, with the place in the source:
 //   - threads that wait at a barrier or a shuffle which others never reach
 //   - an access outside of every allocation (access.cpp: the compiler calls us at each load and store)
+//   - an access outside of every __shared__ array of a fixed size that the kernel declares (one that runs over from one of its arrays
+//     right into another one is not seen; nor, without a symbol table, into another kernel's)
+//   - a load or store of 2, 4, 8 or 16 bytes at an address that is no multiple of its size
+//   - a grid, a block or dynamic shared memory larger than devices allow
+// Shared memory that a block reads before it writes holds NaN, in integers -1.
 // What it cannot do: PTX (cp.async, mma, ...). The order of threads is fixed, so results do not tell of a race: microscope.h looks for
 // them.
 #pragma once
@@ -68,6 +73,7 @@ unsigned atomic_add(unsigned* address, unsigned x);
 
 // ---- for access.cpp ------------------------------------------------------------------------------------------------------
 struct CoreObserver;  // observer.h
+struct SharedArrays;  // shared_arrays.h
 
 // The thread that runs now, as its block's scheduler knows it.
 struct Running {
@@ -75,6 +81,7 @@ struct Running {
     const void *shared, *shared_end;        // dynamic shared memory
     const void *arguments, *arguments_end;  // of the kernel
     uint32_t thread = 0;                    // in the block
+    const SharedArrays* arrays = nullptr;   // of the kernel
     CoreObserver* observer = nullptr;       // who looks on, if anybody
 };
 extern thread_local constinit Running* running;  // nullptr: host code

@@ -86,6 +86,31 @@ __global__ void past_shared(int floats) {
 __global__ void null(const int* nowhere) {
     if (*nowhere == 1) __syncthreads();
 }
+__global__ void vectors(float* to, const float* from) {
+    const float4 four = *reinterpret_cast<const float4*>(from + 4 * threadIdx.x);
+    *reinterpret_cast<float2*>(to + 2 * threadIdx.x) = make_float2(four.x + four.y, four.z + four.w);
+}
+__global__ void nothing() {}
+__global__ void past_array(int floats) {
+    __shared__ float tile[32];
+    tile[int(threadIdx.x) + floats - 32] = 1;
+    if (tile[threadIdx.x] == 2) __syncthreads();
+}
+__global__ void unwritten(float* out) {
+    __shared__ float some[32];
+    if (threadIdx.x % 2 == 0) some[threadIdx.x] = 1;
+    __syncthreads();
+    out[32 * blockIdx.x + threadIdx.x] = some[threadIdx.x];
+    __syncthreads();
+    some[threadIdx.x] = 2;
+}
+// Its array may lie next to past_array's.
+__global__ void another_array(int* out) {
+    __shared__ int other[32];
+    other[threadIdx.x] = int(threadIdx.x);
+    __syncthreads();
+    out[threadIdx.x] = other[31 - threadIdx.x];
+}
 
 }  // namespace
 
@@ -109,5 +134,13 @@ void launch_copy(float* to, const float* from, int count) { LAUNCH(copy, unsigne
 void launch_write_past_shared_memory(int floats) { LAUNCH(past_shared, 1, 64, size_t(floats) * sizeof(float))(floats); }
 void launch_read_null() { LAUNCH(null, 1, 1, 0)(nullptr); }
 void launch_too_many_threads() { LAUNCH(foreign_mask, 1, 1025, 0)(); }
+void launch_write_past_shared_array(int floats) { LAUNCH(past_array, 1, 64, 0)(floats); }
+void launch_another_array(int* out) { LAUNCH(another_array, 1, 32, 0)(out); }
+void launch_unwritten(float* out, int blocks) { LAUNCH(unwritten, unsigned(blocks), 32, 0)(out); }
+void launch_vectors(float* to, const float* from) { LAUNCH(vectors, 1, 8, 0)(to, from); }
+void launch_nothing(Size grid, Size block, size_t shared_bytes) {
+    const cudaLaunchConfig_t config = {dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), shared_bytes, {}, {}, 0};
+    cudaLaunchKernelEx(&config, nothing);
+}
 
 }  // namespace ultrascale::test

@@ -1,6 +1,8 @@
 // Kernels for simt_test.cpp, each behind a function that launches it.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace ultrascale::test {
@@ -19,7 +21,13 @@ void launch_mask_without_its_caller();
 void launch_shuffle_from_outside_the_mask(int* out);
 void launch_copy(float* to, const float* from, int count);  // out of bounds where count is more than there is
 void launch_write_past_shared_memory(int floats);
+void launch_write_past_shared_array(int floats);  // of 32
+void launch_another_array(int* out);              // 32 threads, the array in the other direction
+void launch_unwritten(float* out, int blocks);    // 32 threads; the odd ones' results come from shared memory that nobody has written
 void launch_read_null();
 void launch_too_many_threads();
+void launch_vectors(float* to, const float* from);  // reads 8 float4, writes 8 float2
+using Size = std::array<unsigned, 3>;
+void launch_nothing(Size grid, Size block, size_t shared_bytes);
 
 }  // namespace ultrascale::test

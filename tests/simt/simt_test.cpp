@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <numeric>
 
@@ -120,7 +121,41 @@ TEST(SimtError, OutOfBounds) {
     expect_error(launch_read_null, {"reads 4 bytes out of bounds", "in no allocation"});
 }
 
-TEST(SimtError, ABlockTooLarge) { expect_error(launch_too_many_threads, {"1025 threads"}); }
+TEST(SimtError, PastASharedArray) {
+    const Tensor out = ints(32);
+    launch_another_array(out.as<int32_t>());
+    EXPECT_EQ(out.to_host<int32_t>()[0], 31);
+    expect_error([] { launch_write_past_shared_array(32); },
+                 {"thread (32, 0, 0): writes 4 bytes out of bounds", "128 bytes from the beginning of __shared__ tile of 128"});
+    expect_error([] { launch_write_past_shared_array(35); }, {"thread (29, 0, 0): writes 4 bytes out of bounds"});
+}
+
+// No error, but neither what the last block left nor zeros.
+TEST(SimtError, UnwrittenSharedMemory) {
+    const Tensor out = floats(20 * 32);
+    launch_unwritten(out.as<float>(), 20);
+    const std::vector<float> got = out.to_host<float>();
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(i % 2 == 0 ? got[i] == 1 : std::isnan(got[i])) << i << " " << got[i];
+}
+
+TEST(SimtError, Misaligned) {
+    const Tensor from = floats(36), to = floats(20);
+    launch_vectors(to.as<float>() + 2, from.as<float>() + 4);
+    expect_error([&] { launch_vectors(to.as<float>(), from.as<float>() + 2); },
+                 {"thread (0, 0, 0): reads 16 bytes at an address that is no multiple of 16, at kernels.cu:"});
+    expect_error([&] { launch_vectors(to.as<float>() + 1, from.as<float>()); }, {"writes 8 bytes at an address that is no multiple of 8"});
+}
+
+TEST(SimtError, ALaunchTooLarge) {
+    expect_error(launch_too_many_threads, {"kernel kernels.cu:", "1025 threads"});
+    launch_nothing({1, 65535, 1}, {1, 1, 64}, 99 << 10);
+    expect_error([] { launch_nothing({1, 1, 1}, {1, 1, 65}, 0); }, {"a block of 65 threads in z"});
+    expect_error([] { launch_nothing({1, 0, 1}, {1, 1, 1}, 0); }, {"kernel kernels.cu:", "a grid of (1, 0, 1) blocks"});
+    expect_error([] { launch_nothing({1, 65536, 1}, {1, 1, 1}, 0); }, {"a grid of (1, 65536, 1) blocks"});
+    expect_error([] { launch_nothing({1, 1, 65536}, {1, 1, 1}, 0); }, {"a grid of (1, 1, 65536) blocks"});
+    expect_error([] { launch_nothing({1u << 31, 1, 1}, {1, 1, 1}, 0); }, {"a grid of (2147483648, 1, 1) blocks"});
+    expect_error([] { launch_nothing({1, 1, 1}, {1, 1, 1}, (99 << 10) + 1); }, {"101377 bytes of dynamic shared memory"});
+}
 
 }  // namespace
 }  // namespace ultrascale::test

@@ -18,7 +18,8 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 // A core runs one block at a time: what belongs to the core is shared by the block. constinit: no code that makes it before its first use.
-#define __shared__ thread_local constinit
+// The tag becomes part of its name in the symbol table, where shared_arrays.cpp looks for it.
+#define __shared__ __attribute__((abi_tag("shared"))) thread_local constinit
 
 inline constexpr int warpSize = simt::warp_size;
 
