@@ -31,7 +31,7 @@ public:
     Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor& residual) override {
         check(!residual, "a column linear's output is in parts: it has no residual to add");
         Incoming in = border_.gather(x, border_.chunks(context.batch.tokens.numel()) > 1);
-        const int64_t rows = in.whole.rows(), n = in.chunks.empty() ? 1 : border_.chunks(rows);
+        const int64_t n = in.count();
         Tensor y = Tensor::empty({context.batch.sequences(), context.batch.length(), outputs()}, x.dtype(), Memory::activation);
         for (int64_t c = 0; c < n; ++c) {
             in.wait(c);

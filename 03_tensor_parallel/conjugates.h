@@ -12,6 +12,7 @@
 // gather() is f forward and f* backward; sum() is f* forward and f backward. sequence_parallel.h puts g and g* in their place.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "comm.h"
@@ -30,6 +31,7 @@ struct Incoming {
         for (Work& work : chunks) work.wait();
         return whole;
     }
+    int64_t count() const { return std::max<int64_t>(1, int64_t(chunks.size())); }
     void wait(int64_t chunk) {
         if (!chunks.empty()) chunks[size_t(chunk)].wait();
     }

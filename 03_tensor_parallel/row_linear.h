@@ -40,7 +40,7 @@ public:
 
     Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
         Incoming in = border_.gather(dy, border_.chunks(context.batch.tokens.numel()) > 1);
-        const int64_t rows = in.whole.rows(), n = in.chunks.empty() ? 1 : border_.chunks(rows);
+        const int64_t n = in.count();
         Tensor dx = Tensor::empty({context.batch.sequences(), context.batch.length(), inputs()}, dy.dtype(), Memory::activation);
         for (int64_t c = 0; c < n; ++c) {
             in.wait(c);

@@ -46,7 +46,19 @@ Trial make_trial(const Problem& problem, const Sizes& size, uint64_t seed) {
     return trial;
 }
 
-double error_of(const Problem& problem, const Kernel& kernel, const Trial& trial, bool all_rows) {
+Answer answer_of(const Problem& problem, const Trial& trial, bool all_rows) {
+    const int64_t rows = trial.arguments.out.rows(), columns = trial.arguments.out.cols(),
+                  count = all_rows ? rows : std::min<int64_t>(rows, 16);
+    Answer answer{std::vector<int64_t>(size_t(count)), std::vector<double>(size_t(count * columns))};
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = answer.rows[size_t(i)] = count == rows ? i : i * (rows - 1) / (count - 1);
+        problem.reference(trial.arguments.size, trial.inputs, row, &answer.values[size_t(i * columns)]);
+    }
+    return answer;
+}
+
+double error_of(const Kernel& kernel, const Trial& trial, const Answer& answer) {
     const Tensor& out = trial.arguments.out;
     ops::fill(out, std::numeric_limits<float>::quiet_NaN());
     kernel.run(trial.arguments);
@@ -56,19 +68,18 @@ double error_of(const Problem& problem, const Kernel& kernel, const Trial& trial
 #pragma omp parallel for reduction(&& : finite)
     for (size_t i = 0; i < got.size(); ++i) finite = finite && std::isfinite(got[i]);
     if (!finite) return std::numeric_limits<double>::quiet_NaN();
-    const int64_t rows = out.rows(), columns = out.cols(), looked_at = all_rows ? rows : std::min<int64_t>(rows, 16);
+    const int64_t columns = out.cols();
     constexpr int64_t piece = 256;
     double worst = 0;
-#pragma omp parallel for reduction(max : worst) schedule(dynamic)
-    for (int64_t i = 0; i < looked_at; ++i) {
-        const int64_t row = looked_at == rows ? i : i * (rows - 1) / (looked_at - 1);
-        std::vector<double> want(size_t(columns), 0);
-        problem.reference(trial.arguments.size, trial.inputs, row, want.data());
+#pragma omp parallel for reduction(max : worst)
+    for (size_t i = 0; i < answer.rows.size(); ++i) {
+        const float* const has = &got[size_t(answer.rows[i] * columns)];
+        const double* const want = &answer.values[i * size_t(columns)];
         for (int64_t begin = 0; begin < columns; begin += piece) {
             double difference = 0, norm = 0;
             for (int64_t c = begin; c < std::min(begin + piece, columns); ++c) {
-                const double w = want[size_t(c)], d = got[size_t(row * columns + c)] - w;
-                difference += d * d, norm += w * w;
+                const double d = has[c] - want[c];
+                difference += d * d, norm += want[c] * want[c];
             }
             worst = std::max(worst, difference == 0 ? 0 : std::sqrt(difference / norm));
         }

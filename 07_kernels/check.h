@@ -11,10 +11,16 @@ struct Trial {
 };
 Trial make_trial(const Problem& problem, const Sizes& size, uint64_t seed);
 
+// Rows of the output in float64, computed once for all kernels: all of them, or 16, the first and the last among them.
+struct Answer {
+    std::vector<int64_t> rows;
+    std::vector<double> values;  // row after row
+};
+Answer answer_of(const Problem& problem, const Trial& trial, bool all_rows);
+
 // Runs the kernel on a poisoned output; returns the largest relative L2 error of a piece of a row (256 columns: one large element must not
-// hide what is wrong with the others). all_rows: or only 16 of them, the first and the last among them. NaN: something was not written, or
-// is not a number.
-double error_of(const Problem& problem, const Kernel& kernel, const Trial& trial, bool all_rows);
+// hide what is wrong with the others). NaN: something was not written, or is not a number.
+double error_of(const Kernel& kernel, const Trial& trial, const Answer& answer);
 
 // "": the error is within the problem's tolerance. Else what is wrong at this size.
 std::string verdict(const Problem& problem, const Sizes& size, double error);

@@ -36,10 +36,10 @@ const std::vector<Kernel>& all_kernels();  // by family and number
 struct LaunchNote {
     const void* kernel;
     std::string name;
-    dim3 grid, block;
+    dim3 block;
     size_t shared_bytes;  // dynamic
 };
-void note_launch(const void* kernel, const char* name, dim3 grid, dim3 block, size_t shared_bytes);
+void note_launch(const void* kernel, const char* name, dim3 block, size_t shared_bytes);
 std::vector<LaunchNote> take_launches();
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -48,6 +48,6 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // As common/cuda's, and noted.
 #undef LAUNCH
-#define LAUNCH(kernel, grid, block, shared_bytes)                                                                  \
-    ::ultrascale::kernels::note_launch(reinterpret_cast<const void*>(kernel), #kernel, grid, block, shared_bytes), \
+#define LAUNCH(kernel, grid, block, shared_bytes)                                                            \
+    ::ultrascale::kernels::note_launch(reinterpret_cast<const void*>(kernel), #kernel, block, shared_bytes), \
         ::ultrascale::Launch(kernel, grid, block, shared_bytes)

@@ -10,25 +10,28 @@
 namespace ultrascale::kernels {
 namespace {
 
-// Every size that is not timed; stops at the first that is wrong.
-void check_all(const Problem& problem, const LadderOptions& options, Rung& rung) {
+// At every size that is not timed; a kernel that is wrong at one is not tried at more.
+void check_all(const Problem& problem, const LadderOptions& options, std::vector<Rung>& rungs) {
     std::vector<Sizes> sizes = problem.awkward;
     sizes.insert(sizes.end(), problem.observed.begin(), problem.observed.end());
     if (!options.size.empty()) sizes = {options.size};
     for (const Sizes& size : sizes) {
-        try {
-            const Trial trial = make_trial(problem, size, options.seed);
-            const double error = error_of(problem, *rung.kernel, trial, options.size.empty());
-            ++rung.checked;
-            rung.wrong = verdict(problem, size, error);
-            if (!rung.wrong.empty()) rung.wrong += races_of(*rung.kernel, trial);
-            rung.error = std::isnan(error) ? error : std::max(rung.error, error);
-        } catch (const std::logic_error& error) {  // what common/simt finds in a kernel
-            rung.wrong = fmt::format("{}: {}", text(problem, size), error.what());
-        } catch (const std::runtime_error& error) {  // CUDA's: nothing runs on the device after an illegal access
-            user_error("{}, {}: {}", rung.kernel->name, text(problem, size), error.what());
+        const Trial trial = make_trial(problem, size, options.seed);
+        const Answer answer = answer_of(problem, trial, options.size.empty());
+        for (Rung& rung : rungs) {
+            if (!rung.wrong.empty()) continue;
+            try {
+                const double error = error_of(*rung.kernel, trial, answer);
+                ++rung.checked;
+                rung.wrong = verdict(problem, size, error);
+                if (!rung.wrong.empty()) rung.wrong += races_of(*rung.kernel, trial);
+                rung.error = std::isnan(error) ? error : std::max(rung.error, error);
+            } catch (const std::logic_error& error) {  // what common/simt finds in a kernel
+                rung.wrong = fmt::format("{}: {}", text(problem, size), error.what());
+            } catch (const std::runtime_error& error) {  // CUDA's: nothing runs on the device after an illegal access
+                user_error("{}, {}: {}", rung.kernel->name, text(problem, size), error.what());
+            }
         }
-        if (!rung.wrong.empty()) return;
     }
 }
 
@@ -41,12 +44,9 @@ std::string label(const Problem& problem, const Rung& rung, const std::vector<Si
 
 std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels, const LadderOptions& options) {
     std::vector<Rung> rungs;
-    for (const Kernel& kernel : kernels) {
-        if (!kernel.run) continue;
-        Rung rung{.kernel = &kernel};
-        check_all(problem, options, rung);
-        rungs.push_back(rung);
-    }
+    for (const Kernel& kernel : kernels)
+        if (kernel.run) rungs.push_back({.kernel = &kernel});
+    if (!rungs.empty()) check_all(problem, options, rungs);
     const auto print_checked = [&](const Rung& rung) {
         fmt::print("  {:<28} {:8.1e} of {} sizes  {}\n", rung.kernel->name, rung.error, rung.checked,
                    rung.wrong.empty() ? "ok" : "WRONG at " + rung.wrong);

@@ -29,4 +29,7 @@ struct Rung {
 // line for each. Kernels that need PTX are skipped on the CPU, with a line that says so.
 std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels, const LadderOptions& options);
 
+// How a row of the table is called: by its kernel, or, where one kernel is measured at several sizes, by the size.
+std::string label(const Problem& problem, const Rung& rung, const std::vector<Sizes>& sizes, const std::vector<Rung>& right);
+
 }  // namespace ultrascale::kernels

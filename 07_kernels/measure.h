@@ -19,7 +19,4 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
 // What a wrong kernel's races may have to do with it: "; race: 3_transpose_shared.cu:21 (store) and :24 (load)", or "" (on a GPU: always).
 std::string races_of(const Kernel& kernel, const Trial& trial);
 
-// How a row of the table is called: by its kernel, or, where one kernel is measured at several sizes, by the size.
-std::string label(const Problem& problem, const Rung& rung, const std::vector<Sizes>& sizes, const std::vector<Rung>& right);
-
 }  // namespace ultrascale::kernels

@@ -64,6 +64,7 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
     std::vector<Rung> rungs;
     for (const Sizes& size : sizes) {
         const Trial trial = make_trial(problem, size, options.seed);
+        const Answer answer = answer_of(problem, trial, false);
         const double library = problem.library ? median_seconds([&] { problem.library(trial.arguments); }) : 0;
         const auto line = [&](const std::string& name, const std::string& error, double seconds, const std::string& idea) {
             fmt::print("  {:<28} {:>8} {:>10.4f} {:>9.1f} {:>9.3f} {:>8.1f} % {:>10}  {}\n", name, error, seconds * 1e3,
@@ -73,7 +74,7 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
         };
         for (Rung rung : right) {
             rung.size = size;
-            const double error = error_of(problem, *rung.kernel, trial, false);
+            const double error = error_of(*rung.kernel, trial, answer);
             rung.wrong = verdict(problem, size, error);
             rung.error = std::isnan(error) ? error : std::max(rung.error, error);
             rung.seconds = median_seconds([&] { rung.kernel->run(trial.arguments); });

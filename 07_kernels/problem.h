@@ -32,7 +32,6 @@ using HostInputs = std::vector<std::vector<float>>;  // as the kernels see them,
 
 struct Problem {
     std::string name;
-    int family = 0;
     std::vector<std::string> dimensions;  // names of the sizes
     std::vector<Sizes> timed;             // on a GPU
     std::vector<Sizes> observed;          // on the CPU; also checked on a GPU

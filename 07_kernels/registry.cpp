@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <tuple>
+#include <utility>
 
 #include "kernel.h"
 
@@ -30,8 +31,8 @@ Registered::Registered(const char* problem, const char* idea, void (*run)(const 
 
 const std::vector<Kernel>& all_kernels() { return registry(); }
 
-void note_launch(const void* kernel, const char* name, dim3 grid, dim3 block, size_t shared_bytes) {
-    if (notes().size() < 64) notes().push_back({kernel, name, grid, block, shared_bytes});
+void note_launch(const void* kernel, const char* name, dim3 block, size_t shared_bytes) {
+    if (notes().size() < 64) notes().push_back({kernel, name, block, shared_bytes});
 }
 std::vector<LaunchNote> take_launches() { return std::exchange(notes(), {}); }
 

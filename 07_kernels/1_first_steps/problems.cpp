@@ -10,7 +10,7 @@ std::vector<Problem> first_steps() {
     const auto vector = [](const Sizes& s) { return Input{{s[0]}}; };
     const std::vector<Sizes> timed = {{1 << 26}}, observed = {{1 << 16}}, awkward = {{1}, {31}, {257}, {1000}, {4099}};
 
-    Problem add{.name = "vector add", .family = 1, .dimensions = {"n"}, .timed = timed, .observed = observed, .awkward = awkward};
+    Problem add{.name = "vector add", .dimensions = {"n"}, .timed = timed, .observed = observed, .awkward = awkward};
     add.inputs = vectors(2);
     add.output = vector;
     add.reference = [](const Sizes& s, const HostInputs& in, int64_t, double* out) {
@@ -19,7 +19,7 @@ std::vector<Problem> first_steps() {
     add.flops = [](const Sizes& s) { return double(s[0]); };
     add.bytes = [](const Sizes& s) { return 12.0 * double(s[0]); };
 
-    Problem elu{.name = "elu", .family = 1, .dimensions = {"n"}, .timed = timed, .observed = observed, .awkward = awkward};
+    Problem elu{.name = "elu", .dimensions = {"n"}, .timed = timed, .observed = observed, .awkward = awkward};
     elu.inputs = vectors(1);
     elu.output = vector;
     elu.reference = [](const Sizes& s, const HostInputs& in, int64_t, double* out) {
@@ -28,7 +28,7 @@ std::vector<Problem> first_steps() {
     elu.flops = [](const Sizes& s) { return 2.0 * double(s[0]); };
     elu.bytes = [](const Sizes& s) { return 8.0 * double(s[0]); };
 
-    Problem swiglu{.name = "swiglu", .family = 1, .dimensions = {"rows", "columns"}};
+    Problem swiglu{.name = "swiglu", .dimensions = {"rows", "columns"}};
     swiglu.timed = {{16384, 4096}};
     swiglu.observed = {{64, 512}};
     swiglu.awkward = {{1, 1}, {3, 7}, {5, 24}, {17, 1032}, {2, 1001}};

@@ -3,7 +3,6 @@
 // atomicAdd makes read, add and write one step that no other thread interrupts. Adds to one address happen one after another, in L2: here
 // as many as there are threads. Their order differs from run to run, and so does the last bit.
 #include "../kernel.h"
-#include "tensor.h"
 
 namespace ultrascale::kernels {
 namespace {

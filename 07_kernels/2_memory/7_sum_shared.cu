@@ -6,7 +6,6 @@
 //     step 2   ae+cg bf+dh                        warps go idle together, and they read neighbouring banks
 //     step 1   all
 #include "../kernel.h"
-#include "tensor.h"
 
 namespace ultrascale::kernels {
 namespace {

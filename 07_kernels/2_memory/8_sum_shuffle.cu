@@ -4,7 +4,6 @@
 //     lane     0   1   2   3   4 ...         __shfl_down_sync(mask, x, 16): x of the lane 16 higher
 //     down 16  0+16 1+17 ...                 then 8, 4, 2, 1: lane 0 has the sum
 #include "../kernel.h"
-#include "tensor.h"
 
 namespace ultrascale::kernels {
 namespace {

@@ -1,7 +1,6 @@
 // The end of a sum costs nothing any more; its reads do. Four float4s a thread and turn, into four sums that do not wait for each
 // other, keep 64 bytes a thread under way.
 #include "../kernel.h"
-#include "tensor.h"
 
 namespace ultrascale::kernels {
 namespace {

@@ -6,7 +6,7 @@
 namespace ultrascale::kernels {
 
 std::vector<Problem> memory() {
-    Problem copy{.name = "strided copy", .family = 2, .dimensions = {"n", "stride"}};
+    Problem copy{.name = "strided copy", .dimensions = {"n", "stride"}};
     for (int64_t stride : {1, 2, 4, 8}) {
         copy.timed.push_back({1 << 26, stride});  // 256 MiB and more: far larger than L2
         copy.observed.push_back({1 << 13, stride});
@@ -20,7 +20,7 @@ std::vector<Problem> memory() {
     copy.flops = [](const Sizes&) { return 0.0; };
     copy.bytes = [](const Sizes& s) { return 8.0 * double(s[0]); };
 
-    Problem transpose{.name = "transpose", .family = 2, .dimensions = {"rows", "columns"}};
+    Problem transpose{.name = "transpose", .dimensions = {"rows", "columns"}};
     transpose.timed = {{8192, 8192}};
     transpose.observed = {{256, 192}};
     transpose.awkward = {{1, 1}, {3, 5}, {33, 31}, {64, 100}, {130, 257}, {36, 132}};
@@ -32,7 +32,7 @@ std::vector<Problem> memory() {
     transpose.flops = [](const Sizes&) { return 0.0; };
     transpose.bytes = [](const Sizes& s) { return 8.0 * double(s[0] * s[1]); };
 
-    Problem sum{.name = "sum", .family = 2, .dimensions = {"n"}, .timed = {{1 << 26}}, .observed = {{1 << 16}}};
+    Problem sum{.name = "sum", .dimensions = {"n"}, .timed = {{1 << 26}}, .observed = {{1 << 16}}};
     sum.awkward = {{1}, {5}, {31}, {1000}, {4099}};
     sum.inputs = [](const Sizes& s) { return std::vector<Input>{{.shape = {s[0]}, .positive = true}}; };
     sum.output = [](const Sizes&) { return Input{{1}}; };
@@ -44,7 +44,7 @@ std::vector<Problem> memory() {
     sum.flops = [](const Sizes& s) { return double(s[0]); };
     sum.bytes = [](const Sizes& s) { return 4.0 * double(s[0]); };
 
-    Problem branches{.name = "branches", .family = 2, .dimensions = {"n"}, .timed = {{1 << 26}}, .observed = {{1 << 14}}};
+    Problem branches{.name = "branches", .dimensions = {"n"}, .timed = {{1 << 26}}, .observed = {{1 << 14}}};
     branches.awkward = {{1}, {33}, {1000}};
     branches.inputs = sum.inputs;
     branches.output = [](const Sizes& s) { return Input{{s[0]}}; };

@@ -11,7 +11,7 @@ std::vector<Problem> product() {
     const auto elements = [](const Sizes& s) { return double(s[0] * s[1]) + double(s[0] * s[2]) + double(s[1] * s[2]); };
 
     // C (M, N) = A (M, K) B (K, N)
-    Problem fp32{.name = "product", .family = 3, .dimensions = dimensions};
+    Problem fp32{.name = "product", .dimensions = dimensions};
     fp32.timed = {{4096, 4096, 4096}};
     fp32.observed = {{256, 256, 64}};
     // No K > 1 with a column or two: so short a row is now and then near 0, and its relative error large.
@@ -30,7 +30,7 @@ std::vector<Problem> product() {
     fp32.library = [](const Arguments& args) { ops::matmul(args.out, args.in[0], ops::Transpose::no, args.in[1], ops::Transpose::no); };
 
     // A linear layer: C (M, N) = A (M, K) B^T, B (N, K), as weights are kept; a dot product of two rows for each result
-    Problem bf16{.name = "product bf16", .family = 3, .dimensions = dimensions};
+    Problem bf16{.name = "product bf16", .dimensions = dimensions};
     bf16.timed = {{4096, 4096, 4096}, {8192, 8192, 8192}};
     bf16.observed = {{256, 512, 448}};
     bf16.awkward = {{1, 1, 1},      {3, 5, 7},       {1, 8, 64},      {33, 65, 17},   {128, 256, 64},

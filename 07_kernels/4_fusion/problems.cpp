@@ -9,7 +9,7 @@ namespace {
 
 // What the problems have in common.
 Problem of_rows(const char* name) {
-    Problem problem{.name = name, .family = 4, .dimensions = {"rows", "columns"}};
+    Problem problem{.name = name, .dimensions = {"rows", "columns"}};
     problem.timed = {{16384, 8192}};
     problem.observed = {{4, 8192}};                                                            // as wide as the timed one
     problem.awkward = {{1, 1}, {3, 7}, {5, 33}, {2, 1000}, {7, 4104}, {1, 5003}, {2, 34000}};  // the last two: more than registers hold

@@ -7,7 +7,7 @@
 namespace ultrascale::kernels {
 
 std::vector<Problem> attention() {
-    Problem problem{.name = "attention", .family = 5, .dimensions = {"B", "T", "H", "D"}};
+    Problem problem{.name = "attention", .dimensions = {"B", "T", "H", "D"}};
     problem.timed = {{4, 4096, 16, 64}, {4, 4096, 16, 128}};
     problem.observed = {{1, 128, 2, 64}};
     problem.awkward = {{1, 1, 1, 64}, {2, 17, 3, 128}, {1, 65, 2, 64}, {2, 100, 1, 128}, {1, 129, 1, 64}};

@@ -162,7 +162,8 @@ __device__ inline float exp2_fast(float x) {
 // What the exponent loses so that 2^(score log2_e - this) is a probability, from the log-sum-exp; a row without keys gets none.
 __device__ inline float log2_sum_of(float lse) { return lse == -INFINITY ? INFINITY : lse * log2_e; }
 
-__device__ inline float warp_sum(float x) {
+template <class T>
+__device__ T warp_sum(T x) {
     for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
@@ -172,26 +173,15 @@ __device__ inline float warp_max(float x) {
 }
 
 // The sum over all threads of a block of `threads` (a multiple of 32), for each of them; always in the same order.
-template <int threads>
-__device__ float block_sum(float x) {
-    __shared__ float partial[threads / 32];
+template <int threads, class T>
+__device__ T block_sum(T x) {
+    __shared__ T partial[threads / 32];
     x = warp_sum(x);
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
     __syncthreads();
-    float sum = 0;
+    T sum = 0;
     for (int w = 0; w < threads / 32; ++w) sum += partial[w];
     __syncthreads();  // partial may be used again
-    return sum;
-}
-template <int threads>
-__device__ double block_sum(double x) {
-    __shared__ double partial[threads / 32];
-    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
-    __syncthreads();
-    double sum = 0;
-    for (int w = 0; w < threads / 32; ++w) sum += partial[w];
-    __syncthreads();
     return sum;
 }
 

@@ -146,7 +146,6 @@ public:
         const std::vector<Frame>& frames = known_.at(inside(kernel));
         return frames.empty() ? Frame{"unknown kernel"} : frames.back();
     }
-    static const void* inside(const void* kernel) { return static_cast<const char*>(kernel) + 1; }
 
     explicit Places(const std::map<const void*, SeenKernel>& kernels) {
         std::set<const void*> codes;

@@ -128,9 +128,7 @@ std::string who_waits(const Block& b) {
     return all;
 }
 
-std::string header(const Block& b) {
-    return fmt::format("kernel {}, block {}", source_line(static_cast<const char*>(b.call.kernel) + 1), text(b.index));
-}
+std::string header(const Block& b) { return fmt::format("kernel {}, block {}", source_line(inside(b.call.kernel)), text(b.index)); }
 
 [[noreturn]] void fail(Thread& self, const std::string& what) {
     Block& b = *block;
@@ -190,7 +188,7 @@ void run_block(Block& b, dim3 grid) {
 // As large as devices allow (CUDA C++ Programming Guide, "Compute Capabilities", technical specifications).
 void check_launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes) {
     const auto check = [&](bool right, const std::string& what) {
-        if (!right) throw KernelError(fmt::format("kernel {}: {}", source_line(static_cast<const char*>(call.kernel) + 1), what));
+        if (!right) throw KernelError(fmt::format("kernel {}: {}", source_line(inside(call.kernel)), what));
     };
     const uint64_t threads = uint64_t(size.x) * size.y * size.z;
     check(threads > 0 && threads <= 1024, fmt::format("a block of {} threads: 1 to 1024 are possible", threads));

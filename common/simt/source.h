@@ -20,6 +20,9 @@ struct Frame {
 // nobody asked for before are looked up in one run of addr2line, which reads all debugging information.
 std::vector<std::vector<Frame>> source_frames(std::span<const void* const> addresses);
 
+// Of a kernel, which is asked for as a function is.
+inline const void* inside(const void* function) { return static_cast<const char*>(function) + 1; }
+
 // "ops_rmsnorm.cu:93": the innermost place that is in no stand-in for a CUDA header.
 std::string source_line(const void* code);
 
