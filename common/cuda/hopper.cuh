@@ -33,7 +33,7 @@ namespace ultrascale {
 using Barrier = uint64_t;
 
 __device__ inline void barrier_init(Barrier* barrier, int arrivals) {
-    SM90A("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+    SM90A("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 // After the last barrier_init; then __syncthreads() or cluster_sync(): others, TMA too, see the barriers only so.
 __device__ inline void barrier_init_fence() { SM90A("fence.mbarrier_init.release.cluster;" ::: "memory"); }
@@ -78,15 +78,20 @@ struct RingPlace {
 
 // ---- clusters, warpgroups, registers -----------------------------------------------------------------------------------
 
+// __global__ void CLUSTER(2) kernel(...): every two blocks, of neighbouring blockIdx.x, run at the same time on SMs that reach each other's
+// shared memory. The grid is a multiple of it.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
+#else
+#define CLUSTER(blocks)
+#endif
 __device__ inline uint32_t cluster_rank() {
     uint32_t rank = 0;
     SM90A("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 // All threads of all blocks of the cluster. A block that others write to or arrive at must not end before they have.
-__device__ inline void cluster_sync() {
-    SM90A("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+__device__ inline void cluster_sync() { SM90A("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory"); }
 
 // Barrier `id` (1 .. 15; __syncthreads is 0) for `threads` threads, whole warps.
 template <int threads>
