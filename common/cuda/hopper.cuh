@@ -207,4 +207,17 @@ inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDime
     return map;
 }
 
+// Clusters of this kernel that the device runs at once: fewer than SMs / cluster where its groups of SMs are no multiples of the cluster.
+template <class... Parameters>
+int clusters_at_once(void (*kernel)(Parameters...), int cluster, int threads, size_t shared_bytes) {
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)));
+    cudaLaunchAttribute size;
+    size.id = cudaLaunchAttributeClusterDimension;
+    size.val.clusterDim = {unsigned(cluster), 1, 1};
+    const cudaLaunchConfig_t config = {unsigned(cluster), unsigned(threads), shared_bytes, cuda_compute(), &size, 1};
+    int clusters = 0;
+    cuda_check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+    return clusters;
+}
+
 }  // namespace ultrascale
