@@ -16,21 +16,25 @@
 
 namespace ultrascale::kernels {
 
+enum class Needs { any_gpu, hopper };  // hopper: instructions of sm_90a
+
 struct Kernel {
     int family, number;
     std::string name, problem;
     std::string idea;               // what it adds to the one before
     void (*run)(const Arguments&);  // nullptr: it needs PTX, and there is none here
     std::string file;               // 1_first_steps/1_vector_add.cu
+    Needs needs = Needs::any_gpu;
 };
 
 class Registered {
 public:
-    Registered(const char* problem, const char* idea, void (*run)(const Arguments&),
+    Registered(const char* problem, const char* idea, void (*run)(const Arguments&), Needs needs = Needs::any_gpu,
                const std::source_location& at = std::source_location::current());
 };
 
-const std::vector<Kernel>& all_kernels();  // by family and number
+const std::vector<Kernel>& all_kernels();       // by family and number
+std::string why_skipped(const Kernel& kernel);  // what it needs and is not here; "": it runs
 
 // The launches since the last call, for the primer.
 struct LaunchNote {

@@ -45,7 +45,7 @@ std::string label(const Problem& problem, const Rung& rung, const std::vector<Si
 std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels, const LadderOptions& options) {
     std::vector<Rung> rungs;
     for (const Kernel& kernel : kernels)
-        if (kernel.run) rungs.push_back({.kernel = &kernel});
+        if (why_skipped(kernel).empty()) rungs.push_back({.kernel = &kernel});
     if (!rungs.empty()) check_all(problem, options, rungs);
     const auto print_checked = [&](const Rung& rung) {
         fmt::print("  {:<28} {:8.1e} of {} sizes  {}\n", rung.kernel->name, rung.error, rung.checked,
@@ -62,7 +62,7 @@ std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kerne
         for (const Rung& rung : wrong) print_checked(rung), rungs.push_back(rung);
     }
     for (const Kernel& kernel : kernels)
-        if (!kernel.run) fmt::print("  {:<28} skipped: it needs PTX, that is a GPU\n", kernel.name);
+        if (const std::string why = why_skipped(kernel); !why.empty()) fmt::print("  {:<28} skipped: {}\n", kernel.name, why);
     return rungs;
 }
 

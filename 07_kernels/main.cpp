@@ -26,8 +26,9 @@ struct Chapter {
     std::string json;
 
     void add_options(CLI::App& app) {
-        app.add_option("--family", families, "1 first steps, 2 memory, 3 matrix product, 4 fusion, 5 attention. Default: all")
-            ->check(CLI::Range(1, 5));
+        app.add_option("--family", families,
+                       "1 first steps, 2 memory, 3 matrix product, 4 fusion, 5 attention, 6 matrix product on Hopper. Default: all")
+            ->check(CLI::Range(1, 6));
         app.add_option("--kernel", kernels, "Kernels by name (--list shows them); mine: yours in mine.cu, among those of its problem");
         app.add_option("--size", ladder.size, "The problem's dimensions, e.g. 1024,1024. Default: its own")
             ->delimiter(',')
@@ -114,7 +115,7 @@ bool run(const Chapter& chapter) {
             user_error("--size: {}: {}", problem.name, why);
         if (chapter.primer) {
             for (const Kernel& kernel : of_problem) {
-                if (!kernel.run) continue;
+                if (!why_skipped(kernel).empty()) continue;
                 take_launches();
                 kernel.run(make_trial(problem, (on_gpu ? problem.timed : problem.observed)[0], 1).arguments);
                 launched.emplace_back(kernel, take_launches());

@@ -7,6 +7,7 @@ void cuda_check(cudaError_t, std::source_location) {}
 cudaStream_t cuda_stream(const Stream&) { return nullptr; }
 int multiprocessors() { return 4; }
 bool programmatic_launch() { return false; }
+bool hopper() { return false; }
 int64_t shared_memory_per_block() { return 99 << 10; }  // as much as the smallest GPUs have
 
 }  // namespace ultrascale

@@ -1,0 +1,112 @@
+// A persistent kernel: as many blocks as there are SMs, and each computes one tile after the other. While the consumers store the sums of a
+// tile, the producer is already filling the ring for the next one; before, a block that stored had no copies under way, and a new block
+// began with an empty ring.
+//
+//     a block a tile:    [fill][   multiply   ][store][fill][   multiply   ][store]
+//     persistent:        [fill][   multiply   ][store][   multiply   ][store]
+//         producer:      [copy .................][copy ahead][copy ........]
+//
+// The ring does not know about tiles: places and parities go on through all of them. Tile i is computed by block i % blocks, in the order
+// of tile_at (product.cuh): tiles of neighbouring numbers run at the same time and read the same rows of A and B, which L2 then has.
+#ifndef ULTRASCALE_SIMT
+#include "product.cuh"
+#endif
+#include "../kernel.h"
+
+namespace ultrascale::kernels {
+namespace {
+
+#ifdef ULTRASCALE_SIMT
+constexpr void (*run)(const Arguments&) = nullptr;  // PTX
+#else
+
+constexpr int tile_rows = 128, tile_columns = 256;
+constexpr int stages = 4;     // 48 KiB each
+constexpr int under_way = 1;  // steps whose products a consumer leaves under way
+constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
+constexpr int consumer_registers = 232, producer_registers = 40;  // 3_product_two_consumers.cu
+constexpr int tiles_below = 16;
+
+struct Stage {
+    Element a[tile_rows * k_step], b[tile_columns * k_step];
+};
+struct Shared {
+    Stage stage[stages];
+    Barrier full[stages], empty[stages];
+};
+
+__global__ void __launch_bounds__(threads, 1)
+    product(Element* C /* (M, N) */, int M, int N, int K, const __grid_constant__ CUtensorMap A /* (M, K) */,
+            const __grid_constant__ CUtensorMap B /* (N, K) */) {
+    extern __shared__ __align__(1024) unsigned char bytes[];
+    Shared& shared = *reinterpret_cast<Shared*>(bytes);
+    const int down = (M + tile_rows - 1) / tile_rows, across = (N + tile_columns - 1) / tile_columns, steps = (K + k_step - 1) / k_step;
+    const int warpgroup = int(threadIdx.x) / 128;
+    if (threadIdx.x == 0) {
+        tma_prefetch(&A);
+        tma_prefetch(&B);
+        for (int s = 0; s < stages; ++s) {
+            barrier_init(&shared.full[s], 1);
+            barrier_init(&shared.empty[s], consumers);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+
+    RingPlace<stages> place;
+    if (warpgroup == consumers) {
+        registers_fewer<producer_registers>();
+        if (threadIdx.x % 128 == 0)
+            for (int index = int(blockIdx.x); index < down * across; index += int(gridDim.x)) {
+                const Tile tile = tile_at(index, down, across, tiles_below);
+                for (int step = 0; step < steps; ++step, place.advance()) {
+                    Stage& stage = shared.stage[place.stage];
+                    Barrier* const full = &shared.full[place.stage];
+                    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+                    barrier_arrive_expect(full, sizeof(Stage));
+                    tma_load(stage.a, &A, full, step * k_step, tile.row * tile_rows);
+                    tma_load(stage.b, &B, full, step * k_step, tile.column * tile_columns);
+                }
+            }
+    } else {
+        registers_more<consumer_registers>();
+        RingPlace<stages> to_free;
+        const auto free_stage = [&] {
+            if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[to_free.stage]);
+            to_free.advance();
+        };
+        for (int index = int(blockIdx.x); index < down * across; index += int(gridDim.x)) {
+            const Tile tile = tile_at(index, down, across, tiles_below);
+            float sum[tile_columns / 8][4];
+            for (int step = 0; step < steps; ++step, place.advance()) {
+                const Stage& stage = shared.stage[place.stage];
+                barrier_wait(&shared.full[place.stage], place.parity);
+                wgmma_fence();
+#pragma unroll
+                for (int k16 = 0; k16 < k_step / 16; ++k16)
+                    wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16), k_major(stage.b, k16), step + k16 > 0);
+                wgmma_commit();
+                wgmma_wait<under_way>(sum);
+                if (step >= under_way) free_stage();
+            }
+            wgmma_wait<0>(sum);
+            for (int step = steps < under_way ? steps : under_way; step > 0; --step) free_stage();  // the producer goes on
+            store_sums(C, M, N, tile.row * tile_rows + warpgroup * 64, tile.column * tile_columns, sum);
+        }
+    }
+}
+
+void run(const Arguments& args) {
+    const int64_t M = args.size[0], N = args.size[1], K = args.size[2];
+    const int64_t tiles = ceil_div(M, tile_rows) * ceil_div(N, tile_columns);
+    const Operand A(args.in[0], tile_rows), B(args.in[1], tile_columns);
+    LAUNCH(product, unsigned(std::min<int64_t>(tiles, multiprocessors())), threads, sizeof(Shared))
+    (static_cast<Element*>(args.out.data()), M, N, K, A.map, B.map);
+}
+
+#endif
+
+const Registered here{"product bf16", "a block an SM: copies run on while sums are stored", run, Needs::hopper};
+
+}  // namespace
+}  // namespace ultrascale::kernels
