@@ -21,7 +21,7 @@ namespace {
 constexpr int side = 64, threads = 512;
 constexpr int groups = side / 4, turns = side * groups / threads;  // float4s in a row of the tile, and of a thread
 
-__global__ void transpose(float* out, const float* in, int64_t rows, int64_t columns) {
+__global__ void __launch_bounds__(threads) transpose(float* out, const float* in, int64_t rows, int64_t columns) {
     __shared__ float tile[side][side + 1];
     const int64_t row0 = int64_t(blockIdx.x) * side, column0 = int64_t(blockIdx.y) * side;
     const auto inside = [&](int row, int column) { return row0 + row < rows && column0 + column < columns; };

@@ -60,6 +60,8 @@ std::vector<Problem> product() {
         reference(s, in, row, out);
         for (int64_t n = 0; n < s[1]; ++n) out[n] *= double(in[2][0]) * in[3][0];
     };
+    // Errors are judged by 256 columns of a row: no piece of a column or two, which is now and then near 0 (513).
+    fp8.awkward.back() = {384, 595, 200};
     fp8.tolerance = 3e-2;  // tensor cores keep some 14 bits of a sum of fp8 products
     fp8.bytes = [=](const Sizes& s) { return elements(s) + double(s[0] * s[1]); };
     fp8.peaks = 2;

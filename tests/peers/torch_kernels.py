@@ -1,23 +1,39 @@
 """PyTorch on the problems of 07_kernels at the same sizes: eager, and compiled where that is another kernel. Run beside it on one GPU.
 
 Usage: python3 tests/peers/torch_kernels.py
-Prints for each problem the median milliseconds and the bytes that must move at least per second.
+Prints for each problem the milliseconds, measured as 07_kernels measures (the median over batches of launches that follow each other, on
+arrays larger than L2), and the bytes that must move at least per second.
 """
+import statistics
+import time
+
 import torch
 import torch.nn.functional as F
-from triton.testing import do_bench
 
 torch.manual_seed(1)
 torch.set_default_device("cuda")
 bf16 = torch.bfloat16
 
 
+def milliseconds(work):
+    def batch(launches):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(launches):
+            work()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / launches * 1e3
+
+    batch(3)  # compiles, warms up
+    launches = min(max(int(30 / batch(1)), 3), 500)
+    return statistics.median(batch(launches) for _ in range(7))
+
+
 def line(name, size, least_bytes, eager, compiled=True):
     ways = [("eager", eager)] + ([("compiled", torch.compile(eager))] if compiled else [])
     cells = []
     for way, work in ways:
-        work()
-        ms = do_bench(work, warmup=25, rep=200, return_mode="median")
+        ms = milliseconds(work)
         cells.append(f"{way} {ms:.4f} ms {least_bytes / ms / 1e6:7.1f} GB/s")
     print(f"{name:<22} {size:<18} " + "   ".join(cells), flush=True)
 
@@ -58,9 +74,9 @@ del logits
 for dtype, name in ((torch.float32, "product"), (bf16, "product bf16")):
     m, k = torch.randn(4096, 4096, dtype=dtype), torch.randn(4096, 4096, dtype=dtype)
     other = k.t() if dtype == bf16 else k
-    ms = do_bench(lambda: m @ other, warmup=25, rep=200, return_mode="median")
+    ms = milliseconds(lambda: m @ other)
     print(f"{name:<22} {'4096^3':<18} eager {ms:.4f} ms {2 * 4096**3 / ms / 1e9:7.1f} TFLOP/s", flush=True)
 for B, T, H, D in ((4, 4096, 16, 128), (4, 4096, 16, 64)):
     q, k, v = (torch.randn(B, H, T, D, dtype=bf16) for _ in range(3))
-    ms = do_bench(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), warmup=25, rep=200, return_mode="median")
+    ms = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
     print(f"{'attention':<22} {f'{B} x {T} x {H} x {D}':<18} eager {ms:.4f} ms {2 * B * H * T * T * D / ms / 1e9:7.1f} TFLOP/s", flush=True)
