@@ -16,9 +16,7 @@
 // O leaves through the place where Q was. FLOPs 4 Tq Tk D a head, half of it causal.
 #include <algorithm>
 
-#include "attention.cuh"
-#include "hopper.cuh"
-#include "ops_common.cuh"
+#include "attention_wgmma.cuh"
 
 namespace ultrascale::ops {
 
@@ -36,8 +34,6 @@ struct Shape {
     static constexpr int parts = D / 64;  // a row of D is this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
 };
 constexpr int64_t keys_in_l2 = 24 << 20;  // bytes of K and V for which heads are worked on at the same time
-constexpr float rescale_above = 8;        // a new maximum counts when exponentials would pass 2^8: O is rarely rescaled then
-constexpr float ln_2 = 0.693147181f;
 
 template <int D>
 struct Shared {
@@ -46,28 +42,6 @@ struct Shared {
     Barrier full[Shape<D>::slots], empty[Shape<D>::slots], q_full[2], q_empty[2];
     int tile[2];  // which one has its Q there; past the last one: there are no more
 };
-
-// Tiles of queries in the order in which they are taken: a few heads at a time, whose keys fit into L2; of these the last queries of
-// all heads first, which see the most keys. Neighbouring heads share keys (grouped-query attention).
-struct Tile {
-    int b, h, first;  // sequence, head, first query
-};
-struct TileOrder {
-    int heads, at_once, blocks, queries, heads_of_sequence;  // B H, of these at once, tiles a head, their queries, H
-    __host__ __device__ int count() const { return heads * blocks; }
-    __device__ Tile at(int index) const {
-        const int section = index / (at_once * blocks), in_section = index % (at_once * blocks);
-        const int here = min(at_once, heads - section * at_once), head = section * at_once + in_section % here;
-        return {head / heads_of_sequence, head % heads_of_sequence, (blocks - 1 - in_section / here) * queries};
-    }
-};
-// How many tiles were taken beyond each block's first one. The last taker sets it back for the next launch (on the same stream).
-__device__ int tiles_taken = 0;
-__device__ int take_tile(int count) {
-    const int taken = atomicAdd(&tiles_taken, 1);
-    if (taken == count - 1) atomicExch(&tiles_taken, 0);  // every block takes one too many: `count` in all
-    return int(gridDim.x) + taken;
-}
 
 // The tiles of keys that any of the tile's queries sees: begin, begin + keys, ...
 struct KeyTiles {
@@ -121,59 +95,6 @@ __device__ void produce(Shared<D>& shared, const CUtensorMap* q, const CUtensorM
     }
     if (lane == 0) publish(order.count(), 0);
 }
-
-// A thread's part of the softmax of 64 queries: rows g and g + 8 of its warp's 16 (mma.cuh). Exponents are base 2.
-struct Softmax {
-    float factor;                               // exp(scale x) = 2^(factor x)
-    float highest[2] = {-INFINITY, -INFINITY};  // what is taken off the exponents: about the highest one so far
-    float sum[2] = {}, rescale[2];              // of this thread's keys; for what was summed before the last tile
-
-    // S becomes P.
-    template <int tiles>
-    __device__ void operator()(float (&score)[tiles][4]) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float top = -INFINITY;
-#pragma unroll
-            for (int j = 0; j < tiles; ++j) top = fmaxf(top, fmaxf(score[j][2 * r], score[j][2 * r + 1]));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));  // four lanes share a row
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            top = fmaxf(highest[r], top * factor);
-            if (top - highest[r] <= rescale_above) top = highest[r];
-            const float shift = top == -INFINITY ? 0 : top;  // no key so far
-            rescale[r] = exp2_fast(highest[r] - shift);
-            highest[r] = top;
-            float added = 0;
-#pragma unroll
-            for (int j = 0; j < tiles; ++j) {
-                score[j][2 * r] = exp2_fast(score[j][2 * r] * factor - shift);
-                score[j][2 * r + 1] = exp2_fast(score[j][2 * r + 1] * factor - shift);
-                added += score[j][2 * r] + score[j][2 * r + 1];
-            }
-            sum[r] = sum[r] * rescale[r] + added;
-        }
-    }
-    template <int tiles>
-    __device__ void rescale_output(float (&out)[tiles][4]) const {
-        if (__all_sync(0xffffffffu, rescale[0] == 1 && rescale[1] == 1)) return;
-#pragma unroll
-        for (int j = 0; j < tiles; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) out[j][e] *= rescale[e / 2];
-    }
-    // After the last keys: sum[r] is row r's. A row without keys has 0.
-    __device__ void finish() {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
-            sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-        }
-    }
-    __device__ float log_sum(int r) const { return sum[r] > 0 ? (highest[r] + log2f(sum[r])) * ln_2 : -INFINITY; }
-};
-
-// The descriptor of what lies so many elements further on: one addition, where computing it anew would be four instructions.
-__device__ uint64_t further(uint64_t descriptor, int elements) { return descriptor + uint64_t(elements / 8); }
 
 // One warpgroup, number `consumer`: queries 64 consumer .. 64 consumer + 63 of each tile.
 template <int D>
@@ -344,15 +265,6 @@ __global__ void __launch_bounds__(Shape<D>::threads, 1)
         registers_more<Shape::consumer_registers>();
         consume<D>(shared, warpgroup, &o, lse, s, mask, order);
     }
-}
-
-// (B, T, heads, D) as (B, heads and parts of a row, T, 64): boxes of `rows` rows of one head, each part behind the other.
-template <int D>
-CUtensorMap head_map(const Tensor& x, int rows) {
-    const int64_t B = x.size(0), T = x.size(1), row_bytes = x.size(2) * D * int64_t(sizeof(Element)), part_bytes = 128;
-    return tensor_map(
-        x.data(),
-        {{64, sizeof(Element), 64}, {T, row_bytes, rows}, {row_bytes / part_bytes, part_bytes, Shape<D>::parts}, {B, T * row_bytes, 1}});
 }
 
 template <int D>
