@@ -45,10 +45,34 @@ __device__ inline int take_tile(int count) {
     return int(gridDim.x) + taken;
 }
 
+// The tiles of keys that any of the tile's queries sees: begin, begin + keys, ...
+struct KeyTiles {
+    int begin, count;
+    BlockRange range;
+};
+template <int queries, int keys>
+__device__ KeyTiles key_tiles(const DeviceMask& mask, const Tile& tile) {
+    const BlockRange range = mask.template block_range<queries>(tile.b, tile.first);
+    const int begin = range.lowest_begin / keys * keys;
+    return {begin, range.highest_end > range.lowest_begin ? (range.highest_end - begin + keys - 1) / keys : 0, range};
+}
+
 // ---- softmax -----------------------------------------------------------------------------------------------------------
 
 inline constexpr float rescale_above = 8;  // a new maximum counts when exponentials would pass 2^8: O is rarely rescaled then
 inline constexpr float ln_2 = 0.693147181f;
+
+// Row g (r = 0) or g + 8 (r = 1) of the scores is left with columns begin .. end - 1.
+template <int tiles>
+__device__ void hide_keys(float (&score)[tiles][4], int r, int begin, int end) {
+    const int first = int(threadIdx.x) % 4 * 2;  // this thread's first column
+    begin -= first, end -= first;
+#pragma unroll
+    for (int j = 0; j < tiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+            if (8 * j + e < begin || 8 * j + e >= end) score[j][2 * r + e] = -INFINITY;
+}
 
 // A thread's part of the softmax of 64 queries: rows g and g + 8 of its warp's 16 (mma.cuh). Exponents are base 2.
 struct Softmax {

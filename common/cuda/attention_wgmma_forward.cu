@@ -15,6 +15,7 @@
 // of queries is left and takes them longest first, so that all end together; it takes the next tile's Q while this one is computed.
 // O leaves through the place where Q was. FLOPs 4 Tq Tk D a head, half of it causal.
 #include <algorithm>
+#include <bit>
 
 #include "attention_wgmma.cuh"
 
@@ -33,7 +34,7 @@ struct Shape {
     static constexpr int consumer_registers = consumers == 3 ? 160 : 232, producer_registers = consumers == 3 ? 32 : 40;
     static constexpr int parts = D / 64;  // a row of D is this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
 };
-constexpr int64_t keys_in_l2 = 24 << 20;  // bytes of K and V for which heads are worked on at the same time
+constexpr int64_t keys_in_l2 = 32 << 20;  // bytes of K and V for which heads are worked on at the same time
 
 template <int D>
 struct Shared {
@@ -42,19 +43,7 @@ struct Shared {
     Barrier full[Shape<D>::slots], empty[Shape<D>::slots], q_full[2], q_empty[2];
     int tile[2];  // which one has its Q there; past the last one: there are no more
 };
-
-// The tiles of keys that any of the tile's queries sees: begin, begin + keys, ...
-struct KeyTiles {
-    int begin, count;
-    BlockRange range;
-};
-template <int D>
-__device__ KeyTiles key_tiles(const DeviceMask& mask, const Tile& tile) {
-    constexpr int keys = Shape<D>::keys;
-    const BlockRange range = mask.template block_range<Shape<D>::queries>(tile.b, tile.first);
-    const int begin = range.lowest_begin / keys * keys;
-    return {begin, range.highest_end > range.lowest_begin ? (range.highest_end - begin + keys - 1) / keys : 0, range};
-}
+static_assert(sizeof(Shared<64>) <= 227 << 10 && sizeof(Shared<128>) <= 227 << 10);
 
 // One warp: it loads what the consumers need, in the order in which they need it.
 template <int D>
@@ -71,7 +60,7 @@ __device__ void produce(Shared<D>& shared, const CUtensorMap* q, const CUtensorM
     };
     for (int index = int(blockIdx.x); index < order.count(); q_place.advance()) {
         const Tile tile = order.at(index);
-        const KeyTiles tiles = key_tiles<D>(mask, tile);
+        const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile);
         if (lane == 0) {
             publish(index, sizeof(shared.q[0]));
             for (int c = 0; c < Shape::consumers; ++c)
@@ -107,22 +96,28 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
     // Named barriers. A turn: those who wait for it and those who pass it on.
     constexpr int first_turn = 1, first_group = first_turn + Shape::consumers, two = 256;
     const int own_turn = first_turn + consumer, next_turn = first_turn + (consumer + 1) % Shape::consumers;
-    if (Shape::turns && consumer == Shape::consumers - 1) arrive_some<two>(next_turn);  // consumer 0 begins
 
     RingPlace<Shape::slots> place;
     RingPlace<2> q_place;
     const auto wait = [&](const RingPlace<Shape::slots>& at) { barrier_wait(&shared.full[at.stage], at.parity); };
-    const auto release = [&](int stage) {
-        if (lane == 0) barrier_arrive(&shared.empty[stage]);
+    const auto release = [&](int stage) { lane == 0 ? barrier_arrive(&shared.empty[stage]) : void(); };
+    const auto skip = [&] {
+        wait(place);
+        __syncwarp();  // a lane that came late would miss the phase
+        release(place.stage);
+        place.advance();
     };
-    bool stored = false;  // a tile before this one
+    const auto take_turn = [&] { Shape::turns ? sync_some<two>(own_turn) : void(); };
+    const auto pass_turn = [&] { Shape::turns ? arrive_some<two>(next_turn) : void(); };
+    if (consumer == Shape::consumers - 1) pass_turn();  // consumer 0 begins
+    bool stored = false;                                // a tile before this one
     for (;; q_place.advance()) {
         barrier_wait(&shared.q_full[q_place.stage], q_place.parity);
         const int index = shared.tile[q_place.stage];
         if (index >= order.count()) break;
         Element* const q = shared.q[q_place.stage][consumer];
         const Tile tile = order.at(index);
-        const KeyTiles tiles = key_tiles<D>(mask, tile);
+        const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile);
         const int first = tile.first + 64 * consumer, row = first + 16 * warp + g;  // of this warpgroup; of this thread, and row + 8
 
         float score[keys / 8][4], out[D / 8][4] = {};
@@ -148,12 +143,7 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
                 for (int r = 0; r < 2; ++r) {
                     int begin, end;
                     mask.range(tile.b, row + 8 * r, begin, end);
-                    begin -= n + 2 * t, end -= n + 2 * t;  // from this thread's first column on
-#pragma unroll
-                    for (int j = 0; j < keys / 8; ++j)
-#pragma unroll
-                        for (int e = 0; e < 2; ++e)
-                            if (8 * j + e < begin || 8 * j + e >= end) score[j][2 * r + e] = -INFINITY;
+                    hide_keys(score, r, begin - n, end - n);
                 }
             softmax(score);
         };
@@ -168,14 +158,26 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
             for (int kk = 0; kk < keys / 16; ++kk) as_a(p[kk], score[2 * kk], score[2 * kk + 1]);
         };
 
-        if (tiles.count > 0) {
-            wait(place);
-            wgmma_fence();
-            begin_scores(shared.kv[place.stage]);
-            wgmma_wait<0>(score);
-            release(place.stage);
+        // Of the tiles, from the first one on, those of which this warpgroup sees keys. The others pass by.
+        const int own = first < s.Tq ? min(max((mask.key_end(first + 63) - tiles.begin + keys - 1) / keys, 0), tiles.count) : 0;
+        for (int i = tiles.count - 1; i >= own; --i) {
+            skip();
+            if (i + 1 == tiles.count) continue;
+            skip();
+            take_turn();
+            pass_turn();
+        }
+        if (own > 0) {
+            const RingPlace k = place;
             place.advance();
-            to_probabilities(tiles.count - 1);
+            wait(k);
+            if (own < tiles.count) take_turn();
+            wgmma_fence();
+            begin_scores(shared.kv[k.stage]);
+            if (own < tiles.count) pass_turn(), skip();
+            wgmma_wait<0>(score);
+            release(k.stage);
+            to_probabilities(own - 1);
         }
         if (leader && stored) {  // TMA has long read the tile before: its place is free for the Q of the tile after this one
             tma_store_wait_read<0>();
@@ -183,7 +185,7 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
         }
         // finish_output comes at the beginning of a round, not at the end of the one before: inside a loop's body the compiler would move
         // its wait up before the exponentials.
-        for (int i = tiles.count - 2; i >= 0; --i) {
+        for (int i = own - 2; i >= 0; --i) {
             finish_output();
             const RingPlace k = place;
             place.advance();
@@ -191,17 +193,17 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
             place.advance();
             wait(k);
             wait(v);
-            if (Shape::turns) sync_some<two>(own_turn);
+            take_turn();
             wgmma_fence();
             begin_scores(shared.kv[k.stage]);
             begin_output(shared.kv[v.stage]);
-            if (Shape::turns) arrive_some<two>(next_turn);
+            pass_turn();
             v_stage = v.stage;
             wgmma_wait<1>(score);
             release(k.stage);
             to_probabilities(i);
         }
-        if (tiles.count > 0) {
+        if (own > 0) {
             finish_output();
             wait(place);
             wgmma_fence();
@@ -210,6 +212,8 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
             hold(p);
             release(place.stage);
             place.advance();
+        } else if (tiles.count > 0) {
+            skip();
         }
 
         softmax.finish();
@@ -234,8 +238,8 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
         }
         stored = true;
     }
-    if (leader) tma_store_wait_read<0>();                         // a block that has ended has no shared memory
-    if (Shape::turns && consumer == 0) sync_some<two>(own_turn);  // the last turn that was passed on
+    if (leader) tma_store_wait_read<0>();  // a block that has ended has no shared memory
+    if (consumer == 0) take_turn();        // the last turn that was passed on
 }
 
 template <int D>
@@ -272,7 +276,7 @@ void launch(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k
             const DeviceMask& mask) {
     using Shape = Shape<D>;
     const int64_t heads = s.B * s.H, bytes_per_head = 4 * s.Tk * s.D / s.group();
-    const TileOrder order = {int(heads), int(std::clamp<int64_t>(keys_in_l2 / bytes_per_head, 1, heads)),
+    const TileOrder order = {int(heads), int(std::bit_floor(std::clamp<uint64_t>(keys_in_l2 / bytes_per_head, 1, heads))),
                              int(ceil_div(s.Tq, Shape::queries)), Shape::queries, int(s.H)};
     LAUNCH(forward<D>, unsigned(std::min(order.count(), multiprocessors())), Shape::threads, sizeof(Shared<D>))
     (data<float>(lse), head_map<D>(q, 64), head_map<D>(k, Shape::keys), head_map<D>(v, Shape::keys), head_map<D>(o, 64), s, mask, order);

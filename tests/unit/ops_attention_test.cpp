@@ -171,7 +171,7 @@ void for_each_case(Check check) {
         }
 }
 
-TEST(OpsAttention, Tiled) {
+void expect_tiled_right() {
     for_each_case([](const Case& c, Tensors& t, const Doubles& o, const Doubles& lse, const Doubles&, const Reference::Gradients& want,
                      double bound) {
         ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
@@ -183,6 +183,16 @@ TEST(OpsAttention, Tiled) {
         expect_gradients(t, want, bound);
     });
 }
+
+TEST(OpsAttention, Tiled) { expect_tiled_right(); }
+
+#ifdef ULTRASCALE_CUDA
+TEST(OpsAttention, TiledWithoutHopper) {  // the kernels of other GPUs, on Hopper too
+    setenv("ULTRASCALE_NO_HOPPER", "1", 1);
+    expect_tiled_right();
+    unsetenv("ULTRASCALE_NO_HOPPER");
+}
+#endif
 
 TEST(OpsAttention, Naive) {
     for_each_case(
