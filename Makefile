@@ -64,7 +64,8 @@ endif
 # ---- flags ---------------------------------------------------------------------------------------------------------------
 ARCH     ?= native
 CUDA_ARCH ?= $(or $(GPU_ARCH),90a)
-override CUDA_ARCH := $(patsubst 90,90a,$(CUDA_ARCH))  # for wgmma
+# 90 has no wgmma.
+override CUDA_ARCH := $(patsubst 90,90a,$(CUDA_ARCH))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 # Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2, but -O0 where a test only starts programs.
 OPTIMIZE  = $(if $(filter tests/chapters/%,$<),-O0,$(if $(SANITIZE),-O1,$(if $(filter common/cpu/ops_% common/ops_%,$<),-O3 -fno-math-errno,-O2))) -g1 -march=$(ARCH)

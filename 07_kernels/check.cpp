@@ -12,6 +12,25 @@
 namespace ultrascale::kernels {
 namespace {
 
+// The fp8 number (e4m3: 3 bits of mantissa, exponents -6 .. 8) nearest to x, ties to even, and its byte. 448 is the largest.
+uint8_t round_to_e4m3(float& x) {
+    const float size = std::min(std::abs(x), 448.0f);
+    const int exponent = std::max(-6, size > 0 ? std::ilogb(size) : -6);
+    const int eighths = int(std::nearbyint(std::ldexp(size, 3 - exponent)));  // 8 .. 16; below 8 only where the exponent is -6
+    const bool negative = std::signbit(x);
+    x = std::copysign(std::ldexp(float(eighths), exponent - 3), x);
+    return uint8_t((negative ? 128 : 0) + (exponent + 6) * 8 + eighths);
+}
+
+// As Input says of e4m3; rounds `host`.
+Tensor e4m3_tensor(const Shape& shape, std::vector<float>& host) {
+    const int64_t rows = shape[0], K = shape[1], words = (K + 15) / 16 * 4;
+    std::vector<int32_t> packed(size_t(rows * words));
+    for (int64_t i = 0; i < rows * K; ++i)
+        packed[size_t(i / K * words + i % K / 4)] |= int32_t(uint32_t(round_to_e4m3(host[size_t(i)])) << (i % K % 4 * 8));
+    return Tensor::from_host<int32_t>(packed, {rows, words}, Memory::workspace);
+}
+
 Tensor random_tensor(const Input& input, const Random& random, std::vector<float>& host) {
     const int64_t n = numel(input.shape);
     host.resize(size_t(n));
@@ -21,6 +40,7 @@ Tensor random_tensor(const Input& input, const Random& random, std::vector<float
         if (input.positive) x = std::abs(x);
         host[size_t(i)] = input.dtype == DType::bf16 ? float(bf16(x)) : x;
     }
+    if (input.e4m3) return e4m3_tensor(input.shape, host);
     const auto as = [&]<class T>(T) {
         std::vector<T> values;
         values.reserve(size_t(n));

@@ -23,8 +23,8 @@ struct Kernel {
     std::string name, problem;
     std::string idea;               // what it adds to the one before
     void (*run)(const Arguments&);  // nullptr: it needs PTX, and there is none here
-    Needs needs;
-    std::string file;  // 1_first_steps/1_vector_add.cu
+    std::string file;               // 1_first_steps/1_vector_add.cu
+    Needs needs = Needs::any_gpu;
 };
 
 class Registered {

@@ -51,7 +51,7 @@ std::string races_of(const Kernel&, const Trial&) { return ""; }  // compute-san
 std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, const std::vector<Sizes>& sizes,
                           const std::vector<Rung>& right) {
     if (right.empty()) return {};
-    const double peak = device_peak(problem.tensor_cores ? DType::bf16 : DType::fp32).flops;
+    const double peak = device_peak(problem.tensor_cores ? DType::bf16 : DType::fp32).flops * problem.peaks;
     const auto least = [&](const Sizes& size) { return std::max(problem.flops(size) / peak, problem.bytes(size) / copy_rate()); };
     for (const Sizes& size : sizes) {
         const double flops = problem.flops(size), bytes = problem.bytes(size);

@@ -21,14 +21,16 @@ struct Arguments {
     Tensor out;
 };
 
-// An input: standard normal numbers, or their absolute values; int32: uniform in [0, below).
+// An input: standard normal numbers, or their absolute values; int32: uniform in [0, below). e4m3: a matrix (rows, K) of fp8 numbers, which
+// the kernels see as a tensor of int32, four of them in each; a row is filled up with zeros to a multiple of 16 bytes.
 struct Input {
     Shape shape;
     DType dtype = DType::fp32;
     int64_t below = 0;
     bool positive = false;
+    bool e4m3 = false;
 };
-using HostInputs = std::vector<std::vector<float>>;  // as the kernels see them, i.e. rounded to bf16 where they are bf16
+using HostInputs = std::vector<std::vector<float>>;  // as the kernels see them, i.e. rounded to bf16 where they are bf16, to fp8 likewise
 
 struct Problem {
     std::string name;
@@ -47,7 +49,8 @@ struct Problem {
 
     std::function<double(const Sizes&)> flops;
     std::function<double(const Sizes&)> bytes;  // each input read once, the output written once
-    bool tensor_cores = false;                  // which peak its FLOP count is held against
+    bool tensor_cores = false;                  // which peak its FLOP count is held against: bf16's or fp32's,
+    double peaks = 1;                           // times this (fp8: 2)
     // The vendor's function for the same, if there is one: cuBLAS. Measured beside the kernels on a GPU.
     std::function<void(const Arguments&)> library = nullptr;
 };

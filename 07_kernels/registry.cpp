@@ -25,7 +25,7 @@ Registered::Registered(const char* problem, const char* idea, void (*run)(const 
     const bool numbered = file.find('_') != std::string::npos && file[0] >= '0' && file[0] <= '9';  // mine.cu is not
     std::vector<Kernel>& list = registry();
     list.push_back({numbered ? std::stoi(folder) : 0, numbered ? std::stoi(file) : 0, numbered ? file.substr(file.find('_') + 1) : file,
-                    problem, idea, run, needs, folder + "/" + path.filename().string()});
+                    problem, idea, run, folder + "/" + path.filename().string(), needs});
     std::ranges::sort(list, {}, [](const Kernel& k) { return std::tuple(k.family, k.number); });
 }
 

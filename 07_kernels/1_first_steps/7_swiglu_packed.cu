@@ -1,11 +1,15 @@
 // SwiGLU with 8 bf16 (16 bytes) a thread, where rows are multiples of 8; and the division i / F, which takes a GPU some 50 instructions
-// for 64 bits, done once for 8 elements: a block has a row or part of it, so that no thread divides at all.
+// for 64 bits, done once for 8 elements: a block has a row or part of it, so that no thread divides at all. 512 threads, so that a row of
+// 4096 is one block's: blocks that run at the same time then have whole rows side by side. (Of 128 threads, each with a quarter of its row,
+// blocks of neighbouring rows run together, and what they read lies 16 KiB apart: 96 instead of 99 % of a copy on an H200.)
 #include <cuda_bf16.h>
 
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
+
+constexpr int threads = 512;
 
 struct alignas(16) Pack {
     __nv_bfloat16 x[8];
@@ -34,7 +38,7 @@ void run(const Arguments& args) {
     const int64_t N = args.size[0], F = args.size[1];
     auto* y = static_cast<__nv_bfloat16*>(args.out.data());
     const auto* x = static_cast<const __nv_bfloat16*>(args.in[0].data());
-    LAUNCH(swiglu, dim3(unsigned(N), unsigned(ceil_div(F, 8 * 128))), 128, 0)(y, x, F);
+    LAUNCH(swiglu, dim3(unsigned(N), unsigned(ceil_div(F, 8 * threads))), threads, 0)(y, x, F);
 }
 
 const Registered here{"swiglu", "8 elements a thread, no division", run};

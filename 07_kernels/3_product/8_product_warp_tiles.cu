@@ -1,43 +1,44 @@
-// Tiles for warps: a block's tile is cut into one for each warp, this into a thread's registers. Each level reuses what the one above
-// has brought, and the narrowest way is now from shared memory to registers, so a warp's tile should be as square as it can be.
+// Tiles for warps: a block's tile is cut into one for each warp, and this into a thread's registers. Each level reuses what the one above
+// has brought, and the narrowest way is now from shared memory to registers, so what a warp's 32 threads need should be as square as it
+// can.
 //
-//     block 128 x 128: 4 warps         warp 64 x 64: its lanes, 8 below each other and 4 abreast,     lane 8 x 16: 2 x 4 squares
-//     +--------+--------+              cover 32 x 16; the warp has 2 x 4 of these                     of 4 x 4, 32 rows and 16
-//     | warp 0 | warp 1 |              +----+----+----+----+      lane  0  1 16 17                    columns apart
-//     |        |        |              |    |    |    |    |            2  3 18 19
-//     +--------+--------+              +----+----+----+----+            4  5 20 21
-//     | warp 2 | warp 3 |              |    |    |    |    |            ...
-//     |        |        |              +----+----+----+----+           14 15 30 31
-//     +--------+--------+
+//     block 128 x 128: 8 warps         warp 32 x 64: its lanes, 4 below each other and 8 abreast,     lane 8 x 8: 2 x 2 squares of
+//     +-----------+-----------+        cover 16 x 32; the warp has 2 x 2 of these                     4 x 4, 16 rows and 32 columns
+//     |  warp 0   |  warp 1   |        +-------+-------+      lane  0  1  8  9 16 17 24 25            apart
+//     |  warp 2   |  warp 3   |        |       |       |            2  3 10 11 18 19 26 27
+//     |  warp 4   |  warp 5   |        +-------+-------+            4  5 12 13 20 21 28 29
+//     |  warp 6   |  warp 7   |        |       |       |            6  7 14 15 22 23 30 31
+//     +-----------+-----------+        +-------+-------+
 //
-// 8 x 16 results a thread: 128 multiply-adds for 6 loads of 16 bytes. Before it were 64 for 4, and a warp of 2 x 16 threads read 144
-// different numbers for 2048 multiply-adds; this one reads 128 for 4096. The order of the lanes: 1 apart they want the same rows, 2 apart
-// the same columns. A GPU is said to serve such lanes together, so that a load takes 2 turns; the microscope counts the 4 of other orders.
+// Before, a warp was 2 x 16 threads, and read 144 different numbers of a k for 2048 multiply-adds; this one reads 96. The order of the
+// lanes: 1 apart they want the same rows, 2 apart the same columns, and a GPU serves neighbours with the same 16 bytes together. (ncu
+// counts fewer turns of shared memory than the microscope, which has no such rule.)
 //
-// A scheduler issues one instruction a clock, a multiply-add or another, so all others count: of the inner loop's instructions 93 % are
-// multiply-adds. A k's numbers are loaded while the k before it is multiplied. Registers: 128 sums and twice 24 numbers, with addresses
-// some 240 of the 255 a thread can have. 128 threads with 255 registers take half of an SM's 65536: two blocks share it, and one multiplies
-// while the other is at its barrier. 8 warps are few, but each has 128 independent multiply-adds. 16 of K at a time: a barrier for 2048
-// multiply-adds of a thread, and 33 KB of shared memory a block.
+// A k's numbers are loaded while the k before it is multiplied, into registers of their own, and all 16 k are unrolled, so that addresses
+// are constants: nine of ten instructions are multiply-adds. 128 registers a thread, two blocks an SM: one multiplies while the other is at
+// its barrier. 16 of K at a time: a barrier for 1024 multiply-adds of a thread, and 33 KB of shared memory a block.
+//
+// What is left to cuBLAS: a multiply-add has three operands, and registers lie in banks too. ncu calls this wait "dispatch stall".
 #include "tiles.cuh"
 
 namespace ultrascale::kernels {
 namespace {
 
-constexpr int tile = 128, k_step = 16, threads = 128, padding = 4;  // padding: see 6_product_float4.cu
-constexpr int warp_tile = 64, squares_down = 2, squares_across = 4;
-constexpr int lane_rows = 8, lane_columns = 4;
-static_assert(squares_down * lane_rows * 4 == warp_tile && squares_across * lane_columns * 4 == warp_tile);
+constexpr int tile = 128, k_step = 16, threads = 256, padding = 4;  // padding: see 6_product_float4.cu
+constexpr int warp_rows = 32, warp_columns = 64, warps_across = tile / warp_columns;
+constexpr int lane_rows = 4, lane_columns = 8, squares_down = 2, squares_across = 2;
+static_assert(squares_down * lane_rows * 4 == warp_rows && squares_across * lane_columns * 4 == warp_columns);
+static_assert(tile / warp_rows * warps_across * 32 == threads);
 
 __global__ void __launch_bounds__(threads, 2)
     product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
     __shared__ __align__(16) float a[2][k_step][tile + padding], b[2][k_step][tile];
     const int64_t row0 = int64_t(blockIdx.y) * tile, column0 = int64_t(blockIdx.x) * tile;  // of the block
     const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int y = warp / 2 * warp_tile + lane / 2 % lane_rows * 4;        // first row of this thread in the block's tile
-    const int x = warp % 2 * warp_tile + (lane / 16 * 2 + lane % 2) * 4;  // and first column
+    const int y = warp / warps_across * warp_rows + lane / 2 % lane_rows * 4;          // first row of this thread in the block's tile
+    const int x = warp % warps_across * warp_columns + (lane / 8 * 2 + lane % 2) * 4;  // and first column
 
-    // What this thread brings: two k of every 16th row of A, four columns of every 4th row of B.
+    // What this thread brings: two k of every 32nd row of A, four columns of every 8th row of B.
     const int a_k = thread % 8, a_row = thread / 8, b_k = thread / 32, b_column = thread % 32 * 4;
     constexpr int a_rows = threads / 8, b_rows = threads / 32;  // of all threads at a time
     const bool whole = row0 + tile <= M && column0 + tile <= N && N % 4 == 0;
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(threads, 2)
         __syncthreads();           // everybody's; and all have read the other buffer
         load_values(0);
         if (k0 + k_step < K) begin_load(1 - now, k0 + k_step);
-#pragma unroll 4  // wholly unrolled, ptxas moves the loads back to where they are used
+#pragma unroll
         for (int k = 0; k < k_step; ++k) {
             if (k + 1 < k_step) load_values(k + 1);
 #pragma unroll
@@ -107,7 +108,7 @@ void run(const Arguments& args) {
     LAUNCH(product, grid, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
-const Registered here{"product", "64 x 64 a warp, 8 x 16 a thread", run};
+const Registered here{"product", "32 x 64 a warp; a k is loaded while one is multiplied", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

@@ -46,7 +46,25 @@ std::vector<Problem> product() {
     bf16.bytes = [=](const Sizes& s) { return 2 * elements(s); };
     bf16.tensor_cores = true;
     bf16.library = [](const Arguments& args) { ops::matmul(args.out, args.in[0], ops::Transpose::no, args.in[1], ops::Transpose::yes); };
-    return {fp32, bf16};
+
+    // The same in fp8 with a scale for each matrix: C (M, N) = scale_a scale_b A B^T, C in bf16
+    Problem fp8 = bf16;
+    fp8.name = "product fp8";
+    fp8.inputs = [](const Sizes& s) {
+        return std::vector<Input>{{.shape = {s[0], s[2]}, .e4m3 = true},
+                                  {.shape = {s[1], s[2]}, .e4m3 = true},
+                                  {.shape = {1}, .positive = true},
+                                  {.shape = {1}, .positive = true}};
+    };
+    fp8.reference = [reference = bf16.reference](const Sizes& s, const HostInputs& in, int64_t row, double* out) {
+        reference(s, in, row, out);
+        for (int64_t n = 0; n < s[1]; ++n) out[n] *= double(in[2][0]) * in[3][0];
+    };
+    fp8.tolerance = 3e-2;  // tensor cores keep some 14 bits of a sum of fp8 products
+    fp8.bytes = [=](const Sizes& s) { return elements(s) + double(s[0] * s[1]); };
+    fp8.peaks = 2;
+    fp8.library = nullptr;
+    return {fp32, bf16, fp8};
 }
 
 }  // namespace ultrascale::kernels

@@ -1,16 +1,16 @@
-// A larger tile: 128 x 256, of which each consumer sums 64 x 256. A step now reads 48 KiB for 128 x 256 x 64 products, 85 FLOP a byte
-// instead of 64, and wgmma reads 256 columns of B for each 64 rows of A that it reads; L2 and shared memory both have less to do.
+// A larger tile: 128 x 256, of which each consumer sums 64 x 256. A step reads 48 KiB for 128 x 256 x 64 multiply-adds, 85 FLOP a byte
+// instead of 64, so L2 has less to do; so has shared memory, as each wgmma reads its 64 rows of A for 256 columns instead of 128.
 //
-//                  B: 256 rows of 64 k                            registers of a thread
-//              +-----------------------------------+              at launch:  168  168  168       x 128 threads = 63 KiB x 4 bytes
-//     A: 128   |       consumer 0: 64 x 256        |              consumer 0: 232  (128 of them sums)
-//     rows of  +-----------------------------------+              consumer 1:      232
-//     64 k     |       consumer 1: 64 x 256        |              producer:             40
-//              +-----------------------------------+
+//                  B: 256 rows of 64 k                    registers a thread     at launch    then
+//              +-----------------------------------+      consumer 0                168       232, of them 128 sums
+//     A: 128   |       consumer 0: 64 x 256        |      consumer 1                168       232
+//     rows of  +-----------------------------------+      producer                  168        40
+//     64 k     |       consumer 1: 64 x 256        |
+//              +-----------------------------------+      x 128 threads             64512    64512, of an SM's 65536
 //
-// 128 sums a thread and what else a consumer needs come near the 168 registers that 384 threads have each, while the producer needs hardly
+// 128 sums and what else a consumer needs come near the 168 registers that each of 384 threads can have, while the producer needs hardly
 // any: setmaxnreg moves registers from one warpgroup to others. It is for whole warpgroups, so the producer is one, too, of which 127
-// threads sleep.
+// threads have nothing to do.
 //
 // Products stay under way: a consumer waits until those of the step *before* are complete, and hands that stage back; so the tensor cores
 // find the next step's in their queue.

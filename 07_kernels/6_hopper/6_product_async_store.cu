@@ -136,12 +136,13 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
 
 void run(const Arguments& args) {
     const int64_t M = args.size[0], N = args.size[1], K = args.size[2];
+    static const int most = clusters_at_once(product, cluster, threads, sizeof(Shared));
     const int64_t tiles = ceil_div(M, cluster * tile_rows) * ceil_div(N, tile_columns);
     const Operand A(args.in[0], tile_rows), B(args.in[1], b_rows);
     const CUtensorMap C =
         N % 8 == 0 ? tensor_map(args.out.data(), {{N, sizeof(Element), box_columns}, {M, N * int64_t(sizeof(Element)), box_rows}})
                    : CUtensorMap{};
-    LAUNCH(product, unsigned(std::min<int64_t>(tiles, multiprocessors() / cluster) * cluster), threads, sizeof(Shared))
+    LAUNCH(product, unsigned(std::min<int64_t>(tiles, most) * cluster), threads, sizeof(Shared))
     (static_cast<Element*>(args.out.data()), M, N, K, A.map, B.map, C);
 }
 

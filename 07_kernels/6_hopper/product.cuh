@@ -37,7 +37,7 @@ private:
 struct Tile {
     int row, column;
 };
-__host__ __device__ inline Tile tile_at(int index, int down, int across, int below) {
+__device__ inline Tile tile_at(int index, int down, int across, int below) {
     const int group = index / (below * across), in_group = index % (below * across);
     const int here = down - group * below < below ? down - group * below : below;  // fewer rows in the last group
     return {group * below + in_group % here, in_group / here};

@@ -179,7 +179,7 @@ struct TensorDimension {
     int box;               // elements of a tile, up to 256; the first dimension's are 128 bytes at most where rows are swizzled
 };
 
-// What TMA has to know of a bf16 matrix: the fastest dimension first. `base` is a multiple of 16. A kernel's parameter is
+// What TMA has to know of a matrix of bf16 or bytes (fp8): the fastest dimension first. `base` is a multiple of 16. A kernel's parameter is
 // `const __grid_constant__ CUtensorMap`.
 inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDimension> dimensions,
                               CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
@@ -201,14 +201,29 @@ inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDime
         if (n > 0) strides[n - 1] = cuuint64_t(d.stride_bytes);
         ++n;
     }
+    const CUtensorMapDataType type =
+        dimensions.begin()->stride_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     CUtensorMap map;
     const CUresult result =
-        encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, cuuint32_t(n), const_cast<void*>(base), sizes, strides, boxes, ones,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        encode(&map, type, cuuint32_t(n), const_cast<void*>(base), sizes, strides, boxes, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         throw std::runtime_error("CUDA: no tensor map for this matrix (error " + std::to_string(int(result)) +
                                  "): an address or stride is no multiple of 16 bytes, or a box has more than 256 elements or 128 bytes");
     return map;
+}
+
+// Clusters of this kernel that the device runs at once: fewer than SMs / cluster where its groups of SMs are no multiples of the cluster.
+template <class... Parameters>
+int clusters_at_once(void (*kernel)(Parameters...), int cluster, int threads, size_t shared_bytes) {
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)));
+    cudaLaunchAttribute size;
+    size.id = cudaLaunchAttributeClusterDimension;
+    size.val.clusterDim = {unsigned(cluster), 1, 1};
+    const cudaLaunchConfig_t config = {unsigned(cluster), unsigned(threads), shared_bytes, cuda_compute(), &size, 1};
+    int clusters = 0;
+    cuda_check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+    return clusters;
 }
 
 }  // namespace ultrascale

@@ -113,6 +113,13 @@ __device__ void wgmma(float (&sum)[tiles][4], const uint32_t (&a)[4], uint64_t b
               : INPUTS);
 #undef INPUTS
 }
+// fp8: both operands e4m3, K-major; 32 k are as many bytes as 16 of bf16. sum (64, 256).
+__device__ inline void wgmma_e4m3(float (&sum)[32][4], uint64_t a, uint64_t b, bool add) {
+    SM90A("{ .reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" R0 "," R1 "," R2 "," R3
+          "}, %128, %129, p, 1, 1; }"
+          : S32(sum, 0), S32(sum, 8), S32(sum, 16), S32(sum, 24)
+          : "l"(a), "l"(b), "r"(int(add)));
+}
 #undef R0
 #undef R1
 #undef R2

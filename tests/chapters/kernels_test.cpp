@@ -51,8 +51,8 @@ TEST(KernelsMicroscope, ShowsWhatEachRungTeaches) {
     for (const char* kernel : {"transpose_shared", "transpose_padded"}) EXPECT_EQ(sectors(kernel, "store"), 4);
     EXPECT_EQ(mean("transpose_shared", "shared_load_wavefronts", "shared_load_requests"), 32);
     EXPECT_EQ(mean("transpose_padded", "shared_load_wavefronts", "shared_load_requests"), 1);
-    EXPECT_EQ(sectors("transpose_registers", "load"), 16);
-    EXPECT_EQ(rows.at("transpose_registers").at("traffic"), 1);
+    EXPECT_EQ(sectors("transpose_float4", "load"), 16);
+    EXPECT_EQ(rows.at("transpose_float4").at("traffic"), 1);
     EXPECT_EQ(rows.at("branches_divergent").at("active_threads"), 16);
     EXPECT_EQ(rows.at("branches_predicated").at("active_threads"), 32);
     const Outcome lines = kernels("--kernel transpose_naive --microscope");

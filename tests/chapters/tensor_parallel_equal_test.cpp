@@ -156,7 +156,7 @@ TEST(TensorParallelOverlap, HidesSomeOfIt) {
         for (const char* kind : {"all-reduce", "all-gather", "reduce-scatter"})
             seconds += communicated(run, kind, "seconds"), exposed += communicated(run, kind, "exposed_seconds");
         EXPECT_GT(exposed, 0);
-        EXPECT_LT(exposed, seconds);  // on a busy machine no more than that is certain
+        expect_some_hidden(run, seconds, exposed);
     }
 }
 

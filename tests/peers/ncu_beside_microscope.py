@@ -20,7 +20,7 @@ METRICS = {
     "shared_store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
 }
 KERNELS = ["vector_add", "vector_add_float4", "swiglu", "copy_strided", "transpose_naive", "transpose_shared", "transpose_padded",
-           "transpose_registers", "sum_shuffle", "product_naive", "product_coalesced", "product_shared"]
+           "transpose_float4", "sum_shuffle", "product_naive", "product_coalesced", "product_shared"]
 
 
 def counters(program, kernel, size):

@@ -1,0 +1,61 @@
+// 16-byte accesses on both sides of a tile of 64 x 64: two loads and two stores a thread instead of eight and eight, and 256 adjacent bytes
+// a row of the tile. The tile keeps columns, so what a thread loads goes to four of its rows.
+//
+//     in (rows, columns)                tile[column][row]                    out (columns, rows)
+//     [t0 t0 t0 t0|t1 t1 t1 t1| ..      [t0 .. ]                             [t0 t0 t0 t0|t1 t1 t1 t1| ..
+//     [t16 ...                          [t0 .. ]      a word unused in       [t16 ...
+//                                       [t0 .. ]      each row, as before
+//                                       [t0 .. ]
+//                                       [t1 .. ]
+//
+// With 16 bytes to one side, columns are 4 words apart: some conflicts are left, two turns instead of one, and the memory hides them.
+//
+// Blocks that run at the same time stand below each other in `in`, thus side by side in `out`: memory likes neighbouring writes even more
+// than neighbouring reads (94.5 % of a copy on an H200 if they are side by side in `in`, 96.2 % so). __ldcs and __stcs say that no element
+// is needed again, so that L2 need not keep it (91.5 % without).
+#include "../kernel.h"
+
+namespace ultrascale::kernels {
+namespace {
+
+constexpr int side = 64, threads = 512;
+constexpr int groups = side / 4, turns = side * groups / threads;  // float4s in a row of the tile, and of a thread
+
+__global__ void transpose(float* out, const float* in, int64_t rows, int64_t columns) {
+    __shared__ float tile[side][side + 1];
+    const int64_t row0 = int64_t(blockIdx.x) * side, column0 = int64_t(blockIdx.y) * side;
+    const auto inside = [&](int row, int column) { return row0 + row < rows && column0 + column < columns; };
+    if (rows % 4 == 0 && columns % 4 == 0) {  // every row begins at a multiple of 16 bytes
+        float4 v[turns];
+#pragma unroll
+        for (int k = 0; k < turns; ++k)
+            if (const int i = int(threadIdx.x) + k * threads, y = i / groups, x = i % groups * 4; inside(y, x))
+                v[k] = __ldcs(reinterpret_cast<const float4*>(&in[(row0 + y) * columns + column0 + x]));
+#pragma unroll
+        for (int k = 0; k < turns; ++k) {
+            const int i = int(threadIdx.x) + k * threads, y = i / groups, x = i % groups * 4;
+            tile[x][y] = v[k].x, tile[x + 1][y] = v[k].y, tile[x + 2][y] = v[k].z, tile[x + 3][y] = v[k].w;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < turns; ++k)
+            if (const int i = int(threadIdx.x) + k * threads, x = i / groups, y = i % groups * 4; inside(y, x))
+                __stcs(reinterpret_cast<float4*>(&out[(column0 + x) * rows + row0 + y]),
+                       make_float4(tile[x][y], tile[x][y + 1], tile[x][y + 2], tile[x][y + 3]));
+    } else {
+        for (int i = int(threadIdx.x); i < side * side; i += threads)
+            if (const int y = i / side, x = i % side; inside(y, x))
+                out[(column0 + x) * rows + row0 + y] = in[(row0 + y) * columns + column0 + x];
+    }
+}
+
+void run(const Arguments& args) {
+    const int64_t rows = args.size[0], columns = args.size[1];
+    LAUNCH(transpose, dim3(unsigned(ceil_div(rows, side)), unsigned(ceil_div(columns, side))), threads, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), rows, columns);
+}
+
+const Registered here{"transpose", "16-byte accesses, blocks down the columns", run};
+
+}  // namespace
+}  // namespace ultrascale::kernels
