@@ -2,6 +2,9 @@
 // softmax on a warpgroup's scores.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+
 #include "attention.cuh"
 #include "hopper.cuh"
 #include "ops_common.cuh"
@@ -23,20 +26,25 @@ __device__ inline uint64_t further(uint64_t descriptor, int elements) { return d
 
 // ---- who works on what -------------------------------------------------------------------------------------------------
 
-// Tiles of queries in the order in which they are taken: a few heads at a time, whose keys fit into L2; of these the last queries of
-// all heads first, which see the most keys. Neighbouring heads share keys (grouped-query attention).
+// Tiles in the order in which they are taken: those of a few heads at a time, whose other side (of queries the keys) fits into L2; of
+// these the longest of all heads first. Neighbouring heads share keys (grouped-query attention).
 struct Tile {
-    int b, h, first;  // sequence, head, first query
+    int b, h, rank;  // sequence, head; 0: the longest of the head
 };
 struct TileOrder {
-    int heads, at_once, blocks, queries, heads_of_sequence;  // B H, of these at once, tiles a head, their queries, H
-    __host__ __device__ int count() const { return heads * blocks; }
+    int heads, at_once, tiles, heads_of_sequence;  // of all sequences, of these at once, tiles of a head, heads of one sequence
+    __host__ __device__ int count() const { return heads * tiles; }
     __device__ Tile at(int index) const {
-        const int section = index / (at_once * blocks), in_section = index % (at_once * blocks);
+        const int section = index / (at_once * tiles), in_section = index % (at_once * tiles);
         const int here = min(at_once, heads - section * at_once), head = section * at_once + in_section % here;
-        return {head / heads_of_sequence, head % heads_of_sequence, (blocks - 1 - in_section / here) * queries};
+        return {head / heads_of_sequence, head % heads_of_sequence, in_section / here};
     }
 };
+constexpr int64_t bytes_in_l2 = 32 << 20;
+inline TileOrder tile_order(int64_t B, int64_t heads, int64_t tiles, int64_t bytes_of_other_side) {
+    const uint64_t at_once = std::clamp<uint64_t>(bytes_in_l2 / bytes_of_other_side, 1, uint64_t(B * heads));
+    return {int(B * heads), int(std::bit_floor(at_once)), int(tiles), int(heads)};
+}
 // How many tiles were taken beyond each block's first one. The last taker sets it back for the next launch (on the same stream).
 static __device__ int tiles_taken = 0;
 __device__ inline int take_tile(int count) {
@@ -45,14 +53,14 @@ __device__ inline int take_tile(int count) {
     return int(gridDim.x) + taken;
 }
 
-// The tiles of keys that any of the tile's queries sees: begin, begin + keys, ...
+// The tiles of keys that any of the queries first .. first + queries - 1 sees: begin, begin + keys, ...
 struct KeyTiles {
     int begin, count;
     BlockRange range;
 };
 template <int queries, int keys>
-__device__ KeyTiles key_tiles(const DeviceMask& mask, const Tile& tile) {
-    const BlockRange range = mask.template block_range<queries>(tile.b, tile.first);
+__device__ KeyTiles key_tiles(const DeviceMask& mask, int b, int first) {
+    const BlockRange range = mask.template block_range<queries>(b, first);
     const int begin = range.lowest_begin / keys * keys;
     return {begin, range.highest_end > range.lowest_begin ? (range.highest_end - begin + keys - 1) / keys : 0, range};
 }

@@ -15,7 +15,6 @@
 // of queries is left and takes them longest first, so that all end together; it takes the next tile's Q while this one is computed.
 // O leaves through the place where Q was. FLOPs 4 Tq Tk D a head, half of it causal.
 #include <algorithm>
-#include <bit>
 
 #include "attention_wgmma.cuh"
 
@@ -34,7 +33,6 @@ struct Shape {
     static constexpr int consumer_registers = consumers == 3 ? 160 : 232, producer_registers = consumers == 3 ? 32 : 40;
     static constexpr int parts = D / 64;  // a row of D is this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
 };
-constexpr int64_t keys_in_l2 = 32 << 20;  // bytes of K and V for which heads are worked on at the same time
 
 template <int D>
 struct Shared {
@@ -60,12 +58,12 @@ __device__ void produce(Shared<D>& shared, const CUtensorMap* q, const CUtensorM
     };
     for (int index = int(blockIdx.x); index < order.count(); q_place.advance()) {
         const Tile tile = order.at(index);
-        const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile);
+        const int first = (order.tiles - 1 - tile.rank) * Shape::queries;
+        const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile.b, first);
         if (lane == 0) {
             publish(index, sizeof(shared.q[0]));
             for (int c = 0; c < Shape::consumers; ++c)
-                tma_load(shared.q[q_place.stage][c], q, &shared.q_full[q_place.stage], 0, tile.first + 64 * c, tile.h * Shape::parts,
-                         tile.b);
+                tma_load(shared.q[q_place.stage][c], q, &shared.q_full[q_place.stage], 0, first + 64 * c, tile.h * Shape::parts, tile.b);
             const int kv_part = tile.h / int(s.H / s.K) * Shape::parts;
             const auto load = [&](const CUtensorMap* matrix, int i) {
                 barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
@@ -117,8 +115,9 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
         if (index >= order.count()) break;
         Element* const q = shared.q[q_place.stage][consumer];
         const Tile tile = order.at(index);
-        const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile);
-        const int first = tile.first + 64 * consumer, row = first + 16 * warp + g;  // of this warpgroup; of this thread, and row + 8
+        const int first_of_tile = (order.tiles - 1 - tile.rank) * Shape::queries;
+        const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile.b, first_of_tile);
+        const int first = first_of_tile + 64 * consumer, row = first + 16 * warp + g;  // of this warpgroup; of this thread, and row + 8
 
         float score[keys / 8][4], out[D / 8][4] = {};
         uint32_t p[keys / 16][4] = {};
@@ -275,9 +274,7 @@ template <int D>
 void launch(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
             const DeviceMask& mask) {
     using Shape = Shape<D>;
-    const int64_t heads = s.B * s.H, bytes_per_head = 4 * s.Tk * s.D / s.group();
-    const TileOrder order = {int(heads), int(std::bit_floor(std::clamp<uint64_t>(keys_in_l2 / bytes_per_head, 1, heads))),
-                             int(ceil_div(s.Tq, Shape::queries)), Shape::queries, int(s.H)};
+    const TileOrder order = tile_order(s.B, s.H, ceil_div(s.Tq, Shape::queries), 4 * s.Tk * s.D / s.group());
     LAUNCH(forward<D>, unsigned(std::min(order.count(), multiprocessors())), Shape::threads, sizeof(Shared<D>))
     (data<float>(lse), head_map<D>(q, 64), head_map<D>(k, Shape::keys), head_map<D>(v, Shape::keys), head_map<D>(o, 64), s, mask, order);
 }
