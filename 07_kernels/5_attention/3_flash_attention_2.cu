@@ -1,5 +1,5 @@
-// FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691) on tensor cores: the kernel that this project trains with,
-// common/cuda/attention_mma_forward.cu. What it adds to 2_flash_attention:
+// FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691) on tensor cores: the kernel that this project trains with
+// on GPUs before Hopper, common/cuda/attention_mma_forward.cu. What it adds to 2_flash_attention:
 //
 //   - The products are mma instructions, 16 x 8 x 16 in bf16 with sums in fp32: tensor cores have some fifteen times the CUDA cores' rate.
 //   - P never leaves the registers. A warp has 32 queries of the block's 128 and all keys of a tile, so warps exchange nothing (the
@@ -18,7 +18,9 @@
 //
 // It needs PTX, which the CPU does not execute.
 #include "../kernel.h"
-#include "ops.h"
+#ifdef ULTRASCALE_CUDA
+#include "cuda/attention.cuh"
+#endif
 
 namespace ultrascale::kernels {
 namespace {
@@ -27,7 +29,8 @@ namespace {
 void run(const Arguments& args) {
     const int64_t B = args.size[0], T = args.size[1], H = args.size[2];
     const Tensor lse = Tensor::empty({B, H, T}, DType::fp32, Memory::workspace);  // for the backward pass
-    ops::attention_forward(args.out, lse, args.in[0], args.in[1], args.in[2], {.causal = true});
+    const ops::AttentionSizes sizes = ops::attention_sizes(args.in[0], args.in[1], args.in[2]);
+    ops::attention_forward_mma(args.out, lse, args.in[0], args.in[1], args.in[2], sizes, ops::device_mask({.causal = true}, sizes));
 }
 #else
 constexpr void (*run)(const Arguments&) = nullptr;

@@ -54,28 +54,19 @@ struct DeviceMask {
     // The first query that sees this key, documents aside; Tq or more where none does.
     __device__ int64_t first_query(int64_t key) const { return causal ? max(key - shift, int64_t(0)) : 0; }
 
-    // For queries first .. first + rows - 1 (as far as there are any; first < Tq). The whole block calls it, once; blockDim.x
-    // is a multiple of 32.
+    // For queries first .. first + rows - 1 (as far as there are any; first < Tq). Each warp finds it by itself, all lanes together.
     template <int rows>
     __device__ BlockRange block_range(int64_t b, int64_t first) const {
         const int64_t last = min(first + rows, Tq) - 1;
         BlockRange all = {0, 0, key_end(first), key_end(last)};
         if (!starts) return all;
-        __shared__ int lowest[32], highest[32];  // of each warp
         int low = INT_MAX, high = 0;
-        for (int64_t i = first + threadIdx.x; i <= last; i += blockDim.x) {
+        for (int64_t i = first + threadIdx.x % 32; i <= last; i += 32) {
             int begin, end;
             range(b, i, begin, end);
             low = min(low, begin), high = max(high, begin);
         }
-        low = __reduce_min_sync(0xffffffffu, low), high = __reduce_max_sync(0xffffffffu, high);
-        if (threadIdx.x % 32 == 0) lowest[threadIdx.x / 32] = low, highest[threadIdx.x / 32] = high;
-        __syncthreads();
-        all.lowest_begin = INT_MAX;
-        for (int w = 0; w < int(blockDim.x) / 32; ++w) {
-            all.lowest_begin = min(all.lowest_begin, lowest[w]);
-            all.highest_begin = max(all.highest_begin, highest[w]);
-        }
+        all.lowest_begin = __reduce_min_sync(0xffffffffu, low), all.highest_begin = __reduce_max_sync(0xffffffffu, high);
         return all;
     }
 };
@@ -107,5 +98,10 @@ struct AttentionBackwardInputs {
 void attention_backward_keys_mma(__nv_bfloat16* dk, __nv_bfloat16* dv, const AttentionBackwardInputs& in, const AttentionSizes& s,
                                  const DeviceMask& mask);
 void attention_backward_queries_mma(__nv_bfloat16* dq, const AttentionBackwardInputs& in, const AttentionSizes& s, const DeviceMask& mask);
+
+// Hopper's kernels (attention_wgmma_*.cu), for what the others do; the addresses are multiples of 16.
+bool attention_wgmma_supported(DType dtype, const AttentionSizes& s);
+void attention_forward_wgmma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
+                             const DeviceMask& mask);
 
 }  // namespace ultrascale::ops

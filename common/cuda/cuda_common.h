@@ -20,7 +20,7 @@ inline cudaStream_t cuda_compute() { return cuda_stream(compute_stream()); }
 void cuda_select_device();          // makes this rank's GPU the current one; UserError where there is none
 int multiprocessors();              // of this rank's device
 bool programmatic_launch();         // whether this rank's device has it
-bool hopper();                      // whether this rank's device has sm_90a's instructions (hopper.cuh)
+bool hopper();                      // whether it has sm_90a's instructions (hopper.cuh), and the environment has no ULTRASCALE_NO_HOPPER
 int64_t shared_memory_per_block();  // bytes that a block may ask for: 227 KiB on Hopper, 163 on A100, 99 on GeForce
 
 // DYNAMIC_SHARED(T, name): `name` points to the block's dynamic shared memory, 16-byte aligned.

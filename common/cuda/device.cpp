@@ -103,7 +103,7 @@ void cuda_select_device() {
 
 int multiprocessors() { return properties().multiProcessorCount; }
 bool programmatic_launch() { return properties().major >= 9; }
-bool hopper() { return properties().major == 9; }
+bool hopper() { return properties().major == 9 && !std::getenv("ULTRASCALE_NO_HOPPER"); }
 int64_t shared_memory_per_block() { return int64_t(properties().sharedMemPerBlockOptin); }
 
 void* device_allocate(int64_t bytes) {

@@ -98,6 +98,10 @@ template <int threads>
 __device__ void sync_some(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(threads) : "memory");
 }
+template <int threads>  // one of them that does not wait
+__device__ void arrive_some(int id) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
+}
 
 // Registers of each thread of this warpgroup from here on: a multiple of 8 in 24 .. 256. A block's registers stay as many as at its
 // launch: _more waits until others have given theirs back. All warps of the warpgroup call it ("setmaxnreg").

@@ -1,5 +1,5 @@
 // Attention in tiles with an online softmax (FlashAttention: Dao et al. 2022, https://arxiv.org/abs/2205.14135): the operations,
-// and plain kernels for what the tensor-core kernels (attention_mma_*.cu) do not do: fp32, and bf16 of other head dimensions.
+// and plain kernels for what the tensor-core kernels (attention_mma_*.cu, on Hopper attention_wgmma_*.cu) do not do: fp32, and bf16 of other head dimensions.
 //
 // All three kernels have one form. A warp owns a few rows (queries, or in dk and dv keys) in shared memory, and the block walks
 // over the other side in tiles of 32, staged in shared memory as fp32:
@@ -238,6 +238,7 @@ void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, c
     const DeviceMask visible = device_mask(mask, n);
     OpSpan span("attention_forward", 4.0 * visible_pairs(mask, n) * double(n.q_row()), bytes_of(o, lse, q, k, v));
     const bool aligned = aligned16({o.data(), q.data(), k.data(), v.data()});
+    if (attention_wgmma_supported(q.dtype(), n) && aligned) return attention_forward_wgmma(o, lse, q, k, v, n, visible);
     if (attention_mma_supported(q.dtype(), n.D) && aligned) return attention_forward_mma(o, lse, q, k, v, n, visible);
     with_type(q.dtype(), [&]<class T>(T) {
         const Inputs<T> in = {data<T>(q), data<T>(k), data<T>(v), nullptr, nullptr, nullptr, n, visible, aligned};

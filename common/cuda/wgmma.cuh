@@ -52,6 +52,11 @@ __device__ void hold(float (&sum)[tiles][4]) {
 #pragma unroll
     for (int j = 0; j < tiles; ++j) SM90A("" : "+f"(sum[j][0]), "+f"(sum[j][1]), "+f"(sum[j][2]), "+f"(sum[j][3])::"memory");
 }
+template <int tiles>
+__device__ void hold(uint32_t (&a)[tiles][4]) {  // likewise A's
+#pragma unroll
+    for (int j = 0; j < tiles; ++j) SM90A("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3])::"memory");
+}
 // Until at most `pending` committed groups are under way.
 template <int pending, int tiles>
 __device__ void wgmma_wait(float (&sum)[tiles][4]) {

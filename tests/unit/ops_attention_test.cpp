@@ -31,6 +31,19 @@ const Case cases[] = {
     {2, 200, 200, 4, 2, 16, true, 0, 0, true},   // documents
     {1, 140, 90, 2, 2, 10, true, 60, 30, true},  // documents with offsets
     {1, 130, 130, 2, 1, 16, false, 0, 0, true},  // documents without causality
+    // The same for tensor cores' tiles: heads of 64 and 128, 64 to 192 queries and 32 to 128 keys at a time.
+    {2, 193, 193, 3, 1, 128},
+    {1, 65, 300, 3, 3, 64, false},
+    {2, 129, 67, 2, 2, 128, false},
+    {1, 70, 333, 2, 1, 128, true, 263, 0},
+    {1, 200, 200, 2, 2, 64, true, 37, 0},
+    {1, 150, 100, 2, 1, 128, true, 0, 70},
+    {1, 260, 200, 2, 1, 64, true, 0, 130},
+    {1, 80, 90, 2, 2, 64, true, 0, 500},
+    {2, 400, 400, 2, 1, 64, true, 0, 0, true},
+    {1, 300, 300, 2, 1, 128, true, 0, 0, true},
+    {1, 240, 190, 2, 2, 128, true, 60, 30, true},
+    {1, 330, 330, 2, 1, 64, false, 0, 0, true},
 };
 
 // Documents of random lengths: for each query the first position of its own.
@@ -158,7 +171,7 @@ void for_each_case(Check check) {
         }
 }
 
-TEST(OpsAttention, Tiled) {
+void expect_tiled_right() {
     for_each_case([](const Case& c, Tensors& t, const Doubles& o, const Doubles& lse, const Doubles&, const Reference::Gradients& want,
                      double bound) {
         ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
@@ -170,6 +183,16 @@ TEST(OpsAttention, Tiled) {
         expect_gradients(t, want, bound);
     });
 }
+
+TEST(OpsAttention, Tiled) { expect_tiled_right(); }
+
+#ifdef ULTRASCALE_CUDA
+TEST(OpsAttention, TiledWithoutHopper) {  // the kernels of other GPUs, on Hopper too
+    setenv("ULTRASCALE_NO_HOPPER", "1", 1);
+    expect_tiled_right();
+    unsetenv("ULTRASCALE_NO_HOPPER");
+}
+#endif
 
 TEST(OpsAttention, Naive) {
     for_each_case(
