@@ -130,6 +130,8 @@ __device__ void produce_rows(Shared<D>& shared, const float* lse, const float* d
             tiles.advance();
             if (i + 1 < tiles.count) read();
         }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared.kv_empty[kv_place.stage]);  // the tile's number has been read
     }
 }
 
@@ -260,7 +262,7 @@ __global__ void __launch_bounds__(Shape<D>::threads, 1)
         }
         for (int i = 0; i < 2; ++i) {
             barrier_init(&shared.kv_full[i], 1);
-            barrier_init(&shared.kv_empty[i], Shape::consumers);
+            barrier_init(&shared.kv_empty[i], Shape::consumers + 1);  // and who brings the rows
         }
         barrier_init_fence();
     }
