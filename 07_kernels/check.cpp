@@ -10,9 +10,7 @@
 #include "stream.h"
 
 namespace ultrascale::kernels {
-namespace {
 
-// The fp8 number (e4m3: 3 bits of mantissa, exponents -6 .. 8) nearest to x, ties to even, and its byte. 448 is the largest.
 uint8_t round_to_e4m3(float& x) {
     const float size = std::min(std::abs(x), 448.0f);
     const int exponent = std::max(-6, size > 0 ? std::ilogb(size) : -6);
@@ -21,6 +19,8 @@ uint8_t round_to_e4m3(float& x) {
     x = std::copysign(std::ldexp(float(eighths), exponent - 3), x);
     return uint8_t((negative ? 128 : 0) + (exponent + 6) * 8 + eighths);
 }
+
+namespace {
 
 // As Input says of e4m3; rounds `host`.
 Tensor e4m3_tensor(const Shape& shape, std::vector<float>& host) {
@@ -38,6 +38,7 @@ Tensor random_tensor(const Input& input, const Random& random, std::vector<float
     for (int64_t i = 0; i < n; ++i) {
         float x = input.below > 0 ? float(random.bits(uint64_t(i)) % uint64_t(input.below)) : random.normal(uint64_t(i));
         if (input.positive) x = std::abs(x);
+        if (input.octaves > 0) x = float(std::exp2(input.octaves * x));
         host[size_t(i)] = input.dtype == DType::bf16 ? float(bf16(x)) : x;
     }
     if (input.e4m3) return e4m3_tensor(input.shape, host);
@@ -78,10 +79,10 @@ Answer answer_of(const Problem& problem, const Trial& trial, bool all_rows) {
     return answer;
 }
 
-double error_of(const Kernel& kernel, const Trial& trial, const Answer& answer) {
+double error_of(const std::function<void(const Arguments&)>& run, const Trial& trial, const Answer& answer) {
     const Tensor& out = trial.arguments.out;
     ops::fill(out, std::numeric_limits<float>::quiet_NaN());
-    kernel.run(trial.arguments);
+    run(trial.arguments);
     compute_stream().synchronize();
     const std::vector<float> got = out.to_host_float();
     bool finite = true;

@@ -21,7 +21,7 @@ void check_all(const Problem& problem, const LadderOptions& options, std::vector
         for (Rung& rung : rungs) {
             if (!rung.wrong.empty()) continue;
             try {
-                const double error = error_of(*rung.kernel, trial, answer);
+                const double error = error_of(rung.kernel->run, trial, answer);
                 ++rung.checked;
                 rung.wrong = verdict(problem, size, error);
                 if (!rung.wrong.empty()) rung.wrong += races_of(*rung.kernel, trial);

@@ -65,16 +65,17 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
     for (const Sizes& size : sizes) {
         const Trial trial = make_trial(problem, size, options.seed);
         const Answer answer = answer_of(problem, trial, false);
-        const double library = problem.library ? median_seconds([&] { problem.library(trial.arguments); }) : 0;
+        const bool has_library = problem.library && problem.library(trial.arguments);
+        const double library = has_library ? median_seconds([&] { problem.library(trial.arguments); }) : 0;
         const auto line = [&](const std::string& name, const std::string& error, double seconds, const std::string& idea) {
             fmt::print("  {:<28} {:>8} {:>10.4f} {:>9.1f} {:>9.3f} {:>8.1f} % {:>10}  {}\n", name, error, seconds * 1e3,
                        problem.bytes(size) / seconds / 1e9, problem.flops(size) / seconds / 1e12, 100 * least(size) / seconds,
-                       library > 0 ? fmt::format("{:.1f} %", 100 * library / seconds) : "-", idea);
+                       has_library ? fmt::format("{:.1f} %", 100 * library / seconds) : "-", idea);
             std::fflush(stdout);
         };
         for (Rung rung : right) {
             rung.size = size;
-            const double error = error_of(*rung.kernel, trial, answer);
+            const double error = error_of(rung.kernel->run, trial, answer);
             rung.wrong = verdict(problem, size, error);
             rung.error = std::isnan(error) ? error : std::max(rung.error, error);
             rung.seconds = median_seconds([&] { rung.kernel->run(trial.arguments); });
@@ -82,7 +83,7 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
                  rung.wrong.empty() ? rung.kernel->idea : "WRONG at " + rung.wrong);
             rungs.push_back(rung);
         }
-        if (library > 0) line("(cuBLAS)", "", library, "");
+        if (has_library) line("(cuBLAS)", fmt::format("{:.1e}", error_of(problem.library, trial, answer)), library, "");
     }
     return rungs;
 }

@@ -21,13 +21,15 @@ struct Arguments {
     Tensor out;
 };
 
-// An input: standard normal numbers, or their absolute values; int32: uniform in [0, below). e4m3: a matrix (rows, K) of fp8 numbers, which
-// the kernels see as a tensor of int32, four of them in each; a row is filled up with zeros to a multiple of 16 bytes.
+// An input: standard normal numbers, their absolute values, or 2 to the power of `octaves` times them; int32: uniform in [0, below). e4m3:
+// a matrix (rows, K) of fp8 numbers, which the kernels see as a tensor of int32, four of them in each; a row is filled up with zeros to a
+// multiple of 16 bytes.
 struct Input {
     Shape shape;
     DType dtype = DType::fp32;
     int64_t below = 0;
     bool positive = false;
+    double octaves = 0;
     bool e4m3 = false;
 };
 using HostInputs = std::vector<std::vector<float>>;  // as the kernels see them, i.e. rounded to bf16 where they are bf16, to fp8 likewise
@@ -51,9 +53,13 @@ struct Problem {
     std::function<double(const Sizes&)> bytes;  // each input read once, the output written once
     bool tensor_cores = false;                  // which peak its FLOP count is held against: bf16's or fp32's,
     double peaks = 1;                           // times this (fp8: 2)
-    // The vendor's function for the same, if there is one: cuBLAS. Measured beside the kernels on a GPU.
-    std::function<void(const Arguments&)> library = nullptr;
+    // The vendor's function for the same, if there is one: cuBLAS. Measured beside the kernels on a GPU. False: it has none for these
+    // sizes.
+    std::function<bool(const Arguments&)> library = nullptr;
 };
+
+// cuBLAS's product of fp8 matrices with a scale each, or with scales for blocks (3_product/library_fp8.cpp); nullptr without CUDA.
+std::function<bool(const Arguments&)> fp8_library();
 
 std::vector<Problem> first_steps(), memory(), product(), fusion(), attention();  // each in its family's problems.cpp
 

@@ -33,36 +33,12 @@ constexpr int b_rows = tile_columns / cluster;                    // rows of B t
 struct Stage {
     Element a[tile_rows * k_step], b[tile_columns * k_step];
 };
-constexpr int boxes = 2, box_rows = 16, box_columns = 64;  // of C, for each warp: 2 KiB each
+constexpr int boxes = 2;  // of C, for each warp
 struct Shared {
     Stage stage[stages];
     Element box[4 * consumers][boxes][box_rows * box_columns];
     Barrier full[stages], empty[stages];
 };
-
-// A warp's 16 x 256 sums to C, from (row, column) on.
-__device__ void store_through_boxes(const CUtensorMap* C, int row, int column, Element (*box)[box_rows * box_columns],
-                                    const float (&sum)[tile_columns / 8][4]) {
-    const int lane = int(threadIdx.x) % 32;
-#pragma unroll
-    for (int part = 0; part < tile_columns / box_columns; ++part) {
-        Element* const to = box[part % boxes];
-        if (lane == 0) tma_store_wait_read<boxes - 1>();  // TMA has read what was in this box
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < box_columns / 8; j += 2) {
-            const auto &left = sum[part * box_columns / 8 + j], &right = sum[part * box_columns / 8 + j + 1];
-            stmatrix(tile_chunk<box_columns>(to, lane % 16, j + lane / 16), pack(left[0], left[1]), pack(left[2], left[3]),
-                     pack(right[0], right[1]), pack(right[2], right[3]));
-        }
-        fence_async_proxy();
-        __syncwarp();
-        if (lane == 0) {
-            tma_store(C, to, column + part * box_columns, row);
-            tma_store_commit();
-        }
-    }
-}
 
 __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     product(Element* C /* (M, N) */, int M, int N, int K, const __grid_constant__ CUtensorMap A /* (M, K) */,
@@ -139,11 +115,8 @@ void run(const Arguments& args) {
     static const int most = clusters_at_once(product, cluster, threads, sizeof(Shared));
     const int64_t tiles = ceil_div(M, cluster * tile_rows) * ceil_div(N, tile_columns);
     const Operand A(args.in[0], tile_rows), B(args.in[1], b_rows);
-    const CUtensorMap C =
-        N % 8 == 0 ? tensor_map(args.out.data(), {{N, sizeof(Element), box_columns}, {M, N * int64_t(sizeof(Element)), box_rows}})
-                   : CUtensorMap{};
     LAUNCH(product, unsigned(std::min<int64_t>(tiles, most) * cluster), threads, sizeof(Shared))
-    (static_cast<Element*>(args.out.data()), M, N, K, A.map, B.map, C);
+    (static_cast<Element*>(args.out.data()), M, N, K, A.map, B.map, result_map(args.out));
 }
 
 #endif

@@ -30,6 +30,18 @@ private:
     Tensor matrix_;
 };
 
+// The same of an e4m3 matrix (rows, K), which is a tensor of int32 in rows of whole 16 bytes (problem.h), in boxes of 128 bytes.
+inline CUtensorMap e4m3_map(const Tensor& matrix, int64_t K, int box_rows) {
+    return tensor_map(matrix.data(), {{K, 1, 128}, {matrix.rows(), 4 * matrix.cols(), box_rows}});
+}
+
+// A bf16 matrix C as TMA writes it, in boxes of a warp's 16 rows x 64 columns: 2 KiB. Only where a row is a multiple of 16 bytes.
+constexpr int box_rows = 16, box_columns = 64;
+inline CUtensorMap result_map(const Tensor& C) {
+    const int64_t N = C.cols(), size = sizeof(Element);
+    return N % 8 == 0 ? tensor_map(C.data(), {{N, size, box_columns}, {C.rows(), N * size, box_rows}}) : CUtensorMap{};
+}
+
 // ---- on the device -----------------------------------------------------------------------------------------------------
 
 // Tile `index` of `down` x `across`, in an order in which tiles that are computed at the same time share rows of A and B in L2: groups of
@@ -64,6 +76,32 @@ __device__ void store_sums(Element* C, int64_t M, int64_t N, int64_t row0, int64
                 if (8 * j < columns) to[8 * j] = __float2bfloat16_rn(sum[j][2 * half]);
                 if (8 * j + 1 < columns) to[8 * j + 1] = __float2bfloat16_rn(sum[j][2 * half + 1]);
             }
+        }
+    }
+}
+
+// A warp's 16 x 8 `tiles` sums to C, from (row, column) on, through its boxes in turn; lane 0 waits for the last ones
+// (6_product_async_store.cu).
+template <int boxes, int tiles>
+__device__ void store_through_boxes(const CUtensorMap* C, int row, int column, Element (&box)[boxes][box_rows * box_columns],
+                                    const float (&sum)[tiles][4]) {
+    const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+    for (int part = 0; part < tiles * 8 / box_columns; ++part) {
+        Element* const to = box[part % boxes];
+        if (lane == 0) tma_store_wait_read<boxes - 1>();  // TMA has read what was in this box
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < box_columns / 8; j += 2) {
+            const auto &left = sum[part * box_columns / 8 + j], &right = sum[part * box_columns / 8 + j + 1];
+            stmatrix(tile_chunk<box_columns>(to, lane % 16, j + lane / 16), pack(left[0], left[1]), pack(left[2], left[3]),
+                     pack(right[0], right[1]), pack(right[2], right[3]));
+        }
+        fence_async_proxy();
+        __syncwarp();
+        if (lane == 0) {
+            tma_store(C, to, column + part * box_columns, row);
+            tma_store_commit();
         }
     }
 }

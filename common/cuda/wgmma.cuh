@@ -79,6 +79,9 @@ __device__ void wgmma_wait(float (&sum)[tiles][4]) {
 #define WGMMA(n, registers, a, b, add, transposes)                                                                                   \
     "{ .reg .pred p; setp.ne.b32 p, " add ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" registers "}, " a ", " b \
     ", p, 1, 1, " transposes "; }"
+#define WGMMA_E4M3(n, registers, a, b, add)                                                                                          \
+    "{ .reg .pred p; setp.ne.b32 p, " add ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" registers "}, " a ", " b \
+    ", p, 1, 1; }"
 
 enum class Major { k, mn };  // which of a tile's two indices runs along its rows
 
@@ -113,12 +116,17 @@ __device__ void wgmma(float (&sum)[tiles][4], const uint32_t (&a)[4], uint64_t b
               : INPUTS);
 #undef INPUTS
 }
-// fp8: both operands e4m3, K-major; 32 k are as many bytes as 16 of bf16. sum (64, 256).
-__device__ inline void wgmma_e4m3(float (&sum)[32][4], uint64_t a, uint64_t b, bool add) {
-    SM90A("{ .reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" R0 "," R1 "," R2 "," R3
-          "}, %128, %129, p, 1, 1; }"
-          : S32(sum, 0), S32(sum, 8), S32(sum, 16), S32(sum, 24)
-          : "l"(a), "l"(b), "r"(int(add)));
+// fp8: both operands e4m3, K-major; 32 k are as many bytes as 16 of bf16. sum (64, 128) or (64, 256).
+template <int tiles>
+__device__ void wgmma_e4m3(float (&sum)[tiles][4], uint64_t a, uint64_t b, bool add) {
+    static_assert(tiles == 16 || tiles == 32);
+#define INPUTS "l"(a), "l"(b), "r"(int(add))
+    if constexpr (tiles == 16) SM90A(WGMMA_E4M3(128, R0 "," R1, "%64", "%65", "%66") : S32(sum, 0), S32(sum, 8) : INPUTS);
+    if constexpr (tiles == 32)
+        SM90A(WGMMA_E4M3(256, R0 "," R1 "," R2 "," R3, "%128", "%129", "%130")
+              : S32(sum, 0), S32(sum, 8), S32(sum, 16), S32(sum, 24)
+              : INPUTS);
+#undef INPUTS
 }
 #undef R0
 #undef R1
@@ -128,6 +136,7 @@ __device__ inline void wgmma_e4m3(float (&sum)[32][4], uint64_t a, uint64_t b, b
 #undef S16
 #undef S32
 #undef WGMMA
+#undef WGMMA_E4M3
 
 // Four 8 x 8 matrices from a warp's registers; lane l gives the address of row l % 8 of matrix l / 8, and holds of each matrix what mma.cuh
 // says of half of C: row l / 4, columns 2 (l % 4) and the next ("stmatrix").

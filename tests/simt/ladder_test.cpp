@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
+#include "07_kernels/check.h"
 #include "wrong_kernels.h"
 
 namespace ultrascale::test {
@@ -47,6 +51,38 @@ TEST(Ladder, FindsWhatIsWrong) {
 TEST(Ladder, FindsWhatALargeElementHides) {
     const std::string found = said_of(run_wrong_beside_the_target, problem_of(fusion(), "cross-entropy"), {2, 2000});
     EXPECT_NE(found.find("relative error 4.0e-01"), std::string::npos) << "found: " << found;
+}
+
+// Why "product fp8 blocks" has scales for blocks: what they hold exactly is lost where each matrix has one scale.
+TEST(Ladder, AScaleAMatrixLosesSmallBlocks) {
+    const Problem blocks = problem_of(product(), "product fp8 blocks"), matrices = problem_of(product(), "product fp8");
+    const Sizes size = {384, 535, 200};
+    const int64_t M = size[0], K = size[2];
+    const size_t N = size_t(size[1]);
+    const Trial trial = make_trial(blocks, size, 7);
+    HostInputs one = trial.inputs;
+    for (const int matrix : {0, 1}) {
+        std::vector<float>& values = one[size_t(matrix)];
+        float largest = 0;
+        for (int64_t i = 0; i < int64_t(values.size()); ++i) {
+            const int64_t row = i / K, k = i % K;
+            values[size_t(i)] *= matrix ? trial.inputs[3][size_t(row / 128 * 4 + k / 128)] : trial.inputs[2][size_t(k / 128 * M + row)];
+            largest = std::max(largest, std::abs(values[size_t(i)]));
+        }
+        const float scale = largest / 448;
+        one[size_t(matrix) + 2] = {scale};
+        for (float& value : values) value /= scale, round_to_e4m3(value);
+    }
+    double worst = 0;
+    for (int64_t row = 0; row < M; ++row) {
+        std::vector<double> want(N, 0.0), got(N, 0.0);
+        blocks.reference(size, trial.inputs, row, want.data());
+        matrices.reference(size, one, row, got.data());
+        double difference = 0, norm = 0;
+        for (size_t n = 0; n < N; ++n) difference += (got[n] - want[n]) * (got[n] - want[n]), norm += want[n] * want[n];
+        worst = std::max(worst, std::sqrt(difference / norm));
+    }
+    EXPECT_GT(worst, 0.5);  // nothing is left of some rows
 }
 
 TEST(Ladder, MeasuresTraffic) {

@@ -1,0 +1,124 @@
+// cuBLAS's fp8 product, for the column "of cuBLAS": e4m3 in, bf16 out, a scale for each matrix or scales for blocks. As in
+// common/cuda/ops_matmul.cpp row-major tensors are columns to cuBLAS, so its A is our B, its D is our C transposed, and the fastest of its
+// proposals is taken. Descriptions: cuBLAS manual, "Narrow Precision Data Types Usage" and "128-element 1D and 128x128 2D Block Scaling".
+#include "../problem.h"
+
+#ifdef ULTRASCALE_CUDA
+#include <cublasLt.h>
+#include <fmt/format.h>
+
+#include <map>
+#include <stdexcept>
+
+#include "cuda/cuda_common.h"
+
+namespace ultrascale::kernels {
+namespace {
+
+void cublas_check(cublasStatus_t status, std::source_location at = std::source_location::current()) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    throw std::runtime_error(fmt::format("{}:{}: cuBLAS: {}", at.file_name(), at.line(), cublasLtGetStatusString(status)));
+}
+
+cublasLtHandle_t handle() {
+    static const cublasLtHandle_t handle = [] {
+        cublasLtHandle_t h;
+        cublas_check(cublasLtCreate(&h));
+        return h;
+    }();
+    return handle;
+}
+
+// The product at one size. Lives as long as the program.
+class Plan {
+public:
+    explicit Plan(const Arguments& args) {
+        const uint64_t M = uint64_t(args.size[0]), N = uint64_t(args.size[1]);
+        const uint64_t K = uint64_t(4 * args.in[0].cols());  // with the zeros at its end (problem.h)
+        const bool blocks = args.in[3].numel() > 1;
+        cublas_check(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+        set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+        set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
+            blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
+        set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
+        if (!blocks) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(1));  // all of K on tensor cores, as 7_product_fp8.cu
+        cublas_check(cublasLtMatrixLayoutCreate(&b_, CUDA_R_8F_E4M3, K, N, int64_t(K)));
+        cublas_check(cublasLtMatrixLayoutCreate(&a_, CUDA_R_8F_E4M3, K, M, int64_t(K)));
+        cublas_check(cublasLtMatrixLayoutCreate(&c_, CUDA_R_16BF, N, M, int64_t(N)));
+        point_to_scales(args);
+        cublasLtMatmulPreference_t preference;
+        cublas_check(cublasLtMatmulPreferenceCreate(&preference));
+        const size_t most_workspace = 32 << 20;
+        cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most_workspace,
+                                                          sizeof most_workspace));
+        cublasLtMatmulHeuristicResult_t proposals[8];
+        int found = 0;
+        if (cublasLtMatmulAlgoGetHeuristic(handle(), operation_, b_, a_, c_, c_, preference, 8, proposals, &found) != CUBLAS_STATUS_SUCCESS)
+            found = 0;  // it refuses sizes that it has no kernel for
+        cublas_check(cublasLtMatmulPreferenceDestroy(preference));
+        float best = 0;
+        for (int i = 0; i < found; ++i) {
+            if (proposals[i].state != CUBLAS_STATUS_SUCCESS) continue;
+            const float ms = milliseconds(proposals[i], args);
+            if (!exists_ || ms < best) best = ms, kernel_ = proposals[i], exists_ = true;
+        }
+    }
+
+    bool run(const Arguments& args) const {
+        if (!exists_) return false;
+        point_to_scales(args);
+        launch(kernel_, args);
+        return true;
+    }
+
+private:
+    template <class T>
+    void set(cublasLtMatmulDescAttributes_t attribute, const T& value) const {
+        cublas_check(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof value));
+    }
+    void point_to_scales(const Arguments& args) const {
+        set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(args.in[3].data()));
+        set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(args.in[2].data()));
+    }
+    void launch(const cublasLtMatmulHeuristicResult_t& kernel, const Arguments& args) const {
+        const float one = 1, zero = 0;
+        const Tensor workspace = Tensor::empty({int64_t(kernel.workspaceSize / 4 + 1)}, DType::int32, Memory::workspace);
+        cublas_check(cublasLtMatmul(handle(), operation_, &one, args.in[1].data(), b_, args.in[0].data(), a_, &zero, args.out.data(), c_,
+                                    args.out.data(), c_, &kernel.algo, workspace.data(), kernel.workspaceSize, cuda_compute()));
+    }
+    float milliseconds(const cublasLtMatmulHeuristicResult_t& kernel, const Arguments& args) const {
+        cudaEvent_t begin, end;
+        cuda_check(cudaEventCreate(&begin));
+        cuda_check(cudaEventCreate(&end));
+        launch(kernel, args);  // not counted: it loads the kernel
+        cuda_check(cudaEventRecord(begin, cuda_compute()));
+        for (int repeat = 0; repeat < 3; ++repeat) launch(kernel, args);
+        cuda_check(cudaEventRecord(end, cuda_compute()));
+        cuda_check(cudaEventSynchronize(end));
+        float ms = 0;
+        cuda_check(cudaEventElapsedTime(&ms, begin, end));
+        cuda_check(cudaEventDestroy(begin));
+        cuda_check(cudaEventDestroy(end));
+        return ms;
+    }
+
+    cublasLtMatmulDesc_t operation_ = nullptr;
+    cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, c_ = nullptr;
+    cublasLtMatmulHeuristicResult_t kernel_{};  // the fastest
+    bool exists_ = false;
+};
+
+}  // namespace
+
+std::function<bool(const Arguments&)> fp8_library() {
+    return [plans = std::map<Sizes, Plan>()](const Arguments& args) mutable {
+        return plans.try_emplace(args.size, args).first->second.run(args);
+    };
+}
+
+}  // namespace ultrascale::kernels
+#else
+namespace ultrascale::kernels {
+std::function<bool(const Arguments&)> fp8_library() { return nullptr; }
+}  // namespace ultrascale::kernels
+#endif
