@@ -1,8 +1,8 @@
 // FlashAttention-3 (Shah et al. 2024, https://arxiv.org/abs/2407.08608): the kernel that this project trains with on Hopper,
 // common/cuda/attention_wgmma_forward.cu. What it adds to 3_flash_attention_2:
 //
-//   - The products are wgmma (6_hopper): 128 threads ask for 64 x 128 x 16 at once, both operands from shared memory, and go on. mma reaches
-//     some 60 % of the tensor cores' rate on Hopper.
+//   - The products are wgmma (6_hopper): 128 threads ask for 64 x 128 x 16 at once, both operands from shared memory, and go on. On
+//     Hopper mma reaches some 60 % of the tensor cores' rate.
 //   - Loads are TMA's. One warp asks for them and keeps few registers; those who compute get the others'.
 //   - The exponentials, which have a unit of their own with 1/256 of the tensor cores' rate, run while tensor cores multiply. Without that
 //     they would cost as much time as the products at D = 64 (4 D FLOP for each exponential), and half of it at D = 128:

@@ -61,6 +61,7 @@ struct DeviceMask {
         BlockRange all = {0, 0, key_end(first), key_end(last)};
         if (!starts) return all;
         int low = INT_MAX, high = 0;
+#pragma unroll 1  // a producer has few registers
         for (int64_t i = first + threadIdx.x % 32; i <= last; i += 32) {
             int begin, end;
             range(b, i, begin, end);
@@ -103,5 +104,10 @@ void attention_backward_queries_mma(__nv_bfloat16* dq, const AttentionBackwardIn
 bool attention_wgmma_supported(DType dtype, const AttentionSizes& s);
 void attention_forward_wgmma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
                              const DeviceMask& mask);
+void attention_backward_keys_wgmma(const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
+                                   const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionSizes& s,
+                                   const DeviceMask& mask);
+void attention_backward_queries_wgmma(const Tensor& dq, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                      const Tensor& lse, const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask);
 
 }  // namespace ultrascale::ops

@@ -64,7 +64,7 @@ __device__ void produce(Shared<D>& shared, const CUtensorMap* q, const CUtensorM
             publish(index, sizeof(shared.q[0]));
             for (int c = 0; c < Shape::consumers; ++c)
                 tma_load(shared.q[q_place.stage][c], q, &shared.q_full[q_place.stage], 0, first + 64 * c, tile.h * Shape::parts, tile.b);
-            const int kv_part = tile.h / int(s.H / s.K) * Shape::parts;
+            const int kv_part = tile.h / (int(s.H) / int(s.K)) * Shape::parts;
             const auto load = [&](const CUtensorMap* matrix, int i) {
                 barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
                 barrier_arrive_expect(&shared.full[place.stage], sizeof(shared.kv[0]));
@@ -207,13 +207,10 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
             wait(place);
             wgmma_fence();
             begin_output(shared.kv[place.stage]);
-            wgmma_wait<0>(out);
-            hold(p);
-            release(place.stage);
-            place.advance();
-        } else if (tiles.count > 0) {
-            skip();
         }
+        wgmma_wait<0>(out);
+        hold(p);
+        if (tiles.count > 0) skip();  // the last V
 
         softmax.finish();
         float inverse[2];
@@ -223,12 +220,7 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
             if (t == 0 && row + 8 * r < s.Tq) lse[(tile.b * s.H + tile.h) * s.Tq + row + 8 * r] = softmax.log_sum(r);
         }
         sync_some<128>(first_group + consumer);  // all four warps' products have read Q
-#pragma unroll
-        for (int j = 0; j < D / 8; j += 2)
-            stmatrix(tile_chunk<64>(q + j / 8 * 64 * 64, 16 * warp + lane % 16, j % 8 + lane / 16),
-                     pack(out[j][0] * inverse[0], out[j][1] * inverse[0]), pack(out[j][2] * inverse[1], out[j][3] * inverse[1]),
-                     pack(out[j + 1][0] * inverse[0], out[j + 1][1] * inverse[0]),
-                     pack(out[j + 1][2] * inverse[1], out[j + 1][3] * inverse[1]));
+        store_fragments<D>(q, out, inverse[0], inverse[1]);
         fence_async_proxy();
         sync_some<128>(first_group + consumer);
         if (leader) {
