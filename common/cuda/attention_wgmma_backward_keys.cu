@@ -26,7 +26,7 @@ struct Shape {
     static constexpr int parts = D / 64;  // a row of D is this many rows of 128 bytes (wgmma.cuh), 64 rows apart
 };
 
-struct Rows {  // of a tile of queries
+struct alignas(8) Rows {  // of a tile of queries; two neighbours are read at once
     float log2_sum[64], delta[64];
     int begin[64];  // of the documents, as keys
     int highest_begin;
