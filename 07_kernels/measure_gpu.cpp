@@ -15,23 +15,29 @@
 namespace ultrascale::kernels {
 namespace {
 
-// The median over batches of launches that follow each other, of one launch's seconds.
-double median_seconds(const std::function<void()>& launch) {
-    const auto batch = [&](int launches) {
+// One launch's seconds, of each: the median over batches of launches that follow each other. Those who are compared take turns, batch by
+// batch: the longer a GPU computes, the hotter and slower it gets, and so it does so for all of them.
+std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared) {
+    const auto batch = [](const std::function<void()>& launch, int launches) {
         compute_stream().synchronize();
         const double begin = now_seconds();
         for (int i = 0; i < launches; ++i) launch();
         compute_stream().synchronize();
         return (now_seconds() - begin) / launches;
     };
-    batch(1);  // warms up
-    const double once = batch(1);
-    if (once > 0.05) return once;  // it is slow enough to be sure
-    const int launches = std::clamp(int(0.03 / once), 3, 500);
-    double seconds[7];
-    for (double& s : seconds) s = batch(launches);
-    std::nth_element(seconds, seconds + 3, seconds + 7);
-    return seconds[3];
+    std::vector<std::vector<double>> seconds(compared.size());
+    std::vector<int> launches;
+    for (const auto& launch : compared) {
+        batch(launch, 1);  // warms up
+        launches.push_back(std::clamp(int(0.03 / batch(launch, 1)), 1, 500));
+    }
+    constexpr int rounds = 7;
+    for (int round = 0; round < rounds; ++round)
+        for (size_t i = 0; i < compared.size(); ++i)
+            if (launches[i] > 1 || round == 0) seconds[i].push_back(batch(compared[i], launches[i]));  // once is enough of what is slow
+    std::vector<double> medians;
+    for (auto& s : seconds) std::ranges::nth_element(s, s.begin() + int64_t(s.size() / 2)), medians.push_back(s[s.size() / 2]);
+    return medians;
 }
 
 // Bytes/s that a plain copy reads and writes, together.
@@ -39,7 +45,7 @@ double copy_rate() {
     static const double rate = [] {
         const Tensor from = Tensor::zeros({1 << 28}, DType::fp32, Memory::workspace),
                      to = Tensor::zeros({1 << 28}, DType::fp32, Memory::workspace);
-        return double(from.bytes() + to.bytes()) / median_seconds([&] { ops::copy(to, from); });
+        return double(from.bytes() + to.bytes()) / median_seconds({[&] { ops::copy(to, from); }})[0];
     }();
     return rate;
 }
@@ -59,18 +65,19 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
                    size == sizes[0] ? "\n" : "", problem.name, text(problem, size), flops / 1e9, bytes / 1e6, flops / bytes,
                    flops / least(size) / 1e12, flops / peak > bytes / copy_rate() ? "arithmetic" : "memory", least(size) * 1e3);
     }
-    fmt::print("  {:<28} {:>8} {:>10} {:>9} {:>9} {:>10} {:>10}  {}\n", "", "error", "ms", "GB/s", "TFLOP/s", "of limit", "of cuBLAS",
+    fmt::print("  {:<36} {:>8} {:>10} {:>9} {:>9} {:>10} {:>10}  {}\n", "", "error", "ms", "GB/s", "TFLOP/s", "of limit", "of cuBLAS",
                "adds");
     std::vector<Rung> rungs;
     for (const Sizes& size : sizes) {
         const Trial trial = make_trial(problem, size, options.seed);
         const Answer answer = answer_of(problem, trial, false);
-        const bool has_library = problem.library && problem.library(trial.arguments);
-        const double library = has_library ? median_seconds([&] { problem.library(trial.arguments); }) : 0;
-        const auto line = [&](const std::string& name, const std::string& error, double seconds, const std::string& idea) {
-            fmt::print("  {:<28} {:>8} {:>10.4f} {:>9.1f} {:>9.3f} {:>8.1f} % {:>10}  {}\n", name, error, seconds * 1e3,
+        std::vector<std::function<void()>> compared(1);
+        if (problem.library && problem.library(trial.arguments)) compared.push_back([&] { problem.library(trial.arguments); });
+        double library = 0;  // its seconds, beside the last rung that was measured
+        const auto line = [&](const std::string& name, double error, double seconds, const std::string& idea) {
+            fmt::print("  {:<36} {:>8.1e} {:>10.4f} {:>9.1f} {:>9.3f} {:>8.1f} % {:>10}  {}\n", name, error, seconds * 1e3,
                        problem.bytes(size) / seconds / 1e9, problem.flops(size) / seconds / 1e12, 100 * least(size) / seconds,
-                       has_library ? fmt::format("{:.1f} %", 100 * library / seconds) : "-", idea);
+                       library > 0 ? fmt::format("{:.1f} %", 100 * library / seconds) : "-", idea);
             std::fflush(stdout);
         };
         for (Rung rung : right) {
@@ -78,12 +85,15 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
             const double error = error_of(rung.kernel->run, trial, answer);
             rung.wrong = verdict(problem, size, error);
             rung.error = std::isnan(error) ? error : std::max(rung.error, error);
-            rung.seconds = median_seconds([&] { rung.kernel->run(trial.arguments); });
-            line(label(problem, rung, sizes, right), fmt::format("{:.1e}", rung.error), rung.seconds,
+            compared[0] = [&] { rung.kernel->run(trial.arguments); };
+            const std::vector<double> seconds = median_seconds(compared);
+            rung.seconds = seconds[0];
+            if (compared.size() > 1) library = seconds[1];
+            line(label(problem, rung, sizes, right), rung.error, rung.seconds,
                  rung.wrong.empty() ? rung.kernel->idea : "WRONG at " + rung.wrong);
             rungs.push_back(rung);
         }
-        if (has_library) line("(cuBLAS)", fmt::format("{:.1e}", error_of(problem.library, trial, answer)), library, "");
+        if (library > 0) line("(cuBLAS, beside the last one)", error_of(problem.library, trial, answer), library, "");
     }
     return rungs;
 }

@@ -1,7 +1,7 @@
 // Control divergence: a warp issues one instruction at a time, for those of its threads that have come to it. Where they go different ways
 // the ways take turns, each without the other's threads.
 //
-// Here odd elements and even elements are treated differently (256 multiply-adds, with other constants), so each warp does 512.
+// Here odd elements and even elements are treated differently (256 multiply-adds; x is added or taken away), so each warp does 512.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -17,7 +17,7 @@ __global__ void branches(float* y, const float* x, int64_t n) {
         y[i] = value;
     } else {
 #pragma unroll 16
-        for (int k = 0; k < 256; ++k) value = value * -0.5f - x[i];
+        for (int k = 0; k < 256; ++k) value = value * 0.75f - x[i];
         y[i] = value;
     }
 }

@@ -1,4 +1,4 @@
-// The same with the decision in the data: each thread selects its constants, then all threads of the warp go one way. Half the time.
+// The same with the decision in the data: each thread selects what it adds, then all threads of the warp go one way. Half the time.
 //
 // Where the two ways have nothing in common, sort the elements so that whole warps go one way: i / 32 % 2 instead of i % 2.
 #include "../kernel.h"
@@ -9,11 +9,10 @@ namespace {
 __global__ void branches(float* y, const float* x, int64_t n) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    const bool even = i % 2 == 0;
-    const float own = x[i], factor = even ? 0.75f : -0.5f, summand = even ? own : -own;
+    const float own = x[i], summand = i % 2 == 0 ? own : -own;
     float value = 0;
 #pragma unroll 16
-    for (int k = 0; k < 256; ++k) value = value * factor + summand;
+    for (int k = 0; k < 256; ++k) value = value * 0.75f + summand;
     y[i] = value;
 }
 

@@ -2,8 +2,8 @@
 
 On any machine:  build/cpu/07_kernels --json seen.json
 On a GPU:        python3 tests/peers/ncu_beside_microscope.py build/cuda/07_kernels seen.json [KERNEL...]
-Prints for each kernel the requests and sectors of global loads and stores and the wavefronts of shared memory, "ncu / microscope"; where they
-differ the machine code says why: cuobjdump -sass -fun NAME build/cuda/07_kernels.
+Prints for each kernel the requests and sectors of global loads and stores and the wavefronts of shared memory: one number where both count
+the same, else "ncu / microscope", and the machine code says why: cuobjdump -sass -fun NAME build/cuda/07_kernels.
 """
 import csv
 import json
@@ -38,17 +38,14 @@ def counters(program, kernel, size):
 
 def main():
     program, seen, *kernels = sys.argv[1:]
-    print(f"{'ncu / microscope':<36}" + "".join(f"{name.replace('_', ' '):>26}" for name in METRICS))
+    print(" " * 28 + "".join(f"{part:>16}" for part in ("global loads:", "", "stores:", "", "shared loads:", "stores:")))
+    print(" " * 28 + "".join(f"{part:>16}" for part in ("requests", "sectors", "requests", "sectors", "wavefronts", "wavefronts")))
     for row in json.load(open(seen)):
         if row["kernel"] not in (kernels or KERNELS):
             continue
         real = counters(program, row["kernel"], row["size"])
-        cells = []
-        for name in METRICS:
-            equal = "" if real[name] == row[name] else " *"
-            cells.append(f"{real[name]:.0f} / {row[name]:.0f}{equal}")
-        print(f"{row['kernel'] + ' ' + ','.join(map(str, row['size'])):<36}" + "".join(f"{cell:>26}" for cell in cells), flush=True)
-    print("* they differ")
+        cells = [f"{real[name]:.0f}" if real[name] == row[name] else f"{real[name]:.0f} / {row[name]:.0f}" for name in METRICS]
+        print(f"{row['kernel'] + ' ' + ','.join(map(str, row['size'])):<28}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":
