@@ -8,37 +8,11 @@
 
 #include "device.h"
 #include "measure.h"
+#include "median_seconds.h"
 #include "ops.h"
-#include "stream.h"
-#include "trace.h"
 
 namespace ultrascale::kernels {
 namespace {
-
-// One launch's seconds, of each: the median over batches of launches that follow each other. Those who are compared take turns, batch by
-// batch: the longer a GPU computes, the hotter and slower it gets, and so it does so for all of them.
-std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared) {
-    const auto batch = [](const std::function<void()>& launch, int launches) {
-        compute_stream().synchronize();
-        const double begin = now_seconds();
-        for (int i = 0; i < launches; ++i) launch();
-        compute_stream().synchronize();
-        return (now_seconds() - begin) / launches;
-    };
-    std::vector<std::vector<double>> seconds(compared.size());
-    std::vector<int> launches;
-    for (const auto& launch : compared) {
-        batch(launch, 1);  // warms up
-        launches.push_back(std::clamp(int(0.03 / batch(launch, 1)), 1, 500));
-    }
-    constexpr int rounds = 7;
-    for (int round = 0; round < rounds; ++round)
-        for (size_t i = 0; i < compared.size(); ++i)
-            if (launches[i] > 1 || round == 0) seconds[i].push_back(batch(compared[i], launches[i]));  // once is enough of what is slow
-    std::vector<double> medians;
-    for (auto& s : seconds) std::ranges::nth_element(s, s.begin() + int64_t(s.size() / 2)), medians.push_back(s[s.size() / 2]);
-    return medians;
-}
 
 // Bytes/s that a plain copy reads and writes, together.
 double copy_rate() {

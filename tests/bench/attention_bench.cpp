@@ -8,23 +8,10 @@
 #include <vector>
 
 #include "comm.h"
+#include "median_seconds.h"
 #include "ops.h"
-#include "trace.h"
 
 using namespace ultrascale;
-
-static double median_seconds(const std::function<void()>& call) {
-    std::vector<double> seconds;
-    for (int batch = 0; batch < 6; ++batch) {
-        compute_stream().synchronize();
-        const double begin = now_seconds();
-        for (int i = 0; i < 10; ++i) call();
-        compute_stream().synchronize();
-        if (batch > 0) seconds.push_back((now_seconds() - begin) / 10);  // the first one warms up
-    }
-    std::nth_element(seconds.begin(), seconds.begin() + 2, seconds.end());
-    return seconds[2];
-}
 
 static Tensor drawn(Shape shape) {
     std::vector<bf16> values(size_t(numel(shape)));
@@ -51,14 +38,15 @@ int main() {
             const Tensor o = drawn({B, T, H, D}), dq = drawn({B, T, H, D}), dk = drawn({B, T, H, D}), dv = drawn({B, T, H, D});
             const Tensor lse = Tensor::zeros({B, H, T}, DType::fp32, Memory::activation),
                          delta = Tensor::zeros({B, H, T}, DType::fp32, Memory::activation);
-            const double forward = median_seconds([&] { ops::attention_forward(o, lse, q, k, v, {}); });
-            const double backward = median_seconds([&] {
+            const auto forward = [&] { ops::attention_forward(o, lse, q, k, v, {}); };
+            const auto backward = [&] {
                 ops::attention_delta(delta, dout, o);
                 ops::attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, {});
-            });
+            };
+            const std::vector<double> seconds = median_seconds({forward, backward});
             const double flops = 4.0 * double(B * H) * double(T) * double(T) * double(D) / 2;
-            std::printf("%4d %6d   %12.3f %8.1f   %12.3f %8.1f\n", int(D), int(T), forward * 1e3, flops / forward / 1e12, backward * 1e3,
-                        2.5 * flops / backward / 1e12);
+            std::printf("%4d %6d   %12.3f %8.1f   %12.3f %8.1f\n", int(D), int(T), seconds[0] * 1e3, flops / seconds[0] / 1e12,
+                        seconds[1] * 1e3, 2.5 * flops / seconds[1] / 1e12);
         }
     finalize_communication();
 }

@@ -13,46 +13,26 @@
 
 #include "comm.h"
 #include "device.h"
+#include "median_seconds.h"
 #include "ops.h"
-#include "stream.h"
-#include "trace.h"
 
 using namespace ultrascale;
 
 #ifdef ULTRASCALE_CUDA
 static constexpr int64_t N = 16384, optimizer_elements = 510'000'000, copy_elements = 1 << 28;
-static constexpr int least_calls = 20;
 #else
 static constexpr int64_t N = 512, optimizer_elements = 4'000'000, copy_elements = 1 << 24;
-static constexpr int least_calls = 2;
 #endif
 static constexpr int64_t h = 2048, F = 8192, V = 49152, H = 32, D = 64;
-
-// The median over batches of calls of a call's seconds.
-static double median_seconds(const std::function<void()>& call) {
-    const auto batch = [&](int calls) {
-        compute_stream().synchronize();
-        const double begin = now_seconds();
-        for (int i = 0; i < calls; ++i) call();
-        compute_stream().synchronize();
-        return (now_seconds() - begin) / calls;
-    };
-    batch(2);  // warms up
-    const int calls = std::clamp(int(0.05 / batch(least_calls)), least_calls, 1000);
-    double seconds[7];
-    for (double& s : seconds) s = batch(calls);
-    std::nth_element(seconds, seconds + 3, seconds + 7);
-    return seconds[3];
-}
 
 // Beside the operation: a plain copy that reads half as many bytes and writes the other half.
 static void report(const char* name, double bytes, const std::function<void()>& call) {
     static const Tensor from = Tensor::zeros({copy_elements}, DType::fp32, Memory::workspace);
     static const Tensor to = Tensor::zeros({copy_elements}, DType::fp32, Memory::workspace);
     const int64_t n = std::min(copy_elements, int64_t(bytes / 8));
-    const double seconds = median_seconds(call), rate = bytes / seconds;
-    const double copy_rate = double(8 * n) / median_seconds([&] { ops::copy(to.slice(0, n), from.slice(0, n)); });
-    std::printf("%-32s %9.4f %9.1f %9.1f %7.1f %%\n", name, seconds * 1e3, rate / 1e9, copy_rate / 1e9, 100 * rate / copy_rate);
+    const std::vector<double> seconds = median_seconds({call, [&] { ops::copy(to.slice(0, n), from.slice(0, n)); }});
+    const double rate = bytes / seconds[0], copy_rate = double(8 * n) / seconds[1];
+    std::printf("%-32s %9.4f %9.1f %9.1f %7.1f %%\n", name, seconds[0] * 1e3, rate / 1e9, copy_rate / 1e9, 100 * rate / copy_rate);
     std::fflush(stdout);
 }
 

@@ -1,0 +1,42 @@
+// How long operations of the compute stream take.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "stream.h"
+#include "trace.h"
+
+namespace ultrascale {
+
+// One call's seconds, of each of `compared`: the median over batches of calls that follow each other without waiting for the device, as in
+// training. Those who are compared take turns, batch by batch: the longer a GPU computes, the hotter and slower it gets, so for all alike.
+inline std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared) {
+    constexpr int rounds = 7;
+    constexpr double batch_seconds = 0.03;
+    const auto batch = [](const std::function<void()>& call, int calls) {
+        compute_stream().synchronize();
+        const double begin = now_seconds();
+        for (int i = 0; i < calls; ++i) call();
+        compute_stream().synchronize();
+        return (now_seconds() - begin) / calls;
+    };
+    std::vector<std::vector<double>> seconds(compared.size());
+    std::vector<int> calls;
+    for (const auto& call : compared) {
+        batch(call, 1);  // warms up
+        calls.push_back(std::clamp(int(batch_seconds / batch(call, 1)), 1, 500));
+    }
+    for (int round = 0; round < rounds; ++round)
+        for (size_t i = 0; i < compared.size(); ++i)
+            if (calls[i] > 1 || round < 3) seconds[i].push_back(batch(compared[i], calls[i]));  // of what is slow three are enough
+    std::vector<double> medians;
+    for (std::vector<double>& s : seconds) {
+        std::ranges::nth_element(s, s.begin() + std::ptrdiff_t(s.size() / 2));
+        medians.push_back(s[s.size() / 2]);
+    }
+    return medians;
+}
+
+}  // namespace ultrascale
