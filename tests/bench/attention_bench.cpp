@@ -2,26 +2,15 @@
 //
 // Causal, 16,384 tokens (1,024 on the CPU) of bf16 and 2,048 / D heads, in sequences of growing length. FLOPs as the field
 // counts them: 4 B H T^2 D forward, half of it causal, and 2.5 times that backward (five products for two).
-#include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <vector>
 
 #include "comm.h"
 #include "median_seconds.h"
 #include "ops.h"
+#include "random_tensor.h"
 
 using namespace ultrascale;
-
-static Tensor drawn(Shape shape) {
-    std::vector<bf16> values(size_t(numel(shape)));
-    uint32_t state = 1;
-    for (bf16& value : values) {
-        state = state * 1664525u + 1013904223u;
-        value = bf16(float(state >> 8) / float(1 << 23) - 1);
-    }
-    return Tensor::from_host<bf16>(values, shape, Memory::activation);
-}
 
 int main() {
     Communicator::world();
@@ -34,8 +23,9 @@ int main() {
     for (int64_t D : {64, 128})
         for (int64_t T = tokens / 8; T <= tokens; T *= 2) {
             const int64_t B = tokens / T, H = 2048 / D;
-            const Tensor q = drawn({B, T, H, D}), k = drawn({B, T, H, D}), v = drawn({B, T, H, D}), dout = drawn({B, T, H, D});
-            const Tensor o = drawn({B, T, H, D}), dq = drawn({B, T, H, D}), dk = drawn({B, T, H, D}), dv = drawn({B, T, H, D});
+            const auto drawn = [&](unsigned seed) { return random_tensor({B, T, H, D}, DType::bf16, seed); };
+            const Tensor q = drawn(1), k = drawn(2), v = drawn(3), dout = drawn(4), o = drawn(5), dq = drawn(6), dk = drawn(7),
+                         dv = drawn(8);
             const Tensor lse = Tensor::zeros({B, H, T}, DType::fp32, Memory::activation),
                          delta = Tensor::zeros({B, H, T}, DType::fp32, Memory::activation);
             const auto forward = [&] { ops::attention_forward(o, lse, q, k, v, {}); };

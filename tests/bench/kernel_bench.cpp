@@ -8,13 +8,13 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
-#include <random>
 #include <set>
 
 #include "comm.h"
 #include "device.h"
 #include "median_seconds.h"
 #include "ops.h"
+#include "random_tensor.h"
 
 using namespace ultrascale;
 
@@ -34,24 +34,6 @@ static void report(const char* name, double bytes, const std::function<void()>& 
     const double rate = bytes / seconds[0], copy_rate = double(8 * n) / seconds[1];
     std::printf("%-32s %9.4f %9.1f %9.1f %7.1f %%\n", name, seconds[0] * 1e3, rate / 1e9, copy_rate / 1e9, 100 * rate / copy_rate);
     std::fflush(stdout);
-}
-
-// Standard normal numbers, the same 65536 again and again.
-static Tensor random_tensor(const Shape& shape, DType dtype = DType::bf16) {
-    std::mt19937 generator(1);
-    std::normal_distribution<float> normal;
-    std::vector<float> numbers(65536);
-    for (float& x : numbers) x = normal(generator);
-    const int64_t size = numel(shape);
-    int64_t done = std::min(size, int64_t(numbers.size()));
-    Tensor all = Tensor::empty({size}, dtype, Memory::workspace);
-    const Tensor first = Tensor::from_host<float>(numbers, {int64_t(numbers.size())}, Memory::workspace);
-    ops::copy(all.slice(0, done), first.slice(0, done));
-    for (int64_t more; done < size; done += more) {
-        more = std::min(done, size - done);
-        ops::copy(all.slice(done, done + more), all.slice(0, more));
-    }
-    return all.view(shape);
 }
 
 static double bytes_of(std::initializer_list<Tensor> tensors) {
