@@ -1,4 +1,5 @@
-// The same with the decision in the data: each thread selects what it adds, then all threads of the warp go one way. Half the time.
+// The same with the decision in the data: each thread selects what it adds, then all threads of the warp go one way, and a warp does 256
+// multiply-adds instead of 512.
 //
 // Where the two ways have nothing in common, sort the elements so that whole warps go one way: i / 32 % 2 instead of i % 2.
 #include "../kernel.h"

@@ -53,7 +53,7 @@ struct TileOrder {
 };
 constexpr int64_t bytes_in_l2 = 32 << 20;
 inline TileOrder tile_order(int64_t B, int64_t heads, int64_t tiles, int64_t bytes_of_other_side) {
-    const uint64_t at_once = std::clamp<uint64_t>(bytes_in_l2 / bytes_of_other_side, 1, uint64_t(B * heads));
+    const uint64_t at_once = std::clamp<uint64_t>(bytes_in_l2 / std::max<int64_t>(bytes_of_other_side, 1), 1, uint64_t(B * heads));
     return {int(B * heads), int(std::bit_floor(at_once)), int(tiles), int(heads)};
 }
 // How many tiles were taken beyond each block's first one. The last taker sets it back for the next launch (on the same stream).

@@ -27,7 +27,6 @@ struct Shape {
     static constexpr int consumers = D == 64 ? 3 : 2;  // warpgroups of 64 queries
     static constexpr int queries = 64 * consumers, keys = 128;
     static constexpr int slots = D == 64 ? 8 : 4;  // K or V tiles under way: 16 or 32 KiB each
-    static constexpr bool turns = true;            // consumers issue their products one after the other
     static constexpr int threads = 128 * (consumers + 1);
     // Of the 65,536 registers, (consumers + 1) * 128 * what a thread has at launch.
     static constexpr int consumer_registers = consumers == 3 ? 160 : 232, producer_registers = consumers == 3 ? 32 : 40;
@@ -105,8 +104,8 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
         release(place.stage);
         place.advance();
     };
-    const auto take_turn = [&] { Shape::turns ? sync_some<two>(own_turn) : void(); };
-    const auto pass_turn = [&] { Shape::turns ? arrive_some<two>(next_turn) : void(); };
+    const auto take_turn = [&] { sync_some<two>(own_turn); };
+    const auto pass_turn = [&] { arrive_some<two>(next_turn); };
     if (consumer == Shape::consumers - 1) pass_turn();  // consumer 0 begins
     bool stored = false;                                // a tile before this one
     for (;; q_place.advance()) {

@@ -126,12 +126,6 @@ __device__ inline void tma_load(void* to, const CUtensorMap* map, Barrier* barri
           "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
           : "memory");
 }
-__device__ inline void tma_load(void* to, const CUtensorMap* map, Barrier* barrier, int x, int y, int z) {
-    SM90A("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-              shared_address(to)),
-          "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
-          : "memory");
-}
 __device__ inline void tma_load(void* to, const CUtensorMap* map, Barrier* barrier, int x, int y, int z, int w) {
     SM90A("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
               shared_address(to)),
@@ -155,11 +149,6 @@ __device__ inline void tma_store(const CUtensorMap* map, const void* from, int x
           "r"(y)
           : "memory");
 }
-__device__ inline void tma_store(const CUtensorMap* map, const void* from, int x, int y, int z) {
-    SM90A("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(shared_address(from)),
-          "r"(x), "r"(y), "r"(z)
-          : "memory");
-}
 __device__ inline void tma_store(const CUtensorMap* map, const void* from, int x, int y, int z, int w) {
     SM90A("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(shared_address(from)),
           "r"(x), "r"(y), "r"(z), "r"(w)
@@ -176,13 +165,12 @@ __device__ void tma_store_wait_read() {
 struct TensorDimension {
     int64_t size;          // elements
     int64_t stride_bytes;  // from one to the next: of the first dimension the element's size, of others a multiple of 16
-    int box;               // elements of a tile, up to 256; the first dimension's are 128 bytes at most where rows are swizzled
+    int box;               // elements of a tile, up to 256; the first dimension's are 128 bytes at most, as rows are swizzled
 };
 
 // What TMA has to know of a matrix of bf16 or bytes (fp8): the fastest dimension first. `base` is a multiple of 16. A kernel's parameter is
 // `const __grid_constant__ CUtensorMap`.
-inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDimension> dimensions,
-                              CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDimension> dimensions) {
     using Encode = decltype(&cuTensorMapEncodeTiled);
     static const Encode encode = [] {  // the driver's, and no program links with the driver
         void* function = nullptr;
@@ -205,8 +193,8 @@ inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDime
         dimensions.begin()->stride_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     CUtensorMap map;
     const CUresult result =
-        encode(&map, type, cuuint32_t(n), const_cast<void*>(base), sizes, strides, boxes, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        encode(&map, type, cuuint32_t(n), const_cast<void*>(base), sizes, strides, boxes, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         throw std::runtime_error("CUDA: no tensor map for this matrix (error " + std::to_string(int(result)) +
                                  "): an address or stride is no multiple of 16 bytes, or a box has more than 256 elements or 128 bytes");

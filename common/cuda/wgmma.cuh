@@ -1,7 +1,7 @@
 // Hopper's matrix product (sm_90a), wgmma: the 128 threads of a warpgroup ask for it together, it reads its operands from shared memory
 // and runs while they go on.
 //
-//     sum (64, n) = A (64, 16) B (16, n) + sum       bf16 in, fp32 out; n = 64, 128, 192, 256
+//     sum (64, n) = A (64, 16) B (16, n) + sum       bf16 in, fp32 out; n = 64, 128, 256
 //
 //     wgmma_fence();  wgmma(sum, k_major(a, 0), k_major(b, 0), false);  wgmma(sum, k_major(a, 1), k_major(b, 1), true);  ...
 //     wgmma_commit(); ... wgmma_wait<0>(sum);
@@ -57,7 +57,8 @@ __device__ void hold(uint32_t (&a)[tiles][4]) {  // likewise A's
 #pragma unroll
     for (int j = 0; j < tiles; ++j) SM90A("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3])::"memory");
 }
-// Until at most `pending` committed groups are under way.
+// Until at most `pending` committed groups are under way. A product is one of all four warps, so behind the wait of any warp the warpgroup
+// has read its operands: one thread may hand a stage back (as CUTLASS does).
 template <int pending, int tiles>
 __device__ void wgmma_wait(float (&sum)[tiles][4]) {
     SM90A("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
@@ -85,31 +86,27 @@ __device__ void wgmma_wait(float (&sum)[tiles][4]) {
 
 enum class Major { k, mn };  // which of a tile's two indices runs along its rows
 
-template <Major a_major = Major::k, Major b_major = Major::k, int tiles>
+// A and B from shared memory, both K-major.
+template <int tiles>
 __device__ void wgmma(float (&sum)[tiles][4], uint64_t a, uint64_t b, bool add) {
-    static_assert(tiles == 8 || tiles == 16 || tiles == 24 || tiles == 32);
-#define INPUTS "l"(a), "l"(b), "r"(int(add)), "n"(int(a_major)), "n"(int(b_major))
-    if constexpr (tiles == 8) SM90A(WGMMA(64, R0, "%32", "%33", "%34", "%35, %36") : S32(sum, 0) : INPUTS);
-    if constexpr (tiles == 16) SM90A(WGMMA(128, R0 "," R1, "%64", "%65", "%66", "%67, %68") : S32(sum, 0), S32(sum, 8) : INPUTS);
-    if constexpr (tiles == 24)
-        SM90A(WGMMA(192, R0 "," R1 "," R2, "%96", "%97", "%98", "%99, %100") : S32(sum, 0), S32(sum, 8), S32(sum, 16) : INPUTS);
+    static_assert(tiles == 8 || tiles == 16 || tiles == 32);
+#define INPUTS "l"(a), "l"(b), "r"(int(add))
+    if constexpr (tiles == 8) SM90A(WGMMA(64, R0, "%32", "%33", "%34", "0, 0") : S32(sum, 0) : INPUTS);
+    if constexpr (tiles == 16) SM90A(WGMMA(128, R0 "," R1, "%64", "%65", "%66", "0, 0") : S32(sum, 0), S32(sum, 8) : INPUTS);
     if constexpr (tiles == 32)
-        SM90A(WGMMA(256, R0 "," R1 "," R2 "," R3, "%128", "%129", "%130", "%131, %132")
+        SM90A(WGMMA(256, R0 "," R1 "," R2 "," R3, "%128", "%129", "%130", "0, 0")
               : S32(sum, 0), S32(sum, 8), S32(sum, 16), S32(sum, 24)
               : INPUTS);
 #undef INPUTS
 }
+// A from registers.
 template <Major b_major = Major::k, int tiles>
 __device__ void wgmma(float (&sum)[tiles][4], const uint32_t (&a)[4], uint64_t b, bool add) {
-    static_assert(tiles == 8 || tiles == 16 || tiles == 24 || tiles == 32);
+    static_assert(tiles == 8 || tiles == 16 || tiles == 32);
 #define INPUTS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(b_major))
     if constexpr (tiles == 8) SM90A(WGMMA(64, R0, "{%32, %33, %34, %35}", "%36", "%37", "%38") : S32(sum, 0) : INPUTS);
     if constexpr (tiles == 16)
         SM90A(WGMMA(128, R0 "," R1, "{%64, %65, %66, %67}", "%68", "%69", "%70") : S32(sum, 0), S32(sum, 8) : INPUTS);
-    if constexpr (tiles == 24)
-        SM90A(WGMMA(192, R0 "," R1 "," R2, "{%96, %97, %98, %99}", "%100", "%101", "%102")
-              : S32(sum, 0), S32(sum, 8), S32(sum, 16)
-              : INPUTS);
     if constexpr (tiles == 32)
         SM90A(WGMMA(256, R0 "," R1 "," R2 "," R3, "{%128, %129, %130, %131}", "%132", "%133", "%134")
               : S32(sum, 0), S32(sum, 8), S32(sum, 16), S32(sum, 24)

@@ -53,6 +53,34 @@ TEST(Ladder, FindsWhatALargeElementHides) {
     EXPECT_NE(found.find("relative error 4.0e-01"), std::string::npos) << "found: " << found;
 }
 
+// All 254 numbers of e4m3 (OCP 8-bit floating point: 4 bits of exponent with bias 7, 3 of mantissa; 0x7f and 0xff are NaN), what lies
+// between neighbours (ties to the even byte), and what is too large or too small.
+TEST(Ladder, RoundsToE4m3) {
+    const auto value_of = [](int byte) {
+        const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+        const float size = exponent == 0 ? std::ldexp(float(mantissa), -9) : std::ldexp(float(8 + mantissa), exponent - 10);
+        return byte < 128 ? size : -size;
+    };
+    const auto expect = [&](float x, int byte) {
+        float rounded = x;
+        EXPECT_EQ(round_to_e4m3(rounded), byte) << x;
+        EXPECT_EQ(rounded, value_of(byte)) << x;
+    };
+    for (int byte = 0; byte <= 0x7e; ++byte)
+        for (const int sign : {0, 128}) {
+            const float value = value_of(byte + sign);
+            expect(value, byte + sign);
+            if (byte == 0x7e) continue;
+            const float next = value_of(byte + sign + 1), middle = (value + next) / 2;
+            expect(middle, byte + sign + byte % 2);
+            expect((value + middle) / 2, byte + sign);
+            expect((middle + next) / 2, byte + sign + 1);
+        }
+    expect(449, 0x7e);
+    expect(-1e6, 0xfe);
+    expect(1e-9f, 0);
+}
+
 // Why "product fp8 blocks" has scales for blocks: what they hold exactly is lost where each matrix has one scale.
 TEST(Ladder, AScaleAMatrixLosesSmallBlocks) {
     const Problem blocks = problem_of(product(), "product fp8 blocks"), matrices = problem_of(product(), "product fp8");

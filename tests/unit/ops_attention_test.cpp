@@ -188,9 +188,11 @@ TEST(OpsAttention, Tiled) { expect_tiled_right(); }
 
 #ifdef ULTRASCALE_CUDA
 TEST(OpsAttention, TiledWithoutHopper) {  // the kernels of other GPUs, on Hopper too
-    setenv("ULTRASCALE_NO_HOPPER", "1", 1);
+    struct NoHopper {
+        NoHopper() { setenv("ULTRASCALE_NO_HOPPER", "1", 1); }
+        ~NoHopper() { unsetenv("ULTRASCALE_NO_HOPPER"); }
+    } no_hopper;
     expect_tiled_right();
-    unsetenv("ULTRASCALE_NO_HOPPER");
 }
 #endif
 
