@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
+
 #include "ops.h"
 #include "test_util.h"
 
@@ -242,6 +244,28 @@ TEST(OpsAttention, RowsWithoutKeysAreZeroAndWithoutNan) {
 }
 
 // Scores of thousands, and a maximum that comes late: the running maximum has to move without overflow.
+// Whichever end keys are walked from, the largest score of a row grows again and again, and what was summed is made smaller.
+TEST(OpsAttention, GrowingScores) {
+    for (const int64_t D : {64, 128})
+        for (const bool growing : {false, true}) {
+            const Case c = {1, 200, 700, 2, 1, D, false};
+            SCOPED_TRACE(fmt::format("D {}, growing {}", D, growing));
+            Tensors t(c, DType::bf16, 13);
+            std::vector<bf16> k;
+            for (const float x : t.k.to_host_float()) {
+                const auto j = int64_t(k.size()) / D;
+                k.push_back(bf16(x * float(growing ? j : c.Tk - j) / 40));
+            }
+            t.k = Tensor::from_host<bf16>(k, {c.B, c.Tk, c.K, D}, Memory::activation);
+            Doubles lse;
+            const Doubles o = Reference(c).forward(to_double(t.q), to_double(t.k), to_double(t.v), &lse);
+            EXPECT_GT(*std::max_element(lse.begin(), lse.end()), 30);
+            ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
+            EXPECT_LT(relative_error(t.o, o), 1e-2);
+            EXPECT_LT(relative_error(t.lse, lse), 1e-5);
+        }
+}
+
 TEST(OpsAttention, LargeScores) {
     const Case c = {1, 300, 600, 1, 1, 16, false};
     Tensors t(c, DType::fp32, 13);
