@@ -16,7 +16,7 @@ namespace ultrascale {
 
 // Seconds of `work`: the median of `runs`, after one run that is not counted.
 template <class F>
-double median_seconds(int runs, F work) {
+double median_of_runs(int runs, F work) {
     work();
     std::vector<double> seconds;
     for (int i = 0; i < runs; ++i) {
@@ -57,7 +57,7 @@ inline void compare_attention(const StepShape& shape) {
             const int64_t held = total(memory_now());
             memory_reset_peak();
             AttentionCore::Gradients grads;
-            seconds.push_back(median_seconds(3, [&] {
+            seconds.push_back(median_of_runs(3, [&] {
                 grads = {};
                 Context context{.batch = batch};
                 Saved saved;
@@ -107,7 +107,7 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
         load_or_initialize(options, model.parameters());
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         memory_reset_peak();
-        const double seconds = median_seconds(3, [&] {
+        const double seconds = median_of_runs(3, [&] {
             ops::fill(model.parameters().flat_grads(), 0);
             Context context{.batch = batch, .loss_scale = 1 / float(batch.counted_targets), .loss = loss};
             Saved saved;

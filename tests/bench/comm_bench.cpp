@@ -21,7 +21,7 @@ static double slowest_rank(double seconds) {
     return slowest.to_host<double>()[0];
 }
 
-static double median_seconds(const std::function<void()>& call) {
+static double slowest_median(const std::function<void()>& call) {
     const auto time = [&] {
         const double begin = now_seconds();
         call();
@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
         std::printf("%d ranks\n%-15s %10s %12s %12s %12s\n", n, "", "bytes", "median us", "algbw GB/s", "busbw GB/s");
     }
     auto report = [&](const char* name, int64_t bytes, double bus, const std::function<void()>& call) {
-        double seconds = median_seconds(call);
+        double seconds = slowest_median(call);
         if (world.rank() > 0) return;
         double algbw = double(bytes) / seconds / 1e9;
         std::printf("%-15s %10ld %12.1f %12.3f %12.3f\n", name, long(bytes), seconds * 1e6, algbw, algbw * bus);
