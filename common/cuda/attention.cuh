@@ -104,5 +104,10 @@ void attention_backward_queries_mma(__nv_bfloat16* dq, const AttentionBackwardIn
 bool attention_wgmma_supported(DType dtype, const AttentionSizes& s);
 void attention_forward_wgmma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
                              const DeviceMask& mask);
+void attention_backward_keys_wgmma(const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
+                                   const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionSizes& s,
+                                   const DeviceMask& mask);
+void attention_backward_queries_wgmma(const Tensor& dq, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                      const Tensor& lse, const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask);
 
 }  // namespace ultrascale::ops
