@@ -271,7 +271,7 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* dk, 
             return at.stage;
         };
         if (tiles.count > 0) {
-            const int stage = next_place();
+            int stage = next_place();
             wgmma_fence();
             begin_product(p, k, shared.q[stage]);
             wgmma_wait<0>(p);
@@ -279,26 +279,23 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* dk, 
             finish_step(stage);
             send_ds(shared.rows[stage]);
             remember(stage);
-            wgmma_wait<0>(dv_sum);
-        }
-        for (int i = 1; i < tiles.count; ++i) {
-            const int stage = next_place();
-            wgmma_fence();
-            begin_product(p, k, shared.q[stage]);
-            sync_some<all>(ds_ready);
-            begin_dq();
-            begin_dk(shared.q[last_stage]);
-            wgmma_wait<2>(p);  // and for the dV before it
-            hold(p_a);
-            to_probabilities(shared.rows[stage]);
-            wgmma_wait<1>(dq);
-            send_dq(shared.rows[last_stage], last_sums);
-            finish_step(stage);
-            release(last_stage);
-            send_ds(shared.rows[stage]);
-            remember(stage);
-        }
-        if (tiles.count > 0) {
+            for (int i = 1; i < tiles.count; ++i) {
+                stage = next_place();
+                wgmma_fence();
+                begin_product(p, k, shared.q[stage]);
+                sync_some<all>(ds_ready);
+                begin_dq();
+                begin_dk(shared.q[last_stage]);
+                wgmma_wait<2>(p);  // and for the dV before it
+                hold(p_a);
+                to_probabilities(shared.rows[stage]);
+                wgmma_wait<1>(dq);
+                send_dq(shared.rows[last_stage], last_sums);
+                finish_step(stage);
+                release(last_stage);
+                send_ds(shared.rows[stage]);
+                remember(stage);
+            }
             sync_some<all>(ds_ready);
             wgmma_fence();
             begin_dq();
