@@ -1,12 +1,13 @@
-// dQ = scale dS K is a sum over all keys, and in attention_wgmma_backward.cu each tile of keys adds its part in memory, whenever it comes to
-// it. So that every run has the same bits, what is added are integers: in fixed point, with a factor for each query that no sum overflows.
+// dQ = scale dS K is a sum over all keys, and in attention_wgmma_backward.cu each tile of keys adds its part in memory, whenever it comes
+// to it. So that every run has the same bits, what is added are integers: in fixed point, with a factor for each query that no sum
+// overflows.
 //
 //     |dS_ij| = P_ij |dP_ij - delta_i| <= P_ij (|dO_i| |V_j| + |delta_i|),   and the P_ij of a row add up to 1 at most, so all partial sums
 //     |sum of dS_ij K_jd| <= (|dO_i| max |V_j| + |delta_i|) max |K_j|  =: bound_i      (lengths of rows; maxima over the keys of a head)
 //
 // The factor is the power of two that brings bound_i below 2^30: one bit remains for what P and dS gained when they were rounded. What is
-// lost: each part is rounded to bound_i / 2^30. The bound is some 2^8 .. 2^14 times as large as a usual dQ, which leaves it 16 bits or more;
-// the result has bf16's 8. A row that has infinity or NaN in its bound or its log-sum-exp becomes NaN: integers could not tell.
+// lost: each part is rounded to bound_i / 2^30. The bound is some 2^8 .. 2^14 times as large as a usual dQ, which leaves it 16 bits or
+// more; the result has bf16's 8. A row that has infinity or NaN in its bound or its log-sum-exp becomes NaN: integers could not tell.
 #pragma once
 
 #include "attention_wgmma.cuh"
@@ -18,26 +19,16 @@ namespace ultrascale::ops {
 constexpr int dq_tile = 64 * 64, dq_of_warp = dq_tile / 4;
 
 struct DqSums {
-    int* sums;                 // (B, H, tiles of 64 queries, D / 64, 64 * 64)
-    float* dout_norms;         // (B, H, Tq): |dO_i|
-    int *highest_k, *highest_v;  // (B, K): the longest row's length, as the float's bits, which are ordered as the numbers are
-    int tiles;                 // of 64 queries, a multiple of two
+    int* sums;             // (B, H, tiles of 64 queries, D / 64, 64 * 64)
+    const float* factors;  // (B, H, Tq)
+    int tiles;             // of 64 queries, a multiple of two
     __device__ int* tile(int64_t head, int query, int part, int parts) const {
         return sums + ((head * tiles + query / 64) * parts + part) * dq_tile;
     }
 };
 
-// 2^power for a row's sums: what they are multiplied by (sign 1), or their result (sign -1).
-__device__ inline float dq_factor(const DqSums& sums, int64_t row, int64_t kv_head, float lse, float delta, int sign) {
-    const float k = __int_as_float(sums.highest_k[kv_head]), v = __int_as_float(sums.highest_v[kv_head]);
-    const float bound = (sums.dout_norms[row] * v + fabsf(delta)) * k;
-    const int exponent = max(__float_as_int(bound) >> 23, 30);  // bound < 2^(exponent - 126)
-    if (sign < 0 && !(bound < INFINITY && lse < INFINITY)) return NAN;
-    return __int_as_float((127 + sign * (156 - exponent)) << 23);
-}
-
-// attention_wgmma_sums.cu: what bounds the sums, and dQ, times scale, from them.
-void dq_bounds(const DqSums& sums, const Tensor& dout, const Tensor& k, const Tensor& v, const AttentionSizes& s);
-void dq_result(const Tensor& dq, const DqSums& sums, const Tensor& lse, const Tensor& delta, const AttentionSizes& s);
+// attention_wgmma_sums.cu: the factors, and dQ, times scale, from the sums.
+Tensor dq_factors(const Tensor& dout, const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionSizes& s);
+void dq_result(const Tensor& dq, const DqSums& sums, const AttentionSizes& s);
 
 }  // namespace ultrascale::ops
