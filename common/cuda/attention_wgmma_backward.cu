@@ -32,28 +32,30 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
                         const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order) {
     using Shape = BackwardShape<D>;
     constexpr int queries = Shape::queries, all = 128 * Shape::consumers, ds_ready = 1, first_group = 2;  // named barriers
-    const int warp = int(threadIdx.x) / 32 % 4, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
     const bool leader = threadIdx.x % 128 == 0;  // asks TMA to store, and waits for it
     const float factor = s.scale() * log2_e;
     // This consumer's part of dQ: the second 64 queries, or the second 64 columns.
-    const int dq_query = D == 64 ? 64 * consumer : 0, dq_part = D == 64 ? 0 : consumer;
-    int* const dq_place = shared.dq[4 * consumer + warp];
+    const int dq_query = D == 64 ? 64 * consumer : 0, dq_part = D == 64 ? 0 : consumer;  // either way the next tile of the sums
 
-    RingPlace<Shape::stages> place;
-    RingPlace<1> kv_place, ds_place;
-    const auto release = [&](int stage) { lane == 0 ? barrier_arrive(&shared.empty[stage]) : void(); };
+    RingPlace<1> kv_place;
+    int step = 0;  // of all tiles, from which follow places in rings
+    const auto release = [&](int stage) { threadIdx.x % 32 == 0 ? barrier_arrive(&shared.empty[stage]) : void(); };
     for (;; kv_place.advance()) {
         barrier_wait(&shared.kv_full, kv_place.parity);
         const int index = shared.tile;
         if (index >= order.count()) break;
         Element *const k = shared.k[consumer], *const v = shared.v[consumer], *const ds = shared.ds[consumer];
         const Tile tile = order.at(index);
-        const int first_of_tile = tile.rank * Shape::keys, first = first_of_tile + 64 * consumer, key = first + 16 * warp + g;
-        QueryTiles<queries> tiles(mask, s, tile.h, first_of_tile);
+        const int first_of_tile = tile.rank * Shape::keys, first = first_of_tile + 64 * consumer;
+        const int steps = QueryTiles<queries>(mask, s, tile.h, first_of_tile).count;
 
-        float p[queries / 8][4], dp[queries / 8][4], dq[8][4], dk_sum[D / 8][4] = {}, dv_sum[D / 8][4] = {};  // p: S first
+        using Scores = float[queries / 8][4];
+        using DqPart = float[8][4];
+        Scores p, dp;                                // p: S first
+        DqPart& dq = reinterpret_cast<DqPart&>(dp);  // in the same registers: it has left before dP comes
+        float dk_sum[D / 8][4] = {}, dv_sum[D / 8][4] = {};
         uint32_t p_a[queries / 16][4] = {};
-        const auto begin_product = [&](float(&sum)[queries / 8][4], const Element* a, const Element* b) {  // A B^T, over D
+        const auto begin_product = [&](Scores& sum, const Element* a, const Element* b) {  // A B^T, over D
             const uint64_t a0 = k_major(a, 0), b0 = k_major(b, 0);
 #pragma unroll
             for (int kk = 0; kk < D / 16; ++kk)
@@ -66,7 +68,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             for (int kk = 0; kk < queries / 16; ++kk) wgmma<Major::mn>(dv_sum, p_a[kk], further(b0, kk * 16 * 64), true);
             wgmma_commit();
         };
-        const auto begin_dq = [&] {  // over both consumers' keys
+        const auto begin_dq = [&](DqPart& dq) {  // over both consumers' keys
             const uint64_t a0 = mn_major(shared.ds[0] + dq_query * 64, 0, 64), b0 = mn_major(shared.k[0] + dq_part * 64 * 64, 0, 64);
 #pragma unroll
             for (int kk = 0; kk < Shape::keys / 16; ++kk)
@@ -81,8 +83,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
                 wgmma<Major::k, Major::mn>(dk_sum, further(a0, kk / 4 * 64 * 64 + kk % 4 * 16), further(b0, kk * 16 * 64), true);
             wgmma_commit();
         };
-        const auto to_probabilities = [&](const BackwardRows<queries>& rows) {
-            const int end = mask.causal ? int(min(max(mask.shift + tiles.query + 1, int64_t(-queries)), mask.Tk)) : int(mask.Tk);
+        const auto to_probabilities = [&](Scores& p, const BackwardRows<queries>& rows) {
+            const int thread = thread_here(), key = first + thread / 32 * 16 + thread % 32 / 4, t = thread % 4, end = rows.key_end;
             if (rows.highest_begin > first || end < first + 64)
 #pragma unroll
                 for (int j = 0; j < queries / 8; ++j)
@@ -98,24 +100,25 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
                 for (int e = 0; e < 4; ++e) p[j][e] = exp2_fast(p[j][e] * factor - (e % 2 == 0 ? log2_sum.x : log2_sum.y));
             }
         };
-        const auto send_ds = [&](const BackwardRows<queries>& rows) {
-            barrier_wait(&shared.ds_free, ds_place.parity ^ 1);
-            ds_place.advance();
+        const auto send_ds = [&](Scores& p, const Scores& dp, const BackwardRows<queries>& rows) {
+            barrier_wait(&shared.ds_free, (step & 1) ^ 1);
+            const int thread = thread_here(), t = thread % 4;
 #pragma unroll
             for (int j = 0; j < queries / 8; ++j) {
                 const float2 delta = *reinterpret_cast<const float2*>(rows.delta + 8 * j + 2 * t);
 #pragma unroll
                 for (int e = 0; e < 4; ++e) p[j][e] *= dp[j][e] - (e % 2 == 0 ? delta.x : delta.y);
             }
-            store_fragments<queries>(ds, p, 1, 1);
+            store_fragments<queries>(ds, p, 1, 1, thread);
             fence_async_proxy();
         };
-        int last_stage = 0, last_tile = 0;  // of the step whose dQ and dK come next; its part of dQ
         // To memory, by the copy engine. A warp has its own place for it.
-        const auto send_dq = [&](const BackwardRows<queries>& rows) {
+        const auto send_dq = [&](const DqPart& dq, const BackwardRows<queries>& rows) {
+            const int thread = thread_here(), warp = thread / 32, lane = thread % 32;
+            int* const dq_place = shared.dq[4 * consumer + warp];
             if (lane == 0) barrier_arrive(&shared.ds_free), tma_store_wait_read<0>();
             __syncwarp();
-            const float* const factors = rows.factor + dq_query + 16 * warp + g;
+            const float* const factors = rows.factor + dq_query + 16 * warp + lane / 4;
             const float low = factors[0], high = factors[8];
 #pragma unroll
             for (int j = 0; j < 8; ++j)
@@ -124,7 +127,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             fence_async_proxy();
             __syncwarp();
             if (lane == 0)
-                bulk_add(sums.sums + int64_t(last_tile) * dq_tile + warp * dq_of_warp, dq_place, sizeof(shared.dq[0])), tma_store_commit();
+                bulk_add(sums.sums + int64_t(rows.dq_tile + consumer) * dq_tile + warp * dq_of_warp, dq_place, sizeof(shared.dq[0])),
+                    tma_store_commit();
         };
         const auto finish_step = [&](int stage) {  // P to dS, and dP and dV for it
 #pragma unroll
@@ -134,53 +138,43 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             begin_dv(shared.dout[stage]);
             wgmma_wait<1>(dp);  // and for the dK before it
         };
-        const auto remember = [&](int stage) {
-            last_stage = stage;
-            last_tile = ((tile.b * int(s.H) + tiles.head) * sums.tiles + (tiles.query + dq_query) / 64) * Shape::parts + dq_part;
-            tiles.advance();
-        };
-        const auto next_place = [&] {
-            const RingPlace at = place;
-            place.advance();
-            barrier_wait(&shared.full[at.stage], at.parity);
-            return at.stage;
-        };
-        if (tiles.count > 0) {
-            int stage = next_place();
+        const auto stage_of = [](int step) { return int(unsigned(step) % Shape::stages); };
+        const auto wait = [&] { barrier_wait(&shared.full[stage_of(step)], unsigned(step) / Shape::stages & 1); };
+        if (steps > 0) {
+            const int end = step + steps;
+            wait();
             wgmma_fence();
-            begin_product(p, k, shared.q[stage]);
+            begin_product(p, k, shared.q[stage_of(step)]);
             wgmma_wait<0>(p);
-            to_probabilities(shared.rows[stage]);
-            finish_step(stage);
-            send_ds(shared.rows[stage]);
-            remember(stage);
-            for (int i = 1; i < tiles.count; ++i) {
-                stage = next_place();
+            to_probabilities(p, shared.rows[stage_of(step)]);
+            finish_step(stage_of(step));
+            send_ds(p, dp, shared.rows[stage_of(step)]);
+            for (++step; step < end; ++step) {
+                wait();
                 wgmma_fence();
-                begin_product(p, k, shared.q[stage]);
+                begin_product(p, k, shared.q[stage_of(step)]);
                 sync_some<all>(ds_ready);
-                begin_dq();
-                begin_dk(shared.q[last_stage]);
+                begin_dq(dq);
+                begin_dk(shared.q[stage_of(step - 1)]);
                 wgmma_wait<2>(p);  // and for the dV before it
                 hold(p_a);
-                to_probabilities(shared.rows[stage]);
+                to_probabilities(p, shared.rows[stage_of(step)]);
                 wgmma_wait<1>(dq);
-                send_dq(shared.rows[last_stage]);
-                finish_step(stage);
-                release(last_stage);
-                send_ds(shared.rows[stage]);
-                remember(stage);
+                send_dq(dq, shared.rows[stage_of(step - 1)]);
+                finish_step(stage_of(step));
+                release(stage_of(step - 1));
+                send_ds(p, dp, shared.rows[stage_of(step)]);
             }
             sync_some<all>(ds_ready);
             wgmma_fence();
-            begin_dq();
-            begin_dk(shared.q[last_stage]);
+            begin_dq(dq);
+            begin_dk(shared.q[stage_of(step - 1)]);
             wgmma_wait<1>(dq);
             hold(p_a);
-            send_dq(shared.rows[last_stage]);
+            send_dq(dq, shared.rows[stage_of(step - 1)]);
             wgmma_wait<0>(dk_sum);
             hold(dv_sum);
-            release(last_stage);
+            release(stage_of(step - 1));
         }
 
         sync_some<all>(ds_ready);  // all warps' products have read K and V
@@ -196,7 +190,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             barrier_arrive(&shared.kv_empty);
         }
     }
-    if (lane == 0) tma_store_wait_read<0>();  // a block that has ended has no shared memory
+    if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();  // a block that has ended has no shared memory
 }
 
 template <int D>

@@ -18,8 +18,9 @@ struct BackwardShape {
 template <int queries>
 struct alignas(8) BackwardRows {  // of a tile of queries; two neighbours are read at once
     float log2_sum[queries], delta[queries], factor[queries];
-    int begin[queries];  // of the documents, as keys
-    int highest_begin;
+    int begin[queries];          // of the documents, as keys
+    int highest_begin, key_end;  // where the keys that the first query sees end; behind it one more for each query, if causal, up to Tk
+    int dq_tile;                 // of the sums, the first part
 };
 template <int D>
 struct BackwardShared {
@@ -33,6 +34,13 @@ struct BackwardShared {
     int tile;  // which one has its K and V there; past the last one: there are no more
 };
 static_assert(sizeof(BackwardShared<64>) <= 227 << 10 && sizeof(BackwardShared<128>) <= 227 << 10);
+
+// This thread's number in its warpgroup, found anew: what is computed from it would else be held in registers through all loops.
+__device__ inline int thread_here() {
+    int thread = int(threadIdx.x) % 128;
+    asm volatile("" : "+r"(thread));
+    return thread;
+}
 
 // The tiles of queries that see any of the keys from `first` on: those of the first head of the group, then of the second, ...
 template <int queries>
@@ -112,7 +120,11 @@ __device__ void produce_rows(BackwardShared<D>& shared, const float* lse, const 
                 highest = max(highest, begin);
             }
             highest = __reduce_max_sync(0xffffffffu, highest);
-            if (lane == 0) rows.highest_begin = highest;
+            if (lane == 0) {
+                const int64_t key_end = min(max(mask.shift + tiles.query + 1, int64_t(-Shape::queries)), mask.Tk);
+                rows.highest_begin = highest, rows.key_end = int(mask.causal ? key_end : mask.Tk);
+                rows.dq_tile = ((tile.b * int(s.H) + tiles.head) * sums.tiles + tiles.query / 64) * Shape::parts;
+            }
             __syncwarp();
             if (lane == 0) barrier_arrive(&shared.full[place.stage]);
         }
