@@ -26,8 +26,8 @@ __device__ inline uint64_t further(uint64_t descriptor, int elements) { return d
 
 // A warpgroup's 64 rows, times a factor for this thread's row g and one for row g + 8 (mma.cuh), as bf16 to a tile (parts, 64, 64).
 template <int D>
-__device__ void store_fragments(Element* tile, const float (&rows)[D / 8][4], float low, float high, int thread = int(threadIdx.x) % 128) {
-    const int row = thread / 32 * 16 + thread % 16, chunk = thread % 32 / 16;
+__device__ void store_fragments(Element* tile, const float (&rows)[D / 8][4], float low, float high) {
+    const int row = int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 16, chunk = int(threadIdx.x) % 32 / 16;
 #pragma unroll
     for (int j = 0; j < D / 8; j += 2)
         stmatrix(tile_chunk<64>(tile + j / 8 * 64 * 64, row, j % 8 + chunk), pack(rows[j][0] * low, rows[j][1] * low),

@@ -49,30 +49,27 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
         const int first_of_tile = tile.rank * Shape::keys, first = first_of_tile + 64 * consumer;
         const int steps = QueryTiles<queries>(mask, s, tile.h, first_of_tile).count;
 
-        using Scores = float[queries / 8][4];
-        using DqPart = float[8][4];
-        Scores p, dp;                                // p: S first
-        DqPart& dq = reinterpret_cast<DqPart&>(dp);  // in the same registers: it has left before dP comes
+        float p[queries / 8][4], part[8][4];  // p: S first; part: dP of 64 queries, and a part of dQ, which has left before dP comes
         float dk_sum[D / 8][4] = {}, dv_sum[D / 8][4] = {};
         uint32_t p_a[queries / 16][4] = {};
-        const auto begin_product = [&](Scores& sum, const Element* a, const Element* b) {  // A B^T, over D
+        const auto begin_product = [&]<int tiles>(float(&sum)[tiles][4], const Element* a, const Element* b) {  // A B^T, over D
             const uint64_t a0 = k_major(a, 0), b0 = k_major(b, 0);
 #pragma unroll
             for (int kk = 0; kk < D / 16; ++kk)
                 wgmma(sum, further(a0, kk / 4 * 64 * 64 + kk % 4 * 16), further(b0, kk / 4 * queries * 64 + kk % 4 * 16), kk > 0);
             wgmma_commit();
         };
-        const auto begin_dv = [&](const Element* dout) {
+        const auto begin_dv = [&](int half, const Element* dout) {
             const uint64_t b0 = mn_major(dout, 0, queries);
 #pragma unroll
-            for (int kk = 0; kk < queries / 16; ++kk) wgmma<Major::mn>(dv_sum, p_a[kk], further(b0, kk * 16 * 64), true);
+            for (int kk = half * 4; kk < half * 4 + 4; ++kk) wgmma<Major::mn>(dv_sum, p_a[kk], further(b0, kk * 16 * 64), true);
             wgmma_commit();
         };
-        const auto begin_dq = [&](DqPart& dq) {  // over both consumers' keys
+        const auto begin_dq = [&] {  // over both consumers' keys
             const uint64_t a0 = mn_major(shared.ds[0] + dq_query * 64, 0, 64), b0 = mn_major(shared.k[0] + dq_part * 64 * 64, 0, 64);
 #pragma unroll
             for (int kk = 0; kk < Shape::keys / 16; ++kk)
-                wgmma<Major::mn, Major::mn>(dq, further(a0, kk / 4 * 64 * queries + kk % 4 * 16 * 64),
+                wgmma<Major::mn, Major::mn>(part, further(a0, kk / 4 * 64 * queries + kk % 4 * 16 * 64),
                                             further(b0, kk / 4 * 64 * D + kk % 4 * 16 * 64), kk > 0);
             wgmma_commit();
         };
@@ -83,7 +80,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
                 wgmma<Major::k, Major::mn>(dk_sum, further(a0, kk / 4 * 64 * 64 + kk % 4 * 16), further(b0, kk * 16 * 64), true);
             wgmma_commit();
         };
-        const auto to_probabilities = [&](Scores& p, const BackwardRows<queries>& rows) {
+        const auto to_probabilities = [&](const BackwardRows<queries>& rows) {
             const int thread = thread_here(), key = first + thread / 32 * 16 + thread % 32 / 4, t = thread % 4, end = rows.key_end;
             if (rows.highest_begin > first || end < first + 64)
 #pragma unroll
@@ -100,20 +97,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
                 for (int e = 0; e < 4; ++e) p[j][e] = exp2_fast(p[j][e] * factor - (e % 2 == 0 ? log2_sum.x : log2_sum.y));
             }
         };
-        const auto send_ds = [&](Scores& p, const Scores& dp, const BackwardRows<queries>& rows) {
-            barrier_wait(&shared.ds_free, (step & 1) ^ 1);
-            const int thread = thread_here(), t = thread % 4;
-#pragma unroll
-            for (int j = 0; j < queries / 8; ++j) {
-                const float2 delta = *reinterpret_cast<const float2*>(rows.delta + 8 * j + 2 * t);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) p[j][e] *= dp[j][e] - (e % 2 == 0 ? delta.x : delta.y);
-            }
-            store_fragments<queries>(ds, p, 1, 1, thread);
-            fence_async_proxy();
-        };
         // To memory, by the copy engine. A warp has its own place for it.
-        const auto send_dq = [&](const DqPart& dq, const BackwardRows<queries>& rows) {
+        const auto send_dq = [&](const BackwardRows<queries>& rows) {
             const int thread = thread_here(), warp = thread / 32, lane = thread % 32;
             int* const dq_place = shared.dq[4 * consumer + warp];
             if (lane == 0) barrier_arrive(&shared.ds_free), tma_store_wait_read<0>();
@@ -122,21 +107,41 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             const float low = factors[0], high = factors[8];
 #pragma unroll
             for (int j = 0; j < 8; ++j)
-                reinterpret_cast<int4*>(dq_place)[j * 32 + lane] = {__float2int_rn(dq[j][0] * low), __float2int_rn(dq[j][1] * low),
-                                                                    __float2int_rn(dq[j][2] * high), __float2int_rn(dq[j][3] * high)};
+                reinterpret_cast<int4*>(dq_place)[j * 32 + lane] = {__float2int_rn(part[j][0] * low), __float2int_rn(part[j][1] * low),
+                                                                    __float2int_rn(part[j][2] * high), __float2int_rn(part[j][3] * high)};
             fence_async_proxy();
             __syncwarp();
             if (lane == 0)
                 bulk_add(sums.sums + int64_t(rows.dq_tile + consumer) * dq_tile + warp * dq_of_warp, dq_place, sizeof(shared.dq[0])),
                     tma_store_commit();
         };
-        const auto finish_step = [&](int stage) {  // P to dS, and dP and dV for it
+        // P to dS, of 64 queries at a time: dV is under way while this is computed. The wait is also for the dK before.
+        const auto finish_step = [&](int stage) {
+            const BackwardRows<queries>& rows = shared.rows[stage];
 #pragma unroll
             for (int kk = 0; kk < queries / 16; ++kk) as_a(p_a[kk], p[2 * kk], p[2 * kk + 1]);
-            wgmma_fence();
-            begin_product(dp, v, shared.dout[stage]);
-            begin_dv(shared.dout[stage]);
-            wgmma_wait<1>(dp);  // and for the dK before it
+#pragma unroll
+            for (int half = 0; half < queries / 64; ++half) {
+                wgmma_fence();
+                begin_product(part, v, shared.dout[stage] + half * 64 * 64);
+                begin_dv(half, shared.dout[stage]);
+                wgmma_wait<1>(part);
+                if (half == 0) barrier_wait(&shared.ds_free, (step & 1) ^ 1);
+                const int thread = thread_here(), row = thread / 32 * 16 + thread % 16, chunk = thread % 32 / 16, t = thread % 4;
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    const float2 delta = *reinterpret_cast<const float2*>(rows.delta + 64 * half + 8 * j + 2 * t);
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) p[8 * half + j][e] *= part[j][e] - (e % 2 == 0 ? delta.x : delta.y);
+                }
+#pragma unroll
+                for (int j = 0; j < 8; j += 2) {
+                    const float(&left)[4] = p[8 * half + j], (&right)[4] = p[8 * half + j + 1];
+                    stmatrix(tile_chunk<64>(ds + half * 64 * 64, row, j + chunk), pack(left[0], left[1]), pack(left[2], left[3]),
+                             pack(right[0], right[1]), pack(right[2], right[3]));
+                }
+            }
+            fence_async_proxy();
         };
         const auto stage_of = [](int step) { return int(unsigned(step) % Shape::stages); };
         const auto wait = [&] { barrier_wait(&shared.full[stage_of(step)], unsigned(step) / Shape::stages & 1); };
@@ -146,32 +151,30 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             wgmma_fence();
             begin_product(p, k, shared.q[stage_of(step)]);
             wgmma_wait<0>(p);
-            to_probabilities(p, shared.rows[stage_of(step)]);
+            to_probabilities(shared.rows[stage_of(step)]);
             finish_step(stage_of(step));
-            send_ds(p, dp, shared.rows[stage_of(step)]);
             for (++step; step < end; ++step) {
                 wait();
                 wgmma_fence();
                 begin_product(p, k, shared.q[stage_of(step)]);
                 sync_some<all>(ds_ready);
-                begin_dq(dq);
+                begin_dq();
                 begin_dk(shared.q[stage_of(step - 1)]);
                 wgmma_wait<2>(p);  // and for the dV before it
                 hold(p_a);
-                to_probabilities(p, shared.rows[stage_of(step)]);
-                wgmma_wait<1>(dq);
-                send_dq(dq, shared.rows[stage_of(step - 1)]);
+                to_probabilities(shared.rows[stage_of(step)]);
+                wgmma_wait<1>(part);
+                send_dq(shared.rows[stage_of(step - 1)]);
                 finish_step(stage_of(step));
                 release(stage_of(step - 1));
-                send_ds(p, dp, shared.rows[stage_of(step)]);
             }
             sync_some<all>(ds_ready);
             wgmma_fence();
-            begin_dq(dq);
+            begin_dq();
             begin_dk(shared.q[stage_of(step - 1)]);
-            wgmma_wait<1>(dq);
+            wgmma_wait<1>(part);
             hold(p_a);
-            send_dq(dq, shared.rows[stage_of(step - 1)]);
+            send_dq(shared.rows[stage_of(step - 1)]);
             wgmma_wait<0>(dk_sum);
             hold(dv_sum);
             release(stage_of(step - 1));
