@@ -16,8 +16,8 @@
 //                  `ds_free`: both have made dQ of it
 //     each warp    its part of dQ in shared memory -> the copy engine adds it to the sums in memory, while the next step goes on
 //
-// The sums are integers, and so do not depend on the order of the tiles of keys: attention_wgmma_sums.cuh. No warp has to wait for dQ's way
-// to memory but the one that wrote it, a step later. The producer has two warps: one asks TMA for K, V, Q and dO, the other one brings the
+// The sums are integers, and so do not depend on the order of the tiles of keys: attention_wgmma_sums.cuh. Only the warp that sent a part
+// of dQ looks, a step later, whether it has left. The producer has two warps: one asks TMA for K, V, Q and dO, the other one brings the
 // rows' log-sum-exp and delta, which begin at any address. Query heads that share a key head are added up. FLOPs 10 Tq Tk D a head, half of
 // it causal.
 #include "attention_wgmma_backward.cuh"
@@ -34,7 +34,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
     constexpr int queries = Shape::queries, all = 128 * Shape::consumers, ds_ready = 1, first_group = 2;  // named barriers
     const bool leader = threadIdx.x % 128 == 0;  // asks TMA to store, and waits for it
     const float factor = s.scale() * log2_e;
-    // This consumer's part of dQ: the second 64 queries, or the second 64 columns.
+    // This consumer's part of dQ: for D = 64 its 64 of the queries, for D = 128 of the columns.
     const int dq_query = D == 64 ? 64 * consumer : 0, dq_part = D == 64 ? 0 : consumer;  // either way the next tile of the sums
 
     RingPlace<1> kv_place;

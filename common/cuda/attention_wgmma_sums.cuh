@@ -6,8 +6,9 @@
 //     |sum of dS_ij K_jd| <= (|dO_i| max |V_j| + |delta_i|) max |K_j|  =: bound_i      (lengths of rows; maxima over the keys of a head)
 //
 // The factor is the power of two that brings bound_i below 2^30: one bit remains for what P and dS gained when they were rounded. What is
-// lost: each part is rounded to bound_i / 2^30. The bound is some 2^8 .. 2^14 times as large as a usual dQ, which leaves it 16 bits or
-// more; the result has bf16's 8. A row that has infinity or NaN in its bound or its log-sum-exp becomes NaN: integers could not tell.
+// lost: each tile's part is rounded to bound_i / 2^30, and the bound is far above a usual dQ. Of random numbers over 8192 keys it is some
+// 2^13 times as large, which leaves dQ 17 bits; the result has bf16's 8. Integers know no infinity and no NaN: a row becomes NaN that has
+// them in its bound (if they are in K or V, so have all rows of these heads) or in its log-sum-exp.
 #pragma once
 
 #include "attention_wgmma.cuh"
