@@ -4,30 +4,13 @@
 #include "../problem.h"
 
 #ifdef ULTRASCALE_CUDA
-#include <cublasLt.h>
-#include <fmt/format.h>
-
 #include <map>
-#include <stdexcept>
+#include <optional>
 
-#include "cuda/cuda_common.h"
+#include "cuda/cublas.h"
 
 namespace ultrascale::kernels {
 namespace {
-
-void cublas_check(cublasStatus_t status, std::source_location at = std::source_location::current()) {
-    if (status == CUBLAS_STATUS_SUCCESS) return;
-    throw std::runtime_error(fmt::format("{}:{}: cuBLAS: {}", at.file_name(), at.line(), cublasLtGetStatusString(status)));
-}
-
-cublasLtHandle_t handle() {
-    static const cublasLtHandle_t handle = [] {
-        cublasLtHandle_t h;
-        cublas_check(cublasLtCreate(&h));
-        return h;
-    }();
-    return handle;
-}
 
 // The product at one size. Lives as long as the program.
 class Plan {
@@ -46,28 +29,22 @@ public:
         cublas_check(cublasLtMatrixLayoutCreate(&a_, CUDA_R_8F_E4M3, K, M, int64_t(K)));
         cublas_check(cublasLtMatrixLayoutCreate(&c_, CUDA_R_16BF, N, M, int64_t(N)));
         point_to_scales(args);
-        cublasLtMatmulPreference_t preference;
-        cublas_check(cublasLtMatmulPreferenceCreate(&preference));
-        const size_t most_workspace = 32 << 20;
-        cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most_workspace,
-                                                          sizeof most_workspace));
-        cublasLtMatmulHeuristicResult_t proposals[8];
+        const cublasLtMatmulPreference_t preference = cublas_preference();
+        std::vector<cublasLtMatmulHeuristicResult_t> proposals(8);
         int found = 0;
-        if (cublasLtMatmulAlgoGetHeuristic(handle(), operation_, b_, a_, c_, c_, preference, 8, proposals, &found) != CUBLAS_STATUS_SUCCESS)
+        if (cublasLtMatmulAlgoGetHeuristic(cublas_handle(), operation_, b_, a_, c_, c_, preference, int(proposals.size()), proposals.data(),
+                                           &found) != CUBLAS_STATUS_SUCCESS)
             found = 0;  // it refuses sizes that it has no kernel for
         cublas_check(cublasLtMatmulPreferenceDestroy(preference));
-        float best = 0;
-        for (int i = 0; i < found; ++i) {
-            if (proposals[i].state != CUBLAS_STATUS_SUCCESS) continue;
-            const float ms = milliseconds(proposals[i], args);
-            if (!exists_ || ms < best) best = ms, kernel_ = proposals[i], exists_ = true;
-        }
+        proposals.resize(size_t(found));
+        std::erase_if(proposals, [](const auto& proposal) { return proposal.state != CUBLAS_STATUS_SUCCESS; });
+        if (!proposals.empty()) kernel_ = proposals[fastest_of(proposals, [&](const auto& kernel) { launch(kernel, args); })];
     }
 
     bool run(const Arguments& args) const {
-        if (!exists_) return false;
+        if (!kernel_) return false;
         point_to_scales(args);
-        launch(kernel_, args);
+        launch(*kernel_, args);
         return true;
     }
 
@@ -82,30 +59,13 @@ private:
     }
     void launch(const cublasLtMatmulHeuristicResult_t& kernel, const Arguments& args) const {
         const float one = 1, zero = 0;
-        const Tensor workspace = Tensor::empty({int64_t(kernel.workspaceSize / 4 + 1)}, DType::int32, Memory::workspace);
-        cublas_check(cublasLtMatmul(handle(), operation_, &one, args.in[1].data(), b_, args.in[0].data(), a_, &zero, args.out.data(), c_,
-                                    args.out.data(), c_, &kernel.algo, workspace.data(), kernel.workspaceSize, cuda_compute()));
+        const Tensor workspace = cublas_workspace(kernel);
+        cublas_check(cublasLtMatmul(cublas_handle(), operation_, &one, args.in[1].data(), b_, args.in[0].data(), a_, &zero, args.out.data(),
+                                    c_, args.out.data(), c_, &kernel.algo, workspace.data(), kernel.workspaceSize, cuda_compute()));
     }
-    float milliseconds(const cublasLtMatmulHeuristicResult_t& kernel, const Arguments& args) const {
-        cudaEvent_t begin, end;
-        cuda_check(cudaEventCreate(&begin));
-        cuda_check(cudaEventCreate(&end));
-        launch(kernel, args);  // not counted: it loads the kernel
-        cuda_check(cudaEventRecord(begin, cuda_compute()));
-        for (int repeat = 0; repeat < 3; ++repeat) launch(kernel, args);
-        cuda_check(cudaEventRecord(end, cuda_compute()));
-        cuda_check(cudaEventSynchronize(end));
-        float ms = 0;
-        cuda_check(cudaEventElapsedTime(&ms, begin, end));
-        cuda_check(cudaEventDestroy(begin));
-        cuda_check(cudaEventDestroy(end));
-        return ms;
-    }
-
     cublasLtMatmulDesc_t operation_ = nullptr;
     cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, c_ = nullptr;
-    cublasLtMatmulHeuristicResult_t kernel_{};  // the fastest
-    bool exists_ = false;
+    std::optional<cublasLtMatmulHeuristicResult_t> kernel_;  // the fastest; none: cuBLAS has none for this size
 };
 
 }  // namespace

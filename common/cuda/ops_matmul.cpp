@@ -4,37 +4,19 @@
 // Which of cuBLAS's kernels is fastest depends on the shape. A large product's candidates are timed at its first use and the
 // winner is kept for the rest of the run. Small ones take cuBLAS's first proposal, so that two runs of a small model give
 // the same bits; ULTRASCALE_GEMM_TUNING=0 does that for all sizes.
-#include <cublasLt.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <map>
-#include <stdexcept>
 #include <tuple>
 #include <vector>
 
 #include "../ops.h"
 #include "../trace.h"
-#include "cuda_common.h"
+#include "cublas.h"
 
 namespace ultrascale::ops {
 
 namespace {
-
-void cublas_check(cublasStatus_t status, std::source_location at = std::source_location::current()) {
-    if (status == CUBLAS_STATUS_SUCCESS) return;
-    throw std::runtime_error(fmt::format("{}:{}: cuBLAS: {}", at.file_name(), at.line(), cublasLtGetStatusString(status)));
-}
-
-cublasLtHandle_t handle() {
-    static const cublasLtHandle_t handle = [] {
-        compute_stream();  // selects the device
-        cublasLtHandle_t h;
-        cublas_check(cublasLtCreate(&h));
-        return h;
-    }();
-    return handle;
-}
 
 cudaDataType_t cuda_type(DType dtype) {
     check(dtype == DType::fp32 || dtype == DType::bf16, "matmul: fp32 and bf16 only");
@@ -84,11 +66,7 @@ public:
         a_ = s.ta ? layout(s.in, s.K, s.M) : layout(s.in, s.M, s.K);
         d_ = layout(s.out, s.M, s.N);
 
-        cublasLtMatmulPreference_t preference;
-        cublas_check(cublasLtMatmulPreferenceCreate(&preference));
-        const size_t most_workspace = 32 << 20;
-        cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most_workspace,
-                                                          sizeof most_workspace));
+        const cublasLtMatmulPreference_t preference = cublas_preference();
         const auto align = [&](cublasLtMatmulPreferenceAttributes_t attribute, int alignment) {
             const uint32_t bytes = uint32_t(alignment);
             cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &bytes, sizeof bytes));
@@ -99,7 +77,7 @@ public:
         align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, s.alignment[3]);
         candidates_.resize(tuned(s) ? 24 : 1);
         int found = 0;
-        cublas_check(cublasLtMatmulAlgoGetHeuristic(handle(), operation_, b_, a_, d_, d_, preference, int(candidates_.size()),
+        cublas_check(cublasLtMatmulAlgoGetHeuristic(cublas_handle(), operation_, b_, a_, d_, d_, preference, int(candidates_.size()),
                                                     candidates_.data(), &found));
         cublas_check(cublasLtMatmulPreferenceDestroy(preference));
         check(found > 0, "matmul: cuBLAS has no kernel for this product");
@@ -110,32 +88,14 @@ public:
 
     // Puts the fastest candidate first. The result of the product is in d afterwards only if beta is 0.
     void tune(const void* a, const void* b, const void* c, void* d) {
-        cudaEvent_t begin, end;
-        cuda_check(cudaEventCreate(&begin));
-        cuda_check(cudaEventCreate(&end));
-        float best = 0;
-        size_t winner = 0;
-        for (size_t i = 0; i < candidates_.size(); ++i) {
-            run(candidates_[i], a, b, c, d);  // not counted: it loads the kernel
-            cuda_check(cudaEventRecord(begin, cuda_compute()));
-            for (int repeat = 0; repeat < 3; ++repeat) run(candidates_[i], a, b, c, d);
-            cuda_check(cudaEventRecord(end, cuda_compute()));
-            cuda_check(cudaEventSynchronize(end));
-            float ms = 0;
-            cuda_check(cudaEventElapsedTime(&ms, begin, end));
-            if (i == 0 || ms < best) best = ms, winner = i;
-        }
-        std::swap(candidates_[0], candidates_[winner]);
-        cuda_check(cudaEventDestroy(begin));
-        cuda_check(cudaEventDestroy(end));
+        std::swap(candidates_[0], candidates_[fastest_of(candidates_, [&](const auto& kernel) { run(kernel, a, b, c, d); })]);
     }
 
 private:
     void run(const cublasLtMatmulHeuristicResult_t& kernel, const void* a, const void* b, const void* c, void* d) const {
-        Tensor workspace;
-        if (kernel.workspaceSize > 0) workspace = Tensor::empty({int64_t(kernel.workspaceSize + 3) / 4}, DType::int32, Memory::workspace);
+        const Tensor workspace = cublas_workspace(kernel);
         const float one = 1;
-        cublas_check(cublasLtMatmul(handle(), operation_, &one, b, b_, a, a_, &beta_, c, d_, d, d_, &kernel.algo, workspace.data(),
+        cublas_check(cublasLtMatmul(cublas_handle(), operation_, &one, b, b_, a, a_, &beta_, c, d_, d, d_, &kernel.algo, workspace.data(),
                                     kernel.workspaceSize, cuda_compute()));
     }
 
