@@ -16,8 +16,7 @@
 #include <string_view>
 
 #include "simt.h"
-
-extern "C" const char __executable_start[] __attribute__((weak));  // the linker's
+#include "source.h"
 
 namespace simt {
 
@@ -32,7 +31,7 @@ struct Table {
     };
     bool known = false;
     std::vector<Array> arrays;
-    std::map<size_t, Function> function_at;  // by distance from where the executable begins
+    std::map<size_t, Function> function_at;  // by in_executable()
     std::set<Function> functions;
     size_t thread_index = 0;  // threadIdx's offset
 
@@ -117,7 +116,7 @@ const SharedArrays& shared_arrays(const void* kernel) {
     if (!is_new) return arrays;
     const Table& table = table_of_program();
     arrays.known = table.known;
-    const auto self = table.function_at.find(size_t(static_cast<const char*>(kernel) - __executable_start));
+    const auto self = table.function_at.find(in_executable(kernel));
     for (const Table::Array& array : table.arrays)
         if (self == table.function_at.end() || array.function == self->second || !table.functions.contains(array.function))
             arrays.all.push_back(array);

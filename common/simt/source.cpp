@@ -25,12 +25,12 @@ std::string next_line(FILE* pipe) {
     return text;
 }
 
-// Asks for all at once and adds the answers to `known`. The executable may lie anywhere: addr2line wants distances from where it begins.
+// Asks for all at once and adds the answers to `known`.
 // A return address is behind the call: one byte back is inside it.
 void look_up(Known& known, const std::vector<const void*>& addresses) {
     std::string command = fmt::format("addr2line -a -f -C -i -e /proc/{}/exe", getpid());
     for (const void* address : addresses)
-        command += fmt::format(" {:#x}", reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(__executable_start) - 1);
+        command += fmt::format(" {:#x}", in_executable(address) - 1);
     FILE* const pipe = popen((command + " 2>/dev/null").c_str(), "r");
     if (!pipe) return;
     // For each address: "0x12ab", then for each function its name and "file:line".
@@ -71,6 +71,8 @@ std::vector<std::vector<Frame>> source_frames(std::span<const void* const> addre
     for (const void* address : addresses) frames.push_back(known.at(address));
     return frames;
 }
+
+size_t in_executable(const void* address) { return size_t(static_cast<const char*>(address) - __executable_start); }
 
 std::string source_line(const void* code) {
     const std::vector<Frame> frames = source_frames({&code, 1}).front();

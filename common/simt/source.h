@@ -1,11 +1,15 @@
 // From an instruction's address to its place in the source, by the debugging information in the executable (addr2line).
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <vector>
 
 namespace simt {
+
+// Distance from where the executable begins, which is what its tables know; it may lie anywhere in memory.
+size_t in_executable(const void* address);
 
 // One of the functions that an instruction belongs to: where functions are inlined in one another it has several.
 struct Frame {
