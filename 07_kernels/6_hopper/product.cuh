@@ -93,9 +93,9 @@ __device__ void store_through_boxes(const CUtensorMap* C, int row, int column, E
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < box_columns / 8; j += 2) {
-            const auto &left = sum[part * box_columns / 8 + j], &right = sum[part * box_columns / 8 + j + 1];
-            stmatrix(tile_chunk<box_columns>(to, lane % 16, j + lane / 16), pack(left[0], left[1]), pack(left[2], left[3]),
-                     pack(right[0], right[1]), pack(right[2], right[3]));
+            uint32_t rounded[4];
+            as_a(rounded, sum[part * box_columns / 8 + j], sum[part * box_columns / 8 + j + 1]);
+            stmatrix(tile_chunk<box_columns>(to, lane % 16, j + lane / 16), rounded[0], rounded[1], rounded[2], rounded[3]);
         }
         fence_async_proxy();
         __syncwarp();
