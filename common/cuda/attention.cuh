@@ -100,9 +100,11 @@ void attention_backward_keys_mma(__nv_bfloat16* dk, __nv_bfloat16* dv, const Att
                                  const DeviceMask& mask);
 void attention_backward_queries_mma(__nv_bfloat16* dq, const AttentionBackwardInputs& in, const AttentionSizes& s, const DeviceMask& mask);
 
-// Hopper's forward kernel (attention_wgmma_forward.cu), for what the other one does; the addresses are multiples of 16.
+// Hopper's kernels (attention_wgmma_*.cu), for what the other ones do; the addresses are multiples of 16.
 bool attention_wgmma_supported(DType dtype, const AttentionSizes& s);
 void attention_forward_wgmma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
                              const DeviceMask& mask);
+void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
+                              const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask);
 
 }  // namespace ultrascale::ops

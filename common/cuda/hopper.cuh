@@ -160,6 +160,13 @@ __device__ void tma_store_wait_read() {
     SM90A("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
+// Adds integers to as many in memory, which other blocks may add to as well; a multiple of 16 bytes. Committed and waited for as stores
+// are.
+__device__ inline void bulk_add(int* to, const int* from, int bytes) {
+    SM90A("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes)
+          : "memory");
+}
+
 // ---- on the host -------------------------------------------------------------------------------------------------------
 
 struct TensorDimension {

@@ -258,6 +258,8 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
     const DeviceMask visible = device_mask(mask, n);
     OpSpan span("attention_backward", 10.0 * visible_pairs(mask, n) * double(n.q_row()), bytes_of(dq, dk, dv, dout, q, k, v, lse, delta));
     const bool aligned = aligned16({dq.data(), dk.data(), dv.data(), dout.data(), q.data(), k.data(), v.data()});
+    if (attention_wgmma_supported(q.dtype(), n) && aligned)
+        return attention_backward_wgmma(dq, dk, dv, dout, q, k, v, lse, delta, n, visible);
     if (attention_mma_supported(q.dtype(), n.D) && aligned) {
         using Half = __nv_bfloat16;
         const AttentionBackwardInputs in = {data<Half>(dout), data<Half>(q),    data<Half>(k),

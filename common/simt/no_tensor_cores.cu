@@ -18,6 +18,10 @@ void attention_forward_wgmma(const Tensor&, const Tensor&, const Tensor&, const 
                              const DeviceMask&) {
     check(false, "attention on tensor cores is not for the CPU");
 }
+void attention_backward_wgmma(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                              const Tensor&, const Tensor&, const AttentionSizes&, const DeviceMask&) {
+    check(false, "attention on tensor cores is not for the CPU");
+}
 void attention_backward_keys_mma(__nv_bfloat16*, __nv_bfloat16*, const AttentionBackwardInputs&, const AttentionSizes&, const DeviceMask&) {
     check(false, "attention on tensor cores is not for the CPU");
 }
