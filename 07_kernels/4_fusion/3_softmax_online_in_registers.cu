@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(1024) softmax(__nv_bfloat16* y, const __nv_bfl
     Pack<n> pack[kept];
 #pragma unroll
     for (int k = 0; k < kept; ++k)
-        if (const int i = at(k); i < packs) pack[k] = from[i];
+        if (const int i = at(k); i < packs) pack[k] = rows::load_once(&from[i]);
 
     float e[kept][n];
     rows::MaxSum own;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(1024) softmax(__nv_bfloat16* y, const __nv_bfl
         if (const int i = at(k); i < packs) {
 #pragma unroll
             for (int j = 0; j < n; ++j) pack[k].x[j] = __float2bfloat16_rn(e[k][j] * factor);
-            to[i] = pack[k];
+            rows::store_once(&to[i], pack[k]);
         }
     for (int i = at(kept); i < packs; i += int(blockDim.x)) {
         Pack<n> again = from[i];

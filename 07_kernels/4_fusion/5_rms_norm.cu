@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(1024)
     Pack<n> pack[kept];
 #pragma unroll
     for (int k = 0; k < kept; ++k)
-        if (const int i = at(k); i < packs) pack[k] = from[i];
+        if (const int i = at(k); i < packs) pack[k] = rows::load_once(&from[i]);
 
     float squares = 0;
 #pragma unroll
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(1024)
 
 #pragma unroll
     for (int k = 0; k < kept; ++k)
-        if (const int i = at(k); i < packs) to[i] = scaled(pack[k], inverse, weights[i]);
+        if (const int i = at(k); i < packs) rows::store_once(&to[i], scaled(pack[k], inverse, weights[i]));
     for (int i = at(kept); i < packs; i += int(blockDim.x)) to[i] = scaled(from[i], inverse, weights[i]);
 }
 

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(1024, 2) norm(__nv_bfloat16* s, __nv_bfloat16*
     Pack<n> pack[kept], other[kept];
 #pragma unroll
     for (int k = 0; k < kept; ++k)
-        if (const int i = at(k); i < packs) pack[k] = from[i], other[k] = others[i];
+        if (const int i = at(k); i < packs) pack[k] = rows::load_once(&from[i]), other[k] = rows::load_once(&others[i]);
 
     float squares = 0;
     const auto add = [&](Pack<n> a, Pack<n> b) {
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(1024, 2) norm(__nv_bfloat16* s, __nv_bfloat16*
     };
 #pragma unroll
     for (int k = 0; k < kept; ++k)
-        if (const int i = at(k); i < packs) sums[i] = pack[k] = add(pack[k], other[k]);
+        if (const int i = at(k); i < packs) rows::store_once(&sums[i], pack[k] = add(pack[k], other[k]));
     for (int i = at(kept); i < packs; i += int(blockDim.x)) sums[i] = add(from[i], others[i]);
 
     const float inverse = rsqrtf(rows::block_sum(squares) / float(columns) + rms_norm_epsilon);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(1024, 2) norm(__nv_bfloat16* s, __nv_bfloat16*
         const Pack<n> w = weights[i];
 #pragma unroll
         for (int j = 0; j < n; ++j) p.x[j] = __float2bfloat16_rn(__bfloat162float(p.x[j]) * inverse * __bfloat162float(w.x[j]));
-        to[i] = p;
+        rows::store_once(&to[i], p);
     };
 #pragma unroll
     for (int k = 0; k < kept; ++k)

@@ -21,6 +21,24 @@ struct alignas(n * sizeof(__nv_bfloat16)) Pack {
     __nv_bfloat16 x[n];
 };
 
+// A load and a store of what nobody reads again soon: L2 need not keep it, and so has room for what is still under way.
+template <int n>
+__device__ Pack<n> load_once(const Pack<n>* from) {
+    if constexpr (n == 8) {
+        const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
+        return *reinterpret_cast<const Pack<n>*>(&bits);
+    } else {
+        return *from;
+    }
+}
+template <int n>
+__device__ void store_once(Pack<n>* to, Pack<n> pack) {
+    if constexpr (n == 8)
+        __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&pack));
+    else
+        *to = pack;
+}
+
 __device__ inline float warp_sum(float x) {
     for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;

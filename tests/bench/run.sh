@@ -25,6 +25,7 @@ echo "== operations"
 "$build/kernel_bench"
 "$build/attention_bench"
 if [ "$backend" = cuda ]; then
+    if "$python" -c 'import torch' 2>/dev/null; then "$python" tests/peers/torch_attention.py; fi
     echo "== 07_kernels, and PyTorch on the same problems"
     "$build/07_kernels"
     if "$python" -c 'import torch' 2>/dev/null; then "$python" tests/peers/torch_kernels.py; fi
