@@ -24,13 +24,14 @@ inline CUtensorMap head_map(const Tensor& x, int rows) {
 // The descriptor of what lies so many elements further on: one addition, where computing it anew would be four instructions.
 __device__ inline uint64_t further(uint64_t descriptor, int elements) { return descriptor + uint64_t(elements / 8); }
 
-// A warpgroup's 64 rows, times a factor for this thread's row g and one for row g + 8 (mma.cuh), as bf16 to a tile (parts, 64, 64).
-template <int D>
-__device__ void store_fragments(Element* tile, const float (&rows)[D / 8][4], float low, float high) {
-    const int row = int(threadIdx.x) % 128 / 32 * 16 + int(threadIdx.x) % 16, chunk = int(threadIdx.x) % 32 / 16;
+// A warp's 16 rows, times a factor for this thread's row g and one for row g + 8 (mma.cuh), as bf16 to rows first_row .. first_row + 15 of a
+// tile (parts, rows, 64).
+template <int D, int tile_rows>
+__device__ void store_fragments(Element* tile, int first_row, const float (&rows)[D / 8][4], float low, float high) {
+    const int row = first_row + int(threadIdx.x) % 16, chunk = int(threadIdx.x) % 32 / 16;
 #pragma unroll
     for (int j = 0; j < D / 8; j += 2)
-        stmatrix(tile_chunk<64>(tile + j / 8 * 64 * 64, row, j % 8 + chunk), pack(rows[j][0] * low, rows[j][1] * low),
+        stmatrix(tile_chunk<64>(tile + j / 8 * tile_rows * 64, row, j % 8 + chunk), pack(rows[j][0] * low, rows[j][1] * low),
                  pack(rows[j][2] * high, rows[j][3] * high), pack(rows[j + 1][0] * low, rows[j + 1][1] * low),
                  pack(rows[j + 1][2] * high, rows[j + 1][3] * high));
 }

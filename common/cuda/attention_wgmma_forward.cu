@@ -219,7 +219,7 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
             if (t == 0 && row + 8 * r < s.Tq) lse[(tile.b * s.H + tile.h) * s.Tq + row + 8 * r] = softmax.log_sum(r);
         }
         sync_some<128>(first_group + consumer);  // all four warps' products have read Q
-        store_fragments<D>(q, out, inverse[0], inverse[1]);
+        store_fragments<D, 64>(q, 16 * warp, out, inverse[0], inverse[1]);
         fence_async_proxy();
         sync_some<128>(first_group + consumer);
         if (leader) {

@@ -1,6 +1,7 @@
-// dQ = scale dS K is a sum over all keys, and in attention_wgmma_backward.cu each tile of keys adds its part in memory, whenever it comes
-// to it. So that every run has the same bits, what is added are integers: in fixed point, with a factor for each query that no sum
-// overflows.
+// What goes before attention_wgmma_backward.cu, a row of numbers for each query, and what comes after it: dQ.
+//
+// dQ = scale dS K is a sum over all keys, and each tile of keys adds its part in memory, whenever it comes to it. So that every run has the
+// same bits, what is added are integers: in fixed point, with a factor for each query that no sum overflows.
 //
 //     |dS_ij| = P_ij |dP_ij - delta_i| <= P_ij (|dO_i| |V_j| + |delta_i|),   and the P_ij of a row add up to 1 at most, so all partial sums
 //     |sum of dS_ij K_jd| <= (|dO_i| max |V_j| + |delta_i|) max |K_j|  =: bound_i      (lengths of rows; maxima over the keys of a head)
@@ -19,17 +20,28 @@ namespace ultrascale::ops {
 // each lane's four (mma.cuh says whose they are).
 constexpr int dq_tile = 64 * 64, dq_of_warp = dq_tile / 4;
 
-struct DqSums {
-    int* sums;             // (B, H, tiles of 64 queries, D / 64, 64 * 64)
-    const float* factors;  // (B, H, Tq)
-    int tiles;             // of 64 queries, a multiple of two
-    __device__ int* tile(int64_t head, int query, int part, int parts) const {
-        return sums + ((head * tiles + query / 64) * parts + part) * dq_tile;
-    }
-};
+constexpr int backward_queries(int D) { return D == 64 ? 128 : 64; }  // of a tile
 
-// attention_wgmma_sums.cu: the factors, and dQ, times scale, from the sums.
-Tensor dq_factors(const Tensor& dout, const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionSizes& s);
-void dq_result(const Tensor& dq, const DqSums& sums, const AttentionSizes& s);
+// Of a tile of queries, what the backward kernel needs beside Q and dO; TMA brings it with them. log2_sum and delta are where row_place says.
+template <int D>
+struct alignas(16) BackwardRows {
+    static constexpr int queries = backward_queries(D);
+    float log2_sum[queries], delta[queries], factor[queries];
+    int begin[queries];          // of the documents, as keys
+    int highest_begin, key_end;  // where the keys that the first query sees end; behind it one more for each query, if causal, up to Tk
+    int filled_up[2];
+};
+// S^T has queries as columns, of which a thread holds 8 j + 2 t and the next one (mma.cuh, t = lane % 4). Those of two neighbouring j lie side
+// by side here: four numbers in one access, at 16 (j / 2) + 4 t.
+__host__ __device__ constexpr int row_place(int column) { return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2; }
+
+// attention_wgmma_sums.cu. The rows (B, H, tiles) as bytes, and the sums, int32 (B, H, tiles of queries, D / 64, 64, 64), at zero.
+struct BackwardSums {
+    Tensor rows, sums;
+};
+BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
+                           const AttentionSizes& s, const DeviceMask& mask);
+// dQ, times scale.
+void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s);
 
 }  // namespace ultrascale::ops

@@ -141,6 +141,13 @@ __device__ inline void tma_load_multicast(void* to, const CUtensorMap* map, Barr
         : "memory");
 }
 
+// Bytes that lie together, both addresses and the number multiples of 16.
+__device__ inline void bulk_load(void* to, const void* from, Barrier* barrier, int bytes) {
+    SM90A("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from),
+          "r"(bytes), "r"(shared_address(barrier))
+          : "memory");
+}
+
 // Stores are committed and waited for by the thread that began them. Before: each thread that wrote the tile calls fence_async_proxy(),
 // then they meet at a barrier; for TMA and wgmma see shared memory by another way than loads and stores do ("async proxy").
 __device__ inline void fence_async_proxy() { SM90A("fence.proxy.async.shared::cta;" ::: "memory"); }
