@@ -185,51 +185,46 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             }
             tiles.advance();
         };
-        if (tiles.count > 0) {
-            bool later = false;  // than the first step
-            for (int left = tiles.count; left > 0; --left, later = true, place.advance()) {
-                const int stage = place.stage(), before = place.stage_before();
-                const BackwardRows<D>& rows = shared.rows[stage];
-                barrier_wait(&shared.full[stage], place.parity());
-                const int highest_begin = rows.highest_begin, key_end = rows.key_end;
-                load_rows(of_rows, rows.log2_sum);
-                wgmma_fence();
-                begin_product(k, shared.q[stage]);
-                if (later) {
-                    wgmma_fence();
-                    begin_dv(shared.dout[before]);
-                    begin_dk(shared.q[before]);
-                    wgmma_wait<2>(p);
-                } else {
-                    wgmma_wait<0>(p);
-                }
-                to_probabilities(rows, highest_begin, key_end);
-                // This wait is a branch, across which the compiler does not move the exponentials: else they came after dV.
-                if (later) barrier_wait(&shared.ds_ready, place.step_parity() ^ 1);
-                wgmma_wait<1>(dv_sum);
-                hold(p_a);
-                keep_probabilities();
-                load_rows(of_rows, rows.delta);
-                load_factors();
-                wgmma_fence();
-                begin_product(v, shared.dout[stage]);
-                if (later) {
-                    wgmma_fence();
-                    begin_dq();
-                    wgmma_wait<1>(p);  // and for the dK before it
-                } else {
-                    wgmma_wait<0>(p);
-                }
-                to_ds();
-                wgmma_wait<0>(part);
-                if (later) store_dq();
-                store_ds();
-                fence_async_proxy();
-                sync_some<128>(1 + consumer);  // dK reads this consumer's dS without looking at ds_ready
-                arrive(shared.ds_ready);
-                if (later) send_dq();
+        const auto make_step = [&]<bool later>() {  // than the first one, which has none before it
+            const int stage = place.stage(), before = place.stage_before();
+            const BackwardRows<D>& rows = shared.rows[stage];
+            barrier_wait(&shared.full[stage], place.parity());
+            const int highest_begin = rows.highest_begin, key_end = rows.key_end;
+            load_rows(of_rows, rows.log2_sum);
+            wgmma_fence();
+            begin_product(k, shared.q[stage]);
+            if constexpr (later) {
+                begin_dv(shared.dout[before]);
+                begin_dk(shared.q[before]);
             }
-
+            wgmma_wait<later ? 2 : 0>(p);
+            to_probabilities(rows, highest_begin, key_end);
+            // This wait is a branch, across which the compiler does not move the exponentials: else they came after dV.
+            if constexpr (later) barrier_wait(&shared.ds_ready, place.step_parity() ^ 1);
+            wgmma_wait<1>(dv_sum);
+            hold(p_a);
+            keep_probabilities();
+            load_rows(of_rows, rows.delta);
+            if constexpr (later) load_factors();
+            wgmma_fence();
+            begin_product(v, shared.dout[stage]);
+            if constexpr (later) begin_dq();
+            wgmma_wait<later ? 1 : 0>(p);  // and for the dK before it
+            to_ds();
+            if constexpr (later) {
+                wgmma_wait<0>(part);
+                store_dq();
+            }
+            store_ds();
+            fence_async_proxy();
+            sync_some<128>(1 + consumer);  // dK reads this consumer's dS without looking at ds_ready
+            arrive(shared.ds_ready);
+            if constexpr (later) send_dq();
+            place.advance();
+        };
+        if (tiles.count > 0) {
+            make_step.template operator()<false>();
+            for (int left = tiles.count - 1; left > 0; --left) make_step.template operator()<true>();
             wgmma_fence();
             begin_dv(shared.dout[place.stage_before()]);
             begin_dk(shared.q[place.stage_before()]);

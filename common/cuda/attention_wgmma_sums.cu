@@ -7,44 +7,44 @@ namespace {
 
 constexpr int threads = 256;
 
-// The lengths of `count` rows of x, `step` rows apart, each from D / 8 neighbouring threads that read it; all have it. Rows from `end` on are
-// none. Never too short: squares below 2^-149 become zero, for which there is `tiny`.
+// The length of a row of D, of which a thread has 8 numbers and D / 8 neighbouring threads have all: each gets it. Never too short: squares
+// below 2^-149 become zero, for which there is `tiny`.
 constexpr float tiny = 1e-20f;
-template <int D, int count>
-__device__ void row_lengths(float (&length)[count], const Element* x, int64_t row_elements, int64_t first, int step, int64_t end) {
-    constexpr int lanes = D / 8;
-    Pack<Element, 8> pack[count] = {};
+template <int D>
+__device__ float row_length(const Pack<Element, 8>& pack) {
+    float sum = 0;
 #pragma unroll
-    for (int i = 0; i < count; ++i)
-        if (const int64_t row = first + i * step; row < end) pack[i] = load<8>(x + row * row_elements + int(threadIdx.x) % lanes * 8);
+    for (int j = 0; j < 8; ++j) sum += to_float(pack.x[j]) * to_float(pack.x[j]);
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
-        float sum = 0;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sum += to_float(pack[i].x[j]) * to_float(pack[i].x[j]);
-#pragma unroll
-        for (int lane = lanes / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
-        length[i] = sqrtf(sum) + tiny;
-    }
+    for (int lane = D / 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
+    return sqrtf(sum) + tiny;
 }
 
 // The longest rows of k and v (B, T, heads, D): each head's to longest (2, B, heads), as the float's bits, which are ordered as the numbers
-// are, and a NaN's are above them. A block has rows<D> rows of one head.
-constexpr int at_once = 4;
-template <int D>
-constexpr int rows = threads / (D / 8) * at_once;
+// are, and a NaN's are above them. A block has `tokens` of one sequence and all their heads, which lie together in memory.
+constexpr int tokens = 16, at_once = 4;
 template <int D>
 __global__ void __launch_bounds__(threads) longest_rows(int* longest, const Element* k, const Element* v, int64_t T, int heads) {
-    constexpr int lanes = D / 8;
-    const int64_t blocks = (T + rows<D> - 1) / rows<D>, head = blockIdx.x / blocks, first = blockIdx.x % blocks * rows<D>;
-    float length[at_once];
-    row_lengths<D>(length, (blockIdx.y == 0 ? k : v) + (head / heads * T * heads + head % heads) * D, heads * D,
-                   first + int(threadIdx.x) / lanes, threads / lanes, T);
-    int highest = 0;
+    constexpr int lanes = D / 8, groups = threads / lanes;
+    DYNAMIC_SHARED(int, of_head);
+    const int64_t blocks = (T + tokens - 1) / tokens, b = blockIdx.x / blocks, first = blockIdx.x % blocks * tokens;
+    const Element* const x = (blockIdx.y == 0 ? k : v) + (b * T + first) * heads * D + int(threadIdx.x) % lanes * 8;
+    const int rows = int(min(T - first, int64_t(tokens))) * heads, group = int(threadIdx.x) / lanes;
+    for (int h = int(threadIdx.x); h < heads; h += threads) of_head[h] = 0;
+    __syncthreads();
+    for (int i = 0; i < rows; i += groups * at_once) {
+        Pack<Element, 8> pack[at_once] = {};
 #pragma unroll
-    for (const float x : length) highest = max(highest, __float_as_int(x) & INT_MAX);
-    highest = __reduce_max_sync(0xffffffffu, highest);
-    if (threadIdx.x % 32 == 0) atomicMax(&longest[blockIdx.y * (gridDim.x / blocks) + head], highest);
+        for (int u = 0; u < at_once; ++u)
+            if (const int row = i + u * groups + group; row < rows) pack[u] = load<8>(x + int64_t(row) * D);
+#pragma unroll
+        for (int u = 0; u < at_once; ++u) {
+            const int bits = __float_as_int(row_length<D>(pack[u])) & INT_MAX;
+            if (int(threadIdx.x) % lanes == 0) atomicMax(&of_head[(i + u * groups + group) % heads], bits);  // of no row: tiny
+        }
+    }
+    __syncthreads();
+    for (int h = int(threadIdx.x); h < heads; h += threads) atomicMax(&longest[(blockIdx.y * (gridDim.x / blocks) + b) * heads + h], of_head[h]);
 }
 
 // A tile of queries a block.
@@ -52,18 +52,23 @@ template <int D>
 __global__ void __launch_bounds__(threads) fill_rows(BackwardRows<D>* tiles, int4* sums, const Element* dout, const float* lse,
                                                      const float* delta, const int* longest, AttentionSizes s, DeviceMask mask) {
     constexpr int queries = backward_queries(D), lanes = D / 8;
-    static_assert(rows<D> == queries);
     __shared__ float length[queries];
     __shared__ int highest_begin;
     const int64_t tiles_of_head = (s.Tq + queries - 1) / queries, head = blockIdx.x / tiles_of_head, b = head / s.H, h = head % s.H;
     const int first = int(blockIdx.x % tiles_of_head) * queries, thread = int(threadIdx.x);
     if (thread == 0) highest_begin = 0;
-    float own[at_once];
-    row_lengths<D>(own, dout + (b * s.Tq * s.H + h) * D, s.q_row(), first + thread / lanes, threads / lanes, s.Tq);
-    if (thread % lanes == 0)
+    const Element* const x = dout + ((b * s.Tq + first) * s.H + h) * D + thread % lanes * 8;
+    constexpr int groups = threads / lanes;
+    Pack<Element, 8> pack[queries / groups] = {};
 #pragma unroll
-        for (int i = 0; i < at_once; ++i) length[thread / lanes + i * (threads / lanes)] = own[i];
+    for (int i = 0; i < queries / groups; ++i)
+        if (const int row = i * groups + thread / lanes; first + row < s.Tq) pack[i] = load<8>(x + row * s.q_row());
     for (int i = thread; i < queries * D / 4; i += threads) sums[blockIdx.x * int64_t(queries * D / 4) + i] = {};
+#pragma unroll
+    for (int i = 0; i < queries / groups; ++i) {
+        const float found = row_length<D>(pack[i]);
+        if (thread % lanes == 0) length[i * groups + thread / lanes] = found;
+    }
     __syncthreads();
     BackwardRows<D>& tile = tiles[blockIdx.x];
     if (thread < queries) {
@@ -121,7 +126,7 @@ BackwardSums begin_sums(const Tensor& dout, const Tensor& k, const Tensor& v, co
     constexpr int queries = backward_queries(D);
     const int64_t tiles = s.B * s.H * ceil_div(s.Tq, queries);
     const Tensor longest = Tensor::zeros({2, s.B, s.K}, DType::int32, Memory::workspace);
-    LAUNCH(longest_rows<D>, dim3(unsigned(ceil_div(s.Tk, rows<D>) * s.B * s.K), 2), threads, 0)
+    LAUNCH(longest_rows<D>, dim3(unsigned(ceil_div(s.Tk, tokens) * s.B), 2), threads, size_t(s.K) * sizeof(int))
     (data<int>(longest), data<Element>(k), data<Element>(v), s.Tk, int(s.K));
     const BackwardSums out = {Tensor::empty({tiles, int64_t(sizeof(BackwardRows<D>) / 4)}, DType::int32, Memory::workspace),
                               Tensor::empty({tiles, queries, D}, DType::int32, Memory::workspace)};
