@@ -55,3 +55,7 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 #define LAUNCH(kernel, grid, block, shared_bytes)                                                            \
     ::ultrascale::kernels::note_launch(reinterpret_cast<const void*>(kernel), #kernel, block, shared_bytes), \
         ::ultrascale::Launch(kernel, grid, block, shared_bytes)
+#undef LAUNCH_EARLY
+#define LAUNCH_EARLY(kernel, grid, block, shared_bytes)                                                      \
+    ::ultrascale::kernels::note_launch(reinterpret_cast<const void*>(kernel), #kernel, block, shared_bytes), \
+        ::ultrascale::Launch(kernel, grid, block, shared_bytes, ::ultrascale::programmatic_launch())

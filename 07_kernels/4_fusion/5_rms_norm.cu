@@ -8,6 +8,10 @@
 //
 // Two packs of 8 elements a thread, loaded at once; of longer rows than 16384 the rest is read twice. __restrict__ promises that y is not
 // the weight, so that the loads of the weight need not wait for the stores before them.
+//
+// Two last per cents: x and y pass by L2 (load_once, store_once), which has room then for what is under way; and the next kernel's blocks
+// take the places of this one's as they become free, instead of when the last one has ended (LAUNCH_EARLY). They wait there until they may
+// read.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {
@@ -39,6 +43,8 @@ __global__ void __launch_bounds__(1024)
     Pack<n>* to = reinterpret_cast<Pack<n>*>(y + blockIdx.x * columns);
     const auto at = [](int k) { return int(threadIdx.x + k * blockDim.x); };  // of this thread's k-th pack
     const int packs = int(columns / n);
+    let_next_kernel_start();
+    wait_for_kernel_before();
     Pack<n> pack[kept];
 #pragma unroll
     for (int k = 0; k < kept; ++k)
@@ -66,7 +72,7 @@ const Registered here{"rms norm", "fused, the row in registers: 4 (and the weigh
 void rms_norm(const Tensor& y, const Tensor& x, const Tensor& weight) {
     const int64_t columns = x.cols(), n = columns % 8 == 0 ? 8 : 1;
     const auto norm_of_rows = n == 8 ? norm<8> : norm<1>;
-    LAUNCH(norm_of_rows, unsigned(x.rows()), rows::threads_for(columns / n, kept), 0)
+    LAUNCH_EARLY(norm_of_rows, unsigned(x.rows()), rows::threads_for(columns / n, kept), 0)
     (rows::data(y), rows::data(x), rows::data(weight), columns);
 }
 

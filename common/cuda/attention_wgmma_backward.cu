@@ -26,27 +26,6 @@ namespace ultrascale::ops {
 
 namespace {
 
-// x y rounded to an integer, times `x` up to 2^22: in the float with this added, units are the last bit. Conversions are slow: the special
-// function unit makes them. What is too large sets bits from 2^23 on in `too_large`.
-constexpr float round_shift = 12582912;  // 1.5 2^23
-constexpr int round_shift_bits = 0x4b400000;
-__device__ inline int quick_round(float x, float y, int& too_large) {
-    const int bits = __float_as_int(fmaf(x, y, round_shift));
-    too_large |= bits ^ round_shift_bits;
-    return bits - round_shift_bits;
-}
-
-// A step's place in the rings: it counts to twice the stages, and so tells all parities too.
-template <int stages>
-struct StepPlace {
-    int n = 0;
-    __device__ int stage() const { return n < stages ? n : n - stages; }
-    __device__ int stage_before() const { return stage() == 0 ? stages - 1 : stage() - 1; }
-    __device__ uint32_t parity() const { return n < stages ? 0 : 1; }
-    __device__ uint32_t step_parity() const { return uint32_t(n) % 2; }  // of a ring of one; the step before has the other one
-    __device__ void advance() { n = n + 1 == 2 * stages ? 0 : n + 1; }
-};
-
 // One warpgroup, number `consumer`: keys 64 consumer .. 64 consumer + 63 of each tile.
 template <int D>
 __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorMap* dk, const CUtensorMap* dv, int* sums,
@@ -61,8 +40,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
     RingPlace<1> kv_place;
     StepPlace<Shape::stages> place;
     const auto first_lane = [] { return thread_here() % 32 == 0; };
-    const auto arrive = [&](Barrier& barrier) { first_lane() ? barrier_arrive(&barrier) : void(); };      // for the warp
-    const auto outgoing = [&] { return shared.outgoing[4 * consumer + int(thread_here()) / 32]; };  // of the warp
+    const auto arrive = [&](Barrier& barrier) { first_lane() ? barrier_arrive(&barrier) : void(); };  // for the warp
+    const auto outgoing = [&] { return shared.outgoing[4 * consumer + int(thread_here()) / 32]; };    // of the warp
     for (;; kv_place.advance()) {
         barrier_wait(&shared.kv_full, kv_place.parity);
         const int index = shared.tile;
@@ -73,7 +52,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
 
         float p[queries / 8][4], part[8][4];  // p: S, then dP, then dS; part: of dQ
         float dk_sum[D / 8][4] = {}, dv_sum[D / 8][4] = {};
-        uint32_t p_a[queries / 16][4] = {};  // P
+        uint32_t p_a[queries / 16][4] = {};                                   // P
         const auto begin_product = [&](const Element* a, const Element* b) {  // p = A B^T, over D
             const uint64_t a0 = k_major(a, 0), b0 = k_major(b, 0);
 #pragma unroll
@@ -102,8 +81,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
                                             further(b0, kk / 4 * 64 * D + kk % 4 * 16 * 64), kk > 0);
             wgmma_commit();
         };
-        // Of a tile's rows, log2_sum or delta, those of this thread's columns. It asks for them before it asks for products: behind these, whose
-        // operands are in shared memory too, it would wait until they are done.
+        // Of a tile's rows, log2_sum or delta, those of this thread's columns. It asks for them before it asks for products: behind these,
+        // whose operands are in shared memory too, it would wait until they are done.
         const auto load_rows = [&](float(&to)[queries / 16][4], const float(&from)[queries]) {
             const float* const first = from + 4 * (thread_here() % 4);
 #pragma unroll

@@ -18,10 +18,10 @@ struct BackwardShape {
 template <int D>
 struct BackwardShared {
     using Shape = BackwardShape<D>;
-    Element k[Shape::consumers][64 * D], v[Shape::consumers][64 * D];                          // (parts, 64, 64)
-    Element q[Shape::stages][Shape::queries * D], dout[Shape::stages][Shape::queries * D];    // (parts, queries, 64)
-    Element ds[Shape::consumers][64 * Shape::queries];                                        // (queries / 64, 64 keys, 64)
-    int outgoing[4 * Shape::consumers][dq_of_warp];                                           // each warp's part of dQ; at the end dK, dV
+    Element k[Shape::consumers][64 * D], v[Shape::consumers][64 * D];                       // (parts, 64, 64)
+    Element q[Shape::stages][Shape::queries * D], dout[Shape::stages][Shape::queries * D];  // (parts, queries, 64)
+    Element ds[Shape::consumers][64 * Shape::queries];                                      // (queries / 64, 64 keys, 64)
+    int outgoing[4 * Shape::consumers][dq_of_warp];                                         // each warp's part of dQ; at the end dK, dV
     BackwardRows<D> rows[Shape::stages];
     Barrier full[Shape::stages], empty[Shape::stages], kv_full, kv_empty, ds_ready, ds_free;
     int tile;  // which one has its K and V there; past the last one: there are no more
@@ -34,6 +34,27 @@ __device__ inline unsigned thread_here() {
     SM90A("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread % 128;
 }
+
+// x y, if it is below 2^22, rounded to an integer: in the float with round_shift added, units are the last bit. Conversions are slow, as
+// the special function unit makes them. What is larger sets bits from 2^23 on in `too_large`.
+constexpr float round_shift = 12582912;  // 1.5 2^23
+constexpr int round_shift_bits = 0x4b400000;
+__device__ inline int quick_round(float x, float y, int& too_large) {
+    const int bits = __float_as_int(fmaf(x, y, round_shift));
+    too_large |= bits ^ round_shift_bits;
+    return bits - round_shift_bits;
+}
+
+// A step's place in the rings: it counts to twice the stages, and so tells all parities too.
+template <int stages>
+struct StepPlace {
+    int n = 0;
+    __device__ int stage() const { return n < stages ? n : n - stages; }
+    __device__ int stage_before() const { return stage() == 0 ? stages - 1 : stage() - 1; }
+    __device__ uint32_t parity() const { return n < stages ? 0 : 1; }
+    __device__ uint32_t step_parity() const { return uint32_t(n) % 2; }  // of a ring of one; the step before has the other one
+    __device__ void advance() { n = n + 1 == 2 * stages ? 0 : n + 1; }
+};
 
 // The tiles of queries that see any of the keys from `first` on: those of the first head of the group, then of the second, ...
 template <int queries>
@@ -50,7 +71,9 @@ struct QueryTiles {
     __device__ void advance() {
         if (++number == of_head) number = begin, ++head;
     }
-    __device__ int index(int b, int heads) const { return (b * heads + head) * of_head + number; }  // among those of all sequences and heads
+    __device__ int index(int b, int heads) const {
+        return (b * heads + head) * of_head + number;
+    }  // among those of all sequences and heads
 };
 
 // One thread: it asks for what the consumers need, in the order in which they need it.

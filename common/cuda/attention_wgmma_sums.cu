@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(threads) longest_rows(int* longest, const Elem
         }
     }
     __syncthreads();
-    for (int h = int(threadIdx.x); h < heads; h += threads) atomicMax(&longest[(blockIdx.y * (gridDim.x / blocks) + b) * heads + h], of_head[h]);
+    for (int h = int(threadIdx.x); h < heads; h += threads)
+        atomicMax(&longest[(blockIdx.y * (gridDim.x / blocks) + b) * heads + h], of_head[h]);
 }
 
 // A tile of queries a block.

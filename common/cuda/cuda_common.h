@@ -35,7 +35,7 @@ int64_t shared_memory_per_block();  // bytes that a block may ask for: 227 KiB o
 // goes in parentheses. (Without a GPU simt.h runs them.)
 #define LAUNCH(kernel, grid, block, shared_bytes) ::ultrascale::Launch(kernel, grid, block, shared_bytes)
 // The same for a kernel whose blocks may start while the kernel before it ends (programmatic dependent launch; Hopper and later). It must
-// call wait_for_kernel_before() (ops_common.cuh) in every block.
+// call wait_for_kernel_before() in every block.
 #define LAUNCH_EARLY(kernel, grid, block, shared_bytes) ::ultrascale::Launch(kernel, grid, block, shared_bytes, programmatic_launch())
 
 template <class... Parameters>
@@ -61,6 +61,19 @@ private:
     size_t shared_bytes_;
     bool early_;
 };
+
+// The two halves of LAUNCH_EARLY: the kernel before says when the next one may take what is left of the multiprocessors; the next one
+// waits, before it reads anything of the kernel before, until all of that has been written. No effect before Hopper.
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 #endif
 
 }  // namespace ultrascale

@@ -97,19 +97,6 @@ __device__ void load_async(T* shared, const T* from) {
         store(shared, load<n>(from));
 }
 
-// The two halves of LAUNCH_EARLY: the kernel before says when the next one may take what is left of the multiprocessors; the next one
-// waits, before it reads anything of the kernel before, until all of that has been written. No effect before Hopper.
-__device__ inline void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 // Whether rows of `columns` elements of T that begin at these addresses can be read 16 bytes at a time.
 template <class T>
 bool packs_fit(int64_t columns, std::initializer_list<const void*> addresses) {
