@@ -11,7 +11,8 @@
 namespace ultrascale {
 
 // One call's seconds, of each of `compared`: the median over batches of calls that follow each other without waiting for the device, as in
-// training. Those who are compared take turns, batch by batch: the longer a GPU computes, the hotter and slower it gets, so for all alike.
+// training. Those who are compared take turns: the longer a GPU computes, the hotter and slower it gets, so for all alike. A turn is two
+// batches, of which the second one counts: the first one finds the clock that the other's power has left, and leaves its own.
 inline std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared) {
     constexpr int rounds = 7;
     constexpr double batch_seconds = 0.03;
@@ -30,7 +31,10 @@ inline std::vector<double> median_seconds(const std::vector<std::function<void()
     }
     for (int round = 0; round < rounds; ++round)
         for (size_t i = 0; i < compared.size(); ++i)
-            if (calls[i] > 1 || round < 3) seconds[i].push_back(batch(compared[i], calls[i]));  // of what is slow three are enough
+            if (calls[i] > 1 || round < 3) {  // of what is slow three are enough
+                if (compared.size() > 1) batch(compared[i], calls[i]);
+                seconds[i].push_back(batch(compared[i], calls[i]));
+            }
     std::vector<double> medians;
     for (std::vector<double>& s : seconds) {
         std::ranges::nth_element(s, s.begin() + std::ptrdiff_t(s.size() / 2));
