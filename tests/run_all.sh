@@ -28,8 +28,8 @@ for ranks in 1 2 3 4 8; do  # on GPUs: more ranks than GPUs communicate through 
     suite "communication, $ranks ranks" $mpirun -n $ranks build/$backend/comm_test
 done
 # On a GPU most of a chapter's short run is starting up: several at a time, each of up to eight ranks.
-shards=$(($(nproc) / 2))
-suite "chapters" tests/in_shards.sh $([ "$backend" = cuda ] && echo $((shards < 4 ? 4 : shards)) || echo 1) build/$backend/chapter_test
+at_once=$(($(nproc) / 2))
+suite "chapters" tests/in_parallel.sh $([ "$backend" = cuda ] && echo $((at_once < 4 ? 4 : at_once)) || echo 1) build/$backend/chapter_test
 if [ "$backend" = cpu ]; then
     suite "CUDA kernels, executed on the CPU" build/simt/simt_test
     if [ -x build/cpu-openmpi/comm_test ]; then
