@@ -5,7 +5,6 @@
 set -u
 count=$1
 shift
-if [ "$count" -eq 1 ]; then exec "$@"; fi
 logs=$(mktemp -d)
 set -m  # the processes are a group, which can be ended as one
 finish() {

@@ -23,7 +23,6 @@
 #include "attention_wgmma_backward.cuh"
 
 namespace ultrascale::ops {
-
 namespace {
 
 // One warpgroup, number `consumer`: keys 64 consumer .. 64 consumer + 63 of each tile.
@@ -219,6 +218,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             __syncwarp();
             send_dq();
         } else {
+            __syncwarp();  // all lanes have read the tile's number
             arrive(shared.kv_empty);
         }
 
@@ -236,11 +236,11 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
                 tma_store_commit();
             }
         };
+        Element* const behind = D == 128 ? rows : rows + 16 * D;
         make_room();
         store_fragments<D, 16>(rows, 0, dv_sum, 1, 1);
         send(dv, rows);
-        if (D == 128) make_room();
-        Element* const behind = D == 128 ? rows : rows + 16 * D;
+        if (behind == rows) make_room();
         store_fragments<D, 16>(behind, 0, dk_sum, s.scale(), s.scale());
         send(dk, behind);
     }
