@@ -332,8 +332,11 @@ TEST(OpsAttention, BlocksAddUpToTheWhole) {
 // However many threads the CPU adds up with, in one pass or two; in whatever order a GPU's blocks come to add their parts.
 TEST(OpsAttention, BackwardHasTheSameBitsInEveryRun) {
     const int threads = omp_get_max_threads();
-    for (const auto& [dtype, c] : {std::pair(DType::fp32, Case{1, 300, 300, 4, 2, 16}), std::pair(DType::bf16, Case{2, 600, 600, 4, 2, 64}),
-                                   std::pair(DType::bf16, Case{1, 600, 600, 4, 2, 128})}) {
+    std::vector<std::pair<DType, Case>> some = {{DType::fp32, {1, 300, 300, 4, 2, 16}}};
+#ifndef ULTRASCALE_SIMT  // many tiles; the executor takes a minute for them
+    some.insert(some.end(), {{DType::bf16, {2, 600, 600, 4, 2, 64}}, {DType::bf16, {1, 600, 600, 4, 2, 128}}});
+#endif
+    for (const auto& [dtype, c] : some) {
         SCOPED_TRACE(name(c, dtype));
         std::vector<Doubles> results;
         for (int count : {1, 2, 7}) {
