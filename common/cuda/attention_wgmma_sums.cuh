@@ -36,7 +36,8 @@ struct alignas(16) BackwardRows {
 // side by side here: four numbers in one access, at 16 (j / 2) + 4 t.
 __host__ __device__ constexpr int row_place(int column) { return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2; }
 
-// attention_wgmma_sums.cu. The rows (B, H, tiles) as bytes, and the sums, int32 (B, H, tiles of queries, D / 64, 64, 64), at zero.
+// attention_wgmma_sums.cu. For each tile of queries (B, H, tiles) its BackwardRows, and its sums at zero: int32 (queries / 64, D / 64, 64 *
+// 64).
 struct BackwardSums {
     Tensor rows, sums;
 };
