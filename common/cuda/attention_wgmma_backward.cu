@@ -19,12 +19,12 @@
 //
 // The sums are integers, and so do not depend on the order of the tiles of keys: attention_wgmma_sums.cuh. Only the warp that sent a part
 // of dQ looks, a step later, whether it has left. P is kept as bf16, as the product takes it, so that dP has S's registers: the relative
-// error of dQ and dK is 2.8e-3 then, instead of 2.3e-3. Query heads that share a key head are added up. FLOPs 10 Tq Tk D a head, half of it causal.
+// error of dQ and dK is 2.8e-3 then, instead of 2.3e-3. Query heads that share a key head are added up. FLOPs
+// 10 Tq Tk D a head, half of it causal.
 #include "attention_wgmma_backward.cuh"
 
 namespace ultrascale::ops {
 namespace {
-
 // One warpgroup, number `consumer`: keys 64 consumer .. 64 consumer + 63 of each tile.
 template <int D>
 __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorMap* dk, const CUtensorMap* dv, int* sums,
