@@ -19,12 +19,14 @@
 //
 // The sums are integers, and so do not depend on the order of the tiles of keys: attention_wgmma_sums.cuh. Only the warp that sent a part
 // of dQ looks, a step later, whether it has left. P is kept as bf16, as the product takes it, so that dP has S's registers: the relative
-// error of dQ and dK is 2.8e-3 then, instead of 2.3e-3. Query heads that share a key head are added up. FLOPs
-// 10 Tq Tk D a head, half of it causal.
+// error of dQ and dK is 2.8e-3 then, instead of 2.3e-3. Query heads that share a key head are added up. FLOPs 10 Tq Tk D a head, half of
+// it causal.
 #include "attention_wgmma_backward.cuh"
 
 namespace ultrascale::ops {
+
 namespace {
+
 // One warpgroup, number `consumer`: keys 64 consumer .. 64 consumer + 63 of each tile.
 template <int D>
 __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorMap* dk, const CUtensorMap* dv, int* sums,
@@ -82,12 +84,12 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
         };
         // Of a tile's rows, log2_sum or delta, those of this thread's columns. It asks for them before it asks for products: behind these,
         // whose operands are in shared memory too, it would wait until they are done.
-        const auto load_rows = [&](float(&to)[queries / 16][4], const float(&from)[queries]) {
+        float of_rows[queries / 16][4];
+        const auto load_rows = [&](const float(&from)[queries]) {
             const float* const first = from + 4 * (thread_here() % 4);
 #pragma unroll
-            for (int kk = 0; kk < queries / 16; ++kk) load_floats(to[kk], first + 16 * kk);
+            for (int kk = 0; kk < queries / 16; ++kk) load_floats(of_rows[kk], first + 16 * kk);
         };
-        float of_rows[queries / 16][4];
         // P, in p: not yet in p_a, which dV still reads.
         const auto to_probabilities = [&](const BackwardRows<D>& rows, int highest_begin, int key_end) {
             const int thread = int(thread_here()), key = first + thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
@@ -122,12 +124,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
                 }
         };
         const auto store_ds = [&] {
-            const int thread = int(thread_here()), row = thread / 32 * 16 + thread % 16, chunk = thread % 32 / 16;
             barrier_wait(&shared.ds_free, place.step_parity() ^ 1);
-#pragma unroll
-            for (int j = 0; j < queries / 8; j += 2)
-                stmatrix(tile_chunk<64>(ds + j / 8 * 64 * 64, row, j % 8 + chunk), pack(p[j][0], p[j][1]), pack(p[j][2], p[j][3]),
-                         pack(p[j + 1][0], p[j + 1][1]), pack(p[j + 1][2], p[j + 1][3]));
+            store_fragments<queries, 64>(ds, int(thread_here()) / 32 * 16, p, 1, 1);
         };
         float low = 0, high = 0;  // of the dQ in `part`: the factors of this thread's rows g and g + 8
         const auto load_factors = [&] {
@@ -163,12 +161,12 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             }
             tiles.advance();
         };
-        const auto make_step = [&]<bool later>() {  // than the first one, which has none before it
+        const auto make_step = [&](auto later) {  // than the first one, which has none before it
             const int stage = place.stage(), before = place.stage_before();
             const BackwardRows<D>& rows = shared.rows[stage];
             barrier_wait(&shared.full[stage], place.parity());
             const int highest_begin = rows.highest_begin, key_end = rows.key_end;
-            load_rows(of_rows, rows.log2_sum);
+            load_rows(rows.log2_sum);
             wgmma_fence();
             begin_product(k, shared.q[stage]);
             if constexpr (later) {
@@ -182,7 +180,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             wgmma_wait<1>(dv_sum);
             hold(p_a);
             keep_probabilities();
-            load_rows(of_rows, rows.delta);
+            load_rows(rows.delta);
             if constexpr (later) load_factors();
             wgmma_fence();
             begin_product(v, shared.dout[stage]);
@@ -201,8 +199,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             place.advance();
         };
         if (tiles.count > 0) {
-            make_step.template operator()<false>();
-            for (int left = tiles.count - 1; left > 0; --left) make_step.template operator()<true>();
+            make_step(std::false_type{});
+            for (int left = tiles.count - 1; left > 0; --left) make_step(std::true_type{});
             wgmma_fence();
             begin_dv(shared.dout[place.stage_before()]);
             begin_dk(shared.q[place.stage_before()]);

@@ -71,9 +71,8 @@ struct QueryTiles {
     __device__ void advance() {
         if (++number == of_head) number = begin, ++head;
     }
-    __device__ int index(int b, int heads) const {
-        return (b * heads + head) * of_head + number;
-    }  // among those of all sequences and heads
+    // Among those of all sequences and heads.
+    __device__ int index(int b, int heads) const { return (b * heads + head) * of_head + number; }
 };
 
 // One thread: it asks for what the consumers need, in the order in which they need it.

@@ -22,22 +22,21 @@ constexpr int dq_tile = 64 * 64, dq_of_warp = dq_tile / 4;
 
 constexpr int backward_queries(int D) { return D == 64 ? 128 : 64; }  // of a tile
 
-// Of a tile of queries, what the backward kernel needs beside Q and dO; TMA brings it with them. log2_sum and delta are where row_place
-// says.
+// Of a tile of queries, what the backward kernel needs beside Q and dO; TMA brings it with them, and wants a multiple of 16 bytes. log2_sum
+// and delta are where row_place says.
 template <int D>
 struct alignas(16) BackwardRows {
     static constexpr int queries = backward_queries(D);
     float log2_sum[queries], delta[queries], factor[queries];
     int begin[queries];          // of the documents, as keys
     int highest_begin, key_end;  // where the keys that the first query sees end; behind it one more for each query, if causal, up to Tk
-    int filled_up[2];
 };
 // S^T has queries as columns, of which a thread holds 8 j + 2 t and the next one (mma.cuh, t = lane % 4). Those of two neighbouring j lie
 // side by side here: four numbers in one access, at 16 (j / 2) + 4 t.
 __host__ __device__ constexpr int row_place(int column) { return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2; }
 
-// attention_wgmma_sums.cu. For each tile of queries (B, H, tiles) its BackwardRows, and its sums at zero: int32 (queries / 64, D / 64, 64 *
-// 64).
+// attention_wgmma_sums.cu. Of each tile of queries (B, H, tiles) its BackwardRows, and its sums at zero: int32 (queries / 64, D / 64,
+// dq_tile).
 struct BackwardSums {
     Tensor rows, sums;
 };
