@@ -46,16 +46,20 @@ struct LaunchNote {
 void note_launch(const void* kernel, const char* name, dim3 block, size_t shared_bytes);
 std::vector<LaunchNote> take_launches();
 
+// What LAUNCH makes here: as common/cuda's, and noted.
+template <class... Parameters>
+Launch<Parameters...> noted_launch(void (*kernel)(Parameters...), const char* name, dim3 grid, dim3 block, size_t shared_bytes,
+                                   bool early = false) {
+    note_launch(reinterpret_cast<const void*>(kernel), name, block, shared_bytes);
+    return {kernel, grid, block, shared_bytes, early};
+}
+
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace ultrascale::kernels
 
-// As common/cuda's, and noted.
 #undef LAUNCH
-#define LAUNCH(kernel, grid, block, shared_bytes)                                                            \
-    ::ultrascale::kernels::note_launch(reinterpret_cast<const void*>(kernel), #kernel, block, shared_bytes), \
-        ::ultrascale::Launch(kernel, grid, block, shared_bytes)
+#define LAUNCH(kernel, grid, block, shared_bytes) ::ultrascale::kernels::noted_launch(kernel, #kernel, grid, block, shared_bytes)
 #undef LAUNCH_EARLY
-#define LAUNCH_EARLY(kernel, grid, block, shared_bytes)                                                      \
-    ::ultrascale::kernels::note_launch(reinterpret_cast<const void*>(kernel), #kernel, block, shared_bytes), \
-        ::ultrascale::Launch(kernel, grid, block, shared_bytes, ::ultrascale::programmatic_launch())
+#define LAUNCH_EARLY(kernel, grid, block, shared_bytes) \
+    ::ultrascale::kernels::noted_launch(kernel, #kernel, grid, block, shared_bytes, ::ultrascale::programmatic_launch())

@@ -4,30 +4,14 @@ Usage: python3 tests/peers/torch_attention.py
 16,384 tokens of bf16 and 2,048 / D heads. Prints milliseconds (the median over batches of launches that follow each other) and TFLOP/s,
 counted as there: 4 B H T^2 D forward, half of it causal, and 2.5 times that backward.
 """
-import statistics
-import time
-
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from torch_timing import milliseconds
+
 torch.manual_seed(1)
 torch.set_default_device("cuda")
-
-
-def seconds(work):
-    def batch(launches):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(launches):
-            work()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / launches
-
-    batch(3)
-    launches = min(max(int(0.03 / batch(1)), 3), 500)
-    return statistics.median(batch(launches) for _ in range(7))
-
 
 print(f"PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
 print(f"{'':<8} {'D':>4} {'T':>6}   {'forward ms':>12} {'TFLOP/s':>8}   {'backward ms':>12} {'TFLOP/s':>8}")
@@ -41,7 +25,7 @@ for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("flash 2", SDPBack
             with sdpa_kernel(backend):
                 o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
                 with torch.no_grad():
-                    forward = seconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
-                backward = seconds(lambda: torch.autograd.grad(o, (q, k, v), dout, retain_graph=True))
-            print(f"{name:<8} {D:>4} {T:>6}   {forward * 1e3:>12.3f} {flops / forward / 1e12:>8.1f}   "
-                  f"{backward * 1e3:>12.3f} {2.5 * flops / backward / 1e12:>8.1f}", flush=True)
+                    forward = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+                backward = milliseconds(lambda: torch.autograd.grad(o, (q, k, v), dout, retain_graph=True))
+            print(f"{name:<8} {D:>4} {T:>6}   {forward:>12.3f} {flops / forward / 1e9:>8.1f}   "
+                  f"{backward:>12.3f} {2.5 * flops / backward / 1e9:>8.1f}", flush=True)

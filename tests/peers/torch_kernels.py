@@ -4,32 +4,16 @@ Usage: python3 tests/peers/torch_kernels.py
 Prints for each problem the milliseconds, measured as 07_kernels measures (the median over batches of launches that follow each other, on
 arrays larger than L2, four of each in turn), and the bytes that must move at least per second.
 """
-import statistics
-import time
-
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from torch_timing import milliseconds
 
 print(f"PyTorch {torch.__version__}; attention: cuDNN {torch.backends.cudnn.version()}")
 torch.manual_seed(1)
 torch.set_default_device("cuda")
 bf16 = torch.bfloat16
-
-
-def milliseconds(work, inputs):
-    """Calls take the inputs in turn, so that none finds its own in L2."""
-    def batch(launches):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for i in range(launches):
-            work(*inputs[i % len(inputs)])
-        torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / launches * 1e3
-
-    batch(4)  # compiles, warms up
-    launches = min(max(int(30 / batch(4)), 4), 500)
-    return statistics.median(batch(launches) for _ in range(7))
 
 
 def line(name, size, least_bytes, eager, *inputs):

@@ -243,7 +243,6 @@ TEST(OpsAttention, RowsWithoutKeysAreZeroAndWithoutNan) {
     }
 }
 
-// Scores of thousands, and a maximum that comes late: the running maximum has to move without overflow.
 // Whichever end keys are walked from, the largest score of a row grows again and again, and what was summed is made smaller.
 TEST(OpsAttention, GrowingScores) {
     for (const int64_t D : {64, 128})
@@ -266,6 +265,7 @@ TEST(OpsAttention, GrowingScores) {
         }
 }
 
+// Scores of thousands, and a maximum that comes late: the running maximum has to move without overflow.
 TEST(OpsAttention, LargeScores) {
     const Case c = {1, 300, 600, 1, 1, 16, false};
     Tensors t(c, DType::fp32, 13);
