@@ -46,6 +46,9 @@ struct LaunchNote {
 void note_launch(const void* kernel, const char* name, dim3 block, size_t shared_bytes);
 std::vector<LaunchNote> take_launches();
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+#if defined(__CUDACC__) || defined(ULTRASCALE_SIMT)
 // What LAUNCH makes here: as common/cuda's, and noted.
 template <class... Parameters>
 Launch<Parameters...> noted_launch(void (*kernel)(Parameters...), const char* name, dim3 grid, dim3 block, size_t shared_bytes,
@@ -53,8 +56,7 @@ Launch<Parameters...> noted_launch(void (*kernel)(Parameters...), const char* na
     note_launch(reinterpret_cast<const void*>(kernel), name, block, shared_bytes);
     return {kernel, grid, block, shared_bytes, early};
 }
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+#endif
 
 }  // namespace ultrascale::kernels
 
