@@ -11,11 +11,11 @@
 namespace ultrascale {
 
 // One call's seconds, of each of `compared`: the median over batches of calls that follow each other without waiting for the device, as in
-// training. Those who are compared take turns: the longer a GPU computes, the hotter and slower it gets, so for all alike. A turn is two
-// batches, of which the second one counts: the first one finds the clock that the other's power has left, and leaves its own.
+// training. Those who are compared take turns: the longer a GPU computes, the hotter and slower it gets, so for all alike. The first
+// quarter of a second of a turn does not count: it finds the clock that the other's power has left, and ends with its own.
 inline std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared) {
-    constexpr int rounds = 7;
-    constexpr double batch_seconds = 0.03;
+    constexpr int rounds = 5;
+    constexpr double batch_seconds = 0.03, settling_seconds = 0.25;
     const auto batch = [](const std::function<void()>& call, int calls) {
         compute_stream().synchronize();
         const double begin = now_seconds();
@@ -24,15 +24,17 @@ inline std::vector<double> median_seconds(const std::vector<std::function<void()
         return (now_seconds() - begin) / calls;
     };
     std::vector<std::vector<double>> seconds(compared.size());
-    std::vector<int> calls;
+    std::vector<int> calls, settling_calls;
     for (const auto& call : compared) {
         batch(call, 1);  // warms up
-        calls.push_back(std::clamp(int(batch_seconds / batch(call, 1)), 1, 500));
+        const double first = batch(call, 1);
+        calls.push_back(std::clamp(int(batch_seconds / first), 1, 500));
+        settling_calls.push_back(std::clamp(int(settling_seconds / first), 1, 5000));
     }
     for (int round = 0; round < rounds; ++round)
         for (size_t i = 0; i < compared.size(); ++i)
             if (calls[i] > 1 || round < 3) {  // of what is slow three are enough
-                if (compared.size() > 1) batch(compared[i], calls[i]);
+                if (compared.size() > 1) batch(compared[i], settling_calls[i]);
                 seconds[i].push_back(batch(compared[i], calls[i]));
             }
     std::vector<double> medians;

@@ -11,9 +11,10 @@
 // With 16 bytes to one side, columns are 4 words apart: some conflicts are left, two turns instead of one, and the memory hides them.
 //
 // Blocks that run at the same time stand below each other in `in`, thus side by side in `out`: memory likes neighbouring writes even more
-// than neighbouring reads (94.5 % of a copy on an H200 if they are side by side in `in`, 96.2 % so). __ldcs and __stcs say that no element
-// is needed again, so that L2 need not keep it (91.5 % without).
+// than neighbouring reads (94.5 % of a copy on an H200 if they are side by side in `in`, 96.2 % so). No element is needed again:
+// load_evict_last and __stcs say what L2 may give up first (l2.cuh; 91.5 % without, 96.9 with __ldcs, 97.8 so).
 #include "../kernel.h"
+#include "cuda/l2.cuh"
 
 namespace ultrascale::kernels {
 namespace {
@@ -30,7 +31,7 @@ __global__ void __launch_bounds__(threads) transpose(float* out, const float* in
 #pragma unroll
         for (int k = 0; k < turns; ++k)
             if (const int i = int(threadIdx.x) + k * threads, y = i / groups, x = i % groups * 4; inside(y, x))
-                v[k] = __ldcs(reinterpret_cast<const float4*>(&in[(row0 + y) * columns + column0 + x]));
+                v[k] = load_evict_last(reinterpret_cast<const float4*>(&in[(row0 + y) * columns + column0 + x]));
 #pragma unroll
         for (int k = 0; k < turns; ++k) {
             const int i = int(threadIdx.x) + k * threads, y = i / groups, x = i % groups * 4;

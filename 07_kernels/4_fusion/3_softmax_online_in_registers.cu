@@ -1,8 +1,9 @@
 // The row waits in registers: it is read once and written once, 4 bytes an element, all that softmax needs.
 //
-// Each thread loads its four packs of 8 elements at once, before it looks at the first one, so that 64 bytes a thread are under way; a
-// row of 8192 is 256 threads' registers. Instead of the numbers a thread keeps exp(x - its own maximum), which costs the exponential
-// once; after the only barrier one factor for all its numbers makes them relative to the row's maximum, and divides by the row's sum:
+// Each thread loads its four packs of 8 elements at once, before it looks at the first one, so that 64 bytes a thread are under way (the
+// row's last pack where it has fewer: 5_rms_norm.cu); a row of 8192 is 256 threads' registers. Instead of the numbers a thread keeps exp(x
+// - its own maximum), which costs the exponential once; after the only barrier one factor for all its numbers makes them relative to the
+// row's maximum, and divides by the row's sum:
 //
 //     exp(x - own max)  *  [ exp(own max - row's max) / row's sum ]
 //
@@ -23,8 +24,7 @@ __global__ void __launch_bounds__(1024) softmax(__nv_bfloat16* y, const __nv_bfl
     const int packs = int(columns / n);
     Pack<n> pack[kept];
 #pragma unroll
-    for (int k = 0; k < kept; ++k)
-        if (const int i = at(k); i < packs) pack[k] = rows::load_once(&from[i]);
+    for (int k = 0; k < kept; ++k) pack[k] = rows::load_once(&from[min(at(k), packs - 1)]);
 
     float e[kept][n];
     rows::MaxSum own;

@@ -11,6 +11,7 @@
 #include <cfloat>
 
 #include "../kernel.h"
+#include "cuda/l2.cuh"
 
 namespace ultrascale::kernels::rows {
 
@@ -21,15 +22,13 @@ struct alignas(n * sizeof(__nv_bfloat16)) Pack {
     __nv_bfloat16 x[n];
 };
 
-// A load and a store of what nobody reads again soon: L2 need not keep it, and so has room for what is still under way.
+// A load and a store of what nobody reads again soon (l2.cuh).
 template <int n>
 __device__ Pack<n> load_once(const Pack<n>* from) {
-    if constexpr (n == 8) {
-        const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
-        return *reinterpret_cast<const Pack<n>*>(&bits);
-    } else {
+    if constexpr (n == 8)
+        return load_evict_last(from);
+    else
         return *from;
-    }
 }
 template <int n>
 __device__ void store_once(Pack<n>* to, Pack<n> pack) {

@@ -9,6 +9,9 @@
 // Before, a thread wrote 4 bytes here and 4 there, 16 neighbouring bytes a row and instruction. Now a warp waits only where TMA has not yet
 // read the box that it wants to fill again. TMA leaves out what is outside of C, but wants rows that begin at multiples of 16 bytes:
 // where N is no multiple of 8, sums are stored as before.
+//
+// Every other tile of a block goes through K backwards: it begins with what its neighbours read last, which L2
+// still has.
 #ifndef ULTRASCALE_SIMT
 #include "product.cuh"
 #endif
@@ -48,7 +51,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     const int down = (M + cluster * tile_rows - 1) / (cluster * tile_rows), across = (N + tile_columns - 1) / tile_columns,
               steps = (K + k_step - 1) / k_step;
     const int rank = int(cluster_rank()), first = int(blockIdx.x) / cluster, clusters = int(gridDim.x) / cluster;
-    const int warp = int(threadIdx.x) / 32, warpgroup = warp / 4;
+    const int warp = warp_of_block(), warpgroup = warp / 4;
     if (threadIdx.x == 0) {
         tma_prefetch(&A);
         tma_prefetch(&B);
@@ -66,13 +69,15 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         if (threadIdx.x % 128 == 0)
             for (int index = first; index < down * across; index += clusters) {
                 const Tile tile = tile_at(index, down, across, tiles_below);
+                const bool backwards = index / clusters % 2 == 1;
                 for (int step = 0; step < steps; ++step, place.advance()) {
                     Stage& stage = shared.stage[place.stage];
                     Barrier* const full = &shared.full[place.stage];
+                    const int k = (backwards ? steps - 1 - step : step) * k_step;
                     barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
                     barrier_arrive_expect(full, sizeof(Stage));
-                    tma_load(stage.a, &A, full, step * k_step, (tile.row * cluster + rank) * tile_rows);
-                    tma_load_multicast(stage.b + rank * b_rows * k_step, &B, full, (1 << cluster) - 1, step * k_step,
+                    tma_load(stage.a, &A, full, k, (tile.row * cluster + rank) * tile_rows);
+                    tma_load_multicast(stage.b + rank * b_rows * k_step, &B, full, (1 << cluster) - 1, k,
                                        tile.column * tile_columns + rank * b_rows);
                 }
             }

@@ -208,7 +208,7 @@ inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDime
     CUtensorMap map;
     const CUresult result =
         encode(&map, type, cuuint32_t(n), const_cast<void*>(base), sizes, strides, boxes, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         throw std::runtime_error("CUDA: no tensor map for this matrix (error " + std::to_string(int(result)) +
                                  "): an address or stride is no multiple of 16 bytes, or a box has more than 256 elements or 128 bytes");

@@ -37,7 +37,7 @@ __device__ inline uint64_t wgmma_descriptor(const void* tile, int leading_bytes,
            uint64_t(1) << 62;
 }
 // K-major, k 16 k16 .. 16 k16 + 15 of a tile: the next 8 rows lie 1024 bytes on; the leading offset is not used.
-__device__ inline uint64_t k_major(const Element* tile, int k16) { return wgmma_descriptor(tile + 16 * k16, 16, 1024); }
+__device__ inline uint64_t k_major(const Element* tile, int k16) { return wgmma_descriptor(tile, 16, 1024) + 2 * k16; }
 // MN-major, k 16 k16 .. 16 k16 + 15 of a tile of `rows` k: the next 8 k lie 1024 bytes on, the next 64 columns in the tile behind this one.
 __device__ inline uint64_t mn_major(const Element* tile, int k16, int rows) {
     return wgmma_descriptor(tile + 16 * k16 * 64, rows * 128, 1024);

@@ -1,0 +1,28 @@
+// Which lines leave the L2 cache first. A kernel that reads one array and writes another has lines of both there, none of which is needed
+// again. If those that were read stay (evict_last), it is 3 % faster on an H200 than if all leave alike, however large the arrays are:
+// probably because what was written then leaves at once, and memory changes less often between reading and writing.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace ultrascale {
+
+// 16 bytes; their line is among the last to leave ("Cache Eviction Priority Hints" and createpolicy in the PTX ISA).
+template <class T>
+__device__ T load_evict_last(const T* from) {
+    static_assert(sizeof(T) == 16);
+#if defined(ULTRASCALE_SIMT) || !defined(__CUDA_ARCH__)
+    return *from;
+#else
+    uint64_t policy;
+    uint4 v;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from), "l"(policy)
+                 : "memory");
+    return *reinterpret_cast<const T*>(&v);
+#endif
+}
+
+}  // namespace ultrascale
