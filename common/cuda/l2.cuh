@@ -5,6 +5,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 namespace ultrascale {
 
 // 16 bytes; their line is among the last to leave ("Cache Eviction Priority Hints" and createpolicy in the PTX ISA).
