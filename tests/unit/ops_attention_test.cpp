@@ -5,18 +5,12 @@
 
 #include <algorithm>
 
-#include "ops.h"
-#include "test_util.h"
+#include "attention_reference.h"
 
 namespace ultrascale {
 namespace {
 
-struct Case {
-    int64_t B, Tq, Tk, H, K, D;
-    bool causal = true;
-    int64_t q_offset = 0, k_offset = 0;
-    bool documents = false;
-};
+using namespace attention_test;
 
 const Case cases[] = {
     {1, 1, 1, 1, 1, 16},
@@ -48,115 +42,9 @@ const Case cases[] = {
     {1, 330, 330, 2, 1, 64, false, 0, 0, true},
 };
 
-// Documents of random lengths: for each query the first position of its own.
-Tensor document_starts(const Case& c, uint64_t seed) {
-    std::mt19937_64 generator(seed);
-    std::vector<int32_t> starts;
-    for (int64_t b = 0; b < c.B; ++b) {
-        int32_t start = int32_t(c.q_offset) / 2;
-        for (int64_t i = 0; i < c.Tq; ++i) {
-            if (generator() % 29 == 0) start = int32_t(c.q_offset + i);
-            starts.push_back(start);
-        }
-    }
-    return integers(starts, {c.B, c.Tq});
-}
-
-ops::AttentionMask mask_of(const Case& c) { return {c.causal, c.q_offset, c.k_offset, c.documents ? document_starts(c, 99) : Tensor()}; }
-
-// Everything in double, as the formulas say.
-struct Reference {
-    Case c;
-    Doubles starts;  // empty without documents
-    explicit Reference(const Case& c) : c(c) {
-        if (c.documents) starts = to_double(document_starts(c, 99));
-    }
-
-    bool visible(int64_t b, int64_t i, int64_t j) const {
-        if (c.causal && c.k_offset + j > c.q_offset + i) return false;
-        return starts.empty() || double(c.k_offset + j) >= starts[b * c.Tq + i];
-    }
-    size_t q_at(int64_t b, int64_t i, int64_t h) const { return size_t(((b * c.Tq + i) * c.H + h) * c.D); }
-    size_t k_at(int64_t b, int64_t j, int64_t h) const { return size_t(((b * c.Tk + j) * c.K + h / (c.H / c.K)) * c.D); }
-    double scalar(const double* a, const double* b) const {
-        double sum = 0;
-        for (int64_t d = 0; d < c.D; ++d) sum += a[d] * b[d];
-        return sum;
-    }
-    // Calls f(b, h, i) for each row.
-    template <class F>
-    void rows(F f) const {
-        for (int64_t b = 0; b < c.B; ++b)
-            for (int64_t h = 0; h < c.H; ++h)
-                for (int64_t i = 0; i < c.Tq; ++i) f(b, h, i);
-    }
-
-    Doubles forward(const Doubles& q, const Doubles& k, const Doubles& v, Doubles* lse = nullptr, Doubles* probabilities = nullptr) const {
-        Doubles o(q.size(), 0);
-        rows([&](int64_t b, int64_t h, int64_t i) {
-            Doubles p(size_t(c.Tk), 0);
-            double sum = 0;
-            for (int64_t j = 0; j < c.Tk; ++j)
-                if (visible(b, i, j)) sum += p[j] = std::exp(scalar(&q[q_at(b, i, h)], &k[k_at(b, j, h)]) / std::sqrt(c.D));
-            for (double& x : p) x = sum > 0 ? x / sum : 0;
-            for (int64_t j = 0; j < c.Tk; ++j)
-                for (int64_t d = 0; d < c.D; ++d) o[q_at(b, i, h) + d] += p[j] * v[k_at(b, j, h) + d];
-            if (lse) lse->push_back(std::log(sum));
-            if (probabilities) probabilities->insert(probabilities->end(), p.begin(), p.end());
-        });
-        return o;
-    }
-
-    struct Gradients {
-        Doubles dq, dk, dv, delta;
-    };
-    Gradients backward(const Doubles& q, const Doubles& k, const Doubles& v, const Doubles& dout) const {
-        Doubles p;
-        const Doubles o = forward(q, k, v, nullptr, &p);
-        Gradients g = {Doubles(q.size(), 0), Doubles(k.size(), 0), Doubles(v.size(), 0), {}};
-        const double* row = p.data();
-        rows([&](int64_t b, int64_t h, int64_t i) {
-            const size_t qi = q_at(b, i, h);
-            g.delta.push_back(scalar(&dout[qi], &o[qi]));
-            for (int64_t j = 0; j < c.Tk; ++j) {
-                const size_t kj = k_at(b, j, h);
-                const double ds = row[j] * (scalar(&dout[qi], &v[kj]) - g.delta.back()) / std::sqrt(c.D);
-                for (int64_t d = 0; d < c.D; ++d) {
-                    g.dv[kj + d] += row[j] * dout[qi + d];
-                    g.dq[qi + d] += ds * k[kj + d];
-                    g.dk[kj + d] += ds * q[qi + d];
-                }
-            }
-            row += c.Tk;
-        });
-        return g;
-    }
-};
-
-struct Tensors {
-    Tensor q, k, v, dout, o, lse, delta, dq, dk, dv, probabilities;
-    Tensors(const Case& c, DType dtype, uint64_t seed) {
-        const Shape query = {c.B, c.Tq, c.H, c.D}, key = {c.B, c.Tk, c.K, c.D};
-        q = random_tensor(query, dtype, seed), dout = random_tensor(query, dtype, seed + 1);
-        k = random_tensor(key, dtype, seed + 2), v = random_tensor(key, dtype, seed + 3);
-        o = poisoned(query, dtype), dq = poisoned(query, dtype), dk = poisoned(key, dtype), dv = poisoned(key, dtype);
-        lse = poisoned({c.B, c.H, c.Tq}, DType::fp32), delta = poisoned({c.B, c.H, c.Tq}, DType::fp32);
-        probabilities = poisoned({c.B, c.H, c.Tq, c.Tk}, dtype);
-    }
-    Reference::Gradients expected(const Reference& reference) const {
-        return reference.backward(to_double(q), to_double(k), to_double(v), to_double(dout));
-    }
-};
-
 std::string name(const Case& c, DType dtype) {
     return fmt::format("{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {}", dtype_name(dtype), c.B, c.Tq, c.Tk, c.H, c.K, c.D,
                        c.causal, c.q_offset, c.k_offset);
-}
-
-void expect_gradients(const Tensors& t, const Reference::Gradients& want, double bound) {
-    EXPECT_LT(relative_error(t.dq, want.dq), bound);
-    EXPECT_LT(relative_error(t.dk, want.dk), bound);
-    EXPECT_LT(relative_error(t.dv, want.dv), bound);
 }
 
 // Calls check(case, tensors, the right o, lse and probabilities, the right gradients, bound) for each case in both dtypes.
