@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(threads, blocks_per_sm)
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
     const Tile tile = tile_at(int(blockIdx.x), (M + tile_rows - 1) / tile_rows, (N + tile_columns - 1) / tile_columns, tiles_below);
-    const int row0 = tile.row * tile_rows, column0 = tile.column * tile_columns, warpgroup = warp_of_block() / 4;
+    const int row0 = tile.row * tile_rows, column0 = tile.column * tile_columns, warpgroup = same_in_warp(int(threadIdx.x) / 32) / 4;
     if (threadIdx.x == 0) {
         for (int s = 0; s < stages; ++s) {
             barrier_init(&shared.full[s], 1);

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(threads, 1)
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
     const int down = (M + tile_rows - 1) / tile_rows, across = (N + tile_columns - 1) / tile_columns, steps = (K + k_step - 1) / k_step;
-    const int warpgroup = warp_of_block() / 4;
+    const int warpgroup = same_in_warp(int(threadIdx.x) / 32) / 4;
     if (threadIdx.x == 0) {
         tma_prefetch(&A);
         tma_prefetch(&B);

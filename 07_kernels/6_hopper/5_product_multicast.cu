@@ -45,7 +45,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     const int down = (M + cluster * tile_rows - 1) / (cluster * tile_rows), across = (N + tile_columns - 1) / tile_columns,
               steps = (K + k_step - 1) / k_step;
     const int rank = int(cluster_rank()), first = int(blockIdx.x) / cluster, clusters = int(gridDim.x) / cluster;
-    const int warpgroup = warp_of_block() / 4;
+    const int warpgroup = same_in_warp(int(threadIdx.x) / 32) / 4;
     if (threadIdx.x == 0) {
         tma_prefetch(&A);
         tma_prefetch(&B);

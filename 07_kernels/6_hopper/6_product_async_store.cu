@@ -10,8 +10,7 @@
 // read the box that it wants to fill again. TMA leaves out what is outside of C, but wants rows that begin at multiples of 16 bytes:
 // where N is no multiple of 8, sums are stored as before.
 //
-// Every other tile of a block goes through K backwards: it begins with what its neighbours read last, which L2
-// still has.
+// Every other tile of a block goes through K backwards: it begins with what its neighbours read last, which L2 still has.
 #ifndef ULTRASCALE_SIMT
 #include "product.cuh"
 #endif
@@ -51,7 +50,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     const int down = (M + cluster * tile_rows - 1) / (cluster * tile_rows), across = (N + tile_columns - 1) / tile_columns,
               steps = (K + k_step - 1) / k_step;
     const int rank = int(cluster_rank()), first = int(blockIdx.x) / cluster, clusters = int(gridDim.x) / cluster;
-    const int warp = warp_of_block(), warpgroup = warp / 4;
+    const int warp = same_in_warp(int(threadIdx.x) / 32), warpgroup = warp / 4;
     if (threadIdx.x == 0) {
         tma_prefetch(&A);
         tma_prefetch(&B);

@@ -53,7 +53,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     const int down = (M + cluster * tile_rows - 1) / (cluster * tile_rows), across = (N + tile_columns - 1) / tile_columns,
               steps = (K + step_k - 1) / step_k;
     const int rank = int(cluster_rank()), first = int(blockIdx.x) / cluster, clusters = int(gridDim.x) / cluster;
-    const int warp = warp_of_block(), warpgroup = warp / 4;
+    const int warp = same_in_warp(int(threadIdx.x) / 32), warpgroup = warp / 4;
     if (threadIdx.x == 0) {
         tma_prefetch(&A);
         tma_prefetch(&B);

@@ -44,10 +44,6 @@ inline CUtensorMap result_map(const Tensor& C) {
 
 // ---- on the device -----------------------------------------------------------------------------------------------------
 
-// This thread's warp, by way of a shuffle: so the compiler sees that a warp has one, and keeps what follows from it (wgmma's descriptors)
-// in the warp's uniform registers, where wgmma wants it.
-__device__ inline int warp_of_block() { return __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0); }
-
 // Tile `index` of `down` x `across`, in an order in which tiles that are computed at the same time share rows of A and B in L2: groups of
 // `below` rows of tiles, in a group column by column.
 struct Tile {

@@ -21,9 +21,6 @@ inline CUtensorMap head_map(const Tensor& x, int rows) {
         x.data(), {{64, sizeof(Element), 64}, {T, row_bytes, rows}, {row_bytes / part_bytes, part_bytes, D / 64}, {B, T * row_bytes, 1}});
 }
 
-// The descriptor of what lies so many elements further on: one addition, where computing it anew would be four instructions.
-__device__ inline uint64_t further(uint64_t descriptor, int elements) { return descriptor + uint64_t(elements / 8); }
-
 // A warp's 16 rows, times a factor for this thread's row g and one for row g + 8 (mma.cuh), as bf16 to rows first_row .. first_row + 15 of a
 // tile (parts, rows, 64).
 template <int D, int tile_rows>

@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
         barrier_init_fence();
     }
     __syncthreads();
-    const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);  // the compiler sees that a warp has one
+    const int warpgroup = same_in_warp(int(threadIdx.x) / 128);
     if (warpgroup == Shape::consumers) {
         registers_fewer<Shape::producer_registers>();
         if (threadIdx.x % 128 == 0) produce<D>(shared, rows, &q, &dout, &k, &v, s, mask, order);

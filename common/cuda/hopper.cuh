@@ -103,6 +103,10 @@ __device__ void arrive_some(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
 }
 
+// A number that all threads of a warp have, by way of a shuffle: so the compiler sees that they do, and keeps what follows from it
+// (wgmma's descriptors) in the warp's uniform registers, where wgmma wants it.
+__device__ inline int same_in_warp(int number) { return __shfl_sync(0xffffffffu, number, 0); }
+
 // Registers of each thread of this warpgroup from here on: a multiple of 8 in 24 .. 256. A block's registers stay as many as at its
 // launch: _more waits until others have given theirs back. All warps of the warpgroup call it ("setmaxnreg").
 template <int n>

@@ -13,7 +13,7 @@ namespace ultrascale {
 template <class T>
 __device__ T load_evict_last(const T* from) {
     static_assert(sizeof(T) == 16);
-#if defined(ULTRASCALE_SIMT) || !defined(__CUDA_ARCH__)
+#ifdef ULTRASCALE_SIMT
     return *from;
 #else
     uint64_t policy;

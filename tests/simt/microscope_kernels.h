@@ -1,4 +1,4 @@
-// Kernels for microscope_test.cpp, each behind a function that launches it.
+// Kernels for the microscope's tests, each behind a function that launches it.
 #pragma once
 
 #include <cstdint>
