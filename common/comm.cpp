@@ -131,6 +131,7 @@ void announce(const Communicator::Impl& group, Collective kind, const Call& call
 
 // The one road every call takes.
 Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation, Call call, Stream& stream) {
+    group->open();
     auto work = std::make_shared<Work::Impl>();
     work->kind = operation.kind;
     work->tensors = std::move(call.tensors);
@@ -277,6 +278,7 @@ Work Communicator::send(Tensor x, int to, Stream& stream) const { return send_re
 Work Communicator::recv(Tensor x, int from, Stream& stream) const { return send_recv({{Transfer::recv, x, from}}, stream); }
 
 void Communicator::barrier() const {
+    impl_->open();
     announce(*impl_, Collective::barrier, {0, {}}, false);
     Exchange exchange(*impl_, impl_->collective_tag());
     double begin = now_seconds();

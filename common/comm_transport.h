@@ -36,7 +36,7 @@ void add_measurement(Measurement measurement);
 
 namespace transport {
 
-// All ranks of a new group call it: world, or what a split made.
+// All ranks of a group call it once: world before it first communicates, the others when they are made.
 void open(Communicator::Impl& group);
 
 // Reserves what the operation needs before it is counted: memory is counted in the host's order.

@@ -26,11 +26,13 @@ struct Communicator::Impl {
     int rank, number;
     uint64_t collectives = 0;               // calls so far
     std::vector<uint64_t> sends, receives;  // by peer
+    bool opened = false;
     struct Link;
     std::shared_ptr<Link> link;  // CUDA: the group's NCCL communicator
 
     Impl(std::string name, std::vector<int> world_ranks, int rank, int number);
     int size() const { return int(world_ranks.size()); }
+    void open();  // transport::open(), once: also if that fails. All ranks of the group
     int collective_tag() { return tag(0, collectives++); }
     int send_tag(int peer) { return tag(1, sends[peer]++); }
     int receive_tag(int peer) { return tag(1, receives[peer]++); }

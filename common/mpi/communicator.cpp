@@ -66,13 +66,15 @@ Communicator& Communicator::world() {
         arrivals = new Impl("arrivals", all, world_rank, next_group++);
         return communicator;
     }();
-    // Once, also if it fails: what reports the failure asks for world() again.
-    static bool opened = false;
-    if (!std::exchange(opened, true)) transport::open(*world.impl_);
     return world;
 }
 
+void Communicator::Impl::open() {
+    if (!std::exchange(opened, true)) transport::open(*this);
+}
+
 Communicator Communicator::split(int color, int key, std::string name) const {
+    impl_->open();
     struct Wish {
         int color, key, rank, group;
     };
@@ -92,7 +94,7 @@ Communicator Communicator::split(int color, int key, std::string name) const {
         members.push_back(impl_->world_ranks[wish.rank]);
     }
     auto group = std::make_shared<Impl>(std::move(name), std::move(members), place, next_group++);
-    transport::open(*group);
+    group->open();
     return Communicator(std::move(group));
 }
 
@@ -142,7 +144,8 @@ bool all_ranks_arrive(double seconds) {
 
 void finalize_communication() {
     if (!mpi_is_running()) return;
-    Communicator::world().barrier();  // MPI_Finalize spins: it should not have to wait for anyone
+    Exchange all(*arrivals, arrivals->tag(0, 1));
+    run_over_mpi({.kind = Collective::barrier}, all);  // MPI_Finalize spins: it should not have to wait for anyone
     transport::close();
     stop_watching();
     MPI_Finalize();
