@@ -67,7 +67,7 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
         };
         std::vector<std::function<void()>> compared(1);
         if (problem.library && problem.library(trial.arguments)) compared.push_back(in_turn(problem.library));
-        double library = 0;  // its seconds, beside the last rung that was measured
+        double library = 0, library_default = 0;  // their seconds, beside the last rung that was measured
         const auto line = [&](const std::string& name, double error, double seconds, const std::string& idea) {
             fmt::print("  {:<36} {:>8.1e} {:>10.4f} {:>9.1f} {:>9.3f} {:>8.1f} % {:>10}  {}\n", name, error, seconds * 1e3,
                        problem.bytes(size) / seconds / 1e9, problem.flops(size) / seconds / 1e12, 100 * least(size) / seconds,
@@ -80,14 +80,17 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
             rung.wrong = verdict(problem, size, error);
             rung.error = std::isnan(error) ? error : std::max(rung.error, error);
             compared[0] = in_turn(rung.kernel->run);
+            if (problem.library_default && rung.kernel == right.back().kernel) compared.push_back(in_turn(problem.library_default));
             const std::vector<double> seconds = median_seconds(compared);
             rung.seconds = seconds[0];
             if (compared.size() > 1) library = seconds[1];
+            if (compared.size() > 2) library_default = seconds[2];
             line(label(problem, rung, sizes, right), rung.error, rung.seconds,
                  rung.wrong.empty() ? rung.kernel->idea : "WRONG at " + rung.wrong);
             rungs.push_back(rung);
         }
         if (library > 0) line("(cuBLAS, beside the last one)", error_of(problem.library, trial, answer), library, "");
+        if (library_default > 0) line("(cublasGemmEx, beside it)", error_of(problem.library_default, trial, answer), library_default, "");
     }
     return rungs;
 }

@@ -28,11 +28,11 @@ for ranks in 1 2 3 4 8; do  # on GPUs: more ranks than GPUs communicate through 
     suite "communication, $ranks ranks" $mpirun -n $ranks build/$backend/comm_test
 done
 # On a GPU most of a chapter's short run is starting up: several at a time, each of up to eight ranks. But the driver makes one context
-# after the other: more than 8 at a time only wait for each other, until tests find that refusing an option takes too long. What little
+# after the other: more than 12 at a time only wait for each other, until tests find that refusing an option takes too long. What little
 # they do on the CPU must not be 16 threads each, which wait for each other's cores.
 if [ "$backend" = cuda ]; then
     at_once=$(($(nproc) / 2))
-    at_once=$((at_once < 4 ? 4 : at_once > 8 ? 8 : at_once))
+    at_once=$((at_once < 4 ? 4 : at_once > 12 ? 12 : at_once))
     suite "chapters" env OMP_NUM_THREADS=2 tests/in_parallel.sh $at_once build/cuda/chapter_test
 else
     suite "chapters" build/cpu/chapter_test

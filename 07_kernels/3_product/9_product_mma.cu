@@ -123,7 +123,10 @@ __global__ void __launch_bounds__(threads, 1)
 #pragma unroll
             for (int i = 0; i < a_tiles; ++i)
 #pragma unroll
-                for (int j = 0; j < b_pairs; ++j) mma_pair(sum[i], j, a[k16 % 2][i], b[k16 % 2][j]);
+                for (int j = 0; j < 2 * b_pairs; ++j) {  // there and back: at the turn, the tile of B is used twice in a row
+                    const int n = i % 2 == 0 ? j : 2 * b_pairs - 1 - j;
+                    mma(sum[i][n], a[k16 % 2][i], b[k16 % 2][n / 2][n % 2 * 2], b[k16 % 2][n / 2][n % 2 * 2 + 1]);
+                }
         }
         stage = next;
     }

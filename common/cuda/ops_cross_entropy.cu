@@ -26,6 +26,22 @@ struct Softmax {
     }
 };
 
+// Of all the block's threads.
+template <int threads>
+__device__ Softmax block_softmax(Softmax mine) {
+    __shared__ float highest[threads / 32], sum[threads / 32];  // of the warps
+    const auto together = [](Softmax s) {
+        s.raise(warp_max(s.highest));
+        s.sum = warp_sum(s.sum);
+        return s;
+    };
+    mine = together(mine);
+    const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+    if (lane == 0) highest[warp] = mine.highest, sum[warp] = mine.sum;
+    __syncthreads();
+    return together(lane < threads / 32 ? Softmax{highest[lane], sum[lane]} : Softmax{});
+}
+
 // A row is `packs` packs: the first `kept` of them wait in shared memory, the next in_registers of each thread in its registers.
 template <int threads, int in_registers, int n, class T>
 __global__ void __launch_bounds__(threads, 1024 / threads)
@@ -36,8 +52,17 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     const int target = targets[row];
     logits += row * V;
 
+    constexpr int batch = unroll * threads;
+    const auto begin_batch = [&](int b) {
+        const int end = b + 1 < batches_ahead ? min((b + 1) * batch, kept) : kept;  // the last batch takes the rest
+        for (int p = b * batch + threadIdx.x; p < end; p += threads) load_async<n>(row_shared + p * n, logits + int64_t(p) * n);
+        __pipeline_commit();
+    };
+    begin_batch(0);  // before anybody waits for the target
+
     if (target == ignored_target) {
         if (threadIdx.x == 0) losses[row] = 0;
+        __pipeline_wait_prior(0);
         if (dscale == 0) return;
         Pack<T, n> zeros;
 #pragma unroll
@@ -46,12 +71,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
         return;
     }
 
-    constexpr int batch = unroll * threads;
-    for (int first = threadIdx.x, b = 0; b < batches_ahead; ++b, first += batch) {
-        const int end = b + 1 < batches_ahead ? min(first + batch, kept) : kept;  // the last batch takes the rest
-        for (int p = first; p < end; p += threads) load_async<n>(row_shared + p * n, logits + int64_t(p) * n);
-        __pipeline_commit();
-    }
+    for (int b = 1; b < batches_ahead; ++b) begin_batch(b);
     const bool known = target >= 0 && target < V;
     const float at_target = known ? to_float(logits[target]) : NAN;  // before any thread overwrites it
     Pack<T, n> held[in_registers > 0 ? in_registers : 1];
@@ -101,13 +121,12 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
 #pragma unroll
                 for (int j = 0; j < n; ++j) mine.sum += exp2_fast(fmaf(to_float(values[u].x[j]), log2_e, -shift));
     });
-    mine.raise(block_max<threads>(mine.highest));
-    mine.sum = block_sum<threads>(mine.sum);
-    const float shift = mine.shift(), target_exponent = fmaf(at_target, log2_e, -shift);
-    if (threadIdx.x == 0) losses[row] = (log2f(mine.sum) - target_exponent) / log2_e;
+    const Softmax all = block_softmax<threads>(mine);
+    const float shift = all.shift(), target_exponent = fmaf(at_target, log2_e, -shift);
+    if (threadIdx.x == 0) losses[row] = (log2f(all.sum) - target_exponent) / log2_e;
     if (dscale == 0) return;
 
-    const float factor = dscale / mine.sum;
+    const float factor = dscale / all.sum;
     for_each_batch([&]<int count>(Pack<T, n>(&values)[count], int first, int end) {
 #pragma unroll
         for (int u = 0; u < count; ++u) {
@@ -120,7 +139,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     });
     // The thread that wrote the target's pack corrects the one element, rounded once.
     const int pack = target / n, writer = (pack < kept ? pack : pack < again ? pack - kept : pack - again) % threads;
-    if (known && threadIdx.x == unsigned(writer)) logits[target] = from_float<T>((exp2_fast(target_exponent) / mine.sum - 1.0f) * dscale);
+    if (known && threadIdx.x == unsigned(writer)) logits[target] = from_float<T>((exp2_fast(target_exponent) / all.sum - 1.0f) * dscale);
 }
 
 }  // namespace
