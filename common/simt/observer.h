@@ -1,4 +1,4 @@
-// Who looks on while kernels run: simt.cpp and access.cpp tell it each step that matters to memory. microscope.h is one.
+// Who looks on while kernels run: simt.cpp, meet.cpp and access.cpp tell it each step that matters to memory. microscope.h is one.
 #pragma once
 
 #include <memory>

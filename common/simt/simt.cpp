@@ -1,21 +1,14 @@
-#include "simt.h"
-
-#include <fmt/format.h>
+// Runs a grid: its blocks on the cores, a block's threads as fibers in turn.
 #include <sys/mman.h>
 
-#include <algorithm>
-#include <atomic>
-#include <bit>
-#include <boost/context/fiber.hpp>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <vector>
 
+#include "block.h"
 #include "observer.h"
 #include "shared_arrays.h"
-#include "source.h"
 
 thread_local constinit uint3 threadIdx{}, blockIdx{};
 thread_local constinit dim3 blockDim, gridDim;
@@ -27,6 +20,7 @@ int64_t shared_memory_per_block();  // cuda_common.h's
 namespace simt {
 
 thread_local constinit Running* running = nullptr;
+thread_local constinit Block* block = nullptr;
 Observer* observer = nullptr;
 
 namespace {
@@ -64,59 +58,6 @@ struct StackAllocator {
     void deallocate(context::stack_context& stack) { stacks.free.push_back(static_cast<char*>(stack.sp) - stack_bytes); }
 };
 
-struct Thread : Running {
-    context::fiber fiber;
-    uint3 index;
-    const void* waits_at = nullptr;  // code; nullptr: it does not wait
-    const char* waits_for = "";
-    bool ended = false;
-};
-
-// Lanes that exchange values. Two sets of values by turns: a lane that is already at the next exchange must not overwrite what
-// another one has not read yet.
-struct Meeting {
-    uint32_t mask = 0, arrived = 0;
-    const char* what = "";
-    uint64_t number = 0;
-    Lanes lanes[2];
-};
-
-struct Block {
-    const Call& call;
-    dim3 size;
-    uint3 index;
-    void* shared;
-    size_t shared_bytes;
-    CoreObserver* observer;
-    const SharedArrays& arrays;
-    std::vector<Thread> threads = {};
-    std::vector<Meeting> meetings = {};  // a warp has 32: one for each lowest lane of a mask
-    unsigned at_barrier = 0;
-    uint64_t barriers = 0;
-    uint64_t progress = 0;  // arrivals and ends: if a round adds none, nothing will ever happen
-    context::fiber scheduler = {};
-    std::exception_ptr failure = {};
-
-    void wait(Thread& self, const char* what, const void* code) {
-        self.waits_for = what, self.waits_at = code;
-        scheduler = std::move(scheduler).resume();
-        running = nullptr;
-    }
-};
-thread_local Block* block = nullptr;
-
-// While a thread is in our own code its accesses are not looked at. (They would be: where the same inline function is in kernels'
-// objects too, the linker keeps one of them, perhaps the one that reports.)
-struct OwnCode {
-    Thread& self = static_cast<Thread&>(*running);
-    OwnCode() { running = nullptr; }
-    ~OwnCode() { running = &self; }
-};
-
-std::string place(const char* function, const void* code) { return fmt::format("{} ({})", function, source_line(code)); }
-
-std::string text(uint3 i) { return fmt::format("({}, {}, {})", i.x, i.y, i.z); }
-
 // Who waits where, in groups of alike.
 std::string who_waits(const Block& b) {
     std::map<std::pair<std::string, const void*>, std::vector<uint32_t>> groups;
@@ -126,14 +67,6 @@ std::string who_waits(const Block& b) {
         all += fmt::format("{}{} thread{} (the first is {}) {}", all.empty() ? "" : "; ", members.size(), members.size() == 1 ? "" : "s",
                            members.front(), what.second ? "wait at " + place(what.first.c_str(), what.second) : "ended");
     return all;
-}
-
-std::string header(const Block& b) { return fmt::format("kernel {}, block {}", source_line(inside(b.call.kernel)), text(b.index)); }
-
-[[noreturn]] void fail(Thread& self, const std::string& what) {
-    Block& b = *block;
-    b.failure = std::make_exception_ptr(KernelError(fmt::format("{}, thread {}: {}", header(b), text(self.index), what)));
-    for (;;) b.wait(self, "", nullptr);  // the scheduler does not come back
 }
 
 // Runs one block to its end on this core.
@@ -237,93 +170,6 @@ void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes)
         }
     }
     if (failure) std::rethrow_exception(failure);
-}
-
-void* dynamic_shared() { return block->shared; }
-
-int lane() { return int(running->thread % warp_size); }
-
-void sync_block() {
-    const void* code = __builtin_return_address(0);
-    OwnCode here;
-    Block& b = *block;
-    const uint64_t number = b.barriers;
-    ++b.progress;
-    if (++b.at_barrier == b.threads.size()) {
-        b.at_barrier = 0;
-        ++b.barriers;
-        if (b.observer) b.observer->barrier();
-    } else {
-        while (b.barriers == number) b.wait(here.self, "__syncthreads", code);
-    }
-    here.self.waits_at = nullptr;
-}
-
-Lanes exchange(uint32_t mask, uint64_t value, const char* what, const void* code) {
-    if (!code) code = __builtin_return_address(0);
-    const int own = lane();
-    OwnCode here;
-    Block& b = *block;
-    const uint32_t self = 1u << own;
-    if (!(mask & self))
-        fail(here.self, fmt::format("{} with mask {:#x}, which leaves out the lane that calls it", place(what, code), mask));
-    Meeting& meeting = b.meetings[here.self.thread / warp_size * warp_size + uint32_t(std::countr_zero(mask))];
-    if (meeting.arrived == 0) {
-        meeting.mask = mask, meeting.what = what;
-    } else if (meeting.mask != mask || std::strcmp(meeting.what, what) != 0) {
-        fail(here.self, fmt::format("{} with mask {:#x} while other lanes are at {} with mask {:#x}", place(what, code), mask, meeting.what,
-                                    meeting.mask));
-    }
-    const uint64_t number = meeting.number;
-    Lanes& lanes = meeting.lanes[number % 2];
-    lanes.values[own] = value;
-    meeting.arrived |= self;
-    ++b.progress;
-    if (meeting.arrived == mask) {
-        meeting.arrived = 0;
-        ++meeting.number;
-        if (b.observer) b.observer->lanes_met(here.self.thread / warp_size, mask, std::strcmp(what, "__syncwarp") == 0);
-    } else {
-        while (meeting.number == number) b.wait(here.self, what, code);
-    }
-    here.self.waits_at = nullptr;
-    return lanes;
-}
-
-uint64_t shuffle(uint32_t mask, uint64_t value, int source, const char* what) {
-    if (!(mask >> source & 1)) {
-        OwnCode here;
-        fail(here.self, fmt::format("{} from lane {}, which the mask leaves out", what, source));
-    }
-    return exchange(mask, value, what, __builtin_return_address(0)).values[source];
-}
-
-template <class T>
-static T add_atomically(T* address, T x) {
-    std::atomic_ref<T> there(*address);
-    T old = there.load();
-    while (!there.compare_exchange_weak(old, old + x)) {
-    }
-    return old;
-}
-#define ATOMIC_ADD(T)                                                   \
-    T atomic_add(T* address, T x) {                                     \
-        atomic_access(address, sizeof(T), __builtin_return_address(0)); \
-        return add_atomically(address, x);                              \
-    }
-ATOMIC_ADD(float)
-ATOMIC_ADD(double)
-ATOMIC_ADD(int)
-ATOMIC_ADD(unsigned)
-
-void fail(const char* what) {
-    OwnCode here;
-    fail(here.self, what);
-}
-
-void let_others_run(Running& self) {
-    ++block->progress;
-    block->wait(static_cast<Thread&>(self), "", nullptr);
 }
 
 }  // namespace simt
