@@ -80,7 +80,8 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
             rung.wrong = verdict(problem, size, error);
             rung.error = std::isnan(error) ? error : std::max(rung.error, error);
             compared[0] = in_turn(rung.kernel->run);
-            if (problem.library_default && rung.kernel == right.back().kernel) compared.push_back(in_turn(problem.library_default));
+            if (compared.size() > 1 && problem.library_default && rung.kernel == right.back().kernel)
+                compared.push_back(in_turn(problem.library_default));
             const std::vector<double> seconds = median_seconds(compared);
             rung.seconds = seconds[0];
             if (compared.size() > 1) library = seconds[1];

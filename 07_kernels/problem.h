@@ -56,13 +56,14 @@ struct Problem {
     // The vendor's function for the same, if there is one: cuBLAS. Measured beside the kernels on a GPU. False: it has none for these
     // sizes.
     std::function<bool(const Arguments&)> library = nullptr;
-    // The kernel that cuBLAS takes by itself, where `library` is the fastest of several; measured beside the last kernel.
-    std::function<bool(const Arguments&)> library_default = nullptr;
+    // What cuBLAS takes by itself, where `library` is the fastest of several: cublasGemmEx. Measured beside the last kernel and `library`.
+    std::function<void(const Arguments&)> library_default = nullptr;
 };
 
 // cuBLAS's product of fp8 matrices with a scale each, or with scales for blocks (3_product/library_fp8.cpp); nullptr without CUDA.
 std::function<bool(const Arguments&)> fp8_library();
-bool gemm_ex(const Arguments& args);  // its product of bf16 matrices by cublasGemmEx (3_product/library_gemm_ex.cpp)
+// Its product of bf16 matrices by cublasGemmEx (3_product/library_gemm_ex.cpp); likewise.
+std::function<void(const Arguments&)> gemm_ex_library();
 
 std::vector<Problem> first_steps(), memory(), product(), fusion(), attention();  // each in its family's problems.cpp
 

@@ -8,8 +8,9 @@
 #include "cuda/cublas.h"
 
 namespace ultrascale::kernels {
+namespace {
 
-bool gemm_ex(const Arguments& args) {
+void gemm_ex(const Arguments& args) {
     static const cublasHandle_t handle = [] {
         compute_stream();  // selects the device
         cublasHandle_t h;
@@ -22,12 +23,15 @@ bool gemm_ex(const Arguments& args) {
     // Its columns are our rows: C^T (N, M) = B A^T.
     cublas_check(cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, N, M, K, &one, args.in[1].data(), CUDA_R_16BF, K, args.in[0].data(),
                               CUDA_R_16BF, K, &zero, args.out.data(), CUDA_R_16BF, N, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
-    return true;
 }
+
+}  // namespace
+
+std::function<void(const Arguments&)> gemm_ex_library() { return gemm_ex; }
 
 }  // namespace ultrascale::kernels
 #else
 namespace ultrascale::kernels {
-bool gemm_ex(const Arguments&) { return false; }
+std::function<void(const Arguments&)> gemm_ex_library() { return nullptr; }
 }  // namespace ultrascale::kernels
 #endif

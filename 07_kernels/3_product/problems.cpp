@@ -60,10 +60,10 @@ std::vector<Problem> product() {
         ops::matmul(args.out, args.in[0], ops::Transpose::no, args.in[1], ops::Transpose::yes);
         return true;
     };
-    bf16.library_default = gemm_ex;
 
     // The same in fp8 with a scale for each matrix: C (M, N) = scale_a scale_b A B^T, C in bf16
     Problem fp8 = bf16;
+    bf16.library_default = gemm_ex_library();  // which has no fp8
     fp8.name = "product fp8";
     fp8.inputs = [](const Sizes& s) {
         return std::vector<Input>{{.shape = {s[0], s[2]}, .e4m3 = true},
@@ -81,7 +81,6 @@ std::vector<Problem> product() {
     fp8.bytes = [=](const Sizes& s) { return elements(s) + double(s[0] * s[1]); };
     fp8.peaks = 2;
     fp8.library = fp8_library();
-    fp8.library_default = nullptr;
 
     // ... and with a scale for each 1 x 128 of A, and for each 128 x 128 of B: scales_a (K / 128, M), scales_b (N / 128, K / 128 filled up
     // to a multiple of 4), which is how cuBLAS wants them. Scales differ by many powers of two: with one for a matrix small blocks would be

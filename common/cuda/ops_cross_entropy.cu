@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
 
     if (target == ignored_target) {
         if (threadIdx.x == 0) losses[row] = 0;
-        __pipeline_wait_prior(0);
+        __pipeline_wait_prior(0);  // for the first batch: nobody needs it, but it must not arrive behind the block's end
         if (dscale == 0) return;
         Pack<T, n> zeros;
 #pragma unroll

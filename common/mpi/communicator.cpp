@@ -144,8 +144,9 @@ bool all_ranks_arrive(double seconds) {
 
 void finalize_communication() {
     if (!mpi_is_running()) return;
+    // MPI_Finalize spins: it should not have to wait for anyone. Another tag than all_ranks_arrive's, which a rank that fails may be in.
     Exchange all(*arrivals, arrivals->tag(0, 1));
-    run_over_mpi({.kind = Collective::barrier}, all);  // MPI_Finalize spins: it should not have to wait for anyone
+    run_over_mpi({.kind = Collective::barrier}, all);
     transport::close();
     stop_watching();
     MPI_Finalize();
