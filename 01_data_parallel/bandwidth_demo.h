@@ -137,7 +137,9 @@ inline bool demo_bandwidth(const Communicator& world, int64_t largest_bytes) {
     const Tensor pattern = Tensor::from_host<float>(values, {int64_t(values.size())}, Memory::workspace);
     values = {};
     const Tensor in = Tensor::empty(pattern.shape(), DType::fp32, Memory::communication);
-    const Tensor out = Tensor::empty(pattern.shape(), DType::fp32, Memory::communication);
+    const Tensor out = Tensor::empty(pattern.shape(), DType::fp32, Memory::communication, world.symmetric_memory());
+    if (world.symmetric_memory())
+        print("  from 1 MiB on, all-gather, reduce-scatter and all-reduce go by copy engines; --copy-engines off: all by NCCL");
 
     const std::vector<BandwidthCase> cases = bandwidth_cases(world);
     std::vector<std::vector<double>> seconds(cases.size());  // [case][size]

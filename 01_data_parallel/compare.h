@@ -89,7 +89,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     Llama model(shape.config, shape.model);
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options.dtype);
-    parameters.allocate_grads(options.grad_dtype());
+    parameters.allocate_grads(options.grad_dtype(), ranks.symmetric_memory());
     load_or_initialize(options, parameters);
     AdamW optimizer(parameters, options.optimizer);
 

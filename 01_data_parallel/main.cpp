@@ -109,7 +109,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     Llama model(config, shape.model);
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options.dtype);
-    parameters.allocate_grads(options.grad_dtype());
+    parameters.allocate_grads(options.grad_dtype(), ranks.symmetric_memory());
     load_or_initialize(options, parameters);
     AdamW optimizer(parameters, options.optimizer);
     TrainingState state = resume_or_start(options, optimizer);

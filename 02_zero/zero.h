@@ -66,9 +66,9 @@ public:
     virtual void print_offload(Report&) {}
 
 protected:
-    // Flat storage for all units, one after the other; and where a unit's part of it is.
+    // Flat storage for all units, one after the other, where other ranks may write to it; and where a unit's part of it is.
     Tensor allocate_flat(DType dtype, Memory category, Tensor Parameter::*member) {
-        Tensor flat = Tensor::zeros({layout_.padded()}, dtype, category);
+        Tensor flat = Tensor::zeros({layout_.padded()}, dtype, category, ranks_.symmetric_memory());
         for (size_t u = 0; u < layout_.size(); ++u) layout_.place(u, of_unit(flat, u), member);
         return flat;
     }

@@ -67,7 +67,7 @@ private:
     Incoming whole_input(Saved& saved, bool beside) const { return border_.gather_again(saved.take("x"), beside); }
 
     Outgoing sum_of_dx(const Tensor& dy, bool beside, const Context& context) const {
-        Tensor partial = Tensor::empty({context.batch.sequences(), context.batch.length(), inputs()}, dy.dtype(), Memory::activation);
+        Tensor partial = border_.empty_partial({context.batch.sequences(), context.batch.length(), inputs()}, dy.dtype());
         gemm_->multiply_backward(partial, dy);
         return border_.sum(std::move(partial), beside);
     }

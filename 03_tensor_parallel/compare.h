@@ -42,7 +42,7 @@ inline bool compare_sequence_parallel(const Options& options, TensorOptions tens
         Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
         ParameterList& parameters = model.parameters();
         parameters.allocate_values(options.dtype);
-        parameters.allocate_grads(options.grad_dtype());
+        parameters.allocate_grads(options.grad_dtype(), dp.symmetric_memory());
         load_or_initialize(options, parameters);
         AdamW optimizer(parameters, options.optimizer);
         std::vector<double> seconds;

@@ -57,7 +57,10 @@ public:
     virtual ~Conjugates() = default;
 
     virtual Incoming gather(const Tensor& x, bool /*beside*/) const { return {x, {}}; }
-    // A sum over ranks: begin it, then hand over chunk after chunk of its rows as they are computed.
+    // A sum over ranks: room for this rank's summands; begin it, then hand over chunk after chunk of its rows as they are computed.
+    virtual Tensor empty_partial(Shape shape, DType dtype) const {
+        return Tensor::empty(std::move(shape), dtype, Memory::activation, group_.symmetric_memory());
+    }
     virtual Outgoing begin_sum(Tensor partial) const { return {partial, partial, {}}; }
     virtual void sum_chunk(Outgoing& sum, int64_t c, int64_t chunks, bool beside) const {
         if (group_.size() > 1) sum.chunks.push_back(group_.all_reduce(chunk_of(sum.partial, c, chunks), Reduce::sum, stream_for(beside)));

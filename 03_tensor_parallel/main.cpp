@@ -97,7 +97,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     Llama model(config, shape.model, parallel.parts(shape.model), Stage::whole(config));
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options.dtype);
-    parameters.allocate_grads(options.grad_dtype());
+    parameters.allocate_grads(options.grad_dtype(), dp.symmetric_memory());
     load_or_initialize(options, parameters);
     AdamW optimizer(parameters, options.optimizer);
     TrainingState state = resume_or_start(options, optimizer);

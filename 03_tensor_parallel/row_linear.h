@@ -24,7 +24,7 @@ public:
     // x (B, T, this rank's inputs); returns the residual stream's shape.
     Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor& residual) override {
         const int64_t n = border_.chunks(x.rows());
-        Outgoing sum = border_.begin_sum(Tensor::empty({x.rows(), outputs()}, x.dtype(), Memory::activation));
+        Outgoing sum = border_.begin_sum(border_.empty_partial({x.rows(), outputs()}, x.dtype()));
         border_.note(region_of(*parameters_.front()), "input", x, parameters_.front()->shape[1]);
         border_.note(region_of(*parameters_.front()), "partial sum", sum.partial, outputs());
         for (int64_t c = 0; c < n; ++c) {

@@ -29,13 +29,14 @@ public:
     // g: all-gather.
     Incoming gather(const Tensor& x, bool beside) const override {
         const int64_t rows = x.rows() * group_.size(), n = chunks(rows);
-        Incoming in{Tensor::empty({rows, x.cols()}, x.dtype(), Memory::activation), {}};
+        Incoming in{Tensor::empty({rows, x.cols()}, x.dtype(), Memory::activation, group_.symmetric_memory()), {}};
         for (int64_t c = 0; c < n; ++c)
             in.chunks.push_back(group_.all_gather(chunk_of(in.whole, c, n), chunk_of(x, c, n), stream_for(beside)));
         return in;
     }
 
-    // g*: reduce-scatter.
+    // g*: reduce-scatter. It needs no symmetric memory: what is received lies elsewhere.
+    Tensor empty_partial(Shape shape, DType dtype) const override { return Tensor::empty(std::move(shape), dtype, Memory::activation); }
     Outgoing begin_sum(Tensor partial) const override {
         Tensor shard = Tensor::empty({partial.rows() / group_.size(), partial.cols()}, partial.dtype(), Memory::activation);
         return {std::move(partial), std::move(shard), {}};

@@ -22,7 +22,7 @@ public:
 
     Tensor forward(Saved&, Context& context) override {
         const int64_t h = weight_->value.cols();
-        Tensor partial = Tensor::empty({context.batch.tokens.numel(), h}, weight_->value.dtype(), Memory::activation);
+        Tensor partial = border_.empty_partial({context.batch.tokens.numel(), h}, weight_->value.dtype());
         ops::embedding_forward(partial, context.batch.tokens, weight_->value, weight_->slice[0].begin);
         border_.note("embedding", "partial sum", partial, h);
         Tensor x = border_.sum(std::move(partial), false).wait().view(border_.stream_shape(context.batch, h));

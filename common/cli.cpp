@@ -62,6 +62,8 @@ void add_shared_options(CLI::App& app, Options& o) {
     app.add_option("--trace", o.trace, "Write a Chrome/Perfetto trace");
     app.add_option("--peak-tflops", o.peak_tflops, "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")
         ->check(between(1e-9, 1e9));
+    add_choice(app, "--copy-engines", o.copy_engines, {{"on", true}, {"off", false}},
+               "On GPUs of one machine: large collectives by copies to the others' memory (on), or all by NCCL's kernels");
     app.add_option("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")->check(between(1e-6, 1e9));
 }
 
@@ -175,6 +177,7 @@ Options parse_options(int argc, char** argv, const std::string& name, const std:
             if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
         if (!options.save.empty()) check_can_save(options.save);
     });
+    use_copy_engines(options.copy_engines);
     if (options.device_memory_gib > 0) memory_set_limit(int64_t(options.device_memory_gib * double(1 << 30)));
     return options;
 }

@@ -31,6 +31,7 @@ struct Options {
     std::string json, trace;
     double peak_tflops = 0;        // 0: the device's own
     double device_memory_gib = 0;  // 0: the device's own
+    bool copy_engines = true;      // comm.h: use_copy_engines
 
     // Where the data is: --data, or the text that comes with the project.
     std::string data_path() const;

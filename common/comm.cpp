@@ -167,6 +167,13 @@ void check_rank(int rank, int size) { check(0 <= rank && rank < size, "no such r
 
 }  // namespace
 
+std::shared_ptr<Allocator> Communicator::symmetric_memory() const {
+    impl_->open();
+    return transport::symmetric_memory(*impl_);
+}
+
+void use_copy_engines(bool use) { communication_settings().copy_engines = use; }
+
 Work Communicator::all_reduce(Tensor x, Reduce op, Stream& stream) const {
     check_tensors({x});
     return issue(impl_, operation_on(Collective::all_reduce, x, x, -1, op), {x.bytes(), {x}}, stream);

@@ -1,4 +1,4 @@
-// How ranks talk: collectives and point to point, on the CPU over MPI and on CUDA over NCCL.
+// How ranks talk: collectives and point to point, on the CPU over MPI and on CUDA over NCCL and by copy engines.
 //
 // Every call names its tensors and returns a Work. Work owns the tensors until it has been waited for; a Work that is
 // dropped waits at once, so
@@ -17,8 +17,10 @@
 //
 // On CUDA each rank needs a GPU of its own, and NCCL reduces as it likes: in an order that depends on the collective, the
 // size and the machine; bf16 and fp16 are rounded at every step; int32 wraps around at 32 bits; what it makes of a NaN in a
-// maximum or of an average of int32 is not promised. With more ranks than GPUs all goes through the host (rank 0 says so
-// once), by the CPU's rules: right, but slow. A collective then runs during its call, whichever stream it was given.
+// maximum or of an average of int32 is not promised. Between GPUs of one machine, large reduce-scatters, and what is gathered
+// or all-reduced in symmetric memory, go by copy engines instead (cuda/comm_copies.h); they add by the CPU's rules. With more
+// ranks than GPUs all goes through the host (rank 0 says so once), by the CPU's rules: right, but slow. A collective then runs
+// during its call, whichever stream it was given.
 //
 // NCCL runs the calls of a communicator one after another, on whatever streams. So two ranks that each queue a recv on one
 // stream and a send on another wait forever, unless the two directions have a communicator each, or are one send_recv. Of
@@ -98,6 +100,12 @@ public:
     int size() const;
     const std::string& name() const;
 
+    // For Tensor::empty and zeros: symmetric memory, which the ranks of this group map into each other's address spaces. What is
+    // gathered or all-reduced there goes by copy engines; everything works without. All ranks of the group make such tensors in
+    // one order and with the same sizes, and let go of them in one order, so that a tensor's blocks on all ranks belong together.
+    // nullptr, which means the device's own memory, where GPUs do not reach each other, between pretended nodes, and on the CPU.
+    std::shared_ptr<Allocator> symmetric_memory() const;
+
     // In place where it makes sense: all_gather's and gather's `in` may be this rank's slice of `out`, reduce_scatter's and
     // scatter's `out` this rank's slice of `in`. Any other overlap fails check().
 
@@ -147,6 +155,8 @@ int rank_on_this_node();                           // this rank's place among th
 // between nodes is slowed down to a network card of this rate for each rank (mpi/slow_links.h). Nothing else changes. All ranks call
 // it, while nothing is under way.
 void pretend_nodes(int ranks_per_node, double gbit_per_second);
+// Whether copy engines may communicate (CUDA; the default is true). All ranks, before the first communication.
+void use_copy_engines(bool use);
 void finalize_communication();                     // all ranks; the last call of a program. Nothing to do if world() was never called
 [[noreturn]] void abort_all_ranks(int exit_code);  // one rank's way out when the others cannot know; runs no destructors
 

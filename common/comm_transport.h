@@ -19,6 +19,8 @@ struct Work::Impl {
     Timestamp end;                                // CUDA: when it has run
     struct Staged;
     std::shared_ptr<Staged> staged;  // CUDA: a transfer through the host that is under way
+    struct Unsummed;
+    std::shared_ptr<Unsummed> unsummed;  // CUDA: a reduction by copies whose sum is still to come
 };
 
 // Adds to communication_counts().
@@ -39,6 +41,8 @@ namespace transport {
 // All ranks of a group call it once: world before it first communicates, the others when they are made.
 void open(Communicator::Impl& group);
 
+std::shared_ptr<Allocator> symmetric_memory(const Communicator::Impl& group);  // comm.h
+
 // Reserves what the operation needs before it is counted: memory is counted in the host's order.
 Tensor scratch(const Communicator::Impl& group, Operation& operation);
 
@@ -46,7 +50,7 @@ Tensor scratch(const Communicator::Impl& group, Operation& operation);
 void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream& stream);
 
 void wait(Work::Impl& work);  // Work::wait()
-bool done(const Work::Impl& work);
+bool done(Work::Impl& work);
 
 void close();     // all ranks: nothing will be communicated any more
 bool over_mpi();  // reductions of more than one rank add in rank order, by mpi/exchange.cpp

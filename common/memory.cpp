@@ -106,12 +106,13 @@ void memory_observe(const MemoryObserver& observer) {
     tracker().observer = observer;
 }
 
-void* memory_allocate(int64_t bytes, Memory category) {
+void* memory_allocate(int64_t bytes, Memory category, Allocator* from) {
     int64_t limit = memory_limit();
     Tracker& t = tracker();
     std::lock_guard lock(t.mutex);
     const int64_t taken = std::max<int64_t>(padded(bytes), 256);
-    void* data = category == Memory::host ? host_allocate(taken) : total(t.now) + bytes <= limit ? device_allocate(taken) : nullptr;
+    const bool fits = total(t.now) + bytes <= limit;
+    void* data = category == Memory::host ? host_allocate(taken) : !fits ? nullptr : from ? from->allocate(taken) : device_allocate(taken);
     if (!data && category == Memory::host)
         throw OutOfMemory(fmt::format("out of memory on the host: no {} more; held there: {}", format_bytes(double(bytes)),
                                       format_bytes(double(t.now[int(Memory::host)]))));
@@ -123,11 +124,12 @@ void* memory_allocate(int64_t bytes, Memory category) {
     return data;
 }
 
-void memory_free(void* data, int64_t bytes, Memory category) {
+void memory_free(void* data, int64_t bytes, Memory category, Allocator* to) {
     Tracker& t = tracker();
     std::lock_guard lock(t.mutex);
     t.add(category, -bytes);
     if (t.observer.freed) t.observer.freed(data);
+    if (to) return to->free(data);
     category == Memory::host ? host_free(data) : device_free(data);
 }
 

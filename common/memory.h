@@ -47,10 +47,17 @@ int64_t memory_limit();
 // "12.3 MiB", as every table prints bytes.
 std::string format_bytes(double bytes);
 
-// Memory for a tensor: 256-byte aligned, counted under `category`, uninitialised. Throws OutOfMemory.
-// Only tensor.h calls these.
-void* memory_allocate(int64_t bytes, Memory category);
-void memory_free(void* data, int64_t bytes, Memory category);
+// Where device memory comes from that is not the device's own allocator's (comm.h: symmetric memory). nullptr when there is none left.
+struct Allocator {
+    virtual ~Allocator() = default;
+    virtual void* allocate(int64_t bytes) = 0;
+    virtual void free(void* data) = 0;
+};
+
+// Memory for a tensor: 256-byte aligned, counted under `category`, uninitialised; from the device unless an allocator is given. Throws
+// OutOfMemory. Only tensor.h calls these.
+void* memory_allocate(int64_t bytes, Memory category, Allocator* from = nullptr);
+void memory_free(void* data, int64_t bytes, Memory category, Allocator* to = nullptr);
 
 // For a tool that must know where allocations lie (simt/access.cpp): called after each one and before each free, one call at a time.
 // Set it before the first allocation.

@@ -39,8 +39,8 @@ void ParameterList::allocate_values(DType dtype) {
     place(flat_values_, &Parameter::value);
 }
 
-void ParameterList::allocate_grads(DType dtype) {
-    flat_grads_ = Tensor::zeros({local_numel()}, dtype, Memory::gradient);
+void ParameterList::allocate_grads(DType dtype, std::shared_ptr<Allocator> from) {
+    flat_grads_ = Tensor::zeros({local_numel()}, dtype, Memory::gradient, std::move(from));
     place(flat_grads_, &Parameter::grad);
 }
 

@@ -69,7 +69,7 @@ public:
     // Gives every parameter's value (or grad) its place in one flat tensor, in order, with no padding: neighbours in the
     // list are neighbours in memory. grads start at zero.
     void allocate_values(DType dtype);
-    void allocate_grads(DType dtype);
+    void allocate_grads(DType dtype, std::shared_ptr<Allocator> from = nullptr);
     const Tensor& flat_values() const { return flat_values_; }
     const Tensor& flat_grads() const { return flat_grads_; }
 

@@ -38,22 +38,24 @@ struct Tensor::Storage {
     void* data;
     int64_t bytes;
     Memory category;
-    Storage(int64_t bytes, Memory category) : data(memory_allocate(bytes, category)), bytes(bytes), category(category) {}
-    ~Storage() { memory_free(data, bytes, category); }
+    std::shared_ptr<Allocator> from;
+    Storage(int64_t bytes, Memory category, std::shared_ptr<Allocator> from)
+        : data(memory_allocate(bytes, category, from.get())), bytes(bytes), category(category), from(std::move(from)) {}
+    ~Storage() { memory_free(data, bytes, category, from.get()); }
     Storage(const Storage&) = delete;
 };
 
-Tensor Tensor::empty(Shape shape, DType dtype, Memory category) {
+Tensor Tensor::empty(Shape shape, DType dtype, Memory category, std::shared_ptr<Allocator> from) {
     Tensor t;
     t.shape_ = std::move(shape);
     t.dtype_ = dtype;
-    t.storage_ = std::make_shared<Storage>(t.bytes(), category);
+    t.storage_ = std::make_shared<Storage>(t.bytes(), category, std::move(from));
     t.data_ = t.storage_->data;
     return t;
 }
 
-Tensor Tensor::zeros(Shape shape, DType dtype, Memory category) {
-    Tensor t = empty(std::move(shape), dtype, category);
+Tensor Tensor::zeros(Shape shape, DType dtype, Memory category, std::shared_ptr<Allocator> from) {
+    Tensor t = empty(std::move(shape), dtype, category, std::move(from));
     if (t.on_host())
         std::memset(t.data(), 0, size_t(t.bytes()));
     else

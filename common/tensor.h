@@ -61,9 +61,9 @@ class Tensor {
 public:
     Tensor() = default;  // no storage; false in a condition
 
-    // Uninitialised (empty) or all-zero memory. Throws OutOfMemory.
-    static Tensor empty(Shape shape, DType dtype, Memory category);
-    static Tensor zeros(Shape shape, DType dtype, Memory category);
+    // Uninitialised (empty) or all-zero memory: the device's, or the allocator's. Throws OutOfMemory.
+    static Tensor empty(Shape shape, DType dtype, Memory category, std::shared_ptr<Allocator> from = nullptr);
+    static Tensor zeros(Shape shape, DType dtype, Memory category, std::shared_ptr<Allocator> from = nullptr);
     // Copies `values` to the device as T's dtype. numel(shape) must equal values.size().
     template <class T>
     static Tensor from_host(std::span<const T> values, Shape shape, Memory category) {

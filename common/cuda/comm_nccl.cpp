@@ -1,4 +1,5 @@
-// CUDA's transport: NCCL. Ranks that share a GPU cannot use it; then everything goes through the host (comm_staged.cpp).
+// CUDA's transport: NCCL, and beside it copy engines (comm_copies.h). Ranks that share a GPU cannot use either; then everything goes
+// through the host (comm_staged.cpp).
 #include "comm_nccl.h"
 
 #include <algorithm>
@@ -8,14 +9,10 @@
 
 #include "../mpi/slow_links.h"
 #include "../trace.h"
+#include "comm_copies.h"
+#include "peer_memory.h"
 
 namespace ultrascale {
-
-// A group's NCCL communicator. Kept until finalize_communication(): destroying one waits for the other ranks.
-struct Communicator::Impl::Link {
-    std::string name;  // of the group
-    ncclComm_t nccl = nullptr;
-};
 
 namespace {
 
@@ -41,9 +38,9 @@ void check_link(const Link& link) {
 }
 
 // Whether each rank of the world has a GPU of its own: all ranks tell each other which one they will use.
-void compare_gpus(const Communicator::Impl& world, Exchange& exchange) {
+void compare_gpus(Communicator::Impl& world) {
     using Uuid = std::array<char, 16>;
-    std::vector<Uuid> gpus(world.size());
+    Uuid mine{};
     int count = 0;
     if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) {  // without one, the first stream speaks of it
         cuda_select_device();
@@ -51,11 +48,9 @@ void compare_gpus(const Communicator::Impl& world, Exchange& exchange) {
         cudaDeviceProp properties;
         cuda_check(cudaGetDevice(&device));
         cuda_check(cudaGetDeviceProperties(&properties, device));
-        std::memcpy(gpus[world.rank].data(), properties.uuid.bytes, sizeof(Uuid));
+        std::memcpy(mine.data(), properties.uuid.bytes, sizeof(Uuid));
     }
-    exchange.for_each_peer([&](int peer) { exchange.recv(&gpus[peer], sizeof(Uuid), peer); });
-    exchange.for_each_peer([&](int peer) { exchange.send(&gpus[world.rank], sizeof(Uuid), peer); });
-    exchange.wait();
+    const std::vector<Uuid> gpus = tell_all(world, mine);
     std::set<Uuid> different(gpus.begin(), gpus.end());
     sharing = int(different.size()) < world.size() || different.contains(Uuid{});
     if (sharing && world.rank == 0 && !different.contains(Uuid{})) {
@@ -190,9 +185,9 @@ namespace transport {
 
 void open(Communicator::Impl& group) {
     if (group.size() == 1) return;
-    Exchange exchange(group, group.collective_tag());
-    if (group.number == 0) compare_gpus(group, exchange);
+    if (group.number == 0) compare_gpus(group);
     if (sharing) return;
+    Exchange exchange(group, group.collective_tag());
     compute_stream();  // NCCL takes the current device
     cuda_select_device();
     ncclUniqueId id;
@@ -207,6 +202,7 @@ void open(Communicator::Impl& group) {
     nccl_check(ncclCommInitRank(&link->nccl, group.size(), id, group.rank), *link);
     links().push_back(link);
     group.link = std::move(link);
+    if (communication_settings().copy_engines) group.link->peers = PeerMemory::open(group);
 }
 
 // In the order in which they were made, which all ranks share. Nothing is under way any more on any rank.
@@ -220,15 +216,33 @@ void close() {
 
 bool over_mpi() { return sharing; }
 
-Tensor scratch(const Communicator::Impl&, Operation&) { return {}; }
+std::shared_ptr<Allocator> symmetric_memory(const Communicator::Impl& group) {
+    return group.link && slow_links().ranks_per_node == 0 ? group.link->peers : nullptr;
+}
+
+// The group's mapped memory if this operation goes by it.
+static PeerMemory* copying_peers(const Communicator::Impl& group, const Operation& operation) {
+    PeerMemory* const peers = group.link ? group.link->peers.get() : nullptr;
+    return copies::fit(operation, group.size(), peers) ? peers : nullptr;
+}
+
+Tensor scratch(const Communicator::Impl& group, Operation& operation) {
+    PeerMemory* const peers = copying_peers(group, operation);
+    Tensor scratch = peers ? copies::scratch(operation, *peers) : Tensor();
+    operation.scratch = static_cast<char*>(scratch.data());
+    return scratch;
+}
 
 void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream& stream) {
     check(!communication_is_abandoned(), "communication was given up when an exception passed a Work that was not waited for");
+    const Communicator::Impl& group = *work.communicator;
     if (work.asynchronous) stream.wait(compute_stream().record());  // the inputs are ready then
-    if (sharing && work.communicator->size() > 1) return staged::start(work, operation, tag, bytes, stream);
+    if (sharing && group.size() > 1) return staged::start(work, operation, tag, bytes, stream);
+    copies::sum_for(operation, stream);
+    if (copying_peers(group, operation)) return copies::start(work, operation, bytes, stream);
     Timestamp begin = Timestamp::in(stream);
-    run_over_nccl(operation, *work.communicator, cuda_stream(stream));
-    if (slow_links().ranks_per_node > 0) wait_for_slow_link(slow_link_seconds(operation, *work.communicator), cuda_stream(stream));
+    run_over_nccl(operation, group, cuda_stream(stream));
+    if (slow_links().ranks_per_node > 0) wait_for_slow_link(slow_link_seconds(operation, group), cuda_stream(stream));
     work.end = Timestamp::in(stream);
     work.finished = stream.record();
     add_measurement({work.kind, begin, work.end, !work.asynchronous, false, trace_recording() ? stream.name() : "", bytes});
@@ -236,13 +250,18 @@ void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream
 
 void wait(Work::Impl& work) {
     if (work.staged) return staged::finish(work);
+    if (work.unsummed) copies::sum(work);
     if (!work.asynchronous) return;  // compute's own order
     // Compute stands still from here to the end of the call; not at all if the end is earlier.
     add_measurement({work.kind, Timestamp::in(compute_stream()), work.end, true, true, "", 0});
     compute_stream().wait(work.finished);
 }
 
-bool done(const Work::Impl& work) { return work.staged ? staged::done(work) : work.finished.reached(); }
+bool done(Work::Impl& work) {
+    if (work.staged) return staged::done(work);
+    if (work.unsummed && std::uncaught_exceptions() == work.exceptions) copies::sum(work);
+    return !work.unsummed && work.finished.reached();
+}
 
 }  // namespace transport
 

@@ -8,6 +8,15 @@
 
 namespace ultrascale {
 
+class PeerMemory;
+
+// A group's NCCL communicator. Kept until finalize_communication(): destroying one waits for the other ranks.
+struct Communicator::Impl::Link {
+    std::string name;  // of the group
+    ncclComm_t nccl = nullptr;
+    std::shared_ptr<PeerMemory> peers;  // null where the ranks cannot map each other's memory
+};
+
 // Throws what NCCL reports of any communicator: operations fail while they run, long after the call that queued them. Called
 // wherever the host waits. Throws too when communication was given up (abandon_communication).
 void check_communication();

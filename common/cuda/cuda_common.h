@@ -18,6 +18,7 @@ cudaStream_t cuda_stream(const Stream& stream);
 inline cudaStream_t cuda_compute() { return cuda_stream(compute_stream()); }
 
 void cuda_select_device();          // makes this rank's GPU the current one; UserError where there is none
+void cuda_release_unused();         // waits for the device; the allocator of tensors gives back what it keeps
 int multiprocessors();              // of this rank's device
 bool programmatic_launch();         // whether this rank's device has it
 bool hopper();                      // whether it has sm_90a's instructions (hopper.cuh), and the environment has no ULTRASCALE_NO_HOPPER

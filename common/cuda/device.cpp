@@ -1,9 +1,9 @@
 // The GPU as a device: which one, its memory, copies to and from the host.
 //
 // Tensors come from CUDA's stream-ordered pool, and every allocation and every free is queued on the compute stream. So a
-// freed block is used again by later work of the same stream at once, without waiting; nothing is ever handed back to the
-// driver while the program runs; and no reuse makes one stream wait for another: a tensor that another stream uses is owned
-// by a Work until the compute stream has been told to wait for it (comm.h).
+// freed block is used again by later work of the same stream at once, without waiting; nothing is handed back to the driver
+// while the program runs (but to make room for memory that peers map: peer_memory.h); and no reuse makes one stream wait for another: a
+// tensor that another stream uses is owned by a Work until the compute stream has been told to wait for it (comm.h).
 #include "device.h"
 
 #include <cuda_runtime.h>
@@ -19,6 +19,7 @@
 #include "../memory.h"
 #include "../ops.h"
 #include "cuda_common.h"
+#include "peer_memory.h"
 
 namespace ultrascale {
 
@@ -119,6 +120,11 @@ void device_free(void* data) {
     if (data) cudaFreeAsync(data, cuda_compute());  // fails only when the process ends and CUDA has gone
 }
 
+void cuda_release_unused() {
+    cuda_check(cudaDeviceSynchronize());
+    cuda_check(cudaMemPoolTrimTo(pool(), 0));
+}
+
 void* host_allocate(int64_t bytes) {
     void* data = nullptr;
     cuda_compute();  // selects the device
@@ -148,7 +154,9 @@ DeviceOverhead device_overhead() {
     cuda_check(cudaMemGetInfo(&free, &total));
     cuda_check(cudaMemPoolGetAttribute(pool(), cudaMemPoolAttrReservedMemCurrent, &reserved));
     cuda_check(cudaMemPoolGetAttribute(pool(), cudaMemPoolAttrUsedMemHigh, &used));
-    return {int64_t(total - free) - int64_t(reserved), int64_t(reserved) - int64_t(used)};
+    const PeerMemory::Occupancy symmetric = PeerMemory::occupancy();
+    return {int64_t(total - free) - int64_t(reserved) - symmetric.held,
+            int64_t(reserved) - int64_t(used) + symmetric.held - symmetric.most_used};
 }
 
 void device_copy_from_host(void* device, const void* host, int64_t bytes) {

@@ -6,6 +6,7 @@
 #include <mpi.h>
 
 #include <deque>
+#include <type_traits>
 #include <utility>
 
 #include "../comm.h"
@@ -47,6 +48,10 @@ struct CommunicationSettings {
     int64_t piece_bytes = 1 << 30;  // MPI counts with an int: longer messages travel in pieces of this size
     int64_t small_bytes = 4 << 10;  // an all-reduce or reduce up to this size takes one round
     int64_t chunk_bytes = 1 << 20;  // longer reductions go through scratch of about this size, chunk after chunk
+    // CUDA, by copy engines (cuda/comm_copies.h): whether at all; tensors from which size and up to which (a reduction's scratch is almost
+    // as large); how much scratch a group's reductions may hold whose sum is still to come (the latest one's is always allowed).
+    bool copy_engines = true;
+    int64_t copies_from_bytes = 1 << 20, copies_up_to_bytes = int64_t(4) << 30, copies_unsummed_bytes = 256 << 20;
 };
 CommunicationSettings& communication_settings();
 
@@ -96,6 +101,19 @@ private:
     bool arrived();  // MPI has nothing left to do
     void check_sizes();
 };
+
+// Every rank's value, in rank order. Between hosts; all ranks of the group call it.
+template <class T>
+std::vector<T> tell_all(Communicator::Impl& group, const T& mine) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    std::vector<T> all(group.world_ranks.size());
+    all[size_t(group.rank)] = mine;
+    Exchange exchange(group, group.collective_tag());
+    exchange.for_each_peer([&](int peer) { exchange.recv(&all[size_t(peer)], sizeof(T), peer); });
+    exchange.for_each_peer([&](int peer) { exchange.send(&mine, sizeof(T), peer); });
+    exchange.wait();
+    return all;
+}
 
 // A Work went down with an exception before its communication had ended: its ranks may never meet again. From then on
 // every wait of an Exchange throws instead of hanging. (false: a test is done with it.)

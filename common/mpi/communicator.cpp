@@ -78,12 +78,7 @@ Communicator Communicator::split(int color, int key, std::string name) const {
     struct Wish {
         int color, key, rank, group;
     };
-    std::vector<Wish> wishes(size());
-    wishes[rank()] = {color, key, rank(), next_group};
-    Exchange exchange(*impl_, impl_->collective_tag());
-    exchange.for_each_peer([&](int peer) { exchange.recv(&wishes[peer], sizeof(Wish), peer); });
-    exchange.for_each_peer([&](int peer) { exchange.send(&wishes[rank()], sizeof(Wish), peer); });
-    exchange.wait();
+    std::vector<Wish> wishes = tell_all(*impl_, Wish{color, key, rank(), next_group});
     for (const Wish& wish : wishes) next_group = std::max(next_group, wish.group);
     std::erase_if(wishes, [&](const Wish& wish) { return wish.color != color; });
     std::ranges::stable_sort(wishes, {}, &Wish::key);  // equal keys stay in rank order
@@ -99,19 +94,14 @@ Communicator Communicator::split(int color, int key, std::string name) const {
 }
 
 std::vector<std::string> Communicator::gather_strings(const std::string& mine) const {
-    std::vector<int64_t> lengths(static_cast<size_t>(size()));
-    lengths[rank()] = int64_t(mine.size());
-    Exchange first(*impl_, impl_->collective_tag());
-    first.for_each_peer([&](int peer) { first.recv(&lengths[peer], sizeof(int64_t), peer); });
-    first.for_each_peer([&](int peer) { first.send(&lengths[rank()], sizeof(int64_t), peer); });
-    first.wait();
+    const std::vector<int64_t> lengths = tell_all(*impl_, int64_t(mine.size()));
     std::vector<std::string> all(lengths.size());
     for (size_t r = 0; r < all.size(); ++r) all[r].resize(size_t(lengths[r]));
     all[rank()] = mine;
-    Exchange second(*impl_, impl_->collective_tag());
-    second.for_each_peer([&](int peer) { second.recv(all[peer].data(), lengths[peer], peer); });
-    second.for_each_peer([&](int peer) { second.send(mine.data(), lengths[rank()], peer); });
-    second.wait();
+    Exchange exchange(*impl_, impl_->collective_tag());
+    exchange.for_each_peer([&](int peer) { exchange.recv(all[peer].data(), lengths[peer], peer); });
+    exchange.for_each_peer([&](int peer) { exchange.send(mine.data(), lengths[rank()], peer); });
+    exchange.wait();
     return all;
 }
 std::string Communicator::broadcast_string(const std::string& of_root, int root) const {

@@ -2,7 +2,8 @@
 //
 // A line per collective and size: the median time of a call (the slowest rank's median), and from it nccl-tests' two
 // bandwidths (doc/PERFORMANCE.md in NVIDIA/nccl-tests): algbw = size / time, and busbw = algbw times what the busiest link
-// must carry per byte: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, else 1.
+// must carry per byte: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, else 1. On GPUs that reach each
+// other, the first three go by copy engines where they are large (comm.h).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -56,9 +57,9 @@ int main(int argc, char** argv) {
     report("barrier", 0, 0, [&] { world.barrier(); });
     for (int64_t bytes = 4; bytes <= largest; bytes *= 8) {
         int64_t slice = std::max<int64_t>(1, bytes / 4 / n), full = slice * n;  // fp32 elements
-        Tensor x = Tensor::zeros({bytes / 4}, DType::fp32, Memory::communication);
+        Tensor x = Tensor::zeros({bytes / 4}, DType::fp32, Memory::communication, world.symmetric_memory());
         Tensor part = Tensor::zeros({slice}, DType::fp32, Memory::communication);
-        Tensor whole = Tensor::zeros({full}, DType::fp32, Memory::communication);
+        Tensor whole = Tensor::zeros({full}, DType::fp32, Memory::communication, world.symmetric_memory());
         Tensor other = Tensor::zeros({full}, DType::fp32, Memory::communication);
         report("all-reduce", bytes, 2 * spread, [&] { world.all_reduce(x); });
         report("reduce-scatter", full * 4, spread, [&] { world.reduce_scatter(part, whole); });

@@ -26,6 +26,7 @@ for tp; do
     else
         for overlap in none async chunk; do ours "$tp" --overlap $overlap; done
         for overlap in none async chunk; do ours "$tp" --sequence-parallel --overlap $overlap; done
+        ours "$tp" --sequence-parallel --overlap async --copy-engines off  # by NCCL's kernels alone
     fi
     for option in "" --sequence-parallel $([ "$tp" = 1 ] || echo "--sequence-parallel#--async-tp"); do
         [ "$tp$option" = 1--sequence-parallel ] || OMP_NUM_THREADS=8 "$python" -m torch.distributed.run --nproc_per_node "$tp" \

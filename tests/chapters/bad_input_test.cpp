@@ -33,6 +33,7 @@ TEST(BadInput, Options) {
     expect_refused("--document-token 256", {"--document-token 256", "256"});
     expect_refused("--ignore-token 300", {"--ignore-token 300", "256"});
     expect_refused("--compare memory", {"--compare", "memory", "attention"});
+    expect_refused("--copy-engines some", {"--copy-engines", "some", "off"});
     expect_refused("--temperature 0 --sample 3", {"--temperature"});
     for (const char* ramp : {"8:100", "x", "8:1,,8", "8:1;16", "0:1,8", "-8:1,8", "8:0,8", "8:1:2,8", "8:1,16:2", "8,16", "8.5:1,8",
                              "99999999999999999999:1,8", "8:1,8x"})

@@ -48,6 +48,16 @@ TEST_P(DataParallelRanks, EveryTechniqueEqualsOneDevice) {
     }
 }
 
+// On GPUs nano's one bucket, of 6 MiB, is large enough for them.
+TEST(DataParallel, WithCopyEnginesAndWithout) {
+    const auto with = [](const char* copy_engines) {
+        const Outcome run = train(2, chapter, fmt::format("--seq 40 --steps 3 --micro-batch 2 --copy-engines {}", copy_engines));
+        expect_verified(run);
+        return run;
+    };
+    expect_close(with("on"), with("off"));
+}
+
 TEST(DataParallel, AccumulationSynchronisesOnceOrEachTime) {
     for (const char* sync : {"naive", "overlap", "bucket", "ring"}) {
         SCOPED_TRACE(sync);

@@ -1,0 +1,54 @@
+// The one kernel of the collectives by copy engines. Bound by memory: n values read and one written for each element.
+#include "ops_common.cuh"
+#include "sum_slots.h"
+
+namespace ultrascale::ops {
+
+namespace {
+
+constexpr int threads = 512, blocks_per_multiprocessor = 2;
+
+// A thread adds packs of 16 bytes of all ranks, up to four of them in flight; the last, incomplete one element by element.
+template <class T>
+__global__ void __launch_bounds__(threads)
+    sum_slots_kernel(T* out, const T* own, const T* slots, int64_t stride, int64_t count, int rank, int ranks) {
+    constexpr int n = pack_size<T>;
+    const auto summand = [=](int r) { return r == rank ? own : slots + (r < rank ? r : r - 1) * stride; };
+    const int64_t step = int64_t(gridDim.x) * threads * n;
+    int64_t i = (int64_t(blockIdx.x) * threads + threadIdx.x) * n;
+    for (; i + n <= count; i += step) {
+        float sum[n] = {};
+#pragma unroll 4
+        for (int r = 0; r < ranks; ++r) {
+            const auto pack = load<n>(summand(r) + i);
+#pragma unroll
+            for (int j = 0; j < n; ++j) sum[j] = r == 0 ? to_float(pack.x[j]) : sum[j] + to_float(pack.x[j]);
+        }
+        Pack<T, n> result;
+#pragma unroll
+        for (int j = 0; j < n; ++j) result.x[j] = from_float<T>(sum[j]);
+        store(out + i, result);
+    }
+    for (const int64_t end = min(i + n, count); i < end; ++i) {
+        float sum = to_float(summand(0)[i]);
+        for (int r = 1; r < ranks; ++r) sum += to_float(summand(r)[i]);
+        out[i] = from_float<T>(sum);
+    }
+}
+
+template <class T>
+void launch(void* out, const void* own, const void* slots, int64_t stride, int64_t count, int rank, int ranks) {
+    const int64_t blocks = ceil_div(count, int64_t(threads) * pack_size<T>);
+    LAUNCH(sum_slots_kernel<T>, unsigned(std::min<int64_t>(blocks, blocks_per_multiprocessor * multiprocessors())), threads, 0)
+    (static_cast<T*>(out), static_cast<const T*>(own), static_cast<const T*>(slots), stride, count, rank, ranks);
+}
+
+}  // namespace
+
+void sum_slots(void* out, const void* own, const void* slots, int64_t stride, int64_t count, DType dtype, int rank, int ranks) {
+    check(dtype == DType::fp32 || dtype == DType::bf16 || dtype == DType::fp16, "sum_slots: another dtype than fp32, bf16 and fp16");
+    const auto of_type = dtype == DType::fp32 ? launch<float> : dtype == DType::bf16 ? launch<__nv_bfloat16> : launch<__half>;
+    of_type(out, own, slots, stride, count, rank, ranks);
+}
+
+}  // namespace ultrascale::ops

@@ -1,0 +1,152 @@
+#include "peer_memory.h"
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+
+namespace ultrascale {
+
+namespace {
+
+constexpr int64_t grain = 2 << 20;  // an allocation smaller than a page of the device shares it, and its handle stands for the page
+
+PeerMemory::Occupancy& total_occupancy() {
+    static PeerMemory::Occupancy total;
+    return total;
+}
+
+struct Export {
+    bool ok;
+    std::array<char, 36> machine;  // the kernel's name for it since it started: a handle means nothing on another one
+    cudaIpcMemHandle_t handle;
+};
+
+std::array<char, 36> this_machine() {
+    std::array<char, 36> id{};
+    std::ifstream("/proc/sys/kernel/random/boot_id").read(id.data(), id.size());
+    return id;
+}
+
+// The device's memory, and if there is none left what the allocator of tensors keeps without using it.
+char* allocate_exportable(int64_t bytes) {
+    void* data = nullptr;
+    if (cudaMalloc(&data, size_t(bytes)) == cudaSuccess) return static_cast<char*>(data);
+    cudaGetLastError();
+    cuda_release_unused();
+    if (cudaMalloc(&data, size_t(bytes)) == cudaSuccess) return static_cast<char*>(data);
+    cudaGetLastError();
+    return nullptr;
+}
+
+using BatchMemOp = CUresult (*)(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
+BatchMemOp batch_mem_op() {
+    static const BatchMemOp function = [] {
+        void* f = nullptr;
+        cudaDriverEntryPointQueryResult found;
+        cuda_check(cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &f, 12000, cudaEnableDefault, &found));
+        return found == cudaDriverEntryPointSuccess ? reinterpret_cast<BatchMemOp>(f) : nullptr;
+    }();
+    return function;
+}
+
+}  // namespace
+
+const PeerMemory::Occupancy& PeerMemory::occupancy() { return total_occupancy(); }
+
+PeerMemory::PeerMemory(Communicator::Impl& group) : group_(&group), rank_(group.rank), size_(group.size()) {
+    cuda_check(cudaEventCreateWithFlags(&turn_ended_, cudaEventDisableTiming));
+}
+
+std::shared_ptr<PeerMemory> PeerMemory::open(Communicator::Impl& group) {
+    std::shared_ptr<PeerMemory> memory(new PeerMemory(group));
+    std::optional<Block> block = memory->map_new(grain);
+    if (!block) return nullptr;
+    memory->arrived_ = reinterpret_cast<uint32_t*>(memory->mine(*block));
+    cuda_check(cudaMemset(memory->arrived_, 0, size_t(grain)));
+    cuda_check(cudaDeviceSynchronize());
+    tell_all(group, 0);  // nobody writes to it before that
+    memory->blocks_.push_back(std::move(*block));
+    return memory;
+}
+
+// All ranks make a block of their own and map the others', or none does.
+std::optional<PeerMemory::Block> PeerMemory::map_new(int64_t bytes) {
+    Block block = {std::vector<char*>(size_t(size_)), bytes};
+    char* const own = allocate_exportable(bytes);
+    Export exported = {own && batch_mem_op(), this_machine(), {}};
+    if (exported.ok) exported.ok = cudaIpcGetMemHandle(&exported.handle, own) == cudaSuccess;
+    const std::vector<Export> all = tell_all(*group_, exported);
+    bool ok = std::ranges::all_of(all, [&](const Export& e) { return e.ok && e.machine == exported.machine; });
+    for (int r = 0; r < size_ && ok; ++r) {
+        void* mapped = own;
+        if (r != rank_) ok = cudaIpcOpenMemHandle(&mapped, all[size_t(r)].handle, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess;
+        block.of_rank[size_t(r)] = static_cast<char*>(mapped);
+    }
+    if (std::ranges::all_of(tell_all(*group_, char(ok)), [](char there) { return there != 0; })) return block;
+    cudaGetLastError();
+    cudaFree(own);
+    return std::nullopt;
+}
+
+void* PeerMemory::allocate(int64_t bytes) {
+    const int64_t taken = (bytes + grain - 1) / grain * grain;
+    auto block = std::ranges::find_if(blocks_, [&](const Block& b) { return !b.used && b.bytes == taken; });
+    Occupancy& total = total_occupancy();
+    if (block == blocks_.end()) {
+        std::optional<Block> added = map_new(taken);
+        if (!added) return nullptr;
+        blocks_.push_back(std::move(*added));
+        block = std::prev(blocks_.end());
+        total.held += taken;
+    }
+    block->used = true;
+    total.used += taken;
+    total.most_used = std::max(total.most_used, total.used);
+    return mine(*block);
+}
+
+void PeerMemory::free(void* data) {
+    auto block = std::ranges::find_if(blocks_, [&](const Block& b) { return mine(b) == data; });
+    block->used = false;
+    total_occupancy().used -= block->bytes;
+}
+
+const PeerMemory::Block* PeerMemory::block_of(const void* data) const {
+    const auto* address = static_cast<const char*>(data);
+    auto block = std::ranges::find_if(blocks_, [&](const Block& b) { return mine(b) <= address && address < mine(b) + b.bytes; });
+    return block == blocks_.end() ? nullptr : &*block;
+}
+
+char* PeerMemory::at(int peer, const void* data) const {
+    const Block* block = block_of(data);
+    check(block, "no symmetric memory");
+    return block->of_rank[size_t(peer)] + (static_cast<const char*>(data) - mine(*block));
+}
+
+void PeerMemory::meet(const Stream& stream) {
+    ++meetings_;
+    std::vector<CUstreamBatchMemOpParams> all;
+    for (int r = 0; r < size_; ++r) {
+        if (r == rank_) continue;
+        CUstreamBatchMemOpParams tell = {};  // after everything before it in the stream
+        tell.writeValue = {.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32};
+        tell.writeValue.address = reinterpret_cast<CUdeviceptr>(at(r, arrived_ + rank_));
+        tell.writeValue.value = meetings_;
+        all.push_back(tell);
+    }
+    for (int r = 0; r < size_; ++r) {
+        if (r == rank_) continue;
+        CUstreamBatchMemOpParams wait = {};
+        wait.waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32};
+        wait.waitValue.address = reinterpret_cast<CUdeviceptr>(arrived_ + r);
+        wait.waitValue.value = meetings_;
+        wait.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;  // it may have come to the next one already
+        all.push_back(wait);
+    }
+    if (batch_mem_op()(cuda_stream(stream), unsigned(all.size()), all.data(), 0) != CUDA_SUCCESS)
+        throw std::runtime_error("CUDA: cuStreamBatchMemOp failed");
+}
+
+}  // namespace ultrascale
