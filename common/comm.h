@@ -89,8 +89,8 @@ struct Transfer {
 class Communicator {
 public:
     // All ranks; the first call initialises MPI (MPI_THREAD_MULTIPLE). It comes before the first tensor: which GPU is this rank's
-    // depends on it. NCCL starts at the first barrier, split or communication of a tensor, which all ranks take part in (wrong
-    // options are refused before that).
+    // depends on it. NCCL starts at the first barrier, split, use of symmetric memory or communication of a tensor, which all ranks
+    // take part in (wrong options are refused before that).
     static Communicator& world();
     // Ranks that give the same color form a group, ordered by key (equal keys: by rank). All ranks of this communicator call
     // it. `name` is the group's name in --explain and the report ("dp", "tp").

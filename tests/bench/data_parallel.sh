@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# 01_data_parallel and 02_zero on so many GPUs, by copy engines and by NCCL's kernels in turn. A line a run.
+# Usage: tests/bench/data_parallel.sh BUILD "MPIRUN FLAGS" RANKS...          build/cuda "$(make -s mpirun)" 1 2 4 8
+# SMALL and LARGE are the options of the two trainings; on a laptop: SMALL="--model nano" LARGE="--model nano --grad-accum 2"
+set -u
+cd "$(dirname "$0")/../.."
+build=$1 mpirun=$2
+shift 2
+small=${SMALL---model smollm-1.7b --micro-batch 8 --seq 2048 --dtype bf16 --fp32-grads}
+large=${LARGE---model llama-3-8b --micro-batch 1 --seq 4096 --dtype bf16 --fp32-grads}
+
+measure() {  # ranks program options...
+    local ranks=$1 program=$2
+    shift 2
+    $mpirun -n "$ranks" "$build/$program" --steps 10 --no-verify --data common/text.txt "$@" 2>&1 |
+        awk -v name="$ranks $program ${*}" '/tokens\/s .*MFU/ {speed = $1 " tokens/s a device, MFU " $6 " %"}
+                   /all, at the peak/ {peak = $(NF - 4) " " $(NF - 3)}
+                   /^  (all-reduce|all-gather|reduce-scatter) / {ms += $(NF - 2); exposed += $(NF - 1)}
+                   {last = $0}
+                   END {if (speed == "") speed = last; printf "%s\n    %s, peak %s, communication %.1f ms, %.1f exposed\n", name, speed, peak, ms, exposed}'
+}
+
+for ranks; do
+    if [ "$ranks" = 1 ]; then
+        measure 1 01_data_parallel $small
+        continue
+    fi
+    for sync in naive overlap bucket "bucket --bucket-mb 200"; do
+        for copies in on off; do measure "$ranks" 01_data_parallel $small --sync $sync --copy-engines $copies; done
+    done
+    for copies in on off; do
+        measure "$ranks" 02_zero $small --stage 3 --copy-engines $copies
+        measure "$ranks" 02_zero $large --stage 3 --copy-engines $copies
+    done
+done
