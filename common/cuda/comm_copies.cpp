@@ -63,8 +63,7 @@ bool fit(const Operation& x, int ranks, const PeerMemory* peers) {
     const int64_t bytes = std::max(x.in_bytes, x.out_bytes);
     if (bytes < settings.copies_from_bytes || bytes > settings.copies_up_to_bytes) return false;
     if (x.kind == Collective::all_gather) return peers->holds(x.out);
-    const bool in_packs = (reinterpret_cast<uintptr_t>(x.in) | reinterpret_cast<uintptr_t>(x.out)) % 16 == 0;
-    const bool summed = x.op == Reduce::sum && (x.dtype == DType::fp32 || x.dtype == DType::bf16 || x.dtype == DType::fp16) && in_packs;
+    const bool summed = x.op == Reduce::sum && (x.dtype == DType::fp32 || x.dtype == DType::bf16 || x.dtype == DType::fp16);
     if (x.kind == Collective::reduce_scatter) return summed && x.out_bytes % 16 == 0 && x.in_bytes == ranks * x.out_bytes;
     return x.kind == Collective::all_reduce && summed && peers->holds(x.in);
 }

@@ -24,7 +24,7 @@
 
 namespace ultrascale::copies {
 
-// Whether this call goes by copies: the same on all ranks. `peers` null: no.
+// Whether this call goes by copies: a matter of sizes and of symmetric memory, so the same on all ranks. `peers` null: no.
 bool fit(const Operation& operation, int ranks, const PeerMemory* peers);
 
 // Where the others' summands will lie (none: an all-gather). It queues sums of the group's reductions before where they hold too much.

@@ -8,11 +8,10 @@ namespace {
 
 constexpr int threads = 512, blocks_per_multiprocessor = 2;
 
-// A thread adds packs of 16 bytes of all ranks, up to four of them in flight; the last, incomplete one element by element.
-template <class T>
+// A thread adds packs of n elements of all ranks, up to four of them in flight; the last, incomplete one element by element.
+template <int n, class T>
 __global__ void __launch_bounds__(threads)
     sum_slots_kernel(T* out, const T* own, const T* slots, int64_t stride, int64_t count, int rank, int ranks) {
-    constexpr int n = pack_size<T>;
     const auto summand = [=](int r) { return r == rank ? own : slots + (r < rank ? r : r - 1) * stride; };
     const int64_t step = int64_t(gridDim.x) * threads * n;
     int64_t i = (int64_t(blockIdx.x) * threads + threadIdx.x) * n;
@@ -38,8 +37,9 @@ __global__ void __launch_bounds__(threads)
 
 template <class T>
 void launch(void* out, const void* own, const void* slots, int64_t stride, int64_t count, int rank, int ranks) {
-    const int64_t blocks = ceil_div(count, int64_t(threads) * pack_size<T>);
-    LAUNCH(sum_slots_kernel<T>, unsigned(std::min<int64_t>(blocks, blocks_per_multiprocessor * multiprocessors())), threads, 0)
+    const int n = aligned16({out, own}) ? pack_size<T> : 1;
+    const int64_t blocks = std::min<int64_t>(ceil_div(count, int64_t(threads) * n), blocks_per_multiprocessor * multiprocessors());
+    LAUNCH((n == 1 ? sum_slots_kernel<1, T> : sum_slots_kernel<pack_size<T>, T>), unsigned(blocks), threads, 0)
     (static_cast<T*>(out), static_cast<const T*>(own), static_cast<const T*>(slots), stride, count, rank, ranks);
 }
 
