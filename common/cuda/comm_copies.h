@@ -25,11 +25,11 @@
 namespace ultrascale::copies {
 
 // Whether this call goes by copies: a matter of sizes and of symmetric memory, so the same on all ranks. `peers` null: no.
-bool fit(const Operation& operation, int ranks, const PeerMemory* peers);
+bool fit(const Operation& operation, const PeerMemory* peers);
 
 // Where the others' summands will lie (none: an all-gather). It queues sums of the group's reductions before where they hold too much.
 Tensor scratch(const Operation& operation, PeerMemory& peers);
-void start(Work::Impl& work, const Operation& operation, int64_t bytes, Stream& stream);
+void start(Work::Impl& work, const Operation& operation, Stream& stream);
 
 // Queues the sums that this operation's tensors depend on; then `stream` has them before it.
 void sum_for(const Operation& operation, Stream& stream);

@@ -223,7 +223,7 @@ std::shared_ptr<Allocator> symmetric_memory(const Communicator::Impl& group) {
 // The group's mapped memory if this operation goes by it.
 static PeerMemory* copying_peers(const Communicator::Impl& group, const Operation& operation) {
     PeerMemory* const peers = group.link ? group.link->peers.get() : nullptr;
-    return copies::fit(operation, group.size(), peers) ? peers : nullptr;
+    return copies::fit(operation, peers) ? peers : nullptr;
 }
 
 Tensor scratch(const Communicator::Impl& group, Operation& operation) {
@@ -239,7 +239,7 @@ void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream
     if (work.asynchronous) stream.wait(compute_stream().record());  // the inputs are ready then
     if (sharing && group.size() > 1) return staged::start(work, operation, tag, bytes, stream);
     copies::sum_for(operation, stream);
-    if (copying_peers(group, operation)) return copies::start(work, operation, bytes, stream);
+    if (copying_peers(group, operation)) return copies::start(work, operation, stream);
     Timestamp begin = Timestamp::in(stream);
     run_over_nccl(operation, group, cuda_stream(stream));
     if (slow_links().ranks_per_node > 0) wait_for_slow_link(slow_link_seconds(operation, group), cuda_stream(stream));

@@ -33,6 +33,11 @@ struct Communicator::Impl {
 
     Impl(std::string name, std::vector<int> world_ranks, int rank, int number);
     int size() const { return int(world_ranks.size()); }
+    // Calls body(peer) for every other rank, the next one first, so that not all ranks begin with rank 0.
+    template <class Body>
+    void for_each_peer(Body body) const {
+        for (int i = 1; i < size(); ++i) body((rank + i) % size());
+    }
     void open();  // transport::open(), once: also if that fails. All ranks of the group
     int collective_tag() { return tag(0, collectives++); }
     int send_tag(int peer) { return tag(1, sends[peer]++); }
@@ -77,10 +82,9 @@ public:
     void wait();  // for all of them; their sizes must be what was expected
     bool done();  // never blocks
 
-    // Calls body(peer) for every other rank, the next one first, so that not all ranks begin with rank 0.
     template <class Body>
     void for_each_peer(Body body) const {
-        for (int i = 1; i < size(); ++i) body((rank() + i) % size());
+        group_->for_each_peer(body);
     }
 
 private:

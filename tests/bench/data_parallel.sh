@@ -13,11 +13,7 @@ measure() {  # ranks program options...
     local ranks=$1 program=$2
     shift 2
     $mpirun -n "$ranks" "$build/$program" --steps 10 --no-verify --data common/text.txt "$@" 2>&1 |
-        awk -v name="$ranks $program ${*}" '/tokens\/s .*MFU/ {speed = $1 " tokens/s a device, MFU " $6 " %"}
-                   /all, at the peak/ {peak = $(NF - 4) " " $(NF - 3)}
-                   /^  (all-reduce|all-gather|reduce-scatter) / {ms += $(NF - 2); exposed += $(NF - 1)}
-                   {last = $0}
-                   END {if (speed == "") speed = last; printf "%s\n    %s, peak %s, communication %.1f ms, %.1f exposed\n", name, speed, peak, ms, exposed}'
+        awk -v name="$ranks $program ${*}" -f tests/bench/training_line.awk
 }
 
 for ranks; do

@@ -12,11 +12,7 @@ ours() {  # tp options...
     name="tp $tp ${*:-}"
     $mpirun -n "$tp" "$build/03_tensor_parallel" --tp "$tp" --model llama-3-8b --layers 16 --seq 4096 --micro-batch 1 --dtype bf16 \
         --fp32-grads --data common/text.txt --steps 12 --no-verify "$@" 2>&1 |
-        awk -v name="$name" '/tokens\/s .*MFU/ {speed = $1 " tokens/s a device, MFU " $6 " %"}
-                             /all, at the peak/ {peak = $(NF - 4) " " $(NF - 3)}
-                             /^  (all-reduce|all-gather|reduce-scatter) / {ms += $(NF - 2); exposed += $(NF - 1)}
-                             {last = $0}
-                             END {if (speed == "") speed = last; printf "  %-44s %s, peak %s, communication %.1f ms, %.1f exposed\n", name, speed, peak, ms, exposed}'
+        awk -v name="$name" -f tests/bench/training_line.awk
 }
 
 for tp; do

@@ -9,8 +9,7 @@ namespace ultrascale {
 
 template <class T>
 struct Collectives : testing::Test {};
-using Types = testing::Types<float, bf16, fp16, double, int32_t>;
-TYPED_TEST_SUITE(Collectives, Types);
+TYPED_TEST_SUITE(Collectives, CommunicatedTypes);
 
 TYPED_TEST(Collectives, ReductionsAddInRankOrder) {
     using T = TypeParam;

@@ -19,6 +19,8 @@ inline constexpr bool on_gpu = true;
 inline constexpr bool on_gpu = false;
 #endif
 
+using CommunicatedTypes = testing::Types<float, bf16, fp16, double, int32_t>;
+
 inline const Communicator& world() { return Communicator::world(); }
 
 // Reductions add in rank order, to the bit. Else NCCL has added, in whatever order.

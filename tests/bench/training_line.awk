@@ -1,0 +1,9 @@
+# What a chapter's report says, as one line that begins with `name`: speed, memory, communication. Its last line where it has no speed.
+/tokens\/s .*MFU/ { speed = $1 " tokens/s a device, MFU " $6 " %" }
+/all, at the peak/ { peak = $(NF - 4) " " $(NF - 3) }
+/^  (all-reduce|all-gather|reduce-scatter) / { ms += $(NF - 2); exposed += $(NF - 1) }
+{ last = $0 }
+END {
+    if (speed == "") speed = last
+    printf "  %-44s %s, peak %s, communication %.1f ms, %.1f exposed\n", name, speed, peak, ms, exposed
+}
