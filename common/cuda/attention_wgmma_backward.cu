@@ -19,8 +19,8 @@
 //
 // The sums are integers, and so do not depend on the order of the tiles of keys: attention_wgmma_sums.cuh. Only the warp that sent a part
 // of dQ looks, a step later, whether it has left. P is kept as bf16, as the product takes it, so that dP has S's registers: the relative
-// error of dQ and dK is 2.8e-3 then, instead of 2.3e-3. Query heads that share a key head are added up. FLOPs 10 Tq Tk D a head, half of
-// it causal.
+// error of dQ and dK is 2.8e-3 then, instead of 2.3e-3. Query heads that share a key head are added up, by several blocks where there are
+// few tiles of keys (Pieces). FLOPs 10 Tq Tk D a head, half of it causal.
 #include "attention_wgmma_backward.cuh"
 
 namespace ultrascale::ops {
@@ -30,7 +30,7 @@ namespace {
 // One warpgroup, number `consumer`: keys 64 consumer .. 64 consumer + 63 of each tile.
 template <int D>
 __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorMap* dk, const CUtensorMap* dv, int* sums,
-                        const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order) {
+                        const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order, const Pieces& pieces) {
     using Shape = BackwardShape<D>;
     constexpr int queries = Shape::queries;
     const float factor = s.scale() * log2_e;
@@ -45,11 +45,11 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
     const auto outgoing = [&] { return shared.outgoing[4 * consumer + int(thread_here()) / 32]; };    // of the warp
     for (;; kv_place.advance()) {
         barrier_wait(&shared.kv_full, kv_place.parity);
-        const int index = shared.tile;
+        const int index = shared.tile[kv_place.parity];
         if (index >= order.count()) break;
-        const Tile tile = order.at(index);
-        const int first_of_tile = tile.rank * Shape::keys, first = first_of_tile + 64 * consumer;
-        QueryTiles<queries> tiles(mask, s, tile.h, first_of_tile);
+        const KeyTile keys(order.at(index), pieces);
+        const int first = keys.first + 64 * consumer;
+        QueryTiles<queries> tiles(mask, s, keys, pieces);
 
         float p[queries / 8][4], part[8][4];  // p: S, then dP, then dS; part: of dQ
         float dk_sum[D / 8][4] = {}, dv_sum[D / 8][4] = {};
@@ -155,7 +155,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
         // By the copy engine, after fence_async_proxy().
         const auto send_dq = [&] {
             if (first_lane()) {
-                const int64_t to = int64_t(tiles.index(tile.b, int(s.H))) * (queries * D) + consumer * dq_tile;
+                const int64_t to = int64_t(tiles.index()) * (queries * D) + consumer * dq_tile;
                 bulk_add(sums + to + int(thread_here()) / 32 * dq_of_warp, outgoing(), sizeof(shared.outgoing[0]));
                 tma_store_commit();
             }
@@ -220,6 +220,11 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             arrive(shared.kv_empty);
         }
 
+        const KeyTile tile(order.at(shared.tile[kv_place.parity]), pieces);  // read again: registers are all in use
+        if (pieces.count > 1) {
+            store_piece<D>(pieces, tile, first + int(thread_here()) / 32 * 16, dv_sum, dk_sum, s);
+            continue;
+        }
         // dV and dK leave by the way of dQ: a warp's 16 rows, both at once where there is room.
         Element* const rows = reinterpret_cast<Element*>(outgoing());
         const auto make_room = [&] {
@@ -249,7 +254,7 @@ template <int D>
 __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
     backward(int* sums, const BackwardRows<D>* rows, const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap dout,
              const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap dk,
-             const __grid_constant__ CUtensorMap dv, AttentionSizes s, DeviceMask mask, TileOrder order) {
+             const __grid_constant__ CUtensorMap dv, AttentionSizes s, DeviceMask mask, TileOrder order, Pieces pieces) {
     using Shape = BackwardShape<D>;
     extern __shared__ __align__(1024) unsigned char bytes[];
     BackwardShared<D>& shared = *reinterpret_cast<BackwardShared<D>*>(bytes);
@@ -260,19 +265,17 @@ __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
             barrier_init(&shared.empty[i], warps);
         }
         barrier_init(&shared.kv_full, 1);
-        barrier_init(&shared.kv_empty, warps);
-        barrier_init(&shared.ds_ready, warps);
-        barrier_init(&shared.ds_free, warps);
+        for (Barrier* barrier : {&shared.kv_empty, &shared.ds_ready, &shared.ds_free}) barrier_init(barrier, warps);
         barrier_init_fence();
     }
     __syncthreads();
     const int warpgroup = same_in_warp(int(threadIdx.x) / 128);
     if (warpgroup == Shape::consumers) {
         registers_fewer<Shape::producer_registers>();
-        if (threadIdx.x % 128 == 0) produce<D>(shared, rows, &q, &dout, &k, &v, s, mask, order);
+        if (threadIdx.x % 128 == 0) produce<D>(shared, rows, &q, &dout, &k, &v, s, mask, order, pieces);
     } else {
         registers_more<Shape::consumer_registers>();
-        consume<D>(shared, warpgroup, &dk, &dv, sums, s, mask, order);
+        consume<D>(shared, warpgroup, &dk, &dv, sums, s, mask, order, pieces);
     }
 }
 
@@ -280,10 +283,14 @@ template <int D>
 void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const Tensor& dout, const Tensor& q, const Tensor& k,
             const Tensor& v, const AttentionSizes& s, const DeviceMask& mask) {
     using Shape = BackwardShape<D>;
-    const TileOrder order = tile_order(s.B, s.K, ceil_div(s.Tk, Shape::keys), 8 * s.Tq * s.D * s.group());  // Q, dO and dQ's sums
+    const int pieces = piece_count(s, mask);
+    const Tensor parts = pieces > 1 ? Tensor::empty({2, pieces, s.B, s.Tk, s.K, D}, DType::fp32, Memory::workspace) : Tensor();
+    const TileOrder order = tile_order(s.B, s.K, ceil_div(s.Tk, Shape::keys) * pieces, 8 * s.Tq * s.D * s.group());  // Q, dO, dQ's sums
     LAUNCH(backward<D>, unsigned(std::min(order.count(), multiprocessors())), Shape::threads, sizeof(BackwardShared<D>))
     (data<int>(sums.sums), reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()), head_map<D>(q, Shape::queries),
-     head_map<D>(dout, Shape::queries), head_map<D>(k, 64), head_map<D>(v, 64), head_map<D>(dk, 16), head_map<D>(dv, 16), s, mask, order);
+     head_map<D>(dout, Shape::queries), head_map<D>(k, 64), head_map<D>(v, 64), head_map<D>(dk, 16), head_map<D>(dv, 16), s, mask, order,
+     Pieces{pieces, static_cast<float*>(parts.data())});
+    if (pieces > 1) add_pieces(dk, dv, parts, s);
 }
 
 }  // namespace

@@ -7,8 +7,8 @@ namespace ultrascale::ops {
 
 template <int D>
 struct BackwardShape {
-    static constexpr int consumers = 2;  // warpgroups of 64 keys
-    static constexpr int keys = 64 * consumers, queries = backward_queries(D);
+    static constexpr int consumers = backward_keys / 64;  // warpgroups of 64 keys
+    static constexpr int keys = backward_keys, queries = backward_queries(D);
     static constexpr int stages = 3;  // tiles of queries under way, 32 KiB each
     static constexpr int threads = 128 * (consumers + 1);
     static constexpr int consumer_registers = 240, producer_registers = 24;
@@ -24,7 +24,7 @@ struct BackwardShared {
     int outgoing[4 * Shape::consumers][dq_of_warp];                                         // each warp's part of dQ; at the end dK, dV
     BackwardRows<D> rows[Shape::stages];
     Barrier full[Shape::stages], empty[Shape::stages], kv_full, kv_empty, ds_ready, ds_free;
-    int tile;  // which one has its K and V there; past the last one: there are no more
+    int tile[2];  // which one has its K and V there, and by turns the one before; past the last one: there are no more
 };
 static_assert(sizeof(BackwardShared<64>) <= 227 << 10 && sizeof(BackwardShared<128>) <= 227 << 10);
 
@@ -56,57 +56,85 @@ struct StepPlace {
     __device__ void advance() { n = n + 1 == 2 * stages ? 0 : n + 1; }
 };
 
-// The tiles of queries that see any of the keys from `first` on: those of the first head of the group, then of the second, ...
+// Which keys and which piece of their queries a tile of the order stands for.
+struct KeyTile {
+    int b, h, first, piece;
+    __device__ KeyTile(const Tile& tile, const Pieces& pieces)
+        : b(tile.b), h(tile.h), first(tile.rank / pieces.count * backward_keys), piece(tile.rank % pieces.count) {}
+};
+
+// A piece's tiles of queries, of those that see any of the keys: of the first head of the group, then of the second, ...
 template <int queries>
 struct QueryTiles {
-    int begin, of_head, count;  // tiles: the first one, all of a head, and those that see the keys, of the whole group
-    int head, number;           // of this one
-    __device__ QueryTiles(const DeviceMask& mask, const AttentionSizes& s, int kv_head, int first) {
+    int begin, of_head, count;  // tiles: the first one that sees the keys, all of a head, and those of the piece
+    int head, number;           // of this one; the heads of all sequences, one after the other
+    __device__ QueryTiles(const DeviceMask& mask, const AttentionSizes& s, const KeyTile& keys, const Pieces& pieces) {
         const int group = int(s.H) / int(s.K);
         of_head = (int(s.Tq) + queries - 1) / queries;
-        begin = number = int(min(mask.first_query(first), s.Tq)) / queries;
-        count = max(of_head - begin, 0) * group;
-        head = kv_head * group;
+        begin = int(min(mask.first_query(keys.first), s.Tq)) / queries;
+        const int seen = max(of_head - begin, 0), all = seen * group;
+        const int skipped = int(int64_t(all) * keys.piece / pieces.count);
+        count = int(int64_t(all) * (keys.piece + 1) / pieces.count) - skipped;
+        head = (keys.b * int(s.K) + keys.h) * group + skipped / max(seen, 1), number = begin + skipped % max(seen, 1);
     }
     __device__ void advance() {
         if (++number == of_head) number = begin, ++head;
     }
     // Among those of all sequences and heads.
-    __device__ int index(int b, int heads) const { return (b * heads + head) * of_head + number; }
+    __device__ int index() const { return head * of_head + number; }
 };
+
+// A warp's 16 rows of dV or dK (mma.cuh), keys `first_key` and following, as far as there are any.
+template <int D>
+__device__ void store_rows(float* to, int first_key, const float (&rows)[D / 8][4], const AttentionSizes& s) {
+    const int lane = int(thread_here()) % 32, key = first_key + lane / 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+        if (key + 8 * r < s.Tk)
+#pragma unroll
+            for (int j = 0; j < D / 8; ++j)
+                *reinterpret_cast<float2*>(to + (key + 8 * r) * s.k_row() + 8 * j + lane % 4 * 2) = {rows[j][2 * r], rows[j][2 * r + 1]};
+}
+template <int D>
+__device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first_key, const float (&dv)[D / 8][4],
+                            const float (&dk)[D / 8][4], const AttentionSizes& s) {
+    float* const to = pieces.sums + ((int64_t(tile.piece) * s.B + tile.b) * s.Tk * s.K + tile.h) * D;
+    store_rows<D>(to, first_key, dv, s);
+    store_rows<D>(to + pieces.count * s.B * s.Tk * s.k_row(), first_key, dk, s);
+}
 
 // One thread: it asks for what the consumers need, in the order in which they need it.
 template <int D>
 __device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows, const CUtensorMap* q, const CUtensorMap* dout,
-                        const CUtensorMap* k, const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask,
-                        const TileOrder& order) {
+                        const CUtensorMap* k, const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order,
+                        const Pieces& pieces) {
     using Shape = BackwardShape<D>;
     RingPlace<Shape::stages> place;
     RingPlace<1> kv_place;
     const auto publish = [&](int index, int bytes) {  // a tile's number, and that so many bytes come
         barrier_wait(&shared.kv_empty, kv_place.parity ^ 1);
-        shared.tile = index;
+        shared.tile[kv_place.parity] = index;
         barrier_arrive_expect(&shared.kv_full, bytes);
         kv_place.advance();
     };
     for (int index = int(blockIdx.x); index < order.count(); index = take_tile(order.count())) {
-        const Tile tile = order.at(index);
-        const int first = tile.rank * Shape::keys;
-        QueryTiles<Shape::queries> tiles(mask, s, tile.h, first);
+        const KeyTile tile(order.at(index), pieces);
+        QueryTiles<Shape::queries> tiles(mask, s, tile, pieces);
         const auto load_queries = [&] {
             Barrier* const full = &shared.full[place.stage];
+            const int part = (tiles.head - tile.b * int(s.H)) * Shape::parts;
             barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
             barrier_arrive_expect(full, sizeof(shared.q[0]) + sizeof(shared.dout[0]) + sizeof(shared.rows[0]));
-            tma_load(shared.q[place.stage], q, full, 0, tiles.number * Shape::queries, tiles.head * Shape::parts, tile.b);
-            tma_load(shared.dout[place.stage], dout, full, 0, tiles.number * Shape::queries, tiles.head * Shape::parts, tile.b);
-            bulk_load(&shared.rows[place.stage], &rows[tiles.index(tile.b, int(s.H))], full, sizeof(shared.rows[0]));
+            tma_load(shared.q[place.stage], q, full, 0, tiles.number * Shape::queries, part, tile.b);
+            tma_load(shared.dout[place.stage], dout, full, 0, tiles.number * Shape::queries, part, tile.b);
+            bulk_load(&shared.rows[place.stage], &rows[tiles.index()], full, sizeof(shared.rows[0]));
             tiles.advance(), place.advance();
         };
         if (tiles.count > 0) load_queries();  // while the tile before still needs its K and V
         publish(index, sizeof(shared.k) + sizeof(shared.v));
         for (int c = 0; c < Shape::consumers; ++c) {
-            tma_load(shared.k[c], k, &shared.kv_full, 0, first + 64 * c, tile.h * Shape::parts, tile.b);
-            tma_load(shared.v[c], v, &shared.kv_full, 0, first + 64 * c, tile.h * Shape::parts, tile.b);
+            tma_load(shared.k[c], k, &shared.kv_full, 0, tile.first + 64 * c, tile.h * Shape::parts, tile.b);
+            tma_load(shared.v[c], v, &shared.kv_full, 0, tile.first + 64 * c, tile.h * Shape::parts, tile.b);
         }
         for (int i = 1; i < tiles.count; ++i) load_queries();
     }

@@ -21,6 +21,7 @@ namespace ultrascale::ops {
 constexpr int dq_tile = 64 * 64, dq_of_warp = dq_tile / 4;
 
 constexpr int backward_queries(int D) { return D == 64 ? 128 : 64; }  // of a tile
+constexpr int backward_keys = 128;
 
 // Of a tile of queries, what the backward kernel needs beside Q and dO; TMA brings it with them, and wants a multiple of 16 bytes. log2_sum
 // and delta are where row_place says.
@@ -44,5 +45,14 @@ BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v,
                            const AttentionSizes& s, const DeviceMask& mask);
 // dQ, times scale.
 void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s);
+
+// A tile of keys is the work of one block, and of all query heads that share them. Where there are few tiles for the multiprocessors
+// (few heads, as with tensor parallelism), its queries are dealt out to several blocks: pieces, whose dK and dV are added up, in order.
+struct Pieces {
+    int count;
+    float* sums;  // (2, count, B, Tk, K, D): dV and dK as each piece has them, without scale; null where there is one piece
+};
+int piece_count(const AttentionSizes& s, const DeviceMask& mask);
+void add_pieces(const Tensor& dk, const Tensor& dv, const Tensor& sums, const AttentionSizes& s);
 
 }  // namespace ultrascale::ops
