@@ -26,16 +26,38 @@ std::vector<Work::Impl*>& unsummed() {  // of all groups, in the order of their 
 
 PeerMemory& peers_of(const Work::Impl& work) { return *work.communicator->link->peers; }
 
-void copy(void* to, const void* from, int64_t bytes, Stream& stream) {
-    if (bytes > 0 && to != from) cuda_check(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, cuda_stream(stream)));
-}
+// Copies that wait for nothing of each other: side by side where CUDA can do that, as each one alone takes 10 us to begin.
+class Copies {
+public:
+    void add(void* to, const void* from, int64_t bytes) {
+        if (bytes > 0 && to != from) to_.push_back(to), from_.push_back(from), bytes_.push_back(size_t(bytes));
+    }
+    void queue(Stream& stream) {
+        if (to_.empty()) return;
+#if CUDART_VERSION >= 13000
+        cudaMemcpyAttributes by_engine = {};
+        by_engine.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+        by_engine.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+        size_t first = 0;
+        cuda_check(cudaMemcpyBatchAsync(to_.data(), from_.data(), bytes_.data(), to_.size(), &by_engine, &first, 1, cuda_stream(stream)));
+#else
+        for (size_t i = 0; i < to_.size(); ++i)
+            cuda_check(cudaMemcpyAsync(to_[i], from_[i], bytes_[i], cudaMemcpyDeviceToDevice, cuda_stream(stream)));
+#endif
+    }
+
+private:
+    std::vector<void*> to_;
+    std::vector<const void*> from_;
+    std::vector<size_t> bytes_;
+};
 
 int slot(int from, int at) { return from < at ? from : from - 1; }  // a rank's own slice stays where it is
 
 // This rank's slice of `out` goes to everybody's.
-void give(const Work::Impl& work, char* mine, const char* from, int64_t bytes, Stream& stream) {
-    work.communicator->for_each_peer([&](int peer) { copy(peers_of(work).at(peer, mine), from, bytes, stream); });
-    copy(mine, from, bytes, stream);
+void give(const Work::Impl& work, char* mine, const char* from, int64_t bytes, Copies& copies) {
+    work.communicator->for_each_peer([&](int peer) { copies.add(peers_of(work).at(peer, mine), from, bytes); });
+    copies.add(mine, from, bytes);
 }
 
 // Bytes of a rank's slice of a reduction, a multiple of 16; of an all-reduce's the last ones may be shorter.
@@ -44,13 +66,14 @@ int64_t slice_bytes(const Operation& x, int ranks) {
 }
 int64_t length_of(const Operation& x, int64_t slice, int rank) { return std::clamp<int64_t>(x.in_bytes - rank * slice, 0, slice); }
 
-// Queues the copies that `body` makes, in the group's turn; `work` is then finished when everybody's have come.
-template <class Body>
-void copy_in_turn(Work::Impl& work, const Operation& x, Stream& stream, Body body) {
+// Queues the copies in the group's turn, after a meeting where others may still need what is written to; `work` is then finished when
+// everybody's have come.
+void copy_in_turn(Work::Impl& work, const Operation& x, Copies& copies, bool meet_first, Stream& stream) {
     PeerMemory& peers = peers_of(work);
     const Timestamp begin = Timestamp::in(stream);
     peers.begin_turn(stream);
-    body(peers);
+    if (meet_first) peers.meet(stream);
+    copies.queue(stream);
     peers.meet(stream);
     peers.end_turn(stream);
     work.end = Timestamp::in(stream);
@@ -89,14 +112,15 @@ Tensor scratch(const Operation& x, PeerMemory& peers) {
 
 void start(Work::Impl& work, const Operation& x, Stream& stream) {
     const Communicator::Impl& group = *work.communicator;
-    copy_in_turn(work, x, stream, [&](PeerMemory& peers) {
-        peers.meet(stream);  // what everybody writes to is free everywhere
-        if (x.kind == Collective::all_gather) return give(work, x.out + group.rank * x.in_bytes, x.in, x.in_bytes, stream);
-        const int64_t slice = slice_bytes(x, group.size());
+    const int64_t slice = slice_bytes(x, group.size());
+    Copies copies;
+    if (x.kind == Collective::all_gather)
+        give(work, x.out + group.rank * x.in_bytes, x.in, x.in_bytes, copies);
+    else
         group.for_each_peer([&](int peer) {
-            copy(peers.at(peer, x.scratch) + slot(group.rank, peer) * slice, x.in + peer * slice, length_of(x, slice, peer), stream);
+            copies.add(peers_of(work).at(peer, x.scratch) + slot(group.rank, peer) * slice, x.in + peer * slice, length_of(x, slice, peer));
         });
-    });
+    copy_in_turn(work, x, copies, true, stream);
     if (x.kind == Collective::all_gather) return;
     work.unsummed = std::make_shared<Work::Impl::Unsummed>(x, &stream);
     unsummed().push_back(&work);
@@ -119,8 +143,9 @@ void sum(Work::Impl& work) {
     work.tensors.pop_back();  // the scratch
     if (x.kind == Collective::reduce_scatter) return;
     stream->wait(work.finished);
-    // Everybody's slices have been sent, so they may be written to.
-    copy_in_turn(work, x, *stream, [&](PeerMemory&) { give(work, mine, mine, own, *stream); });
+    Copies copies;
+    give(work, mine, mine, own, copies);
+    copy_in_turn(work, x, copies, false, *stream);  // everybody's slices have been sent
 }
 
 void sum_for(const Operation& x, Stream& stream) {

@@ -187,18 +187,12 @@ void open(Communicator::Impl& group) {
     if (group.size() == 1) return;
     if (group.number == 0) compare_gpus(group);
     if (sharing) return;
-    Exchange exchange(group, group.collective_tag());
     compute_stream();  // NCCL takes the current device
     cuda_select_device();
-    ncclUniqueId id;
     auto link = std::make_shared<Link>(group.name);
-    if (group.rank == 0) {
-        nccl_check(ncclGetUniqueId(&id), *link);
-        exchange.for_each_peer([&](int peer) { exchange.send(&id, sizeof id, peer); });
-    } else {
-        exchange.recv(&id, sizeof id, 0);
-    }
-    exchange.wait();
+    ncclUniqueId id = {};
+    if (group.rank == 0) nccl_check(ncclGetUniqueId(&id), *link);
+    id = tell_all(group, id).front();
     nccl_check(ncclCommInitRank(&link->nccl, group.size(), id, group.rank), *link);
     links().push_back(link);
     group.link = std::move(link);

@@ -146,7 +146,7 @@ void PeerMemory::meet(const Stream& stream) {
         all.push_back(wait);
     }
     if (batch_mem_op()(cuda_stream(stream), unsigned(all.size()), all.data(), 0) != CUDA_SUCCESS)
-        throw std::runtime_error("CUDA: cuStreamBatchMemOp failed");
+        throw std::runtime_error("CUDA: cuStreamBatchMemOp failed; --copy-engines off does without it");
 }
 
 }  // namespace ultrascale
