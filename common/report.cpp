@@ -26,16 +26,18 @@ struct Report::Impl {
     std::string json_lines;
     std::vector<StepRecord> records;
     double first_step_end = 0;
+    int64_t timed_from = 0;  // so many steps were warm-up, in which so much was communicated
+    CommunicationCounts in_warmup{};
     std::optional<double> best_validation;
     int64_t best_validation_step = 0;
     bool rank0 = Communicator::world().rank() == 0, terminal = isatty(STDOUT_FILENO);
 
+    static int64_t warmup(int64_t steps) { return std::min<int64_t>(3, steps - 1); }
     // The median over the steps after warm-up of f(record).
     template <class F>
     double median(F f) const {
-        const size_t warmup = std::min<size_t>(3, records.size() - 1);
         std::vector<double> values;
-        for (size_t i = warmup; i < records.size(); ++i) values.push_back(f(records[i]));
+        for (size_t i = size_t(warmup(int64_t(records.size()))); i < records.size(); ++i) values.push_back(f(records[i]));
         return ultrascale::median(std::move(values));
     }
 };
@@ -84,6 +86,10 @@ void Report::step(const StepRecord& r) {
     self.records.push_back(r);
     if (self.records.size() == 1) self.first_step_end = now_seconds();
     const double rate = double(r.tokens) / r.seconds;
+    // A validation's communication would be among it.
+    const int64_t done = int64_t(self.records.size()), left = self.total_steps - done;
+    if (done == Impl::warmup(self.total_steps) && !r.val_loss && !self.best_validation)
+        self.timed_from = done, self.in_warmup = communication_counts();
     if (!self.rank0) return;
     if (!self.options.json.empty()) {
         Json line = {{"step", r.step},           {"loss", r.loss}, {"grad_norm", r.grad_norm}, {"lr", r.lr}, {"step_ms", r.seconds * 1e3},
@@ -91,7 +97,6 @@ void Report::step(const StepRecord& r) {
         if (r.val_loss) line["val_loss"] = *r.val_loss;
         self.json_lines += line.dump() + "\n";
     }
-    const int64_t done = int64_t(self.records.size()), left = self.total_steps - done;
     const double remaining = self.median([](const StepRecord& s) { return s.seconds; }) * double(left);
     const std::string line = fmt::format("step {:>5}   loss {:.4f}   grad norm {:.3f}   lr {:.2e}   {:>8.0f} tokens/s   {:.0f} s left",
                                          r.step, r.loss, r.grad_norm, r.lr, rate, remaining);
@@ -173,16 +178,18 @@ bool Report::communication_of_run(const PredictedCommunication& predicted, int64
         any = true;
         const bool equal = got.calls == want.calls && got.bytes == want.bytes;
         ok = ok && equal;
-        const double n = double(steps);
+        const double n = double(steps), timed = double(steps - impl_->timed_from);
+        const CommunicationCount& warmup = impl_->in_warmup[size_t(k)];
+        const double seconds = (got.seconds - warmup.seconds) / timed, exposed = (got.exposed - warmup.exposed) / timed;
         print(fmt::format("  {:<22} {:>17.6g} {:>12} {:>17.6g} {:>12} {:>9.3f} {:>11.3f}   {}", collective_names[size_t(k)],
                           double(want.calls) / n, format_bytes(double(want.bytes) / n), double(got.calls) / n,
-                          format_bytes(double(got.bytes) / n), got.seconds * 1e3 / n, got.exposed * 1e3 / n, equal ? "equal" : "MISMATCH"));
+                          format_bytes(double(got.bytes) / n), seconds * 1e3, exposed * 1e3, equal ? "equal" : "MISMATCH"));
         json[collective_names[size_t(k)]] = {{"calls", double(got.calls) / n},
                                              {"bytes", double(got.bytes) / n},
                                              {"predicted_calls", double(want.calls) / n},
                                              {"predicted_bytes", double(want.bytes) / n},
-                                             {"seconds", got.seconds / n},
-                                             {"exposed_seconds", got.exposed / n}};
+                                             {"seconds", seconds},
+                                             {"exposed_seconds", exposed}};
     }
     if (!any) print("\ncommunication: none");
     impl_->summary["communication"] = json;

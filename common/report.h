@@ -52,7 +52,8 @@ public:
     // The report's sections. Measured: what is held now (the end of a step), and the peak of activations since
     // memory_reset_peak(). Returns whether the persistent categories are equal and activations are within 1 %.
     bool memory(const MemoryEstimate& predicted);
-    // Since communication_reset_counts(), less what belonged to no step (a validation's). Returns whether calls and bytes are equal.
+    // Since communication_reset_counts(), less what belonged to no step (a validation's); times are of the steps after warm-up. Returns
+    // whether calls and bytes are equal.
     bool communication(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps = {});
     // Where steps differ: predicted for the `steps` of the run together.
     bool communication_of_run(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps = {});
