@@ -24,7 +24,8 @@ ifeq ($(BACKEND)$(NVCC),cuda)
 $(error BACKEND=cuda needs nvcc, the CUDA Toolkit's compiler, on the PATH)
 endif
 CHAPTERS := $(patsubst %/main.cpp,%,$(sort $(wildcard [0-9][0-9]_*/main.cpp)))
-BUILD    := build/$(BACKEND)$(if $(filter openmpi,$(MPI)),-openmpi)$(if $(SANITIZE),-$(SANITIZE))
+OF_BACKEND := build/$(BACKEND)$(if $(SANITIZE),-$(SANITIZE))
+BUILD    := $(OF_BACKEND)$(if $(filter openmpi,$(MPI)),-openmpi)
 
 # ---- what is installed, or unpacked under .deps by `make deps` -----------------------------------------------------------
 DEPS     := $(CURDIR)/.deps/usr
@@ -68,16 +69,18 @@ CUDA_ARCH ?= $(or $(GPU_ARCH),90a)
 override CUDA_ARCH := $(patsubst 90,90a,$(CUDA_ARCH))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 # Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2, but -O0 where a test only starts programs.
-OPTIMIZE  = $(if $(filter tests/chapters/%,$<),-O0,$(if $(SANITIZE),-O1,$(if $(filter common/cpu/ops_% common/ops_%,$<),-O3 -fno-math-errno,-O2))) -g1 -march=$(ARCH)
+# Under a sanitizer what computes: -O1, the rest: -O0, which compiles in half the time.
+OPTIMIZE  = $(if $(filter tests/chapters/%,$<),-O0,$(if $(SANITIZE),$(if $(filter common/cpu/% common/ops_% tests/unit/ops_%,$<),-O1,-O0),\
+              $(if $(filter common/cpu/ops_% common/ops_%,$<),-O3 -fno-math-errno,-O2))) -g1 -march=$(ARCH)
 SANITIZE_FLAGS := $(if $(filter address,$(SANITIZE)),-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=undefined) \
                   $(if $(filter thread,$(SANITIZE)),-fsanitize=thread)
 # -Wno-array-bounds, -Wno-stringop-overflow: GCC 13 finds in fmt 9 what is not there.
 CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Wno-array-bounds -Wno-stringop-overflow $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
-CPPFLAGS += -Icommon -I. $(MPI_FLAGS) $(addprefix -isystem ,$(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
+CPPFLAGS += -Icommon -I. $(addprefix -isystem ,$(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
 LIBRARY_DIRS := $(DEPS_LIB) $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
 LDLIBS   += $(addprefix -L,$(LIBRARY_DIRS)) $(foreach d,$(LIBRARY_DIRS),-Wl$(,)--disable-new-dtags$(,)-rpath$(,)$(d)) $(MPI_LIBS) -lfmt -lpthread
 ifeq ($(BACKEND),cuda)
-CPPFLAGS += -DULTRASCALE_CUDA -isystem $(CUDA)/include
+CUDA_CPPFLAGS := -DULTRASCALE_CUDA -isystem $(CUDA)/include
 NVCCFLAGS += -std=c++20 -O3 -lineinfo -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) --expt-relaxed-constexpr \
              -Xcompiler -Wall$(,)-Wextra$(,)-Wno-missing-field-initializers $(if $(WERROR),-Werror all-warnings)
 LDLIBS   += -lcublasLt -lcublas -lnccl -lcudart
@@ -99,11 +102,17 @@ else
 COMMON_SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp common/$(BACKEND)/*.cu)
 endif
 
-objects   = $(patsubst %,$(BUILD)/obj/%.o,$(basename $(1)))
-# What is no kernel is compiled once, for the CPU backend.
-SHARED_SOURCES := $(if $(filter simt,$(BACKEND)),$(filter %.cpp,$(COMMON_SOURCES)))
-SHARED_OBJECTS := $(SHARED_SOURCES:%.cpp=build/cpu/obj/%.o)
-COMMON_OBJECTS := $(call objects,$(sort $(filter-out $(SHARED_SOURCES),$(COMMON_SOURCES)))) $(SHARED_OBJECTS)
+# Most sources are the same for all backends and are compiled once, into build/obj. Others belong to a backend, or know MPI's header, which no
+# two MPIs have in common; the flags are theirs alone, so that no other source can come to depend on either.
+BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/simt/% 07_kernels/% $(if $(filter simt,$(BACKEND)),tests/%)
+MPI_SOURCES := common/comm.cpp common/mpi/% common/cpu/comm% common/cuda/%.cpp tests/unit/%
+OF_MPI    := $(if $(filter openmpi,$(MPI)),$(MPI_SOURCES),none)
+SHARED    := $(if $(SANITIZE),$(OF_BACKEND),build)
+objects_in = $(patsubst %,$(1)/obj/%.o,$(basename $(2)))
+objects   = $(call objects_in,$(BUILD),$(filter $(OF_MPI),$(1))) \
+            $(call objects_in,$(OF_BACKEND),$(filter $(BACKEND_SOURCES),$(filter-out $(OF_MPI),$(1)))) \
+            $(call objects_in,$(SHARED),$(filter-out $(BACKEND_SOURCES) $(OF_MPI),$(1)))
+COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
 KERNEL_OBJECTS := $(call objects,$(sort $(wildcard 07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu) $(EXECUTOR_SOURCES)))
@@ -188,19 +197,17 @@ deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 	@./deps.sh $(PACKAGES)
 
 # ---- compiling -----------------------------------------------------------------------------------------------------------
-$(BUILD)/obj/%.o: %.cpp Makefile
-	@mkdir -p $(@D)
-	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
-
-ifeq ($(BACKEND),simt)
-$(SHARED_OBJECTS): build/cpu/obj/%.o: %.cpp Makefile
-	@mkdir -p $(@D)
-	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
-endif
+define compile
+$(1)/obj/%.o: %.cpp Makefile
+	@mkdir -p $$(@D)
+	$$(CXX) $$(CPPFLAGS) $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) $$(if $$(filter $$(BACKEND_SOURCES),$$<),$$(CUDA_CPPFLAGS)) \
+	    $$(CXXFLAGS) -MMD -MP -c $$< -o $$@
+endef
+$(foreach folder,$(sort $(BUILD) $(OF_BACKEND) $(SHARED)),$(eval $(call compile,$(folder))))
 # What is compiled together with kernels, or runs them.
-$(if $(filter simt,$(BACKEND)),$(BUILD)/obj/tests/%.o) $(BUILD)/obj/07_kernels/%.o: CPPFLAGS += $(SIMT_CPPFLAGS)
+$(if $(filter simt,$(BACKEND)),$(OF_BACKEND)/obj/tests/%.o) $(OF_BACKEND)/obj/07_kernels/%.o: CPPFLAGS += $(SIMT_CPPFLAGS)
 
-$(BUILD)/obj/%.o: %.cu Makefile
+$(OF_BACKEND)/obj/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 ifneq ($(BACKEND),cuda)
 	$(CXX) $(CPPFLAGS) $(SIMT_CPPFLAGS) $(filter-out -O2 -O3,$(CXXFLAGS)) $(SIMT_FLAGS) -MMD -MP -c $< -o $@
@@ -216,7 +223,7 @@ $(LIBRARY): $(COMMON_OBJECTS)
 $(BUILD)/07_kernels: $(KERNEL_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(EXECUTOR_SOURCES),-lboost_context) -o $@
 
-$(filter-out $(BUILD)/07_kernels,$(PROGRAMS)): $(BUILD)/%: $(BUILD)/obj/%/main.o $(LIBRARY)
+$(filter-out $(BUILD)/07_kernels,$(PROGRAMS)): $(BUILD)/%: $(SHARED)/obj/%/main.o $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
 $(BUILD)/unit_test: $(UNIT_OBJECTS) $(LIBRARY)
@@ -231,7 +238,7 @@ $(BUILD)/chapter_test: $(CHAPTER_OBJECTS)
 $(BUILD)/fault_program: $(call objects,tests/faults/fault_program.cpp) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
-$(BENCHES): $(BUILD)/%: $(BUILD)/obj/tests/bench/%.o $(LIBRARY)
+$(BENCHES): $(BUILD)/%: $(SHARED)/obj/tests/bench/%.o $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
 $(BUILD)/fuzz_readers: $(call objects,$(wildcard tests/fuzz/*.cpp)) $(LIBRARY)
@@ -245,7 +252,7 @@ $(BUILD)/comm_test: $(COMM_OBJECTS) $(LIBRARY)
 SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp tests/*/*.cpp) $(CHAPTERS:%=%/main.cpp)
 compile_commands.json: Makefile
 	@{ echo '['; separator=; for source in $(SOURCES); do \
-	    printf '%s{"directory": "$(CURDIR)", "file": "%s", "command": "$(CXX) $(CPPFLAGS) $(CXXFLAGS) -c %s"}\n' "$$separator" $$source $$source; \
+	    printf '%s{"directory": "$(CURDIR)", "file": "%s", "command": "$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS) -c %s"}\n' "$$separator" $$source $$source; \
 	    separator=,; done; echo ']'; } > $@
 
--include $(shell find $(BUILD)/obj $(if $(SHARED_OBJECTS),build/cpu/obj) -name '*.d' 2>/dev/null)
+-include $(shell find $(sort $(BUILD)/obj $(OF_BACKEND)/obj $(SHARED)/obj) -name '*.d' 2>/dev/null)

@@ -18,11 +18,9 @@
 
 using namespace ultrascale;
 
-#ifdef ULTRASCALE_CUDA
-static constexpr int64_t N = 16384, optimizer_elements = 510'000'000, copy_elements = 1 << 28;
-#else
-static constexpr int64_t N = 512, optimizer_elements = 4'000'000, copy_elements = 1 << 24;
-#endif
+static const bool on_gpu = device_is_gpu();
+static const int64_t N = on_gpu ? 16384 : 512, optimizer_elements = on_gpu ? 510'000'000 : 4'000'000,
+                     copy_elements = int64_t(1) << (on_gpu ? 28 : 24);
 static constexpr int64_t h = 2048, F = 8192, V = 49152, H = 32, D = 64;
 
 // Beside the operation: a plain copy that reads half as many bytes and writes the other half.

@@ -1,5 +1,5 @@
 // Runs a chapter's program as a user would, and reads what it left: exit code, both outputs, and the lines of --json.
-// CHAPTERS_DIR says where the programs are (default: this backend's build), so that the same tests run against a sanitizer's build.
+// CHAPTERS_DIR says where the programs are (default: beside the test program), so that the same tests run against a sanitizer's build.
 // MPIRUN is the launcher with its flags, of the MPI they were built with (default: MPICH's, or whatever is called mpirun).
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -24,13 +25,11 @@ namespace ultrascale::test {
 
 using Json = nlohmann::ordered_json;
 
-#ifdef ULTRASCALE_CUDA
-inline constexpr bool on_gpu = true;
-#else
-inline constexpr bool on_gpu = false;
-#endif
+// The chapters are built beside this test program, build/cpu or build/cuda.
+inline const std::filesystem::path built = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+inline const bool on_gpu = built.filename().string().starts_with("cuda");
 
-inline constexpr int patience = on_gpu ? 100 : 300;  // seconds until a program is ended, and its test has failed
+inline const int patience = on_gpu ? 100 : 300;  // seconds until a program is ended, and its test has failed
 
 struct Outcome {
     int exit_code = -1;  // 128 + the signal that ended it
@@ -48,8 +47,7 @@ struct Outcome {
 
 inline std::string program(const std::string& chapter) {
     const char* dir = std::getenv("CHAPTERS_DIR");
-    const std::string built = on_gpu ? "build/cuda" : "build/cpu";
-    return (dir ? dir : built) + "/" + chapter;
+    return (dir ? dir : built.string()) + "/" + chapter;
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

@@ -53,6 +53,9 @@ struct Reference {
         for (int64_t d = 0; d < c.D; ++d) sum += a[d] * b[d];
         return sum;
     }
+    void add(double* to, double factor, const double* row) const {
+        for (int64_t d = 0; d < c.D; ++d) to[d] += factor * row[d];
+    }
     // Calls f(b, h, i) for each row.
     template <class F>
     void rows(F f) const {
@@ -70,7 +73,7 @@ struct Reference {
                 if (visible(b, i, j)) sum += p[j] = std::exp(scalar(&q[q_at(b, i, h)], &k[k_at(b, j, h)]) / std::sqrt(c.D));
             for (double& x : p) x = sum > 0 ? x / sum : 0;
             for (int64_t j = 0; j < c.Tk; ++j)
-                for (int64_t d = 0; d < c.D; ++d) o[q_at(b, i, h) + d] += p[j] * v[k_at(b, j, h) + d];
+                if (p[j] != 0) add(&o[q_at(b, i, h)], p[j], &v[k_at(b, j, h)]);
             if (lse) lse->push_back(std::log(sum));
             if (probabilities) probabilities->insert(probabilities->end(), p.begin(), p.end());
         });
@@ -89,13 +92,12 @@ struct Reference {
             const size_t qi = q_at(b, i, h);
             g.delta.push_back(scalar(&dout[qi], &o[qi]));
             for (int64_t j = 0; j < c.Tk; ++j) {
+                if (row[j] == 0) continue;
                 const size_t kj = k_at(b, j, h);
                 const double ds = row[j] * (scalar(&dout[qi], &v[kj]) - g.delta.back()) / std::sqrt(c.D);
-                for (int64_t d = 0; d < c.D; ++d) {
-                    g.dv[kj + d] += row[j] * dout[qi + d];
-                    g.dq[qi + d] += ds * k[kj + d];
-                    g.dk[kj + d] += ds * q[qi + d];
-                }
+                add(&g.dv[kj], row[j], &dout[qi]);
+                add(&g.dq[qi], ds, &k[kj]);
+                add(&g.dk[kj], ds, &q[qi]);
             }
             row += c.Tk;
         });

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "device.h"
 #include "random.h"
 #include "test_files.h"
 
@@ -184,7 +185,8 @@ TEST_F(Saved, ComesBackBitwise) {
 
 TEST_F(Saved, RefusesAnotherOptimizerState) {
     save(7);
-    expect_error([&] { load_training_state(dir.path(), blank(DType::bf16)); }, "\"exp_avg.model.norm.weight\" is F32; this run keeps it as BF16");
+    expect_error([&] { load_training_state(dir.path(), blank(DType::bf16)); },
+                 "\"exp_avg.model.norm.weight\" is F32; this run keeps it as BF16");
     expect_error([&] { load_training_state(dir.path(), blank(DType::fp32, 41)); }, "has shape (40), but the model needs (41)");
     std::vector<TensorPart> other = {{"master.x", Tensor::zeros({1}, DType::fp32, Memory::optimizer)}};
     expect_error([&] { load_training_state(dir.path(), other); }, "optimizer.safetensors: has no tensor \"master.x\"");
@@ -247,9 +249,7 @@ TEST_F(Saved, SurvivesAKillWhileRenaming) {
 
 // Really killed, at moments of chance: every time there is one whole checkpoint, whose files belong together.
 TEST_F(Saved, SurvivesBeingKilledAtAnyMoment) {
-#ifdef ULTRASCALE_CUDA
-    GTEST_SKIP() << "CUDA does not work in a forked process";
-#endif
+    if (device_is_gpu()) GTEST_SKIP() << "CUDA does not work in a forked process";
     auto save_all = [&](int64_t step) {
         std::vector<float> values(40, float(step));
         for (TensorPart& part : optimizer) part.tensor.copy_from_host(values.data());

@@ -10,14 +10,11 @@
 #include <vector>
 
 #include "comm_transport.h"
+#include "device.h"
 
 namespace ultrascale {
 
-#ifdef ULTRASCALE_CUDA
-inline constexpr bool on_gpu = true;
-#else
-inline constexpr bool on_gpu = false;
-#endif
+inline const bool on_gpu = device_is_gpu();
 
 using CommunicatedTypes = testing::Types<float, bf16, fp16, double, int32_t>;
 
