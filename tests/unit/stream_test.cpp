@@ -144,8 +144,10 @@ TEST(Stream, ExceptionOnAnotherStream) {
 TEST(Timestamps, AreOnTheHostsClock) {
     double before = now_seconds();
     Stream stream("test");
+    Timestamp early = Timestamp::in(compute_stream());
+    compute_stream().synchronize();
     stream.submit([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
-    Timestamp early = Timestamp::in(compute_stream()), late = Timestamp::in(stream);
+    Timestamp late = Timestamp::in(stream);
     EXPECT_EQ(Timestamp().seconds(), 0);
     EXPECT_GT(late.seconds() - early.seconds(), 0.01);
     double after = now_seconds();
