@@ -1,6 +1,5 @@
 // Chapter 00: training on one device. The step is written out in train() below: forward, backward, update.
 #include "batch_size.h"
-#include "choice.h"
 #include "comparisons.h"
 #include "data.h"
 #include "explain.h"
@@ -22,24 +21,22 @@ struct Chapter {
     std::string prompt = "The ", batch_ramp, compare;
     bool naive_mean = false, noise_scale = false, estimate = false;
 
-    void add_options(CLI::App& app) {
-        add_choice(app, "--attention", attention, {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
-                   "In tiles (flash) or with the T x T matrix in memory (naive)");
-        app.add_option("--loss-chunk", loss_chunk, "Tokens whose logits exist at once; 0: the whole micro-batch's")
-            ->check(CLI::NonNegativeNumber);
-        app.add_option("--document-token", document_token, "Token that starts a document: no attention across, positions restart")
-            ->check(CLI::NonNegativeNumber);
-        app.add_option("--ignore-token", ignore_token, "Targets equal to this token are not counted (-100)")->check(CLI::NonNegativeNumber);
-        app.add_flag("--naive-mean", naive_mean,
+    void add_options(OptionList& options) {
+        options.choice("--attention", attention, {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
+                       "In tiles (flash) or with the T x T matrix in memory (naive)");
+        options.add("--loss-chunk", loss_chunk, "Tokens whose logits exist at once; 0: the whole micro-batch's").at_least(0);
+        options.add("--document-token", document_token, "Token that starts a document: no attention across, positions restart").at_least(0);
+        options.add("--ignore-token", ignore_token, "Targets equal to this token are not counted (-100)").at_least(0);
+        options.flag("--naive-mean", naive_mean,
                      "Average each micro-batch's own mean: wrong where they count different numbers of targets");
-        app.add_option("--batch-ramp", batch_ramp, "SIZE:STEPS,...,SIZE in sequences; replaces --grad-accum");
-        app.add_flag("--noise-scale", noise_scale, "Estimate the critical batch size (needs 2 micro-batches a step)");
-        app.add_flag("--estimate", estimate, "Predict memory, allocate nothing");
-        app.add_option("--compare", compare, "attention or recompute: measure the alternatives in one table")
-            ->check(CLI::IsMember({"attention", "recompute"}));
-        app.add_option("--sample", sample, "Draw this many bytes at the end")->check(CLI::NonNegativeNumber);
-        app.add_option("--prompt", prompt, "What the sample continues")->capture_default_str();
-        app.add_option("--temperature", temperature, "Of the sample")->check(between(1e-3, 1e3))->capture_default_str();
+        options.add("--batch-ramp", batch_ramp, "SIZE:STEPS,...,SIZE in sequences; replaces --grad-accum");
+        options.flag("--noise-scale", noise_scale, "Estimate the critical batch size (needs 2 micro-batches a step)");
+        options.flag("--estimate", estimate, "Predict memory, allocate nothing");
+        options.add("--compare", compare, "attention or recompute: measure the alternatives in one table")
+            .one_of({"attention", "recompute"});
+        options.add("--sample", sample, "Draw this many bytes at the end").at_least(0);
+        options.add("--prompt", prompt, "What the sample continues").show_default();
+        options.add("--temperature", temperature, "Of the sample").between(1e-3, 1e3).show_default();
     }
     DataOptions data(const Options& options, int64_t seq) const {
         DataOptions d = data_options(options, seq);
@@ -169,8 +166,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
 int main(int argc, char** argv) {
     return run_program([&] {
         Chapter chapter;
-        const Options options =
-            parse_options(argc, argv, "00_single_gpu", "Train a Llama on one device.", [&](CLI::App& app) { chapter.add_options(app); });
+        const Options options = parse_options(argc, argv, "00_single_gpu", "Train a Llama on one device.",
+                                              [&](OptionList& options) { chapter.add_options(options); });
         if (Communicator::world().size() > 1) user_error("00_single_gpu runs on one device: start it with one rank");
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config, chapter.attention, chapter.loss_chunk);

@@ -5,7 +5,6 @@
 
 #include "bandwidth_demo.h"
 #include "checkpoint.h"
-#include "choice.h"
 #include "collectives_demo.h"
 #include "compare.h"
 #include "data.h"
@@ -27,40 +26,33 @@ struct Chapter {
     std::string demo;
     double largest_mib = 0;
 
-    void add_options(CLI::App& app) {
-        add_choice(app, "--sync", sync.kind,
-                   {{"naive", SyncKind::naive},
-                    {"overlap", SyncKind::overlap},
-                    {"bucket", SyncKind::bucket},
-                    {"ring", SyncKind::ring},
-                    {"hierarchical", SyncKind::hierarchical},
-                    {"diloco", SyncKind::diloco}},
-                   "How the gradients are summed; diloco: the weights meet, not the gradients");
-        app.add_option("--bucket-mb", sync.bucket_mb, "Size of a bucket in MiB")->check(between(1e-6, 1e6))->capture_default_str();
-        add_choice(app, "--ring-directions", sync.ring_directions, {{"one", RingDirections::one}, {"both", RingDirections::both}},
-                   "Of --sync ring: all one way, or half of it each way");
-        add_choice(app, "--no-sync", no_sync, {{"on", true}, {"off", false}},
-                   "With --grad-accum: communicate after the last micro-batch only (on) or after each (off)");
-        app.add_option("--inner-steps", sync.diloco.inner_steps, "Of --sync diloco: steps from one meeting to the next")
-            ->check(between(1, 1e9))
-            ->capture_default_str();
-        app.add_option("--outer-lr", sync.diloco.lr, "Of --sync diloco: how far theta follows")
-            ->check(between(0, 100))
-            ->capture_default_str();
-        app.add_option("--outer-momentum", sync.diloco.momentum, "Of --sync diloco: Nesterov's")
-            ->check(between(0, 1))
-            ->capture_default_str();
-        CLI::Option* size =
-            app.add_option("--node-size", node_size, "Pretend nodes of this many ranks, slow between them")->check(between(1, 1e6));
-        CLI::Option* rate =
-            app.add_option("--inter-gbps", inter_gbps, "Rate of each rank's network card between the pretended nodes, Gbit/s")
-                ->check(between(1e-3, 1e5));
-        size->needs(rate), rate->needs(size);
-        app.add_flag("--compare", compare, "Train with each technique in turn and print one table");
-        app.add_option("--demo", demo, "collectives: what each one does; bandwidth: how fast they are")
-            ->check(CLI::IsMember({"collectives", "bandwidth"}));
-        app.add_option("--largest-mib", largest_mib, "Of --demo bandwidth. Default: 1024 on GPUs, 16 on the CPU")
-            ->check(between(1e-3, 1e5));
+    void add_options(OptionList& options) {
+        options.choice("--sync", sync.kind,
+                       {{"naive", SyncKind::naive},
+                        {"overlap", SyncKind::overlap},
+                        {"bucket", SyncKind::bucket},
+                        {"ring", SyncKind::ring},
+                        {"hierarchical", SyncKind::hierarchical},
+                        {"diloco", SyncKind::diloco}},
+                       "How the gradients are summed; diloco: the weights meet, not the gradients");
+        options.add("--bucket-mb", sync.bucket_mb, "Size of a bucket in MiB").between(1e-6, 1e6).show_default();
+        options.choice("--ring-directions", sync.ring_directions, {{"one", RingDirections::one}, {"both", RingDirections::both}},
+                       "Of --sync ring: all one way, or half of it each way");
+        options.choice("--no-sync", no_sync, {{"on", true}, {"off", false}},
+                       "With --grad-accum: communicate after the last micro-batch only (on) or after each (off)");
+        options.add("--inner-steps", sync.diloco.inner_steps, "Of --sync diloco: steps from one meeting to the next")
+            .between(1, 1e9)
+            .show_default();
+        options.add("--outer-lr", sync.diloco.lr, "Of --sync diloco: how far theta follows").between(0, 100).show_default();
+        options.add("--outer-momentum", sync.diloco.momentum, "Of --sync diloco: Nesterov's").between(0, 1).show_default();
+        const OneOption size = options.add("--node-size", node_size, "Pretend nodes of this many ranks, slow between them").between(1, 1e6);
+        const OneOption rate =
+            options.add("--inter-gbps", inter_gbps, "Rate of each rank's network card between the pretended nodes, Gbit/s")
+                .between(1e-3, 1e5);
+        size.needs(rate), rate.needs(size);
+        options.flag("--compare", compare, "Train with each technique in turn and print one table");
+        options.add("--demo", demo, "collectives: what each one does; bandwidth: how fast they are").one_of({"collectives", "bandwidth"});
+        options.add("--largest-mib", largest_mib, "Of --demo bandwidth. Default: 1024 on GPUs, 16 on the CPU").between(1e-3, 1e5);
     }
 
     // --no-sync off: gradients are summed after each micro-batch, and added up.
@@ -220,7 +212,7 @@ int main(int argc, char** argv) {
         Chapter chapter;
         const Options options =
             parse_options(argc, argv, "01_data_parallel", "Train a Llama on several devices, each with a part of the batch.",
-                          [&](CLI::App& app) { chapter.add_options(app); });
+                          [&](OptionList& options) { chapter.add_options(options); });
         chapter.check_and_find_nodes(Communicator::world());
         if (!chapter.demo.empty() || chapter.compare) chapter.slow_down();
         if (chapter.demo == "collectives") return demo_collectives(Communicator::world());

@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "checkpoint.h"
-#include "choice.h"
 #include "compare.h"
 #include "data.h"
 #include "explain.h"
@@ -22,19 +21,19 @@ struct Chapter {
     ZeroOptions zero;
     bool no_sync = true, compare = false;
 
-    void add_options(CLI::App& app) {
-        app.add_option("--stage", zero.stage, "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too")
-            ->check(CLI::Range(0, 3))
-            ->capture_default_str();
-        add_choice(app, "--gather-overlap", zero.gather_overlap,
-                   {{"optimizer", GatherOverlap::optimizer}, {"forward", GatherOverlap::forward}},
-                   "Of stages 1 and 2: what the all-gather of parameters runs under");
-        app.add_option("--prefetch", zero.prefetch, "Of stage 3: units gathered ahead")->check(CLI::Range(0, 1000))->capture_default_str();
-        add_choice(app, "--offload", zero.offload, {{"none", false}, {"optimizer", true}},
-                   "Of stages 1 to 3: what lives, and is computed, on the host");
-        add_choice(app, "--no-sync", no_sync, {{"on", true}, {"off", false}},
-                   "With --grad-accum, stages 0 and 1: communicate after the last micro-batch only (on) or after each (off)");
-        app.add_flag("--compare", compare, "Train with each stage in turn and print one table; with --offload optimizer also offloaded");
+    void add_options(OptionList& options) {
+        options.add("--stage", zero.stage, "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too")
+            .between(0, 3)
+            .show_default();
+        options.choice("--gather-overlap", zero.gather_overlap,
+                       {{"optimizer", GatherOverlap::optimizer}, {"forward", GatherOverlap::forward}},
+                       "Of stages 1 and 2: what the all-gather of parameters runs under");
+        options.add("--prefetch", zero.prefetch, "Of stage 3: units gathered ahead").between(0, 1000).show_default();
+        options.choice("--offload", zero.offload, {{"none", false}, {"optimizer", true}},
+                       "Of stages 1 to 3: what lives, and is computed, on the host");
+        options.choice("--no-sync", no_sync, {{"on", true}, {"off", false}},
+                       "With --grad-accum, stages 0 and 1: communicate after the last micro-batch only (on) or after each (off)");
+        options.flag("--compare", compare, "Train with each stage in turn and print one table; with --offload optimizer also offloaded");
     }
 };
 
@@ -177,7 +176,7 @@ int main(int argc, char** argv) {
         Chapter chapter;
         const Options options =
             parse_options(argc, argv, "02_zero", "Train a Llama with optimizer states, gradients and parameters sharded.",
-                          [&](CLI::App& app) { chapter.add_options(app); });
+                          [&](OptionList& options) { chapter.add_options(options); });
         if (chapter.zero.offload && chapter.zero.stage == 0 && !chapter.compare)
             user_error("--offload optimizer: what moves to the host is a rank's shard; --stage 1, 2 or 3");
         const LlamaConfig config = options.config();

@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "checkpoint.h"
-#include "choice.h"
 #include "compare.h"
 #include "data.h"
 #include "explain.h"
@@ -27,24 +26,22 @@ struct Chapter {
     bool compare = false;
     std::string demo;
 
-    void add_options(CLI::App& app) {
-        app.add_option("--tp", tensor.tp, "Ranks that share each layer; must divide the number of ranks. Default: all")
-            ->check(CLI::Range(1, 1 << 20));
-        app.add_flag("--sequence-parallel", tensor.sequence_parallel, "Norms, residuals and dropout on 1/tp of the tokens");
-        add_choice(app, "--keep-gathered", tensor.keep_gathered, {{"on", true}, {"off", false}},
-                   "With --sequence-parallel: keep a column linear's gathered input (on) or gather it again in backward (off)");
-        add_choice(app, "--overlap", tensor.overlap, {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
-                   "What communication runs under: nothing; the weight's gradient; besides, the rest of its own GEMM");
-        app.add_option("--chunks", tensor.chunks, "Of --overlap chunk: parts of a GEMM")->check(CLI::Range(2, 64))->capture_default_str();
-        app.add_flag("--partition-checkpoints", tensor.partition_checkpoints,
+    void add_options(OptionList& options) {
+        options.add("--tp", tensor.tp, "Ranks that share each layer; must divide the number of ranks. Default: all").between(1, 1 << 20);
+        options.flag("--sequence-parallel", tensor.sequence_parallel, "Norms, residuals and dropout on 1/tp of the tokens");
+        options.choice("--keep-gathered", tensor.keep_gathered, {{"on", true}, {"off", false}},
+                       "With --sequence-parallel: keep a column linear's gathered input (on) or gather it again in backward (off)");
+        options.choice("--overlap", tensor.overlap, {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
+                       "What communication runs under: nothing; the weight's gradient; besides, the rest of its own GEMM");
+        options.add("--chunks", tensor.chunks, "Of --overlap chunk: parts of a GEMM").between(2, 64).show_default();
+        options.flag("--partition-checkpoints", tensor.partition_checkpoints,
                      "With --recompute full: each rank keeps 1/tp of a layer's input");
-        app.add_option("--dropout", tensor.dropout, "Probability that an element of the residual stream's summands is dropped")
-            ->check(between(0, 0.99));
-        add_choice(app, "--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
-                   "Of --dropout: an element's mask does not depend on the rank (on), or each rank draws its own (off)");
-        app.add_flag("--compare", compare, "Train without and with sequence parallelism and print one table");
-        app.add_option("--demo", demo, "linear: a column and a row linear on matrices small enough to print")
-            ->check(CLI::IsMember({"linear"}));
+        options.add("--dropout", tensor.dropout, "Probability that an element of the residual stream's summands is dropped")
+            .between(0, 0.99);
+        options.choice("--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
+                       "Of --dropout: an element's mask does not depend on the rank (on), or each rank draws its own (off)");
+        options.flag("--compare", compare, "Train without and with sequence parallelism and print one table");
+        options.add("--demo", demo, "linear: a column and a row linear on matrices small enough to print").one_of({"linear"});
     }
 
     void check_options(const Options& options) {
@@ -201,7 +198,7 @@ int main(int argc, char** argv) {
     return run_program([&] {
         Chapter chapter;
         const Options options = parse_options(argc, argv, "03_tensor_parallel", "Train a Llama whose layers are shared by several devices.",
-                                              [&](CLI::App& app) { chapter.add_options(app); });
+                                              [&](OptionList& options) { chapter.add_options(options); });
         if (chapter.demo == "linear") return demo_linear(Communicator::world());
         chapter.check_options(options);
         const LlamaConfig config = options.config();

@@ -1,6 +1,5 @@
 // Chapter 07: kernels. Every file in the numbered folders is one kernel with one idea; this program checks all of them against float64
 // and measures them: with a clock on a GPU, under the microscope without one.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -25,20 +24,21 @@ struct Chapter {
     bool primer = false, list = false;
     std::string json;
 
-    void add_options(CLI::App& app) {
-        app.add_option("--family", families,
-                       "1 first steps, 2 memory, 3 matrix product, 4 fusion, 5 attention, 6 matrix product on Hopper. Default: all")
-            ->check(CLI::Range(1, 6));
-        app.add_option("--kernel", kernels, "Kernels by name (--list shows them); mine: yours in mine.cu, among those of its problem");
-        app.add_option("--size", ladder.size, "The problem's dimensions, e.g. 1024,1024. Default: its own")
-            ->delimiter(',')
-            ->check(CLI::Range(int64_t(1), int64_t(1) << 32));
-        app.add_flag("--check", ladder.check_only, "Only compare with float64");
-        app.add_flag("--microscope", ladder.by_line, "Each line that loads or stores: sectors, bank conflicts, threads (without a GPU)");
-        app.add_flag("--primer", primer, "This GPU's hierarchy, and the kernels' occupancy");
-        app.add_flag("--list", list, "All kernels");
-        app.add_option("--seed", ladder.seed, "Of the random inputs. Default: another one each time");
-        app.add_option("--json", json, "Write what the tables show");
+    void add_options(OptionList& options) {
+        options
+            .add("--family", families,
+                 "1 first steps, 2 memory, 3 matrix product, 4 fusion, 5 attention, 6 matrix product on Hopper. Default: all")
+            .between(1, 6);
+        options.add("--kernel", kernels, "Kernels by name (--list shows them); mine: yours in mine.cu, among those of its problem");
+        options.add("--size", ladder.size, "The problem's dimensions, e.g. 1024,1024. Default: its own")
+            .split_at(',')
+            .between(1, int64_t(1) << 32);
+        options.flag("--check", ladder.check_only, "Only compare with float64");
+        options.flag("--microscope", ladder.by_line, "Each line that loads or stores: sectors, bank conflicts, threads (without a GPU)");
+        options.flag("--primer", primer, "This GPU's hierarchy, and the kernels' occupancy");
+        options.flag("--list", list, "All kernels");
+        options.add("--seed", ladder.seed, "Of the random inputs. Default: another one each time");
+        options.add("--json", json, "Write what the tables show");
     }
 };
 
@@ -150,9 +150,8 @@ bool run(const Chapter& chapter) {
 int main(int argc, char** argv) {
     return run_program([&] {
         Chapter chapter;
-        CLI::App app{"Check and measure this chapter's kernels.", "07_kernels"};
-        chapter.add_options(app);
-        parse_command_line(app, argc, argv);
+        parse_command_line(argc, argv, "07_kernels", "Check and measure this chapter's kernels.",
+                           [&](OptionList& options) { chapter.add_options(options); });
         return run(chapter);
     });
 }

@@ -1,13 +1,11 @@
 #include "cli.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <ranges>
 
 #include "checkpoint.h"
-#include "choice.h"
 #include "comm.h"
 #include "error.h"
 #include "file.h"
@@ -17,54 +15,46 @@
 namespace ultrascale {
 namespace {
 
-void add_shared_options(CLI::App& app, Options& o) {
-    const auto positive = CLI::Range(int64_t(1), int64_t(1) << 40);
-    const auto natural = CLI::Range(int64_t(0), int64_t(1) << 40);
-    app.add_option("--model", o.model, "Preset, or a directory with a config.json")->capture_default_str();
-    app.add_option("--layers", o.layers, "Override the model's depth")->check(positive);
-    app.add_option("--load", o.load, "Hugging Face Llama directory to start from; resumes if it holds a training state");
-    app.add_option("--save", o.save, "Directory to save to at the end");
-    app.add_option("--data", o.data, "Text (bytes as tokens) or .bin (uint16 tokens; uint32 past 65,536). Default: our own text");
-    CLI::Option* val_data = app.add_option("--val-data", o.val_data, "Tokens to measure the loss on without training on them");
-    app.add_option("--val-every", o.val_every, "Steps from one validation to the next; the last step has one too")
-        ->check(positive)
-        ->needs(val_data)
-        ->capture_default_str();
-    app.add_option("--steps", o.steps, "Optimizer steps")->check(natural)->capture_default_str();
-    app.add_option("--seq", o.seq, "Sequence length in tokens. Default: the preset's")->check(positive);
-    app.add_option("--micro-batch", o.micro_batch, "Sequences per forward and backward")->check(positive)->capture_default_str();
-    app.add_option("--grad-accum", o.grad_accum, "Micro-batches per step")->check(positive)->capture_default_str();
-    app.add_option("--lr", o.optimizer.lr, "Learning rate")->check(between(0, 1e6))->capture_default_str();
-    add_choice(app, "--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}}, "Learning-rate schedule");
-    app.add_option("--lr-steps", o.optimizer.total_steps, "Step at which the cosine ends. Default: this run's last")->check(positive);
-    app.add_option("--warmup", o.optimizer.warmup, "Steps of linear warm-up")->check(natural)->capture_default_str();
-    app.add_option("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")
-        ->check(between(0, 1e6))
-        ->capture_default_str();
-    app.add_option("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off")
-        ->check(between(0, 1e30))
-        ->capture_default_str();
-    app.add_option("--seed", o.seed, "Seed of the weights and of --shuffle")
-        ->check(CLI::Range(int64_t(0), INT64_MAX))
-        ->capture_default_str();
-    app.add_flag("--shuffle", o.shuffle, "Permute the samples");
-    add_choice(app, "--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
-               "Weights and activations (bf16 keeps fp32 master weights)");
-    app.add_flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");
-    add_choice(app, "--recompute", o.recompute, {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
-               "Activation recomputation");
-    app.add_flag_function(
-        "--verify,!--no-verify", [&o](int64_t times) { o.verify = times > 0; },
+void add_shared_options(OptionList& options, Options& o) {
+    options.add("--model", o.model, "Preset, or a directory with a config.json").show_default();
+    options.add("--layers", o.layers, "Override the model's depth").at_least(1);
+    options.add("--load", o.load, "Hugging Face Llama directory to start from; resumes if it holds a training state");
+    options.add("--save", o.save, "Directory to save to at the end");
+    options.add("--data", o.data, "Text (bytes as tokens) or .bin (uint16 tokens; uint32 past 65,536). Default: our own text");
+    const OneOption val_data = options.add("--val-data", o.val_data, "Tokens to measure the loss on without training on them");
+    options.add("--val-every", o.val_every, "Steps from one validation to the next; the last step has one too")
+        .at_least(1)
+        .needs(val_data)
+        .show_default();
+    options.add("--steps", o.steps, "Optimizer steps").at_least(0).show_default();
+    options.add("--seq", o.seq, "Sequence length in tokens. Default: the preset's").at_least(1);
+    options.add("--micro-batch", o.micro_batch, "Sequences per forward and backward").at_least(1).show_default();
+    options.add("--grad-accum", o.grad_accum, "Micro-batches per step").at_least(1).show_default();
+    options.add("--lr", o.optimizer.lr, "Learning rate").between(0, 1e6).show_default();
+    options.choice("--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}}, "Learning-rate schedule");
+    options.add("--lr-steps", o.optimizer.total_steps, "Step at which the cosine ends. Default: this run's last").at_least(1);
+    options.add("--warmup", o.optimizer.warmup, "Steps of linear warm-up").at_least(0).show_default();
+    options.add("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices").between(0, 1e6).show_default();
+    options.add("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off").between(0, 1e30).show_default();
+    options.add("--seed", o.seed, "Seed of the weights and of --shuffle").between(0, INT64_MAX).show_default();
+    options.flag("--shuffle", o.shuffle, "Permute the samples");
+    options.choice("--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
+                   "Weights and activations (bf16 keeps fp32 master weights)");
+    options.flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");
+    options.choice("--recompute", o.recompute, {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
+                   "Activation recomputation");
+    options.flag(
+        "--verify,!--no-verify", [&o](bool on) { o.verify = on; },
         "Compare the first 6 steps with one plain device. Default: for models under 5 M parameters");
-    app.add_flag("--explain", o.explain, "Print one step's events in firing order");
-    app.add_flag("--profile", o.profile, "Print the most expensive operations");
-    app.add_option("--json", o.json, "Write one JSON object a step and a summary");
-    app.add_option("--trace", o.trace, "Write a Chrome/Perfetto trace");
-    app.add_option("--peak-tflops", o.peak_tflops, "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")
-        ->check(between(1e-9, 1e9));
-    add_choice(app, "--copy-engines", o.copy_engines, {{"on", true}, {"off", false}},
-               "On GPUs of one machine: large collectives by copies to the others' memory (on), or all by NCCL's kernels");
-    app.add_option("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")->check(between(1e-6, 1e9));
+    options.flag("--explain", o.explain, "Print one step's events in firing order");
+    options.flag("--profile", o.profile, "Print the most expensive operations");
+    options.add("--json", o.json, "Write one JSON object a step and a summary");
+    options.add("--trace", o.trace, "Write a Chrome/Perfetto trace");
+    options.add("--peak-tflops", o.peak_tflops, "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")
+        .between(1e-9, 1e9);
+    options.choice("--copy-engines", o.copy_engines, {{"on", true}, {"off", false}},
+                   "On GPUs of one machine: large collectives by copies to the others' memory (on), or all by NCCL's kernels");
+    options.add("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB").between(1e-6, 1e9);
 }
 
 using Words = std::vector<std::string>;
@@ -113,16 +103,6 @@ void compare_with_other_ranks(int argc, char** argv, const std::string& error) {
 
 }  // namespace
 
-CLI::Validator between(double least, double most) {
-    return CLI::Validator(
-        [=](std::string& text) -> std::string {
-            double value = 0;
-            const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-            return ok ? "" : fmt::format("{} is not a number between {} and {}", text, least, most);
-        },
-        fmt::format("NUMBER in [{}, {}]", least, most));
-}
-
 std::string Options::data_path() const {
     if (!data.empty()) return data;
     // build/<backend>/<chapter> -> common/, wherever the project was cloned to
@@ -140,46 +120,42 @@ LlamaConfig Options::config() const {
     return c;
 }
 
-void parse_command_line(CLI::App& app, int argc, char** argv, const std::function<void()>& check_values) {
-    bool help = false;
+void parse_command_line(int argc, char** argv, const std::string& name, const std::string& description,
+                        const std::function<void(OptionList&)>& add_options, const std::function<void()>& check_values) {
+    OptionList options(name, description);
+    add_options(options);
+    bool asks_for_help = false;
     std::string wrong;
     try {
-        app.parse(argc, argv);
-        check_values();
-    } catch (const CLI::CallForHelp&) {
-        help = true;
-    } catch (const CLI::ParseError& error) {
-        std::string text = error.what();
-        for (char& c : text)
-            if (c == '\n') c = ' ';
-        wrong = fmt::format("{}; --help lists the options", text);
+        asks_for_help = !options.parse(argc, argv);
+        if (!asks_for_help) check_values();
     } catch (const UserError& error) {
         wrong = error.what();
     }
     compare_with_other_ranks(argc, argv, wrong);
-    if (help) {
-        if (Communicator::world().rank() == 0) fmt::print("{}", app.help());
+    if (asks_for_help) {
+        if (Communicator::world().rank() == 0) fmt::print("{}", options.help());
         finalize_communication();
         std::exit(0);
     }
 }
 
 Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
-                      const std::function<void(CLI::App&)>& add_own) {
-    Options options;
-    CLI::App app{description, name};
-    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    add_shared_options(app, options);
-    add_own(app);
-    parse_command_line(app, argc, argv, [&] {
-        if (options.fp32_grads && options.dtype == DType::fp32) user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
-        for (const std::string& path : {options.json, options.trace})
+                      const std::function<void(OptionList&)>& add_own) {
+    Options o;
+    const auto add = [&](OptionList& options) {
+        add_shared_options(options, o);
+        add_own(options);
+    };
+    parse_command_line(argc, argv, name, description, add, [&] {
+        if (o.fp32_grads && o.dtype == DType::fp32) user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
+        for (const std::string& path : {o.json, o.trace})
             if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
-        if (!options.save.empty()) check_can_save(options.save);
+        if (!o.save.empty()) check_can_save(o.save);
     });
-    use_copy_engines(options.copy_engines);
-    if (options.device_memory_gib > 0) memory_set_limit(int64_t(options.device_memory_gib * double(1 << 30)));
-    return options;
+    use_copy_engines(o.copy_engines);
+    if (o.device_memory_gib > 0) memory_set_limit(int64_t(o.device_memory_gib * double(1 << 30)));
+    return o;
 }
 
 int run_program(const std::function<bool()>& program) {

@@ -7,11 +7,7 @@
 
 #include "llama.h"
 #include "optimizer.h"
-
-namespace CLI {
-class App;
-class Validator;
-}  // namespace CLI
+#include "option_list.h"
 
 namespace ultrascale {
 
@@ -40,18 +36,16 @@ struct Options {
     LlamaConfig config() const;
 };
 
-// Checks an option's value: a number within [least, most]. Unlike CLI::Range it refuses NaN.
-CLI::Validator between(double least, double most);
-
-// Reads the command line into the app's options; then `check_values` may throw UserError. Prints --help and ends the program where it is
-// asked for. Throws UserError: an unknown option, a value out of range. All ranks call it, and all throw the same if one of them has cause
-// to, or was started with other options than the others.
-void parse_command_line(CLI::App& app, int argc, char** argv, const std::function<void()>& check_values = [] {});
+// Reads the command line into the options that `add_options` adds; then `check_values` may throw UserError. Prints --help and ends the
+// program where it is asked for. Throws UserError: an unknown option, a value out of range. All ranks call it, and all throw the same if
+// one of them has cause to, or was started with other options than the others.
+void parse_command_line(int argc, char** argv, const std::string& name, const std::string& description,
+                        const std::function<void(OptionList&)>& add_options, const std::function<void()>& check_values = [] {});
 
 // The same with the options that all chapters of training share; `add_own` adds the chapter's own. UserError also where an output cannot
 // be written.
 Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
-                      const std::function<void(CLI::App&)>& add_own);
+                      const std::function<void(OptionList&)>& add_own);
 
 // Runs `program` and turns its end into an exit code: 0, 1 (it returned false: verification failed), 2 (UserError; rank 0
 // prints it in one line, every rank ends), 3 (a mistake of the programmer's). Sets the number of threads to cores / ranks on

@@ -3,7 +3,6 @@
 // The other ranks go on and wait for that rank in an all-reduce, as in the middle of a step.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <csignal>
 #include <thread>
@@ -18,9 +17,9 @@ int main(int argc, char** argv) {
     return run_program([&] {
         std::string fault;
         int on = 0;
-        parse_options(argc, argv, "fault_program", "Goes wrong on one rank", [&](CLI::App& app) {
-            app.add_option("--fault", fault, "What happens");
-            app.add_option("--on", on, "On which rank; -1: on all");
+        parse_options(argc, argv, "fault_program", "Goes wrong on one rank", [&](OptionList& options) {
+            options.add("--fault", fault, "What happens");
+            options.add("--on", on, "On which rank; -1: on all");
         });
         const Communicator& world = Communicator::world();
         Tensor x = Tensor::zeros({1000}, DType::fp32, Memory::workspace);

@@ -1,0 +1,85 @@
+#include "option_list.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "error.h"
+
+namespace ultrascale {
+
+// Unlike CLI::Range it refuses NaN.
+OneOption OneOption::between(double least, double most) const {
+    option_->check(CLI::Validator(
+        [=](std::string& text) -> std::string {
+            double value = 0;
+            const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+            return ok ? "" : fmt::format("{} is not a number between {} and {}", text, least, most);
+        },
+        most == largest ? fmt::format("at least {:.10g}", least) : fmt::format("{:.10g} to {:.10g}", least, most)));
+    return *this;
+}
+
+OneOption OneOption::one_of(const std::vector<std::string>& words) const {
+    option_->check(CLI::IsMember(words));
+    return *this;
+}
+OneOption OneOption::split_at(char delimiter) const {
+    option_->delimiter(delimiter);
+    return *this;
+}
+OneOption OneOption::needs(const OneOption& other) const {
+    option_->needs(other.option_);
+    return *this;
+}
+OneOption OneOption::show_default() const {
+    option_->capture_default_str();
+    return *this;
+}
+
+OptionList::OptionList(const std::string& program, const std::string& description)
+    : app_(std::make_unique<CLI::App>(description, program)) {
+    app_->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+OptionList::~OptionList() = default;
+
+bool OptionList::parse(int argc, char** argv) {
+    try {
+        app_->parse(argc, argv);
+        return true;
+    } catch (const CLI::CallForHelp&) {
+        return false;
+    } catch (const CLI::ParseError& error) {
+        std::string text = error.what();
+        std::ranges::replace(text, '\n', ' ');
+        user_error("{}; --help lists the options", text);
+    }
+}
+std::string OptionList::help() const { return app_->help(); }
+
+template <class T>
+OneOption OptionList::add(const std::string& name, T& value, const std::string& what) {
+    return OneOption(app_->add_option(name, value, what));
+}
+template OneOption OptionList::add(const std::string&, int&, const std::string&);
+template OneOption OptionList::add(const std::string&, int64_t&, const std::string&);
+template OneOption OptionList::add(const std::string&, uint64_t&, const std::string&);
+template OneOption OptionList::add(const std::string&, double&, const std::string&);
+template OneOption OptionList::add(const std::string&, std::string&, const std::string&);
+template OneOption OptionList::add(const std::string&, std::vector<int>&, const std::string&);
+template OneOption OptionList::add(const std::string&, std::vector<int64_t>&, const std::string&);
+template OneOption OptionList::add(const std::string&, std::vector<std::string>&, const std::string&);
+
+OneOption OptionList::flag(const std::string& name, bool& value, const std::string& what) {
+    return OneOption(app_->add_flag(name, value, what));
+}
+OneOption OptionList::flag(const std::string& name, const std::function<void(bool)>& set, const std::string& what) {
+    return OneOption(app_->add_flag_function(
+        name, [set](int64_t times) { set(times > 0); }, what));
+}
+
+OneOption OptionList::choice(const std::string& name, const std::vector<std::string>& words, const std::string& now,
+                             const std::function<void(const std::string&)>& set, const std::string& what) {
+    return OneOption(app_->add_option_function<std::string>(name, set, what)->check(CLI::IsMember(words))->default_str(now));
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,74 @@
+// The options of a program, as each chapter adds its own: CLI11's, behind a face of our own, because its header takes seconds to compile in
+// every file that includes it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace ultrascale {
+
+// One option, and what else is said of it: options.add("--chunks", chunks, "Parts of a GEMM").between(2, 64).show_default();
+class OneOption {
+public:
+    OneOption between(double least, double most) const;  // a number in [least, most]; NaN is none
+    OneOption at_least(double least) const { return between(least, largest); }
+    OneOption one_of(const std::vector<std::string>& words) const;
+    OneOption split_at(char delimiter) const;       // --size 1024,1024
+    OneOption needs(const OneOption& other) const;  // given without the other one it is an error
+    OneOption show_default() const;                 // in --help: the value when the option was added
+    explicit OneOption(CLI::Option* option) : option_(option) {}
+
+    static constexpr double largest = double(int64_t(1) << 40);  // of what counts something: products of two still fit an int64_t
+
+private:
+    CLI::Option* option_;
+};
+
+class OptionList {
+public:
+    OptionList(const std::string& program, const std::string& description);  // has --help
+    ~OptionList();
+
+    // Reads the command line into the values. False: it asks for --help's text. UserError: an unknown option, a value that is none of its
+    // option's. Of an option that is given twice the last one counts.
+    bool parse(int argc, char** argv);
+    std::string help() const;
+
+    // --name VALUE. The value is what it was where the option is not given. T: int, int64_t, uint64_t, double, std::string, or a
+    // std::vector of int, int64_t or std::string.
+    template <class T>
+    OneOption add(const std::string& name, T& value, const std::string& what);
+    // --name. "--verify,!--no-verify" has both; `set` is called where one of them is given.
+    OneOption flag(const std::string& name, bool& value, const std::string& what);
+    OneOption flag(const std::string& name, const std::function<void(bool)>& set, const std::string& what);
+    // --name ONE|OF|THESE, each with its meaning. --help shows what `value` holds now.
+    template <class T>
+    OneOption choice(const std::string& name, T& value, const std::map<std::string, std::type_identity_t<T>>& meanings,
+                     const std::string& what) {
+        std::string now;
+        std::vector<std::string> words;
+        for (const auto& [word, meaning] : meanings) {
+            words.push_back(word);
+            if (meaning == value) now = word;
+        }
+        return choice(
+            name, words, now, [&value, meanings](const std::string& word) { value = meanings.at(word); }, what);
+    }
+
+private:
+    OneOption choice(const std::string& name, const std::vector<std::string>& words, const std::string& now,
+                     const std::function<void(const std::string&)>& set, const std::string& what);
+    std::unique_ptr<CLI::App> app_;
+};
+
+}  // namespace ultrascale
