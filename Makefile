@@ -70,10 +70,13 @@ override CUDA_ARCH := $(patsubst 90,90a,$(CUDA_ARCH))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 # Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2, but -O0 where a test only starts programs.
 # Under a sanitizer what computes: -O1, the rest: -O0, which compiles in half the time.
-OPTIMIZE  = $(if $(filter tests/chapters/%,$<),-O0,$(if $(SANITIZE),$(if $(filter common/cpu/% common/ops_% tests/unit/ops_%,$<),-O1,-O0),\
+OPTIMIZE  = $(if $(filter tests/chapters/%,$<),-O0,$(if $(SANITIZED),$(if $(filter common/cpu/% common/ops_% tests/unit/ops_%,$<),-O1,-O0),\
               $(if $(filter common/cpu/ops_% common/ops_%,$<),-O3 -fno-math-errno,-O2))) -g1 -march=$(ARCH)
-SANITIZE_FLAGS := $(if $(filter address,$(SANITIZE)),-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=undefined) \
-                  $(if $(filter thread,$(SANITIZE)),-fsanitize=thread)
+# The address sanitizer looks at what we ship, with the plain build's tests. (The thread sanitizer must see all that synchronizes.)
+PLAIN_SOURCES := $(if $(filter address,$(SANITIZE)),tests/unit/%)
+SANITIZED = $(if $(filter $(PLAIN_SOURCES),$<),,$(SANITIZE))
+SANITIZE_FLAGS = $(if $(filter address,$(SANITIZED)),-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=undefined) \
+                 $(if $(filter thread,$(SANITIZED)),-fsanitize=thread)
 # -Wno-array-bounds, -Wno-stringop-overflow: GCC 13 finds in fmt 9 what is not there.
 CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Wno-array-bounds -Wno-stringop-overflow $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
 CPPFLAGS += -Icommon -I. $(addprefix -isystem ,$(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
@@ -105,13 +108,15 @@ endif
 # Most sources are the same for all backends and are compiled once, into build/obj. Others belong to a backend, or know MPI's header, which no
 # two MPIs have in common; the flags are theirs alone, so that no other source can come to depend on either.
 BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/simt/% 07_kernels/% $(if $(filter simt,$(BACKEND)),tests/%)
-MPI_SOURCES := common/comm.cpp common/mpi/% common/cpu/comm% common/cuda/%.cpp tests/unit/%
+MPI_SOURCES := common/comm.cpp common/mpi/% common/cpu/comm% common/cuda/%.cpp \
+               $(patsubst %,tests/unit/%_test.cpp,comm comm_symmetric ring_all_reduce slow_links)
 OF_MPI    := $(if $(filter openmpi,$(MPI)),$(MPI_SOURCES),none)
 SHARED    := $(if $(SANITIZE),$(OF_BACKEND),build)
 objects_in = $(patsubst %,$(1)/obj/%.o,$(basename $(2)))
 objects   = $(call objects_in,$(BUILD),$(filter $(OF_MPI),$(1))) \
             $(call objects_in,$(OF_BACKEND),$(filter $(BACKEND_SOURCES),$(filter-out $(OF_MPI),$(1)))) \
-            $(call objects_in,$(SHARED),$(filter-out $(BACKEND_SOURCES) $(OF_MPI),$(1)))
+            $(call objects_in,build,$(filter $(PLAIN_SOURCES),$(1))) \
+            $(call objects_in,$(SHARED),$(filter-out $(BACKEND_SOURCES) $(OF_MPI) $(PLAIN_SOURCES),$(1)))
 COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
@@ -203,7 +208,7 @@ $(1)/obj/%.o: %.cpp Makefile
 	$$(CXX) $$(CPPFLAGS) $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) $$(if $$(filter $$(BACKEND_SOURCES),$$<),$$(CUDA_CPPFLAGS)) \
 	    $$(CXXFLAGS) -MMD -MP -c $$< -o $$@
 endef
-$(foreach folder,$(sort $(BUILD) $(OF_BACKEND) $(SHARED)),$(eval $(call compile,$(folder))))
+$(foreach folder,$(sort build $(BUILD) $(OF_BACKEND) $(SHARED)),$(eval $(call compile,$(folder))))
 # What is compiled together with kernels, or runs them.
 $(if $(filter simt,$(BACKEND)),$(OF_BACKEND)/obj/tests/%.o) $(OF_BACKEND)/obj/07_kernels/%.o: CPPFLAGS += $(SIMT_CPPFLAGS)
 
@@ -255,4 +260,4 @@ compile_commands.json: Makefile
 	    printf '%s{"directory": "$(CURDIR)", "file": "%s", "command": "$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS) -c %s"}\n' "$$separator" $$source $$source; \
 	    separator=,; done; echo ']'; } > $@
 
--include $(shell find $(sort $(BUILD)/obj $(OF_BACKEND)/obj $(SHARED)/obj) -name '*.d' 2>/dev/null)
+-include $(shell find $(sort build/obj $(BUILD)/obj $(OF_BACKEND)/obj $(SHARED)/obj) -name '*.d' 2>/dev/null)

@@ -8,7 +8,7 @@ export GTEST_COLOR=no MPIRUN=$mpirun
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp history_size=7 exitcode=66" UCX_MEM_EVENTS=n  # why: tests/tsan.supp
-export ASAN_OPTIONS="detect_leaks=0"  # MPI libraries keep what they allocated until the end
+export ASAN_OPTIONS="detect_leaks=0 allocator_may_return_null=1"  # MPI libraries keep what they allocated until the end; a test asks for too much
 
 # suite NAME COMMAND...: runs it, counts GoogleTest's lines, shows the whole output of a failure.
 suite() {
@@ -45,7 +45,9 @@ if [ "$backend" = cpu ]; then
     suite "unit, address and undefined sanitizers" build/cpu-address/unit_test
     suite "bad input, address and undefined sanitizers" env CHAPTERS_DIR=build/cpu-address build/cpu/chapter_test --gtest_filter='BadInput*'
     # One thread a rank: the sanitizer does not see how OpenMP orders its threads.
-    suite "streams and communication, thread sanitizer" env OMP_NUM_THREADS=1 $mpirun -n 3 build/cpu-thread/comm_test
+    # Threads meet in the same way whatever the type that they carry.
+    suite "streams and communication, thread sanitizer" env OMP_NUM_THREADS=1 $mpirun -n 3 build/cpu-thread/comm_test \
+        --gtest_filter=-Collectives/1.*:Collectives/2.*:Collectives/3.*
 fi
 
 echo "$passed passed, $failed failed"

@@ -51,6 +51,9 @@ TEST(OpsRmsNorm, ForwardAndBackward) {
     for (DType dtype : dtypes)
         for (auto [N, h] :
              std::vector<Size2>{{1, 1}, {3, 7}, {67, 129}, {301, 64}, {5000, 17}, {9, 520}, {5, 2048}, {3, 4096}, {2, 8192}, {2, 16392}}) {
+#ifdef ULTRASCALE_SIMT  // so many rows take the executor 4 s
+            N = std::min<int64_t>(N, 500);
+#endif
             Tensor x = random_tensor({N, h}, dtype, 1), w = random_tensor({h}, dtype, 2), dy = random_tensor({N, h}, dtype, 3);
             Tensor y = poisoned({N, h}, dtype), rstd = poisoned({N}, DType::fp32), dx = poisoned({N, h}, dtype);
             Tensor dw = random_tensor({h}, dtype, 4);
