@@ -1,0 +1,172 @@
+#include "run_program.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <thread>
+
+namespace ultrascale::test {
+
+// The chapters are built beside this test program, build/cpu or build/cuda.
+static const std::filesystem::path built = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+const bool on_gpu = built.filename().string().starts_with("cuda");
+const int patience = on_gpu ? 100 : 300;
+
+std::vector<double> Outcome::of(const char* field) const {
+    std::vector<double> values;
+    for (const Json& step : steps) values.push_back(step.at(field).get<double>());
+    return values;
+}
+
+std::string program(const std::string& chapter) {
+    const char* dir = std::getenv("CHAPTERS_DIR");
+    return (dir ? dir : built.string()) + "/" + chapter;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::vector<std::string> words(const std::string& text) {
+    std::istringstream in(text);
+    std::vector<std::string> all;
+    for (std::string word; in >> word;) all.push_back(word);
+    return all;
+}
+
+Outcome run_command(const std::vector<std::string>& command, int seconds) {
+    TempDir dir;
+    std::vector<char*> argv;
+    for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    const std::string out = dir / "out", err = dir / "err";
+    const pid_t child = fork();
+    if (child == 0) {
+        setpgid(0, 0);
+        setenv("ASAN_OPTIONS", "detect_leaks=0", 0);  // MPI libraries keep what they allocated until the end
+        setenv("OMP_WAIT_POLICY", "passive", 0);      // threads that wait do not spin: tests share the machine
+        dup2(open("/dev/null", O_RDONLY), 0);
+        dup2(open(out.c_str(), O_WRONLY | O_CREAT, 0600), 1);
+        dup2(open(err.c_str(), O_WRONLY | O_CREAT, 0600), 2);
+        execvp(argv[0], argv.data());
+        _exit(127);
+    }
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+    int status = 0;
+    while (waitpid(child, &status, WNOHANG) == 0) {
+        if (std::chrono::steady_clock::now() > end) {
+            ADD_FAILURE() << "still running after " << seconds << " s: " << command.front();
+            kill(-child, SIGKILL);
+            waitpid(child, &status, 0);
+            break;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), .out = slurp(out), .err = slurp(err)};
+}
+
+Outcome run(const std::string& chapter, const std::string& arguments) {
+    std::vector<std::string> command = words(arguments);
+    command.insert(command.begin(), program(chapter));
+    return run_command(command);
+}
+
+std::vector<std::string> mpirun() {
+    if (const char* given = std::getenv("MPIRUN")) return words(given);
+    return {std::system("command -v mpirun.mpich >/dev/null") == 0 ? "mpirun.mpich" : "mpirun"};
+}
+
+// What the programs themselves said: without Open MPI's remarks, which stand between lines of dashes, and without the one line that
+// tells that ranks share a GPU.
+static std::string without_launcher(const std::string& text) {
+    std::istringstream lines(text);
+    std::string kept;
+    bool remark = false;
+    for (std::string line; std::getline(lines, line);) {
+        if (line.size() > 50 && line.find_first_not_of('-') == std::string::npos)
+            remark = !remark;
+        else if (!remark && !(on_gpu && line.find(" ranks share ") != std::string::npos))
+            kept += line + "\n";
+    }
+    return kept;
+}
+
+Outcome run_mpi(std::vector<std::string> command, int seconds) {
+    Outcome outcome = run_command(command, seconds);
+    outcome.through_host = contains(outcome.err, "communication goes through the host");
+    outcome.err = without_launcher(outcome.err);
+    return outcome;
+}
+
+Outcome run_ranks(int ranks, const std::string& chapter, const std::vector<std::string>& arguments, int seconds) {
+    std::vector<std::string> command = mpirun();
+    for (const std::string& word : {std::string("-n"), fmt::format("{}", ranks), program(chapter)}) command.push_back(word);
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return run_mpi(std::move(command), seconds);
+}
+Outcome run_ranks(int ranks, const std::string& chapter, const std::string& arguments, int seconds) {
+    return run_ranks(ranks, chapter, words(arguments), seconds);
+}
+
+Outcome run_each_rank(const std::string& chapter, const std::vector<std::string>& arguments, int seconds) {
+    std::vector<std::string> command = mpirun();
+    for (size_t rank = 0; rank < arguments.size(); ++rank) {
+        if (rank > 0) command.push_back(":");
+        for (const std::string& word : {std::string("-n"), std::string("1"), program(chapter)}) command.push_back(word);
+        for (const std::string& word : words(arguments[rank])) command.push_back(word);
+    }
+    return run_mpi(std::move(command), seconds);
+}
+
+Outcome train(int ranks, const std::string& chapter, const std::string& arguments, int expected_exit_code) {
+    TempDir dir;
+    SCOPED_TRACE(fmt::format("{} ranks: {} {}", ranks, chapter, arguments));
+    const std::string all = fmt::format("--peak-tflops 1 --json {} {}", dir / "out.jsonl", arguments);
+    Outcome result = ranks == 0 ? run(chapter, all) : run_ranks(ranks, chapter, all);
+    EXPECT_EQ(result.exit_code, expected_exit_code) << result.err << result.out;
+    EXPECT_EQ(result.err, "");
+    std::istringstream lines(slurp(dir / "out.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+        Json json = Json::parse(line, nullptr, false);
+        EXPECT_TRUE(json.is_object()) << line;
+        if (!json.is_object()) continue;
+        EXPECT_TRUE(result.summary.is_null()) << "the summary is the last line";
+        if (json.contains("summary"))
+            result.summary = json["summary"];
+        else
+            result.steps.push_back(json);
+    }
+    EXPECT_TRUE(result.summary.is_object()) << "no summary";
+    return result;
+}
+Outcome train(const std::string& chapter, const std::string& arguments, int expected_exit_code) {
+    return train(0, chapter, arguments, expected_exit_code);
+}
+
+std::string config_json(const Json& changes) {
+    Json config = {{"model_type", "llama"}, {"hidden_act", "silu"},          {"num_hidden_layers", 2},
+                   {"hidden_size", 48},     {"num_attention_heads", 4},      {"num_key_value_heads", 2},
+                   {"head_dim", 12},        {"intermediate_size", 80},       {"vocab_size", 256},
+                   {"rms_norm_eps", 1e-5},  {"max_position_embeddings", 64}, {"tie_word_embeddings", false}};
+    for (const auto& [key, value] : changes.items()) {
+        if (value.is_null())
+            config.erase(key);
+        else
+            config[key] = value;
+    }
+    return config.dump(2);
+}
+
+void expect_some_hidden(const Outcome& run, double seconds, double exposed) {
+    EXPECT_GT(seconds, 0);
+    if (run.through_host)
+        EXPECT_EQ(exposed, seconds);
+    else
+        EXPECT_LT(exposed, seconds);
+}
+
+}  // namespace ultrascale::test
