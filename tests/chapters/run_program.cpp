@@ -7,16 +7,10 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <sstream>
 #include <thread>
 
 namespace ultrascale::test {
-
-// The chapters are built beside this test program, build/cpu or build/cuda.
-static const std::filesystem::path built = std::filesystem::read_symlink("/proc/self/exe").parent_path();
-const bool on_gpu = built.filename().string().starts_with("cuda");
-const int patience = on_gpu ? 100 : 300;
 
 std::vector<double> Outcome::of(const char* field) const {
     std::vector<double> values;

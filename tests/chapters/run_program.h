@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -16,8 +17,11 @@ namespace ultrascale::test {
 
 using Json = nlohmann::ordered_json;
 
-extern const bool on_gpu;   // the chapters are built for GPUs
-extern const int patience;  // seconds until a program is ended, and its test has failed
+// The chapters are built beside this test program, build/cpu or build/cuda.
+inline const std::filesystem::path built = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+inline const bool on_gpu = built.filename().string().starts_with("cuda");
+
+inline const int patience = on_gpu ? 100 : 300;  // seconds until a program is ended, and its test has failed
 
 struct Outcome {
     int exit_code = -1;  // 128 + the signal that ended it
