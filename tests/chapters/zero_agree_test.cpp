@@ -7,9 +7,9 @@ namespace {
 void expect_the_same_saved(const std::string& dir, const std::string& other) {
     if (!on_gpu) expect_same_checkpoints(dir, other);
 }
-// Each trains on 1 sequence per rank and micro-batch. Verified too, the first time.
+// Each trains on 1 sequence per rank and micro-batch.
 Outcome train_stage(int stage, int ranks, const std::string& arguments) {
-    return train(ranks, "02_zero", fmt::format("--stage {} --seq 40 --steps 3 --lr 3e-3 --micro-batch 1 {}", stage, arguments));
+    return train(ranks, "02_zero", fmt::format("--stage {} --seq 40 --steps 3 --micro-batch 1 {}", stage, arguments));
 }
 
 // Stages 0 to 3 with the same arguments: losses, norms, and everything that they save.
@@ -32,7 +32,10 @@ void expect_stages_agree(int ranks, const std::string& arguments) {
 class ZeroAgree : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ZeroAgree, testing::ValuesIn(rank_counts()), testing::PrintToStringParamName());
 
-TEST_P(ZeroAgree, UntiedAndVerified) { expect_stages_agree(GetParam(), load("gqa_untied") + " --verify"); }
+// AdamW's first step divides each element's gradient by itself: where 40 tokens leave one that is next to nothing its rounding error becomes
+// a step of the learning rate's size, in another direction than one device's. On some processors' arithmetic at the default rate that was
+// a third of what verification allows.
+TEST_P(ZeroAgree, UntiedAndVerified) { expect_stages_agree(GetParam(), load("gqa_untied") + " --verify --lr 3e-4"); }
 
 TEST_P(ZeroAgree, TiedClippedAndRecomputed) {
     expect_stages_agree(GetParam(), load("tied_head_dim") + " --clip 0.1 --recompute full --no-verify");
