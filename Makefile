@@ -106,15 +106,18 @@ COMMON_SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.c
 endif
 
 # Most sources are the same for all backends and are compiled once, into build/obj. Others belong to a backend, or know MPI's header, which no
-# two MPIs have in common; the flags are theirs alone, so that no other source can come to depend on either.
+# two MPIs have in common; the flags are theirs alone, so that no other source can come to depend on either. What the executor (simt) has of
+# the CPU's it takes from there.
 BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/simt/% 07_kernels/% $(if $(filter simt,$(BACKEND)),tests/%)
 MPI_SOURCES := common/comm.cpp common/mpi/% common/cpu/comm% common/cuda/%.cpp \
                $(patsubst %,tests/unit/%_test.cpp,comm comm_symmetric ring_all_reduce slow_links)
 OF_MPI    := $(if $(filter openmpi,$(MPI)),$(MPI_SOURCES),none)
+OF_CPU    := $(if $(filter simt,$(BACKEND)),common/cpu/% common/simt/%.cpp)
 SHARED    := $(if $(SANITIZE),$(OF_BACKEND),build)
 objects_in = $(patsubst %,$(1)/obj/%.o,$(basename $(2)))
 objects   = $(call objects_in,$(BUILD),$(filter $(OF_MPI),$(1))) \
-            $(call objects_in,$(OF_BACKEND),$(filter $(BACKEND_SOURCES),$(filter-out $(OF_MPI),$(1)))) \
+            $(call objects_in,build/cpu,$(filter $(OF_CPU),$(1))) \
+            $(call objects_in,$(OF_BACKEND),$(filter $(BACKEND_SOURCES),$(filter-out $(OF_MPI) $(OF_CPU),$(1)))) \
             $(call objects_in,build,$(filter $(PLAIN_SOURCES),$(1))) \
             $(call objects_in,$(SHARED),$(filter-out $(BACKEND_SOURCES) $(OF_MPI) $(PLAIN_SOURCES),$(1)))
 COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
@@ -208,7 +211,7 @@ $(1)/obj/%.o: %.cpp Makefile
 	$$(CXX) $$(CPPFLAGS) $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) $$(if $$(filter $$(BACKEND_SOURCES),$$<),$$(CUDA_CPPFLAGS)) \
 	    $$(CXXFLAGS) -MMD -MP -c $$< -o $$@
 endef
-$(foreach folder,$(sort build $(BUILD) $(OF_BACKEND) $(SHARED)),$(eval $(call compile,$(folder))))
+$(foreach folder,$(sort build $(if $(OF_CPU),build/cpu) $(BUILD) $(OF_BACKEND) $(SHARED)),$(eval $(call compile,$(folder))))
 # What is compiled together with kernels, or runs them.
 $(if $(filter simt,$(BACKEND)),$(OF_BACKEND)/obj/tests/%.o) $(OF_BACKEND)/obj/07_kernels/%.o: CPPFLAGS += $(SIMT_CPPFLAGS)
 
@@ -260,4 +263,4 @@ compile_commands.json: Makefile
 	    printf '%s{"directory": "$(CURDIR)", "file": "%s", "command": "$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS) -c %s"}\n' "$$separator" $$source $$source; \
 	    separator=,; done; echo ']'; } > $@
 
--include $(shell find $(sort build/obj $(BUILD)/obj $(OF_BACKEND)/obj $(SHARED)/obj) -name '*.d' 2>/dev/null)
+-include $(shell find $(sort build/obj build/cpu/obj $(BUILD)/obj $(OF_BACKEND)/obj $(SHARED)/obj) -name '*.d' 2>/dev/null)

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "comm_transport.h"
@@ -27,8 +29,11 @@ inline const std::vector<Reduce> operations = {Reduce::sum, Reduce::max, Reduce:
 // Rank r's numbers. They use all of their bits at very different magnitudes, so that another order of summation gives other
 // bits; sums of int32 pass 32 bits.
 template <class T>
-std::vector<T> numbers(int r, int64_t count, int seed = 0) {
-    std::vector<T> values(count);
+const std::vector<T>& numbers(int r, int64_t count, int seed = 0) {
+    static std::map<std::tuple<int, int64_t, int>, std::vector<T>> made;  // they are asked for again and again
+    std::vector<T>& values = made[{r, count, seed}];
+    if (int64_t(values.size()) == count) return values;
+    values.resize(count);
     std::minstd_rand random(1 + r + 1000 * seed);
     for (T& value : values) {
         int mantissa = int(random() % (1 << 24)) - (1 << 23), exponent = int(random() % 12);
@@ -48,7 +53,7 @@ std::vector<T> reduced(Reduce op, int n, int64_t count, int seed = 0, bool backw
     using Wide = std::conditional_t<std::is_same_v<T, int32_t>, int64_t, std::conditional_t<std::is_same_v<T, double>, double, float>>;
     std::vector<Wide> sum(count);
     for (int k = 0; k < n; ++k) {
-        std::vector<T> x = numbers<T>(backwards ? n - 1 - k : k, count, seed);
+        const std::vector<T>& x = numbers<T>(backwards ? n - 1 - k : k, count, seed);
         for (int64_t i = 0; i < count; ++i) {
             sum[i] = k == 0 ? Wide(x[i]) : op == Reduce::max ? std::max(sum[i], Wide(x[i])) : sum[i] + Wide(x[i]);
         }
@@ -89,7 +94,7 @@ bool is_reduction(const Tensor& x, Reduce op, int64_t count, int seed = 0, int64
     if constexpr (std::is_same_v<T, int32_t>) {
         std::vector<uint32_t> sum(count);  // wraps around
         for (int r = 0; r < n; ++r) {
-            std::vector<T> more = numbers<T>(r, count, seed);
+            const std::vector<T>& more = numbers<T>(r, count, seed);
             for (int64_t i = 0; i < count; ++i) sum[i] += uint32_t(more[i]);
         }
         if (op == Reduce::average) return true;  // NCCL does not say
@@ -99,7 +104,7 @@ bool is_reduction(const Tensor& x, Reduce op, int64_t count, int seed = 0, int64
         constexpr int digits = std::is_same_v<T, double> ? 53 : std::is_same_v<T, float> ? 24 : std::is_same_v<T, fp16> ? 11 : 8;
         std::vector<double> magnitude(count);
         for (int r = 0; r < n; ++r) {
-            std::vector<T> more = numbers<T>(r, count, seed);
+            const std::vector<T>& more = numbers<T>(r, count, seed);
             for (int64_t i = 0; i < count; ++i) magnitude[i] += std::abs(double(Real(more[i])));
         }
         double subnormal = std::is_same_v<T, fp16> ? std::ldexp(n, -24) : 0;
