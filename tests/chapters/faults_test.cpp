@@ -78,8 +78,7 @@ TEST_F(Faults, DifferentOptions) {
 }
 
 TEST_F(Faults, WrongOptionsOnAllRanks) {
-    expect_line(run_ranks(3, "fault_program", "--steps"), 2,
-                "error: --steps: 1 required INT:at least 0 missing; --help lists the options");
+    expect_line(run_ranks(3, "fault_program", "--steps"), 2, "error: --steps: 1 required INT:at least 0 missing; --help lists the options");
 }
 
 TEST_F(Faults, UserErrorOnAllRanks) { expect_line(run_fault("user error", -1), 2, "error: the file is wrong"); }

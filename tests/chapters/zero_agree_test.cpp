@@ -32,9 +32,9 @@ void expect_stages_agree(int ranks, const std::string& arguments) {
 class ZeroAgree : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ZeroAgree, testing::ValuesIn(rank_counts()), testing::PrintToStringParamName());
 
-// AdamW's first step divides each element's gradient by itself: where 40 tokens leave one that is next to nothing its rounding error becomes
-// a step of the learning rate's size, in another direction than one device's. On some processors' arithmetic at the default rate that was
-// a third of what verification allows.
+// AdamW's first step divides each element's gradient by itself: where 40 tokens leave one that is next to nothing its rounding error
+// becomes a step of the learning rate's size, in another direction than one device's. On some processors' arithmetic at the default rate
+// that was a third of what verification allows.
 TEST_P(ZeroAgree, UntiedAndVerified) { expect_stages_agree(GetParam(), load("gqa_untied") + " --verify --lr 3e-4"); }
 
 TEST_P(ZeroAgree, TiedClippedAndRecomputed) {
