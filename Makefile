@@ -70,7 +70,7 @@ override CUDA_ARCH := $(patsubst 90,90a,$(CUDA_ARCH))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 # Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2, but -O0 where a test only starts programs.
 # Under a sanitizer what computes: -O1, the rest: -O0, which compiles in half the time.
-OPTIMIZE  = $(if $(filter tests/chapters/%,$<),-O0,$(if $(SANITIZED),$(if $(filter common/cpu/% common/ops_% tests/unit/ops_%,$<),-O1,-O0),\
+OPTIMIZE  = $(if $(filter tests/chapters/%,$<),-O0,$(if $(SANITIZED),$(if $(filter common/cpu/% common/ops_%,$<),-O1,-O0),\
               $(if $(filter common/cpu/ops_% common/ops_%,$<),-O3 -fno-math-errno,-O2))) -g1 -march=$(ARCH)
 # The address sanitizer looks at what we ship, with the plain build's tests. (The thread sanitizer must see all that synchronizes.)
 PLAIN_SOURCES := $(if $(filter address,$(SANITIZE)),tests/unit/%)
@@ -120,6 +120,7 @@ objects   = $(call objects_in,$(BUILD),$(filter $(OF_MPI),$(1))) \
             $(call objects_in,$(OF_BACKEND),$(filter $(BACKEND_SOURCES),$(filter-out $(OF_MPI) $(OF_CPU),$(1)))) \
             $(call objects_in,build,$(filter $(PLAIN_SOURCES),$(1))) \
             $(call objects_in,$(SHARED),$(filter-out $(BACKEND_SOURCES) $(OF_MPI) $(PLAIN_SOURCES),$(1)))
+FOLDERS   := $(sort build $(if $(OF_CPU),build/cpu) $(BUILD) $(OF_BACKEND) $(SHARED))
 COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
@@ -211,7 +212,7 @@ $(1)/obj/%.o: %.cpp Makefile
 	$$(CXX) $$(CPPFLAGS) $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) $$(if $$(filter $$(BACKEND_SOURCES),$$<),$$(CUDA_CPPFLAGS)) \
 	    $$(CXXFLAGS) -MMD -MP -c $$< -o $$@
 endef
-$(foreach folder,$(sort build $(if $(OF_CPU),build/cpu) $(BUILD) $(OF_BACKEND) $(SHARED)),$(eval $(call compile,$(folder))))
+$(foreach folder,$(FOLDERS),$(eval $(call compile,$(folder))))
 # What is compiled together with kernels, or runs them.
 $(if $(filter simt,$(BACKEND)),$(OF_BACKEND)/obj/tests/%.o) $(OF_BACKEND)/obj/07_kernels/%.o: CPPFLAGS += $(SIMT_CPPFLAGS)
 
@@ -263,4 +264,4 @@ compile_commands.json: Makefile
 	    printf '%s{"directory": "$(CURDIR)", "file": "%s", "command": "$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS) -c %s"}\n' "$$separator" $$source $$source; \
 	    separator=,; done; echo ']'; } > $@
 
--include $(shell find $(sort build/obj build/cpu/obj $(BUILD)/obj $(OF_BACKEND)/obj $(SHARED)/obj) -name '*.d' 2>/dev/null)
+-include $(shell find $(FOLDERS:=/obj) -name '*.d' 2>/dev/null)

@@ -167,7 +167,7 @@ int main(int argc, char** argv) {
     return run_program([&] {
         Chapter chapter;
         const Options options = parse_options(argc, argv, "00_single_gpu", "Train a Llama on one device.",
-                                              [&](OptionList& options) { chapter.add_options(options); });
+                                              [&](OptionList& list) { chapter.add_options(list); });
         if (Communicator::world().size() > 1) user_error("00_single_gpu runs on one device: start it with one rank");
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config, chapter.attention, chapter.loss_chunk);

@@ -212,7 +212,7 @@ int main(int argc, char** argv) {
         Chapter chapter;
         const Options options =
             parse_options(argc, argv, "01_data_parallel", "Train a Llama on several devices, each with a part of the batch.",
-                          [&](OptionList& options) { chapter.add_options(options); });
+                          [&](OptionList& list) { chapter.add_options(list); });
         chapter.check_and_find_nodes(Communicator::world());
         if (!chapter.demo.empty() || chapter.compare) chapter.slow_down();
         if (chapter.demo == "collectives") return demo_collectives(Communicator::world());

@@ -176,7 +176,7 @@ int main(int argc, char** argv) {
         Chapter chapter;
         const Options options =
             parse_options(argc, argv, "02_zero", "Train a Llama with optimizer states, gradients and parameters sharded.",
-                          [&](OptionList& options) { chapter.add_options(options); });
+                          [&](OptionList& list) { chapter.add_options(list); });
         if (chapter.zero.offload && chapter.zero.stage == 0 && !chapter.compare)
             user_error("--offload optimizer: what moves to the host is a rank's shard; --stage 1, 2 or 3");
         const LlamaConfig config = options.config();

@@ -198,7 +198,7 @@ int main(int argc, char** argv) {
     return run_program([&] {
         Chapter chapter;
         const Options options = parse_options(argc, argv, "03_tensor_parallel", "Train a Llama whose layers are shared by several devices.",
-                                              [&](OptionList& options) { chapter.add_options(options); });
+                                              [&](OptionList& list) { chapter.add_options(list); });
         if (chapter.demo == "linear") return demo_linear(Communicator::world());
         chapter.check_options(options);
         const LlamaConfig config = options.config();

@@ -151,7 +151,7 @@ int main(int argc, char** argv) {
     return run_program([&] {
         Chapter chapter;
         parse_command_line(argc, argv, "07_kernels", "Check and measure this chapter's kernels.",
-                           [&](OptionList& options) { chapter.add_options(options); });
+                           [&](OptionList& list) { chapter.add_options(list); });
         return run(chapter);
     });
 }

@@ -8,7 +8,7 @@ export GTEST_COLOR=no MPIRUN=$mpirun
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp history_size=7 exitcode=66" UCX_MEM_EVENTS=n  # why: tests/tsan.supp
-export ASAN_OPTIONS="detect_leaks=0 allocator_may_return_null=1"  # MPI libraries keep what they allocated until the end; a test asks for too much
+export ASAN_OPTIONS="detect_leaks=0"  # MPI libraries keep what they allocated until the end
 
 # suite NAME COMMAND...: runs it, counts GoogleTest's lines, shows the whole output of a failure.
 suite() {

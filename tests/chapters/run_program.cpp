@@ -25,14 +25,16 @@ std::string program(const std::string& chapter) {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-std::vector<std::string> words(const std::string& text) {
+// Words between spaces; a test's paths have none.
+static std::vector<std::string> words(const std::string& text) {
     std::istringstream in(text);
     std::vector<std::string> all;
     for (std::string word; in >> word;) all.push_back(word);
     return all;
 }
 
-Outcome run_command(const std::vector<std::string>& command, int seconds) {
+// Runs the command with no input; ends it after `seconds`.
+static Outcome run_command(const std::vector<std::string>& command, int seconds) {
     TempDir dir;
     std::vector<char*> argv;
     for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
@@ -66,10 +68,11 @@ Outcome run_command(const std::vector<std::string>& command, int seconds) {
 Outcome run(const std::string& chapter, const std::string& arguments) {
     std::vector<std::string> command = words(arguments);
     command.insert(command.begin(), program(chapter));
-    return run_command(command);
+    return run_command(command, patience);
 }
 
-std::vector<std::string> mpirun() {
+// The launcher's command, ready for "-n 2 program ...".
+static std::vector<std::string> mpirun() {
     if (const char* given = std::getenv("MPIRUN")) return words(given);
     return {std::system("command -v mpirun.mpich >/dev/null") == 0 ? "mpirun.mpich" : "mpirun"};
 }
@@ -89,7 +92,7 @@ static std::string without_launcher(const std::string& text) {
     return kept;
 }
 
-Outcome run_mpi(std::vector<std::string> command, int seconds) {
+static Outcome run_mpi(std::vector<std::string> command, int seconds) {
     Outcome outcome = run_command(command, seconds);
     outcome.through_host = contains(outcome.err, "communication goes through the host");
     outcome.err = without_launcher(outcome.err);

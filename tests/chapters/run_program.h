@@ -36,13 +36,6 @@ struct Outcome {
 
 std::string program(const std::string& chapter);  // its path
 bool contains(const std::string& text, const std::string& part);
-std::vector<std::string> words(const std::string& text);  // between spaces; a test's paths have none
-std::vector<std::string> mpirun();                        // the launcher's command, ready for "-n 2 program ..."
-
-// Runs the command with no input; ends it after `seconds`.
-Outcome run_command(const std::vector<std::string>& command, int seconds = patience);
-// The same for the launcher's: `err` is what the programs themselves said.
-Outcome run_mpi(std::vector<std::string> command, int seconds);
 
 Outcome run(const std::string& chapter, const std::string& arguments);  // without the launcher
 // On so many ranks, which all get the same arguments.
