@@ -112,16 +112,17 @@ Tensor scratch(const Operation& x, PeerMemory& peers) {
 
 void start(Work::Impl& work, const Operation& x, Stream& stream) {
     const Communicator::Impl& group = *work.communicator;
-    const int64_t slice = slice_bytes(x, group.size());
+    PeerMemory& peers = peers_of(work);
     Copies copies;
-    if (x.kind == Collective::all_gather)
+    if (x.kind == Collective::all_gather) {
         give(work, x.out + group.rank * x.in_bytes, x.in, x.in_bytes, copies);
-    else
-        group.for_each_peer([&](int peer) {
-            copies.add(peers_of(work).at(peer, x.scratch) + slot(group.rank, peer) * slice, x.in + peer * slice, length_of(x, slice, peer));
-        });
-    copy_in_turn(work, x, copies, true, stream);
-    if (x.kind == Collective::all_gather) return;
+        return copy_in_turn(work, x, copies, true, stream);  // somebody may still read from `out`
+    }
+    const int64_t slice = slice_bytes(x, group.size());
+    group.for_each_peer([&](int peer) {
+        copies.add(peers.at(peer, x.scratch) + slot(group.rank, peer) * slice, x.in + peer * slice, length_of(x, slice, peer));
+    });
+    copy_in_turn(work, x, copies, !peers.met_since_let_go(x.scratch), stream);
     work.unsummed = std::make_shared<Work::Impl::Unsummed>(x, &stream);
     unsummed().push_back(&work);
     if (!work.asynchronous) sum(work);

@@ -73,7 +73,7 @@ std::shared_ptr<PeerMemory> PeerMemory::open(Communicator::Impl& group) {
 
 // All ranks make a block of their own and map the others', or none does.
 std::optional<PeerMemory::Block> PeerMemory::map_new(int64_t bytes) {
-    Block block = {std::vector<char*>(size_t(size_)), bytes};
+    Block block = {.of_rank = std::vector<char*>(size_t(size_)), .bytes = bytes, .let_go_at = meetings_ - 1};
     char* const own = allocate_exportable(bytes);
     Export exported = {own && batch_mem_op(), this_machine(), {}};
     if (exported.ok) exported.ok = cudaIpcGetMemHandle(&exported.handle, own) == cudaSuccess;
@@ -110,6 +110,7 @@ void* PeerMemory::allocate(int64_t bytes) {
 void PeerMemory::free(void* data) {
     auto block = std::ranges::find_if(blocks_, [&](const Block& b) { return mine(b) == data; });
     block->used = false;
+    block->let_go_at = meetings_;
     total_occupancy().used -= block->bytes;
 }
 

@@ -35,6 +35,9 @@ public:
     // writes a number to its peers' memory and waits for theirs.
     void meet(const Stream& stream);
 
+    // Whether they have met since the block of `data` was let go last: then nobody reads any more what it was before.
+    bool met_since_let_go(const void* data) const { return block_of(data)->let_go_at != meetings_; }
+
     // Calls of a group run one after another, on whatever streams.
     void begin_turn(const Stream& stream) { cuda_check(cudaStreamWaitEvent(cuda_stream(stream), turn_ended_)); }
     void end_turn(const Stream& stream) { cuda_check(cudaEventRecord(turn_ended_, cuda_stream(stream))); }
@@ -50,6 +53,7 @@ private:
         std::vector<char*> of_rank;  // its own, and where the others' are mapped
         int64_t bytes;
         bool used = true;
+        uint32_t let_go_at;  // how many meetings there had been
     };
     explicit PeerMemory(Communicator::Impl& group);
     std::optional<Block> map_new(int64_t bytes);

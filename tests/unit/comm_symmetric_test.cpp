@@ -1,6 +1,7 @@
 // Symmetric memory (comm.h), on any number of ranks. On GPUs that reach each other collectives there go by copy engines, and then they add
 // in rank order to the bit, as on the CPU; elsewhere the same calls are what they always are.
 #include "comm_test.h"
+#include "ops.h"
 
 using namespace ultrascale;
 
@@ -111,6 +112,26 @@ void reuse_on_three_streams(int64_t unsummed_bytes) {
 TEST(SymmetricMemory, ReusedOnThreeStreams) {
     const std::vector<int64_t> limits = {0, 100'000, 256 << 20};
     for (size_t i = 0; i < (world().symmetric_memory() ? limits.size() : 1); ++i) reuse_on_three_streams(limits[i]);
+}
+
+// A rank that comes late to a sum finds there what its peers had sent for it, whatever they have sent since.
+TEST(SymmetricMemory, SummedLate) {
+    Way way({.copies_from_bytes = 0});
+    const int n = world().size(), me = world().rank(), rounds = 6;
+    constexpr int64_t share = 5000;
+    const Tensor busy = Tensor::zeros({on_gpu ? 4 << 20 : 1}, DType::fp32, Memory::workspace);
+    std::vector<Tensor> in, out;
+    for (int k = 0; k < rounds; ++k) {
+        in.push_back(tensor(numbers<float>(me, n * share, k)));
+        out.push_back(blank<float>(share));
+    }
+    for (int k = 0; k < rounds; ++k) {
+        Work work = world().reduce_scatter(out[size_t(k)], in[size_t(k)], Reduce::sum, communication_stream());
+        for (int i = 0; i < 200 && k % n == me; ++i) ops::add(busy, busy);
+        work.wait();
+    }
+    for (int k = 0; k < rounds; ++k)
+        EXPECT_TRUE(is_sum<float>(out[size_t(k)], n * share, me * share, bool(world().symmetric_memory()), k)) << k;
 }
 
 // A call sees the result of the one before it on its stream, whoever sums it, and of another group's as well.
