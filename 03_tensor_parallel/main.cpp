@@ -170,6 +170,9 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         }
         ok = report.memory(predict_memory(shape, tensor, tp.rank())) && ok;
         print_layer_formula(shape, tensor, tp.rank());
+        const int64_t largest = largest_micro_batch(shape, tensor, memory_limit());
+        print(fmt::format("  the largest micro-batch for {}, by formula: {}", format_bytes(double(memory_limit())), largest));
+        report.value("fits", "largest_micro_batch", double(largest));
         ok = report.communication(predict_communication(shape, tensor, accumulated, N, tp.rank()), options.steps,
                                   validation ? validation->sent() : CommunicationCounts{}) &&
              ok;
@@ -204,8 +207,10 @@ int main(int argc, char** argv) {
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);
         check_splits(config, chapter.tensor, shape.micro_batch, shape.seq);
-        check_fits(predict_memory(shape, chapter.tensor, chapter.tensor.tp - 1), memory_limit(),  // the largest share of the vocabulary
-                   "a larger --tp, --sequence-parallel, --recompute full or a smaller --micro-batch need less");
+        const int64_t largest = largest_micro_batch(shape, chapter.tensor, memory_limit());
+        check_fits(predict_memory(shape, chapter.tensor, chapter.tensor.tp - 1), memory_limit(),
+                   fmt::format("{}a larger --tp, --sequence-parallel or --recompute full need less",
+                               largest > 0 ? fmt::format("--micro-batch {} would fit; ", largest) : ""));
         return train_within_memory([&] {
             if (chapter.compare) return compare_sequence_parallel(options, chapter.tensor, shape);
             return train(options, chapter.tensor, shape);

@@ -81,6 +81,17 @@ inline MemoryEstimate predict_memory(const StepShape& shape, const TensorOptions
             .peak_activations = predicted_activations(shape, options, rank)};
 }
 
+// The largest micro-batch that fits into `limit` bytes on every rank; 0: none does.
+inline int64_t largest_micro_batch(StepShape shape, const TensorOptions& options, int64_t limit) {
+    int64_t fits = 0, too_large = 10'000'000;
+    while (too_large - fits > 1) {
+        shape.micro_batch = (fits + too_large) / 2;
+        const MemoryEstimate memory = predict_memory(shape, options, options.tp - 1);  // who has the largest share of the vocabulary
+        (memory.total() <= limit ? fits : too_large) = shape.micro_batch;
+    }
+    return fits;
+}
+
 // Of one step with A micro-batches on each of `replicas` data-parallel groups.
 inline PredictedCommunication predict_communication(const StepShape& shape, const TensorOptions& o, int64_t A, int64_t replicas,
                                                     int64_t rank) {

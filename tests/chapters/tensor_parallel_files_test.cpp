@@ -105,6 +105,18 @@ TEST_F(TensorParallelBadInput, WhatDoesNotSplit) {
     expect(4, with({{"vocab_size", 3}}), {"vocabulary of 3"});
 }
 
+// What the report calls the largest micro-batch fits, and one more sequence does not.
+TEST_F(TensorParallelBadInput, MicroBatchTooLarge) {
+    for (const char* way : {"", " --sequence-parallel"}) {
+        const std::string arguments = fmt::format("--no-verify --device-memory 0.03{}", way);
+        const Outcome small = train(2, chapter, "--steps 1 --seq 32 --micro-batch 1 " + arguments);
+        const auto largest = small.summary["fits"]["largest_micro_batch"].get<int>();
+        EXPECT_GT(largest, 8);
+        if (!on_gpu) train(2, chapter, fmt::format("--steps 1 --seq 32 --micro-batch {} {}", largest, arguments));  // there workspace is larger
+        expect(2, fmt::format("--micro-batch {} {}", largest + 1, arguments), {"out of memory", fmt::format("--micro-batch {} would", largest)});
+    }
+}
+
 TEST_F(TensorParallelBadInput, Checkpoints) {
     TempDir dir;
     for (const char* file : {"config.json", "model.safetensors"}) fs::copy(reference("gqa_untied") + "/" + file, dir.path());
