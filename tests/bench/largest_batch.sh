@@ -21,7 +21,6 @@ for tp; do
         for ((batch = ${formula:-0}; batch > 0; --batch)); do
             if run=$(train "$tp" --micro-batch "$batch" --steps 4 $way); then break; fi
         done
-        printf 'tp %d %-36s largest micro-batch: formula %s, runs %s\n' "$tp" "$way" "${formula:-?}" "$batch"
-        awk -v name="" -f tests/bench/training_line.awk <<<"$run"
+        awk -v name="tp $tp ${way:+$way }micro-batch: formula ${formula:-?}, runs $batch" -f tests/bench/training_line.awk <<<"$run"
     done
 done
