@@ -22,7 +22,9 @@ namespace ultrascale {
 inline void print_overlap_ratio(Report& report, const Communicator& group, int64_t tokens, int64_t h, DType dtype) {
     const int64_t n = group.size(), rows = tokens / n * n, e = dtype_bytes(dtype);
     if (n == 1 || rows == 0 || h / n == 0) return;
-    const auto tensor = [&](Shape shape) { return Tensor::zeros(std::move(shape), dtype, Memory::workspace); };
+    const auto tensor = [&](Shape shape, std::shared_ptr<Allocator> from = nullptr) {
+        return Tensor::zeros(std::move(shape), dtype, Memory::workspace, std::move(from));
+    };
     const auto best = [&](auto&& work) {
         double fastest = 1e30;
         for (int i = 0; i < 5; ++i) {
@@ -36,7 +38,7 @@ inline void print_overlap_ratio(Report& report, const Communicator& group, int64
         return fastest;
     };
     const auto gather_seconds = [&](int64_t of_rows) {
-        const Tensor whole = tensor({of_rows, h}), mine = tensor({of_rows / n, h});
+        const Tensor whole = tensor({of_rows, h}, group.symmetric_memory()), mine = tensor({of_rows / n, h});
         return best([&] { group.all_gather(whole, mine); });
     };
     const Tensor x = tensor({rows, h}), w = tensor({h / n, h}), y = tensor({rows, h / n});

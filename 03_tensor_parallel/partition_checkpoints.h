@@ -23,7 +23,8 @@ public:
 
     Tensor take(Saved& saved, Context& context) override {
         Tensor mine = saved.take("checkpoint");
-        Tensor x = Tensor::empty({context.batch.sequences(), context.batch.length(), mine.cols()}, mine.dtype(), Memory::activation);
+        Tensor x = Tensor::empty({context.batch.sequences(), context.batch.length(), mine.cols()}, mine.dtype(), Memory::activation,
+                                 group_.symmetric_memory());
         group_.all_gather(x, mine);
         return x;
     }
