@@ -108,7 +108,7 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         memory_reset_peak();
         const double seconds = median_of_runs(3, [&] {
-            ops::fill(model.parameters().flat_grads(), 0);
+            model.parameters().clear_grads();
             Context context{.batch = batch, .loss_scale = 1 / float(batch.counted_targets), .loss = loss};
             Saved saved;
             model.forward({}, saved, context);

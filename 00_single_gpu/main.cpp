@@ -94,8 +94,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const bool explained = options.explain && s == 0;
         explain_enable(explained);
 
-        explain("gradients = 0");
-        ops::fill(parameters.flat_grads(), 0);
+        explain("gradients begin anew");
+        parameters.clear_grads();
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         double first_squared_norm = 0;
         for (int64_t m = 0; m < accumulated; ++m) {

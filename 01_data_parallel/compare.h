@@ -44,7 +44,7 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, cons
         compute_stream().synchronize();
         ranks.barrier();
         const double begin = now_seconds();
-        ops::fill(parameters.flat_grads(), 0);
+        parameters.clear_grads();
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         Context context{.batch = to_device(loader.batch(ranks.rank() * B, B)), .loss_scale = loss_scale, .loss = loss, .hooks = &sync};
         Saved saved;

@@ -137,8 +137,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const bool explained = options.explain && s == 0;
         explain_enable(explained);
 
-        explain("gradients = 0");
-        ops::fill(parameters.flat_grads(), 0);
+        explain("gradients begin anew");
+        parameters.clear_grads();
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         for (int64_t m = 0; m < accumulated; ++m) {
             const bool synchronize = every_time || m + 1 == accumulated;
@@ -152,7 +152,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             if (synchronize) phase("wait for gradients", [&] { sync->finish(); });
             if (every_time) {
                 ops::add(sums, parameters.flat_grads());
-                ops::fill(parameters.flat_grads(), 0);
+                parameters.clear_grads();
             }
         }
         if (every_time) {

@@ -21,7 +21,7 @@ public:
         optimizers_.emplace_back(model_.parameters(), options_.optimizer);
         return resume();
     }
-    void begin_step() override { ops::fill(grads_, 0); }
+    void begin_step() override { model_.parameters().clear_grads(); }
 
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!unit_complete(parameter) || !(last_ || zero_.every_micro_batch)) return;
@@ -33,7 +33,7 @@ public:
         if (!zero_.every_micro_batch) return;
         // The sum over micro-batches of what the ranks summed each time; the last one leaves it where it belongs.
         first_ ? ops::copy(sums_, grads_) : ops::add(sums_, grads_);
-        last_ ? ops::copy(grads_, sums_) : ops::fill(grads_, 0);
+        last_ ? ops::copy(grads_, sums_) : model_.parameters().clear_grads();
     }
     // Every rank has the whole gradient, yet looks at its shards only: less work, and the other stages' bits.
     Tensor squared_norm() override {

@@ -32,7 +32,7 @@ public:
         gathers_.resize(layout_.size());
         return resume();
     }
-    void begin_step() override { ops::fill(grads_, 0); }
+    void begin_step() override { model_.parameters().clear_grads(); }
 
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!unit_complete(parameter) || !(last_ || zero_.every_micro_batch)) return;
@@ -47,7 +47,7 @@ public:
             const Tensor reduced = my_shard(of_unit(grads_, u));
             first_ ? ops::copy(grad_shards_[u], reduced) : ops::add(grad_shards_[u], reduced);
         }
-        ops::fill(grads_, 0);
+        model_.parameters().clear_grads();
     }
     Tensor squared_norm() override { return sum_squares(grad_shards_); }
 

@@ -49,8 +49,10 @@ protected:
         if (pass != Pass::backward) return;
         for (size_t u : layout_.flats_of(unit)) {
             if (buffers_[u]) continue;
-            buffers_[u] = Tensor::zeros({layout_[u].padded}, options_.grad_dtype(), Memory::communication);
+            buffers_[u] = Tensor::empty({layout_[u].padded}, options_.grad_dtype(), Memory::communication);
+            ops::fill(buffers_[u].slice(layout_[u].numel, layout_[u].padded), 0);
             layout_.place(u, buffers_[u], &Parameter::grad);
+            for (const FlatUnit::Place& place : layout_[u].places) place.parameter->has_grad = false;
         }
     }
 

@@ -52,7 +52,7 @@ inline bool compare_sequence_parallel(const Options& options, TensorOptions tens
                 communication_reset_counts();
             }
             const double begin = now_seconds();
-            ops::fill(parameters.flat_grads(), 0);
+            parameters.clear_grads();
             const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
             for (int64_t m = 0; m < A; ++m) {
                 Context context{.batch = to_device(loader.batch((m * N + dp.rank()) * B, B)), .loss_scale = loss_scale, .loss = loss};

@@ -129,8 +129,8 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         const bool explained = options.explain && s == 0;
         explain_enable(explained);
 
-        explain("gradients = 0");
-        ops::fill(parameters.flat_grads(), 0);
+        explain("gradients begin anew");
+        parameters.clear_grads();
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         for (int64_t m = 0; m < accumulated; ++m) {  // the ranks of a tensor-parallel group take the same samples
             const Batch batch = to_device(loader.batch(state.next_sample + (m * N + dp.rank()) * B, B));

@@ -32,7 +32,7 @@ public:
 
     void backward_weight(Saved& saved, Context& context) override {
         Incoming dy = border_.gather(saved.take("dy"), false);
-        ops::embedding_backward(weight_->grad, context.batch.tokens, dy.wait(), weight_->slice[0].begin);
+        ops::embedding_backward(weight_->begun_grad(), context.batch.tokens, dy.wait(), weight_->slice[0].begin);
         context.gradient_complete(*weight_);
     }
 

@@ -14,6 +14,11 @@ Shape Parameter::local_shape() const {
     return local;
 }
 
+Tensor Parameter::begun_grad() {
+    if (!std::exchange(has_grad, true)) ops::fill(grad, 0);
+    return grad;
+}
+
 Parameter* ParameterList::add(Parameter parameter) {
     if (parameter.slice.empty())
         for (int64_t size : parameter.shape) parameter.slice.push_back({0, size});
@@ -42,6 +47,10 @@ void ParameterList::allocate_values(DType dtype) {
 void ParameterList::allocate_grads(DType dtype, std::shared_ptr<Allocator> from) {
     flat_grads_ = Tensor::zeros({local_numel()}, dtype, Memory::gradient, std::move(from));
     place(flat_grads_, &Parameter::grad);
+}
+
+void ParameterList::clear_grads() {
+    for (const auto& p : list_) p->has_grad = false;
 }
 
 void ParameterList::place(const Tensor& flat, Tensor Parameter::*member) {
@@ -126,5 +135,15 @@ Tensor stacked(const std::vector<Parameter*>& parameters, Tensor Parameter::*mem
 
 Tensor stacked_values(const std::vector<Parameter*>& parameters) { return stacked(parameters, &Parameter::value); }
 Tensor stacked_grads(const std::vector<Parameter*>& parameters) { return stacked(parameters, &Parameter::grad); }
+
+Tensor stacked_sum_so_far(const std::vector<Parameter*>& parameters) {
+    bool some = false, all = true;
+    for (Parameter* p : parameters) {
+        const bool had = std::exchange(p->has_grad, true);
+        some = some || had, all = all && had;
+    }
+    check(some == all, "stacked parameters' gradients begin together");
+    return all ? stacked_grads(parameters) : Tensor();
+}
 
 }  // namespace ultrascale

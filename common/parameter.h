@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor.h"
@@ -27,7 +28,13 @@ struct Parameter {
     std::vector<std::string> summed_over;      // mesh axes over which the gradient is summed
     bool owner = true;                         // this rank counts it in the norm and saves it: false for all copies but one
 
-    Tensor value, grad;  // local_shape(); hooks may point them at other storage before they are used
+    Tensor value, grad;    // local_shape(); hooks may point them at other storage before they are used
+    bool has_grad = true;  // false: grad holds nothing yet, and the next contribution overwrites what is there
+
+    // For whoever makes a contribution, which has_grad then counts. sum_so_far: what it is added to, or nothing (the addend of a matrix
+    // product). begun_grad: grad, for an operation that can do nothing but add; zeros if it held nothing.
+    Tensor sum_so_far() { return std::exchange(has_grad, true) ? grad : Tensor(); }
+    Tensor begun_grad();
 
     Shape local_shape() const;
     int64_t local_numel() const { return numel(local_shape()); }
@@ -70,6 +77,8 @@ public:
     // list are neighbours in memory. grads start at zero.
     void allocate_values(DType dtype);
     void allocate_grads(DType dtype, std::shared_ptr<Allocator> from = nullptr);
+    // Gradients begin anew: each one's next contribution overwrites it. (Zeros would have to be written, and read by what adds to them.)
+    void clear_grads();
     const Tensor& flat_values() const { return flat_values_; }
     const Tensor& flat_grads() const { return flat_grads_; }
 
@@ -86,5 +95,6 @@ private:
 // Checks that they are adjacent in memory; whoever rebinds `value` or `grad` keeps them so.
 Tensor stacked_values(const std::vector<Parameter*>& parameters);
 Tensor stacked_grads(const std::vector<Parameter*>& parameters);
+Tensor stacked_sum_so_far(const std::vector<Parameter*>& parameters);
 
 }  // namespace ultrascale

@@ -82,8 +82,7 @@ void Linear::multiply_backward(Tensor dx, const Tensor& dy) const {
 }
 
 void Linear::add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) const {
-    Tensor grad = stacked_grads(parameters_);
-    ops::matmul(grad, dy, Transpose::yes, x, Transpose::no, grad);
+    ops::matmul(stacked_grads(parameters_), dy, Transpose::yes, x, Transpose::no, stacked_sum_so_far(parameters_));
     for (Parameter* parameter : parameters_) context.gradient_complete(*parameter);
 }
 
@@ -105,7 +104,7 @@ Tensor Norm::forward(const Tensor& x, Saved& saved, Context&) {
 
 Tensor Norm::backward(const Tensor& dy, const Tensor& dresidual, Saved& saved, Context& context) {
     Tensor x = saved.take("x"), rstd = saved.take("rstd"), dx = activation_like(x);
-    ops::rmsnorm_backward(dx, weight_->grad, dy, x, rstd, weight_->value, dresidual);
+    ops::rmsnorm_backward(dx, weight_->begun_grad(), dy, x, rstd, weight_->value, dresidual);
     context.gradient_complete(*weight_);
     return dx;
 }
@@ -199,7 +198,7 @@ Tensor Embedding::forward(Saved&, Context& context) {
 void Embedding::backward_input(const Tensor& dy, Saved& saved, Context&) { saved.keep("dy", dy); }
 
 void Embedding::backward_weight(Saved& saved, Context& context) {
-    ops::embedding_backward(weight_->grad, context.batch.tokens, saved.take("dy"));
+    ops::embedding_backward(weight_->begun_grad(), context.batch.tokens, saved.take("dy"));
     context.gradient_complete(*weight_);
 }
 
@@ -236,7 +235,7 @@ void Head::forward(const Tensor& x, Saved& saved, Context& context) {
         loss(logits, flat_targets.slice(begin, end), context);
         if (gradients_now) {  // the logits are their own gradient now
             ops::matmul(dx.view(flat_x.shape()).slice(begin, end), logits, Transpose::no, weight_->value, Transpose::no);
-            ops::matmul(weight_->grad, logits, Transpose::yes, part, Transpose::no, weight_->grad);
+            ops::matmul(weight_->grad, logits, Transpose::yes, part, Transpose::no, weight_->sum_so_far());
         } else {
             saved.keep("dlogits", logits);
         }
@@ -255,7 +254,8 @@ Tensor Head::backward_input(Saved& saved, Context& context) {
 }
 
 void Head::backward_weight(Saved& saved, Context& context) {
-    if (chunk_ == 0) ops::matmul(weight_->grad, saved.take("dlogits"), Transpose::yes, saved.take("x"), Transpose::no, weight_->grad);
+    if (chunk_ == 0)
+        ops::matmul(weight_->grad, saved.take("dlogits"), Transpose::yes, saved.take("x"), Transpose::no, weight_->sum_so_far());
     if (completes_) context.gradient_complete(*weight_);
 }
 

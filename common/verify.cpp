@@ -36,7 +36,7 @@ void Verifier::run_reference(const Options& options, const LlamaConfig& config, 
     const TrainingState state = resume_or_start(options, optimizer);
     int64_t next_sample = state.next_sample;
     for (size_t step = 0; step < batch_sizes.size(); ++step) {
-        ops::fill(parameters.flat_grads(), 0);
+        parameters.clear_grads();
         const Batch batch = to_device(loader.batch(next_sample, batch_sizes[step]));
         next_sample += batch_sizes[step];
         Context context{.batch = batch, .loss_scale = 1 / float(batch.counted_targets)};

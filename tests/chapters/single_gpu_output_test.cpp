@@ -92,7 +92,7 @@ TEST(SingleGpuExplain, PrintsOneStepsEventsInOrder) {
             else
                 passes.push_back(event);
         }
-        std::vector<std::string> expected = {"gradients = 0"};
+        std::vector<std::string> expected = {"gradients begin anew"};
         for (int m = 0; m < 2; ++m) {
             for (const char* unit : {"embedding", "layers.0", "layers.1", "head"})
                 for (const char* when : {"before", "after"})

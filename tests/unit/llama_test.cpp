@@ -45,7 +45,8 @@ struct Result {
 
 // Forward and backward of all batches as micro-batches of one step.
 Result run(Llama& model, const std::vector<HostBatch>& batches, bool split = false, Hooks* hooks = nullptr) {
-    ops::fill(model.parameters().flat_grads(), 0);
+    ops::fill(model.parameters().flat_grads(), NAN);  // what was there before must not count
+    model.parameters().clear_grads();
     int64_t counted = 0;
     for (const HostBatch& b : batches) counted += b.counted_targets;
     const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);

@@ -81,7 +81,7 @@ Checks train_data_parallel(Arguments... arguments) {
     Technique technique{.hooks = &sync, .memory = estimate_memory(shape), .communication = sync.predicted()};
     technique.memory.peak_communication = sync.buffer_bytes();
     technique.communication.add(Collective::all_reduce, 1, 8);  // the loss
-    technique.begin_step = [&] { ops::fill(parameters.flat_grads(), 0); };
+    technique.begin_step = [&] { parameters.clear_grads(); };
     technique.begin_micro_batch = [&](int64_t m) { sync.begin_micro_batch(m + 1 == A); };
     technique.end_micro_batch = [&](int64_t m) {
         if (m + 1 == A) sync.finish();

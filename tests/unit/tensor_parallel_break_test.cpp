@@ -59,7 +59,7 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     world.barrier();
     communication_reset_counts();
     for (int64_t step = 0; step < steps; ++step) {
-        ops::fill(parameters.flat_grads(), 0);
+        parameters.clear_grads();
         const HostBatch batch = loader.batch(step * B, B);
         Context context{.batch = to_device(batch), .loss_scale = float(1 / double(batch.counted_targets))};
         context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);

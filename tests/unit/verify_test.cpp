@@ -37,7 +37,7 @@ Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1, d
         Report report("test", options, shape, 3);
         memory_reset_peak();
         for (int64_t step = 0; step < 3; ++step) {
-            ops::fill(model.parameters().flat_grads(), 0);
+            model.parameters().clear_grads();
             const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
             for (int64_t m = 0; m < 2; ++m) {
                 const Batch batch = to_device(loader.batch((2 * step + m) * B + shifted_samples, B));
