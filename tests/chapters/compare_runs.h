@@ -52,8 +52,17 @@ inline void expect_verified(const Outcome& run) {
     expect_as_predicted(run);
 }
 
-// The numbers of ranks that every technique is tried on. On GPUs, whose start takes seconds: fewer.
-inline std::vector<int> rank_counts() { return on_gpu ? std::vector<int>{2, 3} : std::vector<int>{2, 3, 4, 8}; }
+inline int gpus() {  // of this machine
+    int count = 0;
+    while (std::filesystem::exists(fmt::format("/dev/nvidia{}", count))) ++count;
+    return count;
+}
+
+// The numbers of ranks that every technique is tried on. On GPUs, whose start takes seconds, fewer; as many as there are is one of them.
+inline std::vector<int> rank_counts() {
+    if (!on_gpu) return {2, 3, 4, 8};
+    return gpus() > 3 ? std::vector<int>{2, 3, gpus()} : std::vector<int>{2, 3};
+}
 
 // A Hugging Face checkpoint to start from, with its own tokens.
 inline std::string load(const std::string& name) { return fmt::format("--load {0} --data {0}/tokens.bin", reference(name)); }
