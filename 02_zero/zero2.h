@@ -50,7 +50,7 @@ protected:
         for (size_t u : layout_.flats_of(unit)) {
             if (buffers_[u]) continue;
             buffers_[u] = Tensor::empty({layout_[u].padded}, options_.grad_dtype(), Memory::communication);
-            ops::fill(buffers_[u].slice(layout_[u].numel, layout_[u].padded), 0);
+            ops::fill(buffers_[u].slice(layout_[u].numel, layout_[u].padded), 0);  // the padding, which is reduced and counted too
             layout_.place(u, buffers_[u], &Parameter::grad);
             for (const FlatUnit::Place& place : layout_[u].places) place.parameter->has_grad = false;
         }

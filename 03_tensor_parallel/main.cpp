@@ -207,10 +207,7 @@ int main(int argc, char** argv) {
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);
         check_splits(config, chapter.tensor, shape.micro_batch, shape.seq);
-        const int64_t largest = largest_micro_batch(shape, chapter.tensor, memory_limit());
-        check_fits(predict_memory(shape, chapter.tensor, chapter.tensor.tp - 1), memory_limit(),
-                   fmt::format("{}a larger --tp, --sequence-parallel or --recompute full need less",
-                               largest > 0 ? fmt::format("--micro-batch {} would fit; ", largest) : ""));
+        check_fits(shape, chapter.tensor, memory_limit());
         return train_within_memory([&] {
             if (chapter.compare) return compare_sequence_parallel(options, chapter.tensor, shape);
             return train(options, chapter.tensor, shape);

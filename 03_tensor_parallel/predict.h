@@ -81,15 +81,29 @@ inline MemoryEstimate predict_memory(const StepShape& shape, const TensorOptions
             .peak_activations = predicted_activations(shape, options, rank)};
 }
 
+// Of the rank that holds most: the last one, which has the largest share of the vocabulary.
+inline MemoryEstimate predict_most_memory(const StepShape& shape, const TensorOptions& options) {
+    return predict_memory(shape, options, options.tp - 1);
+}
+
 // The largest micro-batch that fits into `limit` bytes on every rank; 0: none does.
 inline int64_t largest_micro_batch(StepShape shape, const TensorOptions& options, int64_t limit) {
     int64_t fits = 0, too_large = 10'000'000;
     while (too_large - fits > 1) {
         shape.micro_batch = (fits + too_large) / 2;
-        const MemoryEstimate memory = predict_memory(shape, options, options.tp - 1);  // who has the largest share of the vocabulary
-        (memory.total() <= limit ? fits : too_large) = shape.micro_batch;
+        (predict_most_memory(shape, options).total() <= limit ? fits : too_large) = shape.micro_batch;
     }
     return fits;
+}
+
+// Throws OutOfMemory if some rank's estimate is above `limit` bytes.
+inline void check_fits(const StepShape& shape, const TensorOptions& options, int64_t limit) {
+    const MemoryEstimate most = predict_most_memory(shape, options);
+    if (most.total() <= limit) return;
+    const int64_t largest = largest_micro_batch(shape, options, limit);
+    check_fits(most, limit,
+               fmt::format("{}a larger --tp, --sequence-parallel or --recompute full need less",
+                           largest > 0 ? fmt::format("--micro-batch {} would fit; ", largest) : ""));
 }
 
 // Of one step with A micro-batches on each of `replicas` data-parallel groups.

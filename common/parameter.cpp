@@ -15,7 +15,7 @@ Shape Parameter::local_shape() const {
 }
 
 Tensor Parameter::begun_grad() {
-    if (!std::exchange(has_grad, true)) ops::fill(grad, 0);
+    if (!sum_so_far()) ops::fill(grad, 0);
     return grad;
 }
 
@@ -137,13 +137,9 @@ Tensor stacked_values(const std::vector<Parameter*>& parameters) { return stacke
 Tensor stacked_grads(const std::vector<Parameter*>& parameters) { return stacked(parameters, &Parameter::grad); }
 
 Tensor stacked_sum_so_far(const std::vector<Parameter*>& parameters) {
-    bool some = false, all = true;
-    for (Parameter* p : parameters) {
-        const bool had = std::exchange(p->has_grad, true);
-        some = some || had, all = all && had;
-    }
-    check(some == all, "stacked parameters' gradients begin together");
-    return all ? stacked_grads(parameters) : Tensor();
+    const auto begun = size_t(std::ranges::count_if(parameters, [](Parameter* p) { return bool(p->sum_so_far()); }));
+    check(begun == 0 || begun == parameters.size(), "stacked parameters' gradients begin together");
+    return begun > 0 ? stacked_grads(parameters) : Tensor();
 }
 
 }  // namespace ultrascale

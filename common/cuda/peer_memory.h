@@ -53,7 +53,7 @@ private:
         std::vector<char*> of_rank;  // its own, and where the others' are mapped
         int64_t bytes;
         bool used = true;
-        uint32_t let_go_at;  // how many meetings there had been
+        uint32_t let_go_at;  // how many meetings there had been; of a new block one less, as nobody has used it
     };
     explicit PeerMemory(Communicator::Impl& group);
     std::optional<Block> map_new(int64_t bytes);

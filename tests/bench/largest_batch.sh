@@ -18,6 +18,7 @@ for tp; do
     for way in "" --sequence-parallel "--sequence-parallel --recompute full"; do
         if [ "$tp" = 1 ] && [[ $way == --sequence-parallel* ]]; then continue; fi
         formula=$(train "$tp" --micro-batch 1 --steps 1 $way | sed -n 's/^  the largest micro-batch.*: //p')
+        run=
         for ((batch = ${formula:-0}; batch > 0; --batch)); do
             if run=$(train "$tp" --micro-batch "$batch" --steps 4 $way); then break; fi
         done
