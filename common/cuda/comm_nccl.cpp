@@ -3,9 +3,12 @@
 #include "comm_nccl.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <set>
+#include <thread>
 
 #include "../mpi/slow_links.h"
 #include "../trace.h"
@@ -17,11 +20,6 @@ namespace ultrascale {
 namespace {
 
 using Link = Communicator::Impl::Link;
-
-std::vector<std::shared_ptr<Link>>& links() {
-    static auto& links = *new std::vector<std::shared_ptr<Link>>;
-    return links;
-}
 
 bool sharing = false;  // some GPU is used by several ranks
 
@@ -35,6 +33,53 @@ void check_link(const Link& link) {
     ncclResult_t error = ncclSuccess;
     nccl_check(ncclCommGetAsyncError(link.nccl, &error), link);
     nccl_check(error, link);
+}
+
+// All of this process's NCCL communicators, and a thread that asks after them five times a second. An operation that fails (a rank at the
+// other end of a socket has died) fails while it runs: then it never ends, and the host may be inside any call of CUDA's, waiting for
+// it. So it is the thread that ends the job. Over NVLink NCCL does not notice that a rank is gone; there the launcher does.
+class Links {
+public:
+    void add(std::shared_ptr<Link> link) {
+        std::lock_guard lock(mutex_);
+        links_.push_back(std::move(link));
+        if (!watch_.joinable()) watch_ = std::jthread([this](std::stop_token stop) { watch(stop); });
+    }
+    void close() {  // in the order in which they were made, which all ranks share
+        if (!watch_.joinable()) return;
+        watch_.request_stop();
+        watch_.join();
+        for (const auto& link : links_) check_link(*link);
+        cuda_check(cudaDeviceSynchronize());
+        for (const auto& link : links_) ncclCommDestroy(link->nccl);
+        links_.clear();
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<std::shared_ptr<Link>> links_;  // under the mutex while the thread runs
+    std::condition_variable_any never_;
+    std::jthread watch_;
+
+    void watch(const std::stop_token& stop) {
+        std::unique_lock lock(mutex_);
+        while (!stop.stop_requested()) {
+            for (const auto& link : links_) {
+                try {
+                    check_link(*link);
+                } catch (const std::exception& error) {
+                    fmt::print(stderr, "internal error: {}{}\n", rank_prefix(), error.what());
+                    abort_all_ranks(3);
+                }
+            }
+            never_.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
+        }
+    }
+};
+
+Links& links() {
+    static auto& links = *new Links;
+    return links;
 }
 
 // Whether each rank of the world has a GPU of its own: all ranks tell each other which one they will use.
@@ -144,7 +189,6 @@ void run_messages(const Operation& x, const Communicator::Impl& group, cudaStrea
 }
 
 void run_over_nccl(const Operation& x, const Communicator::Impl& group, cudaStream_t stream) {
-    if (group.link) check_link(*group.link);
     if (group.size() == 1) return run_messages(x, group, stream);
     check(bool(group.link), "NCCL did not start");
     const Link& link = *group.link;
@@ -174,11 +218,6 @@ void run_over_nccl(const Operation& x, const Communicator::Impl& group, cudaStre
 
 }  // namespace
 
-void check_communication() {
-    check(!communication_is_abandoned(), "communication was given up when an exception passed a Work that was not waited for");
-    for (const auto& link : links()) check_link(*link);
-}
-
 // ---- the transport -------------------------------------------------------------------------------------------------------
 
 namespace transport {
@@ -194,19 +233,12 @@ void open(Communicator::Impl& group) {
     if (group.rank == 0) nccl_check(ncclGetUniqueId(&id), *link);
     id = tell_all(group, id).front();
     nccl_check(ncclCommInitRank(&link->nccl, group.size(), id, group.rank), *link);
-    links().push_back(link);
+    links().add(link);
     group.link = std::move(link);
     if (communication_settings().copy_engines) group.link->peers = PeerMemory::open(group);
 }
 
-// In the order in which they were made, which all ranks share. Nothing is under way any more on any rank.
-void close() {
-    if (links().empty()) return;
-    check_communication();
-    cuda_check(cudaDeviceSynchronize());
-    for (const auto& link : links()) ncclCommDestroy(link->nccl);
-    links().clear();
-}
+void close() { links().close(); }
 
 bool over_mpi() { return sharing; }
 
@@ -228,7 +260,7 @@ Tensor scratch(const Communicator::Impl& group, Operation& operation) {
 }
 
 void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream& stream) {
-    check(!communication_is_abandoned(), "communication was given up when an exception passed a Work that was not waited for");
+    check_not_abandoned();
     const Communicator::Impl& group = *work.communicator;
     if (work.asynchronous) stream.wait(compute_stream().record());  // the inputs are ready then
     if (sharing && group.size() > 1) return staged::start(work, operation, tag, bytes, stream);

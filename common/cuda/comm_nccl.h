@@ -17,10 +17,6 @@ struct Communicator::Impl::Link {
     std::shared_ptr<PeerMemory> peers;  // null where the ranks cannot map each other's memory
 };
 
-// Throws what NCCL reports of any communicator: operations fail while they run, long after the call that queued them. Called
-// wherever the host waits. Throws too when communication was given up (abandon_communication).
-void check_communication();
-
 // Pretended nodes: the stream goes on when this rank's network card, once free, has worked for `seconds`. slow_link.cu
 void wait_for_slow_link(double seconds, cudaStream_t stream);
 

@@ -66,10 +66,10 @@ struct CudaEvent {
         if (status != cudaErrorNotReady) cuda_check(status);
         return status == cudaSuccess;
     }
-    // Not cudaEventSynchronize: if NCCL has failed, the event is never reached.
+    // Not cudaEventSynchronize: where communication was given up, the event may never be reached.
     void wait() const {
-        for (int turn = 1; !reached(); ++turn) {
-            if (turn % 1000 == 0) check_communication();
+        while (!reached()) {
+            check_not_abandoned();
             sched_yield();
         }
     }

@@ -120,8 +120,9 @@ std::vector<T> tell_all(Communicator::Impl& group, const T& mine) {
 }
 
 // A Work went down with an exception before its communication had ended: its ranks may never meet again. From then on
-// every wait of an Exchange throws instead of hanging. (false: a test is done with it.)
+// every wait of an Exchange throws instead of hanging, by check_not_abandoned(). (false: a test is done with it.)
 void abandon_communication(bool abandoned = true);
+void check_not_abandoned();
 
 // From now on, if this process ends in any way before stop_watching(), one line on stderr names it.
 void watch_this_rank(int rank);

@@ -16,6 +16,9 @@ CommunicationSettings& communication_settings() {
 static std::atomic<bool> communication_abandoned = false;
 void abandon_communication(bool abandoned) { communication_abandoned = abandoned; }
 bool communication_is_abandoned() { return communication_abandoned; }
+void check_not_abandoned() {
+    check(!communication_abandoned, "communication was given up when an exception passed a Work that was not waited for");
+}
 
 void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
@@ -47,7 +50,7 @@ void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
 
 void Exchange::wait() {
     while (!arrived()) {
-        check(!communication_abandoned, "communication was given up when an exception passed a Work that was not waited for");
+        check_not_abandoned();
         sched_yield();
     }
     if (slow_until_ > 0) sleep_until(slow_until_);
