@@ -1,12 +1,13 @@
 #include <algorithm>
 
+#include "error.h"
 #include "ops.h"
 #include "stream.h"
 #include "trace.h"
 
 namespace ultrascale::ops {
 
-double measure_matmul_rate(DType dtype, int64_t n) {
+static double rate_of_products(DType dtype, int64_t n) {
     Tensor a = Tensor::empty({n, n}, dtype, Memory::workspace), b = Tensor::empty({n, n}, dtype, Memory::workspace);
     Tensor d = Tensor::empty({n, n}, dtype, Memory::workspace);
     fill(a, 0.5f);
@@ -20,6 +21,15 @@ double measure_matmul_rate(DType dtype, int64_t n) {
         best = std::max(best, 2.0 * double(n) * double(n) * double(n) / (now_seconds() - begin));
     }
     return best;
+}
+
+double measure_matmul_rate(DType dtype, int64_t n) {
+    try {
+        return rate_of_products(dtype, n);
+    } catch (const OutOfMemory&) {
+        if (n == 1) throw;
+    }
+    return measure_matmul_rate(dtype, n / 2);
 }
 
 }  // namespace ultrascale::ops

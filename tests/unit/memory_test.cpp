@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "error.h"
+#include "ops.h"
 #include "stream.h"
 #include "tensor.h"
 
@@ -147,6 +148,14 @@ TEST_F(Limited, RefusesWhatDoesNotFitAndSaysWhatIsHeld) {
     fits = {};
     EXPECT_EQ(memory_now(), before);  // the refused one left nothing
     EXPECT_NO_THROW(floats(1000, Memory::gradient));
+}
+
+// What a report measures must not end a run that has fitted.
+TEST_F(Limited, TheMatmulRateIsMeasuredOnWhatFits) {
+    memory_set_limit(total(memory_now()) + (46 << 20));  // not 48 MiB; 12, and on a GPU 32 for cuBLAS
+    EXPECT_GT(ops::measure_matmul_rate(DType::fp32, 2048), 1e6);
+    memory_set_limit(total(memory_now()));
+    EXPECT_THROW(ops::measure_matmul_rate(DType::fp32, 2048), OutOfMemory);
 }
 
 TEST_F(Limited, SizesBeyondAnyMachine) {
