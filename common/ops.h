@@ -120,7 +120,7 @@ struct AdamWCost {
 AdamWCost adamw_cost(const std::vector<AdamWItem>& items, const AdamWSettings& settings);
 
 // The device's rate at matmul for this dtype, in FLOP/s: the best of a few products, each (n, n, n), or smaller where there is no
-// room for that. For MFU on the CPU.
+// room for that.
 double measure_matmul_rate(DType dtype, int64_t n = 1024);
 
 }  // namespace ultrascale::ops
