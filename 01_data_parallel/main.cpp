@@ -110,7 +110,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     std::optional<DiLoCo> diloco;
     if (chapter.sync.kind == SyncKind::diloco) diloco.emplace(parameters, optimizer, ranks, chapter.sync.diloco);
     const bool every_time = chapter.every_time(options);
-    const Tensor sums = every_time ? Tensor::zeros(parameters.flat_grads().shape(), options.grad_dtype(), Memory::gradient) : Tensor();
+    const Tensor sums = every_time ? Tensor::empty(parameters.flat_grads().shape(), options.grad_dtype(), Memory::gradient) : Tensor();
 
     std::optional<Verifier> verifier;
     if (wants_verification(options, config))
@@ -151,14 +151,11 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             phase("backward", [&] { model.backward({}, saved, context); });
             if (synchronize) phase("wait for gradients", [&] { sync->finish(); });
             if (every_time) {
-                ops::add(sums, parameters.flat_grads());
+                m == 0 ? ops::copy(sums, parameters.flat_grads()) : ops::add(sums, parameters.flat_grads());
                 parameters.clear_grads();
             }
         }
-        if (every_time) {
-            ops::copy(parameters.flat_grads(), sums);
-            ops::fill(sums, 0);
-        }
+        if (every_time) ops::copy(parameters.flat_grads(), sums);
         if (verifier) verifier->gradient(s, parameters.parts(&Parameter::grad));
         explain("global gradient norm, clip, AdamW");
         const Tensor squared_norm = squared_gradient_norm(parameters);
