@@ -7,9 +7,9 @@
 #include <atomic>
 #include <mutex>
 
+#include "../mpi/comm_mpi.h"
 #include "../stream_failure.h"
 #include "../trace.h"
-#include "comm_nccl.h"
 #include "cuda_common.h"
 
 namespace ultrascale {

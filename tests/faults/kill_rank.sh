@@ -17,9 +17,11 @@ until grep -q "step  *1 " "$output"; do
 done
 sleep 2
 kill -9 "$(pgrep -n -f "^$build/01_data_parallel ")"
-killed=$(date +%s.%N)
-while kill -0 $job 2>/dev/null && awk -v from="$killed" -v now="$(date +%s.%N)" 'BEGIN { exit now - from > 30 }'; do sleep 0.05; done
-awk -v from="$killed" -v now="$(date +%s.%N)" 'BEGIN { printf "after %.1f s: ", now - from }'
+for ((tenths = 0; tenths < 300; ++tenths)); do
+    kill -0 $job 2>/dev/null || break
+    sleep 0.1
+done
+echo -n "after $((tenths / 10)).$((tenths % 10)) s: "
 if kill -0 $job 2>/dev/null; then
     echo "the job still runs (killed now)"
     pkill -9 -f "^$build/01_data_parallel "
