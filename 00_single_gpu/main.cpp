@@ -31,9 +31,10 @@ struct Chapter {
                      "Average each micro-batch's own mean: wrong where they count different numbers of targets");
         options.add("--batch-ramp", batch_ramp, "SIZE:STEPS,...,SIZE in sequences; replaces --grad-accum");
         options.flag("--noise-scale", noise_scale, "Estimate the critical batch size (needs 2 micro-batches a step)");
-        options.flag("--estimate", estimate, "Predict memory, allocate nothing");
+        options.flag("--estimate", estimate, "Predict memory, allocate nothing").excludes(training_outputs);
         options.add("--compare", compare, "attention or recompute: measure the alternatives in one table")
-            .one_of({"attention", "recompute"});
+            .one_of({"attention", "recompute"})
+            .excludes(training_outputs);
         options.add("--sample", sample, "Draw this many bytes at the end").at_least(0);
         options.add("--prompt", prompt, "What the sample continues").show_default();
         options.add("--temperature", temperature, "Of the sample").between(1e-3, 1e3).show_default();
@@ -173,8 +174,6 @@ int main(int argc, char** argv) {
         const StepShape shape = step_shape(options, config, chapter.attention, chapter.loss_chunk);
         if (chapter.sample > 0 && (config.vocab < 256 || chapter.prompt.empty()))
             user_error("--sample reads and prints bytes: it needs a vocabulary of at least 256 and a --prompt");
-        if ((chapter.estimate || !chapter.compare.empty()) && !(options.json + options.trace + options.save).empty())
-            user_error("--estimate and --compare do not train: --json, --trace and --save have nothing to write");
         if (chapter.estimate) return print_estimate(options.load.empty() ? options.model : options.load, shape), true;
         if (chapter.compare == "attention") return compare_attention(shape), true;
         check_fits(shape, memory_limit());

@@ -50,8 +50,12 @@ struct Chapter {
             options.add("--inter-gbps", inter_gbps, "Rate of each rank's network card between the pretended nodes, Gbit/s")
                 .between(1e-3, 1e5);
         size.needs(rate), rate.needs(size);
-        options.flag("--compare", compare, "Train with each technique in turn and print one table");
-        options.add("--demo", demo, "collectives: what each one does; bandwidth: how fast they are").one_of({"collectives", "bandwidth"});
+        options.flag("--compare", compare, "Train with each technique in turn and print one table")
+            .excludes(training_outputs)
+            .excludes({"--grad-accum", "--no-sync"});
+        options.add("--demo", demo, "collectives: what each one does; bandwidth: how fast they are")
+            .one_of({"collectives", "bandwidth"})
+            .excludes(training_outputs);
         options.add("--largest-mib", largest_mib, "Of --demo bandwidth. Default: 1024 on GPUs, 16 on the CPU").between(1e-3, 1e5);
     }
 
@@ -63,6 +67,8 @@ struct Chapter {
         if (node_size > 0 && world.size() % node_size != 0)
             user_error("--node-size {}: {} ranks cannot be cut into nodes of {}, which must divide their number", node_size, world.size(),
                        node_size);
+        if (node_size > 0 && ranks_on_this_node() != world.size())
+            user_error("--node-size pretends the nodes of one machine; these ranks are on several already");
         sync.ranks_per_node = node_size > 0 ? node_size : ranks_on_this_node();
         if (sync.kind != SyncKind::hierarchical) return;
         for (const std::string& there : world.gather_strings(std::to_string(sync.ranks_per_node)))
@@ -89,8 +95,8 @@ MemoryEstimate predict_memory(const Options& options, const Chapter& chapter, co
 bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
     const LlamaConfig& config = shape.config;
-    const int64_t B = options.micro_batch, T = shape.seq, N = ranks.size(), accumulated = options.grad_accum, G = B * accumulated * N;
-    if (G > 10'000'000) user_error("a step of {} sequences: at most 10^7, see --grad-accum", G);
+    const int64_t B = options.micro_batch, T = shape.seq, N = ranks.size(), accumulated = options.grad_accum,
+                  G = sequences_of_step(options, N);
     const TokenFile file(options.data_path(), config.vocab);
     const DataOptions data = data_options(options, T);
     const DataLoader loader(file, data);

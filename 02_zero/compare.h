@@ -19,7 +19,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
                   steps = std::clamp<int64_t>(options.steps, 3, 10);
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, {.seq = shape.seq});
-    const float loss_scale = float(1 / double(loader.counted_targets(0, B * N * A)));
+    const float loss_scale = float(1 / double(loader.counted_targets(0, sequences_of_step(options, N))));
     const double psi = double(parameter_count(shape.config)) * double(dtype_bytes(shape.grad_dtype));
     print(fmt::format("{} ranks, {:.3f} M parameters in {}, gradients {}, {} x {} tokens a rank and micro-batch, {} micro-batches a step",
                       N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), B,

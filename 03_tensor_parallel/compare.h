@@ -1,5 +1,5 @@
 // --compare: a few steps without and with sequence parallelism, on the same data, and one table: what a rank holds, what it sends, how
-// long a step takes.
+// long a step takes (means).
 #pragma once
 
 #include <algorithm>
@@ -14,30 +14,32 @@
 namespace ultrascale {
 
 // All ranks call it; rank 0 prints. False if a variant held or sent other than predicted, on any rank.
-inline bool compare_sequence_parallel(const Options& options, TensorOptions tensor, const StepShape& shape) {
+inline bool compare_sequence_parallel(const Options& options, const TensorOptions& given, const StepShape& shape) {
     const Communicator& world = Communicator::world();
-    const Mesh mesh(world, {{"dp", world.size() / tensor.tp}, {"tp", tensor.tp}});
+    const auto variant = [&](bool sequence_parallel, bool keep_gathered) {
+        TensorOptions tensor = given;
+        tensor.sequence_parallel = sequence_parallel, tensor.keep_gathered = keep_gathered;
+        tensor.partition_checkpoints = given.partition_checkpoints && !sequence_parallel;
+        check_fits(shape, tensor, memory_limit());
+        return tensor;
+    };
+    const std::pair<const char*, TensorOptions> variants[] = {
+        {"TP", variant(false, false)}, {"TP + SP", variant(true, false)}, {"TP + SP, inputs kept", variant(true, true)}};
+    const Mesh mesh(world, {{"dp", world.size() / given.tp}, {"tp", given.tp}});
     const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
     const int64_t B = options.micro_batch, N = dp.size(), A = options.grad_accum, warm_up = 2,
                   steps = std::clamp<int64_t>(options.steps, 3, 10);
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, {.seq = shape.seq});
-    const float loss_scale = float(1 / double(loader.counted_targets(0, B * N * A)));
-    print(fmt::format("tp {} x dp {}, {:.3f} M parameters in {}, {} x {} tokens a replica and micro-batch, {} a step; overlap {}",
-                      tensor.tp, N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), B, shape.seq, A,
-                      overlap_names[int(tensor.overlap)]));
+    const float loss_scale = float(1 / double(loader.counted_targets(0, sequences_of_step(options, N))));
+    print(fmt::format("tp {} x dp {}, {:.3f} M parameters in {}, {} x {} tokens a replica and micro-batch, {} a step; overlap {}", given.tp,
+                      N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), B, shape.seq, A,
+                      overlap_names[int(given.overlap)]));
     print(fmt::format("  {:<22} {:>11} {:>11} {:>11} {:>12}   {:>11} {:>11} {:>11} {:>9} {:>9} {:>9}  {}", "", "parameters", "gradients",
                       "optimizer", "activations", "all-reduce", "all-gather", "red.-scat.", "comm. ms", "exposed", "step ms",
                       "as predicted"));
-    struct Variant {
-        const char* name;
-        bool sequence_parallel, keep_gathered;
-    };
-    const bool partition = tensor.partition_checkpoints;
     bool ok = true;
-    for (const Variant& variant : {Variant{"TP", false, false}, {"TP + SP", true, false}, {"TP + SP, inputs kept", true, true}}) {
-        tensor.sequence_parallel = variant.sequence_parallel, tensor.keep_gathered = variant.keep_gathered;
-        tensor.partition_checkpoints = partition && !variant.sequence_parallel;
+    for (const auto& [name, tensor] : variants) {
         const TensorParallel parallel(shape.config, tensor, mesh, options.seed);
         Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
         ParameterList& parameters = model.parameters();
@@ -45,7 +47,7 @@ inline bool compare_sequence_parallel(const Options& options, TensorOptions tens
         parameters.allocate_grads(options.grad_dtype(), dp.symmetric_memory());
         load_or_initialize(options, parameters);
         AdamW optimizer(parameters, options.optimizer);
-        std::vector<double> seconds;
+        double seconds = 0;
         for (int64_t s = 0; s < warm_up + steps; ++s) {
             if (s == warm_up) {
                 memory_reset_peak();
@@ -65,7 +67,7 @@ inline bool compare_sequence_parallel(const Options& options, TensorOptions tens
             optimizer.step(0, squared_gradient_norm(parameters, tp));  // lr 0: the model stays as it is
             if (N > 1) dp.all_reduce(loss);
             loss.to_host<double>();  // the host waits for the device
-            if (s >= warm_up) seconds.push_back(now_seconds() - begin);
+            if (s >= warm_up) seconds += now_seconds() - begin;
         }
 
         const MemoryEstimate want = predict_memory(shape, tensor, tp.rank());
@@ -85,11 +87,11 @@ inline bool compare_sequence_parallel(const Options& options, TensorOptions tens
         ok = ok && same;
         const double n = double(steps);
         const auto bytes = [&](Collective kind) { return format_bytes(double(counts[size_t(kind)].bytes) / n); };
-        print(fmt::format("  {:<22} {:>11} {:>11} {:>11} {:>12}   {:>11} {:>11} {:>11} {:>9.2f} {:>9.2f} {:>9.2f}  {}", variant.name,
+        print(fmt::format("  {:<22} {:>11} {:>11} {:>11} {:>12}   {:>11} {:>11} {:>11} {:>9.2f} {:>9.2f} {:>9.2f}  {}", name,
                           format_bytes(double(held[int(Memory::parameter)])), format_bytes(double(held[int(Memory::gradient)])),
                           format_bytes(double(held[int(Memory::optimizer)])), format_bytes(double(activations)),
                           bytes(Collective::all_reduce), bytes(Collective::all_gather), bytes(Collective::reduce_scatter),
-                          all.seconds * 1e3 / n, all.exposed * 1e3 / n, median(seconds) * 1e3, same ? "yes" : "NO"));
+                          all.seconds * 1e3 / n, all.exposed * 1e3 / n, seconds * 1e3 / n, same ? "yes" : "NO"));
     }
     return ok;
 }

@@ -40,8 +40,10 @@ struct Chapter {
             .between(0, 0.99);
         options.choice("--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
                        "Of --dropout: an element's mask does not depend on the rank (on), or each rank draws its own (off)");
-        options.flag("--compare", compare, "Train without and with sequence parallelism and print one table");
-        options.add("--demo", demo, "linear: a column and a row linear on matrices small enough to print").one_of({"linear"});
+        options.flag("--compare", compare, "Train without and with sequence parallelism and print one table").excludes(training_outputs);
+        options.add("--demo", demo, "linear: a column and a row linear on matrices small enough to print")
+            .one_of({"linear"})
+            .excludes(training_outputs);
     }
 
     void check_options(const Options& options) {
@@ -81,8 +83,8 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     const LlamaConfig& config = shape.config;
     const Mesh mesh(Communicator::world(), {{"dp", Communicator::world().size() / tensor.tp}, {"tp", tensor.tp}});
     const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
-    const int64_t B = options.micro_batch, T = shape.seq, N = dp.size(), accumulated = options.grad_accum, G = B * accumulated * N;
-    if (G > 10'000'000) user_error("a step of {} sequences: at most 10^7, see --grad-accum", G);
+    const int64_t B = options.micro_batch, T = shape.seq, N = dp.size(), accumulated = options.grad_accum,
+                  G = sequences_of_step(options, N);
     const TokenFile file(options.data_path(), config.vocab);
     const DataOptions data = data_options(options, T);
     const DataLoader loader(file, data);
@@ -109,10 +111,13 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
 
     Report report("03_tensor_parallel", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader), N);
+    const bool cut = row_chunks(tensor, B * T) > 1;
     print(fmt::format(
         "  tensor  tp {} x dp {}{}; overlap {}{}{}{}", tensor.tp, N,
         tensor.sequence_parallel ? tensor.keep_gathered ? ", sequence parallel, gathered inputs kept" : ", sequence parallel" : "",
-        overlap_names[int(tensor.overlap)], tensor.overlap == Overlap::chunk ? fmt::format(" in {} chunks", tensor.chunks) : "",
+        overlap_names[int(tensor.overlap)],
+        tensor.overlap == Overlap::chunk ? fmt::format(" in {} chunks{}", tensor.chunks, cut ? "" : ", which do not divide the rows: one")
+                                         : "",
         tensor.partition_checkpoints ? "; partitioned checkpoints" : "",
         tensor.dropout > 0 ? fmt::format("; dropout {}, {}", tensor.dropout, tensor.same_seed ? "by element" : "a seed for each rank")
                            : ""));
@@ -207,10 +212,8 @@ int main(int argc, char** argv) {
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);
         check_splits(config, chapter.tensor, shape.micro_batch, shape.seq);
+        if (chapter.compare) return compare_sequence_parallel(options, chapter.tensor, shape);
         check_fits(shape, chapter.tensor, memory_limit());
-        return train_within_memory([&] {
-            if (chapter.compare) return compare_sequence_parallel(options, chapter.tensor, shape);
-            return train(options, chapter.tensor, shape);
-        });
+        return train_within_memory([&] { return train(options, chapter.tensor, shape); });
     });
 }

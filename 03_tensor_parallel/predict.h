@@ -101,9 +101,11 @@ inline void check_fits(const StepShape& shape, const TensorOptions& options, int
     const MemoryEstimate most = predict_most_memory(shape, options);
     if (most.total() <= limit) return;
     const int64_t largest = largest_micro_batch(shape, options, limit);
-    check_fits(most, limit,
-               fmt::format("{}a larger --tp, --sequence-parallel or --recompute full need less",
-                           largest > 0 ? fmt::format("--micro-batch {} would fit; ", largest) : ""));
+    check_fits(
+        most, limit,
+        fmt::format("{}less is needed with a larger --tp{}{}", largest > 0 ? fmt::format("--micro-batch {} would fit; ", largest) : "",
+                    options.sequence_parallel ? "" : ", --sequence-parallel",
+                    shape.model.recompute == Recompute::full ? "" : ", --recompute full"));
 }
 
 // Of one step with A micro-batches on each of `replicas` data-parallel groups.

@@ -77,9 +77,9 @@ std::string differing_part(const Words& a, const Words& b) {
     return text.empty() ? "nothing" : "`" + text + "`";
 }
 
-// All ranks call it, each with its command line and what is wrong with it ("": nothing). Throws on all of them if it is
-// wrong on any, or if the lines differ: ranks that do different things would wait for each other forever.
-void compare_with_other_ranks(int argc, char** argv, const std::string& error) {
+// All ranks call it, each with its program and command line and what is wrong with it ("": nothing). Throws on all of them if it
+// is wrong on any, or if they differ: ranks that do different things would wait for each other forever.
+void compare_with_other_ranks(const std::string& program, int argc, char** argv, const std::string& error) {
     std::string line;
     for (int i = 1; i < argc; ++i) line += std::string(argv[i]) + '\0';
     const auto words_of = [](const std::string& all) {
@@ -89,8 +89,9 @@ void compare_with_other_ranks(int argc, char** argv, const std::string& error) {
         return words;
     };
     const Communicator& world = Communicator::world();
-    const Words lines = world.gather_strings(line), errors = world.gather_strings(error);
+    const Words programs = world.gather_strings(program), lines = world.gather_strings(line), errors = world.gather_strings(error);
     for (size_t rank = 1; rank < lines.size(); ++rank) {
+        if (programs[rank] != programs[0]) user_error("rank {} was started as {}, rank 0 as {}", rank, programs[rank], programs[0]);
         if (lines[rank] == lines[0]) continue;
         const Words here = words_of(lines[rank]), there = words_of(lines[0]);
         user_error("rank {} was started with other options than rank 0: {} against {}", rank, differing_part(here, there),
@@ -99,6 +100,19 @@ void compare_with_other_ranks(int argc, char** argv, const std::string& error) {
     const size_t rank = std::ranges::find_if(errors, [](const std::string& e) { return !e.empty(); }) - errors.begin();
     if (rank == 0) throw UserError(errors[0]);
     if (rank < errors.size()) user_error("rank {}: {}", rank, errors[rank]);
+}
+
+// The launcher of another MPI than this program was built with starts programs that know nothing of each other.
+void check_launcher() {
+    if (Communicator::world().size() > 1) return;
+    for (const char* name : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"}) {  // MPICH's mpirun sets the one, Open MPI's the other
+        const char* const ranks = std::getenv(name);
+        if (ranks && std::atoi(ranks) > 1)
+            user_error(
+                "each of the {} programs believes it is alone: this mpirun belongs to another MPI than they do; `make mpirun` tells the "
+                "right one",
+                ranks);
+    }
 }
 
 }  // namespace
@@ -132,7 +146,7 @@ void parse_command_line(int argc, char** argv, const std::string& name, const st
     } catch (const UserError& error) {
         wrong = error.what();
     }
-    compare_with_other_ranks(argc, argv, wrong);
+    compare_with_other_ranks(name, argc, argv, wrong);
     if (asks_for_help) {
         if (Communicator::world().rank() == 0) fmt::print("{}", options.help());
         finalize_communication();
@@ -161,6 +175,7 @@ Options parse_options(int argc, char** argv, const std::string& name, const std:
 int run_program(const std::function<bool()>& program) {
     try {
         Communicator::world();
+        check_launcher();
         use_threads(ranks_on_this_node());
         const bool ok = program();
         finalize_communication();

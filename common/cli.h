@@ -36,11 +36,15 @@ struct Options {
     LlamaConfig config() const;
 };
 
+// The shared options for what a training prints and writes besides its report: what does not train (--compare, --demo) excludes them.
+inline const std::vector<std::string> training_outputs{"--save", "--json", "--trace", "--val-data", "--explain", "--profile"};
+
 // Reads the command line into the options that `add_options` adds; then `check_values` may throw UserError. Prints --help and ends the
 // program where it is asked for. Throws UserError: an unknown option, a value out of range. All ranks call it, and all throw the same if
-// one of them has cause to, or was started with other options than the others.
-void parse_command_line(int argc, char** argv, const std::string& name, const std::string& description,
-                        const std::function<void(OptionList&)>& add_options, const std::function<void()>& check_values = [] {});
+// one of them has cause to, or was started as another program or with other options than the others.
+void parse_command_line(
+    int argc, char** argv, const std::string& name, const std::string& description, const std::function<void(OptionList&)>& add_options,
+    const std::function<void()>& check_values = [] {});
 
 // The same with the options that all chapters of training share; `add_own` adds the chapter's own. UserError also where an output cannot
 // be written.

@@ -31,6 +31,10 @@ OneOption OneOption::needs(const OneOption& other) const {
     option_->needs(other.option_);
     return *this;
 }
+OneOption OneOption::excludes(const std::vector<std::string>& others) const {
+    for (const std::string& other : others) option_->excludes(other);
+    return *this;
+}
 OneOption OneOption::show_default() const {
     option_->capture_default_str();
     return *this;

@@ -23,12 +23,13 @@ public:
     OneOption between(double least, double most) const;  // a number in [least, most]; NaN is none
     OneOption at_least(double least) const { return between(least, largest); }
     OneOption one_of(const std::vector<std::string>& words) const;
-    OneOption split_at(char delimiter) const;       // --size 1024,1024
-    OneOption needs(const OneOption& other) const;  // given without the other one it is an error
-    OneOption show_default() const;                 // in --help: the value when the option was added
+    OneOption split_at(char delimiter) const;                          // --size 1024,1024
+    OneOption needs(const OneOption& other) const;                     // given without the other one it is an error
+    OneOption excludes(const std::vector<std::string>& others) const;  // given together with one of them it is an error
+    OneOption show_default() const;                                    // in --help: the value when the option was added
     explicit OneOption(CLI::Option* option) : option_(option) {}
 
-    static constexpr double largest = double(int64_t(1) << 40);  // of what counts something: products of two still fit an int64_t
+    static constexpr double largest = double(int64_t(1) << 40);  // of what counts something
 
 private:
     CLI::Option* option_;

@@ -116,6 +116,13 @@ void Report::validation(int64_t step, double loss) {
     self.summary["validation"] = {{"best", *self.best_validation}, {"best_step", self.best_validation_step}, {"last", loss}};
 }
 
+bool as_predicted_everywhere(bool here) {
+    const std::vector<std::string> wrong = Communicator::world().gather_strings(here ? "" : "wrong");
+    for (size_t rank = 1; rank < wrong.size(); ++rank)
+        if (!wrong[rank].empty()) print(fmt::format("  on rank {}: not as predicted   MISMATCH", rank));
+    return std::ranges::all_of(wrong, &std::string::empty);
+}
+
 bool Report::memory(const MemoryEstimate& predicted) {
     const MemoryByCategory now = memory_now(), peak = memory_peak_by_category();
     bool ok = true;
@@ -150,7 +157,7 @@ bool Report::memory(const MemoryEstimate& predicted) {
         json["fragmentation"] = {{"measured", extra.fragmentation}};
     }
     impl_->summary["memory"] = json;
-    return ok;
+    return as_predicted_everywhere(ok);
 }
 
 bool counted_as_predicted(const PredictedCommunication& of_step, int64_t steps) {
@@ -193,7 +200,7 @@ bool Report::communication_of_run(const PredictedCommunication& predicted, int64
     }
     if (!any) print("\ncommunication: none");
     impl_->summary["communication"] = json;
-    return ok;
+    return as_predicted_everywhere(ok);
 }
 
 void Report::throughput() {

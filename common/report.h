@@ -36,6 +36,9 @@ struct PredictedCommunication {
 // Whether this rank made the calls and sent the bytes since communication_reset_counts() that `steps` steps should.
 bool counted_as_predicted(const PredictedCommunication& of_step, int64_t steps);
 
+// Whether it is so on all ranks. Rank 0 prints what it finds itself; this names the others where it is not so.
+bool as_predicted_everywhere(bool here);
+
 class Report {
 public:
     Report(std::string chapter, const Options& options, const StepShape& shape, int64_t total_steps);
@@ -49,8 +52,8 @@ public:
     // The loss on --val-data after `step`; step() calls it where the record has one.
     void validation(int64_t step, double loss);
 
-    // The report's sections. Measured: what is held now (the end of a step), and the peak of activations since
-    // memory_reset_peak(). Returns whether the persistent categories are equal and activations are within 1 %.
+    // The report's sections; what they return is the same on all ranks. Measured: what is held now (the end of a step), and the peak of
+    // activations since memory_reset_peak(). Returns whether the persistent categories are equal and activations are within 1 %.
     bool memory(const MemoryEstimate& predicted);
     // Since communication_reset_counts(), less what belonged to no step (a validation's); times are of the steps after warm-up. Returns
     // whether calls and bytes are equal.

@@ -55,6 +55,13 @@ inline StepShape step_shape(const Options& options, const LlamaConfig& config, A
             .seq = options.seq > 0 ? options.seq : config.default_seq};
 }
 
+// Sequences of a step in which each of `replicas` models has a part.
+inline int64_t sequences_of_step(const Options& options, int64_t replicas) {
+    const double sequences = double(options.micro_batch) * double(options.grad_accum) * double(replicas);
+    if (sequences > 1e7) user_error("a step of {:.0f} sequences: at most 10^7, see --grad-accum", sequences);
+    return int64_t(sequences);
+}
+
 // Which samples the shared options ask for.
 inline DataOptions data_options(const Options& options, int64_t seq) {
     DataOptions data{.seq = seq};

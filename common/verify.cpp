@@ -88,9 +88,9 @@ double Verifier::relative_error(const std::vector<TensorPart>& parts, const Valu
         });
     }
     double all[2] = {0, 0};
-    for (const std::string& text : Communicator::world().gather_strings(fmt::format("{} {}", sums[0], sums[1]))) {
-        double of_rank[2];
-        std::istringstream(text) >> of_rank[0] >> of_rank[1];
+    for (const std::string& bytes : Communicator::world().gather_strings(std::string(reinterpret_cast<const char*>(sums), sizeof(sums)))) {
+        double of_rank[2];  // as bytes: a stream would not read a NaN back
+        std::memcpy(of_rank, bytes.data(), sizeof(of_rank));
         for (int i = 0; i < 2; ++i) all[i] += of_rank[i];
     }
     return std::sqrt(all[0] / all[1]);

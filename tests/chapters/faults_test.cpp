@@ -36,6 +36,11 @@ protected:
         EXPECT_EQ(lines_with(outcome.err, "died; the job ends").size(), 0u) << outcome.err;
     }
 
+    void expect_refused(const std::vector<std::string>& commands, const std::string& telling) {
+        SCOPED_TRACE(telling);
+        expect_line(in_time([&] { return run_each_rank(commands, 60); }), 2, "error: " + telling);
+    }
+
     // Exactly the dead rank is named, although the launcher then kills the others.
     void expect_death(const Outcome& outcome, int rank) {
         EXPECT_NE(outcome.exit_code, 0) << outcome.err << outcome.out;
@@ -61,9 +66,9 @@ TEST_F(Faults, OrderlyEnds) {
 }
 
 TEST_F(Faults, DifferentOptions) {
-    const auto expect = [this](const std::vector<std::string>& arguments, const std::string& telling) {
-        SCOPED_TRACE(telling);
-        expect_line(in_time([&] { return run_each_rank("fault_program", arguments, 60); }), 2, "error: " + telling);
+    const auto expect = [this](std::vector<std::string> arguments, const std::string& telling) {
+        for (std::string& of_rank : arguments) of_rank = "fault_program " + of_rank;
+        expect_refused(arguments, telling);
     };
     expect({"--steps 4 --seq 8", "--steps 4 --seq 8", "--steps 3 --seq 8"},
            "rank 2 was started with other options than rank 0: `--steps 3` against `--steps 4`");
@@ -75,6 +80,22 @@ TEST_F(Faults, DifferentOptions) {
     expect({"--data " + a, "--data " + b},
            fmt::format("rank 1 was started with other options than rank 0: `--data {}...` against `--data {}...`", b.substr(0, 53),
                        a.substr(0, 53)));
+}
+
+TEST_F(Faults, DifferentPrograms) {
+    expect_refused({"fault_program", "fault_program", "01_data_parallel"},
+                   "rank 2 was started as 01_data_parallel, rank 0 as fault_program");
+    expect_refused({"03_tensor_parallel --seq 8", "02_zero --seq 8"}, "rank 1 was started as 02_zero, rank 0 as 03_tensor_parallel");
+}
+
+// As the launcher of the other MPI starts it: n times, alone.
+TEST_F(Faults, LauncherOfAnotherMpi) {
+    setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+    const Outcome outcome = run("01_data_parallel", "--demo collectives");
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_TRUE(outcome.err.starts_with("error: each of the 4 programs believes it is alone")) << outcome.err;
 }
 
 TEST_F(Faults, WrongOptionsOnAllRanks) {
@@ -94,6 +115,12 @@ TEST_F(Faults, OutOfMemoryOnOneRank) { expect_line(run_fault("out of memory"), 2
 
 TEST_F(Faults, KilledRankIsNamed) {
     for (int rank : {0, 1, 2}) expect_death(run_fault("killed", rank), rank);
+}
+
+// Its peers fail themselves where they were copying from its memory; they are not to be named.
+TEST_F(Faults, RankKilledUnderWayIsNamed) {
+    if (contains(program(""), "cuda")) GTEST_SKIP() << "on GPUs tests/faults/kill_rank.sh tries it";
+    for (int time = 0; time < 6; ++time) expect_death(run_fault("killed under way", time % 3), time % 3);
 }
 
 TEST_F(Faults, CrashedRankIsNamed) { expect_death(run_fault("crash"), 1); }

@@ -37,6 +37,16 @@ TEST_F(ParallelBadInput, OptionsOfTheTechniques) {
     expect(zero, "--no-sync maybe", {"--no-sync", "maybe"});
 }
 
+TEST_F(ParallelBadInput, WhatDoesNotTrainWritesNothing) {
+    expect_both("--compare", {"--compare", "--save", "excludes"});
+    expect(data_parallel, "--demo collectives", {"--demo", "--save", "excludes"});
+    TempDir dir;
+    expect_one_error_line(run_ranks(2, zero, fmt::format("--compare --save {}", dir / "new"), 60), {"--compare", "--save"});
+    EXPECT_FALSE(fs::exists(dir / "new"));
+    expect_one_error_line(run_ranks(2, data_parallel, "--compare --grad-accum 2", 60), {"--compare", "--grad-accum"});
+    expect_one_error_line(run_ranks(2, zero, "--compare --micro-batch 1 --grad-accum 1099511627776", 60), {"sequences", "--grad-accum"});
+}
+
 TEST_F(ParallelBadInput, Sizes) {
     expect_both("--micro-batch 0", {"--micro-batch"});
     expect_both("--micro-batch 4000000", {"out of memory", "activations"});

@@ -109,14 +109,16 @@ Outcome run_ranks(int ranks, const std::string& chapter, const std::string& argu
     return run_ranks(ranks, chapter, words(arguments), seconds);
 }
 
-Outcome run_each_rank(const std::string& chapter, const std::vector<std::string>& arguments, int seconds) {
-    std::vector<std::string> command = mpirun();
-    for (size_t rank = 0; rank < arguments.size(); ++rank) {
-        if (rank > 0) command.push_back(":");
-        for (const std::string& word : {std::string("-n"), std::string("1"), program(chapter)}) command.push_back(word);
-        for (const std::string& word : words(arguments[rank])) command.push_back(word);
+Outcome run_each_rank(const std::vector<std::string>& commands, int seconds) {
+    std::vector<std::string> all = mpirun();
+    for (const std::string& of_rank : commands) {
+        std::vector<std::string> command = words(of_rank);
+        command[0] = program(command[0]);
+        if (&of_rank != &commands[0]) all.push_back(":");
+        for (const char* word : {"-n", "1"}) all.push_back(word);
+        all.insert(all.end(), command.begin(), command.end());
     }
-    return run_mpi(std::move(command), seconds);
+    return run_mpi(std::move(all), seconds);
 }
 
 Outcome train(int ranks, const std::string& chapter, const std::string& arguments, int expected_exit_code) {

@@ -41,8 +41,8 @@ Outcome run(const std::string& chapter, const std::string& arguments);  // witho
 // On so many ranks, which all get the same arguments.
 Outcome run_ranks(int ranks, const std::string& chapter, const std::vector<std::string>& arguments, int seconds = patience);
 Outcome run_ranks(int ranks, const std::string& chapter, const std::string& arguments, int seconds = patience);
-// With one rank for each of `arguments`.
-Outcome run_each_rank(const std::string& chapter, const std::vector<std::string>& arguments, int seconds = patience);
+// With one rank for each of `commands`, "program arguments".
+Outcome run_each_rank(const std::vector<std::string>& commands, int seconds = patience);
 
 // Trains, on so many ranks (0: without the launcher): adds --json and a fixed --peak-tflops (no measuring), expects success, and
 // reads the JSON lines.

@@ -79,10 +79,23 @@ TEST_F(TensorParallelBadInput, Options) {
     expect(2, "--keep-gathered on", {"--keep-gathered on", "--sequence-parallel"});
     expect(2, "--partition-checkpoints", {"--partition-checkpoints", "--recompute full"});
     expect(2, "--partition-checkpoints --recompute full --sequence-parallel", {"--partition-checkpoints", "--sequence-parallel"});
-    expect(2, "--compare --tp 1", {"--compare", "--tp 2"});
-    expect(2, "--compare --seq 33", {"--sequence-parallel", "33 tokens"});
     expect(2, "--demo row", {"--demo", "row"});
     expect(2, "--stage 1", {"--stage"});  // another chapter's
+}
+
+TEST_F(TensorParallelBadInput, OfACompare) {
+    expect(2, "--compare", {"--compare", "--save", "excludes"});
+    expect(2, "--demo linear", {"--demo", "--save", "excludes"});
+    const auto refuses = [](const std::string& arguments, const std::vector<std::string>& telling) {
+        SCOPED_TRACE(arguments);
+        const Outcome outcome = run_ranks(2, chapter, "--compare " + arguments, 60);
+        expect_one_error_line(outcome, telling);
+        EXPECT_EQ(outcome.out, "");
+    };
+    refuses("--tp 1", {"--compare", "--tp 2"});
+    refuses("--seq 33", {"--sequence-parallel", "33 tokens"});
+    refuses("--device-memory 0.045", {"out of memory", "activations", "--micro-batch 7 would fit"});  // with sequence parallelism 8 do
+    refuses("--grad-accum 1099511627776 --micro-batch 1 --seq 8", {"1099511627776 sequences", "--grad-accum"});
 }
 
 // Before anything is allocated: these sizes would fit nowhere.

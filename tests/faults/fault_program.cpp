@@ -24,6 +24,15 @@ int main(int argc, char** argv) {
         const Communicator& world = Communicator::world();
         Tensor x = Tensor::zeros({1000}, DType::fp32, Memory::workspace);
         for (int step = 0; step < 10; ++step) world.all_reduce(x);
+        if (fault == "killed under way") {  // while its peers copy from its memory
+            const Tensor large = Tensor::zeros({1 << 20}, DType::fp32, Memory::workspace);
+            std::thread killer([&] {
+                std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                if (world.rank() == on) kill(getpid(), SIGKILL);
+            });
+            killer.detach();
+            for (;;) world.all_reduce(large);
+        }
         if (on < 0 || world.rank() == on) {
             // The others are deep in their wait by then.
             std::this_thread::sleep_for(std::chrono::milliseconds(100));

@@ -157,6 +157,18 @@ TEST(Verify, SeesAWrongScaleLearningRateOrData) {
     expect(train(nothing, 1, 1, 1), false, true);
 }
 
+TEST(Verify, SeesAWeightThatIsNoNumberInTheEnd) {
+    struct Broken : Linear {
+        using Linear::Linear;
+        void backward_weight(Saved& saved, Context& context) override {
+            Linear::backward_weight(saved, context);
+            if (++calls_ == 2 * 3) ops::fill(parameters_[0]->grad, NAN);  // in the last step, after all losses
+        }
+        int calls_ = 0;
+    };
+    expect(train(linear<Broken>("layers.1.self_attn.o_proj.weight")), false, true);
+}
+
 TEST(MemoryCheck, SeesALeakedActivation) {
     struct Leaks : Linear {
         using Linear::Linear;
