@@ -244,7 +244,8 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config, const st
     if (options.state) {
         write_tensors(to, "optimizer", options.optimizer, options, std::nullopt, INT64_MAX);
         const TrainingState& s = *options.state;
-        ordered_json state = {{"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen}, {"seed", s.seed}};
+        ordered_json state = {
+            {"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen}, {"seed", s.seed}, {"shuffled", s.shuffled}};
         if (to) write_file(*to + "/trainer_state.json", state.dump(2) + "\n");
     }
     if (staged) {
@@ -277,10 +278,15 @@ TrainingState load_training_state(const std::string& dir, const std::vector<Tens
     const json* seed = fields.find("seed");
     if (!seed || !seed->is_number_unsigned()) user_error("{}: \"seed\" is not a non-negative integer", path);
     state.seed = seed->get<uint64_t>();
+    const json* shuffled = fields.find("shuffled");
+    if (!shuffled || !shuffled->is_boolean()) user_error("{}: \"shuffled\" is not true or false", path);
+    state.shuffled = shuffled->get<bool>();
 
     Safetensors tensors = Safetensors::file(dir + "/optimizer.safetensors");
     for (const TensorPart& part : optimizer) {
         auto found = tensors.entries().find(part.name);
+        if (found == tensors.entries().end() && part.name.starts_with("master."))
+            user_error("{}: has no master weights: the run that saved it was in fp32, and goes on with --dtype fp32", tensors.path());
         if (found != tensors.entries().end() && found->second.dtype != safetensors_dtype(part.tensor.dtype()))
             user_error("{}: tensor \"{}\" is {}; this run keeps it as {}", tensors.path(), part.name, found->second.dtype,
                        safetensors_dtype(part.tensor.dtype()));

@@ -32,7 +32,8 @@ struct TrainingState {
     int64_t step = 0;         // updates done
     int64_t next_sample = 0;  // first sample of the next step
     int64_t tokens_seen = 0;
-    uint64_t seed = 0;  // of the data's order
+    uint64_t seed = 0;  // of the data's order, where it is shuffled
+    bool shuffled = false;
 };
 struct SaveOptions {
     DType dtype = DType::fp32;  // of the weights in the file

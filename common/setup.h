@@ -31,6 +31,10 @@ inline TrainingState resume_or_start(const Options& options, const std::vector<A
     for (AdamW* optimizer : optimizers)
         for (TensorPart& part : optimizer->states()) states.push_back(std::move(part));
     const TrainingState state = load_training_state(options.load, states);
+    if (options.shuffle != state.shuffled)
+        user_error("the run in {} took its samples {}", options.load,
+                   state.shuffled ? fmt::format("in another order: go on with --shuffle --seed {}", state.seed)
+                                  : "in order: go on without --shuffle");
     if (options.shuffle && state.seed != options.seed)
         user_error("--seed {}: the run in {} shuffled with seed {}", options.seed, options.load, state.seed);
     for (AdamW* optimizer : optimizers) optimizer->set_steps_done(state.step);

@@ -224,8 +224,16 @@ TEST_F(BadInputCheckpoint, TrainingState) {
     const std::string load = fmt::format("--load {0} --data {1}/tokens.bin --seq 64 --no-verify ", dir / "saved", reference("gqa_untied"));
     train("00_single_gpu", fmt::format("--load {0} --data {1}/tokens.bin --seq 64 --steps 1 --no-verify --save {2}", dir.path(),
                                        reference("gqa_untied"), dir / "saved"));
-    expect_refused(load + "--dtype bf16", {"optimizer.safetensors"});  // its states have no master copies
-    expect_refused(load + "--shuffle --seed 5", {"--seed 5", "seed 1"});
+    expect_refused(load + "--dtype bf16", {"optimizer.safetensors", "no master weights", "--dtype fp32"});
+    expect_refused(load + "--shuffle", {"in order", "without --shuffle"});
+    train("00_single_gpu", load + fmt::format("--steps 1 --save {}", dir / "saved"));
+    train("00_single_gpu", fmt::format("--load {0} --data {1}/tokens.bin --seq 64 --steps 1 --no-verify --shuffle --seed 3 --save {2}",
+                                       dir.path(), reference("gqa_untied"), dir / "shuffled"));
+    const std::string go_on =
+        fmt::format("--load {0} --data {1}/tokens.bin --seq 64 --no-verify ", dir / "shuffled", reference("gqa_untied"));
+    expect_refused(go_on, {"--shuffle --seed 3"});
+    expect_refused(go_on + "--shuffle --seed 5", {"--seed 5", "seed 3"});
+    train("00_single_gpu", go_on + "--shuffle --seed 3 --steps 1");
     const std::string state = dir / "saved/trainer_state.json", optimizer = dir / "saved/optimizer.safetensors";
     const std::string kept = slurp(optimizer);
     put(optimizer, kept.substr(0, kept.size() / 2));
@@ -237,6 +245,8 @@ TEST_F(BadInputCheckpoint, TrainingState) {
     expect_refused(load, {state, "next_sample"});
     put(state, "{\"step\": -1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1}");
     expect_refused(load, {state, "step = -1"});
+    put(state, "{\"step\": 1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1, \"shuffled\": 1}");
+    expect_refused(load, {state, "shuffled"});
 }
 
 // Also for root, who may write nearly everywhere: under a regular file, and under /proc.

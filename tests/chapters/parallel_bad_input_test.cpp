@@ -121,8 +121,8 @@ TEST_F(ParallelBadCheckpoint, TrainingStateOfAnotherModel) {
 TEST_F(ParallelBadCheckpoint, TrainingStateOfAnotherKind) {
     const std::string load = fmt::format("--load {} --data {}/tokens.bin", dir.path(), reference("gqa_untied"));
     train(2, zero, fmt::format("{} --seq 40 --micro-batch 1 --steps 1 --no-verify --save {}", load, dir.path()));
-    expect_all({"optimizer.safetensors", "master."}, "--dtype bf16");  // there are no master weights
-    expect_all({"--seed 5", "seed 1"}, "--shuffle --seed 5");
+    expect_all({"optimizer.safetensors", "no master weights"}, "--dtype bf16");
+    expect_all({"in order", "without --shuffle"}, "--shuffle");
     put(dir / "trainer_state.json", "{\"step\": 1}");
     expect_all({"trainer_state.json", "next_sample"});
     fs::remove(dir / "optimizer.safetensors");
