@@ -1,0 +1,102 @@
+// Breaks the techniques of 01_data_parallel on purpose, one at a time, and sees --verify, the memory check or the communication check
+// fail, on any number of ranks (part of comm_test).
+#include "01_data_parallel/bucket.h"
+#include "01_data_parallel/hierarchical.h"
+#include "01_data_parallel/naive.h"
+#include "01_data_parallel/overlap.h"
+#include "01_data_parallel/ring_sync.h"
+#include "parallel_break.h"
+
+namespace ultrascale {
+namespace {
+
+constexpr int64_t bucket_bytes = 20000;
+
+TEST(DataParallelBreak, UnchangedTechniquesPass) {
+    expect(train_data_parallel<NaiveSync>(), true, true, true);
+    expect(train_data_parallel<OverlapSync>(), true, true, true);
+    expect(train_data_parallel<BucketSync>(bucket_bytes), true, true, true);
+    expect(train_data_parallel<RingSync>(RingDirections::both), true, true, true);
+    expect(train_data_parallel<HierarchicalSync>(bucket_bytes, world().size() % 2 == 0 ? 2 : 1), true, true, true);
+}
+
+TEST(DataParallelBreak, NaiveForgetsTheLastParameter) {
+    NEEDS_RANKS();
+    struct Broken : NaiveSync {
+        using NaiveSync::NaiveSync;
+        void finish() override {
+            for (size_t i = 0; i + 1 < parameters_.size(); ++i) ranks_.all_reduce(parameters_.begin()[ptrdiff_t(i)]->grad);
+        }
+    };
+    expect(train_data_parallel<Broken>(), false, true, false);
+}
+
+TEST(DataParallelBreak, TheRingsLastChunkDoesNotArrive) {
+    NEEDS_RANKS();
+    struct Broken : RingSync {
+        using RingSync::RingSync;
+        void finish() override {
+            const Tensor all = parameters_.flat_grads(), chunk = all.slice(part_begin(all.numel(), 1, 2), all.numel());
+            const Tensor before = Tensor::empty(chunk.shape(), chunk.dtype(), Memory::workspace);
+            ops::copy(before, chunk);
+            RingSync::finish();
+            if (ranks_.rank() == 0) ops::copy(chunk, before);
+        }
+    };
+    expect(train_data_parallel<Broken>(RingDirections::one), false, true, true);
+}
+
+TEST(DataParallelBreak, TheLastBucketIsForgotten) {
+    NEEDS_RANKS();
+    struct Broken : BucketSync {
+        using BucketSync::BucketSync;
+        void gradient_complete(Parameter& parameter, const Context& context) override {
+            if (bucket_of_.at(&parameter) + 1 < buckets_.size()) return BucketSync::gradient_complete(parameter, context);
+            buckets_.back().missing = 0;
+        }
+    };
+    expect(train_data_parallel<Broken>(bucket_bytes), false, true, false);
+}
+
+TEST(DataParallelBreak, TheNodesNeverMeet) {
+    NEEDS_RANKS();
+    if (world().size() % 2 != 0) GTEST_SKIP() << "needs two nodes of as many ranks";
+    struct Broken : HierarchicalSync {
+        using HierarchicalSync::HierarchicalSync;
+        void start(Bucket& bucket) override {  // summed inside the node only
+            bucket.under_way.push_back(node.all_reduce(bucket.gradients, Reduce::sum, communication_stream()));
+        }
+        const Communicator node = world().split(world().rank() / (world().size() / 2), world().rank(), "half of the ranks");
+    };
+    expect(train_data_parallel<Broken>(bucket_bytes, world().size() / 2), false, true, false);
+}
+
+TEST(DataParallelBreak, OneParameterIsNotSummed) {
+    NEEDS_RANKS();
+    for (const char* name : {"model.norm.weight", "model.layers.1.self_attn.k_proj.weight", "model.embed_tokens.weight"}) {
+        static std::string dropped;
+        dropped = name;
+        struct Broken : OverlapSync {
+            using OverlapSync::OverlapSync;
+            void gradient_complete(Parameter& parameter, const Context& context) override {
+                if (parameter.name != dropped) OverlapSync::gradient_complete(parameter, context);
+            }
+        };
+        expect(train_data_parallel<Broken>(), false, true, false);
+    }
+}
+
+TEST(DataParallelBreak, SynchronisedAfterEveryMicroBatch) {
+    NEEDS_RANKS();
+    struct Broken : OverlapSync {
+        using OverlapSync::OverlapSync;
+        void begin_micro_batch(bool) override {  // sums again what is a sum already
+            finish();
+            synchronize_ = true;
+        }
+    };
+    expect(train_data_parallel<Broken>(), false, true, false);
+}
+
+}  // namespace
+}  // namespace ultrascale

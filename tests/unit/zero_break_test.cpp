@@ -1,0 +1,149 @@
+// Breaks the techniques of 02_zero on purpose, one at a time, and sees --verify, the memory check or the communication check
+// fail, on any number of ranks (part of comm_test).
+#include "parallel_break.h"
+
+namespace ultrascale {
+namespace {
+
+TEST(ZeroBreak, UnchangedStagesPass) {
+    expect(train_zero<Zero0>({.stage = 0}), true, true, true);
+    expect(train_zero<Zero1>({.stage = 1}), true, true, true);
+    expect(train_zero<Zero2>({.stage = 2}), true, true, true);
+    expect(train_zero<Zero3>({.stage = 3}), true, true, true);
+    expect(train_zero<Zero2>({.stage = 2, .offload = true}), true, true, true);
+}
+
+TEST(ZeroBreak, Zero0ForgetsAUnit) {
+    NEEDS_RANKS();
+    struct Broken : Zero0 {
+        using Zero0::Zero0;
+        void gradient_complete(Parameter& parameter, const Context& context) override {
+            if (layout_.unit_of(parameter) != 1) Zero0::gradient_complete(parameter, context);
+        }
+    };
+    expect(train_zero<Broken>({.stage = 0}), false, true, false);
+}
+
+TEST(ZeroBreak, TheHostUpdatesWithoutAUnitsGradient) {
+    struct Broken : Zero2 {
+        using Zero2::Zero2;
+        void update(double lr, const Tensor& squared_norm) override {
+            ops::fill(grad_shards_[1], 0);
+            Zero2::update(lr, squared_norm);
+        }
+    };
+    expect(train_zero<Broken>({.stage = 2, .offload = true}), false, true, true);
+}
+
+// All of a unit's flat values.
+Tensor whole_values(const FlatUnit& unit) { return unit.places.front().parameter->value.extended_view({unit.padded}); }
+
+TEST(ZeroBreak, Zero1SkipsAnAllGather) {
+    NEEDS_RANKS();
+    struct Broken : Zero1 {
+        using Zero1::Zero1;
+        void update(double lr, const Tensor& squared_norm) override {
+            for (size_t u = 0; u < layout_.size(); ++u) {
+                optimizers_[u].step(lr, squared_norm);
+                if (u != 1) gathers_[u] = ranks_.all_gather(whole_values(layout_[u]), value_shards_[u], communication_stream());
+            }
+        }
+    };
+    expect(train_zero<Broken>({.stage = 1}), false, true, false);
+}
+
+TEST(ZeroBreak, Zero1GathersFromTheWrongShard) {
+    NEEDS_RANKS();
+    struct Broken : Zero1 {
+        using Zero1::Zero1;
+        void update(double lr, const Tensor& squared_norm) override {
+            for (size_t u = 0; u < layout_.size(); ++u) {
+                optimizers_[u].step(lr, squared_norm);
+                const Tensor whole = whole_values(layout_[u]);
+                Tensor shard = value_shards_[u];
+                if (u == 1 && ranks_.rank() == 0) {  // the neighbour's, from before the update
+                    shard = Tensor::empty(shard.shape(), shard.dtype(), Memory::workspace);
+                    ops::copy(shard, whole.slice(shard.numel(), 2 * shard.numel()));
+                }
+                gathers_[u] = ranks_.all_gather(whole, shard, communication_stream());
+            }
+        }
+    };
+    expect(train_zero<Broken>({.stage = 1}), false, true, true);
+}
+
+TEST(ZeroBreak, Zero2AddsAReductionTwice) {
+    struct Broken : Zero2 {
+        using Zero2::Zero2;
+        void end_micro_batch() override {
+            Zero2::end_micro_batch();
+            if (first_) ops::add(grad_shards_[2], grad_shards_[2]);
+        }
+    };
+    expect(train_zero<Broken>({.stage = 2}), false, true, true);
+}
+
+TEST(ZeroBreak, Zero2KeepsAGradientThatWasReduced) {
+    struct Broken : Zero2 {
+        using Zero2::Zero2;
+        Tensor kept;
+        void gradient_complete(Parameter& parameter, const Context& context) override {
+            if (parameter.name == "lm_head.weight") kept = parameter.grad;  // and with it the whole unit's
+            Zero2::gradient_complete(parameter, context);
+        }
+    };
+    expect(train_zero<Broken>({.stage = 2}), true, false, true);
+}
+
+TEST(ZeroBreak, Zero3UpdatesAStaleShard) {
+    struct Broken : Zero3 {
+        using Zero3::Zero3;
+        void update(double lr, const Tensor& squared_norm) override {
+            const Tensor stale = Tensor::empty(value_shards_[1].shape(), DType::fp32, Memory::workspace);
+            ops::copy(stale, value_shards_[1]);
+            Zero3::update(lr, squared_norm);
+            if (ranks_.rank() == 0) ops::copy(value_shards_[1], stale);  // the update went to a copy
+        }
+    };
+    expect(train_zero<Broken>({.stage = 3}), false, true, true);
+}
+
+TEST(ZeroBreak, Zero3ComputesWithStaleParameters) {
+    struct Broken : Zero3 {
+        using Zero3::Zero3;
+        Tensor stale;
+        void before(const Unit& unit, Pass pass, const Context& context) override {
+            Zero3::before(unit, pass, context);
+            if (unit.name != "layers.1") return;
+            const Tensor value = unit.parameters.back()->value;
+            if (!stale) stale = Tensor::empty(value.shape(), value.dtype(), Memory::workspace), ops::copy(stale, value);
+            ops::copy(value, stale);
+        }
+    };
+    expect(train_zero<Broken>({.stage = 3}), false, true, true);
+}
+
+TEST(ZeroBreak, Zero3LeaksAGatheredBuffer) {
+    struct Broken : Zero3 {
+        using Zero3::Zero3;
+        Tensor kept;
+        void after(const Unit& unit, Pass pass, const Context& context) override {
+            if (unit.name == "layers.0") kept = unit.parameters.front()->value;  // and with it the whole unit
+            Zero3::after(unit, pass, context);
+        }
+    };
+    expect(train_zero<Broken>({.stage = 3}), true, false, true);
+}
+
+TEST(ZeroBreak, Zero3PrefetchesLessThanPredicted) {
+    struct Broken : Zero3 {
+        Broken(Llama& model, const Communicator& ranks, const Options& options, ZeroOptions zero)
+            : Zero3(model, ranks, options, (zero.prefetch = 0, zero)) {}
+    };
+    const Checks checks = train_zero<Broken>({.stage = 3, .prefetch = 2});
+    EXPECT_TRUE(checks.verified);
+    EXPECT_FALSE(checks.memory);
+}
+
+}  // namespace
+}  // namespace ultrascale
