@@ -124,6 +124,9 @@ inline double median_call_seconds(const Communicator& world, const std::function
 
 // All ranks call it; rank 0 prints. Holds three tensors of largest_bytes. False, on every rank, if some result was wrong.
 inline bool demo_bandwidth(const Communicator& world, int64_t largest_bytes) {
+    if (largest_bytes > memory_limit() / 3)
+        user_error("--largest-mib {:.0f}: three tensors of that size do not fit in {}", double(largest_bytes) / (1 << 20),
+                   format_bytes(double(memory_limit())));
     const int n = world.size();
     print(fmt::format("bandwidth of collectives on {} ranks, fp32; median times, of the slowest rank; GB = 10^9 bytes", n));
     if (n == 1) return print("  one rank has nobody to talk to: start more, mpirun -n 4 ..."), true;

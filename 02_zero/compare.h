@@ -1,4 +1,5 @@
-// --compare: a few steps with each stage on the same data, and one table: what a rank holds, what it sends, how long a step takes.
+// --compare: a few steps with each stage on the same data, and one table: what a rank holds, what it sends, how long a step takes
+// (means).
 #pragma once
 
 #include <algorithm>
@@ -21,21 +22,28 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
     const DataLoader loader(file, {.seq = shape.seq});
     const float loss_scale = float(1 / double(loader.counted_targets(0, sequences_of_step(options, N))));
     const double psi = double(parameter_count(shape.config)) * double(dtype_bytes(shape.grad_dtype));
+    bool ok = true;
+    const bool offload_too = zero_options.offload;
+    {
+        zero_options.stage = 0, zero_options.offload = false;  // which needs most
+        Llama model(shape.config, shape.model);
+        const std::unique_ptr<Zero> zero = make_zero(model, ranks, options, zero_options);
+        check_fits(predict_memory(zero->layout(), model.units(), zero_options, shape, A, ranks.rank()), memory_limit(),
+                   "stage 0 is compared, too; a smaller --micro-batch or --recompute full needs less");
+    }
     print(fmt::format("{} ranks, {:.3f} M parameters in {}, gradients {}, {} x {} tokens a rank and micro-batch, {} micro-batches a step",
                       N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), B,
                       shape.seq, A));
     print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>12} {:>11}   {:>11} {:>6} {:>10} {:>10} {:>10}  {}", "stage", "parameters",
                       "gradients", "optimizer", "on the host", "gathered", "sent, bytes", "Psi", "comm. ms", "exposed", "step ms",
                       "as predicted"));
-    bool ok = true;
-    const bool offload_too = zero_options.offload;
     for (int variant = 0; variant <= (offload_too ? 6 : 3); ++variant) {
         zero_options.stage = variant <= 3 ? variant : variant - 3;
         zero_options.offload = variant > 3;
         Llama model(shape.config, shape.model);
         const std::unique_ptr<Zero> zero = make_zero(model, ranks, options, zero_options);
         zero->start();
-        std::vector<double> seconds;
+        double seconds = 0;
         for (int64_t s = 0; s < warm_up + steps; ++s) {
             if (s == warm_up) {
                 zero->finish();
@@ -58,7 +66,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
             zero->update(0, squared_norm);  // lr 0: the model stays as it is
             ranks.all_reduce(loss);
             loss.to_host<double>();  // the host waits for the device
-            if (s >= warm_up) seconds.push_back(now_seconds() - begin);
+            if (s >= warm_up) seconds += now_seconds() - begin;
         }
         zero->finish();
 
@@ -88,7 +96,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
                           format_bytes(double(held[int(Memory::parameter)])), format_bytes(double(held[int(Memory::gradient)])),
                           format_bytes(double(held[int(Memory::optimizer)])), format_bytes(double(held[int(Memory::host)])),
                           format_bytes(double(gathered)), format_bytes(double(all.bytes) / n), weighed / n / psi, all.seconds * 1e3 / n,
-                          all.exposed * 1e3 / n, median(seconds) * 1e3, same ? "yes" : "NO"));
+                          all.exposed * 1e3 / n, seconds * 1e3 / n, same ? "yes" : "NO"));
     }
     return ok;
 }

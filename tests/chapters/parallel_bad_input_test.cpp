@@ -43,6 +43,12 @@ TEST_F(ParallelBadInput, WhatDoesNotTrainWritesNothing) {
     TempDir dir;
     expect_one_error_line(run_ranks(2, zero, fmt::format("--compare --save {}", dir / "new"), 60), {"--compare", "--save"});
     EXPECT_FALSE(fs::exists(dir / "new"));
+    Outcome outcome = run_ranks(2, zero, "--compare --device-memory 0.03", 60);
+    expect_one_error_line(outcome, {"out of memory", "stage 0", "--micro-batch"});
+    EXPECT_EQ(outcome.out, "");
+    outcome = run_ranks(2, data_parallel, "--demo bandwidth --largest-mib 100 --device-memory 0.2", 60);
+    expect_one_error_line(outcome, {"--largest-mib 100", "do not fit"});
+    EXPECT_EQ(outcome.out, "");
     expect_one_error_line(run_ranks(2, data_parallel, "--compare --grad-accum 2", 60), {"--compare", "--grad-accum"});
     expect_one_error_line(run_ranks(2, zero, "--compare --micro-batch 1 --grad-accum 1099511627776", 60), {"sequences", "--grad-accum"});
 }
