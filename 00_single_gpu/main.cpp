@@ -57,7 +57,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     std::optional<Validation> validation;
     if (!options.val_data.empty()) validation.emplace(options, config.vocab, chapter.data(options, T));
     const BatchRamp ramp(chapter.batch_ramp, B * options.grad_accum, B);
-    if (ramp.largest() > 10'000'000) user_error("a step of {} sequences: at most 10^7, see --grad-accum", ramp.largest());
+    checked_sequences(double(ramp.largest()));
     if (chapter.noise_scale && ramp.sequences(0) < 2 * B) user_error("--noise-scale needs two micro-batches a step: --grad-accum 2");
 
     // Model and optimizer: fresh, or where --load left off.

@@ -22,10 +22,9 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
     const DataLoader loader(file, {.seq = shape.seq});
     const float loss_scale = float(1 / double(loader.counted_targets(0, sequences_of_step(options, N))));
     const double psi = double(parameter_count(shape.config)) * double(dtype_bytes(shape.grad_dtype));
-    bool ok = true;
     const bool offload_too = zero_options.offload;
+    zero_options.stage = 0, zero_options.offload = false;  // the variant that needs most, and the first one below
     {
-        zero_options.stage = 0, zero_options.offload = false;  // which needs most
         Llama model(shape.config, shape.model);
         const std::unique_ptr<Zero> zero = make_zero(model, ranks, options, zero_options);
         check_fits(predict_memory(zero->layout(), model.units(), zero_options, shape, A, ranks.rank()), memory_limit(),
@@ -37,6 +36,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
     print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>12} {:>11}   {:>11} {:>6} {:>10} {:>10} {:>10}  {}", "stage", "parameters",
                       "gradients", "optimizer", "on the host", "gathered", "sent, bytes", "Psi", "comm. ms", "exposed", "step ms",
                       "as predicted"));
+    bool ok = true;
     for (int variant = 0; variant <= (offload_too ? 6 : 3); ++variant) {
         zero_options.stage = variant <= 3 ? variant : variant - 3;
         zero_options.offload = variant > 3;

@@ -55,11 +55,13 @@ inline StepShape step_shape(const Options& options, const LlamaConfig& config, A
             .seq = options.seq > 0 ? options.seq : config.default_seq};
 }
 
-// Sequences of a step in which each of `replicas` models has a part.
-inline int64_t sequences_of_step(const Options& options, int64_t replicas) {
-    const double sequences = double(options.micro_batch) * double(options.grad_accum) * double(replicas);
+// Sequences of a step. UserError: more than 10^7. Of sequences_of_step(), each of `replicas` models has a part.
+inline int64_t checked_sequences(double sequences) {
     if (sequences > 1e7) user_error("a step of {:.0f} sequences: at most 10^7, see --grad-accum", sequences);
     return int64_t(sequences);
+}
+inline int64_t sequences_of_step(const Options& options, int64_t replicas) {
+    return checked_sequences(double(options.micro_batch) * double(options.grad_accum) * double(replicas));
 }
 
 // Which samples the shared options ask for.

@@ -20,7 +20,7 @@ protected:
     static Outcome in_time(const std::function<Outcome()>& run) {
         const auto begin = Clock::now();
         Outcome outcome = run();
-        EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(), contains(program(""), "cuda") ? 30 : 10);
+        EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(), on_gpu ? 30 : 10);
         return outcome;
     }
 
@@ -119,7 +119,7 @@ TEST_F(Faults, KilledRankIsNamed) {
 
 // Its peers fail themselves where they were copying from its memory; they are not to be named.
 TEST_F(Faults, RankKilledUnderWayIsNamed) {
-    if (contains(program(""), "cuda")) GTEST_SKIP() << "on GPUs tests/faults/kill_rank.sh tries it";
+    if (on_gpu) GTEST_SKIP() << "on GPUs tests/faults/kill_rank.sh tries it";
     for (int time = 0; time < 6; ++time) expect_death(run_fault("killed under way", time % 3), time % 3);
 }
 

@@ -26,11 +26,11 @@ int main(int argc, char** argv) {
         for (int step = 0; step < 10; ++step) world.all_reduce(x);
         if (fault == "killed under way") {  // while its peers copy from its memory
             const Tensor large = Tensor::zeros({1 << 20}, DType::fp32, Memory::workspace);
-            std::thread killer([&] {
+            const auto die_soon = [] {
                 std::this_thread::sleep_for(std::chrono::milliseconds(100));
-                if (world.rank() == on) kill(getpid(), SIGKILL);
-            });
-            killer.detach();
+                kill(getpid(), SIGKILL);
+            };
+            if (world.rank() == on) std::thread(die_soon).detach();
             for (;;) world.all_reduce(large);
         }
         if (on < 0 || world.rank() == on) {
