@@ -7,13 +7,16 @@
 
 namespace ultrascale {
 
-// Unlike CLI::Range it refuses NaN.
+// Unlike CLI::Range it refuses NaN, and says so where a whole number is wanted.
 OneOption OneOption::between(double least, double most) const {
+    const bool whole = option_->get_type_name().find("INT") != std::string::npos;  // INT, UINT; as far as int64_t goes
     option_->check(CLI::Validator(
         [=](std::string& text) -> std::string {
             double value = 0;
-            const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-            return ok ? "" : fmt::format("{} is not a number between {} and {}", text, least, most);
+            int64_t integer = 0;
+            const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most &&
+                            (!whole || CLI::detail::lexical_cast(text, integer));
+            return ok ? "" : fmt::format("{} is not a {} between {} and {}", text, whole ? "whole number" : "number", least, most);
         },
         most == largest ? fmt::format("at least {:.10g}", least) : fmt::format("{:.10g} to {:.10g}", least, most)));
     return *this;

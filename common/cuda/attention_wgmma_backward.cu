@@ -40,7 +40,6 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
 
     RingPlace<1> kv_place;
     StepPlace<Shape::stages> place;
-    const auto first_lane = [] { return thread_here() % 32 == 0; };
     const auto arrive = [&](Barrier& barrier) { first_lane() ? barrier_arrive(&barrier) : void(); };  // for the warp
     const auto outgoing = [&] { return shared.outgoing[4 * consumer + int(thread_here()) / 32]; };    // of the warp
     for (;; kv_place.advance()) {
@@ -221,31 +220,11 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
         }
 
         const KeyTile tile(order.at(shared.tile[kv_place.parity]), pieces);  // read again: registers are all in use
-        if (pieces.count > 1) {
-            store_piece<D>(pieces, tile, first + int(thread_here()) / 32 * 16, dv_sum, dk_sum, s);
-            continue;
-        }
-        // dV and dK leave by the way of dQ: a warp's 16 rows, both at once where there is room.
-        Element* const rows = reinterpret_cast<Element*>(outgoing());
-        const auto make_room = [&] {
-            if (first_lane()) tma_store_wait_read<0>();
-            __syncwarp();
-        };
-        const auto send = [&](const CUtensorMap* map, Element* from) {
-            fence_async_proxy();
-            __syncwarp();
-            if (first_lane()) {
-                tma_store(map, from, 0, first + int(thread_here()) / 32 * 16, tile.h * Shape::parts, tile.b);  // not the rows from Tk on
-                tma_store_commit();
-            }
-        };
-        Element* const behind = D == 128 ? rows : rows + 16 * D;
-        make_room();
-        store_fragments<D, 16>(rows, 0, dv_sum, 1, 1);
-        send(dv, rows);
-        if (behind == rows) make_room();
-        store_fragments<D, 16>(behind, 0, dk_sum, s.scale(), s.scale());
-        send(dk, behind);
+        const int first_of_warp = first + int(thread_here()) / 32 * 16;
+        if (pieces.count > 1)
+            store_piece<D>(pieces, tile, first_of_warp, dv_sum, dk_sum, s);
+        else
+            send_rows<D>(reinterpret_cast<Element*>(outgoing()), dv, dk, tile, first_of_warp, dv_sum, dk_sum, s);
     }
     if (first_lane()) tma_store_wait_read<0>();  // a block that has ended has no shared memory
 }

@@ -35,6 +35,8 @@ __device__ inline unsigned thread_here() {
     return thread % 128;
 }
 
+__device__ inline bool first_lane() { return thread_here() % 32 == 0; }
+
 // x y, if it is below 2^22, rounded to an integer: in the float with round_shift added, units are the last bit. Conversions are slow, as
 // the special function unit makes them. What is larger sets bits from 2^23 on in `too_large`.
 constexpr float round_shift = 12582912;  // 1.5 2^23
@@ -101,6 +103,31 @@ __device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first
     float* const to = pieces.sums + ((int64_t(tile.piece) * s.B + tile.b) * s.Tk * s.K + tile.h) * D;
     store_rows<D>(to, first_key, dv, s);
     store_rows<D>(to + pieces.count * s.B * s.Tk * s.k_row(), first_key, dk, s);
+}
+
+// The same as bf16, by the copy engine through the warp's own `place`: by the way of dQ, both at once where there is room.
+template <int D>
+__device__ void send_rows(Element* place, const CUtensorMap* dv_map, const CUtensorMap* dk_map, const KeyTile& tile, int first_key,
+                          const float (&dv)[D / 8][4], const float (&dk)[D / 8][4], const AttentionSizes& s) {
+    const auto make_room = [&] {
+        if (first_lane()) tma_store_wait_read<0>();
+        __syncwarp();
+    };
+    const auto send = [&](const CUtensorMap* map, Element* from) {
+        fence_async_proxy();
+        __syncwarp();
+        if (first_lane()) {
+            tma_store(map, from, 0, first_key, tile.h * BackwardShape<D>::parts, tile.b);  // not the rows from Tk on
+            tma_store_commit();
+        }
+    };
+    Element* const behind = D == 128 ? place : place + 16 * D;
+    make_room();
+    store_fragments<D, 16>(place, 0, dv, 1, 1);
+    send(dv_map, place);
+    if (behind == place) make_room();
+    store_fragments<D, 16>(behind, 0, dk, s.scale(), s.scale());
+    send(dk_map, behind);
 }
 
 // One thread: it asks for what the consumers need, in the order in which they need it.

@@ -16,6 +16,7 @@ TEST(BadInput, Options) {
     expect_refused("--model nona", {"--model nona", "presets: nano, small", "llama-3-405b"});
     expect_refused("--steps many", {"--steps", "many"});
     expect_refused("--steps -1", {"--steps", "-1"});
+    expect_refused("--steps 1.5", {"--steps", "1.5", "whole number"});
     expect_refused("--seq 0", {"--seq"});
     expect_refused("--micro-batch 0", {"--micro-batch"});
     expect_refused("--grad-accum 0", {"--grad-accum"});

@@ -11,7 +11,9 @@
 namespace ultrascale {
 namespace {
 
-const LlamaConfig small{.layers = 2, .hidden = 24, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 40, .vocab = 32};
+LlamaConfig small(bool tied = false) {
+    return {.layers = 2, .hidden = 24, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 40, .vocab = 32, .tied = tied};
+}
 
 std::unique_ptr<Llama> make(const LlamaConfig& config, const ModelOptions& options, const Parts& parts, Stage stage) {
     auto model = std::make_unique<Llama>(config, options, parts, stage);
@@ -78,18 +80,12 @@ std::vector<ModelOptions> all_options(std::vector<DType> dtypes = {DType::fp32})
     return all;
 }
 
-LlamaConfig with_tied(bool tied) {
-    LlamaConfig config = small;
-    config.tied = tied;
-    return config;
-}
-
 TEST(Llama, RecomputationAndSplitBackwardGiveTheSameBits) {
     const std::vector<HostBatch> batches = {random_batch(2, 19, 1), random_batch(3, 19, 3)};
     for (bool tied : {false, true}) {
         Result plain;
         for (const ModelOptions& options : all_options({DType::fp32, DType::bf16})) {
-            const auto model = make(with_tied(tied), options);
+            const auto model = make(small(tied), options);
             const Result result = run(*model, batches);
             if (options.recompute == Recompute::none) plain = result;
             EXPECT_EQ(result, plain) << "recomputation " << int(options.recompute);
@@ -107,11 +103,11 @@ TEST(Llama, AttentionKindsChunksAndSplitsOfTheBatchAgree) {
         return part;
     };
     for (bool tied : {false, true}) {
-        const Result plain = run(*make(with_tied(tied), {.attention = AttentionKind::naive}), {whole});
+        const Result plain = run(*make(small(tied), {.attention = AttentionKind::naive}), {whole});
         for (const ModelOptions& options : all_options())
             for (const std::vector<HostBatch>& split :
                  {std::vector{whole}, {rows(0, 1), rows(1, 4)}, {rows(0, 2), rows(2, 3), rows(3, 4)}}) {
-                const Result result = run(*make(with_tied(tied), options), split);
+                const Result result = run(*make(small(tied), options), split);
                 EXPECT_NEAR(result.loss, plain.loss, 1e-6);
                 EXPECT_LT(relative_error(result.all(), plain.all()), 2e-6);
             }
@@ -169,7 +165,7 @@ TEST(Hooks, FireInOrderAndOncePerParameterAfterItsLastContribution) {
     for (bool tied : {false, true})
         for (bool split : {false, true})
             for (const ModelOptions& options : all_options()) {
-                LlamaConfig config = with_tied(tied);
+                LlamaConfig config = small(tied);
                 config.layers = 1;
                 const auto model = make(config, options);
                 Recorder recorder;
@@ -183,13 +179,13 @@ TEST(Hooks, FireInOrderAndOncePerParameterAfterItsLastContribution) {
 }
 
 TEST(Units, HoldEveryParameterAndATiedOneTwice) {
-    const auto untied = make(with_tied(false)), tied = make(with_tied(true));
-    for (Llama* model : {untied.get(), tied.get()}) {
+    for (bool tied : {false, true}) {
+        const auto model = make(small(tied));
         std::map<std::string, int> held;
         for (const Unit& unit : model->units())
             for (const Parameter* p : unit.parameters) ++held[p->name];
         EXPECT_EQ(held.size(), model->parameters().size());
-        for (const auto& [name, times] : held) EXPECT_EQ(times, model == tied.get() && name == "model.embed_tokens.weight" ? 2 : 1) << name;
+        for (const auto& [name, times] : held) EXPECT_EQ(times, tied && name == "model.embed_tokens.weight" ? 2 : 1) << name;
     }
 }
 
@@ -199,7 +195,7 @@ TEST(Stages, TwoInARowEqualTheWhole) {
     for (bool tied : {false, true})
         for (bool split : {false, true})
             for (const ModelOptions& options : all_options({DType::fp32, DType::bf16})) {
-                LlamaConfig config = with_tied(tied);
+                LlamaConfig config = small(tied);
                 config.layers = 3;
                 const Parts parts = default_parts(config, options);
                 const Result whole = run(*make(config, options), {host});
@@ -263,7 +259,7 @@ TEST(Documents, APackedRowEqualsItsDocumentsAlone) {
     unmasked.document_starts.clear();
     for (bool tied : {false, true})
         for (const ModelOptions& options : all_options()) {
-            const auto model = make(with_tied(tied), options);
+            const auto model = make(small(tied), options);
             ops::scale(model->parameters().flat_values(), 8);  // attention far from uniform; rounding grows a hundredfold
             const Result together = run(*model, {packed}), separate = run(*model, alone);
             EXPECT_NEAR(together.loss, separate.loss, 1e-5 * separate.loss);
@@ -274,7 +270,7 @@ TEST(Documents, APackedRowEqualsItsDocumentsAlone) {
 
 TEST(Llama, WithoutTrainingNothingIsKeptAndNoGradientMade) {
     for (const ModelOptions& options : all_options()) {
-        const auto model = make(small, options);
+        const auto model = make(small(), options);
         const HostBatch host = random_batch(2, 9, 13);
         const Result trained = run(*model, {host});
         ops::fill(model->parameters().flat_grads(), 0);
