@@ -1,6 +1,8 @@
 // What a rank holds and sends, by formula: from the configuration alone, without running anything.
 #pragma once
 
+#include <numeric>
+
 #include "attention_heads.h"
 #include "estimate.h"
 #include "options.h"
@@ -86,14 +88,14 @@ inline MemoryEstimate predict_most_memory(const StepShape& shape, const TensorOp
     return predict_memory(shape, options, options.tp - 1);
 }
 
-// The largest micro-batch that fits into `limit` bytes on every rank; 0: none does.
+// The largest micro-batch that fits into `limit` bytes on every rank, and can be shared out with --partition-checkpoints; 0: none does.
 inline int64_t largest_micro_batch(StepShape shape, const TensorOptions& options, int64_t limit) {
     int64_t fits = 0, too_large = 10'000'000;
     while (too_large - fits > 1) {
         shape.micro_batch = (fits + too_large) / 2;
         (predict_most_memory(shape, options).total() <= limit ? fits : too_large) = shape.micro_batch;
     }
-    return fits;
+    return fits - (options.partition_checkpoints ? fits % (options.tp / std::gcd(shape.seq, options.tp)) : 0);
 }
 
 // Throws OutOfMemory if some rank's estimate is above `limit` bytes.

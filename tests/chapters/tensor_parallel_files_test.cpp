@@ -131,6 +131,9 @@ TEST_F(TensorParallelBadInput, MicroBatchTooLarge) {
         expect(2, fmt::format("--micro-batch {} {}", largest + 1, arguments),
                {"out of memory", fmt::format("--micro-batch {} would", largest)});
     }
+    const Outcome parted =
+        train(2, chapter, "--steps 1 --seq 31 --micro-batch 2 --recompute full --partition-checkpoints --no-verify --device-memory 0.2");
+    EXPECT_EQ(parted.summary["fits"]["largest_micro_batch"].get<int>() % 2, 0);  // of 31 tokens each two ranks cannot share an odd number
 }
 
 TEST_F(TensorParallelBadInput, Checkpoints) {
