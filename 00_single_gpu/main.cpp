@@ -58,7 +58,9 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     if (!options.val_data.empty()) validation.emplace(options, config.vocab, chapter.data(options, T));
     const BatchRamp ramp(chapter.batch_ramp, B * options.grad_accum, B);
     checked_sequences(double(ramp.largest()));
-    if (chapter.noise_scale && ramp.sequences(0) < 2 * B) user_error("--noise-scale needs two micro-batches a step: --grad-accum 2");
+    if (chapter.noise_scale && ramp.largest() < 2 * B)
+        user_error("--noise-scale needs two micro-batches a step: {}",
+                   chapter.batch_ramp.empty() ? "--grad-accum 2" : fmt::format("a size of at least {} in --batch-ramp", 2 * B));
 
     // Model and optimizer: fresh, or where --load left off.
     Llama model(config, shape.model);
@@ -118,7 +120,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
-        state = {state.step + 1, state.next_sample + sequences, state.tokens_seen + sequences * T, options.seed, options.shuffle};
+        state = {state.step + 1, state.next_sample + sequences, state.tokens_seen + sequences * T, options.seed, options.shuffle, T};
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, sequences * T};
         if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
         report.step(record);
@@ -177,6 +179,6 @@ int main(int argc, char** argv) {
         if (chapter.estimate) return print_estimate(options.load.empty() ? options.model : options.load, shape), true;
         if (chapter.compare == "attention") return compare_attention(shape), true;
         check_fits(shape, memory_limit());
-        return train_within_memory([&] { return train(options, chapter, shape); });
+        return train_within_memory(options, [&] { return train(options, chapter, shape); });
     });
 }

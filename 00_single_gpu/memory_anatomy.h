@@ -66,11 +66,14 @@ inline void print_anatomy(const StepShape& shape) {
     print(fmt::format("  bytes a parameter   {} weight + {} gradient + {} optimizer = {}   (the playbook: {})", m.parameters / n,
                       m.gradients / n, m.optimizer / n, (m.parameters + m.gradients + m.optimizer) / n, book_bytes_per_parameter(shape)));
     const int64_t per_layer = shape.model.recompute == Recompute::full ? c.hidden * dtype_bytes(shape.model.dtype) : token.total();
-    print(fmt::format("  saved activations   L s b x {} bytes{} = {}   (playbook, GPT in bf16: L s b h (34 + 5 H s / h) = {})", per_layer,
+    const char* book = shape.model.recompute == Recompute::full        ? "2"
+                       : shape.model.recompute == Recompute::selective ? "34"
+                                                                       : "(34 + 5 H s / h)";
+    print(fmt::format("  saved activations   L s b x {} bytes{} = {}   (playbook, GPT in bf16: L s b h {} = {})", per_layer,
                       shape.model.recompute == Recompute::full
                           ? " (the layer's input only)"
                           : fmt::format(" (norms {} + attention {} + mlp {})", token.norms, token.attention, token.mlp),
-                      format_bytes(double(c.layers * tokens * per_layer)), format_bytes(book_activations(shape))));
+                      format_bytes(double(c.layers * tokens * per_layer)), book, format_bytes(book_activations(shape))));
     if (shape.model.recompute == Recompute::selective && shape.model.attention == AttentionKind::flash)
         print("  selective recomputation drops what attention keeps of size T x T; in tiles (flash) there is nothing of that size");
 }

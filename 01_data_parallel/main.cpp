@@ -171,7 +171,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
-        state = {state.step + 1, state.next_sample + G, state.tokens_seen + G * T, options.seed, options.shuffle};
+        state = {state.step + 1, state.next_sample + G, state.tokens_seen + G * T, options.seed, options.shuffle, T};
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};
         if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
         report.step(record);
@@ -225,9 +225,14 @@ int main(int argc, char** argv) {
         }
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);
-        check_fits(shape, memory_limit());
-        check_fits(predict_memory(options, chapter, shape), memory_limit(), "--no-sync on, or another --sync than diloco, needs less");
+        const MemoryEstimate needed = predict_memory(options, chapter, shape);
+        const int64_t of_technique = needed.total() - estimate_memory(shape).total();
+        check_fits(
+            needed, memory_limit(),
+            what_would_fit(shape, memory_limit() - of_technique) + (chapter.sync.kind == SyncKind::diloco ? "; another --sync needs less"
+                                                                    : chapter.every_time(options)         ? "; --no-sync on needs less"
+                                                                                                          : ""));
         if (chapter.compare) return compare_syncs(options, chapter.sync, shape, chapter.node_size > 0);
-        return train_within_memory([&] { return train(options, chapter, shape); });
+        return train_within_memory(options, [&] { return train(options, chapter, shape); });
     });
 }

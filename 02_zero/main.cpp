@@ -51,6 +51,14 @@ void print_formula(const ZeroOptions& zero, const StepShape& shape, int n) {
                       zero.offload ? fmt::format(", and on the host {} = {}", of_states, format_bytes(states)) : ""));
 }
 
+std::string what_needs_less(const Options& options, const ZeroOptions& zero) {
+    std::string ways = "more ranks";
+    if (zero.stage < 3) ways = "--stage 3, " + ways;
+    if (options.recompute != Recompute::full) ways += ", --recompute full";
+    if (options.micro_batch > 1) ways += ", a smaller --micro-batch";
+    return "less is needed with any of: " + ways;
+}
+
 // ZeRO-R: buffers of constant size (C_B) and no growing fragmentation (M_D). Both should stand after a few steps and stay.
 constexpr int64_t settled_steps = 10;
 struct Occupancy {
@@ -83,12 +91,11 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     std::optional<Validation> validation;
     if (!options.val_data.empty()) validation.emplace(options, config.vocab, data);
 
-    ZeroOptions zero_options = chapter.zero;
-    zero_options.every_micro_batch = !chapter.no_sync && accumulated > 1;
+    const ZeroOptions& zero_options = chapter.zero;
     Llama model(config, shape.model);
     const std::unique_ptr<Zero> zero = make_zero(model, ranks, options, zero_options);
-    const MemoryEstimate predicted = predict_memory(zero->layout(), model.units(), zero_options, shape, accumulated, ranks.rank());
-    check_fits(predicted, memory_limit(), "--stage 3, more ranks, --recompute full or a smaller --micro-batch need less");
+    const auto predicted = [&](int rank) { return predict_memory(zero->layout(), model.units(), zero_options, shape, accumulated, rank); };
+    check_fits(predicted(0), memory_limit(), what_needs_less(options, zero_options));  // rank 0 has no padding, and so most
     TrainingState state = zero->start();
     const int64_t first_step = state.step;
 
@@ -138,7 +145,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
-        state = {state.step + 1, state.next_sample + G, state.tokens_seen + G * T, options.seed, options.shuffle};
+        state = {state.step + 1, state.next_sample + G, state.tokens_seen + G * T, options.seed, options.shuffle, T};
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};
         if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validate();
         report.step(record);
@@ -154,7 +161,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     bool ok = true;
     if (options.steps > 0) {
         if (verifier) ok = verifier->finish(report);
-        ok = report.memory(predicted) && ok;
+        ok = report.memory(predicted(ranks.rank())) && ok;
         print_formula(zero_options, shape, ranks.size());
         if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
         const PredictedCommunication of_step = predict_communication(zero->layout(), model.units(), zero_options, shape, accumulated);
@@ -183,7 +190,8 @@ int main(int argc, char** argv) {
             user_error("--offload optimizer: what moves to the host is a rank's shard; --stage 1, 2 or 3");
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);
+        chapter.zero.every_micro_batch = !chapter.no_sync && options.grad_accum > 1;
         if (chapter.compare) return compare_stages(options, chapter.zero, shape);
-        return train_within_memory([&] { return train(options, chapter, shape); });
+        return train_within_memory(options, [&] { return train(options, chapter, shape); });
     });
 }

@@ -158,7 +158,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
-        state = {state.step + 1, state.next_sample + G, state.tokens_seen + G * T, options.seed, options.shuffle};
+        state = {state.step + 1, state.next_sample + G, state.tokens_seen + G * T, options.seed, options.shuffle, T};
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};
         if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
         report.step(record);
@@ -214,6 +214,6 @@ int main(int argc, char** argv) {
         check_splits(config, chapter.tensor, shape.micro_batch, shape.seq);
         if (chapter.compare) return compare_sequence_parallel(options, chapter.tensor, shape);
         check_fits(shape, chapter.tensor, memory_limit());
-        return train_within_memory([&] { return train(options, chapter.tensor, shape); });
+        return train_within_memory(options, [&] { return train(options, chapter.tensor, shape); });
     });
 }

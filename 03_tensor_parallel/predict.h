@@ -1,6 +1,7 @@
 // What a rank holds and sends, by formula: from the configuration alone, without running anything.
 #pragma once
 
+#include <cmath>
 #include <numeric>
 
 #include "attention_heads.h"
@@ -58,7 +59,7 @@ inline int64_t predicted_activations(const StepShape& shape, const TensorOptions
         before + attention - q + r + q + lse + (q + 2 * kv),
         before + r + input + rstd + r + (q + 2 * kv) + column,
     };
-    return int64_t(std::min(*std::max_element(std::begin(moments), std::end(moments)) * tokens, 9e18));
+    return std::llround(std::min(*std::max_element(std::begin(moments), std::end(moments)) * tokens, 9e18));  // thirds are not exact
 }
 
 // The same in the book's terms: what one layer keeps, in units of s b h.
@@ -98,7 +99,7 @@ inline int64_t largest_micro_batch(StepShape shape, const TensorOptions& options
     return fits - (options.partition_checkpoints ? fits % (options.tp / std::gcd(shape.seq, options.tp)) : 0);
 }
 
-// Throws OutOfMemory if some rank's estimate is above `limit` bytes.
+// Throws UserError if some rank's estimate is above `limit` bytes.
 inline void check_fits(const StepShape& shape, const TensorOptions& options, int64_t limit) {
     const MemoryEstimate most = predict_most_memory(shape, options);
     if (most.total() <= limit) return;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ranges>
 
 #include "gather_parts.h"
 #include "strict_json.h"
@@ -244,8 +245,8 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config, const st
     if (options.state) {
         write_tensors(to, "optimizer", options.optimizer, options, std::nullopt, INT64_MAX);
         const TrainingState& s = *options.state;
-        ordered_json state = {
-            {"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen}, {"seed", s.seed}, {"shuffled", s.shuffled}};
+        ordered_json state = {{"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen},
+                              {"seed", s.seed}, {"shuffled", s.shuffled},       {"seq", s.seq}};
         if (to) write_file(*to + "/trainer_state.json", state.dump(2) + "\n");
     }
     if (staged) {
@@ -271,7 +272,8 @@ TrainingState load_training_state(const std::string& dir, const std::vector<Tens
     json object = parse_json_object(file.text(), path, "training state", 4);
     Fields fields(object, path);
     TrainingState state;
-    for (auto [name, value] : {std::pair{"step", &state.step}, {"next_sample", &state.next_sample}, {"tokens_seen", &state.tokens_seen}}) {
+    for (auto [name, value] :
+         {std::pair{"step", &state.step}, {"next_sample", &state.next_sample}, {"tokens_seen", &state.tokens_seen}, {"seq", &state.seq}}) {
         *value = fields.integer(name);
         if (*value < 0) user_error("{}: {} = {} is negative", path, name, *value);
     }
@@ -283,9 +285,13 @@ TrainingState load_training_state(const std::string& dir, const std::vector<Tens
     state.shuffled = shuffled->get<bool>();
 
     Safetensors tensors = Safetensors::file(dir + "/optimizer.safetensors");
+    const auto is_master = [](const std::string& name) { return name.starts_with("master."); };
+    const bool keeps_masters = std::ranges::any_of(optimizer, [&](const TensorPart& part) { return is_master(part.name); });
+    if (!optimizer.empty() && !keeps_masters && std::ranges::any_of(std::views::keys(tensors.entries()), is_master))
+        user_error("{}: has master weights: the run that saved it was in bf16, and goes on with --dtype bf16", tensors.path());
     for (const TensorPart& part : optimizer) {
         auto found = tensors.entries().find(part.name);
-        if (found == tensors.entries().end() && part.name.starts_with("master."))
+        if (found == tensors.entries().end() && is_master(part.name))
             user_error("{}: has no master weights: the run that saved it was in fp32, and goes on with --dtype fp32", tensors.path());
         if (found != tensors.entries().end() && found->second.dtype != safetensors_dtype(part.tensor.dtype()))
             user_error("{}: tensor \"{}\" is {}; this run keeps it as {}", tensors.path(), part.name, found->second.dtype,

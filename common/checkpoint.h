@@ -34,6 +34,7 @@ struct TrainingState {
     int64_t tokens_seen = 0;
     uint64_t seed = 0;  // of the data's order, where it is shuffled
     bool shuffled = false;
+    int64_t seq = 0;  // tokens of a sample; 0: not known, as no step was done
 };
 struct SaveOptions {
     DType dtype = DType::fp32;  // of the weights in the file
@@ -54,6 +55,6 @@ void check_can_save(const std::string& dir);
 
 bool has_training_state(const std::string& dir);
 // Returns the state and fills the parts of the optimizer's tensors, which must be there in the same shapes and dtypes: bitwise.
-TrainingState load_training_state(const std::string& dir, const std::vector<TensorPart>& optimizer);
+TrainingState load_training_state(const std::string& dir, const std::vector<TensorPart>& optimizer = {});
 
 }  // namespace ultrascale

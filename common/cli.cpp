@@ -27,7 +27,7 @@ void add_shared_options(OptionList& options, Options& o) {
         .needs(val_data)
         .show_default();
     options.add("--steps", o.steps, "Optimizer steps").at_least(0).show_default();
-    options.add("--seq", o.seq, "Sequence length in tokens. Default: the preset's").at_least(1);
+    options.add("--seq", o.seq, "Sequence length in tokens. Default: the preset's, or of the run that goes on").at_least(1);
     options.add("--micro-batch", o.micro_batch, "Sequences per forward and backward").at_least(1).show_default();
     options.add("--grad-accum", o.grad_accum, "Micro-batches per step").at_least(1).show_default();
     options.add("--lr", o.optimizer.lr, "Learning rate").between(0, 1e6).show_default();
@@ -125,10 +125,13 @@ std::string Options::data_path() const {
 
 LlamaConfig Options::config() const {
     LlamaConfig c;
-    if (!load.empty())
+    if (!load.empty()) {
         c = load_config(load);
-    else
+        const int64_t seq_so_far = has_training_state(load) ? load_training_state(load).seq : 0;
+        if (seq_so_far > 0) c.default_seq = seq_so_far;
+    } else {
         c = std::filesystem::is_directory(model) ? load_config(model) : preset(model);
+    }
     if (layers > 0) c.layers = layers;
     validate(c);
     return c;
@@ -163,6 +166,7 @@ Options parse_options(int argc, char** argv, const std::string& name, const std:
     };
     parse_command_line(argc, argv, name, description, add, [&] {
         if (o.fp32_grads && o.dtype == DType::fp32) user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
+        if (!o.json.empty() && o.json == o.trace) user_error("--json and --trace name the same file, {}", o.json);
         for (const std::string& path : {o.json, o.trace})
             if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
         if (!o.save.empty()) check_can_save(o.save);

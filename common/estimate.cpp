@@ -60,10 +60,9 @@ void check_fits(const MemoryEstimate& m, int64_t limit, const std::string& advic
     if (m.total() <= limit) return;
     const std::string buffers =
         m.peak_communication > 0 ? fmt::format(", communication buffers {}", format_bytes(double(m.peak_communication))) : "";
-    throw OutOfMemory(
-        fmt::format("out of memory: predicted parameters {}, gradients {}, optimizer {}, activations {}{} do not fit in {}; {}",
-                    format_bytes(double(m.parameters)), format_bytes(double(m.gradients)), format_bytes(double(m.optimizer)),
-                    format_bytes(double(m.peak_activations)), buffers, format_bytes(double(limit)), advice));
+    user_error("out of memory: predicted parameters {}, gradients {}, optimizer {}, activations {}{} do not fit in {}; {}",
+               format_bytes(double(m.parameters)), format_bytes(double(m.gradients)), format_bytes(double(m.optimizer)),
+               format_bytes(double(m.peak_activations)), buffers, format_bytes(double(limit)), advice);
 }
 
 std::string what_would_fit(const StepShape& shape, int64_t limit) {

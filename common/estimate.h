@@ -41,7 +41,7 @@ inline int64_t optimizer_bytes(DType dtype) { return dtype == DType::fp32 ? 8 : 
 // Equal, to the byte, to what memory.h counts on one device (tests/chapters compares them).
 MemoryEstimate estimate_memory(const StepShape& shape);
 
-// Throws OutOfMemory if the estimate is above `limit` bytes.
+// Throws UserError if the estimate is above `limit` bytes.
 void check_fits(const StepShape& shape, int64_t limit);
 // Likewise for a technique's own estimate; `advice` ends the error.
 void check_fits(const MemoryEstimate& estimate, int64_t limit, const std::string& advice);

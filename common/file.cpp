@@ -75,8 +75,13 @@ MappedFile::~MappedFile() {
     if (data_) munmap(const_cast<unsigned char*>(data_), size_t(size_));
 }
 
-AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(fmt::format("{}.{}.tmp", path, getpid())) {
-    if (fs::is_directory(path)) user_error("{}: cannot be written: it is a directory", path);
+AtomicFile::AtomicFile(const std::string& path) : path_(path) {
+    std::error_code ignored;
+    if (fs::is_symlink(path, ignored)) path_ = fs::weakly_canonical(path);  // what it points to is replaced, not the link
+    if (fs::is_directory(path_, ignored)) user_error("{}: cannot be written: it is a directory", path);
+    if (fs::exists(path_, ignored) && !fs::is_regular_file(path_, ignored))
+        user_error("{}: cannot be written: it is not a regular file", path);
+    temporary_ = fmt::format("{}.{}.tmp", path_, getpid());
     descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (descriptor_ < 0) user_error("{}: cannot be written: {}", path, std::strerror(errno));
 }

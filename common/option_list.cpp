@@ -2,20 +2,26 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 
 #include "error.h"
 
 namespace ultrascale {
 
+// An integer of int64_t as one writes it: CLI11 would take 010 for 8.
+static bool is_decimal(const std::string& text) {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc() && fmt::format("{}", value) == text;
+}
+
 // Unlike CLI::Range it refuses NaN, and says so where a whole number is wanted.
 OneOption OneOption::between(double least, double most) const {
-    const bool whole = option_->get_type_name().find("INT") != std::string::npos;  // INT, UINT; as far as int64_t goes
+    const bool whole = option_->get_type_name().find("INT") != std::string::npos;  // INT, UINT
     option_->check(CLI::Validator(
         [=](std::string& text) -> std::string {
             double value = 0;
-            int64_t integer = 0;
-            const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most &&
-                            (!whole || CLI::detail::lexical_cast(text, integer));
+            const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most && (!whole || is_decimal(text));
             return ok ? "" : fmt::format("{} is not a {} between {} and {}", text, whole ? "whole number" : "number", least, most);
         },
         most == largest ? fmt::format("at least {:.10g}", least) : fmt::format("{:.10g} to {:.10g}", least, most)));
@@ -65,7 +71,10 @@ std::string OptionList::help() const { return app_->help(); }
 
 template <class T>
 OneOption OptionList::add(const std::string& name, T& value, const std::string& what) {
-    return OneOption(app_->add_option(name, value, what));
+    CLI::Option* const option = app_->add_option(name, value, what);
+    if constexpr (std::is_same_v<T, std::string>)  // --load "$UNSET" is not a run without --load
+        option->check(CLI::Validator([](std::string& text) { return std::string(text.empty() ? "is empty" : ""); }, ""));
+    return OneOption(option);
 }
 template OneOption OptionList::add(const std::string&, int&, const std::string&);
 template OneOption OptionList::add(const std::string&, int64_t&, const std::string&);
@@ -81,7 +90,8 @@ OneOption OptionList::flag(const std::string& name, bool& value, const std::stri
 }
 OneOption OptionList::flag(const std::string& name, const std::function<void(bool)>& set, const std::string& what) {
     return OneOption(app_->add_flag_function(
-        name, [set](int64_t times) { set(times > 0); }, what));
+                             name, [set](int64_t on) { set(on > 0); }, what)
+                         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast));
 }
 
 OneOption OptionList::choice(const std::string& name, const std::vector<std::string>& words, const std::string& now,

@@ -26,7 +26,8 @@ inline void load_or_draw(const Options& options, const std::vector<AdamW::Item>&
 // If --load holds a training state, fills the optimizers' (one, or one for each shard) and returns where training stood; else it
 // starts at zero.
 inline TrainingState resume_or_start(const Options& options, const std::vector<AdamW*>& optimizers) {
-    if (options.load.empty() || !has_training_state(options.load)) return {.seed = options.seed};
+    if (options.load.empty() || !has_training_state(options.load))
+        return {.seed = options.seed, .shuffled = options.shuffle, .seq = options.seq};
     std::vector<TensorPart> states;
     for (AdamW* optimizer : optimizers)
         for (TensorPart& part : optimizer->states()) states.push_back(std::move(part));
@@ -37,6 +38,8 @@ inline TrainingState resume_or_start(const Options& options, const std::vector<A
                                   : "in order: go on without --shuffle");
     if (options.shuffle && state.seed != options.seed)
         user_error("--seed {}: the run in {} shuffled with seed {}", options.seed, options.load, state.seed);
+    if (options.seq > 0 && state.seq > 0 && options.seq != state.seq)
+        user_error("--seq {}: the run in {} has samples of {} tokens, and goes on with them", options.seq, options.load, state.seq);
     for (AdamW* optimizer : optimizers) optimizer->set_steps_done(state.step);
     return state;
 }

@@ -30,11 +30,16 @@ inline double median(std::vector<double> values) {  // of several; of an even nu
 
 // Runs the training after its estimate was found to fit. What may still not fit is workspace, or the verifying run beside it.
 template <class F>
-bool train_within_memory(F train) {
+bool train_within_memory(const Options& options, F train) {
     try {
         return train();
     } catch (const OutOfMemory& error) {
-        user_error("{}; --no-verify or a smaller --micro-batch may fit", error.what());
+        const bool verifies = options.verify.value_or(true), smaller = options.micro_batch > 1;
+        user_error("{}; {}", error.what(),
+                   verifies && smaller ? "--no-verify or a smaller --micro-batch may fit"
+                   : verifies          ? "--no-verify may fit"
+                   : smaller           ? "a smaller --micro-batch may fit"
+                                       : "a smaller --seq or --model may fit");
     }
 }
 

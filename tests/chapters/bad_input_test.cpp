@@ -1,4 +1,6 @@
 // Wrong input to 00_single_gpu: exit code 2, one line on stderr that says what is wrong, and no output file touched.
+#include <sys/stat.h>
+
 #include <cstring>
 
 #include "refused.h"
@@ -16,7 +18,10 @@ TEST(BadInput, Options) {
     expect_refused("--model nona", {"--model nona", "presets: nano, small", "llama-3-405b"});
     expect_refused("--steps many", {"--steps", "many"});
     expect_refused("--steps -1", {"--steps", "-1"});
-    expect_refused("--steps 1.5", {"--steps", "1.5", "whole number"});
+    for (const char* number : {"1.5", "010", "0x10", "1e3"})
+        expect_refused(fmt::format("--steps {}", number), {"--steps", number, "whole number"});
+    for (const char* option : {"--load", "--data", "--json", "--model"})
+        expect_one_error_line(run_ranks(1, "00_single_gpu", std::vector<std::string>{option, ""}, 60), {option, "empty"});
     expect_refused("--seq 0", {"--seq"});
     expect_refused("--micro-batch 0", {"--micro-batch"});
     expect_refused("--grad-accum 0", {"--grad-accum"});
@@ -31,6 +36,7 @@ TEST(BadInput, Options) {
     expect_refused("--loss-chunk -1", {"--loss-chunk"});
     expect_refused("--fp32-grads", {"--fp32-grads", "--dtype fp32"});
     expect_refused("--noise-scale", {"--noise-scale", "--grad-accum 2"});
+    expect_refused("--noise-scale --grad-accum 2 --batch-ramp 8:1,8", {"--noise-scale", "16 in --batch-ramp"});
     expect_refused("--document-token 256", {"--document-token 256", "256"});
     expect_refused("--ignore-token 300", {"--ignore-token 300", "256"});
     expect_refused("--compare memory", {"--compare", "memory", "attention"});
@@ -227,6 +233,7 @@ TEST_F(BadInputCheckpoint, TrainingState) {
                                        reference("gqa_untied"), dir / "saved"));
     expect_refused(load + "--dtype bf16", {"optimizer.safetensors", "no master weights", "--dtype fp32"});
     expect_refused(load + "--shuffle", {"in order", "without --shuffle"});
+    expect_refused(load + "--seq 32", {"--seq 32", "64 tokens"});
     train("00_single_gpu", load + fmt::format("--steps 1 --save {}", dir / "saved"));
     train("00_single_gpu", fmt::format("--load {0} --data {1}/tokens.bin --seq 64 --steps 1 --no-verify --shuffle --seed 3 --save {2}",
                                        dir.path(), reference("gqa_untied"), dir / "shuffled"));
@@ -246,7 +253,7 @@ TEST_F(BadInputCheckpoint, TrainingState) {
     expect_refused(load, {state, "next_sample"});
     put(state, "{\"step\": -1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1}");
     expect_refused(load, {state, "step = -1"});
-    put(state, "{\"step\": 1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1, \"shuffled\": 1}");
+    put(state, "{\"step\": 1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1, \"shuffled\": 1, \"seq\": 64}");
     expect_refused(load, {state, "shuffled"});
 }
 
@@ -262,6 +269,19 @@ TEST(BadInput, UnwritableOutputs) {
         expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 {} {}", option, dir.path())), {dir.path(), "directory"});
     expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 --save {}", dir / "file")), {dir / "file"});
     EXPECT_EQ(files_in(dir.path()), (std::map<std::string, std::string>{{"file", "before\n"}}));
+    ASSERT_EQ(mkfifo((dir / "pipe").c_str(), 0600), 0);
+    expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 --json {}", dir / "pipe")), {dir / "pipe", "regular file"});
+    expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 --json {0} --trace {0}", dir / "new")),
+                          {"--json", "--trace", dir / "new"});
+}
+
+TEST(Outputs, ReplaceWhatALinkPointsTo) {
+    TempDir dir;
+    put(dir / "file", "before\n");
+    fs::create_symlink(dir / "file", dir / "link");
+    train("00_single_gpu", fmt::format("--layers 1 --seq 16 --steps 1 --no-verify --trace {}", dir / "link"));
+    EXPECT_TRUE(fs::is_symlink(dir / "link"));
+    EXPECT_TRUE(contains(slurp(dir / "file"), "traceEvents"));
 }
 
 TEST(BadInput, TwoRanks) {

@@ -79,6 +79,23 @@ TEST_F(ParallelBadInput, OutOfMemory) {
            {"out of memory", "parameters 6.26 MiB, gradients 6.26 MiB, optimizer 12.5 MiB", "--stage 3"});
     expect(zero, "--stage 1 --device-memory 0.01", {"out of memory", "parameters 6.26 MiB, gradients 6.26 MiB, optimizer 6.26 MiB"});
     expect(zero, "--stage 3 --device-memory 0.01", {"out of memory", "parameters 3.13 MiB, gradients 3.13 MiB, optimizer 6.26 MiB"});
+    expect(zero, "--stage 3 --recompute full --micro-batch 1 --no-verify --device-memory 0.01", {"any of: more ranks\n"});
+    // What is advised fits, with the weights and gradients that diloco and --no-sync off hold beside the model's.
+    for (const char* way : {"--sync diloco", "--no-sync off --grad-accum 2"}) {
+        const std::string arguments = fmt::format("--steps 2 --seq 32 --peak-tflops 1 --no-verify {} --device-memory", way);
+        Outcome refused = run_ranks(2, data_parallel, fmt::format("{} 0.06 --micro-batch 64", arguments), 60);
+        expect_one_error_line(refused, {"these options would: --micro-batch", way[2] == 's' ? "another --sync" : "--no-sync on"});
+        const std::string fits = refused.err.substr(refused.err.find("--micro-batch"));
+        if (!on_gpu) {
+            EXPECT_EQ(run_ranks(2, data_parallel, fmt::format("{} 0.06 {}", arguments, fits.substr(0, fits.find_first_of(",;")))).exit_code,
+                      0);
+        }
+    }
+    // A byte less than what rank 0 needs, and it alone, as the others' shards end in padding: one message, from all ranks.
+    const std::string odd = "--stage 1 --seq 16 --micro-batch 1 --layers 1 --steps 1 --no-verify";
+    const double needed = train(7, zero, odd).summary.at("memory").at("peak").at("predicted").get<double>();
+    expect_one_error_line(run_ranks(7, zero, fmt::format("{} --device-memory {}", odd, (needed - 1) / double(1 << 30)), 60),
+                          {"out of memory: predicted"});
     // The plain run of --verify comes on top of what was predicted, and on rank 0 only: MPI's launcher adds a line of its own.
     const Outcome outcome = run_ranks(
         2, zero, "--steps 2 --seq 32 --peak-tflops 1 --stage 3 --micro-batch 1 --recompute full --verify --device-memory 0.02", 60);

@@ -110,9 +110,11 @@ TEST_P(Resume, ContinuesBitwise) {
 TEST(SingleGpuResume, VerifiesFromWhereItStands) {
     TempDir dir;
     train("00_single_gpu", "--layers 2 --seq 40 --no-verify --steps 2 --save " + dir / "saved");
-    const Outcome run = train("00_single_gpu", fmt::format("--seq 40 --steps 3 --recompute full --load {}", dir / "saved"));
+    const Outcome run = train("00_single_gpu", fmt::format("--steps 3 --recompute full --no-verify --verify --load {}", dir / "saved"));
     EXPECT_EQ(run.summary.at("verify").at("result"), "ok");
     EXPECT_EQ(run.of("step"), (std::vector<double>{3, 4, 5}));
+    EXPECT_EQ(run.summary.at("configuration").at("seq"), 40);  // as before
+    EXPECT_EQ(run.summary.at("configuration").at("model"), dir / "saved");
 }
 
 TEST(SingleGpuResume, WeightsAloneStartAnew) {

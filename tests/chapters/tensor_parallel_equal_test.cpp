@@ -69,6 +69,22 @@ TEST_P(TensorParallel, TiedWithDropoutEqualsOneDevice) {
     EXPECT_NE(train_split(n, "--clip 0.1", true).of("loss"), plain.of("loss"));  // it does something
 }
 
+// Where shares are no round numbers in binary, the predicted peak is exact all the same.
+TEST(TensorParallelMemory, OfThirdsIsExact) {
+    TempDir dir;
+    put(dir / "config.json", config_json({{"hidden_size", 54},
+                                          {"num_hidden_layers", 1},
+                                          {"num_attention_heads", 3},
+                                          {"num_key_value_heads", 1},
+                                          {"head_dim", 18},
+                                          {"intermediate_size", 87},
+                                          {"vocab_size", 257},
+                                          {"tie_word_embeddings", true}}));
+    const std::string arguments = fmt::format("--model {} --seq 48 --micro-batch 1 --steps 1 --no-verify", dir.path());
+    const Json peak = train(3, chapter, arguments + " --sequence-parallel --keep-gathered on").summary.at("memory").at("activations, peak");
+    EXPECT_EQ(peak.at("predicted"), peak.at("measured"));
+}
+
 // The same global batch from grids of other shapes: dropout's masks and all.
 TEST(TensorAndDataParallel, EqualsOneDevice) {
     const SplitModel model;

@@ -127,6 +127,16 @@ TEST(ZeroOffload, StandsInTheComparison) {
     EXPECT_TRUE(contains(run.out, "  3 host")) << run.out;
 }
 
+TEST(ZeroStages, ComparisonObeysNoSync) {
+    const std::string arguments = "--compare --layers 1 --seq 16 --micro-batch 1 --steps 3 --grad-accum 3 --no-sync ";
+    for (const char* way : {"on", "off"}) {
+        const Outcome run = run_ranks(2, "02_zero", arguments + way);
+        EXPECT_EQ(run.exit_code, 0) << run.err;
+        const std::string row = run.out.substr(run.out.find("\n  0 "), 130);
+        EXPECT_TRUE(contains(row, way == std::string("on") ? " 2.00 " : " 6.00 ")) << row;  // Psi a step
+    }
+}
+
 // A device too small for the states trains all the same.
 TEST(ZeroOffload, MakesRoom) {
     const std::string small = "--steps 2 --micro-batch 1 --seq 32 --peak-tflops 1 --stage 2 --no-verify --device-memory 0.018";

@@ -147,7 +147,8 @@ protected:
         return result;
     }
     void save(int64_t step, int64_t max_shard_bytes = default_shard_bytes) {
-        TrainingState state{.step = step, .next_sample = 8 * step, .tokens_seen = int64_t(1) << 60, .seed = UINT64_MAX, .shuffled = true};
+        const TrainingState state{
+            .step = step, .next_sample = 8 * step, .tokens_seen = int64_t(1) << 60, .seed = UINT64_MAX, .shuffled = true, .seq = 96};
         save_checkpoint(dir.path(), config, list, {.max_shard_bytes = max_shard_bytes, .state = &state, .optimizer = optimizer});
     }
     std::set<std::string> files() {
@@ -181,6 +182,8 @@ TEST_F(Saved, ComesBackBitwise) {
     EXPECT_EQ(state.tokens_seen, int64_t(1) << 60);
     EXPECT_EQ(state.seed, UINT64_MAX);
     EXPECT_TRUE(state.shuffled);
+    EXPECT_EQ(state.seq, 96);
+    EXPECT_EQ(load_training_state(dir.path()).seq, 96);
     for (size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i].tensor.to_host_float(), optimizer[i].tensor.to_host_float());
 }
 
@@ -191,6 +194,10 @@ TEST_F(Saved, RefusesAnotherOptimizerState) {
     expect_error([&] { load_training_state(dir.path(), blank(DType::fp32, 41)); }, "has shape (40), but the model needs (41)");
     std::vector<TensorPart> other = {{"master.x", Tensor::zeros({1}, DType::fp32, Memory::optimizer)}};
     expect_error([&] { load_training_state(dir.path(), other); }, "optimizer.safetensors: has no master weights");
+    for (TensorPart& part : optimizer) part.name = "master." + part.name;
+    save(7);
+    std::vector<TensorPart> without = {{"exp_avg.model.norm.weight", Tensor::zeros({40}, DType::fp32, Memory::optimizer)}};
+    expect_error([&] { load_training_state(dir.path(), without); }, "optimizer.safetensors: has master weights");
     put(dir / "trainer_state.json", "{\"step\": -1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1}");
     expect_error([&] { load_training_state(dir.path(), {}); }, "trainer_state.json: step = -1 is negative");
     put(dir / "trainer_state.json", "{\"step\": 1}");
