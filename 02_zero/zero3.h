@@ -8,7 +8,7 @@
 //
 // --prefetch N gathers N units ahead: N + 1 units exist at a time. A micro-batch's passes are 2 U steps, forward of unit 0..U-1
 // and backward of unit U-1..0, and each step names the units it needs. Two gathers are saved: the head's backward follows its
-// forward, so it keeps its parameters; and the embedding's backward reads no parameters. A tied head needs the embedding's.
+// forward, so it keeps its parameters; and the embedding's backward reads no parameters. A tied head needs the embedding's once more.
 #pragma once
 
 #include <algorithm>
