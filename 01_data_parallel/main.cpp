@@ -226,12 +226,13 @@ int main(int argc, char** argv) {
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);
         const MemoryEstimate needed = predict_memory(options, chapter, shape);
-        const int64_t of_technique = needed.total() - estimate_memory(shape).total();
-        check_fits(
-            needed, memory_limit(),
-            what_would_fit(shape, memory_limit() - of_technique) + (chapter.sync.kind == SyncKind::diloco ? "; another --sync needs less"
-                                                                    : chapter.every_time(options)         ? "; --no-sync on needs less"
-                                                                                                          : ""));
+        if (needed.total() > memory_limit()) {
+            const int64_t of_technique = needed.total() - estimate_memory(shape).total();  // whatever the batch
+            const char* without = chapter.sync.kind == SyncKind::diloco ? "; another --sync needs less"
+                                  : chapter.every_time(options)         ? "; --no-sync on needs less"
+                                                                        : "";
+            check_fits(needed, memory_limit(), what_would_fit(shape, memory_limit() - of_technique) + without);
+        }
         if (chapter.compare) return compare_syncs(options, chapter.sync, shape, chapter.node_size > 0);
         return train_within_memory(options, [&] { return train(options, chapter, shape); });
     });

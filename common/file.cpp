@@ -77,7 +77,8 @@ MappedFile::~MappedFile() {
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {
     std::error_code ignored;
-    if (fs::is_symlink(path, ignored)) path_ = fs::weakly_canonical(path);  // what it points to is replaced, not the link
+    const fs::path target = fs::weakly_canonical(path, ignored);           // empty: a link that leads round in circles
+    if (fs::is_symlink(path, ignored) && !target.empty()) path_ = target;  // what it points to is replaced, not the link
     if (fs::is_directory(path_, ignored)) user_error("{}: cannot be written: it is a directory", path);
     if (fs::exists(path_, ignored) && !fs::is_regular_file(path_, ignored))
         user_error("{}: cannot be written: it is not a regular file", path);
