@@ -268,8 +268,7 @@ bool has_training_state(const std::string& dir) {
 TrainingState load_training_state(const std::string& dir, const std::vector<TensorPart>& optimizer) {
     StagedFiles::recover(dir);
     const std::string path = dir + "/trainer_state.json";
-    MappedFile file(path);
-    json object = parse_json_object(file.text(), path, "training state", 4);
+    json object = parse_json_object(MappedFile(path).text(), path, "training state", 4);
     Fields fields(object, path);
     TrainingState state;
     for (auto [name, value] :
@@ -277,22 +276,19 @@ TrainingState load_training_state(const std::string& dir, const std::vector<Tens
         *value = fields.integer(name);
         if (*value < 0) user_error("{}: {} = {} is negative", path, name, *value);
     }
-    const json* seed = fields.find("seed");
+    const json *seed = fields.find("seed"), *shuffled = fields.find("shuffled");
     if (!seed || !seed->is_number_unsigned()) user_error("{}: \"seed\" is not a non-negative integer", path);
-    state.seed = seed->get<uint64_t>();
-    const json* shuffled = fields.find("shuffled");
     if (!shuffled || !shuffled->is_boolean()) user_error("{}: \"shuffled\" is not true or false", path);
-    state.shuffled = shuffled->get<bool>();
+    state.seed = seed->get<uint64_t>(), state.shuffled = shuffled->get<bool>();
 
     Safetensors tensors = Safetensors::file(dir + "/optimizer.safetensors");
     const auto is_master = [](const std::string& name) { return name.starts_with("master."); };
-    const bool keeps_masters = std::ranges::any_of(optimizer, [&](const TensorPart& part) { return is_master(part.name); });
-    if (!optimizer.empty() && !keeps_masters && std::ranges::any_of(std::views::keys(tensors.entries()), is_master))
-        user_error("{}: has master weights: the run that saved it was in bf16, and goes on with --dtype bf16", tensors.path());
+    const bool saved = std::ranges::any_of(std::views::keys(tensors.entries()), is_master);
+    if (!optimizer.empty() && saved != std::ranges::any_of(optimizer, is_master, &TensorPart::name))
+        user_error("{0}: has {1}master weights: the run that saved it was in {2}, and goes on with --dtype {2}", tensors.path(),
+                   saved ? "" : "no ", saved ? "bf16" : "fp32");
     for (const TensorPart& part : optimizer) {
         auto found = tensors.entries().find(part.name);
-        if (found == tensors.entries().end() && is_master(part.name))
-            user_error("{}: has no master weights: the run that saved it was in fp32, and goes on with --dtype fp32", tensors.path());
         if (found != tensors.entries().end() && found->second.dtype != safetensors_dtype(part.tensor.dtype()))
             user_error("{}: tensor \"{}\" is {}; this run keeps it as {}", tensors.path(), part.name, found->second.dtype,
                        safetensors_dtype(part.tensor.dtype()));
