@@ -120,7 +120,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
-        state = {state.step + 1, state.next_sample + sequences, state.tokens_seen + sequences * T, options.seed, options.shuffle, T};
+        state = after_step(state, options, sequences, T);
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, sequences * T};
         if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
         report.step(record);
@@ -176,7 +176,7 @@ int main(int argc, char** argv) {
         const StepShape shape = step_shape(options, config, chapter.attention, chapter.loss_chunk);
         if (chapter.sample > 0 && (config.vocab < 256 || chapter.prompt.empty()))
             user_error("--sample reads and prints bytes: it needs a vocabulary of at least 256 and a --prompt");
-        if (chapter.estimate) return print_estimate(options.load.empty() ? options.model : options.load, shape), true;
+        if (chapter.estimate) return print_estimate(options.model_name(), shape), true;
         if (chapter.compare == "attention") return compare_attention(shape), true;
         check_fits(shape, memory_limit());
         return train_within_memory(options, [&] { return train(options, chapter, shape); });

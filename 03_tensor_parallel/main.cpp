@@ -158,7 +158,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
-        state = {state.step + 1, state.next_sample + G, state.tokens_seen + G * T, options.seed, options.shuffle, T};
+        state = after_step(state, options, G, T);
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};
         if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
         report.step(record);

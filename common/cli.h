@@ -31,6 +31,7 @@ struct Options {
 
     // Where the data is: --data, or the text that comes with the project.
     std::string data_path() const;
+    const std::string& model_name() const { return load.empty() ? model : load; }  // as a report calls it
     DType grad_dtype() const { return fp32_grads ? DType::fp32 : dtype; }
     // The model's numbers from --model (a preset or a directory), --load and --layers.
     LlamaConfig config() const;

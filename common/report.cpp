@@ -58,8 +58,7 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     const LlamaConfig& c = impl_->shape.config;
     const Options& o = impl_->options;
     const int64_t seq = impl_->shape.seq;
-    const std::string& model = o.load.empty() ? o.model : o.load;
-    print(fmt::format("{}: {} on {}", impl_->chapter, model, device_description()));
+    print(fmt::format("{}: {} on {}", impl_->chapter, o.model_name(), device_description()));
     print(fmt::format("  model   {:.3f} M parameters: L {} h {} H {} K {} D {} F {} V {}{}", double(parameter_count(c)) / 1e6, c.layers,
                       c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab, c.tied ? ", tied head" : ""));
     const bool each_rank = replicas == 0;
@@ -73,7 +72,7 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
                       dtype_name(o.grad_dtype()), recompute[int(o.recompute)], o.optimizer.lr, o.optimizer.cosine ? "cosine" : "constant",
                       o.optimizer.weight_decay, o.optimizer.clip));
     impl_->summary["configuration"] = {{"chapter", impl_->chapter},
-                                       {"model", model},
+                                       {"model", o.model_name()},
                                        {"parameters", parameter_count(c)},
                                        {"global_batch", global_batch},
                                        {"seq", seq},

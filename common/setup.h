@@ -45,6 +45,11 @@ inline TrainingState resume_or_start(const Options& options, const std::vector<A
 }
 inline TrainingState resume_or_start(const Options& options, AdamW& optimizer) { return resume_or_start(options, {&optimizer}); }
 
+// Where training stands after one more step, of so many sequences of `seq` tokens.
+inline TrainingState after_step(const TrainingState& state, const Options& options, int64_t sequences, int64_t seq) {
+    return {state.step + 1, state.next_sample + sequences, state.tokens_seen + sequences * seq, options.seed, options.shuffle, seq};
+}
+
 // The learning rate of `step` in a run that started at `first_step`: the cosine ends at --lr-steps, or with the run.
 inline double learning_rate_of(const Options& options, int64_t first_step, int64_t step) {
     OptimizerOptions schedule = options.optimizer;

@@ -228,17 +228,16 @@ TEST_F(BadInputCheckpoint, Config) {
 }
 
 TEST_F(BadInputCheckpoint, TrainingState) {
-    const std::string load = fmt::format("--load {0} --data {1}/tokens.bin --seq 64 --no-verify ", dir / "saved", reference("gqa_untied"));
-    train("00_single_gpu", fmt::format("--load {0} --data {1}/tokens.bin --seq 64 --steps 1 --no-verify --save {2}", dir.path(),
-                                       reference("gqa_untied"), dir / "saved"));
+    const auto from = [](const std::string& where) {
+        return fmt::format("--load {} --data {}/tokens.bin --seq 64 --no-verify ", where, reference("gqa_untied"));
+    };
+    const std::string load = from(dir / "saved"), go_on = from(dir / "shuffled");
+    train("00_single_gpu", from(dir.path()) + "--steps 1 --save " + dir / "saved");
     expect_refused(load + "--dtype bf16", {"optimizer.safetensors", "no master weights", "--dtype fp32"});
     expect_refused(load + "--shuffle", {"in order", "without --shuffle"});
     expect_refused(load + "--seq 32", {"--seq 32", "64 tokens"});
-    train("00_single_gpu", load + fmt::format("--steps 1 --save {}", dir / "saved"));
-    train("00_single_gpu", fmt::format("--load {0} --data {1}/tokens.bin --seq 64 --steps 1 --no-verify --shuffle --seed 3 --save {2}",
-                                       dir.path(), reference("gqa_untied"), dir / "shuffled"));
-    const std::string go_on =
-        fmt::format("--load {0} --data {1}/tokens.bin --seq 64 --no-verify ", dir / "shuffled", reference("gqa_untied"));
+    train("00_single_gpu", load + "--steps 1 --save " + dir / "saved");
+    train("00_single_gpu", from(dir.path()) + "--steps 1 --shuffle --seed 3 --save " + dir / "shuffled");
     expect_refused(go_on, {"--shuffle --seed 3"});
     expect_refused(go_on + "--shuffle --seed 5", {"--seed 5", "seed 3"});
     train("00_single_gpu", go_on + "--shuffle --seed 3 --steps 1");
