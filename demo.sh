@@ -23,14 +23,16 @@ row() {
     equal=$(sed -nE 's/.*"result":"([a-z]+)".*/\1/p' <<<"$summary")
     predicted=$(sed -nE 's/.*"peak":\{"predicted":([0-9]+),.*/\1/p' <<<"$summary")
     measured=$(sed -nE 's/.*"peak":\{"predicted":[0-9]+,"measured":([0-9]+)\}.*/\1/p' <<<"$summary")
-    bytes=$({ grep -oE '"calls":[0-9.e+]+,"bytes":[0-9.e+]+' <<<"$summary" || true; } | awk -F'"bytes":' '{ sum += $2 } END { printf "%d", sum }')
+    bytes=$({ grep -oE '"sent_bytes":[0-9.e+]+' <<<"$summary" || true; } | awk -F: '{ sum += $2 } END { printf "%d", sum }')
     rate=$(sed -nE 's/.*"speed":\{"tokens_per_second":([0-9]+).*/\1/p' <<<"$summary")
-    printf '%-19s %-34s %5d   %-9s %9s / %-9s %10s %12d\n' "$chapter" "$technique" "$ranks" "$equal" "$(mib "$predicted")" "$(mib "$measured")" \
-        "$(mib "$bytes")" "$((rate * ranks))"
+    printf '%-18s %-30s %5d  %-8s %8s / %-8s %9s %9d\n' "$chapter" "$technique" "$ranks" "$equal" "$(mib "$predicted")" "$(mib "$measured")" \
+        "$(mib "$bytes")" "$rate"
 }
 
-printf '%-19s %-34s %5s   %-9s %21s %10s %12s\n' chapter technique ranks "equal to" "MiB per rank" "MiB sent" tokens/s
-printf '%-19s %-34s %5s   %-9s %21s %10s %12s\n' "" "" "" "1 device" "predicted / measured" "per step" "in all"
+# Columns: 100 characters at most.
+format='%-18s %-30s %5s  %-8s %19s %9s %9s\n'
+printf "$format" chapter technique ranks "equal to" "MiB per rank" "MiB sent" tokens/s
+printf "$format" "" "" "" "1 device" "predicted / measured" "per step" "in all"
 row 1 00_single_gpu "one device"
 row 1 00_single_gpu "  recomputation" --recompute full
 row 4 01_data_parallel "all-reduce after backward" --sync naive --micro-batch 2
@@ -53,7 +55,7 @@ family() {
         echo "07_kernels --family $1 failed"
         exit 1
     fi
-    printf '%-19s %-34s %5d   %-9s %s\n' 07_kernels "$2" 1 ok "$(grep -oE '[0-9]+ comparisons with float64' "$log")"
+    printf '%-18s %-30s %5d  %-8s %s\n' 07_kernels "$2" 1 ok "$(grep -oE '[0-9]+ comparisons with float64' "$log")"
 }
 family 1 "vector add, ELU, SwiGLU"
 family 2 "copy, transpose, sum, branches"

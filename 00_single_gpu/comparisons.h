@@ -31,12 +31,13 @@ double median_of_runs(int runs, F work) {
 
 // Attention alone, forward and backward, one sequence: the T x T matrix against tiles. Memory is all that a call holds
 // (activations and workspace) beyond q, k, v and the incoming gradient.
-inline void compare_attention(const StepShape& shape) {
+inline void compare_attention(const Options& options, const StepShape& shape) {
     const LlamaConfig& c = shape.config;
+    Report report("00_single_gpu", options, shape, 0);
     print(fmt::format("attention of one sequence, H {} K {} D {}, {}: forward and backward", c.heads, c.kv_heads, c.head_dim,
                       dtype_name(shape.model.dtype)));
-    print(fmt::format("  {:>6}   {:>12} {:>10}   {:>12} {:>10}   {:>8} {:>8}   {}", "T", "naive memory", "ms", "flash memory", "ms",
-                      "memory", "time", "gradients differ by"));
+    print(fmt::format("  {:>6}  {:>12} {:>10}  {:>12} {:>10}  {:>8} {:>8}  {}", "T", "naive memory", "ms",
+                      "flash memory", "ms", "memory", "time", "gradients off"));
     for (int64_t T = 128; T <= std::max<int64_t>(shape.seq, 2048); T *= 2) {
         const auto draw = [&](const char* name, int64_t heads) {
             std::vector<float> values(size_t(T * heads * c.head_dim));
@@ -69,10 +70,18 @@ inline void compare_attention(const StepShape& shape) {
         }
         double difference = 0, size = 0;
         for (size_t i = 0; i < dq[0].size(); ++i) difference += std::pow(dq[0][i] - dq[1][i], 2), size += std::pow(dq[0][i], 2);
-        print(fmt::format("  {:>6}   {:>12} {:>10.2f}   {:>12} {:>10.2f}   {:>7.1f}x {:>7.2f}x   {:.1e}", T, format_bytes(double(bytes[0])),
-                          seconds[0] * 1e3, format_bytes(double(bytes[1])), seconds[1] * 1e3, double(bytes[0]) / double(bytes[1]),
-                          seconds[0] / seconds[1], std::sqrt(difference / size)));
+        print(fmt::format("  {:>6}  {:>12} {:>10.2f}  {:>12} {:>10.2f}  {:>7.1f}x {:>7.2f}x  {:.1e}", T,
+                          format_bytes(double(bytes[0])), seconds[0] * 1e3, format_bytes(double(bytes[1])),
+                          seconds[1] * 1e3, double(bytes[0]) / double(bytes[1]), seconds[0] / seconds[1],
+                          std::sqrt(difference / size)));
+        report.row({{"seq", T},
+                    {"naive_bytes", bytes[0]},
+                    {"naive_ms", seconds[0] * 1e3},
+                    {"flash_bytes", bytes[1]},
+                    {"flash_ms", seconds[1] * 1e3},
+                    {"gradient_difference", std::sqrt(difference / size)}});
     }
+    report.finish();
 }
 
 // Forward and backward of one micro-batch under every kind of recomputation and attention. Returns whether recomputation
@@ -91,8 +100,9 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
     const DevicePeak peak = options.peak_tflops > 0 ? DevicePeak{options.peak_tflops * 1e12, "given"} : device_peak(options.dtype);
     print(fmt::format("recomputation: forward and backward of {} x {} tokens, {:.3g} TFLOP/s peak ({})", shape.micro_batch, shape.seq,
                       peak.flops / 1e12, peak.source));
-    print(fmt::format("  {:<18} {:>12} {:>12} {:>8} {:>10} {:>10} {:>7} {:>7}   {}", "attention, recompute", "peak act.", "predicted",
-                      "saved", "ms", "extra FLOP", "MFU", "HFU", "gradient"));
+    Report report("00_single_gpu", options, shape, 0);
+    print(fmt::format("  {:<20} {:>10} {:>10} {:>6} {:>9} {:>10} {:>6} {:>6}  {}", "attention, recompute", "peak act.",
+                      "predicted", "saved", "ms", "extra FLOP", "MFU", "HFU", "gradient"));
     const Batch batch = to_device(loader.batch(0, shape.micro_batch));
     std::vector<float> gradient;
     int64_t most = 0;
@@ -122,14 +132,24 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
         if (first) gradient = std::move(got), most = measured;
         const double tokens = double(s.micro_batch * s.seq), flops = model_flops_per_token(s.config, s.seq) * tokens,
                      extra = recomputed_flops_per_token(s) * tokens;
-        print(fmt::format("  {:<18} {:>14} {:>12} {:>7.1f}% {:>10.1f} {:>9.1f}% {:>6.1f}% {:>6.1f}%   {}", row.name,
-                          format_bytes(double(measured)), format_bytes(double(estimate_memory(s).peak_activations)),
-                          100 * (1 - double(measured) / double(most)), seconds * 1e3, 100 * extra / flops,
-                          100 * flops / seconds / peak.flops, 100 * (flops + extra) / seconds / peak.flops,
+        const int64_t predicted = estimate_memory(s).peak_activations;
+        const double mfu = flops / seconds / peak.flops, hfu = (flops + extra) / seconds / peak.flops;
+        print(fmt::format("  {:<20} {:>10} {:>10} {:>5.1f}% {:>9.1f} {:>9.1f}% {:>5.1f}% {:>5.1f}%  {}", row.name,
+                          format_bytes(double(measured)), format_bytes(double(predicted)),
+                          100 * (1 - double(measured) / double(most)), seconds * 1e3, 100 * extra / flops, 100 * mfu, 100 * hfu,
                           first  ? "-"
                           : same ? "same bits"
                                  : "DIFFERS"));
+        report.row({{"variant", row.name},
+                    {"peak_activation_bytes", measured},
+                    {"predicted_peak_activation_bytes", predicted},
+                    {"ms", seconds * 1e3},
+                    {"extra_flops", extra / flops},
+                    {"mfu", mfu},
+                    {"hfu", hfu},
+                    {"same_gradient", same}});
     }
+    report.finish();
     return equal;
 }
 

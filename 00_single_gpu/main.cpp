@@ -21,23 +21,29 @@ struct Chapter {
     std::string prompt = "The ", batch_ramp, compare;
     bool naive_mean = false, noise_scale = false, estimate = false;
 
-    void add_options(OptionList& options) {
+    void add_options(OptionList& options, const Options& shared) {
         options.choice("--attention", attention, {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
                        "In tiles (flash) or with the T x T matrix in memory (naive)");
         options.add("--loss-chunk", loss_chunk, "Tokens whose logits exist at once; 0: the whole micro-batch's").at_least(0);
         options.add("--document-token", document_token, "Token that starts a document: no attention across, positions restart").at_least(0);
         options.add("--ignore-token", ignore_token, "Targets equal to this token are not counted (-100)").at_least(0);
         options.flag("--naive-mean", naive_mean,
-                     "Average each micro-batch's own mean: wrong where they count different numbers of targets");
-        options.add("--batch-ramp", batch_ramp, "SIZE:STEPS,...,SIZE in sequences; replaces --grad-accum");
+                     "Average each micro-batch's own mean: wrong where they count different numbers of targets")
+            .only_if([this, &shared] { return shared.grad_accum > 1 || !batch_ramp.empty(); },
+                     "with one micro-batch a step its mean is the right one; --grad-accum 2 or more");
+        options.add("--batch-ramp", batch_ramp, "SIZE:STEPS,...,SIZE in sequences; replaces --grad-accum").excludes({"--grad-accum"});
         options.flag("--noise-scale", noise_scale, "Estimate the critical batch size (needs 2 micro-batches a step)");
         options.flag("--estimate", estimate, "Predict memory, allocate nothing").excludes(training_outputs);
         options.add("--compare", compare, "attention or recompute: measure the alternatives in one table")
             .one_of({"attention", "recompute"})
             .excludes(training_outputs);
         options.add("--sample", sample, "Draw this many bytes at the end").at_least(0);
-        options.add("--prompt", prompt, "What the sample continues").show_default();
-        options.add("--temperature", temperature, "Of the sample").between(1e-3, 1e3).show_default();
+        const auto samples = [this] { return sample > 0; };
+        options.add("--prompt", prompt, "What the sample continues").only_if(samples, "it is for --sample").show_default();
+        options.add("--temperature", temperature, "Of the sample")
+            .between(1e-3, 1e3)
+            .only_if(samples, "it is for --sample")
+            .show_default();
     }
     DataOptions data(const Options& options, int64_t seq) const {
         DataOptions d = data_options(options, seq);
@@ -136,16 +142,19 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         // --naive-mean is not meant to be equal: it reports and passes.
         if (verifier) ok = verifier->finish(report) || chapter.naive_mean;
         ok = report.memory(estimate_memory(shape)) && ok;
-        print_anatomy(shape);
-        anatomy.print_table();
-        timeline.print_chart();
+        if (report.full()) {
+            print_anatomy(shape);
+            print_peak(shape);
+            anatomy.print_table();
+            timeline.print_chart();
+        }
         ok = report.communication({}, options.steps) && ok;
         report.throughput();
     }
     if (noise.count() > 0) {
-        print(fmt::format(
-            "\ngradient noise scale from a step's first {} sequences and all of them, over {} steps: tr(S) {:.3g}, |G|^2 {:.3g}", B,
-            noise.count(), noise.trace(), noise.squared_gradient()));
+        print(fmt::format("\ngradient noise scale from a step's first {} and all of them, over {}:", format_count(B, "sequence"),
+                          format_count(noise.count(), "step")));
+        print(fmt::format("  tr(S) {:.3g}, |G|^2 {:.3g}", noise.trace(), noise.squared_gradient()));
         print(
             fmt::format("  critical batch size about {:.3g} sequences = {:.3g} tokens", noise.sequences(), noise.sequences() * double(T)));
         report.value("noise_scale", "sequences", noise.sequences());
@@ -170,14 +179,14 @@ int main(int argc, char** argv) {
     return run_program([&] {
         Chapter chapter;
         const Options options = parse_options(argc, argv, "00_single_gpu", "Train a Llama on one device.",
-                                              [&](OptionList& list) { chapter.add_options(list); });
+                                              [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
         if (Communicator::world().size() > 1) user_error("00_single_gpu runs on one device: start it with one rank");
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config, chapter.attention, chapter.loss_chunk);
         if (chapter.sample > 0 && (config.vocab < 256 || chapter.prompt.empty()))
             user_error("--sample reads and prints bytes: it needs a vocabulary of at least 256 and a --prompt");
-        if (chapter.estimate) return print_estimate(options.model_name(), shape), true;
-        if (chapter.compare == "attention") return compare_attention(shape), true;
+        if (chapter.estimate) return print_estimate(options, shape), true;
+        if (chapter.compare == "attention") return compare_attention(options, shape), true;
         check_fits(shape, memory_limit());
         return train_within_memory(options, [&] { return train(options, chapter, shape); });
     });

@@ -69,13 +69,23 @@ inline void print_anatomy(const StepShape& shape) {
     const char* book = shape.model.recompute == Recompute::full        ? "2"
                        : shape.model.recompute == Recompute::selective ? "34"
                                                                        : "(34 + 5 H s / h)";
-    print(fmt::format("  saved activations   L s b x {} bytes{} = {}   (playbook, GPT in bf16: L s b h {} = {})", per_layer,
+    print(fmt::format("  saved activations   L s b x {} bytes{} = {}", per_layer,
                       shape.model.recompute == Recompute::full
                           ? " (the layer's input only)"
                           : fmt::format(" (norms {} + attention {} + mlp {})", token.norms, token.attention, token.mlp),
-                      format_bytes(double(c.layers * tokens * per_layer)), book, format_bytes(book_activations(shape))));
+                      format_bytes(double(c.layers * tokens * per_layer))));
+    print(fmt::format("                      (playbook, GPT in bf16: L s b h {} = {})", book,
+                      format_bytes(book_activations(shape))));
     if (shape.model.recompute == Recompute::selective && shape.model.attention == AttentionKind::flash)
         print("  selective recomputation drops what attention keeps of size T x T; in tiles (flash) there is nothing of that size");
+}
+
+// The moment at which activations are at their peak, and what is held then.
+inline void print_peak(const StepShape& shape) {
+    const ActivationMoment peak = activation_peak(shape);
+    print(fmt::format("\nthe activations' peak, {}: {}", peak.when, format_bytes(peak.bytes())));
+    for (const auto& [what, bytes] : peak.terms)
+        if (bytes > 0) print(fmt::format("  {:<68} {:>12}", what, format_bytes(bytes)));
 }
 
 // Memory over time in the terminal, during the first four steps: categories stacked, each column the highest moment of its
@@ -92,8 +102,8 @@ public:
         const std::vector<MemoryByCategory> columns = highest_by_column();
         int64_t highest = 1;
         for (const auto& column : columns) highest = std::max(highest, total(column));
-        print(fmt::format("\nmemory during the first {} steps: P parameters, G gradients, O optimizer, A activations, W workspace",
-                          ends_.size()));
+        print(fmt::format("\nmemory during the first {}", format_count(int64_t(ends_.size()), "step")));
+        print("  P parameters, G gradients, O optimizer, A activations, W workspace");
         for (int row = height; row > 0; --row) {
             const double level = (double(row) - 0.5) / height * double(highest);
             std::string line;
@@ -113,7 +123,7 @@ public:
     }
 
 private:
-    static constexpr int width = 96, height = 14;
+    static constexpr int width = 80, height = 14;
     int column_of(double seconds) const { return int(width * (seconds - begin_) / (ends_.back() - begin_)); }
     std::vector<MemoryByCategory> highest_by_column() const {
         std::vector<MemoryByCategory> columns(width, MemoryByCategory{});
@@ -136,15 +146,16 @@ private:
 };
 
 // --estimate: every row a sequence length, every column a way to recompute; nothing is allocated.
-inline void print_estimate(const std::string& name, StepShape shape) {
+inline void print_estimate(const Options& options, StepShape shape) {
     const LlamaConfig& c = shape.config;
     const MemoryEstimate m = estimate_memory(shape);
-    print(fmt::format("{}: {:.3f} M parameters, {} with {} gradients, micro-batch {}", name, double(parameter_count(c)) / 1e6,
+    Report report("00_single_gpu", options, shape, 0);
+    print(fmt::format("{}: {:.3f} M parameters, {} with {} gradients, micro-batch {}", options.model_name(), double(parameter_count(c)) / 1e6,
                       dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), shape.micro_batch));
     print(fmt::format("  weights {}   gradients {}   optimizer {}", format_bytes(double(m.parameters)), format_bytes(double(m.gradients)),
                       format_bytes(double(m.optimizer))));
-    print("\n  peak activations, and with the above (one device)");
-    print(fmt::format("  {:>7}   {:>24}   {:>24}   {:>24}   {:>24}", "s", "none, T x T attention", "none", "selective, T x T", "full"));
+    print("\n  peak activations, and all together on one device, by --recompute");
+    print(fmt::format("  {:>7}  {:>21}  {:>21}  {:>21}  {:>21}", "s", "none, T x T attention", "none", "selective, T x T", "full"));
     for (int64_t seq = std::min<int64_t>(1024, shape.seq); seq <= std::max<int64_t>(shape.seq, 16384); seq *= 2) {
         std::string line = fmt::format("  {:>7}", seq);
         for (auto [recompute, attention] : {std::pair{Recompute::none, AttentionKind::naive},
@@ -156,10 +167,20 @@ inline void print_estimate(const std::string& name, StepShape shape) {
             s.model.recompute = recompute;
             s.model.attention = attention;
             const MemoryEstimate e = estimate_memory(s);
-            line += fmt::format("   {:>11} {:>12}", format_bytes(double(e.peak_activations)), format_bytes(double(e.total())));
+            line += fmt::format("  {:>10} {:>10}", format_bytes(double(e.peak_activations)), format_bytes(double(e.total())));
+            const char* names[] = {"none", "selective", "full"};
+            report.row({{"seq", seq},
+                        {"recompute", names[int(recompute)]},
+                        {"attention", attention == AttentionKind::naive ? "naive" : "flash"},
+                        {"peak_activation_bytes", e.peak_activations},
+                        {"total_bytes", e.total()}});
         }
         print(line);
     }
+    report.value("estimate", "parameter_bytes", double(m.parameters));
+    report.value("estimate", "gradient_bytes", double(m.gradients));
+    report.value("estimate", "optimizer_bytes", double(m.optimizer));
+    report.finish();
 }
 
 }  // namespace ultrascale

@@ -123,13 +123,18 @@ inline double median_call_seconds(const Communicator& world, const std::function
 }
 
 // All ranks call it; rank 0 prints. Holds three tensors of largest_bytes. False, on every rank, if some result was wrong.
-inline bool demo_bandwidth(const Communicator& world, int64_t largest_bytes) {
+inline bool demo_bandwidth(const Options& options, const Communicator& world, int64_t largest_bytes) {
     if (largest_bytes > memory_limit() / 3)
         user_error("--largest-mib {:.0f}: three tensors of that size do not fit in {}", double(largest_bytes) / (1 << 20),
                    format_bytes(double(memory_limit())));
     const int n = world.size();
-    print(fmt::format("bandwidth of collectives on {} ranks, fp32; median times, of the slowest rank; GB = 10^9 bytes", n));
-    if (n == 1) return print("  one rank has nobody to talk to: start more, mpirun -n 4 ..."), true;
+    print(fmt::format("bandwidth of collectives on {}, fp32; median times of the slowest rank; GB = 10^9 bytes",
+                      format_count(n, "rank")));
+    Report report("01_data_parallel", options, {}, 0);
+    if (n == 1) {
+        print("  one rank has nobody to talk to: start more, mpirun -n 4 ...");
+        return report.finish(), true;
+    }
 
     std::vector<int64_t> slices;  // elements of one rank's slice, by size
     for (int64_t bytes = 1024; bytes < largest_bytes; bytes *= 4) slices.push_back(std::max<int64_t>(1, bytes / 4 / n));
@@ -152,7 +157,7 @@ inline bool demo_bandwidth(const Communicator& world, int64_t largest_bytes) {
         const bool ring = collective.name.starts_with("ring");
         print(fmt::format("\n{}    busbw = algbw * {} = algbw * {:.4g}", collective.call_text, collective.factor_text, collective.factor));
         print(fmt::format("  {:>11} {:>11} {:>11} {:>11}   result{}", "size", "time us", "algbw GB/s", "busbw GB/s",
-                          ring ? "   2(n-1)/n * S / bw(send/recv)   time / that" : ""));
+                          ring ? "   2(n-1)/n S / bw(send/recv)   time / that" : ""));
         for (size_t s = 0; s < slices.size(); ++s) {
             const int64_t count = slices[s] * n;
             const BandwidthBuffers buffers{pattern.slice(0, count), in.slice(0, count), out.slice(0, count), n};
@@ -163,22 +168,30 @@ inline bool demo_bandwidth(const Communicator& world, int64_t largest_bytes) {
             const double bw = bytes / seconds[0][s], formula = collective.factor * bytes / bw;  // case 0: send/recv
             print(fmt::format("  {:>11} {:>11.1f} {:>11.3g} {:>11.3g}   {}{}", format_bytes(bytes), t * 1e6, algbw / 1e9,
                               algbw * collective.factor / 1e9, right ? "ok" : "WRONG",
-                              ring ? fmt::format("{:>{}.1f} us {:>13.2f}", formula * 1e6, right ? 32 : 29, t / formula) : ""));
+                              ring ? fmt::format("{:>{}.1f} us {:>13.2f}", formula * 1e6, right ? 30 : 27, t / formula) : ""));
             std::fflush(stdout);
+            report.row({{"collective", collective.name},
+                        {"bytes", count * 4},
+                        {"us", t * 1e6},
+                        {"algbw_gb_per_second", algbw / 1e9},
+                        {"busbw_gb_per_second", algbw * collective.factor / 1e9},
+                        {"right", right}});
         }
     }
 
     print("\nbusbw in GB/s, side by side");
-    std::string heads = fmt::format("  {:>11}", "size");
-    for (const BandwidthCase& c : cases) heads += fmt::format(" {:>12}", c.name == "reduce-scatter" ? "red.-scatter" : c.name);
+    std::string heads = fmt::format("  {:>10}", "size");
+    for (const BandwidthCase& c : cases)
+        heads += fmt::format(" {:>10}", c.name == "reduce-scatter" ? "red.-scat." : c.name == "ring one way" ? "ring one" : c.name);
     print(heads);
     for (size_t s = 0; s < slices.size(); ++s) {
-        std::string line = fmt::format("  {:>11}", format_bytes(double(slices[s] * n * 4)));
+        std::string line = fmt::format("  {:>10}", format_bytes(double(slices[s] * n * 4)));
         for (size_t c = 0; c < cases.size(); ++c)
-            line += fmt::format(" {:>12.3g}", double(slices[s] * n * 4) / seconds[c][s] * cases[c].factor / 1e9);
+            line += fmt::format(" {:>10.3g}", double(slices[s] * n * 4) / seconds[c][s] * cases[c].factor / 1e9);
         print(line);
     }
     print(all_right ? "\nall results are right" : "\nWRONG results: see above");
+    report.finish();
     return all_right;
 }
 

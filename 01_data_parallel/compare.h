@@ -25,8 +25,8 @@ namespace ultrascale {
 // What a step costs with one technique: medians over the steps, times of the slowest rank.
 struct SyncCost {
     double step_seconds, backward_seconds, communication_seconds, exposed_seconds, matmul_seconds;
-    double matmul_flops;
-    int64_t calls, bytes;
+    double matmul_flops, sent_bytes;
+    int64_t calls;
 };
 
 inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, const DataLoader& loader, const Options& options) {
@@ -66,7 +66,7 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, cons
     for (int k = 0; k < collective_kinds; ++k) {
         if (Collective(k) == Collective::barrier) continue;
         cost.calls += counts[size_t(k)].calls / steps;
-        cost.bytes += counts[size_t(k)].bytes / steps;
+        cost.sent_bytes += counts[size_t(k)].sent / double(steps);
         cost.communication_seconds += counts[size_t(k)].seconds / double(steps);
         cost.exposed_seconds += counts[size_t(k)].exposed / double(steps);
     }
@@ -94,22 +94,32 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     AdamW optimizer(parameters, options.optimizer);
 
     const int64_t n = ranks.size(), tokens = options.micro_batch * shape.seq;
-    print(fmt::format("{} ranks, {:.3f} M parameters, {} of gradients, {} x {} tokens a rank; a step, in ms (the slowest rank's median)", n,
-                      double(parameters.local_numel()) / 1e6, format_bytes(double(parameters.flat_grads().bytes())), options.micro_batch,
-                      shape.seq));
-    print(fmt::format("  {:<24} {:>9} {:>9} {:>7} {:>11} {:>9} {:>9} {:>8} {:>8}", "technique", "step", "tok/s/rank", "calls", "bytes",
-                      "comm.", "exposed", "overlap", "matmul"));
+    print(fmt::format("{}, {:.3f} M parameters, {} of gradients, {} x {} tokens a rank; a step's medians in ms",
+                      format_count(n, "rank"), double(parameters.local_numel()) / 1e6,
+                      format_bytes(double(parameters.flat_grads().bytes())), options.micro_batch, shape.seq));
+    print(fmt::format("  {:<23} {:>8} {:>10} {:>6} {:>11} {:>8} {:>8} {:>7} {:>7}", "technique", "step", "tok/s/rank",
+                      "calls", "sent", "comm.", "exposed", "overlap", "matmul"));
+    Report report("01_data_parallel", options, shape, 0);
     NoSync none(parameters, ranks);
     const SyncCost alone = cost_of(none, model, optimizer, loader, options);
     SyncCost naive{};
     const auto row = [&](const std::string& name, const SyncCost& cost) {
         const bool talks = cost.calls > 0;
-        print(fmt::format("  {:<24} {:>9.2f} {:>9.0f} {:>8} {:>11} {:>9} {:>9} {:>8} {:>7.2f}x", name, cost.step_seconds * 1e3,
-                          double(tokens) / cost.step_seconds, cost.calls, format_bytes(double(cost.bytes)),
-                          talks ? fmt::format("{:.2f}", cost.communication_seconds * 1e3) : "-",
-                          talks ? fmt::format("{:.2f}", cost.exposed_seconds * 1e3) : "-",
-                          talks ? fmt::format("{:.0f} %", 100 * std::max(0.0, 1 - cost.exposed_seconds / cost.communication_seconds)) : "-",
-                          cost.matmul_seconds / alone.matmul_seconds));
+        const double overlap = talks ? std::max(0.0, 1 - cost.exposed_seconds / cost.communication_seconds) : 0;
+        const auto ms = [&](double seconds) { return talks ? fmt::format("{:.2f}", seconds * 1e3) : "-"; };
+        print(fmt::format("  {:<23} {:>8.2f} {:>10.0f} {:>6} {:>11} {:>8} {:>8} {:>7} {:>6.2f}x", name,
+                          cost.step_seconds * 1e3, double(tokens) / cost.step_seconds, cost.calls,
+                          format_bytes(cost.sent_bytes), ms(cost.communication_seconds), ms(cost.exposed_seconds),
+                          talks ? fmt::format("{:.0f} %", 100 * overlap) : "-", cost.matmul_seconds / alone.matmul_seconds));
+        report.row({{"technique", name},
+                    {"step_ms", cost.step_seconds * 1e3},
+                    {"tokens_per_second_per_device", double(tokens) / cost.step_seconds},
+                    {"calls", cost.calls},
+                    {"sent_bytes", cost.sent_bytes},
+                    {"communication_ms", cost.communication_seconds * 1e3},
+                    {"exposed_ms", cost.exposed_seconds * 1e3},
+                    {"overlap", overlap},
+                    {"matmul_ratio", cost.matmul_seconds / alone.matmul_seconds}});
     };
     row("none (not trained right)", alone);
     const auto measure = [&](const std::string& name, SyncKind kind, RingDirections directions = RingDirections::one) {
@@ -124,7 +134,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     measure("ring", SyncKind::ring);
     measure("ring, both ways", SyncKind::ring, RingDirections::both);
     if (nodes_pretended) measure(fmt::format("hierarchical, nodes of {}", sync.ranks_per_node), SyncKind::hierarchical);
-    if (n == 1) return true;
+    if (n == 1) return report.finish(), true;
 
     // The condition, from the rate of one all-reduce of everything and that of the matrix products without communication.
     std::vector<double> seconds;
@@ -146,6 +156,9 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     print(fmt::format("  measured   t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}   (naive; none)",
                       naive.communication_seconds * 1e3, alone.backward_seconds * 1e3,
                       naive.communication_seconds / alone.backward_seconds));
+    report.value("overlap_condition", "predicted", t_comm / t_compute);
+    report.value("overlap_condition", "measured", naive.communication_seconds / alone.backward_seconds);
+    report.finish();
     return true;
 }
 

@@ -81,17 +81,19 @@ public:
     }
     int64_t outer_steps(int64_t steps) const { return (steps + options_.inner_steps - 1) / options_.inner_steps; }
     void add_to(PredictedCommunication& of_run, int64_t steps) const {
-        of_run.add(Collective::all_reduce, outer_steps(steps), outer_steps(steps) * outer_.bytes());
+        of_run.add(Collective::all_reduce, outer_steps(steps), outer_steps(steps) * outer_.bytes(), ranks_.size());
     }
-    // Bytes of all-reduce a token, `tokens` in a rank's step, beside those of an all-reduce of the gradients in every step.
+    // Bytes that a rank sends for each token, `tokens` in its step, beside what an all-reduce of the gradients in every step would send.
     void print_savings(Report& report, int64_t steps, int64_t tokens, DType gradients) const {
-        const double bytes = double(outer_steps(steps) * outer_.bytes()) / double(steps * tokens);
-        const double every_step = double(outer_.numel() * dtype_bytes(gradients)) / double(tokens);
-        print(fmt::format("  DiLoCo: {} outer steps in {}: {:.4g} bytes a token of a rank; gradients in every step: {:.4g}; 1/{:.3g}",
-                          outer_steps(steps), steps, bytes, every_step, every_step / bytes));
+        const auto sent = [&](int64_t bytes) { return bytes_sent(Collective::all_reduce, double(bytes), ranks_.size()); };
+        const double bytes = sent(outer_steps(steps) * outer_.bytes()) / double(steps * tokens);
+        const double every_step = sent(outer_.numel() * dtype_bytes(gradients)) / double(tokens);
+        print(fmt::format("  DiLoCo: {} in {}: a rank sends {:.4g} bytes a token; with gradients in every step {:.4g}{}",
+                          format_count(outer_steps(steps), "outer step"), steps, bytes, every_step,
+                          bytes > 0 ? fmt::format(" ({:.3g} times)", every_step / bytes) : ""));
         report.value("diloco", "outer_steps", double(outer_steps(steps)));
-        report.value("diloco", "bytes_per_token", bytes);
-        report.value("diloco", "all_reduce_bytes_per_token", every_step);
+        report.value("diloco", "sent_bytes_per_token", bytes);
+        report.value("diloco", "all_reduce_sent_bytes_per_token", every_step);
     }
 
 private:

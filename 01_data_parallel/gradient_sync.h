@@ -33,7 +33,7 @@ public:
 protected:
     PredictedCommunication all_reduces(int64_t calls) const {
         PredictedCommunication p;
-        p.add(Collective::all_reduce, calls, parameters_.flat_grads().bytes());
+        p.add(Collective::all_reduce, calls, parameters_.flat_grads().bytes(), ranks_.size());
         return p;
     }
     ParameterList& parameters_;

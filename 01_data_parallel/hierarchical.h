@@ -38,11 +38,11 @@ public:
             const int64_t width = dtype_bytes(bucket.gradients.dtype()), rest = bucket.gradients.numel() % inside_.size();
             const int64_t bytes = bucket.gradients.bytes() - rest * width;
             if (bytes > 0) {
-                p.add(Collective::reduce_scatter, 1, bytes);
-                p.add(Collective::all_reduce, 1, bytes / inside_.size());
-                p.add(Collective::all_gather, 1, bytes);
+                p.add(Collective::reduce_scatter, 1, bytes, inside_.size());
+                p.add(Collective::all_reduce, 1, bytes / inside_.size(), across_.size());
+                p.add(Collective::all_gather, 1, bytes, inside_.size());
             }
-            if (rest > 0) p.add(Collective::all_reduce, 1, rest * width);
+            if (rest > 0) p.add(Collective::all_reduce, 1, rest * width, ranks_.size());
         }
         return p;
     }

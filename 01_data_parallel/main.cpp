@@ -1,5 +1,6 @@
 // Chapter 01: data parallelism. Every rank holds the whole model and trains on its own part of the batch; the ranks' gradients are
 // summed in one of several ways (gradient_sync.h and the files beside it). The step is written out in train() below.
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -26,7 +27,7 @@ struct Chapter {
     std::string demo;
     double largest_mib = 0;
 
-    void add_options(OptionList& options) {
+    void add_options(OptionList& options, const Options& shared) {
         options.choice("--sync", sync.kind,
                        {{"naive", SyncKind::naive},
                         {"overlap", SyncKind::overlap},
@@ -35,16 +36,37 @@ struct Chapter {
                         {"hierarchical", SyncKind::hierarchical},
                         {"diloco", SyncKind::diloco}},
                        "How the gradients are summed; diloco: the weights meet, not the gradients");
-        options.add("--bucket-mb", sync.bucket_mb, "Size of a bucket in MiB").between(1e-6, 1e6).show_default();
-        options.choice("--ring-directions", sync.ring_directions, {{"one", RingDirections::one}, {"both", RingDirections::both}},
-                       "Of --sync ring: all one way, or half of it each way");
-        options.choice("--no-sync", no_sync, {{"on", true}, {"off", false}},
-                       "With --grad-accum: communicate after the last micro-batch only (on) or after each (off)");
+        const auto with = [this](std::initializer_list<SyncKind> kinds) {
+            return [this, kinds = std::vector<SyncKind>(kinds)] {
+                return compare || std::ranges::count(kinds, sync.kind) > 0;
+            };
+        };
+        options.add("--bucket-mb", sync.bucket_mb, "Size of a bucket in MiB")
+            .between(1e-6, 1e6)
+            .only_if(with({SyncKind::bucket, SyncKind::hierarchical}), "it is for --sync bucket and hierarchical")
+            .show_default();
+        options
+            .choice("--ring-directions", sync.ring_directions, {{"one", RingDirections::one}, {"both", RingDirections::both}},
+                    "Of --sync ring: all one way, or half of it each way")
+            .only_if([this] { return sync.kind == SyncKind::ring; }, "it is for --sync ring");
+        options
+            .choice("--no-sync", no_sync, {{"on", true}, {"off", false}},
+                    "With --grad-accum: communicate after the last micro-batch only (on) or after each (off)")
+            .only_if([&shared] { return shared.grad_accum > 1; }, "a step has one micro-batch; --grad-accum 2 or more");
+        const auto diloco = with({SyncKind::diloco});
+        const char* const of_diloco = "it is for --sync diloco";
         options.add("--inner-steps", sync.diloco.inner_steps, "Of --sync diloco: steps from one meeting to the next")
             .between(1, 1e9)
+            .only_if(diloco, of_diloco)
             .show_default();
-        options.add("--outer-lr", sync.diloco.lr, "Of --sync diloco: how far theta follows").between(0, 100).show_default();
-        options.add("--outer-momentum", sync.diloco.momentum, "Of --sync diloco: Nesterov's").between(0, 1).show_default();
+        options.add("--outer-lr", sync.diloco.lr, "Of --sync diloco: how far theta follows")
+            .between(0, 100)
+            .only_if(diloco, of_diloco)
+            .show_default();
+        options.add("--outer-momentum", sync.diloco.momentum, "Of --sync diloco: Nesterov's")
+            .between(0, 1)
+            .only_if(diloco, of_diloco)
+            .show_default();
         const OneOption size = options.add("--node-size", node_size, "Pretend nodes of this many ranks, slow between them").between(1, 1e6);
         const OneOption rate =
             options.add("--inter-gbps", inter_gbps, "Rate of each rank's network card between the pretended nodes, Gbit/s")
@@ -52,11 +74,14 @@ struct Chapter {
         size.needs(rate), rate.needs(size);
         options.flag("--compare", compare, "Train with each technique in turn and print one table")
             .excludes(training_outputs)
-            .excludes({"--grad-accum", "--no-sync"});
+            .excludes({"--sync", "--grad-accum", "--no-sync"});
         options.add("--demo", demo, "collectives: what each one does; bandwidth: how fast they are")
             .one_of({"collectives", "bandwidth"})
-            .excludes(training_outputs);
-        options.add("--largest-mib", largest_mib, "Of --demo bandwidth. Default: 1024 on GPUs, 16 on the CPU").between(1e-3, 1e5);
+            .excludes(training_outputs)
+            .excludes({"--sync", "--compare"});
+        options.add("--largest-mib", largest_mib, "Of --demo bandwidth. Default: 1024 on GPUs, 16 on the CPU")
+            .between(1e-3, 1e5)
+            .only_if([this] { return demo == "bandwidth"; }, "it is for --demo bandwidth");
     }
 
     // --no-sync off: gradients are summed after each micro-batch, and added up.
@@ -77,8 +102,8 @@ struct Chapter {
     }
     void slow_down() const {
         if (node_size == 0) return;
-        print(fmt::format("  nodes   {} of {} rank{}, pretended: {:.4g} Gbit/s for each rank's network card",
-                          Communicator::world().size() / node_size, node_size, node_size == 1 ? "" : "s", inter_gbps));
+        print(fmt::format("  nodes   {} of {}, pretended: {:.4g} Gbit/s for each rank's network card",
+                          Communicator::world().size() / node_size, format_count(node_size, "rank"), inter_gbps));
         pretend_nodes(node_size, inter_gbps);
     }
 };
@@ -86,6 +111,7 @@ struct Chapter {
 // What a rank holds, without the buffers of the way the gradients are summed.
 MemoryEstimate predict_memory(const Options& options, const Chapter& chapter, const StepShape& shape) {
     MemoryEstimate m = estimate_memory(shape);
+    m.one_after_the_other = true;  // a ring's and DiLoCo's buffers come when the backward is over
     if (chapter.every_time(options)) m.gradients *= 2;  // the sums over micro-batches
     if (chapter.sync.kind == SyncKind::diloco) DiLoCo::add_to(m, parameter_count(shape.config));
     return m;
@@ -124,7 +150,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
 
     Report report("01_data_parallel", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader));
-    print(fmt::format("  sync    {}", describe(chapter.sync, every_time)));
+    report.technique("sync", describe(chapter.sync, every_time), {{"dp", N}});
     if (validation)
         print(
             fmt::format("  valid.  {}{}", validation->description(), diloco ? "; between two meetings the weights are rank 0's own" : ""));
@@ -189,10 +215,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         MemoryEstimate predicted = predict_memory(options, chapter, shape);
         predicted.peak_communication += sync->buffer_bytes();
         ok = report.memory(predicted) && ok;
-        PredictedCommunication of_run = sync->predicted();
-        for (auto& kind : of_run.kinds)
-            for (int64_t* number : {&kind.calls, &kind.bytes}) *number *= options.steps * (every_time ? accumulated : 1);
-        of_run.add(Collective::all_reduce, options.steps, options.steps * 8);  // the loss
+        PredictedCommunication of_run = sync->predicted().times(options.steps * (every_time ? accumulated : 1));
+        of_run.add(Collective::all_reduce, options.steps, options.steps * 8, ranks.size());  // the loss
         if (diloco) diloco->add_to(of_run, options.steps);
         ok = report.communication_of_run(of_run, options.steps) && ok;
         if (diloco) diloco->print_savings(report, options.steps, B * accumulated * T, options.grad_dtype());
@@ -215,13 +239,13 @@ int main(int argc, char** argv) {
         Chapter chapter;
         const Options options =
             parse_options(argc, argv, "01_data_parallel", "Train a Llama on several devices, each with a part of the batch.",
-                          [&](OptionList& list) { chapter.add_options(list); });
+                          [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
         chapter.check_and_find_nodes(Communicator::world());
         if (!chapter.demo.empty() || chapter.compare) chapter.slow_down();
         if (chapter.demo == "collectives") return demo_collectives(Communicator::world());
         if (chapter.demo == "bandwidth") {
             const double mib = chapter.largest_mib > 0 ? chapter.largest_mib : (device_is_gpu() ? 1024 : 16);
-            return demo_bandwidth(Communicator::world(), int64_t(mib * (1 << 20)));
+            return demo_bandwidth(options, Communicator::world(), int64_t(mib * (1 << 20)));
         }
         const LlamaConfig config = options.config();
         const StepShape shape = step_shape(options, config);

@@ -124,7 +124,8 @@ inline PredictedCommunication::Kind predict_ring_all_reduce(int64_t count, DType
     const int right = (rank + 1) % n, left = (rank + n - 1) % n;
     const int64_t half = part_begin(count, 1, 2);
     const int64_t elements = directions == RingDirections::one ? sent(count, right) : sent(half, right) + sent(count - half, left);
-    return {.calls = 2 * (n - 1), .bytes = elements * dtype_bytes(dtype)};
+    const int64_t bytes = elements * dtype_bytes(dtype);
+    return {.calls = 2 * (n - 1), .bytes = bytes, .sent = double(bytes)};
 }
 
 }  // namespace ultrascale

@@ -17,9 +17,9 @@ public:
     void finish() override { ring_all_reduce(ranks_, parameters_.flat_grads(), directions_); }
     PredictedCommunication predicted() const override {
         const Tensor& flat = parameters_.flat_grads();
-        const auto of_rank = predict_ring_all_reduce(flat.numel(), flat.dtype(), ranks_.rank(), ranks_.size(), directions_);
         PredictedCommunication p;
-        p.add(Collective::send_recv, of_rank.calls, of_rank.bytes);
+        p.add(Collective::send_recv,
+              predict_ring_all_reduce(flat.numel(), flat.dtype(), ranks_.rank(), ranks_.size(), directions_));
         return p;
     }
     int64_t buffer_bytes() const override {

@@ -30,12 +30,13 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         check_fits(predict_memory(zero->layout(), model.units(), zero_options, shape, A, ranks.rank()), memory_limit(),
                    "stage 0 is compared, too; a smaller --micro-batch or --recompute full needs less");
     }
-    print(fmt::format("{} ranks, {:.3f} M parameters in {}, gradients {}, {} x {} tokens a rank and micro-batch, {} micro-batches a step",
-                      N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), B,
-                      shape.seq, A));
-    print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>12} {:>11}   {:>11} {:>6} {:>10} {:>10} {:>10}  {}", "stage", "parameters",
-                      "gradients", "optimizer", "on the host", "gathered", "sent, bytes", "Psi", "comm. ms", "exposed", "step ms",
-                      "as predicted"));
+    print(fmt::format("{}, {:.3f} M parameters in {}, gradients {}; {} x {} tokens a rank and micro-batch, {} a step",
+                      format_count(N, "rank"), double(parameter_count(shape.config)) / 1e6,
+                      dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), B, shape.seq, A));
+    print(fmt::format("  {:<6} {:>10} {:>10} {:>10} {:>10} {:>10}   {:>10} {:>5}", "stage", "parameters", "gradients",
+                      "optimizer", "on host", "gathered", "sent", "x Psi"));
+    std::vector<std::string> times = {fmt::format("  {:<6} {:>10} {:>10} {:>10}", "stage", "step ms", "comm. ms", "exposed")};
+    Report report("02_zero", options, shape, 0);
     bool ok = true;
     for (int variant = 0; variant <= (offload_too ? 6 : 3); ++variant) {
         zero_options.stage = variant <= 3 ? variant : variant - 3;
@@ -71,7 +72,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         zero->finish();
 
         const MemoryEstimate want = predict_memory(zero->layout(), model.units(), zero_options, shape, A, ranks.rank());
-        const PredictedCommunication sent = predict_communication(zero->layout(), model.units(), zero_options, shape, A);
+        const PredictedCommunication sent = predict_communication(zero->layout(), model.units(), zero_options, shape, A, int(N));
         const MemoryByCategory held = memory_now();
         const int64_t gathered = memory_peak_by_category()[int(Memory::communication)];
         bool same = counted_as_predicted(sent, steps) && held[int(Memory::parameter)] == want.parameters &&
@@ -79,25 +80,44 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
                     held[int(Memory::host)] == want.host && gathered == want.peak_communication;
         const CommunicationCounts counts = communication_counts();
         CommunicationCount all{};
-        double weighed = 0;  // in Psi: an all-reduce moves its tensor twice
-        for (int k = 0; k < collective_kinds; ++k) {
-            const CommunicationCount& c = counts[size_t(k)];
-            all.bytes += c.bytes, all.seconds += c.seconds, all.exposed += c.exposed;
-            const double width_ratio = Collective(k) == Collective::all_gather
-                                           ? double(dtype_bytes(shape.grad_dtype)) / double(dtype_bytes(shape.model.dtype))
-                                           : 1;  // gathered parameters are counted in elements, as gradients are
-            weighed += double(c.bytes) * width_ratio * (Collective(k) == Collective::all_reduce ? 2 : 1);
+        double psis = 0;  // sent, in Psi; gathered parameters are counted in elements, as gradients are
+        for (size_t k = 0; k < counts.size(); ++k) {
+            const CommunicationCount& c = counts[k];
+            all.sent += c.sent, all.seconds += c.seconds, all.exposed += c.exposed;
+            const bool values = Collective(k) == Collective::all_gather;
+            psis += c.sent / psi * (values ? double(dtype_bytes(shape.grad_dtype)) / double(dtype_bytes(shape.model.dtype)) : 1);
         }
         same = on_all_ranks(ranks, same);
         ok = ok && same;
         const double n = double(steps);
-        print(fmt::format("  {:<6} {:>11} {:>11} {:>11} {:>12} {:>11}   {:>11} {:>6.2f} {:>10.2f} {:>10.2f} {:>10.2f}  {}",
-                          fmt::format("{}{}", zero_options.stage, zero_options.offload ? " host" : ""),
-                          format_bytes(double(held[int(Memory::parameter)])), format_bytes(double(held[int(Memory::gradient)])),
-                          format_bytes(double(held[int(Memory::optimizer)])), format_bytes(double(held[int(Memory::host)])),
-                          format_bytes(double(gathered)), format_bytes(double(all.bytes) / n), weighed / n / psi, all.seconds * 1e3 / n,
-                          all.exposed * 1e3 / n, seconds * 1e3 / n, same ? "yes" : "NO"));
+        const std::string name = fmt::format("{}{}", zero_options.stage, zero_options.offload ? " host" : "");
+        const auto bytes_of = [&](Memory category) { return format_bytes(double(held[int(category)])); };
+        print(fmt::format("  {:<6} {:>10} {:>10} {:>10} {:>10} {:>10}   {:>10} {:>5.2f}   {}", name, bytes_of(Memory::parameter),
+                          bytes_of(Memory::gradient), bytes_of(Memory::optimizer), bytes_of(Memory::host),
+                          format_bytes(double(gathered)), format_bytes(all.sent / n), psis / n,
+                          same ? "as predicted" : "NOT as predicted"));
+        times.push_back(fmt::format("  {:<6} {:>10.2f} {:>10.2f} {:>10.2f}", name, seconds * 1e3 / n, all.seconds * 1e3 / n,
+                                    all.exposed * 1e3 / n));
+        report.row({{"stage", zero_options.stage},
+                    {"offload", zero_options.offload},
+                    {"parameter_bytes", held[int(Memory::parameter)]},
+                    {"gradient_bytes", held[int(Memory::gradient)]},
+                    {"optimizer_bytes", held[int(Memory::optimizer)]},
+                    {"host_bytes", held[int(Memory::host)]},
+                    {"gathered_bytes", gathered},
+                    {"sent_bytes", all.sent / n},
+                    {"sent_psi", psis / n},
+                    {"step_ms", seconds * 1e3 / n},
+                    {"communication_ms", all.seconds * 1e3 / n},
+                    {"exposed_ms", all.exposed * 1e3 / n},
+                    {"as_predicted", same}});
     }
+    print(fmt::format("  Psi: the gradients' bytes. The book's 2, 2, 2 and 3 Psi are those of many ranks; times (n-1)/n = {:.4g}",
+                      double(N - 1) / double(N)));
+    print("");
+    for (const std::string& line : times) print(line);
+    report.text("compare", "result", ok ? "as predicted" : "not as predicted");
+    report.finish();
     return ok;
 }
 

@@ -21,18 +21,28 @@ struct Chapter {
     ZeroOptions zero;
     bool no_sync = true, compare = false;
 
-    void add_options(OptionList& options) {
+    void add_options(OptionList& options, const Options& shared) {
+        const auto any_stage = [this] { return !compare; };
         options.add("--stage", zero.stage, "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too")
             .between(0, 3)
+            .only_if(any_stage, "--compare takes each stage in turn")
             .show_default();
-        options.choice("--gather-overlap", zero.gather_overlap,
-                       {{"optimizer", GatherOverlap::optimizer}, {"forward", GatherOverlap::forward}},
-                       "Of stages 1 and 2: what the all-gather of parameters runs under");
-        options.add("--prefetch", zero.prefetch, "Of stage 3: units gathered ahead").between(0, 1000).show_default();
+        options
+            .choice("--gather-overlap", zero.gather_overlap,
+                    {{"optimizer", GatherOverlap::optimizer}, {"forward", GatherOverlap::forward}},
+                    "Of stages 1 and 2: what the all-gather of parameters runs under")
+            .only_if([this] { return compare || zero.stage == 1 || zero.stage == 2; }, "it is for stages 1 and 2");
+        options.add("--prefetch", zero.prefetch, "Of stage 3: units gathered ahead")
+            .between(0, 1000)
+            .only_if([this] { return compare || zero.stage == 3; }, "it is for stage 3")
+            .show_default();
         options.choice("--offload", zero.offload, {{"none", false}, {"optimizer", true}},
                        "Of stages 1 to 3: what lives, and is computed, on the host");
-        options.choice("--no-sync", no_sync, {{"on", true}, {"off", false}},
-                       "With --grad-accum, stages 0 and 1: communicate after the last micro-batch only (on) or after each (off)");
+        options
+            .choice("--no-sync", no_sync, {{"on", true}, {"off", false}},
+                    "With --grad-accum, stages 0 and 1: communicate after the last micro-batch only (on) or after each (off)")
+            .only_if([&shared] { return shared.grad_accum > 1; }, "a step has one micro-batch; --grad-accum 2 or more")
+            .only_if([this] { return compare || zero.stage <= 1; }, "stages 2 and 3 communicate after each micro-batch anyway");
         options.flag("--compare", compare, "Train with each stage in turn and print one table; with --offload optimizer also offloaded")
             .excludes(training_outputs);
     }
@@ -69,9 +79,11 @@ Occupancy occupancy() { return {memory_peak_by_category()[int(Memory::communicat
 bool print_constancy(Report& report, const Occupancy& early, int64_t steps) {
     const Occupancy late = occupancy();
     const bool constant = late.buffers == early.buffers;
-    print(fmt::format("  from step {} to {}: buffers {} -> {}, fragmentation {} -> {}{}", settled_steps, steps,
-                      format_bytes(double(early.buffers)), format_bytes(double(late.buffers)), format_bytes(double(early.fragmentation)),
-                      format_bytes(double(late.fragmentation)), constant ? "" : "   MISMATCH"));
+    if (report.full() || !constant)
+        print(fmt::format("  from step {} to {}: buffers {} -> {}, fragmentation {} -> {}{}", settled_steps, steps,
+                          format_bytes(double(early.buffers)), format_bytes(double(late.buffers)),
+                          format_bytes(double(early.fragmentation)), format_bytes(double(late.fragmentation)),
+                          constant ? "" : "   MISMATCH"));
     report.value("constancy", "buffers_early", double(early.buffers));
     report.value("constancy", "buffers_late", double(late.buffers));
     report.value("constancy", "fragmentation_early", double(early.fragmentation));
@@ -106,8 +118,10 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     Report report("02_zero", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader));
     const char* sharded[] = {"nothing", "optimizer states", "optimizer states and gradients", "optimizer states, gradients and parameters"};
-    print(fmt::format("  ZeRO    stage {}: {} sharded over {} ranks{}", zero_options.stage, sharded[zero_options.stage], N,
-                      zero_options.offload ? "; optimizer states on the host" : ""));
+    report.technique("ZeRO",
+                     fmt::format("stage {}: {} sharded over {}{}", zero_options.stage, sharded[zero_options.stage],
+                                 format_count(N, "rank"), zero_options.offload ? "; optimizer states on the host" : ""),
+                     {{"dp", N}});
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
     ExplainHooks explain_hooks(zero.get());
     const auto validate = [&] {
@@ -162,9 +176,9 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     if (options.steps > 0) {
         if (verifier) ok = verifier->finish(report);
         ok = report.memory(predicted(ranks.rank())) && ok;
-        print_formula(zero_options, shape, ranks.size());
+        if (report.full()) print_formula(zero_options, shape, ranks.size());
         if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
-        const PredictedCommunication of_step = predict_communication(zero->layout(), model.units(), zero_options, shape, accumulated);
+        const PredictedCommunication of_step = predict_communication(zero->layout(), model.units(), zero_options, shape, accumulated, ranks.size());
         ok = report.communication(of_step, options.steps, validation ? validation->sent() : CommunicationCounts{}) && ok;
         zero->print_offload(report);
         report.throughput();
@@ -185,7 +199,7 @@ int main(int argc, char** argv) {
         Chapter chapter;
         const Options options =
             parse_options(argc, argv, "02_zero", "Train a Llama with optimizer states, gradients and parameters sharded.",
-                          [&](OptionList& list) { chapter.add_options(list); });
+                          [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
         if (chapter.zero.offload && chapter.zero.stage == 0 && !chapter.compare)
             user_error("--offload optimizer: what moves to the host is a rank's shard; --stage 1, 2 or 3");
         const LlamaConfig config = options.config();

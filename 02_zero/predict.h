@@ -55,17 +55,17 @@ inline MemoryEstimate predict_memory(const FlatLayout& layout, const std::vector
     return m;
 }
 
-// Of one step with A micro-batches. In units of Psi, the bytes of all parameters: 2, 2, A + 1, and 3 A less what stage 3 need not gather
-// twice.
+// Of one step with A micro-batches on so many ranks. What a rank sends, in units of (n-1)/n Psi, Psi the bytes of all parameters: 2, 2,
+// A + 1, and 3 A less what stage 3 need not gather twice.
 inline PredictedCommunication predict_communication(const FlatLayout& layout, const std::vector<Unit>& units, const ZeroOptions& zero,
-                                                    const StepShape& shape, int64_t A) {
+                                                    const StepShape& shape, int64_t A, int ranks) {
     const auto U = int64_t(layout.size());
     const int64_t value_bytes = layout.padded() * dtype_bytes(shape.model.dtype),
                   grad_bytes = layout.padded() * dtype_bytes(shape.grad_dtype);
     const int64_t times = zero.stage >= 2 || zero.every_micro_batch ? A : 1;
     PredictedCommunication p;
-    p.add(zero.stage == 0 ? Collective::all_reduce : Collective::reduce_scatter, times * U, times * grad_bytes);
-    if (zero.stage == 1 || zero.stage == 2) p.add(Collective::all_gather, U, value_bytes);
+    p.add(zero.stage == 0 ? Collective::all_reduce : Collective::reduce_scatter, times * U, times * grad_bytes, ranks);
+    if (zero.stage == 1 || zero.stage == 2) p.add(Collective::all_gather, U, value_bytes, ranks);
     if (zero.stage == 3) {  // what a step needs or prefetches and the steps before it did not keep
         const size_t ahead = size_t(zero.prefetch), kept_ahead = std::max<size_t>(1, ahead);
         std::vector<size_t> held;
@@ -73,13 +73,13 @@ inline PredictedCommunication predict_communication(const FlatLayout& layout, co
             for (size_t u : units_needed(layout, units, step, step + ahead, true))
                 if (std::ranges::find(held, u) == held.end()) {
                     held.push_back(u);
-                    p.add(Collective::all_gather, A, A * layout[u].padded * dtype_bytes(shape.model.dtype));
+                    p.add(Collective::all_gather, A, A * layout[u].padded * dtype_bytes(shape.model.dtype), ranks);
                 }
             const std::vector<size_t> kept = units_needed(layout, units, step + 1, step + kept_ahead, true);
             std::erase_if(held, [&](size_t u) { return std::ranges::find(kept, u) == kept.end(); });
         }
     }
-    p.add(Collective::all_reduce, 2, 16);  // the gradient's norm and the loss
+    p.add(Collective::all_reduce, 2, 16, ranks);  // the gradient's norm and the loss
     return p;
 }
 

@@ -4,7 +4,7 @@
 // Data parallelism keeps everything n times. Each stage shards one thing more over the n ranks; bytes per rank for Psi parameters in
 // bf16 with fp32 master weights (k = 12: master weights and Adam's two moments):
 //
-//     stage   parameters   gradients   optimizer       communication per step, in Psi
+//     stage   parameters   gradients   optimizer       sent by a rank per step, in (n-1)/n Psi
 //       0        2 Psi       2 Psi      k Psi           all-reduce of gradients (2)                         zero0.h
 //       1        2 Psi       2 Psi      k Psi / n       reduce-scatter (1), all-gather of parameters (1)    zero1.h
 //       2        2 Psi       2 Psi/n    k Psi / n       the same, the reduce-scatter each micro-batch       zero2.h

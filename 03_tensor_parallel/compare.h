@@ -32,12 +32,14 @@ inline bool compare_sequence_parallel(const Options& options, const TensorOption
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, {.seq = shape.seq});
     const float loss_scale = float(1 / double(loader.counted_targets(0, sequences_of_step(options, N))));
-    print(fmt::format("tp {} x dp {}, {:.3f} M parameters in {}, {} x {} tokens a replica and micro-batch, {} a step; overlap {}", given.tp,
-                      N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), B, shape.seq, A,
-                      overlap_names[int(given.overlap)]));
-    print(fmt::format("  {:<22} {:>11} {:>11} {:>11} {:>12}   {:>11} {:>11} {:>11} {:>9} {:>9} {:>9}  {}", "", "parameters", "gradients",
-                      "optimizer", "activations", "all-reduce", "all-gather", "red.-scat.", "comm. ms", "exposed", "step ms",
-                      "as predicted"));
+    print(fmt::format("tp {} x dp {}, {:.3f} M parameters in {}; {} x {} tokens a replica and micro-batch, {} a step; overlap {}",
+                      given.tp, N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), B,
+                      shape.seq, A, overlap_names[int(given.overlap)]));
+    print(fmt::format("  {:<21} {:>10} {:>10} {:>10} {:>11}", "what a rank holds", "parameters", "gradients", "optimizer",
+                      "activations"));
+    std::vector<std::string> sends = {fmt::format("  {:<21} {:>10} {:>10} {:>10} {:>9} {:>9} {:>9}", "what it sends a step",
+                                                  "all-reduce", "all-gather", "red.-scat.", "comm. ms", "exposed", "step ms")};
+    Report report("03_tensor_parallel", options, shape, 0);
     bool ok = true;
     for (const auto& [name, tensor] : variants) {
         const TensorParallel parallel(shape.config, tensor, mesh, options.seed);
@@ -86,13 +88,29 @@ inline bool compare_sequence_parallel(const Options& options, const TensorOption
         same = on_all_ranks(world, same);
         ok = ok && same;
         const double n = double(steps);
-        const auto bytes = [&](Collective kind) { return format_bytes(double(counts[size_t(kind)].bytes) / n); };
-        print(fmt::format("  {:<22} {:>11} {:>11} {:>11} {:>12}   {:>11} {:>11} {:>11} {:>9.2f} {:>9.2f} {:>9.2f}  {}", name,
-                          format_bytes(double(held[int(Memory::parameter)])), format_bytes(double(held[int(Memory::gradient)])),
-                          format_bytes(double(held[int(Memory::optimizer)])), format_bytes(double(activations)),
-                          bytes(Collective::all_reduce), bytes(Collective::all_gather), bytes(Collective::reduce_scatter),
-                          all.seconds * 1e3 / n, all.exposed * 1e3 / n, seconds * 1e3 / n, same ? "yes" : "NO"));
+        const auto sent_by = [&](Collective kind) { return counts[size_t(kind)].sent / n; };
+        const auto bytes_of = [&](Memory category) { return format_bytes(double(held[int(category)])); };
+        print(fmt::format("  {:<21} {:>10} {:>10} {:>10} {:>11}   {}", name, bytes_of(Memory::parameter), bytes_of(Memory::gradient),
+                          bytes_of(Memory::optimizer), format_bytes(double(activations)), same ? "as predicted" : "NOT as predicted"));
+        sends.push_back(fmt::format("  {:<21} {:>10} {:>10} {:>10} {:>9.2f} {:>9.2f} {:>9.2f}", name,
+                                    format_bytes(sent_by(Collective::all_reduce)), format_bytes(sent_by(Collective::all_gather)),
+                                    format_bytes(sent_by(Collective::reduce_scatter)), all.seconds * 1e3 / n, all.exposed * 1e3 / n,
+                                    seconds * 1e3 / n));
+        report.row({{"variant", name},
+                    {"parameter_bytes", held[int(Memory::parameter)]},
+                    {"gradient_bytes", held[int(Memory::gradient)]},
+                    {"optimizer_bytes", held[int(Memory::optimizer)]},
+                    {"peak_activation_bytes", activations},
+                    {"sent_bytes", bytes_sent_in_all(counts) / n},
+                    {"step_ms", seconds * 1e3 / n},
+                    {"communication_ms", all.seconds * 1e3 / n},
+                    {"exposed_ms", all.exposed * 1e3 / n},
+                    {"as_predicted", same}});
     }
+    print("");
+    for (const std::string& line : sends) print(line);
+    report.text("compare", "result", ok ? "as predicted" : "not as predicted");
+    report.finish();
     return ok;
 }
 

@@ -18,21 +18,19 @@ public:
         seen_[pass != Pass::forward] = true;
     }
 
-    // "a layer: forward 2 all-reduce of 1.00 MiB, ..."; calls of a GEMM's chunks count one by one.
-    void print_line(Report& report) const {
-        std::string line = "  of which a layer: ";
+    // "a layer, forward: 2 all-reduce, each of 1.00 MiB, sent 3.00 MiB"; calls of a GEMM's chunks count one by one.
+    void add_to(Report& report) const {
         for (int pass = 0; pass < 2; ++pass) {
-            line += pass == 0 ? "forward" : "; backward";
+            std::string line = pass == 0 ? "  of which a layer, forward:" : "  of which a layer, backward:";
             for (int k = 0; k < collective_kinds; ++k) {
                 const CommunicationCount& c = sent_[pass][size_t(k)];
-                if (c.calls > 0)
-                    line +=
-                        fmt::format(" {} {} of {},", c.calls, collective_names[size_t(k)], format_bytes(double(c.bytes) / double(c.calls)));
-                if (c.calls > 0) report.value(pass == 0 ? "layer_forward" : "layer_backward", collective_names[size_t(k)], double(c.bytes));
+                if (c.calls == 0) continue;
+                line += fmt::format(" {} {}, each of {};", c.calls, collective_names[size_t(k)], format_bytes(double(c.bytes) / double(c.calls)));
+                report.value(pass == 0 ? "layer_forward" : "layer_backward", collective_names[size_t(k)], double(c.bytes));
             }
-            if (line.back() == ',') line.pop_back();
+            if (line.back() == ';') line.pop_back();
+            if (report.full()) print(line);
         }
-        print(line);
     }
 
 private:

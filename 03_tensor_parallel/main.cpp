@@ -26,24 +26,34 @@ struct Chapter {
     bool compare = false;
     std::string demo;
 
-    void add_options(OptionList& options) {
+    void add_options(OptionList& options, const Options&) {
         options.add("--tp", tensor.tp, "Ranks that share each layer; must divide the number of ranks. Default: all").between(1, 1 << 20);
         options.flag("--sequence-parallel", tensor.sequence_parallel, "Norms, residuals and dropout on 1/tp of the tokens");
-        options.choice("--keep-gathered", tensor.keep_gathered, {{"on", true}, {"off", false}},
-                       "With --sequence-parallel: keep a column linear's gathered input (on) or gather it again in backward (off)");
+        options
+            .choice("--keep-gathered", tensor.keep_gathered, {{"on", true}, {"off", false}},
+                    "With --sequence-parallel: keep a column linear's gathered input (on) or gather it again in backward (off)")
+            .only_if([this] { return tensor.sequence_parallel; }, "only --sequence-parallel gathers a linear's input");
         options.choice("--overlap", tensor.overlap, {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
                        "What communication runs under: nothing; the weight's gradient; besides, the rest of its own GEMM");
-        options.add("--chunks", tensor.chunks, "Of --overlap chunk: parts of a GEMM").between(2, 64).show_default();
+        options.add("--chunks", tensor.chunks, "Of --overlap chunk: parts of a GEMM")
+            .between(2, 64)
+            .only_if([this] { return tensor.overlap == Overlap::chunk; }, "it is for --overlap chunk")
+            .show_default();
         options.flag("--partition-checkpoints", tensor.partition_checkpoints,
                      "With --recompute full: each rank keeps 1/tp of a layer's input");
         options.add("--dropout", tensor.dropout, "Probability that an element of the residual stream's summands is dropped")
             .between(0, 0.99);
-        options.choice("--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
-                       "Of --dropout: an element's mask does not depend on the rank (on), or each rank draws its own (off)");
-        options.flag("--compare", compare, "Train without and with sequence parallelism and print one table").excludes(training_outputs);
+        options
+            .choice("--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
+                    "Of --dropout: an element's mask does not depend on the rank (on), or each rank draws its own (off)")
+            .only_if([this] { return tensor.dropout > 0; }, "there is nothing random without --dropout");
+        options.flag("--compare", compare, "Train without and with sequence parallelism and print one table")
+            .excludes(training_outputs)
+            .excludes({"--sequence-parallel", "--keep-gathered"});
         options.add("--demo", demo, "linear: a column and a row linear on matrices small enough to print")
             .one_of({"linear"})
-            .excludes(training_outputs);
+            .excludes(training_outputs)
+            .excludes({"--compare"});
     }
 
     void check_options(const Options& options) {
@@ -52,15 +62,12 @@ struct Chapter {
         if (ranks % tensor.tp != 0)
             user_error("--tp {}: {} ranks cannot be cut into groups of {}, which must divide them", tensor.tp, ranks, tensor.tp);
         if (tensor.tp == 1) tensor.sequence_parallel = tensor.keep_gathered = tensor.partition_checkpoints = false;  // nobody to share with
-        if (tensor.keep_gathered && !tensor.sequence_parallel && !compare)
-            user_error("--keep-gathered on: only --sequence-parallel gathers a linear's input");
         if (tensor.partition_checkpoints && (options.recompute != Recompute::full || tensor.sequence_parallel))
             user_error(
                 "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, with which the checkpoints are shards "
                 "already");
         if (compare && tensor.tp == 1) user_error("--compare: one rank has nobody to share a layer with; --tp 2 or more");
         if (compare) tensor.sequence_parallel = true;  // so that what it needs is checked
-        if (!tensor.same_seed && tensor.dropout == 0) user_error("--same-seed off: there is nothing random without --dropout");
     }
 };
 
@@ -111,16 +118,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
 
     Report report("03_tensor_parallel", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader), N);
-    const bool cut = row_chunks(tensor, B * T) > 1;
-    print(fmt::format(
-        "  tensor  tp {} x dp {}{}; overlap {}{}{}{}", tensor.tp, N,
-        tensor.sequence_parallel ? tensor.keep_gathered ? ", sequence parallel, gathered inputs kept" : ", sequence parallel" : "",
-        overlap_names[int(tensor.overlap)],
-        tensor.overlap == Overlap::chunk ? fmt::format(" in {} chunks{}", tensor.chunks, cut ? "" : ", which do not divide the rows: one")
-                                         : "",
-        tensor.partition_checkpoints ? "; partitioned checkpoints" : "",
-        tensor.dropout > 0 ? fmt::format("; dropout {}, {}", tensor.dropout, tensor.same_seed ? "by element" : "a seed for each rank")
-                           : ""));
+    report.technique("tensor", describe(tensor, N, B * T), {{"tp", tensor.tp}, {"dp", N}});
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
     LayerCommunication layer_communication;
     ExplainHooks explain_hooks(&layer_communication);
@@ -174,21 +172,27 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
             report.text("verify", "result", "not meant to be equal");
         }
         ok = report.memory(predict_memory(shape, tensor, tp.rank())) && ok;
-        print_layer_formula(shape, tensor, tp.rank());
         const int64_t largest = largest_micro_batch(shape, tensor, memory_limit());
-        print(fmt::format("  the largest micro-batch for {}, by formula: {}", format_bytes(double(memory_limit())), largest));
         report.value("fits", "largest_micro_batch", double(largest));
+        if (report.full()) {
+            print_layer_formula(shape, tensor, tp.rank());
+            print(fmt::format("  the largest micro-batch for {}, by formula: {}", format_bytes(double(memory_limit())), largest));
+        }
         ok = report.communication(predict_communication(shape, tensor, accumulated, N, tp.rank()), options.steps,
                                   validation ? validation->sent() : CommunicationCounts{}) &&
              ok;
-        if (tensor.tp > 1) layer_communication.print_line(report);
+        if (tensor.tp > 1) layer_communication.add_to(report);
         const double apart = largest_difference_of_copies(parameters);
-        print(fmt::format("  copies of the norms' weights on the ranks: largest difference {:.3g}{}", apart,
-                          apart > 0 && tensor.same_seed ? "   MISMATCH" : ""));
+        const bool copies_equal = apart == 0 || !tensor.same_seed;
+        if (report.full() || apart > 0)
+            print(fmt::format("  copies of the norms' weights on the ranks: largest difference {:.3g}{}", apart,
+                              copies_equal ? "" : "   MISMATCH"));
         report.value("copies", "largest_difference", apart);
-        ok = ok && (apart == 0 || !tensor.same_seed);
-        parallel.shapes().print_table(B * T, tensor.tp);
-        print_overlap_ratio(report, tp, B * T, config.hidden, options.dtype);
+        ok = ok && copies_equal;
+        if (report.full()) {
+            parallel.shapes().print_table(B * T, tensor.tp);
+            print_overlap_ratio(report, tp, B * T, config.hidden, options.dtype);
+        }
         report.throughput();
     }
     if (!options.save.empty()) {
@@ -206,7 +210,7 @@ int main(int argc, char** argv) {
     return run_program([&] {
         Chapter chapter;
         const Options options = parse_options(argc, argv, "03_tensor_parallel", "Train a Llama whose layers are shared by several devices.",
-                                              [&](OptionList& list) { chapter.add_options(list); });
+                                              [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
         if (chapter.demo == "linear") return demo_linear(Communicator::world());
         chapter.check_options(options);
         const LlamaConfig config = options.config();

@@ -1,7 +1,10 @@
 // What the chapter's options choose.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
+#include <string>
 
 #include "overlap.h"
 
@@ -23,6 +26,18 @@ struct TensorOptions {
 inline int64_t row_chunks(const TensorOptions& options, int64_t rows) {
     const int64_t parts = options.chunks * (options.sequence_parallel ? options.tp : 1);
     return options.overlap == Overlap::chunk && rows % parts == 0 ? options.chunks : 1;
+}
+
+// "tp 4 x dp 2, sequence parallel; overlap none", for micro-batches of so many rows.
+inline std::string describe(const TensorOptions& o, int64_t replicas, int64_t rows) {
+    std::string text = fmt::format("tp {} x dp {}", o.tp, replicas);
+    if (o.sequence_parallel) text += o.keep_gathered ? ", sequence parallel, gathered inputs kept" : ", sequence parallel";
+    text += fmt::format("; overlap {}", overlap_names[int(o.overlap)]);
+    if (o.overlap == Overlap::chunk)
+        text += fmt::format(" in {} chunks{}", o.chunks, row_chunks(o, rows) > 1 ? "" : ", which do not divide the rows: one");
+    if (o.partition_checkpoints) text += "; partitioned checkpoints";
+    if (o.dropout > 0) text += fmt::format("; dropout {}, {}", o.dropout, o.same_seed ? "by element" : "a seed for each rank");
+    return text;
 }
 
 }  // namespace ultrascale

@@ -48,8 +48,9 @@ inline void print_overlap_ratio(Report& report, const Communicator& group, int64
     const double flops = ops::measure_matmul_rate(dtype, device_is_gpu() ? 8192 : 512);
     const double formula = double(n - 1) / (2 * double(h)) * flops / bandwidth;
     print(fmt::format("\noverlap ratio of a linear ({} -> {}) of {} tokens: communication / computation", h, h, rows));
-    print(fmt::format("  formula    (tp-1)/(2h) * FLOP/s / bandwidth = {} / {} * {:.4g} TFLOP/s / {:.4g} Gelement/s ({:.4g} GB/s) = {:.3g}",
-                      n - 1, 2 * h, flops / 1e12, bandwidth / 1e9, bandwidth * double(e) / 1e9, formula));
+    print(fmt::format("  formula    (tp-1)/(2h) * FLOP/s / bandwidth = {} / {} * {:.4g} TFLOP/s / {:.4g} Gelement/s", n - 1,
+                      2 * h, flops / 1e12, bandwidth / 1e9));
+    print(fmt::format("             = {:.3g}   (the bandwidth is {:.4g} GB/s)", formula, bandwidth * double(e) / 1e9));
     print(fmt::format("  measured   all-gather {:.1f} us / GEMM {:.1f} us = {:.3g}{}", gather * 1e6, gemm * 1e6, gather / gemm,
                       gather < gemm ? "" : ": does not fit under it"));
     report.value("overlap_ratio", "formula", formula);

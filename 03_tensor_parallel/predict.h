@@ -69,11 +69,11 @@ inline void print_layer_formula(const StepShape& shape, const TensorOptions& o, 
     const double h = double(c.hidden), sbh = double(shape.micro_batch * shape.seq) * h * double(dtype_bytes(shape.model.dtype));
     const double norms = o.sequence_parallel ? 2.0 / o.tp : 2, inputs = o.sequence_parallel && !o.keep_gathered ? 2.0 / o.tp : 2;
     const double inside = 2 * double(heads.q_rows.size() + heads.kv_rows.size() + c.ffn / o.tp) / h;
-    print(fmt::format(
-        "  a layer's activations: s b h of {} x ({:.4g} norms' inputs + {:.4g} linears' inputs + {:.4g} q k v o, gate, up) = {}; {}",
-        format_bytes(sbh), norms, inputs, inside, format_bytes(sbh * (norms + inputs + inside)),
-        shape.model.recompute == Recompute::full ? "of all layers but one only the input is kept"
-                                                 : "and 4 bytes a row for each norm and head"));
+    print(fmt::format("  a layer's activations: s b h of {} x (norms' inputs {:.4g} + linears' inputs {:.4g} +", format_bytes(sbh),
+                      norms, inputs));
+    print(fmt::format("    q k v o, gate, up {:.4g}) = {}; {}", inside, format_bytes(sbh * (norms + inputs + inside)),
+                      shape.model.recompute == Recompute::full ? "of all layers but one only the input is kept"
+                                                               : "and 4 bytes a row for each norm and head"));
 }
 
 inline MemoryEstimate predict_memory(const StepShape& shape, const TensorOptions& options, int64_t rank) {
@@ -121,10 +121,11 @@ inline PredictedCommunication predict_communication(const StepShape& shape, cons
     const int64_t forwards = shape.model.recompute == Recompute::full ? 2 : 1;  // of a layer
     PredictedCommunication p;
     // tensors of (N, h), each in `calls` calls
-    const auto send = [&](Collective kind, int64_t tensors, int64_t calls) { p.add(kind, A * tensors * calls, A * tensors * bytes); };
+    const auto send = [&](Collective kind, int64_t tensors, int64_t calls) { p.add(kind, A * tensors * calls, A * tensors * bytes, o.tp); };
     const int64_t g = dtype_bytes(shape.grad_dtype), n = local_parameter_count(c, o.tp, rank);
     const HeadSplit heads = split_heads(c, o.tp, rank);
-    if (replicas > 1) p.add(Collective::all_reduce, 9 * L + (c.tied ? 2 : 3) + 1, n * g + 8);  // data parallelism: each parameter; the loss
+    if (replicas > 1)  // data parallelism: each parameter; the loss
+        p.add(Collective::all_reduce, 9 * L + (c.tied ? 2 : 3) + 1, n * g + 8, int(replicas));
     if (o.tp == 1) return p;
 
     if (!sp) {
@@ -139,10 +140,10 @@ inline PredictedCommunication predict_communication(const StepShape& shape, cons
         send(Collective::reduce_scatter, 2, C);                         // embedding; the head's backward
         if (!o.keep_gathered) send(Collective::all_gather, 2 * L + 1, C);
     }
-    p.add(Collective::all_gather, A, A * 3 * 4 * tokens * o.tp);                   // of the loss
-    if (sp) p.add(Collective::all_reduce, 2 * L + 1, (2 * L + 1) * c.hidden * g);  // norms
-    if (heads.copies > 1) p.add(Collective::all_reduce, 2 * L, 2 * L * heads.kv_rows.size() * c.hidden * g);
-    p.add(Collective::all_reduce, 1, 8);  // the gradient's norm
+    p.add(Collective::all_gather, A, A * 3 * 4 * tokens * o.tp, o.tp);  // of the loss
+    if (sp) p.add(Collective::all_reduce, 2 * L + 1, (2 * L + 1) * c.hidden * g, o.tp);  // norms
+    if (heads.copies > 1) p.add(Collective::all_reduce, 2 * L, 2 * L * heads.kv_rows.size() * c.hidden * g, int(heads.copies));
+    p.add(Collective::all_reduce, 1, 8, o.tp);  // the gradient's norm
     return p;
 }
 

@@ -16,7 +16,9 @@ namespace ultrascale {
 namespace {
 
 void add_shared_options(OptionList& options, Options& o) {
-    options.add("--model", o.model, "Preset, or a directory with a config.json").show_default();
+    options.add("--model", o.model, "Preset, or a directory with a config.json")
+        .only_if([&o] { return o.load.empty(); }, "the model is the one in --load's directory")
+        .show_default();
     options.add("--layers", o.layers, "Override the model's depth").at_least(1);
     options.add("--load", o.load, "Hugging Face Llama directory to start from; resumes if it holds a training state");
     options.add("--save", o.save, "Directory to save to at the end");
@@ -32,7 +34,9 @@ void add_shared_options(OptionList& options, Options& o) {
     options.add("--grad-accum", o.grad_accum, "Micro-batches per step").at_least(1).show_default();
     options.add("--lr", o.optimizer.lr, "Learning rate").between(0, 1e6).show_default();
     options.choice("--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}}, "Learning-rate schedule");
-    options.add("--lr-steps", o.optimizer.total_steps, "Step at which the cosine ends. Default: this run's last").at_least(1);
+    options.add("--lr-steps", o.optimizer.total_steps, "Step at which the cosine ends. Default: this run's last")
+        .at_least(1)
+        .only_if([&o] { return o.optimizer.cosine; }, "a constant rate has no end; --lr-schedule cosine has");
     options.add("--warmup", o.optimizer.warmup, "Steps of linear warm-up").at_least(0).show_default();
     options.add("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices").between(0, 1e6).show_default();
     options.add("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off").between(0, 1e30).show_default();
@@ -48,7 +52,12 @@ void add_shared_options(OptionList& options, Options& o) {
         "Compare the first 6 steps with one plain device. Default: for models under 5 M parameters");
     options.flag("--explain", o.explain, "Print one step's events in firing order");
     options.flag("--profile", o.profile, "Print the most expensive operations");
-    options.add("--json", o.json, "Write one JSON object a step and a summary");
+    options.choice("--report", o.full_report, {{"short", false}, {"full", true}},
+                   "What is printed at the end: the results, or also the formulas, tables and charts that explain them");
+    options.add("--log-every", o.log_every, "Print a line every so many steps (and for the first and the last)")
+        .at_least(1)
+        .show_default();
+    options.add("--json", o.json, "Write one JSON object a step, or a row of a table, and a summary");
     options.add("--trace", o.trace, "Write a Chrome/Perfetto trace");
     options.add("--peak-tflops", o.peak_tflops, "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")
         .between(1e-9, 1e9);
@@ -132,20 +141,23 @@ LlamaConfig Options::config() const {
     } else {
         c = std::filesystem::is_directory(model) ? load_config(model) : preset(model);
     }
+    if (layers > 0 && !load.empty() && layers != c.layers)
+        user_error("--layers {}: the checkpoint in {} has {} layers, and all of them are loaded", layers, load, c.layers);
     if (layers > 0) c.layers = layers;
     validate(c);
     return c;
 }
 
 void parse_command_line(int argc, char** argv, const std::string& name, const std::string& description,
-                        const std::function<void(OptionList&)>& add_options, const std::function<void()>& check_values) {
+                        const std::function<void(OptionList&)>& add_options,
+                        const std::function<void(const OptionList&)>& check_values) {
     OptionList options(name, description);
     add_options(options);
     bool asks_for_help = false;
     std::string wrong;
     try {
         asks_for_help = !options.parse(argc, argv);
-        if (!asks_for_help) check_values();
+        if (!asks_for_help) check_values(options);
     } catch (const UserError& error) {
         wrong = error.what();
     }
@@ -158,13 +170,14 @@ void parse_command_line(int argc, char** argv, const std::string& name, const st
 }
 
 Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
-                      const std::function<void(OptionList&)>& add_own) {
+                      const std::function<void(OptionList&, const Options&)>& add_own) {
     Options o;
     const auto add = [&](OptionList& options) {
         add_shared_options(options, o);
-        add_own(options);
+        add_own(options, o);
     };
-    parse_command_line(argc, argv, name, description, add, [&] {
+    parse_command_line(argc, argv, name, description, add, [&](const OptionList& options) {
+        o.values = options.values();
         if (o.fp32_grads && o.dtype == DType::fp32) user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
         if (!o.json.empty() && o.json == o.trace) user_error("--json and --trace name the same file, {}", o.json);
         for (const std::string& path : {o.json, o.trace})

@@ -23,11 +23,13 @@ struct Options {
     bool fp32_grads = false;
     Recompute recompute = Recompute::none;
     std::optional<bool> verify;  // not given: on for models under 5 M parameters
-    bool explain = false, profile = false;
+    bool explain = false, profile = false, full_report = false;
+    int64_t log_every = 1;  // steps
     std::string json, trace;
     double peak_tflops = 0;        // 0: the device's own
     double device_memory_gib = 0;  // 0: the device's own
     bool copy_engines = true;      // comm.h: use_copy_engines
+    JsonFields values;             // all options of the program with their values, the chapter's own too
 
     // Where the data is: --data, or the text that comes with the project.
     std::string data_path() const;
@@ -38,19 +40,21 @@ struct Options {
 };
 
 // The shared options for what a training prints and writes besides its report: what does not train (--compare, --demo) excludes them.
-inline const std::vector<std::string> training_outputs{"--save", "--json", "--trace", "--val-data", "--explain", "--profile"};
+inline const std::vector<std::string> training_outputs{"--save",    "--trace",     "--val-data", "--explain",
+                                                       "--profile", "--log-every", "--report"};
 
 // Reads the command line into the options that `add_options` adds; then `check_values` may throw UserError. Prints --help and ends the
 // program where it is asked for. Throws UserError: an unknown option, a value out of range. All ranks call it, and all throw the same if
 // one of them has cause to, or was started as another program or with other options than the others.
 void parse_command_line(
     int argc, char** argv, const std::string& name, const std::string& description, const std::function<void(OptionList&)>& add_options,
-    const std::function<void()>& check_values = [] {});
+    const std::function<void(const OptionList&)>& check_values = [](const OptionList&) {});
 
-// The same with the options that all chapters of training share; `add_own` adds the chapter's own. UserError also where an output cannot
+// The same with the options that all chapters of training share; `add_own` adds the chapter's own,
+// whose rules may look at the shared ones. UserError also where an output cannot
 // be written.
 Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
-                      const std::function<void(OptionList&)>& add_own);
+                      const std::function<void(OptionList&, const Options&)>& add_own);
 
 // Runs `program` and turns its end into an exit code: 0, 1 (it returned false: verification failed), 2 (UserError; rank 0
 // prints it in one line, every rank ends), 3 (a mistake of the programmer's). Sets the number of threads to cores / ranks on

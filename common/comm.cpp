@@ -4,11 +4,29 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
+#include <optional>
 
 #include "comm_transport.h"
 #include "trace.h"
 
 namespace ultrascale {
+
+double bytes_sent(Collective kind, double bytes, int ranks, bool is_root) {
+    const double n = ranks, rest = (n - 1) / n * bytes;  // all but one slice
+    switch (kind) {
+        case Collective::all_reduce: return 2 * rest;
+        case Collective::all_gather:
+        case Collective::reduce_scatter:
+        case Collective::all_to_all: return rest;
+        case Collective::send_recv: return bytes;
+        case Collective::broadcast: return is_root ? n * rest : 0;
+        case Collective::scatter: return is_root ? rest : 0;
+        case Collective::reduce: return is_root ? rest : n > 1 ? bytes : 0;
+        case Collective::gather: return is_root ? 0 : bytes / n;
+        case Collective::barrier: return 0;
+    }
+    return 0;
+}
 
 // ---- counters ------------------------------------------------------------------------------------------------------------
 
@@ -21,6 +39,7 @@ void add_count(Collective kind, const CommunicationCount& more) {
     CommunicationCount& count = counts[int(kind)];
     count.calls += more.calls;
     count.bytes += more.bytes;
+    count.sent += more.sent;
     count.seconds += more.seconds;
     count.exposed += more.exposed;
 }
@@ -28,7 +47,7 @@ void add_count(Collective kind, const CommunicationCount& more) {
 static void resolve(const std::vector<Measurement>& all) {
     for (const Measurement& m : all) {
         double begin = m.begin.seconds(), end = std::max(begin, m.end.seconds());
-        add_count(m.kind, {0, 0, m.only_exposed ? 0 : end - begin, m.exposed ? end - begin : 0});
+        add_count(m.kind, {.seconds = m.only_exposed ? 0 : end - begin, .exposed = m.exposed ? end - begin : 0});
         if (!m.lane.empty()) trace_span(collective_names[int(m.kind)], m.lane, begin, end, 0, double(m.bytes));
     }
 }
@@ -68,6 +87,7 @@ CommunicationCounts difference(const CommunicationCounts& later, const Communica
     for (size_t k = 0; k < d.size(); ++k) {
         d[k].calls -= earlier[k].calls;
         d[k].bytes -= earlier[k].bytes;
+        d[k].sent -= earlier[k].sent;
         d[k].seconds -= earlier[k].seconds;
         d[k].exposed -= earlier[k].exposed;
     }
@@ -120,13 +140,16 @@ struct Call {
     int64_t bytes;
     std::vector<Tensor> tensors;
     std::string detail = "";
+    std::optional<double> sent = {};  // where the ranks' slices differ; otherwise by the formula
 };
 
-void announce(const Communicator::Impl& group, Collective kind, const Call& call, bool asynchronous) {
-    add_count(kind, {1, call.bytes, 0, 0});
+void announce(const Communicator::Impl& group, Collective kind, int root, const Call& call, bool asynchronous) {
+    const double sent = call.sent.value_or(bytes_sent(kind, double(call.bytes), group.size(), root == group.rank));
+    add_count(kind, {.calls = 1, .bytes = call.bytes, .sent = sent});
     if (!explain_enabled()) return;
-    explain(fmt::format("{} {} over {} ({} ranks){}{}", collective_names[int(kind)], format_bytes(double(call.bytes)), group.name,
-                        group.size(), call.detail, asynchronous ? ", asynchronous" : ""));
+    explain(fmt::format("{} of {} over {} ({}){}, sends {}{}", collective_names[int(kind)],
+                        format_bytes(double(call.bytes)), group.name, format_count(group.size(), "rank"),
+                        call.detail, format_bytes(sent), asynchronous ? ", asynchronous" : ""));
 }
 
 // The one road every call takes.
@@ -138,7 +161,7 @@ Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation
     work->communicator = group;
     work->asynchronous = &stream != &compute_stream();
     if (Tensor scratch = transport::scratch(*group, operation)) work->tensors.push_back(std::move(scratch));
-    announce(*group, operation.kind, call, work->asynchronous);
+    announce(*group, operation.kind, operation.root, call, work->asynchronous);
     int tag = operation.kind == Collective::send_recv ? 0 : group->collective_tag();
     transport::start(*work, std::move(operation), tag, call.bytes, stream);
     return Work(std::move(work));
@@ -260,7 +283,9 @@ Work Communicator::all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_c
     check(send_counts[rank()] == recv_counts[rank()], "all_to_all: two counts for this rank's own slice");
     operation.send_begin = std::move(send_begin);
     operation.recv_begin = std::move(recv_begin);
-    return issue(impl_, std::move(operation), {in.bytes(), {out, in}}, stream);
+    Call call = {in.bytes(), {out, in}};
+    call.sent = double(in.bytes() - send_counts[rank()] * operation.width());
+    return issue(impl_, std::move(operation), std::move(call), stream);
 }
 
 Work Communicator::send_recv(std::vector<Transfer> transfers, Stream& stream) const {
@@ -269,13 +294,14 @@ Work Communicator::send_recv(std::vector<Transfer> transfers, Stream& stream) co
         check_rank(transfer.peer, size());
     }
     Operation operation = {.kind = Collective::send_recv};
-    Call call = {0, {}};
+    Call call = {.bytes = 0, .tensors = {}, .sent = 0};
     for (const Transfer& transfer : transfers) {
         bool send = transfer.direction == Transfer::send;
         int tag = send ? impl_->send_tag(transfer.peer) : impl_->receive_tag(transfer.peer);
         operation.messages.push_back({send, address(transfer.tensor), transfer.tensor.bytes(), transfer.peer, tag});
         call.tensors.push_back(transfer.tensor);
         call.bytes += send ? transfer.tensor.bytes() : 0;
+        *call.sent += send && transfer.peer != rank() ? double(transfer.tensor.bytes()) : 0;
         call.detail += fmt::format("{} {} {}", call.detail.empty() ? "" : ",", send ? "to" : "from", transfer.peer);
     }
     return issue(impl_, std::move(operation), std::move(call), stream);
@@ -286,12 +312,12 @@ Work Communicator::recv(Tensor x, int from, Stream& stream) const { return send_
 
 void Communicator::barrier() const {
     impl_->open();
-    announce(*impl_, Collective::barrier, {0, {}}, false);
+    announce(*impl_, Collective::barrier, -1, {0, {}}, false);
     Exchange exchange(*impl_, impl_->collective_tag());
     double begin = now_seconds();
     run_over_mpi({.kind = Collective::barrier}, exchange);
     double end = now_seconds();
-    add_count(Collective::barrier, {0, 0, end - begin, end - begin});
+    add_count(Collective::barrier, {.seconds = end - begin, .exposed = end - begin});
     trace_span(collective_names[int(Collective::barrier)], "compute", begin, end);
 }
 

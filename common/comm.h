@@ -48,15 +48,29 @@ inline constexpr int collective_kinds = 10;
 inline constexpr std::array<const char*, collective_kinds> collective_names = {
     "all-reduce", "reduce", "broadcast", "all-gather", "reduce-scatter", "gather", "scatter", "all-to-all", "send/recv", "barrier"};
 
-// What this rank communicated since the last reset, by kind. `bytes` of a collective is the size of its full tensor (the
-// gathered output of all-gather and gather, the input of reduce-scatter and scatter, the input of all-to-all); of send/recv
-// it is what this rank sent. `seconds` is the time from the first to the last message, which contains waiting for other
-// ranks to arrive; `exposed` is how long compute stood still in the call or in the wait for it. Calls and bytes count when
-// the call is made, the times when it has run and when it has been waited for. On CUDA the times are the GPU's, and asking
-// for the counts or resetting them waits for all calls so far; while a step runs nothing waits to measure it.
+// The bytes that this rank sends in calls on tensors of S bytes in all, over n ranks, by the formula of the algorithm:
+//
+//     all-reduce                               2 (n-1)/n S     a ring: a reduce-scatter, then an all-gather
+//     all-gather, reduce-scatter, all-to-all     (n-1)/n S     all but the own slice
+//     send/recv                                          S
+//     broadcast, scatter                       the root sends (n-1) S, (n-1)/n S; the others nothing
+//     reduce                                   the root sends (n-1)/n S, the others S: a reduce-scatter, then to the root
+//     gather                                   the root sends nothing, the others S/n
+//
+// S is the size of the full tensor: the gathered output of all-gather and gather, the input of the others. Our own transports
+// hand over as many bytes (comm_sent_test.cpp counts them), except that over MPI an all-reduce of up to 4 KiB takes one round
+// instead of two, in which every rank sends (n-1) S, and that slices differ by an element where n does not divide their number.
+// NCCL chooses its algorithm itself; a broadcast goes along a ring there.
+double bytes_sent(Collective kind, double bytes, int ranks, bool is_root = false);
+
+// What this rank communicated since the last reset, by kind. `bytes` are the tensors' (S above), `sent` what this rank sends by
+// the formula. `seconds` is the time from the first to the last message, which contains waiting for other ranks to arrive;
+// `exposed` is how long compute stood still in the call or in the wait for it. Calls and bytes count when the call is made, the
+// times when it has run and when it has been waited for. On CUDA the times are the GPU's, and asking for the counts or resetting
+// them waits for all calls so far; while a step runs nothing waits to measure it.
 struct CommunicationCount {
     int64_t calls = 0, bytes = 0;
-    double seconds = 0, exposed = 0;
+    double sent = 0, seconds = 0, exposed = 0;
 };
 using CommunicationCounts = std::array<CommunicationCount, collective_kinds>;
 CommunicationCounts communication_counts();

@@ -17,38 +17,60 @@ SavedPerToken saved_per_token(const StepShape& s) {
         .mlp = 2 * c.ffn * e};
 }
 
-MemoryEstimate estimate_memory(const StepShape& s) {
+ActivationMoment activation_peak(const StepShape& s) {
     const LlamaConfig& c = s.config;
     // In double: exact up to 2^53 bytes (9 PB), and no overflow where somebody asks for a sequence of 10^12 tokens.
-    const double e = double(dtype_bytes(s.model.dtype)), n = double(parameter_count(c)), tokens = double(s.micro_batch) * double(s.seq);
+    const double e = double(dtype_bytes(s.model.dtype)), tokens = double(s.micro_batch) * double(s.seq);
     const bool naive = s.model.attention == AttentionKind::naive, full = s.model.recompute == Recompute::full;
-    const double h = double(c.hidden) * e, q = double(c.q_size()) * e, kv = double(c.kv_size()) * e, F = double(c.ffn) * e,
-                 V = double(c.vocab) * e;  // bytes per token
-    const double layer = double(saved_per_token(s).total());
+    const double h = double(c.hidden) * e, q = double(c.q_size()) * e, kv = double(c.kv_size()) * e,
+                 F = double(c.ffn) * e, V = double(c.vocab) * e;  // bytes per token
+    const double layer = double(saved_per_token(s).total()), kept = full ? h : layer;
     const double lse = naive ? 0 : 4 * double(c.heads), probabilities = naive ? double(c.heads) * double(s.seq) * e : 0;
+    const double before = double(c.layers - 1) * kept;
+    const auto terms = [&](std::vector<std::pair<std::string, double>> per_token) {
+        for (auto& [what, bytes] : per_token) bytes *= tokens;
+        return per_token;
+    };
+    const std::string others = fmt::format("what forward kept of {} {}", c.layers - 1, full ? "layers: inputs only" : "other layers");
 
-    // What the layers before the last one keep, while the last one is at work.
-    const double before = double(c.layers - 1) * (full ? h : layer);
+    // Logits are their own gradient; dx comes when the losses (4 bytes) have gone.
+    const double chunk = std::min(double(s.model.loss_chunk), tokens);
+    ActivationMoment head{"in the output head", terms({{"what forward kept of all layers", before + kept},
+                                                       {"the final norm's input, output and rstd; dx", 3 * h + 4}})};
+    head.terms.emplace_back(s.model.loss_chunk > 0 ? "logits and losses of a chunk of tokens" : "logits, which become their own gradient",
+                            s.model.loss_chunk > 0 ? (V + 4) * chunk : std::max(V, V + 4 - h) * tokens);
+    // Full recomputation runs the layer's forward again, to the end: everything is saved, down makes y, dy waits.
+    ActivationMoment recomputed{"where a layer's forward has been computed again",
+                                terms({{others, before},
+                                       {"what this layer's forward keeps", layer},
+                                       {"the input of down_proj, its output, and dy", F + 2 * h}})};
+    ActivationMoment swiglu{"in the backward of SwiGLU",
+                            terms({{others, before},
+                                   {"what forward kept of the last layer", layer},
+                                   {"dy", h},
+                                   {"d(gate, up)", 2 * F},
+                                   {"the gradient of down_proj's input, which becomes that input again", F}})};
+    // o and its linear's input have gone.
+    ActivationMoment attention{"in the backward of attention",
+                               terms({{others, before},
+                                      {"of the last layer: both norms' inputs, q, k, v and log-sum-exp",
+                                       2 * h + 4 + q + 2 * kv + lse + probabilities},
+                                      {"dy and the gradient of o", h + q},
+                                      {"delta", lse},
+                                      {"dq, dk, dv", q + 2 * kv}})};
+    ActivationMoment most = std::move(head);
+    for (ActivationMoment* moment : {&recomputed, &swiglu, &attention})
+        if ((full || moment != &recomputed) && moment->bytes() > most.bytes()) most = std::move(*moment);
+    return most;
+}
 
-    // The moments at which the sum can be highest, in bytes per token.
-    //   head: final norm's x, rstd and output, the logits that are their own gradient, and dx
-    const double head_rest = before + (full ? h : layer) + 3 * h + 4;
-    const double head =
-        head_rest * tokens + (s.model.loss_chunk > 0 ? (V + 4) * std::min(double(s.model.loss_chunk), tokens)
-                                                     : std::max(V, V + 4 - h) * tokens);  // dx comes when the losses (4) have gone
-    //   full recomputation runs the layer's forward again, to the end: everything is saved, down makes y, dy waits
-    const double recomputed = full ? before + layer + F + 2 * h : 0;
-    //   backward of SwiGLU: dy, d(gate, up), and da, which becomes the input of down
-    const double swiglu = before + layer + h + 3 * F;
-    //   backward of attention: dy, d_o, delta and dq, dk, dv beside q, k, v (o and its linear's input have gone)
-    const double attention = before + 2 * h + 4 + q + 2 * kv + lse + probabilities + h + q + lse + (q + 2 * kv);
-
-    const double peak_per_token = std::max({recomputed, swiglu, attention});
+MemoryEstimate estimate_memory(const StepShape& s) {
+    const double n = double(parameter_count(s.config));
     const auto bytes = [](double x) { return int64_t(std::min(x, 9e18)); };
-    return {.parameters = bytes(n * e),
+    return {.parameters = bytes(n * double(dtype_bytes(s.model.dtype))),
             .gradients = bytes(n * double(dtype_bytes(s.grad_dtype))),
             .optimizer = bytes(n * double(optimizer_bytes(s.model.dtype))),
-            .peak_activations = bytes(std::max(head, peak_per_token * tokens))};
+            .peak_activations = bytes(activation_peak(s).bytes())};
 }
 
 void check_fits(const StepShape& shape, int64_t limit) {

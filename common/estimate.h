@@ -31,13 +31,28 @@ struct MemoryEstimate {
     int64_t peak_activations;                  // the most that forward and backward hold at once
     int64_t peak_communication = 0;            // buffers of a technique that gathers what it does not keep
     int64_t host = 0;                          // on the host, beside them
-    int64_t total() const {                    // on the device; saturating, as each part is
-        return int64_t(std::min(
-            double(parameters) + double(gradients) + double(optimizer) + double(peak_activations) + double(peak_communication), 9e18));
+    bool one_after_the_other = false;          // the buffers exist only where no activations do: their peaks do not add up
+    int64_t total() const {                    // on the device; saturating, as each part is. At most: the peaks may not meet
+        const double activations = double(peak_activations), buffers = double(peak_communication);
+        return int64_t(std::min(double(parameters) + double(gradients) + double(optimizer) +
+                                    (one_after_the_other ? std::max(activations, buffers) : activations + buffers),
+                                9e18));
     }
 };
 // Bytes of optimizer states for each parameter: two moments, and the master copy of bf16 weights.
 inline int64_t optimizer_bytes(DType dtype) { return dtype == DType::fp32 ? 8 : 12; }
+// A moment of forward or backward, and what activations consist of then.
+struct ActivationMoment {
+    std::string when;
+    std::vector<std::pair<std::string, double>> terms;  // what, bytes
+    double bytes() const {
+        double sum = 0;
+        for (const auto& [what, bytes] : terms) sum += bytes;
+        return sum;
+    }
+};
+ActivationMoment activation_peak(const StepShape& shape);  // the moment at which they are the most
+
 // Equal, to the byte, to what memory.h counts on one device (tests/chapters compares them).
 MemoryEstimate estimate_memory(const StepShape& shape);
 

@@ -94,6 +94,10 @@ int64_t memory_limit() {
     return tracker().limit;
 }
 
+std::string format_count(int64_t count, const char* thing) {
+    return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
+}
+
 std::string format_bytes(double bytes) {
     const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     int unit = 0;

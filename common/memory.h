@@ -46,6 +46,8 @@ int64_t memory_limit();
 
 // "12.3 MiB", as every table prints bytes.
 std::string format_bytes(double bytes);
+// "1 rank", "4 ranks".
+std::string format_count(int64_t count, const char* thing);
 
 // Where device memory comes from that is not the device's own allocator's (comm.h: symmetric memory). nullptr when there is none left.
 struct Allocator {

@@ -10,6 +10,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "json_lines.h"
+
 namespace CLI {
 class App;
 class Option;
@@ -27,12 +29,21 @@ public:
     OneOption needs(const OneOption& other) const;                     // given without the other one it is an error
     OneOption excludes(const std::vector<std::string>& others) const;  // given together with one of them it is an error
     OneOption show_default() const;                                    // in --help: the value when the option was added
-    explicit OneOption(CLI::Option* option) : option_(option) {}
+    // Given where `condition` does not hold once all options are read it would be ignored: an error, "--name has no effect: reason".
+    OneOption only_if(std::function<bool()> condition, std::string reason) const;
+
+    struct Rule {
+        CLI::Option* option;
+        std::function<bool()> condition;
+        std::string reason;
+    };
+    OneOption(CLI::Option* option, std::vector<Rule>* rules) : option_(option), rules_(rules) {}
 
     static constexpr double largest = double(int64_t(1) << 40);  // of what counts something
 
 private:
     CLI::Option* option_;
+    std::vector<Rule>* rules_;
 };
 
 class OptionList {
@@ -41,9 +52,10 @@ public:
     ~OptionList();
 
     // Reads the command line into the values. False: it asks for --help's text. UserError: an unknown option, a value that is none of its
-    // option's. Of an option that is given twice the last one counts.
+    // option's, an option that would have no effect. Of an option that is given twice the last one counts.
     bool parse(int argc, char** argv);
-    std::string help() const;
+    std::string help() const;      // no line is longer than 100 columns
+    JsonFields values() const;     // of all options, as they are now
 
     // --name VALUE. The value is what it was where the option is not given. T: int, int64_t, uint64_t, double, std::string, or a
     // std::vector of int, int64_t or std::string.
@@ -62,6 +74,11 @@ public:
             words.push_back(word);
             if (meaning == value) now = word;
         }
+        values_.emplace_back(name, [&value, meanings]() -> JsonValue {
+            for (const auto& [word, meaning] : meanings)
+                if (meaning == value) return word;
+            return std::string();
+        });
         return choice(
             name, words, now, [&value, meanings](const std::string& word) { value = meanings.at(word); }, what);
     }
@@ -69,7 +86,11 @@ public:
 private:
     OneOption choice(const std::string& name, const std::vector<std::string>& words, const std::string& now,
                      const std::function<void(const std::string&)>& set, const std::string& what);
+    OneOption one(CLI::Option* option) { return OneOption(option, &rules_); }
+    [[noreturn]] void refuse_unexpected(const std::vector<std::string>& words) const;
     std::unique_ptr<CLI::App> app_;
+    std::vector<OneOption::Rule> rules_;
+    std::vector<std::pair<std::string, std::function<JsonValue()>>> values_;
 };
 
 }  // namespace ultrascale

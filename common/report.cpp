@@ -1,14 +1,11 @@
 #include "report.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "device.h"
-#include "file.h"
 #include "threads.h"
 #include "trace.h"
 #include "training.h"
@@ -22,15 +19,14 @@ struct Report::Impl {
     Options options;
     StepShape shape;
     int64_t total_steps;
+    JsonLines json{options.json};
     Json summary = Json::object();
-    std::string json_lines;
     std::vector<StepRecord> records;
     double first_step_end = 0;
     int64_t timed_from = 0;  // so many steps were warm-up, in which so much was communicated
     CommunicationCounts in_warmup{};
     std::optional<double> best_validation;
     int64_t best_validation_step = 0;
-    bool rank0 = Communicator::world().rank() == 0, terminal = isatty(STDOUT_FILENO);
 
     static int64_t warmup(int64_t steps) { return std::min<int64_t>(3, steps - 1); }
     // The median over the steps after warm-up of f(record).
@@ -46,39 +42,55 @@ void print(const std::string& line) {
     if (Communicator::world().rank() == 0) fmt::print("{}\n", line);
 }
 
+static Json json_of(const JsonFields& fields) {
+    Json object = Json::object();
+    for (const auto& [name, value] : fields) std::visit([&](const auto& v) { object[name] = v; }, value);
+    return object;
+}
+
 Report::Report(std::string chapter, const Options& options, const StepShape& shape, int64_t total_steps)
     : impl_(new Impl{.chapter = std::move(chapter), .options = options, .shape = shape, .total_steps = total_steps}) {
+    Json& json = impl_->summary["configuration"];
+    json["chapter"] = impl_->chapter, json["ranks"] = Communicator::world().size();
+    json["layout"] = {{"dp", Communicator::world().size()}};
+    json["options"] = json_of(options.values);
     if (options.trace != "" || options.profile) trace_record(true);
     if (options.trace != "") memory_timeline_record(true);
 }
 
 Report::~Report() = default;
 
+bool Report::full() const { return impl_->options.full_report; }
+
 void Report::configuration(int64_t global_batch, const std::string& data_description, int64_t replicas) {
     const LlamaConfig& c = impl_->shape.config;
     const Options& o = impl_->options;
-    const int64_t seq = impl_->shape.seq;
+    const int64_t seq = impl_->shape.seq, ranks = Communicator::world().size();
     print(fmt::format("{}: {} on {}", impl_->chapter, o.model_name(), device_description()));
-    print(fmt::format("  model   {:.3f} M parameters: L {} h {} H {} K {} D {} F {} V {}{}", double(parameter_count(c)) / 1e6, c.layers,
-                      c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab, c.tied ? ", tied head" : ""));
-    const bool each_rank = replicas == 0;
-    if (each_rank) replicas = Communicator::world().size();
-    print(fmt::format("  batch   {} sequences ({} per micro-batch x {} accumulated x {} {}) of {} tokens = {} tokens a step", global_batch,
-                      o.micro_batch, global_batch / o.micro_batch / replicas, replicas, each_rank ? "ranks" : "replicas", seq,
-                      global_batch * seq));
+    print(fmt::format("  model   {:.3f} M parameters: L {} h {} H {} K {} D {} F {} V {}{}",
+                      double(parameter_count(c)) / 1e6, c.layers, c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn,
+                      c.vocab, c.tied ? ", tied head" : ""));
+    const std::string copies = replicas == 0 ? format_count(ranks, "rank") : format_count(replicas, "replica");
+    if (replicas == 0) replicas = ranks;
+    print(fmt::format("  batch   {} x {} tokens = {} a step: micro-batch {} x {} accumulated x {}",
+                      format_count(global_batch, "sequence"), seq, global_batch * seq, o.micro_batch,
+                      global_batch / o.micro_batch / replicas, copies));
     print(fmt::format("  data    {}", data_description));
     const char* recompute[] = {"none", "selective", "full"};
-    print(fmt::format("  dtype   {}, gradients {}; recomputation {}; AdamW lr {} {}, weight decay {}, clip {}", dtype_name(o.dtype),
-                      dtype_name(o.grad_dtype()), recompute[int(o.recompute)], o.optimizer.lr, o.optimizer.cosine ? "cosine" : "constant",
-                      o.optimizer.weight_decay, o.optimizer.clip));
-    impl_->summary["configuration"] = {{"chapter", impl_->chapter},
-                                       {"model", o.model_name()},
-                                       {"parameters", parameter_count(c)},
-                                       {"global_batch", global_batch},
-                                       {"seq", seq},
-                                       {"micro_batch", o.micro_batch},
-                                       {"dtype", dtype_name(o.dtype)},
-                                       {"ranks", Communicator::world().size()}};
+    print(fmt::format("  dtype   {}, gradients {}; recomputation {}", dtype_name(o.dtype),
+                      dtype_name(o.grad_dtype()), recompute[int(o.recompute)]));
+    print(fmt::format("  update  AdamW, lr {} {}, weight decay {}, clip {}", o.optimizer.lr,
+                      o.optimizer.cosine ? "cosine" : "constant", o.optimizer.weight_decay, o.optimizer.clip));
+    Json& json = impl_->summary["configuration"];
+    json["model"] = o.model_name(), json["parameters"] = parameter_count(c);
+    json["global_batch"] = global_batch, json["seq"] = seq, json["micro_batch"] = o.micro_batch;
+    json["dtype"] = dtype_name(o.dtype), json["learning_rate"] = o.optimizer.lr, json["seed"] = o.seed;
+}
+
+void Report::technique(const std::string& label, const std::string& words, const JsonFields& layout) {
+    print(fmt::format("  {:<7} {}", label, words));
+    Json& json = impl_->summary["configuration"];
+    json["technique"] = words, json["layout"] = json_of(layout);
 }
 
 void Report::step(const StepRecord& r) {
@@ -90,20 +102,15 @@ void Report::step(const StepRecord& r) {
     const int64_t done = int64_t(self.records.size()), left = self.total_steps - done;
     if (done == Impl::warmup(self.total_steps) && !r.val_loss && !self.best_validation)
         self.timed_from = done, self.in_warmup = communication_counts();
-    if (!self.rank0) return;
-    if (!self.options.json.empty()) {
-        Json line = {{"step", r.step},           {"loss", r.loss}, {"grad_norm", r.grad_norm}, {"lr", r.lr}, {"step_ms", r.seconds * 1e3},
-                     {"tokens_per_second", rate}};
-        if (r.val_loss) line["val_loss"] = *r.val_loss;
-        self.json_lines += line.dump() + "\n";
+    Json line = {{"step", r.step}, {"loss", r.loss},          {"grad_norm", r.grad_norm},
+                 {"lr", r.lr},     {"step_ms", r.seconds * 1e3}, {"tokens_per_second", rate}};
+    if (r.val_loss) line["val_loss"] = *r.val_loss;
+    self.json.write(line.dump());
+    if (done == 1 || left == 0 || done % self.options.log_every == 0) {
+        const double remaining = self.median([](const StepRecord& s) { return s.seconds; }) * double(left);
+        print(fmt::format("step {:>5}  loss {:.4f}  norm {:.3f}  lr {:.2e} {:>9.0f} tokens/s  {:.0f} s left", r.step,
+                          r.loss, r.grad_norm, r.lr, rate, remaining));
     }
-    const double remaining = self.median([](const StepRecord& s) { return s.seconds; }) * double(left);
-    const std::string line = fmt::format("step {:>5}   loss {:.4f}   grad norm {:.3f}   lr {:.2e}   {:>8.0f} tokens/s   {:.0f} s left",
-                                         r.step, r.loss, r.grad_norm, r.lr, rate, remaining);
-    if (self.terminal)
-        fmt::print("\r{}\033[K{}", line, left == 0 || r.val_loss || self.options.explain ? "\n" : "");
-    else
-        fmt::print("{}\n", line);
     if (r.val_loss) validation(r.step, *r.val_loss);
     std::fflush(stdout);
 }
@@ -146,6 +153,9 @@ bool Report::memory(const MemoryEstimate& predicted) {
     if (predicted.host > 0) row("on the host", predicted.host, peak[int(Memory::host)], 0);
     print(fmt::format("  {:<20} {:>14} {:>14}   of {}", "all, at the peak", format_bytes(double(predicted.total())),
                       format_bytes(double(total(memory_at_peak()))), format_bytes(double(memory_limit()))));
+    print(predicted.total() <= total(memory_at_peak())
+              ? "  (measured at the peak has the workspace besides, which no formula predicts)"
+              : "  (predicted adds up peaks that come at different moments: it is an upper bound)");
     json["peak"] = {{"predicted", predicted.total()}, {"measured", total(memory_at_peak())}};
     if (device_is_gpu()) {  // the playbook's two extra occupants of a GPU
         const DeviceOverhead extra = device_overhead();
@@ -160,45 +170,62 @@ bool Report::memory(const MemoryEstimate& predicted) {
     return as_predicted_everywhere(ok);
 }
 
+// The formula's bytes are no whole numbers where n does not divide a tensor's.
+static bool equal(const PredictedCommunication::Kind& want, const CommunicationCount& got) {
+    return got.calls == want.calls && got.bytes == want.bytes && std::abs(got.sent - want.sent) <= 1e-9 * (1 + want.sent);
+}
+
 bool counted_as_predicted(const PredictedCommunication& of_step, int64_t steps) {
     const CommunicationCounts counts = communication_counts();
-    for (size_t k = 0; k < counts.size(); ++k)
-        if (counts[k].calls != of_step.kinds[k].calls * steps || counts[k].bytes != of_step.kinds[k].bytes * steps) return false;
-    return true;
+    const PredictedCommunication wanted = of_step.times(steps);
+    return std::ranges::equal(wanted.kinds, counts, equal);
+}
+
+double bytes_sent_in_all(const CommunicationCounts& counts) {
+    double sum = 0;
+    for (const CommunicationCount& count : counts) sum += count.sent;
+    return sum;
 }
 
 bool Report::communication(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps) {
-    PredictedCommunication of_run = predicted;
-    for (auto& kind : of_run.kinds) kind.calls *= steps, kind.bytes *= steps;
-    return communication_of_run(of_run, steps, not_of_steps);
+    return communication_of_run(predicted.times(steps), steps, not_of_steps);
 }
 
 bool Report::communication_of_run(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps) {
     const CommunicationCounts counts = difference(communication_counts(), not_of_steps);
-    bool ok = true, any = false;
+    const double n = double(steps), timed = double(steps - impl_->timed_from);
+    bool ok = true;
     Json json = Json::object();
-    for (int k = 0; k < collective_kinds; ++k) {
-        const auto want = predicted.kinds[size_t(k)];
-        const CommunicationCount& got = counts[size_t(k)];
+    for (size_t k = 0; k < counts.size(); ++k) {
+        const auto& want = predicted.kinds[k];
+        const CommunicationCount& got = counts[k];
         if (want.calls == 0 && got.calls == 0) continue;
-        if (!any) print("\ncommunication per step     predicted calls  bytes           counted calls  bytes       time ms  exposed ms");
-        any = true;
-        const bool equal = got.calls == want.calls && got.bytes == want.bytes;
-        ok = ok && equal;
-        const double n = double(steps), timed = double(steps - impl_->timed_from);
-        const CommunicationCount& warmup = impl_->in_warmup[size_t(k)];
-        const double seconds = (got.seconds - warmup.seconds) / timed, exposed = (got.exposed - warmup.exposed) / timed;
-        print(fmt::format("  {:<22} {:>17.6g} {:>12} {:>17.6g} {:>12} {:>9.3f} {:>11.3f}   {}", collective_names[size_t(k)],
-                          double(want.calls) / n, format_bytes(double(want.bytes) / n), double(got.calls) / n,
-                          format_bytes(double(got.bytes) / n), seconds * 1e3, exposed * 1e3, equal ? "equal" : "MISMATCH"));
-        json[collective_names[size_t(k)]] = {{"calls", double(got.calls) / n},
-                                             {"bytes", double(got.bytes) / n},
-                                             {"predicted_calls", double(want.calls) / n},
-                                             {"predicted_bytes", double(want.bytes) / n},
-                                             {"seconds", seconds},
-                                             {"exposed_seconds", exposed}};
+        if (json.empty()) {
+            print("\ncommunication per step       predicted                        counted");
+            print(fmt::format("{:16} {:>6} {:>10} {:>10}   {:>6} {:>10} {:>10} {:>8} {:>8}", "", "calls", "tensors",
+                              "sent", "calls", "tensors", "sent", "ms", "exposed"));
+        }
+        const bool same = equal(want, got);
+        ok = ok && same;
+        const CommunicationCount& warmup = impl_->in_warmup[k];
+        const double seconds = (got.seconds - warmup.seconds) / timed,
+                     exposed = (got.exposed - warmup.exposed) / timed;
+        const auto figures = [n](const auto& count) {
+            return fmt::format("{:>6.5g} {:>10} {:>10}", double(count.calls) / n, format_bytes(double(count.bytes) / n),
+                               format_bytes(count.sent / n));
+        };
+        print(fmt::format("  {:<14} {}   {} {:>8.2f} {:>8.2f} {}", collective_names[k], figures(want), figures(got),
+                          seconds * 1e3, exposed * 1e3, same ? "equal" : "MISMATCH"));
+        json[collective_names[k]] = {{"calls", double(got.calls) / n},
+                                     {"tensor_bytes", double(got.bytes) / n},
+                                     {"sent_bytes", got.sent / n},
+                                     {"predicted_calls", double(want.calls) / n},
+                                     {"predicted_tensor_bytes", double(want.bytes) / n},
+                                     {"predicted_sent_bytes", want.sent / n},
+                                     {"seconds", seconds},
+                                     {"exposed_seconds", exposed}};
     }
-    if (!any) print("\ncommunication: none");
+    if (json.empty()) print("\ncommunication: none");
     impl_->summary["communication"] = json;
     return as_predicted_everywhere(ok);
 }
@@ -216,9 +243,11 @@ void Report::throughput() {
     const DevicePeak peak =
         self.options.peak_tflops > 0 ? DevicePeak{self.options.peak_tflops * 1e12, "given"} : device_peak(self.options.dtype);
     print(fmt::format("\nspeed per device (median step {:.1f} ms)", seconds * 1e3));
-    print(fmt::format("  {:.0f} tokens/s   {:.4g} TFLOP/s   MFU {:.1f} %   HFU {:.1f} %   of {:.4g} TFLOP/s ({})", rate, flops / 1e12,
-                      100 * flops / peak.flops, 100 * with_recomputation / peak.flops, peak.flops / 1e12, peak.source));
-    impl_->summary["speed"] = {{"tokens_per_second", rate},
+    print(fmt::format("  {:.0f} tokens/s   {:.4g} TFLOP/s   MFU {:.1f} %   HFU {:.1f} %", rate, flops / 1e12,
+                      100 * flops / peak.flops, 100 * with_recomputation / peak.flops));
+    print(fmt::format("  of {:.4g} TFLOP/s ({})", peak.flops / 1e12, peak.source));
+    impl_->summary["speed"] = {{"tokens_per_second", rate * devices},
+                               {"tokens_per_second_per_device", rate},
                                {"step_ms", seconds * 1e3},
                                {"tflops", flops / 1e12},
                                {"mfu", flops / peak.flops},
@@ -228,6 +257,8 @@ void Report::throughput() {
 
 void Report::value(const std::string& section, const std::string& key, double number) { impl_->summary[section][key] = number; }
 void Report::text(const std::string& section, const std::string& key, const std::string& words) { impl_->summary[section][key] = words; }
+
+void Report::row(const JsonFields& fields) { impl_->json.write(Json{{"row", json_of(fields)}}.dump()); }
 
 void Report::finish() {
     Impl& self = *impl_;
@@ -241,8 +272,7 @@ void Report::finish() {
         trace_write(self.options.trace);
         print(fmt::format("\ntrace written to {} (open it in https://ui.perfetto.dev)", self.options.trace));
     }
-    if (self.rank0 && !self.options.json.empty())
-        write_file(self.options.json, self.json_lines + Json{{"summary", self.summary}}.dump() + "\n");
+    self.json.write(Json{{"summary", self.summary}}.dump());
 }
 
 }  // namespace ultrascale

@@ -24,7 +24,7 @@ void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream
         double begin = now_seconds();
         run_over_mpi(operation, exchange);
         double end = now_seconds();
-        add_count(operation.kind, {0, 0, end - begin, asynchronous ? 0 : end - begin});
+        add_count(operation.kind, {.seconds = end - begin, .exposed = asynchronous ? 0 : end - begin});
         trace_span(collective_names[int(operation.kind)], *lane, begin, end, 0, double(bytes));
     });
     work.finished = stream.record();
@@ -34,7 +34,7 @@ void wait(Work::Impl& work) {
     if (work.finished.reached()) return work.finished.synchronize();  // only to hear of a failure
     double begin = now_seconds();
     work.finished.synchronize();
-    add_count(work.kind, {0, 0, 0, now_seconds() - begin});
+    add_count(work.kind, {.exposed = now_seconds() - begin});
 }
 
 bool done(Work::Impl& work) { return work.finished.reached(); }

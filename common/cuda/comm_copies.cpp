@@ -32,6 +32,10 @@ public:
     void add(void* to, const void* from, int64_t bytes) {
         if (bytes > 0 && to != from) to_.push_back(to), from_.push_back(from), bytes_.push_back(size_t(bytes));
     }
+    void add_to_peer(void* to, const void* from, int64_t bytes) {
+        bytes_handed_over() += bytes;
+        add(to, from, bytes);
+    }
     void queue(Stream& stream) {
         if (to_.empty()) return;
 #if CUDART_VERSION >= 13000
@@ -56,7 +60,7 @@ int slot(int from, int at) { return from < at ? from : from - 1; }  // a rank's 
 
 // This rank's slice of `out` goes to everybody's.
 void give(const Work::Impl& work, char* mine, const char* from, int64_t bytes, Copies& copies) {
-    work.communicator->for_each_peer([&](int peer) { copies.add(peers_of(work).at(peer, mine), from, bytes); });
+    work.communicator->for_each_peer([&](int peer) { copies.add_to_peer(peers_of(work).at(peer, mine), from, bytes); });
     copies.add(mine, from, bytes);
 }
 
@@ -120,7 +124,8 @@ void start(Work::Impl& work, const Operation& x, Stream& stream) {
     }
     const int64_t slice = slice_bytes(x, group.size());
     group.for_each_peer([&](int peer) {
-        copies.add(peers.at(peer, x.scratch) + slot(group.rank, peer) * slice, x.in + peer * slice, length_of(x, slice, peer));
+        copies.add_to_peer(peers.at(peer, x.scratch) + slot(group.rank, peer) * slice, x.in + peer * slice,
+                           length_of(x, slice, peer));
     });
     copy_in_turn(work, x, copies, !peers.met_since_let_go(x.scratch), stream);
     work.unsummed = std::make_shared<Work::Impl::Unsummed>(x, &stream);

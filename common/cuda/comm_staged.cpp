@@ -35,7 +35,7 @@ struct Work::Impl::Staged {
 
     void count(double exposed_since) const {
         double end = now_seconds();
-        add_count(host.kind, {0, 0, end - begin, end - exposed_since});
+        add_count(host.kind, {.seconds = end - begin, .exposed = end - exposed_since});
         trace_span(collective_names[int(host.kind)], stream->name(), begin, end, 0, double(bytes));
     }
 

@@ -5,6 +5,7 @@
 #define OMPI_SKIP_MPICXX
 #include <mpi.h>
 
+#include <atomic>
 #include <deque>
 #include <type_traits>
 #include <utility>
@@ -64,6 +65,10 @@ CommunicationSettings& communication_settings();
 struct SlowTrip {
     double begin, end;
 };
+
+// Bytes that this rank has given to MPI or to copy engines for other ranks, since the program's start. Tests compare it with
+// the formula by which communication is counted (comm.h: bytes_sent).
+std::atomic<int64_t>& bytes_handed_over();
 
 // A set of messages that progress together.
 //

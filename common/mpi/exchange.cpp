@@ -13,6 +13,11 @@ CommunicationSettings& communication_settings() {
     return settings;
 }
 
+std::atomic<int64_t>& bytes_handed_over() {
+    static std::atomic<int64_t> bytes = 0;
+    return bytes;
+}
+
 static std::atomic<bool> communication_abandoned = false;
 void abandon_communication(bool abandoned) { communication_abandoned = abandoned; }
 bool communication_is_abandoned() { return communication_abandoned; }
@@ -21,6 +26,7 @@ void check_not_abandoned() {
 }
 
 void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
+    if (peer != rank()) bytes_handed_over() += bytes;
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
         int piece = int(std::min(communication_settings().piece_bytes, bytes - begin));
         MPI_Isend(static_cast<const char*>(data) + begin, piece, MPI_BYTE, group_->world_ranks[peer], tag, MPI_COMM_WORLD,

@@ -11,7 +11,7 @@ model=${MODEL---model llama-3-8b --layers 16 --seq 4096 --dtype bf16 --fp32-grad
 train() {  # tp options...
     local tp=$1
     shift
-    $mpirun -n "$tp" "$build/03_tensor_parallel" --tp "$tp" $model --data common/text.txt --no-verify "$@" 2>&1
+    $mpirun -n "$tp" "$build/03_tensor_parallel" --tp "$tp" $model --data common/text.txt --no-verify --report full "$@" 2>&1
 }
 
 for tp; do

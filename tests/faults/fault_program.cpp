@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
     return run_program([&] {
         std::string fault;
         int on = 0;
-        parse_options(argc, argv, "fault_program", "Goes wrong on one rank", [&](OptionList& options) {
+        parse_options(argc, argv, "fault_program", "Goes wrong on one rank", [&](OptionList& options, const Options&) {
             options.add("--fault", fault, "What happens");
             options.add("--on", on, "On which rank; -1: on all");
         });

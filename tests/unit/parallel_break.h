@@ -76,7 +76,7 @@ Checks train_data_parallel(Arguments... arguments) {
     Sync sync(parameters, world(), arguments...);
     Technique technique{.hooks = &sync, .memory = estimate_memory(shape), .communication = sync.predicted()};
     technique.memory.peak_communication = sync.buffer_bytes();
-    technique.communication.add(Collective::all_reduce, 1, 8);  // the loss
+    technique.communication.add(Collective::all_reduce, 1, 8, world().size());  // the loss
     technique.begin_step = [&] { parameters.clear_grads(); };
     technique.begin_micro_batch = [&](int64_t m) { sync.begin_micro_batch(m + 1 == A); };
     technique.end_micro_batch = [&](int64_t m) {
@@ -97,7 +97,7 @@ Checks train_zero(ZeroOptions zero_options) {
     zero.start();
     Technique technique{.hooks = &zero,
                         .memory = predict_memory(zero.layout(), model.units(), zero_options, shape, A, world().rank()),
-                        .communication = predict_communication(zero.layout(), model.units(), zero_options, shape, A)};
+                        .communication = predict_communication(zero.layout(), model.units(), zero_options, shape, A, world().size())};
     technique.begin_step = [&] { zero.begin_step(); };
     technique.begin_micro_batch = [&](int64_t m) { zero.begin_micro_batch(m, m + 1 == A); };
     technique.end_micro_batch = [&](int64_t) { zero.end_micro_batch(); };

@@ -27,7 +27,7 @@ TEST(Report, WhatIsOffOnOneRankFailsOnAll) {
 
     const Tensor extra = me == last ? Tensor::empty({1}, DType::fp32, Memory::gradient) : Tensor();
     PredictedCommunication more;
-    if (me == last) more.add(Collective::all_reduce, 1, 4);
+    if (me == last) more.add(Collective::all_reduce, 1, 4, n);
     for (const auto& check :
          {std::function([&] { return report.memory(held); }), std::function([&] { return report.communication(more, 1); })}) {
         testing::internal::CaptureStdout();
