@@ -68,10 +68,10 @@ CUDA_ARCH ?= $(or $(GPU_ARCH),90a)
 # 90 has no wgmma.
 override CUDA_ARCH := $(patsubst 90,90a,$(CUDA_ARCH))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
-# Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2, but -O0 where a test only starts programs.
-# Under a sanitizer what computes: -O1, the rest: -O0, which compiles in half the time.
-OPTIMIZE  = $(if $(filter tests/chapters/%,$<),-O0,$(if $(SANITIZED),$(if $(filter common/cpu/% common/ops_%,$<),-O1,-O0),\
-              $(if $(filter common/cpu/ops_% common/ops_%,$<),-O3 -fno-math-errno,-O2))) -g1 -march=$(ARCH)
+# Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2, but -O0 where a test only starts programs
+# and -O1 for the other tests. Under a sanitizer what computes: -O1, the rest: -O0, which compiles in half the time.
+OPTIMIZE  = $(if $(filter tests/chapters/%,$<),-O0,$(if $(filter tests/unit/%,$<),$(if $(SANITIZED),-O0,-O1),$(if $(SANITIZED),$(if $(filter common/cpu/% common/ops_%,$<),-O1,-O0),\
+              $(if $(filter common/cpu/ops_% common/ops_%,$<),-O3 -fno-math-errno,-O2)))) -g1 -march=$(ARCH)
 # The address sanitizer looks at what we ship, with the plain build's tests. (The thread sanitizer must see all that synchronizes.)
 PLAIN_SOURCES := $(if $(filter address,$(SANITIZE)),tests/unit/%)
 SANITIZED = $(if $(filter $(PLAIN_SOURCES),$<),,$(SANITIZE))
@@ -110,7 +110,7 @@ endif
 # the CPU's it takes from there.
 BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/simt/% 07_kernels/% $(if $(filter simt,$(BACKEND)),tests/%)
 MPI_SOURCES := common/comm.cpp common/mpi/% common/cpu/comm% common/cuda/%.cpp \
-               $(patsubst %,tests/unit/%_test.cpp,comm comm_symmetric ring_all_reduce slow_links)
+               $(patsubst %,tests/unit/%_test.cpp,comm comm_sent comm_symmetric ring_all_reduce slow_links)
 OF_MPI    := $(if $(filter openmpi,$(MPI)),$(MPI_SOURCES),none)
 OF_CPU    := $(if $(filter simt,$(BACKEND)),common/cpu/% common/simt/%.cpp)
 SHARED    := $(if $(SANITIZE),$(OF_BACKEND),build)
@@ -125,7 +125,7 @@ COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
 KERNEL_OBJECTS := $(call objects,$(sort $(wildcard 07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu) $(EXECUTOR_SOURCES)))
-COMM_SOURCES := $(addprefix tests/unit/,comm_test.cpp comm_symmetric_test.cpp data_parallel_break_test.cpp gather_parts_test.cpp mesh_test.cpp report_test.cpp ring_all_reduce_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp zero_break_test.cpp)
+COMM_SOURCES := $(addprefix tests/unit/,comm_test.cpp comm_sent_test.cpp comm_symmetric_test.cpp data_parallel_break_test.cpp gather_parts_test.cpp mesh_test.cpp report_test.cpp ring_all_reduce_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp zero_break_test.cpp)
 COMM_OBJECTS := $(call objects,$(COMM_SOURCES))
 UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard tests/unit/*.cpp))))
 # The executor's own tests; what 07_kernels checks kernels with; the operations' tests, with the CUDA kernels behind them.
@@ -134,7 +134,7 @@ SIMT_TEST_OBJECTS := $(call objects,$(sort $(wildcard tests/simt/*.cpp tests/sim
 CHAPTER_OBJECTS := $(call objects,$(sort $(wildcard tests/chapters/*.cpp)))
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
-.PHONY: all help demo mpirun test compute-sanitizer run bench fuzz deps format clean test-programs $(CHAPTERS)
+.PHONY: all help demo mpirun test test-all compute-sanitizer run bench fuzz deps format clean test-programs $(CHAPTERS)
 all: $(PROGRAMS) compile_commands.json  ## build all chapters of the chosen backend
 
 $(CHAPTERS): %: $(BUILD)/%
@@ -159,10 +159,13 @@ NP      ?= 1
 run: $(BUILD)/$(CHAPTER)  ## run CHAPTER=00_single_gpu on NP=1 ranks with ARGS="..."
 	$(MPIRUN) $(MPIRUN_FLAGS) -n $(NP) $(BUILD)/$(CHAPTER) $(ARGS)
 
-ifeq ($(BACKEND),cuda)
-test: deps  ## build and run all tests; with BACKEND=cpu also the CUDA kernels on the CPU, the sanitizers, Open MPI
+test: deps  ## build, and run the tests that take minutes
 	$(MAKE) $(JOBS) --no-print-directory test-programs
-	@tests/run_all.sh cuda "$(MPIRUN) $(MPIRUN_FLAGS)"
+	@tests/run_all.sh $(BACKEND) "$(MPIRUN) $(MPIRUN_FLAGS)"
+ifeq ($(BACKEND),cuda)
+test-all: deps  ## every test; without a GPU also the CUDA kernels on the CPU, the sanitizers, Open MPI, fuzzing
+	$(MAKE) $(JOBS) --no-print-directory test-programs
+	@tests/run_all.sh cuda "$(MPIRUN) $(MPIRUN_FLAGS)" all
 
 # racecheck and initcheck leave out what calls cuBLAS (on Hopper racecheck fails inside its kernels) and our own kernels for Hopper: they do
 # not see what the copy engine (TMA) brings and stores. memcheck has all of them.
@@ -174,13 +177,13 @@ compute-sanitizer: $(BUILD)/unit_test $(BUILD)/07_kernels  ## the operations and
 	    $(SANITIZER) --tool $$tool $(BUILD)/07_kernels --check && \
 	    $(SANITIZER) --tool $$tool $(BUILD)/unit_test --gtest_filter='Ops*:-OpsMatmul*:OpsAttention.Naive*:OpsAttention.RowsWithoutKeys*' || exit 1; done
 else
-test: deps
+test-all: deps
 	$(MAKE) $(JOBS) --no-print-directory test-programs
 	$(MAKE) $(JOBS) --no-print-directory BACKEND=simt build/simt/simt_test
-	$(MAKE) $(JOBS) --no-print-directory SANITIZE=address build/cpu-address/unit_test build/cpu-address/00_single_gpu
+	$(MAKE) $(JOBS) --no-print-directory SANITIZE=address build/cpu-address/unit_test build/cpu-address/00_single_gpu build/cpu-address/fuzz_readers
 	$(MAKE) $(JOBS) --no-print-directory SANITIZE=thread build/cpu-thread/comm_test
 	@if command -v mpicxx.openmpi >/dev/null; then $(MAKE) $(JOBS) --no-print-directory MPI=openmpi build/cpu-openmpi/comm_test; fi
-	@tests/run_all.sh cpu "$(MPIRUN) $(MPIRUN_FLAGS)"
+	@tests/run_all.sh cpu "$(MPIRUN) $(MPIRUN_FLAGS)" all
 endif
 
 test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test $(BUILD)/fault_program
@@ -209,10 +212,21 @@ deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 define compile
 $(1)/obj/%.o: %.cpp Makefile
 	@mkdir -p $$(@D)
-	$$(CXX) $$(CPPFLAGS) $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) $$(if $$(filter $$(BACKEND_SOURCES),$$<),$$(CUDA_CPPFLAGS)) \
+	$$(CXX) $$(PRECOMPILED) $$(CPPFLAGS) $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) $$(if $$(filter $$(BACKEND_SOURCES),$$<),$$(CUDA_CPPFLAGS)) \
 	    $$(CXXFLAGS) -MMD -MP -c $$< -o $$@
 endef
 $(foreach folder,$(FOLDERS),$(eval $(call compile,$(folder))))
+# The headers that a folder of tests includes again and again, precompiled (by GCC, for the plain build).
+IS_GCC := $(shell $(CXX) --version 2>/dev/null | grep -c 'Free Software Foundation')
+ifneq ($(or $(filter simt,$(BACKEND)),$(filter thread,$(SANITIZE)),$(filter 0,$(IS_GCC))),)
+else
+PRECOMPILED = $(foreach folder,$(patsubst %/,%,$(filter tests/chapters/ tests/unit/,$(dir $<))),-Ibuild/obj/$(folder) -include precompiled.h)
+build/obj/%/precompiled.h.gch: %/precompiled.h Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -x c++-header -c $< -o $@
+$(CHAPTER_OBJECTS): build/obj/tests/chapters/precompiled.h.gch
+$(UNIT_OBJECTS) $(COMM_OBJECTS): build/obj/tests/unit/precompiled.h.gch
+endif
 # What is compiled together with kernels, or runs them.
 $(if $(filter simt,$(BACKEND)),$(OF_BACKEND)/obj/tests/%.o) $(OF_BACKEND)/obj/07_kernels/%.o: CPPFLAGS += $(SIMT_CPPFLAGS)
 

@@ -25,14 +25,14 @@ row() {
     measured=$(sed -nE 's/.*"peak":\{"predicted":[0-9]+,"measured":([0-9]+)\}.*/\1/p' <<<"$summary")
     bytes=$({ grep -oE '"sent_bytes":[0-9.e+]+' <<<"$summary" || true; } | awk -F: '{ sum += $2 } END { printf "%d", sum }')
     rate=$(sed -nE 's/.*"speed":\{"tokens_per_second":([0-9]+).*/\1/p' <<<"$summary")
-    printf '%-18s %-30s %5d  %-8s %8s / %-8s %9s %9d\n' "$chapter" "$technique" "$ranks" "$equal" "$(mib "$predicted")" "$(mib "$measured")" \
+    printf '%-18s %-28s %5d  %-8s %8s / %-7s %8s %8d\n' "$chapter" "$technique" "$ranks" "$equal" "$(mib "$predicted")" "$(mib "$measured")" \
         "$(mib "$bytes")" "$rate"
 }
 
 # Columns: 100 characters at most.
-format='%-18s %-30s %5s  %-8s %19s %9s %9s\n'
+format='%-18s %-28s %5s  %-8s %18s %8s %8s\n'
 printf "$format" chapter technique ranks "equal to" "MiB per rank" "MiB sent" tokens/s
-printf "$format" "" "" "" "1 device" "predicted / measured" "per step" "in all"
+printf "$format" "" "" "" "1 device" "predicted/measured" "per step" "in all"
 row 1 00_single_gpu "one device"
 row 1 00_single_gpu "  recomputation" --recompute full
 row 4 01_data_parallel "all-reduce after backward" --sync naive --micro-batch 2
@@ -55,10 +55,10 @@ family() {
         echo "07_kernels --family $1 failed"
         exit 1
     fi
-    printf '%-18s %-30s %5d  %-8s %s\n' 07_kernels "$2" 1 ok "$(grep -oE '[0-9]+ comparisons with float64' "$log")"
+    printf '%-18s %-28s %5d  %-8s %s\n' 07_kernels "$2" 1 ok "$(grep -oE '[0-9]+ comparisons with float64' "$log")"
 }
 family 1 "vector add, ELU, SwiGLU"
 family 2 "copy, transpose, sum, branches"
 family 3 "matrix product"
-family 4 "softmax, RMSNorm, cross-entropy"
+family 4 "softmax, RMSNorm, loss"
 family 5 "attention"

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Runs every test program that `make test` built and ends with "N passed, N failed". Usage: tests/run_all.sh cpu|cuda "MPIRUN FLAGS"
+# Runs the test programs that were built and ends with "N passed, N failed". Usage: tests/run_all.sh cpu|cuda "MPIRUN FLAGS" [all]
+# `all` adds what takes longer: tests whose names begin with Long, more numbers of ranks, and on the CPU the CUDA kernels, the sanitizers,
+# Open MPI and a minute of fuzzing.
 set -u
 cd "$(dirname "$0")/.."
-backend=$1 mpirun=$2
+backend=$1 mpirun=$2 all=${3:+yes}
+filter=--gtest_filter=${all:+*}${all:--Long*}
 passed=0 failed=0
 export GTEST_COLOR=no MPIRUN=$mpirun
 log=$(mktemp)
@@ -23,21 +26,23 @@ suite() {
     passed=$((passed + ok)) failed=$((failed + bad))
 }
 
-suite "unit" build/$backend/unit_test
-for ranks in 1 2 3 4 8; do  # on GPUs: more ranks than GPUs communicate through the host
-    suite "communication, $ranks ranks" $mpirun -n $ranks build/$backend/comm_test
+suite "unit" build/$backend/unit_test "$filter"
+for ranks in ${all:+1 2} 3 4 ${all:+8}; do  # on GPUs: more ranks than GPUs communicate through the host
+    suite "communication, $ranks ranks" $mpirun -n $ranks build/$backend/comm_test "$filter"
 done
-# On a GPU most of a chapter's short run is starting up: several at a time, each of up to eight ranks. But the driver makes one context
-# after the other: more than 12 at a time only wait for each other, until tests find that refusing an option takes too long. What little
-# they do on the CPU must not be 16 threads each, which wait for each other's cores.
+# Several chapter tests at a time: most of a short run is starting up and waiting. On GPUs the driver makes one context after the other:
+# more than 12 at a time only wait for each other, until tests find that refusing an option takes too long. What little they do on the
+# CPU must not be 16 threads each, which wait for each other's cores.
 if [ "$backend" = cuda ]; then
     at_once=$(($(nproc) / 2))
     at_once=$((at_once < 4 ? 4 : at_once > 12 ? 12 : at_once))
-    suite "chapters" env OMP_NUM_THREADS=2 tests/in_parallel.sh $at_once build/cuda/chapter_test
+    export OMP_NUM_THREADS=2
 else
-    suite "chapters" build/cpu/chapter_test
+    at_once=$(($(nproc) < 8 ? $(nproc) : 8))
 fi
-if [ "$backend" = cpu ]; then
+suite "chapters, $at_once at a time" tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"
+unset OMP_NUM_THREADS
+if [ "$backend" = cpu ] && [ -n "$all" ]; then
     suite "CUDA kernels, executed on the CPU" build/simt/simt_test
     if [ -x build/cpu-openmpi/comm_test ]; then
         suite "communication, 4 ranks, Open MPI" mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 build/cpu-openmpi/comm_test
@@ -48,6 +53,7 @@ if [ "$backend" = cpu ]; then
     # ranks there are, and whatever the type of what they carry.
     suite "streams and communication, thread sanitizer" env OMP_NUM_THREADS=1 $mpirun -n 2 build/cpu-thread/comm_test \
         --gtest_filter=-Collectives/1.*:Collectives/2.*:Collectives/3.*
+    suite "wrong files, made at random for a minute" bash -c 'build/cpu-address/fuzz_readers 60 && echo "[       OK ] Fuzz (60000 ms)"'
 fi
 
 echo "$passed passed, $failed failed"

@@ -41,9 +41,9 @@ TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
         return ok;
     });
     EXPECT_TRUE(in_time) << communication_seconds(bucket) << " s, hierarchical " << communication_seconds(hierarchical) << " s";
-    EXPECT_EQ(of_kind(hierarchical, "reduce-scatter", "bytes"), size);
-    EXPECT_EQ(of_kind(hierarchical, "all-reduce", "bytes"), size / 2 + 8);
-    EXPECT_EQ(of_kind(hierarchical, "all-gather", "bytes"), size);
+    EXPECT_EQ(of_kind(hierarchical, "reduce-scatter", "tensor_bytes"), size);
+    EXPECT_EQ(of_kind(hierarchical, "all-reduce", "tensor_bytes"), size / 2 + 8);
+    EXPECT_EQ(of_kind(hierarchical, "all-gather", "tensor_bytes"), size);
 
     const Outcome fast = train_on(4, tiny + "--sync bucket");
     EXPECT_EQ(fast.of("loss"), bucket.of("loss")) << "slow links change nothing else";
@@ -102,11 +102,11 @@ TEST(DiLoCo, CommunicatesEveryHthStep) {
     const std::string arguments = "--layers 2 --seq 32 --micro-batch 4 --steps 12 --lr 3e-3 --sync diloco --inner-steps ";
     const Outcome every = train_on(2, arguments + "1"), fourth = train_on(2, arguments + "4"), fifth = train_on(2, arguments + "5");
     const double size = every.summary.at("memory").at("gradients").at("measured").get<double>();
-    EXPECT_EQ(of_kind(every, "all-reduce", "bytes") - 8, size);
-    EXPECT_EQ(of_kind(fourth, "all-reduce", "bytes") - 8, size / 4);
+    EXPECT_EQ(of_kind(every, "all-reduce", "tensor_bytes") - 8, size);
+    EXPECT_EQ(of_kind(fourth, "all-reduce", "tensor_bytes") - 8, size / 4);
     EXPECT_EQ(of_kind(fifth, "all-reduce", "calls") - 1, 3 / 12.0) << "the last round is shorter";
-    EXPECT_EQ(fourth.summary.at("diloco").at("bytes_per_token").get<double>() * 4,
-              fourth.summary.at("diloco").at("all_reduce_bytes_per_token").get<double>());
+    EXPECT_EQ(fourth.summary.at("diloco").at("sent_bytes_per_token").get<double>() * 4,
+              fourth.summary.at("diloco").at("all_reduce_sent_bytes_per_token").get<double>());
     for (const Outcome* outcome : {&every, &fourth, &fifth}) {
         EXPECT_LT(outcome->of("loss").back(), outcome->of("loss").front() - 1);
         EXPECT_EQ(outcome->summary.at("verify").at("result"), "not meant to be equal");

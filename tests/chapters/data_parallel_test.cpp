@@ -28,7 +28,7 @@ TEST_P(DataParallelRanks, EveryTechniqueEqualsOneDevice) {
     EXPECT_EQ(calls(naive, "all-reduce"), named_tensors + 1);  // and the loss
     EXPECT_TRUE(contains(
         naive.out,
-        fmt::format("batch   {} sequences (2 per micro-batch x 1 accumulated x {} ranks) of 40 tokens = {} tokens", 2 * n, n, 80 * n)))
+        fmt::format("batch   {} sequences x 40 tokens = {} a step: micro-batch 2 x 1 accumulated x {} ranks", 2 * n, 80 * n, n)))
         << naive.out;
     EXPECT_EQ(naive.summary.at("configuration").at("global_batch"), 2 * n);
 

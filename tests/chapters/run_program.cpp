@@ -33,6 +33,13 @@ static std::vector<std::string> words(const std::string& text) {
     return all;
 }
 
+// A projector shows 100 columns. Lines that name a file are as long as its path.
+static void expect_no_long_lines(const std::string& text) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);)
+        EXPECT_TRUE(line.size() <= 100 || contains(line, " /") || contains(line, "/tokens.bin")) << line.size() << " columns: " << line;
+}
+
 // Runs the command with no input; ends it after `seconds`.
 static Outcome run_command(const std::vector<std::string>& command, int seconds) {
     TempDir dir;
@@ -62,7 +69,9 @@ static Outcome run_command(const std::vector<std::string>& command, int seconds)
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
-    return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), .out = slurp(out), .err = slurp(err)};
+    Outcome outcome{.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), .out = slurp(out), .err = slurp(err)};
+    expect_no_long_lines(outcome.out);
+    return outcome;
 }
 
 Outcome run(const std::string& chapter, const std::string& arguments) {
@@ -136,6 +145,8 @@ Outcome train(int ranks, const std::string& chapter, const std::string& argument
         EXPECT_TRUE(result.summary.is_null()) << "the summary is the last line";
         if (json.contains("summary"))
             result.summary = json["summary"];
+        else if (json.contains("row"))
+            result.rows.push_back(json["row"]);
         else
             result.steps.push_back(json);
     }

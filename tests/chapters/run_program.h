@@ -29,6 +29,7 @@ struct Outcome {
     std::string out, err;
     bool through_host = false;  // its ranks shared a GPU: communication is the host's time, in which nothing is computed
     std::vector<Json> steps;    // --json's lines
+    std::vector<Json> rows;     // those that are a table's row
     Json summary;               // and its last one
 
     std::vector<double> of(const char* field) const;  // of each step

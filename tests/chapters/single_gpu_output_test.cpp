@@ -24,10 +24,10 @@ TEST(SingleGpuOutput, HelpListsTheOptions) {
 }
 
 TEST(SingleGpuOutput, ReportHasItsSections) {
-    const Outcome outcome = train("00_single_gpu", "--layers 2 --seq 32 --steps 5");
+    const Outcome outcome = train("00_single_gpu", "--layers 2 --seq 32 --steps 5 --report full");
     for (const char* text :
-         {"model   0.", "batch   8 sequences", "step     5", "verify:", "memory per rank", "predicted", "measured", "memory anatomy",
-          "bytes a parameter", "memory during the first 4 steps", "tokens/s", "TFLOP/s", "MFU", "HFU", "what forward keeps"})
+         {"model   0.", "batch   8 sequences x 32 tokens = 256 a step", "step     5", "verify:", "memory per rank", "predicted", "measured", "memory anatomy",
+          "bytes a parameter", "memory during the first 4 steps", "tokens/s", "TFLOP/s", "MFU", "HFU", "what forward keeps", "the activations' peak"})
         EXPECT_TRUE(contains(outcome.out, text)) << text;
     ASSERT_EQ(outcome.steps.size(), 5u);
     for (const Json& step : outcome.steps)
@@ -156,7 +156,7 @@ TEST(SingleGpuProfile, CountsCalls) {
 TEST(SingleGpuNoiseScale, Prints) {
     const Outcome outcome =
         train("00_single_gpu", "--layers 1 --seq 16 --steps 4 --no-verify --micro-batch 2 --grad-accum 4 --noise-scale");
-    EXPECT_TRUE(contains(outcome.out, "gradient noise scale from a step's first 2 sequences and all of them, over 4 steps"));
+    EXPECT_TRUE(contains(outcome.out, "gradient noise scale from a step's first 2 sequences and all of them, over 4 steps:"));
     EXPECT_TRUE(contains(outcome.out, "critical batch size about"));
     EXPECT_TRUE(std::isfinite(outcome.summary.at("noise_scale").at("sequences").get<double>()));
 }

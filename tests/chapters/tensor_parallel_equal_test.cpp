@@ -190,8 +190,8 @@ TEST(TensorParallelOutput, DemoCompareAndShapes) {
     }
     const Outcome compare = run_ranks(4, chapter, "--tp 2 --compare --layers 2 --micro-batch 1 --steps 3 --overlap async");
     EXPECT_EQ(compare.exit_code, 0) << compare.out << compare.err;
-    EXPECT_TRUE(contains(compare.out, "TP + SP") && contains(compare.out, "yes") && !contains(compare.out, "NO")) << compare.out;
-    const Outcome run = train_split(2, "--sequence-parallel --no-verify");
+    EXPECT_TRUE(contains(compare.out, "TP + SP") && contains(compare.out, "as predicted") && !contains(compare.out, "NOT")) << compare.out;
+    const Outcome run = train_split(2, "--sequence-parallel --no-verify --report full");
     for (const char* row : {"(40, 48)   1/2", "(80, 48)   full", "(80, 36)   full           1/2", "overlap ratio"})
         EXPECT_TRUE(contains(run.out, row)) << row << run.out;
 }
