@@ -68,17 +68,6 @@ std::vector<Kernel> chosen(const Chapter& chapter) {
     return kernels;
 }
 
-// Where the student's kernel stands among the kernels of its problem.
-void print_rank(const std::vector<Rung>& rungs) {
-    for (const Rung& mine : rungs) {
-        if (mine.kernel->family > 0 || !mine.wrong.empty() || mine.rank() == 0) continue;
-        const auto same_size = [&](const Rung& r) { return r.size == mine.size && r.wrong.empty(); };
-        const auto better = std::ranges::count_if(rungs, [&](const Rung& r) { return same_size(r) && r.rank() < mine.rank(); });
-        fmt::print("  {}: number {} of {} by {}\n", mine.kernel->name, better + 1, std::ranges::count_if(rungs, same_size),
-                   on_gpu ? "time" : "traffic");
-    }
-}
-
 bool run(const Chapter& chapter) {
     if (chapter.primer && !chapter.json.empty()) user_error("--primer writes no --json");
     if (chapter.ladder.by_line && chapter.ladder.check_only) user_error("--check does not look through the microscope: one of the two");
@@ -86,8 +75,9 @@ bool run(const Chapter& chapter) {
         user_error("--microscope executes kernels on the CPU: make BACKEND=cpu 07_kernels; on a GPU, ncu shows the same (README.md)");
     const std::vector<Kernel> kernels = chosen(chapter);
     if (chapter.list) {
-        fmt::print("  {:<28} {:<20} {}\n", "kernel", "problem", "adds");
-        for (const Kernel& k : kernels) fmt::print("{} {:<28} {:<20} {}\n", k.family, k.name, k.problem, k.idea);
+        fmt::print("  {:<27} {:<19} {}\n", "kernel", "problem", "adds");
+        for (const Kernel& k : kernels)
+            fmt::print("{} {:<27} {:<19} {}\n", k.family, k.name, k.problem, k.idea);
         return true;
     }
     const std::vector<Problem> problems = all_problems();
@@ -101,6 +91,9 @@ bool run(const Chapter& chapter) {
     std::optional<AtomicFile> file;
     if (!chapter.json.empty()) file.emplace(chapter.json);
     fmt::print("{}; seed {}\n", device_description(), chapter.ladder.seed);
+    if (!on_gpu && !chapter.ladder.check_only && !chapter.primer)
+        fmt::print("cost: a model's time for memory (moved / least) or for shared memory (turns), "
+                   "the longer one\n");
     bool ok = true;
     int checked = 0;
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -123,7 +116,8 @@ bool run(const Chapter& chapter) {
             continue;
         }
         const std::vector<Rung> rungs = climb(problem, of_problem, chapter.ladder);
-        print_rank(rungs);
+        for (const Rung& rung : rungs)
+            if (rung.kernel->family == 0) fmt::print("{}", standing(rung, rungs));
         for (const Rung& rung : rungs) {
             ok = ok && rung.wrong.empty();
             checked += rung.checked;

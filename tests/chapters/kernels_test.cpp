@@ -1,5 +1,7 @@
 // 07_kernels: every kernel is right at every size, the tables show what each rung teaches, and a student's kernel is ranked.
+#include <algorithm>
 #include <map>
+#include <sstream>
 
 #include "refused.h"
 
@@ -22,11 +24,25 @@ std::map<std::string, Json> rows_of(const std::string& arguments) {
     return rows;
 }
 
+// Wider than a projector's line: 100 columns.
+std::string wide_lines_of(const std::string& output) {
+    std::istringstream lines(output);
+    std::string wide;
+    for (std::string line; std::getline(lines, line);) {
+        const auto columns = std::ranges::count_if(line, [](char c) { return (c & 0xc0) != 0x80; });
+        if (columns > 100) wide += fmt::format("{}: {}\n", columns, line);
+    }
+    return wide;
+}
+
 class KernelFamilies : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Family, KernelFamilies, testing::Range(1, 7), testing::PrintToStringParamName());
 
 TEST_P(KernelFamilies, EqualFloat64) {
-    const Outcome run = kernels(fmt::format("{} --family {}", on_gpu ? "--check" : "", GetParam()));  // on the CPU also races
+    // On the CPU also races, and every table.
+    const Outcome run =
+        kernels(fmt::format("{} --family {}", on_gpu ? "--check" : "--microscope", GetParam()));
+    EXPECT_EQ(wide_lines_of(run.out), "");
     EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
     if (GetParam() == 6 && contains(run.out, "skipped: it needs Hopper"))
         EXPECT_TRUE(contains(run.out, "nothing was checked")) << run.out;
@@ -53,17 +69,36 @@ TEST(KernelsMicroscope, ShowsWhatEachRungTeaches) {
     EXPECT_EQ(mean("transpose_padded", "shared_load_wavefronts", "shared_load_requests"), 1);
     EXPECT_EQ(sectors("transpose_float4", "load"), 16);
     EXPECT_EQ(rows.at("transpose_float4").at("traffic"), 1);
+    EXPECT_EQ(rows.at("transpose_shared").at("traffic"), 1);
+    EXPECT_EQ(rows.at("transpose_padded").at("cost"), 1);
+    EXPECT_GT(rows.at("transpose_shared").at("cost").get<double>(), 2);
     EXPECT_EQ(rows.at("branches_divergent").at("active_threads"), 16);
     EXPECT_EQ(rows.at("branches_predicated").at("active_threads"), 32);
     const Outcome lines = kernels("--kernel transpose_naive --microscope");
-    EXPECT_TRUE(contains(lines.out, "2_transpose_naive.cu:") && contains(lines.out, "out[column * rows + row] = in[row")) << lines.out;
+    EXPECT_TRUE(contains(lines.out, "2_transpose_naive.cu:") &&
+                contains(lines.out, "out[column * rows + row] = in[row"))
+        << lines.out;
 }
 
 TEST(KernelsMine, IsCheckedAndRanked) {
     const Outcome run = kernels("--kernel mine");
     EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
-    EXPECT_TRUE(contains(run.out, "mine: number ") && contains(run.out, "transpose_padded")) << run.out;
+    const std::string why =
+        on_gpu ? ""
+               : "4 of 5 by cost, level with transpose_naive, behind transpose_padded:\n"
+                 "        it moves 4.50 times the least instead of 1.00\n";
+    EXPECT_TRUE(contains(run.out, "mine: number " + why)) << run.out;
     EXPECT_FALSE(contains(kernels("--list").out, " mine"));
+}
+
+TEST(KernelsOutput, FitsAProjector) {
+    for (const char* mode :
+         {"--list", "--primer", "--check --family 3", "--kernel mine",
+          "--kernel product_two_consumers product_fp8_blocks flash_attention_3 copy_strided"}) {
+        const Outcome run = kernels(mode);
+        EXPECT_EQ(run.exit_code, 0) << run.err;
+        EXPECT_EQ(wide_lines_of(run.out), "") << mode;
+    }
 }
 
 TEST(KernelsOutput, PrimerAndSizes) {
