@@ -106,6 +106,8 @@ TEST(KernelsOutput, PrimerAndSizes) {
     EXPECT_EQ(primer.exit_code, 0) << primer.err;
     for (const char* part : {"SMs", "warps", "shared memory", "L2", "transpose_padded", "limit"})
         EXPECT_TRUE(contains(primer.out, part)) << part;
+    const Outcome wide = kernels("--primer --kernel cross_entropy_fused --size 2,10000");
+    EXPECT_TRUE(contains(wide.out, " 20000 ")) << wide.out;  // bytes: the row is in shared memory
     const Outcome sized = kernels("--kernel transpose_naive --size 40,70");
     EXPECT_EQ(sized.exit_code, 0) << sized.err;
     EXPECT_TRUE(contains(sized.out, "rows 40, columns 70")) << sized.out;
@@ -115,13 +117,17 @@ TEST(KernelsBadInput, IsRefusedInOneLine) {
     for (const auto& [arguments, told] : std::vector<std::pair<std::string, std::string>>{
              {"--kernel vektor_add", "no such kernel"},
              {"--family 7", "--family"},
-             {"--family 1 --kernel transpose_naive", "no kernel in common"},
+             {"--family 1 --kernel transpose_naive", "--family has no effect: --kernel names"},
              {"--size 3", "--size is for one problem"},
              {"--kernel transpose_naive --size 3", "transpose has 2 dimensions: rows,columns"},
              {"--kernel transpose_naive --size 3,0", "--size"},
              {"--kernel flash_attention --size 1,8,1,32", "D is 64 or 128"},
-             {"--primer --json x.json", "--primer writes no --json"},
-             {"--check --microscope", "one of the two"},
+             {"--primer --json x.json", "--json has no effect: --primer"},
+             {"--primer --check", "--check has no effect: --primer"},
+             {"--list --json x.json", "--json has no effect: --list"},
+             {"--list --size 3", "--size has no effect: --list"},
+             {"--list --primer", "--primer has no effect: --list"},
+             {"--check --microscope", "--microscope has no effect: --check"},
              {"--kernel elu --json /nowhere/x.json", "/nowhere"},
              {"--steps 3", "--steps"},
          }) {
