@@ -42,6 +42,11 @@ std::string label(const Problem& problem, const Rung& rung, const std::vector<Si
     return right.size() == 1 ? text(problem, rung.size) : fmt::format("{} {}", rung.kernel->name, fmt::join(rung.size, ","));
 }
 
+void print_ideas(const std::vector<Rung>& right) {
+    for (const Rung& rung : right)
+        fmt::print("  {:<28} {}\n", rung.kernel->name, rung.kernel->idea);
+}
+
 std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels, const LadderOptions& options) {
     std::vector<Rung> rungs;
     for (const Kernel& kernel : kernels)

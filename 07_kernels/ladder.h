@@ -2,6 +2,7 @@
 #pragma once
 
 #include "check.h"
+#include "cost.h"
 
 namespace ultrascale::kernels {
 
@@ -16,20 +17,29 @@ struct LadderOptions {
 struct Rung {
     const Kernel* kernel = nullptr;
     Sizes size;
-    double error = 0;                                                // the largest of all sizes that were checked
-    int checked = 0;                                                 // sizes
-    std::string wrong;                                               // "": nothing
-    double seconds = 0;                                              // GPU: the median of a launch
-    double traffic = 0;                                              // CPU: bytes that global memory moves, over the least possible
-    std::vector<std::pair<std::string, double>> seen = {};           // CPU: the microscope's sums, named as in --json
-    double rank() const { return seconds > 0 ? seconds : traffic; }  // lower is better; 0: not measured
+    double error = 0;    // the largest of all sizes that were checked
+    int checked = 0;     // sizes
+    std::string wrong;   // "": nothing
+    double seconds = 0;  // GPU: the median of a launch
+    double traffic = 0;  // CPU: bytes that global memory moves, over the least possible
+    Cost cost = {};      // CPU
+    std::vector<std::pair<std::string, double>> seen = {};  // CPU: the sums, named as in --json
+    // Lower is better; 0: not measured.
+    double rank() const { return seconds > 0 ? seconds : cost.total; }
 };
 
-// Checks each kernel at the problem's awkward and observed sizes, then measures it (on a GPU: time; on the CPU: traffic), and prints a
-// line for each. Kernels that need PTX are skipped on the CPU, with a line that says so.
+// Checks each kernel at the problem's awkward and observed sizes, then measures it (on a GPU: time;
+// on the CPU: memory accesses), and prints a line for each. Kernels that need PTX are skipped on
+// the CPU, with a line that says so.
 std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels, const LadderOptions& options);
 
 // How a row of the table is called: by its kernel, or, where one kernel is measured at several sizes, by the size.
 std::string label(const Problem& problem, const Rung& rung, const std::vector<Sizes>& sizes, const std::vector<Rung>& right);
+
+// Where `mine` stands among the rungs of its size, and what it loses by, e.g.
+//   mine: number 4 of 5 by cost, behind transpose_padded:
+//         it moves no more, but its shared loads take 32.0 turns instead of 1.0
+// "" if it was not measured, or is wrong.
+std::string standing(const Rung& mine, const std::vector<Rung>& rungs);
 
 }  // namespace ultrascale::kernels

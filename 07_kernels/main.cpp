@@ -49,45 +49,63 @@ std::vector<Problem> all_problems() {
     return all;
 }
 
-// The kernels that --family and --kernel name.
+// Options that another one leaves without an effect.
+void refuse_what_has_no_effect(const Chapter& chapter) {
+    const LadderOptions& ladder = chapter.ladder;
+    const auto refuse = [](bool given, const char* option, const char* reason) {
+        if (given) user_error("{} has no effect: {}", option, reason);
+    };
+    refuse(!chapter.families.empty() && !chapter.kernels.empty(), "--family",
+           "--kernel names the kernels");
+    if (chapter.list) {
+        const char* reason = "--list runs no kernel";
+        refuse(!ladder.size.empty(), "--size", reason);
+        refuse(ladder.check_only, "--check", reason);
+        refuse(ladder.by_line, "--microscope", reason);
+        refuse(chapter.primer, "--primer", reason);
+        refuse(!chapter.json.empty(), "--json", reason);
+    }
+    if (chapter.primer) {
+        const char* reason = "--primer neither checks nor measures";
+        refuse(ladder.check_only, "--check", reason);
+        refuse(ladder.by_line, "--microscope", reason);
+        refuse(!chapter.json.empty(), "--json", reason);
+    }
+    refuse(ladder.by_line && ladder.check_only, "--microscope",
+           "--check looks at the results only");
+}
+
+// The kernels that --family or --kernel names.
 std::vector<Kernel> chosen(const Chapter& chapter) {
     const auto has = [](const auto& list, const auto& x) { return std::ranges::find(list, x) != list.end(); };
     for (const std::string& name : chapter.kernels)
         if (std::ranges::none_of(all_kernels(), [&](const Kernel& k) { return k.name == name; }))
             user_error("--kernel {}: there is no such kernel; --list shows them", name);
-    std::vector<Kernel> kernels;
     std::set<std::string> problems_of_mine;
     for (const Kernel& k : all_kernels())
         if (k.family == 0 && has(chapter.kernels, k.name)) problems_of_mine.insert(k.problem);
+    std::vector<Kernel> kernels;
     for (const Kernel& k : all_kernels()) {
-        const bool named = has(chapter.kernels, k.name) || problems_of_mine.contains(k.problem);
-        if (chapter.kernels.empty() ? k.family > 0 : named && (k.family > 0 || has(chapter.kernels, k.name)))
-            if (chapter.families.empty() || has(chapter.families, k.family)) kernels.push_back(k);
+        const bool of_ladder = k.family > 0;
+        const bool wanted =
+            chapter.kernels.empty()
+                ? of_ladder && (chapter.families.empty() || has(chapter.families, k.family))
+                : has(chapter.kernels, k.name) ||
+                      (of_ladder && problems_of_mine.contains(k.problem));
+        if (wanted) kernels.push_back(k);
     }
-    if (kernels.empty()) user_error("--family and --kernel have no kernel in common");
     return kernels;
 }
 
-// Where the student's kernel stands among the kernels of its problem.
-void print_rank(const std::vector<Rung>& rungs) {
-    for (const Rung& mine : rungs) {
-        if (mine.kernel->family > 0 || !mine.wrong.empty() || mine.rank() == 0) continue;
-        const auto same_size = [&](const Rung& r) { return r.size == mine.size && r.wrong.empty(); };
-        const auto better = std::ranges::count_if(rungs, [&](const Rung& r) { return same_size(r) && r.rank() < mine.rank(); });
-        fmt::print("  {}: number {} of {} by {}\n", mine.kernel->name, better + 1, std::ranges::count_if(rungs, same_size),
-                   on_gpu ? "time" : "traffic");
-    }
-}
-
 bool run(const Chapter& chapter) {
-    if (chapter.primer && !chapter.json.empty()) user_error("--primer writes no --json");
-    if (chapter.ladder.by_line && chapter.ladder.check_only) user_error("--check does not look through the microscope: one of the two");
+    refuse_what_has_no_effect(chapter);
     if (chapter.ladder.by_line && on_gpu)
         user_error("--microscope executes kernels on the CPU: make BACKEND=cpu 07_kernels; on a GPU, ncu shows the same (README.md)");
     const std::vector<Kernel> kernels = chosen(chapter);
     if (chapter.list) {
-        fmt::print("  {:<28} {:<20} {}\n", "kernel", "problem", "adds");
-        for (const Kernel& k : kernels) fmt::print("{} {:<28} {:<20} {}\n", k.family, k.name, k.problem, k.idea);
+        fmt::print("  {:<27} {:<19} {}\n", "kernel", "problem", "adds");
+        for (const Kernel& k : kernels)
+            fmt::print("{} {:<27} {:<19} {}\n", k.family, k.name, k.problem, k.idea);
         return true;
     }
     const std::vector<Problem> problems = all_problems();
@@ -101,6 +119,9 @@ bool run(const Chapter& chapter) {
     std::optional<AtomicFile> file;
     if (!chapter.json.empty()) file.emplace(chapter.json);
     fmt::print("{}; seed {}\n", device_description(), chapter.ladder.seed);
+    if (!on_gpu && !chapter.ladder.check_only && !chapter.primer)
+        fmt::print("cost: a model's time for memory (moved / least) or for shared memory (turns), "
+                   "the longer one\n");
     bool ok = true;
     int checked = 0;
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -117,13 +138,16 @@ bool run(const Chapter& chapter) {
             for (const Kernel& kernel : of_problem) {
                 if (!why_skipped(kernel).empty()) continue;
                 take_launches();
-                kernel.run(make_trial(problem, (on_gpu ? problem.timed : problem.observed)[0], 1).arguments);
+                const Sizes& own = (on_gpu ? problem.timed : problem.observed)[0];
+                const Sizes& size = chapter.ladder.size.empty() ? own : chapter.ladder.size;
+                kernel.run(make_trial(problem, size, 1).arguments);
                 launched.emplace_back(kernel, take_launches());
             }
             continue;
         }
         const std::vector<Rung> rungs = climb(problem, of_problem, chapter.ladder);
-        print_rank(rungs);
+        for (const Rung& rung : rungs)
+            if (rung.kernel->family == 0) fmt::print("{}", standing(rung, rungs));
         for (const Rung& rung : rungs) {
             ok = ok && rung.wrong.empty();
             checked += rung.checked;

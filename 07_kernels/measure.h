@@ -16,6 +16,9 @@ inline constexpr bool on_gpu = false;
 std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, const std::vector<Sizes>& sizes,
                           const std::vector<Rung>& right);
 
+// Above a table: what each of its kernels adds to the one before.
+void print_ideas(const std::vector<Rung>& right);
+
 // What a wrong kernel's races may have to do with it: "; race: 3_transpose_shared.cu:21 (store) and :24 (load)", or "" (on a GPU: always).
 std::string races_of(const Kernel& kernel, const Trial& trial);
 

@@ -51,12 +51,15 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
     const auto least = [&](const Sizes& size) { return std::max(problem.flops(size) / peak, problem.bytes(size) / copy_rate()); };
     for (const Sizes& size : sizes) {
         const double flops = problem.flops(size), bytes = problem.bytes(size);
-        fmt::print("{}{}: {}. {:.4g} GFLOP, at least {:.4g} MB, {:.3g} FLOP/byte: attainable {:.4g} TFLOP/s, bound by {}; {:.4f} ms\n",
-                   size == sizes[0] ? "\n" : "", problem.name, text(problem, size), flops / 1e9, bytes / 1e6, flops / bytes,
-                   flops / least(size) / 1e12, flops / peak > bytes / copy_rate() ? "arithmetic" : "memory", least(size) * 1e3);
+        fmt::print("{}{}: {}. {:.4g} GFLOP, at least {:.4g} MB\n", size == sizes[0] ? "\n" : "",
+                   problem.name, text(problem, size), flops / 1e9, bytes / 1e6);
+        fmt::print("  {:.3g} FLOP/byte, so {} is the limit: {:.4f} ms, {:.4g} TFLOP/s\n",
+                   flops / bytes, flops / peak > bytes / copy_rate() ? "arithmetic" : "memory",
+                   least(size) * 1e3, flops / least(size) / 1e12);
     }
-    fmt::print("  {:<36} {:>8} {:>10} {:>9} {:>9} {:>10} {:>10}  {}\n", "", "error", "ms", "GB/s", "TFLOP/s", "of limit", "of cuBLAS",
-               "adds");
+    print_ideas(right);
+    fmt::print("  {:<36} {:>8} {:>10} {:>8} {:>8} {:>9} {:>10}\n", "", "error", "ms", "GB/s",
+               "TFLOP/s", "of limit", "of cuBLAS");
     std::vector<Rung> rungs;
     for (const Sizes& size : sizes) {
         const Trial trial = make_trial(problem, size, options.seed);
@@ -68,10 +71,11 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
         std::vector<std::function<void()>> compared(1);
         if (problem.library && problem.library(trial.arguments)) compared.push_back(in_turn(problem.library));
         double library = 0, library_default = 0;  // their seconds, beside the last rung that was measured
-        const auto line = [&](const std::string& name, double error, double seconds, const std::string& idea) {
-            fmt::print("  {:<36} {:>8.1e} {:>10.4f} {:>9.1f} {:>9.3f} {:>8.1f} % {:>10}  {}\n", name, error, seconds * 1e3,
-                       problem.bytes(size) / seconds / 1e9, problem.flops(size) / seconds / 1e12, 100 * least(size) / seconds,
-                       library > 0 ? fmt::format("{:.1f} %", 100 * library / seconds) : "-", idea);
+        const auto line = [&](const std::string& name, double error, double seconds) {
+            fmt::print("  {:<36} {:>8.1e} {:>10.4f} {:>8.1f} {:>8.3f} {:>7.1f} % {:>10}\n", name,
+                       error, seconds * 1e3, problem.bytes(size) / seconds / 1e9,
+                       problem.flops(size) / seconds / 1e12, 100 * least(size) / seconds,
+                       library > 0 ? fmt::format("{:.1f} %", 100 * library / seconds) : "-");
             std::fflush(stdout);
         };
         for (Rung rung : right) {
@@ -86,12 +90,16 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
             rung.seconds = seconds[0];
             if (compared.size() > 1) library = seconds[1];
             if (compared.size() > 2) library_default = seconds[2];
-            line(label(problem, rung, sizes, right), rung.error, rung.seconds,
-                 rung.wrong.empty() ? rung.kernel->idea : "WRONG at " + rung.wrong);
+            line(label(problem, rung, sizes, right), rung.error, rung.seconds);
+            if (!rung.wrong.empty()) fmt::print("      WRONG at {}\n", rung.wrong);
             rungs.push_back(rung);
         }
-        if (library > 0) line("(cuBLAS, beside the last one)", error_of(problem.library, trial, answer), library, "");
-        if (library_default > 0) line("(cublasGemmEx, beside it)", error_of(problem.library_default, trial, answer), library_default, "");
+        if (library > 0)
+            line("(cuBLAS, beside the last one)", error_of(problem.library, trial, answer),
+                 library);
+        if (library_default > 0)
+            line("(cublasGemmEx, beside it)", error_of(problem.library_default, trial, answer),
+                 library_default);
     }
     return rungs;
 }

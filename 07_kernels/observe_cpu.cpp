@@ -12,21 +12,59 @@ namespace {
 
 // Over all kernels that one run launched.
 struct Traffic {
-    simt::Counts load, store, atomic, shared_load, shared_store, all;
+    simt::Counts load, store, atomic, shared_load, shared_store, shared_atomic, all;
+    double cost = 0;  // of the kernels, one after the other (cost.h), in bytes
+
     // Of loads or of stores, whichever have more; 0: none.
     double ways() const { return std::max(shared_load.ways(), shared_store.ways()); }
 };
+double memory_bytes(const Traffic& t) {
+    return sector_bytes * double(t.load.sectors + t.store.sectors + t.atomic.lanes);
+}
+double shared_bytes(const Traffic& t) {
+    return turn_bytes * double(t.shared_load.wavefronts + t.shared_store.wavefronts +
+                               t.shared_atomic.wavefronts);
+}
+Traffic& operator+=(Traffic& sum, const Traffic& t) {
+    sum.load += t.load, sum.store += t.store, sum.atomic += t.atomic;
+    sum.shared_load += t.shared_load, sum.shared_store += t.shared_store;
+    sum.shared_atomic += t.shared_atomic, sum.all += t.all, sum.cost += t.cost;
+    return sum;
+}
 Traffic sums(const simt::Observation& observation) {
-    Traffic t;
+    Traffic sum;
     for (const simt::KernelCounts& kernel : observation.kernels) {
+        Traffic t;
         t.load += kernel.total(simt::Access::global_load);
         t.store += kernel.total(simt::Access::global_store);
         t.atomic += kernel.total(simt::Access::global_atomic);
         t.shared_load += kernel.total(simt::Access::shared_load);
         t.shared_store += kernel.total(simt::Access::shared_store);
+        t.shared_atomic += kernel.total(simt::Access::shared_atomic);
         t.all += kernel.total();
+        t.cost = std::max(memory_bytes(t), shared_bytes(t));
+        sum += t;
     }
-    return t;
+    return sum;
+}
+
+Cost cost_of(const Traffic& t, double least_bytes) {
+    Cost cost{.total = t.cost / least_bytes,
+              .memory = memory_bytes(t) / least_bytes,
+              .shared = shared_bytes(t) / least_bytes,
+              .atomics = double(t.atomic.lanes)};
+    int64_t most_lost = 0;
+    for (const auto& [name, counts] : {std::pair("loads", t.shared_load),
+                                       {"stores", t.shared_store},
+                                       {"atomic operations", t.shared_atomic}}) {
+        const int64_t lost = counts.wavefronts - counts.ideal_wavefronts;
+        if (lost <= most_lost) continue;
+        most_lost = lost;
+        cost.conflicts = name;
+        cost.turns = double(counts.wavefronts) / double(counts.requests);
+        cost.at_best = double(counts.ideal_wavefronts) / double(counts.requests);
+    }
+    return cost;
 }
 
 std::vector<std::pair<std::string, double>> named(const Traffic& t) {
@@ -62,9 +100,12 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
     for (const Sizes& size : sizes)
         fmt::print("{}{}: {}. {:.3g} MFLOP, at least {:.4g} KB, {:.3g} FLOP/byte\n", size == sizes[0] ? "\n" : "", problem.name,
                    text(problem, size), problem.flops(size) / 1e6, problem.bytes(size) / 1e3, problem.flops(size) / problem.bytes(size));
-    const char* row = "  {:<28} {:>8} {:>9} {:>9} {:>10} {:>10} {:>8} {:>6}  {}\n";
-    fmt::print(fmt::runtime(row), "", "", "sectors", "sectors", "moved", "bank", "threads", "", "");
-    fmt::print(fmt::runtime(row), "", "error", "a load", "a store", "/ least", "conflicts", "of 32", "races", "adds");
+    print_ideas(right);
+    const char* row = "  {:<28} {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {:>6} {:>6}\n";
+    fmt::print("  {:<37} {:>8} {:>8} {:>8} {:>10} {:>8}\n", "", "sectors", "sectors", "moved",
+               "bank", "threads");
+    fmt::print(fmt::runtime(row), "", "error", "a load", "a store", "/ least", "conflicts", "of 32",
+               "races", "cost");
     std::vector<Rung> rungs;
     std::string lines;
     for (const Sizes& size : sizes) {
@@ -77,18 +118,23 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
             const Traffic traffic = sums(observation);
             rung.traffic =
                 double(traffic.load.bytes_moved() + traffic.store.bytes_moved() + traffic.atomic.bytes_moved()) / problem.bytes(size);
+            rung.cost = cost_of(traffic, problem.bytes(size));
             rung.seen = named(traffic);
+            rung.seen.emplace_back("cost", rung.cost.total);
             rung.seen.emplace_back("races", double(observation.races.size()));
             if (!observation.races.empty())
                 rung.wrong = fmt::format("{} race{}", observation.races.size(), observation.races.size() == 1 ? "" : "s");
             const auto number = [](const simt::Counts& counts, double value, const char* unit) {
                 return counts.requests ? fmt::format("{:.1f}{}", value, unit) : std::string("-");
             };
-            fmt::print(fmt::runtime(row), label(problem, rung, sizes, right), fmt::format("{:.1e}", rung.error),
+            fmt::print(fmt::runtime(row), label(problem, rung, sizes, right),
+                       fmt::format("{:.1e}", rung.error),
                        number(traffic.load, traffic.load.sectors_per_request(), ""),
-                       number(traffic.store, traffic.store.sectors_per_request(), ""), fmt::format("{:.2f}", rung.traffic),
+                       number(traffic.store, traffic.store.sectors_per_request(), ""),
+                       fmt::format("{:.2f}", rung.traffic),
                        traffic.ways() > 0 ? fmt::format("{:.1f}-way", traffic.ways()) : "-",
-                       fmt::format("{:.1f}", traffic.all.active_threads()), observation.races.size(), rung.kernel->idea);
+                       fmt::format("{:.1f}", traffic.all.active_threads()),
+                       observation.races.size(), fmt::format("{:.2f}", rung.cost.total));
             if (options.by_line || !observation.races.empty()) lines += "\n" + simt::table(observation);
             rungs.push_back(rung);
         }

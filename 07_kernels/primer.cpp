@@ -81,33 +81,50 @@ void print_primer(const std::vector<std::pair<Kernel, std::vector<LaunchNote>>>&
 #ifdef ULTRASCALE_CUDA
     fmt::print("{}\n", gpu.name);
 #else
-    fmt::print("no GPU here: the numbers of an {}; registers and __shared__ arrays are known once nvcc has compiled\n", gpu.name);
+    fmt::print("no GPU here: numbers of an {}; only nvcc knows registers and __shared__ arrays\n",
+               gpu.name);
 #endif
-    fmt::print("  grid                              threads come in blocks, a block's in warps of 32 that execute together\n");
-    fmt::print("  {:>4} SMs                          a block runs on one of them, with up to {} threads\n", gpu.multiprocessors,
-               gpu.threads_per_block);
-    fmt::print("       each SM: {:3} warps, {} blocks  at once; 4 schedulers issue an instruction of one warp each clock\n", gpu.warps,
-               gpu.blocks);
-    fmt::print("       {:6} registers of 4 bytes   {} KiB: a thread's own, {} each at full occupancy, 255 at most\n", gpu.registers,
-               gpu.registers * 4 >> 10, gpu.registers / (gpu.warps * 32));
-    fmt::print("       {:6} KiB shared memory      a block's own, {} KiB at most; 32 banks of 4 bytes a clock\n", gpu.shared >> 10,
-               gpu.shared_per_block >> 10);
-    fmt::print("  {:>4} MiB L2                       all SMs'\n", gpu.l2 >> 20);
-    fmt::print("  {:>4.0f} GB memory                    {:.2f} TB/s by the data sheet\n\n", double(gpu.memory) / 1e9,
-               gpu.memory_rate / 1e12);
+    const auto line = [](const std::string& part, const std::string& what) {
+        fmt::print("  {:<35}{}\n", part, what);
+    };
+    line("grid", "threads come in blocks; 32 of a block, a warp, execute together");
+    line(fmt::format("{:>4} SMs", gpu.multiprocessors),
+         fmt::format("a block runs on one of them, with up to {} threads", gpu.threads_per_block));
+    line(fmt::format("     each SM: {:3} warps, {} blocks", gpu.warps, gpu.blocks),
+         "at once; each clock 4 schedulers issue an instruction of a warp");
+    line(fmt::format("     {:6} registers of 4 bytes", gpu.registers),
+         fmt::format("{} KiB: a thread's own, {} each at full occupancy, 255 at most",
+                     gpu.registers * 4 >> 10, gpu.registers / (gpu.warps * 32)));
+    line(fmt::format("     {:6} KiB shared memory", gpu.shared >> 10),
+         fmt::format("a block's own, {} KiB at most; 32 banks of 4 bytes a clock",
+                     gpu.shared_per_block >> 10));
+    line(fmt::format("{:>4} MiB L2", gpu.l2 >> 20), "all SMs'");
+    line(fmt::format("{:>4.0f} GB memory", double(gpu.memory) / 1e9),
+         fmt::format("{:.2f} TB/s by the data sheet\n", gpu.memory_rate / 1e12));
 
-    fmt::print("occupancy: blocks of a kernel that an SM holds at once, as each resource allows; the least counts\n");
-    fmt::print("  {:<34} {:>8} {:>10} {:>11} | {:>5} {:>6} {:>9} {:>6} | {:>6} {:>6}  limit\n", "kernel", "threads", "registers", "shared",
-               "warps", "blocks", "registers", "shared", "blocks", "warps");
-    for (const auto& [kernel, launches] : kernels)
+    fmt::print(
+        "occupancy: blocks that an SM holds at once, as each resource allows; the least counts,\n"
+        "{} at most\n",
+        gpu.blocks);
+    constexpr const char* row = "  {:<27} {:>7} {:>4} {:>8} | {:>5} {:>4} {:>6} | {:>6} {:>5} {}\n";
+    fmt::print("  {:<27} {:>21} | {:<17} | {}\n", "", "of a block", "blocks allowed by",
+               "an SM holds");
+    fmt::print(fmt::runtime(row), "kernel", "threads", "regs", "shared B", "warps", "regs",
+               "shared", "blocks", "warps", "limit");
+    for (const auto& [kernel, launches] : kernels) {
+        const bool several = launches.size() > 1;
+        if (several) fmt::print("  {}\n", kernel.name);
         for (const LaunchNote& launch : launches) {
             const Occupancy o = occupancy(gpu, launch);
-            const std::string own = plain(launch.name), name = launches.size() > 1 ? kernel.name + ": " + own : kernel.name;
-            fmt::print("  {:<34} {:>8} {:>10} {:>9} B | {:>5} {:>6} {:>9} {:>6} | {:>6} {:>4.0f} %  {}\n", name.substr(0, 34),
+            const std::string name = several ? "  " + plain(launch.name) : kernel.name;
+            const bool compiled = o.registers_per_thread > 0;
+            fmt::print(fmt::runtime(row), name.substr(0, 27),
                        launch.block.x * launch.block.y * launch.block.z,
-                       o.registers_per_thread ? std::to_string(o.registers_per_thread) : "-", o.shared_per_block, o.by_warps, o.by_blocks,
-                       o.registers_per_thread ? std::to_string(o.by_registers) : "-", o.by_shared, o.blocks, 100 * o.share, o.limit);
+                       compiled ? std::to_string(o.registers_per_thread) : "-", o.shared_per_block,
+                       o.by_warps, compiled ? std::to_string(o.by_registers) : "-", o.by_shared,
+                       o.blocks, fmt::format("{:.0f} %", 100 * o.share), o.limit);
         }
+    }
 }
 
 }  // namespace ultrascale::kernels

@@ -31,7 +31,7 @@ void run(const Arguments& args) {
     LAUNCH(sum, blocks, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.size[0]);
 }
 
-const Registered here{"sum", "a tree in shared memory, an atomic addition a block", run};
+const Registered here{"sum", "a tree in shared memory, an atomic add a block", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

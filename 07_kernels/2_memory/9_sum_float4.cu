@@ -39,7 +39,7 @@ void run(const Arguments& args) {
     LAUNCH(sum, blocks, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.size[0]);
 }
 
-const Registered here{"sum", "eight 16-byte loads at once, blocks as SMs are free", run};
+const Registered here{"sum", "eight 16-byte loads at once, blocks for idle SMs", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

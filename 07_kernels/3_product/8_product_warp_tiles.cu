@@ -108,7 +108,7 @@ void run(const Arguments& args) {
     LAUNCH(product, grid, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
-const Registered here{"product", "32 x 64 a warp; a k is loaded while one is multiplied", run};
+const Registered here{"product", "32 x 64 a warp; the next k is loaded meanwhile", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

@@ -31,7 +31,8 @@ void run(const Arguments& args) {
 constexpr void (*run)(const Arguments&) = nullptr;
 #endif
 
-const Registered here{"attention", "wgmma and TMA, warpgroups in turns: softmax under products", run, Needs::hopper};
+const Registered here{"attention", "wgmma, TMA; one warpgroup's softmax under products", run,
+                      Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

@@ -123,7 +123,7 @@ private:
     std::unique_ptr<Seen> seen_;
 };
 
-// For the terminal, 120 columns: for each kernel its lines, totals, and at the end the races.
+// For the terminal, 100 columns: for each kernel its lines, totals, and at the end the races.
 std::string table(const Observation& observation);
 
 }  // namespace simt

@@ -1,5 +1,7 @@
 // 07_kernels: every kernel is right at every size, the tables show what each rung teaches, and a student's kernel is ranked.
+#include <algorithm>
 #include <map>
+#include <sstream>
 
 #include "refused.h"
 
@@ -22,11 +24,25 @@ std::map<std::string, Json> rows_of(const std::string& arguments) {
     return rows;
 }
 
+// Wider than a projector's line: 100 columns.
+std::string wide_lines_of(const std::string& output) {
+    std::istringstream lines(output);
+    std::string wide;
+    for (std::string line; std::getline(lines, line);) {
+        const auto columns = std::ranges::count_if(line, [](char c) { return (c & 0xc0) != 0x80; });
+        if (columns > 100) wide += fmt::format("{}: {}\n", columns, line);
+    }
+    return wide;
+}
+
 class KernelFamilies : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Family, KernelFamilies, testing::Range(1, 7), testing::PrintToStringParamName());
 
 TEST_P(KernelFamilies, EqualFloat64) {
-    const Outcome run = kernels(fmt::format("{} --family {}", on_gpu ? "--check" : "", GetParam()));  // on the CPU also races
+    // On the CPU also races, and every table.
+    const Outcome run =
+        kernels(fmt::format("{} --family {}", on_gpu ? "--check" : "--microscope", GetParam()));
+    EXPECT_EQ(wide_lines_of(run.out), "");
     EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
     if (GetParam() == 6 && contains(run.out, "skipped: it needs Hopper"))
         EXPECT_TRUE(contains(run.out, "nothing was checked")) << run.out;
@@ -53,17 +69,36 @@ TEST(KernelsMicroscope, ShowsWhatEachRungTeaches) {
     EXPECT_EQ(mean("transpose_padded", "shared_load_wavefronts", "shared_load_requests"), 1);
     EXPECT_EQ(sectors("transpose_float4", "load"), 16);
     EXPECT_EQ(rows.at("transpose_float4").at("traffic"), 1);
+    EXPECT_EQ(rows.at("transpose_shared").at("traffic"), 1);
+    EXPECT_EQ(rows.at("transpose_padded").at("cost"), 1);
+    EXPECT_GT(rows.at("transpose_shared").at("cost").get<double>(), 2);
     EXPECT_EQ(rows.at("branches_divergent").at("active_threads"), 16);
     EXPECT_EQ(rows.at("branches_predicated").at("active_threads"), 32);
     const Outcome lines = kernels("--kernel transpose_naive --microscope");
-    EXPECT_TRUE(contains(lines.out, "2_transpose_naive.cu:") && contains(lines.out, "out[column * rows + row] = in[row")) << lines.out;
+    EXPECT_TRUE(contains(lines.out, "2_transpose_naive.cu:") &&
+                contains(lines.out, "out[column * rows + row] = in[row"))
+        << lines.out;
 }
 
 TEST(KernelsMine, IsCheckedAndRanked) {
     const Outcome run = kernels("--kernel mine");
     EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
-    EXPECT_TRUE(contains(run.out, "mine: number ") && contains(run.out, "transpose_padded")) << run.out;
+    const std::string why =
+        on_gpu ? ""
+               : "4 of 5 by cost, level with transpose_naive, behind transpose_padded:\n"
+                 "        it moves 4.50 times the least instead of 1.00\n";
+    EXPECT_TRUE(contains(run.out, "mine: number " + why)) << run.out;
     EXPECT_FALSE(contains(kernels("--list").out, " mine"));
+}
+
+TEST(KernelsOutput, FitsAProjector) {
+    for (const char* mode :
+         {"--list", "--primer", "--check --family 3", "--kernel mine",
+          "--kernel product_two_consumers product_fp8_blocks flash_attention_3 copy_strided"}) {
+        const Outcome run = kernels(mode);
+        EXPECT_EQ(run.exit_code, 0) << run.err;
+        EXPECT_EQ(wide_lines_of(run.out), "") << mode;
+    }
 }
 
 TEST(KernelsOutput, PrimerAndSizes) {
@@ -71,6 +106,8 @@ TEST(KernelsOutput, PrimerAndSizes) {
     EXPECT_EQ(primer.exit_code, 0) << primer.err;
     for (const char* part : {"SMs", "warps", "shared memory", "L2", "transpose_padded", "limit"})
         EXPECT_TRUE(contains(primer.out, part)) << part;
+    const Outcome wide = kernels("--primer --kernel cross_entropy_fused --size 2,10000");
+    EXPECT_TRUE(contains(wide.out, " 20000 ")) << wide.out;  // bytes: the row is in shared memory
     const Outcome sized = kernels("--kernel transpose_naive --size 40,70");
     EXPECT_EQ(sized.exit_code, 0) << sized.err;
     EXPECT_TRUE(contains(sized.out, "rows 40, columns 70")) << sized.out;
@@ -80,13 +117,17 @@ TEST(KernelsBadInput, IsRefusedInOneLine) {
     for (const auto& [arguments, told] : std::vector<std::pair<std::string, std::string>>{
              {"--kernel vektor_add", "no such kernel"},
              {"--family 7", "--family"},
-             {"--family 1 --kernel transpose_naive", "no kernel in common"},
+             {"--family 1 --kernel transpose_naive", "--family has no effect: --kernel names"},
              {"--size 3", "--size is for one problem"},
              {"--kernel transpose_naive --size 3", "transpose has 2 dimensions: rows,columns"},
              {"--kernel transpose_naive --size 3,0", "--size"},
              {"--kernel flash_attention --size 1,8,1,32", "D is 64 or 128"},
-             {"--primer --json x.json", "--primer writes no --json"},
-             {"--check --microscope", "one of the two"},
+             {"--primer --json x.json", "--json has no effect: --primer"},
+             {"--primer --check", "--check has no effect: --primer"},
+             {"--list --json x.json", "--json has no effect: --list"},
+             {"--list --size 3", "--size has no effect: --list"},
+             {"--list --primer", "--primer has no effect: --list"},
+             {"--check --microscope", "--microscope has no effect: --check"},
              {"--kernel elu --json /nowhere/x.json", "/nowhere"},
              {"--steps 3", "--steps"},
          }) {

@@ -36,16 +36,22 @@ def counters(program, kernel, size):
     return {ours: sums[theirs] for ours, theirs in METRICS.items()}
 
 
+def table_row(name, cells):
+    widths = (10, 10, 10, 10, 16, 16)
+    return f"{name:<28}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
+
+
 def main():
     program, seen, *kernels = sys.argv[1:]
-    print(" " * 28 + "".join(f"{part:>16}" for part in ("global loads:", "", "stores:", "", "shared loads:", "stores:")))
-    print(" " * 28 + "".join(f"{part:>16}" for part in ("requests", "sectors", "requests", "sectors", "wavefronts", "wavefronts")))
+    print(f"{'':<28}{'global loads:':>20}{'global stores:':>20}"
+          f"{'shared loads:':>16}{'shared stores:':>16}")
+    print(table_row("", ["requests", "sectors", "requests", "sectors", "wavefronts", "wavefronts"]))
     for row in json.load(open(seen)):
         if row["kernel"] not in (kernels or KERNELS):
             continue
         real = counters(program, row["kernel"], row["size"])
         cells = [f"{real[name]:.0f}" if real[name] == row[name] else f"{real[name]:.0f} / {row[name]:.0f}" for name in METRICS]
-        print(f"{row['kernel'] + ' ' + ','.join(map(str, row['size'])):<28}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
+        print(table_row(f"{row['kernel']} {','.join(map(str, row['size']))}", cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,78 @@ TEST(Ladder, AScaleAMatrixLosesSmallBlocks) {
     EXPECT_GT(worst, 0.5);  // nothing is left of some rows
 }
 
+// What is said of a student's kernel, the first of the list.
+std::string standing_of(
+    const Problem& problem, const Sizes& size,
+    const std::vector<std::pair<std::string, void (*)(const Arguments&)>>& all) {
+    std::vector<Kernel> list;
+    for (const auto& [name, run] : all) list.push_back({0, 0, name, problem.name, "", run, ""});
+    testing::internal::CaptureStdout();
+    const std::vector<Rung> rungs = climb(problem, list, {.seed = 7, .size = size});
+    testing::internal::GetCapturedStdout();
+    return standing(rungs.at(0), rungs);
+}
+
+// The same bytes from memory are not the same time: bank conflicts put a kernel behind.
+TEST(Ladder, RanksByBankConflictsToo) {
+    const Problem transpose = problem_of(memory(), "transpose");
+    const auto stands = [&](const auto& mine, const auto& other) {
+        return standing_of(transpose, {256, 192}, {{"mine", mine}, {"other", other}});
+    };
+    EXPECT_EQ(stands(run_transpose_conflicts, run_transpose_padded),
+              "  mine: number 2 of 2 by cost, behind other:\n"
+              "        it moves no more, but its shared loads take 32.0 turns instead of 1.0\n");
+    EXPECT_EQ(stands(run_transpose_padded, run_transpose_conflicts),
+              "  mine: number 1 of 2 by cost\n");
+    EXPECT_EQ(stands(run_transpose_padded, run_transpose_padded),
+              "  mine: number 1 of 2 by cost, level with other\n");
+}
+
+TEST(Ladder, SaysWhatAKernelLosesBy) {
+    const Kernel mine{.name = "mine"}, other{.name = "other"};
+    const Rung best{.kernel = &other, .traffic = 1, .cost = {.total = 1, .memory = 1}};
+    const auto behind = [&](double traffic, const Cost& cost, const std::string& why) {
+        const Rung rung{.kernel = &mine, .traffic = traffic, .cost = cost};
+        EXPECT_EQ(standing(rung, {rung, best}),
+                  "  mine: number 2 of 2 by cost, behind other:\n        " + why + "\n");
+    };
+    behind(1.5, {.total = 1.5, .memory = 1.5}, "it moves 1.50 times the least instead of 1.00");
+    behind(1, {.total = 2, .memory = 2, .atomics = 8192},
+           "it moves no more, but its 8192 atomic operations wait for each other");
+    behind(1, {.total = 3, .memory = 1, .shared = 3},
+           "it moves no more, but its shared memory takes longer than memory: 3.00");
+    behind(
+        1.5,
+        {.total = 4, .memory = 1.5, .shared = 4, .conflicts = "stores", .turns = 8, .at_best = 4},
+        "it moves 1.50 times the least instead of 1.00,\n"
+        "        and its shared stores take 8.0 turns instead of 4.0");
+    // By time where there is one, then without a reason; a wrong kernel has no rank.
+    const Rung slow{.kernel = &mine, .seconds = 2}, fast{.kernel = &other, .seconds = 1.999};
+    EXPECT_EQ(standing(slow, {slow, fast}), "  mine: number 2 of 2 by time, behind other\n");
+    EXPECT_EQ(standing({.kernel = &mine, .wrong = "n 1", .seconds = 1}, {fast}), "");
+}
+
+// Turns are 16 bytes' time each, atomic operations a sector's, and kernels follow each other.
+TEST(Ladder, CountsWhatAccessesCost) {
+    const auto cost_of = [](void (*run)(const Arguments&), const std::string& problem,
+                            const Sizes& size) {
+        testing::internal::CaptureStdout();
+        const std::vector<Kernel> list = {{0, 0, "tried", problem, "", run, ""}};
+        const std::vector<Rung> rungs =
+            climb(problem_of(memory(), problem), list, {.seed = 7, .size = size});
+        testing::internal::GetCapturedStdout();
+        return rungs.at(0).cost;
+    };
+    const Cost transpose = cost_of(run_transpose_conflicts, "transpose", {256, 192});
+    EXPECT_DOUBLE_EQ(transpose.memory, 1);
+    EXPECT_DOUBLE_EQ(transpose.shared,
+                     16.0 * (32 + 1) / (32 * 8));  // a warp loads and stores 4 sectors
+    EXPECT_DOUBLE_EQ(transpose.total, transpose.shared);
+    const Cost sum = cost_of(run_sum_by_atomics, "sum", {65536});
+    EXPECT_EQ(sum.atomics, 65536);
+    EXPECT_NEAR(sum.total, (4.0 + 32) / 4, 1e-3);
+}
+
 TEST(Ladder, MeasuresTraffic) {
     testing::internal::CaptureStdout();
     const std::vector<Kernel> list = {{0, 0, "right", "vector add", "", run_right, ""}};

@@ -47,6 +47,30 @@ __global__ void gradient(__nv_bfloat16* to, const __nv_bfloat16* logits, const i
         to[i] = __float2bfloat16_rn((1.4f * expf(__bfloat162float(logits[i])) / sum - (i == targets[row] ? 1.0f : 0.0f)) / float(rows));
 }
 
+template <int stride>
+__global__ void transpose(float* out, const float* in, int64_t rows, int64_t columns) {
+    __shared__ float tile[32][stride];
+    const int64_t row0 = int64_t(blockIdx.y) * 32, column0 = int64_t(blockIdx.x) * 32;
+    const int x = threadIdx.x, y = threadIdx.y;
+    if (row0 + y < rows && column0 + x < columns)
+        tile[y][x] = in[(row0 + y) * columns + column0 + x];
+    __syncthreads();
+    if (column0 + y < columns && row0 + x < rows) out[(column0 + y) * rows + row0 + x] = tile[x][y];
+}
+
+__global__ void sum(float* out, const float* in, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * 256 + threadIdx.x;
+    if (i < n) atomicAdd(out, in[i]);
+}
+
+template <int stride>
+void run_transpose(const Arguments& args) {
+    const int64_t rows = args.size[0], columns = args.size[1];
+    const dim3 grid(unsigned(ceil_div(columns, 32)), unsigned(ceil_div(rows, 32))), block(32, 32);
+    LAUNCH((transpose<stride>), grid, block, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), rows, columns);
+}
+
 template <Mistake mistake>
 void run(const Arguments& args) {
     const int64_t n = args.size[0], blocks = mistake == forgets ? n / 64 : ceil_div(n, 64);
@@ -76,6 +100,15 @@ void run_wrong_beside_the_target(const Arguments& args) {
     LAUNCH(gradient, unsigned(rows), 1, 0)
     (static_cast<__nv_bfloat16*>(args.out.data()), static_cast<const __nv_bfloat16*>(args.in[0].data()), args.in[1].as<int32_t>(), rows,
      columns);
+}
+
+void run_transpose_conflicts(const Arguments& args) { run_transpose<32>(args); }
+void run_transpose_padded(const Arguments& args) { run_transpose<33>(args); }
+void run_sum_by_atomics(const Arguments& args) {
+    const int64_t n = args.size[0];
+    device_zero(args.out.data(), args.out.bytes());
+    LAUNCH(sum, unsigned(ceil_div(n, 256)), 256, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), n);
 }
 
 }  // namespace ultrascale::test

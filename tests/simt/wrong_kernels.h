@@ -1,4 +1,5 @@
-// Kernels for the problem "vector add" of 07_kernels, each with another mistake, and one for "cross-entropy"; for ladder_test.cpp.
+// Kernels for problems of 07_kernels, as a student may write them; for ladder_test.cpp. For "vector
+// add" each with another mistake, one for "cross-entropy", and right ones that are slow.
 #pragma once
 
 #include "07_kernels/problem.h"
@@ -14,5 +15,10 @@ void run_misses_a_barrier(const Arguments& args);
 void run_reads_too_early(const Arguments& args);
 void run_races(const Arguments& args);                    // right on the executor, which runs threads in order
 void run_wrong_beside_the_target(const Arguments& args);  // the target's element, which is by far the largest, is right
+
+// "transpose" through a tile of shared memory, with and without 32-way bank conflicts.
+void run_transpose_conflicts(const Arguments& args);
+void run_transpose_padded(const Arguments& args);
+void run_sum_by_atomics(const Arguments& args);  // "sum", an atomic operation an element
 
 }  // namespace ultrascale::test

@@ -1,0 +1,59 @@
+// Where a student's kernel stands among the kernels of its problem, and why.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "ladder.h"
+
+namespace ultrascale::kernels {
+namespace {
+
+constexpr double rounding = 1.005;  // what differs by less prints the same figures
+
+// What `mine` loses by, as far as the model of cost.h knows.
+std::string loses_by(const Rung& mine, const Rung& best) {
+    const Cost& cost = mine.cost;
+    std::string also;  // what costs more than the bytes that it moves
+    if (cost.total > rounding * mine.traffic) {
+        if (cost.memory > cost.shared)
+            also = fmt::format("its {} atomic operations wait for each other", cost.atomics);
+        else if (cost.turns > rounding * cost.at_best)
+            also = fmt::format("its shared {} take {:.1f} turns instead of {:.1f}", cost.conflicts,
+                               cost.turns, cost.at_best);
+        else
+            also = fmt::format("its shared memory takes longer than memory: {:.2f}", cost.shared);
+    }
+    if (mine.traffic <= rounding * best.traffic && !also.empty())
+        return "it moves no more, but " + also;
+    return fmt::format("it moves {:.2f} times the least instead of {:.2f}{}", mine.traffic,
+                       best.traffic, also.empty() ? "" : ",\n        and " + also);
+}
+
+}  // namespace
+
+std::string standing(const Rung& mine, const std::vector<Rung>& rungs) {
+    if (!mine.wrong.empty() || mine.rank() == 0) return "";
+    const bool by_time = mine.seconds > 0;
+    const double tie = by_time ? 1 : rounding;
+    int of = 0, better = 0;
+    const Rung *best = nullptr, *level = nullptr;
+    for (const Rung& rung : rungs) {
+        if (rung.size != mine.size || !rung.wrong.empty()) continue;
+        ++of;
+        if (rung.kernel == mine.kernel) continue;
+        if (rung.rank() * tie < mine.rank()) {
+            ++better;
+            if (!best || rung.rank() < best->rank()) best = &rung;
+        } else if (!level && rung.rank() <= tie * mine.rank()) {
+            level = &rung;
+        }
+    }
+    std::string text = fmt::format("  {}: number {} of {} by {}", mine.kernel->name, better + 1, of,
+                                   by_time ? "time" : "cost");
+    if (level) text += ", level with " + level->kernel->name;
+    if (best) text += ", behind " + best->kernel->name;
+    if (best && !by_time) text += ":\n        " + loses_by(mine, *best);
+    return text + "\n";
+}
+
+}  // namespace ultrascale::kernels
