@@ -16,7 +16,7 @@ namespace {
 
 struct Chapter {
     AttentionKind attention = AttentionKind::flash;
-    int64_t loss_chunk = 0, document_token = -1, ignore_token = -1, sample = 0;
+    int64_t loss_chunk = 0, sample = 0;
     double temperature = 0.8;
     std::string prompt = "The ", batch_ramp, compare;
     bool naive_mean = false, noise_scale = false, estimate = false;
@@ -25,8 +25,6 @@ struct Chapter {
         options.choice("--attention", attention, {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
                        "In tiles (flash) or with the T x T matrix in memory (naive)");
         options.add("--loss-chunk", loss_chunk, "Tokens whose logits exist at once; 0: the whole micro-batch's").at_least(0);
-        options.add("--document-token", document_token, "Token that starts a document: no attention across, positions restart").at_least(0);
-        options.add("--ignore-token", ignore_token, "Targets equal to this token are not counted (-100)").at_least(0);
         options.flag("--naive-mean", naive_mean,
                      "Average each micro-batch's own mean: wrong where they count different numbers of targets")
             .only_if([this, &shared] { return shared.grad_accum > 1 || !batch_ramp.empty(); },
@@ -45,12 +43,6 @@ struct Chapter {
             .only_if(samples, "it is for --sample")
             .show_default();
     }
-    DataOptions data(const Options& options, int64_t seq) const {
-        DataOptions d = data_options(options, seq);
-        if (document_token >= 0) d.document_token = document_token;
-        if (ignore_token >= 0) d.ignore_token = ignore_token;
-        return d;
-    }
 };
 
 // Trains; false if the run is not what one plain device does, or held other memory than predicted.
@@ -58,10 +50,10 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const LlamaConfig& config = shape.config;
     const int64_t B = options.micro_batch, T = shape.seq;
     const TokenFile file(options.data_path(), config.vocab);
-    const DataLoader loader(file, chapter.data(options, T));
+    const DataLoader loader(file, data_options(options, T));
     if (chapter.compare == "recompute") return compare_recomputation(options, shape, loader);
     std::optional<Validation> validation;
-    if (!options.val_data.empty()) validation.emplace(options, config.vocab, chapter.data(options, T));
+    if (!options.val_data.empty()) validation.emplace(options, config.vocab, data_options(options, T));
     const BatchRamp ramp(chapter.batch_ramp, B * options.grad_accum, B);
     checked_sequences(double(ramp.largest()));
     if (chapter.noise_scale && ramp.largest() < 2 * B)
@@ -98,8 +90,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const double begin = now_seconds(), lr = learning_rate_of(options, first_step, state.step);
         const int64_t sequences = ramp.sequences(state.step), accumulated = sequences / B;
         // The loss is a mean over all counted targets of the step, so every micro-batch must know how many there are.
-        const int64_t counted = loader.counted_targets(state.next_sample, sequences);
-        if (counted == 0) user_error("step {}: every target is ignored, so there is no loss", state.step + 1);
+        const int64_t counted = counted_targets(loader, state.next_sample, sequences);
         const bool explained = options.explain && s == 0;
         explain_enable(explained);
 

@@ -222,7 +222,7 @@ inline bool demo_barrier(const Communicator& world) {
 
 // All ranks call it; rank 0 prints. False, on every rank, if some rank got something wrong.
 inline bool demo_collectives(const Communicator& world) {
-    print(fmt::format("collectives on {} ranks; a bar | stands between two ranks' slices", world.size()));
+    print(fmt::format("collectives on {}; a bar | stands between two ranks' slices", format_count(world.size(), "rank")));
     const bool collectives = demo_each_collective(world), ring = demo_ring(world), barrier = demo_barrier(world);
     const Tensor wrong = Tensor::from_host<int32_t>(std::vector<int32_t>{!(collectives && ring && barrier)}, {1}, Memory::workspace);
     world.all_reduce(wrong, Reduce::max);

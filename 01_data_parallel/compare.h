@@ -85,7 +85,7 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, cons
 inline bool compare_syncs(const Options& options, SyncOptions sync, const StepShape& shape, bool nodes_pretended) {
     const Communicator& ranks = Communicator::world();
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, {.seq = shape.seq});
+    const DataLoader loader(file, data_options(options, shape.seq));
     Llama model(shape.config, shape.model);
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options.dtype);

@@ -164,8 +164,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const double begin = now_seconds(), lr = learning_rate_of(options, first_step, state.step);
         // The loss is a mean over the whole global batch; with DiLoCo every rank trains for itself, on the mean over its own part.
         const auto own_part = [&](int64_t m) { return state.next_sample + (m * N + ranks.rank()) * B; };
-        int64_t counted = diloco ? 0 : loader.counted_targets(state.next_sample, G);
-        for (int64_t m = 0; diloco && m < accumulated; ++m) counted += loader.counted_targets(own_part(m), B);
+        int64_t counted = diloco ? 0 : counted_targets(loader, state.next_sample, G);
+        for (int64_t m = 0; diloco && m < accumulated; ++m) counted += counted_targets(loader, own_part(m), B);
         const bool explained = options.explain && s == 0;
         explain_enable(explained);
 

@@ -19,7 +19,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
     const int64_t B = options.micro_batch, N = ranks.size(), A = options.grad_accum, warm_up = 2,
                   steps = std::clamp<int64_t>(options.steps, 3, 10);
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, {.seq = shape.seq});
+    const DataLoader loader(file, data_options(options, shape.seq));
     const float loss_scale = float(1 / double(loader.counted_targets(0, sequences_of_step(options, N))));
     const double psi = double(parameter_count(shape.config)) * double(dtype_bytes(shape.grad_dtype));
     const bool offload_too = zero_options.offload;

@@ -135,7 +135,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
 
     for (int64_t s = 0; s < options.steps; ++s) {
         const double begin = now_seconds(), lr = learning_rate_of(options, first_step, state.step);
-        const int64_t counted = loader.counted_targets(state.next_sample, G);  // of the global batch: the loss is a mean over all of it
+        const int64_t counted = counted_targets(loader, state.next_sample, G);  // of the global batch: the loss is a mean over all of it
         const bool explained = options.explain && s == 0;
         explain_enable(explained);
 

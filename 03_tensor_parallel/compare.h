@@ -30,7 +30,7 @@ inline bool compare_sequence_parallel(const Options& options, const TensorOption
     const int64_t B = options.micro_batch, N = dp.size(), A = options.grad_accum, warm_up = 2,
                   steps = std::clamp<int64_t>(options.steps, 3, 10);
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, {.seq = shape.seq});
+    const DataLoader loader(file, data_options(options, shape.seq));
     const float loss_scale = float(1 / double(loader.counted_targets(0, sequences_of_step(options, N))));
     print(fmt::format("tp {} x dp {}, {:.3f} M parameters in {}; {} x {} tokens a replica and micro-batch, {} a step; overlap {}",
                       given.tp, N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), B,

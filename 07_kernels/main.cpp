@@ -2,13 +2,13 @@
 // and measures them: with a clock on a GPU, under the microscope without one.
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <random>
 #include <set>
 
 #include "cli.h"
 #include "device.h"
 #include "file.h"
+#include "json_lines.h"
 #include "measure.h"
 #include "primer.h"
 
@@ -25,20 +25,32 @@ struct Chapter {
     std::string json;
 
     void add_options(OptionList& options) {
+        const auto runs = [this] { return !list; };
+        const auto measures = [this] { return !primer; };
+        const char *lists = "--list runs no kernel", *primes = "--primer neither checks nor measures";
         options
             .add("--family", families,
                  "1 first steps, 2 memory, 3 matrix product, 4 fusion, 5 attention, 6 matrix product on Hopper. Default: all")
-            .between(1, 6);
+            .between(1, 6)
+            .only_if([this] { return kernels.empty(); }, "--kernel names the kernels");
         options.add("--kernel", kernels, "Kernels by name (--list shows them); mine: yours in mine.cu, among those of its problem");
         options.add("--size", ladder.size, "The problem's dimensions, e.g. 1024,1024. Default: its own")
             .split_at(',')
-            .between(1, int64_t(1) << 32);
-        options.flag("--check", ladder.check_only, "Only compare with float64");
-        options.flag("--microscope", ladder.by_line, "Each line that loads or stores: sectors, bank conflicts, threads (without a GPU)");
-        options.flag("--primer", primer, "This GPU's hierarchy, and the kernels' occupancy");
+            .between(1, int64_t(1) << 32)
+            .only_if(runs, lists);
+        options.flag("--check", ladder.check_only, "Only compare with float64").only_if(runs, lists).only_if(measures, primes);
+        options.flag("--microscope", ladder.by_line, "Each line that loads or stores: sectors, bank conflicts, threads (without a GPU)")
+            .only_if(runs, lists)
+            .only_if(measures, primes)
+            .only_if([this] { return !ladder.check_only; }, "--check looks at the results only");
+        options.flag("--primer", primer, "This GPU's hierarchy, and the kernels' occupancy").only_if(runs, lists);
         options.flag("--list", list, "All kernels");
-        options.add("--seed", ladder.seed, "Of the random inputs. Default: another one each time");
-        options.add("--json", json, "Write what the tables show");
+        options.add("--seed", ladder.seed, "Of the random inputs. Default: another one each time")
+            .only_if(runs, lists)
+            .only_if(measures, primes);
+        options.add("--json", json, "Write what the tables show, one JSON object a kernel, and a summary")
+            .only_if(runs, lists)
+            .only_if(measures, primes);
     }
 };
 
@@ -47,32 +59,6 @@ std::vector<Problem> all_problems() {
     for (const auto& family : {first_steps, memory, product, fusion, attention})
         for (Problem& problem : family()) all.push_back(std::move(problem));
     return all;
-}
-
-// Options that another one leaves without an effect.
-void refuse_what_has_no_effect(const Chapter& chapter) {
-    const LadderOptions& ladder = chapter.ladder;
-    const auto refuse = [](bool given, const char* option, const char* reason) {
-        if (given) user_error("{} has no effect: {}", option, reason);
-    };
-    refuse(!chapter.families.empty() && !chapter.kernels.empty(), "--family",
-           "--kernel names the kernels");
-    if (chapter.list) {
-        const char* reason = "--list runs no kernel";
-        refuse(!ladder.size.empty(), "--size", reason);
-        refuse(ladder.check_only, "--check", reason);
-        refuse(ladder.by_line, "--microscope", reason);
-        refuse(chapter.primer, "--primer", reason);
-        refuse(!chapter.json.empty(), "--json", reason);
-    }
-    if (chapter.primer) {
-        const char* reason = "--primer neither checks nor measures";
-        refuse(ladder.check_only, "--check", reason);
-        refuse(ladder.by_line, "--microscope", reason);
-        refuse(!chapter.json.empty(), "--json", reason);
-    }
-    refuse(ladder.by_line && ladder.check_only, "--microscope",
-           "--check looks at the results only");
 }
 
 // The kernels that --family or --kernel names.
@@ -98,7 +84,6 @@ std::vector<Kernel> chosen(const Chapter& chapter) {
 }
 
 bool run(const Chapter& chapter) {
-    refuse_what_has_no_effect(chapter);
     if (chapter.ladder.by_line && on_gpu)
         user_error("--microscope executes kernels on the CPU: make BACKEND=cpu 07_kernels; on a GPU, ncu shows the same (README.md)");
     const std::vector<Kernel> kernels = chosen(chapter);
@@ -116,15 +101,14 @@ bool run(const Chapter& chapter) {
         of_problems.insert(k.problem);
     }
     if (!chapter.ladder.size.empty() && of_problems.size() > 1) user_error("--size is for one problem: name its kernels with --kernel");
-    std::optional<AtomicFile> file;
-    if (!chapter.json.empty()) file.emplace(chapter.json);
+    if (!chapter.json.empty()) AtomicFile probe(chapter.json);  // fails now rather than after the kernels
+    JsonLines json(chapter.json);
     fmt::print("{}; seed {}\n", device_description(), chapter.ladder.seed);
     if (!on_gpu && !chapter.ladder.check_only && !chapter.primer)
         fmt::print("cost: a model's time for memory (moved / least) or for shared memory (turns), "
                    "the longer one\n");
     bool ok = true;
     int checked = 0;
-    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     std::vector<std::pair<Kernel, std::vector<LaunchNote>>> launched;
     for (const Problem& problem : problems) {
         std::vector<Kernel> of_problem;
@@ -151,17 +135,22 @@ bool run(const Chapter& chapter) {
         for (const Rung& rung : rungs) {
             ok = ok && rung.wrong.empty();
             checked += rung.checked;
-            rows.push_back({{"kernel", rung.kernel->name},
-                            {"problem", problem.name},
-                            {"size", rung.size},
-                            {"error", rung.error},
-                            {"wrong", rung.wrong}});
-            rows.back()[on_gpu ? "seconds" : "traffic"] = on_gpu ? rung.seconds : rung.traffic;
-            for (const auto& [name, value] : rung.seen) rows.back()[name] = value;
+            nlohmann::ordered_json row = {{"kernel", rung.kernel->name},
+                                          {"problem", problem.name},
+                                          {"size", rung.size},
+                                          {"error", rung.error},
+                                          {"wrong", rung.wrong}};
+            row[on_gpu ? "seconds" : "traffic"] = on_gpu ? rung.seconds : rung.traffic;
+            for (const auto& [name, value] : rung.seen) row[name] = value;
+            json.write(nlohmann::ordered_json{{"row", row}}.dump());
         }
     }
     if (chapter.primer) print_primer(launched);
-    if (file) file->write(rows.dump(1) + "\n"), file->commit();
+    const nlohmann::ordered_json configuration = {
+        {"chapter", "07_kernels"}, {"device", device_description()}, {"seed", chapter.ladder.seed}};
+    json.write(nlohmann::ordered_json{
+        {"summary", {{"configuration", configuration}, {"comparisons", checked}, {"result", ok ? "ok" : "wrong"}}}}
+                   .dump());
     if (!chapter.primer)
         fmt::print("\n{}\n", !ok            ? "WRONG, see above"
                              : checked == 0 ? "nothing was checked"

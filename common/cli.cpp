@@ -42,6 +42,8 @@ void add_shared_options(OptionList& options, Options& o) {
     options.add("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off").between(0, 1e30).show_default();
     options.add("--seed", o.seed, "Seed of the weights and of --shuffle").between(0, INT64_MAX).show_default();
     options.flag("--shuffle", o.shuffle, "Permute the samples");
+    options.add("--document-token", o.document_token, "Token that starts a document: no attention across, positions restart").at_least(0);
+    options.add("--ignore-token", o.ignore_token, "Targets equal to this token are not counted (-100)").at_least(0);
     options.choice("--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
                    "Weights and activations (bf16 keeps fp32 master weights)");
     options.flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");

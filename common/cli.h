@@ -19,6 +19,7 @@ struct Options {
     OptimizerOptions optimizer;
     uint64_t seed = 1;
     bool shuffle = false;
+    int64_t document_token = -1, ignore_token = -1;  // -1: none (data.h: DataOptions)
     DType dtype = DType::fp32;
     bool fp32_grads = false;
     Recompute recompute = Recompute::none;

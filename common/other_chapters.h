@@ -12,7 +12,7 @@ namespace ultrascale {
 inline std::string chapters_with_option(std::string_view name) {
     static const std::map<std::string_view, std::string_view> options = {
         {"00_single_gpu",
-         "--attention --loss-chunk --document-token --ignore-token --naive-mean --batch-ramp --noise-scale --estimate "
+         "--attention --loss-chunk --naive-mean --batch-ramp --noise-scale --estimate "
          "--compare --sample --prompt --temperature"},
         {"01_data_parallel",
          "--sync --bucket-mb --ring-directions --no-sync --inner-steps --outer-lr --outer-momentum --node-size "

@@ -73,7 +73,15 @@ inline int64_t sequences_of_step(const Options& options, int64_t replicas) {
 inline DataOptions data_options(const Options& options, int64_t seq) {
     DataOptions data{.seq = seq};
     if (options.shuffle) data.shuffle_seed = options.seed;
+    if (options.document_token >= 0) data.document_token = options.document_token;
+    if (options.ignore_token >= 0) data.ignore_token = options.ignore_token;
     return data;
+}
+// Over how many targets the mean of a step's loss goes that takes `count` samples from `first_sample` on. UserError: over none.
+inline int64_t counted_targets(const DataLoader& loader, int64_t first_sample, int64_t count) {
+    const int64_t counted = loader.counted_targets(first_sample, count);
+    if (counted == 0) user_error("samples {} to {}: every target is ignored, so there is no loss", first_sample, first_sample + count - 1);
+    return counted;
 }
 // "our own text: 117786 tokens, 920 samples"
 inline std::string describe_data(const Options& options, const TokenFile& file, const DataLoader& loader) {

@@ -38,6 +38,7 @@ struct Outcome {
 std::string program(const std::string& chapter);  // its path
 bool contains(const std::string& text, const std::string& part);
 
+// Each of them also expects that no line of the output is wider than 100 columns.
 Outcome run(const std::string& chapter, const std::string& arguments);  // without the launcher
 // On so many ranks, which all get the same arguments.
 Outcome run_ranks(int ranks, const std::string& chapter, const std::vector<std::string>& arguments, int seconds = patience);

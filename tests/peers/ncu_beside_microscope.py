@@ -46,7 +46,8 @@ def main():
     print(f"{'':<28}{'global loads:':>20}{'global stores:':>20}"
           f"{'shared loads:':>16}{'shared stores:':>16}")
     print(table_row("", ["requests", "sectors", "requests", "sectors", "wavefronts", "wavefronts"]))
-    for row in json.load(open(seen)):
+    lines = [json.loads(line) for line in open(seen)]
+    for row in (line["row"] for line in lines if "row" in line):
         if row["kernel"] not in (kernels or KERNELS):
             continue
         real = counters(program, row["kernel"], row["size"])
