@@ -20,6 +20,7 @@ namespace ultrascale {
 // rope_scaling) and 5 (rope_parameters). Refuses what this model does not compute: another model_type, activation, biases,
 // dropout, quantisation, another rope_type.
 LlamaConfig load_config(const std::string& path);
+std::string config_json(const LlamaConfig& config, DType dtype);  // the text of such a file
 
 // Fills every parameter's value with the slice that this rank holds, converted to its dtype. Values must have storage.
 // Tensors that the model has no parameter for are left alone. A second copy of a tied weight (owner = false) that has no
