@@ -9,6 +9,7 @@
 #include "gather_parts.h"
 #include "json_fields.h"
 #include "strict_json.h"
+#include "trace.h"
 
 namespace ultrascale {
 namespace {
@@ -17,9 +18,29 @@ using json = nlohmann::json;
 using nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
+// What is communicated and copied in its scope belongs to no step: it is not counted, --profile
+// does not see it, and --trace shows it as one span.
+class BesideTheSteps {
+public:
+    BesideTheSteps() { trace_record(false); }
+    ~BesideTheSteps() {
+        communication_set_counts(counts_);
+        trace_record(recording_);
+        trace_span("save", "phase", begin_, now_seconds());
+    }
+    BesideTheSteps(const BesideTheSteps&) = delete;
+
+private:
+    const double begin_ = now_seconds();
+    const CommunicationCounts counts_ = communication_counts();
+    const bool recording_ = trace_recording();
+};
+
 // Whether an earlier save, or Hugging Face, may have left a file of this name for the same purpose.
 bool is_checkpoint_file(const std::string& name) {
-    if (name == "optimizer.safetensors" || name == "trainer_state.json" || name == "model.safetensors.index.json") return true;
+    for (const char* other : {"optimizer.safetensors", "trainer_state.json",
+                              "model.safetensors.index.json", latest_checkpoint})
+        if (name == other) return true;
     return name.starts_with("model") && name.ends_with(".safetensors") && (name == "model.safetensors" || name[5] == '-');
 }
 
@@ -76,6 +97,7 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config, const Pa
 void save_checkpoint(const std::string& dir, const LlamaConfig& config, const std::vector<TensorPart>& weights,
                      const SaveOptions& options) {
     check(options.state || options.optimizer.empty(), "save_checkpoint: optimizer tensors without a training state");
+    const BesideTheSteps beside_the_steps;
     std::optional<StagedFiles> staged;  // on the rank that writes
     if (!options.spread_over || options.spread_over->rank() == 0) staged.emplace(dir);
     const std::string* to = staged ? &staged->staging() : nullptr;
@@ -86,7 +108,12 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config, const st
         const TrainingState& s = *options.state;
         ordered_json state = {{"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen},
                               {"seed", s.seed}, {"shuffled", s.shuffled},       {"seq", s.seq}};
-        if (to) write_file(*to + "/trainer_state.json", state.dump(2) + "\n");
+        if (!s.data.empty()) state["data"] = s.data, state["data_tokens"] = s.data_tokens;
+        // A path need not be UTF-8, as JSON must be: such a byte is replaced, and the file is then
+        // not found again.
+        if (to)
+            write_file(*to + "/trainer_state.json",
+                       state.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
     }
     if (staged) {
         std::vector<std::string> stale;
@@ -119,6 +146,13 @@ TrainingState load_training_state(const std::string& dir, const std::vector<Tens
     if (!seed || !seed->is_number_unsigned()) user_error("{}: \"seed\" is not a non-negative integer", path);
     if (!shuffled || !shuffled->is_boolean()) user_error("{}: \"shuffled\" is not true or false", path);
     state.seed = seed->get<uint64_t>(), state.shuffled = shuffled->get<bool>();
+    if (const json* data = fields.find("data")) {  // older ones did not say
+        if (!data->is_string() || data->get<std::string>().empty())
+            user_error("{}: \"data\" is not a file's path", path);
+        state.data = data->get<std::string>(), state.data_tokens = fields.integer("data_tokens");
+        if (state.data_tokens < 1)
+            user_error("{}: data_tokens = {} is not positive", path, state.data_tokens);
+    }
 
     Safetensors tensors = Safetensors::file(dir + "/optimizer.safetensors");
     const auto is_master = [](const std::string& name) { return name.starts_with("master."); };

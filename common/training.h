@@ -75,10 +75,6 @@ inline DataOptions data_options(const Options& options, int64_t seq) {
     if (options.shuffle) data.shuffle_seed = options.seed;
     return data;
 }
-// "our own text: 117786 tokens, 920 samples"
-inline std::string describe_data(const Options& options, const TokenFile& file, const DataLoader& loader) {
-    return fmt::format("{}: {} tokens, {} samples", options.data.empty() ? "our own text" : file.path(), file.tokens(), loader.samples());
-}
 
 // Whether to compare the first steps with one plain device: --verify, or by default for small models.
 inline bool wants_verification(const Options& options, const LlamaConfig& config) {
