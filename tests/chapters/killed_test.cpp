@@ -1,6 +1,8 @@
 // kill -9 at moments of chance: whatever a run was doing, under --save is its last complete save,
 // from which the training goes on as if nothing had happened.
+#include <atomic>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "compare_runs.h"
@@ -40,13 +42,15 @@ public:
     void survives(int kills, int seed) {
         const auto begin = std::chrono::steady_clock::now();
         run_a_while();
-        const double whole =
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        const std::chrono::duration<double> of_a_step =
+            (std::chrono::steady_clock::now() - begin) / steps_of_a_run;
         std::mt19937 random(seed);
+        std::uniform_real_distribution<double> part(0, 1);
         for (int k = 0; k < kills; ++k) {
             SCOPED_TRACE(fmt::format("kill {}", k));
-            kill_after(whole * double(random()) / double(std::mt19937::max()));
-            in_a_save_ += killed_in_a_save();
+            const std::set<std::string> half_done = unfinished();
+            kill_after(int(random() % steps_of_a_run), part(random) * of_a_step);
+            in_a_save_ += !std::ranges::includes(half_done, unfinished());
             expect_to_go_on();
         }
         testing::Test::RecordProperty("kills in a save", in_a_save_);
@@ -69,24 +73,33 @@ private:
                         arguments_, steps_of_a_run, saved_);
         ranks_ == 0 ? run(chapter_, arguments) : run_ranks(ranks_, chapter_, arguments, 60);
     }
-    void kill_after(double seconds) {
+    // So many saves after the run has begun, and a moment more.
+    void kill_after(int saves, std::chrono::duration<double> moment) {
         const ProcessMark mark;
+        std::atomic<bool> over = false;
         std::thread killer([&] {
-            std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+            const std::string latest = saved_ + "/latest_checkpoint";
+            std::string last = slurp(latest);
+            for (int seen = 0; seen < saves && !over; std::this_thread::sleep_for(moment / 50))
+                if (const std::string now = slurp(latest); now != last) ++seen, last = now;
+            std::this_thread::sleep_for(moment);
             mark.kill_all();
         });
         run_a_while();
+        over = true;
         killer.join();
         mark.kill_all();
     }
-    // Whether the kill came while files were written, moved or removed.
-    bool killed_in_a_save() const {
-        if (!fs::exists(saved_)) return false;
+    // What a kill in the midst of a save has left.
+    std::set<std::string> unfinished() const {
+        std::set<std::string> found;
+        if (!fs::exists(saved_)) return found;
         for (const auto& entry : fs::recursive_directory_iterator(saved_)) {
             const std::string name = entry.path().filename();
-            if (name == ".saving" || name == ".removing" || name.ends_with(".tmp")) return true;
+            if (name == ".saving" || name == ".removing" || name.ends_with(".tmp"))
+                found.insert(entry.path());
         }
-        return false;
+        return found;
     }
     void expect_to_go_on() {
         if (!anything_saved()) return;  // killed before its first save
