@@ -126,5 +126,17 @@ TEST_F(SavesOfARun, WhatLatestCheckpointNamesMustBeThere) {
     EXPECT_EQ(folder_to_load(dir_.path()), dir_ / "checkpoint-3");
 }
 
+TEST(CheckCanSave, SaysSoBeforeTheTraining) {
+    const TempDir dir;
+    put(dir / "file", "");
+    expect_error([&] { check_can_save(dir / "file"); }, "file: the directory cannot be made: ");
+    expect_error([&] { check_can_save(dir / "file/below"); },
+                 "file/below: the directory cannot be made: Not a directory");
+    check_can_save(dir / "a/b");
+    EXPECT_TRUE(fs::is_empty(dir / "a/b"));
+    if (fs::exists("/proc/self"))
+        expect_error([&] { check_can_save("/proc/self"); }, "cannot be written");
+}
+
 }  // namespace
 }  // namespace ultrascale
