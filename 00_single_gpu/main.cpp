@@ -5,6 +5,7 @@
 #include "explain.h"
 #include "memory_anatomy.h"
 #include "sampling.h"
+#include "saves.h"
 #include "setup.h"
 #include "training.h"
 #include "validation.h"
@@ -78,8 +79,13 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     }
 
     Report report("00_single_gpu", options, shape, options.steps);
-    report.configuration(ramp.sequences(first_step), describe_data(options, file, loader));
+    report.configuration(ramp.sequences(first_step), describe_data(options, file, loader, state));
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
+    const Saves saves(options, [&](const std::string& dir) {
+        save_checkpoint(dir, config, parameters,
+                        {.dtype = options.dtype, .state = &state, .optimizer = optimizer.states()});
+    });
+    saves.print_plan(state);
     ExplainHooks explain_hooks;
     SavedByName anatomy;
     StepTimeline timeline;
@@ -117,13 +123,14 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
-        state = after_step(state, options, sequences, T);
+        state = after_step(state, options, file, sequences, T);
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, sequences * T};
         if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
         report.step(record);
         if (accumulated > 1 && chapter.noise_scale) noise.add(double(B), first_squared_norm, double(sequences), squared);
         if (verifier) verifier->after_step(s, loss_value, parameters.parts(&Parameter::value));
         timeline.step_ended();
+        saves.after_step(state.step);
     }
 
     if (validation && options.steps == 0) report.validation(state.step, validation->loss(model));  // of what --load brought
@@ -156,10 +163,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const std::string text = bytes_to_text(sample_tokens(model, prompt, chapter.sample, T, chapter.temperature, options.seed));
         print(fmt::format("\nsample at temperature {}\n  {}{}", chapter.temperature, chapter.prompt, text));
     }
-    if (!options.save.empty()) {
-        save_checkpoint(options.save, config, parameters, {.dtype = options.dtype, .state = &state, .optimizer = optimizer.states()});
-        print(fmt::format("\nsaved to {} after step {}", options.save, state.step));
-    }
+    saves.at_end(state.step);
     report.finish();
     return ok;
 }

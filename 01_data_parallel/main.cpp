@@ -10,6 +10,7 @@
 #include "compare.h"
 #include "data.h"
 #include "explain.h"
+#include "saves.h"
 #include "setup.h"
 #include "training.h"
 #include "validation.h"
@@ -87,7 +88,11 @@ struct Chapter {
     // --no-sync off: gradients are summed after each micro-batch, and added up.
     bool every_time(const Options& options) const { return !no_sync && options.grad_accum > 1; }
     // How the ranks sit in nodes: as the options pretend, else as the machines are.
-    void check_and_find_nodes(const Communicator& world) {
+    void check_and_find_nodes(const Options& options, const Communicator& world) {
+        if (sync.kind == SyncKind::diloco && options.save_every > 0)
+            user_error(
+                "--save-every: no run goes on from a checkpoint of --sync diloco, whose ranks "
+                "have an optimizer state each");
         if (sync.kind == SyncKind::diloco && !no_sync) user_error("--no-sync off: --sync diloco sums no gradients at all");
         if (node_size > 0 && world.size() % node_size != 0)
             user_error("--node-size {}: {} ranks cannot be cut into nodes of {}, which must divide their number", node_size, world.size(),
@@ -149,11 +154,18 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
 
     Report report("01_data_parallel", options, shape, options.steps);
-    report.configuration(G, describe_data(options, file, loader));
+    report.configuration(G, describe_data(options, file, loader, state));
     report.technique("sync", describe(chapter.sync, every_time), {{"dp", N}});
     if (validation)
         print(
             fmt::format("  valid.  {}{}", validation->description(), diloco ? "; between two meetings the weights are rank 0's own" : ""));
+    const Saves saves(options, [&](const std::string& dir) {
+        SaveOptions what{.dtype = options.dtype, .spread_over = &ranks};
+        // With DiLoCo each rank has moments of its own: the weights only.
+        if (!diloco) what.state = &state, what.optimizer = optimizer.states();
+        save_checkpoint(dir, config, parameters, what);
+    });
+    saves.print_plan(state);
     ExplainHooks explain_hooks(sync.get());
     memory_reset_peak();
     chapter.slow_down();
@@ -197,11 +209,12 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
-        state = after_step(state, options, G, T);
+        state = after_step(state, options, file, G, T);
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};
         if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
         report.step(record);
         if (verifier) verifier->after_step(s, loss_value, parameters.parts(&Parameter::value));
+        saves.after_step(state.step);
     }
     if (validation && options.steps == 0) report.validation(state.step, validation->loss(model));  // of what --load brought
 
@@ -222,12 +235,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         if (diloco) diloco->print_savings(report, options.steps, B * accumulated * T, options.grad_dtype());
         report.throughput();
     }
-    if (!options.save.empty()) {
-        SaveOptions what{.dtype = options.dtype, .state = &state, .optimizer = optimizer.states(), .spread_over = &ranks};
-        if (diloco) what.state = nullptr, what.optimizer = {};  // every rank has moments of its own: the weights only
-        save_checkpoint(options.save, config, parameters, what);
-        print(fmt::format("\nsaved to {} after step {}", options.save, state.step));
-    }
+    saves.at_end(state.step);
     report.finish();
     return ok;
 }
@@ -240,7 +248,7 @@ int main(int argc, char** argv) {
         const Options options =
             parse_options(argc, argv, "01_data_parallel", "Train a Llama on several devices, each with a part of the batch.",
                           [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
-        chapter.check_and_find_nodes(Communicator::world());
+        chapter.check_and_find_nodes(options, Communicator::world());
         if (!chapter.demo.empty() || chapter.compare) chapter.slow_down();
         if (chapter.demo == "collectives") return demo_collectives(Communicator::world());
         if (chapter.demo == "bandwidth") {

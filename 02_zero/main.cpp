@@ -8,6 +8,7 @@
 #include "data.h"
 #include "explain.h"
 #include "predict.h"
+#include "saves.h"
 #include "stages.h"
 #include "training.h"
 #include "validation.h"
@@ -116,13 +117,22 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
 
     Report report("02_zero", options, shape, options.steps);
-    report.configuration(G, describe_data(options, file, loader));
+    report.configuration(G, describe_data(options, file, loader, state));
     const char* sharded[] = {"nothing", "optimizer states", "optimizer states and gradients", "optimizer states, gradients and parameters"};
     report.technique("ZeRO",
                      fmt::format("stage {}: {} sharded over {}{}", zero_options.stage, sharded[zero_options.stage],
                                  format_count(N, "rank"), zero_options.offload ? "; optimizer states on the host" : ""),
                      {{"dp", N}});
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
+    const Saves saves(options, [&](const std::string& dir) {
+        zero->finish();
+        save_checkpoint(dir, config, zero->values(),
+                        {.dtype = options.dtype,
+                         .state = &state,
+                         .optimizer = zero->optimizer_states(),
+                         .spread_over = &ranks});
+    });
+    saves.print_plan(state);
     ExplainHooks explain_hooks(zero.get());
     const auto validate = [&] {
         zero->finish();
@@ -159,7 +169,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
-        state = after_step(state, options, G, T);
+        state = after_step(state, options, file, G, T);
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};
         if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validate();
         report.step(record);
@@ -168,6 +178,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             verifier->after_step(s, loss_value, zero->values());
         }
         if (s + 1 == settled_steps) early = occupancy();
+        saves.after_step(state.step);
     }
     zero->finish();
     if (validation && options.steps == 0) report.validation(state.step, validate());  // of what --load brought
@@ -183,11 +194,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         zero->print_offload(report);
         report.throughput();
     }
-    if (!options.save.empty()) {
-        save_checkpoint(options.save, config, zero->values(),
-                        {.dtype = options.dtype, .state = &state, .optimizer = zero->optimizer_states(), .spread_over = &ranks});
-        print(fmt::format("\nsaved to {} after step {}", options.save, state.step));
-    }
+    saves.at_end(state.step);
     report.finish();
     return ok;
 }

@@ -11,6 +11,7 @@
 #include "linear_demo.h"
 #include "overlap_ratio.h"
 #include "predict.h"
+#include "saves.h"
 #include "setup.h"
 #include "tensor_parallel.h"
 #include "training.h"
@@ -117,9 +118,17 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
                          });
 
     Report report("03_tensor_parallel", options, shape, options.steps);
-    report.configuration(G, describe_data(options, file, loader), N);
+    report.configuration(G, describe_data(options, file, loader, state), N);
     report.technique("tensor", describe(tensor, N, B * T), {{"tp", tensor.tp}, {"dp", N}});
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
+    const Saves saves(options, [&](const std::string& dir) {
+        save_checkpoint(dir, config, parameters,
+                        {.dtype = options.dtype,
+                         .state = &state,
+                         .optimizer = optimizer.states(),
+                         .spread_over = &Communicator::world()});
+    });
+    saves.print_plan(state);
     LayerCommunication layer_communication;
     ExplainHooks explain_hooks(&layer_communication);
     memory_reset_peak();
@@ -156,11 +165,12 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
 
-        state = after_step(state, options, G, T);
+        state = after_step(state, options, file, G, T);
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};
         if (validation && validation->due(state.step, s + 1 == options.steps)) record.val_loss = validation->loss(model);
         report.step(record);
         if (verifier) verifier->after_step(s, loss_value, parameters.parts(&Parameter::value));
+        saves.after_step(state.step);
     }
     if (validation && options.steps == 0) report.validation(state.step, validation->loss(model));  // of what --load brought
 
@@ -195,11 +205,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         }
         report.throughput();
     }
-    if (!options.save.empty()) {
-        save_checkpoint(options.save, config, parameters,
-                        {.dtype = options.dtype, .state = &state, .optimizer = optimizer.states(), .spread_over = &Communicator::world()});
-        print(fmt::format("\nsaved to {} after step {}", options.save, state.step));
-    }
+    saves.at_end(state.step);
     report.finish();
     return ok;
 }

@@ -20,6 +20,7 @@ namespace ultrascale {
 // rope_scaling) and 5 (rope_parameters). Refuses what this model does not compute: another model_type, activation, biases,
 // dropout, quantisation, another rope_type.
 LlamaConfig load_config(const std::string& path);
+std::string config_json(const LlamaConfig& config, DType dtype);  // the text of such a file
 
 // Fills every parameter's value with the slice that this rank holds, converted to its dtype. Values must have storage.
 // Tensors that the model has no parameter for are left alone. A second copy of a tied weight (owner = false) that has no
@@ -35,7 +36,11 @@ struct TrainingState {
     uint64_t seed = 0;  // of the data's order, where it is shuffled
     bool shuffled = false;
     int64_t seq = 0;  // tokens of a sample; 0: not known, as no step was done
+    // What it reads: a file's absolute path, or built_in_data. Empty: not known.
+    std::string data = {};
+    int64_t data_tokens = 0;  // how many there are
 };
+inline const char* const built_in_data = "built-in";  // the text that comes with the project
 struct SaveOptions {
     DType dtype = DType::fp32;  // of the weights in the file
     int64_t max_shard_bytes = default_shard_bytes;
@@ -43,8 +48,14 @@ struct SaveOptions {
     std::vector<TensorPart> optimizer = {};     // saved in their own dtype; only with a state
     const Communicator* spread_over = nullptr;  // all these ranks call it and each has parts; nullptr: one rank calls it and has all
 };
-// `weights`: what this rank holds of the model's values, copies left out. What an earlier save left and this one does not replace
-// (optimizer state, other shards) is removed, so the directory always holds one checkpoint.
+// A run may keep more checkpoints below its folder (saves.h); a file of this name says which of
+// them is the last. Where a save puts a checkpoint into the folder itself, the file goes.
+inline const char* const latest_checkpoint = "latest_checkpoint";
+
+// `weights`: what this rank holds of the model's values, copies left out. What an earlier save left
+// and this one does not replace (optimizer state, other shards) is removed, so the directory always
+// holds one checkpoint. What a save communicates belongs to no step of the training: it is not
+// counted.
 void save_checkpoint(const std::string& dir, const LlamaConfig& config, const std::vector<TensorPart>& weights,
                      const SaveOptions& options = {});
 // Of whole parameters: those that this rank owns.

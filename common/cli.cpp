@@ -10,6 +10,7 @@
 #include "error.h"
 #include "file.h"
 #include "memory.h"
+#include "saves.h"
 #include "threads.h"
 
 namespace ultrascale {
@@ -20,9 +21,17 @@ void add_shared_options(OptionList& options, Options& o) {
         .only_if([&o] { return o.load.empty(); }, "the model is the one in --load's directory")
         .show_default();
     options.add("--layers", o.layers, "Override the model's depth").at_least(1);
-    options.add("--load", o.load, "Hugging Face Llama directory to start from; resumes if it holds a training state");
-    options.add("--save", o.save, "Directory to save to at the end");
-    options.add("--data", o.data, "Text (bytes as tokens) or .bin (uint16 tokens; uint32 past 65,536). Default: our own text");
+    options.add("--load", o.load,
+                "Hugging Face Llama directory to start from; a run that was saved there goes on");
+    const OneOption save = options.add("--save", o.save, "Directory to save to at the end");
+    options
+        .add("--save-every", o.save_every,
+             "Save to checkpoint-STEP in that directory every so many steps; the last two are kept")
+        .at_least(1)
+        .needs(save);
+    options.add("--data", o.data,
+                "Text (bytes as tokens) or .bin (uint16 tokens; uint32 past 65,536). Default: our "
+                "own text, or of the run that goes on");
     const OneOption val_data = options.add("--val-data", o.val_data, "Tokens to measure the loss on without training on them");
     options.add("--val-every", o.val_every, "Steps from one validation to the next; the last step has one too")
         .at_least(1)
@@ -126,12 +135,34 @@ void check_launcher() {
     }
 }
 
+// A run that goes on reads what it has read so far.
+void take_data_of_run(Options& o) {
+    if (o.load.empty() || !o.data.empty() || !has_training_state(o.load)) return;
+    const std::string data = load_training_state(o.load).data;
+    o.data_of_run = !data.empty();
+    if (data.empty() || data == built_in_data) return;
+    std::error_code ignored;
+    if (!std::filesystem::exists(data, ignored))
+        user_error(
+            "{}: the run in {} has read this file so far, and it is not there any more; say by "
+            "--data where it is now",
+            printable(data), o.load);
+    o.data = data;
+}
+
 }  // namespace
 
 std::string Options::data_path() const {
     if (!data.empty()) return data;
     // build/<backend>/<chapter> -> common/, wherever the project was cloned to
     return (std::filesystem::canonical("/proc/self/exe").parent_path() / "../../common/text.txt").lexically_normal();
+}
+
+std::string Options::data_name() const {
+    if (data.empty()) return built_in_data;
+    std::error_code ignored;
+    const std::string path = std::filesystem::absolute(data, ignored).lexically_normal();
+    return path.empty() ? data : path;
 }
 
 LlamaConfig Options::config() const {
@@ -185,7 +216,10 @@ Options parse_options(int argc, char** argv, const std::string& name, const std:
         for (const std::string& path : {o.json, o.trace})
             if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
         if (!o.save.empty()) check_can_save(o.save);
+        if (!o.load.empty() && Communicator::world().rank() == 0) o.load = folder_to_load(o.load);
     });
+    o.load = Communicator::world().broadcast_string(o.load, 0);
+    take_data_of_run(o);
     use_copy_engines(o.copy_engines);
     if (o.device_memory_gib > 0) memory_set_limit(int64_t(o.device_memory_gib * double(1 << 30)));
     return o;

@@ -16,6 +16,7 @@ struct Options {
     int64_t layers = 0;  // 0: the model's own depth
     int64_t steps = 40, seq = 0, micro_batch = 8, grad_accum = 1;
     int64_t val_every = 100;  // steps
+    int64_t save_every = 0;   // steps; 0: only at the end
     OptimizerOptions optimizer;
     uint64_t seed = 1;
     bool shuffle = false;
@@ -32,8 +33,11 @@ struct Options {
     bool copy_engines = true;      // comm.h: use_copy_engines
     JsonFields values;             // all options of the program with their values, the chapter's own too
 
+    bool data_of_run =
+        false;  // --data was not given: `data` is what the run in --load has read so far
     // Where the data is: --data, or the text that comes with the project.
     std::string data_path() const;
+    std::string data_name() const;  // as a checkpoint calls it (checkpoint.h: TrainingState)
     const std::string& model_name() const { return load.empty() ? model : load; }  // as a report calls it
     DType grad_dtype() const { return fp32_grads ? DType::fp32 : dtype; }
     // The model's numbers from --model (a preset or a directory), --load and --layers.

@@ -94,11 +94,12 @@ CommunicationCounts difference(const CommunicationCounts& later, const Communica
     return d;
 }
 
-void communication_reset_counts() {
+void communication_set_counts(const CommunicationCounts& to) {
     resolve_communication_times();
     std::lock_guard lock(counts_mutex);
-    counts = {};
+    counts = to;
 }
+void communication_reset_counts() { communication_set_counts({}); }
 
 // ---- Work ----------------------------------------------------------------------------------------------------------------
 

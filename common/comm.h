@@ -74,6 +74,7 @@ struct CommunicationCount {
 };
 using CommunicationCounts = std::array<CommunicationCount, collective_kinds>;
 CommunicationCounts communication_counts();
+void communication_set_counts(const CommunicationCounts& counts);
 CommunicationCounts difference(const CommunicationCounts& later, const CommunicationCounts& earlier);
 void communication_reset_counts();
 void resolve_communication_times();  // the wait alone; it also hands the trace its spans. Nothing to do on the CPU

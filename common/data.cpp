@@ -57,6 +57,18 @@ TokenFile::TokenFile(const std::string& path, int64_t vocab) : file_(path), voca
         read(i, std::min(count_ - i, int64_t(some.size())), some.data());
 }
 
+std::string TokenFile::read_as() const {
+    if (path().ends_with(".bin"))
+        return fmt::format("{}uint{} tokens", data_offset_ > 0 ? "llm.c's " : "", 8 * token_bytes_);
+    const bool text = path().ends_with(".txt") ||
+                      file_.text().substr(0, 1 << 16).find('\0') == std::string_view::npos;
+    return text ? "text, each byte a token"
+                : "each byte a token, but it is no text; a file of tokens must be named .bin";
+}
+std::string TokenFile::description() const {
+    return fmt::format("{} ({}): {} tokens", path(), read_as(), count_);
+}
+
 void TokenFile::read(int64_t first, int64_t count, int32_t* to) const {
     check(0 <= first && 0 <= count && first + count <= count_, "tokens outside the file");
     if (count == 0) return;

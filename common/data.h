@@ -28,6 +28,8 @@ public:
     int64_t tokens() const { return count_; }
     int64_t vocab() const { return vocab_; }
     const std::string& path() const { return file_.path(); }
+    std::string read_as() const;      // "uint16 tokens"; "text, each byte a token"
+    std::string description() const;  // "train.bin (uint16 tokens): 1000 tokens"
     void read(int64_t first, int64_t count, int32_t* to) const;
 
 private:

@@ -3,6 +3,7 @@
 
 #include "checkpoint.h"
 #include "cli.h"
+#include "data.h"
 #include "optimizer.h"
 
 namespace ultrascale {
@@ -45,9 +46,44 @@ inline TrainingState resume_or_start(const Options& options, const std::vector<A
 }
 inline TrainingState resume_or_start(const Options& options, AdamW& optimizer) { return resume_or_start(options, {&optimizer}); }
 
-// Where training stands after one more step, of so many sequences of `seq` tokens.
-inline TrainingState after_step(const TrainingState& state, const Options& options, int64_t sequences, int64_t seq) {
-    return {state.step + 1, state.next_sample + sequences, state.tokens_seen + sequences * seq, options.seed, options.shuffle, seq};
+// Where training stands after one more step, of so many sequences of `seq` tokens from `file`.
+inline TrainingState after_step(const TrainingState& state, const Options& options,
+                                const TokenFile& file, int64_t sequences, int64_t seq) {
+    return {.step = state.step + 1,
+            .next_sample = state.next_sample + sequences,
+            .tokens_seen = state.tokens_seen + sequences * seq,
+            .seed = options.seed,
+            .shuffled = options.shuffle,
+            .seq = seq,
+            .data = options.data_name(),
+            .data_tokens = file.tokens()};
+}
+
+// The header's words on the data: "our own text: 117786 tokens, 920 samples". Of a run that goes on
+// also, in a line of its own, where that is not what the run has read so far. UserError: nobody
+// asked for other data, but the file has changed.
+inline std::string describe_data(const Options& options, const TokenFile& file,
+                                 const DataLoader& loader, const TrainingState& start) {
+    const auto called = [](const std::string& data) {
+        return data == built_in_data ? "our own text" : printable(data);
+    };
+    std::string words = options.data.empty() ? fmt::format("our own text: {} tokens", file.tokens())
+                                             : file.description();
+    words += fmt::format(", {} samples", loader.samples());
+    if (start.step == 0) return words;
+    const char* next_line = "\n          ";
+    if (start.data.empty())
+        return fmt::format("{}{}what the run has read so far was not recorded", words, next_line);
+    const bool same_number = start.data_tokens == file.tokens();
+    if (!same_number && options.data_of_run)
+        user_error(
+            "{} has {} tokens; when the run in {} read it, it had {}: to go on with what it is "
+            "now, give it by --data",
+            called(start.data), file.tokens(), options.load, start.data_tokens);
+    if (same_number && start.data == options.data_name()) return words;
+    return fmt::format("{}{}the run has read {} so far: {}", words, next_line, called(start.data),
+                       same_number ? "the same number of tokens"
+                                   : fmt::format("{} tokens, other data", start.data_tokens));
 }
 
 // The learning rate of `step` in a run that started at `first_step`: the cosine ends at --lr-steps, or with the run.

@@ -83,10 +83,6 @@ inline int64_t counted_targets(const DataLoader& loader, int64_t first_sample, i
     if (counted == 0) user_error("samples {} to {}: every target is ignored, so there is no loss", first_sample, first_sample + count - 1);
     return counted;
 }
-// "our own text: 117786 tokens, 920 samples"
-inline std::string describe_data(const Options& options, const TokenFile& file, const DataLoader& loader) {
-    return fmt::format("{}: {} tokens, {} samples", options.data.empty() ? "our own text" : file.path(), file.tokens(), loader.samples());
-}
 
 // Whether to compare the first steps with one plain device: --verify, or by default for small models.
 inline bool wants_verification(const Options& options, const LlamaConfig& config) {

@@ -65,7 +65,7 @@ public:
     }
     const CommunicationCounts& sent() const { return sent_; }  // by all of them: it belongs to no training step
     std::string description() const {
-        return fmt::format("{}: {} tokens, {} samples, every {} steps", file_.path(), file_.tokens(), loader_.samples(),
+        return fmt::format("{}, {} samples, every {} steps", file_.description(), loader_.samples(),
                            options_.val_every);
     }
 

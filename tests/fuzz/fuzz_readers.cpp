@@ -124,7 +124,8 @@ struct Fuzzer {
     }
 
     void make_seeds(const LlamaConfig& config, ParameterList& parameters, const std::vector<TensorPart>& optimizer) {
-        TrainingState state{.step = 3, .next_sample = 24, .tokens_seen = 1000, .seed = 7};
+        TrainingState state{.step = 3, .next_sample = 24, .tokens_seen = 1000, .seed = 7,
+                            .data = "/data.bin", .data_tokens = 1000};
         save_checkpoint(dir, config, parameters, {.dtype = DType::bf16, .max_shard_bytes = 300, .state = &state, .optimizer = optimizer});
         for (const auto& f : fs::directory_iterator(dir)) {
             std::ifstream in(f.path(), std::ios::binary);

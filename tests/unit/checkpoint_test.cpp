@@ -147,6 +147,7 @@ protected:
     }
     void save(int64_t step, int64_t max_shard_bytes = default_shard_bytes) {
         TrainingState at{.step = step, .next_sample = 8 * step, .tokens_seen = 1l << 60, .seed = UINT64_MAX, .shuffled = true, .seq = 96};
+        at.data = "/data/a \"b\".bin", at.data_tokens = 1l << 40;
         save_checkpoint(dir.path(), config, list, {.max_shard_bytes = max_shard_bytes, .state = &at, .optimizer = optimizer});
     }
     std::set<std::string> files() {
@@ -180,6 +181,8 @@ TEST_F(Saved, ComesBackBitwise) {
     EXPECT_EQ(state.seed, UINT64_MAX);
     EXPECT_TRUE(state.shuffled);
     EXPECT_EQ(load_training_state(dir.path()).seq, 96);
+    EXPECT_EQ(state.data, "/data/a \"b\".bin");
+    EXPECT_EQ(state.data_tokens, int64_t(1) << 40);
     for (size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i].tensor.to_host_float(), optimizer[i].tensor.to_host_float());
 }
 
@@ -288,12 +291,7 @@ TEST_F(Saved, SurvivesBeingKilledAtAnyMoment) {
 
 TEST_F(Saved, UnwritableDirectory) {
     put(dir / "file", "");
-    expect_error([&] { check_can_save(dir / "file"); }, "file: the directory cannot be made: ");
-    expect_error([&] { check_can_save(dir / "file/below"); }, "file/below: the directory cannot be made: Not a directory");
     expect_error([&] { save_checkpoint(dir / "file", config, list); }, "the directory cannot be made");
-    check_can_save(dir / "a/b");
-    EXPECT_TRUE(fs::is_empty(dir / "a/b"));
-    if (fs::exists("/proc/self")) expect_error([&] { check_can_save("/proc/self"); }, "cannot be written");
 }
 
 }  // namespace

@@ -47,6 +47,28 @@ TEST(TokenFile, ReadsEveryFormat) {
     EXPECT_EQ(all_of(TokenFile(dir / "llama3.bin", 128256)), (Ints{128000, 9}));
 }
 
+TEST(TokenFile, SaysWhatItWasReadAs) {
+    TempDir dir;
+    const auto read_as = [&](const char* name, const std::string& bytes, int64_t vocab) {
+        put(dir / name, bytes);
+        return TokenFile(dir / name, vocab).read_as();
+    };
+    const std::string zeros(2000, '\0'), header = llmc_header(20240520, 1, 3),
+                                         header32 = llmc_header(20240801, 7, 3);
+    EXPECT_EQ(read_as("a.bin", zeros, 256), "uint16 tokens");
+    EXPECT_EQ(read_as("a.bin", zeros, 70000), "uint32 tokens");
+    EXPECT_EQ(read_as("a.bin", header + zeros.substr(0, 6), 256), "llm.c's uint16 tokens");
+    EXPECT_EQ(read_as("a.bin", header32 + zeros.substr(0, 12), 256), "llm.c's uint32 tokens");
+    const char *text = "text, each byte a token", *binary = "each byte a token, but it is no text";
+    EXPECT_EQ(read_as("notes", "Hi\xff", 256), text);
+    EXPECT_EQ(read_as("a.txt", zeros, 256), text);
+    EXPECT_EQ(read_as("train.tokens", zeros, 256).find(binary), 0u);
+    EXPECT_EQ(read_as("late", std::string(1 << 16, 'x') + zeros, 256), text);
+    EXPECT_EQ(read_as("early", std::string((1 << 16) - 1, 'x') + zeros, 256).find(binary), 0u);
+    EXPECT_EQ(TokenFile(dir / "notes", 256).description(),
+              dir / "notes (text, each byte a token): 3 tokens");
+}
+
 TEST(TokenFile, RefusesBadFiles) {
     TempDir dir;
     auto open = [&](const char* name, int64_t vocab) { return [=, &dir] { TokenFile(dir / name, vocab); }; };

@@ -1,0 +1,153 @@
+// config.json: the model's numbers as transformers 4 and 5 write them.
+#include <algorithm>
+#include <filesystem>
+
+#include "checkpoint.h"
+#include "json_fields.h"
+#include "strict_json.h"
+
+namespace ultrascale {
+
+using json = nlohmann::json;
+using nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+// transformers 4: rope_theta beside rope_scaling (null, or an object whose "rope_type" was once
+// "type"); 5: one object rope_parameters with both. Where both are there, rope_scaling counts, as
+// in transformers 5.
+static void read_rope(const Fields& fields, LlamaConfig& config) {
+    config.rope_theta = fields.number("rope_theta", 10000);
+    fields.only("partial_rotary_factor", 1.0);
+    const char* field = "rope_scaling";
+    const json* found = fields.find(field);
+    if (!found || found->empty()) found = fields.find(field = "rope_parameters");
+    if (!found) return;
+    std::string where = fmt::format("{}: {}", fields.where(), field);
+    if (!found->is_object())
+        user_error("{} = {} is not an object", where, printable(found->dump()));
+
+    Fields rope(*found, where);
+    config.rope_theta = rope.number("rope_theta", config.rope_theta);
+    rope.only("partial_rotary_factor", 1.0);
+    const json* type = rope.find("rope_type") ? rope.find("rope_type") : rope.find("type");
+    if (!type || *type == "default") return;
+    if (*type != "llama3")
+        user_error("{}: rope_type {} is not supported; \"default\" and \"llama3\" are", where,
+                   printable(type->dump()));
+    RopeScaling& s = config.rope_scaling;
+    s.type = RopeScaling::Type::llama3;
+    s.factor = rope.number("factor");
+    s.low_freq_factor = rope.number("low_freq_factor");
+    s.high_freq_factor = rope.number("high_freq_factor");
+    s.original_max_positions =
+        rope.integer("original_max_position_embeddings", config.max_positions);
+    if (!(s.factor > 0 && s.low_freq_factor > 0 && s.high_freq_factor > s.low_freq_factor &&
+          s.original_max_positions > 0))
+        user_error(
+            "{}: needs factor > 0, high_freq_factor > low_freq_factor > 0 and "
+            "original_max_position_embeddings > 0",
+            where);
+}
+
+std::string config_json(const LlamaConfig& c, DType dtype) {
+    const char* torch_name = dtype == DType::bf16   ? "bfloat16"
+                             : dtype == DType::fp16 ? "float16"
+                                                    : "float32";
+    ordered_json scaling, rope = {{"rope_theta", c.rope_theta}, {"rope_type", "default"}};
+    if (c.rope_scaling.type == RopeScaling::Type::llama3) {
+        const RopeScaling& s = c.rope_scaling;
+        scaling = {{"rope_type", "llama3"},
+                   {"factor", s.factor},
+                   {"low_freq_factor", s.low_freq_factor},
+                   {"high_freq_factor", s.high_freq_factor},
+                   {"original_max_position_embeddings", s.original_max_positions}};
+        rope = scaling;
+        rope["rope_theta"] = c.rope_theta;
+    }
+    ordered_json config = {
+        {"architectures", {"LlamaForCausalLM"}},
+        {"model_type", "llama"},
+        {"vocab_size", c.vocab},
+        {"hidden_size", c.hidden},
+        {"intermediate_size", c.ffn},
+        {"num_hidden_layers", c.layers},
+        {"num_attention_heads", c.heads},
+        {"num_key_value_heads", c.kv_heads},
+        {"head_dim", c.head_dim},
+        {"hidden_act", "silu"},
+        {"max_position_embeddings", c.max_positions},
+        {"rms_norm_eps", c.norm_eps},
+        {"initializer_range", c.init_std},
+        {"tie_word_embeddings", c.tied},
+        {"attention_bias", false},
+        {"attention_dropout", 0.0},
+        {"mlp_bias", false},
+        {"rope_theta",
+         c.rope_theta},  // this and the next for transformers 4, rope_parameters for 5
+        {"rope_scaling", scaling},
+        {"rope_parameters", rope},
+        {"bos_token_id", nullptr},  // we know of no special tokens
+        {"eos_token_id", nullptr},
+        {"torch_dtype", torch_name},  // transformers 4
+        {"dtype", torch_name},
+        {"use_cache", true},
+    };
+    return config.dump(2) + "\n";
+}
+
+LlamaConfig load_config(const std::string& path) {
+    std::error_code ignored;
+    const bool is_directory = fs::is_directory(path, ignored);
+    if (is_directory) StagedFiles::recover(path);
+    const std::string file_name = is_directory ? path + "/config.json" : path;
+    MappedFile file(file_name);
+    json object = parse_json_object(file.text(), file_name, "config", 16);
+    Fields fields(object, file_name);
+
+    fields.only("model_type", "llama");
+    fields.only("architectures", json::array({"LlamaForCausalLM"}));
+    if (!fields.find("model_type") && !fields.find("architectures"))
+        user_error("{}: lacks the field \"model_type\"", file_name);
+    fields.only("hidden_act", "silu");
+    fields.only("attention_bias", false);
+    fields.only("mlp_bias", false);
+    fields.only("attention_dropout", 0.0);
+    if (fields.find("quantization_config"))
+        user_error("{}: quantization_config: quantised weights are not supported", file_name);
+
+    LlamaConfig config{};
+    config.layers = fields.integer("num_hidden_layers");
+    config.hidden = fields.integer("hidden_size");
+    config.heads = fields.integer("num_attention_heads");
+    config.kv_heads = fields.integer("num_key_value_heads", config.heads);
+    config.ffn = fields.integer("intermediate_size");
+    config.vocab = fields.integer("vocab_size");
+    config.head_dim = fields.integer("head_dim", 0);
+    if (!fields.find("head_dim")) {
+        if (config.heads > 0 && config.hidden % config.heads != 0)
+            user_error(
+                "{}: hidden_size = {} is not a multiple of num_attention_heads = {}, and head_dim "
+                "is not given",
+                file_name, config.hidden, config.heads);
+        config.head_dim = config.heads > 0 ? config.hidden / config.heads : 1;
+    }
+    config.tied = fields.flag("tie_word_embeddings");
+    config.norm_eps = fields.number("rms_norm_eps", 1e-6);
+    config.init_std = fields.number("initializer_range", 0.02);
+    config.max_positions = fields.integer("max_position_embeddings", 2048);
+    if (config.max_positions < 1)
+        user_error("{}: max_position_embeddings = {} is not positive", file_name,
+                   config.max_positions);
+    if (!(config.init_std >= 0))
+        user_error("{}: initializer_range = {} is negative", file_name, config.init_std);
+    config.default_seq = std::min<int64_t>(config.max_positions, 2048);
+    read_rope(fields, config);
+    try {
+        validate(config);
+    } catch (const UserError& e) {
+        user_error("{}: {}", file_name, e.what());
+    }
+    return config;
+}
+
+}  // namespace ultrascale
