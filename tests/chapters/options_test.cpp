@@ -166,7 +166,7 @@ TEST(StepLines, OnATerminal) {
     EXPECT_FALSE(contains(screen, "\033[K")) << screen;
     std::istringstream lines(screen);
     for (std::string line; std::getline(lines, line);)
-        if (line.starts_with("step ")) EXPECT_LE(line.size(), 81u) << line;  // with the terminal's carriage return
+        EXPECT_TRUE(!line.starts_with("step ") || line.size() <= 81) << line;  // with the terminal's carriage return
 }
 
 TEST(Report, ShortOrFull) {

@@ -60,7 +60,9 @@ TEST(Sent, OfSlicesOfDifferentSizes) {
     for (int r = 0; r < n; ++r) in += send[r] = me + 2 * r + 1, out += recv[r] = r + 2 * me + 1;
     const Bytes got = bytes_of([&] { world().all_to_all(blank<float>(out), blank<float>(in), send, recv); });
     EXPECT_EQ(got.counted, 4.0 * double(in - send[me]));
-    if (transport::over_mpi()) EXPECT_EQ(got.handed_over, got.counted);
+    if (transport::over_mpi()) {
+        EXPECT_EQ(got.handed_over, got.counted);
+    }
 }
 
 TEST(Sent, OfAGroupAndOfASmallTensor) {
