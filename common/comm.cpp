@@ -29,7 +29,7 @@ static void resolve(const std::vector<Measurement>& all) {
     for (const Measurement& m : all) {
         double begin = m.begin.seconds(), end = std::max(begin, m.end.seconds());
         add_count(m.kind, {0, 0, m.only_exposed ? 0 : end - begin, m.exposed ? end - begin : 0});
-        if (!m.lane.empty()) trace_span(collective_names[int(m.kind)], m.lane, begin, end, 0, double(m.bytes));
+        if (m.span) trace_span(*m.span, begin, end);
     }
 }
 
@@ -129,6 +129,22 @@ void announce(const Communicator::Impl& group, Collective kind, const Call& call
                         group.size(), call.detail, asynchronous ? ", asynchronous" : ""));
 }
 
+// The call's span in the trace, but for its times; none if nothing is recorded. All calls are
+// counted, so that ranks which began to record at different times still give one call one number.
+std::shared_ptr<const Span> span_of(Communicator::Impl& group, Collective kind, int64_t bytes,
+                                    const std::string& lane) {
+    const int64_t call = ++group.calls[size_t(kind)];
+    if (!trace_recording()) return nullptr;
+    return std::make_shared<Span>(Span{.name = collective_names[size_t(kind)],
+                                       .of = trace_name(),
+                                       .lane = lane,
+                                       .bytes = double(bytes),
+                                       .group = group.name,
+                                       .first_rank = std::ranges::min(group.world_ranks),
+                                       .ranks = group.size(),
+                                       .call = call});
+}
+
 // The one road every call takes.
 Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation, Call call, Stream& stream) {
     group->open();
@@ -140,7 +156,8 @@ Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation
     if (Tensor scratch = transport::scratch(*group, operation)) work->tensors.push_back(std::move(scratch));
     announce(*group, operation.kind, call, work->asynchronous);
     int tag = operation.kind == Collective::send_recv ? 0 : group->collective_tag();
-    transport::start(*work, std::move(operation), tag, call.bytes, stream);
+    work->span = span_of(*group, operation.kind, call.bytes, stream.name());
+    transport::start(*work, std::move(operation), tag, stream);
     return Work(std::move(work));
 }
 
@@ -287,12 +304,13 @@ Work Communicator::recv(Tensor x, int from, Stream& stream) const { return send_
 void Communicator::barrier() const {
     impl_->open();
     announce(*impl_, Collective::barrier, {0, {}}, false);
+    const auto span = span_of(*impl_, Collective::barrier, 0, "compute");
     Exchange exchange(*impl_, impl_->collective_tag());
     double begin = now_seconds();
     run_over_mpi({.kind = Collective::barrier}, exchange);
     double end = now_seconds();
     add_count(Collective::barrier, {0, 0, end - begin, end - begin});
-    trace_span(collective_names[int(Collective::barrier)], "compute", begin, end);
+    if (span) trace_span(*span, begin, end);
 }
 
 }  // namespace ultrascale
