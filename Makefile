@@ -109,7 +109,7 @@ endif
 # two MPIs have in common; the flags are theirs alone, so that no other source can come to depend on either. What the executor (simt) has of
 # the CPU's it takes from there.
 BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/simt/% 07_kernels/% $(if $(filter simt,$(BACKEND)),tests/%)
-MPI_SOURCES := common/comm.cpp common/mpi/% common/cpu/comm% common/cuda/%.cpp \
+MPI_SOURCES := common/comm.cpp common/comm_counts.cpp common/mpi/% common/cpu/comm% common/cuda/%.cpp \
                $(patsubst %,tests/unit/%_test.cpp,comm comm_sent comm_symmetric ring_all_reduce slow_links)
 OF_MPI    := $(if $(filter openmpi,$(MPI)),$(MPI_SOURCES),none)
 OF_CPU    := $(if $(filter simt,$(BACKEND)),common/cpu/% common/simt/%.cpp)
@@ -125,7 +125,7 @@ COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
 KERNEL_OBJECTS := $(call objects,$(sort $(wildcard 07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu) $(EXECUTOR_SOURCES)))
-COMM_SOURCES := $(addprefix tests/unit/,comm_test.cpp comm_sent_test.cpp comm_symmetric_test.cpp data_parallel_break_test.cpp gather_parts_test.cpp mesh_test.cpp report_test.cpp ring_all_reduce_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp zero_break_test.cpp)
+COMM_SOURCES := $(addprefix tests/unit/,clock_test.cpp comm_test.cpp comm_sent_test.cpp comm_symmetric_test.cpp data_parallel_break_test.cpp gather_parts_test.cpp mesh_test.cpp report_test.cpp ring_all_reduce_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp zero_break_test.cpp)
 COMM_OBJECTS := $(call objects,$(COMM_SOURCES))
 UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard tests/unit/*.cpp))))
 # The executor's own tests; what 07_kernels checks kernels with; the operations' tests, with the CUDA kernels behind them.

@@ -93,6 +93,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     memory_reset_peak();
 
     for (int64_t s = 0; s < options.steps; ++s) {
+        SectionSpan step("step", state.step + 1);
         const double begin = now_seconds(), lr = learning_rate_of(options, first_step, state.step);
         const int64_t sequences = ramp.sequences(state.step), accumulated = sequences / B;
         // The loss is a mean over all counted targets of the step, so every micro-batch must know how many there are.
@@ -105,6 +106,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         double first_squared_norm = 0;
         for (int64_t m = 0; m < accumulated; ++m) {
+            const SectionSpan micro_batch("micro-batch", m);
             const Batch batch = to_device(loader.batch(state.next_sample + m * B, B));
             const int64_t mean_over = chapter.naive_mean ? std::max<int64_t>(batch.counted_targets, 1) * accumulated : counted;
             Context context{.batch = batch, .loss_scale = float(1 / double(mean_over)), .loss = loss, .micro_batch = int(m)};
@@ -116,12 +118,16 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             if (chapter.noise_scale && m == 0)
                 first_squared_norm = scalar(squared_gradient_norm(parameters)) * double(accumulated * accumulated);
         }
-        if (verifier) verifier->gradient(s, parameters.parts(&Parameter::grad));
+        if (verifier)
+            phase("verification",
+                  [&] { verifier->gradient(s, parameters.parts(&Parameter::grad)); });
         explain("global gradient norm, clip, AdamW");
-        const Tensor squared_norm = squared_gradient_norm(parameters);
+        const Tensor squared_norm =
+            phase("gradient norm", [&] { return squared_gradient_norm(parameters); });
         phase("update", [&] { optimizer.step(lr, squared_norm); });
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
+        step.end();
 
         state = after_step(state, options, file, sequences, T);
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, sequences * T};

@@ -42,7 +42,9 @@ public:
     }
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!synchronize_) return;
-        Bucket& bucket = buckets_[bucket_of_.at(&parameter)];
+        const size_t index = bucket_of_.at(&parameter);
+        const TraceName name(TraceName::whole, "bucket", int64_t(index) + 1);
+        Bucket& bucket = buckets_[index];
         if (--bucket.missing == 0) start(bucket);
     }
     void finish() override {

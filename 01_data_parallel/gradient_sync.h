@@ -14,6 +14,7 @@
 #include "comm.h"
 #include "llama.h"
 #include "report.h"
+#include "trace.h"
 
 namespace ultrascale {
 

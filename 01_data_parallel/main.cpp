@@ -173,6 +173,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     communication_reset_counts();
 
     for (int64_t s = 0; s < options.steps; ++s) {
+        SectionSpan step("step", state.step + 1);
         const double begin = now_seconds(), lr = learning_rate_of(options, first_step, state.step);
         // The loss is a mean over the whole global batch; with DiLoCo every rank trains for itself, on the mean over its own part.
         const auto own_part = [&](int64_t m) { return state.next_sample + (m * N + ranks.rank()) * B; };
@@ -185,6 +186,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         parameters.clear_grads();
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         for (int64_t m = 0; m < accumulated; ++m) {
+            const SectionSpan micro_batch("micro-batch", m);
             const bool synchronize = every_time || m + 1 == accumulated;
             const Batch batch = to_device(loader.batch(own_part(m), B));
             Context context{.batch = batch, .loss_scale = float(1 / double(counted)), .loss = loss, .micro_batch = int(m)};
@@ -200,14 +202,18 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             }
         }
         if (every_time) ops::copy(parameters.flat_grads(), sums);
-        if (verifier) verifier->gradient(s, parameters.parts(&Parameter::grad));
+        if (verifier)
+            phase("verification",
+                  [&] { verifier->gradient(s, parameters.parts(&Parameter::grad)); });
         explain("global gradient norm, clip, AdamW");
-        const Tensor squared_norm = squared_gradient_norm(parameters);
+        const Tensor squared_norm =
+            phase("gradient norm", [&] { return squared_gradient_norm(parameters); });
         phase("update", [&] { optimizer.step(lr, squared_norm); });
         if (diloco) phase("outer step", [&] { diloco->after_step(s + 1, s + 1 == options.steps); });
-        ranks.all_reduce(loss, diloco ? Reduce::average : Reduce::sum);
+        phase("loss", [&] { ranks.all_reduce(loss, diloco ? Reduce::average : Reduce::sum); });
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
+        step.end();
 
         state = after_step(state, options, file, G, T);
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};

@@ -15,7 +15,10 @@ public:
     using GradientSync::GradientSync;
 
     void finish() override {
-        for (const auto& parameter : parameters_) ranks_.all_reduce(parameter->grad);
+        for (const auto& parameter : parameters_) {
+            const TraceName name(TraceName::whole, parameter->name);
+            ranks_.all_reduce(parameter->grad);
+        }
     }
     PredictedCommunication predicted() const override { return all_reduces(int64_t(parameters_.size())); }
 };

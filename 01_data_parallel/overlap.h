@@ -18,6 +18,7 @@ public:
     using GradientSync::GradientSync;
 
     void gradient_complete(Parameter& parameter, const Context&) override {
+        const TraceName name(TraceName::whole, parameter.name);
         if (synchronize_) under_way_.push_back(ranks_.all_reduce(parameter.grad, Reduce::sum, communication_stream()));
     }
     void finish() override {

@@ -14,7 +14,10 @@ public:
     RingSync(ParameterList& parameters, const Communicator& ranks, RingDirections directions)
         : GradientSync(parameters, ranks), directions_(directions) {}
 
-    void finish() override { ring_all_reduce(ranks_, parameters_.flat_grads(), directions_); }
+    void finish() override {
+        const TraceName name(TraceName::whole, "gradients");
+        ring_all_reduce(ranks_, parameters_.flat_grads(), directions_);
+    }
     PredictedCommunication predicted() const override {
         const Tensor& flat = parameters_.flat_grads();
         PredictedCommunication p;

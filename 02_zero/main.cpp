@@ -144,6 +144,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     communication_reset_counts();
 
     for (int64_t s = 0; s < options.steps; ++s) {
+        SectionSpan step("step", state.step + 1);
         const double begin = now_seconds(), lr = learning_rate_of(options, first_step, state.step);
         const int64_t counted = counted_targets(loader, state.next_sample, G);  // of the global batch: the loss is a mean over all of it
         const bool explained = options.explain && s == 0;
@@ -152,6 +153,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         zero->begin_step();
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         for (int64_t m = 0; m < accumulated; ++m) {
+            const SectionSpan micro_batch("micro-batch", m);
             const Batch batch = to_device(loader.batch(state.next_sample + (m * N + ranks.rank()) * B, B));
             Context context{.batch = batch, .loss_scale = float(1 / double(counted)), .loss = loss, .micro_batch = int(m)};
             context.hooks = explained ? static_cast<Hooks*>(&explain_hooks) : zero.get();
@@ -161,13 +163,14 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             phase("backward", [&] { model.backward({}, saved, context); });
             phase("wait for gradients", [&] { zero->end_micro_batch(); });
         }
-        if (verifier) verifier->gradient(s, zero->gradients());
+        if (verifier) phase("verification", [&] { verifier->gradient(s, zero->gradients()); });
         explain("global gradient norm, clip, AdamW");
-        const Tensor squared_norm = zero->squared_norm();
+        const Tensor squared_norm = phase("gradient norm", [&] { return zero->squared_norm(); });
         phase("update", [&] { zero->update(lr, squared_norm); });
-        ranks.all_reduce(loss);
+        phase("loss", [&] { ranks.all_reduce(loss); });
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
+        step.end();
 
         state = after_step(state, options, file, G, T);
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};

@@ -17,6 +17,7 @@
 #include <functional>
 
 #include "optimizer.h"
+#include "parts.h"
 #include "report.h"
 #include "stream.h"
 #include "trace.h"
@@ -27,7 +28,9 @@ namespace ultrascale {
 class OffloadedUpdate {
 public:
     // Of each unit: this rank's shard of the weights, which are copied to the host now, and of the gradients.
-    OffloadedUpdate(const std::vector<Tensor>& values, const std::vector<Tensor>& grads) : values_(values), grads_(grads) {
+    OffloadedUpdate(const std::vector<Unit>& units, const std::vector<Tensor>& values,
+                    const std::vector<Tensor>& grads)
+        : units_(units), values_(values), grads_(grads) {
         int64_t largest = 0;
         for (const Tensor& shard : values) {
             host_values_.push_back(Tensor::empty(shard.shape(), shard.dtype(), Memory::host));
@@ -47,19 +50,25 @@ public:
         if (steps_ == 1) fetched_ = {}, updated_ = {}, sent_ = {}, seconds_ = 0;  // the first step's allocations are no part of an update
         fetched_.add_up(), sent_.add_up();
         const double begin = now_seconds();
-        Event arrived = copy(grads(0), grads_[0], to_host_, fetched_);
+        Event arrived = copy(0, grads(0), grads_[0], to_host_, fetched_);
         const bool fp32 = values_.front().dtype() == DType::fp32;
         for (size_t u = 0; u < optimizers.size(); ++u) {
             arrived.synchronize();
             // The other buffer is free: the unit before this one has been updated.
-            if (u + 1 < optimizers.size()) arrived = copy(grads(u + 1), grads_[u + 1], to_host_, fetched_);
+            if (u + 1 < optimizers.size())
+                arrived = copy(u + 1, grads(u + 1), grads_[u + 1], to_host_, fetched_);
             const double update_begin = now_seconds();
             optimizers[u].step(lr, host_norm_);
             const double update_end = now_seconds();
             const double bytes = 24.0 * double(values_[u].numel()) + double(grads_[u].bytes()) + (fp32 ? 0 : double(values_[u].bytes()));
-            trace_span("AdamW on the host", "host", update_begin, update_end, 0, bytes);
+            if (trace_recording())
+                trace_span({.name = "AdamW on the host",
+                            .of = units_[u].name,
+                            .lane = "host",
+                            .bytes = bytes},
+                           update_begin, update_end);
             updated_.seconds += update_end - update_begin, updated_.bytes += bytes;
-            compute_stream().wait(copy(values_[u], host_values_[u], to_device_, sent_));
+            compute_stream().wait(copy(u, values_[u], host_values_[u], to_device_, sent_));
             ready(u);
         }
         to_device_.synchronize();
@@ -98,15 +107,21 @@ private:
             spans.clear();
         }
     };
-    static Event copy(Tensor to, const Tensor& from, Stream& stream, Part& part) {
+    Event copy(size_t unit, Tensor to, const Tensor& from, Stream& stream, Part& part) const {
         part.spans.push_back({Timestamp::in(stream)});
         copy_async(to, from, stream);
         part.spans.back().end = Timestamp::in(stream);
-        trace_span("copy", stream.name(), part.spans.back().begin, part.spans.back().end, double(to.bytes()));
+        if (trace_recording())
+            trace_span({.name = "copy",
+                        .of = units_[unit].name,
+                        .lane = stream.name(),
+                        .bytes = double(to.bytes())},
+                       part.spans.back().begin, part.spans.back().end);
         part.bytes += double(to.bytes());
         return stream.record();
     }
 
+    const std::vector<Unit>& units_;
     std::vector<Tensor> values_, grads_;  // on the device: (shard) of each unit
     std::vector<Tensor> host_values_;     // likewise on the host
     Tensor host_grads_[2], host_norm_;    // (the largest shard), (1) fp64

@@ -22,6 +22,7 @@
 #include "ops.h"
 #include "report.h"
 #include "setup.h"
+#include "trace.h"
 
 namespace ultrascale {
 
@@ -77,6 +78,8 @@ protected:
         for (size_t u = 0; u < unit; ++u) begin += layout_[u].padded;
         return flat.slice(begin, begin + layout_[unit].padded);
     }
+    // What a unit's communication and update are called in the trace.
+    TraceName name_of(size_t unit) const { return {TraceName::whole, model_.units()[unit].name}; }
     // This rank's shard of a flat tensor that holds a whole unit.
     Tensor my_shard(const Tensor& unit_flat) const {
         const int64_t shard = unit_flat.numel() / ranks_.size();

@@ -25,7 +25,10 @@ public:
 
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!unit_complete(parameter) || !(last_ || zero_.every_micro_batch)) return;
-        under_way_.push_back(ranks_.all_reduce(of_unit(grads_, layout_.unit_of(parameter)), Reduce::sum, communication_stream()));
+        const size_t u = layout_.unit_of(parameter);
+        const TraceName name = name_of(u);
+        under_way_.push_back(
+            ranks_.all_reduce(of_unit(grads_, u), Reduce::sum, communication_stream()));
     }
     void end_micro_batch() override {
         for (Work& work : under_way_) work.wait();

@@ -23,7 +23,7 @@ public:
     TrainingState start() override {
         allocate_values();
         allocate_gradients();
-        if (zero_.offload) offload_.emplace(value_shards_, grad_shards_);
+        if (zero_.offload) offload_.emplace(model_.units(), value_shards_, grad_shards_);
         for (size_t u = 0; u < layout_.size(); ++u) {
             const Tensor values = offload_ ? offload_->values(u) : value_shards_[u],
                          grads = offload_ ? offload_->grads(u) : grad_shards_[u];
@@ -36,7 +36,9 @@ public:
 
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!unit_complete(parameter) || !(last_ || zero_.every_micro_batch)) return;
-        const Tensor unit = of_unit(grads_, layout_.unit_of(parameter));
+        const size_t u = layout_.unit_of(parameter);
+        const TraceName name = name_of(u);
+        const Tensor unit = of_unit(grads_, u);
         reductions_.push_back(ranks_.reduce_scatter(my_shard(unit), unit, Reduce::sum, communication_stream()));
     }
     void end_micro_batch() override {
@@ -44,6 +46,7 @@ public:
         reductions_.clear();
         if (!zero_.every_micro_batch) return;
         for (size_t u = 0; u < layout_.size(); ++u) {
+            const TraceName name = name_of(u);
             const Tensor reduced = my_shard(of_unit(grads_, u));
             first_ ? ops::copy(grad_shards_[u], reduced) : ops::add(grad_shards_[u], reduced);
         }
@@ -52,8 +55,11 @@ public:
     Tensor squared_norm() override { return sum_squares(grad_shards_); }
 
     void update(double lr, const Tensor& squared_norm) override {
-        update_shards(lr, squared_norm,
-                      [&](size_t u) { gathers_[u] = ranks_.all_gather(of_unit(values_, u), value_shards_[u], communication_stream()); });
+        update_shards(lr, squared_norm, [&](size_t u) {
+            const TraceName name = name_of(u);
+            gathers_[u] =
+                ranks_.all_gather(of_unit(values_, u), value_shards_[u], communication_stream());
+        });
         if (zero_.gather_overlap == GatherOverlap::optimizer) finish();
     }
     void before(const Unit& unit, Pass pass, const Context&) override {
@@ -88,6 +94,7 @@ protected:
     void update_shards(double lr, const Tensor& squared_norm, const std::function<void(size_t)>& ready) {
         if (offload_) return offload_->run(optimizers_, lr, squared_norm, ready);
         for (size_t u = 0; u < layout_.size(); ++u) {
+            const TraceName name = name_of(u);
             optimizers_[u].step(lr, squared_norm);
             ready(u);
         }

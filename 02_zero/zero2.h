@@ -30,6 +30,7 @@ public:
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!unit_complete(parameter)) return;
         const size_t u = layout_.unit_of(parameter);
+        const TraceName name = name_of(u);
         // The first micro-batch's sum is the shard; the others are added when they have arrived.
         const Tensor sum = first_ ? grad_shards_[u] : Tensor::empty({layout_[u].shard}, options_.grad_dtype(), Memory::communication);
         under_way_.push_back({u, sum, ranks_.reduce_scatter(sum, buffers_[u], Reduce::sum, communication_stream())});
@@ -49,6 +50,7 @@ protected:
         if (pass != Pass::backward) return;
         for (size_t u : layout_.flats_of(unit)) {
             if (buffers_[u]) continue;
+            const TraceName name = name_of(u);
             buffers_[u] = Tensor::empty({layout_[u].padded}, options_.grad_dtype(), Memory::communication);
             ops::fill(buffers_[u].slice(layout_[u].numel, layout_[u].padded), 0);  // the padding, which is reduced and counted too
             layout_.place(u, buffers_[u], &Parameter::grad);
@@ -66,6 +68,7 @@ private:
     void retire(size_t left) {
         while (under_way_.size() > left) {
             Reduction& oldest = under_way_.front();
+            const TraceName name = name_of(oldest.unit);
             oldest.work.wait();
             if (!first_) ops::add(grad_shards_[oldest.unit], oldest.sum);
             under_way_.erase(under_way_.begin());

@@ -80,6 +80,7 @@ private:
     }
     void gather(size_t unit) {
         if (whole_[unit]) return;
+        const TraceName name = name_of(unit);
         whole_[unit] = Tensor::empty({layout_[unit].padded}, options_.dtype, Memory::communication, ranks_.symmetric_memory());
         gathers_[unit] = ranks_.all_gather(whole_[unit], value_shards_[unit], communication_stream());
     }

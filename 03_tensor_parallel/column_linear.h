@@ -9,15 +9,9 @@
 #pragma once
 
 #include "conjugates.h"
+#include "trace.h"
 
 namespace ultrascale {
-
-// "self_attn.q_proj" of model.layers.3.self_attn.q_proj.weight.
-inline std::string region_of(const Parameter& parameter) {
-    std::string name = parameter.name.substr(0, parameter.name.rfind('.'));
-    if (const size_t layers = name.find("layers."); layers != std::string::npos) name = name.substr(name.find('.', layers + 7) + 1);
-    return name;
-}
 
 class ColumnLinear : public Linear {
 public:
@@ -29,6 +23,7 @@ public:
 
     // x: the residual stream's shape; returns (B, T, this rank's outputs).
     Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor& residual) override {
+        const TraceName name(TraceName::part, name_);
         check(!residual, "a column linear's output is in parts: it has no residual to add");
         Incoming in = border_.gather(x, border_.chunks(context.batch.tokens.numel()) > 1);
         const int64_t n = in.count();
@@ -38,24 +33,27 @@ public:
             gemm_->multiply(chunk_of(y, c, n), chunk_of(in.whole, c, n));
         }
         saved.keep("x", border_.gathers_again() ? x : in.whole);
-        border_.note(region_of(*parameters_.front()), "norm's output", x, inputs());
-        border_.note(region_of(*parameters_.front()), "input", in.whole, inputs());
-        border_.note(region_of(*parameters_.front()), "output", y, whole_outputs_);
+        border_.note(parameters_.front()->part(), "norm's output", x, inputs());
+        border_.note(parameters_.front()->part(), "input", in.whole, inputs());
+        border_.note(parameters_.front()->part(), "output", y, whole_outputs_);
         return y;
     }
 
     Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
+        const TraceName name(TraceName::part, name_);
         saved.keep("dy", dy);
         return sum_of_dx(dy, false, context).wait();
     }
 
     void backward_weight(Saved& saved, Context& context) override {
+        const TraceName name(TraceName::part, name_);
         Incoming x = whole_input(saved, false);
         gemm_->add_weight_gradient(saved.take("dy"), x.wait(), context);
     }
 
     Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) override {
         if (when == WeightGradient::later || !border_.backward_overlaps()) return Linear::backward(dy, saved, context, when);
+        const TraceName name(TraceName::part, name_);
         Incoming x = whole_input(saved, true);       // under dX's GEMM
         Outgoing dx = sum_of_dx(dy, true, context);  // under dW's GEMM
         gemm_->add_weight_gradient(dy, x.wait(), context);

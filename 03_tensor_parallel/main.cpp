@@ -136,6 +136,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     communication_reset_counts();
 
     for (int64_t s = 0; s < options.steps; ++s) {
+        SectionSpan step("step", state.step + 1);
         const double begin = now_seconds(), lr = learning_rate_of(options, first_step, state.step);
         const int64_t counted = counted_targets(loader, state.next_sample, G);  // of the global batch: the loss is a mean over all of it
         const bool explained = options.explain && s == 0;
@@ -145,6 +146,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         parameters.clear_grads();
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         for (int64_t m = 0; m < accumulated; ++m) {  // the ranks of a tensor-parallel group take the same samples
+            const SectionSpan micro_batch("micro-batch", m);
             const Batch batch = to_device(loader.batch(state.next_sample + (m * N + dp.rank()) * B, B));
             Context context{.batch = batch, .loss_scale = float(1 / double(counted)), .loss = loss, .micro_batch = int(m)};
             if (s == 0) context.hooks = explained ? static_cast<Hooks*>(&explain_hooks) : &layer_communication;
@@ -157,13 +159,18 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
             all_reduce_gradients(parameters, dp);
             parallel.sum_copies(parameters);
         });
-        if (verifier) verifier->gradient(s, parameters.parts(&Parameter::grad));
+        if (verifier)
+            phase("verification",
+                  [&] { verifier->gradient(s, parameters.parts(&Parameter::grad)); });
         explain("global gradient norm, clip, AdamW");
-        const Tensor squared_norm = squared_gradient_norm(parameters, tp);
+        const Tensor squared_norm =
+            phase("gradient norm", [&] { return squared_gradient_norm(parameters, tp); });
         phase("update", [&] { optimizer.step(lr, squared_norm); });
-        if (N > 1) dp.all_reduce(loss);                                          // the ranks of a tensor-parallel group know the same one
+        // The ranks of a tensor-parallel group know the same loss.
+        if (N > 1) phase("loss", [&] { dp.all_reduce(loss); });
         const double loss_value = scalar(loss), squared = scalar(squared_norm);  // here the host waits for the device
         explain_enable(false);
+        step.end();
 
         state = after_step(state, options, file, G, T);
         StepRecord record{state.step, loss_value, std::sqrt(squared), lr, now_seconds() - begin, G * T};

@@ -23,10 +23,11 @@ public:
 
     // x (B, T, this rank's inputs); returns the residual stream's shape.
     Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor& residual) override {
+        const TraceName name(TraceName::part, name_);
         const int64_t n = border_.chunks(x.rows());
         Outgoing sum = border_.begin_sum(border_.empty_partial({x.rows(), outputs()}, x.dtype()));
-        border_.note(region_of(*parameters_.front()), "input", x, parameters_.front()->shape[1]);
-        border_.note(region_of(*parameters_.front()), "partial sum", sum.partial, outputs());
+        border_.note(parameters_.front()->part(), "input", x, parameters_.front()->shape[1]);
+        border_.note(parameters_.front()->part(), "partial sum", sum.partial, outputs());
         for (int64_t c = 0; c < n; ++c) {
             gemm_->multiply(chunk_of(sum.partial, c, n), chunk_of(x, c, n));
             border_.sum_chunk(sum, c, n, n > 1);
@@ -34,11 +35,12 @@ public:
         saved.keep("x", x);
         Tensor y = sum.wait().view(border_.stream_shape(context.batch, outputs()));
         if (residual) ops::add(y, residual);
-        border_.note(region_of(*parameters_.front()), "output + residual", y, outputs());
+        border_.note(parameters_.front()->part(), "output + residual", y, outputs());
         return y;
     }
 
     Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
+        const TraceName name(TraceName::part, name_);
         Incoming in = border_.gather(dy, border_.chunks(context.batch.tokens.numel()) > 1);
         const int64_t n = in.count();
         Tensor dx = Tensor::empty({context.batch.sequences(), context.batch.length(), inputs()}, dy.dtype(), Memory::activation);
@@ -51,6 +53,7 @@ public:
     }
 
     void backward_weight(Saved& saved, Context& context) override {
+        const TraceName name(TraceName::part, name_);
         Tensor x = saved.take("x");
         gemm_->add_weight_gradient(saved.take("dy"), x, context);
     }

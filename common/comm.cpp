@@ -3,103 +3,12 @@
 
 #include <algorithm>
 #include <exception>
-#include <mutex>
 #include <optional>
 
 #include "comm_transport.h"
 #include "trace.h"
 
 namespace ultrascale {
-
-double bytes_sent(Collective kind, double bytes, int ranks, bool is_root) {
-    const double n = ranks, rest = (n - 1) / n * bytes;  // all but one slice
-    switch (kind) {
-        case Collective::all_reduce: return 2 * rest;
-        case Collective::all_gather:
-        case Collective::reduce_scatter:
-        case Collective::all_to_all: return rest;
-        case Collective::send_recv: return bytes;
-        case Collective::broadcast: return is_root ? n * rest : 0;
-        case Collective::scatter: return is_root ? rest : 0;
-        case Collective::reduce: return is_root ? rest : n > 1 ? bytes : 0;
-        case Collective::gather: return is_root ? 0 : bytes / n;
-        case Collective::barrier: return 0;
-    }
-    return 0;
-}
-
-// ---- counters ------------------------------------------------------------------------------------------------------------
-
-static std::mutex counts_mutex;
-static CommunicationCounts counts;             // under the mutex
-static std::vector<Measurement> measurements;  // under the mutex: times that nobody has asked the device for
-
-void add_count(Collective kind, const CommunicationCount& more) {
-    std::lock_guard lock(counts_mutex);
-    CommunicationCount& count = counts[int(kind)];
-    count.calls += more.calls;
-    count.bytes += more.bytes;
-    count.sent += more.sent;
-    count.seconds += more.seconds;
-    count.exposed += more.exposed;
-}
-
-static void resolve(const std::vector<Measurement>& all) {
-    for (const Measurement& m : all) {
-        double begin = m.begin.seconds(), end = std::max(begin, m.end.seconds());
-        add_count(m.kind, {.seconds = m.only_exposed ? 0 : end - begin, .exposed = m.exposed ? end - begin : 0});
-        if (!m.lane.empty()) trace_span(collective_names[int(m.kind)], m.lane, begin, end, 0, double(m.bytes));
-    }
-}
-
-// A program that never asks would fill the memory: now and then the older half, long over by then, is resolved here.
-void add_measurement(Measurement measurement) {
-    constexpr size_t most = 8192;
-    std::vector<Measurement> old;
-    {
-        std::lock_guard lock(counts_mutex);
-        measurements.push_back(std::move(measurement));
-        if (measurements.size() >= most) {
-            old.assign(measurements.begin(), measurements.begin() + most / 2);
-            measurements.erase(measurements.begin(), measurements.begin() + most / 2);
-        }
-    }
-    resolve(old);
-}
-
-void resolve_communication_times() {
-    std::vector<Measurement> all;
-    {
-        std::lock_guard lock(counts_mutex);
-        all.swap(measurements);
-    }
-    resolve(all);
-}
-
-CommunicationCounts communication_counts() {
-    resolve_communication_times();
-    std::lock_guard lock(counts_mutex);
-    return counts;
-}
-
-CommunicationCounts difference(const CommunicationCounts& later, const CommunicationCounts& earlier) {
-    CommunicationCounts d = later;
-    for (size_t k = 0; k < d.size(); ++k) {
-        d[k].calls -= earlier[k].calls;
-        d[k].bytes -= earlier[k].bytes;
-        d[k].sent -= earlier[k].sent;
-        d[k].seconds -= earlier[k].seconds;
-        d[k].exposed -= earlier[k].exposed;
-    }
-    return d;
-}
-
-void communication_set_counts(const CommunicationCounts& to) {
-    resolve_communication_times();
-    std::lock_guard lock(counts_mutex);
-    counts = to;
-}
-void communication_reset_counts() { communication_set_counts({}); }
 
 // ---- Work ----------------------------------------------------------------------------------------------------------------
 
@@ -153,6 +62,22 @@ void announce(const Communicator::Impl& group, Collective kind, int root, const 
                         call.detail, format_bytes(sent), asynchronous ? ", asynchronous" : ""));
 }
 
+// The call's span in the trace, but for its times; none if nothing is recorded. All calls are
+// counted, so that ranks which began to record at different times still give one call one number.
+std::shared_ptr<const Span> span_of(Communicator::Impl& group, Collective kind, int64_t bytes,
+                                    const std::string& lane) {
+    const int64_t call = ++group.calls[size_t(kind)];
+    if (!trace_recording()) return nullptr;
+    return std::make_shared<Span>(Span{.name = collective_names[size_t(kind)],
+                                       .of = trace_name(),
+                                       .lane = lane,
+                                       .bytes = double(bytes),
+                                       .group = group.name,
+                                       .first_rank = std::ranges::min(group.world_ranks),
+                                       .ranks = group.size(),
+                                       .call = call});
+}
+
 // The one road every call takes.
 Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation, Call call, Stream& stream) {
     group->open();
@@ -164,7 +89,8 @@ Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation
     if (Tensor scratch = transport::scratch(*group, operation)) work->tensors.push_back(std::move(scratch));
     announce(*group, operation.kind, operation.root, call, work->asynchronous);
     int tag = operation.kind == Collective::send_recv ? 0 : group->collective_tag();
-    transport::start(*work, std::move(operation), tag, call.bytes, stream);
+    work->span = span_of(*group, operation.kind, call.bytes, stream.name());
+    transport::start(*work, std::move(operation), tag, stream);
     return Work(std::move(work));
 }
 
@@ -314,12 +240,13 @@ Work Communicator::recv(Tensor x, int from, Stream& stream) const { return send_
 void Communicator::barrier() const {
     impl_->open();
     announce(*impl_, Collective::barrier, -1, {0, {}}, false);
+    const auto span = span_of(*impl_, Collective::barrier, 0, "compute");
     Exchange exchange(*impl_, impl_->collective_tag());
     double begin = now_seconds();
     run_over_mpi({.kind = Collective::barrier}, exchange);
     double end = now_seconds();
     add_count(Collective::barrier, {.seconds = end - begin, .exposed = end - begin});
-    trace_span(collective_names[int(Collective::barrier)], "compute", begin, end);
+    if (span) trace_span(*span, begin, end);
 }
 
 }  // namespace ultrascale

@@ -101,6 +101,10 @@ struct Transfer {
     int peer;
 };
 
+// The name of this machine, or rather of its steady clock, which all processes that run on it read.
+// Empty: nobody knows.
+std::string this_machine();
+
 class Communicator {
 public:
     // All ranks; the first call initialises MPI (MPI_THREAD_MULTIPLE). It comes before the first tensor: which GPU is this rank's
@@ -148,6 +152,10 @@ public:
     // Everybody gets all ranks' texts, of any length, in rank order. Between hosts: no device is involved, nothing is counted.
     std::vector<std::string> gather_strings(const std::string& mine) const;
     std::string broadcast_string(const std::string& of_root, int root) const;  // likewise: everybody gets root's
+    // What must be added to each rank's now_seconds() (trace.h) to have rank 0's: exact between
+    // ranks of one machine, which share its clock; measured between machines (mpi/clock.cpp).
+    // Between hosts, like the two above.
+    std::vector<double> clock_offsets(const std::string& machine = this_machine()) const;
     void barrier() const;  // the host waits for all ranks; it does not wait for its own device
 
     struct Impl;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "mpi/comm_mpi.h"
+#include "trace.h"
 
 namespace ultrascale {
 
@@ -17,6 +18,7 @@ struct Work::Impl {
     Event finished;
     int exceptions = std::uncaught_exceptions();  // on their way when the call was made
     Timestamp end;                                // CUDA: when it has run
+    std::shared_ptr<const Span> span;  // of the trace, but for its times; none: nothing is recorded
     struct Staged;
     std::shared_ptr<Staged> staged;  // CUDA: a transfer through the host that is under way
     struct Unsummed;
@@ -31,8 +33,7 @@ struct Measurement {
     Collective kind;
     Timestamp begin, end;
     bool exposed, only_exposed;
-    std::string lane;  // its span in the trace; none if empty
-    int64_t bytes;
+    std::shared_ptr<const Span> span;  // likewise
 };
 void add_measurement(Measurement measurement);
 
@@ -47,7 +48,7 @@ std::shared_ptr<Allocator> symmetric_memory(const Communicator::Impl& group);  /
 Tensor scratch(const Communicator::Impl& group, Operation& operation);
 
 // Queues the operation on the stream, after its inputs, and sets work.finished. `tag` is that of the call.
-void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream& stream);
+void start(Work::Impl& work, Operation operation, int tag, Stream& stream);
 
 void wait(Work::Impl& work);  // Work::wait()
 bool done(Work::Impl& work);

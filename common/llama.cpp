@@ -1,6 +1,7 @@
 #include "llama.h"
 
 #include "error.h"
+#include "trace.h"
 
 namespace ultrascale {
 
@@ -119,6 +120,8 @@ Tensor Layer::forward(const Tensor& x, Saved& saved, Context& context) {
 
 Tensor Layer::backward(Tensor dy, Saved& saved, Context& context, WeightGradient when) {
     if (recompute_ == Recompute::full) {
+        const TraceName again(TraceName::pass, "recomputed forward");
+        const SectionSpan span;
         context.recomputing = true;
         forward(checkpoint_->take(saved, context), saved, context);
         context.recomputing = false;
@@ -164,26 +167,26 @@ Llama::Llama(const LlamaConfig& config, const ModelOptions& options, const Parts
     }
 }
 
-void Llama::before(const Unit& unit, Pass pass, const Context& context) const {
+template <class Work>
+void Llama::run(const Unit& unit, Pass pass, const Context& context, Work&& work) const {
+    const TraceName name(TraceName::part, unit.name),
+        name_of_pass(TraceName::pass, pass_names[int(pass)]);
+    const SectionSpan span;
     if (context.hooks) context.hooks->before(unit, pass, context);
-}
-
-void Llama::after(const Unit& unit, Pass pass, const Context& context) const {
+    work();
     if (context.hooks) context.hooks->after(unit, pass, context);
 }
 
 // Embedding and layers, with hooks.
 Tensor Llama::forward_layers(Tensor x, Saved& saved, Context& context) {
     size_t u = 0;
-    if (embedding_) {
-        before(units_[u], Pass::forward, context);
-        x = embedding_->forward(saved["embedding"], context);
-        after(units_[u++], Pass::forward, context);
-    }
+    if (embedding_)
+        run(units_[u++], Pass::forward, context,
+            [&] { x = embedding_->forward(saved["embedding"], context); });
     for (auto& layer : layers_) {
-        before(units_[u], Pass::forward, context);
-        x = layer->forward(x, saved[units_[u].name], context);
-        after(units_[u++], Pass::forward, context);
+        const Unit& unit = units_[u++];
+        run(unit, Pass::forward, context,
+            [&] { x = layer->forward(x, saved[unit.name], context); });
     }
     return x;
 }
@@ -194,10 +197,10 @@ Tensor Llama::forward(Tensor x, Saved& kept, Context& context) {
     Saved& saved = context.training ? kept : nothing;
     x = forward_layers(std::move(x), saved, context);
     if (!head_) return x;
-    before(units_.back(), Pass::forward, context);
-    Tensor normed = norm_->forward(x, saved["norm"], context);
-    head_->forward(normed, saved["head"], context);
-    after(units_.back(), Pass::forward, context);
+    run(units_.back(), Pass::forward, context, [&] {
+        Tensor normed = norm_->forward(x, saved["norm"], context);
+        head_->forward(normed, saved["head"], context);
+    });
     return {};
 }
 
@@ -205,31 +208,28 @@ Tensor Llama::backward(Tensor dy, Saved& saved, Context& context, WeightGradient
     const Pass pass = when == WeightGradient::now ? Pass::backward : Pass::backward_input;
     const bool now = when == WeightGradient::now;
     size_t u = units_.size();
-    if (head_) {
-        before(units_[--u], pass, context);
-        dy = head_->backward(saved["head"], context, when);
-        dy = norm_->backward(dy, {}, saved["norm"], context);
-        after(units_[u], pass, context);
-    }
+    if (head_)
+        run(units_[--u], pass, context, [&] {
+            dy = head_->backward(saved["head"], context, when);
+            dy = norm_->backward(dy, {}, saved["norm"], context);
+        });
     for (size_t i = layers_.size(); i-- > 0;) {
-        before(units_[--u], pass, context);
-        dy = layers_[i]->backward(std::move(dy), saved[units_[u].name], context, when);
-        after(units_[u], pass, context);
+        const Unit& unit = units_[--u];
+        run(unit, pass, context,
+            [&] { dy = layers_[i]->backward(std::move(dy), saved[unit.name], context, when); });
     }
     if (!embedding_) return dy;
-    before(units_[0], pass, context);
-    embedding_->backward_input(dy, saved["embedding"], context);
-    dy = {};
-    if (now) embedding_->backward_weight(saved["embedding"], context);
-    after(units_[0], pass, context);
+    run(units_[0], pass, context, [&] {
+        embedding_->backward_input(dy, saved["embedding"], context);
+        dy = {};
+        if (now) embedding_->backward_weight(saved["embedding"], context);
+    });
     return {};
 }
 
 void Llama::backward_weight(Saved& saved, Context& context) {
     const auto unit = [&](size_t u, auto&& work) {
-        before(units_[u], Pass::backward_weight, context);
-        work(saved[units_[u].name]);
-        after(units_[u], Pass::backward_weight, context);
+        run(units_[u], Pass::backward_weight, context, [&] { work(saved[units_[u].name]); });
     };
     size_t u = units_.size();
     if (head_) unit(--u, [&](Saved& s) { head_->backward_weight(s, context); });
@@ -242,10 +242,9 @@ Tensor Llama::logits(const Batch& batch, Hooks* hooks) {
     Context context{.batch = batch, .training = false, .hooks = hooks};
     Saved nothing;
     nothing.disable();
-    Tensor x = forward_layers({}, nothing, context);
-    before(units_.back(), Pass::forward, context);
-    Tensor logits = head_->logits(norm_->forward(x, nothing["norm"], context));
-    after(units_.back(), Pass::forward, context);
+    Tensor x = forward_layers({}, nothing, context), logits;
+    run(units_.back(), Pass::forward, context,
+        [&] { logits = head_->logits(norm_->forward(x, nothing["norm"], context)); });
     return logits;
 }
 

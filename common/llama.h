@@ -106,8 +106,9 @@ public:
     Tensor logits(const Batch& batch, Hooks* hooks = nullptr);  // (B, T, V): forward only, for a whole model
 
 private:
-    void before(const Unit& unit, Pass pass, const Context& context) const;
-    void after(const Unit& unit, Pass pass, const Context& context) const;
+    // Runs a unit's pass between its hooks, and under its name in the trace.
+    template <class Work>
+    void run(const Unit& unit, Pass pass, const Context& context, Work&& work) const;
     Tensor forward_layers(Tensor x, Saved& saved, Context& context);
 
     LlamaConfig config_;

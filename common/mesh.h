@@ -17,6 +17,7 @@
 
 #include "comm.h"
 #include "parameter.h"
+#include "trace.h"
 
 namespace ultrascale {
 
@@ -52,8 +53,10 @@ inline bool is_summed_over(const Parameter& parameter, const std::string& axis) 
 // The plain way to sum gradients: after the backward, one all-reduce for each parameter that names the group among its axes.
 inline void all_reduce_gradients(const ParameterList& parameters, const Communicator& group) {
     if (group.size() == 1) return;
-    for (const auto& parameter : parameters)
+    for (const auto& parameter : parameters) {
+        const TraceName name(TraceName::whole, parameter->name);
         if (is_summed_over(*parameter, group.name())) group.all_reduce(parameter->grad);
+    }
 }
 
 }  // namespace ultrascale

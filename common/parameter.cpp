@@ -8,6 +8,12 @@
 
 namespace ultrascale {
 
+std::string Parameter::part() const {
+    const std::string part = name.substr(0, name.rfind('.'));
+    if (part.starts_with("model.layers.")) return part.substr(part.find('.', 13) + 1);
+    return part.starts_with("model.") ? part.substr(6) : part;
+}
+
 Shape Parameter::local_shape() const {
     Shape local;
     for (const Range& range : slice) local.push_back(range.size());

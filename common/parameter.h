@@ -38,6 +38,8 @@ struct Parameter {
 
     Shape local_shape() const;
     int64_t local_numel() const { return numel(local_shape()); }
+    std::string part()
+        const;  // of its layer: "self_attn.q_proj" of model.layers.3.self_attn.q_proj.weight
 };
 
 // What a rank holds of a named tensor: of its `slice` (one range per dimension) the elements from `begin` on, row-major. A whole

@@ -1,6 +1,7 @@
 #include "parts.h"
 
 #include "error.h"
+#include "trace.h"
 
 namespace ultrascale {
 
@@ -48,7 +49,15 @@ Shape with_last(Shape shape, int64_t last) {
 
 // ---- linear: y = x W^T; dx = dy W; dW += dy^T x ------------------------------------------------------------------------
 
+Linear::Linear(std::vector<Parameter*> rows) : parameters_(std::move(rows)) {
+    for (const Parameter* parameter : parameters_) {
+        const std::string part = parameter->part();
+        name_ += name_.empty() ? part : "+" + part.substr(part.rfind('.') + 1);
+    }
+}
+
 Tensor Linear::forward(const Tensor& x, Saved& saved, Context&, const Tensor& residual) {
+    const TraceName name(TraceName::part, name_);
     Tensor y = activation(with_last(x.shape(), outputs()), x.dtype());
     multiply(y, x, residual);
     saved.keep("x", x);
@@ -56,6 +65,7 @@ Tensor Linear::forward(const Tensor& x, Saved& saved, Context&, const Tensor& re
 }
 
 Tensor Linear::backward_input(const Tensor& dy, Saved& saved, Context&) {
+    const TraceName name(TraceName::part, name_);
     Tensor dx = activation(with_last(dy.shape(), inputs()), dy.dtype());
     multiply_backward(dx, dy);
     saved.keep("dy", dy);
@@ -63,6 +73,7 @@ Tensor Linear::backward_input(const Tensor& dy, Saved& saved, Context&) {
 }
 
 void Linear::backward_weight(Saved& saved, Context& context) {
+    const TraceName name(TraceName::part, name_);
     Tensor x = saved.take("x"), dy = saved.take("dy");
     add_weight_gradient(dy, x, context);
 }
@@ -78,10 +89,12 @@ void Linear::multiply(Tensor y, const Tensor& x, const Tensor& residual) const {
 }
 
 void Linear::multiply_backward(Tensor dx, const Tensor& dy) const {
+    const TraceName pass(TraceName::pass, "dX");
     ops::matmul(dx, dy, Transpose::no, stacked_values(parameters_), Transpose::no);
 }
 
 void Linear::add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) const {
+    const TraceName pass(TraceName::pass, "dW");
     ops::matmul(stacked_grads(parameters_), dy, Transpose::yes, x, Transpose::no, stacked_sum_so_far(parameters_));
     for (Parameter* parameter : parameters_) context.gradient_complete(*parameter);
 }
@@ -95,6 +108,7 @@ int64_t Linear::outputs() const {
 // ---- RMSNorm -----------------------------------------------------------------------------------------------------------
 
 Tensor Norm::forward(const Tensor& x, Saved& saved, Context&) {
+    const TraceName name(TraceName::part, name_);
     Tensor y = activation_like(x), rstd = activation({x.rows()}, DType::fp32);
     ops::rmsnorm_forward(y, rstd, x, weight_->value, eps_);
     saved.keep("x", x);
@@ -103,6 +117,7 @@ Tensor Norm::forward(const Tensor& x, Saved& saved, Context&) {
 }
 
 Tensor Norm::backward(const Tensor& dy, const Tensor& dresidual, Saved& saved, Context& context) {
+    const TraceName name(TraceName::part, name_);
     Tensor x = saved.take("x"), rstd = saved.take("rstd"), dx = activation_like(x);
     ops::rmsnorm_backward(dx, weight_->begun_grad(), dy, x, rstd, weight_->value, dresidual);
     context.gradient_complete(*weight_);
@@ -152,8 +167,13 @@ Tensor NaiveAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v
 }
 
 AttentionCore::Gradients NaiveAttention::backward(const Tensor& dout, Saved& saved, Context& context) {
-    Tensor q = saved.take("q"), k = saved.take("k"), v = saved.take("v");
-    Tensor probabilities = recompute_ ? naive_attention(q, k, v, context).second : saved.take("probabilities");
+    Tensor q = saved.take("q"), k = saved.take("k"), v = saved.take("v"), probabilities;
+    if (recompute_) {
+        const TraceName again(TraceName::pass, "recomputed forward");
+        probabilities = naive_attention(q, k, v, context).second;
+    } else {
+        probabilities = saved.take("probabilities");
+    }
     Gradients grads{activation_like(q), activation_like(k), activation_like(v)};
     ops::attention_naive_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, probabilities);
     return grads;
@@ -217,6 +237,16 @@ Tensor Head::local_logits(const Tensor& x) const {
     return logits;
 }
 
+void Head::input_gradient(Tensor dx, const Tensor& dlogits) const {
+    const TraceName pass(TraceName::pass, "dX");
+    ops::matmul(dx, dlogits, Transpose::no, weight_->value, Transpose::no);
+}
+
+void Head::weight_gradient(const Tensor& dlogits, const Tensor& x) const {
+    const TraceName pass(TraceName::pass, "dW");
+    ops::matmul(weight_->grad, dlogits, Transpose::yes, x, Transpose::no, weight_->sum_so_far());
+}
+
 void Head::loss(Tensor logits, const Tensor& targets, Context& context) const {
     Tensor losses = activation({targets.numel()}, DType::fp32);
     ops::cross_entropy(losses, logits, targets, context.training ? context.loss_scale : 0);
@@ -234,8 +264,8 @@ void Head::forward(const Tensor& x, Saved& saved, Context& context) {
         Tensor logits = local_logits(part);
         loss(logits, flat_targets.slice(begin, end), context);
         if (gradients_now) {  // the logits are their own gradient now
-            ops::matmul(dx.view(flat_x.shape()).slice(begin, end), logits, Transpose::no, weight_->value, Transpose::no);
-            ops::matmul(weight_->grad, logits, Transpose::yes, part, Transpose::no, weight_->sum_so_far());
+            input_gradient(dx.view(flat_x.shape()).slice(begin, end), logits);
+            weight_gradient(logits, part);
         } else {
             saved.keep("dlogits", logits);
         }
@@ -249,13 +279,12 @@ void Head::forward(const Tensor& x, Saved& saved, Context& context) {
 Tensor Head::backward_input(Saved& saved, Context& context) {
     if (chunk_ > 0) return saved.take("dx");
     Tensor dx = activation({context.batch.sequences(), context.batch.length(), weight_->value.cols()}, weight_->value.dtype());
-    ops::matmul(dx, saved.get("dlogits"), Transpose::no, weight_->value, Transpose::no);
+    input_gradient(dx, saved.get("dlogits"));
     return dx;
 }
 
 void Head::backward_weight(Saved& saved, Context& context) {
-    if (chunk_ == 0)
-        ops::matmul(weight_->grad, saved.take("dlogits"), Transpose::yes, saved.take("x"), Transpose::no, weight_->sum_so_far());
+    if (chunk_ == 0) weight_gradient(saved.take("dlogits"), saved.take("x"));
     if (completes_) context.gradient_complete(*weight_);
 }
 

@@ -96,7 +96,7 @@ enum class WeightGradient { now, later };
 // again may drop it and put it back.
 class Linear {
 public:
-    explicit Linear(std::vector<Parameter*> rows) : parameters_(std::move(rows)) {}
+    explicit Linear(std::vector<Parameter*> rows);
     virtual ~Linear() = default;
     virtual Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor& residual = {});
     virtual Tensor backward_input(const Tensor& dy, Saved& saved, Context& context);
@@ -114,11 +114,12 @@ public:
 
 protected:
     std::vector<Parameter*> parameters_;
+    std::string name_;  // in the trace: "mlp.down_proj", "self_attn.q_proj+k_proj+v_proj"
 };
 
 class Norm {
 public:
-    Norm(Parameter* weight, float eps) : weight_(weight), eps_(eps) {}
+    Norm(Parameter* weight, float eps) : weight_(weight), eps_(eps), name_(weight->part()) {}
     virtual ~Norm() = default;
     virtual Tensor forward(const Tensor& x, Saved& saved, Context& context);
     // dx = dresidual + the norm's own. The weight's gradient is added here: keeping dy for later would cost more than it.
@@ -127,6 +128,7 @@ public:
 protected:
     Parameter* weight_;
     float eps_;
+    std::string name_;  // in the trace
 };
 
 // o = attention(q, k, v). Holds no parameters.
@@ -218,6 +220,8 @@ protected:
     // Adds the loss of some tokens (n) to context.loss; in training their logits (n, V) become their own gradient.
     virtual void loss(Tensor logits, const Tensor& targets, Context& context) const;
     Tensor local_logits(const Tensor& x) const;
+    void input_gradient(Tensor dx, const Tensor& dlogits) const;
+    void weight_gradient(const Tensor& dlogits, const Tensor& x) const;
     Parameter* weight_;
     int64_t chunk_;
     bool completes_;

@@ -97,6 +97,8 @@ void Report::step(const StepRecord& r) {
     Impl& self = *impl_;
     self.records.push_back(r);
     if (self.records.size() == 1) self.first_step_end = now_seconds();
+    if (int64_t(self.records.size()) == self.total_steps)
+        trace_record(false);  // what follows belongs to no step
     const double rate = double(r.tokens) / r.seconds;
     // A validation's communication would be among it.
     const int64_t done = int64_t(self.records.size()), left = self.total_steps - done;
@@ -233,7 +235,6 @@ bool Report::communication_of_run(const PredictedCommunication& predicted, int64
 void Report::throughput() {
     const Impl& self = *impl_;
     if (self.records.empty()) return;
-    trace_record(false);  // training is over: what follows belongs to no step
     memory_timeline_record(false);
     const double devices = double(Communicator::world().size());
     const double rate = self.median([](const StepRecord& r) { return double(r.tokens) / r.seconds; }) / devices;

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "comm.h"
 #include "device.h"
@@ -22,11 +24,20 @@ std::vector<Span> spans;
 bool recording = false, explaining = false;
 int explained_lines = 0;
 
-const auto program_start = std::chrono::steady_clock::now();
+using Clock = std::chrono::steady_clock;
+const Clock::time_point started = Clock::now();
+
+thread_local const TraceName* innermost = nullptr;
+
+// What a viewer shows: "matmul layers.3.mlp.down_proj dX".
+std::string full_name(const Span& span) {
+    return span.name + (span.name.empty() || span.of.empty() ? "" : " ") + span.of;
+}
 
 }  // namespace
 
-double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now() - program_start).count(); }
+double now_seconds() { return std::chrono::duration<double>(Clock::now() - started).count(); }
+double program_start() { return std::chrono::duration<double>(started.time_since_epoch()).count(); }
 
 void trace_record(bool on) {
     if (recording && !on) resolve_communication_times();  // what is under way still belongs to the record
@@ -37,17 +48,18 @@ bool trace_recording() { return recording; }
 // Spans whose ends the device may not have reached yet: their times are asked for when somebody reads them, since asking
 // waits. In the order of their ends.
 struct PendingSpan {
-    const char* name;
-    std::string lane;
+    Span span;
     Timestamp begin, end;
-    double flops, bytes;
 };
 static std::vector<PendingSpan> pending;
 
 const std::vector<Span>& trace_spans() {
     resolve_communication_times();
     std::lock_guard lock(mutex);
-    for (const PendingSpan& p : pending) spans.push_back({p.name, p.lane, p.begin.seconds(), p.end.seconds(), p.flops, p.bytes});
+    for (PendingSpan& p : pending) {
+        p.span.begin = p.begin.seconds(), p.span.end = p.end.seconds();
+        spans.push_back(std::move(p.span));
+    }
     pending.clear();
     return spans;
 }
@@ -59,39 +71,102 @@ void trace_clear() {
     spans.clear();
 }
 
-void trace_span(std::string_view name, std::string_view lane, double begin, double end, double flops, double bytes) {
-    if (!recording) return;
+void trace_span(Span span, double begin, double end) {
+    span.begin = begin, span.end = end;
     std::lock_guard lock(mutex);
-    spans.push_back({std::string(name), std::string(lane), begin, end, flops, bytes});
+    spans.push_back(std::move(span));
 }
 
-void trace_span(const char* name, const std::string& lane, const Timestamp& begin, const Timestamp& end, double bytes) {
-    if (!recording) return;
+void trace_span(Span span, const Timestamp& begin, const Timestamp& end) {
     std::lock_guard lock(mutex);
-    pending.push_back({name, lane, begin, end, 0, bytes});
+    pending.push_back({std::move(span), begin, end});
 }
 
-OpSpan::OpSpan(const char* name, double flops, double bytes, const char* lane)
-    : name_(name), lane_(lane), flops_(flops), bytes_(bytes), recorded_(recording) {
-    device_range_begin(name);
-    if (recorded_) begin_ = Timestamp::in(compute_stream());
+// ---- names --------------------------------------------------------------------------------------
+
+TraceName::TraceName(Kind kind, std::string_view name, int64_t number) : active_(recording) {
+    if (!active_) return;
+    name_ = name, number_ = number, kind_ = kind;
+    outer_ = std::exchange(innermost, this);
+}
+TraceName::~TraceName() {
+    if (active_) innermost = outer_;
+}
+
+std::string trace_name() {
+    std::string parts;
+    std::string_view pass;
+    for (const TraceName* name = innermost; name; name = name->outer_) {
+        if (name->kind_ == TraceName::pass) {
+            if (pass.empty()) pass = name->name_;
+            continue;
+        }
+        std::string part(name->name_);
+        if (name->number_ >= 0) part += fmt::format(" {}", name->number_);
+        parts = parts.empty() ? part : part + "." + parts;
+        if (name->kind_ == TraceName::whole) break;
+    }
+    return fmt::format("{}{}{}", parts, parts.empty() || pass.empty() ? "" : " ", pass);
+}
+
+// ---- spans of the compute stream ----------------------------------------------------------------
+
+OpSpan::OpSpan(const char* name, double flops, double bytes, const char* lane) {
+    if (!recording) {
+        device_range_begin(name);
+        return;
+    }
+    open_.emplace(
+        Span{.name = name, .of = trace_name(), .lane = lane, .flops = flops, .bytes = bytes});
+    device_range_begin(full_name(open_->span).c_str());
+    open_->begin = Timestamp::in(compute_stream());
 }
 
 OpSpan::~OpSpan() {
     device_range_end();
-    if (!recorded_) return;
-    Timestamp end = Timestamp::in(compute_stream());
-    std::lock_guard lock(mutex);
-    pending.push_back({name_, lane_, begin_, end, flops_, bytes_});
+    if (open_) trace_span(std::move(open_->span), open_->begin, Timestamp::in(compute_stream()));
 }
+
+static void open_section(std::optional<OpenSpan>& section, Span span) {
+    device_range_begin(full_name(span).c_str());
+    section.emplace(std::move(span), Timestamp::in(compute_stream()));
+}
+
+SectionSpan::SectionSpan(std::string_view name, int64_t number) {
+    if (recording)
+        open_section(open_,
+                     {.name = std::string(name), .of = std::to_string(number), .lane = "phase"});
+}
+SectionSpan::SectionSpan() {
+    if (recording) open_section(open_, {.of = trace_name(), .lane = "phase"});
+}
+
+void SectionSpan::end() {
+    if (!open_) return;
+    device_range_end();
+    trace_span(std::move(open_->span), open_->begin, Timestamp::in(compute_stream()));
+    open_.reset();
+}
+
+// ---- the file -----------------------------------------------------------------------------------
 
 namespace {
 
-// This rank's events as Chrome's trace format writes them (one JSON object a line, each ending in a comma).
-std::string chrome_events(int rank) {
+// Chrome's microseconds, of whole nanoseconds: spans that touch are still side by side when they
+// are read back.
+std::string microseconds(int64_t nanoseconds) {
+    return fmt::format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000);
+}
+
+// This rank's events as Chrome's trace format writes them (one JSON object a line, each ending in a
+// comma). `later`: what is added to their times.
+std::string chrome_events(int rank, double later) {
     std::string out = fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"args":{{"name":"rank {0}"}}}},)"
                                   "\n",
                                   rank);
+    const auto nanoseconds = [later](double seconds) {
+        return std::llround((seconds + later) * 1e9);
+    };
     std::map<std::string, int> lanes;
     for (const Span& span : trace_spans()) {
         auto [lane, is_new] = lanes.try_emplace(span.lane, int(lanes.size()));
@@ -99,13 +174,20 @@ std::string chrome_events(int rank) {
             out += fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}},)"
                                "\n",
                                rank, lane->second, span.lane);
-        out +=
-            fmt::format(R"({{"ph":"X","name":"{}","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{"flops":{:.0f},"bytes":{:.0f}}}}},)"
-                        "\n",
-                        span.name, rank, lane->second, span.begin * 1e6, (span.end - span.begin) * 1e6, span.flops, span.bytes);
+        const int64_t begin = nanoseconds(span.begin);
+        out += fmt::format(R"({{"ph":"X","name":"{}","pid":{},"tid":{},"ts":{},"dur":{},)",
+                           full_name(span), rank, lane->second, microseconds(begin),
+                           microseconds(nanoseconds(span.end) - begin));
+        out += fmt::format(R"("args":{{"operation":"{}","flops":{:.0f},"bytes":{:.0f})", span.name,
+                           span.flops, span.bytes);
+        if (span.ranks > 0)
+            out += fmt::format(R"(,"group":"{}","first_rank":{},"ranks":{},"call":{})", span.group,
+                               span.first_rank, span.ranks, span.call);
+        out += "}},\n";
     }
     for (const MemoryPoint& point : memory_timeline()) {
-        out += fmt::format(R"({{"ph":"C","name":"memory","pid":{},"ts":{:.3f},"args":{{)", rank, point.seconds * 1e6);
+        out += fmt::format(R"({{"ph":"C","name":"memory","pid":{},"ts":{},"args":{{)", rank,
+                           microseconds(nanoseconds(point.seconds)));
         for (int c = 0; c < memory_categories; ++c) out += fmt::format(R"({}"{}":{})", c ? "," : "", memory_names[c], point.bytes[c]);
         out += "}},\n";
     }
@@ -116,12 +198,17 @@ std::string chrome_events(int rank) {
 
 void trace_write(const std::string& path) {
     const Communicator& world = Communicator::world();
+    const std::vector<double> offsets = world.clock_offsets();
+    const double later = offsets[size_t(world.rank())] - *std::ranges::min_element(offsets);
     std::string events;
-    for (const std::string& of_rank : world.gather_strings(chrome_events(world.rank()))) events += of_rank;
+    for (const std::string& of_rank : world.gather_strings(chrome_events(world.rank(), later)))
+        events += of_rank;
     if (world.rank() != 0) return;
     events.erase(events.find_last_of(','));  // JSON allows no comma after the last one
     write_file(path, "{\"traceEvents\":[\n" + events + "\n],\"displayTimeUnit\":\"ms\"}\n");
 }
+
+// ---- tables -------------------------------------------------------------------------------------
 
 std::string profile_table(double since, double steps) {
     struct Sum {

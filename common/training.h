@@ -43,11 +43,12 @@ bool train_within_memory(const Options& options, F train) {
     }
 }
 
-// A span in the trace's lane "phase".
+// A span in the trace's lane "phase"; what belongs to no unit of the model carries its name.
 template <class F>
-void phase(const char* name, F work) {
+auto phase(const char* name, F work) {
     OpSpan span(name, 0, 0, "phase");
-    work();
+    const TraceName what(TraceName::pass, name);
+    return work();
 }
 
 // One rank's share of a step as the shared options ask for it.

@@ -41,7 +41,7 @@ inline LossSum validation_loss(Llama& model, const DataLoader& loader, Range sam
     }
     result.sum = loss.to_host<double>()[0];
     trace_record(recording);
-    trace_span("validation", "phase", begin, now_seconds());
+    if (recording) trace_span({.name = "validation", .lane = "phase"}, begin, now_seconds());
     return result;
 }
 

@@ -17,15 +17,15 @@ Tensor scratch(const Communicator::Impl& group, Operation& operation) {
     return scratch;
 }
 
-void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream& stream) {
+void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
     if (work.asynchronous) stream.wait(compute_stream().record());  // the inputs are ready then
-    stream.submit([operation = std::move(operation), exchange = Exchange(*work.communicator, tag), bytes, lane = &stream.name(),
-                   asynchronous = work.asynchronous]() mutable {
+    stream.submit([operation = std::move(operation), exchange = Exchange(*work.communicator, tag),
+                   span = work.span, asynchronous = work.asynchronous]() mutable {
         double begin = now_seconds();
         run_over_mpi(operation, exchange);
         double end = now_seconds();
         add_count(operation.kind, {.seconds = end - begin, .exposed = asynchronous ? 0 : end - begin});
-        trace_span(collective_names[int(operation.kind)], *lane, begin, end, 0, double(bytes));
+        if (span) trace_span(*span, begin, end);
     });
     work.finished = stream.record();
 }

@@ -72,7 +72,7 @@ int64_t length_of(const Operation& x, int64_t slice, int rank) { return std::cla
 
 // Queues the copies in the group's turn, after a meeting where others may still need what is written to; `work` is then finished when
 // everybody's have come.
-void copy_in_turn(Work::Impl& work, const Operation& x, Copies& copies, bool meet_first, Stream& stream) {
+void copy_in_turn(Work::Impl& work, Copies& copies, bool meet_first, Stream& stream) {
     PeerMemory& peers = peers_of(work);
     const Timestamp begin = Timestamp::in(stream);
     peers.begin_turn(stream);
@@ -82,8 +82,7 @@ void copy_in_turn(Work::Impl& work, const Operation& x, Copies& copies, bool mee
     peers.end_turn(stream);
     work.end = Timestamp::in(stream);
     work.finished = stream.record();
-    add_measurement(
-        {work.kind, begin, work.end, !work.asynchronous, false, trace_recording() ? stream.name() : "", std::max(x.in_bytes, x.out_bytes)});
+    add_measurement({work.kind, begin, work.end, !work.asynchronous, false, work.span});
 }
 
 }  // namespace
@@ -120,14 +119,14 @@ void start(Work::Impl& work, const Operation& x, Stream& stream) {
     Copies copies;
     if (x.kind == Collective::all_gather) {
         give(work, x.out + group.rank * x.in_bytes, x.in, x.in_bytes, copies);
-        return copy_in_turn(work, x, copies, true, stream);  // somebody may still read from `out`
+        return copy_in_turn(work, copies, true, stream);  // somebody may still read from `out`
     }
     const int64_t slice = slice_bytes(x, group.size());
     group.for_each_peer([&](int peer) {
         copies.add_to_peer(peers.at(peer, x.scratch) + slot(group.rank, peer) * slice, x.in + peer * slice,
                            length_of(x, slice, peer));
     });
-    copy_in_turn(work, x, copies, !peers.met_since_let_go(x.scratch), stream);
+    copy_in_turn(work, copies, !peers.met_since_let_go(x.scratch), stream);
     work.unsummed = std::make_shared<Work::Impl::Unsummed>(x, &stream);
     unsummed().push_back(&work);
     if (!work.asynchronous) sum(work);
@@ -145,13 +144,18 @@ void sum(Work::Impl& work) {
                    group.rank, group.size());
     work.end = Timestamp::in(compute_stream());
     work.finished = compute_stream().record();
-    add_measurement({work.kind, begin, work.end, true, false, trace_recording() ? "compute" : "", 0});
+    std::shared_ptr<Span> span;
+    if (work.span) {  // its bytes travelled before
+        span = std::make_shared<Span>(*work.span);
+        span->lane = compute_stream().name(), span->bytes = 0;
+    }
+    add_measurement({work.kind, begin, work.end, true, false, span});
     work.tensors.pop_back();  // the scratch
     if (x.kind == Collective::reduce_scatter) return;
     stream->wait(work.finished);
     Copies copies;
     give(work, mine, mine, own, copies);
-    copy_in_turn(work, x, copies, false, *stream);  // everybody's slices have been sent
+    copy_in_turn(work, copies, false, *stream);  // everybody's slices have been sent
 }
 
 void sum_for(const Operation& x, Stream& stream) {

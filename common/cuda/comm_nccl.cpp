@@ -259,11 +259,11 @@ Tensor scratch(const Communicator::Impl& group, Operation& operation) {
     return scratch;
 }
 
-void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream& stream) {
+void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
     check_not_abandoned();
     const Communicator::Impl& group = *work.communicator;
     if (work.asynchronous) stream.wait(compute_stream().record());  // the inputs are ready then
-    if (sharing && group.size() > 1) return staged::start(work, operation, tag, bytes, stream);
+    if (sharing && group.size() > 1) return staged::start(work, operation, tag, stream);
     copies::sum_for(operation, stream);
     if (copying_peers(group, operation)) return copies::start(work, operation, stream);
     Timestamp begin = Timestamp::in(stream);
@@ -271,7 +271,7 @@ void start(Work::Impl& work, Operation operation, int tag, int64_t bytes, Stream
     if (slow_links().ranks_per_node > 0) wait_for_slow_link(slow_link_seconds(operation, group), cuda_stream(stream));
     work.end = Timestamp::in(stream);
     work.finished = stream.record();
-    add_measurement({work.kind, begin, work.end, !work.asynchronous, false, trace_recording() ? stream.name() : "", bytes});
+    add_measurement({work.kind, begin, work.end, !work.asynchronous, false, work.span});
 }
 
 void wait(Work::Impl& work) {
@@ -279,7 +279,7 @@ void wait(Work::Impl& work) {
     if (work.unsummed) copies::sum(work);
     if (!work.asynchronous) return;  // compute's own order
     // Compute stands still from here to the end of the call; not at all if the end is earlier.
-    add_measurement({work.kind, Timestamp::in(compute_stream()), work.end, true, true, "", 0});
+    add_measurement({work.kind, Timestamp::in(compute_stream()), work.end, true, true, nullptr});
     compute_stream().wait(work.finished);
 }
 

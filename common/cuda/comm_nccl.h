@@ -22,7 +22,7 @@ void wait_for_slow_link(double seconds, cudaStream_t stream);
 
 // Communication of ranks that share a GPU: copies to the host, MPI, copies back. comm_staged.cpp
 namespace staged {
-void start(Work::Impl& work, const Operation& operation, int tag, int64_t bytes, Stream& stream);
+void start(Work::Impl& work, const Operation& operation, int tag, Stream& stream);
 void finish(Work::Impl& work);  // waits for a send_recv that start() left under way
 bool done(const Work::Impl& work);
 }  // namespace staged

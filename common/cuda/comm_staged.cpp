@@ -22,12 +22,12 @@ struct Work::Impl::Staged {
     std::vector<char*> devices;  // where the messages belong
     Exchange exchange;
     Stream* stream;
-    int64_t bytes;
+    std::shared_ptr<const Span> span;  // of the trace
     double begin = now_seconds();
     bool finished = false;
 
-    Staged(const Operation& operation, const Communicator::Impl& group, int tag, int64_t bytes, Stream& stream)
-        : host(operation), exchange(group, tag), stream(&stream), bytes(bytes) {}
+    Staged(const Operation& operation, const Work::Impl& work, int tag, Stream& stream)
+        : host(operation), exchange(*work.communicator, tag), stream(&stream), span(work.span) {}
 
     void copy(void* to, const void* from, int64_t size) const {
         if (size > 0) cuda_check(cudaMemcpyAsync(to, from, size_t(size), cudaMemcpyDefault, cuda_stream(*stream)));
@@ -36,7 +36,7 @@ struct Work::Impl::Staged {
     void count(double exposed_since) const {
         double end = now_seconds();
         add_count(host.kind, {.seconds = end - begin, .exposed = end - exposed_since});
-        trace_span(collective_names[int(host.kind)], stream->name(), begin, end, 0, double(bytes));
+        if (span) trace_span(*span, begin, end);
     }
 
     void run_collective(const Communicator::Impl& group) {
@@ -102,9 +102,9 @@ static void finish_stream(const Stream* stream, const Staged* last) {
     }
 }
 
-void start(Work::Impl& work, const Operation& operation, int tag, int64_t bytes, Stream& stream) {
+void start(Work::Impl& work, const Operation& operation, int tag, Stream& stream) {
     finish_stream(&stream, nullptr);
-    work.staged = std::make_shared<Staged>(operation, *work.communicator, tag, bytes, stream);
+    work.staged = std::make_shared<Staged>(operation, work, tag, stream);
     if (operation.kind != Collective::send_recv) return work.staged->run_collective(*work.communicator);
     work.staged->post();
     if (work.asynchronous)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <vector>
 
 #include "../mpi/comm_mpi.h"
 #include "../stream_failure.h"
@@ -200,54 +201,92 @@ Stream& communication_stream() {
     return stream;
 }
 
-// ---- timestamps ----------------------------------------------------------------------------------------------------------
+// ---- timestamps ---------------------------------------------------------------------------------
+//
+// CUDA gives the time between two events, as a float of milliseconds: exact to 0.1 us as long as it
+// is below a second. So there is a chain of base events, half a second apart while timestamps are
+// taken, and the GPU's clock counts from the first.
+//
+// The GPU's clock and the host's run apart, by some 10 us a second. A base is an event of a stream
+// that does nothing else, so the host sees within microseconds when it was reached, without waiting
+// for what is computed: each base is one look at both clocks. How far they are apart by then is
+// made good until the next base, by letting the GPU's seconds count a little more or less: the
+// host's time of a moment never jumps, and what the GPU did one after the other stays so.
 
 namespace {
 
-// CUDA gives the time between two events, as a float of milliseconds: exact to 0.1 us as long as it is below a second. So
-// there is a chain of base events, at most half a second apart where timestamps are taken. Only the first one is waited for
-// when it is made; a later one is timed from the one before it when somebody asks.
 struct Base : CudaEvent {
-    std::shared_ptr<Base> previous;
-    double made;  // when the host recorded it
-    double at = -1;
+    double gpu = 0;                // the GPU's seconds since the first base
+    double before = 0, after = 0;  // the host's clock then: between these two
+    Base() : CudaEvent(cudaEventDefault) {}
+};
 
-    explicit Base(std::shared_ptr<Base> previous) : CudaEvent(cudaEventDefault), previous(std::move(previous)) {
-        cuda_check(cudaEventRecord(event, cuda_compute()));
-        if (!this->previous) wait();
-        made = now_seconds();
-        if (!this->previous) at = made;
+double seconds_between(const CudaEvent& begin, const CudaEvent& end) {
+    float milliseconds = 0;
+    cuda_check(cudaEventElapsedTime(&milliseconds, begin.event, end.event));
+    return milliseconds * 1e-3;
+}
+
+class HostClock {
+public:
+    // The latest base; a new one where that is due.
+    std::shared_ptr<Base> base() {
+        std::lock_guard lock(mutex_);
+        if (!base_ || now_seconds() - looked_ > period) look();
+        return base_;
     }
-    double seconds() {  // under the mutex below
-        if (at < 0) {
-            at = previous->seconds() + since(*previous, *this);
-            previous = nullptr;
+    double at(double gpu) {
+        std::lock_guard lock(mutex_);
+        auto after = std::ranges::upper_bound(stretches_, gpu, {}, &Stretch::gpu);
+        return (after == stretches_.begin() ? stretches_.front() : *std::prev(after)).at(gpu);
+    }
+
+private:
+    static constexpr double period = 0.5;  // from base to base
+    struct Stretch {                       // from this moment on
+        double gpu, host, rate;
+        double at(double gpu_seconds) const { return host + (gpu_seconds - gpu) * rate; }
+    };
+    std::mutex mutex_;
+    std::shared_ptr<Base> base_;
+    double looked_ = 0;
+    std::vector<Stretch> stretches_;  // in the order of time
+    cudaStream_t stream_ = nullptr;
+
+    void look() {
+        cuda_select_device();
+        if (!stream_) cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+        auto next = std::make_shared<Base>();
+        next->before = now_seconds();
+        cuda_check(cudaEventRecord(next->event, stream_));
+        const auto slow = [&] { return base_ && now_seconds() - next->before > 200e-6; };
+        while (!next->reached() && !slow()) {
         }
-        return at;
-    }
-    static double since(const CudaEvent& begin, const CudaEvent& end) {
-        begin.wait();
-        end.wait();
-        float milliseconds = 0;
-        cuda_check(cudaEventElapsedTime(&milliseconds, begin.event, end.event));
-        return milliseconds * 1e-3;
+        next->after = looked_ = now_seconds();
+        if (slow()) return;  // the host was kept from looking: the base before serves on
+        if (!base_) {
+            stretches_.push_back({0, (next->before + next->after) / 2, 1});
+        } else {
+            next->gpu = base_->gpu + seconds_between(*base_, *next);
+            const double host = stretches_.back().at(next->gpu);
+            const double behind = std::clamp(host, next->before, next->after) - host;
+            stretches_.push_back({next->gpu, host, 1 + std::clamp(behind / period, -1e-3, 1e-3)});
+        }
+        base_ = std::move(next);
     }
 };
 
-std::mutex base_mutex;
-
-std::shared_ptr<Base> current_base() {
-    static auto& base = *new std::shared_ptr<Base>;
-    std::lock_guard lock(base_mutex);
-    if (!base || now_seconds() - base->made > 0.5) base = std::make_shared<Base>(base);
-    return base;
+HostClock& host_clock() {
+    static auto& clock = *new HostClock;
+    return clock;
 }
 
 }  // namespace
 
 struct Timestamp::Impl : CudaEvent {
-    std::shared_ptr<Base> base = current_base();
-    double at = -1;
+    std::shared_ptr<Base> base = host_clock().base();
+    std::mutex mutex;
+    double at = -1;  // asked for already
     Impl() : CudaEvent(cudaEventDefault) {}
 };
 
@@ -260,9 +299,10 @@ Timestamp Timestamp::in(Stream& stream) {
 
 double Timestamp::seconds() const {
     if (!impl_) return seconds_;
-    std::lock_guard lock(base_mutex);
+    std::lock_guard lock(impl_->mutex);
     if (impl_->base) {
-        impl_->at = impl_->base->seconds() + Base::since(*impl_->base, *impl_);
+        impl_->wait();
+        impl_->at = host_clock().at(impl_->base->gpu + seconds_between(*impl_->base, *impl_));
         impl_->base = nullptr;
     }
     return impl_->at;

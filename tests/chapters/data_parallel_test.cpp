@@ -141,7 +141,8 @@ TEST(DataParallel, TraceHasALaneForCommunication) {
             if (event.at("args").at("name") == "communication") communication_threads.insert(event.at("tid"));
         }
     for (const Json& event : trace["traceEvents"])
-        if (event.at("ph") == "X" && event.at("name") == "all-reduce") all_reduces += int(communication_threads.count(event.at("tid")));
+        if (event.at("ph") == "X" && event.at("args").at("operation") == "all-reduce")
+            all_reduces += int(communication_threads.count(event.at("tid")));
     for (const char* lane : {"compute", "communication", "phase"}) EXPECT_TRUE(lanes.count(lane)) << lane;
     EXPECT_GE(all_reduces, 3 * 3);
 }

@@ -120,7 +120,7 @@ TEST(SingleGpuTrace, IsWhatPerfettoReads) {
         const std::string kind = event.at("ph");
         if (kind == "M" && event.at("name") == "thread_name") lanes.insert(event.at("args").at("name").get<std::string>());
         if (kind == "X") {
-            names.insert(event.at("name").get<std::string>());
+            names.insert(event.at("args").at("operation").get<std::string>());
             EXPECT_GE(event.at("dur").get<double>(), 0);
             EXPECT_GE(event.at("ts").get<double>(), 0);
         }
