@@ -26,7 +26,7 @@ public:
     ~BesideTheSteps() {
         communication_set_counts(counts_);
         trace_record(recording_);
-        trace_span("save", "phase", begin_, now_seconds());
+        if (recording_) trace_span({.name = "save", .lane = "phase"}, begin_, now_seconds());
     }
     BesideTheSteps(const BesideTheSteps&) = delete;
 
