@@ -207,7 +207,7 @@ Stream& communication_stream() {
 // is below a second. So there is a chain of base events, half a second apart while timestamps are
 // taken, and the GPU's clock counts from the first.
 //
-// The GPU's clock and the host's run apart, by some 10 us a second. A base is an event of a stream
+// The GPU's clock and the host's run apart, as any two quartzes do. A base is an event of a stream
 // that does nothing else, so the host sees within microseconds when it was reached, without waiting
 // for what is computed: each base is one look at both clocks. How far they are apart by then is
 // made good until the next base, by letting the GPU's seconds count a little more or less: the

@@ -4,14 +4,13 @@
 // tell each other when on that clock they started: exact. Two machines' clocks have nothing to do
 // with each other, so the first rank of each machine asks rank 0 for the time, again and again:
 //
-//     asks      asked ------.                        ,---> back
-//     rank 0                 \---> theirs ----------'                    theirs is taken for (asked
-//     + back) / 2
+//     asks      asked ------.                       ,---> back
+//     rank 0                 \---> theirs ---------'          theirs is taken for (asked + back) / 2
 //
 // However a message is delayed, rank 0 looked at its clock between `asked` and `back`: the error is
-// at most half of the round trip, so the fastest one counts. (Cristian 1989, "Probabilistic clock
-// synchronization". Clocks of quartz also drift apart, by some 10 us a second; that is left as it
-// is.)
+// at most half of the round trip, so the fastest one counts (Cristian 1989, "Probabilistic clock
+// synchronization"). Two quartzes also drift apart, typically by some 10 us a second; that is left
+// as it is.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
