@@ -103,7 +103,7 @@ public:
         int64_t highest = 1;
         for (const auto& column : columns) highest = std::max(highest, total(column));
         print(fmt::format("\nmemory during the first {}", format_count(int64_t(ends_.size()), "step")));
-        print("  P parameters, G gradients, O optimizer, A activations, W workspace");
+        print("  P parameters, G gradients, O optimizer, A activations, W workspace; below, + where a step ends");
         for (int row = height; row > 0; --row) {
             const double level = (double(row) - 0.5) / height * double(highest);
             std::string line;
@@ -119,7 +119,7 @@ public:
         }
         std::string axis(width, '-');
         for (double end : ends_) axis[size_t(std::min(width - 1, column_of(end)))] = '+';
-        print(fmt::format("  {:>10} +{}  (+ a step ends)", "", axis));
+        print(fmt::format("  {:>10} +{}", "", axis));
     }
 
 private:
@@ -155,9 +155,9 @@ inline void print_estimate(const Options& options, StepShape shape) {
     print(fmt::format("  weights {}   gradients {}   optimizer {}", format_bytes(double(m.parameters)), format_bytes(double(m.gradients)),
                       format_bytes(double(m.optimizer))));
     print("\n  peak activations, and all together on one device, by --recompute");
-    print(fmt::format("  {:>7}  {:>21}  {:>21}  {:>21}  {:>21}", "s", "none, T x T attention", "none", "selective, T x T", "full"));
+    print(fmt::format("  {:>6}  {:>21}  {:>21}  {:>21}  {:>21}", "s", "none, T x T attention", "none", "selective, T x T", "full"));
     for (int64_t seq = std::min<int64_t>(1024, shape.seq); seq <= std::max<int64_t>(shape.seq, 16384); seq *= 2) {
-        std::string line = fmt::format("  {:>7}", seq);
+        std::string line = fmt::format("  {:>6}", seq);
         for (auto [recompute, attention] : {std::pair{Recompute::none, AttentionKind::naive},
                                             {Recompute::none, AttentionKind::flash},
                                             {Recompute::selective, AttentionKind::naive},

@@ -88,9 +88,8 @@ public:
         const auto sent = [&](int64_t bytes) { return bytes_sent(Collective::all_reduce, double(bytes), ranks_.size()); };
         const double bytes = sent(outer_steps(steps) * outer_.bytes()) / double(steps * tokens);
         const double every_step = sent(outer_.numel() * dtype_bytes(gradients)) / double(tokens);
-        print(fmt::format("  DiLoCo: {} in {}: a rank sends {:.4g} bytes a token; with gradients in every step {:.4g}{}",
-                          format_count(outer_steps(steps), "outer step"), steps, bytes, every_step,
-                          bytes > 0 ? fmt::format(" ({:.3g} times)", every_step / bytes) : ""));
+        print(fmt::format("  DiLoCo: {} in {}; a rank sends {:.4g} bytes a token, with gradients in every step {:.4g}",
+                          format_count(outer_steps(steps), "outer step"), steps, bytes, every_step));
         report.value("diloco", "outer_steps", double(outer_steps(steps)));
         report.value("diloco", "sent_bytes_per_token", bytes);
         report.value("diloco", "all_reduce_sent_bytes_per_token", every_step);

@@ -41,7 +41,7 @@ inline std::string describe(const SyncOptions& options, bool every_micro_batch) 
                                 fmt::format("ring: our own ring all-reduce, {} way{}, after the backward",
                                             options.ring_directions == RingDirections::one ? "one" : "both",
                                             options.ring_directions == RingDirections::one ? "" : "s"),
-                                fmt::format("hierarchical: buckets of {:.4g} MiB, inside nodes of {} and across, during the backward",
+                                fmt::format("hierarchical: buckets of {:.4g} MiB, inside nodes of {} and across",
                                             options.bucket_mb, options.ranks_per_node),
                                 fmt::format("diloco: the weights, every {} steps, outer lr {:.4g}, momentum {:.4g}",
                                             options.diloco.inner_steps, options.diloco.lr, options.diloco.momentum)};

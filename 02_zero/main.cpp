@@ -118,10 +118,12 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
 
     Report report("02_zero", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader, state));
-    const char* sharded[] = {"nothing", "optimizer states", "optimizer states and gradients", "optimizer states, gradients and parameters"};
+    const char* sharded[] = {"nothing", "", " and gradients", ", gradients and parameters"};
     report.technique("ZeRO",
-                     fmt::format("stage {}: {} sharded over {}{}", zero_options.stage, sharded[zero_options.stage],
-                                 format_count(N, "rank"), zero_options.offload ? "; optimizer states on the host" : ""),
+                     fmt::format("stage {}: {}{}{} sharded over {}", zero_options.stage,
+                                 zero_options.stage > 0 ? "optimizer states" : "",
+                                 zero_options.offload ? " (on the host)" : "", sharded[zero_options.stage],
+                                 format_count(N, "rank")),
                      {{"dp", N}});
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
     const Saves saves(options, [&](const std::string& dir) {

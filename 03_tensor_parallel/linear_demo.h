@@ -37,18 +37,18 @@ inline Tensor product(const Tensor& x, const Tensor& w) {
     return y;
 }
 
-// Titled matrices side by side.
+// Matrices side by side, their titles above them.
 inline std::string side_by_side(const std::string& start, const std::vector<std::pair<std::string, Matrix>>& all) {
     int64_t height = 0;
     for (const auto& [title, m] : all) height = std::max(height, m.rows);
     std::string text;
-    for (int64_t i = 0; i < height; ++i) {
-        std::string line = i == 0 ? start : std::string(start.size(), ' ');
+    for (int64_t i = -1; i < height; ++i) {
+        std::string line = i < 0 ? start : std::string(start.size(), ' ');
         for (const auto& [title, m] : all) {
-            line += "   " + (i == 0 ? title + " " : std::string(title.size() + 1, ' '));
             std::string row;
-            for (int64_t j = 0; i < m.rows && j < m.cols; ++j) row += fmt::format("{:>4.0f}", m.at(i, j));
-            line += i < m.rows ? "[" + row + " ]" : std::string(size_t(4 * m.cols + 3), ' ');
+            for (int64_t j = 0; i >= 0 && i < m.rows && j < m.cols; ++j) row += fmt::format("{:>4.0f}", m.at(i, j));
+            if (!row.empty()) row = "[" + row + " ]";
+            line += fmt::format("  {:<{}}", i < 0 ? title : row, std::max(title.size(), size_t(4 * m.cols + 3)));
         }
         text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
     }
@@ -79,8 +79,12 @@ inline bool demo_linear(const Communicator& ranks) {
         for (int64_t j = 0; j < K; ++j)
             for (int64_t k = 0; k < K; ++k) Y.values[size_t(i * K + j)] += X.at(i, k) * W.at(k, j);
 
-    print(side_by_side("whole   ", {{"X", X}, {"W", W}, {"Y = X W", Y}}));
-    print("column linear: W is split by columns, X broadcast; each rank has some columns of Y; all-gather");
+    if (K <= 4) {
+        print(side_by_side("  whole ", {{"X", X}, {"W", W}, {"Y = X W", Y}}));
+    } else {  // they do not fit into one line
+        print(side_by_side("  whole ", {{"X", X}, {"Y = X W", Y}}) + side_by_side("        ", {{"W", W}}));
+    }
+    print("column linear: W is split by columns, X broadcast; rank r has the columns Y_r = X W_r; all-gather");
     const Tensor x = r == 0 ? X.on_device() : empty(rows, K);
     ranks.broadcast(x, 0);
     const Matrix W_columns = W.block(all, mine);
@@ -94,7 +98,7 @@ inline bool demo_linear(const Communicator& ranks) {
     bool ok = print_ranks(ranks,
                           side_by_side(start, {{"X", Matrix::of(x)},
                                                {"W_" + number, W_columns},
-                                               {"Y_" + number + " = X W_" + number, Matrix::of(y_columns)},
+                                               {"Y_" + number, Matrix::of(y_columns)},
                                                {"Y, gathered", side}}),
                           side == Y);
 
@@ -115,7 +119,8 @@ inline bool demo_linear(const Communicator& ranks) {
                                           {"Y, summed", Matrix::of(y)}}),
                      Matrix::of(y) == Y) &&
          ok;
-    print("A row linear behind a column linear takes Y_r as its X_r: the all-gather and the scatter between them are saved.");
+    print("A row linear behind a column linear takes Y_r as its X_r: the all-gather and the scatter between");
+    print("them are saved.");
     return ok;
 }
 

@@ -36,7 +36,7 @@ TEST(BadInput, Options) {
     expect_refused("--loss-chunk -1", {"--loss-chunk"});
     expect_refused("--fp32-grads", {"--fp32-grads", "--dtype fp32"});
     expect_refused("--noise-scale", {"--noise-scale", "--grad-accum 2"});
-    expect_refused("--noise-scale --grad-accum 2 --batch-ramp 8:1,8", {"--noise-scale", "16 in --batch-ramp"});
+    expect_refused("--noise-scale --batch-ramp 8:1,8", {"--noise-scale", "16 in --batch-ramp"});
     expect_refused("--document-token 256", {"--document-token 256", "256"});
     expect_refused("--ignore-token 300", {"--ignore-token 300", "256"});
     expect_refused("--compare memory", {"--compare", "memory", "attention"});

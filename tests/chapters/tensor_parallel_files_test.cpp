@@ -75,8 +75,8 @@ TEST_F(TensorParallelBadInput, Options) {
     expect(2, "--overlap chunk --chunks 1", {"--chunks", "1"});
     expect(2, "--dropout 1", {"--dropout", "1"});
     expect(2, "--dropout nan", {"--dropout", "nan"});
-    expect(2, "--same-seed off", {"--same-seed off", "--dropout"});
-    expect(2, "--keep-gathered on", {"--keep-gathered on", "--sequence-parallel"});
+    expect(2, "--same-seed off", {"--same-seed has no effect", "--dropout"});
+    expect(2, "--keep-gathered on", {"--keep-gathered has no effect", "--sequence-parallel"});
     expect(2, "--partition-checkpoints", {"--partition-checkpoints", "--recompute full"});
     expect(2, "--partition-checkpoints --recompute full --sequence-parallel", {"--partition-checkpoints", "--sequence-parallel"});
     expect(2, "--demo row", {"--demo", "row"});

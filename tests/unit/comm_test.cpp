@@ -168,10 +168,12 @@ TEST(Explain, SaysWhatIsCommunicated) {
     world().broadcast(x, 0);
     explain_enable(false);
     std::string text = testing::internal::GetCapturedStdout();
-    std::string what = fmt::format("{} over world ({} ranks)", format_bytes(4096), world().size());
+    const int n = world().size();
+    std::string what = fmt::format("of {} over world ({})", format_bytes(4096), format_count(n, "rank"));
     if (world().rank() > 0) return;
-    EXPECT_NE(text.find("all-reduce " + what + ", asynchronous\n"), std::string::npos) << text;
-    EXPECT_NE(text.find("broadcast " + what + " from 0\n"), std::string::npos) << text;
+    const std::string sent = format_bytes(2.0 * (n - 1) / n * 4096), root_sent = format_bytes((n - 1) * 4096);
+    EXPECT_NE(text.find("all-reduce " + what + ", sends " + sent + ", asynchronous\n"), std::string::npos) << text;
+    EXPECT_NE(text.find("broadcast " + what + " from 0, sends " + root_sent + "\n"), std::string::npos) << text;
 }
 
 TEST(Mistakes, AreNamed) {
