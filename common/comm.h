@@ -134,6 +134,10 @@ public:
     std::vector<std::string> gather_strings(const std::string& mine) const;
     std::string broadcast_string(const std::string& of_root, int root) const;  // likewise: everybody gets root's
     void barrier() const;  // the host waits for all ranks; it does not wait for its own device
+    // Returns when root has called it, too, and on root at once. Every other wait here spins and
+    // yields, which is quickest; this one sleeps and looks once a millisecond, and so leaves the
+    // cores to a root that computes for long. Nothing is counted.
+    void wait_asleep_for(int root) const;
 
     struct Impl;
 
