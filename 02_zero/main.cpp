@@ -99,16 +99,15 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     TrainingState state = zero->start();
     const int64_t first_step = state.step;
 
-    std::optional<Verifier> verifier;
-    if (wants_verification(options, config))
-        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
-
     Report report("02_zero", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader));
     const char* sharded[] = {"nothing", "optimizer states", "optimizer states and gradients", "optimizer states, gradients and parameters"};
     print(fmt::format("  ZeRO    stage {}: {} sharded over {} ranks{}", zero_options.stage, sharded[zero_options.stage], N,
                       zero_options.offload ? "; optimizer states on the host" : ""));
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
+    std::optional<Verifier> verifier;
+    if (wants_verification(options, config))
+        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
     ExplainHooks explain_hooks(zero.get());
     const auto validate = [&] {
         zero->finish();

@@ -102,13 +102,6 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     TrainingState state = resume_or_start(options, optimizer);
     const int64_t first_step = state.step;
 
-    std::optional<Verifier> verifier;
-    if (wants_verification(options, config))
-        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G),
-                         [&](Parts& parts) {
-                             add_dropout(parts, {float(tensor.dropout), options.seed});
-                         });
-
     Report report("03_tensor_parallel", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader), N);
     const bool cut = row_chunks(tensor, B * T) > 1;
@@ -122,6 +115,12 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         tensor.dropout > 0 ? fmt::format("; dropout {}, {}", tensor.dropout, tensor.same_seed ? "by element" : "a seed for each rank")
                            : ""));
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
+    std::optional<Verifier> verifier;
+    if (wants_verification(options, config))
+        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G),
+                         [&](Parts& parts) {
+                             add_dropout(parts, {float(tensor.dropout), options.seed});
+                         });
     LayerCommunication layer_communication;
     ExplainHooks explain_hooks(&layer_communication);
     memory_reset_peak();
