@@ -71,13 +71,6 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     TrainingState state = resume_or_start(options, optimizer);
     const int64_t first_step = state.step;
 
-    std::optional<Verifier> verifier;
-    if (wants_verification(options, config)) {
-        std::vector<int64_t> sizes;
-        for (int64_t s = 0; s < std::min(options.steps, verified_steps); ++s) sizes.push_back(ramp.sequences(first_step + s));
-        verifier.emplace(options, config, loader, sizes);
-    }
-
     Report report("00_single_gpu", options, shape, options.steps);
     report.configuration(ramp.sequences(first_step), describe_data(options, file, loader, state));
     if (validation) print(fmt::format("  valid.  {}", validation->description()));
@@ -86,6 +79,12 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
                         {.dtype = options.dtype, .state = &state, .optimizer = optimizer.states()});
     });
     saves.print_plan(state);
+    std::optional<Verifier> verifier;
+    if (wants_verification(options, config)) {
+        std::vector<int64_t> sizes;
+        for (int64_t s = 0; s < std::min(options.steps, verified_steps); ++s) sizes.push_back(ramp.sequences(first_step + s));
+        verifier.emplace(options, config, loader, sizes);
+    }
     ExplainHooks explain_hooks;
     SavedByName anatomy;
     StepTimeline timeline;

@@ -149,10 +149,6 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const bool every_time = chapter.every_time(options);
     const Tensor sums = every_time ? Tensor::empty(parameters.flat_grads().shape(), options.grad_dtype(), Memory::gradient) : Tensor();
 
-    std::optional<Verifier> verifier;
-    if (wants_verification(options, config))
-        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
-
     Report report("01_data_parallel", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader, state));
     report.technique("sync", describe(chapter.sync, every_time), {{"dp", N}});
@@ -166,6 +162,9 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         save_checkpoint(dir, config, parameters, what);
     });
     saves.print_plan(state);
+    std::optional<Verifier> verifier;
+    if (wants_verification(options, config))
+        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
     ExplainHooks explain_hooks(sync.get());
     memory_reset_peak();
     chapter.slow_down();

@@ -112,10 +112,6 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     TrainingState state = zero->start();
     const int64_t first_step = state.step;
 
-    std::optional<Verifier> verifier;
-    if (wants_verification(options, config))
-        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
-
     Report report("02_zero", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader, state));
     const char* sharded[] = {"nothing", "", " and gradients", ", gradients and parameters"};
@@ -135,6 +131,9 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
                          .spread_over = &ranks});
     });
     saves.print_plan(state);
+    std::optional<Verifier> verifier;
+    if (wants_verification(options, config))
+        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G));
     ExplainHooks explain_hooks(zero.get());
     const auto validate = [&] {
         zero->finish();

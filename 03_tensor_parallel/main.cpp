@@ -110,13 +110,6 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     TrainingState state = resume_or_start(options, optimizer);
     const int64_t first_step = state.step;
 
-    std::optional<Verifier> verifier;
-    if (wants_verification(options, config))
-        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G),
-                         [&](Parts& parts) {
-                             add_dropout(parts, {float(tensor.dropout), options.seed});
-                         });
-
     Report report("03_tensor_parallel", options, shape, options.steps);
     report.configuration(G, describe_data(options, file, loader, state), N);
     report.technique("tensor", describe(tensor, N, B * T), {{"tp", tensor.tp}, {"dp", N}});
@@ -129,6 +122,12 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
                          .spread_over = &Communicator::world()});
     });
     saves.print_plan(state);
+    std::optional<Verifier> verifier;
+    if (wants_verification(options, config))
+        verifier.emplace(options, config, loader, std::vector<int64_t>(size_t(std::min(options.steps, verified_steps)), G),
+                         [&](Parts& parts) {
+                             add_dropout(parts, {float(tensor.dropout), options.seed});
+                         });
     LayerCommunication layer_communication;
     ExplainHooks explain_hooks(&layer_communication);
     memory_reset_peak();

@@ -157,6 +157,10 @@ public:
     // Between hosts, like the two above.
     std::vector<double> clock_offsets(const std::string& machine = this_machine()) const;
     void barrier() const;  // the host waits for all ranks; it does not wait for its own device
+    // Returns when root has called it, too, and on root at once. Every other wait here spins and
+    // yields, which is quickest; this one sleeps and looks once a millisecond, and so leaves the
+    // cores to a root that computes for long. Nothing is counted.
+    void wait_asleep_for(int root) const;
 
     struct Impl;
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "error.h"
 #include "trace.h"
@@ -82,6 +83,22 @@ void memory_timeline_record(bool on) {
 }
 
 const std::vector<MemoryPoint>& memory_timeline() { return tracker().timeline; }
+
+MemoryAside::MemoryAside() {
+    Tracker& t = tracker();
+    std::lock_guard lock(t.mutex);
+    peak_ = t.peak, at_peak_ = t.at_peak, peak_total_ = t.peak_total;
+    recording_ = std::exchange(t.recording, false);
+}
+
+MemoryAside::~MemoryAside() {
+    Tracker& t = tracker();
+    std::lock_guard lock(t.mutex);
+    t.peak = peak_, t.at_peak = at_peak_, t.peak_total = peak_total_;
+    for (int c = 0; c < memory_categories; ++c)
+        t.add(Memory(c), 0);  // what is still held from the time in between counts from here on
+    t.recording = recording_;
+}
 
 void memory_set_limit(int64_t bytes) {
     std::lock_guard lock(tracker().mutex);

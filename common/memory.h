@@ -39,6 +39,20 @@ void memory_reset_peak();
 void memory_timeline_record(bool on);
 const std::vector<MemoryPoint>& memory_timeline();
 
+// What is allocated and freed while it lives leaves no trace: the timeline pauses, and afterwards
+// the peaks are what they were.
+class MemoryAside {
+public:
+    MemoryAside();
+    ~MemoryAside();
+    MemoryAside(const MemoryAside&) = delete;
+
+private:
+    MemoryByCategory peak_, at_peak_;
+    int64_t peak_total_;
+    bool recording_;
+};
+
 // How much this process may hold on the device, in bytes; an allocation past it throws OutOfMemory with the table of what is held.
 // Default: the device's memory (on the CPU: the machine's, divided by the ranks that share it).
 void memory_set_limit(int64_t bytes);

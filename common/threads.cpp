@@ -22,4 +22,9 @@ void use_threads(int ranks_on_this_machine) {
 
 int threads() { return omp_get_max_threads(); }
 
+AllCores::~AllCores() {
+    omp_set_num_threads(before_);
+    device_use_threads(before_);
+}
+
 }  // namespace ultrascale

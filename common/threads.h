@@ -7,4 +7,15 @@ namespace ultrascale {
 void use_threads(int ranks_on_this_machine);
 int threads();
 
+// While it lives, this rank computes with all cores of the machine: for a time in which the other
+// ranks sleep (Communicator::wait_asleep_for).
+class AllCores {
+public:
+    AllCores() { use_threads(1); }
+    ~AllCores();
+
+private:
+    int before_ = threads();
+};
+
 }  // namespace ultrascale

@@ -108,6 +108,19 @@ std::string Communicator::broadcast_string(const std::string& of_root, int root)
     return gather_strings(rank() == root ? of_root : "")[size_t(root)];
 }
 
+void Communicator::wait_asleep_for(int root) const {
+    Exchange exchange(*impl_, impl_->collective_tag());
+    char word = 0;
+    if (rank() == root)
+        exchange.for_each_peer([&](int peer) { exchange.send(&word, 1, peer); });
+    else
+        exchange.recv(&word, 1, root);
+    while (!exchange.done()) {
+        check_not_abandoned();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
 int Communicator::rank() const { return impl_->rank; }
 int Communicator::size() const { return impl_->size(); }
 const std::string& Communicator::name() const { return impl_->name; }

@@ -48,6 +48,21 @@ TEST(ZeroStages, AgreeFromAFreshStart) {
 
 TEST(ZeroStages, WhatIsNotSharedOutIsNotSharded) { expect_stages_agree(1, load("tied_head_dim") + " --verify"); }
 
+// A model that amplifies rounding: rank 0 trains twice more to measure how far correct runs drift
+// apart, while the others sleep. What the run held and sent is told as if it had not.
+TEST(ZeroStages, MeasureHowFarCorrectRunsDrift) {
+    const TempDir dir;
+    put(dir / "config.json", config_json({{"num_hidden_layers", 1},
+                                          {"hidden_size", 896},
+                                          {"num_attention_heads", 7},
+                                          {"num_key_value_heads", 1},
+                                          {"head_dim", 128},
+                                          {"initializer_range", 0.1}}));
+    const Outcome run = train(2, "02_zero", fmt::format("--model {} --stage 2 --seq 24 --steps 6 --lr 2e-3 --verify", dir.path()));
+    expect_verified(run);
+    EXPECT_TRUE(run.summary.at("verify").contains("drift_weights")) << run.out;
+}
+
 // In bf16 the ranks' sums are still rounded once, in one order.
 TEST(ZeroStages, AgreeInBf16) {
     expect_stages_agree(2, load("llama3_bf16") + " --dtype bf16 --fp32-grads --verify");

@@ -4,6 +4,7 @@
 // as near as its rounding allows).
 #include "comm_test.h"
 
+#include <ctime>
 #include <thread>
 
 #include "comm_collectives_test.h"
@@ -78,6 +79,23 @@ TEST(Async, DroppedAndReplacedWorkIsWaitedFor) {
     EXPECT_TRUE(is_reduction<float>(y, Reduce::sum, 100000));
     EXPECT_TRUE(work.done());
     work.wait();
+}
+
+// Who waits asleep leaves the cores to root.
+TEST(WaitAsleep, TakesAlmostNoTimeOfTheProcessor) {
+    const auto processor_seconds = [] {
+        timespec now;
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+        return double(now.tv_sec) + double(now.tv_nsec) * 1e-9;
+    };
+    const int root = world().size() - 1;
+    world().barrier();
+    const double before = processor_seconds(), begin = now_seconds();
+    if (world().rank() == root) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    world().wait_asleep_for(root);
+    EXPECT_GE(now_seconds() - begin, 0.2);
+    EXPECT_LE(processor_seconds() - before, 0.1);
+    world().wait_asleep_for(0);  // and again, for another one
 }
 
 TEST(Split, RowsAndColumns) {

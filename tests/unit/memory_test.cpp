@@ -51,6 +51,32 @@ TEST(Memory, OfTheHostIsBesideTheDevices) {
     memory_set_limit(limit);
 }
 
+TEST(Memory, WhatIsHeldAsideLeavesNoTrace) {
+    memory_reset_peak();
+    floats(100, Memory::activation);
+    const MemoryByCategory peak = memory_peak_by_category(), at_peak = memory_at_peak();
+    memory_timeline_record(true);
+    const size_t points = memory_timeline().size();
+    Tensor kept;
+    {
+        const MemoryAside aside;
+        floats(1000, Memory::activation);
+        floats(1000, Memory::workspace);
+    }
+    EXPECT_EQ(memory_peak_by_category(), peak);
+    EXPECT_EQ(memory_at_peak(), at_peak);
+    EXPECT_EQ(memory_timeline().size(), points);
+    {
+        const MemoryAside aside;
+        kept = floats(200, Memory::activation);
+    }
+    EXPECT_EQ(difference(memory_peak_by_category(), peak)[int(Memory::activation)],
+              400);  // but what stays is held
+    kept = {};
+    EXPECT_EQ(memory_timeline().size(), points + 1);  // and the timeline goes on
+    memory_timeline_record(false);
+}
+
 // There and back in streams of their own, in the order that events give.
 TEST(Memory, CopiesBetweenHostAndDeviceWhileBothGoOn) {
     constexpr int64_t count = 1 << 20;

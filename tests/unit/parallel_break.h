@@ -31,7 +31,9 @@ inline Checks train(const Options& options, Llama& model, const Technique& techn
     const TokenFile file("common/text.txt", config.vocab);
     const DataLoader loader(file, {.seq = T});
     const int64_t N = world().size(), G = A * B * N;
+    testing::internal::CaptureStdout();
     Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), G));
+    testing::internal::GetCapturedStdout();
     Report report("test", options, shape, steps);
     memory_reset_peak();
     world().barrier();

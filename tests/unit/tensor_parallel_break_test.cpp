@@ -51,9 +51,11 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     parameters.allocate_grads(DType::fp32);
     parameters.initialize(options.seed);
     AdamW optimizer(parameters, options.optimizer);
+    testing::internal::CaptureStdout();
     Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), B), [&](Parts& parts) {
         add_dropout(parts, {float(tensor.dropout), options.seed});
     });
+    testing::internal::GetCapturedStdout();
     Report report("test", options, shape, steps);
     memory_reset_peak();
     world.barrier();

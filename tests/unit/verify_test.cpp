@@ -4,39 +4,64 @@
 #include <gtest/gtest.h>
 
 #include "setup.h"
+#include "trace.h"
 
 namespace ultrascale {
 namespace {
 
 struct Checks {
     bool verified, memory;
+    std::string printed = "";  // by verify
 };
 
 constexpr int64_t T = 24, B = 2;
 
+// What is trained.
+struct Setting {
+    LlamaConfig config{.layers = 2,
+                       .hidden = 32,
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 8,
+                       .ffn = 48,
+                       .vocab = 256};
+    DType dtype = DType::fp32;
+    double lr = 1e-3;
+    int64_t steps = 3, warmup = 0;
+};
+
 // What a chapter's main does, with a model whose parts `change` has changed; the numbers break the step itself.
-Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1, double lr_scale = 1, int64_t shifted_samples = 0) {
+Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1, double lr_scale = 1,
+             int64_t shifted_samples = 0, const Setting& setting = {}) {
     Options options;
-    options.optimizer.lr = 1e-3;
-    const LlamaConfig config{.layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 48, .vocab = 256};
-    const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
+    options.optimizer.lr = setting.lr;
+    options.optimizer.warmup = setting.warmup;
+    options.dtype = setting.dtype;
+    const LlamaConfig& config = setting.config;
+    const StepShape shape{.config = config,
+                          .model = {.dtype = setting.dtype},
+                          .grad_dtype = setting.dtype,
+                          .micro_batch = B,
+                          .seq = T};
     const TokenFile file("common/text.txt", config.vocab);
     const DataLoader loader(file, {.seq = T});
 
     Parts parts = default_parts(config, shape.model);
     change(parts);
     Llama model(config, shape.model, parts, Stage::whole(config));
-    model.parameters().allocate_values(DType::fp32);
-    model.parameters().allocate_grads(DType::fp32);
+    model.parameters().allocate_values(setting.dtype);
+    model.parameters().allocate_grads(setting.dtype);
     model.parameters().initialize(options.seed);
     AdamW optimizer(model.parameters(), options.optimizer);
-    const std::vector<int64_t> sizes(3, 2 * B);
+    const std::vector<int64_t> sizes(size_t(setting.steps), 2 * B);
     Checks checks{};
     {
+        testing::internal::CaptureStdout();
         Verifier verifier(options, config, loader, sizes);
-        Report report("test", options, shape, 3);
+        testing::internal::GetCapturedStdout();
+        Report report("test", options, shape, setting.steps);
         memory_reset_peak();
-        for (int64_t step = 0; step < 3; ++step) {
+        for (int64_t step = 0; step < setting.steps; ++step) {
             model.parameters().clear_grads();
             const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
             for (int64_t m = 0; m < 2; ++m) {
@@ -47,18 +72,22 @@ Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1, d
                 model.backward({}, saved, context);
             }
             verifier.gradient(step, model.parameters().parts(&Parameter::grad));
-            optimizer.step(options.optimizer.lr * lr_scale, squared_gradient_norm(model.parameters()));
+            optimizer.step(learning_rate(options.optimizer, step) * lr_scale,
+                           squared_gradient_norm(model.parameters()));
             verifier.after_step(step, loss.to_host<double>()[0], model.parameters().parts(&Parameter::value));
         }
         testing::internal::CaptureStdout();
-        checks = {verifier.finish(report), report.memory(estimate_memory(shape))};
+        checks.verified = verifier.finish(report);
+        checks.printed = testing::internal::GetCapturedStdout();
+        testing::internal::CaptureStdout();
+        checks.memory = report.memory(estimate_memory(shape));
         testing::internal::GetCapturedStdout();
     }
     return checks;
 }
 
 void expect(const Checks& checks, bool verified, bool memory) {
-    EXPECT_EQ(checks.verified, verified);
+    EXPECT_EQ(checks.verified, verified) << checks.printed;
     EXPECT_EQ(checks.memory, memory);
 }
 
@@ -138,16 +167,17 @@ TEST(Verify, SeesSwappedGradientsOfAttention) {
     expect(train(attention<Broken>), false, true);
 }
 
+struct SlightlyWrong : Linear {
+    using Linear::Linear;
+    Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
+        Tensor dx = Linear::backward_input(dy, saved, context);
+        ops::scale(dx, 1.001f);
+        return dx;
+    }
+};
+
 TEST(Verify, SeesAnInputGradientThatIsSlightlyWrong) {
-    struct Broken : Linear {
-        using Linear::Linear;
-        Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
-            Tensor dx = Linear::backward_input(dy, saved, context);
-            ops::scale(dx, 1.001f);
-            return dx;
-        }
-    };
-    expect(train(linear<Broken>("layers.1.mlp.gate_proj.weight")), false, true);
+    expect(train(linear<SlightlyWrong>("layers.1.mlp.gate_proj.weight")), false, true);
 }
 
 TEST(Verify, SeesAWrongScaleLearningRateOrData) {
@@ -155,6 +185,76 @@ TEST(Verify, SeesAWrongScaleLearningRateOrData) {
     expect(train(nothing, 0.5), false, true);
     expect(train(nothing, 1, 1.01), false, true);
     expect(train(nothing, 1, 1, 1), false, true);
+}
+
+// However little there was to learn: no fixed bound is as wide as a quarter of the way.
+TEST(Verify, SeesARunThatNeverUpdates) {
+    const auto nothing = [](Parts&) {};
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        for (const auto& [lr, warmup] : {std::pair{1e-3, 0}, {1e-6, 0}, {1e-7, 0}, {1e-3, 1000}}) {
+            const Setting setting{.dtype = dtype, .lr = lr, .warmup = warmup};
+            SCOPED_TRACE(fmt::format("{}, lr {}, warmup {}", dtype_name(dtype), lr, warmup));
+            const Checks still = train(nothing, 1, 0, 0, setting),
+                         right = train(nothing, 1, 1, 0, setting);
+            EXPECT_FALSE(still.verified);
+            EXPECT_NE(still.printed.find("MISSED"), std::string::npos) << still.printed;
+            EXPECT_TRUE(right.verified) << right.printed;
+        }
+}
+
+// Large weights and wide heads amplify rounding, so that a correct run misses what is enough for
+// most: how far plain runs drift apart is measured, which costs the run under test nothing that its
+// report shows.
+TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
+    const Setting sensitive{.config{.layers = 2,
+                                    .hidden = 512,
+                                    .heads = 4,
+                                    .kv_heads = 1,
+                                    .head_dim = 128,
+                                    .ffn = 64,
+                                    .vocab = 128,
+                                    .init_std = 0.1},
+                            .steps = 6};
+    const auto nothing = [](Parts&) {};
+    trace_clear();
+    trace_record(true);
+    const Checks right = train(nothing, 1, 1, 0, sensitive);
+    EXPECT_TRUE(trace_recording());
+    trace_record(false);
+    std::map<std::string, int> updates;
+    for (const Span& span : trace_spans()) ++updates[span.name];
+    trace_clear();
+    EXPECT_EQ(updates["adamw"], 6);
+    EXPECT_TRUE(right.verified && right.memory) << right.printed;
+    EXPECT_NE(right.printed.find(" measured "), std::string::npos) << right.printed;
+
+    // A real error of a hundredth is still seen beside what rounding comes to.
+    const Checks faster = train(nothing, 1, 1.01, 0, sensitive);
+    EXPECT_FALSE(faster.verified) << faster.printed;
+    EXPECT_NE(faster.printed.find(" measured "), std::string::npos) << faster.printed;
+    EXPECT_FALSE(
+        train(linear<SlightlyWrong>("layers.1.mlp.gate_proj.weight"), 1, 1, 0, sensitive).verified);
+}
+
+// bf16, large weights, wide heads and a high learning rate: two correct runs end up anywhere.
+TEST(Verify, SaysWhereItCannotTell) {
+    const Setting chaotic{.config{.layers = 2,
+                                  .hidden = 512,
+                                  .heads = 2,
+                                  .kv_heads = 1,
+                                  .head_dim = 256,
+                                  .ffn = 64,
+                                  .vocab = 128,
+                                  .init_std = 0.1},
+                          .dtype = DType::bf16,
+                          .lr = 2e-2,
+                          .steps = 6};
+    const auto nothing = [](Parts&) {};
+    const Checks right = train(nothing, 1, 1, 0, chaotic), still = train(nothing, 1, 0, 0, chaotic);
+    EXPECT_FALSE(right.verified);
+    EXPECT_NE(right.printed.find("verify cannot tell"), std::string::npos) << right.printed;
+    EXPECT_FALSE(still.verified);
+    EXPECT_NE(still.printed.find("MISSED"), std::string::npos) << still.printed;
 }
 
 TEST(Verify, SeesAWeightThatIsNoNumberInTheEnd) {
