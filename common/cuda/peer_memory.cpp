@@ -23,7 +23,7 @@ struct Export {
     cudaIpcMemHandle_t handle;
 };
 
-std::array<char, 36> this_machine() {
+std::array<char, 36> boot_id() {
     std::array<char, 36> id{};
     std::ifstream("/proc/sys/kernel/random/boot_id").read(id.data(), id.size());
     return id;
@@ -75,7 +75,7 @@ std::shared_ptr<PeerMemory> PeerMemory::open(Communicator::Impl& group) {
 std::optional<PeerMemory::Block> PeerMemory::map_new(int64_t bytes) {
     Block block = {.of_rank = std::vector<char*>(size_t(size_)), .bytes = bytes, .let_go_at = meetings_ - 1};
     char* const own = allocate_exportable(bytes);
-    Export exported = {own && batch_mem_op(), this_machine(), {}};
+    Export exported = {own && batch_mem_op(), boot_id(), {}};
     if (exported.ok) exported.ok = cudaIpcGetMemHandle(&exported.handle, own) == cudaSuccess;
     const std::vector<Export> all = tell_all(*group_, exported);
     bool ok = std::ranges::all_of(all, [&](const Export& e) { return e.ok && e.machine == exported.machine; });
