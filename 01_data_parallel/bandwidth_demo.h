@@ -157,7 +157,7 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world, in
         const bool ring = collective.name.starts_with("ring");
         print(fmt::format("\n{}    busbw = algbw * {} = algbw * {:.4g}", collective.call_text, collective.factor_text, collective.factor));
         print(fmt::format("  {:>11} {:>11} {:>11} {:>11}   result{}", "size", "time us", "algbw GB/s", "busbw GB/s",
-                          ring ? "   2(n-1)/n S / bw(send/recv)   time / that" : ""));
+                          ring ? "   2(n-1)/n S / bw(send/recv)  time / that" : ""));
         for (size_t s = 0; s < slices.size(); ++s) {
             const int64_t count = slices[s] * n;
             const BandwidthBuffers buffers{pattern.slice(0, count), in.slice(0, count), out.slice(0, count), n};
@@ -168,7 +168,7 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world, in
             const double bw = bytes / seconds[0][s], formula = collective.factor * bytes / bw;  // case 0: send/recv
             print(fmt::format("  {:>11} {:>11.1f} {:>11.3g} {:>11.3g}   {}{}", format_bytes(bytes), t * 1e6, algbw / 1e9,
                               algbw * collective.factor / 1e9, right ? "ok" : "WRONG",
-                              ring ? fmt::format("{:>{}.1f} us {:>13.2f}", formula * 1e6, right ? 30 : 27, t / formula) : ""));
+                              ring ? fmt::format("{:>{}.1f} us {:>12.2f}", formula * 1e6, right ? 30 : 27, t / formula) : ""));
             std::fflush(stdout);
             report.row({{"collective", collective.name},
                         {"bytes", count * 4},

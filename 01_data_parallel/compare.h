@@ -149,7 +149,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     const double moved = 2 * double(n - 1) / double(n) * double(parameters.flat_grads().bytes());
     const double bandwidth = moved / largest_of_ranks(ranks, median(seconds)), rate = alone.matmul_flops / alone.matmul_seconds;
     const double t_comm = moved / bandwidth, t_compute = 4 * double(tokens) * double(parameters.local_numel()) / rate;
-    print(fmt::format("\noverlap condition: busbw {:.4g} GB/s (one all-reduce of everything), {:.4g} TFLOP/s (matrix products)",
+    print(fmt::format("\noverlap condition: busbw {:.4g} GB/s (one all-reduce of all), {:.4g} TFLOP/s (matrix products)",
                       bandwidth / 1e9, rate / 1e12));
     print(fmt::format("  predicted  t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}{}", t_comm * 1e3, t_compute * 1e3,
                       t_comm / t_compute, t_comm <= t_compute ? ": it can be hidden" : ": it cannot be hidden"));

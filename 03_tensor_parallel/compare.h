@@ -32,9 +32,9 @@ inline bool compare_sequence_parallel(const Options& options, const TensorOption
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
     const float loss_scale = float(1 / double(loader.counted_targets(0, sequences_of_step(options, N))));
-    print(fmt::format("tp {} x dp {}, {:.3f} M parameters in {}; {} x {} tokens a replica and micro-batch, {} a step; overlap {}",
-                      given.tp, N, double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype), B,
-                      shape.seq, A, overlap_names[int(given.overlap)]));
+    print(fmt::format("tp {} x dp {}, overlap {}; {:.3f} M parameters in {}; {} x {} tokens a micro-batch, {} a step", given.tp, N,
+                      overlap_names[int(given.overlap)], double(parameter_count(shape.config)) / 1e6,
+                      dtype_name(shape.model.dtype), B, shape.seq, A));
     print(fmt::format("  {:<21} {:>10} {:>10} {:>10} {:>11}", "what a rank holds", "parameters", "gradients", "optimizer",
                       "activations"));
     std::vector<std::string> sends = {fmt::format("  {:<21} {:>10} {:>10} {:>10} {:>9} {:>9} {:>9}", "what it sends a step",

@@ -38,7 +38,7 @@ if [ "$backend" = cuda ]; then
     at_once=$((at_once < 4 ? 4 : at_once > 12 ? 12 : at_once))
     export OMP_NUM_THREADS=2
 else
-    at_once=$(($(nproc) < 8 ? $(nproc) : 8))
+    at_once=$(($(nproc) < 4 ? 2 * $(nproc) : 8))
 fi
 suite "chapters, $at_once at a time" tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"
 unset OMP_NUM_THREADS
