@@ -147,7 +147,7 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world, in
     const Tensor in = Tensor::empty(pattern.shape(), DType::fp32, Memory::communication);
     const Tensor out = Tensor::empty(pattern.shape(), DType::fp32, Memory::communication, world.symmetric_memory());
     if (world.symmetric_memory())
-        print("  from 1 MiB on, all-gather, reduce-scatter and all-reduce go by copy engines; --copy-engines off: all by NCCL");
+        print("  from 1 MiB on all-gather, reduce-scatter and all-reduce go by copy engines (--copy-engines on)");
 
     const std::vector<BandwidthCase> cases = bandwidth_cases(world);
     std::vector<std::vector<double>> seconds(cases.size());  // [case][size]

@@ -88,7 +88,7 @@ public:
         const auto sent = [&](int64_t bytes) { return bytes_sent(Collective::all_reduce, double(bytes), ranks_.size()); };
         const double bytes = sent(outer_steps(steps) * outer_.bytes()) / double(steps * tokens);
         const double every_step = sent(outer_.numel() * dtype_bytes(gradients)) / double(tokens);
-        print(fmt::format("  DiLoCo: {} in {}; sent {:.4g} bytes a token of a rank, with every step's gradients {:.4g}",
+        print(fmt::format("  DiLoCo: {} in {}; sent {:.4g} bytes a token, with every step's gradients {:.4g}",
                           format_count(outer_steps(steps), "outer step"), steps, bytes, every_step));
         report.value("diloco", "outer_steps", double(outer_steps(steps)));
         report.value("diloco", "sent_bytes_per_token", bytes);

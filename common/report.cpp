@@ -161,7 +161,7 @@ bool Report::memory(const MemoryEstimate& predicted) {
     json["peak"] = {{"predicted", predicted.total()}, {"measured", total(memory_at_peak())}};
     if (device_is_gpu()) {  // the playbook's two extra occupants of a GPU
         const DeviceOverhead extra = device_overhead();
-        print(fmt::format("  {:<20} {:>14} {:>14}   kernels, cuBLAS and NCCL, of all processes here", "CUDA context", "-",
+        print(fmt::format("  {:<20} {:>14} {:>14}   kernels, cuBLAS, NCCL, of all processes here", "CUDA context", "-",
                           format_bytes(double(extra.context))));
         print(fmt::format("  {:<20} {:>14} {:>14}   reserved beyond the most that tensors used", "fragmentation", "-",
                           format_bytes(double(extra.fragmentation))));

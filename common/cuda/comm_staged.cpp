@@ -48,6 +48,7 @@ struct Work::Impl::Staged {
         in.resize(size_t(host.in_bytes));
         copy(in.data(), host.in, host.in_bytes);
         stream->synchronize();
+        begin = now_seconds();  // before, it waited for its inputs
         if (!in_place) out.resize(size_t(host.out_bytes));
         host.in = in.data();
         host.out = in_place ? in.data() : out.data();
@@ -66,6 +67,7 @@ struct Work::Impl::Staged {
             if (m.send) copy(m.data, devices.back(), m.bytes);
         }
         stream->synchronize();
+        begin = now_seconds();
         post_messages(host.messages, exchange);
     }
 
