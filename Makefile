@@ -131,10 +131,13 @@ UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard te
 # The executor's own tests; what 07_kernels checks kernels with; the operations' tests, with the CUDA kernels behind them.
 SIMT_TEST_OBJECTS := $(call objects,$(sort $(wildcard tests/simt/*.cpp tests/simt/*.cu tests/unit/ops_*_test.cpp \
                        $(filter-out 07_kernels/main.cpp,$(wildcard 07_kernels/*.cpp)) 07_kernels/*/*.cpp)))
-CHAPTER_OBJECTS := $(call objects,$(sort $(wildcard tests/chapters/*.cpp)))
+# What takes long stands in files of its own, which only test-all compiles, or in tests whose names begin with Long.
+LONG_SOURCES := $(wildcard tests/chapters/long_*.cpp)
+CHAPTER_OBJECTS := $(call objects,$(sort $(filter-out $(LONG_SOURCES),$(wildcard tests/chapters/*.cpp))))
+LONG_OBJECTS := $(call objects,$(sort $(LONG_SOURCES) tests/chapters/run_program.cpp))
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
-.PHONY: all help demo mpirun test test-all compute-sanitizer run bench fuzz deps format clean test-programs $(CHAPTERS)
+.PHONY: all help demo mpirun test test-all compute-sanitizer run bench fuzz deps format clean test-programs all-test-programs $(CHAPTERS)
 all: $(PROGRAMS) compile_commands.json  ## build all chapters of the chosen backend
 
 $(CHAPTERS): %: $(BUILD)/%
@@ -164,7 +167,7 @@ test: deps  ## build, and run the tests that take minutes
 	@tests/run_all.sh $(BACKEND) "$(MPIRUN) $(MPIRUN_FLAGS)"
 ifeq ($(BACKEND),cuda)
 test-all: deps  ## every test; without a GPU also the CUDA kernels on the CPU, the sanitizers, Open MPI, fuzzing
-	$(MAKE) $(JOBS) --no-print-directory test-programs
+	$(MAKE) $(JOBS) --no-print-directory all-test-programs
 	@tests/run_all.sh cuda "$(MPIRUN) $(MPIRUN_FLAGS)" all
 
 # racecheck and initcheck leave out what calls cuBLAS (on Hopper racecheck fails inside its kernels) and our own kernels for Hopper: they do
@@ -178,7 +181,7 @@ compute-sanitizer: $(BUILD)/unit_test $(BUILD)/07_kernels  ## the operations and
 	    $(SANITIZER) --tool $$tool $(BUILD)/unit_test --gtest_filter='Ops*:-OpsMatmul*:OpsAttention.Naive*:OpsAttention.RowsWithoutKeys*' || exit 1; done
 else
 test-all: deps
-	$(MAKE) $(JOBS) --no-print-directory test-programs
+	$(MAKE) $(JOBS) --no-print-directory all-test-programs
 	$(MAKE) $(JOBS) --no-print-directory BACKEND=simt build/simt/simt_test
 	$(MAKE) $(JOBS) --no-print-directory SANITIZE=address build/cpu-address/unit_test build/cpu-address/00_single_gpu build/cpu-address/fuzz_readers
 	$(MAKE) $(JOBS) --no-print-directory SANITIZE=thread build/cpu-thread/comm_test
@@ -186,7 +189,8 @@ test-all: deps
 	@tests/run_all.sh cpu "$(MPIRUN) $(MPIRUN_FLAGS)" all
 endif
 
-test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test $(BUILD)/fault_program
+test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test
+all-test-programs: test-programs $(BUILD)/long_test $(BUILD)/fault_program
 
 bench: export PYTHON ?= python3
 bench: $(BENCHES) $(PROGRAMS)  ## time operations, collectives and a training step (beside PyTorch, where python3 has it)
@@ -224,7 +228,7 @@ PRECOMPILED = $(foreach folder,$(patsubst %/,%,$(filter tests/chapters/ tests/un
 build/obj/%/precompiled.h.gch: %/precompiled.h Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -x c++-header -c $< -o $@
-$(CHAPTER_OBJECTS): build/obj/tests/chapters/precompiled.h.gch
+$(CHAPTER_OBJECTS) $(LONG_OBJECTS): build/obj/tests/chapters/precompiled.h.gch
 $(UNIT_OBJECTS) $(COMM_OBJECTS): build/obj/tests/unit/precompiled.h.gch
 endif
 # What is compiled together with kernels, or runs them.
@@ -256,6 +260,9 @@ $(BUILD)/simt_test: $(SIMT_TEST_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lgtest_main -o $@
 
 $(BUILD)/chapter_test: $(CHAPTER_OBJECTS)
+	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
+
+$(BUILD)/long_test: $(LONG_OBJECTS)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
 
 $(BUILD)/fault_program: $(call objects,tests/faults/fault_program.cpp) $(LIBRARY)

@@ -38,9 +38,10 @@ if [ "$backend" = cuda ]; then
     at_once=$((at_once < 4 ? 4 : at_once > 12 ? 12 : at_once))
     export OMP_NUM_THREADS=2
 else
-    at_once=$(($(nproc) < 4 ? 2 * $(nproc) : 8))
+    at_once=$(($(nproc) < 8 ? $(nproc) : 8))
 fi
 suite "chapters, $at_once at a time" tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"
+[ -z "$all" ] || suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test
 unset OMP_NUM_THREADS
 if [ "$backend" = cpu ] && [ -n "$all" ]; then
     suite "CUDA kernels, executed on the CPU" build/simt/simt_test

@@ -20,6 +20,7 @@ double calls(const Outcome& run, const char* kind) { return run.summary.at("comm
 
 class DataParallelRanks : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(DataParallel, DataParallelRanks, testing::ValuesIn(rank_counts()), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(LongDataParallel, DataParallelRanks, testing::ValuesIn(more_rank_counts()), testing::PrintToStringParamName());
 
 TEST_P(DataParallelRanks, EveryTechniqueEqualsOneDevice) {
     const int n = GetParam();

@@ -31,6 +31,7 @@ void expect_stages_agree(int ranks, const std::string& arguments) {
 
 class ZeroAgree : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ZeroAgree, testing::ValuesIn(rank_counts()), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(LongRanks, ZeroAgree, testing::ValuesIn(more_rank_counts()), testing::PrintToStringParamName());
 
 // AdamW's first step divides each element's gradient by itself: where 40 tokens leave one that is next to nothing its rounding error
 // becomes a step of the learning rate's size, in another direction than one device's. On some processors' arithmetic at the default rate
@@ -50,7 +51,7 @@ TEST(ZeroStages, WhatIsNotSharedOutIsNotSharded) { expect_stages_agree(1, load("
 
 // A model that amplifies rounding: rank 0 trains twice more to measure how far correct runs drift
 // apart, while the others sleep. What the run held and sent is told as if it had not.
-TEST(ZeroStages, MeasureHowFarCorrectRunsDrift) {
+TEST(LongZeroStages, MeasureHowFarCorrectRunsDrift) {
     const TempDir dir;
     put(dir / "config.json", config_json({{"num_hidden_layers", 1},
                                           {"hidden_size", 896},
@@ -64,13 +65,13 @@ TEST(ZeroStages, MeasureHowFarCorrectRunsDrift) {
 }
 
 // In bf16 the ranks' sums are still rounded once, in one order.
-TEST(ZeroStages, AgreeInBf16) {
+TEST(LongZeroStages, AgreeInBf16) {
     expect_stages_agree(2, load("llama3_bf16") + " --dtype bf16 --fp32-grads --verify");
     expect_stages_agree(3, load("llama3_bf16") + " --dtype bf16 --no-verify");
 }
 
 // When parameters are gathered changes no bit of them.
-TEST(ZeroStages, PrefetchAndGatherOverlapChangeNothing) {
+TEST(LongZeroStages, PrefetchAndGatherOverlapChangeNothing) {
     for (const char* name : {"tied_head_dim", "gqa_untied"}) {
         SCOPED_TRACE(name);
         const auto with = [&](int stage, const std::string& arguments) {
@@ -110,7 +111,7 @@ TEST(ZeroStages, AgreeInPairsWithAccumulation) {
 }
 
 // --offload optimizer: the same update on the host's copies, and no states on the device.
-TEST(ZeroOffload, ChangesWhereAndNothingElse) {
+TEST(LongZeroOffload, ChangesWhereAndNothingElse) {
     for (const auto& [ranks, arguments] :
          {std::pair{2, load("tied_head_dim") + " --clip 0.1 --verify"}, std::pair{3, load("gqa_untied") + " --no-verify --grad-accum 2"},
           std::pair{2, load("llama3_bf16") + " --dtype bf16 --fp32-grads --verify"},
