@@ -68,10 +68,12 @@ CUDA_ARCH ?= $(or $(GPU_ARCH),90a)
 # 90 has no wgmma.
 override CUDA_ARCH := $(patsubst 90,90a,$(CUDA_ARCH))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
-# Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2, but -O0 where a test only starts programs
-# and -O1 for the other tests. Under a sanitizer what computes: -O1, the rest: -O0, which compiles in half the time.
-OPTIMIZE  = $(if $(filter tests/chapters/%,$<),-O0,$(if $(filter tests/unit/%,$<),$(if $(SANITIZED),-O0,-O1),$(if $(SANITIZED),$(if $(filter common/cpu/% common/ops_%,$<),-O1,-O0),\
-              $(if $(filter common/cpu/ops_% common/ops_%,$<),-O3 -fno-math-errno,-O2)))) -g1 -march=$(ARCH)
+# Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2. Tests: -O0 and no debug information, which
+# compiles in half the time, but -O1 where they compute. Under a sanitizer what computes: -O1, the rest: -O0.
+IS_OPERATION = $(filter common/cpu/ops_% common/ops_%,$<)
+OPTIMIZE_PLAIN = $(if $(filter tests/unit/ops_%,$<),-O1 -g0,$(if $(filter tests/unit/% tests/chapters/%,$<),-O0 -g0,\
+                   $(if $(IS_OPERATION),-O3 -fno-math-errno,-O2) -g1))
+OPTIMIZE  = $(if $(SANITIZED),$(if $(IS_OPERATION),-O1,-O0) -g1,$(OPTIMIZE_PLAIN)) -march=$(ARCH)
 # The address sanitizer looks at what we ship, with the plain build's tests. (The thread sanitizer must see all that synchronizes.)
 PLAIN_SOURCES := $(if $(filter address,$(SANITIZE)),tests/unit/%)
 SANITIZED = $(if $(filter $(PLAIN_SOURCES),$<),,$(SANITIZE))
@@ -224,7 +226,7 @@ $(foreach folder,$(FOLDERS),$(eval $(call compile,$(folder))))
 IS_GCC := $(shell $(CXX) --version 2>/dev/null | grep -c 'Free Software Foundation')
 ifneq ($(or $(filter simt,$(BACKEND)),$(filter thread,$(SANITIZE)),$(filter 0,$(IS_GCC))),)
 else
-PRECOMPILED = $(foreach folder,$(patsubst %/,%,$(filter tests/chapters/ tests/unit/,$(dir $<))),-Ibuild/obj/$(folder) -include precompiled.h)
+PRECOMPILED = $(foreach folder,$(patsubst %/,%,$(filter tests/chapters/ tests/unit/,$(dir $<))),-Ibuild/obj/$(folder) -I$(folder) -include precompiled.h)
 build/obj/%/precompiled.h.gch: %/precompiled.h Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -x c++-header -c $< -o $@
