@@ -218,21 +218,10 @@ deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 define compile
 $(1)/obj/%.o: %.cpp Makefile
 	@mkdir -p $$(@D)
-	$$(CXX) $$(PRECOMPILED) $$(CPPFLAGS) $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) $$(if $$(filter $$(BACKEND_SOURCES),$$<),$$(CUDA_CPPFLAGS)) \
+	$$(CXX) $$(CPPFLAGS) $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) $$(if $$(filter $$(BACKEND_SOURCES),$$<),$$(CUDA_CPPFLAGS)) \
 	    $$(CXXFLAGS) -MMD -MP -c $$< -o $$@
 endef
 $(foreach folder,$(FOLDERS),$(eval $(call compile,$(folder))))
-# The headers that a folder of tests includes again and again, precompiled (by GCC, for the plain build).
-IS_GCC := $(shell $(CXX) --version 2>/dev/null | grep -c 'Free Software Foundation')
-ifneq ($(or $(filter simt,$(BACKEND)),$(filter thread,$(SANITIZE)),$(filter 0,$(IS_GCC))),)
-else
-PRECOMPILED = $(foreach folder,$(patsubst %/,%,$(filter tests/chapters/ tests/unit/,$(dir $<))),-Ibuild/obj/$(folder) -I$(folder) -include precompiled.h)
-build/obj/%/precompiled.h.gch: %/precompiled.h Makefile
-	@mkdir -p $(@D)
-	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -x c++-header -c $< -o $@
-$(CHAPTER_OBJECTS) $(LONG_OBJECTS): build/obj/tests/chapters/precompiled.h.gch
-$(UNIT_OBJECTS) $(COMM_OBJECTS): build/obj/tests/unit/precompiled.h.gch
-endif
 # What is compiled together with kernels, or runs them.
 $(if $(filter simt,$(BACKEND)),$(OF_BACKEND)/obj/tests/%.o) $(OF_BACKEND)/obj/07_kernels/%.o: CPPFLAGS += $(SIMT_CPPFLAGS)
 

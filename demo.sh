@@ -58,7 +58,7 @@ family() {
     printf '%-18s %-28s %5d  %-8s %s\n' 07_kernels "$2" 1 ok "$(grep -oE '[0-9]+ comparisons with float64' "$log")"
 }
 family 1 "vector add, ELU, SwiGLU"
-family 2 "copy, transpose, sum, branches"
+family 2 "transpose, sum, branches"
 family 3 "matrix product"
 family 4 "softmax, RMSNorm, loss"
 family 5 "attention"

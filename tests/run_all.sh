@@ -27,7 +27,7 @@ suite() {
 }
 
 suite "unit" build/$backend/unit_test "$filter"
-for ranks in ${all:+1 2} 3 4 ${all:+8}; do  # on GPUs: more ranks than GPUs communicate through the host
+for ranks in ${all:+1 2} 3 ${all:+4 8}; do  # on GPUs: more ranks than GPUs communicate through the host
     suite "communication, $ranks ranks" $mpirun -n $ranks build/$backend/comm_test "$filter"
 done
 # Several chapter tests at a time: most of a short run is starting up and waiting. On GPUs the driver makes one context after the other:

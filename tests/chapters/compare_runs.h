@@ -61,10 +61,10 @@ inline int gpus() {  // of this machine
 
 // The numbers of ranks that every technique is tried on. On GPUs, whose start takes seconds, fewer; as many as there are is one of them.
 inline std::vector<int> rank_counts() {
-    if (!on_gpu) return {3, 4};
+    if (!on_gpu) return {3};
     return gpus() > 3 ? std::vector<int>{2, 3, gpus()} : std::vector<int>{2, 3};
 }
-inline std::vector<int> more_rank_counts() { return on_gpu ? std::vector<int>{} : std::vector<int>{2, 8}; }
+inline std::vector<int> more_rank_counts() { return on_gpu ? std::vector<int>{} : std::vector<int>{2, 4, 8}; }
 
 // A Hugging Face checkpoint to start from, with its own tokens.
 inline std::string load(const std::string& name) { return fmt::format("--load {0} --data {0}/tokens.bin", reference(name)); }
