@@ -98,8 +98,8 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
                         {"tiles, none", AttentionKind::flash, Recompute::none},
                         {"tiles, full", AttentionKind::flash, Recompute::full}};
     const DevicePeak peak = options.peak_tflops > 0 ? DevicePeak{options.peak_tflops * 1e12, "given"} : device_peak(options.dtype);
-    print(fmt::format("recomputation: forward and backward of {} x {} tokens, {:.3g} TFLOP/s peak ({})", shape.micro_batch, shape.seq,
-                      peak.flops / 1e12, peak.source));
+    print(fmt::format("recomputation: forward and backward of {} x {} tokens; MFU of {:.3g} TFLOP/s ({})", shape.micro_batch,
+                      shape.seq, peak.flops / 1e12, peak.source));
     Report report("00_single_gpu", options, shape, 0);
     print(fmt::format("  {:<20} {:>10} {:>10} {:>6} {:>9} {:>10} {:>6} {:>6}  {}", "attention, recompute", "peak act.",
                       "predicted", "saved", "ms", "extra FLOP", "MFU", "HFU", "gradient"));
