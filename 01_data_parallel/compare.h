@@ -94,7 +94,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     AdamW optimizer(parameters, options.optimizer);
 
     const int64_t n = ranks.size(), tokens = options.micro_batch * shape.seq;
-    print(fmt::format("{}, {:.3f} M parameters, {} of gradients, {} x {} tokens a rank; a step's medians in ms",
+    print(fmt::format("{}, {:.3f} M parameters, {} of gradients, {} x {} tokens a rank; medians in ms",
                       format_count(n, "rank"), double(parameters.local_numel()) / 1e6,
                       format_bytes(double(parameters.flat_grads().bytes())), options.micro_batch, shape.seq));
     print(fmt::format("  {:<23} {:>8} {:>10} {:>6} {:>11} {:>8} {:>8} {:>7} {:>7}", "technique", "step", "tok/s/rank",

@@ -30,7 +30,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         check_fits(predict_memory(zero->layout(), model.units(), zero_options, shape, A, ranks.rank()), memory_limit(),
                    "stage 0 is compared, too; a smaller --micro-batch or --recompute full needs less");
     }
-    print(fmt::format("{}, {:.3f} M parameters in {}, gradients {}; {} x {} tokens a rank and micro-batch, {} a step",
+    print(fmt::format("{}, {:.3f} M parameters in {}, gradients {}; {} x {} tokens a micro-batch, {} a step",
                       format_count(N, "rank"), double(parameter_count(shape.config)) / 1e6,
                       dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), B, shape.seq, A));
     print(fmt::format("  {:<6} {:>10} {:>10} {:>10} {:>10} {:>10}   {:>10} {:>5}", "stage", "parameters", "gradients",
