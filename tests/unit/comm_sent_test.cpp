@@ -1,5 +1,6 @@
 // The bytes that a rank sends by comm.h's formula are those that it really hands over: to MPI, and between GPUs to copy engines.
 #include "comm_test.h"
+#include "trace.h"
 
 namespace ultrascale {
 namespace {
@@ -77,6 +78,22 @@ TEST(Sent, OfAGroupAndOfASmallTensor) {
     const Bytes small = bytes_of([&] { world().all_reduce(blank<float>(2)); });
     EXPECT_NEAR(small.counted, 2.0 * (n - 1) / n * 8, 1e-3);
     EXPECT_EQ(small.handed_over, (n - 1) * 8);
+}
+
+TEST(Explain, SaysWhatIsCommunicated) {
+    Tensor x = blank<float>(1024);
+    testing::internal::CaptureStdout();
+    explain_enable(true);
+    world().all_reduce(x, Reduce::sum, communication_stream());
+    world().broadcast(x, 0);
+    explain_enable(false);
+    std::string text = testing::internal::GetCapturedStdout();
+    const int n = world().size();
+    std::string what = fmt::format("of {} over world ({})", format_bytes(4096), format_count(n, "rank"));
+    if (world().rank() > 0) return;
+    const std::string sent = format_bytes(2.0 * (n - 1) / n * 4096), root_sent = format_bytes((n - 1) * 4096);
+    EXPECT_NE(text.find("all-reduce " + what + ", sends " + sent + ", asynchronous\n"), std::string::npos) << text;
+    EXPECT_NE(text.find("broadcast " + what + " from 0, sends " + root_sent + "\n"), std::string::npos) << text;
 }
 
 }  // namespace

@@ -178,22 +178,6 @@ TEST(Counters, CallsAndBytes) {
     trace_clear();
 }
 
-TEST(Explain, SaysWhatIsCommunicated) {
-    Tensor x = blank<float>(1024);
-    testing::internal::CaptureStdout();
-    explain_enable(true);
-    world().all_reduce(x, Reduce::sum, communication_stream());
-    world().broadcast(x, 0);
-    explain_enable(false);
-    std::string text = testing::internal::GetCapturedStdout();
-    const int n = world().size();
-    std::string what = fmt::format("of {} over world ({})", format_bytes(4096), format_count(n, "rank"));
-    if (world().rank() > 0) return;
-    const std::string sent = format_bytes(2.0 * (n - 1) / n * 4096), root_sent = format_bytes((n - 1) * 4096);
-    EXPECT_NE(text.find("all-reduce " + what + ", sends " + sent + ", asynchronous\n"), std::string::npos) << text;
-    EXPECT_NE(text.find("broadcast " + what + " from 0, sends " + root_sent + "\n"), std::string::npos) << text;
-}
-
 TEST(Mistakes, AreNamed) {
     int n = world().size();
     Tensor x = blank<float>(4), y = blank<float>(4 * n), z = blank<bf16>(4 * n), more = blank<float>(4 * n + 1);
