@@ -255,6 +255,8 @@ int main(int argc, char** argv) {
                           [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
         chapter.check_and_find_nodes(options, Communicator::world());
         if (!chapter.demo.empty() || chapter.compare) chapter.slow_down();
+        if (chapter.demo == "collectives" && !options.json.empty())
+            user_error("--json: --demo collectives has no figures to write; --demo bandwidth has");
         if (chapter.demo == "collectives") return demo_collectives(Communicator::world());
         if (chapter.demo == "bandwidth") {
             const double mib = chapter.largest_mib > 0 ? chapter.largest_mib : (device_is_gpu() ? 1024 : 16);

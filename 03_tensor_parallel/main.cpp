@@ -223,6 +223,7 @@ int main(int argc, char** argv) {
         Chapter chapter;
         const Options options = parse_options(argc, argv, "03_tensor_parallel", "Train a Llama whose layers are shared by several devices.",
                                               [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
+        if (chapter.demo == "linear" && !options.json.empty()) user_error("--json: --demo linear has no figures to write");
         if (chapter.demo == "linear") return demo_linear(Communicator::world());
         chapter.check_options(options);
         const LlamaConfig config = options.config();

@@ -30,6 +30,8 @@ TEST(Options, WithoutEffectAreRefused) {
     refuses(0, "01_data_parallel", "--no-sync off", {"--no-sync " + none, "--grad-accum 2"});
     refuses(0, "01_data_parallel", "--largest-mib 1", {"--largest-mib " + none, "--demo bandwidth"});
     refuses(0, "01_data_parallel", "--compare --sync ring", {"--compare", "--sync"});
+    refuses(0, "01_data_parallel", "--demo collectives --json x.jsonl", {"--json", "no figures"});
+    refuses(0, "03_tensor_parallel", "--demo linear --json x.jsonl", {"--json", "no figures"});
     refuses(0, "02_zero", "--prefetch 2", {"--prefetch " + none, "stage 3"});
     refuses(0, "02_zero", "--stage 3 --gather-overlap forward", {"--gather-overlap " + none, "stages 1 and 2"});
     refuses(0, "02_zero", "--stage 2 --grad-accum 2 --no-sync off", {"--no-sync " + none, "after each micro-batch anyway"});
