@@ -164,7 +164,7 @@ NP      ?= 1
 run: $(BUILD)/$(CHAPTER)  ## run CHAPTER=00_single_gpu on NP=1 ranks with ARGS="..."
 	$(MPIRUN) $(MPIRUN_FLAGS) -n $(NP) $(BUILD)/$(CHAPTER) $(ARGS)
 
-test: deps  ## build, and run the tests that take minutes
+test: deps  ## build, and run the quick tests
 	$(MAKE) $(JOBS) --no-print-directory test-programs
 	@tests/run_all.sh $(BACKEND) "$(MPIRUN) $(MPIRUN_FLAGS)"
 ifeq ($(BACKEND),cuda)

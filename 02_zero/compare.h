@@ -112,7 +112,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
                     {"exposed_ms", all.exposed * 1e3 / n},
                     {"as_predicted", same}});
     }
-    print(fmt::format("  Psi: the gradients' bytes. The book's 2, 2, 2, 3 are for many ranks; here times (n-1)/n = {:.3g}",
+    print(fmt::format("  x Psi: in parameters. For one micro-batch the book has 2, 2, 2, 3; times (n-1)/n = {:.3g} here",
                       double(N - 1) / double(N)));
     print("");
     for (const std::string& line : times) print(line);

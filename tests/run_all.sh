@@ -5,7 +5,7 @@
 set -u
 cd "$(dirname "$0")/.."
 backend=$1 mpirun=$2 all=${3:+yes}
-filter=--gtest_filter=${all:+*}${all:--Long*}
+filter=--gtest_filter=$([ -n "$all" ] && echo '*' || echo '-Long*')
 passed=0 failed=0
 export GTEST_COLOR=no MPIRUN=$mpirun
 log=$(mktemp)
