@@ -23,10 +23,9 @@ struct Chapter {
     bool no_sync = true, compare = false;
 
     void add_options(OptionList& options, const Options& shared) {
-        const auto any_stage = [this] { return !compare; };
         options.add("--stage", zero.stage, "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too")
             .between(0, 3)
-            .only_if(any_stage, "--compare takes each stage in turn")
+            .only_if([this] { return !compare; }, "--compare takes each stage in turn")
             .show_default();
         options
             .choice("--gather-overlap", zero.gather_overlap,

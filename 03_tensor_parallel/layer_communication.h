@@ -18,7 +18,7 @@ public:
         seen_[pass != Pass::forward] = true;
     }
 
-    // "a layer, forward: 2 all-reduce, each of 1.00 MiB, sent 3.00 MiB"; calls of a GEMM's chunks count one by one.
+    // "of which a layer, forward: 2 all-reduce, each of 1.00 MiB"; calls of a GEMM's chunks count one by one.
     void add_to(Report& report) const {
         for (int pass = 0; pass < 2; ++pass) {
             std::string line = pass == 0 ? "  of which a layer, forward:" : "  of which a layer, backward:";

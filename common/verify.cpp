@@ -68,8 +68,8 @@ Verifier::Verifier(const Options& options, const LlamaConfig& config, const Data
     : bounds_(verify_bounds(options.dtype)) {
     batch_sizes.resize(std::min<size_t>(batch_sizes.size(), verified_steps));
     const size_t steps = batch_sizes.size();
-    print(fmt::format("  verify  rank 0 trains the plain way first, {} step{} to compare with ...",
-                      steps, steps == 1 ? "" : "s"));
+    print(fmt::format("  verify  rank 0 trains the plain way first, {} to compare with ...",
+                      format_count(int64_t(steps), "step")));
     std::fflush(stdout);
     const Communicator& world = Communicator::world();
     if (world.rank() == 0) {
