@@ -202,19 +202,16 @@ TEST(Verify, SeesARunThatNeverUpdates) {
         }
 }
 
+// Large weights and wide heads, which amplify rounding.
+LlamaConfig amplifying(int64_t heads, int64_t head_dim) {
+    return {.layers = 2, .hidden = 512, .heads = heads, .kv_heads = 1, .head_dim = head_dim, .ffn = 64, .vocab = 128, .init_std = 0.1};
+}
+
 // Large weights and wide heads amplify rounding, so that a correct run misses what is enough for
 // most: how far plain runs drift apart is measured, which costs the run under test nothing that its
 // report shows.
 TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
-    const Setting sensitive{.config{.layers = 2,
-                                    .hidden = 512,
-                                    .heads = 4,
-                                    .kv_heads = 1,
-                                    .head_dim = 128,
-                                    .ffn = 64,
-                                    .vocab = 128,
-                                    .init_std = 0.1},
-                            .steps = 6};
+    const Setting sensitive{.config = amplifying(4, 128), .steps = 6};
     const auto nothing = [](Parts&) {};
     trace_clear();
     trace_record(true);
@@ -238,14 +235,7 @@ TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
 
 // bf16, large weights, wide heads and a high learning rate: two correct runs end up anywhere.
 TEST(Verify, SaysWhereItCannotTell) {
-    const Setting chaotic{.config{.layers = 2,
-                                  .hidden = 512,
-                                  .heads = 2,
-                                  .kv_heads = 1,
-                                  .head_dim = 256,
-                                  .ffn = 64,
-                                  .vocab = 128,
-                                  .init_std = 0.1},
+    const Setting chaotic{.config = amplifying(2, 256),
                           .dtype = DType::bf16,
                           .lr = 2e-2,
                           .steps = 6};
