@@ -126,8 +126,13 @@ FOLDERS   := $(sort build $(if $(OF_CPU),build/cpu) $(BUILD) $(OF_BACKEND) $(SHA
 COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
+# A chapter's program is all that lies in its folder. Where a concept is written for both backends,
+# its .cu stands in for the .cpp of the same name.
+chapter_kernels = $(if $(filter cuda,$(BACKEND)),$(wildcard $(1)/*.cu))
+chapter_sources = $(sort $(chapter_kernels) $(filter-out $(patsubst %.cu,%.cpp,$(chapter_kernels)),\
+                    $(wildcard $(1)/*.cpp)))
 KERNEL_OBJECTS := $(call objects,$(sort $(wildcard 07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu) $(EXECUTOR_SOURCES)))
-COMM_SOURCES := $(addprefix tests/unit/,clock_test.cpp comm_test.cpp comm_sent_test.cpp comm_symmetric_test.cpp data_parallel_break_test.cpp gather_parts_test.cpp mesh_test.cpp report_test.cpp ring_all_reduce_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp zero_break_test.cpp)
+COMM_SOURCES := $(addprefix tests/unit/,clock_test.cpp comm_test.cpp comm_sent_test.cpp comm_symmetric_test.cpp data_parallel_break_test.cpp gather_parts_test.cpp mesh_test.cpp report_test.cpp ring_all_reduce_test.cpp sketch_pipeline_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp zero_break_test.cpp)
 COMM_OBJECTS := $(call objects,$(COMM_SOURCES))
 UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard tests/unit/*.cpp))))
 # The executor's own tests; what 07_kernels checks kernels with; the operations' tests, with the CUDA kernels behind them.
@@ -215,6 +220,12 @@ deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 	@./deps.sh $(PACKAGES)
 
 # ---- compiling -----------------------------------------------------------------------------------------------------------
+# Before the rule for .cpp: of a pair in one folder the .cu is meant.
+ifeq ($(BACKEND),cuda)
+$(OF_BACKEND)/obj/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(NVCC) -Icommon -I. -DULTRASCALE_CUDA $(NVCCFLAGS) -MMD -MP -c $< -o $@
+endif
 define compile
 $(1)/obj/%.o: %.cpp Makefile
 	@mkdir -p $$(@D)
@@ -225,12 +236,10 @@ $(foreach folder,$(FOLDERS),$(eval $(call compile,$(folder))))
 # What is compiled together with kernels, or runs them.
 $(if $(filter simt,$(BACKEND)),$(OF_BACKEND)/obj/tests/%.o) $(OF_BACKEND)/obj/07_kernels/%.o: CPPFLAGS += $(SIMT_CPPFLAGS)
 
+ifneq ($(BACKEND),cuda)
 $(OF_BACKEND)/obj/%.o: %.cu Makefile
 	@mkdir -p $(@D)
-ifneq ($(BACKEND),cuda)
 	$(CXX) $(CPPFLAGS) $(SIMT_CPPFLAGS) $(filter-out -O2 -O3,$(CXXFLAGS)) $(SIMT_FLAGS) -MMD -MP -c $< -o $@
-else
-	$(NVCC) -Icommon -I. -DULTRASCALE_CUDA $(NVCCFLAGS) -MMD -MP -c $< -o $@
 endif
 
 $(LIBRARY): $(COMMON_OBJECTS)
@@ -241,8 +250,11 @@ $(LIBRARY): $(COMMON_OBJECTS)
 $(BUILD)/07_kernels: $(KERNEL_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(EXECUTOR_SOURCES),-lboost_context) -o $@
 
-$(filter-out $(BUILD)/07_kernels,$(PROGRAMS)): $(BUILD)/%: $(SHARED)/obj/%/main.o $(LIBRARY)
-	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
+define chapter_program
+$(BUILD)/$(1): $(call objects,$(chapter_sources)) $(LIBRARY)
+	$$(CXX) $$(CXXFLAGS) $$^ $$(LDLIBS) -o $$@
+endef
+$(foreach chapter,$(filter-out 07_kernels,$(CHAPTERS)),$(eval $(call chapter_program,$(chapter))))
 
 $(BUILD)/unit_test: $(UNIT_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
@@ -270,7 +282,8 @@ $(BUILD)/comm_test: $(COMM_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -o $@
 
 # For clangd: how each source is compiled.
-SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp tests/*/*.cpp) $(CHAPTERS:%=%/main.cpp)
+SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp tests/*/*.cpp) 07_kernels/main.cpp \
+           $(filter %.cpp,$(foreach chapter,$(filter-out 07_kernels,$(CHAPTERS)),$(call chapter_sources,$(chapter))))
 compile_commands.json: Makefile
 	@{ echo '['; separator=; for source in $(SOURCES); do \
 	    printf '%s{"directory": "$(CURDIR)", "file": "%s", "command": "$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS) -c %s"}\n' "$$separator" $$source $$source; \

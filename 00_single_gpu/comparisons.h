@@ -118,8 +118,8 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         memory_reset_peak();
         const double seconds = median_of_runs(3, [&] {
-            model.parameters().clear_grads();
-            Context context{.batch = batch, .loss_scale = 1 / float(batch.counted_targets), .loss = loss};
+            model.parameters().begin_gradients();
+            Context context{.batch = batch, .token_weight = 1 / float(batch.counted_targets), .loss = loss};
             Saved saved;
             model.forward({}, saved, context);
             model.backward({}, saved, context);
@@ -130,9 +130,11 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
         const bool same = first || std::equal(got.begin(), got.end(), gradient.begin(), gradient.end());
         equal = equal && same;
         if (first) gradient = std::move(got), most = measured;
-        const double tokens = double(s.micro_batch * s.seq), flops = model_flops_per_token(s.config, s.seq) * tokens,
-                     extra = recomputed_flops_per_token(s) * tokens;
-        const int64_t predicted = estimate_memory(s).peak_activations;
+        const Prediction prediction = predict_one_device(s, model.parameters().local_numel());
+        const double tokens = double(s.micro_batch * s.seq),
+                     flops = prediction.flops_per_token * tokens,
+                     extra = prediction.recomputed_flops_per_token * tokens;
+        const int64_t predicted = prediction.memory.peak_activations;
         const double mfu = flops / seconds / peak.flops, hfu = (flops + extra) / seconds / peak.flops;
         print(fmt::format("  {:<20} {:>10} {:>10} {:>5.1f}% {:>9.1f} {:>9.1f}% {:>5.1f}% {:>5.1f}%  {}", row.name,
                           format_bytes(double(measured)), format_bytes(double(predicted)),

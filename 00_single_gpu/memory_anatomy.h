@@ -60,19 +60,23 @@ inline void print_anatomy(const StepShape& shape) {
     const LlamaConfig& c = shape.config;
     const MemoryEstimate m = estimate_memory(shape);
     const int64_t n = parameter_count(c), tokens = shape.micro_batch * shape.seq;
-    const SavedPerToken token = saved_per_token(shape);
+    LocalSizes one_token = local_sizes(shape);
+    one_token.sequences = one_token.stream_tokens = one_token.region_tokens = 1;
+    const LayerActivations token = layer_activations(one_token);
     print("\nmemory anatomy");
     print(fmt::format("  parameters   {} V h + L (2 h + h (H + 2 K) D + H D h + 3 h F) + h = {}", c.tied ? "" : "2", n));
     print(fmt::format("  bytes a parameter   {} weight + {} gradient + {} optimizer = {}   (the playbook: {})", m.parameters / n,
                       m.gradients / n, m.optimizer / n, (m.parameters + m.gradients + m.optimizer) / n, book_bytes_per_parameter(shape)));
-    const int64_t per_layer = shape.model.recompute == Recompute::full ? c.hidden * dtype_bytes(shape.model.dtype) : token.total();
-    const char* book = shape.model.recompute == Recompute::full        ? "2"
+    const bool full = shape.model.recompute == Recompute::full;
+    const int64_t input = c.hidden * dtype_bytes(shape.model.dtype),
+                  per_layer = full ? input : int64_t(token.total());
+    const char* book = full                                            ? "2"
                        : shape.model.recompute == Recompute::selective ? "34"
                                                                        : "(34 + 5 H s / h)";
-    print(fmt::format("  saved activations   L s b x {} bytes{} = {}", per_layer,
-                      shape.model.recompute == Recompute::full
-                          ? " (the layer's input only)"
-                          : fmt::format(" (norms {} + attention {} + mlp {})", token.norms, token.attention, token.mlp),
+    const std::string parts = full ? " (the layer's input only)"
+                                   : fmt::format(" (norms {:.0f} + attention {:.0f} + mlp {:.0f})",
+                                                 token.norms, token.attention, token.mlp);
+    print(fmt::format("  saved activations   L s b x {} bytes{} = {}", per_layer, parts,
                       format_bytes(double(c.layers * tokens * per_layer))));
     print(fmt::format("                      (playbook, GPT in bf16: L s b h {} = {})", book,
                       format_bytes(book_activations(shape))));
@@ -82,7 +86,7 @@ inline void print_anatomy(const StepShape& shape) {
 
 // The moment at which activations are at their peak, and what is held then.
 inline void print_peak(const StepShape& shape) {
-    const ActivationMoment peak = activation_peak(shape);
+    const ActivationMoment peak = activation_peak(local_sizes(shape));
     print(fmt::format("\nthe activations' peak, {}: {}", peak.when, format_bytes(peak.bytes())));
     for (const auto& [what, bytes] : peak.terms)
         if (bytes > 0) print(fmt::format("  {:<68} {:>12}", what, format_bytes(bytes)));

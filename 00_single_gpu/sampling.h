@@ -9,6 +9,7 @@
 #include "data.h"
 #include "llama.h"
 #include "random.h"
+#include "report.h"
 
 namespace ultrascale {
 
@@ -43,6 +44,14 @@ inline std::string bytes_to_text(const std::vector<int32_t>& tokens) {
     std::string text;
     for (int32_t token : tokens) text += token == '\n' || (token >= 32 && token < 127) ? char(token) : '?';
     return text;
+}
+
+inline void print_sample(Llama& model, const std::string& prompt, int64_t count, int64_t window,
+                         double temperature, uint64_t seed) {
+    std::vector<int32_t> tokens;
+    for (unsigned char c : prompt) tokens.push_back(c);
+    print(fmt::format("\nsample at temperature {}\n  {}{}", temperature, prompt,
+                      bytes_to_text(sample_tokens(model, tokens, count, window, temperature, seed))));
 }
 
 }  // namespace ultrascale

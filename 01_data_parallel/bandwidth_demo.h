@@ -23,7 +23,7 @@
 
 #include "ring_all_reduce.h"
 #include "trace.h"
-#include "training.h"
+#include "median_seconds.h"
 
 namespace ultrascale {
 

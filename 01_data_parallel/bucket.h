@@ -20,7 +20,8 @@ namespace ultrascale {
 
 class BucketSync : public GradientSync {
 public:
-    BucketSync(ParameterList& parameters, const Communicator& ranks, int64_t bucket_bytes) : GradientSync(parameters, ranks) {
+    BucketSync(ParameterList& parameters, const Mesh& mesh, int64_t bucket_bytes)
+        : GradientSync(parameters, mesh) {
         int64_t end = parameters.local_numel(), begin = end;
         std::vector<Parameter*> members;
         for (auto it = parameters.end(); it != parameters.begin();) {
@@ -28,43 +29,46 @@ public:
             begin -= parameter->local_numel();
             members.push_back(parameter);
             const Tensor gradients = parameters.flat_grads().slice(begin, end);
-            if (gradients.bytes() < bucket_bytes && it != parameters.begin()) continue;
+            const Communicator& group = mesh.data_group(*parameter);
+            const bool others = it == parameters.begin() || &mesh.data_group(**std::prev(it)) != &group;
+            if (gradients.bytes() < bucket_bytes && !others) continue;
             for (Parameter* member : members) bucket_of_[member] = buckets_.size();
-            buckets_.push_back({gradients, int(members.size())});
+            buckets_.push_back({gradients, group, int(members.size()), int(members.size())});
             members.clear();
             end = begin;
         }
     }
 
-    void begin_micro_batch(bool synchronize) override {
-        GradientSync::begin_micro_batch(synchronize);
-        for (Bucket& bucket : buckets_) bucket.missing = bucket.members;
-    }
     void gradient_complete(Parameter& parameter, const Context&) override {
-        if (!synchronize_) return;
         const size_t index = bucket_of_.at(&parameter);
         const TraceName name(TraceName::whole, "bucket", int64_t(index) + 1);
         Bucket& bucket = buckets_[index];
-        if (--bucket.missing == 0) start(bucket);
+        if (--bucket.missing > 0) return;
+        bucket.missing = bucket.members;  // of the next sum
+        start(bucket);
     }
     void finish() override {
         for (Bucket& bucket : buckets_) {
-            check(bucket.missing == 0, "a bucket's gradients are not complete");
+            check(bucket.missing == bucket.members, "a bucket's gradients are not complete");
             for (Work& work : bucket.under_way) work.wait();
             bucket.under_way.clear();
         }
+        sum_besides(parameters_, mesh_);
     }
-    PredictedCommunication predicted() const override { return all_reduces(int64_t(buckets_.size())); }
+    void add_to(Prediction& prediction) const override {
+        add_all_reduces(prediction, int64_t(buckets_.size()));
+    }
 
 protected:
     struct Bucket {
-        Tensor gradients;  // a stretch of the flat gradients
-        int members, missing = 0;
+        Tensor gradients;           // a stretch of the flat gradients
+        const Communicator& group;  // that sums them: experts have another than the rest of the model
+        int members, missing;       // parameters in it; of them not yet complete
         std::vector<Work> under_way = {};
     };
     // What makes a full bucket's gradients the sum of all ranks': here one all-reduce, more in hierarchical.h.
     virtual void start(Bucket& bucket) {
-        bucket.under_way.push_back(ranks_.all_reduce(bucket.gradients, Reduce::sum, communication_stream()));
+        bucket.under_way.push_back(bucket.group.all_reduce(bucket.gradients, Reduce::sum, communication_stream()));
     }
     std::vector<Bucket> buckets_;  // in the order in which backward fills them
     std::map<const Parameter*, size_t> bucket_of_;

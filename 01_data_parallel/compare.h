@@ -12,13 +12,11 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <vector>
 
-#include "data.h"
-#include "setup.h"
-#include "sync_options.h"
-#include "trace.h"
-#include "training.h"
+#include "run.h"
+#include "syncs.h"
 
 namespace ultrascale {
 
@@ -29,60 +27,37 @@ struct SyncCost {
     int64_t calls;
 };
 
-inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, const DataLoader& loader, const Options& options) {
+using SyncStep = std::function<void(Step&, Llama&, AdamW&, GradientSync&)>;
+
+inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, const DataLoader& loader,
+                        const Options& options, const SyncStep& train_step) {
     const Communicator& ranks = Communicator::world();
-    ParameterList& parameters = model.parameters();
-    const int64_t B = options.micro_batch, warm_up = 2, steps = std::clamp<int64_t>(options.steps, 3, 10);
-    const float loss_scale = float(1 / double(loader.counted_targets(0, B * ranks.size())));
-    std::vector<double> step_seconds, backward_seconds;
-    for (int64_t s = 0; s < warm_up + steps; ++s) {
-        if (s == warm_up) {
-            communication_reset_counts();
-            trace_clear();
-            trace_record(true);
-        }
-        compute_stream().synchronize();
-        ranks.barrier();
-        const double begin = now_seconds();
-        parameters.clear_grads();
-        const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-        Context context{.batch = to_device(loader.batch(ranks.rank() * B, B)), .loss_scale = loss_scale, .loss = loss, .hooks = &sync};
-        Saved saved;
-        sync.begin_micro_batch(true);
-        model.forward({}, saved, context);
-        const Timestamp forward_end = Timestamp::in(compute_stream());
-        model.backward({}, saved, context);
-        const Timestamp backward_end = Timestamp::in(compute_stream());
-        sync.finish();
-        optimizer.step(0, squared_gradient_norm(parameters));  // lr 0: the model stays as it is
-        compute_stream().synchronize();
-        if (s < warm_up) continue;
-        step_seconds.push_back(now_seconds() - begin);
-        backward_seconds.push_back(backward_end.seconds() - forward_end.seconds());
-    }
+    const Share share{options.micro_batch, ranks.size(), ranks.rank()};
+    trace_record(true);
+    const Measured m = measure(loader, share, share.micro_batch * share.count, options.steps,
+                               [&](Step& step) { train_step(step, model, optimizer, sync); });
     trace_record(false);
-    SyncCost cost{median(step_seconds), median(backward_seconds), 0, 0, 0, 0, 0, 0};
-    const CommunicationCounts counts = communication_counts();
-    for (int k = 0; k < collective_kinds; ++k) {
-        if (Collective(k) == Collective::barrier) continue;
-        cost.calls += counts[size_t(k)].calls / steps;
-        cost.sent_bytes += counts[size_t(k)].sent / double(steps);
-        cost.communication_seconds += counts[size_t(k)].seconds / double(steps);
-        cost.exposed_seconds += counts[size_t(k)].exposed / double(steps);
+    SyncCost cost{.step_seconds = m.step_seconds,
+                  .communication_seconds = m.communication_seconds,
+                  .exposed_seconds = m.exposed_seconds,
+                  .sent_bytes = m.sent_bytes};
+    for (size_t k = 0; k < collective_kinds; ++k) cost.calls += m.counts[k].calls / m.steps;
+    cost.calls -= 1;  // the loss's
+    std::vector<double> backwards;
+    for (const Span& span : trace_spans()) {
+        if (span.name == "backward" && span.lane == "phase") backwards.push_back(span.end - span.begin);
+        if (span.name != "matmul") continue;
+        cost.matmul_seconds += (span.end - span.begin) / double(m.steps);
+        cost.matmul_flops += span.flops / double(m.steps);
     }
-    for (const Span& span : trace_spans())
-        if (span.name == "matmul") {
-            cost.matmul_seconds += (span.end - span.begin) / double(steps);
-            cost.matmul_flops += span.flops / double(steps);
-        }
-    for (double* seconds :
-         {&cost.step_seconds, &cost.backward_seconds, &cost.communication_seconds, &cost.exposed_seconds, &cost.matmul_seconds})
-        *seconds = largest_of_ranks(ranks, *seconds);
+    cost.backward_seconds = largest_of_ranks(ranks, median(backwards));
+    cost.matmul_seconds = largest_of_ranks(ranks, cost.matmul_seconds);
     return cost;
 }
 
 // All ranks call it; rank 0 prints. Returns true.
-inline bool compare_syncs(const Options& options, SyncOptions sync, const StepShape& shape, bool nodes_pretended) {
+inline bool compare_syncs(const Options& options, SyncOptions sync, const StepShape& shape,
+                          bool nodes_pretended, const SyncStep& train_step) {
     const Communicator& ranks = Communicator::world();
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
@@ -100,8 +75,9 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     print(fmt::format("  {:<23} {:>8} {:>10} {:>6} {:>11} {:>8} {:>8} {:>7} {:>7}", "technique", "step", "tok/s/rank",
                       "calls", "sent", "comm.", "exposed", "overlap", "matmul"));
     Report report("01_data_parallel", options, shape, 0);
-    NoSync none(parameters, ranks);
-    const SyncCost alone = cost_of(none, model, optimizer, loader, options);
+    const Mesh mesh(ranks, {{"dp", ranks.size()}});
+    NoSync none(parameters, mesh);
+    const SyncCost alone = cost_of(none, model, optimizer, loader, options, train_step);
     SyncCost naive{};
     const auto row = [&](const std::string& name, const SyncCost& cost) {
         const bool talks = cost.calls > 0;
@@ -124,7 +100,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     row("none (not trained right)", alone);
     const auto measure = [&](const std::string& name, SyncKind kind, RingDirections directions = RingDirections::one) {
         sync.kind = kind, sync.ring_directions = directions;
-        const SyncCost cost = cost_of(*make_sync(sync, parameters, ranks), model, optimizer, loader, options);
+        const SyncCost cost = cost_of(*make_sync(sync, parameters, mesh), model, optimizer, loader, options, train_step);
         if (kind == SyncKind::naive) naive = cost;
         row(name, cost);
     };

@@ -26,10 +26,12 @@
 
 #include "comm.h"
 #include "estimate.h"
+#include "gradients.h"
+#include "llama.h"
 #include "ops.h"
 #include "optimizer.h"
 #include "report.h"
-#include "trace.h"
+#include "step.h"
 
 namespace ultrascale {
 
@@ -75,22 +77,29 @@ public:
         }
     }
 
-    // For the report: what it holds for so many parameters, and what a run of `steps` steps sends.
-    static void add_to(MemoryEstimate& estimate, int64_t parameters) {
-        estimate.optimizer += 8 * parameters, estimate.peak_communication += 4 * parameters;
+    static int64_t outer_steps(const DiLoCoOptions& options, int64_t steps) {
+        return (steps + options.inner_steps - 1) / options.inner_steps;
     }
-    int64_t outer_steps(int64_t steps) const { return (steps + options_.inner_steps - 1) / options_.inner_steps; }
-    void add_to(PredictedCommunication& of_run, int64_t steps) const {
-        of_run.add(Collective::all_reduce, outer_steps(steps), outer_steps(steps) * outer_.bytes(), ranks_.size());
+    // What it holds for so many parameters, and what a run of `steps` steps sends: not all steps
+    // send the same.
+    static void add_to(Prediction& of_run, const DiLoCoOptions& options, const Group& ranks,
+                       int64_t parameters, int64_t steps) {
+        const int64_t meetings = outer_steps(options, steps);
+        of_run.memory.optimizer += 8 * parameters,
+            of_run.memory.peak_communication += 4 * parameters;
+        of_run.communication.add(ranks, Collective::all_reduce, meetings,
+                                 meetings * 4 * parameters);
     }
     // Bytes that a rank sends for each token, `tokens` in its step, beside what an all-reduce of the gradients in every step would send.
     void print_savings(Report& report, int64_t steps, int64_t tokens, DType gradients) const {
+        const int64_t meetings = outer_steps(options_, steps);
         const auto sent = [&](int64_t bytes) { return bytes_sent(Collective::all_reduce, double(bytes), ranks_.size()); };
-        const double bytes = sent(outer_steps(steps) * outer_.bytes()) / double(steps * tokens);
+        const double bytes = sent(meetings * outer_.bytes()) / double(steps * tokens);
         const double every_step = sent(outer_.numel() * dtype_bytes(gradients)) / double(tokens);
-        print(fmt::format("  DiLoCo: {} in {}; sent {:.4g} bytes a token, with every step's gradients {:.4g}",
-                          format_count(outer_steps(steps), "outer step"), steps, bytes, every_step));
-        report.value("diloco", "outer_steps", double(outer_steps(steps)));
+        print(fmt::format(
+            "  DiLoCo: {} in {}; sent {:.4g} bytes a token, with every step's gradients {:.4g}",
+            format_count(meetings, "outer step"), steps, bytes, every_step));
+        report.value("diloco", "outer_steps", double(meetings));
         report.value("diloco", "sent_bytes_per_token", bytes);
         report.value("diloco", "all_reduce_sent_bytes_per_token", every_step);
     }
@@ -109,5 +118,24 @@ private:
     Tensor outer_, momentum_;    // theta and m: (Psi) fp32
     std::vector<Tensor> local_;  // this rank's weights in fp32, in the parameters' order
 };
+
+// One step, number `done` of the run: each rank trains for itself, on the mean over its own samples
+// (step.h: MeanOver::own_samples); every so often the ranks meet.
+inline void diloco_step(Step& step, Llama& model, AdamW& optimizer, DiLoCo& diloco,
+                        const Communicator& ranks, int64_t done, bool last) {
+    model.parameters().begin_gradients(step.accumulated);
+    for (MicroBatch micro_batch : step.micro_batches()) {
+        Saved saved;
+        phase("forward", [&] { model.forward({}, saved, micro_batch); });
+        phase("backward", [&] { model.backward({}, saved, micro_batch); });
+    }
+    step.verify_gradient();
+    const Tensor own_norm =
+        phase("gradient norm", [&] { return squared_gradient_norm(model.parameters()); });
+    phase("update", [&] { optimizer.step(step.learning_rate, own_norm); });
+    phase("outer step", [&] { diloco.after_step(done, last); });
+    phase("loss", [&] { ranks.all_reduce(step.loss, Reduce::average); });
+    step.finish(own_norm);
+}
 
 }  // namespace ultrascale

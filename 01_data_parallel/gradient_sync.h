@@ -12,6 +12,7 @@
 #pragma once
 
 #include "comm.h"
+#include "gradients.h"
 #include "llama.h"
 #include "report.h"
 #include "trace.h"
@@ -20,26 +21,25 @@ namespace ultrascale {
 
 class GradientSync : public Hooks {
 public:
-    GradientSync(ParameterList& parameters, const Communicator& ranks) : parameters_(parameters), ranks_(ranks) {}
+    GradientSync(ParameterList& parameters, const Mesh& mesh)
+        : parameters_(parameters), mesh_(mesh), ranks_(mesh.group({"dp", "cp", "ep"})) {}
 
-    // Whether the coming micro-batch's backward is followed by a synchronisation. With gradient accumulation only the last one
-    // is (PyTorch's no_sync): the others just add to the gradients.
-    virtual void begin_micro_batch(bool synchronize) { synchronize_ = synchronize; }
-    // After the backward: when it returns, what compute does next sees the sums.
+    // After the backward that completes the gradients: when it returns, what compute does next sees the
+    // sums. (With gradient accumulation that is the last micro-batch's, PyTorch's no_sync: the others
+    // just add to the gradients. ParameterList::begin_gradients says how many there are.)
     virtual void finish() = 0;
-    // Of one synchronisation, for the report.
-    virtual PredictedCommunication predicted() const = 0;
-    virtual int64_t buffer_bytes() const { return 0; }  // the most that it holds beside the gradients
+    // What one synchronisation sends, and what it holds beside the gradients.
+    virtual void add_to(Prediction& prediction) const = 0;
 
 protected:
-    PredictedCommunication all_reduces(int64_t calls) const {
-        PredictedCommunication p;
-        p.add(Collective::all_reduce, calls, parameters_.flat_grads().bytes(), ranks_.size());
-        return p;
+    // All gradients in so many all-reduces.
+    void add_all_reduces(Prediction& prediction, int64_t calls) const {
+        prediction.communication.add(ranks_, Collective::all_reduce, calls,
+                                     parameters_.flat_grads().bytes());
     }
     ParameterList& parameters_;
-    const Communicator& ranks_;
-    bool synchronize_ = true;
+    const Mesh& mesh_;
+    const Communicator& ranks_;  // that share out a batch
 };
 
 // Without communication: each rank keeps its own gradients. To compare with (compare.h), and for ranks that meet later (diloco.h).
@@ -47,7 +47,7 @@ class NoSync : public GradientSync {
 public:
     using GradientSync::GradientSync;
     void finish() override {}
-    PredictedCommunication predicted() const override { return {}; }
+    void add_to(Prediction&) const override {}
 };
 
 }  // namespace ultrascale

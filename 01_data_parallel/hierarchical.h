@@ -27,24 +27,26 @@ namespace ultrascale {
 class HierarchicalSync : public BucketSync {
 public:
     // Ranks r with equal r / ranks_per_node form a node. (If they sit elsewhere it is slower, not wrong.)
-    HierarchicalSync(ParameterList& parameters, const Communicator& ranks, int64_t bucket_bytes, int ranks_per_node)
-        : BucketSync(parameters, ranks, bucket_bytes),
-          inside_(ranks.split(ranks.rank() / ranks_per_node, ranks.rank(), "inside the node")),
-          across_(ranks.split(ranks.rank() % ranks_per_node, ranks.rank(), "across nodes")) {}
+    HierarchicalSync(ParameterList& parameters, const Mesh& mesh, int64_t bucket_bytes, int ranks_per_node)
+        : BucketSync(parameters, mesh, bucket_bytes),
+          inside_(ranks_.split(ranks_.rank() / ranks_per_node, ranks_.rank(), "inside the node")),
+          across_(ranks_.split(ranks_.rank() % ranks_per_node, ranks_.rank(), "across nodes")) {
+        for (const Bucket& bucket : buckets_)
+            check(&bucket.group == &ranks_, "hierarchical: all gradients are summed over the same ranks");
+    }
 
-    PredictedCommunication predicted() const override {
-        PredictedCommunication p;
+    void add_to(Prediction& prediction) const override {
+        PredictedCommunication& p = prediction.communication;
         for (const Bucket& bucket : buckets_) {
             const int64_t width = dtype_bytes(bucket.gradients.dtype()), rest = bucket.gradients.numel() % inside_.size();
             const int64_t bytes = bucket.gradients.bytes() - rest * width;
             if (bytes > 0) {
-                p.add(Collective::reduce_scatter, 1, bytes, inside_.size());
-                p.add(Collective::all_reduce, 1, bytes / inside_.size(), across_.size());
-                p.add(Collective::all_gather, 1, bytes, inside_.size());
+                p.add(inside_, Collective::reduce_scatter, 1, bytes);
+                p.add(across_, Collective::all_reduce, 1, bytes / inside_.size());
+                p.add(inside_, Collective::all_gather, 1, bytes);
             }
-            if (rest > 0) p.add(Collective::all_reduce, 1, rest * width, ranks_.size());
+            if (rest > 0) p.add(ranks_, Collective::all_reduce, 1, rest * width);
         }
-        return p;
     }
 
 protected:

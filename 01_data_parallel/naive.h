@@ -17,10 +17,13 @@ public:
     void finish() override {
         for (const auto& parameter : parameters_) {
             const TraceName name(TraceName::whole, parameter->name);
-            ranks_.all_reduce(parameter->grad);
+            mesh_.data_group(*parameter).all_reduce(parameter->grad);
         }
+        sum_besides(parameters_, mesh_);
     }
-    PredictedCommunication predicted() const override { return all_reduces(int64_t(parameters_.size())); }
+    void add_to(Prediction& prediction) const override {
+        add_all_reduces(prediction, int64_t(parameters_.size()));
+    }
 };
 
 }  // namespace ultrascale

@@ -19,13 +19,17 @@ public:
 
     void gradient_complete(Parameter& parameter, const Context&) override {
         const TraceName name(TraceName::whole, parameter.name);
-        if (synchronize_) under_way_.push_back(ranks_.all_reduce(parameter.grad, Reduce::sum, communication_stream()));
+        const Communicator& group = mesh_.data_group(parameter);
+        under_way_.push_back(group.all_reduce(parameter.grad, Reduce::sum, communication_stream()));
     }
     void finish() override {
         for (Work& work : under_way_) work.wait();
         under_way_.clear();
+        sum_besides(parameters_, mesh_);
     }
-    PredictedCommunication predicted() const override { return all_reduces(int64_t(parameters_.size())); }
+    void add_to(Prediction& prediction) const override {
+        add_all_reduces(prediction, int64_t(parameters_.size()));
+    }
 
 private:
     std::vector<Work> under_way_;

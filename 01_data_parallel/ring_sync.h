@@ -11,25 +11,27 @@ namespace ultrascale {
 
 class RingSync : public GradientSync {
 public:
-    RingSync(ParameterList& parameters, const Communicator& ranks, RingDirections directions)
-        : GradientSync(parameters, ranks), directions_(directions) {}
+    RingSync(ParameterList& parameters, const Mesh& mesh, RingDirections directions)
+        : GradientSync(parameters, mesh), directions_(directions) {
+        for (const auto& parameter : parameters)
+            check(&mesh.data_group(*parameter) == &ranks_, "ring: all gradients are summed over the same ranks");
+    }
 
     void finish() override {
         const TraceName name(TraceName::whole, "gradients");
         ring_all_reduce(ranks_, parameters_.flat_grads(), directions_);
+        sum_besides(parameters_, mesh_);
     }
-    PredictedCommunication predicted() const override {
+    void add_to(Prediction& prediction) const override {
         const Tensor& flat = parameters_.flat_grads();
-        PredictedCommunication p;
-        p.add(Collective::send_recv,
-              predict_ring_all_reduce(flat.numel(), flat.dtype(), ranks_.rank(), ranks_.size(), directions_));
-        return p;
-    }
-    int64_t buffer_bytes() const override {
-        int64_t elements = 0;
-        for (const Ring& ring : make_rings(parameters_.flat_grads(), ranks_.rank(), ranks_.size(), directions_))
-            elements += ring.longest_chunk();
-        return ranks_.size() > 1 ? elements * dtype_bytes(parameters_.flat_grads().dtype()) : 0;
+        const int rank = ranks_.rank(), n = ranks_.size();
+        if (n == 1) return;
+        prediction.communication.add(
+            ranks_, Collective::send_recv,
+            predict_ring_all_reduce(flat.numel(), flat.dtype(), rank, n, directions_));
+        for (const Ring& ring : make_rings(flat, rank, n, directions_))
+            prediction.memory.peak_communication +=
+                ring.longest_chunk() * dtype_bytes(flat.dtype());
     }
 
 private:

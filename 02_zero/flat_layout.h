@@ -1,17 +1,26 @@
-// The flat sharding that all ZeRO stages share: each unit's parameters (embedding; each layer; final norm and head) lie one after the
-// other in one flat tensor, padded so that it can be cut into n equal shards. Rank r owns the r-th shard of every unit.
+// The flat sharding that all ZeRO stages share: each unit's parameters (embedding; each layer; final
+// norm and head) lie one after the other in one flat tensor, padded so that it can be cut into n equal
+// shards. Rank r owns the r-th shard of every unit.
 //
-//     unit layers.3, 4 ranks   [ norm | q ........ | k .. | v .. | o ........ | norm | gate ......... | up ......... | down ...... |pad]
-//                              [ shard of rank 0      | shard of rank 1      | shard of rank 2      | shard of rank 3              ]
+//     unit layers.3, 4 ranks
+//     [ norm | q ..... | k . | v . | o ..... | norm | gate ....... | up ........ | down ...... |pad]
+//     [ shard of rank 0     | shard of rank 1     | shard of rank 2      | shard of rank 3         ]
 //
-// A shard ends where it ends, in the middle of a matrix and of a row: what AdamW does to an element does not depend on its neighbours.
-// Unit by unit, and not the whole model in n pieces, so that a unit's shards can be gathered or reduced as soon as it is its turn.
+// A shard ends where it ends, in the middle of a matrix and of a row: what AdamW does to an element does
+// not depend on its neighbours. Unit by unit, and not the whole model in n pieces, so that a unit's shards
+// can be gathered or reduced as soon as it is its turn.
+//
+// The ranks among which a parameter is shared out are those over which its gradient is summed (mesh.h).
+// Where a unit's parameters have several kinds of description (the experts of a layer, a norm under
+// sequence parallelism) it has a flat tensor for each.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
 #include "llama.h"
+#include "mesh.h"
 #include "optimizer.h"
 
 namespace ultrascale {
@@ -19,8 +28,10 @@ namespace ultrascale {
 struct FlatUnit {
     struct Place {
         Parameter* parameter;
-        int64_t offset;  // in the unit's flat tensor
+        int64_t offset;  // in the flat tensor
     };
+    const Unit* unit;
+    const Communicator* group;  // whose ranks have a shard each
     std::vector<Place> places;
     int64_t numel = 0;   // elements of its parameters
     int64_t padded = 0;  // elements of its flat tensor
@@ -29,61 +40,83 @@ struct FlatUnit {
 
 class FlatLayout {
 public:
-    // A tied weight belongs to the first unit that has it, the embedding; the head, which uses it too, has only the norm.
-    FlatLayout(const std::vector<Unit>& units, int ranks) {
-        constexpr int64_t grain = 8;  // shards begin at multiples of 16 bytes
-        for (const Unit& unit : units) {
-            FlatUnit flat;
-            for (Parameter* parameter : unit.parameters) {
-                if (!unit_of_.try_emplace(parameter, units_.size()).second) continue;
+    // Of the units of one model or of several. A tied weight belongs to the first unit that has it, the
+    // embedding; the head, which uses it too, has only the norm.
+    FlatLayout(const std::vector<const Unit*>& units, const Mesh& mesh) {
+        for (const Unit* unit : units)
+            for (Parameter* parameter : unit->parameters) {
+                if (flat_of_.contains(parameter)) continue;
+                FlatUnit& flat = flat_for(unit, *parameter, mesh);
+                flat_of_[parameter] = size_t(&flat - flats_.data());
                 flat.places.push_back({parameter, flat.numel});
                 flat.numel += parameter->local_numel();
             }
+        constexpr int64_t grain = 8;  // shards begin at multiples of 16 bytes
+        for (FlatUnit& flat : flats_) {
+            const int64_t ranks = flat.group->size();
             flat.shard = (flat.numel + ranks * grain - 1) / (ranks * grain) * grain;
             flat.padded = flat.shard * ranks;
-            units_.push_back(std::move(flat));
         }
     }
 
-    size_t size() const { return units_.size(); }
-    const FlatUnit& operator[](size_t unit) const { return units_[unit]; }
-    size_t unit_of(const Parameter& parameter) const { return unit_of_.at(&parameter); }
+    size_t size() const { return flats_.size(); }
+    const FlatUnit& operator[](size_t flat) const { return flats_[flat]; }
+    size_t flat_of(const Parameter& parameter) const { return flat_of_.at(&parameter); }
     int64_t padded() const {  // elements of the whole model
         int64_t sum = 0;
-        for (const FlatUnit& unit : units_) sum += unit.padded;
+        for (const FlatUnit& flat : flats_) sum += flat.padded;
         return sum;
     }
 
-    // The units whose flat tensors a unit's parameters lie in: its own, and for a tied head the embedding's.
+    // The flat tensors that a unit's parameters lie in: its own, and for a tied head the embedding's.
     std::vector<size_t> flats_of(const Unit& unit) const {
-        std::vector<size_t> all = {size_t(unit.index)};
+        std::vector<size_t> all;
         for (const Parameter* parameter : unit.parameters)
-            if (unit_of(*parameter) != all.front()) all.push_back(unit_of(*parameter));
+            if (std::ranges::find(all, flat_of(*parameter)) == all.end()) all.push_back(flat_of(*parameter));
         return all;
     }
 
-    // Points the value (or grad) of a unit's parameters to their places in `flat`; an empty tensor takes their storage away.
-    void place(size_t unit, const Tensor& flat, Tensor Parameter::*member) const {
-        for (const auto& [parameter, offset] : units_[unit].places)
-            parameter->*member = flat ? flat.slice(offset, offset + parameter->local_numel()).view(parameter->local_shape()) : Tensor();
+    // Points the value (or grad) of a flat unit's parameters to their places in `flat`; an empty tensor
+    // takes their storage away.
+    void place(size_t u, const Tensor& flat, Tensor Parameter::*member) const {
+        for (const auto& [parameter, offset] : flats_[u].places)
+            parameter->*member = flat ? flat.slice(offset, offset + parameter->local_numel())
+                                            .view(parameter->local_shape())
+                                      : Tensor();
     }
 
-    // What lies in a rank's shard of a unit, piece by piece: of `values` and `grads`, the shard's own tensors (shard elements each).
-    std::vector<AdamW::Item> shard_items(size_t unit, int rank, const Tensor& values, const Tensor& grads) const {
-        const int64_t first = rank * units_[unit].shard, last = first + units_[unit].shard;
+    // What lies in a rank's shard, piece by piece: of `values` and `grads`, the shard's own tensors
+    // (shard elements each).
+    std::vector<AdamW::Item> shard_items(size_t u, int rank, const Tensor& values,
+                                         const Tensor& grads) const {
+        const int64_t first = rank * flats_[u].shard, last = first + flats_[u].shard;
         std::vector<AdamW::Item> items;
-        for (const auto& [parameter, offset] : units_[unit].places) {
-            const int64_t begin = std::max(first, offset), end = std::min(last, offset + parameter->local_numel());
+        for (const auto& [parameter, offset] : flats_[u].places) {
+            const int64_t begin = std::max(first, offset),
+                          end = std::min(last, offset + parameter->local_numel());
             if (begin < end)
-                items.push_back(
-                    {parameter, begin - offset, values.slice(begin - first, end - first), grads.slice(begin - first, end - first)});
+                items.push_back({parameter, begin - offset, values.slice(begin - first, end - first),
+                                 grads.slice(begin - first, end - first)});
         }
         return items;
     }
 
 private:
-    std::vector<FlatUnit> units_;
-    std::map<const Parameter*, size_t> unit_of_;
+    // The unit's flat tensor for parameters of this kind; a new one where there is none yet.
+    FlatUnit& flat_for(const Unit* unit, const Parameter& parameter, const Mesh& mesh) {
+        for (FlatUnit& flat : flats_) {
+            if (flat.unit != unit) continue;
+            const Parameter& other = *flat.places.front().parameter;
+            if (other.split_over == parameter.split_over &&
+                other.also_summed_over == parameter.also_summed_over)
+                return flat;
+        }
+        flats_.push_back({.unit = unit, .group = &mesh.data_group(parameter)});
+        return flats_.back();
+    }
+
+    std::vector<FlatUnit> flats_;
+    std::map<const Parameter*, size_t> flat_of_;
 };
 
 }  // namespace ultrascale

@@ -16,21 +16,21 @@
 #include <deque>
 #include <functional>
 
+#include "flat_layout.h"
 #include "optimizer.h"
-#include "parts.h"
 #include "report.h"
+#include "step.h"
 #include "stream.h"
 #include "trace.h"
-#include "training.h"
 
 namespace ultrascale {
 
 class OffloadedUpdate {
 public:
     // Of each unit: this rank's shard of the weights, which are copied to the host now, and of the gradients.
-    OffloadedUpdate(const std::vector<Unit>& units, const std::vector<Tensor>& values,
+    OffloadedUpdate(const FlatLayout& layout, const std::vector<Tensor>& values,
                     const std::vector<Tensor>& grads)
-        : units_(units), values_(values), grads_(grads) {
+        : layout_(layout), values_(values), grads_(grads) {
         int64_t largest = 0;
         for (const Tensor& shard : values) {
             host_values_.push_back(Tensor::empty(shard.shape(), shard.dtype(), Memory::host));
@@ -63,7 +63,7 @@ public:
             const double bytes = 24.0 * double(values_[u].numel()) + double(grads_[u].bytes()) + (fp32 ? 0 : double(values_[u].bytes()));
             if (trace_recording())
                 trace_span({.name = "AdamW on the host",
-                            .of = units_[u].name,
+                            .of = layout_[u].unit->name,
                             .lane = "host",
                             .bytes = bytes},
                            update_begin, update_end);
@@ -113,7 +113,7 @@ private:
         part.spans.back().end = Timestamp::in(stream);
         if (trace_recording())
             trace_span({.name = "copy",
-                        .of = units_[unit].name,
+                        .of = layout_[unit].unit->name,
                         .lane = stream.name(),
                         .bytes = double(to.bytes())},
                        part.spans.back().begin, part.spans.back().end);
@@ -121,7 +121,7 @@ private:
         return stream.record();
     }
 
-    const std::vector<Unit>& units_;
+    const FlatLayout& layout_;
     std::vector<Tensor> values_, grads_;  // on the device: (shard) of each unit
     std::vector<Tensor> host_values_;     // likewise on the host
     Tensor host_grads_[2], host_norm_;    // (the largest shard), (1) fp64

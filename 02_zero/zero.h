@@ -38,8 +38,11 @@ struct ZeroOptions {
 
 class Zero : public Hooks {
 public:
-    Zero(Llama& model, const Communicator& ranks, const Options& options, const ZeroOptions& zero)
-        : model_(model), ranks_(ranks), options_(options), zero_(zero), layout_(model.units(), ranks.size()) {}
+    // The units are of one model or of several, whose parameters are in one list.
+    Zero(ParameterList& parameters, std::vector<const Unit*> units, const Mesh& mesh,
+         const Options& options, const ZeroOptions& zero)
+        : parameters_(parameters), units_(std::move(units)), mesh_(mesh), options_(options),
+          zero_(zero), layout_(units_, mesh) {}
 
     // Gives parameters and gradients their storage, values from --load or --seed, and the optimizer its states. Returns where
     // training stands.
@@ -47,7 +50,7 @@ public:
 
     // One step: begin_step; for each micro-batch begin_micro_batch, forward, backward, end_micro_batch; then squared_norm
     // (1, fp64: the gradient is complete) and update. finish() waits until the parameters are complete.
-    virtual void begin_step() = 0;
+    virtual void begin_step(int64_t micro_batches) = 0;
     virtual void begin_micro_batch(int64_t micro_batch, bool last) { first_ = micro_batch == 0, last_ = last; }
     virtual void end_micro_batch() {}
     virtual Tensor squared_norm() = 0;
@@ -56,20 +59,23 @@ public:
 
     // What this rank holds: to verify and to save.
     virtual std::vector<TensorPart> gradients() = 0;
-    virtual std::vector<TensorPart> values() { return model_.parameters().parts(&Parameter::value); }
+    virtual std::vector<TensorPart> values() { return parameters_.parts(&Parameter::value); }
     std::vector<TensorPart> optimizer_states() {
         std::vector<TensorPart> all;
         for (AdamW& optimizer : optimizers_)
             for (TensorPart& part : optimizer.states()) all.push_back(std::move(part));
+        for (const TensorPart& buffer : parameters_.buffers()) all.push_back(buffer);
         return all;
     }
     const FlatLayout& layout() const { return layout_; }
+    const std::vector<const Unit*>& units() const { return units_; }
     virtual void print_offload(Report&) {}
 
 protected:
     // Flat storage for all units, one after the other, where other ranks may write to it; and where a unit's part of it is.
     Tensor allocate_flat(DType dtype, Memory category, Tensor Parameter::*member) {
-        Tensor flat = Tensor::zeros({layout_.padded()}, dtype, category, ranks_.symmetric_memory());
+        const auto reachable = mesh_.group({"dp", "cp", "ep"}).symmetric_memory();
+        Tensor flat = Tensor::zeros({layout_.padded()}, dtype, category, reachable);
         for (size_t u = 0; u < layout_.size(); ++u) layout_.place(u, of_unit(flat, u), member);
         return flat;
     }
@@ -79,35 +85,49 @@ protected:
         return flat.slice(begin, begin + layout_[unit].padded);
     }
     // What a unit's communication and update are called in the trace.
-    TraceName name_of(size_t unit) const { return {TraceName::whole, model_.units()[unit].name}; }
-    // This rank's shard of a flat tensor that holds a whole unit.
-    Tensor my_shard(const Tensor& unit_flat) const {
-        const int64_t shard = unit_flat.numel() / ranks_.size();
-        return unit_flat.slice(ranks_.rank() * shard, (ranks_.rank() + 1) * shard);
+    TraceName name_of(size_t unit) const { return {TraceName::whole, layout_[unit].unit->name}; }
+    // The ranks that share out a unit, and this rank's shard of a flat tensor that holds all of it.
+    const Communicator& ranks_of(size_t unit) const { return *layout_[unit].group; }
+    Tensor my_shard(size_t unit, const Tensor& flat) const {
+        const int64_t shard = layout_[unit].shard, rank = ranks_of(unit).rank();
+        return flat.slice(rank * shard, (rank + 1) * shard);
     }
-    // The squared norm of the whole gradient from each rank's shards: one number travels.
+    // The squared norm of the whole gradient from each rank's shards: one number travels. Of what ranks
+    // of a model axis hold copies of, one counts.
     Tensor sum_squares(const std::vector<Tensor>& shards) const {
         Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-        ops::accumulate_sum_squares(sum, shards);
-        ranks_.all_reduce(sum);
+        std::vector<Tensor> counted;
+        for (size_t u = 0; u < shards.size(); ++u)
+            if (mesh_.counts_shards(*layout_[u].places.front().parameter)) counted.push_back(shards[u]);
+        ops::accumulate_sum_squares(sum, counted);
+        mesh_.group({"dp", "cp", "ep", "pp", "tp"}).all_reduce(sum);
         return sum;
+    }
+    // What some units sum over other groups besides: after the last backward, as in gradients.h.
+    void sum_besides(const std::vector<Tensor>& shards) const {
+        for (size_t u = 0; u < shards.size(); ++u)
+            for (const std::string& group : layout_[u].places.front().parameter->also_summed_over) {
+                const TraceName name = name_of(u);
+                mesh_.group(group).all_reduce(shards[u]);
+            }
     }
     TrainingState resume() {
         std::vector<AdamW*> all;
         for (AdamW& optimizer : optimizers_) all.push_back(&optimizer);
-        return resume_or_start(options_, all);
+        return resume_or_start(options_, all, parameters_.buffers());
     }
     // Counts the gradients of a unit's flat tensor that are complete in this micro-batch; true at the last one.
     bool unit_complete(const Parameter& parameter) {
-        const size_t unit = layout_.unit_of(parameter);
+        const size_t unit = layout_.flat_of(parameter);
         if (complete_.empty()) complete_.resize(layout_.size());
         if (++complete_[unit] < layout_[unit].places.size()) return false;
         complete_[unit] = 0;
         return true;
     }
 
-    Llama& model_;
-    const Communicator& ranks_;
+    ParameterList& parameters_;
+    std::vector<const Unit*> units_;
+    const Mesh& mesh_;
     const Options& options_;
     ZeroOptions zero_;
     FlatLayout layout_;

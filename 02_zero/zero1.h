@@ -23,23 +23,26 @@ public:
     TrainingState start() override {
         allocate_values();
         allocate_gradients();
-        if (zero_.offload) offload_.emplace(model_.units(), value_shards_, grad_shards_);
+        if (zero_.offload) offload_.emplace(layout_, value_shards_, grad_shards_);
         for (size_t u = 0; u < layout_.size(); ++u) {
             const Tensor values = offload_ ? offload_->values(u) : value_shards_[u],
                          grads = offload_ ? offload_->grads(u) : grad_shards_[u];
-            optimizers_.emplace_back(layout_.shard_items(u, ranks_.rank(), values, grads), options_.optimizer);
+            optimizers_.emplace_back(layout_.shard_items(u, ranks_of(u).rank(), values, grads), options_.optimizer);
         }
         gathers_.resize(layout_.size());
         return resume();
     }
-    void begin_step() override { model_.parameters().clear_grads(); }
+    void begin_step(int64_t micro_batches) override {
+        parameters_.begin_gradients(zero_.every_micro_batch ? 1 : micro_batches);
+    }
 
     void gradient_complete(Parameter& parameter, const Context&) override {
-        if (!unit_complete(parameter) || !(last_ || zero_.every_micro_batch)) return;
-        const size_t u = layout_.unit_of(parameter);
+        if (!unit_complete(parameter)) return;
+        const size_t u = layout_.flat_of(parameter);
         const TraceName name = name_of(u);
         const Tensor unit = of_unit(grads_, u);
-        reductions_.push_back(ranks_.reduce_scatter(my_shard(unit), unit, Reduce::sum, communication_stream()));
+        reductions_.push_back(
+            ranks_of(u).reduce_scatter(my_shard(u, unit), unit, Reduce::sum, communication_stream()));
     }
     void end_micro_batch() override {
         for (Work& work : reductions_) work.wait();
@@ -47,18 +50,21 @@ public:
         if (!zero_.every_micro_batch) return;
         for (size_t u = 0; u < layout_.size(); ++u) {
             const TraceName name = name_of(u);
-            const Tensor reduced = my_shard(of_unit(grads_, u));
+            const Tensor reduced = my_shard(u, of_unit(grads_, u));
             first_ ? ops::copy(grad_shards_[u], reduced) : ops::add(grad_shards_[u], reduced);
         }
-        model_.parameters().clear_grads();
+        parameters_.begin_gradients();
     }
-    Tensor squared_norm() override { return sum_squares(grad_shards_); }
+    Tensor squared_norm() override {
+        sum_besides(grad_shards_);
+        return sum_squares(grad_shards_);
+    }
 
     void update(double lr, const Tensor& squared_norm) override {
         update_shards(lr, squared_norm, [&](size_t u) {
             const TraceName name = name_of(u);
             gathers_[u] =
-                ranks_.all_gather(of_unit(values_, u), value_shards_[u], communication_stream());
+                ranks_of(u).all_gather(of_unit(values_, u), value_shards_[u], communication_stream());
         });
         if (zero_.gather_overlap == GatherOverlap::optimizer) finish();
     }
@@ -79,14 +85,14 @@ protected:
     // Whole values on every rank; the shard that this rank updates is a part of them.
     virtual void allocate_values() {
         values_ = allocate_flat(options_.dtype, Memory::parameter, &Parameter::value);
-        load_or_initialize(options_, model_.parameters());
-        for (size_t u = 0; u < layout_.size(); ++u) value_shards_.push_back(my_shard(of_unit(values_, u)));
+        load_or_initialize(options_, parameters_);
+        for (size_t u = 0; u < layout_.size(); ++u) value_shards_.push_back(my_shard(u, of_unit(values_, u)));
     }
     // Whole gradients; the reduce-scatter leaves this rank's shard of the sum in its place.
     virtual void allocate_gradients() {
         grads_ = allocate_flat(options_.grad_dtype(), Memory::gradient, &Parameter::grad);
         for (size_t u = 0; u < layout_.size(); ++u) {
-            const Tensor shard = my_shard(of_unit(grads_, u));
+            const Tensor shard = my_shard(u, of_unit(grads_, u));
             grad_shards_.push_back(zero_.every_micro_batch ? Tensor::zeros(shard.shape(), shard.dtype(), Memory::gradient) : shard);
         }
     }
@@ -102,7 +108,7 @@ protected:
     std::vector<TensorPart> shard_parts(const std::vector<Tensor>& shards) const {
         std::vector<TensorPart> parts;
         for (size_t u = 0; u < layout_.size(); ++u)
-            for (const AdamW::Item& item : layout_.shard_items(u, ranks_.rank(), shards[u], shards[u]))
+            for (const AdamW::Item& item : layout_.shard_items(u, ranks_of(u).rank(), shards[u], shards[u]))
                 parts.emplace_back(*item.parameter, item.value, item.begin);
         return parts;
     }

@@ -18,14 +18,15 @@
 namespace ultrascale {
 
 // The units whose parameters a step of a micro-batch reads; none past its end.
-inline std::vector<size_t> units_needed(const FlatLayout& layout, const std::vector<Unit>& units, size_t step, bool training = true) {
+inline std::vector<size_t> units_needed(const FlatLayout& layout, const std::vector<const Unit*>& units, size_t step, bool training = true) {
     const size_t U = units.size();
-    if (step < U) return layout.flats_of(units[step]);
-    if (step >= 2 * U - 1 || !training) return {};
-    return layout.flats_of(units[2 * U - 1 - step]);
+    if (step < U) return layout.flats_of(*units[step]);
+    if (step >= 2 * U || !training) return {};
+    const Unit& unit = *units[2 * U - 1 - step];
+    return unit.reads_in_backward ? layout.flats_of(unit) : std::vector<size_t>{};
 }
 // Those of the steps first .. last, each once.
-inline std::vector<size_t> units_needed(const FlatLayout& layout, const std::vector<Unit>& units, size_t first, size_t last,
+inline std::vector<size_t> units_needed(const FlatLayout& layout, const std::vector<const Unit*>& units, size_t first, size_t last,
                                         bool training) {
     std::vector<size_t> all;
     for (size_t step = first; step <= last; ++step)
@@ -39,6 +40,7 @@ public:
     using Zero2::Zero2;
 
     void before(const Unit& unit, Pass pass, const Context& context) override {
+        if (pass == Pass::backward_weight) return make_room_for_gradients(unit, pass);  // reads no parameters
         const size_t now = step_of(unit, pass);
         for (size_t u : needed(now, now + size_t(zero_.prefetch), context)) gather(u);  // the first of them is this step's own
         for (size_t u : needed(now, now, context)) {
@@ -48,6 +50,8 @@ public:
         make_room_for_gradients(unit, pass);
     }
     void after(const Unit& unit, Pass pass, const Context& context) override {
+        Zero2::after(unit, pass, context);
+        if (pass == Pass::backward_weight) return;
         const size_t now = step_of(unit, pass);
         const std::vector<size_t> kept = needed(now + 1, now + std::max<size_t>(1, size_t(zero_.prefetch)), context);
         for (size_t u = 0; u < layout_.size(); ++u) {
@@ -67,22 +71,23 @@ protected:
         whole_.resize(layout_.size());
         for (size_t u = 0; u < layout_.size(); ++u) {
             value_shards_.push_back(Tensor::zeros({layout_[u].shard}, options_.dtype, Memory::parameter));
-            load_or_draw(options_, layout_.shard_items(u, ranks_.rank(), value_shards_[u], value_shards_[u]));
+            load_or_draw(options_, layout_.shard_items(u, ranks_of(u).rank(), value_shards_[u], value_shards_[u]));
         }
     }
 
 private:
     size_t step_of(const Unit& unit, Pass pass) const {
-        return pass == Pass::forward ? size_t(unit.index) : 2 * layout_.size() - 1 - size_t(unit.index);
+        const auto index = size_t(std::ranges::find(units_, &unit) - units_.begin());
+        return pass == Pass::forward ? index : 2 * units_.size() - 1 - index;
     }
     std::vector<size_t> needed(size_t first, size_t last, const Context& context) const {
-        return units_needed(layout_, model_.units(), first, last, context.training);
+        return units_needed(layout_, units_, first, last, context.training);
     }
     void gather(size_t unit) {
         if (whole_[unit]) return;
         const TraceName name = name_of(unit);
-        whole_[unit] = Tensor::empty({layout_[unit].padded}, options_.dtype, Memory::communication, ranks_.symmetric_memory());
-        gathers_[unit] = ranks_.all_gather(whole_[unit], value_shards_[unit], communication_stream());
+        whole_[unit] = Tensor::empty({layout_[unit].padded}, options_.dtype, Memory::communication, ranks_of(unit).symmetric_memory());
+        gathers_[unit] = ranks_of(unit).all_gather(whole_[unit], value_shards_[unit], communication_stream());
     }
 
     std::vector<Tensor> whole_;  // of each unit that is in use: its parameters (padded)

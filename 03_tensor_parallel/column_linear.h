@@ -1,7 +1,8 @@
-// A linear split by the columns of the book's X W, which are the rows of our weight (out, in): rank r computes its part of the outputs.
+// A linear split by the columns of the book's X W, which are the rows of our weight (out, in): rank
+// r computes its part of the outputs.
 //
-//     Y = X W^T        W = [ W_0 ]  rank 0        [ Y_0 | Y_1 ] = [ X W_0^T | X W_1^T ]        each rank needs all of X
-//                          [ W_1 ]  rank 1
+//     Y = X W^T        W = [ W_0 ]  rank 0        [ Y_0 | Y_1 ] = [ X W_0^T | X W_1^T ]
+//                          [ W_1 ]  rank 1        each rank needs all of X
 //
 //     forward    X from f (or g) on every rank;  Y_r = X W_r^T
 //     backward   dX = sum over r of dY_r W_r     f: all-reduce (g: reduce-scatter)
@@ -17,25 +18,22 @@ class ColumnLinear : public Linear {
 public:
     // `gemm` multiplies with the rows that this rank holds.
     ColumnLinear(std::unique_ptr<Linear> gemm, const Conjugates& border)
-        : Linear(gemm->parameters()), gemm_(std::move(gemm)), border_(border) {
-        for (const Parameter* p : parameters_) whole_outputs_ += p->shape[0];
-    }
+        : Linear(gemm->parameters()), gemm_(std::move(gemm)), border_(border) {}
 
     // x: the residual stream's shape; returns (B, T, this rank's outputs).
-    Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor& residual) override {
+    Tensor forward(const Tensor& x, Saved& saved, Context& context,
+                   const Tensor& residual) override {
         const TraceName name(TraceName::part, name_);
         check(!residual, "a column linear's output is in parts: it has no residual to add");
-        Incoming in = border_.gather(x, border_.chunks(context.batch.tokens.numel()) > 1);
+        const int64_t B = context.batch.sequences(), T = context.batch.length();
+        Incoming in = border_.gather(x, border_.chunks(B * T) > 1);  // (B T, h)
         const int64_t n = in.count();
-        Tensor y = Tensor::empty({context.batch.sequences(), context.batch.length(), outputs()}, x.dtype(), Memory::activation);
+        Tensor y = Tensor::empty({B, T, outputs()}, x.dtype(), Memory::activation);
         for (int64_t c = 0; c < n; ++c) {
             in.wait(c);
             gemm_->multiply(chunk_of(y, c, n), chunk_of(in.whole, c, n));
         }
         saved.keep("x", border_.gathers_again() ? x : in.whole);
-        border_.note(parameters_.front()->part(), "norm's output", x, inputs());
-        border_.note(parameters_.front()->part(), "input", in.whole, inputs());
-        border_.note(parameters_.front()->part(), "output", y, whole_outputs_);
         return y;
     }
 
@@ -51,8 +49,10 @@ public:
         gemm_->add_weight_gradient(saved.take("dy"), x.wait(), context);
     }
 
-    Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) override {
-        if (when == WeightGradient::later || !border_.backward_overlaps()) return Linear::backward(dy, saved, context, when);
+    Tensor backward(const Tensor& dy, Saved& saved, Context& context,
+                    WeightGradient when) override {
+        if (when == WeightGradient::later || !border_.backward_overlaps())
+            return Linear::backward(dy, saved, context, when);
         const TraceName name(TraceName::part, name_);
         Incoming x = whole_input(saved, true);       // under dX's GEMM
         Outgoing dx = sum_of_dx(dy, true, context);  // under dW's GEMM
@@ -62,17 +62,19 @@ public:
     }
 
 private:
-    Incoming whole_input(Saved& saved, bool beside) const { return border_.gather_again(saved.take("x"), beside); }
+    Incoming whole_input(Saved& saved, bool beside) const {
+        return border_.gather_again(saved.take("x"), beside);
+    }
 
     Outgoing sum_of_dx(const Tensor& dy, bool beside, const Context& context) const {
-        Tensor partial = border_.empty_partial({context.batch.sequences(), context.batch.length(), inputs()}, dy.dtype());
+        const int64_t B = context.batch.sequences(), T = context.batch.length();
+        Tensor partial = border_.empty_partial({B, T, inputs()}, dy.dtype());
         gemm_->multiply_backward(partial, dy);
         return border_.sum(std::move(partial), beside);
     }
 
     std::unique_ptr<Linear> gemm_;
     const Conjugates& border_;
-    int64_t whole_outputs_ = 0;
 };
 
 }  // namespace ultrascale

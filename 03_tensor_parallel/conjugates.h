@@ -16,9 +16,8 @@
 #include <vector>
 
 #include "comm.h"
-#include "options.h"
+#include "tensor_options.h"
 #include "parts.h"
-#include "shapes.h"
 
 namespace ultrascale {
 
@@ -52,8 +51,8 @@ struct Outgoing {
 
 class Conjugates {
 public:
-    Conjugates(const Communicator& group, const TensorOptions& options, ShapeTable* shapes)
-        : group_(group), options_(options), shapes_(shapes) {}
+    Conjugates(const Communicator& group, const TensorOptions& options)
+        : group_(group), options_(options) {}
     virtual ~Conjugates() = default;
 
     virtual Incoming gather(const Tensor& x, bool /*beside*/) const { return {x, {}}; }
@@ -86,15 +85,11 @@ public:
     // A linear's whole input in backward, from what was kept of it.
     Incoming gather_again(const Tensor& kept, bool beside) const { return gathers_again() ? gather(kept, beside) : Incoming{kept, {}}; }
     bool backward_overlaps() const { return options_.overlap != Overlap::none; }
-    void note(const std::string& region, const char* what, const Tensor& tensor, int64_t whole_width) const {
-        if (shapes_) shapes_->note(region, what, tensor, whole_width);
-    }
     const Communicator& group() const { return group_; }
 
 protected:
     const Communicator& group_;
     TensorOptions options_;
-    ShapeTable* shapes_;
 };
 
 }  // namespace ultrascale

@@ -86,9 +86,10 @@ private:
 // Puts dropout around the parts whose output goes to the residual stream, whatever they are.
 inline void add_dropout(Parts& parts, const Dropout& dropout) {
     if (dropout.p == 0) return;
-    parts.linear = [dropout, linear = parts.linear](ParameterList& list, const Parts& parts, LinearRole role,
-                                                    const Parts::LinearShape& shape) -> std::unique_ptr<Linear> {
-        std::unique_ptr<Linear> inner = linear(list, parts, role, shape);
+    parts.linear = [dropout, linear = parts.linear](
+                       ParameterList& list, const Parts& parts, const Place& place, LinearRole role,
+                       const Parts::LinearShape& shape) -> std::unique_ptr<Linear> {
+        std::unique_ptr<Linear> inner = linear(list, parts, place, role, shape);
         if (role == LinearRole::column) return inner;
         return std::make_unique<DropoutLinear>(std::move(inner), dropout);
     };

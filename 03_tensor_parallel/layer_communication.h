@@ -23,7 +23,7 @@ public:
         for (int pass = 0; pass < 2; ++pass) {
             std::string line = pass == 0 ? "  of which a layer, forward:" : "  of which a layer, backward:";
             for (int k = 0; k < collective_kinds; ++k) {
-                const CommunicationCount& c = sent_[pass][size_t(k)];
+                const CommunicationCount c = sent_[pass][size_t(k)];
                 if (c.calls == 0) continue;
                 line += fmt::format(" {} {}, each of {};", c.calls, collective_names[size_t(k)], format_bytes(double(c.bytes) / double(c.calls)));
                 report.value(pass == 0 ? "layer_forward" : "layer_backward", collective_names[size_t(k)], double(c.bytes));

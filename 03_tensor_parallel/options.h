@@ -1,43 +1,62 @@
-// What the chapter's options choose.
+// Which options the chapter has, and which of them do not go together.
 #pragma once
 
-#include <fmt/format.h>
-
-#include <cstdint>
-#include <string>
-
-#include "overlap.h"
+#include "cli.h"
+#include "comm.h"
+#include "tensor_parallel.h"
 
 namespace ultrascale {
 
-struct TensorOptions {
-    int tp = 0;                      // ranks that share a layer; 0: all
-    bool sequence_parallel = false;  // sequence_parallel.h
-    bool keep_gathered = false;      // keep a column linear's gathered input for its weight gradient, and do not gather it again
-    Overlap overlap = Overlap::none;
-    int64_t chunks = 2;                  // of Overlap::chunk
-    bool partition_checkpoints = false;  // partition_checkpoints.h
-    double dropout = 0;                  // on the residual stream: dropout.h
-    bool same_seed = true;               // every rank draws an element's dropout alike
+struct Chapter {
+    TensorOptions tensor;
+    bool compare = false;
+    std::string demo;
+
+    void add_options(OptionList& options, const Options&) {
+        options.add("--tp", tensor.tp, "Ranks that share each layer; must divide the number of ranks. Default: all").between(1, 1 << 20);
+        options.flag("--sequence-parallel", tensor.sequence_parallel, "Norms, residuals and dropout on 1/tp of the tokens");
+        options
+            .choice("--keep-gathered", tensor.keep_gathered, {{"on", true}, {"off", false}},
+                    "With --sequence-parallel: keep a column linear's gathered input (on) or gather it again in backward (off)")
+            .only_if([this] { return tensor.sequence_parallel; }, "only --sequence-parallel gathers a linear's input");
+        options.choice("--overlap", tensor.overlap, {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
+                       "What communication runs under: nothing; the weight's gradient; besides, the rest of its own GEMM");
+        options.add("--chunks", tensor.chunks, "Of --overlap chunk: parts of a GEMM")
+            .between(2, 64)
+            .only_if([this] { return tensor.overlap == Overlap::chunk; }, "it is for --overlap chunk")
+            .show_default();
+        options.flag("--partition-checkpoints", tensor.partition_checkpoints,
+                     "With --recompute full: each rank keeps 1/tp of a layer's input");
+        options.add("--dropout", tensor.dropout, "Probability that an element of the residual stream's summands is dropped")
+            .between(0, 0.99);
+        options
+            .choice("--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
+                    "Of --dropout: an element's mask does not depend on the rank (on), or each rank draws its own (off)")
+            .only_if([this] { return tensor.dropout > 0; }, "there is nothing random without --dropout");
+        options.flag("--compare", compare, "Train without and with sequence parallelism and print one table")
+            .excludes(training_outputs)
+            .excludes({"--sequence-parallel", "--keep-gathered"});
+        options.add("--demo", demo, "linear: a column and a row linear on matrices small enough to print")
+            .one_of({"linear"})
+            .excludes(training_outputs)
+            .excludes({"--compare"});
+    }
+
+    void check(const Options& options) {
+        if (demo == "linear" && !options.json.empty())
+            user_error("--json: --demo linear has no figures to write");
+        const int ranks = Communicator::world().size();
+        if (tensor.tp == 0) tensor.tp = ranks;
+        if (ranks % tensor.tp != 0)
+            user_error("--tp {}: {} ranks cannot be cut into groups of {}, which must divide them", tensor.tp, ranks, tensor.tp);
+        if (tensor.tp == 1) tensor.sequence_parallel = tensor.keep_gathered = tensor.partition_checkpoints = false;  // nobody to share with
+        if (tensor.partition_checkpoints && (options.recompute != Recompute::full || tensor.sequence_parallel))
+            user_error(
+                "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, with which the checkpoints are shards "
+                "already");
+        if (compare && tensor.tp == 1) user_error("--compare: one rank has nobody to share a layer with; --tp 2 or more");
+        if (compare) tensor.sequence_parallel = true;  // so that what it needs is checked
+    }
 };
-
-// Into how many chunks a GEMM with so many rows is cut. With sequence parallelism every rank has an equal share of each chunk: who has
-// which token depends on it, so it depends on nothing but the rows.
-inline int64_t row_chunks(const TensorOptions& options, int64_t rows) {
-    const int64_t parts = options.chunks * (options.sequence_parallel ? options.tp : 1);
-    return options.overlap == Overlap::chunk && rows % parts == 0 ? options.chunks : 1;
-}
-
-// "tp 4 x dp 2, sequence parallel; overlap none", for micro-batches of so many rows.
-inline std::string describe(const TensorOptions& o, int64_t replicas, int64_t rows) {
-    std::string text = fmt::format("tp {} x dp {}", o.tp, replicas);
-    if (o.sequence_parallel) text += o.keep_gathered ? ", sequence parallel, gathered inputs kept" : ", sequence parallel";
-    text += fmt::format("; overlap {}", overlap_names[int(o.overlap)]);
-    if (o.overlap == Overlap::chunk)
-        text += fmt::format(" in {} chunks{}", o.chunks, row_chunks(o, rows) > 1 ? "" : ", which do not divide the rows: one");
-    if (o.partition_checkpoints) text += "; partitioned checkpoints";
-    if (o.dropout > 0) text += fmt::format("; dropout {}, {}", o.dropout, o.same_seed ? "by element" : "a seed for each rank");
-    return text;
-}
 
 }  // namespace ultrascale

@@ -1,34 +1,59 @@
 // The playbook's table of shapes in each region of a layer, read from the tensors that really ran.
+//
+// The parts know nothing of it. Each is wrapped in one that sees what goes in and what comes out;
+// what is whole on every rank only between the two (a gathered input, a partial sum) is seen where
+// it crosses a region's border, by conjugates that are wrapped, too.
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "conjugates.h"
+#include "llama.h"
 #include "report.h"
-#include "tensor.h"
 
 namespace ultrascale {
 
 class ShapeTable {
 public:
-    // Of each region and tensor the first is kept. whole_width: the columns that it has on one device.
-    void note(const std::string& region, const char* what, const Tensor& tensor, int64_t whole_width) {
+    // While it lives, tensors are of this region.
+    class Region {
+    public:
+        Region(ShapeTable& table, std::string name) : table_(table) {
+            table_.region_ = std::move(name);
+        }
+        ~Region() { table_.region_.clear(); }
+        Region(const Region&) = delete;
+
+    private:
+        ShapeTable& table_;
+    };
+
+    // Of each region and tensor the first is kept, and none outside of regions (in backward).
+    // whole_width: the columns that it has on one device.
+    void note(const char* what, const Tensor& tensor, int64_t whole_width) {
+        if (region_.empty()) return;
         for (const Row& row : rows_)
-            if (row.region == region && row.what == what) return;
-        rows_.push_back({region, what, {tensor.rows(), tensor.cols()}, whole_width});
+            if (row.region == region_ && row.what == what) return;
+        rows_.push_back({region_, what, {tensor.rows(), tensor.cols()}, whole_width});
     }
 
     // tokens: of a micro-batch, B T.
     void print_table(int64_t tokens, int ranks) const {
-        print(fmt::format("\nshapes on rank 0 in forward, as they ran (b s = {} tokens, tp {})", tokens, ranks));
-        print(fmt::format("  {:<24} {:<22} {:>16}   {:<14} {}", "region", "tensor", "shape", "tokens", "features"));
+        print(fmt::format("\nshapes on rank 0 in forward, as they ran (b s = {} tokens, tp {})",
+                          tokens, ranks));
+        print(fmt::format("  {:<24} {:<22} {:>16}   {:<14} {}", "region", "tensor", "shape",
+                          "tokens", "features"));
+        const auto share = [](int64_t part, int64_t whole) {
+            return part == whole ? "full" : fmt::format("1/{:.4g}", double(whole) / double(part));
+        };
         std::string before;
         for (const Row& row : rows_) {
-            const auto share = [](int64_t part, int64_t whole) {
-                return part == whole ? std::string("full") : fmt::format("1/{:.4g}", double(whole) / double(part));
-            };
-            print(fmt::format("  {:<24} {:<22} {:>16}   {:<14} {}", row.region == before ? "" : row.region, row.what, to_string(row.shape),
-                              share(row.shape[0], tokens), share(row.shape[1], row.whole_width)));
+            print(fmt::format("  {:<24} {:<22} {:>16}   {:<14} {}",
+                              row.region == before ? "" : row.region, row.what,
+                              to_string(row.shape), share(row.shape[0], tokens),
+                              share(row.shape[1], row.whole_width)));
             before = row.region;
         }
     }
@@ -40,6 +65,132 @@ private:
         int64_t whole_width;
     };
     std::vector<Row> rows_;
+    std::string region_;
 };
+
+// Border is the conjugates' class. What crosses a border has all its columns.
+template <class Border>
+class RecordedBorder : public Border {
+public:
+    RecordedBorder(const Communicator& group, const TensorOptions& options, ShapeTable& shapes)
+        : Border(group, options), shapes_(shapes) {}
+
+    Incoming gather(const Tensor& x, bool beside) const override {
+        Incoming in = Border::gather(x, beside);
+        shapes_.note("norm's output", x, x.cols());
+        shapes_.note("input", in.whole, x.cols());
+        return in;
+    }
+    Outgoing begin_sum(Tensor partial) const override {
+        shapes_.note("partial sum", partial, partial.cols());
+        return Border::begin_sum(std::move(partial));
+    }
+
+private:
+    ShapeTable& shapes_;
+};
+
+class RecordedLinear : public Linear {
+public:
+    RecordedLinear(std::unique_ptr<Linear> inner, LinearRole role, ShapeTable& shapes)
+        : Linear(inner->parameters()), inner_(std::move(inner)), role_(role), shapes_(shapes) {
+        for (const Parameter* p : parameters_) whole_outputs_ += p->shape[0];
+    }
+
+    Tensor forward(const Tensor& x, Saved& saved, Context& context,
+                   const Tensor& residual) override {
+        const ShapeTable::Region region(shapes_, parameters_.front()->part());
+        const bool column = role_ == LinearRole::column;
+        if (!column) shapes_.note("input", x, parameters_.front()->shape[1]);
+        Tensor y = inner_->forward(x, saved, context, residual);
+        shapes_.note(column ? "output" : "output + residual", y, whole_outputs_);
+        return y;
+    }
+    Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
+        return inner_->backward_input(dy, saved, context);
+    }
+    void backward_weight(Saved& saved, Context& context) override {
+        inner_->backward_weight(saved, context);
+    }
+    Tensor backward(const Tensor& dy, Saved& saved, Context& context,
+                    WeightGradient when) override {
+        return inner_->backward(dy, saved, context, when);
+    }
+
+private:
+    std::unique_ptr<Linear> inner_;
+    LinearRole role_;
+    int64_t whole_outputs_ = 0;
+    ShapeTable& shapes_;
+};
+
+class RecordedEmbedding : public Embedding {
+public:
+    RecordedEmbedding(std::unique_ptr<Embedding> inner, ShapeTable& shapes)
+        : Embedding(nullptr), inner_(std::move(inner)), shapes_(shapes) {}
+
+    Tensor forward(Saved& saved, Context& context) override {
+        const ShapeTable::Region region(shapes_, "embedding");
+        Tensor x = inner_->forward(saved, context);
+        shapes_.note("output", x, x.cols());
+        return x;
+    }
+    void backward_input(const Tensor& dy, Saved& saved, Context& context) override {
+        inner_->backward_input(dy, saved, context);
+    }
+    void backward_weight(Saved& saved, Context& context) override {
+        inner_->backward_weight(saved, context);
+    }
+
+private:
+    std::unique_ptr<Embedding> inner_;
+    ShapeTable& shapes_;
+};
+
+// The logits are what forward keeps: they have become their own gradient by then.
+class RecordedHead : public Head {
+public:
+    RecordedHead(std::unique_ptr<Head> inner, int64_t vocabulary, ShapeTable& shapes)
+        : Head(nullptr, 0), inner_(std::move(inner)), vocab_(vocabulary), shapes_(shapes) {}
+
+    Tensor logits(const Tensor& x) const override { return inner_->logits(x); }
+    void forward(const Tensor& x, Saved& saved, Context& context) override {
+        const ShapeTable::Region region(shapes_, "head");
+        inner_->forward(x, saved, context);
+        saved.for_each([&](const std::string& name, const Tensor& kept) {
+            if (name == "dlogits") shapes_.note("logits", kept, vocab_);
+        });
+    }
+    Tensor backward_input(Saved& saved, Context& context) override {
+        return inner_->backward_input(saved, context);
+    }
+    void backward_weight(Saved& saved, Context& context) override {
+        inner_->backward_weight(saved, context);
+    }
+    Tensor backward(Saved& saved, Context& context, WeightGradient when) override {
+        return inner_->backward(saved, context, when);
+    }
+
+private:
+    std::unique_ptr<Head> inner_;
+    int64_t vocab_;
+    ShapeTable& shapes_;
+};
+
+// Puts them around the parts that these make.
+inline void record_shapes(Parts& parts, int64_t vocabulary, ShapeTable& shapes) {
+    parts.linear = [&shapes, linear = parts.linear](ParameterList& list, const Parts& parts,
+                                                    const Place& place, LinearRole role,
+                                                    const Parts::LinearShape& shape) {
+        return std::make_unique<RecordedLinear>(linear(list, parts, place, role, shape), role,
+                                                shapes);
+    };
+    parts.embedding = [&shapes, embedding = parts.embedding](ParameterList& list) {
+        return std::make_unique<RecordedEmbedding>(embedding(list), shapes);
+    };
+    parts.head = [&shapes, vocabulary, head = parts.head](ParameterList& list, const Stage& stage) {
+        return std::make_unique<RecordedHead>(head(list, stage), vocabulary, shapes);
+    };
+}
 
 }  // namespace ultrascale

@@ -1,15 +1,13 @@
-// The model's parts under tensor parallelism, each in its own file, put together: which slice of each parameter a rank holds, over which
-// ranks a gradient is summed, and who counts it in the global norm.
+// The model's parts under tensor parallelism, each in its own file, put together: which slice of each
+// parameter a rank holds, and over which ranks its gradient is summed.
 //
-//                                     slice               copies on                gradient summed over
-//     embedding, head                 V/tp rows           -                        dp
-//     q; gate, up                     rows / tp           -                        dp
-//     k, v                            rows / min(tp, K)   tp/K ranks ("kv")        dp; kv where there are copies
-//     o, down                         columns / tp        -                        dp
-//     norms                           whole               tp ranks                 dp; tp with sequence parallelism
+//                          slice               split over   gradient summed over, besides the data axes
+//     embedding, head      V/tp rows           tp
+//     q; gate, up          rows / tp           tp
+//     k, v                 rows / min(tp, K)   tp           "kv", where tp/K ranks hold copies
+//     o, down              columns / tp        tp
+//     norms                whole               -            "tp" with sequence parallelism
 #pragma once
-
-#include <optional>
 
 #include "attention_heads.h"
 #include "dropout.h"
@@ -18,6 +16,7 @@
 #include "partition_checkpoints.h"
 #include "row_linear.h"
 #include "sequence_parallel.h"
+#include "shapes.h"
 #include "vocabulary_embedding.h"
 #include "vocabulary_head.h"
 
@@ -39,17 +38,18 @@ inline void check_splits(const LlamaConfig& config, const TensorOptions& options
 
 class TensorParallel {
 public:
-    // All ranks call it. `mesh` has the axis "tp". `border`: other conjugates than the options ask for.
-    TensorParallel(const LlamaConfig& config, const TensorOptions& options, const Mesh& mesh, uint64_t seed,
+    // All ranks call it. `mesh` has the axis "tp", and gets the group "kv" where there are copies. `border`: other conjugates than the options ask for.
+    TensorParallel(const LlamaConfig& config, const TensorOptions& options, Mesh& mesh, uint64_t seed,
                    std::unique_ptr<Conjugates> border = nullptr)
         : config_(config), options_(options), tp_(mesh.group("tp")), heads_(split_heads(config, tp_.size(), tp_.rank())) {
-        if (heads_.copies > 1) kv_ = tp_.split(tp_.rank() / heads_.copies, tp_.rank(), "kv");
+        if (heads_.copies > 1)
+            mesh.add_copies(tp_.split(tp_.rank() / heads_.copies, tp_.rank(), "kv"));
         if (border)
             border_ = std::move(border);
         else if (options.sequence_parallel)
-            border_ = std::make_unique<SequenceParallel>(tp_, options, &shapes_);
+            border_ = std::make_unique<RecordedBorder<SequenceParallel>>(tp_, options, *shapes_);
         else
-            border_ = std::make_unique<Conjugates>(tp_, options, &shapes_);
+            border_ = std::make_unique<RecordedBorder<Conjugates>>(tp_, options, *shapes_);
         const uint64_t own = options.same_seed ? 0 : 0x9E3779B97F4A7C15u * uint64_t(Communicator::world().rank() + 1);
         dropout_ = {float(options.dropout), seed + own, border_.get()};
     }
@@ -58,61 +58,53 @@ public:
     Parts parts(const ModelOptions& model) const {
         Parts parts = default_parts(config_, model);
         parts.heads = heads_.heads, parts.kv_heads = heads_.kv_heads;
-        parts.linear = [this](ParameterList& list, const Parts& parts, LinearRole role, const Parts::LinearShape& shape) {
-            return linear(list, parts, role, shape);
+        parts.linear = [this](ParameterList& list, const Parts& parts, const Place& place,
+                              LinearRole role, const Parts::LinearShape& shape) {
+            return linear(list, parts, place, role, shape);
         };
-        parts.norm = [this](ParameterList& list, const std::string& name) {
-            Parameter weight{.name = name, .shape = {config_.hidden}, .is_norm = true};
-            weight.replicated_over = {"dp", "tp"};
-            weight.summed_over = {"dp"};
-            if (options_.sequence_parallel) weight.summed_over.push_back("tp");  // each rank saw its own tokens
-            weight.owner = tp_.rank() == 0;
+        parts.norm = [this](ParameterList& list, const Place& place) {
+            Parameter weight{.name = place.weight(), .shape = {config_.hidden}, .start = Start::ones, .decays = false};
+            if (options_.sequence_parallel) weight.also_summed_over = {"tp"};  // each rank saw its own tokens
             return std::make_unique<Norm>(list.add(weight), float(config_.norm_eps));
         };
         parts.embedding = [this](ParameterList& list) {
             return std::make_unique<VocabularyEmbedding>(list.add(vocabulary_weight("model.embed_tokens.weight")), *border_);
         };
-        parts.head = [this, model](ParameterList& list, const Stage& stage) {
-            const auto [weight, shared] = head_weight(list, config_, stage, [this](const char* name) { return vocabulary_weight(name); });
-            return std::make_unique<VocabularyHead>(weight, model.loss_chunk, !shared, *border_);
+        parts.head = [this, model](ParameterList& list, const Stage&) {
+            Parameter* weight = head_weight(list, config_, [this](const char* name) { return vocabulary_weight(name); });
+            return std::make_unique<VocabularyHead>(weight, model.loss_chunk, *border_);
         };
-        if (options_.partition_checkpoints) parts.checkpoint = [this] { return std::make_unique<PartitionedCheckpoint>(tp_); };
+        if (options_.partition_checkpoints) parts.checkpoint = [this](const Place&) { return std::make_unique<PartitionedCheckpoint>(tp_); };
+        record_shapes(parts, config_.vocab, *shapes_);
         add_dropout(parts, dropout_);
         return parts;
     }
 
-    // After the last backward of a step: the gradients of what several of these ranks hold copies of.
-    void sum_copies(const ParameterList& parameters) const {
-        if (options_.sequence_parallel) all_reduce_gradients(parameters, tp_);
-        if (kv_) all_reduce_gradients(parameters, *kv_);
-    }
-
     const Communicator& group() const { return tp_; }
     const TensorOptions& options() const { return options_; }
-    const ShapeTable& shapes() const { return shapes_; }
+    const ShapeTable& shapes() const { return *shapes_; }
 
 private:
     Range share(int64_t size) const { return {size * tp_.rank() / tp_.size(), size * (tp_.rank() + 1) / tp_.size()}; }
 
-    std::unique_ptr<Linear> linear(ParameterList& list, const Parts& parts, LinearRole role, const Parts::LinearShape& shape) const {
+    std::unique_ptr<Linear> linear(ParameterList& list, const Parts& parts, const Place& place,
+                                   LinearRole role, const Parts::LinearShape& shape) const {
         std::vector<Parameter*> rows;
-        for (const auto& [name, size] : shape.rows) {
+        for (const auto& [part, size] : shape.rows) {
+            const std::string name = place.part(part).weight();
             Parameter p{.name = name, .shape = {size, shape.cols}, .init_std = float(config_.init_std)};
-            p.replicated_over = p.summed_over = {"dp"};
+            p.split_over = {"tp"};
             if (role == LinearRole::row)
                 p.slice = {{0, size}, share(shape.cols)};
             else if (!is_key_or_value(name))
                 p.slice = {share(size), {0, shape.cols}};
             else {
                 p.slice = {heads_.kv_rows, {0, shape.cols}};
-                if (kv_) {
-                    p.replicated_over.push_back("kv"), p.summed_over.push_back("kv");
-                    p.owner = kv_->rank() == 0;
-                }
+                if (heads_.copies > 1) p.also_summed_over = {"kv"};
             }
             rows.push_back(list.add(std::move(p)));
         }
-        std::unique_ptr<Linear> gemm = parts.gemm(std::move(rows), role);
+        std::unique_ptr<Linear> gemm = parts.gemm(place, std::move(rows), role);
         if (role == LinearRole::row) return std::make_unique<RowLinear>(std::move(gemm), *border_);
         return std::make_unique<ColumnLinear>(std::move(gemm), *border_);
     }
@@ -120,7 +112,7 @@ private:
     Parameter vocabulary_weight(const char* name) const {
         Parameter p{.name = name, .shape = {config_.vocab, config_.hidden}, .init_std = float(config_.init_std)};
         p.slice = {vocabulary_shard(config_.vocab, tp_.size(), tp_.rank()), {0, config_.hidden}};
-        p.replicated_over = p.summed_over = {"dp"};
+        p.split_over = {"tp"};
         return p;
     }
 
@@ -128,17 +120,9 @@ private:
     TensorOptions options_;
     const Communicator& tp_;
     HeadSplit heads_;
-    std::optional<Communicator> kv_;  // the ranks that hold the same key-value heads, where there are several
-    mutable ShapeTable shapes_;
+    std::unique_ptr<ShapeTable> shapes_ = std::make_unique<ShapeTable>();
     std::unique_ptr<Conjugates> border_;
     Dropout dropout_;
 };
-
-// The sum over all elements of the model, each counted once, in fp64: (1) on the device. All ranks of the group call it.
-inline Tensor squared_gradient_norm(const ParameterList& parameters, const Communicator& group) {
-    Tensor sum = squared_gradient_norm(parameters);
-    if (group.size() > 1) group.all_reduce(sum);
-    return sum;
-}
 
 }  // namespace ultrascale

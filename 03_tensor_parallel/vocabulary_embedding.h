@@ -24,16 +24,13 @@ public:
         const int64_t h = weight_->value.cols();
         Tensor partial = border_.empty_partial({context.batch.tokens.numel(), h}, weight_->value.dtype());
         ops::embedding_forward(partial, context.batch.tokens, weight_->value, weight_->slice[0].begin);
-        border_.note("embedding", "partial sum", partial, h);
-        Tensor x = border_.sum(std::move(partial), false).wait().view(border_.stream_shape(context.batch, h));
-        border_.note("embedding", "output", x, h);
-        return x;
+        return border_.sum(std::move(partial), false).wait().view(border_.stream_shape(context.batch, h));
     }
 
     void backward_weight(Saved& saved, Context& context) override {
         Incoming dy = border_.gather(saved.take("dy"), false);
-        ops::embedding_backward(weight_->begun_grad(), context.batch.tokens, dy.wait(), weight_->slice[0].begin);
-        context.gradient_complete(*weight_);
+        ops::embedding_backward(weight_->begin_contribution_in_place(), context.batch.tokens, dy.wait(), weight_->slice[0].begin);
+        context.contributed(*weight_);
     }
 
 private:

@@ -17,8 +17,8 @@ namespace ultrascale {
 
 class VocabularyHead : public Head {
 public:
-    VocabularyHead(Parameter* weight, int64_t chunk, bool completes_weight, const Conjugates& border)
-        : Head(weight, chunk, completes_weight), border_(border) {}
+    VocabularyHead(Parameter* weight, int64_t chunk, const Conjugates& border)
+        : Head(weight, chunk), border_(border) {}
 
     Tensor logits(const Tensor& x) const override {  // (N, V/tp): those of this rank's tokens
         return local_logits(border_.gather(x, false).wait());
@@ -26,9 +26,7 @@ public:
 
     void forward(const Tensor& x, Saved& saved, Context& context) override {
         Incoming in = border_.gather(x, false);
-        border_.note("head", "norm's output", x, x.cols());
-        border_.note("head", "input", in.wait(), x.cols());
-        Head::forward(in.whole, saved, context);
+        Head::forward(in.wait(), saved, context);
         if (chunk_ == 0 && border_.gathers_again()) saved.keep("x", x);
     }
 
@@ -55,9 +53,8 @@ protected:
         ops::cross_entropy_partial(mine, logits, targets, first);
         if (border_.group().size() > 1) border_.group().all_gather(all, mine);
         Tensor losses = Tensor::empty({N}, DType::fp32, Memory::activation);
-        ops::cross_entropy_combine(losses, logits, all, targets, first, context.training ? context.loss_scale : 0);
-        ops::accumulate_sum(context.loss, losses, context.loss_scale);
-        border_.note("head", "logits", logits, weight_->shape[0]);
+        ops::cross_entropy_combine(losses, logits, all, targets, first, context.training ? context.token_weight : 0);
+        ops::accumulate_sum(context.loss, losses, context.token_weight);
     }
 
 private:

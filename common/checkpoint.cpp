@@ -51,8 +51,7 @@ void load_parameters(const std::string& dir, const ParameterList& parameters) {
     Safetensors file = Safetensors::directory(dir);
     for (const auto& p : parameters) {
         check(bool(p->value), "load_parameters: values have no storage yet");
-        const bool second_copy = !p->owner && !file.contains(p->name);
-        file.read(second_copy ? "model.embed_tokens.weight" : p->name, p->shape, p->slice, p->value);
+        file.read(p->name, p->shape, p->slice, p->value);
     }
 }
 
@@ -88,10 +87,7 @@ void write_tensors(const std::string* dir, const std::string& stem, std::vector<
 }  // namespace
 
 void save_checkpoint(const std::string& dir, const LlamaConfig& config, const ParameterList& parameters, const SaveOptions& options) {
-    std::vector<TensorPart> owned;
-    for (const auto& p : parameters)
-        if (p->owner) owned.emplace_back(*p, p->value);
-    save_checkpoint(dir, config, owned, options);
+    save_checkpoint(dir, config, parameters.parts(&Parameter::value), options);
 }
 
 void save_checkpoint(const std::string& dir, const LlamaConfig& config, const std::vector<TensorPart>& weights,

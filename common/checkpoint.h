@@ -52,13 +52,13 @@ struct SaveOptions {
 // them is the last. Where a save puts a checkpoint into the folder itself, the file goes.
 inline const char* const latest_checkpoint = "latest_checkpoint";
 
-// `weights`: what this rank holds of the model's values, copies left out. What an earlier save left
+// `weights`: what this rank holds of the model's values. What an earlier save left
 // and this one does not replace (optimizer state, other shards) is removed, so the directory always
 // holds one checkpoint. What a save communicates belongs to no step of the training: it is not
 // counted.
 void save_checkpoint(const std::string& dir, const LlamaConfig& config, const std::vector<TensorPart>& weights,
                      const SaveOptions& options = {});
-// Of whole parameters: those that this rank owns.
+// Of whole parameters.
 void save_checkpoint(const std::string& dir, const LlamaConfig& config, const ParameterList& parameters, const SaveOptions& options = {});
 
 // Throws UserError now rather than after the training if `dir` cannot be made or written to.

@@ -55,7 +55,7 @@ struct Call {
 
 void announce(const Communicator::Impl& group, Collective kind, int root, const Call& call, bool asynchronous) {
     const double sent = call.sent.value_or(bytes_sent(kind, double(call.bytes), group.size(), root == group.rank));
-    add_count(kind, {.calls = 1, .bytes = call.bytes, .sent = sent});
+    add_count(group.name, kind, {.calls = 1, .bytes = call.bytes, .sent = sent});
     if (!explain_enabled()) return;
     explain(fmt::format("{} of {} over {} ({}){}, sends {}{}", collective_names[int(kind)],
                         format_bytes(double(call.bytes)), group.name, format_count(group.size(), "rank"),
@@ -245,8 +245,15 @@ void Communicator::barrier() const {
     double begin = now_seconds();
     run_over_mpi({.kind = Collective::barrier}, exchange);
     double end = now_seconds();
-    add_count(Collective::barrier, {.seconds = end - begin, .exposed = end - begin});
+    add_count(impl_->name, Collective::barrier, {.seconds = end - begin, .exposed = end - begin});
     if (span) trace_span(*span, begin, end);
 }
+
+double largest_of_ranks(const Communicator& ranks, double value) {
+    const Tensor x = Tensor::from_host<double>(std::vector<double>{value}, {1}, Memory::workspace);
+    ranks.all_reduce(x, Reduce::max);
+    return x.to_host<double>()[0];
+}
+bool on_all_ranks(const Communicator& ranks, bool ok) { return largest_of_ranks(ranks, !ok) == 0; }
 
 }  // namespace ultrascale

@@ -32,6 +32,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -63,16 +64,26 @@ inline constexpr std::array<const char*, collective_kinds> collective_names = {
 // NCCL chooses its algorithm itself; a broadcast goes along a ring there.
 double bytes_sent(Collective kind, double bytes, int ranks, bool is_root = false);
 
-// What this rank communicated since the last reset, by kind. `bytes` are the tensors' (S above), `sent` what this rank sends by
-// the formula. `seconds` is the time from the first to the last message, which contains waiting for other ranks to arrive;
-// `exposed` is how long compute stood still in the call or in the wait for it. Calls and bytes count when the call is made, the
-// times when it has run and when it has been waited for. On CUDA the times are the GPU's, and asking for the counts or resetting
-// them waits for all calls so far; while a step runs nothing waits to measure it.
+// What this rank communicated since the last reset. `bytes` are the tensors' (S above), `sent` what
+// this rank sends by the formula. `seconds` is the time from the first to the last message, which
+// contains waiting for other ranks to arrive; `exposed` is how long compute stood still in the call
+// or in the wait for it. Calls and bytes count when the call is made, the times when it has run and
+// when it has been waited for. On CUDA the times are the GPU's, and asking for the counts or
+// resetting them waits for all calls so far; while a step runs nothing waits to measure it.
 struct CommunicationCount {
     int64_t calls = 0, bytes = 0;
     double sent = 0, seconds = 0, exposed = 0;
+    CommunicationCount& operator+=(const CommunicationCount& more);
+    CommunicationCount& operator-=(const CommunicationCount& less);
 };
-using CommunicationCounts = std::array<CommunicationCount, collective_kinds>;
+// By the name of the group in which the calls were made, and by kind.
+struct CommunicationCounts {
+    using Kinds = std::array<CommunicationCount, collective_kinds>;
+    std::map<std::string, Kinds> groups;
+    CommunicationCount operator[](size_t kind) const;  // of all groups together
+};
+// In all groups and all kinds of calls together.
+double bytes_sent_in_all(const CommunicationCounts& counts);
 CommunicationCounts communication_counts();
 void communication_set_counts(const CommunicationCounts& counts);
 CommunicationCounts difference(const CommunicationCounts& later, const CommunicationCounts& earlier);
@@ -168,6 +179,10 @@ private:
     explicit Communicator(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
     std::shared_ptr<Impl> impl_;
 };
+
+// The largest value that any rank has, and whether something holds on all of them. They all call it.
+double largest_of_ranks(const Communicator& ranks, double value);
+bool on_all_ranks(const Communicator& ranks, bool ok);
 
 // For a program's end after an error. all_ranks_arrive: whether all ranks call it within so many seconds; it never hangs.
 // communication_is_abandoned: a Work went down with an exception, so finalize_communication() is no longer possible.

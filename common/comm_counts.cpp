@@ -28,20 +28,42 @@ static std::mutex counts_mutex;
 static CommunicationCounts counts;             // under the mutex
 static std::vector<Measurement> measurements;  // under the mutex: times that nobody has asked the device for
 
-void add_count(Collective kind, const CommunicationCount& more) {
+CommunicationCount& CommunicationCount::operator+=(const CommunicationCount& more) {
+    calls += more.calls, bytes += more.bytes, sent += more.sent;
+    seconds += more.seconds, exposed += more.exposed;
+    return *this;
+}
+
+CommunicationCount& CommunicationCount::operator-=(const CommunicationCount& less) {
+    calls -= less.calls, bytes -= less.bytes, sent -= less.sent;
+    seconds -= less.seconds, exposed -= less.exposed;
+    return *this;
+}
+
+CommunicationCount CommunicationCounts::operator[](size_t kind) const {
+    CommunicationCount sum;
+    for (const auto& [name, kinds] : groups) sum += kinds[kind];
+    return sum;
+}
+
+double bytes_sent_in_all(const CommunicationCounts& counts) {
+    double sum = 0;
+    for (const auto& [name, kinds] : counts.groups)
+        for (const CommunicationCount& count : kinds) sum += count.sent;
+    return sum;
+}
+
+void add_count(const std::string& group, Collective kind, const CommunicationCount& more) {
     std::lock_guard lock(counts_mutex);
-    CommunicationCount& count = counts[int(kind)];
-    count.calls += more.calls;
-    count.bytes += more.bytes;
-    count.sent += more.sent;
-    count.seconds += more.seconds;
-    count.exposed += more.exposed;
+    counts.groups[group][size_t(kind)] += more;
 }
 
 static void resolve(const std::vector<Measurement>& all) {
     for (const Measurement& m : all) {
         double begin = m.begin.seconds(), end = std::max(begin, m.end.seconds());
-        add_count(m.kind, {.seconds = m.only_exposed ? 0 : end - begin, .exposed = m.exposed ? end - begin : 0});
+        add_count(
+            m.group, m.kind,
+            {.seconds = m.only_exposed ? 0 : end - begin, .exposed = m.exposed ? end - begin : 0});
         if (m.span) trace_span(*m.span, begin, end);
     }
 }
@@ -78,13 +100,8 @@ CommunicationCounts communication_counts() {
 
 CommunicationCounts difference(const CommunicationCounts& later, const CommunicationCounts& earlier) {
     CommunicationCounts d = later;
-    for (size_t k = 0; k < d.size(); ++k) {
-        d[k].calls -= earlier[k].calls;
-        d[k].bytes -= earlier[k].bytes;
-        d[k].sent -= earlier[k].sent;
-        d[k].seconds -= earlier[k].seconds;
-        d[k].exposed -= earlier[k].exposed;
-    }
+    for (const auto& [name, kinds] : earlier.groups)
+        for (size_t k = 0; k < kinds.size(); ++k) d.groups[name][k] -= kinds[k];
     return d;
 }
 

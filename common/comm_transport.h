@@ -25,11 +25,12 @@ struct Work::Impl {
     std::shared_ptr<Unsummed> unsummed;  // CUDA: a reduction by copies whose sum is still to come
 };
 
-// Adds to communication_counts().
-void add_count(Collective kind, const CommunicationCount& more);
+// Adds to communication_counts(), for a call in the group of this name.
+void add_count(const std::string& group, Collective kind, const CommunicationCount& more);
 
 // A communication (or with only_exposed the wait for one) whose times the device knows but not yet the host.
 struct Measurement {
+    std::string group;  // its name
     Collective kind;
     Timestamp begin, end;
     bool exposed, only_exposed;

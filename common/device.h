@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "tensor.h"
 
@@ -29,7 +30,7 @@ DeviceOverhead device_overhead();
 void device_use_threads(int threads);
 
 // A named range for profilers that watch the process (NVTX on CUDA; nothing on the CPU).
-void device_range_begin(const char* name);
+void device_range_begin(std::string_view name);
 void device_range_end();
 
 }  // namespace ultrascale

@@ -10,6 +10,13 @@
 
 namespace ultrascale {
 
+// Of several values; of an even number of them the higher of the two in the middle.
+inline double median(std::vector<double> values) {
+    const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);
+    std::ranges::nth_element(values, middle);
+    return *middle;
+}
+
 // One call's seconds, of each of `compared`: the median over batches of calls that follow each other without waiting for the device, as in
 // training. Those who are compared take turns: the longer a GPU computes, the hotter and slower it gets, so for all alike. The first
 // quarter of a second of a turn does not count: it finds the clock that the other's power has left, and ends with its own.
@@ -38,10 +45,7 @@ inline std::vector<double> median_seconds(const std::vector<std::function<void()
                 seconds[i].push_back(batch(compared[i], calls[i]));
             }
     std::vector<double> medians;
-    for (std::vector<double>& s : seconds) {
-        std::ranges::nth_element(s, s.begin() + std::ptrdiff_t(s.size() / 2));
-        medians.push_back(s[s.size() / 2]);
-    }
+    for (std::vector<double>& s : seconds) medians.push_back(median(std::move(s)));
     return medians;
 }
 

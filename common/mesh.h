@@ -6,18 +6,23 @@
 //     dp 2   rank 4 rank 5        dp of rank 4: {0, 2, 4, 6}
 //     dp 3   rank 6 rank 7
 //
-// Axes are listed from the outermost to the innermost, whose groups are neighbours in rank: the ranks of one machine, with the fastest
-// links. So tensor parallelism, which communicates most, comes last.
+// Axes are listed from the outermost to the innermost, whose groups are neighbours in rank: the ranks
+// of one machine, with the fastest links. So tensor parallelism, which communicates most, comes last.
+//
+// What the axes mean for a parameter (parameter.h: split_over, also_summed_over):
+//
+//     dp, cp, ep   data axes: each rank sees other tokens. A gradient is summed over those along which
+//                  the parameter is not split (an expert is split over ep, all else is copied)
+//     tp           the ranks see the same tokens and hold parts of a layer, or copies of a norm
+//     pp           each rank holds layers of its own
 #pragma once
 
-#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "comm.h"
 #include "parameter.h"
-#include "trace.h"
 
 namespace ultrascale {
 
@@ -28,35 +33,37 @@ public:
         int size;
     };
     // All ranks of `world` call it. The sizes' product must be the number of ranks.
-    Mesh(const Communicator& world, const std::vector<Axis>& axes) {
-        int stride = world.size();  // ranks between neighbours along the axis
-        for (const Axis& axis : axes) {
-            check(axis.size > 0 && stride % axis.size == 0, "mesh: the axes' sizes do not make the number of ranks");
-            stride /= axis.size;
-            const int coordinate = world.rank() / stride % axis.size;
-            groups_.emplace(axis.name, world.split(world.rank() - coordinate * stride, coordinate, axis.name));
-        }
-        check(stride == 1, "mesh: the axes' sizes do not make the number of ranks");
-    }
+    Mesh(const Communicator& world, const std::vector<Axis>& axes);
 
-    const Communicator& group(const std::string& axis) const { return groups_.at(axis); }  // its rank() is the coordinate
+    bool has(const std::string& group) const { return groups_.contains(group); }
+    const Communicator& group(const std::string& axis) const;  // its rank() is the coordinate
+    // The ranks that differ along these axes and along no other, in rank order: group({"dp", "cp"}). Axes
+    // that the mesh does not have, or of one rank, add nothing. All ranks ask for a new one together.
+    const Communicator& group(std::initializer_list<const char*> axes) const {
+        return joint({axes.begin(), axes.end()});
+    }
+    const Communicator& world() const { return world_; }
+
+    // Some ranks of an axis along which a parameter is split hold the same of it all the same: copies of
+    // a key-value head ("kv"), a tied weight on the first and the last stage ("tied").
+    void add_copies(Communicator group) { groups_.insert_or_assign(group.name(), std::move(group)); }
+
+    // Over which ranks a parameter's gradient is summed, but for the groups that it names besides.
+    const Communicator& data_group(const Parameter& parameter) const;
+    // Whether this rank counts the parameter in what is summed over norm_group(): of ranks with copies
+    // the first one does.
+    bool counts(const Parameter& parameter) const;
+    // Likewise where the ranks of data_group() hold a shard each, not the same: among them all count.
+    bool counts_shards(const Parameter& parameter) const;
+    // The ranks among which the parts of the model are spread: those along pp, ep and tp. A sum over the
+    // elements of the whole model (a norm) is a sum over this group.
+    const Communicator& norm_group() const { return group({"pp", "ep", "tp"}); }
 
 private:
-    std::map<std::string, Communicator> groups_;
+    const Communicator& joint(const std::vector<std::string>& axes) const;
+    const Communicator& world_;
+    std::vector<Axis> axes_;
+    mutable std::map<std::string, Communicator> groups_;
 };
-
-// Whether the parameter's gradient is summed over this axis.
-inline bool is_summed_over(const Parameter& parameter, const std::string& axis) {
-    return std::ranges::find(parameter.summed_over, axis) != parameter.summed_over.end();
-}
-
-// The plain way to sum gradients: after the backward, one all-reduce for each parameter that names the group among its axes.
-inline void all_reduce_gradients(const ParameterList& parameters, const Communicator& group) {
-    if (group.size() == 1) return;
-    for (const auto& parameter : parameters) {
-        const TraceName name(TraceName::whole, parameter->name);
-        if (is_summed_over(*parameter, group.name())) group.all_reduce(parameter->grad);
-    }
-}
 
 }  // namespace ultrascale

@@ -17,15 +17,6 @@ double learning_rate(const OptimizerOptions& options, int64_t step) {
     return options.lr * (0.1 + 0.9 * 0.5 * (1 + std::cos(std::numbers::pi * progress)));
 }
 
-Tensor squared_gradient_norm(const ParameterList& parameters) {
-    Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-    std::vector<Tensor> grads;
-    for (const auto& parameter : parameters)
-        if (parameter->owner) grads.push_back(parameter->grad);
-    ops::accumulate_sum_squares(sum, grads);
-    return sum;
-}
-
 AdamW::AdamW(const ParameterList& parameters, const OptimizerOptions& options) : options_(options) {
     for (const auto& p : parameters) items_.push_back({p.get(), 0, p->value, p->grad});
 }
@@ -66,7 +57,7 @@ void AdamW::step(double lr, const Tensor& squared_norm) {
     std::vector<ops::AdamWItem> updates;
     for (size_t i = 0; i < items_.size(); ++i) {
         const Item& item = items_[i];
-        updates.push_back({item.value, master_[i], m_[i], v_[i], item.grad, item.parameter->is_norm ? 0 : float(options_.weight_decay)});
+        updates.push_back({item.value, master_[i], m_[i], v_[i], item.grad, item.parameter->decays ? float(options_.weight_decay) : 0});
     }
     const ops::AdamWSettings settings = {.lr = float(lr),
                                          .beta1 = float(options_.beta1),

@@ -20,9 +20,6 @@ struct OptimizerOptions {
 // its maximum at total_steps.
 double learning_rate(const OptimizerOptions& options, int64_t step);
 
-// Sum of squares of the gradients, (1) fp64 on the device; the second copies of tied weights are not counted.
-Tensor squared_gradient_norm(const ParameterList& parameters);
-
 class AdamW {
 public:
     // Elements to update: a whole parameter, or the piece of one, from its element `begin` on, that this rank owns.

@@ -20,8 +20,8 @@ Shape Parameter::local_shape() const {
     return local;
 }
 
-Tensor Parameter::begun_grad() {
-    if (!sum_so_far()) ops::fill(grad, 0);
+Tensor Parameter::begin_contribution_in_place() {
+    if (!begin_contribution()) ops::fill(grad, 0);
     return grad;
 }
 
@@ -31,6 +31,14 @@ Parameter* ParameterList::add(Parameter parameter) {
     check(!find(parameter.name), "a parameter of this name exists already");
     list_.push_back(std::make_unique<Parameter>(std::move(parameter)));
     return list_.back().get();
+}
+
+Tensor ParameterList::add_buffer(const std::string& name, int64_t n) {
+    const std::string full = "buffer." + name;
+    check(std::ranges::none_of(buffers_, [&](const TensorPart& b) { return b.name == full; }),
+          "a buffer of this name exists already");
+    buffers_.emplace_back(full, Tensor::zeros({n}, DType::fp32, Memory::parameter));
+    return buffers_.back().tensor;
 }
 
 Parameter* ParameterList::find(const std::string& name) const {
@@ -53,10 +61,14 @@ void ParameterList::allocate_values(DType dtype) {
 void ParameterList::allocate_grads(DType dtype, std::shared_ptr<Allocator> from) {
     flat_grads_ = Tensor::zeros({local_numel()}, dtype, Memory::gradient, std::move(from));
     place(flat_grads_, &Parameter::grad);
+    for (const auto& p : list_) p->contributions = p->missing = p->uses;  // which are added to the zeros
 }
 
-void ParameterList::clear_grads() {
-    for (const auto& p : list_) p->has_grad = false;
+void ParameterList::begin_gradients(int64_t micro_batches) {
+    for (const auto& p : list_) {
+        p->has_grad = false;
+        p->contributions = p->missing = p->uses * micro_batches;
+    }
 }
 
 void ParameterList::place(const Tensor& flat, Tensor Parameter::*member) {
@@ -78,9 +90,10 @@ std::vector<TensorPart> ParameterList::parts(Tensor Parameter::*member) const {
 }
 
 void draw(const Parameter& p, int64_t begin, Tensor to, uint64_t seed) {
-    if (p.is_norm) return ops::fill(to, 1);
+    if (p.start == Start::ones) return ops::fill(to, 1);
+    if (p.start == Start::zeros) return ops::fill(to, 0);
     // Element (i, j) of the whole tensor is draw i * columns + j, whoever holds it.
-    check(p.shape.size() == 2, "draw: a parameter that is no norm is a matrix");
+    check(p.shape.size() == 2, "draw: a parameter that is drawn is a matrix");
     const Random random(seed, p.name);
     const Range rows = p.slice[0], cols = p.slice[1];
     std::vector<float> values(size_t(to.numel()));
@@ -142,8 +155,8 @@ Tensor stacked(const std::vector<Parameter*>& parameters, Tensor Parameter::*mem
 Tensor stacked_values(const std::vector<Parameter*>& parameters) { return stacked(parameters, &Parameter::value); }
 Tensor stacked_grads(const std::vector<Parameter*>& parameters) { return stacked(parameters, &Parameter::grad); }
 
-Tensor stacked_sum_so_far(const std::vector<Parameter*>& parameters) {
-    const auto begun = size_t(std::ranges::count_if(parameters, [](Parameter* p) { return bool(p->sum_so_far()); }));
+Tensor begin_contributions(const std::vector<Parameter*>& parameters) {
+    const auto begun = size_t(std::ranges::count_if(parameters, [](Parameter* p) { return bool(p->begin_contribution()); }));
     check(begun == 0 || begun == parameters.size(), "stacked parameters' gradients begin together");
     return begun > 0 ? stacked_grads(parameters) : Tensor();
 }

@@ -17,24 +17,35 @@ struct Range {
     int64_t size() const { return end - begin; }
 };
 
+enum class Start { normal, ones, zeros };  // what a value is before training
+
 struct Parameter {
     std::string name;          // "model.layers.3.self_attn.q_proj.weight"
     Shape shape;               // of the whole tensor
     std::vector<Range> slice;  // the part this rank holds, one range per dimension
-    bool is_norm = false;      // starts at one, no weight decay
-    float init_std = 0;        // else starts normal with this deviation
+    Start start = Start::normal;
+    float init_std = 0;        // of Start::normal: the deviation
+    bool decays = true;        // AdamW's weight decay: not for norms
 
-    std::vector<std::string> replicated_over;  // mesh axes whose ranks hold the same values ("dp", "cp")
-    std::vector<std::string> summed_over;      // mesh axes over which the gradient is summed
-    bool owner = true;                         // this rank counts it in the norm and saves it: false for all copies but one
+    // Who holds what (mesh.h reads it). Along the axes named here the ranks hold different parts of it,
+    // or something else instead: "tp" of a linear, "ep" of an expert. Along all others they hold copies
+    // (but along "pp", where it is on this rank alone), and its gradient is summed over the data axes
+    // among them.
+    std::vector<std::string> split_over = {};
+    // Groups over which the gradient is summed besides: "tp" for a norm's weight of which each rank
+    // saw other tokens; some ranks of a split axis that hold a copy all the same (mesh.h: add_copies).
+    std::vector<std::string> also_summed_over = {};
+    int uses = 1;  // contributions to the gradient in a micro-batch, on this rank; 2 for a tied weight
 
     Tensor value, grad;    // local_shape(); hooks may point them at other storage before they are used
     bool has_grad = true;  // false: grad holds nothing yet, and the next contribution overwrites what is there
+    int64_t contributions = 0, missing = 0;  // until a sum is complete: of all, and still to come
 
-    // For whoever makes a contribution, which has_grad then counts. sum_so_far: what it is added to, or nothing (the addend of a matrix
-    // product). begun_grad: grad, for an operation that can do nothing but add; zeros if it held nothing.
-    Tensor sum_so_far() { return std::exchange(has_grad, true) ? grad : Tensor(); }
-    Tensor begun_grad();
+    // Whoever contributes to the gradient calls one of these first; has_grad counts it from then on.
+    // begin_contribution: what is added to (the addend of a matrix product), or nothing where this is
+    // the first. In place: grad, for an operation that can do nothing but add; zeros at first.
+    Tensor begin_contribution() { return std::exchange(has_grad, true) ? grad : Tensor(); }
+    Tensor begin_contribution_in_place();
 
     Shape local_shape() const;
     int64_t local_numel() const { return numel(local_shape()); }
@@ -70,6 +81,11 @@ public:
     // Registers a parameter; `slice` empty means the whole tensor. Storage comes later.
     Parameter* add(Parameter parameter);
     Parameter* find(const std::string& name) const;  // nullptr if there is none
+    // State that has no gradient, (n) fp32, zero at first: a router's bias, a history of amax, a loss
+    // scale. It is saved and resumed with the optimizer's states, and never summed, clipped or decayed.
+    // The same on all ranks, or of a name of its own on each.
+    Tensor add_buffer(const std::string& name, int64_t n);
+    const std::vector<TensorPart>& buffers() const { return buffers_; }  // called "buffer.NAME"
     auto begin() const { return list_.begin(); }
     auto end() const { return list_.end(); }
     size_t size() const { return list_.size(); }
@@ -79,8 +95,9 @@ public:
     // list are neighbours in memory. grads start at zero.
     void allocate_values(DType dtype);
     void allocate_grads(DType dtype, std::shared_ptr<Allocator> from = nullptr);
-    // Gradients begin anew: each one's next contribution overwrites it. (Zeros would have to be written, and read by what adds to them.)
-    void clear_grads();
+    // Gradients begin anew: each one's next contribution overwrites it (zeros would have to be written,
+    // and read by what adds to them), and it is complete after its uses in `micro_batches` of them.
+    void begin_gradients(int64_t micro_batches = 1);
     const Tensor& flat_values() const { return flat_values_; }
     const Tensor& flat_grads() const { return flat_grads_; }
 
@@ -90,6 +107,7 @@ public:
 private:
     void place(const Tensor& flat, Tensor Parameter::*member);  // one after the other
     std::vector<std::unique_ptr<Parameter>> list_;
+    std::vector<TensorPart> buffers_;
     Tensor flat_values_, flat_grads_;
 };
 
@@ -97,6 +115,6 @@ private:
 // Checks that they are adjacent in memory; whoever rebinds `value` or `grad` keeps them so.
 Tensor stacked_values(const std::vector<Parameter*>& parameters);
 Tensor stacked_grads(const std::vector<Parameter*>& parameters);
-Tensor stacked_sum_so_far(const std::vector<Parameter*>& parameters);
+Tensor begin_contributions(const std::vector<Parameter*>& parameters);
 
 }  // namespace ultrascale

@@ -1,5 +1,6 @@
 #include "parts.h"
 
+#include "activation.h"
 #include "error.h"
 #include "trace.h"
 
@@ -26,19 +27,21 @@ void Saved::disable() {
     for (auto& [name, child] : children_) child.disable();
 }
 
-void Saved::for_each(const std::function<void(const std::string&, const Tensor&)>& visit, const std::string& prefix) const {
+void Saved::for_each(const std::function<void(const std::string&, const Tensor&)>& visit,
+                     const std::string& prefix) const {
     for (const auto& [name, tensor] : tensors_) visit(prefix + name, tensor);
     for (const auto& [name, child] : children_) child.for_each(visit, prefix + name + "/");
 }
 
-void Context::gradient_complete(Parameter& parameter) const {
+void Context::contributed(Parameter& parameter) const {
+    check(parameter.missing > 0, "a backward comes after begin_gradients()");
+    if (--parameter.missing > 0) return;
+    parameter.missing = parameter.contributions;  // of the next sum
+    if (!parameter.has_grad) parameter.begin_contribution_in_place();  // nobody had anything: zero
     if (hooks) hooks->gradient_complete(parameter, *this);
 }
 
 namespace {
-
-Tensor activation(Shape shape, DType dtype) { return Tensor::empty(std::move(shape), dtype, Memory::activation); }
-Tensor activation_like(const Tensor& t) { return activation(t.shape(), t.dtype()); }
 
 Shape with_last(Shape shape, int64_t last) {
     shape.back() = last;
@@ -47,7 +50,7 @@ Shape with_last(Shape shape, int64_t last) {
 
 }  // namespace
 
-// ---- linear: y = x W^T; dx = dy W; dW += dy^T x ------------------------------------------------------------------------
+// ---- linear: y = x W^T; dx = dy W; dW += dy^T x -------------------------------------------------
 
 Linear::Linear(std::vector<Parameter*> rows) : parameters_(std::move(rows)) {
     for (const Parameter* parameter : parameters_) {
@@ -58,7 +61,7 @@ Linear::Linear(std::vector<Parameter*> rows) : parameters_(std::move(rows)) {
 
 Tensor Linear::forward(const Tensor& x, Saved& saved, Context&, const Tensor& residual) {
     const TraceName name(TraceName::part, name_);
-    Tensor y = activation(with_last(x.shape(), outputs()), x.dtype());
+    Tensor y = activation(with_last(x.shape(), outputs()), x.dtype());  // (..., out)
     multiply(y, x, residual);
     saved.keep("x", x);
     return y;
@@ -66,7 +69,7 @@ Tensor Linear::forward(const Tensor& x, Saved& saved, Context&, const Tensor& re
 
 Tensor Linear::backward_input(const Tensor& dy, Saved& saved, Context&) {
     const TraceName name(TraceName::part, name_);
-    Tensor dx = activation(with_last(dy.shape(), inputs()), dy.dtype());
+    Tensor dx = activation(with_last(dy.shape(), inputs()), dy.dtype());  // (..., in)
     multiply_backward(dx, dy);
     saved.keep("dy", dy);
     return dx;
@@ -74,29 +77,31 @@ Tensor Linear::backward_input(const Tensor& dy, Saved& saved, Context&) {
 
 void Linear::backward_weight(Saved& saved, Context& context) {
     const TraceName name(TraceName::part, name_);
-    Tensor x = saved.take("x"), dy = saved.take("dy");
+    Tensor x = saved.take("x"), dy = saved.take("dy");  // (..., in), (..., out)
     add_weight_gradient(dy, x, context);
 }
 
 Tensor Linear::backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) {
-    Tensor dx = backward_input(dy, saved, context);
+    Tensor dx = backward_input(dy, saved, context);  // (..., in)
     if (when == WeightGradient::now) backward_weight(saved, context);
     return dx;
 }
 
-void Linear::multiply(Tensor y, const Tensor& x, const Tensor& residual) const {
-    ops::matmul(y, x, Transpose::no, stacked_values(parameters_), Transpose::yes, residual);  // the weight is (out, in)
+void Linear::multiply(Tensor y, const Tensor& x, const Tensor& residual) {
+    const Tensor weight = stacked_values(parameters_);  // (out, in)
+    ops::matmul(y, x, Transpose::no, weight, Transpose::yes, residual);
 }
 
-void Linear::multiply_backward(Tensor dx, const Tensor& dy) const {
+void Linear::multiply_backward(Tensor dx, const Tensor& dy) {
     const TraceName pass(TraceName::pass, "dX");
-    ops::matmul(dx, dy, Transpose::no, stacked_values(parameters_), Transpose::no);
+    const Tensor weight = stacked_values(parameters_);  // (out, in)
+    ops::matmul(dx, dy, Transpose::no, weight, Transpose::no);
 }
 
-void Linear::add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) const {
+void Linear::add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) {
     const TraceName pass(TraceName::pass, "dW");
-    ops::matmul(stacked_grads(parameters_), dy, Transpose::yes, x, Transpose::no, stacked_sum_so_far(parameters_));
-    for (Parameter* parameter : parameters_) context.gradient_complete(*parameter);
+    ops::matmul(stacked_grads(parameters_), dy, Transpose::yes, x, Transpose::no, begin_contributions(parameters_));
+    for (Parameter* parameter : parameters_) context.contributed(*parameter);
 }
 
 int64_t Linear::outputs() const {
@@ -105,11 +110,11 @@ int64_t Linear::outputs() const {
     return rows;
 }
 
-// ---- RMSNorm -----------------------------------------------------------------------------------------------------------
+// ---- RMSNorm ------------------------------------------------------------------------------------
 
 Tensor Norm::forward(const Tensor& x, Saved& saved, Context&) {
     const TraceName name(TraceName::part, name_);
-    Tensor y = activation_like(x), rstd = activation({x.rows()}, DType::fp32);
+    Tensor y = activation_like(x), rstd = activation({x.rows()}, DType::fp32);  // (..., h), (N)
     ops::rmsnorm_forward(y, rstd, x, weight_->value, eps_);
     saved.keep("x", x);
     saved.keep("rstd", rstd);
@@ -118,82 +123,28 @@ Tensor Norm::forward(const Tensor& x, Saved& saved, Context&) {
 
 Tensor Norm::backward(const Tensor& dy, const Tensor& dresidual, Saved& saved, Context& context) {
     const TraceName name(TraceName::part, name_);
-    Tensor x = saved.take("x"), rstd = saved.take("rstd"), dx = activation_like(x);
-    ops::rmsnorm_backward(dx, weight_->begun_grad(), dy, x, rstd, weight_->value, dresidual);
-    context.gradient_complete(*weight_);
+    Tensor x = saved.take("x"), rstd = saved.take("rstd"), dx = activation_like(x);  // as forward's
+    ops::rmsnorm_backward(dx, weight_->begin_contribution_in_place(), dy, x, rstd, weight_->value, dresidual);
+    context.contributed(*weight_);
     return dx;
 }
 
-// ---- attention ---------------------------------------------------------------------------------------------------------
-
-Tensor FlashAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved, Context& context) {
-    Tensor o = activation_like(q), lse = activation({q.size(0), q.size(2), q.size(1)}, DType::fp32);
-    ops::attention_forward(o, lse, q, k, v, {.document_starts = context.batch.document_starts});
-    saved.keep("q", q);
-    saved.keep("k", k);
-    saved.keep("v", v);
-    saved.keep("o", o);
-    saved.keep("lse", lse);
-    return o;
-}
-
-AttentionCore::Gradients FlashAttention::backward(const Tensor& dout, Saved& saved, Context& context) {
-    Tensor q = saved.take("q"), k = saved.take("k"), v = saved.take("v"), lse = saved.take("lse");
-    Tensor delta = activation(lse.shape(), DType::fp32);
-    ops::attention_delta(delta, dout, saved.take("o"));
-    Gradients grads{activation_like(q), activation_like(k), activation_like(v)};
-    ops::attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, lse, delta, {.document_starts = context.batch.document_starts});
-    return grads;
-}
-
-namespace {
-
-// Returns o and the probabilities (B, H, Tq, Tk).
-std::pair<Tensor, Tensor> naive_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Context& context) {
-    Tensor o = activation_like(q), p = activation({q.size(0), q.size(2), q.size(1), k.size(1)}, q.dtype());
-    ops::attention_naive_forward(o, p, q, k, v, {.document_starts = context.batch.document_starts});
-    return {o, p};
-}
-
-}  // namespace
-
-Tensor NaiveAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved, Context& context) {
-    auto [o, probabilities] = naive_attention(q, k, v, context);
-    saved.keep("q", q);
-    saved.keep("k", k);
-    saved.keep("v", v);
-    if (!recompute_) saved.keep("probabilities", probabilities);
-    return o;
-}
-
-AttentionCore::Gradients NaiveAttention::backward(const Tensor& dout, Saved& saved, Context& context) {
-    Tensor q = saved.take("q"), k = saved.take("k"), v = saved.take("v"), probabilities;
-    if (recompute_) {
-        const TraceName again(TraceName::pass, "recomputed forward");
-        probabilities = naive_attention(q, k, v, context).second;
-    } else {
-        probabilities = saved.take("probabilities");
-    }
-    Gradients grads{activation_like(q), activation_like(k), activation_like(v)};
-    ops::attention_naive_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, probabilities);
-    return grads;
-}
-
-// ---- SwiGLU feed-forward -----------------------------------------------------------------------------------------------
+// ---- SwiGLU feed-forward ------------------------------------------------------------------------
 
 Tensor SwiGLU::forward(const Tensor& x, const Tensor& residual, Saved& saved, Context& context) {
-    Tensor gate_up = gate_up_->forward(x, saved["gate_up_proj"], context);
-    Tensor a = activation(with_last(gate_up.shape(), gate_up.cols() / 2), gate_up.dtype());
+    Tensor gate_up = gate_up_->forward(x, saved["gate_up_proj"], context);  // (B, T, 2 F)
+    const Shape shape = with_last(gate_up.shape(), gate_up.cols() / 2);
+    Tensor a = activation(shape, gate_up.dtype());  // (B, T, F)
     ops::swiglu_forward(a, gate_up);
     saved.keep("gate_up", std::move(gate_up));
-    Tensor y = down_->forward(a, saved["down_proj"], context, residual);
+    Tensor y = down_->forward(a, saved["down_proj"], context, residual);  // (B, T, h)
     saved["down_proj"].drop("x");
     return y;
 }
 
 Tensor SwiGLU::backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) {
-    Tensor da = down_->backward_input(dy, saved["down_proj"], context);
-    Tensor gate_up = saved.take("gate_up"), dgate_up = activation_like(gate_up);
+    Tensor da = down_->backward_input(dy, saved["down_proj"], context);           // (B, T, F)
+    Tensor gate_up = saved.take("gate_up"), dgate_up = activation_like(gate_up);  // (B, T, 2 F)
     ops::swiglu_backward(dgate_up, da, gate_up);  // da becomes down's x
     saved["down_proj"].keep("x", std::move(da));
     gate_up = {};
@@ -206,34 +157,36 @@ void SwiGLU::backward_weight(Saved& saved, Context& context) {
     gate_up_->backward_weight(saved["gate_up_proj"], context);
 }
 
-// ---- embedding ---------------------------------------------------------------------------------------------------------
+// ---- embedding ----------------------------------------------------------------------------------
 
 Tensor Embedding::forward(Saved&, Context& context) {
-    const Tensor& tokens = context.batch.tokens;
-    Tensor x = activation({tokens.size(0), tokens.size(1), weight_->value.cols()}, weight_->value.dtype());
-    ops::embedding_forward(x, tokens, weight_->value);
+    const int64_t B = context.batch.sequences(), T = context.batch.length();
+    const Tensor& weight = weight_->value;                         // (V, h)
+    Tensor x = activation({B, T, weight.cols()}, weight.dtype());  // (B, T, h)
+    ops::embedding_forward(x, context.batch.tokens, weight);
     return x;
 }
 
 void Embedding::backward_input(const Tensor& dy, Saved& saved, Context&) { saved.keep("dy", dy); }
 
 void Embedding::backward_weight(Saved& saved, Context& context) {
-    ops::embedding_backward(weight_->begun_grad(), context.batch.tokens, saved.take("dy"));
-    context.gradient_complete(*weight_);
+    ops::embedding_backward(weight_->begin_contribution_in_place(), context.batch.tokens, saved.take("dy"));
+    context.contributed(*weight_);
 }
 
-// ---- full recomputation ------------------------------------------------------------------------------------------------
+// ---- full recomputation -------------------------------------------------------------------------
 
 void Checkpoint::keep(const Tensor& x, Saved& saved, Context&) { saved.keep("checkpoint", x); }
 Tensor Checkpoint::take(Saved& saved, Context&) { return saved.take("checkpoint"); }
 
-// ---- output head with loss ---------------------------------------------------------------------------------------------
+// ---- output head with loss ----------------------------------------------------------------------
 
 Tensor Head::logits(const Tensor& x) const { return local_logits(x); }
 
 Tensor Head::local_logits(const Tensor& x) const {
-    Tensor logits = activation(with_last(x.shape(), weight_->value.rows()), x.dtype());
-    ops::matmul(logits, x, Transpose::no, weight_->value, Transpose::yes);
+    const Tensor& weight = weight_->value;                                       // (V, h)
+    Tensor logits = activation(with_last(x.shape(), weight.rows()), x.dtype());  // (..., V)
+    ops::matmul(logits, x, Transpose::no, weight, Transpose::yes);
     return logits;
 }
 
@@ -244,24 +197,26 @@ void Head::input_gradient(Tensor dx, const Tensor& dlogits) const {
 
 void Head::weight_gradient(const Tensor& dlogits, const Tensor& x) const {
     const TraceName pass(TraceName::pass, "dW");
-    ops::matmul(weight_->grad, dlogits, Transpose::yes, x, Transpose::no, weight_->sum_so_far());
+    ops::matmul(weight_->grad, dlogits, Transpose::yes, x, Transpose::no,
+                weight_->begin_contribution());
 }
 
 void Head::loss(Tensor logits, const Tensor& targets, Context& context) const {
-    Tensor losses = activation({targets.numel()}, DType::fp32);
-    ops::cross_entropy(losses, logits, targets, context.training ? context.loss_scale : 0);
-    ops::accumulate_sum(context.loss, losses, context.loss_scale);
+    Tensor losses = activation({targets.numel()}, DType::fp32);  // (n)
+    ops::cross_entropy(losses, logits, targets, context.training ? context.token_weight : 0);
+    ops::accumulate_sum(context.loss, losses, context.token_weight);
 }
 
 void Head::forward(const Tensor& x, Saved& saved, Context& context) {
     const int64_t tokens = x.rows(), chunk = chunk_ > 0 ? chunk_ : tokens;
-    const Tensor flat_x = x.view({tokens, x.cols()}), flat_targets = context.batch.targets.view({tokens});
+    const Tensor flat_x = x.view({tokens, x.cols()});                  // (N, h)
+    const Tensor flat_targets = context.batch.targets.view({tokens});  // (N)
     const bool gradients_now = chunk_ > 0 && context.training;
-    Tensor dx = gradients_now ? activation_like(x) : Tensor();
+    Tensor dx = gradients_now ? activation_like(x) : Tensor();  // (B, T, h)
     for (int64_t begin = 0; begin < tokens; begin += chunk) {
         const int64_t end = std::min(begin + chunk, tokens);
-        const Tensor part = flat_x.slice(begin, end);
-        Tensor logits = local_logits(part);
+        const Tensor part = flat_x.slice(begin, end);  // (n, h)
+        Tensor logits = local_logits(part);            // (n, V)
         loss(logits, flat_targets.slice(begin, end), context);
         if (gradients_now) {  // the logits are their own gradient now
             input_gradient(dx.view(flat_x.shape()).slice(begin, end), logits);
@@ -278,18 +233,20 @@ void Head::forward(const Tensor& x, Saved& saved, Context& context) {
 
 Tensor Head::backward_input(Saved& saved, Context& context) {
     if (chunk_ > 0) return saved.take("dx");
-    Tensor dx = activation({context.batch.sequences(), context.batch.length(), weight_->value.cols()}, weight_->value.dtype());
+    const int64_t B = context.batch.sequences(), T = context.batch.length();
+    const Tensor& weight = weight_->value;                          // (V, h)
+    Tensor dx = activation({B, T, weight.cols()}, weight.dtype());  // (B, T, h)
     input_gradient(dx, saved.get("dlogits"));
     return dx;
 }
 
 void Head::backward_weight(Saved& saved, Context& context) {
     if (chunk_ == 0) weight_gradient(saved.take("dlogits"), saved.take("x"));
-    if (completes_) context.gradient_complete(*weight_);
+    context.contributed(*weight_);
 }
 
 Tensor Head::backward(Saved& saved, Context& context, WeightGradient when) {
-    Tensor dx = backward_input(saved, context);
+    Tensor dx = backward_input(saved, context);  // (B, T, h)
     if (when == WeightGradient::now) backward_weight(saved, context);
     return dx;
 }

@@ -60,6 +60,7 @@ struct Unit {
     std::string name;
     std::vector<Parameter*> parameters;
     int index;                          // position in this process's model
+    bool reads_in_backward = true;      // its values: an embedding's backward does not
     bool gradients_in_forward = false;  // its forward adds to gradients already (a head with its loss in chunks)
 };
 
@@ -71,21 +72,24 @@ public:
     virtual ~Hooks() = default;
     virtual void before(const Unit&, Pass, const Context&) {}
     virtual void after(const Unit&, Pass, const Context&) {}
-    // Once a micro-batch for each parameter, after its last contribution (a tied weight: after the embedding's). With split
-    // backward a norm's comes in backward-input and a linear's in backward-weight.
+    // After the last of the contributions that begin_gradients() has announced: counted, so that it
+    // holds for every order of passes. With split backward a norm's comes in backward-input and a
+    // linear's in backward-weight; a tied weight's last one is the head's or the embedding's.
     virtual void gradient_complete(Parameter&, const Context&) {}
 };
 
 // What travels with one micro-batch through the model.
 struct Context {
     Batch batch;
-    float loss_scale = 1;  // each token's loss counts this much: 1 / counted targets of the global batch
+    float token_weight = 1;  // each token's loss counts this much: 1 / counted targets of the global batch
     Tensor loss = {};      // (1) fp64; the head adds to it
     int micro_batch = 0;
     bool training = true;      // false: forward only, nothing is kept and no gradient is made
     bool recomputing = false;  // true while a layer's forward runs again inside its backward
     Hooks* hooks = nullptr;
-    void gradient_complete(Parameter& parameter) const;
+    // Every use of a parameter calls it once in each micro-batch, when its contribution is made; also
+    // one that has nothing to contribute (an expert without tokens).
+    void contributed(Parameter& parameter) const;
 };
 
 enum class WeightGradient { now, later };
@@ -105,9 +109,9 @@ public:
 
     // The products alone, for a linear that wraps this one and communicates before, after or between them: nothing is kept, and the
     // result may be some rows of a larger tensor. Those above are made of them.
-    virtual void multiply(Tensor y, const Tensor& x, const Tensor& residual = {}) const;          // y = x W^T (+ residual)
-    virtual void multiply_backward(Tensor dx, const Tensor& dy) const;                            // dx = dy W
-    virtual void add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) const;  // dW += dy^T x, complete with it
+    virtual void multiply(Tensor y, const Tensor& x, const Tensor& residual = {});          // y = x W^T (+ residual)
+    virtual void multiply_backward(Tensor dx, const Tensor& dy);                            // dx = dy W
+    virtual void add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context);  // dW += dy^T x, complete with it
     const std::vector<Parameter*>& parameters() const { return parameters_; }
     int64_t inputs() const { return parameters_.front()->slice[1].size(); }
     int64_t outputs() const;  // rows of all parameters that this rank holds
@@ -207,8 +211,7 @@ public:
 // tokens go through in chunks, each making its dx and weight gradient at once, so that only chunk x V logits ever exist.
 class Head {
 public:
-    // completes_weight: this head's contribution is the weight's last one (it is not tied to an embedding in this process).
-    Head(Parameter* weight, int64_t chunk, bool completes_weight) : weight_(weight), chunk_(chunk), completes_(completes_weight) {}
+    Head(Parameter* weight, int64_t chunk) : weight_(weight), chunk_(chunk) {}
     virtual ~Head() = default;
     virtual Tensor logits(const Tensor& x) const;  // (B, T, V), for sampling
     virtual void forward(const Tensor& x, Saved& saved, Context& context);
@@ -224,7 +227,6 @@ protected:
     void weight_gradient(const Tensor& dlogits, const Tensor& x) const;
     Parameter* weight_;
     int64_t chunk_;
-    bool completes_;
 };
 
 }  // namespace ultrascale

@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "gradients.h"
 #include "random.h"
 #include "setup.h"
 
@@ -15,8 +16,10 @@ static void set_values(Tensor to, const std::vector<float>& values) {
 
 void PlainTraining::start(ParameterList& parameters, AdamW& optimizer) {
     load_or_initialize(options_, parameters);
-    state_ = resume_or_start(options_, optimizer);
+    state_ = resume_or_start(options_, optimizer, parameters);
     for (const auto& p : parameters) start_[p->name] = p->value.to_host_float();
+    for (const TensorPart& buffer : parameters.buffers())
+        start_[buffer.name] = buffer.tensor.to_host_float();
     if (state_.step == 0) return;
     for (const TensorPart& part : optimizer.states())
         start_[part.name] = part.tensor.to_host_float();
@@ -40,6 +43,8 @@ std::vector<float> PlainTraining::start_of(const std::string& name, uint64_t dis
 void PlainTraining::start_displaced(ParameterList& parameters, AdamW& optimizer,
                                     uint64_t displacement) const {
     for (const auto& p : parameters) set_values(p->value, start_of(p->name, displacement));
+    for (const TensorPart& buffer : parameters.buffers())
+        set_values(buffer.tensor, start_.at(buffer.name));
     if (state_.step == 0) return;  // the first step makes the states, and copies the masters
     for (const TensorPart& part : optimizer.states()) {
         std::vector<float> state = start_.at(part.name);
@@ -69,19 +74,27 @@ PlainTraining::Result PlainTraining::train(uint64_t displacement) {
     Result result;
     int64_t next_sample = state_.next_sample;
     for (size_t step = 0; step < batch_sizes_.size(); ++step) {
-        parameters.clear_grads();
-        const Batch batch = to_device(loader_.batch(next_sample, batch_sizes_[step]));
-        next_sample += batch_sizes_[step];
-        Context context{.batch = batch, .loss_scale = 1 / float(batch.counted_targets)};
-        context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-        Saved saved;
-        model.forward({}, saved, context);
-        model.backward({}, saved, context);
+        const int64_t sequences = batch_sizes_[step],
+                      together = micro_batch_ > 0 ? micro_batch_ : sequences,
+                      counted = loader_.counted_targets(next_sample, sequences);
+        parameters.begin_gradients(sequences / together);
+        const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        for (int64_t m = 0; m < sequences / together; ++m) {
+            const Batch batch = to_device(loader_.batch(next_sample + m * together, together));
+            Context context{.batch = batch,
+                            .token_weight = 1 / float(counted),
+                            .loss = loss,
+                            .micro_batch = int(m)};
+            Saved saved;
+            model.forward({}, saved, context);
+            model.backward({}, saved, context);
+        }
+        next_sample += sequences;
         if (step == 0)
             for (const auto& p : parameters) result.gradient[p->name] = p->grad.to_host_float();
         optimizer.step(learning_rate_of(options_, state_.step, state_.step + int64_t(step)),
                        squared_gradient_norm(parameters));
-        result.losses.push_back(context.loss.to_host<double>()[0]);
+        result.losses.push_back(loss.to_host<double>()[0]);
     }
     for (const auto& p : parameters) result.weights[p->name] = p->value.to_host_float();
     return result;

@@ -1,6 +1,6 @@
 // What --verify compares with: the same training on this rank alone, the plain way.
 //
-// Plain means: the whole global batch in one forward and backward, attention with the T x T matrix,
+// Plain means: the whole global batch in one forward and backward (or in micro-batches, where asked), attention with the T x T matrix,
 // no recomputation, the loss in one piece, no parallelism.
 //
 // It can be repeated from a start that is displaced: each weight by a rounding unit in fp32; in
@@ -30,15 +30,17 @@ public:
         Values gradient, weights;  // of the first step, before clipping; after the last step
     };
 
-    // Step s takes `batch_sizes[s]` sequences. `change` adds to the model's parts what is computed
-    // besides (dropout). Keeps the loader.
+    // Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time; 0: all at once. `change` adds to
+    // the model's parts what is computed besides (dropout). Keeps the loader.
     PlainTraining(const Options& options, const LlamaConfig& config, const DataLoader& loader,
-                  std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change)
+                  std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change,
+                  int64_t micro_batch = 0)
         : options_(options),
           config_(config),
           loader_(loader),
           batch_sizes_(std::move(batch_sizes)),
-          change_(change) {}
+          change_(change),
+          micro_batch_(micro_batch) {}
 
     // 0: from where the options say, fresh or where --load left off; this comes first. Any other
     // number: from there displaced, each number in another way.
@@ -56,6 +58,7 @@ private:
     const DataLoader& loader_;
     std::vector<int64_t> batch_sizes_;
     std::function<void(Parts&)> change_;
+    int64_t micro_batch_;
     // Where the first training started: the weights, and where a run goes on the optimizer's
     // states, too. Kept, as what --load names may be another checkpoint by the time of the next
     // training.

@@ -3,16 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "device.h"
+#include "median_seconds.h"
+#include "report_tables.h"
 #include "threads.h"
 #include "trace.h"
-#include "training.h"
 
 namespace ultrascale {
-
-using Json = nlohmann::ordered_json;
 
 struct Report::Impl {
     std::string chapter;
@@ -132,115 +130,37 @@ bool as_predicted_everywhere(bool here) {
     return std::ranges::all_of(wrong, &std::string::empty);
 }
 
-bool Report::memory(const MemoryEstimate& predicted) {
-    const MemoryByCategory now = memory_now(), peak = memory_peak_by_category();
-    bool ok = true;
-    Json json = Json::object();
-    print("\nmemory per rank             predicted       measured");
-    const auto row = [&](const char* name, int64_t want, int64_t got, double tolerance) {
-        const double off = want > 0 ? double(got - want) / double(want) : got == 0 ? 0 : 1;
-        const bool fits = std::abs(off) <= tolerance;
-        ok = ok && fits;
-        print(fmt::format("  {:<20} {:>14} {:>14}   {}{}", name, format_bytes(double(want)), format_bytes(double(got)),
-                          got == want ? "equal" : fmt::format("{:+.2f} %", 100 * off), fits ? "" : "   MISMATCH"));
-        json[name] = {{"predicted", want}, {"measured", got}};
-    };
-    row("parameters", predicted.parameters, now[int(Memory::parameter)], 0);
-    row("gradients", predicted.gradients, now[int(Memory::gradient)], 0);
-    row("optimizer", predicted.optimizer, now[int(Memory::optimizer)], 0);
-    row("activations, peak", predicted.peak_activations, peak[int(Memory::activation)], 0.01);
-    row("communication, peak", predicted.peak_communication, peak[int(Memory::communication)], 0.01);
-    print(fmt::format("  {:<20} {:>14} {:>14}", "workspace, peak", "-", format_bytes(double(peak[int(Memory::workspace)]))));
-    json["workspace"] = {{"measured", peak[int(Memory::workspace)]}};
-    if (predicted.host > 0) row("on the host", predicted.host, peak[int(Memory::host)], 0);
-    print(fmt::format("  {:<20} {:>14} {:>14}   of {}", "all, at the peak", format_bytes(double(predicted.total())),
-                      format_bytes(double(total(memory_at_peak()))), format_bytes(double(memory_limit()))));
-    print(predicted.total() <= total(memory_at_peak())
-              ? "  (measured at the peak has the workspace besides, which no formula predicts)"
-              : "  (predicted adds up peaks that come at different moments: it is an upper bound)");
-    json["peak"] = {{"predicted", predicted.total()}, {"measured", total(memory_at_peak())}};
-    if (device_is_gpu()) {  // the playbook's two extra occupants of a GPU
-        const DeviceOverhead extra = device_overhead();
-        print(fmt::format("  {:<20} {:>14} {:>14}   kernels, cuBLAS, NCCL, of all processes here", "CUDA context", "-",
-                          format_bytes(double(extra.context))));
-        print(fmt::format("  {:<20} {:>14} {:>14}   reserved beyond the most that tensors used", "fragmentation", "-",
-                          format_bytes(double(extra.fragmentation))));
-        json["context"] = {{"measured", extra.context}};
-        json["fragmentation"] = {{"measured", extra.fragmentation}};
-    }
-    impl_->summary["memory"] = json;
-    return as_predicted_everywhere(ok);
+bool Report::memory(const Prediction& predicted) {
+    const MemoryTable table = print_memory(predicted.memory, full());
+    impl_->summary["memory"] = table.by_category;
+    impl_->summary["memory_by_rank"] = table.by_rank;
+    return as_predicted_everywhere(table.as_predicted);
 }
 
-// The formula's bytes are no whole numbers where n does not divide a tensor's.
-static bool equal(const PredictedCommunication::Kind& want, const CommunicationCount& got) {
-    return got.calls == want.calls && got.bytes == want.bytes && std::abs(got.sent - want.sent) <= 1e-9 * (1 + want.sent);
+bool Report::communication(const Prediction& of_step, int64_t steps,
+                           const CommunicationCounts& not_of_steps) {
+    return communication_of_run(of_step.times(steps), steps, not_of_steps);
 }
 
-bool counted_as_predicted(const PredictedCommunication& of_step, int64_t steps) {
-    const CommunicationCounts counts = communication_counts();
-    const PredictedCommunication wanted = of_step.times(steps);
-    return std::ranges::equal(wanted.kinds, counts, equal);
+bool Report::communication_of_run(const Prediction& of_run, int64_t steps,
+                                  const CommunicationCounts& not_of_steps) {
+    const CommunicationTable table =
+        print_communication(of_run.communication, difference(communication_counts(), not_of_steps),
+                            impl_->in_warmup, steps, steps - impl_->timed_from, full());
+    impl_->summary["communication"] = table.by_kind;
+    impl_->summary["communication_by_group"] = table.by_group;
+    return as_predicted_everywhere(table.as_predicted);
 }
 
-double bytes_sent_in_all(const CommunicationCounts& counts) {
-    double sum = 0;
-    for (const CommunicationCount& count : counts) sum += count.sent;
-    return sum;
-}
-
-bool Report::communication(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps) {
-    return communication_of_run(predicted.times(steps), steps, not_of_steps);
-}
-
-bool Report::communication_of_run(const PredictedCommunication& predicted, int64_t steps, const CommunicationCounts& not_of_steps) {
-    const CommunicationCounts counts = difference(communication_counts(), not_of_steps);
-    const double n = double(steps), timed = double(steps - impl_->timed_from);
-    bool ok = true;
-    Json json = Json::object();
-    for (size_t k = 0; k < counts.size(); ++k) {
-        const auto& want = predicted.kinds[k];
-        const CommunicationCount& got = counts[k];
-        if (want.calls == 0 && got.calls == 0) continue;
-        if (json.empty()) {
-            print("\ncommunication per step       predicted                        counted");
-            print(fmt::format("{:16} {:>6} {:>10} {:>10}   {:>6} {:>10} {:>10} {:>8} {:>8}", "", "calls", "tensors",
-                              "sent", "calls", "tensors", "sent", "ms", "exposed"));
-        }
-        const bool same = equal(want, got);
-        ok = ok && same;
-        const CommunicationCount& warmup = impl_->in_warmup[k];
-        const double seconds = (got.seconds - warmup.seconds) / timed,
-                     exposed = (got.exposed - warmup.exposed) / timed;
-        const auto figures = [n](const auto& count) {
-            return fmt::format("{:>6.5g} {:>10} {:>10}", double(count.calls) / n, format_bytes(double(count.bytes) / n),
-                               format_bytes(count.sent / n));
-        };
-        print(fmt::format("  {:<14} {}   {} {:>8.2f} {:>8.2f} {}", collective_names[k], figures(want), figures(got),
-                          seconds * 1e3, exposed * 1e3, same ? "equal" : "MISMATCH"));
-        json[collective_names[k]] = {{"calls", double(got.calls) / n},
-                                     {"tensor_bytes", double(got.bytes) / n},
-                                     {"sent_bytes", got.sent / n},
-                                     {"predicted_calls", double(want.calls) / n},
-                                     {"predicted_tensor_bytes", double(want.bytes) / n},
-                                     {"predicted_sent_bytes", want.sent / n},
-                                     {"seconds", seconds},
-                                     {"exposed_seconds", exposed}};
-    }
-    if (json.empty()) print("\ncommunication: none");
-    impl_->summary["communication"] = json;
-    return as_predicted_everywhere(ok);
-}
-
-void Report::throughput() {
+void Report::throughput(const Prediction& predicted) {
     const Impl& self = *impl_;
     if (self.records.empty()) return;
     memory_timeline_record(false);
     const double devices = double(Communicator::world().size());
     const double rate = self.median([](const StepRecord& r) { return double(r.tokens) / r.seconds; }) / devices;
     const double seconds = self.median([](const StepRecord& r) { return r.seconds; });
-    const double flops = model_flops_per_token(self.shape.config, self.shape.seq) * rate;
-    const double with_recomputation = flops + recomputed_flops_per_token(self.shape) * rate;
+    const double flops = predicted.flops_per_token * rate;
+    const double with_recomputation = flops + predicted.recomputed_flops_per_token * rate;
     const DevicePeak peak =
         self.options.peak_tflops > 0 ? DevicePeak{self.options.peak_tflops * 1e12, "given"} : device_peak(self.options.dtype);
     print(fmt::format("\nspeed per device (median step {:.1f} ms)", seconds * 1e3));

@@ -26,10 +26,11 @@ inline void load_or_draw(const Options& options, const std::vector<AdamW::Item>&
 
 // If --load holds a training state, fills the optimizers' (one, or one for each shard) and returns where training stood; else it
 // starts at zero.
-inline TrainingState resume_or_start(const Options& options, const std::vector<AdamW*>& optimizers) {
+inline TrainingState resume_or_start(const Options& options, const std::vector<AdamW*>& optimizers,
+                                     const std::vector<TensorPart>& buffers = {}) {
     if (options.load.empty() || !has_training_state(options.load))
         return {.seed = options.seed, .shuffled = options.shuffle, .seq = options.seq};
-    std::vector<TensorPart> states;
+    std::vector<TensorPart> states = buffers;
     for (AdamW* optimizer : optimizers)
         for (TensorPart& part : optimizer->states()) states.push_back(std::move(part));
     const TrainingState state = load_training_state(options.load, states);
@@ -44,7 +45,10 @@ inline TrainingState resume_or_start(const Options& options, const std::vector<A
     for (AdamW* optimizer : optimizers) optimizer->set_steps_done(state.step);
     return state;
 }
-inline TrainingState resume_or_start(const Options& options, AdamW& optimizer) { return resume_or_start(options, {&optimizer}); }
+// Of a model, its buffers too.
+inline TrainingState resume_or_start(const Options& options, AdamW& optimizer, const ParameterList& model) {
+    return resume_or_start(options, {&optimizer}, model.buffers());
+}
 
 // Where training stands after one more step, of so many sequences of `seq` tokens from `file`.
 inline TrainingState after_step(const TrainingState& state, const Options& options,

@@ -111,14 +111,17 @@ std::string trace_name() {
 
 // ---- spans of the compute stream ----------------------------------------------------------------
 
-OpSpan::OpSpan(const char* name, double flops, double bytes, const char* lane) {
+OpSpan::OpSpan(std::string_view name, double flops, double bytes, std::string_view lane) {
     if (!recording) {
         device_range_begin(name);
         return;
     }
-    open_.emplace(
-        Span{.name = name, .of = trace_name(), .lane = lane, .flops = flops, .bytes = bytes});
-    device_range_begin(full_name(open_->span).c_str());
+    open_.emplace(Span{.name = std::string(name),
+                       .of = trace_name(),
+                       .lane = std::string(lane),
+                       .flops = flops,
+                       .bytes = bytes});
+    device_range_begin(full_name(open_->span));
     open_->begin = Timestamp::in(compute_stream());
 }
 
@@ -128,7 +131,7 @@ OpSpan::~OpSpan() {
 }
 
 static void open_section(std::optional<OpenSpan>& section, Span span) {
-    device_range_begin(full_name(span).c_str());
+    device_range_begin(full_name(span));
     section.emplace(std::move(span), Timestamp::in(compute_stream()));
 }
 

@@ -72,12 +72,13 @@ struct OpenSpan {
     Timestamp begin;
 };
 
-// A span from construction to destruction in the compute stream's order, by the device's own clock: every operation of ops.h
-// opens one. `flops` counts multiplications and additions, `bytes` each input read once and each output written once. Also
-// a named range for NVIDIA's profilers (NVTX).
+// A span from construction to destruction in the compute stream's order, by the device's own clock:
+// every operation of ops.h opens one. `flops` counts multiplications and additions, `bytes` each
+// input read once and each output written once. Also a named range for NVIDIA's profilers (NVTX).
+// The names are copied, and only while spans are kept.
 class OpSpan {
 public:
-    OpSpan(const char* name, double flops, double bytes, const char* lane = "compute");
+    OpSpan(std::string_view name, double flops, double bytes, std::string_view lane = "compute");
     ~OpSpan();
     OpSpan(const OpSpan&) = delete;
 

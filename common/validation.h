@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -24,9 +25,13 @@ struct LossSum {
     double mean() const { return sum / double(targets); }
 };
 
-// The loss of the samples in `samples` by the model as it is, `micro_batch` at a time; the last micro-batch may be smaller.
+// The loss of the samples in `samples`, `micro_batch` at a time; the last one may be smaller. `forward`
+// adds to context.loss what this rank has of a micro-batch's; sum_loss, where there is more of it on
+// others, adds up all at the end.
 // The host waits for the device once, at the end. --profile does not count these operations; --trace shows one span.
-inline LossSum validation_loss(Llama& model, const DataLoader& loader, Range samples, int64_t micro_batch, Hooks* hooks = nullptr) {
+inline LossSum validation_loss(const std::function<void(Context&)>& forward, const DataLoader& loader,
+                               Range samples, int64_t micro_batch,
+                               const std::function<void(const Tensor& loss)>& sum_loss = {}) {
     const double begin = now_seconds();
     const bool recording = trace_recording();
     trace_record(false);
@@ -35,10 +40,10 @@ inline LossSum validation_loss(Llama& model, const DataLoader& loader, Range sam
     for (int64_t first = samples.begin; first < samples.end; first += micro_batch) {
         const HostBatch host = loader.batch(first, std::min(micro_batch, samples.end - first));
         result.targets += host.counted_targets;
-        Context context{.batch = to_device(host), .loss_scale = 1, .loss = loss, .training = false, .hooks = hooks};
-        Saved nothing;
-        model.forward({}, nothing, context);
+        Context context{.batch = to_device(host), .token_weight = 1, .loss = loss, .training = false};
+        forward(context);
     }
+    if (sum_loss) sum_loss(loss);
     result.sum = loss.to_host<double>()[0];
     trace_record(recording);
     if (recording) trace_span({.name = "validation", .lane = "phase"}, begin, now_seconds());
@@ -57,9 +62,12 @@ public:
     bool due(int64_t step, bool last) const { return last || step % options_.val_every == 0; }
     const DataLoader& loader() const { return loader_; }
     // With several ranks each of them measures it all.
-    double loss(Llama& model, Hooks* hooks = nullptr) {
+    double loss(const std::function<void(Context&)>& forward,
+                const std::function<void(const Tensor& loss)>& sum_loss = {}) {
         const CommunicationCounts before = communication_counts();
-        const double mean = validation_loss(model, loader_, {0, loader_.samples()}, options_.micro_batch, hooks).mean();
+        const Range all{0, loader_.samples()};
+        const double mean =
+            validation_loss(forward, loader_, all, options_.micro_batch, sum_loss).mean();
         sent_ = difference(sent_, difference(before, communication_counts()));  // the sum of both
         return mean;
     }

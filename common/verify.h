@@ -4,9 +4,10 @@
 // How far apart may two correct runs be? They add the same numbers in another order, so that each
 // sum differs by rounding.
 //
-//   Step 1. Nothing has amplified the rounding yet: the bounds of the gradient and the loss are
-//   fixed. (But in bf16 some models' gradients are far apart in step 1, and their bound is measured
-//   as below, up to a quarter of the gradient.)
+//   Step 1. AdamW has amplified nothing yet: fixed bounds of the gradient and the loss are enough
+//   for most models. (Large weights and wide heads make a softmax sharp, and with it the gradient
+//   sensitive. Where it misses its bound, that one is measured as below; but no measurement excuses
+//   an error past a limit: a thousandth of the gradient in fp32, a quarter in bf16.)
 //
 //   Later steps. AdamW's first steps divide each element's gradient by its own size: the rounding
 //   of a gradient that is nearly 0 becomes a step of the learning rate. Besides, some models
@@ -44,14 +45,16 @@ VerifyBounds verify_bounds(DType dtype);
 class Verifier {
 public:
     // Rank 0 trains the plain way at once, from where the run starts, while the others sleep; then
-    // it tells them. Step s takes `batch_sizes[s]` sequences. `change` adds to the plain model's
-    // parts what the run computes besides (dropout). Keeps the loader.
+    // it tells them. Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time (0: all at once,
+    // unless something depends on which are together: the balance of experts, their capacity). `change`
+    // adds to the plain model's parts what the run computes besides (dropout). Keeps the loader.
     Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader,
-             std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change = {});
+             std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change = {},
+             int64_t micro_batch = 0);
 
     // What the run under test did. `step` counts from 0; each rank compares what it holds, whole
     // parameters or parts of them. All call it.
-    void gradient(int64_t step, const std::vector<TensorPart>& grads);  // before clipping
+    void gradient(const std::vector<TensorPart>& grads);  // of the first step, before clipping
     void after_step(int64_t step, double loss, const std::vector<TensorPart>& values);
 
     // Prints a line for each comparison and adds them to the report; false if a bound was missed,

@@ -20,11 +20,13 @@ Tensor scratch(const Communicator::Impl& group, Operation& operation) {
 void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
     if (work.asynchronous) stream.wait(compute_stream().record());  // the inputs are ready then
     stream.submit([operation = std::move(operation), exchange = Exchange(*work.communicator, tag),
-                   span = work.span, asynchronous = work.asynchronous]() mutable {
+                   group = work.communicator->name, span = work.span,
+                   asynchronous = work.asynchronous]() mutable {
         double begin = now_seconds();
         run_over_mpi(operation, exchange);
         double end = now_seconds();
-        add_count(operation.kind, {.seconds = end - begin, .exposed = asynchronous ? 0 : end - begin});
+        add_count(group, operation.kind,
+                  {.seconds = end - begin, .exposed = asynchronous ? 0 : end - begin});
         if (span) trace_span(*span, begin, end);
     });
     work.finished = stream.record();
@@ -34,7 +36,7 @@ void wait(Work::Impl& work) {
     if (work.finished.reached()) return work.finished.synchronize();  // only to hear of a failure
     double begin = now_seconds();
     work.finished.synchronize();
-    add_count(work.kind, {.exposed = now_seconds() - begin});
+    add_count(work.communicator->name, work.kind, {.exposed = now_seconds() - begin});
 }
 
 bool done(Work::Impl& work) { return work.finished.reached(); }

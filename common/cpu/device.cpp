@@ -64,7 +64,7 @@ DeviceOverhead device_overhead() { return {0, 0}; }
 
 void device_use_threads(int threads) { openblas_set_num_threads(threads); }
 
-void device_range_begin(const char*) {}
+void device_range_begin(std::string_view) {}
 void device_range_end() {}
 
 DevicePeak device_peak(DType) { return {ops::measure_matmul_rate(DType::fp32), "OpenBLAS sgemm, measured now"}; }

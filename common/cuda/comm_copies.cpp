@@ -82,7 +82,8 @@ void copy_in_turn(Work::Impl& work, Copies& copies, bool meet_first, Stream& str
     peers.end_turn(stream);
     work.end = Timestamp::in(stream);
     work.finished = stream.record();
-    add_measurement({work.kind, begin, work.end, !work.asynchronous, false, work.span});
+    add_measurement({work.communicator->name, work.kind, begin, work.end, !work.asynchronous, false,
+                     work.span});
 }
 
 }  // namespace
@@ -149,7 +150,7 @@ void sum(Work::Impl& work) {
         span = std::make_shared<Span>(*work.span);
         span->lane = compute_stream().name(), span->bytes = 0;
     }
-    add_measurement({work.kind, begin, work.end, true, false, span});
+    add_measurement({work.communicator->name, work.kind, begin, work.end, true, false, span});
     work.tensors.pop_back();  // the scratch
     if (x.kind == Collective::reduce_scatter) return;
     stream->wait(work.finished);

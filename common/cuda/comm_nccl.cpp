@@ -271,7 +271,8 @@ void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
     if (slow_links().ranks_per_node > 0) wait_for_slow_link(slow_link_seconds(operation, group), cuda_stream(stream));
     work.end = Timestamp::in(stream);
     work.finished = stream.record();
-    add_measurement({work.kind, begin, work.end, !work.asynchronous, false, work.span});
+    add_measurement({work.communicator->name, work.kind, begin, work.end, !work.asynchronous, false,
+                     work.span});
 }
 
 void wait(Work::Impl& work) {
@@ -279,7 +280,8 @@ void wait(Work::Impl& work) {
     if (work.unsummed) copies::sum(work);
     if (!work.asynchronous) return;  // compute's own order
     // Compute stands still from here to the end of the call; not at all if the end is earlier.
-    add_measurement({work.kind, Timestamp::in(compute_stream()), work.end, true, true, nullptr});
+    add_measurement({work.communicator->name, work.kind, Timestamp::in(compute_stream()), work.end,
+                     true, true, nullptr});
     compute_stream().wait(work.finished);
 }
 

@@ -21,13 +21,18 @@ struct Work::Impl::Staged {
     std::vector<std::vector<char>> messages;
     std::vector<char*> devices;  // where the messages belong
     Exchange exchange;
+    std::string group;  // its name
     Stream* stream;
     std::shared_ptr<const Span> span;  // of the trace
     double begin = now_seconds();
     bool finished = false;
 
     Staged(const Operation& operation, const Work::Impl& work, int tag, Stream& stream)
-        : host(operation), exchange(*work.communicator, tag), stream(&stream), span(work.span) {}
+        : host(operation),
+          exchange(*work.communicator, tag),
+          group(work.communicator->name),
+          stream(&stream),
+          span(work.span) {}
 
     void copy(void* to, const void* from, int64_t size) const {
         if (size > 0) cuda_check(cudaMemcpyAsync(to, from, size_t(size), cudaMemcpyDefault, cuda_stream(*stream)));
@@ -35,7 +40,7 @@ struct Work::Impl::Staged {
 
     void count(double exposed_since) const {
         double end = now_seconds();
-        add_count(host.kind, {.seconds = end - begin, .exposed = end - exposed_since});
+        add_count(group, host.kind, {.seconds = end - begin, .exposed = end - exposed_since});
         if (span) trace_span(*span, begin, end);
     }
 

@@ -184,7 +184,11 @@ std::string device_description() {
 
 void device_use_threads(int) {}
 
-void device_range_begin(const char* name) { nvtxRangePushA(name); }
+void device_range_begin(std::string_view name) {
+    char terminated[256];  // as NVTX wants it, without an allocation
+    terminated[name.copy(terminated, sizeof terminated - 1)] = 0;
+    nvtxRangePushA(terminated);
+}
 void device_range_end() { nvtxRangePop(); }
 
 DevicePeak device_peak(DType dtype) {

@@ -87,7 +87,8 @@ TEST(KernelsOutput, FitsAProjector) {
     for (const char* mode :
          {"--list", "--primer", "--check --family 3", "--kernel mine",
           "--kernel product_two_consumers product_fp8_blocks flash_attention_3 copy_strided"}) {
-        if (on_gpu && std::string(mode).starts_with("--kernel")) continue;  // it measures for minutes
+        // It would measure for minutes; and --check runs the slowest rungs at full size there.
+        if (on_gpu && mode != std::string("--list") && mode != std::string("--primer")) continue;
         const Outcome run = kernels(mode);
         EXPECT_EQ(run.exit_code, 0) << run.err;
     }

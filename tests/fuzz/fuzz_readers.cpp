@@ -193,7 +193,7 @@ int main(int argc, char** argv) {
     ParameterList parameters;
     parameters.add({.name = "model.embed_tokens.weight", .shape = {8, 4}});
     for (const char* name : {"q", "k", "v", "o"}) parameters.add({.name = fmt::format("model.layers.0.self_attn.{}_proj.weight", name), .shape = {4, 4}});
-    parameters.add({.name = "model.norm.weight", .shape = {4}, .is_norm = true});
+    parameters.add({.name = "model.norm.weight", .shape = {4}, .start = Start::ones, .decays = false});
     parameters.allocate_values(DType::fp32);
     std::vector<float> ones(size_t(parameters.local_numel()), 1);
     Tensor(parameters.flat_values()).copy_from_host(ones.data());

@@ -173,7 +173,7 @@ def table(results):
     row("needed a measurement", lambda group: sum("drift_weights" in r["verify"] for r in group))
     print("largest error / bound, of the runs that passed; and largest error")
     for line in LINES:
-        for kind in ("fixed", "measured", "a quarter"):
+        for kind in ("fixed", "measured", "limit"):
             def value(group):
                 chosen = [r["verify"] for r in group if r["outcome"] == "ok" and r["verify"].get(line + "_bound_is") == kind]
                 if not chosen:

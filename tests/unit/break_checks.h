@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "training.h"
 #include "verify.h"
 
 namespace ultrascale {
@@ -18,10 +17,11 @@ inline void expect(const Checks& checks, bool verified, bool memory, bool commun
 }
 
 // The checks of a run that has ended; what they print is not shown.
-inline Checks checks_of(Verifier& verifier, Report& report, const MemoryEstimate& memory, const PredictedCommunication& communication,
+inline Checks checks_of(Verifier& verifier, Report& report, const Prediction& predicted,
                         int64_t steps) {
     testing::internal::CaptureStdout();
-    const Checks checks{verifier.finish(report), report.memory(memory), report.communication(communication, steps)};
+    const Checks checks{verifier.finish(report), report.memory(predicted),
+                        report.communication(predicted, steps)};
     testing::internal::GetCapturedStdout();
     return checks;
 }

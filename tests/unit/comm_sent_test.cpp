@@ -9,11 +9,7 @@ struct Bytes {
     double counted, handed_over;
 };
 Bytes bytes_of(const std::function<void()>& call) {
-    const auto counted = [] {
-        double sum = 0;
-        for (const CommunicationCount& count : communication_counts()) sum += count.sent;
-        return sum;
-    };
+    const auto counted = [] { return bytes_sent_in_all(communication_counts()); };
     const double counted_before = counted();
     const int64_t before = bytes_handed_over();
     call();

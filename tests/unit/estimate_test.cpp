@@ -45,7 +45,7 @@ int64_t measured_peak(const StepShape& shape) {
     memory_reset_peak();
     {
         Context context{
-            .batch = batch, .loss_scale = 1 / float(host.counted_targets), .loss = Tensor::zeros({1}, DType::fp64, Memory::workspace)};
+            .batch = batch, .token_weight = 1 / float(host.counted_targets), .loss = Tensor::zeros({1}, DType::fp64, Memory::workspace)};
         Saved saved;
         model.forward({}, saved, context);
         model.backward({}, saved, context);
@@ -151,17 +151,20 @@ TEST(Book, Formulas) {
 
 TEST(Flops, PerToken) {
     const LlamaConfig c = preset("llama-3-8b");
-    EXPECT_DOUBLE_EQ(model_flops_per_token(c, 4096), 6 * 8030261248.0 + 12.0 * 32 * 4096 * 4096);
+    EXPECT_DOUBLE_EQ(model_flops_per_token(c, parameter_count(c), 4096),
+                     6 * 8030261248.0 + 12.0 * 32 * 4096 * 4096);
     StepShape s = shape_of(c, 1, 4096, DType::bf16, DType::fp32);
     const double scores = 2.0 * 32 * 4096 * 4096;  // 2 L (H D) s: one of attention's two products
     s.model.attention = AttentionKind::naive;
-    EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s), 0);
+    EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s, parameter_count(c)), 0);
     s.model.recompute = Recompute::selective;
-    EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s), 2 * scores);
+    EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s, parameter_count(c)), 2 * scores);
     s.model.recompute = Recompute::full;  // the layers' forward again, without embedding, head and final norm
-    EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s), 2.0 * (8030261248 - 2 * 128256 * 4096 - 4096) + 2 * scores);
+    EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s, parameter_count(c)),
+                     2.0 * (8030261248 - 2 * 128256 * 4096 - 4096) + 2 * scores);
     s.model = {.dtype = DType::bf16};
-    EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s), scores);  // flash: its backward computes the scores again
+    EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s, parameter_count(c)),
+                     scores);  // flash: its backward computes the scores again
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The grid of ranks and sums over its axes, on any number of ranks (part of comm_test).
-#include "mesh.h"
+#include "gradients.h"
 
 #include <gtest/gtest.h>
 
@@ -43,21 +43,64 @@ TEST(Mesh, NeighboursAreOfTheLastAxis) {
     EXPECT_THROW(Mesh(world, {{"dp", 2 * n}}), std::logic_error);
 }
 
-TEST(Mesh, SumsOverTheNamedAxesOnly) {
+// n ranks in a row, as an axis of each kind: what happens to a gradient that is r + 1 on rank r.
+TEST(Gradients, AreSummedAsTheParametersSay) {
     const Communicator& world = Communicator::world();
-    const Mesh mesh(world, {{"dp", 1}, {"tp", world.size()}});
-    ParameterList list;
-    Parameter summed{.name = "a", .shape = {3}, .is_norm = true}, other{.name = "b", .shape = {5}, .is_norm = true};
-    summed.summed_over = {"dp", "tp"};
-    other.summed_over = {"dp"};
-    const Parameter *a = list.add(summed), *b = list.add(other);
-    list.allocate_grads(DType::fp32);
-    ops::fill(list.flat_grads(), float(world.rank() + 1));
-    all_reduce_gradients(list, mesh.group("dp"));  // a group of one
-    all_reduce_gradients(list, mesh.group("tp"));
-    const int n = world.size();
-    EXPECT_EQ(a->grad.to_host<float>(), std::vector<float>(3, float(n * (n + 1) / 2)));
-    EXPECT_EQ(b->grad.to_host<float>(), std::vector<float>(5, float(world.rank() + 1)));
+    const int n = world.size(), r = world.rank();
+    const double mine = r + 1, sum = n * (n + 1) / 2.0;
+    struct Case {
+        std::vector<std::string> split_over, also_summed_over;
+        std::map<std::string, double> expected;  // by the axis that the ranks are on
+        std::map<std::string, bool> counts = {};
+    };
+    const bool first = r == 0;
+    const Case cases[] = {
+        // says nothing: copied, and summed over every data axis
+        {{}, {}, {{"dp", sum}, {"cp", sum}, {"ep", sum}, {"tp", mine}, {"pp", mine}},
+         {{"dp", true}, {"cp", true}, {"ep", first}, {"tp", first}, {"pp", true}}},
+        // a linear under tensor parallelism
+        {{"tp"}, {}, {{"dp", sum}, {"tp", mine}}, {{"dp", true}, {"tp", true}}},
+        // a norm under sequence parallelism
+        {{}, {"tp"}, {{"tp", sum}}, {{"tp", first}}},
+        // an expert
+        {{"ep"}, {}, {{"ep", mine}, {"dp", sum}, {"cp", sum}}, {{"ep", true}}},
+        // the copy of a key-value head, of a tied weight
+        {{"tp"}, {"copies"}, {{"tp", sum}}, {{"tp", first}}},
+        {{}, {"copies"}, {{"pp", sum}}, {{"pp", first}}},
+    };
+    for (const Case& c : cases)
+        for (const auto& [axis, expected] : c.expected) {
+            SCOPED_TRACE(axis);
+            Mesh mesh(world, {{axis, n}, {"other", 1}});
+            mesh.add_copies(world.split(0, r, "copies"));
+            ParameterList list;
+            Parameter* p = list.add({.name = "a", .shape = {3}, .split_over = c.split_over,
+                                     .also_summed_over = c.also_summed_over});
+            list.allocate_grads(DType::fp32);
+            ops::fill(p->grad, float(mine));
+            sum_gradients(list, mesh);
+            EXPECT_EQ(p->grad.to_host<float>(), std::vector<float>(3, float(expected)));
+            // Every rank of dp and cp has the whole sum; along the others the ranks add up what they count.
+            const auto counts = c.counts.find(axis);
+            if (counts != c.counts.end()) { EXPECT_EQ(mesh.counts(*p), counts->second); }
+        }
+}
+
+TEST(Mesh, JointGroupsAreOfSeveralAxes) {
+    const Communicator& world = Communicator::world();
+    const int n = world.size(), r = world.rank();
+    if (n == 1) GTEST_SKIP() << "one rank is a group of its own";
+    const Mesh row(world, {{"dp", n}, {"cp", 1}, {"tp", 1}});
+    EXPECT_EQ(&row.group({"dp", "cp"}), &row.group("dp"));
+    EXPECT_EQ(&row.group({"dp", "no such axis"}), &row.group("dp"));
+    EXPECT_EQ(row.group({"cp", "tp"}).size(), 1);
+    if (n != 8) return;
+    const Mesh cube(world, {{"dp", 2}, {"cp", 2}, {"tp", 2}});
+    EXPECT_EQ(members(cube.group({"cp", "dp"})), (std::vector<int>{r % 2, r % 2 + 2, r % 2 + 4, r % 2 + 6}));
+    EXPECT_EQ(cube.group({"cp", "dp"}).name(), "dp x cp");
+    EXPECT_EQ(members(cube.group({"dp", "tp"})),
+              (std::vector<int>{r / 2 % 2 * 2, r / 2 % 2 * 2 + 1, r / 2 % 2 * 2 + 4, r / 2 % 2 * 2 + 5}));
+    EXPECT_EQ(&cube.norm_group(), &cube.group("tp"));
 }
 
 }  // namespace

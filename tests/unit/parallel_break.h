@@ -22,8 +22,7 @@ struct Technique {
     std::function<void()> begin_step = {}, update = {};
     std::function<void(int64_t m)> begin_micro_batch = {}, end_micro_batch = {};
     std::function<std::vector<TensorPart>()> gradients = {}, values = {};
-    MemoryEstimate memory;
-    PredictedCommunication communication;
+    Prediction predicted;
 };
 
 // What a chapter's main does.
@@ -43,7 +42,7 @@ inline Checks train(const Options& options, Llama& model, const Technique& techn
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         for (int64_t m = 0; m < A; ++m) {
             const Batch batch = to_device(loader.batch(step * G + (m * N + world().rank()) * B, B));
-            Context context{.batch = batch, .loss_scale = float(1 / double(G * T)), .loss = loss, .micro_batch = int(m)};
+            Context context{.batch = batch, .token_weight = float(1 / double(G * T)), .loss = loss, .micro_batch = int(m)};
             context.hooks = technique.hooks;
             Saved saved;
             technique.begin_micro_batch(m);
@@ -51,18 +50,24 @@ inline Checks train(const Options& options, Llama& model, const Technique& techn
             model.backward({}, saved, context);
             technique.end_micro_batch(m);
         }
-        verifier.gradient(step, technique.gradients());
+        if (step == 0) verifier.gradient(technique.gradients());
         technique.update();
         world().all_reduce(loss);
         verifier.after_step(step, loss.to_host<double>()[0], technique.values());
     }
-    return checks_of(verifier, report, technique.memory, technique.communication, steps);
+    return checks_of(verifier, report, technique.predicted, steps);
 }
 
 inline Options options_of_runs() {
     Options options;
     options.optimizer.lr = 1e-3;
     return options;
+}
+
+// For a broken technique that does something then.
+template <class Sync>
+void begin_micro_batch(Sync& sync, ParameterList& parameters) {
+    if constexpr (requires { sync.begin_micro_batch(parameters); }) sync.begin_micro_batch(parameters);
 }
 
 template <class Sync, class... Arguments>
@@ -75,12 +80,13 @@ Checks train_data_parallel(Arguments... arguments) {
     parameters.allocate_grads(DType::fp32);
     parameters.initialize(options.seed);
     AdamW optimizer(parameters, options.optimizer);
-    Sync sync(parameters, world(), arguments...);
-    Technique technique{.hooks = &sync, .memory = estimate_memory(shape), .communication = sync.predicted()};
-    technique.memory.peak_communication = sync.buffer_bytes();
-    technique.communication.add(Collective::all_reduce, 1, 8, world().size());  // the loss
-    technique.begin_step = [&] { parameters.clear_grads(); };
-    technique.begin_micro_batch = [&](int64_t m) { sync.begin_micro_batch(m + 1 == A); };
+    const Mesh mesh(world(), {{"dp", world().size()}});
+    Sync sync(parameters, mesh, arguments...);
+    Technique technique{.hooks = &sync, .predicted = predict_one_device(shape, parameters.local_numel())};
+    sync.add_to(technique.predicted);
+    technique.predicted.communication.add(world(), Collective::all_reduce, 1, 8);  // the loss
+    technique.begin_step = [&] { parameters.begin_gradients(A); };
+    technique.begin_micro_batch = [&](int64_t) { begin_micro_batch(sync, parameters); };
     technique.end_micro_batch = [&](int64_t m) {
         if (m + 1 == A) sync.finish();
     };
@@ -95,12 +101,14 @@ Checks train_zero(ZeroOptions zero_options) {
     use_threads(ranks_on_this_node());
     const Options options = options_of_runs();
     Llama model(config, shape.model);
-    Stage zero(model, world(), options, zero_options);
+    const Mesh mesh(world(), {{"dp", world().size()}});
+    std::vector<const Unit*> units;
+    for (const Unit& unit : model.units()) units.push_back(&unit);
+    Stage zero(model.parameters(), units, mesh, options, zero_options);
     zero.start();
     Technique technique{.hooks = &zero,
-                        .memory = predict_memory(zero.layout(), model.units(), zero_options, shape, A, world().rank()),
-                        .communication = predict_communication(zero.layout(), model.units(), zero_options, shape, A, world().size())};
-    technique.begin_step = [&] { zero.begin_step(); };
+                        .predicted = predict(zero.layout(), units, zero_options, shape, A, world(), world().rank())};
+    technique.begin_step = [&] { zero.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t m) { zero.begin_micro_batch(m, m + 1 == A); };
     technique.end_micro_batch = [&](int64_t) { zero.end_micro_batch(); };
     technique.update = [&] {

@@ -4,6 +4,7 @@
 #include "03_tensor_parallel/tensor_parallel.h"
 #include "break_checks.h"
 #include "data.h"
+#include "gradients.h"
 #include "threads.h"
 
 namespace ultrascale {
@@ -17,7 +18,7 @@ const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T}
 // What is done otherwise than the chapter's main does it.
 struct Breaks {
     std::function<void(Parameter&, int rank)> parameter = [](Parameter&, int) {};  // its description, before it has storage
-    bool sum_copies = true, clip_with_own_norm = false;
+    bool sum_copies = true, count_copies = false, clip_with_own_norm = false;
     TensorOptions predicted;  // options of the prediction
     // Not broken, but another way through the parts: the weights' gradients after all of backward; the loss in chunks of tokens; lines as
     // documents, whose last targets are ignored.
@@ -34,7 +35,7 @@ template <class Border>
 Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     use_threads(ranks_on_this_node());
     const Communicator& world = Communicator::world();
-    const Mesh mesh(world, {{"dp", 1}, {"tp", tensor.tp}});
+    Mesh mesh(world, {{"dp", 1}, {"tp", tensor.tp}});
     Options options;
     options.optimizer.lr = 1e-3;
     options.optimizer.clip = 0.1;
@@ -42,7 +43,7 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     DataOptions data{.seq = T};
     if (breaks.documents) data.document_token = '\n';
     const DataLoader loader(file, data);
-    const TensorParallel parallel(config, tensor, mesh, options.seed, std::make_unique<Border>(mesh.group("tp"), tensor, nullptr));
+    const TensorParallel parallel(config, tensor, mesh, options.seed, std::make_unique<Border>(mesh.group("tp"), tensor));
     const ModelOptions model_options{.loss_chunk = breaks.loss_chunk};
     Llama model(config, model_options, parallel.parts(model_options), Stage::whole(config));
     ParameterList& parameters = model.parameters();
@@ -61,9 +62,9 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     world.barrier();
     communication_reset_counts();
     for (int64_t step = 0; step < steps; ++step) {
-        parameters.clear_grads();
+        parameters.begin_gradients();
         const HostBatch batch = loader.batch(step * B, B);
-        Context context{.batch = to_device(batch), .loss_scale = float(1 / double(batch.counted_targets))};
+        Context context{.batch = to_device(batch), .token_weight = float(1 / double(batch.counted_targets))};
         context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         Saved saved;
         model.forward({}, saved, context);
@@ -73,15 +74,16 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
         } else {
             model.backward({}, saved, context);
         }
-        if (breaks.sum_copies) parallel.sum_copies(parameters);
-        verifier.gradient(step, parameters.parts(&Parameter::grad));
-        const Tensor squared_norm = squared_gradient_norm(parameters, world), own = squared_gradient_norm(parameters);
-        optimizer.step(options.optimizer.lr, breaks.clip_with_own_norm ? own : squared_norm);
+        if (breaks.sum_copies) sum_gradients(parameters, mesh);
+        if (step == 0) verifier.gradient(parameters.parts(&Parameter::grad));
+        Tensor squared_norm = squared_gradient_norm(parameters, mesh);
+        if (breaks.clip_with_own_norm || breaks.count_copies) squared_norm = squared_gradient_norm(parameters);
+        if (breaks.count_copies) world.all_reduce(squared_norm);  // of every rank all that it holds
+        optimizer.step(options.optimizer.lr, squared_norm);
         verifier.after_step(step, context.loss.to_host<double>()[0], parameters.parts(&Parameter::value));
     }
     if (breaks.predicted.tp == 0) breaks.predicted = tensor;
-    return checks_of(verifier, report, predict_memory(shape, breaks.predicted, world.rank()),
-                     predict_communication(shape, breaks.predicted, 1, 1, world.rank()), steps);
+    return checks_of(verifier, report, predict(shape, breaks.predicted, parameters, 1, 1, world.rank()), steps);
 }
 
 TEST(TensorParallelBreak, UnchangedTechniquesPass) {
@@ -148,16 +150,14 @@ TEST(TensorParallelBreak, CopiesGradientsAreNotSummed) {
     expect(train<SequenceParallel>(options_of(true), {.sum_copies = false}), false, true, false);
     Breaks norms_only;
     norms_only.parameter = [](Parameter& p, int) {
-        if (p.is_norm) std::erase(p.summed_over, "tp");
+        if (p.start == Start::ones) p.also_summed_over.clear();
     };
     expect(train<SequenceParallel>(options_of(true), norms_only), false, true, false);
 }
 
 TEST(TensorParallelBreak, CopiesAreCountedTwiceInTheNorm) {
     NEEDS_RANKS();
-    Breaks breaks;
-    breaks.parameter = [](Parameter& p, int) { p.owner = true; };
-    expect(train<Conjugates>(options_of(false), breaks), false, true, true);
+    expect(train<Conjugates>(options_of(false), {.count_copies = true}), false, true, false);
     expect(train<Conjugates>(options_of(false), {.clip_with_own_norm = true}), false, true, true);
 }
 

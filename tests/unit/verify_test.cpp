@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "gradients.h"
 #include "setup.h"
 #include "trace.h"
 
@@ -62,16 +63,16 @@ Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1, d
         Report report("test", options, shape, setting.steps);
         memory_reset_peak();
         for (int64_t step = 0; step < setting.steps; ++step) {
-            model.parameters().clear_grads();
+            model.parameters().begin_gradients(2);
             const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
             for (int64_t m = 0; m < 2; ++m) {
                 const Batch batch = to_device(loader.batch((2 * step + m) * B + shifted_samples, B));
-                Context context{.batch = batch, .loss_scale = float(loss_scale / double(2 * B * T)), .loss = loss, .micro_batch = int(m)};
+                Context context{.batch = batch, .token_weight = float(loss_scale / double(2 * B * T)), .loss = loss, .micro_batch = int(m)};
                 Saved saved;
                 model.forward({}, saved, context);
                 model.backward({}, saved, context);
             }
-            verifier.gradient(step, model.parameters().parts(&Parameter::grad));
+            if (step == 0) verifier.gradient(model.parameters().parts(&Parameter::grad));
             optimizer.step(learning_rate(options.optimizer, step) * lr_scale,
                            squared_gradient_norm(model.parameters()));
             verifier.after_step(step, loss.to_host<double>()[0], model.parameters().parts(&Parameter::value));
@@ -80,7 +81,7 @@ Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1, d
         checks.verified = verifier.finish(report);
         checks.printed = testing::internal::GetCapturedStdout();
         testing::internal::CaptureStdout();
-        checks.memory = report.memory(estimate_memory(shape));
+        checks.memory = report.memory(predict_one_device(shape, model.parameters().local_numel()));
         testing::internal::GetCapturedStdout();
     }
     return checks;
@@ -95,12 +96,14 @@ void expect(const Checks& checks, bool verified, bool memory) {
 template <class Broken>
 auto linear(const std::string& ending) {
     return [ending](Parts& parts) {
-        parts.linear = [ending, original = parts.linear](ParameterList& list, const Parts& all, LinearRole role,
-                                                         const Parts::LinearShape& shape) -> std::unique_ptr<Linear> {
-            if (!shape.rows.front().first.ends_with(ending)) return original(list, all, role, shape);
-            original(list, all, role, shape);  // registers the parameters
+        parts.linear = [ending, original = parts.linear](
+                           ParameterList& list, const Parts& all, const Place& place, LinearRole role,
+                           const Parts::LinearShape& shape) -> std::unique_ptr<Linear> {
+            auto unbroken = original(list, all, place, role, shape);  // registers the parameters
+            if (!place.part(shape.rows.front().first).weight().ends_with(ending)) return unbroken;
             std::vector<Parameter*> rows;
-            for (const auto& [name, size] : shape.rows) rows.push_back(list.find(name));
+            for (const auto& [part, size] : shape.rows)
+                rows.push_back(list.find(place.part(part).weight()));
             return std::make_unique<Broken>(rows);
         };
     };
@@ -108,16 +111,19 @@ auto linear(const std::string& ending) {
 
 template <class Broken>
 void norm(Parts& parts) {
-    parts.norm = [original = parts.norm](ParameterList& list, const std::string& name) -> std::unique_ptr<Norm> {
-        original(list, name);
-        if (name.find("layers.1.input") == std::string::npos) return std::make_unique<Norm>(list.find(name), 1e-5f);
-        return std::make_unique<Broken>(list.find(name), 1e-5f);
+    parts.norm = [original = parts.norm](ParameterList& list,
+                                         const Place& place) -> std::unique_ptr<Norm> {
+        original(list, place);
+        Parameter* weight = list.find(place.weight());
+        if (!place.name.ends_with("layers.1.input_layernorm"))
+            return std::make_unique<Norm>(weight, 1e-5f);
+        return std::make_unique<Broken>(weight, 1e-5f);
     };
 }
 
 template <class Broken>
 void attention(Parts& parts) {
-    parts.attention = [] { return std::make_unique<Broken>(); };
+    parts.attention = [](const Place&) { return std::make_unique<Broken>(); };
 }
 
 TEST(Verify, AnUnchangedRunPasses) {
@@ -203,8 +209,15 @@ TEST(Verify, SeesARunThatNeverUpdates) {
 }
 
 // Large weights and wide heads, which amplify rounding.
-LlamaConfig amplifying(int64_t heads, int64_t head_dim) {
-    return {.layers = 2, .hidden = 512, .heads = heads, .kv_heads = 1, .head_dim = head_dim, .ffn = 64, .vocab = 128, .init_std = 0.1};
+LlamaConfig amplifying(int64_t heads, int64_t head_dim, double init_std = 0.1) {
+    return {.layers = 2,
+            .hidden = 512,
+            .heads = heads,
+            .kv_heads = 1,
+            .head_dim = head_dim,
+            .ffn = 64,
+            .vocab = 128,
+            .init_std = init_std};
 }
 
 // Large weights and wide heads amplify rounding, so that a correct run misses what is enough for
@@ -231,6 +244,16 @@ TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
     EXPECT_NE(faster.printed.find(" measured "), std::string::npos) << faster.printed;
     EXPECT_FALSE(
         train(linear<SlightlyWrong>("layers.1.mlp.gate_proj.weight"), 1, 1, 0, sensitive).verified);
+}
+
+// Still larger weights: rounding alone puts the first gradient past its fixed bound.
+TEST(Verify, MeasuresTheFirstGradientsBound) {
+    const Setting sharp{.config = amplifying(2, 256, 0.3), .steps = 1};
+    const auto nothing = [](Parts&) {};
+    const Checks right = train(nothing, 1, 1, 0, sharp);
+    EXPECT_TRUE(right.verified) << right.printed;
+    EXPECT_NE(right.printed.find("measures how far"), std::string::npos) << right.printed;
+    EXPECT_FALSE(train(nothing, 1.01, 1, 0, sharp).verified);
 }
 
 // bf16, large weights, wide heads and a high learning rate: two correct runs end up anywhere.

@@ -18,7 +18,7 @@ TEST(ZeroBreak, Zero0ForgetsAUnit) {
     struct Broken : Zero0 {
         using Zero0::Zero0;
         void gradient_complete(Parameter& parameter, const Context& context) override {
-            if (layout_.unit_of(parameter) != 1) Zero0::gradient_complete(parameter, context);
+            if (layout_.flat_of(parameter) != 1) Zero0::gradient_complete(parameter, context);
         }
     };
     expect(train_zero<Broken>({.stage = 0}), false, true, false);
@@ -45,7 +45,7 @@ TEST(ZeroBreak, Zero1SkipsAnAllGather) {
         void update(double lr, const Tensor& squared_norm) override {
             for (size_t u = 0; u < layout_.size(); ++u) {
                 optimizers_[u].step(lr, squared_norm);
-                if (u != 1) gathers_[u] = ranks_.all_gather(whole_values(layout_[u]), value_shards_[u], communication_stream());
+                if (u != 1) gathers_[u] = ranks_of(u).all_gather(whole_values(layout_[u]), value_shards_[u], communication_stream());
             }
         }
     };
@@ -61,11 +61,11 @@ TEST(ZeroBreak, Zero1GathersFromTheWrongShard) {
                 optimizers_[u].step(lr, squared_norm);
                 const Tensor whole = whole_values(layout_[u]);
                 Tensor shard = value_shards_[u];
-                if (u == 1 && ranks_.rank() == 0) {  // the neighbour's, from before the update
+                if (u == 1 && world().rank() == 0) {  // the neighbour's, from before the update
                     shard = Tensor::empty(shard.shape(), shard.dtype(), Memory::workspace);
                     ops::copy(shard, whole.slice(shard.numel(), 2 * shard.numel()));
                 }
-                gathers_[u] = ranks_.all_gather(whole, shard, communication_stream());
+                gathers_[u] = ranks_of(u).all_gather(whole, shard, communication_stream());
             }
         }
     };
@@ -102,7 +102,7 @@ TEST(ZeroBreak, Zero3UpdatesAStaleShard) {
             const Tensor stale = Tensor::empty(value_shards_[1].shape(), DType::fp32, Memory::workspace);
             ops::copy(stale, value_shards_[1]);
             Zero3::update(lr, squared_norm);
-            if (ranks_.rank() == 0) ops::copy(value_shards_[1], stale);  // the update went to a copy
+            if (world().rank() == 0) ops::copy(value_shards_[1], stale);  // the update went to a copy
         }
     };
     expect(train_zero<Broken>({.stage = 3}), false, true, true);
@@ -137,8 +137,9 @@ TEST(ZeroBreak, Zero3LeaksAGatheredBuffer) {
 
 TEST(ZeroBreak, Zero3PrefetchesLessThanPredicted) {
     struct Broken : Zero3 {
-        Broken(Llama& model, const Communicator& ranks, const Options& options, ZeroOptions zero)
-            : Zero3(model, ranks, options, (zero.prefetch = 0, zero)) {}
+        Broken(ParameterList& parameters, std::vector<const Unit*> units, const Mesh& mesh,
+               const Options& options, ZeroOptions zero)
+            : Zero3(parameters, std::move(units), mesh, options, (zero.prefetch = 0, zero)) {}
     };
     const Checks checks = train_zero<Broken>({.stage = 3, .prefetch = 2});
     EXPECT_TRUE(checks.verified);

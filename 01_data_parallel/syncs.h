@@ -21,15 +21,15 @@ struct SyncOptions {
     DiLoCoOptions diloco;
 };
 
-inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options, ParameterList& parameters, const Communicator& ranks) {
+inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options, ParameterList& parameters, const Mesh& mesh) {
     const int64_t bucket_bytes = int64_t(options.bucket_mb * (1 << 20));
     switch (options.kind) {
-        case SyncKind::naive: return std::make_unique<NaiveSync>(parameters, ranks);
-        case SyncKind::overlap: return std::make_unique<OverlapSync>(parameters, ranks);
-        case SyncKind::bucket: return std::make_unique<BucketSync>(parameters, ranks, bucket_bytes);
-        case SyncKind::ring: return std::make_unique<RingSync>(parameters, ranks, options.ring_directions);
-        case SyncKind::hierarchical: return std::make_unique<HierarchicalSync>(parameters, ranks, bucket_bytes, options.ranks_per_node);
-        case SyncKind::diloco: return std::make_unique<NoSync>(parameters, ranks);  // the ranks' weights meet, not their gradients
+        case SyncKind::naive: return std::make_unique<NaiveSync>(parameters, mesh);
+        case SyncKind::overlap: return std::make_unique<OverlapSync>(parameters, mesh);
+        case SyncKind::bucket: return std::make_unique<BucketSync>(parameters, mesh, bucket_bytes);
+        case SyncKind::ring: return std::make_unique<RingSync>(parameters, mesh, options.ring_directions);
+        case SyncKind::hierarchical: return std::make_unique<HierarchicalSync>(parameters, mesh, bucket_bytes, options.ranks_per_node);
+        case SyncKind::diloco: return std::make_unique<NoSync>(parameters, mesh);  // the ranks' weights meet, not their gradients
     }
     return nullptr;
 }

@@ -1,0 +1,187 @@
+#include "activations.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace ultrascale {
+namespace {
+
+// Bytes of the tensors that a micro-batch's forward and backward make, one of each kind. In double:
+// exact up to 2^53 (9 PB), and no overflow where somebody asks for a sequence of 10^12 tokens.
+struct TensorBytes {
+    // Of the stream:
+    double stream;  // (tokens, h): a residual, a norm's input or output
+    double rstd;    // (tokens), fp32: of a norm
+    // Inside a region:
+    double whole;     // (tokens, h): a column linear's input, a row linear's output
+    double q, kv;     // (tokens, heads D): q or o; k or v
+    double lse;       // (tokens, heads), fp32: log-sum-exp, delta; naive attention has none
+    double scores;    // (tokens, heads, T): naive attention's probabilities
+    double features;  // (tokens, F): gate, up, or the input of down
+    double logits;    // (tokens, V)
+    double losses;    // (tokens, 1 + 3 a rank), fp32: the loss; max, sum and target's logit
+
+    // What gathering the stream writes, and scattering the sums: nothing without a technique.
+    double gathered, scattered;
+    double input;            // what a column linear keeps of its input
+    double column_backward;  // dx before and after its sum; the input gathered again beside it
+    double dropped;          // dy after dropout, beside dy
+
+    explicit TensorBytes(const LocalSizes& s) {
+        const double e = double(dtype_bytes(s.model.dtype)), D = double(s.head_dim),
+                     B = double(s.sequences);
+        const double outside = B * double(s.stream_tokens), inside = B * double(s.region_tokens);
+        const bool naive = s.model.attention == AttentionKind::naive,
+                   again = s.gathers() && !s.keeps_gathered;
+        stream = outside * double(s.hidden) * e, whole = inside * double(s.hidden) * e;
+        rstd = outside * 4;
+        q = inside * double(s.heads) * D * e, kv = inside * double(s.kv_heads) * D * e;
+        lse = naive ? 0 : inside * double(s.heads) * 4;
+        scores = naive ? inside * double(s.heads) * double(s.seq) * e : 0;
+        features = inside * double(s.features) * e;
+        logits = inside * double(s.vocabulary) * e;
+        losses = inside * (4 + 12 * double(s.loss_parts));
+        input = again ? stream : whole;
+        gathered = s.gathers() ? whole : 0, scattered = s.gathers() ? stream : 0;
+        column_backward = whole + scattered + (again && s.gathers_beside ? whole : 0);
+        dropped = s.dropout ? stream : 0;
+    }
+};
+
+int64_t whole_bytes(double bytes) { return std::llround(std::min(bytes, 9e18)); }
+
+}  // namespace
+
+double ActivationMoment::bytes() const {
+    double sum = 0;
+    for (const auto& [what, bytes] : terms) sum += bytes;
+    return sum;
+}
+
+LayerActivations layer_activations(const LocalSizes& s) {
+    const TensorBytes t(s);
+    // Selective recomputation computes the probabilities again.
+    const double probabilities = s.model.recompute == Recompute::selective ? 0 : t.scores;
+    return {.norms = 2 * (t.stream + t.input + t.rstd),
+            .attention = 2 * t.q + 2 * t.kv + t.lse + probabilities,
+            .mlp = 2 * t.features};
+}
+
+std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
+    const TensorBytes t(s);
+    const LayerActivations layer = layer_activations(s);
+    const bool full = s.model.recompute == Recompute::full, chunks = s.model.loss_chunk > 0;
+    const double L = double(s.layers),
+                 kept = full ? t.stream / double(s.checkpoint_parts) : layer.total();
+
+    // What waits meanwhile: of other micro-batches all that their forward kept, of this one the
+    // other layers.
+    const double of_head = s.head ? t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits) : 0;
+    const std::pair<std::string, double> in_flight{
+        fmt::format("what forward kept of {} other micro-batches", s.micro_batches - 1),
+        double(s.micro_batches - 1) * (L * kept + of_head)};
+    const std::pair<std::string, double> others{
+        fmt::format("what forward kept of {} {}", s.layers - 1,
+                    full ? "layers: inputs only" : "other layers"),
+        (L - 1) * kept};
+    const std::pair<std::string, double> last{"what forward kept of the last layer", layer.total()};
+
+    std::vector<ActivationMoment> moments;
+    using Terms = std::vector<std::pair<std::string, double>>;
+    const auto moment = [&](const char* when, Terms terms) {
+        if (s.micro_batches > 1) terms.insert(terms.begin(), in_flight);
+        moments.push_back({when, std::move(terms)});
+    };
+    if (s.embedding)
+        moment("in the embedding", {{"its output", t.stream},
+                                    {"the sum over ranks before it is scattered", t.gathered}});
+
+    if (s.head) {
+        const std::pair<std::string, double> layers{"what forward kept of all layers", L * kept};
+        const std::pair<std::string, double> norm{"the final norm's input, output and rstd",
+                                                  2 * t.stream + t.rstd};
+        const std::pair<std::string, double> gathered{"its output, gathered", t.gathered};
+        if (chunks) {  // each chunk's dx is computed with its loss
+            const double tokens = double(s.sequences) * double(s.region_tokens),
+                         part = std::min(double(s.model.loss_chunk), tokens);
+            moment("in the output head", {layers,
+                                          norm,
+                                          gathered,
+                                          {"dx", t.whole},
+                                          {"logits and losses of a chunk of tokens",
+                                           (t.logits + t.losses) / tokens * part}});
+        } else {
+            moment("in the loss",
+                   {layers, norm, gathered, {"logits", t.logits}, {"losses", t.losses}});
+            // The losses have gone, and the logits have become their own gradient.
+            moment("in the backward of the output head",
+                   {layers,
+                    {"the final norm's input and rstd, its output as it is kept",
+                     t.stream + t.rstd + t.input},
+                    {"logits, which became their own gradient", t.logits},
+                    {"dx", t.column_backward}});
+        }
+    }
+    if (s.layers == 0) return moments;
+
+    // Full recomputation runs the layer's forward again, to the end: everything is saved, down
+    // makes y, dy waits.
+    if (full)
+        moment(
+            "where a layer's forward has been computed again",
+            {others,
+             {"what this layer's forward keeps", layer.total()},
+             {"the input of down_proj, its output, and dy",
+              t.features + t.whole + t.scattered + t.stream},
+             {"the norm's output beside its gathered copy", s.keeps_gathered ? t.scattered : 0}});
+    // dy is gathered for down_proj; without gathering, dropout makes a copy of it.
+    moment("in the backward of SwiGLU",
+           {others,
+            last,
+            {"dy", t.stream + t.gathered + (s.gathers() ? 0 : t.dropped)},
+            {"d(gate, up)", 2 * t.features},
+            {"the gradient of down_proj's input, which becomes that input again", t.features}});
+    moment("in the backward of down_proj", {others,
+                                            last,
+                                            {"dy", t.stream + t.gathered + t.dropped},
+                                            {"the gradient of its input", t.features}});
+    // Gate and up have become their own gradient.
+    moment("in the backward of gate_proj and up_proj",
+           {others, last, {"dy", t.stream}, {"dx", t.column_backward}});
+
+    const double norm = layer.norms / 2;  // the first one's; the second norm and the MLP are done
+    moment("in the backward of o_proj",
+           {others,
+            {"of the last layer: the first norm and attention", norm + layer.attention},
+            {"dy", t.stream + t.gathered + t.dropped},
+            {"the gradient of o", t.q}});
+    moment("in the backward of attention",  // o and its linear's input have gone
+           {others,
+            {"of the last layer: the first norm, q, k, v and log-sum-exp",
+             norm + t.q + 2 * t.kv + t.lse},
+            {"probabilities", t.scores},
+            {"dy and the gradient of o", t.stream + t.q},
+            {"delta", t.lse},
+            {"dq, dk, dv", t.q + 2 * t.kv}});
+    moment("in the backward of q_proj, k_proj and v_proj",
+           {others,
+            {"of the last layer: the first norm", norm},
+            {"dy", t.stream},
+            {"dq, dk, dv", t.q + 2 * t.kv},
+            {"dx", t.column_backward}});
+    return moments;
+}
+
+ActivationMoment activation_peak(const LocalSizes& sizes) {
+    std::vector<ActivationMoment> moments = activation_moments(sizes);
+    if (moments.empty()) return {"never", {}};
+    return *std::ranges::max_element(moments, {}, &ActivationMoment::bytes);
+}
+
+int64_t peak_activation_bytes(const LocalSizes& sizes) {
+    return whole_bytes(activation_peak(sizes).bytes());
+}
+
+}  // namespace ultrascale

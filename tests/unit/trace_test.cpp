@@ -1,0 +1,35 @@
+#include "trace.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "step.h"
+
+namespace ultrascale {
+namespace {
+
+// A schedule's spans are named where it runs ("F3", "B2"), and the names may be gone when they are
+// read.
+TEST(Trace, ASpanKeepsANameMadeAtRunTime) {
+    const auto work = [](int m) {
+        const OpSpan span(fmt::format("F{}", m), 1, 2, fmt::format("stage {}", m + 1));
+        phase(fmt::format("B{}", m), [] {});
+    };
+    work(2);  // nothing is recorded
+    trace_clear();
+    trace_record(true);
+    work(3);
+    trace_record(false);
+    const std::vector<Span> spans = trace_spans();
+    trace_clear();
+    ASSERT_EQ(spans.size(), 2u);
+    EXPECT_EQ(spans[0].name, "B3");
+    EXPECT_EQ(spans[0].lane, "phase");
+    EXPECT_EQ(spans[1].name, "F3");
+    EXPECT_EQ(spans[1].lane, "stage 4");
+    EXPECT_EQ(spans[1].flops, 1);
+    EXPECT_EQ(spans[1].bytes, 2);
+}
+
+}  // namespace
+}  // namespace ultrascale
