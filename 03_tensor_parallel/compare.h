@@ -32,6 +32,7 @@ inline bool compare_sequence_parallel(
     }
     const int64_t B = options.micro_batch, N = dp.size(), A = options.grad_accum;
     const Share share{.micro_batch = B, .count = N, .replica = dp.rank()};
+    const int64_t sequences = sequences_of_step(options, N);
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
     print(fmt::format("tp {} x dp {}, overlap {}; {:.3f} M parameters in {}; {} x {} tokens a micro-batch, {} a step", given.tp, N,
@@ -52,7 +53,7 @@ inline bool compare_sequence_parallel(
         load_or_initialize(options, parameters);
         AdamW optimizer(parameters, options.optimizer);
         const Measured m =
-            measure(loader, share, B * N * A, options.steps,
+            measure(loader, share, sequences, options.steps,
                     [&](Step& step) { train_step(step, model, optimizer, mesh); });
 
         const Prediction predicted = predict(shape, tensor, parameters, A, N, tp.rank());

@@ -104,7 +104,7 @@ private:
             }
             rows.push_back(list.add(std::move(p)));
         }
-        std::unique_ptr<Linear> gemm = parts.gemm(place, std::move(rows), role);
+        std::unique_ptr<Linear> gemm = parts.gemm(list, place, std::move(rows), role);
         if (role == LinearRole::row) return std::make_unique<RowLinear>(std::move(gemm), *border_);
         return std::make_unique<ColumnLinear>(std::move(gemm), *border_);
     }

@@ -22,7 +22,7 @@ Parameter* head_weight(ParameterList& list, const LlamaConfig& config,
 
 Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
     Parts parts{.heads = config.heads, .kv_heads = config.kv_heads};
-    parts.gemm = [](const Place&, std::vector<Parameter*> rows, LinearRole) {
+    parts.gemm = [](ParameterList&, const Place&, std::vector<Parameter*> rows, LinearRole) {
         return std::make_unique<Linear>(std::move(rows));
     };
     parts.linear = [config](ParameterList& list, const Parts& parts, const Place& place,
@@ -32,7 +32,7 @@ Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
             rows.push_back(list.add({.name = place.part(name).weight(),
                                      .shape = {size, shape.cols},
                                      .init_std = float(config.init_std)}));
-        return parts.gemm(place, std::move(rows), role);
+        return parts.gemm(list, place, std::move(rows), role);
     };
     parts.norm = [config](ParameterList& list, const Place& place) {
         Parameter* weight = list.add({.name = place.weight(),

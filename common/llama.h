@@ -61,7 +61,7 @@ struct Parts {
     using Factory = std::function<std::unique_ptr<Part>(Arguments...)>;
     Factory<Linear, ParameterList&, const Parts&, const Place&, LinearRole, const LinearShape&>
         linear;
-    Factory<Linear, const Place&, std::vector<Parameter*>, LinearRole> gemm;
+    Factory<Linear, ParameterList&, const Place&, std::vector<Parameter*>, LinearRole> gemm;
     Factory<Norm, ParameterList&, const Place&> norm;
     Factory<AttentionCore, const Place&> attention;  // at the layer's self_attn
     Factory<FeedForward, ParameterList&, const Parts&, const Place&> feed_forward;  // at the layer
