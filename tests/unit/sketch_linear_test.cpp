@@ -1,3 +1,12 @@
+// A sketch of chapter 08 on what common/ has, kept as a test: a linear that multiplies in a narrow
+// format, under tensor parallelism; neither knows of the other. The format here has the precision
+// of fp32 but ends at 1, so that a tensor has to be scaled before it fits (FP8's E4M3: 448). With
+// the right scales a run is equal to one device's; with wrong ones, large elements are cut off.
+//
+// Scaling is delayed: a tensor's scale comes from its largest element (its amax) in the step
+// before, so that it is known when this step begins. All ranks use the largest amax that any of
+// them saw, as if the tensor were in one place.
+#include <gtest/gtest.h>
 
 #include <cmath>
 
