@@ -93,20 +93,18 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     });
 }
 
+bool run(const Options& options, Chapter& chapter) {
+    chapter.check(options);
+    const StepShape shape =
+        step_shape(options, options.config(), chapter.attention, chapter.loss_chunk);
+    if (chapter.estimate) return print_estimate(options, shape), true;
+    if (chapter.compare == "attention") return compare_attention(options, shape), true;
+    check_fits(shape, memory_limit());
+    return train_within_memory(options, [&] { return train(options, chapter, shape); });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_program([&] {
-        Chapter chapter;
-        const Options options = parse_options(
-            argc, argv, "00_single_gpu", "Train a Llama on one device.",
-            [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
-        chapter.check(options);
-        const StepShape shape =
-            step_shape(options, options.config(), chapter.attention, chapter.loss_chunk);
-        if (chapter.estimate) return print_estimate(options, shape), true;
-        if (chapter.compare == "attention") return compare_attention(options, shape), true;
-        check_fits(shape, memory_limit());
-        return train_within_memory(options, [&] { return train(options, chapter, shape); });
-    });
+    return run_chapter(argc, argv, "00_single_gpu", "Train a Llama on one device.", run);
 }

@@ -122,27 +122,25 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     });
 }
 
+bool run(const Options& options, Chapter& chapter) {
+    const Communicator& world = Communicator::world();
+    chapter.check_and_find_nodes(options, world);
+    if (!chapter.demo.empty() || chapter.compare) chapter.slow_down();
+    if (chapter.demo == "collectives") return demo_collectives(world);
+    if (chapter.demo == "bandwidth") return demo_bandwidth(options, world, chapter.largest_bytes());
+    const StepShape shape = step_shape(options, options.config());
+    check_fits(options, chapter, shape);
+    if (!chapter.compare)
+        return train_within_memory(options, [&] { return train(options, chapter, shape); });
+    const auto step_with = [&](Step& step, Llama& model, AdamW& optimizer, GradientSync& sync) {
+        train_step(step, model, optimizer, sync, {}, world);
+    };
+    return compare_syncs(options, chapter.sync, shape, chapter.node_size > 0, step_with);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_program([&] {
-        Chapter chapter;
-        const Options options = parse_options(
-            argc, argv, "01_data_parallel",
-            "Train a Llama on several devices, each with a part of the batch.",
-            [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
-        const Communicator& world = Communicator::world();
-        chapter.check_and_find_nodes(options, world);
-        if (!chapter.demo.empty() || chapter.compare) chapter.slow_down();
-        if (chapter.demo == "collectives") return demo_collectives(world);
-        if (chapter.demo == "bandwidth") return demo_bandwidth(options, world, chapter.largest_bytes());
-        const StepShape shape = step_shape(options, options.config());
-        check_fits(options, chapter, shape);
-        if (!chapter.compare)
-            return train_within_memory(options, [&] { return train(options, chapter, shape); });
-        const auto step_with = [&](Step& step, Llama& model, AdamW& optimizer, GradientSync& sync) {
-            train_step(step, model, optimizer, sync, {}, world);
-        };
-        return compare_syncs(options, chapter.sync, shape, chapter.node_size > 0, step_with);
-    });
+    return run_chapter(argc, argv, "01_data_parallel",
+                       "Train a Llama on several devices, each with a part of the batch.", run);
 }

@@ -94,21 +94,19 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
     });
 }
 
+bool run(const Options& options, Chapter& chapter) {
+    chapter.check(options);
+    const StepShape shape = step_shape(options, options.config());
+    if (!chapter.compare)
+        return train_within_memory(options, [&] { return train(options, chapter.zero, shape); });
+    return compare_stages(options, chapter.zero, shape, [](Step& step, Llama& model, Zero& zero) {
+        train_step(step, model, zero, Communicator::world());
+    });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_program([&] {
-        Chapter chapter;
-        const Options options = parse_options(
-            argc, argv, "02_zero",
-            "Train a Llama with optimizer states, gradients and parameters sharded.",
-            [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
-        chapter.check(options);
-        const StepShape shape = step_shape(options, options.config());
-        if (!chapter.compare)
-            return train_within_memory(options, [&] { return train(options, chapter.zero, shape); });
-        return compare_stages(options, chapter.zero, shape, [](Step& step, Llama& model, Zero& zero) {
-            train_step(step, model, zero, Communicator::world());
-        });
-    });
+    return run_chapter(argc, argv, "02_zero",
+                       "Train a Llama with optimizer states, gradients and parameters sharded.", run);
 }

@@ -50,7 +50,9 @@ public:
 
     // One step: begin_step; for each micro-batch begin_micro_batch, forward, backward, end_micro_batch; then squared_norm
     // (1, fp64: the gradient is complete) and update. finish() waits until the parameters are complete.
-    virtual void begin_step(int64_t micro_batches) = 0;
+    virtual void begin_step(int64_t micro_batches) {
+        parameters_.begin_gradients(zero_.every_micro_batch ? 1 : micro_batches);
+    }
     virtual void begin_micro_batch(int64_t micro_batch, bool last) { first_ = micro_batch == 0, last_ = last; }
     virtual void end_micro_batch() {}
     virtual Tensor squared_norm() = 0;

@@ -21,9 +21,6 @@ public:
         optimizers_.emplace_back(parameters_, options_.optimizer);
         return resume();
     }
-    void begin_step(int64_t micro_batches) override {
-        parameters_.begin_gradients(zero_.every_micro_batch ? 1 : micro_batches);
-    }
 
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!unit_complete(parameter)) return;

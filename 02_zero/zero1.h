@@ -32,9 +32,6 @@ public:
         gathers_.resize(layout_.size());
         return resume();
     }
-    void begin_step(int64_t micro_batches) override {
-        parameters_.begin_gradients(zero_.every_micro_batch ? 1 : micro_batches);
-    }
 
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!unit_complete(parameter)) return;

@@ -86,26 +86,24 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     });
 }
 
+bool run(const Options& options, Chapter& chapter) {
+    chapter.check(options);
+    if (chapter.demo == "linear") return demo_linear(Communicator::world());
+    const TensorOptions& tensor = chapter.tensor;
+    const StepShape shape = step_shape(options, options.config());
+    check_splits(shape.config, tensor, shape.micro_batch, shape.seq);
+    if (chapter.compare)
+        return compare_sequence_parallel(
+            options, tensor, shape,
+            [](Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh) {
+                train_step(step, model, optimizer, mesh, nullptr);
+            });
+    return train_within_memory(options, [&] { return train(options, tensor, shape); });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-    return run_program([&] {
-        Chapter chapter;
-        const Options options = parse_options(
-            argc, argv, "03_tensor_parallel",
-            "Train a Llama whose layers are shared by several devices.",
-            [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
-        chapter.check(options);
-        if (chapter.demo == "linear") return demo_linear(Communicator::world());
-        const TensorOptions& tensor = chapter.tensor;
-        const StepShape shape = step_shape(options, options.config());
-        check_splits(shape.config, tensor, shape.micro_batch, shape.seq);
-        if (chapter.compare)
-            return compare_sequence_parallel(
-                options, tensor, shape,
-                [](Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh) {
-                    train_step(step, model, optimizer, mesh, nullptr);
-                });
-        return train_within_memory(options, [&] { return train(options, tensor, shape); });
-    });
+    return run_chapter(argc, argv, "03_tensor_parallel",
+                       "Train a Llama whose layers are shared by several devices.", run);
 }

@@ -66,5 +66,18 @@ Options parse_options(int argc, char** argv, const std::string& name, const std:
 // this machine first. A UserError on some ranks only: after 5 s each of them prints its own and ends the job. Any other
 // exception ends it at once.
 int run_program(const std::function<bool()>& program);
+// A chapter's main(): `run` as that program, with the options that all chapters share and with its
+// own, which chapter.add_options() describes.
+template <class Chapter>
+int run_chapter(int argc, char** argv, const std::string& name, const std::string& description,
+                bool (*run)(const Options&, Chapter&)) {
+    return run_program([&] {
+        Chapter chapter;
+        const Options options = parse_options(
+            argc, argv, name, description,
+            [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
+        return run(options, chapter);
+    });
+}
 
 }  // namespace ultrascale
