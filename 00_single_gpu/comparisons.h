@@ -5,29 +5,11 @@
 #include <cmath>
 #include <vector>
 
-#include "data.h"
 #include "estimate.h"
 #include "random.h"
-#include "report.h"
-#include "setup.h"
-#include "trace.h"
+#include "run.h"
 
 namespace ultrascale {
-
-// Seconds of `work`: the median of `runs`, after one run that is not counted.
-template <class F>
-double median_of_runs(int runs, F work) {
-    work();
-    std::vector<double> seconds;
-    for (int i = 0; i < runs; ++i) {
-        const double begin = now_seconds();
-        work();
-        compute_stream().synchronize();
-        seconds.push_back(now_seconds() - begin);
-    }
-    std::sort(seconds.begin(), seconds.end());
-    return seconds[seconds.size() / 2];
-}
 
 // Attention alone, forward and backward, one sequence: the T x T matrix against tiles. Memory is all that a call holds
 // (activations and workspace) beyond q, k, v and the incoming gradient.
@@ -58,7 +40,7 @@ inline void compare_attention(const Options& options, const StepShape& shape) {
             const int64_t held = total(memory_now());
             memory_reset_peak();
             AttentionCore::Gradients grads;
-            seconds.push_back(median_of_runs(3, [&] {
+            seconds.push_back(measure_call(Communicator::world(), [&] {
                 grads = {};
                 Context context{.batch = batch};
                 Saved saved;
@@ -103,7 +85,7 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
     Report report("00_single_gpu", options, shape, 0);
     print(fmt::format("  {:<20} {:>10} {:>10} {:>6} {:>9} {:>10} {:>6} {:>6}  {}", "attention, recompute", "peak act.",
                       "predicted", "saved", "ms", "extra FLOP", "MFU", "HFU", "gradient"));
-    const Batch batch = to_device(loader.batch(0, shape.micro_batch));
+    const Share share{.micro_batch = shape.micro_batch};
     std::vector<float> gradient;
     int64_t most = 0;
     bool equal = true;
@@ -115,15 +97,15 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
         model.parameters().allocate_values(options.dtype);
         model.parameters().allocate_grads(options.grad_dtype());
         load_or_initialize(options, model.parameters());
-        const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-        memory_reset_peak();
-        const double seconds = median_of_runs(3, [&] {
-            model.parameters().begin_gradients();
-            Context context{.batch = batch, .token_weight = 1 / float(batch.counted_targets), .loss = loss};
-            Saved saved;
-            model.forward({}, saved, context);
-            model.backward({}, saved, context);
-        });
+        const double seconds =
+            measure(loader, share, s.micro_batch, 3, [&](Step& step) {
+                model.parameters().begin_gradients();
+                for (MicroBatch micro_batch : step.micro_batches()) {
+                    Saved saved;
+                    model.forward({}, saved, micro_batch);
+                    model.backward({}, saved, micro_batch);
+                }
+            }).step_seconds;
         const int64_t measured = memory_peak_by_category()[int(Memory::activation)];
         std::vector<float> got = model.parameters().flat_grads().to_host_float();
         const bool first = row.recompute == Recompute::none;

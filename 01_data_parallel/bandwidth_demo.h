@@ -22,8 +22,7 @@
 #include <vector>
 
 #include "ring_all_reduce.h"
-#include "trace.h"
-#include "median_seconds.h"
+#include "run.h"
 
 namespace ultrascale {
 
@@ -104,24 +103,6 @@ inline bool result_is_right(const Communicator& world, const BandwidthCase& c, c
     return on_all_ranks(world, left_over.to_host<double>()[0] == 0);  // not so where it is not a number
 }
 
-// The median time of a call, on the slowest rank. Calls are queued in batches, and the host waits for the device at the end
-// of each, so that a GPU's time contains no waiting for the host.
-inline double median_call_seconds(const Communicator& world, const std::function<void()>& call) {
-    const auto batch = [&](int calls) {
-        compute_stream().synchronize();
-        world.barrier();
-        const double begin = now_seconds();
-        for (int i = 0; i < calls; ++i) call();
-        compute_stream().synchronize();
-        return (now_seconds() - begin) / calls;
-    };
-    const double estimate = largest_of_ranks(world, batch(2));
-    const int calls = std::clamp(int(0.01 / estimate), 1, 50);
-    std::vector<double> seconds(size_t(std::clamp(int(0.1 / (estimate * calls)), 3, 15)));
-    for (double& s : seconds) s = batch(calls);
-    return largest_of_ranks(world, median(seconds));
-}
-
 // All ranks call it; rank 0 prints. Holds three tensors of largest_bytes. False, on every rank, if some result was wrong.
 inline bool demo_bandwidth(const Options& options, const Communicator& world, int64_t largest_bytes) {
     if (largest_bytes > memory_limit() / 3)
@@ -163,7 +144,7 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world, in
             const BandwidthBuffers buffers{pattern.slice(0, count), in.slice(0, count), out.slice(0, count), n};
             const bool right = result_is_right(world, collective, buffers);
             all_right &= right;
-            seconds[c].push_back(median_call_seconds(world, [&] { collective.call(buffers); }));
+            seconds[c].push_back(measure_call(world, [&] { collective.call(buffers); }));
             const double t = seconds[c][s], bytes = double(count * 4), algbw = bytes / t;
             const double bw = bytes / seconds[0][s], formula = collective.factor * bytes / bw;  // case 0: send/recv
             print(fmt::format("  {:>11} {:>11.1f} {:>11.3g} {:>11.3g}   {}{}", format_bytes(bytes), t * 1e6, algbw / 1e9,

@@ -15,6 +15,7 @@
 #include <functional>
 #include <vector>
 
+#include "median_seconds.h"
 #include "run.h"
 #include "syncs.h"
 
@@ -113,17 +114,9 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     if (n == 1) return report.finish(), true;
 
     // The condition, from the rate of one all-reduce of everything and that of the matrix products without communication.
-    std::vector<double> seconds;
-    for (int i = 0; i < 5; ++i) {
-        compute_stream().synchronize();
-        ranks.barrier();
-        const double begin = now_seconds();
-        ranks.all_reduce(parameters.flat_grads());
-        compute_stream().synchronize();
-        seconds.push_back(now_seconds() - begin);
-    }
+    const double seconds = measure_call(ranks, [&] { ranks.all_reduce(parameters.flat_grads()); });
     const double moved = 2 * double(n - 1) / double(n) * double(parameters.flat_grads().bytes());
-    const double bandwidth = moved / largest_of_ranks(ranks, median(seconds)), rate = alone.matmul_flops / alone.matmul_seconds;
+    const double bandwidth = moved / seconds, rate = alone.matmul_flops / alone.matmul_seconds;
     const double t_comm = moved / bandwidth, t_compute = 4 * double(tokens) * double(parameters.local_numel()) / rate;
     print(fmt::format("\noverlap condition: busbw {:.4g} GB/s (one all-reduce of all), {:.4g} TFLOP/s (matrix products)",
                       bandwidth / 1e9, rate / 1e12));

@@ -12,37 +12,27 @@
 
 #include "device.h"
 #include "llama.h"
-#include "report.h"
-#include "trace.h"
+#include "run.h"
 
 namespace ultrascale {
 
-// All ranks of the group call it: times an all-gather of (tokens, h) and the GEMM (tokens, h) x (h, h/tp) one after the other, the best of
-// a few; and puts the rates of the machine, measured on other sizes (a message of the group's, a square GEMM), into the formula.
+// All ranks of the group call it: times an all-gather of (tokens, h) and the GEMM (tokens, h) x (h, h/tp)
+// one after the other; and puts the rates of the machine, measured on other sizes (a message of the
+// group's, a square GEMM), into the formula.
 inline void print_overlap_ratio(Report& report, const Communicator& group, int64_t tokens, int64_t h, DType dtype) {
     const int64_t n = group.size(), rows = tokens / n * n, e = dtype_bytes(dtype);
     if (n == 1 || rows == 0 || h / n == 0) return;
     const auto tensor = [&](Shape shape, std::shared_ptr<Allocator> from = nullptr) {
         return Tensor::zeros(std::move(shape), dtype, Memory::workspace, std::move(from));
     };
-    const auto best = [&](auto&& work) {
-        double fastest = 1e30;
-        for (int i = 0; i < 5; ++i) {
-            compute_stream().synchronize();
-            group.barrier();
-            const double begin = now_seconds();
-            work();
-            compute_stream().synchronize();
-            fastest = std::min(fastest, now_seconds() - begin);
-        }
-        return fastest;
-    };
     const auto gather_seconds = [&](int64_t of_rows) {
         const Tensor whole = tensor({of_rows, h}, group.symmetric_memory()), mine = tensor({of_rows / n, h});
-        return best([&] { group.all_gather(whole, mine); });
+        return measure_call(group, [&] { group.all_gather(whole, mine); });
     };
     const Tensor x = tensor({rows, h}), w = tensor({h / n, h}), y = tensor({rows, h / n});
-    const double gemm = best([&] { ops::matmul(y, x, ops::Transpose::no, w, ops::Transpose::yes); }), gather = gather_seconds(rows);
+    const double gather = gather_seconds(rows), gemm = measure_call(group, [&] {
+        ops::matmul(y, x, ops::Transpose::no, w, ops::Transpose::yes);
+    });
     // The rates: of a message four times as large, and of the device's matrix product.
     const double share = double(n - 1) / double(n), bandwidth = 4 * double(rows * h) * share / gather_seconds(4 * rows);
     const double flops = ops::measure_matmul_rate(dtype, device_is_gpu() ? 8192 : 512);

@@ -189,6 +189,22 @@ Measured measure(const DataLoader& loader, const Share& share, int64_t sequences
     return m;
 }
 
+double measure_call(const Communicator& ranks, const std::function<void()>& call) {
+    const auto batch = [&](int calls) {
+        compute_stream().synchronize();
+        ranks.barrier();
+        const double begin = now_seconds();
+        for (int i = 0; i < calls; ++i) call();
+        compute_stream().synchronize();
+        return (now_seconds() - begin) / calls;
+    };
+    const double estimate = largest_of_ranks(ranks, batch(2));
+    const int calls = std::clamp(int(0.01 / estimate), 1, 50);
+    std::vector<double> seconds(size_t(std::clamp(int(0.1 / (estimate * calls)), 3, 15)));
+    for (double& s : seconds) s = batch(calls);
+    return largest_of_ranks(ranks, median(seconds));
+}
+
 StepShape step_shape(const Options& options, const LlamaConfig& config, AttentionKind attention,
                      int64_t loss_chunk) {
     return {.config = config,

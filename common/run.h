@@ -114,6 +114,10 @@ struct Measured {
 Measured measure(const DataLoader& loader, const Share& share, int64_t sequences, int64_t steps,
                  const std::function<void(Step&)>& step, const std::function<void()>& settle = {});
 
+// Seconds of a call that all ranks make: the slowest rank's median. Calls are queued in batches, and the
+// host waits for the device at the end of each, so that a GPU's time contains no waiting for the host.
+double measure_call(const Communicator& ranks, const std::function<void()>& call);
+
 // One rank's share of a step as the shared options ask for it.
 StepShape step_shape(const Options& options, const LlamaConfig& config,
                      AttentionKind attention = AttentionKind::flash, int64_t loss_chunk = 0);
