@@ -48,13 +48,14 @@ void Run::start(Trained what) {
     what_ = std::move(what);
     first_step_ = state_.step, next_sample_ = state_.next_sample;
     report_.emplace(chapter_, options_, shape_, options_.steps);
+    const Communicator& world = Communicator::world();
+    const bool ranks_share_a_model = what_.layout.size() > 1 || share_.count < world.size();
     report_->configuration(sequences_of_(first_step_),
                            describe_data(options_, file_, loader_, state_),
-                           what_.layout.size() > 1 ? share_.count : 0);
+                           ranks_share_a_model ? share_.count : 0);
     if (!what_.label.empty()) report_->technique(what_.label, what_.technique, what_.layout);
     if (validation_)
         print(fmt::format("  valid.  {}{}", validation_->description(), what_.of_validation));
-    const Communicator& world = Communicator::world();
     saves_.emplace(options_, [&](const std::string& dir) {
         SaveOptions save{.dtype = options_.dtype, .spread_over = &world};
         if (what_.optimizer_states) save.state = &state_, save.optimizer = what_.optimizer_states();
@@ -116,7 +117,9 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     saves_->after_step(state_.step);
 }
 
-double Run::validation_loss() { return validation_->loss(what_.forward, what_.sum_loss); }
+double Run::validation_loss() {
+    return validation_->loss(what_.forward, what_.sum_loss, share_.part);
+}
 
 bool Run::finish(const std::function<bool(Report&)>& sections,
                  const std::function<void()>& last) {

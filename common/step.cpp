@@ -43,10 +43,10 @@ Step::MicroBatches Step::micro_batches(std::initializer_list<Hooks*> hooks) {
 }
 
 Context Step::micro_batch(int64_t m) {
-    const Batch batch = to_device(loader_.batch(first_sample_of(m), share_.micro_batch));
-    const int64_t own = std::max<int64_t>(batch.counted_targets, 1) * accumulated;
+    const HostBatch whole = loader_.batch(first_sample_of(m), share_.micro_batch);
+    const int64_t own = std::max<int64_t>(whole.counted_targets, 1) * accumulated;
     const int64_t mean_over = share_.mean == MeanOver::micro_batch ? own : counted_;
-    return {.batch = batch,
+    return {.batch = to_device(share_.part ? share_.part(whole) : whole),
             .token_weight = float(1 / double(mean_over)),
             .loss = loss,
             .micro_batch = int(m),

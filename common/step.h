@@ -48,6 +48,9 @@ struct Share {
     int64_t micro_batch;  // sequences
     int64_t count = 1, replica = 0;
     MeanOver mean = MeanOver::batch;
+    // What this rank takes of each sequence, where the ranks of a group cut them (context
+    // parallelism). None: all of it.
+    std::function<HostBatch(const HostBatch&)> part = {};
 };
 
 class Step;

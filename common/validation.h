@@ -26,12 +26,13 @@ struct LossSum {
 };
 
 // The loss of the samples in `samples`, `micro_batch` at a time; the last one may be smaller. `forward`
-// adds to context.loss what this rank has of a micro-batch's; sum_loss, where there is more of it on
-// others, adds up all at the end.
+// adds to context.loss what this rank has of a micro-batch's, or of its `part` of them (step.h: Share);
+// sum_loss, where there is more of it on others, adds up all at the end.
 // The host waits for the device once, at the end. --profile does not count these operations; --trace shows one span.
 inline LossSum validation_loss(const std::function<void(Context&)>& forward, const DataLoader& loader,
                                Range samples, int64_t micro_batch,
-                               const std::function<void(const Tensor& loss)>& sum_loss = {}) {
+                               const std::function<void(const Tensor& loss)>& sum_loss = {},
+                               const std::function<HostBatch(const HostBatch&)>& part = {}) {
     const double begin = now_seconds();
     const bool recording = trace_recording();
     trace_record(false);
@@ -40,7 +41,7 @@ inline LossSum validation_loss(const std::function<void(Context&)>& forward, con
     for (int64_t first = samples.begin; first < samples.end; first += micro_batch) {
         const HostBatch host = loader.batch(first, std::min(micro_batch, samples.end - first));
         result.targets += host.counted_targets;
-        Context context{.batch = to_device(host), .token_weight = 1, .loss = loss, .training = false};
+        Context context{.batch = to_device(part ? part(host) : host), .loss = loss, .training = false};
         forward(context);
     }
     if (sum_loss) sum_loss(loss);
@@ -63,11 +64,12 @@ public:
     const DataLoader& loader() const { return loader_; }
     // With several ranks each of them measures it all.
     double loss(const std::function<void(Context&)>& forward,
-                const std::function<void(const Tensor& loss)>& sum_loss = {}) {
+                const std::function<void(const Tensor& loss)>& sum_loss = {},
+                const std::function<HostBatch(const HostBatch&)>& part = {}) {
         const CommunicationCounts before = communication_counts();
         const Range all{0, loader_.samples()};
         const double mean =
-            validation_loss(forward, loader_, all, options_.micro_batch, sum_loss).mean();
+            validation_loss(forward, loader_, all, options_.micro_batch, sum_loss, part).mean();
         sent_ = difference(sent_, difference(before, communication_counts()));  // the sum of both
         return mean;
     }

@@ -1,9 +1,10 @@
-// A sketch of chapter 05 on what common/ has, kept as a test: two stages of one model in 1F1B and in
-// zero-bubble order, beside data parallelism by buckets and by ZeRO, with a tied weight that both stages
-// hold, and with an update that is confirmed in the next step.
+// A sketch of chapter 05 on what common/ has, kept as a test: two stages of one model in 1F1B and
+// in zero-bubble order, beside data parallelism by buckets and by ZeRO, with a tied weight that
+// both stages hold, and with an update that is confirmed in the next step.
 //
-//     stage 0   F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3      B: the gradient of what came in
-//     stage 1   F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3      W: those of the weights, a micro-batch later
+//                                                        gradients
+//     stage 0   F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3      B: of what came in
+//     stage 1   F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3      W: of the weights
 #include <gtest/gtest.h>
 
 #include "01_data_parallel/bucket.h"
@@ -38,8 +39,8 @@ std::vector<Action> schedule(bool zero_bubble, int stage) {
     return actions;
 }
 
-// Activations go forward and gradients back, each direction in a group and on a stream of its own: a
-// rank that waits for one does not hold up the other.
+// Activations go forward and gradients back, each direction in a group and on a stream of its own:
+// a rank that waits for one does not hold up the other.
 class Stages {
 public:
     Stages(const Communicator& pp)
@@ -206,8 +207,9 @@ struct Kept {
     }
 };
 
-// Each stage updates with the norm of its own gradient, and learns the whole one only in the next step.
-// Where that clips, it goes back and updates again. Returns how often, or -1: not as one device does.
+// Each stage updates with the norm of its own gradient, and learns the whole one only in the next
+// step. Where that clips, it goes back and updates again. Returns how often, or -1: not as one
+// device does.
 int train_confirmed_later(double clip, bool never_confirm = false) {
     testing::internal::CaptureStdout();
     Setting s(true, {}, clip);
