@@ -132,7 +132,7 @@ chapter_kernels = $(if $(filter cuda,$(BACKEND)),$(wildcard $(1)/*.cu))
 chapter_sources = $(sort $(chapter_kernels) $(filter-out $(patsubst %.cu,%.cpp,$(chapter_kernels)),\
                     $(wildcard $(1)/*.cpp)))
 KERNEL_OBJECTS := $(call objects,$(sort $(wildcard 07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu) $(EXECUTOR_SOURCES)))
-COMM_SOURCES := $(addprefix tests/unit/,clock_test.cpp comm_test.cpp comm_sent_test.cpp comm_symmetric_test.cpp data_parallel_break_test.cpp gather_parts_test.cpp mesh_test.cpp report_test.cpp ring_all_reduce_test.cpp sketch_linear_test.cpp sketch_pipeline_test.cpp sketch_ring_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp zero_break_test.cpp)
+COMM_SOURCES := $(addprefix tests/unit/,clock_test.cpp comm_test.cpp comm_sent_test.cpp comm_symmetric_test.cpp data_parallel_break_test.cpp gather_parts_test.cpp mesh_test.cpp report_test.cpp ring_all_reduce_test.cpp sketch_experts_test.cpp sketch_linear_test.cpp sketch_pipeline_test.cpp sketch_ring_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp zero_break_test.cpp)
 COMM_OBJECTS := $(call objects,$(COMM_SOURCES))
 UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard tests/unit/*.cpp))))
 # The executor's own tests; what 07_kernels checks kernels with; the operations' tests, with the CUDA kernels behind them.
