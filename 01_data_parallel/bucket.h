@@ -48,15 +48,17 @@ public:
         start(bucket);
     }
     void finish() override {
+        parameters_.check_complete();
         for (Bucket& bucket : buckets_) {
-            check(bucket.missing == bucket.members, "a bucket's gradients are not complete");
             for (Work& work : bucket.under_way) work.wait();
             bucket.under_way.clear();
         }
         sum_besides(parameters_, mesh_);
     }
     void add_to(Prediction& prediction) const override {
-        add_all_reduces(prediction, int64_t(buckets_.size()));
+        for (const Bucket& bucket : buckets_)
+            prediction.communication.add(bucket.group, Collective::all_reduce, 1,
+                                         bucket.gradients.bytes());
     }
 
 protected:

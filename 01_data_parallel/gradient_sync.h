@@ -28,14 +28,14 @@ public:
     // sums. (With gradient accumulation that is the last micro-batch's, PyTorch's no_sync: the others
     // just add to the gradients. ParameterList::begin_gradients says how many there are.)
     virtual void finish() = 0;
-    // What one synchronisation sends, and what it holds beside the gradients.
+    // What one synchronisation sends but for sum_besides(), and what it holds beside the gradients.
     virtual void add_to(Prediction& prediction) const = 0;
 
 protected:
-    // All gradients in so many all-reduces.
-    void add_all_reduces(Prediction& prediction, int64_t calls) const {
-        prediction.communication.add(ranks_, Collective::all_reduce, calls,
-                                     parameters_.flat_grads().bytes());
+    void add_one_all_reduce_each(Prediction& prediction) const {
+        for (const auto& parameter : parameters_)
+            prediction.communication.add(mesh_.data_group(*parameter), Collective::all_reduce, 1,
+                                         parameter->grad.bytes());
     }
     ParameterList& parameters_;
     const Mesh& mesh_;

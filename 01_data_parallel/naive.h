@@ -15,6 +15,7 @@ public:
     using GradientSync::GradientSync;
 
     void finish() override {
+        parameters_.check_complete();
         for (const auto& parameter : parameters_) {
             const TraceName name(TraceName::whole, parameter->name);
             mesh_.data_group(*parameter).all_reduce(parameter->grad);
@@ -22,7 +23,7 @@ public:
         sum_besides(parameters_, mesh_);
     }
     void add_to(Prediction& prediction) const override {
-        add_all_reduces(prediction, int64_t(parameters_.size()));
+        add_one_all_reduce_each(prediction);
     }
 };
 

@@ -23,12 +23,13 @@ public:
         under_way_.push_back(group.all_reduce(parameter.grad, Reduce::sum, communication_stream()));
     }
     void finish() override {
+        parameters_.check_complete();
         for (Work& work : under_way_) work.wait();
         under_way_.clear();
         sum_besides(parameters_, mesh_);
     }
     void add_to(Prediction& prediction) const override {
-        add_all_reduces(prediction, int64_t(parameters_.size()));
+        add_one_all_reduce_each(prediction);
     }
 
 private:

@@ -18,6 +18,7 @@ public:
     }
 
     void finish() override {
+        parameters_.check_complete();
         const TraceName name(TraceName::whole, "gradients");
         ring_all_reduce(ranks_, parameters_.flat_grads(), directions_);
         sum_besides(parameters_, mesh_);

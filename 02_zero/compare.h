@@ -26,7 +26,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
     {
         Llama model(shape.config, shape.model);
         const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
-        check_fits(predict(zero->layout(), zero->units(), zero_options, shape, A, ranks, ranks.rank()).memory, memory_limit(),
+        check_fits(predict(zero->layout(), zero->units(), zero_options, shape, A, ranks).memory, memory_limit(),
                    "stage 0 is compared, too; a smaller --micro-batch or --recompute full needs less");
     }
     print(fmt::format("{}, {:.3f} M parameters in {}, gradients {}; {} x {} tokens a micro-batch, {} a step",
@@ -48,7 +48,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
             [&](Step& step) { train_step(step, model, *zero); }, [&] { zero->finish(); });
 
         const Prediction predicted =
-            predict(zero->layout(), zero->units(), zero_options, shape, A, ranks, ranks.rank());
+            predict(zero->layout(), zero->units(), zero_options, shape, A, ranks);
         const MemoryEstimate& want = predicted.memory;
         const MemoryByCategory held = memory_now();
         const int64_t gathered = memory_peak_by_category()[int(Memory::communication)];

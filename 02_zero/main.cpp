@@ -55,11 +55,8 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
 
     Llama model(shape.config, shape.model);
     const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
-    const auto predicted = [&](int rank) {
-        return predict(zero->layout(), zero->units(), zero_options, shape, A, ranks, rank);
-    };
-    // Rank 0 has no padding, and so most.
-    check_fits(predicted(0).memory, memory_limit(), what_needs_less(options, zero_options));
+    const Prediction of_step = predict(zero->layout(), zero->units(), zero_options, shape, A, ranks);
+    check_fits_everywhere(of_step.memory, memory_limit(), what_needs_less(options, zero_options));
     run.load(zero->start());
     run.start({.values = [&] { return zero->finish(), zero->values(); },
                .gradients = [&] { return zero->gradients(); },
@@ -82,7 +79,6 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
     zero->finish();
 
     return run.finish([&](Report& report) {
-        const Prediction of_step = predicted(ranks.rank());
         bool ok = report.memory(of_step);
         if (report.full()) print_formula(zero_options, shape, ranks.size());
         if (options.steps > settled_steps)

@@ -45,22 +45,21 @@ inline int64_t predicted_transient(const FlatLayout& layout, const std::vector<c
     return most;
 }
 
-// What a rank of a group shares with the others: its parameters, gradients and states, and a step's
+// What this rank shares with the others: its parameters, gradients and states, and a step's
 // communication with A micro-batches. To the byte: with the padding of flat_layout.h; states of
 // real elements only. What a rank sends, in units of (n-1)/n Psi, Psi the bytes of all parameters:
 // 2, 2, A + 1, and 3 A less what stage 3 need not gather twice.
 inline void add_to(Prediction& prediction, const FlatLayout& layout, const std::vector<const Unit*>& units,
-                   const ZeroOptions& zero, const StepShape& shape, int64_t A, const Group& ranks,
-                   int rank) {
+                   const ZeroOptions& zero, const StepShape& shape, int64_t A) {
     MemoryEstimate& m = prediction.memory;
-    const auto U = int64_t(layout.size());
     const int64_t whole = layout.padded();
     // Elements of this rank's shards; of the largest one; of them parameters.
     int64_t shard = 0, largest = 0, owned = 0;
     for (size_t u = 0; u < layout.size(); ++u) {
         shard += layout[u].shard;
         largest = std::max(largest, layout[u].shard);
-        owned += std::clamp<int64_t>(layout[u].numel - rank * layout[u].shard, 0, layout[u].shard);
+        const int64_t before = layout[u].group->rank() * layout[u].shard;
+        owned += std::clamp<int64_t>(layout[u].numel - before, 0, layout[u].shard);
     }
     const int64_t value_bytes = dtype_bytes(shape.model.dtype),
                   grad_bytes = dtype_bytes(shape.grad_dtype);
@@ -78,18 +77,23 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const std::
 
     PredictedCommunication& p = prediction.communication;
     const int64_t times = zero.stage >= 2 || zero.every_micro_batch ? A : 1;
-    p.add(ranks, zero.stage == 0 ? Collective::all_reduce : Collective::reduce_scatter, times * U,
-          times * whole * grad_bytes);
-    if (zero.stage == 1 || zero.stage == 2)
-        p.add(ranks, Collective::all_gather, U, whole * value_bytes);
+    for (size_t u = 0; u < layout.size(); ++u) {
+        const Communicator& ranks = *layout[u].group;
+        const int64_t padded = layout[u].padded;
+        p.add(ranks, zero.stage == 0 ? Collective::all_reduce : Collective::reduce_scatter, times,
+              times * padded * grad_bytes);
+        if (zero.stage == 1 || zero.stage == 2)
+            p.add(ranks, Collective::all_gather, 1, padded * value_bytes);
+    }
     if (zero.stage == 3) {  // what a step needs or prefetches and the steps before it did not keep
         const size_t ahead = size_t(zero.prefetch), kept_ahead = std::max<size_t>(1, ahead);
         std::vector<size_t> held;
-        for (size_t step = 0; step < 2 * size_t(U); ++step) {
+        for (size_t step = 0; step < 2 * layout.size(); ++step) {
             for (size_t u : units_needed(layout, units, step, step + ahead, true))
                 if (std::ranges::find(held, u) == held.end()) {
                     held.push_back(u);
-                    p.add(ranks, Collective::all_gather, A, A * layout[u].padded * value_bytes);
+                    p.add(*layout[u].group, Collective::all_gather, A,
+                          A * layout[u].padded * value_bytes);
                 }
             const std::vector<size_t> kept =
                 units_needed(layout, units, step + 1, step + kept_ahead, true);
@@ -99,14 +103,14 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const std::
 }
 
 // Of one step: of the model, whose activations are a rank's own micro-batch's whatever the stage,
-// and of its sharding.
+// and of its sharding. `ranks` share out a batch.
 inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit*>& units,
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
-                          const Group& ranks, int rank) {
+                          const Group& ranks) {
     Prediction prediction;
     add_activations(prediction, local_sizes(shape));
     add_flops(prediction, shape, parameters_of(layout));
-    add_to(prediction, layout, units, zero, shape, A, ranks, rank);
+    add_to(prediction, layout, units, zero, shape, A);
     // The gradient's norm and the loss.
     prediction.communication.add(ranks, Collective::all_reduce, 2, 16);
     return prediction;

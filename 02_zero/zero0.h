@@ -30,6 +30,7 @@ public:
             ranks_of(u).all_reduce(of_unit(grads_, u), Reduce::sum, communication_stream()));
     }
     void end_micro_batch() override {
+        if (last_ || zero_.every_micro_batch) parameters_.check_complete();
         for (Work& work : under_way_) work.wait();
         under_way_.clear();
         if (!zero_.every_micro_batch) return;

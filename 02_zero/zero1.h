@@ -42,6 +42,7 @@ public:
             ranks_of(u).reduce_scatter(my_shard(u, unit), unit, Reduce::sum, communication_stream()));
     }
     void end_micro_batch() override {
+        if (last_ || zero_.every_micro_batch) parameters_.check_complete();
         for (Work& work : reductions_) work.wait();
         reductions_.clear();
         if (!zero_.every_micro_batch) return;

@@ -45,6 +45,7 @@ public:
         }
     }
     void end_micro_batch() override {
+        parameters_.check_complete();
         for (size_t u = 0; u < layout_.size(); ++u)
             if (buffers_[u]) reduce(u), complete_[u] = 0;  // what another order of passes has left
         retire(0);

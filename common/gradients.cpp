@@ -27,6 +27,7 @@ Tensor sum_of_squares(const ParameterList& parameters, const Mesh* mesh) {
 }  // namespace
 
 void sum_gradients(const ParameterList& parameters, const Mesh& mesh) {
+    parameters.check_complete();
     for (const auto& p : parameters) all_reduce(*p, mesh.data_group(*p));
     sum_besides(parameters, mesh);
 }

@@ -9,6 +9,7 @@ namespace ultrascale {
 
 // Every gradient becomes the sum of all contributions to it: over the data axes, one all-reduce a
 // parameter; then over the groups that some parameters name besides. All ranks of the mesh call it.
+// The programmer's error: not every contribution was made.
 void sum_gradients(const ParameterList& parameters, const Mesh& mesh);
 // The second half: what is summed besides. It comes last, also where the first half was done under the
 // backward, so that ranks which hold different parameters meet in one order.

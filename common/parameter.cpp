@@ -68,7 +68,12 @@ void ParameterList::begin_gradients(int64_t micro_batches) {
     for (const auto& p : list_) {
         p->has_grad = false;
         p->contributions = p->missing = p->uses * micro_batches;
+        p->complete = false;
     }
+}
+
+void ParameterList::check_complete() const {
+    for (const auto& p : list_) check(p->complete, "a gradient is not complete");
 }
 
 void ParameterList::place(const Tensor& flat, Tensor Parameter::*member) {

@@ -40,6 +40,7 @@ struct Parameter {
     Tensor value, grad;    // local_shape(); hooks may point them at other storage before they are used
     bool has_grad = true;  // false: grad holds nothing yet, and the next contribution overwrites what is there
     int64_t contributions = 0, missing = 0;  // until a sum is complete: of all, and still to come
+    bool complete = false;                   // all have come
 
     // Whoever contributes to the gradient calls one of these first; has_grad counts it from then on.
     // begin_contribution: what is added to (the addend of a matrix product), or nothing where this is
@@ -98,6 +99,9 @@ public:
     // Gradients begin anew: each one's next contribution overwrites it (zeros would have to be written,
     // and read by what adds to them), and it is complete after its uses in `micro_batches` of them.
     void begin_gradients(int64_t micro_batches = 1);
+    // Where gradients are about to be summed. The programmer's error: a part did not tell its
+    // contribution (Context::contributed).
+    void check_complete() const;
     const Tensor& flat_values() const { return flat_values_; }
     const Tensor& flat_grads() const { return flat_grads_; }
 

@@ -35,7 +35,8 @@ void Saved::for_each(const std::function<void(const std::string&, const Tensor&)
 
 void Context::contributed(Parameter& parameter) const {
     check(parameter.missing > 0, "a backward comes after begin_gradients()");
-    if (--parameter.missing > 0) return;
+    parameter.complete = --parameter.missing == 0;
+    if (!parameter.complete) return;
     parameter.missing = parameter.contributions;  // of the next sum
     if (!parameter.has_grad) parameter.begin_contribution_in_place();  // nobody had anything: zero
     if (hooks) hooks->gradient_complete(parameter, *this);

@@ -78,6 +78,8 @@ TEST(Gradients, AreSummedAsTheParametersSay) {
                                      .also_summed_over = c.also_summed_over});
             list.allocate_grads(DType::fp32);
             ops::fill(p->grad, float(mine));
+            EXPECT_THROW(sum_gradients(list, mesh), std::logic_error);  // nobody says that it is complete
+            p->complete = true;
             sum_gradients(list, mesh);
             EXPECT_EQ(p->grad.to_host<float>(), std::vector<float>(3, float(expected)));
             // Every rank of dp and cp has the whole sum; along the others the ranks add up what they count.

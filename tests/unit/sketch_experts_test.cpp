@@ -193,7 +193,10 @@ TEST(SketchExperts, TrainAsOneDevice) {
         if (ranks > 2) { EXPECT_EQ(train(bucketed, Break::not_over_dp), 0); }
     }
     EXPECT_EQ(train(true, Break::norm_lacks_experts), sent_as_predicted);
-    EXPECT_EQ(train(false, Break::forget_idle), sent_as_predicted);
+    if (ranks <= 4) {  // of more ranks some have no idle expert in the first step, and would wait
+        EXPECT_THROW(train(false, Break::forget_idle), std::logic_error);
+        testing::internal::GetCapturedStdout();
+    }
 }
 
 }  // namespace
