@@ -13,7 +13,6 @@
 #include <cmath>
 
 #include "01_data_parallel/bucket.h"
-#include "01_data_parallel/naive.h"
 #include "activation.h"
 #include "run.h"
 #include "threads.h"
@@ -193,8 +192,11 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
         step->finish(squared);
     }
     Prediction of_step;
-    buckets ? sync.add_to(of_step) : NaiveSync(parameters, mesh).add_to(of_step);
     PredictedCommunication& sent = of_step.communication;
+    if (buckets) sync.add_to(of_step);
+    for (const auto& p : parameters)
+        if (const Communicator& group = mesh.data_group(*p); !buckets && group.size() > 1)
+            sent.add(group, Collective::all_reduce, 1, p->grad.bytes());
     const int64_t hops = config.layers * A * (2 * (ring_size - 1) + ring_size);  // k, v; dk, dv
     sent.add(cp, Collective::send_recv, hops, hops * 2 * B * T / ring_size * config.kv_size() * 4);
     sent.add(world, Collective::all_reduce, 1, 8);  // the loss
