@@ -70,8 +70,8 @@ override CUDA_ARCH := $(patsubst 90,90a,$(CUDA_ARCH))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 # Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2. Tests: -O0 and no debug information, which
 # compiles in half the time, but -O1 where they compute. Under a sanitizer what computes: -O1, the rest: -O0.
-IS_OPERATION = $(filter common/cpu/ops_% common/ops_%,$<)
-OPTIMIZE_PLAIN = $(if $(filter tests/unit/ops_%,$<),-O1 -g0,$(if $(filter tests/unit/% tests/chapters/%,$<),-O0 -g0,\
+IS_OPERATION = $(filter common/cpu/ops_% common/core/ops_%,$<)
+OPTIMIZE_PLAIN = $(if $(filter tests/unit/ops_%,$<),-O1 -g0,$(if $(filter tests/unit/% tests/ranks/% tests/chapters/%,$<),-O0 -g0,\
                    $(if $(IS_OPERATION),-O3 -fno-math-errno,-O2) -g1))
 OPTIMIZE  = $(if $(SANITIZED),$(if $(IS_OPERATION),-O1,-O0) -g1,$(OPTIMIZE_PLAIN)) -march=$(ARCH)
 # The address sanitizer looks at what we ship, with the plain build's tests. (The thread sanitizer must see all that synchronizes.)
@@ -100,19 +100,21 @@ SIMT_CPPFLAGS := -DULTRASCALE_SIMT -Icommon/simt/include
 SIMT_FLAGS := -x c++ -O1 -fno-tree-sra -fno-thread-jumps -Wno-unknown-pragmas -fsanitize=thread --param tsan-instrument-func-entry-exit=0
 EXECUTOR_SOURCES := $(wildcard common/simt/*.cpp) common/simt/device.cu
 endif
+SHARED_ROOMS := $(addprefix common/,core model comm comm/mpi files report train)
+BACKEND_ROOMS := $(if $(filter cuda,$(BACKEND)),common/cuda common/cuda/attention common/comm/nccl,common/cpu)
 ifeq ($(BACKEND),simt)
-COMMON_SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/simt/*.cu common/cuda/ops_*.cu) $(EXECUTOR_SOURCES) \
-                  $(patsubst %,common/cpu/%.cpp,device stream comm_cpu ops_matmul)
+COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) common/simt/*.cu common/cuda/ops_*.cu common/cuda/attention/ops_*.cu) \
+                  $(EXECUTOR_SOURCES) $(patsubst %,common/cpu/%.cpp,device stream comm ops_matmul)
 else
-COMMON_SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp common/$(BACKEND)/*.cu)
+COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) $(foreach room,$(BACKEND_ROOMS),$(room)/*.cpp $(room)/*.cu))
 endif
 
 # Most sources are the same for all backends and are compiled once, into build/obj. Others belong to a backend, or know MPI's header, which no
 # two MPIs have in common; the flags are theirs alone, so that no other source can come to depend on either. What the executor (simt) has of
 # the CPU's it takes from there.
-BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/simt/% 07_kernels/% $(if $(filter simt,$(BACKEND)),tests/%)
-MPI_SOURCES := common/comm.cpp common/comm_counts.cpp common/mpi/% common/cpu/comm% common/cuda/%.cpp \
-               $(patsubst %,tests/unit/%_test.cpp,comm comm_sent comm_symmetric ring_all_reduce slow_links)
+BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/comm/nccl/% common/simt/% 07_kernels/% $(if $(filter simt,$(BACKEND)),tests/%)
+MPI_SOURCES := common/comm/% common/cpu/comm.cpp common/cuda/%.cpp \
+               $(patsubst %,tests/ranks/%_test.cpp,comm comm_sent comm_symmetric ring_all_reduce slow_links)
 OF_MPI    := $(if $(filter openmpi,$(MPI)),$(MPI_SOURCES),none)
 OF_CPU    := $(if $(filter simt,$(BACKEND)),common/cpu/% common/simt/%.cpp)
 SHARED    := $(if $(SANITIZE),$(OF_BACKEND),build)
@@ -132,9 +134,8 @@ chapter_kernels = $(if $(filter cuda,$(BACKEND)),$(wildcard $(1)/*.cu))
 chapter_sources = $(sort $(chapter_kernels) $(filter-out $(patsubst %.cu,%.cpp,$(chapter_kernels)),\
                     $(wildcard $(1)/*.cpp)))
 KERNEL_OBJECTS := $(call objects,$(sort $(wildcard 07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu) $(EXECUTOR_SOURCES)))
-COMM_SOURCES := $(addprefix tests/unit/,clock_test.cpp comm_test.cpp comm_sent_test.cpp comm_symmetric_test.cpp data_parallel_break_test.cpp gather_parts_test.cpp mesh_test.cpp report_test.cpp ring_all_reduce_test.cpp sketch_experts_test.cpp sketch_linear_test.cpp sketch_pipeline_test.cpp sketch_ring_test.cpp slow_links_test.cpp stream_test.cpp tensor_parallel_break_test.cpp zero_break_test.cpp)
-COMM_OBJECTS := $(call objects,$(COMM_SOURCES))
-UNIT_OBJECTS := $(call objects,$(sort $(filter-out $(COMM_SOURCES),$(wildcard tests/unit/*.cpp))))
+COMM_OBJECTS := $(call objects,$(sort $(wildcard tests/ranks/*.cpp)))
+UNIT_OBJECTS := $(call objects,$(sort $(wildcard tests/unit/*.cpp)))
 # The executor's own tests; what 07_kernels checks kernels with; the operations' tests, with the CUDA kernels behind them.
 SIMT_TEST_OBJECTS := $(call objects,$(sort $(wildcard tests/simt/*.cpp tests/simt/*.cu tests/unit/ops_*_test.cpp \
                        $(filter-out 07_kernels/main.cpp,$(wildcard 07_kernels/*.cpp)) 07_kernels/*/*.cpp)))
@@ -160,7 +161,7 @@ help:  ## this text
 JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 demo: deps  ## install what is missing, build, run every chapter's techniques on real text and print one table
 	$(MAKE) $(JOBS) --no-print-directory $(CHAPTERS)
-	@./demo.sh $(BUILD) "$$($(MAKE) -s --no-print-directory mpirun)"
+	@./tests/demo.sh $(BUILD) "$$($(MAKE) -s --no-print-directory mpirun)"
 mpirun:
 	@echo $(MPIRUN) $(MPIRUN_FLAGS)
 
@@ -217,7 +218,7 @@ clean:  ## remove build/
 # ---- dependencies --------------------------------------------------------------------------------------------------------
 PACKAGES := g++ mpich libmpich-dev libopenblas-openmp-dev libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libboost-context-dev
 deps:  ## install what is missing: as root with apt, else unpacked under .deps/
-	@./deps.sh $(PACKAGES)
+	@./tests/deps.sh $(PACKAGES)
 
 # ---- compiling -----------------------------------------------------------------------------------------------------------
 # Before the rule for .cpp: of a pair in one folder the .cu is meant.
@@ -282,7 +283,7 @@ $(BUILD)/comm_test: $(COMM_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -o $@
 
 # For clangd: how each source is compiled.
-SOURCES := $(wildcard common/*.cpp common/mpi/*.cpp common/$(BACKEND)/*.cpp tests/*/*.cpp) 07_kernels/main.cpp \
+SOURCES := $(filter %.cpp,$(COMMON_SOURCES)) $(wildcard tests/*/*.cpp) 07_kernels/main.cpp \
            $(filter %.cpp,$(foreach chapter,$(filter-out 07_kernels,$(CHAPTERS)),$(call chapter_sources,$(chapter))))
 compile_commands.json: Makefile
 	@{ echo '['; separator=; for source in $(SOURCES); do \

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace ultrascale {
 

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <vector>
 
-#include "estimate.h"
-#include "random.h"
-#include "run.h"
+#include "report/estimate.h"
+#include "core/random.h"
+#include "train/run.h"
 
 namespace ultrascale {
 

@@ -1,9 +1,9 @@
 // Chapter 00: training on one device. train_step() is the whole of it: forward, backward, update.
 #include "comparisons.h"
-#include "gradients.h"
+#include "train/gradients.h"
 #include "memory_anatomy.h"
 #include "options.h"
-#include "run.h"
+#include "train/run.h"
 #include "sampling.h"
 
 using namespace ultrascale;

@@ -14,10 +14,10 @@
 #include <algorithm>
 #include <map>
 
-#include "estimate.h"
-#include "parts.h"
-#include "report.h"
-#include "trace.h"
+#include "report/estimate.h"
+#include "model/parts.h"
+#include "report/report.h"
+#include "core/trace.h"
 
 namespace ultrascale {
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "batch_size.h"
-#include "cli.h"
-#include "comm.h"
-#include "run.h"
+#include "report/cli.h"
+#include "comm/comm.h"
+#include "train/run.h"
 
 namespace ultrascale {
 

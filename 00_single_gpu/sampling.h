@@ -6,10 +6,10 @@
 #include <cmath>
 #include <string>
 
-#include "data.h"
-#include "llama.h"
-#include "random.h"
-#include "report.h"
+#include "train/data.h"
+#include "model/llama.h"
+#include "core/random.h"
+#include "report/report.h"
 
 namespace ultrascale {
 

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "ring_all_reduce.h"
-#include "run.h"
+#include "train/run.h"
 
 namespace ultrascale {
 

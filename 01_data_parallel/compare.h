@@ -15,8 +15,8 @@
 #include <functional>
 #include <vector>
 
-#include "median_seconds.h"
-#include "run.h"
+#include "core/median_seconds.h"
+#include "train/run.h"
 #include "syncs.h"
 
 namespace ultrascale {

@@ -24,14 +24,14 @@
 #include <string>
 #include <vector>
 
-#include "comm.h"
-#include "estimate.h"
-#include "gradients.h"
-#include "llama.h"
-#include "ops.h"
-#include "optimizer.h"
-#include "report.h"
-#include "step.h"
+#include "comm/comm.h"
+#include "report/estimate.h"
+#include "train/gradients.h"
+#include "model/llama.h"
+#include "core/ops.h"
+#include "model/optimizer.h"
+#include "report/report.h"
+#include "train/step.h"
 
 namespace ultrascale {
 

@@ -11,11 +11,11 @@
 // optimization; Li et al. 2020, PyTorch Distributed, https://arxiv.org/abs/2006.15704
 #pragma once
 
-#include "comm.h"
-#include "gradients.h"
-#include "llama.h"
-#include "report.h"
-#include "trace.h"
+#include "comm/comm.h"
+#include "train/gradients.h"
+#include "model/llama.h"
+#include "report/report.h"
+#include "core/trace.h"
 
 namespace ultrascale {
 

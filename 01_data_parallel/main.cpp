@@ -4,7 +4,7 @@
 #include "collectives_demo.h"
 #include "compare.h"
 #include "options.h"
-#include "run.h"
+#include "train/run.h"
 
 using namespace ultrascale;
 
@@ -132,8 +132,10 @@ bool run(const Options& options, Chapter& chapter) {
     check_fits(options, chapter, shape);
     if (!chapter.compare)
         return train_within_memory(options, [&] { return train(options, chapter, shape); });
+    // The table is of the gradients: here each rank keeps its own part of the loss.
+    const Communicator alone = world.split(world.rank(), 0, "alone");
     const auto step_with = [&](Step& step, Llama& model, AdamW& optimizer, GradientSync& sync) {
-        train_step(step, model, optimizer, sync, {}, world);
+        train_step(step, model, optimizer, sync, {}, alone);
     };
     return compare_syncs(options, chapter.sync, shape, chapter.node_size > 0, step_with);
 }

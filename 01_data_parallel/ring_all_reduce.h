@@ -26,9 +26,9 @@
 #include <functional>
 #include <vector>
 
-#include "comm.h"
-#include "ops.h"
-#include "report.h"
+#include "comm/comm.h"
+#include "core/ops.h"
+#include "report/report.h"
 
 namespace ultrascale {
 

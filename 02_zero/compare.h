@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "predict.h"
-#include "run.h"
+#include "train/run.h"
 #include "stages.h"
 
 namespace ultrascale {

@@ -19,9 +19,9 @@
 #include <map>
 #include <vector>
 
-#include "llama.h"
-#include "mesh.h"
-#include "optimizer.h"
+#include "model/llama.h"
+#include "comm/mesh.h"
+#include "model/optimizer.h"
 
 namespace ultrascale {
 

@@ -3,7 +3,7 @@
 #include "compare.h"
 #include "options.h"
 #include "predict.h"
-#include "run.h"
+#include "train/run.h"
 #include "sections.h"
 #include "stages.h"
 

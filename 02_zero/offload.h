@@ -17,11 +17,11 @@
 #include <functional>
 
 #include "flat_layout.h"
-#include "optimizer.h"
-#include "report.h"
-#include "step.h"
-#include "stream.h"
-#include "trace.h"
+#include "model/optimizer.h"
+#include "report/report.h"
+#include "train/step.h"
+#include "core/stream.h"
+#include "core/trace.h"
 
 namespace ultrascale {
 

@@ -1,7 +1,7 @@
 // What the chapter's options choose, and which of them do not go together.
 #pragma once
 
-#include "cli.h"
+#include "report/cli.h"
 #include "zero.h"
 
 namespace ultrascale {

@@ -1,8 +1,8 @@
 // What a stage holds and communicates, by formula: from the layout alone, without running anything.
 #pragma once
 
-#include "estimate.h"
-#include "report.h"
+#include "report/estimate.h"
+#include "report/report.h"
 #include "zero3.h"
 
 namespace ultrascale {

@@ -1,8 +1,8 @@
 // What the chapter's report has besides: the book's formula, and whether the buffers stay as large as they are.
 #pragma once
 
-#include "estimate.h"
-#include "report.h"
+#include "report/estimate.h"
+#include "report/report.h"
 #include "zero.h"
 
 namespace ultrascale {

@@ -17,12 +17,12 @@
 #include <memory>
 #include <vector>
 
-#include "comm.h"
+#include "comm/comm.h"
 #include "flat_layout.h"
-#include "ops.h"
-#include "report.h"
-#include "setup.h"
-#include "trace.h"
+#include "core/ops.h"
+#include "report/report.h"
+#include "train/setup.h"
+#include "core/trace.h"
 
 namespace ultrascale {
 

@@ -11,9 +11,9 @@
 
 #include <string>
 
-#include "config.h"
-#include "error.h"
-#include "parameter.h"
+#include "model/config.h"
+#include "core/error.h"
+#include "model/parameter.h"
 
 namespace ultrascale {
 

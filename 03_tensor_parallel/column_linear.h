@@ -10,7 +10,7 @@
 #pragma once
 
 #include "conjugates.h"
-#include "trace.h"
+#include "core/trace.h"
 
 namespace ultrascale {
 

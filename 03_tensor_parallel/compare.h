@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "predict.h"
-#include "run.h"
+#include "train/run.h"
 #include "tensor_parallel.h"
 
 namespace ultrascale {

@@ -15,9 +15,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "comm.h"
+#include "comm/comm.h"
 #include "tensor_options.h"
-#include "parts.h"
+#include "model/parts.h"
 
 namespace ultrascale {
 

@@ -1,9 +1,9 @@
 // What one layer sends, counted: of the first layer in the first step, forward and backward apart.
 #pragma once
 
-#include "comm.h"
-#include "parts.h"
-#include "report.h"
+#include "comm/comm.h"
+#include "model/parts.h"
+#include "report/report.h"
 
 namespace ultrascale {
 

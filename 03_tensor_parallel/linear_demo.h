@@ -4,9 +4,9 @@
 //     by rows       X scattered by columns,   X_r W_r        is a summand of Y:          all-reduce
 #pragma once
 
-#include "comm.h"
-#include "ops.h"
-#include "report.h"
+#include "comm/comm.h"
+#include "core/ops.h"
+#include "report/report.h"
 
 namespace ultrascale {
 

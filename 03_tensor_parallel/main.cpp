@@ -1,13 +1,13 @@
 // Chapter 03: tensor parallelism. The ranks of a group share every layer: each holds a part of its weights
 // and computes with them (tensor_parallel.h and the file of each part); groups train on different samples.
 #include "compare.h"
-#include "gradients.h"
+#include "train/gradients.h"
 #include "layer_communication.h"
 #include "linear_demo.h"
 #include "options.h"
 #include "overlap_ratio.h"
 #include "predict.h"
-#include "run.h"
+#include "train/run.h"
 #include "sections.h"
 
 using namespace ultrascale;

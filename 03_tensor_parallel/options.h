@@ -1,8 +1,8 @@
 // Which options the chapter has, and which of them do not go together.
 #pragma once
 
-#include "cli.h"
-#include "comm.h"
+#include "report/cli.h"
+#include "comm/comm.h"
 #include "tensor_parallel.h"
 
 namespace ultrascale {

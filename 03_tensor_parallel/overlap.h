@@ -14,8 +14,8 @@
 // communication with dependent computation via decomposition"; Megatron-LM's asynchronous gradient all-reduce is `async`.
 #pragma once
 
-#include "stream.h"
-#include "tensor.h"
+#include "core/stream.h"
+#include "core/tensor.h"
 
 namespace ultrascale {
 

@@ -10,9 +10,9 @@
 // It does not depend on the batch; it grows with tp and with every GPU generation that computes faster without a faster network.
 #pragma once
 
-#include "device.h"
-#include "llama.h"
-#include "run.h"
+#include "core/device.h"
+#include "model/llama.h"
+#include "train/run.h"
 
 namespace ultrascale {
 

@@ -4,9 +4,9 @@
 // (With sequence parallelism the input is a shard already.)
 #pragma once
 
-#include "comm.h"
-#include "ops.h"
-#include "parts.h"
+#include "comm/comm.h"
+#include "core/ops.h"
+#include "model/parts.h"
 
 namespace ultrascale {
 

@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "attention_heads.h"
-#include "estimate.h"
+#include "report/estimate.h"
 #include "tensor_options.h"
-#include "report.h"
+#include "report/report.h"
 #include "vocabulary_embedding.h"
 
 namespace ultrascale {

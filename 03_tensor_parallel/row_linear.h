@@ -12,7 +12,7 @@
 #pragma once
 
 #include "column_linear.h"
-#include "ops.h"
+#include "core/ops.h"
 
 namespace ultrascale {
 

@@ -1,9 +1,9 @@
 // What the chapter's report has besides: which micro-batch would fit, whether copies stayed equal.
 #pragma once
 
-#include "ops.h"
+#include "core/ops.h"
 #include "predict.h"
-#include "report.h"
+#include "report/report.h"
 
 namespace ultrascale {
 

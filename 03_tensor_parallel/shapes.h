@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "conjugates.h"
-#include "llama.h"
-#include "report.h"
+#include "model/llama.h"
+#include "report/report.h"
 
 namespace ultrascale {
 

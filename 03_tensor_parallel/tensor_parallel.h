@@ -11,8 +11,8 @@
 
 #include "attention_heads.h"
 #include "dropout.h"
-#include "llama.h"
-#include "mesh.h"
+#include "model/llama.h"
+#include "comm/mesh.h"
 #include "partition_checkpoints.h"
 #include "row_linear.h"
 #include "sequence_parallel.h"

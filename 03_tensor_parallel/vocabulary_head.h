@@ -11,7 +11,7 @@
 #pragma once
 
 #include "conjugates.h"
-#include "ops.h"
+#include "core/ops.h"
 
 namespace ultrascale {
 

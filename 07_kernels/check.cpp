@@ -5,9 +5,9 @@
 #include <cmath>
 #include <limits>
 
-#include "ops.h"
-#include "random.h"
-#include "stream.h"
+#include "core/ops.h"
+#include "core/random.h"
+#include "core/stream.h"
 
 namespace ultrascale::kernels {
 

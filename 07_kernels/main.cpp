@@ -5,10 +5,10 @@
 #include <random>
 #include <set>
 
-#include "cli.h"
-#include "device.h"
-#include "file.h"
-#include "json_lines.h"
+#include "report/cli.h"
+#include "core/device.h"
+#include "files/file.h"
+#include "report/json_lines.h"
 #include "measure.h"
 #include "primer.h"
 

@@ -6,10 +6,10 @@
 #include <cmath>
 #include <functional>
 
-#include "device.h"
+#include "core/device.h"
 #include "measure.h"
-#include "median_seconds.h"
-#include "ops.h"
+#include "core/median_seconds.h"
+#include "core/ops.h"
 
 namespace ultrascale::kernels {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tensor.h"
+#include "core/tensor.h"
 
 namespace ultrascale::kernels {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "../problem.h"
-#include "ops.h"
+#include "core/ops.h"
 
 namespace ultrascale::kernels {
 

@@ -1,5 +1,5 @@
 // FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691) on tensor cores: the kernel that this project trains with
-// on GPUs before Hopper, common/cuda/attention_mma_forward.cu. What it adds to 2_flash_attention:
+// on GPUs before Hopper, common/cuda/attention/attention_mma_forward.cu. What it adds to 2_flash_attention:
 //
 //   - The products are mma instructions, 16 x 8 x 16 in bf16 with sums in fp32: tensor cores have some fifteen times the CUDA cores' rate.
 //   - P never leaves the registers. A warp has 32 queries of the block's 128 and all keys of a tile, so warps exchange nothing (the
@@ -19,7 +19,7 @@
 // It needs PTX, which the CPU does not execute.
 #include "../kernel.h"
 #ifdef ULTRASCALE_CUDA
-#include "cuda/attention.cuh"
+#include "cuda/attention/attention.cuh"
 #endif
 
 namespace ultrascale::kernels {

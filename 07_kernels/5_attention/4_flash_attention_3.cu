@@ -1,5 +1,5 @@
 // FlashAttention-3 (Shah et al. 2024, https://arxiv.org/abs/2407.08608): the kernel that this project trains with on Hopper,
-// common/cuda/attention_wgmma_forward.cu. What it adds to 3_flash_attention_2:
+// common/cuda/attention/attention_wgmma_forward.cu. What it adds to 3_flash_attention_2:
 //
 //   - The products are wgmma (6_hopper): 128 threads ask for 64 x 128 x 16 at once, both operands from shared memory, and go on. On
 //     Hopper mma reaches some 60 % of the tensor cores' rate.
@@ -16,7 +16,7 @@
 //
 // It needs Hopper's PTX, which neither the CPU nor other GPUs execute.
 #include "../kernel.h"
-#include "ops.h"
+#include "core/ops.h"
 
 namespace ultrascale::kernels {
 namespace {

@@ -1,5 +1,5 @@
 // The CPU as a device: its memory, and how many threads compute.
-#include "device.h"
+#include "core/device.h"
 
 #include <cblas.h>
 #include <malloc.h>
@@ -11,11 +11,11 @@
 #include <fstream>
 #include <string>
 
-#include "comm.h"
-#include "memory.h"
-#include "ops.h"
-#include "stream.h"
-#include "threads.h"
+#include "comm/comm.h"
+#include "core/memory.h"
+#include "core/ops.h"
+#include "core/stream.h"
+#include "core/threads.h"
 
 namespace ultrascale {
 

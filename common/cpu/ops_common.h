@@ -13,8 +13,8 @@
 #include <bit>
 #include <cmath>
 
-#include "ops_host.h"
-#include "trace.h"
+#include "core/ops_host.h"
+#include "core/trace.h"
 
 namespace ultrascale::ops {
 

@@ -1,5 +1,5 @@
 // Streams on the CPU: the compute stream is the calling thread; any other is a thread that empties a queue.
-#include "../stream.h"
+#include "core/stream.h"
 
 #include <sched.h>
 
@@ -9,8 +9,8 @@
 #include <mutex>
 #include <thread>
 
-#include "../stream_failure.h"
-#include "../trace.h"
+#include "core/stream_failure.h"
+#include "core/trace.h"
 
 namespace ultrascale {
 

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "../tensor.h"
+#include "core/tensor.h"
 #include "cuda_common.h"
 
 namespace ultrascale {

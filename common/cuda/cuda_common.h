@@ -6,8 +6,8 @@
 #include <source_location>
 #include <utility>
 
-#include "../error.h"
-#include "../stream.h"
+#include "core/error.h"
+#include "core/stream.h"
 
 namespace ultrascale {
 

@@ -4,7 +4,7 @@
 // freed block is used again by later work of the same stream at once, without waiting; nothing is handed back to the driver
 // while the program runs (but to make room for memory that peers map: peer_memory.h); and no reuse makes one stream wait for another: a
 // tensor that another stream uses is owned by a Work until the compute stream has been told to wait for it (comm.h).
-#include "device.h"
+#include "core/device.h"
 
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
@@ -15,11 +15,11 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "../comm.h"
-#include "../memory.h"
-#include "../ops.h"
+#include "comm/comm.h"
+#include "core/memory.h"
+#include "core/ops.h"
 #include "cuda_common.h"
-#include "peer_memory.h"
+#include "comm/nccl/peer_memory.h"
 
 namespace ultrascale {
 

@@ -6,8 +6,8 @@
 #include <cuda_fp16.h>
 #include <cuda_pipeline_primitives.h>
 
-#include "../ops.h"
-#include "../trace.h"
+#include "core/ops.h"
+#include "core/trace.h"
 #include "cuda_common.h"
 
 namespace ultrascale::ops {

@@ -10,8 +10,8 @@
 #include <tuple>
 #include <vector>
 
-#include "../ops.h"
-#include "../trace.h"
+#include "core/ops.h"
+#include "core/trace.h"
 #include "cublas.h"
 
 namespace ultrascale::ops {

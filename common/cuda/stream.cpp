@@ -1,5 +1,5 @@
 // Streams on CUDA: cudaStream_t and cudaEvent_t; submitted work runs through cudaLaunchHostFunc.
-#include "../stream.h"
+#include "core/stream.h"
 
 #include <sched.h>
 
@@ -8,9 +8,9 @@
 #include <mutex>
 #include <vector>
 
-#include "../mpi/comm_mpi.h"
-#include "../stream_failure.h"
-#include "../trace.h"
+#include "comm/mpi/comm_mpi.h"
+#include "core/stream_failure.h"
+#include "core/trace.h"
 #include "cuda_common.h"
 
 namespace ultrascale {

@@ -1,7 +1,7 @@
 // Private to the collectives by copy engines (comm_copies.h): their one kernel.
 #pragma once
 
-#include "../tensor.h"
+#include "core/tensor.h"
 
 namespace ultrascale::ops {
 

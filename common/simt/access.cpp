@@ -11,7 +11,7 @@
 #include <mutex>
 #include <utility>
 
-#include "memory.h"
+#include "core/memory.h"
 #include "observer.h"
 #include "shared_arrays.h"
 #include "source.h"

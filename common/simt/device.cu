@@ -1,5 +1,5 @@
 // What kernels need of their device, where they run on the CPU: everything else is the CPU backend's.
-#include "../cuda/cuda_common.h"
+#include "cuda/cuda_common.h"
 
 namespace ultrascale {
 

@@ -1,6 +1,6 @@
 // What the CUDA operations call beside the kernels that the CPU can execute.
-#include "../cuda/attention.cuh"
-#include "../cuda/cuda_common.h"
+#include "cuda/attention/attention.cuh"
+#include "cuda/cuda_common.h"
 
 namespace ultrascale {
 namespace ops {

@@ -6,10 +6,10 @@
 #include <cstdio>
 #include <vector>
 
-#include "comm.h"
-#include "device.h"
-#include "median_seconds.h"
-#include "ops.h"
+#include "comm/comm.h"
+#include "core/device.h"
+#include "core/median_seconds.h"
+#include "core/ops.h"
 #include "random_tensor.h"
 
 using namespace ultrascale;

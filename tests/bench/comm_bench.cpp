@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <functional>
 
-#include "comm.h"
-#include "trace.h"
+#include "comm/comm.h"
+#include "core/trace.h"
 
 using namespace ultrascale;
 

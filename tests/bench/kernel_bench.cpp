@@ -10,10 +10,10 @@
 #include <functional>
 #include <set>
 
-#include "comm.h"
-#include "device.h"
-#include "median_seconds.h"
-#include "ops.h"
+#include "comm/comm.h"
+#include "core/device.h"
+#include "core/median_seconds.h"
+#include "core/ops.h"
 #include "random_tensor.h"
 
 using namespace ultrascale;

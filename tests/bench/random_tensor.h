@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "ops.h"
+#include "core/ops.h"
 
 namespace ultrascale {
 

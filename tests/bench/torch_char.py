@@ -1,7 +1,7 @@
 """PyTorch beside `00_single_gpu --model char --lr-schedule cosine --no-verify`: does the same model learn as fast?
 
-The same in every respect that matters for convergence: initial weights (drawn as common/random.cpp draws them), samples and
-their order (common/data.cpp, with --shuffle too), AdamW, clipping, schedule, and the loss on the whole validation file. What
+The same in every respect that matters for convergence: initial weights (drawn as common/core/random.cpp draws them), samples and
+their order (common/train/data.cpp, with --shuffle too), AdamW, clipping, schedule, and the loss on the whole validation file. What
 differs is precision: autocast to bf16 over fp32 weights and an fp32 residual stream, where --dtype bf16 of ours keeps
 activations in bf16 and fp32 master weights. No dropout.
 
@@ -43,7 +43,7 @@ S = args.seq
 bf16 = (args.dtype or ("bf16" if args.device == "cuda" else "fp32")) == "bf16"
 
 
-# ---- our random numbers: Philox4x32-10, keyed by seed and name (common/random.cpp) ----------------------------------------
+# ---- our random numbers: Philox4x32-10, keyed by seed and name (common/core/random.cpp) ----------------------------------------
 MASK = 0xFFFFFFFF
 
 
@@ -71,7 +71,7 @@ def normal(name, count):
 
 
 def permutation(size, name):
-    """common/data.cpp: a Feistel network on the next power of four, walked until the result is below `size`."""
+    """common/train/data.cpp: a Feistel network on the next power of four, walked until the result is below `size`."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask, todo, result = (1 << half) - 1, torch.arange(size), torch.arange(size)
     while len(todo):
@@ -197,7 +197,7 @@ def validation_loss():
     return total.item() / val.count
 
 
-def learning_rate(step):  # common/optimizer.cpp
+def learning_rate(step):  # common/model/optimizer.cpp
     if step < args.warmup:
         return args.lr * (step + 1) / args.warmup
     progress = min((step - args.warmup) / max(args.steps - args.warmup, 1), 1.0)

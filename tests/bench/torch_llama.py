@@ -29,7 +29,7 @@ torch.set_num_threads(args.threads)
 torch.set_default_device(args.device)
 torch.manual_seed(1)
 on_gpu = args.device == "cuda"
-MODELS = {  # L, h, H, K, D, F, V, tied, theta: as common/config.cpp
+MODELS = {  # L, h, H, K, D, F, V, tied, theta: as common/model/config.cpp
     "small": (8, 512, 8, 4, 64, 1536, 256, False, 10000.0),
     "smollm-1.7b": (24, 2048, 32, 32, 64, 8192, 49152, True, 10000.0),
     "llama-3.2-1b": (16, 2048, 32, 8, 64, 8192, 128256, True, 500000.0),

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <set>
 
-#include "common/other_chapters.h"
+#include "report/other_chapters.h"
 #include "refused.h"
 
 namespace ultrascale::test {
@@ -59,7 +59,7 @@ std::set<std::string> options_of(const std::string& chapter) {
     return names;
 }
 
-// The table behind "is an option of" (common/other_chapters.h) against what the programs say themselves.
+// The table behind "is an option of" (common/report/other_chapters.h) against what the programs say themselves.
 TEST(Options, OfOtherChaptersAreKnown) {
     const std::vector<std::string> chapters = {"00_single_gpu", "01_data_parallel", "02_zero", "03_tensor_parallel"};
     std::map<std::string, std::set<std::string>> options;

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/unit/test_files.h"
+#include "tests/test_files.h"
 
 namespace ultrascale::test {
 

@@ -7,9 +7,9 @@
 #include <csignal>
 #include <thread>
 
-#include "cli.h"
-#include "comm.h"
-#include "error.h"
+#include "report/cli.h"
+#include "comm/comm.h"
+#include "core/error.h"
 
 using namespace ultrascale;
 

@@ -18,8 +18,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "checkpoint.h"
-#include "data.h"
+#include "files/checkpoint.h"
+#include "train/data.h"
 
 using namespace ultrascale;
 namespace fs = std::filesystem;

@@ -1,4 +1,4 @@
-"""How the PyTorch peers time a call on a GPU: as common/median_seconds.h does."""
+"""How the PyTorch peers time a call on a GPU: as common/core/median_seconds.h does."""
 import statistics
 import time
 

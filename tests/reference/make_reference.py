@@ -16,7 +16,7 @@ logits of the first 16 tokens in float64.
     step s: samples s*8 .. s*8+7 of tokens.bin (uint16), sample k = tokens[64 k .. 64 k + 64]; loss = mean over 512 targets
     AdamW: lr 1e-3, betas 0.9 0.95, eps 1e-8, decoupled weight decay 0.1 on matrices (embeddings too), none on norms; clip 1.0
 
-random.json holds draws of common/random.h's generator, made here with NumPy.
+random.json holds draws of common/core/random.h's generator, made here with NumPy.
 """
 
 import json
@@ -32,7 +32,7 @@ HERE = pathlib.Path(__file__).parent
 SEQ, BATCH, LOGIT_TOKENS = 64, 8, 16
 
 
-# ---- common/random.h in NumPy ---------------------------------------------------------------------------------------------
+# ---- common/core/random.h in NumPy ---------------------------------------------------------------------------------------------
 def philox4x32(counter, key):
     """Ten rounds; counter: (4, n) uint64 holding 32-bit words, key: two ints. Returns (4, n)."""
     low = np.uint64(0xFFFFFFFF)

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "tensor.h"
+#include "core/tensor.h"
 
 namespace ultrascale::test {
 

@@ -1,7 +1,7 @@
 // The microscope on the operations' kernels: wide accesses, and no races in any of their tests.
-#include "../unit/test_util.h"
+#include "tests/test_util.h"
 #include "microscope_fixture.h"
-#include "ops.h"
+#include "core/ops.h"
 
 namespace ultrascale::test {
 namespace {

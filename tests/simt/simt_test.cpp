@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "kernels.h"
-#include "tensor.h"
+#include "core/tensor.h"
 
 namespace ultrascale::test {
 namespace {

@@ -1,10 +1,10 @@
 // The formula of the activations' peak, where no single device can measure it (estimate_test.cpp
 // does that for a plain one).
-#include "activations.h"
+#include "report/activations.h"
 
 #include <gtest/gtest.h>
 
-#include "estimate.h"
+#include "report/estimate.h"
 
 namespace ultrascale {
 namespace {

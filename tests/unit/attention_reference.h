@@ -4,8 +4,8 @@
 #include <cmath>
 #include <random>
 
-#include "ops.h"
-#include "test_util.h"
+#include "core/ops.h"
+#include "tests/test_util.h"
 
 namespace ultrascale::attention_test {
 

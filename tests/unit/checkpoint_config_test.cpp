@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "checkpoint.h"
-#include "test_files.h"
+#include "files/checkpoint.h"
+#include "tests/test_files.h"
 
 namespace ultrascale {
 namespace {

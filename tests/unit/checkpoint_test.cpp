@@ -1,4 +1,4 @@
-#include "checkpoint.h"
+#include "files/checkpoint.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "device.h"
-#include "random.h"
-#include "test_files.h"
+#include "core/device.h"
+#include "core/random.h"
+#include "tests/test_files.h"
 
 namespace ultrascale {
 namespace {

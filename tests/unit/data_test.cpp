@@ -1,12 +1,12 @@
-#include "data.h"
+#include "train/data.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <set>
 
-#include "parts.h"
-#include "test_files.h"
+#include "model/parts.h"
+#include "tests/test_files.h"
 
 namespace ultrascale {
 namespace {

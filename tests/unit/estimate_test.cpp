@@ -1,12 +1,12 @@
-#include "estimate.h"
+#include "report/estimate.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
 #include <random>
 
-#include "data.h"
-#include "test_util.h"
+#include "train/data.h"
+#include "tests/test_util.h"
 
 namespace ultrascale {
 namespace {

@@ -1,5 +1,5 @@
 #include "llama_runs.h"
-#include "test_files.h"
+#include "tests/test_files.h"
 
 namespace ultrascale {
 namespace {

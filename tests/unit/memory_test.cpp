@@ -1,13 +1,13 @@
-#include "memory.h"
+#include "core/memory.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "error.h"
-#include "ops.h"
-#include "stream.h"
-#include "tensor.h"
+#include "core/error.h"
+#include "core/ops.h"
+#include "core/stream.h"
+#include "core/tensor.h"
 
 // The address sanitizer's own, where the program has it: this file is compiled without (Makefile, PLAIN_SOURCES).
 extern "C" __attribute__((weak)) void __asan_init();

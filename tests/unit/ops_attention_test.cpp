@@ -7,7 +7,7 @@
 #include <span>
 
 #include "attention_reference.h"
-#include "device.h"
+#include "core/device.h"
 
 namespace ultrascale {
 namespace {

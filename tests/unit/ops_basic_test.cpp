@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
-#include "ops.h"
-#include "test_util.h"
+#include "core/ops.h"
+#include "tests/test_util.h"
 
 namespace ultrascale {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "device.h"
-#include "ops.h"
-#include "test_util.h"
+#include "core/device.h"
+#include "core/ops.h"
+#include "tests/test_util.h"
 
 namespace ultrascale {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "ops.h"
-#include "test_util.h"
+#include "core/ops.h"
+#include "tests/test_util.h"
 
 namespace ultrascale {
 namespace {

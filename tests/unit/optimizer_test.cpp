@@ -1,10 +1,10 @@
-#include "optimizer.h"
+#include "model/optimizer.h"
 
 #include <gtest/gtest.h>
 
-#include "gradients.h"
-#include "ops.h"
-#include "test_util.h"
+#include "train/gradients.h"
+#include "core/ops.h"
+#include "tests/test_util.h"
 
 namespace ultrascale {
 namespace {

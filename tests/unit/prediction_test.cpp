@@ -1,9 +1,9 @@
 // A prediction is a sum of parts, and what is counted must equal it in every group.
-#include "prediction.h"
+#include "report/prediction.h"
 
 #include <gtest/gtest.h>
 
-#include "estimate.h"
+#include "report/estimate.h"
 
 namespace ultrascale {
 namespace {

@@ -1,11 +1,11 @@
-#include "random.h"
+#include "core/random.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "test_files.h"
+#include "tests/test_files.h"
 
 namespace ultrascale {
 namespace {

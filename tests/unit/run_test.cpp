@@ -1,11 +1,11 @@
 // Run: what is around a training step, with a step that is not one of the chapters'.
-#include "run.h"
+#include "train/run.h"
 
 #include <gtest/gtest.h>
 
-#include "gradients.h"
-#include "test_files.h"
-#include "test_util.h"
+#include "train/gradients.h"
+#include "tests/test_files.h"
+#include "tests/test_util.h"
 
 namespace ultrascale {
 namespace {

@@ -1,4 +1,4 @@
-#include "safetensors.h"
+#include "files/safetensors.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "test_files.h"
+#include "tests/test_files.h"
 
 namespace ultrascale {
 namespace {

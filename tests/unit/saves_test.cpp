@@ -1,12 +1,13 @@
 // Which checkpoints a run keeps, and which one --load means.
-#include "saves.h"
+#include "files/checkpoint_folders.h"
+#include "train/saves.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "checkpoint.h"
-#include "test_files.h"
+#include "files/checkpoint.h"
+#include "tests/test_files.h"
 
 namespace ultrascale {
 namespace {

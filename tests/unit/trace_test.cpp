@@ -1,9 +1,9 @@
-#include "trace.h"
+#include "core/trace.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "step.h"
+#include "train/step.h"
 
 namespace ultrascale {
 namespace {

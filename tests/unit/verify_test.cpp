@@ -1,11 +1,11 @@
 // Breaks a run on purpose, one part at a time, and sees --verify or the memory check fail.
-#include "verify.h"
+#include "train/verify.h"
 
 #include <gtest/gtest.h>
 
-#include "gradients.h"
-#include "setup.h"
-#include "trace.h"
+#include "train/gradients.h"
+#include "train/setup.h"
+#include "core/trace.h"
 
 namespace ultrascale {
 namespace {

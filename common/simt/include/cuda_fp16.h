@@ -1,7 +1,7 @@
 // Stands in for CUDA's header where kernels run on the CPU: IEEE half precision, by tensor.h's conversions.
 #pragma once
 
-#include "../../tensor.h"
+#include "core/tensor.h"
 #include "cuda_runtime.h"
 
 using __half = ultrascale::fp16;

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "../simt.h"
+#include "simt/simt.h"
 
 #define __global__ __attribute__((flatten))  // all it calls is inlined, as CUDA's compiler does: each load has an address of its own
 #define __device__

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "../../cuda_runtime.h"
+#include "simt/include/cuda_runtime.h"
 
 namespace cub {
 

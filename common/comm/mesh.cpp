@@ -1,0 +1,75 @@
+#include "mesh.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace ultrascale {
+
+static bool contains(const std::vector<std::string>& names, const std::string& name) {
+    return std::ranges::find(names, name) != names.end();
+}
+
+Mesh::Mesh(const Communicator& world, const std::vector<Axis>& axes) : world_(world), axes_(axes) {
+    int stride = world.size();  // ranks between neighbours along the axis
+    for (const Axis& axis : axes) {
+        check(axis.size > 0 && stride % axis.size == 0,
+              "mesh: the axes' sizes do not make the number of ranks");
+        stride /= axis.size;
+        const int coordinate = world.rank() / stride % axis.size, color = world.rank() - coordinate * stride;
+        // A single axis is the world itself: no communicator more than it needs.
+        groups_.emplace(axis.name, axes.size() == 1 ? world : world.split(color, coordinate, axis.name));
+    }
+    check(stride == 1, "mesh: the axes' sizes do not make the number of ranks");
+    // What parameters of any kind are summed over: made now, as ranks that hold different parameters
+    // would ask for them in different orders.
+    const std::vector<std::vector<std::string>> needed = {
+        {"dp", "cp", "ep"}, {std::string("dp"), "cp"}, {std::string("dp"), "ep"}, {"pp", "ep", "tp"}};
+    for (const std::vector<std::string>& group : needed)
+        if (std::ranges::any_of(axes, [&](const Axis& axis) { return contains(group, axis.name); }))
+            joint(group);
+    if (axes.size() > 1) joint({});  // of what is summed over nobody
+}
+
+const Communicator& Mesh::group(const std::string& axis) const {
+    const auto found = groups_.find(axis);
+    check(found != groups_.end(), "the mesh has no group of this name");
+    return found->second;
+}
+
+const Communicator& Mesh::joint(const std::vector<std::string>& axes) const {
+    std::string name, any;
+    int color = 0, stride = world_.size();
+    for (const Axis& axis : axes_) {
+        stride /= axis.size;
+        if (!contains(axes, axis.name)) {
+            color += world_.rank() / stride % axis.size * stride;
+            continue;
+        }
+        any = axis.name;
+        if (axis.size > 1) name += (name.empty() ? "" : " x ") + axis.name;
+    }
+    if (name.empty()) name = any.empty() ? "one rank" : any;  // all the same
+    if (!groups_.contains(name)) groups_.emplace(name, world_.split(color, world_.rank(), name));
+    return groups_.at(name);
+}
+
+const Communicator& Mesh::data_group(const Parameter& parameter) const {
+    std::vector<std::string> axes;
+    for (const char* axis : {"dp", "cp", "ep"})
+        if (!contains(parameter.split_over, axis)) axes.push_back(axis);
+    return joint(axes);
+}
+
+bool Mesh::counts(const Parameter& parameter) const {
+    const bool copied = has("ep") && !contains(parameter.split_over, "ep") && group("ep").rank() != 0;
+    return !copied && counts_shards(parameter);
+}
+
+bool Mesh::counts_shards(const Parameter& parameter) const {
+    if (has("tp") && !contains(parameter.split_over, "tp") && group("tp").rank() != 0) return false;
+    return std::ranges::all_of(parameter.also_summed_over,
+                               [&](const std::string& name) { return group(name).rank() == 0; });
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,168 @@
+// Groups of ranks: world, splits, tags, and MPI's beginning and end. For both backends.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "comm/comm_transport.h"
+
+namespace ultrascale {
+
+static bool mpi_is_running() {
+    int initialized = 0, finalized = 0;
+    MPI_Initialized(&initialized);
+    MPI_Finalized(&finalized);
+    return initialized && !finalized;
+}
+
+Communicator::Impl::Impl(std::string name, std::vector<int> world_ranks, int rank, int number)
+    : name(std::move(name)), world_ranks(std::move(world_ranks)), rank(rank), number(number), sends(size()), receives(size()) {
+    check(number < groups(), "too many groups were made: MPI has no tags left");
+}
+
+// MPI promises 32768 tags (then 64 groups, and 256 calls of a kind can be under way at once); MPICH and Open MPI have more.
+static int64_t mpi_tags() {
+    int* upper_bound = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &upper_bound, &found);
+    return int64_t(found ? *upper_bound : 32767) + 1;
+}
+int Communicator::Impl::group_tags() {
+    static const int tags = int(std::min<int64_t>(4096, mpi_tags() / 64));
+    return tags;
+}
+int Communicator::Impl::groups() {
+    static const int groups = int(mpi_tags() / group_tags());
+    return groups;
+}
+int Communicator::Impl::tag(int half, uint64_t call) const {
+    int calls = group_tags() / 2;
+    return number * group_tags() + half * calls + int(call % calls);
+}
+
+static int world_size = 1, world_rank = 0, node_ranks = 1, node_rank = 0;
+static Communicator::Impl* arrivals = nullptr;  // all ranks again: other ranks may be in any call of world's when one arrives
+static int next_group = 0;                      // the lowest number that is new to this rank
+
+Communicator& Communicator::world() {
+    static Communicator& world = *[] {
+        int provided = 0;
+        MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+        MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+        MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+        check(provided == MPI_THREAD_MULTIPLE, "this MPI does not let several threads communicate");
+        trace_complete_with(resolve_communication_times);
+        if (world_size > 1) watch_this_rank(world_rank);
+        MPI_Comm node;
+        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
+        MPI_Comm_size(node, &node_ranks);
+        MPI_Comm_rank(node, &node_rank);
+        MPI_Comm_free(&node);
+        std::vector<int> all(world_size);
+        std::iota(all.begin(), all.end(), 0);
+        auto* communicator = new Communicator(std::make_shared<Impl>("world", all, world_rank, next_group++));
+        arrivals = new Impl("arrivals", all, world_rank, next_group++);
+        return communicator;
+    }();
+    return world;
+}
+
+void Communicator::Impl::open() {
+    if (!std::exchange(opened, true)) transport::open(*this);
+}
+
+Communicator Communicator::split(int color, int key, std::string name) const {
+    impl_->open();
+    struct Wish {
+        int color, key, rank, group;
+    };
+    std::vector<Wish> wishes = tell_all(*impl_, Wish{color, key, rank(), next_group});
+    for (const Wish& wish : wishes) next_group = std::max(next_group, wish.group);
+    std::erase_if(wishes, [&](const Wish& wish) { return wish.color != color; });
+    std::ranges::stable_sort(wishes, {}, &Wish::key);  // equal keys stay in rank order
+    std::vector<int> members;
+    int place = 0;
+    for (const Wish& wish : wishes) {
+        if (wish.rank == rank()) place = int(members.size());
+        members.push_back(impl_->world_ranks[wish.rank]);
+    }
+    auto group = std::make_shared<Impl>(std::move(name), std::move(members), place, next_group++);
+    group->open();
+    return Communicator(std::move(group));
+}
+
+std::vector<std::string> Communicator::gather_strings(const std::string& mine) const {
+    const std::vector<int64_t> lengths = tell_all(*impl_, int64_t(mine.size()));
+    std::vector<std::string> all(lengths.size());
+    for (size_t r = 0; r < all.size(); ++r) all[r].resize(size_t(lengths[r]));
+    all[rank()] = mine;
+    Exchange exchange(*impl_, impl_->collective_tag());
+    exchange.for_each_peer([&](int peer) { exchange.recv(all[peer].data(), lengths[peer], peer); });
+    exchange.for_each_peer([&](int peer) { exchange.send(mine.data(), lengths[rank()], peer); });
+    exchange.wait();
+    return all;
+}
+std::string Communicator::broadcast_string(const std::string& of_root, int root) const {
+    return gather_strings(rank() == root ? of_root : "")[size_t(root)];
+}
+
+void Communicator::wait_asleep_for(int root) const {
+    Exchange exchange(*impl_, impl_->collective_tag());
+    char word = 0;
+    if (rank() == root)
+        exchange.for_each_peer([&](int peer) { exchange.send(&word, 1, peer); });
+    else
+        exchange.recv(&word, 1, root);
+    while (!exchange.done()) {
+        check_not_abandoned();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
+int Communicator::rank() const { return impl_->rank; }
+int Communicator::size() const { return impl_->size(); }
+const std::string& Communicator::name() const { return impl_->name; }
+
+std::string rank_prefix() { return world_size > 1 ? "rank " + std::to_string(world_rank) + ": " : ""; }
+int ranks_on_this_node() { return node_ranks; }
+int rank_on_this_node() { return node_rank; }
+
+bool all_ranks_arrive(double seconds) {
+    Communicator::world();
+    // What MPI writes to is kept: it may do so after the wait was given up.
+    static auto& exchange = *new Exchange(*arrivals, arrivals->tag(0, 0));
+    static auto& received = *new std::vector<char>(size_t(world_size));
+    static const char sent = 0;
+    exchange.for_each_peer([](int peer) { exchange.recv(&received[peer], 1, peer); });
+    exchange.for_each_peer([](int peer) { exchange.send(&sent, 1, peer); });
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (!exchange.done()) {
+        if (std::chrono::steady_clock::now() > end) return false;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+}
+
+void finalize_communication() {
+    if (!mpi_is_running()) return;
+    // MPI_Finalize spins: it should not have to wait for anyone. Another tag than all_ranks_arrive's, which a rank that fails may be in.
+    Exchange all(*arrivals, arrivals->tag(0, 1));
+    run_over_mpi({.kind = Collective::barrier}, all);
+    transport::close();
+    stop_watching();
+    MPI_Finalize();
+}
+
+void abort_all_ranks(int exit_code) {
+    std::fflush(nullptr);
+    stop_watching();
+    // The launcher drops what it has not read yet when it is told to abort (MPICH 4.0.2: 2 messages of 30).
+    if (world_size > 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, exit_code);
+    std::_Exit(exit_code);
+}
+
+}  // namespace ultrascale

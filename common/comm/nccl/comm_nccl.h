@@ -1,0 +1,30 @@
+// Private to the CUDA backend's communication.
+#pragma once
+
+#include <nccl.h>
+
+#include "comm/comm_transport.h"
+#include "cuda/cuda_common.h"
+
+namespace ultrascale {
+
+class PeerMemory;
+
+// A group's NCCL communicator. Kept until finalize_communication(): destroying one waits for the other ranks.
+struct Communicator::Impl::Link {
+    std::string name;  // of the group
+    ncclComm_t nccl = nullptr;
+    std::shared_ptr<PeerMemory> peers;  // null where the ranks cannot map each other's memory
+};
+
+// Pretended nodes: the stream goes on when this rank's network card, once free, has worked for `seconds`. slow_link.cu
+void wait_for_slow_link(double seconds, cudaStream_t stream);
+
+// Communication of ranks that share a GPU: copies to the host, MPI, copies back. comm_staged.cpp
+namespace staged {
+void start(Work::Impl& work, const Operation& operation, int tag, Stream& stream);
+void finish(Work::Impl& work);  // waits for a send_recv that start() left under way
+bool done(const Work::Impl& work);
+}  // namespace staged
+
+}  // namespace ultrascale

@@ -1,0 +1,34 @@
+// Pretended nodes on GPUs: a thread that watches the clock, in the stream behind a call of NCCL (mpi/slow_links.h).
+#include "cuda/cuda_common.h"
+
+namespace ultrascale {
+
+namespace {
+
+__device__ unsigned long long card_free_at = 0;  // this rank's network card, in nanoseconds; several streams use it
+
+__device__ unsigned long long now_nanoseconds() {
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+__global__ void wait_kernel(unsigned long long nanoseconds) {
+    unsigned long long free_at = atomicAdd(&card_free_at, 0), seen, end;
+    do {  // takes its turn on the card
+        seen = free_at;
+        end = max(seen, now_nanoseconds()) + nanoseconds;
+        free_at = atomicCAS(&card_free_at, seen, end);
+    } while (free_at != seen);
+    while (now_nanoseconds() < end) __nanosleep(1000);
+}
+
+}  // namespace
+
+void wait_for_slow_link(double seconds, cudaStream_t stream) {
+    if (seconds <= 0) return;
+    wait_kernel<<<1, 1, 0, stream>>>(static_cast<unsigned long long>(seconds * 1e9));
+    cuda_check(cudaGetLastError());
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,169 @@
+#include "checkpoint.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <ranges>
+
+#include "gather_parts.h"
+#include "json_fields.h"
+#include "strict_json.h"
+#include "core/trace.h"
+
+namespace ultrascale {
+namespace {
+
+using json = nlohmann::json;
+using nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+// What is communicated and copied in its scope belongs to no step: it is not counted, --profile
+// does not see it, and --trace shows it as one span.
+class BesideTheSteps {
+public:
+    BesideTheSteps() { trace_record(false); }
+    ~BesideTheSteps() {
+        communication_set_counts(counts_);
+        trace_record(recording_);
+        if (recording_) trace_span({.name = "save", .lane = "phase"}, begin_, now_seconds());
+    }
+    BesideTheSteps(const BesideTheSteps&) = delete;
+
+private:
+    const double begin_ = now_seconds();
+    const CommunicationCounts counts_ = communication_counts();
+    const bool recording_ = trace_recording();
+};
+
+// Whether an earlier save, or Hugging Face, may have left a file of this name for the same purpose.
+bool is_checkpoint_file(const std::string& name) {
+    for (const char* other : {"optimizer.safetensors", "trainer_state.json",
+                              "model.safetensors.index.json", latest_checkpoint})
+        if (name == other) return true;
+    return name.starts_with("model") && name.ends_with(".safetensors") && (name == "model.safetensors" || name[5] == '-');
+}
+
+}  // namespace
+
+void load_parameters(const std::string& dir, const ParameterList& parameters) {
+    StagedFiles::recover(dir);
+    Safetensors file = Safetensors::directory(dir);
+    for (const auto& p : parameters) {
+        check(bool(p->value), "load_parameters: values have no storage yet");
+        file.read(p->name, p->shape, p->slice, p->value);
+    }
+}
+
+void load_parameters(const std::string& dir, const std::vector<TensorPart>& parts) {
+    StagedFiles::recover(dir);
+    Safetensors file = Safetensors::directory(dir);
+    for (const TensorPart& part : parts) file.read(part);
+}
+
+void check_can_save(const std::string& dir) {
+    make_directories(dir);
+    AtomicFile probe(dir + "/.can_save");  // vanishes, for it is not committed
+    probe.write("x");
+}
+
+namespace {
+
+// Writes what all ranks hold of `parts`, tensor after tensor; `dtype` converts, none keeps each tensor's own. Rank 0 has `dir`.
+void write_tensors(const std::string* dir, const std::string& stem, std::vector<TensorPart> parts, const SaveOptions& options,
+                   std::optional<DType> dtype, int64_t max_shard_bytes) {
+    const GatherParts gather(options.spread_over, std::move(parts));
+    std::vector<SafetensorsWriter::Item> items;
+    for (const auto& tensor : gather.tensors()) items.push_back({tensor.name, tensor.shape, dtype.value_or(tensor.dtype)});
+    std::optional<SafetensorsWriter> writer;
+    if (dir) writer.emplace(*dir, stem, std::move(items), max_shard_bytes);
+    for (size_t i = 0; i < gather.tensors().size(); ++i) {
+        const Tensor whole = gather.gather(i);
+        if (writer) writer->write(whole);
+    }
+    if (writer) writer->finish();
+}
+
+}  // namespace
+
+void save_checkpoint(const std::string& dir, const LlamaConfig& config, const ParameterList& parameters, const SaveOptions& options) {
+    save_checkpoint(dir, config, parameters.parts(&Parameter::value), options);
+}
+
+void save_checkpoint(const std::string& dir, const LlamaConfig& config, const std::vector<TensorPart>& weights,
+                     const SaveOptions& options) {
+    check(options.state || options.optimizer.empty(), "save_checkpoint: optimizer tensors without a training state");
+    const BesideTheSteps beside_the_steps;
+    std::optional<StagedFiles> staged;  // on the rank that writes
+    if (!options.spread_over || options.spread_over->rank() == 0) staged.emplace(dir);
+    const std::string* to = staged ? &staged->staging() : nullptr;
+    if (to) write_file(*to + "/config.json", config_json(config, options.dtype));
+    write_tensors(to, "model", weights, options, options.dtype, options.max_shard_bytes);
+    if (options.state) {
+        write_tensors(to, "optimizer", options.optimizer, options, std::nullopt, INT64_MAX);
+        const TrainingState& s = *options.state;
+        ordered_json state = {{"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen},
+                              {"seed", s.seed}, {"shuffled", s.shuffled},       {"seq", s.seq}};
+        if (!s.data.empty()) state["data"] = s.data, state["data_tokens"] = s.data_tokens;
+        // A path need not be UTF-8, as JSON must be: such a byte is replaced, and the file is then
+        // not found again.
+        if (to)
+            write_file(*to + "/trainer_state.json",
+                       state.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+    }
+    if (staged) {
+        std::vector<std::string> stale;
+        for (const auto& file : fs::directory_iterator(dir)) {
+            std::string name = file.path().filename();
+            if (is_checkpoint_file(name) && !fs::exists(*to + "/" + name)) stale.push_back(name);
+        }
+        staged->commit(stale);
+    }
+    if (options.spread_over) options.spread_over->barrier();  // when it returns, the checkpoint is there
+}
+
+bool has_training_state(const std::string& dir) {
+    StagedFiles::recover(dir);
+    return fs::exists(dir + "/trainer_state.json");
+}
+
+TrainingState load_training_state(const std::string& dir, const std::vector<TensorPart>& optimizer) {
+    StagedFiles::recover(dir);
+    const std::string path = dir + "/trainer_state.json";
+    json object = parse_json_object(MappedFile(path).text(), path, "training state", 4);
+    Fields fields(object, path);
+    TrainingState state;
+    for (auto [name, value] :
+         {std::pair{"step", &state.step}, {"next_sample", &state.next_sample}, {"tokens_seen", &state.tokens_seen}, {"seq", &state.seq}}) {
+        *value = fields.integer(name);
+        if (*value < 0) user_error("{}: {} = {} is negative", path, name, *value);
+    }
+    const json *seed = fields.find("seed"), *shuffled = fields.find("shuffled");
+    if (!seed || !seed->is_number_unsigned()) user_error("{}: \"seed\" is not a non-negative integer", path);
+    if (!shuffled || !shuffled->is_boolean()) user_error("{}: \"shuffled\" is not true or false", path);
+    state.seed = seed->get<uint64_t>(), state.shuffled = shuffled->get<bool>();
+    if (const json* data = fields.find("data")) {  // older ones did not say
+        if (!data->is_string() || data->get<std::string>().empty())
+            user_error("{}: \"data\" is not a file's path", path);
+        state.data = data->get<std::string>(), state.data_tokens = fields.integer("data_tokens");
+        if (state.data_tokens < 1)
+            user_error("{}: data_tokens = {} is not positive", path, state.data_tokens);
+    }
+
+    Safetensors tensors = Safetensors::file(dir + "/optimizer.safetensors");
+    const auto is_master = [](const std::string& name) { return name.starts_with("master."); };
+    const bool saved = std::ranges::any_of(std::views::keys(tensors.entries()), is_master);
+    if (!optimizer.empty() && saved != std::ranges::any_of(optimizer, is_master, &TensorPart::name))
+        user_error("{0}: has {1}master weights: the run that saved it was in {2}, and goes on with --dtype {2}", tensors.path(),
+                   saved ? "" : "no ", saved ? "bf16" : "fp32");
+    for (const TensorPart& part : optimizer) {
+        auto found = tensors.entries().find(part.name);
+        if (found != tensors.entries().end() && found->second.dtype != safetensors_dtype(part.tensor.dtype()))
+            user_error("{}: tensor \"{}\" is {}; this run keeps it as {}", tensors.path(), part.name, found->second.dtype,
+                       safetensors_dtype(part.tensor.dtype()));
+        tensors.read(part);
+    }
+    return state;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,87 @@
+// safetensors: Hugging Face's file of named tensors (https://huggingface.co/docs/safetensors, "Format").
+//
+//   8 bytes          header length n, little endian, at most 100 MB
+//   n bytes          JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...,
+//                           "__metadata__": {"key": "text"}}, padded with spaces
+//   the rest         the tensors, row-major, little endian, one after the other without gaps; offsets count from here
+// Large models come as several such files (shards) with model.safetensors.index.json: {"weight_map": {"name": "file"}}.
+//
+// The reader trusts nothing: every number is checked before it is used. All errors are UserError with the file's name.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "file.h"
+#include "model/parameter.h"
+
+namespace ultrascale {
+
+const char* safetensors_dtype(DType dtype);  // "F32", "BF16", ...
+
+class Safetensors {
+public:
+    struct Entry {
+        std::string dtype;  // as the format names it: "F32", "BF16", "F16", ...
+        Shape shape;
+        const unsigned char* data;  // mapped; not necessarily aligned
+        int64_t bytes;
+        std::string file;
+    };
+
+    static Safetensors file(const std::string& path);
+    // `dir`/model.safetensors, or else the shards that `dir`/model.safetensors.index.json names.
+    static Safetensors directory(const std::string& dir);
+
+    const std::string& path() const { return path_; }  // the file, or the index
+    const std::map<std::string, Entry>& entries() const { return entries_; }
+    const std::map<std::string, std::string>& metadata() const { return metadata_; }
+    bool contains(const std::string& name) const { return entries_.count(name) > 0; }
+
+    // Fills `to` with the part `slice` (one range per dimension; none: all) of the tensor `name`. F32, BF16 and F16 are
+    // converted to fp32, bf16 or fp16; other dtypes must be `to`'s own. Throws UserError if there is no such tensor, if it
+    // is not of `shape` as a whole, or if its dtype does not fit.
+    void read(const std::string& name, const Shape& shape, const std::vector<Range>& slice, Tensor to) const;
+    void read(const TensorPart& part) const;  // fills part.tensor
+
+private:
+    void add_file(const std::string& path);
+
+    std::string path_;
+    std::vector<MappedFile> files_;
+    std::map<std::string, Entry> entries_;
+    std::map<std::string, std::string> metadata_;
+};
+
+inline constexpr int64_t default_shard_bytes = 5'000'000'000;  // as Hugging Face's save_pretrained did for years
+
+// Writes tensors that arrive one at a time, so that a technique that holds shards can gather one, write it, free it.
+// The files are `dir`/`stem`.safetensors, or past max_shard_bytes `dir`/`stem`-00001-of-00003.safetensors, ... with
+// `dir`/`stem`.safetensors.index.json. Each file appears by a rename when it is complete, the index last.
+class SafetensorsWriter {
+public:
+    struct Item {
+        std::string name;
+        Shape shape;
+        DType dtype;
+    };
+    SafetensorsWriter(const std::string& dir, const std::string& stem, std::vector<Item> items,
+                      int64_t max_shard_bytes = default_shard_bytes);
+    // The next item's value; converted if its dtype is another floating one.
+    void write(const Tensor& value);
+    void finish();  // every item has been written
+    ~SafetensorsWriter();
+
+private:
+    void next_file();
+
+    std::string dir_, stem_;
+    std::vector<Item> items_;
+    std::vector<size_t> shard_ends_;  // items of shard i end before items_[shard_ends_[i]]
+    size_t next_item_ = 0, next_shard_ = 0;
+    std::unique_ptr<AtomicFile> file_;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,297 @@
+#include "llama.h"
+
+#include <ranges>
+
+#include "activation.h"
+#include "core/error.h"
+
+namespace ultrascale {
+
+Parameter* head_weight(ParameterList& list, const LlamaConfig& config,
+                       const std::function<Parameter(const char*)>& vocabulary_weight) {
+    if (!config.tied) return list.add(vocabulary_weight("lm_head.weight"));
+    if (Parameter* embedding = list.find("model.embed_tokens.weight")) {
+        embedding->uses = 2;
+        std::erase(embedding->also_summed_over, "tied");
+        return embedding;
+    }
+    Parameter copy = vocabulary_weight("model.embed_tokens.weight");
+    copy.also_summed_over.push_back("tied");
+    return list.add(std::move(copy));
+}
+
+Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
+    Parts parts{.heads = config.heads, .kv_heads = config.kv_heads};
+    parts.gemm = [](ParameterList&, const Place&, std::vector<Parameter*> rows, LinearRole) {
+        return std::make_unique<Linear>(std::move(rows));
+    };
+    parts.linear = [config](ParameterList& list, const Parts& parts, const Place& place,
+                            LinearRole role, const Parts::LinearShape& shape) {
+        std::vector<Parameter*> rows;
+        for (const auto& [name, size] : shape.rows)
+            rows.push_back(list.add({.name = place.part(name).weight(),
+                                     .shape = {size, shape.cols},
+                                     .init_std = float(config.init_std)}));
+        return parts.gemm(list, place, std::move(rows), role);
+    };
+    parts.norm = [config](ParameterList& list, const Place& place) {
+        Parameter* weight = list.add({.name = place.weight(),
+                                      .shape = {config.hidden},
+                                      .start = Start::ones,
+                                      .decays = false});
+        return std::make_unique<Norm>(weight, float(config.norm_eps));
+    };
+    parts.attention = [options](const Place&) -> std::unique_ptr<AttentionCore> {
+        if (options.attention == AttentionKind::flash) return std::make_unique<FlashAttention>();
+        return std::make_unique<NaiveAttention>(options.recompute == Recompute::selective);
+    };
+    parts.feed_forward = [config](ParameterList& list, const Parts& parts, const Place& layer) {
+        const Place mlp = layer.part("mlp");
+        auto gate_up =
+            parts.linear(list, parts, mlp, LinearRole::column,
+                         {{{"gate_proj", config.ffn}, {"up_proj", config.ffn}}, config.hidden});
+        auto down = parts.linear(list, parts, mlp, LinearRole::row,
+                                 {{{"down_proj", config.hidden}}, config.ffn});
+        return std::make_unique<SwiGLU>(std::move(gate_up), std::move(down));
+    };
+    const auto vocabulary_weight = [config](const char* name) {
+        return Parameter{.name = name, .shape = {config.vocab, config.hidden}, .init_std = float(config.init_std)};
+    };
+    parts.embedding = [vocabulary_weight](ParameterList& list) {
+        return std::make_unique<Embedding>(list.add(vocabulary_weight("model.embed_tokens.weight")));
+    };
+    parts.head = [config, options, vocabulary_weight](ParameterList& list, const Stage&) {
+        return std::make_unique<Head>(head_weight(list, config, vocabulary_weight), options.loss_chunk);
+    };
+    parts.checkpoint = [](const Place&) { return std::make_unique<Checkpoint>(); };
+    return parts;
+}
+
+// ---- layer --------------------------------------------------------------------------------------
+
+Layer::Layer(ParameterList& list, const LlamaConfig& config, const Parts& parts, int64_t index,
+             Recompute recompute)
+    : heads_(parts.heads),
+      kv_heads_(parts.kv_heads),
+      head_dim_(config.head_dim),
+      recompute_(recompute) {
+    const Place layer{index, fmt::format("model.layers.{}", index)};
+    const Place attention = layer.part("self_attn");
+    input_norm_ = parts.norm(list, layer.part("input_layernorm"));
+    const Parts::LinearShape qkv = {
+        {{"q_proj", config.q_size()}, {"k_proj", config.kv_size()}, {"v_proj", config.kv_size()}},
+        config.hidden};
+    qkv_proj_ = parts.linear(list, parts, attention, LinearRole::column, qkv);
+    attention_ = parts.attention(attention);
+    o_proj_ = parts.linear(list, parts, attention, LinearRole::row,
+                           {{{"o_proj", config.hidden}}, config.q_size()});
+    post_attention_norm_ = parts.norm(list, layer.part("post_attention_layernorm"));
+    feed_forward_ = parts.feed_forward(list, parts, layer);
+    checkpoint_ = parts.checkpoint(layer);
+    frequencies_ =
+        Tensor::from_host<float>(rope_frequencies(config), {head_dim_ / 2}, Memory::workspace);
+}
+
+Tensor Layer::attention(const Tensor& x, Saved& saved, Context& context) {
+    Tensor normed = input_norm_->forward(x, saved["input_layernorm"], context);  // (B, T, h)
+    Tensor qkv = qkv_proj_->forward(normed, saved["qkv_proj"], context);  // (B, T, (H + 2K) D)
+    normed = {};  // `= {}` gives an activation up: it is freed here, if nobody has kept it
+    const int64_t B = qkv.size(0), T = qkv.size(1), H = heads_, K = kv_heads_;
+    check(B == context.batch.sequences() && T == context.batch.length(),
+          "attention: a layer's input is (B, T, h) as the batch");
+    Tensor q = activation({B, T, H, head_dim_}, qkv.dtype());  // (B, T, H, D)
+    Tensor k = activation({B, T, K, head_dim_}, qkv.dtype());  // (B, T, K, D)
+    Tensor v = activation({B, T, K, head_dim_}, qkv.dtype());  // (B, T, K, D)
+    ops::rope_forward(q, k, v, qkv, context.batch.positions, frequencies_);
+    qkv = {};
+    Tensor o = attention_->forward(q, k, v, saved["attention"], context);  // (B, T, H, D)
+    return o_proj_->forward(o.view({B, T, H * head_dim_}), saved["o_proj"], context, x);
+}
+
+Tensor Layer::attention_backward(const Tensor& dy, Saved& saved, Context& context,
+                                 WeightGradient when) {
+    Tensor d_o = o_proj_->backward(dy, saved["o_proj"], context, when);  // (B, T, H D)
+    const int64_t B = d_o.size(0), T = d_o.size(1), H = heads_, K = kv_heads_;
+    auto [dq, dk, dv] = attention_->backward(d_o.view({B, T, H, head_dim_}), saved["attention"],
+                                             context);  // as q, k, v
+    d_o = {};
+    Tensor dqkv = activation({B, T, (H + 2 * K) * head_dim_}, dq.dtype());  // (B, T, (H + 2K) D)
+    ops::rope_backward(dqkv, dq, dk, dv, context.batch.positions, frequencies_);
+    dq = {}, dk = {}, dv = {};
+    Tensor dnormed = qkv_proj_->backward(dqkv, saved["qkv_proj"], context, when);  // (B, T, h)
+    dqkv = {};
+    return input_norm_->backward(dnormed, dy, saved["input_layernorm"], context);
+}
+
+Tensor Layer::feed_forward(const Tensor& x, Saved& saved, Context& context) {
+    Tensor normed =
+        post_attention_norm_->forward(x, saved["post_attention_layernorm"], context);  // (B, T, h)
+    return feed_forward_->forward(normed, x, saved["mlp"], context);
+}
+
+Tensor Layer::attention_forward(const Tensor& x, Saved& saved, Context& context) {
+    if (!recomputes_later(context)) return attention(x, saved, context);
+    checkpoint_->keep(x, saved, context);
+    Saved nothing;
+    nothing.disable();
+    return attention(x, nothing, context);
+}
+
+Tensor Layer::feed_forward_forward(const Tensor& x, Saved& saved, Context& context) {
+    if (!recomputes_later(context)) return feed_forward(x, saved, context);
+    Saved nothing;
+    nothing.disable();
+    return feed_forward(x, nothing, context);
+}
+
+Tensor Layer::feed_forward_backward(const Tensor& dy, Saved& saved, Context& context,
+                                    WeightGradient when) {
+    if (recompute_ == Recompute::full) {
+        const TraceName again(TraceName::pass, "recomputed forward");
+        const SectionSpan span;
+        context.recomputing = true;
+        forward(checkpoint_->take(saved, context), saved, context);
+        context.recomputing = false;
+    }
+    Tensor dnormed = feed_forward_->backward(dy, saved["mlp"], context, when);  // (B, T, h)
+    return post_attention_norm_->backward(dnormed, dy, saved["post_attention_layernorm"], context);
+}
+
+Tensor Layer::forward(const Tensor& x, Saved& saved, Context& context) {
+    return feed_forward_forward(attention_forward(x, saved, context), saved, context);
+}
+
+Tensor Layer::backward(Tensor dy, Saved& saved, Context& context, WeightGradient when) {
+    dy = feed_forward_backward(dy, saved, context, when);
+    return attention_backward(dy, saved, context, when);
+}
+
+void Layer::backward_weight(Saved& saved, Context& context) {
+    feed_forward_->backward_weight(saved["mlp"], context);
+    o_proj_->backward_weight(saved["o_proj"], context);
+    qkv_proj_->backward_weight(saved["qkv_proj"], context);
+}
+
+// ---- model --------------------------------------------------------------------------------------
+
+Llama::Llama(const LlamaConfig& config, const ModelOptions& options)
+    : Llama(config, options, default_parts(config, options), Stage::whole(config)) {}
+
+Llama::Llama(const LlamaConfig& config, const ModelOptions& options, const Parts& parts,
+             Stage stage, ParameterList* shared)
+    : config_(config),
+      options_(options),
+      own_parameters_(shared ? nullptr : std::make_unique<ParameterList>()),
+      parameters_(shared ? *shared : *own_parameters_) {
+    // A unit owns the parameters that were registered while it was built; a tied head also uses the
+    // embedding's, if the list has it.
+    auto close_unit = [this, registered = parameters_.size()](std::string name) mutable {
+        Unit unit{std::move(name), {}, int(units_.size())};
+        for (auto it = parameters_.begin() + std::ptrdiff_t(registered); it != parameters_.end();
+             ++it)
+            unit.parameters.push_back(it->get());
+        registered = parameters_.size();
+        units_.push_back(std::move(unit));
+    };
+    if (stage.embedding) {
+        embedding_ = parts.embedding(parameters_);
+        if (config.tied && !stage.head) parameters_.find("model.embed_tokens.weight")->also_summed_over.push_back("tied");
+        close_unit("embedding");
+        units_.back().reads_in_backward = false;
+    }
+    for (int64_t i = stage.first_layer; i < stage.last_layer; ++i) {
+        layers_.push_back(
+            std::make_unique<Layer>(parameters_, config, parts, i, options.recompute));
+        close_unit(fmt::format("layers.{}", i));
+    }
+    if (stage.head) {
+        Parameter* tied_to = config.tied ? parameters_.find("model.embed_tokens.weight") : nullptr;
+        norm_ = parts.norm(parameters_, {Place::no_layer, "model.norm"});
+        head_ = parts.head(parameters_, stage);
+        close_unit("head");
+        units_.back().gradients_in_forward = options.loss_chunk > 0;
+        if (tied_to) units_.back().parameters.push_back(tied_to);
+    }
+}
+
+Layer* Llama::layer(const Unit& unit) const {
+    const int i = unit.index - (embedding_ ? 1 : 0);
+    return i >= 0 && i < int(layers_.size()) ? layers_[size_t(i)].get() : nullptr;
+}
+
+Tensor Llama::forward_unit(const Unit& unit, Tensor x, Saved& kept, Context& context) {
+    Saved nothing;
+    nothing.disable();
+    Saved& saved = context.training ? kept : nothing;
+    run_unit(unit, Pass::forward, context, [&] {
+        if (is_head(unit)) {
+            Tensor normed = norm_->forward(x, saved["norm"], context);  // (B, T, h)
+            head_->forward(normed, saved["head"], context);
+        } else if (Layer* layer = this->layer(unit)) {
+            x = layer->forward(x, saved[unit.name], context);
+        } else {
+            x = embedding_->forward(saved[unit.name], context);
+        }
+    });
+    return is_head(unit) ? Tensor() : x;
+}
+
+Tensor Llama::backward_unit(const Unit& unit, Tensor dy, Saved& saved, Context& context,
+                            WeightGradient when) {
+    const bool now = when == WeightGradient::now;
+    run_unit(unit, now ? Pass::backward : Pass::backward_input, context, [&] {
+        if (is_head(unit)) {
+            dy = head_->backward(saved["head"], context, when);
+            dy = norm_->backward(dy, {}, saved["norm"], context);
+        } else if (Layer* layer = this->layer(unit)) {
+            dy = layer->backward(std::move(dy), saved[unit.name], context, when);
+        } else {
+            embedding_->backward_input(dy, saved[unit.name], context);
+            dy = {};
+            if (now) embedding_->backward_weight(saved[unit.name], context);
+        }
+    });
+    return dy;
+}
+
+void Llama::backward_weight_unit(const Unit& unit, Saved& saved, Context& context) {
+    run_unit(unit, Pass::backward_weight, context, [&] {
+        if (is_head(unit))
+            head_->backward_weight(saved["head"], context);
+        else if (Layer* layer = this->layer(unit))
+            layer->backward_weight(saved[unit.name], context);
+        else
+            embedding_->backward_weight(saved[unit.name], context);
+    });
+}
+
+Tensor Llama::forward(Tensor x, Saved& saved, Context& context) {
+    for (const Unit& unit : units_) x = forward_unit(unit, std::move(x), saved, context);
+    return x;
+}
+
+Tensor Llama::backward(Tensor dy, Saved& saved, Context& context, WeightGradient when) {
+    for (const Unit& unit : units_ | std::views::reverse)
+        dy = backward_unit(unit, std::move(dy), saved, context, when);
+    return dy;
+}
+
+void Llama::backward_weight(Saved& saved, Context& context) {
+    for (const Unit& unit : units_ | std::views::reverse)
+        backward_weight_unit(unit, saved, context);
+}
+
+Tensor Llama::logits(const Batch& batch, Hooks* hooks) {
+    check(embedding_ && head_, "logits: needs a whole model");
+    Context context{.batch = batch, .training = false, .hooks = hooks};
+    Saved nothing;
+    nothing.disable();
+    Tensor x, logits;  // (B, T, h), (B, T, V)
+    for (const Unit& unit : units_)
+        if (!is_head(unit)) x = forward_unit(unit, std::move(x), nothing, context);
+    run_unit(units_.back(), Pass::forward, context,
+             [&] { logits = head_->logits(norm_->forward(x, nothing["norm"], context)); });
+    return logits;
+}
+
+}  // namespace ultrascale

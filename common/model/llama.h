@@ -1,0 +1,189 @@
+// The model: parts put together into layers, and layers into (a range of) a Llama.
+//
+//   tokens -> embedding
+//          -> [ x + o_proj(attention(rope(qkv_proj(norm(x))))) ;
+//               x + down(silu(gate(norm(x))) * up(norm(x))) ] * L
+//          -> norm -> head -> loss
+// Names are Hugging Face's. A process may hold several ranges of layers (pipelines); each is a
+// Llama of its own.
+#pragma once
+
+#include "parts.h"
+#include "core/trace.h"
+
+namespace ultrascale {
+
+enum class Recompute { none, selective, full };
+enum class AttentionKind { flash, naive };
+
+struct ModelOptions {
+    DType dtype = DType::fp32;  // of parameters and activations
+    Recompute recompute = Recompute::none;
+    AttentionKind attention = AttentionKind::flash;
+    int64_t loss_chunk = 0;  // tokens per chunk of the loss; 0: all at once
+};
+
+// Which part of the model a process holds.
+struct Stage {
+    int64_t first_layer, last_layer;  // [first, last)
+    bool embedding, head;
+    static Stage whole(const LlamaConfig& config) { return {0, config.layers, true, true}; }
+};
+
+// Whether a linear's parameters are split by output rows or by input columns when tensor
+// parallelism splits them.
+enum class LinearRole { column, row };
+
+// Where in the model a part stands. Not every layer need be made alike: the first ones may be
+// dense, the first and the last one stay in bf16.
+struct Place {
+    static constexpr int64_t no_layer = -1;
+    int64_t layer;     // counted in the whole model; no_layer: the final norm's
+    std::string name;  // "model.layers.3.self_attn"
+
+    Place part(const std::string& part) const { return {layer, name + "." + part}; }
+    std::string weight() const { return name + ".weight"; }  // the parameter's name
+};
+
+// How parts are made. A factory registers the parameters it wants (with the slice its rank holds)
+// and returns the part. Each field has a default (default_parts); a chapter replaces the ones it
+// changes and may call the others. `linear` decides what a rank holds and sends, `gemm` how it
+// multiplies.
+struct Parts {
+    int64_t heads, kv_heads;  // that this rank holds
+    // Of a linear at a place: the stacked parameters there with their global row counts ("q_proj"
+    // of model.layers.3.self_attn, H D), and the columns they share.
+    struct LinearShape {
+        std::vector<std::pair<std::string, int64_t>> rows;
+        int64_t cols;
+    };
+    template <class Part, class... Arguments>
+    using Factory = std::function<std::unique_ptr<Part>(Arguments...)>;
+    Factory<Linear, ParameterList&, const Parts&, const Place&, LinearRole, const LinearShape&>
+        linear;
+    Factory<Linear, ParameterList&, const Place&, std::vector<Parameter*>, LinearRole> gemm;
+    Factory<Norm, ParameterList&, const Place&> norm;
+    Factory<AttentionCore, const Place&> attention;  // at the layer's self_attn
+    Factory<FeedForward, ParameterList&, const Parts&, const Place&> feed_forward;  // at the layer
+    Factory<Checkpoint, const Place&> checkpoint;                                   // at the layer
+    Factory<Embedding, ParameterList&> embedding;
+    Factory<Head, ParameterList&, const Stage&> head;
+};
+Parts default_parts(const LlamaConfig& config, const ModelOptions& options);
+
+// The output head's weight: the embedding's where it is tied and in the list; else one of its own,
+// which `vocabulary_weight` describes (by its name). Where the embedding and a tied head are on two
+// ranks, both weights are also summed over the group "tied".
+Parameter* head_weight(ParameterList& list, const LlamaConfig& config,
+                       const std::function<Parameter(const char*)>& vocabulary_weight);
+
+class Layer {
+public:
+    Layer(ParameterList& parameters, const LlamaConfig& config, const Parts& parts, int64_t index,
+          Recompute recompute);
+
+    // x, dy and what they return: (B, T, h), or as a technique holds the residual stream.
+    Tensor forward(const Tensor& x, Saved& saved, Context& context);
+    Tensor backward(Tensor dy, Saved& saved, Context& context, WeightGradient when);
+    void backward_weight(Saved& saved, Context& context);
+
+    // The segments that these two are made of, so that a schedule can interleave those of different
+    // micro-batches. With full recomputation attention_forward keeps the layer's input and nothing
+    // else is kept; feed_forward_backward then runs both segments' forward once more.
+    Tensor attention_forward(const Tensor& x, Saved& saved, Context& context);
+    Tensor attention_backward(const Tensor& dy, Saved& saved, Context& context,
+                              WeightGradient when);
+    Tensor feed_forward_forward(const Tensor& x, Saved& saved, Context& context);
+    Tensor feed_forward_backward(const Tensor& dy, Saved& saved, Context& context,
+                                 WeightGradient when);
+
+private:
+    Tensor attention(const Tensor& x, Saved& saved, Context& context);
+    Tensor feed_forward(const Tensor& x, Saved& saved, Context& context);
+    // Of this forward only the layer's input is kept.
+    bool recomputes_later(const Context& context) const {
+        return recompute_ == Recompute::full && context.training && !context.recomputing;
+    }
+
+    int64_t heads_, kv_heads_, head_dim_;
+    Recompute recompute_;
+    Tensor frequencies_;  // (D / 2)
+    std::unique_ptr<Norm> input_norm_, post_attention_norm_;
+    std::unique_ptr<Linear> qkv_proj_, o_proj_;
+    std::unique_ptr<AttentionCore> attention_;
+    std::unique_ptr<FeedForward> feed_forward_;
+    std::unique_ptr<Checkpoint> checkpoint_;
+};
+
+// A schedule may cut a unit's pass into segments and do something else between them.
+enum class Segment { whole, first, middle, last };
+
+// Runs a segment of a unit's pass under the unit's name in the trace. The unit's hooks come before
+// the first segment and after the last one.
+template <class Work>
+void run_unit(const Unit& unit, Pass pass, const Context& context, Work&& work,
+              Segment segment = Segment::whole) {
+    const TraceName name(TraceName::part, unit.name),
+        name_of_pass(TraceName::pass, pass_names[int(pass)]);
+    const SectionSpan span;
+    const bool begins = segment == Segment::whole || segment == Segment::first,
+               ends = segment == Segment::whole || segment == Segment::last;
+    if (context.hooks && begins) context.hooks->before(unit, pass, context);
+    work();
+    if (context.hooks && ends) context.hooks->after(unit, pass, context);
+}
+
+class Llama {
+public:
+    // Describes the parameters; gives them no storage (ParameterList::allocate_values, or a
+    // sharding technique does). Stages of one process may register in a list they share: built in
+    // the model's order, so that a tied head finds the embedding's weight there.
+    Llama(const LlamaConfig& config, const ModelOptions& options, const Parts& parts, Stage stage,
+          ParameterList* shared = nullptr);
+    // The whole model of default parts.
+    Llama(const LlamaConfig& config, const ModelOptions& options);
+
+    ParameterList& parameters() { return parameters_; }  // where they are shared, of all its stages
+    const std::vector<Unit>& units() const { return units_; }
+
+    // x (B, T, h), or empty where the stage begins with the embedding; returns (B, T, h), or
+    // nothing where the stage ends with the head, which adds to context.loss.
+    Tensor forward(Tensor x, Saved& saved, Context& context);
+    // dy empty where the stage ends with the head; returns dx, or nothing where it begins with the
+    // embedding.
+    Tensor backward(Tensor dy, Saved& saved, Context& context,
+                    WeightGradient when = WeightGradient::now);
+    Tensor backward_input(Tensor dy, Saved& saved, Context& context) {
+        return backward(std::move(dy), saved, context, WeightGradient::later);
+    }
+    void backward_weight(Saved& saved, Context& context);
+
+    // What these are made of, for a schedule that does something else between units: the same for
+    // one of units(), between its hooks.
+    Tensor forward_unit(const Unit& unit, Tensor x, Saved& saved, Context& context);
+    Tensor backward_unit(const Unit& unit, Tensor dy, Saved& saved, Context& context,
+                         WeightGradient when);
+    void backward_weight_unit(const Unit& unit, Saved& saved, Context& context);
+    // For one that does something else within a layer: it drives the segments of the unit's layer
+    // with run_unit(). Each keeps in saved[unit.name]. nullptr: the embedding, or the final norm
+    // and head.
+    Layer* layer(const Unit& unit) const;
+
+    // (B, T, V): forward only, for a whole model.
+    Tensor logits(const Batch& batch, Hooks* hooks = nullptr);
+
+private:
+    bool is_head(const Unit& unit) const { return head_ && unit.index + 1 == int(units_.size()); }
+
+    LlamaConfig config_;
+    ModelOptions options_;
+    std::unique_ptr<ParameterList> own_parameters_;  // none: they are in a list that stages share
+    ParameterList& parameters_;
+    std::vector<Unit> units_;
+    std::unique_ptr<Embedding> embedding_;
+    std::vector<std::unique_ptr<Layer>> layers_;
+    std::unique_ptr<Norm> norm_;
+    std::unique_ptr<Head> head_;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,163 @@
+#include "estimate.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace ultrascale {
+
+LocalSizes local_sizes(const StepShape& s) {
+    const LlamaConfig& c = s.config;
+    return {.model = s.model,
+            .layers = c.layers,
+            .hidden = c.hidden,
+            .heads = c.heads,
+            .kv_heads = c.kv_heads,
+            .head_dim = c.head_dim,
+            .features = c.ffn,
+            .vocabulary = c.vocab,
+            .sequences = s.micro_batch,
+            .seq = s.seq,
+            .stream_tokens = s.seq,
+            .region_tokens = s.seq};
+}
+
+void add_parameters(Prediction& prediction, int64_t parameters, const StepShape& s) {
+    const auto bytes = [&](int64_t each) {
+        return int64_t(std::min(double(parameters) * double(each), 9e18));
+    };
+    prediction.memory += {.parameters = bytes(dtype_bytes(s.model.dtype)),
+                          .gradients = bytes(dtype_bytes(s.grad_dtype)),
+                          .optimizer = bytes(optimizer_bytes(s.model.dtype))};
+}
+
+void add_activations(Prediction& prediction, const LocalSizes& sizes) {
+    prediction.memory += {.peak_activations = peak_activation_bytes(sizes)};
+}
+
+void add_gradient_sums(Prediction& prediction, const ParameterList& parameters, const Group& ranks,
+                       DType grad_dtype) {
+    if (ranks.ranks == 1) return;
+    prediction.communication.add(ranks, Collective::all_reduce, int64_t(parameters.size()),
+                                 parameters.local_numel() * dtype_bytes(grad_dtype));
+}
+
+void add_flops(Prediction& prediction, const StepShape& s, int64_t active) {
+    prediction.flops_per_token += model_flops_per_token(s.config, active, s.seq);
+    prediction.recomputed_flops_per_token += recomputed_flops_per_token(s, active);
+}
+
+Prediction predict_one_device(const StepShape& s, int64_t parameters) {
+    Prediction prediction;
+    add_parameters(prediction, parameters, s);
+    add_activations(prediction, local_sizes(s));
+    add_flops(prediction, s, parameters);
+    return prediction;
+}
+
+MemoryEstimate estimate_memory(const StepShape& s) {
+    return predict_one_device(s, parameter_count(s.config)).memory;
+}
+
+void check_fits(const StepShape& shape, int64_t limit) {
+    const MemoryEstimate m = estimate_memory(shape);
+    if (m.total() > limit) check_fits(m, limit, what_would_fit(shape, limit));
+}
+
+// "out of memory: ..." for an estimate that is above the limit, else nothing.
+static std::string out_of_memory(const MemoryEstimate& m, int64_t limit,
+                                 const std::string& advice) {
+    if (m.total() <= limit) return "";
+    const std::string buffers =
+        m.peak_communication > 0
+            ? fmt::format(", communication buffers {}", format_bytes(double(m.peak_communication)))
+            : "";
+    return fmt::format(
+        "out of memory: predicted parameters {}, gradients {}, optimizer {}, activations {}{} do "
+        "not fit in {}; {}",
+        format_bytes(double(m.parameters)), format_bytes(double(m.gradients)),
+        format_bytes(double(m.optimizer)), format_bytes(double(m.peak_activations)), buffers,
+        format_bytes(double(limit)), advice);
+}
+
+void check_fits(const MemoryEstimate& m, int64_t limit, const std::string& advice) {
+    if (const std::string error = out_of_memory(m, limit, advice); !error.empty())
+        user_error("{}", error);
+}
+
+void check_fits_everywhere(const MemoryEstimate& own, int64_t limit, const std::string& advice) {
+    const Communicator& world = Communicator::world();
+    const std::vector<std::string> errors = world.gather_strings(out_of_memory(own, limit, advice)),
+                                   totals = world.gather_strings(std::to_string(own.total()));
+    std::string error;  // of the rank that needs most
+    int64_t most = 0;
+    for (size_t rank = 0; rank < errors.size(); ++rank)
+        if (!errors[rank].empty() && std::stoll(totals[rank]) > most)
+            most = std::stoll(totals[rank]), error = errors[rank];
+    if (!error.empty()) user_error("{}", error);
+}
+
+std::string what_would_fit(const StepShape& shape, int64_t limit) {
+    std::string found;
+    const auto consider = [&](const StepShape& changed, const std::string& options) {
+        if (estimate_memory(changed).total() <= limit)
+            found += (found.empty() ? "" : ", or ") + options;
+    };
+    // The first of 1, 1/2, 1/4, ... of a size that fits, and what recomputation alone would do.
+    for (Recompute recompute : {shape.model.recompute, Recompute::full}) {
+        StepShape changed = shape;
+        changed.model.recompute = recompute;
+        const std::string also = recompute == shape.model.recompute ? "" : "--recompute full ";
+        if (!also.empty()) consider(changed, "--recompute full");
+        if (!found.empty()) break;
+        while (changed.micro_batch > 1 && estimate_memory(changed).total() > limit)
+            changed.micro_batch /= 2;
+        consider(changed, fmt::format("{}--micro-batch {}", also, changed.micro_batch));
+        while (changed.seq > 1 && estimate_memory(changed).total() > limit) changed.seq /= 2;
+        if (found.empty())
+            consider(changed, fmt::format("{}--micro-batch 1 --seq {}", also, changed.seq));
+    }
+    return found.empty() ? "weights, gradients and optimizer alone do not: a smaller --model or "
+                           "fewer --layers would"
+                         : "these options would: " + found;
+}
+
+double book_activations(const StepShape& s) {
+    const LlamaConfig& c = s.config;
+    const double sbh = double(s.seq) * double(s.micro_batch) * double(c.hidden) * double(c.layers);
+    if (s.model.recompute == Recompute::full) return 2 * sbh;
+    if (s.model.recompute == Recompute::selective) return 34 * sbh;
+    return sbh * (34 + 5 * double(c.heads) * double(s.seq) / double(c.hidden));
+}
+
+int64_t book_bytes_per_parameter(const StepShape& s) {
+    return s.model.dtype == DType::bf16 && s.grad_dtype == DType::fp32 ? 20 : 16;
+}
+
+namespace {
+
+double attention_flops(const LlamaConfig& c, int64_t seq) {
+    return 4 * double(c.layers) * double(c.q_size()) * double(seq);
+}
+
+}  // namespace
+
+double model_flops_per_token(const LlamaConfig& c, int64_t active, int64_t seq) {
+    return 6 * double(active) + 3 * attention_flops(c, seq);
+}
+
+double recomputed_flops_per_token(const StepShape& s, int64_t active) {
+    const LlamaConfig& c = s.config;
+    const double attention = attention_flops(c, s.seq);
+    double flops = 0;
+    if (s.model.attention == AttentionKind::flash)
+        flops += attention / 2;  // its backward computes the scores again
+    else if (s.model.recompute == Recompute::selective)
+        flops += attention;
+    if (s.model.recompute == Recompute::full)  // the layers' forward, not the embedding's, the
+                                               // final norm's and the head's
+        flops += 2 * double(active - c.vocab * c.hidden * (c.tied ? 1 : 2) - c.hidden) + attention;
+    return flops;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,30 @@
+#include "json_lines.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "comm/comm.h"
+#include "core/error.h"
+
+namespace ultrascale {
+
+JsonLines::~JsonLines() {
+    if (descriptor_ >= 0) close(descriptor_);
+}
+
+void JsonLines::write(const std::string& object) {
+    if (path_.empty() || Communicator::world().rank() != 0) return;
+    if (descriptor_ < 0) descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    const std::string line = object + "\n";
+    for (size_t written = 0; written < line.size();) {
+        const ssize_t count = descriptor_ < 0 ? -1 : ::write(descriptor_, line.data() + written, line.size() - written);
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0) user_error("{}: cannot be written: {}", path_, std::strerror(errno));
+        written += size_t(count);
+    }
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,187 @@
+#include "option_list.h"
+
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <sstream>
+#include <utility>
+
+#include "core/error.h"
+#include "other_chapters.h"
+
+namespace ultrascale {
+
+// An integer of int64_t as one writes it: CLI11 would take 010 for 8.
+static bool is_decimal(const std::string& text) {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc() && fmt::format("{}", value) == text;
+}
+
+// Unlike CLI::Range it refuses NaN, and says so where a whole number is wanted.
+OneOption OneOption::between(double least, double most) const {
+    const bool whole = option_->get_type_name().find("INT") != std::string::npos;  // INT, UINT
+    const auto range = [=](const char* from, const char* between, const char* and_) {
+        if (most >= largest) return fmt::format("{} {:.10g}", from, least);
+        return fmt::format("{}{}{:.10g} {} {:.10g}", between, *between ? " " : "", least, and_, most);
+    };
+    option_->check(CLI::Validator(
+        [=](std::string& text) -> std::string {
+            double value = 0;
+            const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most && (!whole || is_decimal(text));
+            const char* kind = whole ? "whole number" : "number";
+            return ok ? "" : fmt::format("{} is not a {} {}", text, kind, range("of at least", "between", "and"));
+        },
+        range("at least", "", "to")));
+    return *this;
+}
+
+OneOption OneOption::one_of(const std::vector<std::string>& words) const {
+    option_->check(CLI::IsMember(words));
+    return *this;
+}
+OneOption OneOption::split_at(char delimiter) const {
+    option_->delimiter(delimiter);
+    return *this;
+}
+OneOption OneOption::needs(const OneOption& other) const {
+    option_->needs(other.option_);
+    return *this;
+}
+OneOption OneOption::excludes(const std::vector<std::string>& others) const {
+    for (const std::string& other : others) option_->excludes(other);
+    return *this;
+}
+OneOption OneOption::only_if(std::function<bool()> condition, std::string reason) const {
+    rules_->push_back({option_, std::move(condition), std::move(reason)});
+    return *this;
+}
+OneOption OneOption::show_default() const {
+    option_->capture_default_str();
+    return *this;
+}
+
+OptionList::OptionList(const std::string& program, const std::string& description)
+    : app_(std::make_unique<CLI::App>(description, program)) {
+    app_->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+OptionList::~OptionList() = default;
+
+bool OptionList::parse(int argc, char** argv) {
+    try {
+        app_->parse(argc, argv);
+    } catch (const CLI::CallForHelp&) {
+        return false;
+    } catch (const CLI::ExtrasError&) {
+        const std::vector<std::string> unexpected = app_->remaining();
+        std::vector<std::string> in_order;
+        for (int i = 1; i < argc; ++i)
+            if (std::ranges::count(unexpected, argv[i])) in_order.push_back(argv[i]);
+        refuse_unexpected(in_order.empty() ? unexpected : in_order);
+    } catch (const CLI::ParseError& error) {
+        std::string text = error.what();
+        std::ranges::replace(text, '\n', ' ');
+        user_error("{}; --help lists the options", text);
+    }
+    for (const auto& [option, condition, reason] : rules_)
+        if (option->count() > 0 && !condition()) user_error("{} has no effect: {}", option->get_name(), reason);
+    return true;
+}
+
+// How many characters have to be inserted, removed or replaced to make one word of the other (Levenshtein's distance).
+static size_t distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+    for (size_t i = 1; i <= a.size(); ++i) {
+        size_t diagonal = std::exchange(row[0], i);
+        for (size_t j = 1; j <= b.size(); ++j)
+            diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])}));
+    }
+    return row.back();
+}
+
+// "--stag 3 is not expected; did you mean --stage?"
+void OptionList::refuse_unexpected(const std::vector<std::string>& words) const {
+    std::string all, hints;
+    for (const std::string& word : words) {
+        all += (all.empty() ? "" : " ") + word;
+        const std::string name = word.substr(0, word.find('='));
+        if (!name.starts_with("--")) continue;
+        const std::string owners = chapters_with_option(name);
+        std::string nearest;
+        for (const CLI::Option* option : app_->get_options())
+            for (const std::string& known : option->get_lnames())
+                if (nearest.empty() || distance("--" + known, name) < distance(nearest, name)) nearest = "--" + known;
+        if (!owners.empty())
+            hints += fmt::format("; {} is an option of {}", name, owners);
+        else if (distance(nearest, name) <= std::max<size_t>(2, name.size() / 3))
+            hints += fmt::format("; did you mean {}?", nearest);
+    }
+    user_error("{}: not expected{}{} --help lists the options", all, hints, hints.ends_with('?') ? "" : ";");
+}
+
+std::string OptionList::help() const {
+    constexpr size_t widest = 100, description_column = 30;
+    std::istringstream lines(app_->help());
+    std::string text;
+    for (std::string line; std::getline(lines, line);) {
+        const size_t indent = line.starts_with("  ") ? description_column : 0;
+        while (line.size() > widest) {
+            const size_t space = line.rfind(' ', widest);
+            if (space == std::string::npos || space <= indent) break;
+            text += line.substr(0, space) + "\n";
+            line = std::string(indent, ' ') + line.substr(space + 1);
+        }
+        text += line + "\n";
+    }
+    return text;
+}
+
+JsonFields OptionList::values() const {
+    JsonFields all;
+    for (const auto& [name, value] : values_) all.emplace_back(name, value());
+    return all;
+}
+
+template <class T>
+OneOption OptionList::add(const std::string& name, T& value, const std::string& what) {
+    CLI::Option* const option = app_->add_option(name, value, what);
+    values_.emplace_back(name, [&value]() -> JsonValue {
+        if constexpr (std::is_same_v<T, double> || std::is_same_v<T, std::string>)
+            return value;
+        else if constexpr (std::is_integral_v<T>)
+            return int64_t(value);
+        else
+            return fmt::format("{}", fmt::join(value, ","));
+    });
+    if constexpr (std::is_same_v<T, std::string>)  // --load "$UNSET" is not a run without --load
+        option->check(CLI::Validator([](std::string& text) { return std::string(text.empty() ? "is empty" : ""); }, ""));
+    return one(option);
+}
+template OneOption OptionList::add(const std::string&, int&, const std::string&);
+template OneOption OptionList::add(const std::string&, int64_t&, const std::string&);
+template OneOption OptionList::add(const std::string&, uint64_t&, const std::string&);
+template OneOption OptionList::add(const std::string&, double&, const std::string&);
+template OneOption OptionList::add(const std::string&, std::string&, const std::string&);
+template OneOption OptionList::add(const std::string&, std::vector<int>&, const std::string&);
+template OneOption OptionList::add(const std::string&, std::vector<int64_t>&, const std::string&);
+template OneOption OptionList::add(const std::string&, std::vector<std::string>&, const std::string&);
+
+OneOption OptionList::flag(const std::string& name, bool& value, const std::string& what) {
+    values_.emplace_back(name, [&value]() -> JsonValue { return value; });
+    return one(app_->add_flag(name, value, what));
+}
+OneOption OptionList::flag(const std::string& name, const std::function<void(bool)>& set, const std::string& what) {
+    return one(app_->add_flag_function(
+                             name, [set](int64_t on) { set(on > 0); }, what)
+                         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast));
+}
+
+OneOption OptionList::choice(const std::string& name, const std::vector<std::string>& words, const std::string& now,
+                             const std::function<void(const std::string&)>& set, const std::string& what) {
+    return one(app_->add_option_function<std::string>(name, set, what)->check(CLI::IsMember(words))->default_str(now));
+}
+
+}  // namespace ultrascale

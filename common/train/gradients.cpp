@@ -1,0 +1,56 @@
+#include "gradients.h"
+
+#include <algorithm>
+
+#include "core/ops.h"
+#include "core/trace.h"
+
+namespace ultrascale {
+
+namespace {
+
+void all_reduce(const Parameter& parameter, const Communicator& group) {
+    if (group.size() == 1) return;
+    const TraceName name(TraceName::whole, parameter.name);
+    group.all_reduce(parameter.grad);
+}
+
+Tensor sum_of_squares(const ParameterList& parameters, const Mesh* mesh) {
+    Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+    std::vector<Tensor> grads;
+    for (const auto& p : parameters)
+        if (!mesh || mesh->counts(*p)) grads.push_back(p->grad);
+    ops::accumulate_sum_squares(sum, grads);
+    return sum;
+}
+
+}  // namespace
+
+void sum_gradients(const ParameterList& parameters, const Mesh& mesh) {
+    parameters.check_complete();
+    for (const auto& p : parameters) all_reduce(*p, mesh.data_group(*p));
+    sum_besides(parameters, mesh);
+}
+
+void sum_besides(const ParameterList& parameters, const Mesh& mesh) {
+    std::vector<std::string> groups;
+    for (const auto& p : parameters)
+        for (const std::string& name : p->also_summed_over)
+            if (std::ranges::find(groups, name) == groups.end()) groups.push_back(name);
+    for (const std::string& group : groups)
+        for (const auto& p : parameters)
+            if (std::ranges::find(p->also_summed_over, group) != p->also_summed_over.end())
+                all_reduce(*p, mesh.group(group));
+}
+
+Tensor squared_gradient_norm(const ParameterList& parameters) {
+    return sum_of_squares(parameters, nullptr);
+}
+
+Tensor squared_gradient_norm(const ParameterList& parameters, const Mesh& mesh) {
+    const Tensor sum = sum_of_squares(parameters, &mesh);
+    if (mesh.norm_group().size() > 1) mesh.norm_group().all_reduce(sum);
+    return sum;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,238 @@
+#include "run.h"
+
+#include <cmath>
+
+#include "core/error.h"
+#include "core/median_seconds.h"
+
+namespace ultrascale {
+
+Trained trained(Llama& model, AdamW& optimizer) {
+    return {.values = [&] { return model.parameters().parts(&Parameter::value); },
+            .gradients = [&] { return model.parameters().parts(&Parameter::grad); },
+            .optimizer_states =
+                [&] {
+                    std::vector<TensorPart> states = optimizer.states();
+                    for (const TensorPart& buffer : model.parameters().buffers())
+                        states.push_back(buffer);
+                    return states;
+                },
+            .forward = [&](Context& context) {
+                Saved nothing;
+                model.forward({}, nothing, context);
+            }};
+}
+
+Run::Run(std::string chapter, const Options& options, const StepShape& shape, const Share& share,
+         std::function<int64_t(int64_t)> sequences_of)
+    : chapter_(std::move(chapter)),
+      options_(options),
+      shape_(shape),
+      share_(share),
+      sequences_of_(std::move(sequences_of)),
+      file_(options.data_path(), shape.config.vocab),
+      loader_(file_, data_options(options, shape.seq)),
+      state_{.seed = options.seed, .shuffled = options.shuffle, .seq = options.seq} {
+    const int64_t sequences = sequences_of_step(options, share.count);
+    if (!sequences_of_) sequences_of_ = [sequences](int64_t) { return sequences; };
+    if (!options.val_data.empty())
+        validation_.emplace(options, shape.config.vocab, data_options(options, shape.seq));
+}
+
+void Run::load(ParameterList& parameters, AdamW& optimizer) {
+    load_or_initialize(options_, parameters);
+    state_ = resume_or_start(options_, optimizer, parameters);
+}
+
+void Run::start(Trained what) {
+    what_ = std::move(what);
+    first_step_ = state_.step, next_sample_ = state_.next_sample;
+    report_.emplace(chapter_, options_, shape_, options_.steps);
+    const Communicator& world = Communicator::world();
+    const bool ranks_share_a_model = what_.layout.size() > 1 || share_.count < world.size();
+    report_->configuration(sequences_of_(first_step_),
+                           describe_data(options_, file_, loader_, state_),
+                           ranks_share_a_model ? share_.count : 0);
+    if (!what_.label.empty()) report_->technique(what_.label, what_.technique, what_.layout);
+    if (validation_)
+        print(fmt::format("  valid.  {}{}", validation_->description(), what_.of_validation));
+    saves_.emplace(options_, [&](const std::string& dir) {
+        SaveOptions save{.dtype = options_.dtype, .spread_over = &world};
+        if (what_.optimizer_states) save.state = &state_, save.optimizer = what_.optimizer_states();
+        save_checkpoint(dir, shape_.config, what_.values(), save);
+    });
+    saves_->print_plan(state_);
+    const bool small = parameter_count(shape_.config) < 5'000'000;
+    if (options_.steps > 0 && options_.verify.value_or(small)) {
+        std::vector<int64_t> sizes;
+        for (int64_t s = 0; s < std::min(options_.steps, verified_steps); ++s)
+            sizes.push_back(sequences_of_(first_step_ + s));
+        verifier_.emplace(options_, shape_.config, loader_, sizes, what_.plain_parts,
+                          what_.plain_micro_batch);
+    }
+    memory_reset_peak();
+    if (world.size() > 1) world.barrier();  // the verifying run kept rank 0 busy
+    communication_reset_counts();
+}
+
+Step* Run::next() {
+    check(begun_ - done_ <= 1, "the step before the former one has not finished");
+    if (begun_ == options_.steps) return nullptr;
+    const int64_t index = first_step_ + begun_, sequences = sequences_of_(index);
+    span_.reset();
+    span_.emplace("step", index + 1);
+    const double now = now_seconds();
+    std::optional<Begun>& begun = steps_[begun_ % 2];
+    begun.reset();
+    begun.emplace(Step(loader_, share_, index + 1, next_sample_, sequences), now);
+    Step& step = begun->step;
+    step.first = begun_ == 0;
+    step.learning_rate = learning_rate_of(options_, first_step_, index);
+    step.on_gradient = [this, &step] {
+        if (verifier_ && step.first)
+            phase("verification", [&] { verifier_->gradient(what_.gradients()); });
+        explain("global gradient norm, clip, AdamW");
+    };
+    step.on_finish = [this, &begun](double loss, double squared) { end_step(*begun, loss, squared); };
+    next_sample_ += sequences;
+    ++begun_;
+    explain_enable(options_.explain && step.first && Communicator::world().rank() == 0);
+    explain("gradients begin anew");
+    return &step;
+}
+
+void Run::end_step(const Begun& begun, double loss, double squared_norm) {
+    const Step& step = begun.step;
+    explain_enable(false);
+    if (begun_ - done_ == 1) span_.reset();
+    const int64_t tokens = step.sequences * shape_.seq;
+    state_ = after_step(state_, options_, file_, step.sequences, shape_.seq);
+    StepRecord record{state_.step, loss, std::sqrt(squared_norm), step.learning_rate,
+                      now_seconds() - begun.at, tokens};
+    const bool last = done_ + 1 == options_.steps;
+    if (validation_ && validation_->due(state_.step, last)) record.val_loss = validation_loss();
+    report_->step(record);
+    if (verifier_ && done_ < verified_steps) verifier_->after_step(done_, loss, what_.values());
+    ++done_;
+    saves_->after_step(state_.step);
+}
+
+double Run::validation_loss() {
+    return validation_->loss(what_.forward, what_.sum_loss, share_.part);
+}
+
+bool Run::finish(const std::function<bool(Report&)>& sections,
+                 const std::function<void()>& last) {
+    check(done_ == begun_, "a step has not finished");
+    bool ok = true;
+    if (options_.steps > 0) {
+        if (verifier_) ok = verifier_->finish(*report_) || !what_.not_equal.empty();
+        if (verifier_ && !what_.not_equal.empty()) {
+            print(fmt::format("  not meant to be equal: {}", what_.not_equal));
+            report_->text("verify", "result", "not meant to be equal");
+        }
+        ok = sections(*report_) && ok;
+    } else if (validation_) {  // of what --load brought
+        report_->validation(state_.step, validation_loss());
+    }
+    if (last) last();
+    saves_->at_end(state_.step);
+    report_->finish();
+    return ok;
+}
+
+bool train_within_memory(const Options& options, const std::function<bool()>& train) {
+    try {
+        return train();
+    } catch (const OutOfMemory& error) {
+        const bool verifies = options.verify.value_or(true), smaller = options.micro_batch > 1;
+        user_error("{}; {}", error.what(),
+                   verifies && smaller ? "--no-verify or a smaller --micro-batch may fit"
+                   : verifies          ? "--no-verify may fit"
+                   : smaller           ? "a smaller --micro-batch may fit"
+                                       : "a smaller --seq or --model may fit");
+    }
+}
+
+Measured measure(const DataLoader& loader, const Share& share, int64_t sequences, int64_t steps,
+                 const std::function<void(Step&)>& train_step, const std::function<void()>& settle) {
+    const Communicator& world = Communicator::world();
+    constexpr int64_t warm_up = 2;
+    Measured m{.steps = std::clamp<int64_t>(steps, 3, 10)};
+    std::vector<double> seconds;
+    for (int64_t s = 0; s < warm_up + m.steps; ++s) {
+        if (s == warm_up) {
+            if (settle) settle();
+            memory_reset_peak();
+            communication_reset_counts();
+            trace_clear();
+        }
+        compute_stream().synchronize();
+        world.barrier();
+        const double begin = now_seconds();
+        Step step(loader, share, s + 1, 0, sequences);
+        step.first = s == 0;
+        train_step(step);
+        compute_stream().synchronize();
+        if (s >= warm_up) seconds.push_back(now_seconds() - begin);
+    }
+    if (settle) settle();
+    m.counts = communication_counts();
+    double communication = 0, exposed = 0;
+    for (auto& [group, kinds] : m.counts.groups) {
+        kinds[size_t(Collective::barrier)] = {};
+        for (const CommunicationCount& count : kinds)
+            communication += count.seconds, exposed += count.exposed;
+    }
+    const double n = double(m.steps);
+    m.step_seconds = largest_of_ranks(world, median(seconds));
+    m.communication_seconds = largest_of_ranks(world, communication / n);
+    m.exposed_seconds = largest_of_ranks(world, exposed / n);
+    m.sent_bytes = bytes_sent_in_all(m.counts) / n;
+    return m;
+}
+
+double measure_call(const Communicator& ranks, const std::function<void()>& call) {
+    const auto batch = [&](int calls) {
+        compute_stream().synchronize();
+        ranks.barrier();
+        const double begin = now_seconds();
+        for (int i = 0; i < calls; ++i) call();
+        compute_stream().synchronize();
+        return (now_seconds() - begin) / calls;
+    };
+    const double estimate = largest_of_ranks(ranks, batch(2));
+    const int calls = std::clamp(int(0.01 / estimate), 1, 50);
+    std::vector<double> seconds(size_t(std::clamp(int(0.1 / (estimate * calls)), 3, 15)));
+    for (double& s : seconds) s = batch(calls);
+    return largest_of_ranks(ranks, median(seconds));
+}
+
+StepShape step_shape(const Options& options, const LlamaConfig& config, AttentionKind attention,
+                     int64_t loss_chunk) {
+    return {.config = config,
+            .model = {options.dtype, options.recompute, attention, loss_chunk},
+            .grad_dtype = options.grad_dtype(),
+            .micro_batch = options.micro_batch,
+            .seq = options.seq > 0 ? options.seq : config.default_seq};
+}
+
+DataOptions data_options(const Options& options, int64_t seq) {
+    DataOptions data{.seq = seq};
+    if (options.shuffle) data.shuffle_seed = options.seed;
+    if (options.document_token >= 0) data.document_token = options.document_token;
+    if (options.ignore_token >= 0) data.ignore_token = options.ignore_token;
+    return data;
+}
+
+int64_t checked_sequences(double sequences) {
+    if (sequences > 1e7)
+        user_error("a step of {:.0f} sequences: at most 10^7, see --grad-accum", sequences);
+    return int64_t(sequences);
+}
+
+int64_t sequences_of_step(const Options& options, int64_t replicas) {
+    return checked_sequences(double(options.micro_batch) * double(options.grad_accum) * double(replicas));
+}
+
+}  // namespace ultrascale

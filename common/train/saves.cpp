@@ -1,0 +1,34 @@
+#include "saves.h"
+
+#include "files/checkpoint.h"
+#include "files/checkpoint_folders.h"
+#include "report/report.h"
+
+namespace ultrascale {
+
+void Saves::print_plan(const TrainingState& start) const {
+    if (start.step > 0)
+        print(fmt::format("  start   goes on from {}, after step {}", options_.load, start.step));
+    if (options_.save_every > 0)
+        print(fmt::format("  saves   every {} steps to {}/checkpoint-STEP; the last two are kept",
+                          options_.save_every, options_.save));
+}
+
+void Saves::after_step(int64_t step) const {
+    if (options_.save_every == 0 || step % options_.save_every != 0) return;
+    const std::string& dir = options_.save;
+    write_(dir + "/" + checkpoint_folder(step));
+    if (Communicator::world().rank() != 0) return;
+    write_file(dir + "/" + latest_checkpoint, checkpoint_folder(step) + "\n");
+    remove_ahead_of(dir, step);
+    remove_all_but_one_behind(dir, step);
+}
+
+void Saves::at_end(int64_t step) const {
+    if (options_.save.empty()) return;
+    write_(options_.save);
+    if (Communicator::world().rank() == 0) remove_ahead_of(options_.save, step);
+    print(fmt::format("\nsaved to {} after step {}", options_.save, step));
+}
+
+}  // namespace ultrascale

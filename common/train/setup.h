@@ -1,0 +1,100 @@
+// Where a run starts: fresh from the seed, from a checkpoint's weights, or in the middle of an earlier run.
+#pragma once
+
+#include "files/checkpoint.h"
+#include "report/cli.h"
+#include "data.h"
+#include "model/optimizer.h"
+
+namespace ultrascale {
+
+// Gives the parameters their values: from --load, or drawn from --seed.
+inline void load_or_initialize(const Options& options, ParameterList& parameters) {
+    if (options.load.empty())
+        parameters.initialize(options.seed);
+    else
+        load_parameters(options.load, parameters);
+}
+
+// Likewise for the pieces that this rank holds.
+inline void load_or_draw(const Options& options, const std::vector<AdamW::Item>& items) {
+    std::vector<TensorPart> parts;
+    for (const AdamW::Item& item : items) parts.emplace_back(*item.parameter, item.value, item.begin);
+    if (!options.load.empty()) return load_parameters(options.load, parts);
+    for (const AdamW::Item& item : items) draw(*item.parameter, item.begin, item.value, options.seed);
+}
+
+// If --load holds a training state, fills the optimizers' (one, or one for each shard) and returns where training stood; else it
+// starts at zero.
+inline TrainingState resume_or_start(const Options& options, const std::vector<AdamW*>& optimizers,
+                                     const std::vector<TensorPart>& buffers = {}) {
+    if (options.load.empty() || !has_training_state(options.load))
+        return {.seed = options.seed, .shuffled = options.shuffle, .seq = options.seq};
+    std::vector<TensorPart> states = buffers;
+    for (AdamW* optimizer : optimizers)
+        for (TensorPart& part : optimizer->states()) states.push_back(std::move(part));
+    const TrainingState state = load_training_state(options.load, states);
+    if (options.shuffle != state.shuffled)
+        user_error("the run in {} took its samples {}", options.load,
+                   state.shuffled ? fmt::format("in another order: go on with --shuffle --seed {}", state.seed)
+                                  : "in order: go on without --shuffle");
+    if (options.shuffle && state.seed != options.seed)
+        user_error("--seed {}: the run in {} shuffled with seed {}", options.seed, options.load, state.seed);
+    if (options.seq > 0 && state.seq > 0 && options.seq != state.seq)
+        user_error("--seq {}: the run in {} has samples of {} tokens, and goes on with them", options.seq, options.load, state.seq);
+    for (AdamW* optimizer : optimizers) optimizer->set_steps_done(state.step);
+    return state;
+}
+// Of a model, its buffers too.
+inline TrainingState resume_or_start(const Options& options, AdamW& optimizer, const ParameterList& model) {
+    return resume_or_start(options, {&optimizer}, model.buffers());
+}
+
+// Where training stands after one more step, of so many sequences of `seq` tokens from `file`.
+inline TrainingState after_step(const TrainingState& state, const Options& options,
+                                const TokenFile& file, int64_t sequences, int64_t seq) {
+    return {.step = state.step + 1,
+            .next_sample = state.next_sample + sequences,
+            .tokens_seen = state.tokens_seen + sequences * seq,
+            .seed = options.seed,
+            .shuffled = options.shuffle,
+            .seq = seq,
+            .data = options.data_name(),
+            .data_tokens = file.tokens()};
+}
+
+// The header's words on the data: "our own text: 117786 tokens, 920 samples". Of a run that goes on
+// also, in a line of its own, where that is not what the run has read so far. UserError: nobody
+// asked for other data, but the file has changed.
+inline std::string describe_data(const Options& options, const TokenFile& file,
+                                 const DataLoader& loader, const TrainingState& start) {
+    const auto called = [](const std::string& data) {
+        return data == built_in_data ? "our own text" : printable(data);
+    };
+    std::string words = options.data.empty() ? fmt::format("our own text: {} tokens", file.tokens())
+                                             : file.description();
+    words += fmt::format(", {} samples", loader.samples());
+    if (start.step == 0) return words;
+    const char* next_line = "\n          ";
+    if (start.data.empty())
+        return fmt::format("{}{}what the run has read so far was not recorded", words, next_line);
+    const bool same_number = start.data_tokens == file.tokens();
+    if (!same_number && options.data_of_run)
+        user_error(
+            "{} has {} tokens; when the run in {} read it, it had {}: to go on with what it is "
+            "now, give it by --data",
+            called(start.data), file.tokens(), options.load, start.data_tokens);
+    if (same_number && start.data == options.data_name()) return words;
+    return fmt::format("{}{}the run has read {} so far: {}", words, next_line, called(start.data),
+                       same_number ? "the same number of tokens"
+                                   : fmt::format("{} tokens, other data", start.data_tokens));
+}
+
+// The learning rate of `step` in a run that started at `first_step`: the cosine ends at --lr-steps, or with the run.
+inline double learning_rate_of(const Options& options, int64_t first_step, int64_t step) {
+    OptimizerOptions schedule = options.optimizer;
+    if (schedule.total_steps == 0) schedule.total_steps = first_step + options.steps;
+    return learning_rate(schedule, step);
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,66 @@
+#include "step.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace ultrascale {
+
+// Over how many targets the mean of a step's loss goes that takes `count` samples from `first` on.
+static int64_t counted_targets(const DataLoader& loader, int64_t first, int64_t count) {
+    const int64_t counted = loader.counted_targets(first, count);
+    if (counted == 0)
+        user_error("samples {} to {}: every target is ignored, so there is no loss", first,
+                   first + count - 1);
+    return counted;
+}
+
+Step::Step(const DataLoader& loader, const Share& share, int64_t number, int64_t first_sample,
+           int64_t sequences)
+    : number(number),
+      sequences(sequences),
+      accumulated(sequences / share.count / share.micro_batch),
+      loss(Tensor::zeros({1}, DType::fp64, Memory::workspace)),
+      loader_(loader),
+      share_(share),
+      first_sample_(first_sample) {
+    if (share.mean == MeanOver::own_samples)
+        for (int64_t m = 0; m < accumulated; ++m)
+            counted_ += counted_targets(loader, first_sample_of(m), share.micro_batch);
+    else
+        counted_ = counted_targets(loader, first_sample, sequences);
+}
+
+void Step::call_hooks(std::initializer_list<Hooks*> hooks) {
+    hooks_ = {};
+    if (explain_enabled()) hooks_.add(&explain_);
+    for (Hooks* one : hooks) hooks_.add(one);
+}
+
+Step::MicroBatches Step::micro_batches(std::initializer_list<Hooks*> hooks) {
+    call_hooks(hooks);
+    return {this};
+}
+
+Context Step::micro_batch(int64_t m) {
+    const HostBatch whole = loader_.batch(first_sample_of(m), share_.micro_batch);
+    const int64_t own = std::max<int64_t>(whole.counted_targets, 1) * accumulated;
+    const int64_t mean_over = share_.mean == MeanOver::micro_batch ? own : counted_;
+    return {.batch = to_device(share_.part ? share_.part(whole) : whole),
+            .token_weight = float(1 / double(mean_over)),
+            .loss = loss,
+            .micro_batch = int(m),
+            .hooks = hooks_.empty() ? nullptr : &hooks_};
+}
+
+MicroBatch::MicroBatch(Step& step, int64_t m) : span_("micro-batch", m) {
+    static_cast<Context&>(*this) = step.micro_batch(m);
+}
+
+double Step::finish(const Tensor& squared_norm) {
+    const double loss_value = scalar(loss), squared = scalar(squared_norm);
+    if (on_finish) on_finish(loss_value, squared);
+    return squared;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,89 @@
+// The loss on text that training does not see.
+//
+// While the model learns, the loss on its training samples falls; once it starts to learn them by heart, the loss on other
+// samples rises again. --val-data names such samples and --val-every says how often to look. Forward only: nothing is kept
+// for a backward, no gradient is made, and the training goes on bit for bit as without it.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "report/cli.h"
+#include "comm/comm.h"
+#include "data.h"
+#include "model/llama.h"
+#include "core/trace.h"
+
+namespace ultrascale {
+
+// Sums and not a mean, so that ranks which took different samples can add theirs up.
+struct LossSum {
+    double sum = 0;
+    int64_t targets = 0;  // how many were counted
+    double mean() const { return sum / double(targets); }
+};
+
+// The loss of the samples in `samples`, `micro_batch` at a time; the last one may be smaller. `forward`
+// adds to context.loss what this rank has of a micro-batch's, or of its `part` of them (step.h: Share);
+// sum_loss, where there is more of it on others, adds up all at the end.
+// The host waits for the device once, at the end. --profile does not count these operations; --trace shows one span.
+inline LossSum validation_loss(const std::function<void(Context&)>& forward, const DataLoader& loader,
+                               Range samples, int64_t micro_batch,
+                               const std::function<void(const Tensor& loss)>& sum_loss = {},
+                               const std::function<HostBatch(const HostBatch&)>& part = {}) {
+    const double begin = now_seconds();
+    const bool recording = trace_recording();
+    trace_record(false);
+    const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+    LossSum result;
+    for (int64_t first = samples.begin; first < samples.end; first += micro_batch) {
+        const HostBatch host = loader.batch(first, std::min(micro_batch, samples.end - first));
+        result.targets += host.counted_targets;
+        Context context{.batch = to_device(part ? part(host) : host), .loss = loss, .training = false};
+        forward(context);
+    }
+    if (sum_loss) sum_loss(loss);
+    result.sum = loss.to_host<double>()[0];
+    trace_record(recording);
+    if (recording) trace_span({.name = "validation", .lane = "phase"}, begin, now_seconds());
+    return result;
+}
+
+// What --val-data and --val-every ask for: the file, opened and checked before the training starts, and when to look at it.
+class Validation {
+public:
+    // `data`: the training's, so that the same targets count. (Shuffled or not, the first samples() samples are all of them.)
+    Validation(const Options& options, int64_t vocab, const DataOptions& data)
+        : file_(options.val_data, vocab), loader_(file_, data), options_(options) {
+        if (loader_.counted_targets(0, loader_.samples()) == 0)
+            user_error("--val-data {}: every target is ignored, so there is no loss", file_.path());
+    }
+    bool due(int64_t step, bool last) const { return last || step % options_.val_every == 0; }
+    const DataLoader& loader() const { return loader_; }
+    // With several ranks each of them measures it all.
+    double loss(const std::function<void(Context&)>& forward,
+                const std::function<void(const Tensor& loss)>& sum_loss = {},
+                const std::function<HostBatch(const HostBatch&)>& part = {}) {
+        const CommunicationCounts before = communication_counts();
+        const Range all{0, loader_.samples()};
+        const double mean =
+            validation_loss(forward, loader_, all, options_.micro_batch, sum_loss, part).mean();
+        sent_ = difference(sent_, difference(before, communication_counts()));  // the sum of both
+        return mean;
+    }
+    const CommunicationCounts& sent() const { return sent_; }  // by all of them: it belongs to no training step
+    std::string description() const {
+        return fmt::format("{}, {} samples, every {} steps", file_.description(), loader_.samples(),
+                           options_.val_every);
+    }
+
+private:
+    TokenFile file_;
+    DataLoader loader_;
+    const Options& options_;
+    CommunicationCounts sent_{};
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# `make demo`: each chapter's techniques on real text, one row a run. Usage: tests/demo.sh BUILD "MPIRUN FLAGS"
+# The figures come from the summaries that --json writes; a run that is not what one device does stops the demo.
+set -euo pipefail
+build=$1 mpirun=$2
+json=$(mktemp)
+log=$(mktemp)
+trap 'rm -f "$json" "$log"' EXIT
+export OMP_WAIT_POLICY=passive
+
+mib() { awk "BEGIN { printf \"%.1f\", $1 / 1048576 }"; }
+
+# row RANKS CHAPTER TECHNIQUE OPTIONS...
+row() {
+    local ranks=$1 chapter=$2 technique=$3 summary equal predicted measured bytes rate
+    shift 3
+    if ! $mpirun -n "$ranks" "$build/$chapter" --steps 6 --lr 3e-3 --json "$json" "$@" >"$log" 2>&1; then
+        cat "$log"
+        echo "$chapter $* failed"
+        exit 1
+    fi
+    summary=$(tail -1 "$json")
+    equal=$(sed -nE 's/.*"result":"([a-z]+)".*/\1/p' <<<"$summary")
+    # These rows come before those of each rank and each group, which repeat them.
+    local memory=${summary%%\"memory_by_rank\"*} communication=${summary%%\"communication_by_group\"*}
+    predicted=$(sed -nE 's/.*"peak":\{"predicted":([0-9]+),.*/\1/p' <<<"$memory")
+    measured=$(sed -nE 's/.*"peak":\{"predicted":[0-9]+,"measured":([0-9]+)\}.*/\1/p' <<<"$memory")
+    bytes=$({ grep -oE '"sent_bytes":[0-9.e+]+' <<<"$communication" || true; } | awk -F: '{ sum += $2 } END { printf "%d", sum }')
+    rate=$(sed -nE 's/.*"speed":\{"tokens_per_second":([0-9]+).*/\1/p' <<<"$summary")
+    printf '%-18s %-28s %5d  %-8s %8s / %-7s %8s %8d\n' "$chapter" "$technique" "$ranks" "$equal" "$(mib "$predicted")" "$(mib "$measured")" \
+        "$(mib "$bytes")" "$rate"
+}
+
+# Columns: 100 characters at most.
+format='%-18s %-28s %5s  %-8s %18s %8s %8s\n'
+printf "$format" chapter technique ranks "equal to" "MiB per rank" "MiB sent" tokens/s
+printf "$format" "" "" "" "1 device" "predicted/measured" "per step" "in all"
+row 1 00_single_gpu "one device"
+row 1 00_single_gpu "  recomputation" --recompute full
+row 4 01_data_parallel "all-reduce after backward" --sync naive --micro-batch 2
+row 4 01_data_parallel "  during backward" --sync overlap --micro-batch 2
+row 4 01_data_parallel "  in buckets of 1 MiB" --sync bucket --bucket-mb 1 --micro-batch 2
+row 4 01_data_parallel "  our own ring" --sync ring --micro-batch 2
+row 4 02_zero "stage 0: nothing sharded" --stage 0 --micro-batch 2
+row 4 02_zero "stage 1: optimizer states" --stage 1 --micro-batch 2
+row 4 02_zero "stage 2: gradients too" --stage 2 --micro-batch 2
+row 4 02_zero "stage 3: parameters too" --stage 3 --micro-batch 2
+row 4 03_tensor_parallel "a layer on 4 ranks"
+row 4 03_tensor_parallel "  norms on 1/4 of the tokens" --sequence-parallel
+row 4 03_tensor_parallel "  GEMMs in 2 chunks" --sequence-parallel --overlap chunk
+row 4 03_tensor_parallel "  2 x 2 ranks" --tp 2 --sequence-parallel --overlap async --micro-batch 4
+
+# family NUMBER TITLE: a chapter without a training step
+family() {
+    if ! "$build/07_kernels" --check --family "$1" >"$log" 2>&1; then
+        cat "$log"
+        echo "07_kernels --family $1 failed"
+        exit 1
+    fi
+    printf '%-18s %-28s %5d  %-8s %s\n' 07_kernels "$2" 1 ok "$(grep -oE '[0-9]+ comparisons with float64' "$log")"
+}
+family 1 "vector add, ELU, SwiGLU"
+family 2 "transpose, sum, branches"
+family 3 "matrix product"
+family 4 "softmax, RMSNorm, loss"
+family 5 "attention"

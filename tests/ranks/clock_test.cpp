@@ -1,0 +1,38 @@
+// One clock for all ranks, exact on one machine and measured between machines.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "comm/comm.h"
+#include "core/trace.h"
+
+using namespace ultrascale;
+
+// These ranks are on one machine, so what would be measured if each were on another can be compared
+// with what is known.
+TEST(Clock, MeasuredAgreesWithExact) {
+    const Communicator& world = Communicator::world();
+    ASSERT_NE(this_machine(), "");
+    const std::vector<double> exact = world.clock_offsets();
+    EXPECT_EQ(exact[0], 0);
+    const std::string rank = std::to_string(world.rank()), pair = std::to_string(world.rank() / 2);
+    for (const std::string& machine : {std::string(), "machine " + rank, "machine " + pair}) {
+        const std::vector<double> measured = world.clock_offsets(machine);
+        ASSERT_EQ(measured.size(), exact.size());
+        for (size_t r = 0; r < exact.size(); ++r)
+            EXPECT_NEAR(measured[r], exact[r], 1e-3) << "rank " << r << ", " << machine;
+    }
+}
+
+// Nobody leaves a barrier before all have come to it, by the one clock.
+TEST(Clock, OrdersWhatRanksDo) {
+    const Communicator& world = Communicator::world();
+    const double mine = world.clock_offsets()[size_t(world.rank())];
+    for (int i = 0; i < 20; ++i) {
+        const double came = now_seconds() + mine;
+        world.barrier();
+        const double left = now_seconds() + mine;
+        for (const std::string& other : world.gather_strings(std::to_string(came)))
+            EXPECT_LE(std::stod(other), left + 1e-6);
+    }
+}

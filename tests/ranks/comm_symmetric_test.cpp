@@ -1,0 +1,165 @@
+// Symmetric memory (comm.h), on any number of ranks. On GPUs that reach each other collectives there go by copy engines, and then they add
+// in rank order to the bit, as on the CPU; elsewhere the same calls are what they always are.
+#include "comm_test.h"
+#include "core/ops.h"
+
+using namespace ultrascale;
+
+namespace {
+
+template <class T>
+Tensor symmetric(const std::vector<T>& values, const Communicator& group = world()) {
+    Tensor x = Tensor::empty({int64_t(values.size())}, dtype_of<T>, Memory::workspace, group.symmetric_memory());
+    x.copy_from_host(values.data());
+    return x;
+}
+
+// By copies everything; what is large; nothing. Without copies all of them are the same.
+std::vector<CommunicationSettings> copy_ways() {
+    if (!world().symmetric_memory()) return {{}};
+    return {{.copies_from_bytes = 0}, {.copies_from_bytes = 100000}, {.copy_engines = false}};
+}
+
+// Whether x is the sum of numbers(r, count) from element `begin` on: to the bit where no kernel of NCCL's has added.
+template <class T>
+bool is_sum(const Tensor& x, int64_t count, int64_t begin, bool copied, int seed = 0) {
+    if (!copied) return is_reduction<T>(x, Reduce::sum, count, seed, begin);
+    return same(x, part(reduced<T>(Reduce::sum, world().size(), count, seed), begin, x.numel()));
+}
+
+template <class T>
+struct Symmetric : testing::Test {};
+TYPED_TEST_SUITE(Symmetric, CommunicatedTypes);
+
+TYPED_TEST(Symmetric, CollectivesAreRight) {
+    using T = TypeParam;
+    const int n = world().size(), me = world().rank();
+    const bool summed = std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, fp16>;
+    for (const CommunicationSettings& settings : copy_ways()) {
+        Way way(settings);
+        const bool copies = settings.copy_engines && world().symmetric_memory() && summed;
+        const auto copied = [&](const Tensor& whole) { return copies && whole.bytes() >= settings.copies_from_bytes; };
+        for (int64_t count : {0, 1, 7, 1000, 5003, 16384}) {
+            SCOPED_TRACE(fmt::format("count {} copies {} from {}", count, copies, settings.copies_from_bytes));
+            Tensor x = symmetric(numbers<T>(me, count));
+            world().all_reduce(x);
+            EXPECT_TRUE(is_sum<T>(x, count, 0, copied(x)));
+            x = symmetric(numbers<T>(me, count));
+            world().all_reduce(x, Reduce::max);
+            EXPECT_TRUE(is_reduction<T>(x, Reduce::max, count));
+            if (count > 4) {  // from an address that is no multiple of 16 bytes
+                x = symmetric(numbers<T>(me, count));
+                world().all_reduce(x.slice(1, count));
+                EXPECT_TRUE(is_sum<T>(x.slice(1, count), count, 1, copied(x.slice(1, count))));
+                EXPECT_TRUE(same(x.slice(0, 1), part(numbers<T>(me, count), 0, 1)));
+            }
+
+            Tensor in = tensor(numbers<T>(me, n * count)), out = blank<T>(count);
+            const bool packs = count * int64_t(sizeof(T)) % 16 == 0;
+            world().reduce_scatter(out, in);
+            EXPECT_TRUE(is_sum<T>(out, n * count, me * count, copied(in) && packs));
+            EXPECT_TRUE(same(in, numbers<T>(me, n * count)));
+            const Tensor slice = in.slice(me * count, (me + 1) * count);  // in place
+            world().reduce_scatter(slice, in);
+            EXPECT_TRUE(is_sum<T>(slice, n * count, me * count, copied(in) && packs));
+
+            Tensor all = symmetric(std::vector<T>(size_t(n * count), T(0))), mine = tensor(numbers<T>(me, count));
+            world().all_gather(all, mine);
+            EXPECT_TRUE(same(all, joined<T>(n, count)));
+            all = symmetric(std::vector<T>(size_t(n * count), T(0)));
+            Tensor own = all.slice(me * count, (me + 1) * count);
+            own.copy_from_host(numbers<T>(me, count).data());
+            world().all_gather(all, own);  // in place
+            EXPECT_TRUE(same(all, joined<T>(n, count)));
+        }
+    }
+}
+
+// A block that was let go is given out again while its last communication may still run, on three streams, of two groups.
+void reuse_on_three_streams(int64_t unsummed_bytes) {
+    Way way({.copies_from_bytes = 0, .copies_unsummed_bytes = unsummed_bytes});
+    const int n = world().size(), me = world().rank();
+    const Communicator twin = world().split(0, me, "twin");
+    Stream other("other");
+    Stream* const streams[] = {&communication_stream(), &other, &compute_stream()};
+    std::vector<Tensor> kept;
+    std::vector<Work> work;
+    constexpr int64_t count = 10000;
+    for (int k = 0; k < 60; ++k) {
+        const Communicator& group = k % 4 == 3 ? twin : world();
+        Stream& stream = *streams[size_t(k % 3)];
+        if (k % 5 == 4) {  // its result is not looked at: the block goes back with the Work
+            work.push_back(group.all_reduce(symmetric(numbers<float>(me, count, k), group), Reduce::sum, stream));
+            work.back() = {};
+            kept.push_back({});
+        } else if (k % 2) {
+            Tensor all = symmetric(std::vector<float>(size_t(n * count)), group);
+            work.push_back(group.all_gather(all, tensor(numbers<float>(me, count)), stream));
+            kept.push_back(all);
+        } else {
+            kept.push_back(symmetric(numbers<float>(me, count, k), group));
+            work.push_back(group.all_reduce(kept.back(), Reduce::sum, stream));
+        }
+        if (k >= 10) kept[size_t(k - 10)] = {};  // perhaps before it has run: Work keeps it
+        if (k < 50) continue;
+        work[size_t(k)].wait();
+        if (!kept.back()) continue;
+        const bool copied = bool(world().symmetric_memory());
+        EXPECT_TRUE(k % 2 ? same(kept.back(), joined<float>(n, count)) : is_sum<float>(kept.back(), count, 0, copied, k)) << k;
+    }
+}
+
+TEST(SymmetricMemory, ReusedOnThreeStreams) {
+    const std::vector<int64_t> limits = {0, 100'000, 256 << 20};
+    for (size_t i = 0; i < (world().symmetric_memory() ? limits.size() : 1); ++i) reuse_on_three_streams(limits[i]);
+}
+
+// A rank that comes late to a sum finds there what its peers had sent for it, whatever they have sent since.
+TEST(SymmetricMemory, SummedLate) {
+    Way way({.copies_from_bytes = 0});
+    const int n = world().size(), me = world().rank(), rounds = 6;
+    constexpr int64_t share = 5000;
+    const Tensor busy = Tensor::zeros({on_gpu ? 4 << 20 : 1}, DType::fp32, Memory::workspace);
+    std::vector<Tensor> in, out;
+    for (int k = 0; k < rounds; ++k) {
+        in.push_back(tensor(numbers<float>(me, n * share, k)));
+        out.push_back(blank<float>(share));
+    }
+    for (int k = 0; k < rounds; ++k) {
+        Work work = world().reduce_scatter(out[size_t(k)], in[size_t(k)], Reduce::sum, communication_stream());
+        for (int i = 0; i < 200 && k % n == me; ++i) ops::add(busy, busy);
+        work.wait();
+    }
+    for (int k = 0; k < rounds; ++k)
+        EXPECT_TRUE(is_sum<float>(out[size_t(k)], n * share, me * share, bool(world().symmetric_memory()), k)) << k;
+}
+
+// A call sees the result of the one before it on its stream, whoever sums it, and of another group's as well.
+TEST(SymmetricMemory, CallsOnOneStreamFollowEachOther) {
+    Way way({.copies_from_bytes = 0});
+    const int n = world().size(), me = world().rank();
+    const Communicator twin = world().split(0, me, "twin");
+    constexpr int64_t share = 5000;
+    const Tensor in = tensor(numbers<float>(me, n * share)), out = blank<float>(share);
+    const Tensor all = Tensor::zeros({n * share}, DType::fp32, Memory::workspace, twin.symmetric_memory());
+    Work scattered = world().reduce_scatter(out, in, Reduce::sum, communication_stream());
+    Work gathered = twin.all_gather(all, out, communication_stream());
+    gathered.wait();
+    scattered.wait();
+    EXPECT_TRUE(is_sum<float>(all, n * share, 0, bool(world().symmetric_memory())));
+}
+
+// Memory is counted by its tensors, whoever keeps the block.
+TEST(SymmetricMemory, IsCounted) {
+    const int64_t before = memory_now()[int(Memory::gradient)];
+    Tensor x = Tensor::zeros({1000}, DType::fp32, Memory::gradient, world().symmetric_memory());
+    EXPECT_EQ(memory_now()[int(Memory::gradient)], before + 4000);
+    EXPECT_TRUE(same(x, std::vector<float>(1000, 0.0f)));
+    x = {};
+    EXPECT_EQ(memory_now()[int(Memory::gradient)], before);
+    memory_set_limit(total(memory_now()) + 1000);
+    EXPECT_THROW(Tensor::empty({1000}, DType::fp32, Memory::gradient, world().symmetric_memory()), OutOfMemory);
+    memory_set_limit(device_memory_bytes());
+}
+
+}  // namespace

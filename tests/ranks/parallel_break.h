@@ -1,0 +1,123 @@
+// A small training by a technique of 01_data_parallel or 02_zero, for the tests that break it on purpose.
+#pragma once
+
+#include "01_data_parallel/gradient_sync.h"
+#include "02_zero/predict.h"
+#include "02_zero/stages.h"
+#include "break_checks.h"
+#include "train/data.h"
+#include "core/threads.h"
+
+namespace ultrascale {
+
+constexpr int64_t T = 24, B = 1, A = 2, steps = 3;  // sequence, micro-batch, micro-batches, steps
+inline const LlamaConfig config{.layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 48, .vocab = 256};
+inline const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
+
+inline const Communicator& world() { return Communicator::world(); }
+
+// What both chapters' steps have in common, as seen from train() below.
+struct Technique {
+    Hooks* hooks;
+    std::function<void()> begin_step = {}, update = {};
+    std::function<void(int64_t m)> begin_micro_batch = {}, end_micro_batch = {};
+    std::function<std::vector<TensorPart>()> gradients = {}, values = {};
+    Prediction predicted;
+};
+
+// What a chapter's main does.
+inline Checks train(const Options& options, Llama& model, const Technique& technique) {
+    const TokenFile file("common/text.txt", config.vocab);
+    const DataLoader loader(file, {.seq = T});
+    const int64_t N = world().size(), G = A * B * N;
+    testing::internal::CaptureStdout();
+    Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), G));
+    testing::internal::GetCapturedStdout();
+    Report report("test", options, shape, steps);
+    memory_reset_peak();
+    world().barrier();
+    communication_reset_counts();
+    for (int64_t step = 0; step < steps; ++step) {
+        technique.begin_step();
+        const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        for (int64_t m = 0; m < A; ++m) {
+            const Batch batch = to_device(loader.batch(step * G + (m * N + world().rank()) * B, B));
+            Context context{.batch = batch, .token_weight = float(1 / double(G * T)), .loss = loss, .micro_batch = int(m)};
+            context.hooks = technique.hooks;
+            Saved saved;
+            technique.begin_micro_batch(m);
+            model.forward({}, saved, context);
+            model.backward({}, saved, context);
+            technique.end_micro_batch(m);
+        }
+        if (step == 0) verifier.gradient(technique.gradients());
+        technique.update();
+        world().all_reduce(loss);
+        verifier.after_step(step, loss.to_host<double>()[0], technique.values());
+    }
+    return checks_of(verifier, report, technique.predicted, steps);
+}
+
+inline Options options_of_runs() {
+    Options options;
+    options.optimizer.lr = 1e-3;
+    return options;
+}
+
+// For a broken technique that does something then.
+template <class Sync>
+void begin_micro_batch(Sync& sync, ParameterList& parameters) {
+    if constexpr (requires { sync.begin_micro_batch(parameters); }) sync.begin_micro_batch(parameters);
+}
+
+template <class Sync, class... Arguments>
+Checks train_data_parallel(Arguments... arguments) {
+    use_threads(ranks_on_this_node());
+    const Options options = options_of_runs();
+    Llama model(config, shape.model);
+    ParameterList& parameters = model.parameters();
+    parameters.allocate_values(DType::fp32);
+    parameters.allocate_grads(DType::fp32);
+    parameters.initialize(options.seed);
+    AdamW optimizer(parameters, options.optimizer);
+    const Mesh mesh(world(), {{"dp", world().size()}});
+    Sync sync(parameters, mesh, arguments...);
+    Technique technique{.hooks = &sync, .predicted = predict_one_device(shape, parameters.local_numel())};
+    sync.add_to(technique.predicted);
+    technique.predicted.communication.add(world(), Collective::all_reduce, 1, 8);  // the loss
+    technique.begin_step = [&] { parameters.begin_gradients(A); };
+    technique.begin_micro_batch = [&](int64_t) { begin_micro_batch(sync, parameters); };
+    technique.end_micro_batch = [&](int64_t m) {
+        if (m + 1 == A) sync.finish();
+    };
+    technique.update = [&] { optimizer.step(options.optimizer.lr, squared_gradient_norm(parameters)); };
+    technique.gradients = [&] { return parameters.parts(&Parameter::grad); };
+    technique.values = [&] { return parameters.parts(&Parameter::value); };
+    return train(options, model, technique);
+}
+
+template <class Stage>
+Checks train_zero(ZeroOptions zero_options) {
+    use_threads(ranks_on_this_node());
+    const Options options = options_of_runs();
+    Llama model(config, shape.model);
+    const Mesh mesh(world(), {{"dp", world().size()}});
+    std::vector<const Unit*> units;
+    for (const Unit& unit : model.units()) units.push_back(&unit);
+    Stage zero(model.parameters(), units, mesh, options, zero_options);
+    zero.start();
+    Technique technique{.hooks = &zero,
+                        .predicted = predict(zero.layout(), units, zero_options, shape, A, world())};
+    technique.begin_step = [&] { zero.begin_step(A); };
+    technique.begin_micro_batch = [&](int64_t m) { zero.begin_micro_batch(m, m + 1 == A); };
+    technique.end_micro_batch = [&](int64_t) { zero.end_micro_batch(); };
+    technique.update = [&] {
+        zero.update(options.optimizer.lr, zero.squared_norm());
+        zero.finish();
+    };
+    technique.gradients = [&] { return zero.gradients(); };
+    technique.values = [&] { return zero.values(); };
+    return train(options, model, technique);
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,300 @@
+// A sketch of chapter 05 on what common/ has, kept as a test: two stages of one model in 1F1B and
+// in zero-bubble order, beside data parallelism by buckets and by ZeRO, with a tied weight that
+// both stages hold, and with an update that is confirmed in the next step.
+//
+//                                                        gradients
+//     stage 0   F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3      B: of what came in
+//     stage 1   F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3      W: of the weights
+#include <gtest/gtest.h>
+
+#include "01_data_parallel/bucket.h"
+#include "02_zero/zero0.h"
+#include "02_zero/zero3.h"
+#include "report/prediction.h"
+#include "train/run.h"
+#include "core/threads.h"
+
+namespace ultrascale {
+namespace {
+
+constexpr int64_t T = 16, B = 1, A = 4, steps = 4;
+const LlamaConfig config{.layers = 4, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8,
+                         .ffn = 48, .vocab = 256, .tied = true};
+
+// D: B and W in one.
+struct Action {
+    char kind;
+    int64_t m;
+};
+std::vector<Action> schedule(bool zero_bubble, int stage) {
+    std::vector<Action> actions;
+    const int64_t ahead = 1 - stage;
+    for (int64_t m = 0; m < ahead; ++m) actions.push_back({'F', m});
+    for (int64_t m = 0; m < A; ++m) {
+        if (m + ahead < A) actions.push_back({'F', m + ahead});
+        actions.push_back({zero_bubble ? 'B' : 'D', m});
+        if (zero_bubble && m > 0) actions.push_back({'W', m - 1});
+    }
+    if (zero_bubble) actions.push_back({'W', A - 1});
+    return actions;
+}
+
+// Activations go forward and gradients back, each direction in a group and on a stream of its own:
+// a rank that waits for one does not hold up the other.
+class Stages {
+public:
+    Stages(const Communicator& pp)
+        : rank_(pp.rank()), down_(pp.split(0, pp.rank(), "forward")), up_(pp.split(0, pp.rank(), "backward")) {}
+
+    void run(Llama& model, Step& step, Hooks* hooks, const std::vector<Action>& actions) {
+        std::vector<Saved> saved(A);
+        std::vector<Context> contexts(A);
+        step.call_hooks({hooks});
+        for (const auto& [kind, m] : actions) {
+            if (kind == 'F') contexts[size_t(m)] = step.micro_batch(m);
+            Context& context = contexts[size_t(m)];
+            Saved& kept = saved[size_t(m)];
+            if (kind == 'F') {
+                const Tensor y = model.forward(rank_ == 0 ? Tensor() : receive(down_, 0, stream_down_), kept, context);
+                if (rank_ == 0) sent_.push_back(down_.send(y, 1, stream_down_));
+            } else if (kind == 'W') {
+                model.backward_weight(kept, context);
+            } else {
+                const WeightGradient when = kind == 'D' ? WeightGradient::now : WeightGradient::later;
+                const Tensor dy = rank_ == 1 ? Tensor() : receive(up_, 1, stream_up_);
+                const Tensor dx = model.backward(dy, kept, context, when);
+                if (rank_ == 1) sent_.push_back(up_.send(dx, 0, stream_up_));
+            }
+        }
+        sent_.clear();  // waits
+    }
+    void add_to(PredictedCommunication& of_step) const {
+        const int64_t bytes = A * B * T * config.hidden * 4;
+        of_step.add(down_, Collective::send_recv, {A, rank_ == 0 ? bytes : 0, rank_ == 0 ? double(bytes) : 0});
+        of_step.add(up_, Collective::send_recv, {A, rank_ == 1 ? bytes : 0, rank_ == 1 ? double(bytes) : 0});
+    }
+
+private:
+    static Tensor receive(const Communicator& group, int from, Stream& stream) {
+        Tensor x = Tensor::empty({B, T, config.hidden}, DType::fp32, Memory::activation);
+        group.recv(x, from, stream).wait();
+        return x;
+    }
+    int rank_;
+    Communicator down_, up_;
+    Stream stream_down_{"forward"}, stream_up_{"backward"};
+    std::vector<Work> sent_;
+};
+
+// What is done otherwise than right.
+struct Breaks {
+    bool forget_tied = false, forget_layer = false, count_tied_twice = false;
+};
+
+// What both runs below have in common.
+struct Setting {
+    Setting(bool zero_bubble, Breaks breaks, double clip) {
+        use_threads(ranks_on_this_node());
+        options.optimizer.clip = clip;
+        options.steps = steps;
+        options.micro_batch = B, options.grad_accum = A;
+        options.verify = true;
+        mesh.add_copies(mesh.group("pp").split(0, stage, "tied"));
+        for (const auto& p : parameters()) {
+            if (breaks.forget_tied) p->also_summed_over.clear();
+            if (breaks.forget_layer && p->name.ends_with("layers.2.mlp.up_proj.weight"))
+                p->split_over = {"dp"};  // so that its gradient is summed over nobody
+        }
+        actions = schedule(zero_bubble, stage);
+    }
+    ParameterList& parameters() { return model.parameters(); }
+    Run make_run() const {
+        return Run("sketch", options, shape, {.micro_batch = B, .count = dp.size(), .replica = dp.rank()});
+    }
+
+    const Communicator& world = Communicator::world();
+    Options options;
+    StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
+    Mesh mesh{world, {{"pp", 2}, {"dp", world.size() / 2}}};
+    const Communicator& dp = mesh.group("dp");
+    const int stage = mesh.group("pp").rank();
+    Llama model{config, {}, default_parts(config, {}), {2 * stage, 2 * stage + 2, stage == 0, stage == 1}};
+    Stages stages{mesh.group("pp")};
+    std::vector<Action> actions;
+};
+
+struct Checks {
+    bool verified, sent_as_predicted;
+};
+Checks checks_of(Run& run, const PredictedCommunication& of_step) {
+    const bool sent = on_all_ranks(Communicator::world(),
+                                   counted_as_predicted(of_step, steps, communication_counts()));
+    const bool verified = run.finish([](Report&) { return true; });
+    testing::internal::GetCapturedStdout();
+    return {verified, sent};
+}
+
+Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
+    testing::internal::CaptureStdout();
+    Setting s(zero_bubble, breaks, 0.5);
+    ParameterList& parameters = s.parameters();
+    parameters.allocate_values(DType::fp32);
+    parameters.allocate_grads(DType::fp32);
+    AdamW optimizer(parameters, s.options.optimizer);
+    Run run = s.make_run();
+    run.load(parameters, optimizer);
+    BucketSync sync(parameters, s.mesh, 20000);
+    run.start(trained(s.model, optimizer));
+    while (Step* step = run.next()) {
+        parameters.begin_gradients(A);
+        s.stages.run(s.model, *step, &sync, s.actions);
+        sync.finish();
+        step->verify_gradient();
+        const Tensor squared = squared_gradient_norm(parameters, s.mesh);
+        optimizer.step(step->learning_rate, squared);
+        s.world.all_reduce(step->loss);
+        step->finish(squared);
+    }
+    Prediction of_step;
+    sync.add_to(of_step);
+    s.stages.add_to(of_step.communication);
+    const Parameter& tied = *parameters.find("model.embed_tokens.weight");
+    of_step.communication.add(s.mesh.group("tied"), Collective::all_reduce, 1, tied.grad.bytes());
+    of_step.communication.add(s.mesh.norm_group(), Collective::all_reduce, 1, 8);
+    of_step.communication.add(s.world, Collective::all_reduce, 1, 8);  // the loss
+    return checks_of(run, of_step.communication);
+}
+
+template <class Stage>
+bool train_with_zero(bool zero_bubble, Breaks breaks = {}) {
+    testing::internal::CaptureStdout();
+    Setting s(zero_bubble, breaks, 0.5);
+    std::vector<const Unit*> units;
+    for (const Unit& unit : s.model.units()) units.push_back(&unit);
+    Stage zero(s.parameters(), units, s.mesh, s.options, {});
+    Run run = s.make_run();
+    run.load(zero.start());
+    run.start({.values = [&] { return zero.finish(), zero.values(); },
+               .gradients = [&] { return zero.gradients(); },
+               .optimizer_states = [&] { return zero.optimizer_states(); }});
+    while (Step* step = run.next()) {
+        zero.begin_step(A);
+        s.stages.run(s.model, *step, &zero, s.actions);
+        zero.end_micro_batch();
+        const Tensor squared = zero.squared_norm();
+        step->verify_gradient();  // the copies of the tied weight have met
+        zero.update(step->learning_rate, squared);
+        s.world.all_reduce(step->loss);
+        step->finish(squared);
+    }
+    const bool verified = run.finish([](Report&) { return true; });
+    testing::internal::GetCapturedStdout();
+    return verified;
+}
+
+// Copies of some tensors, to return to.
+struct Kept {
+    std::vector<Tensor> places, copies;
+    void keep(const std::vector<TensorPart>& parts) {
+        for (const TensorPart& part : parts) {
+            places.push_back(part.tensor);
+            copies.push_back(Tensor::empty(part.tensor.shape(), part.tensor.dtype(), Memory::workspace));
+            ops::copy(copies.back(), part.tensor);
+        }
+    }
+    void restore() const {
+        for (size_t i = 0; i < places.size(); ++i) ops::copy(places[i], copies[i]);
+    }
+};
+
+// Each stage updates with the norm of its own gradient, and learns the whole one only in the next
+// step. Where that clips, it goes back and updates again. Returns how often, or -1: not as one
+// device does.
+int train_confirmed_later(double clip, bool never_confirm = false) {
+    testing::internal::CaptureStdout();
+    Setting s(true, {}, clip);
+    ParameterList& parameters = s.parameters();
+    parameters.allocate_values(DType::fp32);
+    parameters.allocate_grads(DType::fp32);
+    AdamW optimizer(parameters, s.options.optimizer);
+    Run run = s.make_run();
+    run.load(parameters, optimizer);
+    run.start(trained(s.model, optimizer));
+    int repeated = 0;
+    Step* former = nullptr;
+    Kept before;
+    Tensor own;  // squared norm of this stage's gradient
+    const auto confirm = [&] {
+        const Tensor whole = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        ops::copy(whole, own);
+        s.mesh.norm_group().all_reduce(whole);
+        if (clip > 0 && scalar(whole) > clip * clip && !never_confirm) {
+            before.restore();
+            optimizer.set_steps_done(optimizer.steps_done() - 1);
+            optimizer.step(former->learning_rate, whole);
+            ++repeated;
+        }
+        former->finish(whole);
+    };
+    while (Step* step = run.next()) {
+        if (former) confirm();
+        parameters.begin_gradients(A);
+        s.stages.run(s.model, *step, nullptr, s.actions);
+        sum_gradients(parameters, s.mesh);
+        step->verify_gradient();
+        s.world.all_reduce(step->loss);
+        own = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        std::vector<Tensor> counted;
+        for (const auto& p : parameters)
+            if (s.mesh.counts(*p)) counted.push_back(p->grad);
+        ops::accumulate_sum_squares(own, counted);
+        before = {};
+        before.keep(parameters.parts(&Parameter::value));
+        before.keep(optimizer.states());
+        optimizer.step(step->learning_rate, own);
+        former = step;
+    }
+    confirm();
+    const bool verified = run.finish([](Report&) { return true; });
+    testing::internal::GetCapturedStdout();
+    return verified ? repeated : -1;
+}
+
+class SketchPipeline : public testing::Test {
+protected:
+    void SetUp() override {
+        if (Communicator::world().size() % 2 != 0) GTEST_SKIP() << "two stages of as many ranks";
+    }
+};
+
+TEST_F(SketchPipeline, BucketsInEveryOrder) {
+    for (const bool zero_bubble : {false, true}) {
+        const Checks checks = train_with_buckets(zero_bubble);
+        EXPECT_TRUE(checks.verified);
+        EXPECT_TRUE(checks.sent_as_predicted);
+        EXPECT_FALSE(train_with_buckets(zero_bubble, {.forget_tied = true}).verified);
+    }
+    if (Communicator::world().size() > 2) {
+        EXPECT_FALSE(train_with_buckets(true, {.forget_layer = true}).verified);
+    }
+}
+
+// Several micro-batches are under way: stages 2 and 3 reduce and gather in between, the same sums.
+TEST_F(SketchPipeline, ZeroInEveryOrder) {
+    for (const bool zero_bubble : {false, true}) {
+        EXPECT_TRUE(train_with_zero<Zero0>(zero_bubble));
+        EXPECT_TRUE(train_with_zero<Zero1>(zero_bubble));
+        EXPECT_TRUE(train_with_zero<Zero2>(zero_bubble));
+        EXPECT_TRUE(train_with_zero<Zero3>(zero_bubble));
+        EXPECT_FALSE(train_with_zero<Zero1>(zero_bubble, {.forget_tied = true}));
+    }
+}
+
+TEST_F(SketchPipeline, AnUpdateIsConfirmedInTheNextStep) {
+    EXPECT_EQ(train_confirmed_later(100), 0);    // never clips
+    EXPECT_EQ(train_confirmed_later(0.5), int(steps));  // always does
+    EXPECT_EQ(train_confirmed_later(0.5, true), -1);
+}
+
+}  // namespace
+}  // namespace ultrascale

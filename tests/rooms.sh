@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Who may use whom (common/README.md): looks at every #include, says which one is not allowed, and ends with 1 then.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+declare -A may_use=(
+    [core]="core"
+    [model]="core model"
+    [comm]="core model comm"
+    [files]="core model comm files"
+    [report]="core model comm files report"
+    [train]="core model comm files report train"
+    [cpu]="core comm cpu"
+    [cuda]="core comm cuda"
+    [comm/nccl]="core comm cuda"
+    [simt]="core cuda simt"
+)
+wrong=0
+complain() { echo "$1 includes $2"; wrong=1; }
+
+while IFS=: read -r file included; do
+    room=${file#common/}
+    [[ $room = comm/nccl/* ]] && room=comm/nccl || room=${room%%/*}
+    used=${included%%/*}
+    [[ $included = */* ]] || continue  # its own room
+    [[ " ${may_use[$room]} " = *" $used "* ]] || complain "$file" "$included"
+done < <(grep -roE '^#include "[^"]+"' common --include=*.{h,cpp,cu,cuh} --exclude-dir=include | sed -E 's/:#include "([^"]+)"/:\1/')
+
+# A chapter uses common/ and nobody else's chapter, and neither CUDA nor NCCL nor MPI. (07 and 08 are about kernels.)
+while IFS=: read -r file included; do
+    case $file in 07_* | 08_* | 09_*) continue ;; esac
+    case $included in
+        \"0[0-9]_*) complain "$file" "$included" ;;
+        \"cuda/* | \"cpu/* | \"comm/mpi/* | \"comm/nccl/* | *cuda* | *nccl* | *mpi.h*) complain "$file" "$included" ;;
+    esac
+done < <(grep -oE '^#include ["<][^">]+[">]' 0*/*.h 0*/*.cpp | sed -E 's/:#include /:/')
+exit $wrong

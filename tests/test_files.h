@@ -1,0 +1,61 @@
+// What tests of files share: a folder of their own, files made in one line, and the text of a UserError.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <string>
+
+#include "core/error.h"
+
+namespace ultrascale::test {
+
+class TempDir {
+public:
+    TempDir() {
+        std::string pattern = (std::filesystem::temp_directory_path() / "ultrascale-XXXXXX").string();
+        path_ = mkdtemp(pattern.data());
+    }
+    ~TempDir() { std::filesystem::remove_all(path_); }
+    TempDir(const TempDir&) = delete;
+    std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+    const std::string& path() const { return path_; }
+
+private:
+    std::string path_;
+};
+
+inline void put(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+
+inline std::string slurp(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path, std::ios::binary).rdbuf();
+    return text.str();
+}
+
+inline std::string reference(const std::string& name) {  // tests/reference/NAME
+    return (std::filesystem::path(__FILE__).parent_path().parent_path() / "reference" / name).string();
+}
+
+// The message of the UserError that `action` throws; a test failure if it throws none, or one of several lines.
+inline std::string error_of(const std::function<void()>& action) {
+    try {
+        action();
+    } catch (const UserError& e) {
+        EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+        return e.what();
+    }
+    ADD_FAILURE() << "no UserError";
+    return "";
+}
+
+inline void expect_error(const std::function<void()>& action, const std::string& part) {
+    std::string message = error_of(action);
+    EXPECT_NE(message.find(part), std::string::npos) << "message: " << message << "\nwithout: " << part;
+}
+
+}  // namespace ultrascale::test
