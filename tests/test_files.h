@@ -38,7 +38,7 @@ inline std::string slurp(const std::string& path) {
 }
 
 inline std::string reference(const std::string& name) {  // tests/reference/NAME
-    return (std::filesystem::path(__FILE__).parent_path().parent_path() / "reference" / name).string();
+    return (std::filesystem::path(__FILE__).parent_path() / "reference" / name).string();
 }
 
 // The message of the UserError that `action` throws; a test failure if it throws none, or one of several lines.
