@@ -1,8 +1,11 @@
 // Batch size: how it grows during training, and how large it is worth making it.
 //
-// Batch-size ramp: small batches make quick progress while the gradient is large, big ones average the noise away later.
-//   DeepSeek-V3's report raises the batch from 3,072 to 15,360 sequences over the first 469 B tokens.
-// Gradient noise scale (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1): the gradient of
+// Batch-size ramp: small batches make quick progress while the gradient is large, big ones average
+// the noise away later.
+//   DeepSeek-V3's report raises the batch from 3,072 to 15,360 sequences over the first 469 B
+//   tokens.
+// Gradient noise scale (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training",
+// appendix A.1): the gradient of
 //   a batch of B sequences has E|g_B|^2 = |G|^2 + tr(S)/B, with G the true gradient and S the covariance of one sequence's.
 //   Two batch sizes give two equations, so  tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)  and  |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b).
 //   B_noise = tr(S) / |G|^2 estimates the critical batch size: below it twice the batch halves the steps, far above it does not.
@@ -23,17 +26,24 @@ namespace ultrascale {
 // "8:100,16:200,32": 8 sequences a step for 100 steps, then 16 for 200 steps, then 32.
 class BatchRamp {
 public:
-    // Without a text, always `batch`. Sizes must be multiples of the micro-batch, since a step is whole micro-batches.
+    // Without a text, always `batch`. Sizes must be multiples of the micro-batch, since a step is
+    // whole micro-batches.
     BatchRamp(const std::string& text, int64_t batch, int64_t micro_batch) {
         std::stringstream parts(text);
         int64_t until = 0;
         for (std::string part; std::getline(parts, part, ',');) {
             const size_t colon = part.find(':');
             const bool last = parts.eof();
-            const int64_t size = positive(part.substr(0, colon)), steps = colon == std::string::npos ? 0 : positive(part.substr(colon + 1));
+            const int64_t size = positive(part.substr(0, colon)),
+                          steps = colon == std::string::npos ? 0 : positive(part.substr(colon + 1));
             if (size < 1 || steps < 0 || last != (steps == 0))
-                user_error("--batch-ramp {}: expected SIZE:STEPS,SIZE:STEPS,...,SIZE, e.g. 8:100,16:200,32", text);
-            if (size % micro_batch != 0) user_error("--batch-ramp: {} is not a multiple of --micro-batch {}", size, micro_batch);
+                user_error(
+                    "--batch-ramp {}: expected SIZE:STEPS,SIZE:STEPS,...,SIZE, e.g. "
+                    "8:100,16:200,32",
+                    text);
+            if (size % micro_batch != 0)
+                user_error("--batch-ramp: {} is not a multiple of --micro-batch {}", size,
+                           micro_batch);
             until = last ? INT64_MAX : until + steps;
             stages_.push_back({until, size});
         }
@@ -57,7 +67,10 @@ private:
     static int64_t positive(const std::string& text) {
         int64_t value = 0;
         const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-        return error == std::errc() && end == text.data() + text.size() && value >= 1 && value <= 1'000'000'000 ? value : -1;
+        return error == std::errc() && end == text.data() + text.size() && value >= 1 &&
+                       value <= 1'000'000'000
+                   ? value
+                   : -1;
     }
     struct Stage {
         int64_t until_step, size;
@@ -65,14 +78,18 @@ private:
     std::vector<Stage> stages_;
 };
 
-// Both sums are averaged over steps before the division: a ratio of averages, since each step's estimate is very noisy.
+// Both sums are averaged over steps before the division: a ratio of averages, since each step's
+// estimate is very noisy.
 class NoiseScale {
 public:
-    // Squared gradient norms of the mean gradient over `small` and over `big` sequences of the same step.
+    // Squared gradient norms of the mean gradient over `small` and over `big` sequences of the same
+    // step.
     void add(double small, double small_squared_norm, double big, double big_squared_norm) {
-        trace_ = decay_ * trace_ + (1 - decay_) * (small_squared_norm - big_squared_norm) / (1 / small - 1 / big);
+        trace_ = decay_ * trace_ +
+                 (1 - decay_) * (small_squared_norm - big_squared_norm) / (1 / small - 1 / big);
         squared_gradient_ =
-            decay_ * squared_gradient_ + (1 - decay_) * (big * big_squared_norm - small * small_squared_norm) / (big - small);
+            decay_ * squared_gradient_ +
+            (1 - decay_) * (big * big_squared_norm - small * small_squared_norm) / (big - small);
         ++count_;
     }
     int64_t count() const { return count_; }

@@ -10,8 +10,8 @@ using namespace ultrascale;
 
 namespace {
 
-// What is looked at while a step runs: with --noise-scale the first micro-batch's gradient, and in the
-// first step what forward keeps.
+// What is looked at while a step runs: with --noise-scale the first micro-batch's gradient, and in
+// the first step what forward keeps.
 struct Watched {
     bool noise_scale;
     NoiseScale noise = {};
@@ -20,8 +20,8 @@ struct Watched {
     StepTimeline timeline = {};
 };
 
-// One training step. The batch may be larger than what fits at once: micro-batches go through the model
-// one after the other, and their gradients add up.
+// One training step. The batch may be larger than what fits at once: micro-batches go through the
+// model one after the other, and their gradients add up.
 void train_step(Step& step, Llama& model, AdamW& optimizer, Watched& watched) {
     ParameterList& parameters = model.parameters();
     parameters.begin_gradients(step.accumulated);
@@ -38,7 +38,8 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, Watched& watched) {
         phase("gradient norm", [&] { return squared_gradient_norm(parameters); });
     phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
     const double squared = step.finish(squared_norm), a = double(step.accumulated);
-    if (watched.noise_scale && step.accumulated > 1)  // each is a mean over all of the step's targets
+    if (watched.noise_scale &&
+        step.accumulated > 1)  // each is a mean over all of the step's targets
         watched.noise.add(double(step.sequences) / a, watched.first_squared_norm * (a * a),
                           double(step.sequences), squared);
     watched.timeline.step_ended();
@@ -48,8 +49,8 @@ void print_noise_scale(Report& report, const NoiseScale& noise, int64_t micro_ba
     print(fmt::format("\ngradient noise scale from a step's first {} and all of them, over {}:",
                       format_count(micro_batch, "sequence"), format_count(noise.count(), "step")));
     print(fmt::format("  tr(S) {:.3g}, |G|^2 {:.3g}", noise.trace(), noise.squared_gradient()));
-    print(fmt::format("  critical batch size about {:.3g} sequences = {:.3g} tokens", noise.sequences(),
-                      noise.sequences() * double(seq)));
+    print(fmt::format("  critical batch size about {:.3g} sequences = {:.3g} tokens",
+                      noise.sequences(), noise.sequences() * double(seq)));
     report.value("noise_scale", "sequences", noise.sequences());
 }
 

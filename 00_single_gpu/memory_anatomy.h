@@ -3,7 +3,8 @@
 //   weights        n parameters x e bytes                     e = 4 (fp32) or 2 (bf16)
 //   gradients      n x 4 or 2                                 accumulated in fp32 or in the weights' dtype
 //   optimizer      n x 8 (fp32) or 12 (bf16)                  Adam's two moments, and the fp32 master copy of bf16 weights
-//   activations    L x s x b x (what a token keeps per layer) + the loss's logits and what the layer at work needs
+//   activations    L x s x b x (what a token keeps per layer) + the loss's logits and what the
+//                  layer at work needs
 //
 //   fp32                                4 + 4 + 8        = 16 bytes a parameter
 //   bf16, fp32 master weights           2 + 2 + 12       = 16
@@ -21,8 +22,8 @@
 
 namespace ultrascale {
 
-// Bytes that a forward kept, by the tensor's name within a unit, summed over layers. Tensors that two parts share count
-// for the first name (o is attention's, x of o_proj the same memory).
+// Bytes that a forward kept, by the tensor's name within a unit, summed over layers. Tensors that
+// two parts share count for the first name (o is attention's, x of o_proj the same memory).
 class SavedByName {
 public:
     void collect(const Saved& saved) {
@@ -42,8 +43,9 @@ public:
         int64_t sum = 0;
         for (const auto& [name, entry] : entries_) sum += entry.bytes;
         for (const auto& [name, entry] : entries_)
-            print(fmt::format("  {:<40} {:>3} x {:<20} {:>12} {:>5.1f} %", name, entry.tensors, entry.shape,
-                              format_bytes(double(entry.bytes)), 100 * double(entry.bytes) / double(sum)));
+            print(fmt::format("  {:<40} {:>3} x {:<20} {:>12} {:>5.1f} %", name, entry.tensors,
+                              entry.shape, format_bytes(double(entry.bytes)),
+                              100 * double(entry.bytes) / double(sum)));
         print(fmt::format("  {:<66} {:>12}", "sum", format_bytes(double(sum))));
     }
 
@@ -64,9 +66,12 @@ inline void print_anatomy(const StepShape& shape) {
     one_token.sequences = one_token.stream_tokens = one_token.region_tokens = 1;
     const LayerActivations token = layer_activations(one_token);
     print("\nmemory anatomy");
-    print(fmt::format("  parameters   {} V h + L (2 h + h (H + 2 K) D + H D h + 3 h F) + h = {}", c.tied ? "" : "2", n));
-    print(fmt::format("  bytes a parameter   {} weight + {} gradient + {} optimizer = {}   (the playbook: {})", m.parameters / n,
-                      m.gradients / n, m.optimizer / n, (m.parameters + m.gradients + m.optimizer) / n, book_bytes_per_parameter(shape)));
+    print(fmt::format("  parameters   {} V h + L (2 h + h (H + 2 K) D + H D h + 3 h F) + h = {}",
+                      c.tied ? "" : "2", n));
+    print(fmt::format(
+        "  bytes a parameter   {} weight + {} gradient + {} optimizer = {}   (the playbook: {})",
+        m.parameters / n, m.gradients / n, m.optimizer / n,
+        (m.parameters + m.gradients + m.optimizer) / n, book_bytes_per_parameter(shape)));
     const bool full = shape.model.recompute == Recompute::full;
     const int64_t input = c.hidden * dtype_bytes(shape.model.dtype),
                   per_layer = full ? input : int64_t(token.total());
@@ -80,8 +85,11 @@ inline void print_anatomy(const StepShape& shape) {
                       format_bytes(double(c.layers * tokens * per_layer))));
     print(fmt::format("                      (playbook, GPT in bf16: L s b h {} = {})", book,
                       format_bytes(book_activations(shape))));
-    if (shape.model.recompute == Recompute::selective && shape.model.attention == AttentionKind::flash)
-        print("  selective recomputation drops what attention keeps of size T x T; in tiles (flash) there is nothing of that size");
+    if (shape.model.recompute == Recompute::selective &&
+        shape.model.attention == AttentionKind::flash)
+        print(
+            "  selective recomputation drops what attention keeps of size T x T; in tiles (flash) "
+            "there is nothing of that size");
 }
 
 // The moment at which activations are at their peak, and what is held then.
@@ -92,8 +100,9 @@ inline void print_peak(const StepShape& shape) {
         if (bytes > 0) print(fmt::format("  {:<68} {:>12}", what, format_bytes(bytes)));
 }
 
-// Memory over time in the terminal, during the first four steps: categories stacked, each column the highest moment of its
-// stretch of time. The first step differs from the rest: only its update allocates the optimizer's states.
+// Memory over time in the terminal, during the first four steps: categories stacked, each column
+// the highest moment of its stretch of time. The first step differs from the rest: only its update
+// allocates the optimizer's states.
 class StepTimeline {
 public:
     StepTimeline() : begin_(now_seconds()) { memory_timeline_record(true); }
@@ -106,8 +115,11 @@ public:
         const std::vector<MemoryByCategory> columns = highest_by_column();
         int64_t highest = 1;
         for (const auto& column : columns) highest = std::max(highest, total(column));
-        print(fmt::format("\nmemory during the first {}", format_count(int64_t(ends_.size()), "step")));
-        print("  P parameters, G gradients, O optimizer, A activations, W workspace; below, + where a step ends");
+        print(fmt::format("\nmemory during the first {}",
+                          format_count(int64_t(ends_.size()), "step")));
+        print(
+            "  P parameters, G gradients, O optimizer, A activations, W workspace; below, + where "
+            "a step ends");
         for (int row = height; row > 0; --row) {
             const double level = (double(row) - 0.5) / height * double(highest);
             std::string line;
@@ -119,7 +131,8 @@ public:
                 line += shown;
             }
             const bool labelled = row == height || row == height / 2;
-            print(fmt::format("  {:>10} |{}", labelled ? format_bytes(double(highest) * row / height) : "", line));
+            print(fmt::format("  {:>10} |{}",
+                              labelled ? format_bytes(double(highest) * row / height) : "", line));
         }
         std::string axis(width, '-');
         for (double end : ends_) axis[size_t(std::min(width - 1, column_of(end)))] = '+';
@@ -128,7 +141,9 @@ public:
 
 private:
     static constexpr int width = 80, height = 14;
-    int column_of(double seconds) const { return int(width * (seconds - begin_) / (ends_.back() - begin_)); }
+    int column_of(double seconds) const {
+        return int(width * (seconds - begin_) / (ends_.back() - begin_));
+    }
     std::vector<MemoryByCategory> highest_by_column() const {
         std::vector<MemoryByCategory> columns(width, MemoryByCategory{});
         const auto raise = [&](int column, const MemoryByCategory& held) {
@@ -138,7 +153,8 @@ private:
         int column = 0;
         for (const MemoryPoint& point : memory_timeline()) {
             const int at = column_of(point.seconds);
-            for (; column < std::min(at, width); ++column) raise(column, held);  // between points nothing changes
+            for (; column < std::min(at, width); ++column)
+                raise(column, held);  // between points nothing changes
             held = point.bytes;
             if (at >= 0 && at < width) raise(at, held);
         }
@@ -154,13 +170,18 @@ inline void print_estimate(const Options& options, StepShape shape) {
     const LlamaConfig& c = shape.config;
     const MemoryEstimate m = estimate_memory(shape);
     Report report("00_single_gpu", options, shape, 0);
-    print(fmt::format("{}: {:.3f} M parameters, {} with {} gradients, micro-batch {}", options.model_name(), double(parameter_count(c)) / 1e6,
-                      dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), shape.micro_batch));
-    print(fmt::format("  weights {}   gradients {}   optimizer {}", format_bytes(double(m.parameters)), format_bytes(double(m.gradients)),
+    print(fmt::format("{}: {:.3f} M parameters, {} with {} gradients, micro-batch {}",
+                      options.model_name(), double(parameter_count(c)) / 1e6,
+                      dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype),
+                      shape.micro_batch));
+    print(fmt::format("  weights {}   gradients {}   optimizer {}",
+                      format_bytes(double(m.parameters)), format_bytes(double(m.gradients)),
                       format_bytes(double(m.optimizer))));
     print("\n  peak activations, and all together on one device, by --recompute");
-    print(fmt::format("  {:>6}  {:>21}  {:>21}  {:>21}  {:>21}", "s", "none, T x T attention", "none", "selective, T x T", "full"));
-    for (int64_t seq = std::min<int64_t>(1024, shape.seq); seq <= std::max<int64_t>(shape.seq, 16384); seq *= 2) {
+    print(fmt::format("  {:>6}  {:>21}  {:>21}  {:>21}  {:>21}", "s", "none, T x T attention",
+                      "none", "selective, T x T", "full"));
+    for (int64_t seq = std::min<int64_t>(1024, shape.seq);
+         seq <= std::max<int64_t>(shape.seq, 16384); seq *= 2) {
         std::string line = fmt::format("  {:>6}", seq);
         for (auto [recompute, attention] : {std::pair{Recompute::none, AttentionKind::naive},
                                             {Recompute::none, AttentionKind::flash},
@@ -171,7 +192,8 @@ inline void print_estimate(const Options& options, StepShape shape) {
             s.model.recompute = recompute;
             s.model.attention = attention;
             const MemoryEstimate e = estimate_memory(s);
-            line += fmt::format("  {:>10} {:>10}", format_bytes(double(e.peak_activations)), format_bytes(double(e.total())));
+            line += fmt::format("  {:>10} {:>10}", format_bytes(double(e.peak_activations)),
+                                format_bytes(double(e.total())));
             const char* names[] = {"none", "selective", "full"};
             report.row({{"seq", seq},
                         {"recompute", names[int(recompute)]},

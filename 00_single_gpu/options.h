@@ -16,22 +16,38 @@ struct Chapter {
     bool naive_mean = false, noise_scale = false, estimate = false;
 
     void add_options(OptionList& options, const Options& shared) {
-        options.choice("--attention", attention, {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
+        options.choice("--attention", attention,
+                       {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
                        "In tiles (flash) or with the T x T matrix in memory (naive)");
-        options.add("--loss-chunk", loss_chunk, "Tokens whose logits exist at once; 0: the whole micro-batch's").at_least(0);
-        options.flag("--naive-mean", naive_mean,
-                     "Average each micro-batch's own mean: wrong where they count different numbers of targets")
-            .only_if([this, &shared] { return shared.grad_accum > 1 || !batch_ramp.empty(); },
-                     "with one micro-batch a step its mean is the right one; --grad-accum 2 or more");
-        options.add("--batch-ramp", batch_ramp, "SIZE:STEPS,...,SIZE in sequences; replaces --grad-accum").excludes({"--grad-accum"});
-        options.flag("--noise-scale", noise_scale, "Estimate the critical batch size (needs 2 micro-batches a step)");
-        options.flag("--estimate", estimate, "Predict memory, allocate nothing").excludes(training_outputs);
-        options.add("--compare", compare, "attention or recompute: measure the alternatives in one table")
+        options
+            .add("--loss-chunk", loss_chunk,
+                 "Tokens whose logits exist at once; 0: the whole micro-batch's")
+            .at_least(0);
+        options
+            .flag("--naive-mean", naive_mean,
+                  "Average each micro-batch's own mean: wrong where they count different numbers "
+                  "of targets")
+            .only_if(
+                [this, &shared] { return shared.grad_accum > 1 || !batch_ramp.empty(); },
+                "with one micro-batch a step its mean is the right one; --grad-accum 2 or more");
+        options
+            .add("--batch-ramp", batch_ramp,
+                 "SIZE:STEPS,...,SIZE in sequences; replaces --grad-accum")
+            .excludes({"--grad-accum"});
+        options.flag("--noise-scale", noise_scale,
+                     "Estimate the critical batch size (needs 2 micro-batches a step)");
+        options.flag("--estimate", estimate, "Predict memory, allocate nothing")
+            .excludes(training_outputs);
+        options
+            .add("--compare", compare,
+                 "attention or recompute: measure the alternatives in one table")
             .one_of({"attention", "recompute"})
             .excludes(training_outputs);
         options.add("--sample", sample, "Draw this many bytes at the end").at_least(0);
         const auto samples = [this] { return sample > 0; };
-        options.add("--prompt", prompt, "What the sample continues").only_if(samples, "it is for --sample").show_default();
+        options.add("--prompt", prompt, "What the sample continues")
+            .only_if(samples, "it is for --sample")
+            .show_default();
         options.add("--temperature", temperature, "Of the sample")
             .between(1e-3, 1e3)
             .only_if(samples, "it is for --sample")
@@ -42,7 +58,9 @@ struct Chapter {
         if (Communicator::world().size() > 1)
             user_error("00_single_gpu runs on one device: start it with one rank");
         if (sample > 0 && (options.config().vocab < 256 || prompt.empty()))
-            user_error("--sample reads and prints bytes: it needs a vocabulary of at least 256 and a --prompt");
+            user_error(
+                "--sample reads and prints bytes: it needs a vocabulary of at least 256 and a "
+                "--prompt");
     }
     // How large a step is, which may grow. UserError: where it is too small or too large.
     BatchRamp ramp(const Options& options) const {
@@ -51,8 +69,9 @@ struct Chapter {
         checked_sequences(double(ramp.largest()));
         if (noise_scale && ramp.largest() < 2 * B)
             user_error("--noise-scale needs two micro-batches a step: {}",
-                       batch_ramp.empty() ? "--grad-accum 2"
-                                          : fmt::format("a size of at least {} in --batch-ramp", 2 * B));
+                       batch_ramp.empty()
+                           ? "--grad-accum 2"
+                           : fmt::format("a size of at least {} in --batch-ramp", 2 * B));
         return ramp;
     }
 };

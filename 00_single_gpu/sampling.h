@@ -1,5 +1,6 @@
-// Text from the model: the last position's logits make a distribution, a draw from it is the next token, and so on.
-// Each token runs the whole forward again (no key-value cache): slow, and nothing to understand.
+// Text from the model: the last position's logits make a distribution, a draw from it is the next
+// token, and so on. Each token runs the whole forward again (no key-value cache): slow, and nothing
+// to understand.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +15,8 @@
 namespace ultrascale {
 
 // Draws `count` tokens after `prompt`, looking back at most `window` tokens.
-inline std::vector<int32_t> sample_tokens(Llama& model, std::vector<int32_t> prompt, int64_t count, int64_t window, double temperature,
-                                          uint64_t seed) {
+inline std::vector<int32_t> sample_tokens(Llama& model, std::vector<int32_t> prompt, int64_t count,
+                                          int64_t window, double temperature, uint64_t seed) {
     const Random random(seed, "sample");
     const size_t prompt_size = prompt.size();
     for (int64_t n = 0; n < count; ++n) {
@@ -25,12 +26,15 @@ inline std::vector<int32_t> sample_tokens(Llama& model, std::vector<int32_t> pro
         host.targets.assign(size_t(length), ops::ignored_target);
         for (int64_t t = 0; t < length; ++t) host.positions.push_back(int32_t(t));
         const Tensor logits = model.logits(to_device(host));  // (1, T, V)
-        const std::vector<float> last = logits.view({length, logits.cols()}).slice(length - 1, length).to_host_float();
-        // softmax(logits / temperature), then the token at which the running sum passes a uniform number
+        const std::vector<float> last =
+            logits.view({length, logits.cols()}).slice(length - 1, length).to_host_float();
+        // softmax(logits / temperature), then the token at which the running sum passes a uniform
+        // number
         const float highest = *std::max_element(last.begin(), last.end());
         std::vector<double> weight;
         double sum = 0;
-        for (float logit : last) weight.push_back(std::exp(double(logit - highest) / temperature)), sum += weight.back();
+        for (float logit : last)
+            weight.push_back(std::exp(double(logit - highest) / temperature)), sum += weight.back();
         double left = double(random.uniform(uint64_t(n))) * sum;
         size_t token = 0;
         while (token + 1 < weight.size() && (left -= weight[token]) > 0) ++token;
@@ -42,7 +46,8 @@ inline std::vector<int32_t> sample_tokens(Llama& model, std::vector<int32_t> pro
 // Bytes as text; what a terminal cannot show becomes '?'.
 inline std::string bytes_to_text(const std::vector<int32_t>& tokens) {
     std::string text;
-    for (int32_t token : tokens) text += token == '\n' || (token >= 32 && token < 127) ? char(token) : '?';
+    for (int32_t token : tokens)
+        text += token == '\n' || (token >= 32 && token < 127) ? char(token) : '?';
     return text;
 }
 
@@ -50,8 +55,9 @@ inline void print_sample(Llama& model, const std::string& prompt, int64_t count,
                          double temperature, uint64_t seed) {
     std::vector<int32_t> tokens;
     for (unsigned char c : prompt) tokens.push_back(c);
-    print(fmt::format("\nsample at temperature {}\n  {}{}", temperature, prompt,
-                      bytes_to_text(sample_tokens(model, tokens, count, window, temperature, seed))));
+    print(
+        fmt::format("\nsample at temperature {}\n  {}{}", temperature, prompt,
+                    bytes_to_text(sample_tokens(model, tokens, count, window, temperature, seed))));
 }
 
 }  // namespace ultrascale

@@ -1,10 +1,13 @@
 // --demo bandwidth: how fast each collective is, from 1 KiB up, and whether its result is right.
 //
-// nccl-tests' two numbers (doc/PERFORMANCE.md in NVIDIA/nccl-tests), for a tensor of S bytes and a call of t seconds:
+// nccl-tests' two numbers (doc/PERFORMANCE.md in NVIDIA/nccl-tests), for a tensor of S bytes and a
+// call of t seconds:
 //   algbw = S / t             what the program sees
-//   busbw = algbw * factor    what the busiest link carries, comparable between collectives and with the hardware's data sheet
-// The factor is how many bytes a rank must send per byte of the tensor, with the best algorithm there is: 2(n-1)/n for an
-// all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all (own slices stay at home), 1 for broadcast and send/recv.
+//   busbw = algbw * factor    what the busiest link carries, comparable between collectives and
+//                             with the hardware's data sheet
+// The factor is how many bytes a rank must send per byte of the tensor, with the best algorithm
+// there is: 2(n-1)/n for an all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all (own
+// slices stay at home), 1 for broadcast and send/recv.
 //
 //   algbw ^             _________   limited by the links: time grows with S
 //         |          __/
@@ -30,7 +33,9 @@ namespace ultrascale {
 struct BandwidthBuffers {
     Tensor pattern, in, out;  // (n * slice) fp32
     int n;
-    Tensor slice(const Tensor& x, int r) const { return x.slice(r * (x.numel() / n), (r + 1) * (x.numel() / n)); }
+    Tensor slice(const Tensor& x, int r) const {
+        return x.slice(r * (x.numel() / n), (r + 1) * (x.numel() / n));
+    }
 };
 
 // One collective of the table. The call writes `out`; if `in_place`, `out` is also its input.
@@ -48,7 +53,8 @@ struct BandwidthCase {
 
 inline std::vector<BandwidthCase> bandwidth_cases(const Communicator& world) {
     using B = BandwidthBuffers;
-    const int n = world.size(), me = world.rank(), right = (me + 1) % n, left = (me + n - 1) % n, sum = n * (n + 1) / 2;
+    const int n = world.size(), me = world.rank(), right = (me + 1) % n, left = (me + n - 1) % n,
+              sum = n * (n + 1) / 2;
     const double spread = double(n - 1) / n;
     const Communicator* const w = &world;
     const auto is_sum = [sum](int r) { return BandwidthCase::Expected{sum, r}; };
@@ -64,29 +70,35 @@ inline std::vector<BandwidthCase> bandwidth_cases(const Communicator& world) {
          [=](int r) {
              return BandwidthCase::Expected{1, r};
          }},
-        {"all-gather", "all_gather", "(n-1)/n", spread, false, n, [=](const B& b) { w->all_gather(b.out, b.slice(b.in, me)); },
+        {"all-gather", "all_gather", "(n-1)/n", spread, false, n,
+         [=](const B& b) { w->all_gather(b.out, b.slice(b.in, me)); },
          [=](int r) {
              return BandwidthCase::Expected{r + 1, r};
          }},
-        {"reduce-scatter", "reduce_scatter", "(n-1)/n", spread, false, 1, [=](const B& b) { w->reduce_scatter(b.slice(b.out, 0), b.in); },
+        {"reduce-scatter", "reduce_scatter", "(n-1)/n", spread, false, 1,
+         [=](const B& b) { w->reduce_scatter(b.slice(b.out, 0), b.in); },
          [=](int) {
              return BandwidthCase::Expected{sum, me};
          }},
-        {"all-to-all", "all_to_all", "(n-1)/n", spread, false, n, [=](const B& b) { w->all_to_all(b.out, b.in); },
+        {"all-to-all", "all_to_all", "(n-1)/n", spread, false, n,
+         [=](const B& b) { w->all_to_all(b.out, b.in); },
          [=](int r) {
              return BandwidthCase::Expected{r + 1, me};
          }},
-        {"all-reduce", "all_reduce", "2(n-1)/n", 2 * spread, true, n, [=](const B& b) { w->all_reduce(b.out); }, is_sum},
+        {"all-reduce", "all_reduce", "2(n-1)/n", 2 * spread, true, n,
+         [=](const B& b) { w->all_reduce(b.out); }, is_sum},
         {"ring one way", "ring_all_reduce, all to the right", "2(n-1)/n", 2 * spread, true, n,
          [=](const B& b) { ring_all_reduce(*w, b.out, RingDirections::one); }, is_sum},
-        {"ring both", "ring_all_reduce, half to the right and half to the left", "2(n-1)/n", 2 * spread, true, n,
-         [=](const B& b) { ring_all_reduce(*w, b.out, RingDirections::both); }, is_sum},
+        {"ring both", "ring_all_reduce, half to the right and half to the left", "2(n-1)/n",
+         2 * spread, true, n, [=](const B& b) { ring_all_reduce(*w, b.out, RingDirections::both); },
+         is_sum},
     };
 }
 
-// One call on known values, whose result is checked on the device: what should be there is subtracted, zero must be left.
-// All numbers are integers that fp32 holds, so nothing is rounded.
-inline bool result_is_right(const Communicator& world, const BandwidthCase& c, const BandwidthBuffers& b) {
+// One call on known values, whose result is checked on the device: what should be there is
+// subtracted, zero must be left. All numbers are integers that fp32 holds, so nothing is rounded.
+inline bool result_is_right(const Communicator& world, const BandwidthCase& c,
+                            const BandwidthBuffers& b) {
     ops::copy(b.in, b.pattern);
     ops::scale(b.in, float(world.rank() + 1));
     if (c.in_place)
@@ -100,17 +112,21 @@ inline bool result_is_right(const Communicator& world, const BandwidthCase& c, c
         ops::add(b.slice(b.out, r), b.slice(b.pattern, expected.slice), -float(expected.times));
         ops::accumulate_sum_squares(left_over, {b.slice(b.out, r)});
     }
-    return on_all_ranks(world, left_over.to_host<double>()[0] == 0);  // not so where it is not a number
+    return on_all_ranks(world,
+                        left_over.to_host<double>()[0] == 0);  // not so where it is not a number
 }
 
-// All ranks call it; rank 0 prints. Holds three tensors of largest_bytes. False, on every rank, if some result was wrong.
-inline bool demo_bandwidth(const Options& options, const Communicator& world, int64_t largest_bytes) {
+// All ranks call it; rank 0 prints. Holds three tensors of largest_bytes. False, on every rank, if
+// some result was wrong.
+inline bool demo_bandwidth(const Options& options, const Communicator& world,
+                           int64_t largest_bytes) {
     if (largest_bytes > memory_limit() / 3)
-        user_error("--largest-mib {:.0f}: three tensors of that size do not fit in {}", double(largest_bytes) / (1 << 20),
-                   format_bytes(double(memory_limit())));
+        user_error("--largest-mib {:.0f}: three tensors of that size do not fit in {}",
+                   double(largest_bytes) / (1 << 20), format_bytes(double(memory_limit())));
     const int n = world.size();
-    print(fmt::format("bandwidth of collectives on {}, fp32; median times of the slowest rank; GB = 10^9 bytes",
-                      format_count(n, "rank")));
+    print(fmt::format(
+        "bandwidth of collectives on {}, fp32; median times of the slowest rank; GB = 10^9 bytes",
+        format_count(n, "rank")));
     Report report("01_data_parallel", options, {}, 0);
     if (n == 1) {
         print("  one rank has nobody to talk to: start more, mpirun -n 4 ...");
@@ -118,17 +134,22 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world, in
     }
 
     std::vector<int64_t> slices;  // elements of one rank's slice, by size
-    for (int64_t bytes = 1024; bytes < largest_bytes; bytes *= 4) slices.push_back(std::max<int64_t>(1, bytes / 4 / n));
+    for (int64_t bytes = 1024; bytes < largest_bytes; bytes *= 4)
+        slices.push_back(std::max<int64_t>(1, bytes / 4 / n));
     slices.push_back(std::max<int64_t>(1, largest_bytes / 4 / n));
     // 251 is a prime: a slice or a chunk in another's place does not look right.
     std::vector<float> values(size_t(slices.back() * n));
     for (size_t i = 0; i < values.size(); ++i) values[i] = float(1 + i % 251);
-    const Tensor pattern = Tensor::from_host<float>(values, {int64_t(values.size())}, Memory::workspace);
+    const Tensor pattern =
+        Tensor::from_host<float>(values, {int64_t(values.size())}, Memory::workspace);
     values = {};
     const Tensor in = Tensor::empty(pattern.shape(), DType::fp32, Memory::communication);
-    const Tensor out = Tensor::empty(pattern.shape(), DType::fp32, Memory::communication, world.symmetric_memory());
+    const Tensor out = Tensor::empty(pattern.shape(), DType::fp32, Memory::communication,
+                                     world.symmetric_memory());
     if (world.symmetric_memory())
-        print("  from 1 MiB on all-gather, reduce-scatter and all-reduce go by copy engines (--copy-engines on)");
+        print(
+            "  from 1 MiB on all-gather, reduce-scatter and all-reduce go by copy engines "
+            "(--copy-engines on)");
 
     const std::vector<BandwidthCase> cases = bandwidth_cases(world);
     std::vector<std::vector<double>> seconds(cases.size());  // [case][size]
@@ -136,20 +157,27 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world, in
     for (size_t c = 0; c < cases.size(); ++c) {
         const BandwidthCase& collective = cases[c];
         const bool ring = collective.name.starts_with("ring");
-        print(fmt::format("\n{}    busbw = algbw * {} = algbw * {:.4g}", collective.call_text, collective.factor_text, collective.factor));
-        print(fmt::format("  {:>11} {:>11} {:>11} {:>11}   result{}", "size", "time us", "algbw GB/s", "busbw GB/s",
+        print(fmt::format("\n{}    busbw = algbw * {} = algbw * {:.4g}", collective.call_text,
+                          collective.factor_text, collective.factor));
+        print(fmt::format("  {:>11} {:>11} {:>11} {:>11}   result{}", "size", "time us",
+                          "algbw GB/s", "busbw GB/s",
                           ring ? "   2(n-1)/n S / bw(send/recv)  time / that" : ""));
         for (size_t s = 0; s < slices.size(); ++s) {
             const int64_t count = slices[s] * n;
-            const BandwidthBuffers buffers{pattern.slice(0, count), in.slice(0, count), out.slice(0, count), n};
+            const BandwidthBuffers buffers{pattern.slice(0, count), in.slice(0, count),
+                                           out.slice(0, count), n};
             const bool right = result_is_right(world, collective, buffers);
             all_right &= right;
             seconds[c].push_back(measure_call(world, [&] { collective.call(buffers); }));
             const double t = seconds[c][s], bytes = double(count * 4), algbw = bytes / t;
-            const double bw = bytes / seconds[0][s], formula = collective.factor * bytes / bw;  // case 0: send/recv
-            print(fmt::format("  {:>11} {:>11.1f} {:>11.3g} {:>11.3g}   {}{}", format_bytes(bytes), t * 1e6, algbw / 1e9,
-                              algbw * collective.factor / 1e9, right ? "ok" : "WRONG",
-                              ring ? fmt::format("{:>{}.1f} us {:>12.2f}", formula * 1e6, right ? 30 : 27, t / formula) : ""));
+            const double bw = bytes / seconds[0][s],
+                         formula = collective.factor * bytes / bw;  // case 0: send/recv
+            print(fmt::format("  {:>11} {:>11.1f} {:>11.3g} {:>11.3g}   {}{}", format_bytes(bytes),
+                              t * 1e6, algbw / 1e9, algbw * collective.factor / 1e9,
+                              right ? "ok" : "WRONG",
+                              ring ? fmt::format("{:>{}.1f} us {:>12.2f}", formula * 1e6,
+                                                 right ? 30 : 27, t / formula)
+                                   : ""));
             std::fflush(stdout);
             report.row({{"collective", collective.name},
                         {"bytes", count * 4},
@@ -163,12 +191,15 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world, in
     print("\nbusbw in GB/s, side by side");
     std::string heads = fmt::format("  {:>10}", "size");
     for (const BandwidthCase& c : cases)
-        heads += fmt::format(" {:>10}", c.name == "reduce-scatter" ? "red.-scat." : c.name == "ring one way" ? "ring one" : c.name);
+        heads += fmt::format(" {:>10}", c.name == "reduce-scatter" ? "red.-scat."
+                                        : c.name == "ring one way" ? "ring one"
+                                                                   : c.name);
     print(heads);
     for (size_t s = 0; s < slices.size(); ++s) {
         std::string line = fmt::format("  {:>10}", format_bytes(double(slices[s] * n * 4)));
         for (size_t c = 0; c < cases.size(); ++c)
-            line += fmt::format(" {:>10.3g}", double(slices[s] * n * 4) / seconds[c][s] * cases[c].factor / 1e9);
+            line += fmt::format(" {:>10.3g}",
+                                double(slices[s] * n * 4) / seconds[c][s] * cases[c].factor / 1e9);
         print(line);
     }
     print(all_right ? "\nall results are right" : "\nWRONG results: see above");

@@ -1,11 +1,13 @@
-// --sync bucket: gradients are gathered into buckets of --bucket-mb, and a bucket travels when its last gradient is complete.
+// --sync bucket: gradients are gathered into buckets of --bucket-mb, and a bucket travels when its
+// last gradient is complete.
 //
 //     compute        | forward | backward  L8    L7    L6   ...   L1 |   | update |
 //     communication  |                    | bucket 1 | bucket 2 | ... |
 //
-// Few large messages instead of many small ones, still under the backward. Gradients appear roughly in the reverse of the order in
-// which forward uses the parameters, and they lie in that order in one flat tensor (parameter.h), so a bucket is a stretch of it that
-// is filled from its end: nothing is copied.
+// Few large messages instead of many small ones, still under the backward. Gradients appear roughly
+// in the reverse of the order in which forward uses the parameters, and they lie in that order in
+// one flat tensor (parameter.h), so a bucket is a stretch of it that is filled from its end:
+// nothing is copied.
 //
 //     flat gradients   [ embedding | L1 ......... | L2 ......... | ... | L8 ......... | norm, head ]
 //                      [ bucket 3              |  bucket 2               |  bucket 1             ]   <- backward goes this way
@@ -30,7 +32,8 @@ public:
             members.push_back(parameter);
             const Tensor gradients = parameters.flat_grads().slice(begin, end);
             const Communicator& group = mesh.data_group(*parameter);
-            const bool others = it == parameters.begin() || &mesh.data_group(**std::prev(it)) != &group;
+            const bool others =
+                it == parameters.begin() || &mesh.data_group(**std::prev(it)) != &group;
             if (gradients.bytes() < bucket_bytes && !others) continue;
             for (Parameter* member : members) bucket_of_[member] = buckets_.size();
             buckets_.push_back({gradients, group, int(members.size()), int(members.size())});
@@ -64,13 +67,16 @@ public:
 protected:
     struct Bucket {
         Tensor gradients;           // a stretch of the flat gradients
-        const Communicator& group;  // that sums them: experts have another than the rest of the model
+        // that sums them: experts have another than the rest of the model
+        const Communicator& group;
         int members, missing;       // parameters in it; of them not yet complete
         std::vector<Work> under_way = {};
     };
-    // What makes a full bucket's gradients the sum of all ranks': here one all-reduce, more in hierarchical.h.
+    // What makes a full bucket's gradients the sum of all ranks': here one all-reduce, more in
+    // hierarchical.h.
     virtual void start(Bucket& bucket) {
-        bucket.under_way.push_back(bucket.group.all_reduce(bucket.gradients, Reduce::sum, communication_stream()));
+        bucket.under_way.push_back(
+            bucket.group.all_reduce(bucket.gradients, Reduce::sum, communication_stream()));
     }
     std::vector<Bucket> buckets_;  // in the order in which backward fills them
     std::map<const Parameter*, size_t> bucket_of_;

@@ -1,4 +1,5 @@
-// --demo collectives: what each collective does, on tensors small enough to read, with the values of the playbook's appendix
+// --demo collectives: what each collective does, on tensors small enough to read, with the values
+// of the playbook's appendix
 // A0, "Parallel Programming Crash Course". a b c d: four ranks' tensors; S: their sum.
 //
 //                rank 0   1    2    3                                rank 0        1         2         3
@@ -8,7 +9,8 @@
 //                                                               reduce-scatter      (a0 a1 a2 a3 and so on) -> S0 S1 S2 S3
 //   all-to-all        rank r's slices r0 r1 r2 r3  ->  0r 1r 2r 3r: the transpose of who holds what
 //
-// Then ring_all_reduce.h step by step, and a barrier. Every result is compared with what it should be.
+// Then ring_all_reduce.h step by step, and a barrier. Every result is compared with what it should
+// be.
 #pragma once
 
 #include <fmt/format.h>
@@ -23,9 +25,11 @@
 
 namespace ultrascale {
 
-// Each rank's text, in rank order, on rank 0; elsewhere nothing. Ranks that print for themselves print into each other.
+// Each rank's text, in rank order, on rank 0; elsewhere nothing. Ranks that print for themselves
+// print into each other.
 inline std::vector<std::string> gather_text(const Communicator& world, const std::string& text) {
-    Tensor longest = Tensor::from_host<int32_t>(std::vector<int32_t>{int32_t(text.size())}, {1}, Memory::workspace);
+    Tensor longest = Tensor::from_host<int32_t>(std::vector<int32_t>{int32_t(text.size())}, {1},
+                                                Memory::workspace);
     world.all_reduce(longest, Reduce::max);
     const int64_t length = longest.to_host<int32_t>()[0];
     std::vector<int32_t> mine(text.begin(), text.end());
@@ -41,13 +45,15 @@ inline std::vector<std::string> gather_text(const Communicator& world, const std
 }
 
 // A table with a line per rank, from each rank's own cells. All ranks call it; rank 0 prints.
-inline void print_by_rank(const Communicator& world, const std::vector<std::string>& heads, const std::vector<std::string>& cells) {
+inline void print_by_rank(const Communicator& world, const std::vector<std::string>& heads,
+                          const std::vector<std::string>& cells) {
     std::vector<std::string> lines(size_t(world.size()) + 1, "        ");
     for (size_t r = 1; r < lines.size(); ++r) lines[r] = fmt::format("  rank {}", r - 1);
     std::vector<std::string> column(lines.size());
     for (size_t c = 0; c <= cells.size(); ++c) {
         size_t width = 0;
-        for (size_t l = 0; l < lines.size(); ++l) width = std::max(width, (lines[l] += column[l]).size());
+        for (size_t l = 0; l < lines.size(); ++l)
+            width = std::max(width, (lines[l] += column[l]).size());
         if (c == cells.size()) break;
         for (std::string& line : lines) line.resize(width + 3, ' ');
         column = gather_text(world, cells[c]);
@@ -58,17 +64,22 @@ inline void print_by_rank(const Communicator& world, const std::vector<std::stri
         if (line.erase(line.find_last_not_of(' ') + 1) != "") print(line);
 }
 
-// One collective: remembers what the rank held before, prints before and after side by side, compares.
+// One collective: remembers what the rank held before, prints before and after side by side,
+// compares.
 class CollectiveExample {
 public:
-    // `slice` elements belong together in what is printed: one rank's. An empty tensor is printed as "-".
-    CollectiveExample(const Communicator& world, const std::string& title, const Tensor& before, size_t slice)
+    // `slice` elements belong together in what is printed: one rank's. An empty tensor is printed
+    // as "-".
+    CollectiveExample(const Communicator& world, const std::string& title, const Tensor& before,
+                      size_t slice)
         : world_(world), slice_(slice), before_(in_words(before)) {
         print("\n" + title);
     }
     bool finish(const Tensor& after, const std::vector<double>& expected) const {
         const bool ok = !after || after.to_host<double>() == expected;
-        print_by_rank(world_, {"before", "after", ""}, {before_, in_words(after), ok ? "ok" : "WRONG: expected " + in_words(expected)});
+        print_by_rank(
+            world_, {"before", "after", ""},
+            {before_, in_words(after), ok ? "ok" : "WRONG: expected " + in_words(expected)});
         return ok;
     }
 
@@ -79,7 +90,12 @@ private:
         const size_t slices = values.size() / slice_;
         for (size_t s = 0; s < slices; ++s) {
             if (slices > 8 && s == 3) text += " | ...", s = slices - 1;
-            for (size_t i = 0; i < slice_; ++i) text += fmt::format("{}{:.0f}", i > 0 ? " " : s > 0 ? " | " : "", values[s * slice_ + i]);
+            for (size_t i = 0; i < slice_; ++i)
+                text += fmt::format("{}{:.0f}",
+                                    i > 0   ? " "
+                                    : s > 0 ? " | "
+                                            : "",
+                                    values[s * slice_ + i]);
         }
         return "[" + text + "]";
     }
@@ -93,21 +109,27 @@ private:
 inline bool demo_each_collective(const Communicator& world) {
     using Values = std::vector<double>;
     const int n = world.size(), me = world.rank();
-    const auto tensor = [](const Values& v) { return Tensor::from_host<double>(v, {int64_t(v.size())}, Memory::workspace); };
-    const auto blank = [](int64_t count) { return Tensor::zeros({count}, DType::fp64, Memory::workspace); };
+    const auto tensor = [](const Values& v) {
+        return Tensor::from_host<double>(v, {int64_t(v.size())}, Memory::workspace);
+    };
+    const auto blank = [](int64_t count) {
+        return Tensor::zeros({count}, DType::fp64, Memory::workspace);
+    };
     const Values ours(5, me + 1), sum(5, n * (n + 1) / 2);  // each rank's rank + 1, five times
     Values all;                                             // in rank order
     for (int r = 0; r < n; ++r) all.insert(all.end(), 5, r + 1);
     bool ok = true;
     {
         const Tensor x = tensor(me == 0 ? Values{1, 2, 3, 4, 5} : Values(5, 0));
-        const CollectiveExample example(world, "broadcast(x, 0): every rank gets rank 0's tensor", x, 5);
+        const CollectiveExample example(world, "broadcast(x, 0): every rank gets rank 0's tensor",
+                                        x, 5);
         world.broadcast(x, 0);
         ok &= example.finish(x, {1, 2, 3, 4, 5});
     }
     {
         const Tensor x = tensor(ours);
-        const CollectiveExample example(world, "reduce(x, 0): rank 0 gets the sum; the others keep what they had", x, 5);
+        const CollectiveExample example(
+            world, "reduce(x, 0): rank 0 gets the sum; the others keep what they had", x, 5);
         world.reduce(x, 0);
         ok &= example.finish(x, me == 0 ? sum : ours);
     }
@@ -119,57 +141,71 @@ inline bool demo_each_collective(const Communicator& world) {
     }
     {
         const Tensor in = tensor(ours), out = me == 0 ? blank(5 * n) : Tensor();
-        const CollectiveExample example(world, "gather(out, in, 0): rank 0 gets every rank's tensor, in rank order", in, 5);
+        const CollectiveExample example(
+            world, "gather(out, in, 0): rank 0 gets every rank's tensor, in rank order", in, 5);
         world.gather(out, in, 0);
         ok &= example.finish(out, all);
     }
     {
         const Tensor in = tensor(ours), out = blank(5 * n);
-        const CollectiveExample example(world, "all_gather(out, in): every rank gets every rank's tensor", in, 5);
+        const CollectiveExample example(
+            world, "all_gather(out, in): every rank gets every rank's tensor", in, 5);
         world.all_gather(out, in);
         ok &= example.finish(out, all);
     }
     {
         const Tensor in = me == 0 ? tensor(all) : Tensor(), out = blank(5);
-        const CollectiveExample example(world, "scatter(out, in, 0): rank 0 deals out its slices, slice r to rank r", in, 5);
+        const CollectiveExample example(
+            world, "scatter(out, in, 0): rank 0 deals out its slices, slice r to rank r", in, 5);
         world.scatter(out, in, 0);
         ok &= example.finish(out, ours);
     }
     {
-        // Slice j of rank r is [r+1, 2(r+1)] to the power of j+1; past four slices the powers begin again.
+        // Slice j of rank r is [r+1, 2(r+1)] to the power of j+1; past four slices the powers begin
+        // again.
         Values mine, expected(2, 0);
         const auto power = [](int base, int j) { return std::pow(base, 1 + j % 4); };
-        for (int j = 0; j < n; ++j) mine.insert(mine.end(), {power(me + 1, j), power(2 * (me + 1), j)});
-        for (int r = 0; r < n; ++r) expected[0] += power(r + 1, me), expected[1] += power(2 * (r + 1), me);
+        for (int j = 0; j < n; ++j)
+            mine.insert(mine.end(), {power(me + 1, j), power(2 * (me + 1), j)});
+        for (int r = 0; r < n; ++r)
+            expected[0] += power(r + 1, me), expected[1] += power(2 * (r + 1), me);
         const Tensor in = tensor(mine), out = blank(2);
-        const CollectiveExample example(world, "reduce_scatter(out, in): rank r gets slice r of the sum: half of an all-reduce", in, 2);
+        const CollectiveExample example(
+            world, "reduce_scatter(out, in): rank r gets slice r of the sum: half of an all-reduce",
+            in, 2);
         world.reduce_scatter(out, in);
         ok &= example.finish(out, expected);
     }
     {
         Values mine, expected;  // rank r's slice for rank s: r+1, s+1 as two digits
-        for (int r = 0; r < n; ++r) mine.push_back(10 * (me + 1) + r + 1), expected.push_back(10 * (r + 1) + me + 1);
+        for (int r = 0; r < n; ++r)
+            mine.push_back(10 * (me + 1) + r + 1), expected.push_back(10 * (r + 1) + me + 1);
         const Tensor in = tensor(mine), out = blank(n);
-        const CollectiveExample example(world, "all_to_all(out, in): slice s of rank r becomes slice r of rank s: a transpose", in, 1);
+        const CollectiveExample example(
+            world, "all_to_all(out, in): slice s of rank r becomes slice r of rank s: a transpose",
+            in, 1);
         world.all_to_all(out, in);
         ok &= example.finish(out, expected);
     }
     return ok;
 }
 
-// The ring on n chunks of one element. Rank r starts with 10^r everywhere, so a sum's digits say whose parts are in it.
+// The ring on n chunks of one element. Rank r starts with 10^r everywhere, so a sum's digits say
+// whose parts are in it.
 inline bool demo_ring(const Communicator& world) {
     const int n = world.size(), me = world.rank();
     const bool digits = n <= 8;  // fp32 holds eight of them: 11111111 < 2^24
-    const float mine = digits ? float(std::pow(10, me)) : 1, sum = digits ? float((std::pow(10, n) - 1) / 9) : float(n);
+    const float mine = digits ? float(std::pow(10, me)) : 1,
+                sum = digits ? float((std::pow(10, n) - 1) / 9) : float(n);
     const size_t width = digits ? size_t(n) : std::to_string(n).size() + 1;
-    const Tensor x = Tensor::from_host<float>(std::vector<float>(size_t(n), mine), {n}, Memory::workspace);
+    const Tensor x =
+        Tensor::from_host<float>(std::vector<float>(size_t(n), mine), {n}, Memory::workspace);
     const auto chunks = [&](int marked) {
         std::string text;
         const std::vector<float> values = x.to_host<float>();
         for (int c = 0; c < n; ++c) {
-            const std::string value =
-                digits ? fmt::format("{:0{}.0f}", values[size_t(c)], width) : fmt::format("{:{}.0f}", values[size_t(c)], width);
+            const std::string value = digits ? fmt::format("{:0{}.0f}", values[size_t(c)], width)
+                                             : fmt::format("{:{}.0f}", values[size_t(c)], width);
             text += c == marked ? "[" + value + "]" : " " + value + " ";
         }
         return text;
@@ -177,37 +213,52 @@ inline bool demo_ring(const Communicator& world) {
     std::string numbers;
     for (int c = 0; c < n; ++c) numbers += fmt::format(" {:<{}} ", fmt::format("c{}", c), width);
 
-    print(fmt::format("\nring_all_reduce(x): a reduce-scatter and an all-gather, 2(n-1) = {} steps, chunks c0 to c{} of one number",
-                      2 * (n - 1), n - 1));
-    print(digits ? "  rank r starts with 10^r: digit r of a sum, from the right, is 1 once rank r's part is in it"
+    print(
+        fmt::format("\nring_all_reduce(x): a reduce-scatter and an all-gather, 2(n-1) = {} steps, "
+                    "chunks c0 to c{} of one number",
+                    2 * (n - 1), n - 1));
+    print(digits ? "  rank r starts with 10^r: digit r of a sum, from the right, is 1 once rank "
+                   "r's part is in it"
                  : "  all start with 1: a sum says how many ranks' parts are in it");
     print_by_rank(world, {numbers}, {chunks(-1)});
     int steps = 0;
     ring_all_reduce(world, x, RingDirections::one, [&](const RingStep& step) {
         ++steps;
         print(step.phase == RingStep::reduce_scatter
-                  ? fmt::format("reduce-scatter, step {} of {}: what arrives is added", step.step + 1, n - 1)
-                  : fmt::format("all-gather, step {} of {}: what arrives is stored", step.step + 1, n - 1));
-        print_by_rank(world, {"", "", numbers},
-                      {fmt::format("sent c{} to {},", step.sent, step.to), fmt::format("received c{} from {}", step.received, step.from),
-                       chunks(step.received)});
+                  ? fmt::format("reduce-scatter, step {} of {}: what arrives is added",
+                                step.step + 1, n - 1)
+                  : fmt::format("all-gather, step {} of {}: what arrives is stored", step.step + 1,
+                                n - 1));
+        print_by_rank(
+            world, {"", "", numbers},
+            {fmt::format("sent c{} to {},", step.sent, step.to),
+             fmt::format("received c{} from {}", step.received, step.from), chunks(step.received)});
     });
-    const bool ok = x.to_host<float>() == std::vector<float>(size_t(n), sum) && steps == 2 * (n - 1);
+    const bool ok =
+        x.to_host<float>() == std::vector<float>(size_t(n), sum) && steps == 2 * (n - 1);
     print("the sum is everywhere:");
-    print_by_rank(world, {"", ""}, {chunks(-1), ok ? "ok" : fmt::format("WRONG: expected {:.0f}", sum)});
+    print_by_rank(world, {"", ""},
+                  {chunks(-1), ok ? "ok" : fmt::format("WRONG: expected {:.0f}", sum)});
     return ok;
 }
 
 // Rank r comes 0.1 r s late; all leave when the last is there.
 inline bool demo_barrier(const Communicator& world) {
-    // The time of day: processes of a machine share this clock, machines agree on it to milliseconds.
-    const auto now = [] { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); };
+    // The time of day: processes of a machine share this clock, machines agree on it to
+    // milliseconds.
+    const auto now = [] {
+        return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
+            .count();
+    };
     const auto latest = [&](double moment) {
-        const Tensor x = Tensor::from_host<double>(std::vector<double>{moment}, {1}, Memory::workspace);
+        const Tensor x =
+            Tensor::from_host<double>(std::vector<double>{moment}, {1}, Memory::workspace);
         world.all_reduce(x, Reduce::max);
         return x.to_host<double>()[0];
     };
-    print("\nbarrier(): nobody leaves before the last has arrived; rank r works (sleeps) 0.1 r s first");
+    print(
+        "\nbarrier(): nobody leaves before the last has arrived; rank r works (sleeps) 0.1 r s "
+        "first");
     const double start = latest(now());
     std::this_thread::sleep_for(std::chrono::milliseconds(100 * world.rank()));
     const double arrived = now() - start;
@@ -215,16 +266,20 @@ inline bool demo_barrier(const Communicator& world) {
     const double left = now() - start;
     const bool ok = left > latest(arrived) - 0.05;
     print_by_rank(world, {"arrived", "left", "waited", ""},
-                  {fmt::format("{:.3f} s", arrived), fmt::format("{:.3f} s", left), fmt::format("{:.3f} s", left - arrived),
+                  {fmt::format("{:.3f} s", arrived), fmt::format("{:.3f} s", left),
+                   fmt::format("{:.3f} s", left - arrived),
                    ok ? "ok" : "WRONG: left before the last rank arrived"});
     return ok;
 }
 
 // All ranks call it; rank 0 prints. False, on every rank, if some rank got something wrong.
 inline bool demo_collectives(const Communicator& world) {
-    print(fmt::format("collectives on {}; a bar | stands between two ranks' slices", format_count(world.size(), "rank")));
-    const bool collectives = demo_each_collective(world), ring = demo_ring(world), barrier = demo_barrier(world);
-    const Tensor wrong = Tensor::from_host<int32_t>(std::vector<int32_t>{!(collectives && ring && barrier)}, {1}, Memory::workspace);
+    print(fmt::format("collectives on {}; a bar | stands between two ranks' slices",
+                      format_count(world.size(), "rank")));
+    const bool collectives = demo_each_collective(world), ring = demo_ring(world),
+               barrier = demo_barrier(world);
+    const Tensor wrong = Tensor::from_host<int32_t>(
+        std::vector<int32_t>{!(collectives && ring && barrier)}, {1}, Memory::workspace);
     world.all_reduce(wrong, Reduce::max);
     const bool ok = wrong.to_host<int32_t>()[0] == 0;
     print(ok ? "\nall results are as expected" : "\nWRONG: see above");

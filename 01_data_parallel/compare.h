@@ -2,11 +2,12 @@
 //
 //   exposed   how long compute stood still for communication, in calls or in waits for them
 //   overlap   the share of the communication's time that was hidden under compute
-//   matmul    the time of the matrix products, against that without communication: on a GPU the two share multiprocessors and
-//             memory, on a CPU cores, so what overlaps also slows down
+//   matmul    the time of the matrix products, against that without communication: on a GPU the two
+//             share multiprocessors and memory, on a CPU cores, so what overlaps also slows down
 //
-// Below it the book's condition (appendix "Math for compute/communication overlap"): the gradients of Psi parameters, of b bytes each,
-// are hidden if their all-reduce takes no longer than the backward,
+// Below it the book's condition (appendix "Math for compute/communication overlap"): the gradients
+// of Psi parameters, of b bytes each, are hidden if their all-reduce takes no longer than the
+// backward,
 //
 //     t_comm / t_compute = (2 (n-1)/n * b Psi / bandwidth) / (4 * tokens * Psi / FLOP rate)  <=  1
 #pragma once
@@ -30,8 +31,9 @@ struct SyncCost {
 
 using SyncStep = std::function<void(Step&, Llama&, AdamW&, GradientSync&)>;
 
-inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, const DataLoader& loader,
-                        const Options& options, const SyncStep& train_step) {
+inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer,
+                        const DataLoader& loader, const Options& options,
+                        const SyncStep& train_step) {
     const Communicator& ranks = Communicator::world();
     const Share share{options.micro_batch, ranks.size(), ranks.rank()};
     trace_record(true);
@@ -46,7 +48,8 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer, cons
     cost.calls -= 1;  // the loss's
     std::vector<double> backwards;
     for (const Span& span : trace_spans()) {
-        if (span.name == "backward" && span.lane == "phase") backwards.push_back(span.end - span.begin);
+        if (span.name == "backward" && span.lane == "phase")
+            backwards.push_back(span.end - span.begin);
         if (span.name != "matmul") continue;
         cost.matmul_seconds += (span.end - span.begin) / double(m.steps);
         cost.matmul_flops += span.flops / double(m.steps);
@@ -70,11 +73,13 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     AdamW optimizer(parameters, options.optimizer);
 
     const int64_t n = ranks.size(), tokens = options.micro_batch * shape.seq;
-    print(fmt::format("{}, {:.3f} M parameters, {} of gradients, {} x {} tokens a rank; medians in ms",
-                      format_count(n, "rank"), double(parameters.local_numel()) / 1e6,
-                      format_bytes(double(parameters.flat_grads().bytes())), options.micro_batch, shape.seq));
-    print(fmt::format("  {:<23} {:>8} {:>10} {:>6} {:>11} {:>8} {:>8} {:>7} {:>7}", "technique", "step", "tok/s/rank",
-                      "calls", "sent", "comm.", "exposed", "overlap", "matmul"));
+    print(fmt::format(
+        "{}, {:.3f} M parameters, {} of gradients, {} x {} tokens a rank; medians in ms",
+        format_count(n, "rank"), double(parameters.local_numel()) / 1e6,
+        format_bytes(double(parameters.flat_grads().bytes())), options.micro_batch, shape.seq));
+    print(fmt::format("  {:<23} {:>8} {:>10} {:>6} {:>11} {:>8} {:>8} {:>7} {:>7}", "technique",
+                      "step", "tok/s/rank", "calls", "sent", "comm.", "exposed", "overlap",
+                      "matmul"));
     Report report("01_data_parallel", options, shape, 0);
     const Mesh mesh(ranks, {{"dp", ranks.size()}});
     NoSync none(parameters, mesh);
@@ -82,12 +87,17 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     SyncCost naive{};
     const auto row = [&](const std::string& name, const SyncCost& cost) {
         const bool talks = cost.calls > 0;
-        const double overlap = talks ? std::max(0.0, 1 - cost.exposed_seconds / cost.communication_seconds) : 0;
-        const auto ms = [&](double seconds) { return talks ? fmt::format("{:.2f}", seconds * 1e3) : "-"; };
-        print(fmt::format("  {:<23} {:>8.2f} {:>10.0f} {:>6} {:>11} {:>8} {:>8} {:>7} {:>6.2f}x", name,
-                          cost.step_seconds * 1e3, double(tokens) / cost.step_seconds, cost.calls,
-                          format_bytes(cost.sent_bytes), ms(cost.communication_seconds), ms(cost.exposed_seconds),
-                          talks ? fmt::format("{:.0f} %", 100 * overlap) : "-", cost.matmul_seconds / alone.matmul_seconds));
+        const double overlap =
+            talks ? std::max(0.0, 1 - cost.exposed_seconds / cost.communication_seconds) : 0;
+        const auto ms = [&](double seconds) {
+            return talks ? fmt::format("{:.2f}", seconds * 1e3) : "-";
+        };
+        print(fmt::format("  {:<23} {:>8.2f} {:>10.0f} {:>6} {:>11} {:>8} {:>8} {:>7} {:>6.2f}x",
+                          name, cost.step_seconds * 1e3, double(tokens) / cost.step_seconds,
+                          cost.calls, format_bytes(cost.sent_bytes), ms(cost.communication_seconds),
+                          ms(cost.exposed_seconds),
+                          talks ? fmt::format("{:.0f} %", 100 * overlap) : "-",
+                          cost.matmul_seconds / alone.matmul_seconds));
         report.row({{"technique", name},
                     {"step_ms", cost.step_seconds * 1e3},
                     {"tokens_per_second_per_device", double(tokens) / cost.step_seconds},
@@ -99,9 +109,11 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
                     {"matmul_ratio", cost.matmul_seconds / alone.matmul_seconds}});
     };
     row("none (not trained right)", alone);
-    const auto measure = [&](const std::string& name, SyncKind kind, RingDirections directions = RingDirections::one) {
+    const auto measure = [&](const std::string& name, SyncKind kind,
+                             RingDirections directions = RingDirections::one) {
         sync.kind = kind, sync.ring_directions = directions;
-        const SyncCost cost = cost_of(*make_sync(sync, parameters, mesh), model, optimizer, loader, options, train_step);
+        const SyncCost cost = cost_of(*make_sync(sync, parameters, mesh), model, optimizer, loader,
+                                      options, train_step);
         if (kind == SyncKind::naive) naive = cost;
         row(name, cost);
     };
@@ -110,23 +122,32 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     measure(fmt::format("bucket, {:.4g} MiB", sync.bucket_mb), SyncKind::bucket);
     measure("ring", SyncKind::ring);
     measure("ring, both ways", SyncKind::ring, RingDirections::both);
-    if (nodes_pretended) measure(fmt::format("hierarchical, nodes of {}", sync.ranks_per_node), SyncKind::hierarchical);
+    if (nodes_pretended)
+        measure(fmt::format("hierarchical, nodes of {}", sync.ranks_per_node),
+                SyncKind::hierarchical);
     if (n == 1) return report.finish(), true;
 
-    // The condition, from the rate of one all-reduce of everything and that of the matrix products without communication.
+    // The condition, from the rate of one all-reduce of everything and that of the matrix products
+    // without communication.
     const double seconds = measure_call(ranks, [&] { ranks.all_reduce(parameters.flat_grads()); });
     const double moved = 2 * double(n - 1) / double(n) * double(parameters.flat_grads().bytes());
     const double bandwidth = moved / seconds, rate = alone.matmul_flops / alone.matmul_seconds;
-    const double t_comm = moved / bandwidth, t_compute = 4 * double(tokens) * double(parameters.local_numel()) / rate;
-    print(fmt::format("\noverlap condition: busbw {:.4g} GB/s (one all-reduce of all), {:.4g} TFLOP/s (matrix products)",
-                      bandwidth / 1e9, rate / 1e12));
-    print(fmt::format("  predicted  t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}{}", t_comm * 1e3, t_compute * 1e3,
-                      t_comm / t_compute, t_comm <= t_compute ? ": it can be hidden" : ": it cannot be hidden"));
-    print(fmt::format("  measured   t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}   (naive; none)",
-                      naive.communication_seconds * 1e3, alone.backward_seconds * 1e3,
-                      naive.communication_seconds / alone.backward_seconds));
+    const double t_comm = moved / bandwidth,
+                 t_compute = 4 * double(tokens) * double(parameters.local_numel()) / rate;
+    print(
+        fmt::format("\noverlap condition: busbw {:.4g} GB/s (one all-reduce of all), {:.4g} "
+                    "TFLOP/s (matrix products)",
+                    bandwidth / 1e9, rate / 1e12));
+    print(fmt::format("  predicted  t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}{}",
+                      t_comm * 1e3, t_compute * 1e3, t_comm / t_compute,
+                      t_comm <= t_compute ? ": it can be hidden" : ": it cannot be hidden"));
+    print(fmt::format(
+        "  measured   t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}   (naive; none)",
+        naive.communication_seconds * 1e3, alone.backward_seconds * 1e3,
+        naive.communication_seconds / alone.backward_seconds));
     report.value("overlap_condition", "predicted", t_comm / t_compute);
-    report.value("overlap_condition", "measured", naive.communication_seconds / alone.backward_seconds);
+    report.value("overlap_condition", "measured",
+                 naive.communication_seconds / alone.backward_seconds);
     report.finish();
     return true;
 }

@@ -1,22 +1,27 @@
-// --sync diloco: ranks that meet only every H steps (DiLoCo; Douillard et al. 2023, https://arxiv.org/abs/2311.08105).
+// --sync diloco: ranks that meet only every H steps (DiLoCo; Douillard et al. 2023,
+// https://arxiv.org/abs/2311.08105).
 //
 //     rank 0   | AdamW step | step | ... | step H |--.                               .--> theta --> H steps ...
 //     rank 1   | AdamW step | step | ... | step H |--+-- all-reduce, outer update ---+--> theta --> H steps ...
 //     rank 2   | AdamW step | step | ... | step H |--'                               '--> theta --> H steps ...
 //                no communication, own data              once in H steps
 //
-// Each rank trains its own copy of the weights on its own samples. How far it went is its part of an "outer gradient", and Nesterov's
-// momentum follows the mean of all ranks' (theta: the outer weights, the same everywhere):
+// Each rank trains its own copy of the weights on its own samples. How far it went is its part of
+// an "outer gradient", and Nesterov's momentum follows the mean of all ranks' (theta: the outer
+// weights, the same everywhere):
 //
-//     delta = mean over ranks of (theta - local weights)           one all-reduce of Psi elements, fp32
+//     delta = mean over ranks of (theta - local weights)           one all-reduce of Psi elements,
+//                                                                  fp32
 //     m     = mu m + delta                                         mu = --outer-momentum
 //     theta = theta - eta (delta + mu m)                           eta = --outer-lr
-//     local weights = theta                                        AdamW's own moments stay with the rank
+//     local weights = theta                                        AdamW's own moments stay with
+//                                                                  the rank
 //
-// An all-reduce of the gradients moves Psi elements every step, this moves them every H-th: the answer where the links are so slow
-// that nothing hides them (other data centres). It is another algorithm: not equal to one device with the whole batch, and how
-// well it learns is a matter of H, eta and mu. eta = 1, mu = 0 is averaging of the weights (local SGD, FedAvg); the paper takes
-// H = 500, eta = 0.7, mu = 0.9, after ordinary pre-training.
+// An all-reduce of the gradients moves Psi elements every step, this moves them every H-th: the
+// answer where the links are so slow that nothing hides them (other data centres). It is another
+// algorithm: not equal to one device with the whole batch, and how well it learns is a matter of H,
+// eta and mu. eta = 1, mu = 0 is averaging of the weights (local SGD, FedAvg); the paper takes H =
+// 500, eta = 0.7, mu = 0.9, after ordinary pre-training.
 //
 // It costs 8 bytes a parameter, theta and m in fp32; and while the ranks meet 4 more, delta.
 #pragma once
@@ -43,12 +48,14 @@ struct DiLoCoOptions {
 class DiLoCo {
 public:
     // All ranks hold the same weights now: they are theta.
-    DiLoCo(const ParameterList& parameters, AdamW& optimizer, const Communicator& ranks, const DiLoCoOptions& options)
+    DiLoCo(const ParameterList& parameters, AdamW& optimizer, const Communicator& ranks,
+           const DiLoCoOptions& options)
         : parameters_(parameters), ranks_(ranks), options_(options) {
         outer_ = Tensor::empty({parameters.local_numel()}, DType::fp32, Memory::optimizer);
         momentum_ = Tensor::zeros({parameters.local_numel()}, DType::fp32, Memory::optimizer);
         for (const auto& p : parameters) local_.push_back(p->value);
-        if (local_.front().dtype() != DType::fp32) {  // what AdamW updates is then the fp32 master copy
+        if (local_.front().dtype() !=
+            DType::fp32) {  // what AdamW updates is then the fp32 master copy
             local_.clear();
             for (const TensorPart& state : optimizer.states())
                 if (state.name.starts_with("master.")) local_.push_back(state.tensor);
@@ -57,7 +64,8 @@ public:
         for (size_t i = 0; i < local_.size(); ++i) ops::copy(of(outer_, i), local_[i]);
     }
 
-    // After the inner step number `done` of the run (1, 2, ...). The last round may be shorter, so that a run ends with one model.
+    // After the inner step number `done` of the run (1, 2, ...). The last round may be shorter, so
+    // that a run ends with one model.
     void after_step(int64_t done, bool last) {
         if (done % options_.inner_steps != 0 && !last) return;
         explain("DiLoCo: delta = mean of (theta - local weights), Nesterov, local weights = theta");
@@ -90,10 +98,13 @@ public:
         of_run.communication.add(ranks, Collective::all_reduce, meetings,
                                  meetings * 4 * parameters);
     }
-    // Bytes that a rank sends for each token, `tokens` in its step, beside what an all-reduce of the gradients in every step would send.
+    // Bytes that a rank sends for each token, `tokens` in its step, beside what an all-reduce of
+    // the gradients in every step would send.
     void print_savings(Report& report, int64_t steps, int64_t tokens, DType gradients) const {
         const int64_t meetings = outer_steps(options_, steps);
-        const auto sent = [&](int64_t bytes) { return bytes_sent(Collective::all_reduce, double(bytes), ranks_.size()); };
+        const auto sent = [&](int64_t bytes) {
+            return bytes_sent(Collective::all_reduce, double(bytes), ranks_.size());
+        };
         const double bytes = sent(meetings * outer_.bytes()) / double(steps * tokens);
         const double every_step = sent(outer_.numel() * dtype_bytes(gradients)) / double(tokens);
         print(fmt::format(

@@ -1,14 +1,16 @@
 // What all ways to make the ranks' gradients one have in common.
 //
-// Every rank holds the whole model and trains on its own part of the batch. After the last backward each must hold the sum of all
-// ranks' gradients (each rank's loss is already divided by the *global* count of targets, so the sum is the gradient of the mean):
+// Every rank holds the whole model and trains on its own part of the batch. After the last backward
+// each must hold the sum of all ranks' gradients (each rank's loss is already divided by the
+// *global* count of targets, so the sum is the gradient of the mean):
 //
 //     rank 0   samples 0..7    forward  backward  --.
 //     rank 1   samples 8..15   forward  backward  --+--> all-reduce --> the same gradient --> the same update everywhere
 //     rank 2   samples 16..23  forward  backward  --'
 //
-// The techniques differ in when the all-reduces start and how large they are. The book: "Data Parallelism", first, second and third
-// optimization; Li et al. 2020, PyTorch Distributed, https://arxiv.org/abs/2006.15704
+// The techniques differ in when the all-reduces start and how large they are. The book: "Data
+// Parallelism", first, second and third optimization; Li et al. 2020, PyTorch Distributed,
+// https://arxiv.org/abs/2006.15704
 #pragma once
 
 #include "comm/comm.h"
@@ -24,9 +26,9 @@ public:
     GradientSync(ParameterList& parameters, const Mesh& mesh)
         : parameters_(parameters), mesh_(mesh), ranks_(mesh.group({"dp", "cp", "ep"})) {}
 
-    // After the backward that completes the gradients: when it returns, what compute does next sees the
-    // sums. (With gradient accumulation that is the last micro-batch's, PyTorch's no_sync: the others
-    // just add to the gradients. ParameterList::begin_gradients says how many there are.)
+    // After the backward that completes the gradients: when it returns, what compute does next sees
+    // the sums. (With gradient accumulation that is the last micro-batch's, PyTorch's no_sync: the
+    // others just add to the gradients. ParameterList::begin_gradients says how many there are.)
     virtual void finish() = 0;
     // What one synchronisation sends but for sum_besides(), and what it holds beside the gradients.
     virtual void add_to(Prediction& prediction) const = 0;
@@ -42,7 +44,8 @@ protected:
     const Communicator& ranks_;  // that share out a batch
 };
 
-// Without communication: each rank keeps its own gradients. To compare with (compare.h), and for ranks that meet later (diloco.h).
+// Without communication: each rank keeps its own gradients. To compare with (compare.h), and for
+// ranks that meet later (diloco.h).
 class NoSync : public GradientSync {
 public:
     using GradientSync::GradientSync;

@@ -1,22 +1,27 @@
-// --sync hierarchical: buckets as in bucket.h, each summed in three steps that know which links are slow.
+// --sync hierarchical: buckets as in bucket.h, each summed in three steps that know which links are
+// slow.
 //
 //               node 0: rank 0, rank 1            node 1: rank 2, rank 3            a bucket of C elements, S = 2 ranks a node
 //     before      a0 a1     b0 b1                   c0 c1     d0 d1
-//   1 reduce-scatter inside the node                                                each rank gets C / S elements summed
+//   1 reduce-scatter inside the node                                                each rank gets
+//   C / S elements summed
 //                 a0+b0     a1+b1                   c0+d0     c1+d1
-//   2 all-reduce across nodes, among ranks with the same place in their node        only these travel on the slow links
+//   2 all-reduce across nodes, among ranks with the same place in their node        only these
+//   travel on the slow links
 //                 sum 0     sum 1                   sum 0     sum 1
 //   3 all-gather inside the node
 //     after       sum 0 1   sum 0 1                 sum 0 1   sum 0 1
 //
-// With N ranks in M = N / S nodes a rank sends 2 (M-1)/M * C / S over its node's boundary, and all network cards of the node work
-// side by side. An all-reduce that does not know the nodes sends 2 (N-1)/N * C through one card where it is a single ring, and
-// 2 (M-1)/M * C through every card where ranks talk directly (as ours does on the CPU): about S times as much. (On a cluster NCCL
+// With N ranks in M = N / S nodes a rank sends 2 (M-1)/M * C / S over its node's boundary, and all
+// network cards of the node work side by side. An all-reduce that does not know the nodes sends 2
+// (N-1)/N * C through one card where it is a single ring, and 2 (M-1)/M * C through every card
+// where ranks talk directly (as ours does on the CPU): about S times as much. (On a cluster NCCL
 // sees the cards, and lays a ring through each of them.)
 //
-// The three calls are queued on the communication stream, which runs them in order. Of a bucket that does not divide by S the last
-// few elements, less than S, go by a plain all-reduce. The sums associate in another way than one all-reduce's, so the last bits
-// differ. Book: "Data Parallelism" on what limits it at 512 GPUs; Mikami et al. 2018 (2D-torus), https://arxiv.org/abs/1811.05233;
+// The three calls are queued on the communication stream, which runs them in order. Of a bucket
+// that does not divide by S the last few elements, less than S, go by a plain all-reduce. The sums
+// associate in another way than one all-reduce's, so the last bits differ. Book: "Data Parallelism"
+// on what limits it at 512 GPUs; Mikami et al. 2018 (2D-torus), https://arxiv.org/abs/1811.05233;
 // Jia et al. 2018, https://arxiv.org/abs/1807.11205
 #pragma once
 
@@ -26,19 +31,23 @@ namespace ultrascale {
 
 class HierarchicalSync : public BucketSync {
 public:
-    // Ranks r with equal r / ranks_per_node form a node. (If they sit elsewhere it is slower, not wrong.)
-    HierarchicalSync(ParameterList& parameters, const Mesh& mesh, int64_t bucket_bytes, int ranks_per_node)
+    // Ranks r with equal r / ranks_per_node form a node. (If they sit elsewhere it is slower, not
+    // wrong.)
+    HierarchicalSync(ParameterList& parameters, const Mesh& mesh, int64_t bucket_bytes,
+                     int ranks_per_node)
         : BucketSync(parameters, mesh, bucket_bytes),
           inside_(ranks_.split(ranks_.rank() / ranks_per_node, ranks_.rank(), "inside the node")),
           across_(ranks_.split(ranks_.rank() % ranks_per_node, ranks_.rank(), "across nodes")) {
         for (const Bucket& bucket : buckets_)
-            check(&bucket.group == &ranks_, "hierarchical: all gradients are summed over the same ranks");
+            check(&bucket.group == &ranks_,
+                  "hierarchical: all gradients are summed over the same ranks");
     }
 
     void add_to(Prediction& prediction) const override {
         PredictedCommunication& p = prediction.communication;
         for (const Bucket& bucket : buckets_) {
-            const int64_t width = dtype_bytes(bucket.gradients.dtype()), rest = bucket.gradients.numel() % inside_.size();
+            const int64_t width = dtype_bytes(bucket.gradients.dtype()),
+                          rest = bucket.gradients.numel() % inside_.size();
             const int64_t bytes = bucket.gradients.bytes() - rest * width;
             if (bytes > 0) {
                 p.add(inside_, Collective::reduce_scatter, 1, bytes);
@@ -52,15 +61,20 @@ public:
 protected:
     void start(Bucket& bucket) override {
         Stream& stream = communication_stream();
-        const int64_t total = bucket.gradients.numel(), share = total / inside_.size(), even = share * inside_.size();
+        const int64_t total = bucket.gradients.numel(), share = total / inside_.size(),
+                      even = share * inside_.size();
         if (even > 0) {
             const Tensor gradients = bucket.gradients.slice(0, even);
-            const Tensor mine = gradients.slice(inside_.rank() * share, (inside_.rank() + 1) * share);
-            bucket.under_way.push_back(inside_.reduce_scatter(mine, gradients, Reduce::sum, stream));
+            const Tensor mine =
+                gradients.slice(inside_.rank() * share, (inside_.rank() + 1) * share);
+            bucket.under_way.push_back(
+                inside_.reduce_scatter(mine, gradients, Reduce::sum, stream));
             bucket.under_way.push_back(across_.all_reduce(mine, Reduce::sum, stream));
             bucket.under_way.push_back(inside_.all_gather(gradients, mine, stream));
         }
-        if (even < total) bucket.under_way.push_back(ranks_.all_reduce(bucket.gradients.slice(even, total), Reduce::sum, stream));
+        if (even < total)
+            bucket.under_way.push_back(
+                ranks_.all_reduce(bucket.gradients.slice(even, total), Reduce::sum, stream));
     }
 
 private:

@@ -1,5 +1,6 @@
-// Chapter 01: data parallelism. Every rank holds the whole model and trains on its own part of the batch;
-// the ranks' gradients are summed in one of several ways (gradient_sync.h and the files beside it).
+// Chapter 01: data parallelism. Every rank holds the whole model and trains on its own part of the
+// batch; the ranks' gradients are summed in one of several ways (gradient_sync.h and the files
+// beside it).
 #include "bandwidth_demo.h"
 #include "collectives_demo.h"
 #include "compare.h"
@@ -10,9 +11,10 @@ using namespace ultrascale;
 
 namespace {
 
-// One training step on every rank: its own micro-batches, the sum of all ranks' gradients, and so the same
-// update. `sync` communicates from its hooks and in finish(). With gradient accumulation that is once a
-// step (PyTorch's no_sync), unless there are `sums`: then after each micro-batch, and they add up there.
+// One training step on every rank: its own micro-batches, the sum of all ranks' gradients, and so
+// the same update. `sync` communicates from its hooks and in finish(). With gradient accumulation
+// that is once a step (PyTorch's no_sync), unless there are `sums`: then after each micro-batch,
+// and they add up there.
 void train_step(Step& step, Llama& model, AdamW& optimizer, GradientSync& sync, const Tensor& sums,
                 const Communicator& ranks) {
     ParameterList& parameters = model.parameters();
@@ -45,7 +47,8 @@ Prediction predict_run(const Options& options, const Chapter& chapter, const Ste
     const Communicator& ranks = Communicator::world();
     const int64_t steps = options.steps;
     Prediction of_run = predict_one_device(shape, parameters);
-    of_run.memory.one_after_the_other = true;  // buffers of a ring or DiLoCo come after the backward
+    // buffers of a ring or DiLoCo come after the backward
+    of_run.memory.one_after_the_other = true;
     if (chapter.every_time(options)) of_run.memory.gradients *= 2;  // the sums over micro-batches
     if (chapter.sync.kind == SyncKind::diloco)
         DiLoCo::add_to(of_run, chapter.sync.diloco, ranks, parameters, steps);
@@ -57,18 +60,21 @@ void check_fits(const Options& options, const Chapter& chapter, const StepShape&
     const MemoryEstimate needed =
         predict_run(options, chapter, shape, parameter_count(shape.config)).memory;
     if (needed.total() <= memory_limit()) return;
-    const int64_t of_technique = needed.total() - estimate_memory(shape).total();  // whatever the batch
+    const int64_t of_technique =
+        needed.total() - estimate_memory(shape).total();  // whatever the batch
     const char* without = chapter.sync.kind == SyncKind::diloco ? "; another --sync needs less"
                           : chapter.every_time(options)         ? "; --no-sync on needs less"
                                                                 : "";
-    check_fits(needed, memory_limit(), what_would_fit(shape, memory_limit() - of_technique) + without);
+    check_fits(needed, memory_limit(),
+               what_would_fit(shape, memory_limit() - of_technique) + without);
 }
 
 // Trains; false if the run is not what one plain device does, or held or sent other than predicted.
 bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
     const Mesh mesh(ranks, {{"dp", ranks.size()}});
-    const bool meets_rarely = chapter.sync.kind == SyncKind::diloco, every_time = chapter.every_time(options);
+    const bool meets_rarely = chapter.sync.kind == SyncKind::diloco,
+               every_time = chapter.every_time(options);
     Run run("01_data_parallel", options, shape,
             {.micro_batch = options.micro_batch,
              .count = ranks.size(),
@@ -85,8 +91,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const std::unique_ptr<GradientSync> sync = make_sync(chapter.sync, parameters, mesh);
     std::optional<DiLoCo> diloco;
     if (meets_rarely) diloco.emplace(parameters, optimizer, ranks, chapter.sync.diloco);
-    const Tensor sums = every_time ? Tensor::empty(parameters.flat_grads().shape(), options.grad_dtype(),
-                                                   Memory::gradient)
+    const Tensor sums = every_time ? Tensor::empty(parameters.flat_grads().shape(),
+                                                   options.grad_dtype(), Memory::gradient)
                                    : Tensor();
     Trained what = trained(model, optimizer);
     what.label = "sync", what.technique = describe(chapter.sync, every_time);

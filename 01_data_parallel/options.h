@@ -31,19 +31,25 @@ struct Chapter {
         };
         options.add("--bucket-mb", sync.bucket_mb, "Size of a bucket in MiB")
             .between(1e-6, 1e6)
-            .only_if(with({SyncKind::bucket, SyncKind::hierarchical}), "it is for --sync bucket and hierarchical")
+            .only_if(with({SyncKind::bucket, SyncKind::hierarchical}),
+                     "it is for --sync bucket and hierarchical")
             .show_default();
         options
-            .choice("--ring-directions", sync.ring_directions, {{"one", RingDirections::one}, {"both", RingDirections::both}},
+            .choice("--ring-directions", sync.ring_directions,
+                    {{"one", RingDirections::one}, {"both", RingDirections::both}},
                     "Of --sync ring: all one way, or half of it each way")
             .only_if([this] { return sync.kind == SyncKind::ring; }, "it is for --sync ring");
         options
             .choice("--no-sync", no_sync, {{"on", true}, {"off", false}},
-                    "With --grad-accum: communicate after the last micro-batch only (on) or after each (off)")
-            .only_if([&shared] { return shared.grad_accum > 1; }, "a step has one micro-batch; --grad-accum 2 or more");
+                    "With --grad-accum: communicate after the last micro-batch only (on) or after "
+                    "each (off)")
+            .only_if([&shared] { return shared.grad_accum > 1; },
+                     "a step has one micro-batch; --grad-accum 2 or more");
         const auto diloco = with({SyncKind::diloco});
         const char* const of_diloco = "it is for --sync diloco";
-        options.add("--inner-steps", sync.diloco.inner_steps, "Of --sync diloco: steps from one meeting to the next")
+        options
+            .add("--inner-steps", sync.diloco.inner_steps,
+                 "Of --sync diloco: steps from one meeting to the next")
             .between(1, 1e9)
             .only_if(diloco, of_diloco)
             .show_default();
@@ -55,9 +61,14 @@ struct Chapter {
             .between(0, 1)
             .only_if(diloco, of_diloco)
             .show_default();
-        const OneOption size = options.add("--node-size", node_size, "Pretend nodes of this many ranks, slow between them").between(1, 1e6);
+        const OneOption size = options
+                                   .add("--node-size", node_size,
+                                        "Pretend nodes of this many ranks, slow between them")
+                                   .between(1, 1e6);
         const OneOption rate =
-            options.add("--inter-gbps", inter_gbps, "Rate of each rank's network card between the pretended nodes, Gbit/s")
+            options
+                .add("--inter-gbps", inter_gbps,
+                     "Rate of each rank's network card between the pretended nodes, Gbit/s")
                 .between(1e-3, 1e5);
         size.needs(rate), rate.needs(size);
         options.flag("--compare", compare, "Train with each technique in turn and print one table")
@@ -67,7 +78,9 @@ struct Chapter {
             .one_of({"collectives", "bandwidth"})
             .excludes(training_outputs)
             .excludes({"--sync", "--compare"});
-        options.add("--largest-mib", largest_mib, "Of --demo bandwidth. Default: 1024 on GPUs, 16 on the CPU")
+        options
+            .add("--largest-mib", largest_mib,
+                 "Of --demo bandwidth. Default: 1024 on GPUs, 16 on the CPU")
             .between(1e-3, 1e5)
             .only_if([this] { return demo == "bandwidth"; }, "it is for --demo bandwidth");
     }
@@ -80,19 +93,26 @@ struct Chapter {
             user_error(
                 "--save-every: no run goes on from a checkpoint of --sync diloco, whose ranks "
                 "have an optimizer state each");
-        if (sync.kind == SyncKind::diloco && !no_sync) user_error("--no-sync off: --sync diloco sums no gradients at all");
+        if (sync.kind == SyncKind::diloco && !no_sync)
+            user_error("--no-sync off: --sync diloco sums no gradients at all");
         if (demo == "collectives" && !options.json.empty())
             user_error("--json: --demo collectives has no figures to write; --demo bandwidth has");
         if (node_size > 0 && world.size() % node_size != 0)
-            user_error("--node-size {}: {} ranks cannot be cut into nodes of {}, which must divide their number", node_size, world.size(),
-                       node_size);
+            user_error(
+                "--node-size {}: {} ranks cannot be cut into nodes of {}, which must divide their "
+                "number",
+                node_size, world.size(), node_size);
         if (node_size > 0 && ranks_on_this_node() != world.size())
-            user_error("--node-size pretends the nodes of one machine; these ranks are on several already");
+            user_error(
+                "--node-size pretends the nodes of one machine; these ranks are on several "
+                "already");
         sync.ranks_per_node = node_size > 0 ? node_size : ranks_on_this_node();
         if (sync.kind != SyncKind::hierarchical) return;
         for (const std::string& there : world.gather_strings(std::to_string(sync.ranks_per_node)))
             if (there != std::to_string(sync.ranks_per_node))
-                user_error("--sync hierarchical: nodes of {} and of {} ranks; all must have as many", sync.ranks_per_node, there);
+                user_error(
+                    "--sync hierarchical: nodes of {} and of {} ranks; all must have as many",
+                    sync.ranks_per_node, there);
     }
     int64_t largest_bytes() const {  // of --demo bandwidth
         const double mib = largest_mib > 0 ? largest_mib : device_is_gpu() ? 1024 : 16;
@@ -100,8 +120,9 @@ struct Chapter {
     }
     void slow_down() const {
         if (node_size == 0) return;
-        print(fmt::format("  nodes   {} of {}, pretended: {:.4g} Gbit/s for each rank's network card",
-                          Communicator::world().size() / node_size, format_count(node_size, "rank"), inter_gbps));
+        print(fmt::format(
+            "  nodes   {} of {}, pretended: {:.4g} Gbit/s for each rank's network card",
+            Communicator::world().size() / node_size, format_count(node_size, "rank"), inter_gbps));
         pretend_nodes(node_size, inter_gbps);
     }
 };

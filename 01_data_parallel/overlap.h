@@ -1,10 +1,12 @@
-// --sync overlap: each parameter's all-reduce starts when its gradient is complete, while the backward goes on below it.
+// --sync overlap: each parameter's all-reduce starts when its gradient is complete, while the
+// backward goes on below it.
 //
 //     compute        | forward | backward  L8    L7    L6   ...   L1 |   | update |
 //     communication  |                 | head | L8 | L7 | L6 | ... | L1 |
 //
-// Only what is left after the last layer's backward stands in the way of the update. A hook is called when a gradient is complete
-// (parts.h: Hooks::gradient_complete); the all-reduce goes to the communication stream.
+// Only what is left after the last layer's backward stands in the way of the update. A hook is
+// called when a gradient is complete (parts.h: Hooks::gradient_complete); the all-reduce goes to
+// the communication stream.
 #pragma once
 
 #include <vector>

@@ -1,25 +1,30 @@
-// Ring all-reduce: every rank ends with the sum over all ranks and talks to its two neighbours only.
+// Ring all-reduce: every rank ends with the sum over all ranks and talks to its two neighbours
+// only.
 //
-// The tensor is cut into n chunks; chunk r is at home on rank r. In each step every rank sends one chunk to the right and
-// receives another from the left. Two phases of n-1 steps:
+// The tensor is cut into n chunks; chunk r is at home on rank r. In each step every rank sends one
+// chunk to the right and receives another from the left. Two phases of n-1 steps:
 //
-//   reduce-scatter   A chunk sets out at the rank behind its home and takes every rank's part along. Chunk 0 of 4:
+//   reduce-scatter   A chunk sets out at the rank behind its home and takes every rank's part
+//                    along. Chunk 0 of 4:
 //                        rank 1 --[1]--> rank 2 --[1+2]--> rank 3 --[1+2+3]--> rank 0, which adds its own: the sum
-//   all-gather       The finished chunk goes round once more; it is stored and passed on, nobody adds:
+//   all-gather       The finished chunk goes round once more; it is stored and passed on, nobody
+//                    adds:
 //                        rank 0 --[sum]--> rank 1 --[sum]--> rank 2 --[sum]--> rank 3
 //
-// The n chunks travel at the same time, each one rank further on, so every rank sends and receives in every step:
+// The n chunks travel at the same time, each one rank further on, so every rank sends and receives
+// in every step:
 //
 //     +--> rank 0 --c3--> rank 1 --c0--> rank 2 --c1--> rank 3 --c2--+      (the first step)
 //     +--------------------------------------------------------------+
 //
 // A rank sends 2(n-1) chunks of S/n bytes:   t = 2(n-1)/n * S/bw + 2(n-1) * latency.
-// That is at most 2 S however many ranks there are, and no all-reduce can send less (Patarasuk & Yuan 2009, "Bandwidth
-// optimal all-reduce algorithms for clusters of workstations"). Only the latency grows with n, so small tensors go faster
-// along trees. The playbook: appendix A0, "Ring AllReduce".
+// That is at most 2 S however many ranks there are, and no all-reduce can send less (Patarasuk &
+// Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"). Only the
+// latency grows with n, so small tensors go faster along trees. The playbook: appendix A0, "Ring
+// AllReduce".
 //
-// RingDirections::both cuts the tensor in two halves, one for each way round: where a link carries both directions at full
-// speed, and each neighbour has its own link, that takes half the time.
+// RingDirections::both cuts the tensor in two halves, one for each way round: where a link carries
+// both directions at full speed, and each neighbour has its own link, that takes half the time.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +39,8 @@ namespace ultrascale {
 
 enum class RingDirections { one, both };
 
-// What this rank did in one step and one direction; an observer hears of it once the received chunk is in place.
+// What this rank did in one step and one direction; an observer hears of it once the received chunk
+// is in place.
 struct RingStep {
     enum Phase { reduce_scatter, all_gather } phase;
     int step;            // 0 .. n-2 in each phase
@@ -43,8 +49,9 @@ struct RingStep {
 };
 using RingObserver = std::function<void(const RingStep&)>;
 
-// Where part p begins of `count` elements cut into `parts`, equal but for a remainder. A large tensor is cut at multiples of
-// 64 elements, because a GPU reads 16 bytes at once where the address allows it.
+// Where part p begins of `count` elements cut into `parts`, equal but for a remainder. A large
+// tensor is cut at multiples of 64 elements, because a GPU reads 16 bytes at once where the address
+// allows it.
 inline int64_t part_begin(int64_t count, int64_t p, int64_t parts) {
     const int64_t grain = count >= 4096 * parts ? 64 : 1;
     return p == parts ? count : count / grain * p / parts * grain;
@@ -56,9 +63,12 @@ struct Ring {
     int rank, n, direction /* 1: to the right, -1: to the left */;
     Tensor inbox = {};  // room for the longest chunk
 
-    // The rank k places behind this one (k < 0: ahead), which is also the number of the chunk at home there.
+    // The rank k places behind this one (k < 0: ahead), which is also the number of the chunk at
+    // home there.
     int behind(int k) const { return ((rank - k * direction) % n + n) % n; }
-    Tensor chunk(int c) const { return x.slice(part_begin(x.numel(), c, n), part_begin(x.numel(), c + 1, n)); }
+    Tensor chunk(int c) const {
+        return x.slice(part_begin(x.numel(), c, n), part_begin(x.numel(), c + 1, n));
+    }
     int64_t longest_chunk() const {
         int64_t longest = 0;
         for (int c = 0; c < n; ++c) longest = std::max(longest, chunk(c).numel());
@@ -74,56 +84,71 @@ inline std::vector<Ring> make_rings(const Tensor& x, int rank, int n, RingDirect
     return {{all.slice(0, half), rank, n, 1}, {all.slice(half, all.numel()), rank, n, -1}};
 }
 
-// x, of any shape, becomes the sum over all ranks of `group`; fp32 or bf16 (which is rounded at every addition). On the
-// compute stream; all ranks call it with equal sizes. Holds one chunk beside x.
-inline void ring_all_reduce(const Communicator& group, Tensor x, RingDirections directions = RingDirections::one,
+// x, of any shape, becomes the sum over all ranks of `group`; fp32 or bf16 (which is rounded at
+// every addition). On the compute stream; all ranks call it with equal sizes. Holds one chunk
+// beside x.
+inline void ring_all_reduce(const Communicator& group, Tensor x,
+                            RingDirections directions = RingDirections::one,
                             const RingObserver& observe = {}) {
     const int n = group.size();
     if (n == 1) return;
     std::vector<Ring> rings = make_rings(x, group.rank(), n, directions);
-    for (Ring& ring : rings) ring.inbox = Tensor::empty({ring.longest_chunk()}, x.dtype(), Memory::communication);
+    for (Ring& ring : rings)
+        ring.inbox = Tensor::empty({ring.longest_chunk()}, x.dtype(), Memory::communication);
     const auto report = [&](RingStep::Phase phase, int step, int sent_home, int received_home) {
         if (!observe) return;
         for (const Ring& ring : rings)
-            observe({phase, step, ring.behind(sent_home), ring.behind(-1), ring.behind(received_home), ring.behind(1)});
+            observe({phase, step, ring.behind(sent_home), ring.behind(-1),
+                     ring.behind(received_home), ring.behind(1)});
     };
 
-    // Reduce-scatter: pass on the chunk that was added to last, starting with the one at home one place behind.
+    // Reduce-scatter: pass on the chunk that was added to last, starting with the one at home one
+    // place behind.
     for (int step = 0; step < n - 1; ++step) {
         const int sent = step + 1, received = step + 2;  // homes, in places behind this rank
         std::vector<Transfer> transfers;
         for (const Ring& ring : rings) {
             transfers.push_back({Transfer::send, ring.chunk(ring.behind(sent)), ring.behind(-1)});
-            transfers.push_back({Transfer::recv, ring.inbox_for(ring.behind(received)), ring.behind(1)});
+            transfers.push_back(
+                {Transfer::recv, ring.inbox_for(ring.behind(received)), ring.behind(1)});
         }
         group.send_recv(std::move(transfers));
-        for (const Ring& ring : rings) ops::add(ring.chunk(ring.behind(received)), ring.inbox_for(ring.behind(received)));
+        for (const Ring& ring : rings)
+            ops::add(ring.chunk(ring.behind(received)), ring.inbox_for(ring.behind(received)));
         report(RingStep::reduce_scatter, step, sent, received);
     }
-    // All-gather: this rank's own chunk holds the sum now. Pass on the chunk that came last, starting with the own one.
+    // All-gather: this rank's own chunk holds the sum now. Pass on the chunk that came last,
+    // starting with the own one.
     for (int step = 0; step < n - 1; ++step) {
         const int sent = step, received = step + 1;
         std::vector<Transfer> transfers;
         for (const Ring& ring : rings) {
             transfers.push_back({Transfer::send, ring.chunk(ring.behind(sent)), ring.behind(-1)});
-            transfers.push_back({Transfer::recv, ring.chunk(ring.behind(received)), ring.behind(1)});
+            transfers.push_back(
+                {Transfer::recv, ring.chunk(ring.behind(received)), ring.behind(1)});
         }
         group.send_recv(std::move(transfers));
         report(RingStep::all_gather, step, sent, received);
     }
 }
 
-// What a ring all-reduce of `count` elements communicates, for the report: 2(n-1) send_recv calls; and this rank sends, in
-// each direction, every chunk but its own once (reduce-scatter) and every chunk but the next rank's once (all-gather).
-inline PredictedCommunication::Kind predict_ring_all_reduce(int64_t count, DType dtype, int rank, int n, RingDirections directions) {
+// What a ring all-reduce of `count` elements communicates, for the report: 2(n-1) send_recv calls;
+// and this rank sends, in each direction, every chunk but its own once (reduce-scatter) and every
+// chunk but the next rank's once (all-gather).
+inline PredictedCommunication::Kind predict_ring_all_reduce(int64_t count, DType dtype, int rank,
+                                                            int n, RingDirections directions) {
     if (n == 1) return {};
     const auto sent = [&](int64_t share, int next) {
-        const auto chunk = [&](int c) { return part_begin(share, c + 1, n) - part_begin(share, c, n); };
+        const auto chunk = [&](int c) {
+            return part_begin(share, c + 1, n) - part_begin(share, c, n);
+        };
         return 2 * share - chunk(rank) - chunk(next);
     };
     const int right = (rank + 1) % n, left = (rank + n - 1) % n;
     const int64_t half = part_begin(count, 1, 2);
-    const int64_t elements = directions == RingDirections::one ? sent(count, right) : sent(half, right) + sent(count - half, left);
+    const int64_t elements = directions == RingDirections::one
+                                 ? sent(count, right)
+                                 : sent(half, right) + sent(count - half, left);
     const int64_t bytes = elements * dtype_bytes(dtype);
     return {.calls = 2 * (n - 1), .bytes = bytes, .sent = double(bytes)};
 }

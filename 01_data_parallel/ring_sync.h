@@ -1,7 +1,8 @@
-// --sync ring: the whole gradient by our own ring all-reduce (ring_all_reduce.h), after the backward.
+// --sync ring: the whole gradient by our own ring all-reduce (ring_all_reduce.h), after the
+// backward.
 //
-// It moves as few bytes as any all-reduce can, yet nothing overlaps: the additions of the ring run on the compute stream, where the
-// backward runs too. (NCCL adds inside its communication kernels.)
+// It moves as few bytes as any all-reduce can, yet nothing overlaps: the additions of the ring run
+// on the compute stream, where the backward runs too. (NCCL adds inside its communication kernels.)
 #pragma once
 
 #include "gradient_sync.h"
@@ -14,7 +15,8 @@ public:
     RingSync(ParameterList& parameters, const Mesh& mesh, RingDirections directions)
         : GradientSync(parameters, mesh), directions_(directions) {
         for (const auto& parameter : parameters)
-            check(&mesh.data_group(*parameter) == &ranks_, "ring: all gradients are summed over the same ranks");
+            check(&mesh.data_group(*parameter) == &ranks_,
+                  "ring: all gradients are summed over the same ranks");
     }
 
     void finish() override {

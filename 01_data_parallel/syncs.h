@@ -21,30 +21,37 @@ struct SyncOptions {
     DiLoCoOptions diloco;
 };
 
-inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options, ParameterList& parameters, const Mesh& mesh) {
+inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options,
+                                               ParameterList& parameters, const Mesh& mesh) {
     const int64_t bucket_bytes = int64_t(options.bucket_mb * (1 << 20));
     switch (options.kind) {
         case SyncKind::naive: return std::make_unique<NaiveSync>(parameters, mesh);
         case SyncKind::overlap: return std::make_unique<OverlapSync>(parameters, mesh);
         case SyncKind::bucket: return std::make_unique<BucketSync>(parameters, mesh, bucket_bytes);
-        case SyncKind::ring: return std::make_unique<RingSync>(parameters, mesh, options.ring_directions);
-        case SyncKind::hierarchical: return std::make_unique<HierarchicalSync>(parameters, mesh, bucket_bytes, options.ranks_per_node);
-        case SyncKind::diloco: return std::make_unique<NoSync>(parameters, mesh);  // the ranks' weights meet, not their gradients
+        case SyncKind::ring:
+            return std::make_unique<RingSync>(parameters, mesh, options.ring_directions);
+        case SyncKind::hierarchical:
+            return std::make_unique<HierarchicalSync>(parameters, mesh, bucket_bytes,
+                                                      options.ranks_per_node);
+        case SyncKind::diloco:
+            return std::make_unique<NoSync>(parameters,
+                                            mesh);  // the ranks' weights meet, not their gradients
     }
     return nullptr;
 }
 
 inline std::string describe(const SyncOptions& options, bool every_micro_batch) {
-    const std::string what[] = {"naive: an all-reduce per parameter after the backward",
-                                "overlap: an all-reduce per parameter, during the backward",
-                                fmt::format("bucket: all-reduces of {:.4g} MiB, during the backward", options.bucket_mb),
-                                fmt::format("ring: our own ring all-reduce, {} way{}, after the backward",
-                                            options.ring_directions == RingDirections::one ? "one" : "both",
-                                            options.ring_directions == RingDirections::one ? "" : "s"),
-                                fmt::format("hierarchical: buckets of {:.4g} MiB, inside nodes of {} and across",
-                                            options.bucket_mb, options.ranks_per_node),
-                                fmt::format("diloco: the weights, every {} steps, outer lr {:.4g}, momentum {:.4g}",
-                                            options.diloco.inner_steps, options.diloco.lr, options.diloco.momentum)};
+    const std::string what[] = {
+        "naive: an all-reduce per parameter after the backward",
+        "overlap: an all-reduce per parameter, during the backward",
+        fmt::format("bucket: all-reduces of {:.4g} MiB, during the backward", options.bucket_mb),
+        fmt::format("ring: our own ring all-reduce, {} way{}, after the backward",
+                    options.ring_directions == RingDirections::one ? "one" : "both",
+                    options.ring_directions == RingDirections::one ? "" : "s"),
+        fmt::format("hierarchical: buckets of {:.4g} MiB, inside nodes of {} and across",
+                    options.bucket_mb, options.ranks_per_node),
+        fmt::format("diloco: the weights, every {} steps, outer lr {:.4g}, momentum {:.4g}",
+                    options.diloco.inner_steps, options.diloco.lr, options.diloco.momentum)};
     return what[int(options.kind)] + (every_micro_batch ? "; after every micro-batch" : "");
 }
 

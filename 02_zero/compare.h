@@ -1,4 +1,5 @@
-// --compare: a few steps with each stage on the same data, and one table: what a rank holds, what it sends, how long a step takes.
+// --compare: a few steps with each stage on the same data, and one table: what a rank holds, what
+// it sends, how long a step takes.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,8 @@
 
 namespace ultrascale {
 
-// All ranks call it; rank 0 prints. False if a stage held or sent other than predicted, on any rank.
+// All ranks call it; rank 0 prints. False if a stage held or sent other than predicted, on any
+// rank.
 inline bool compare_stages(const Options& options, ZeroOptions zero_options, const StepShape& shape,
                            const std::function<void(Step&, Llama&, Zero&)>& train_step) {
     const Communicator& ranks = Communicator::world();
@@ -20,21 +22,28 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
     const int64_t sequences = sequences_of_step(options, N);
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
-    const double psi = double(parameter_count(shape.config)) * double(dtype_bytes(shape.grad_dtype));
+    const double psi =
+        double(parameter_count(shape.config)) * double(dtype_bytes(shape.grad_dtype));
     const bool offload_too = zero_options.offload;
-    zero_options.stage = 0, zero_options.offload = false;  // the variant that needs most, and the first one below
+    zero_options.stage = 0,
+    zero_options.offload = false;  // the variant that needs most, and the first one below
     {
         Llama model(shape.config, shape.model);
         const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
-        check_fits(predict(zero->layout(), zero->units(), zero_options, shape, A, ranks).memory, memory_limit(),
-                   "stage 0 is compared, too; a smaller --micro-batch or --recompute full needs less");
+        check_fits(
+            predict(zero->layout(), zero->units(), zero_options, shape, A, ranks).memory,
+            memory_limit(),
+            "stage 0 is compared, too; a smaller --micro-batch or --recompute full needs less");
     }
-    print(fmt::format("{}, {:.3f} M parameters in {}, gradients {}; {} x {} tokens a micro-batch, {} a step",
-                      format_count(N, "rank"), double(parameter_count(shape.config)) / 1e6,
-                      dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), B, shape.seq, A));
-    print(fmt::format("  {:<6} {:>10} {:>10} {:>10} {:>10} {:>10}   {:>10} {:>5}", "stage", "parameters", "gradients",
-                      "optimizer", "on host", "gathered", "sent", "x Psi"));
-    std::vector<std::string> times = {fmt::format("  {:<6} {:>10} {:>10} {:>10}", "stage", "step ms", "comm. ms", "exposed")};
+    print(fmt::format(
+        "{}, {:.3f} M parameters in {}, gradients {}; {} x {} tokens a micro-batch, {} a step",
+        format_count(N, "rank"), double(parameter_count(shape.config)) / 1e6,
+        dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype), B, shape.seq, A));
+    print(fmt::format("  {:<6} {:>10} {:>10} {:>10} {:>10} {:>10}   {:>10} {:>5}", "stage",
+                      "parameters", "gradients", "optimizer", "on host", "gathered", "sent",
+                      "x Psi"));
+    std::vector<std::string> times = {
+        fmt::format("  {:<6} {:>10} {:>10} {:>10}", "stage", "step ms", "comm. ms", "exposed")};
     Report report("02_zero", options, shape, 0);
     bool ok = true;
     for (int variant = 0; variant <= (offload_too ? 6 : 3); ++variant) {
@@ -52,10 +61,13 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         const MemoryEstimate& want = predicted.memory;
         const MemoryByCategory held = memory_now();
         const int64_t gathered = memory_peak_by_category()[int(Memory::communication)];
-        bool same = counted_as_predicted(predicted.communication, m.steps, m.counts) && held[int(Memory::parameter)] == want.parameters &&
-                    held[int(Memory::gradient)] == want.gradients && held[int(Memory::optimizer)] == want.optimizer &&
+        bool same = counted_as_predicted(predicted.communication, m.steps, m.counts) &&
+                    held[int(Memory::parameter)] == want.parameters &&
+                    held[int(Memory::gradient)] == want.gradients &&
+                    held[int(Memory::optimizer)] == want.optimizer &&
                     held[int(Memory::host)] == want.host && gathered == want.peak_communication;
-        double psis = 0;  // sent, in Psi; gathered parameters are counted in elements, as gradients are
+        // sent, in Psi; gathered parameters are counted in elements, as gradients are
+        double psis = 0;
         for (size_t k = 0; k < collective_kinds; ++k) {
             const bool values = Collective(k) == Collective::all_gather;
             const DType dtype = values ? shape.model.dtype : shape.grad_dtype;
@@ -64,14 +76,19 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         }
         same = on_all_ranks(ranks, same);
         ok = ok && same;
-        const std::string name = fmt::format("{}{}", zero_options.stage, zero_options.offload ? " host" : "");
-        const auto bytes_of = [&](Memory category) { return format_bytes(double(held[int(category)])); };
-        print(fmt::format("  {:<6} {:>10} {:>10} {:>10} {:>10} {:>10}   {:>10} {:>5.2f}   {}", name, bytes_of(Memory::parameter),
-                          bytes_of(Memory::gradient), bytes_of(Memory::optimizer), bytes_of(Memory::host),
+        const std::string name =
+            fmt::format("{}{}", zero_options.stage, zero_options.offload ? " host" : "");
+        const auto bytes_of = [&](Memory category) {
+            return format_bytes(double(held[int(category)]));
+        };
+        print(fmt::format("  {:<6} {:>10} {:>10} {:>10} {:>10} {:>10}   {:>10} {:>5.2f}   {}", name,
+                          bytes_of(Memory::parameter), bytes_of(Memory::gradient),
+                          bytes_of(Memory::optimizer), bytes_of(Memory::host),
                           format_bytes(double(gathered)), format_bytes(m.sent_bytes), psis,
                           same ? "as predicted" : "NOT as predicted"));
-        times.push_back(fmt::format("  {:<6} {:>10.2f} {:>10.2f} {:>10.2f}", name, m.step_seconds * 1e3,
-                                    m.communication_seconds * 1e3, m.exposed_seconds * 1e3));
+        times.push_back(fmt::format("  {:<6} {:>10.2f} {:>10.2f} {:>10.2f}", name,
+                                    m.step_seconds * 1e3, m.communication_seconds * 1e3,
+                                    m.exposed_seconds * 1e3));
         report.row({{"stage", zero_options.stage},
                     {"offload", zero_options.offload},
                     {"parameter_bytes", held[int(Memory::parameter)]},
@@ -86,8 +103,10 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
                     {"exposed_ms", m.exposed_seconds * 1e3},
                     {"as_predicted", same}});
     }
-    print(fmt::format("  x Psi: in parameters. For one micro-batch the book has 2, 2, 2, 3; times (n-1)/n = {:.3g} here",
-                      double(N - 1) / double(N)));
+    print(
+        fmt::format("  x Psi: in parameters. For one micro-batch the book has 2, 2, 2, 3; times "
+                    "(n-1)/n = {:.3g} here",
+                    double(N - 1) / double(N)));
     print("");
     for (const std::string& line : times) print(line);
     report.text("compare", "result", ok ? "as predicted" : "not as predicted");

@@ -1,18 +1,18 @@
-// The flat sharding that all ZeRO stages share: each unit's parameters (embedding; each layer; final
-// norm and head) lie one after the other in one flat tensor, padded so that it can be cut into n equal
-// shards. Rank r owns the r-th shard of every unit.
+// The flat sharding that all ZeRO stages share: each unit's parameters (embedding; each layer;
+// final norm and head) lie one after the other in one flat tensor, padded so that it can be cut
+// into n equal shards. Rank r owns the r-th shard of every unit.
 //
 //     unit layers.3, 4 ranks
 //     [ norm | q ..... | k . | v . | o ..... | norm | gate ....... | up ........ | down ...... |pad]
 //     [ shard of rank 0     | shard of rank 1     | shard of rank 2      | shard of rank 3         ]
 //
-// A shard ends where it ends, in the middle of a matrix and of a row: what AdamW does to an element does
-// not depend on its neighbours. Unit by unit, and not the whole model in n pieces, so that a unit's shards
-// can be gathered or reduced as soon as it is its turn.
+// A shard ends where it ends, in the middle of a matrix and of a row: what AdamW does to an element
+// does not depend on its neighbours. Unit by unit, and not the whole model in n pieces, so that a
+// unit's shards can be gathered or reduced as soon as it is its turn.
 //
-// The ranks among which a parameter is shared out are those over which its gradient is summed (mesh.h).
-// Where a unit's parameters have several kinds of description (the experts of a layer, a norm under
-// sequence parallelism) it has a flat tensor for each.
+// The ranks among which a parameter is shared out are those over which its gradient is summed
+// (mesh.h). Where a unit's parameters have several kinds of description (the experts of a layer, a
+// norm under sequence parallelism) it has a flat tensor for each.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +40,8 @@ struct FlatUnit {
 
 class FlatLayout {
 public:
-    // Of the units of one model or of several. A tied weight belongs to the first unit that has it, the
-    // embedding; the head, which uses it too, has only the norm.
+    // Of the units of one model or of several. A tied weight belongs to the first unit that has it,
+    // the embedding; the head, which uses it too, has only the norm.
     FlatLayout(const std::vector<const Unit*>& units, const Mesh& mesh) {
         for (const Unit* unit : units)
             for (Parameter* parameter : unit->parameters) {
@@ -68,16 +68,18 @@ public:
         return sum;
     }
 
-    // The flat tensors that a unit's parameters lie in: its own, and for a tied head the embedding's.
+    // The flat tensors that a unit's parameters lie in: its own, and for a tied head the
+    // embedding's.
     std::vector<size_t> flats_of(const Unit& unit) const {
         std::vector<size_t> all;
         for (const Parameter* parameter : unit.parameters)
-            if (std::ranges::find(all, flat_of(*parameter)) == all.end()) all.push_back(flat_of(*parameter));
+            if (std::ranges::find(all, flat_of(*parameter)) == all.end())
+                all.push_back(flat_of(*parameter));
         return all;
     }
 
-    // Points the value (or grad) of a flat unit's parameters to their places in `flat`; an empty tensor
-    // takes their storage away.
+    // Points the value (or grad) of a flat unit's parameters to their places in `flat`; an empty
+    // tensor takes their storage away.
     void place(size_t u, const Tensor& flat, Tensor Parameter::*member) const {
         for (const auto& [parameter, offset] : flats_[u].places)
             parameter->*member = flat ? flat.slice(offset, offset + parameter->local_numel())
@@ -95,7 +97,8 @@ public:
             const int64_t begin = std::max(first, offset),
                           end = std::min(last, offset + parameter->local_numel());
             if (begin < end)
-                items.push_back({parameter, begin - offset, values.slice(begin - first, end - first),
+                items.push_back({parameter, begin - offset,
+                                 values.slice(begin - first, end - first),
                                  grads.slice(begin - first, end - first)});
         }
         return items;

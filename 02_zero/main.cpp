@@ -1,5 +1,5 @@
-// Chapter 02: ZeRO. Data parallelism in which the ranks share what they would otherwise all keep: optimizer
-// states, gradients, parameters (zero.h and the file of each stage).
+// Chapter 02: ZeRO. Data parallelism in which the ranks share what they would otherwise all keep:
+// optimizer states, gradients, parameters (zero.h and the file of each stage).
 #include "compare.h"
 #include "options.h"
 #include "predict.h"
@@ -11,8 +11,9 @@ using namespace ultrascale;
 
 namespace {
 
-// One training step, whatever the stage. Inside forward and backward its hooks gather parameters before
-// they are needed and reduce gradients when they are complete; the update is of this rank's shards.
+// One training step, whatever the stage. Inside forward and backward its hooks gather parameters
+// before they are needed and reduce gradients when they are complete; the update is of this rank's
+// shards.
 void train_step(Step& step, Llama& model, Zero& zero, const Communicator& ranks) {
     zero.begin_step(step.accumulated);
     for (MicroBatch micro_batch : step.micro_batches({&zero})) {
@@ -40,9 +41,9 @@ std::string what_needs_less(const Options& options, const ZeroOptions& zero) {
 
 std::string describe(const ZeroOptions& zero, int ranks) {
     const char* sharded[] = {"nothing", "", " and gradients", ", gradients and parameters"};
-    return fmt::format("stage {}: {}{}{} sharded over {}", zero.stage,
-                       zero.stage > 0 ? "optimizer states" : "", zero.offload ? " (on the host)" : "",
-                       sharded[zero.stage], format_count(ranks, "rank"));
+    return fmt::format(
+        "stage {}: {}{}{} sharded over {}", zero.stage, zero.stage > 0 ? "optimizer states" : "",
+        zero.offload ? " (on the host)" : "", sharded[zero.stage], format_count(ranks, "rank"));
 }
 
 // Trains; false if the run is not what one plain device does, or held or sent other than predicted.
@@ -55,7 +56,8 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
 
     Llama model(shape.config, shape.model);
     const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
-    const Prediction of_step = predict(zero->layout(), zero->units(), zero_options, shape, A, ranks);
+    const Prediction of_step =
+        predict(zero->layout(), zero->units(), zero_options, shape, A, ranks);
     check_fits_everywhere(of_step.memory, memory_limit(), what_needs_less(options, zero_options));
     run.load(zero->start());
     run.start({.values = [&] { return zero->finish(), zero->values(); },
@@ -104,5 +106,6 @@ bool run(const Options& options, Chapter& chapter) {
 
 int main(int argc, char** argv) {
     return run_chapter(argc, argv, "02_zero",
-                       "Train a Llama with optimizer states, gradients and parameters sharded.", run);
+                       "Train a Llama with optimizer states, gradients and parameters sharded.",
+                       run);
 }

@@ -1,15 +1,19 @@
-// --offload optimizer: the optimizer's states live in the host's memory and the host updates (ZeRO-Offload: Ren et al. 2021,
-// https://arxiv.org/abs/2101.06840). A rank's device then holds no states at all; the host holds, for each parameter that the rank
-// owns, Adam's two moments, the master weight and the weight as the device has it, and gradients in two buffers of one unit each.
+// --offload optimizer: the optimizer's states live in the host's memory and the host updates
+// (ZeRO-Offload: Ren et al. 2021,
+// https://arxiv.org/abs/2101.06840). A rank's device then holds no states at all; the host holds,
+// for each parameter that the rank owns, Adam's two moments, the master weight and the weight as
+// the device has it, and gradients in two buffers of one unit each.
 //
-// Three things take turns at each unit, on two streams and the host's threads, and run at the same time for different units:
+// Three things take turns at each unit, on two streams and the host's threads, and run at the same
+// time for different units:
 //
 //     copies to the host     gradients L1 | gradients L2 | gradients L3 | ...
 //     host                                | AdamW L1     | AdamW L2     | AdamW L3     | ...
 //     copies to the device                               | weights L1   | weights L2   | weights L3
 //
-// so that the update takes as long as the slowest of the three, and a unit more. The gradient's norm must be known before the first
-// one: the device waits, which is the price that --offload shows.
+// so that the update takes as long as the slowest of the three, and a unit more. The gradient's
+// norm must be known before the first one: the device waits, which is the price that --offload
+// shows.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +31,8 @@ namespace ultrascale {
 
 class OffloadedUpdate {
 public:
-    // Of each unit: this rank's shard of the weights, which are copied to the host now, and of the gradients.
+    // Of each unit: this rank's shard of the weights, which are copied to the host now, and of the
+    // gradients.
     OffloadedUpdate(const FlatLayout& layout, const std::vector<Tensor>& values,
                     const std::vector<Tensor>& grads)
         : layout_(layout), values_(values), grads_(grads) {
@@ -37,17 +42,23 @@ public:
             shard.copy_to_host(host_values_.back().data());
             largest = std::max(largest, shard.numel());
         }
-        for (Tensor& buffer : host_grads_) buffer = Tensor::empty({largest}, grads.front().dtype(), Memory::host);
+        for (Tensor& buffer : host_grads_)
+            buffer = Tensor::empty({largest}, grads.front().dtype(), Memory::host);
         host_norm_ = Tensor::zeros({1}, DType::fp64, Memory::host);
     }
     // Where the optimizer of a unit finds its weights and gradients.
     const Tensor& values(size_t unit) const { return host_values_[unit]; }
     Tensor grads(size_t unit) const { return host_grads_[unit % 2].slice(0, grads_[unit].numel()); }
 
-    // One update. ready(unit) is called as soon as what compute is given next may read the unit's new weights.
-    void run(std::vector<AdamW>& optimizers, double lr, const Tensor& squared_norm, const std::function<void(size_t)>& ready) {
-        *host_norm_.as<double>() = scalar(squared_norm);  // waits for the device: all gradients are there, all former copies done
-        if (steps_ == 1) fetched_ = {}, updated_ = {}, sent_ = {}, seconds_ = 0;  // the first step's allocations are no part of an update
+    // One update. ready(unit) is called as soon as what compute is given next may read the unit's
+    // new weights.
+    void run(std::vector<AdamW>& optimizers, double lr, const Tensor& squared_norm,
+             const std::function<void(size_t)>& ready) {
+        *host_norm_.as<double>() = scalar(
+            squared_norm);  // waits for the device: all gradients are there, all former copies done
+        if (steps_ == 1)
+            fetched_ = {}, updated_ = {}, sent_ = {},
+            seconds_ = 0;  // the first step's allocations are no part of an update
         fetched_.add_up(), sent_.add_up();
         const double begin = now_seconds();
         Event arrived = copy(0, grads(0), grads_[0], to_host_, fetched_);
@@ -60,7 +71,8 @@ public:
             const double update_begin = now_seconds();
             optimizers[u].step(lr, host_norm_);
             const double update_end = now_seconds();
-            const double bytes = 24.0 * double(values_[u].numel()) + double(grads_[u].bytes()) + (fp32 ? 0 : double(values_[u].bytes()));
+            const double bytes = 24.0 * double(values_[u].numel()) + double(grads_[u].bytes()) +
+                                 (fp32 ? 0 : double(values_[u].bytes()));
             if (trace_recording())
                 trace_span({.name = "AdamW on the host",
                             .of = layout_[u].unit->name,
@@ -82,7 +94,8 @@ public:
         const double steps = double(std::max<int64_t>(steps_ - 1, 1));
         print("\noffloaded update, per step       bytes    time ms       GB/s");
         const auto row = [&](const char* name, const Part& part) {
-            print(fmt::format("  {:<24} {:>12} {:>10.2f} {:>10.1f}", name, format_bytes(part.bytes / steps), part.seconds * 1e3 / steps,
+            print(fmt::format("  {:<24} {:>12} {:>10.2f} {:>10.1f}", name,
+                              format_bytes(part.bytes / steps), part.seconds * 1e3 / steps,
                               part.bytes / part.seconds * 1e-9));
             report.value("offload", fmt::format("{}_bytes", name), part.bytes / steps);
             report.value("offload", fmt::format("{}_seconds", name), part.seconds / steps);

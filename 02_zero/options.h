@@ -11,7 +11,10 @@ struct Chapter {
     bool no_sync = true, compare = false;
 
     void add_options(OptionList& options, const Options& shared) {
-        options.add("--stage", zero.stage, "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too")
+        options
+            .add(
+                "--stage", zero.stage,
+                "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too")
             .between(0, 3)
             .only_if([this] { return !compare; }, "--compare takes each stage in turn")
             .show_default();
@@ -19,7 +22,8 @@ struct Chapter {
             .choice("--gather-overlap", zero.gather_overlap,
                     {{"optimizer", GatherOverlap::optimizer}, {"forward", GatherOverlap::forward}},
                     "Of stages 1 and 2: what the all-gather of parameters runs under")
-            .only_if([this] { return compare || zero.stage == 1 || zero.stage == 2; }, "it is for stages 1 and 2");
+            .only_if([this] { return compare || zero.stage == 1 || zero.stage == 2; },
+                     "it is for stages 1 and 2");
         options.add("--prefetch", zero.prefetch, "Of stage 3: units gathered ahead")
             .between(0, 1000)
             .only_if([this] { return compare || zero.stage == 3; }, "it is for stage 3")
@@ -28,10 +32,16 @@ struct Chapter {
                        "Of stages 1 to 3: what lives, and is computed, on the host");
         options
             .choice("--no-sync", no_sync, {{"on", true}, {"off", false}},
-                    "With --grad-accum, stages 0 and 1: communicate after the last micro-batch only (on) or after each (off)")
-            .only_if([&shared] { return shared.grad_accum > 1; }, "a step has one micro-batch; --grad-accum 2 or more")
-            .only_if([this] { return compare || zero.stage <= 1; }, "stages 2 and 3 communicate after each micro-batch anyway");
-        options.flag("--compare", compare, "Train with each stage in turn and print one table; with --offload optimizer also offloaded")
+                    "With --grad-accum, stages 0 and 1: communicate after the last micro-batch "
+                    "only (on) or after each (off)")
+            .only_if([&shared] { return shared.grad_accum > 1; },
+                     "a step has one micro-batch; --grad-accum 2 or more")
+            .only_if([this] { return compare || zero.stage <= 1; },
+                     "stages 2 and 3 communicate after each micro-batch anyway");
+        options
+            .flag("--compare", compare,
+                  "Train with each stage in turn and print one table; with --offload optimizer "
+                  "also offloaded")
             .excludes(training_outputs);
     }
 

@@ -49,8 +49,9 @@ inline int64_t predicted_transient(const FlatLayout& layout, const std::vector<c
 // communication with A micro-batches. To the byte: with the padding of flat_layout.h; states of
 // real elements only. What a rank sends, in units of (n-1)/n Psi, Psi the bytes of all parameters:
 // 2, 2, A + 1, and 3 A less what stage 3 need not gather twice.
-inline void add_to(Prediction& prediction, const FlatLayout& layout, const std::vector<const Unit*>& units,
-                   const ZeroOptions& zero, const StepShape& shape, int64_t A) {
+inline void add_to(Prediction& prediction, const FlatLayout& layout,
+                   const std::vector<const Unit*>& units, const ZeroOptions& zero,
+                   const StepShape& shape, int64_t A) {
     MemoryEstimate& m = prediction.memory;
     const int64_t whole = layout.padded();
     // Elements of this rank's shards; of the largest one; of them parameters.

@@ -1,4 +1,5 @@
-// What the chapter's report has besides: the book's formula, and whether the buffers stay as large as they are.
+// What the chapter's report has besides: the book's formula, and whether the buffers stay as large
+// as they are.
 #pragma once
 
 #include "report/estimate.h"
@@ -7,34 +8,47 @@
 
 namespace ultrascale {
 
-// The book's bytes for Psi parameters on n ranks in bf16, or fp32 (no master weights: k = 8), beside what is held.
+// The book's bytes for Psi parameters on n ranks in bf16, or fp32 (no master weights: k = 8),
+// beside what is held.
 inline void print_formula(const ZeroOptions& zero, const StepShape& shape, int n) {
-    const double psi = double(parameter_count(shape.config)), value = double(dtype_bytes(shape.model.dtype)),
-                 grad = double(dtype_bytes(shape.grad_dtype)), k = double(optimizer_bytes(shape.model.dtype));
-    const double values = value * psi / (zero.stage >= 3 ? n : 1), grads = grad * psi / (zero.stage >= 2 ? n : 1);
+    const double psi = double(parameter_count(shape.config)),
+                 value = double(dtype_bytes(shape.model.dtype)),
+                 grad = double(dtype_bytes(shape.grad_dtype)),
+                 k = double(optimizer_bytes(shape.model.dtype));
+    const double values = value * psi / (zero.stage >= 3 ? n : 1),
+                 grads = grad * psi / (zero.stage >= 2 ? n : 1);
     const double states = k * psi / (zero.stage >= 1 ? n : 1);
     const auto over = [&](int from) { return zero.stage >= from ? fmt::format("/{}", n) : ""; };
     const std::string of_states = fmt::format("{}Psi{}", k, over(1));
-    print(fmt::format("  the formula, without padding: {}Psi{} + {}Psi{}{} = {}{}", value, over(3), grad, over(2),
-                      zero.offload ? "" : " + " + of_states, format_bytes(values + grads + (zero.offload ? 0 : states)),
-                      zero.offload ? fmt::format(", and on the host {} = {}", of_states, format_bytes(states)) : ""));
+    print(fmt::format(
+        "  the formula, without padding: {}Psi{} + {}Psi{}{} = {}{}", value, over(3), grad, over(2),
+        zero.offload ? "" : " + " + of_states,
+        format_bytes(values + grads + (zero.offload ? 0 : states)),
+        zero.offload ? fmt::format(", and on the host {} = {}", of_states, format_bytes(states))
+                     : ""));
 }
 
-// ZeRO-R: buffers of constant size (C_B) and no growing fragmentation (M_D). Both should stand after a few steps and stay.
+// ZeRO-R: buffers of constant size (C_B) and no growing fragmentation (M_D). Both should stand
+// after a few steps and stay.
 constexpr int64_t settled_steps = 10;
 struct Occupancy {
-    int64_t buffers, fragmentation;  // bytes: the most gathered so far; what the allocator holds beyond the most that tensors used
+    // bytes: the most gathered so far; what the allocator holds beyond the most that tensors used
+    int64_t buffers,
+        fragmentation;
 };
-inline Occupancy occupancy() { return {memory_peak_by_category()[int(Memory::communication)], device_overhead().fragmentation}; }
+inline Occupancy occupancy() {
+    return {memory_peak_by_category()[int(Memory::communication)], device_overhead().fragmentation};
+}
 
 inline bool print_constancy(Report& report, const Occupancy& early, int64_t steps) {
     const Occupancy late = occupancy();
     const bool constant = late.buffers == early.buffers;
     if (report.full() || !constant)
-        print(fmt::format("  from step {} to {}: buffers {} -> {}, fragmentation {} -> {}{}", settled_steps, steps,
-                          format_bytes(double(early.buffers)), format_bytes(double(late.buffers)),
-                          format_bytes(double(early.fragmentation)), format_bytes(double(late.fragmentation)),
-                          constant ? "" : "   MISMATCH"));
+        print(fmt::format("  from step {} to {}: buffers {} -> {}, fragmentation {} -> {}{}",
+                          settled_steps, steps, format_bytes(double(early.buffers)),
+                          format_bytes(double(late.buffers)),
+                          format_bytes(double(early.fragmentation)),
+                          format_bytes(double(late.fragmentation)), constant ? "" : "   MISMATCH"));
     report.value("constancy", "buffers_early", double(early.buffers));
     report.value("constancy", "buffers_late", double(late.buffers));
     report.value("constancy", "fragmentation_early", double(early.fragmentation));

@@ -6,7 +6,8 @@
 
 namespace ultrascale {
 
-inline std::unique_ptr<Zero> make_zero(Llama& model, const Mesh& mesh, const Options& options, const ZeroOptions& zero) {
+inline std::unique_ptr<Zero> make_zero(Llama& model, const Mesh& mesh, const Options& options,
+                                       const ZeroOptions& zero) {
     ParameterList& parameters = model.parameters();
     std::vector<const Unit*> units;
     for (const Unit& unit : model.units()) units.push_back(&unit);

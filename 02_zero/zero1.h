@@ -1,14 +1,17 @@
-// --stage 1: the optimizer's states are sharded. A rank needs only its own shards' gradients to update its own shards' parameters:
-// reduce-scatter instead of all-reduce. Then everybody collects the updated parameters: all-gather. Together as many bytes as an
-// all-reduce, which is the two of them one after the other.
+// --stage 1: the optimizer's states are sharded. A rank needs only its own shards' gradients to
+// update its own shards' parameters:
+// reduce-scatter instead of all-reduce. Then everybody collects the updated parameters: all-gather.
+// Together as many bytes as an all-reduce, which is the two of them one after the other.
 //
 //     gradients, unit by unit during backward    [ r0 | r1 | r2 | r3 ]  reduce-scatter ->  rank r holds the sum of its quarter
 //     AdamW on the quarter (states: a quarter)
 //     parameters, unit by unit                   [ r0 | r1 | r2 | r3 ]  <- all-gather      everybody holds all of it again
 //
 // The all-gather hides in one of two places (--gather-overlap):
-//     optimizer   a unit's all-gather runs while the next unit is updated; the step ends when the last one has arrived
-//     forward     and it may still run in the next step: a unit waits for its parameters just before its forward
+//     optimizer   a unit's all-gather runs while the next unit is updated; the step ends when the
+//                 last one has arrived
+//     forward     and it may still run in the next step: a unit waits for its parameters just
+//                 before its forward
 #pragma once
 
 #include "offload.h"
@@ -27,7 +30,8 @@ public:
         for (size_t u = 0; u < layout_.size(); ++u) {
             const Tensor values = offload_ ? offload_->values(u) : value_shards_[u],
                          grads = offload_ ? offload_->grads(u) : grad_shards_[u];
-            optimizers_.emplace_back(layout_.shard_items(u, ranks_of(u).rank(), values, grads), options_.optimizer);
+            optimizers_.emplace_back(layout_.shard_items(u, ranks_of(u).rank(), values, grads),
+                                     options_.optimizer);
         }
         gathers_.resize(layout_.size());
         return resume();
@@ -38,8 +42,8 @@ public:
         const size_t u = layout_.flat_of(parameter);
         const TraceName name = name_of(u);
         const Tensor unit = of_unit(grads_, u);
-        reductions_.push_back(
-            ranks_of(u).reduce_scatter(my_shard(u, unit), unit, Reduce::sum, communication_stream()));
+        reductions_.push_back(ranks_of(u).reduce_scatter(my_shard(u, unit), unit, Reduce::sum,
+                                                         communication_stream()));
     }
     void end_micro_batch() override {
         if (last_ || zero_.every_micro_batch) parameters_.check_complete();
@@ -61,8 +65,8 @@ public:
     void update(double lr, const Tensor& squared_norm) override {
         update_shards(lr, squared_norm, [&](size_t u) {
             const TraceName name = name_of(u);
-            gathers_[u] =
-                ranks_of(u).all_gather(of_unit(values_, u), value_shards_[u], communication_stream());
+            gathers_[u] = ranks_of(u).all_gather(of_unit(values_, u), value_shards_[u],
+                                                 communication_stream());
         });
         if (zero_.gather_overlap == GatherOverlap::optimizer) finish();
     }
@@ -84,18 +88,24 @@ protected:
     virtual void allocate_values() {
         values_ = allocate_flat(options_.dtype, Memory::parameter, &Parameter::value);
         load_or_initialize(options_, parameters_);
-        for (size_t u = 0; u < layout_.size(); ++u) value_shards_.push_back(my_shard(u, of_unit(values_, u)));
+        for (size_t u = 0; u < layout_.size(); ++u)
+            value_shards_.push_back(my_shard(u, of_unit(values_, u)));
     }
     // Whole gradients; the reduce-scatter leaves this rank's shard of the sum in its place.
     virtual void allocate_gradients() {
         grads_ = allocate_flat(options_.grad_dtype(), Memory::gradient, &Parameter::grad);
         for (size_t u = 0; u < layout_.size(); ++u) {
             const Tensor shard = my_shard(u, of_unit(grads_, u));
-            grad_shards_.push_back(zero_.every_micro_batch ? Tensor::zeros(shard.shape(), shard.dtype(), Memory::gradient) : shard);
+            grad_shards_.push_back(
+                zero_.every_micro_batch
+                    ? Tensor::zeros(shard.shape(), shard.dtype(), Memory::gradient)
+                    : shard);
         }
     }
-    // Updates this rank's shards, one unit after the other, here or on the host; calls ready(unit) after each.
-    void update_shards(double lr, const Tensor& squared_norm, const std::function<void(size_t)>& ready) {
+    // Updates this rank's shards, one unit after the other, here or on the host; calls ready(unit)
+    // after each.
+    void update_shards(double lr, const Tensor& squared_norm,
+                       const std::function<void(size_t)>& ready) {
         if (offload_) return offload_->run(optimizers_, lr, squared_norm, ready);
         for (size_t u = 0; u < layout_.size(); ++u) {
             const TraceName name = name_of(u);
@@ -106,7 +116,8 @@ protected:
     std::vector<TensorPart> shard_parts(const std::vector<Tensor>& shards) const {
         std::vector<TensorPart> parts;
         for (size_t u = 0; u < layout_.size(); ++u)
-            for (const AdamW::Item& item : layout_.shard_items(u, ranks_of(u).rank(), shards[u], shards[u]))
+            for (const AdamW::Item& item :
+                 layout_.shard_items(u, ranks_of(u).rank(), shards[u], shards[u]))
                 parts.emplace_back(*item.parameter, item.value, item.begin);
         return parts;
     }

@@ -1,12 +1,15 @@
-// --stage 2: the gradients are sharded too. A unit's whole gradient exists only from the beginning of its backward until it has been
-// reduced; what stays is the shard of the sum. With several micro-batches each one's gradients must therefore travel.
+// --stage 2: the gradients are sharded too. A unit's whole gradient exists only from the beginning
+// of its backward until it has been
+// reduced; what stays is the shard of the sum. With several micro-batches each one's gradients must
+// therefore travel.
 //
 //     compute         backward L8          backward L7          backward L6
 //     communication                        reduce-scatter L8    reduce-scatter L7
 //     gradients held  [L8]                 [L8][L7]             [L7][L6]             and 1/n of everything
 //
-// At most two units' gradients exist at a time: constant buffers, whatever the depth of the model (ZeRO-R's C_B). A tied embedding's
-// gradient is the exception: the head begins it and the embedding, last of all, completes it.
+// At most two units' gradients exist at a time: constant buffers, whatever the depth of the model
+// (ZeRO-R's C_B). A tied embedding's gradient is the exception: the head begins it and the
+// embedding, last of all, completes it.
 #pragma once
 
 #include "zero1.h"
@@ -54,7 +57,8 @@ public:
 protected:
     void allocate_gradients() override {
         for (size_t u = 0; u < layout_.size(); ++u)
-            grad_shards_.push_back(Tensor::zeros({layout_[u].shard}, options_.grad_dtype(), Memory::gradient));
+            grad_shards_.push_back(
+                Tensor::zeros({layout_[u].shard}, options_.grad_dtype(), Memory::gradient));
     }
     // Before a unit's backward its gradients need a place, a tied head's also in the embedding.
     void make_room_for_gradients(const Unit& unit, Pass pass) {
@@ -62,10 +66,13 @@ protected:
         for (size_t u : layout_.flats_of(unit)) {
             if (buffers_[u]) continue;
             const TraceName name = name_of(u);
-            buffers_[u] = Tensor::empty({layout_[u].padded}, options_.grad_dtype(), Memory::communication);
-            ops::fill(buffers_[u].slice(layout_[u].numel, layout_[u].padded), 0);  // the padding, which is reduced and counted too
+            buffers_[u] =
+                Tensor::empty({layout_[u].padded}, options_.grad_dtype(), Memory::communication);
+            ops::fill(buffers_[u].slice(layout_[u].numel, layout_[u].padded),
+                      0);  // the padding, which is reduced and counted too
             layout_.place(u, buffers_[u], &Parameter::grad);
-            for (const FlatUnit::Place& place : layout_[u].places) place.parameter->has_grad = false;
+            for (const FlatUnit::Place& place : layout_[u].places)
+                place.parameter->has_grad = false;
         }
     }
 

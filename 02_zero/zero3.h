@@ -1,14 +1,18 @@
-// --stage 3: the parameters are sharded too. A unit's whole parameters exist only around its forward and its backward: gathered
-// just before, freed just after (PyTorch's FSDP: Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
+// --stage 3: the parameters are sharded too. A unit's whole parameters exist only around its
+// forward and its backward: gathered
+// just before, freed just after (PyTorch's FSDP: Zhao et al. 2023,
+// https://arxiv.org/abs/2304.11277).
 //
 //     compute          forward L1    forward L2    forward L3   ...   head: forward, backward    backward L8    backward L7
 //     communication    gather L2     gather L3     gather L4          gather L8                  gather L7      gather L6
 //                                                                                                               reduce-scatter L8
 //     parameters held  [L1][L2]      [L2][L3]      [L3][L4]           [head][L8]                 [L8][L7]       and 1/n of everything
 //
-// --prefetch N gathers N units ahead: N + 1 units exist at a time. A micro-batch's passes are 2 U steps, forward of unit 0..U-1
-// and backward of unit U-1..0, and each step names the units it needs. Two gathers are saved: the head's backward follows its
-// forward, so it keeps its parameters; and the embedding's backward reads no parameters. A tied head needs the embedding's once more.
+// --prefetch N gathers N units ahead: N + 1 units exist at a time. A micro-batch's passes are 2 U
+// steps, forward of unit 0..U-1
+// and backward of unit U-1..0, and each step names the units it needs. Two gathers are saved: the
+// head's backward follows its forward, so it keeps its parameters; and the embedding's backward
+// reads no parameters. A tied head needs the embedding's once more.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +22,9 @@
 namespace ultrascale {
 
 // The units whose parameters a step of a micro-batch reads; none past its end.
-inline std::vector<size_t> units_needed(const FlatLayout& layout, const std::vector<const Unit*>& units, size_t step, bool training = true) {
+inline std::vector<size_t> units_needed(const FlatLayout& layout,
+                                        const std::vector<const Unit*>& units, size_t step,
+                                        bool training = true) {
     const size_t U = units.size();
     if (step < U) return layout.flats_of(*units[step]);
     if (step >= 2 * U || !training) return {};
@@ -26,8 +32,9 @@ inline std::vector<size_t> units_needed(const FlatLayout& layout, const std::vec
     return unit.reads_in_backward ? layout.flats_of(unit) : std::vector<size_t>{};
 }
 // Those of the steps first .. last, each once.
-inline std::vector<size_t> units_needed(const FlatLayout& layout, const std::vector<const Unit*>& units, size_t first, size_t last,
-                                        bool training) {
+inline std::vector<size_t> units_needed(const FlatLayout& layout,
+                                        const std::vector<const Unit*>& units, size_t first,
+                                        size_t last, bool training) {
     std::vector<size_t> all;
     for (size_t step = first; step <= last; ++step)
         for (size_t u : units_needed(layout, units, step, training))
@@ -40,9 +47,11 @@ public:
     using Zero2::Zero2;
 
     void before(const Unit& unit, Pass pass, const Context& context) override {
-        if (pass == Pass::backward_weight) return make_room_for_gradients(unit, pass);  // reads no parameters
+        if (pass == Pass::backward_weight)
+            return make_room_for_gradients(unit, pass);  // reads no parameters
         const size_t now = step_of(unit, pass);
-        for (size_t u : needed(now, now + size_t(zero_.prefetch), context)) gather(u);  // the first of them is this step's own
+        for (size_t u : needed(now, now + size_t(zero_.prefetch), context))
+            gather(u);  // the first of them is this step's own
         for (size_t u : needed(now, now, context)) {
             gathers_[u].wait();
             layout_.place(u, whole_[u], &Parameter::value);
@@ -53,7 +62,8 @@ public:
         Zero2::after(unit, pass, context);
         if (pass == Pass::backward_weight) return;
         const size_t now = step_of(unit, pass);
-        const std::vector<size_t> kept = needed(now + 1, now + std::max<size_t>(1, size_t(zero_.prefetch)), context);
+        const std::vector<size_t> kept =
+            needed(now + 1, now + std::max<size_t>(1, size_t(zero_.prefetch)), context);
         for (size_t u = 0; u < layout_.size(); ++u) {
             if (!whole_[u] || std::ranges::find(kept, u) != kept.end()) continue;
             layout_.place(u, {}, &Parameter::value);
@@ -70,8 +80,10 @@ protected:
     void allocate_values() override {
         whole_.resize(layout_.size());
         for (size_t u = 0; u < layout_.size(); ++u) {
-            value_shards_.push_back(Tensor::zeros({layout_[u].shard}, options_.dtype, Memory::parameter));
-            load_or_draw(options_, layout_.shard_items(u, ranks_of(u).rank(), value_shards_[u], value_shards_[u]));
+            value_shards_.push_back(
+                Tensor::zeros({layout_[u].shard}, options_.dtype, Memory::parameter));
+            load_or_draw(options_, layout_.shard_items(u, ranks_of(u).rank(), value_shards_[u],
+                                                       value_shards_[u]));
         }
     }
 
@@ -86,8 +98,10 @@ private:
     void gather(size_t unit) {
         if (whole_[unit]) return;
         const TraceName name = name_of(unit);
-        whole_[unit] = Tensor::empty({layout_[unit].padded}, options_.dtype, Memory::communication, ranks_of(unit).symmetric_memory());
-        gathers_[unit] = ranks_of(unit).all_gather(whole_[unit], value_shards_[unit], communication_stream());
+        whole_[unit] = Tensor::empty({layout_[unit].padded}, options_.dtype, Memory::communication,
+                                     ranks_of(unit).symmetric_memory());
+        gathers_[unit] =
+            ranks_of(unit).all_gather(whole_[unit], value_shards_[unit], communication_stream());
     }
 
     std::vector<Tensor> whole_;  // of each unit that is in use: its parameters (padded)

@@ -1,12 +1,14 @@
-// Attention by heads. Heads do not look at each other, so a rank computes H/tp of them as if there were no others: q, k, v are a column
-// linear, o a row linear, and between them nothing is communicated.
+// Attention by heads. Heads do not look at each other, so a rank computes H/tp of them as if there
+// were no others: q, k, v are a column linear, o a row linear, and between them nothing is
+// communicated.
 //
 //     H 8, K 8, tp 4       rank 0: q 0 1, k v 0 1     rank 1: q 2 3, k v 2 3     ...
 //     H 8, K 2, tp 4       rank 0: q 0 1, k v 0       rank 1: q 2 3, k v 0       rank 2: q 4 5, k v 1     rank 3: q 6 7, k v 1
 //
-// The stacked weight of a rank is [q_r; k_r; v_r], not a slice of [q; k; v]. With grouped queries (K < H) and tp above K, a key-value head
-// is needed by tp/K ranks: each of them keeps a copy and computes the gradient from its own query heads, so that the copies' gradients are
-// summed, over those ranks, once a step. Above H there is nothing left to split.
+// The stacked weight of a rank is [q_r; k_r; v_r], not a slice of [q; k; v]. With grouped queries
+// (K < H) and tp above K, a key-value head is needed by tp/K ranks: each of them keeps a copy and
+// computes the gradient from its own query heads, so that the copies' gradients are summed, over
+// those ranks, once a step. Above H there is nothing left to split.
 #pragma once
 
 #include <string>
@@ -24,23 +26,34 @@ struct HeadSplit {
     int copies;             // ranks that hold the same key-value heads
 };
 inline HeadSplit split_heads(const LlamaConfig& config, int64_t tp, int64_t rank) {
-    const int64_t heads = config.heads / tp, copies = std::max<int64_t>(1, tp / config.kv_heads), kv_heads = config.kv_heads * copies / tp;
+    const int64_t heads = config.heads / tp, copies = std::max<int64_t>(1, tp / config.kv_heads),
+                  kv_heads = config.kv_heads * copies / tp;
     const int64_t first = rank / copies * kv_heads, D = config.head_dim;
-    return {heads, kv_heads, {rank * heads * D, (rank + 1) * heads * D}, {first * D, (first + kv_heads) * D}, int(copies)};
+    return {heads,
+            kv_heads,
+            {rank * heads * D, (rank + 1) * heads * D},
+            {first * D, (first + kv_heads) * D},
+            int(copies)};
 }
 
 // Throws UserError where the heads cannot be shared out.
 inline void check_heads(const LlamaConfig& config, int64_t tp) {
     if (tp > config.heads)
-        user_error("--tp {}: the model has {} attention heads, and a head is not split; at most --tp {}", tp, config.heads, config.heads);
+        user_error(
+            "--tp {}: the model has {} attention heads, and a head is not split; at most --tp {}",
+            tp, config.heads, config.heads);
     if (config.heads % tp != 0)
-        user_error("--tp {}: {} attention heads cannot be shared out equally; tp must divide them", tp, config.heads);
+        user_error("--tp {}: {} attention heads cannot be shared out equally; tp must divide them",
+                   tp, config.heads);
     if (config.kv_heads % tp != 0 && tp % config.kv_heads != 0)
         user_error(
-            "--tp {}: {} key-value heads can neither be shared out equally nor copied equally often; tp must divide them or be a multiple",
+            "--tp {}: {} key-value heads can neither be shared out equally nor copied equally "
+            "often; tp must divide them or be a multiple",
             tp, config.kv_heads);
 }
 
-inline bool is_key_or_value(const std::string& name) { return name.ends_with("k_proj.weight") || name.ends_with("v_proj.weight"); }
+inline bool is_key_or_value(const std::string& name) {
+    return name.ends_with("k_proj.weight") || name.ends_with("v_proj.weight");
+}
 
 }  // namespace ultrascale

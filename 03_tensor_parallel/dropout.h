@@ -1,9 +1,12 @@
-// Dropout on the residual stream, and random numbers across ranks: after the embedding, and on what attention and the feed-forward add.
+// Dropout on the residual stream, and random numbers across ranks: after the embedding, and on what
+// attention and the feed-forward add.
 //
-// Tensor-parallel ranks hold the same residual stream and must drop the same elements of it, or their copies part; under sequence
-// parallelism they hold different tokens and should drop different ones; data-parallel ranks too; and recomputation must repeat what it
-// did. Seeds that are carried along need a state for each of these cases (Megatron-LM keeps two). A counter needs none: the mask of an
-// element is a function of (seed, place in the model, number of the element in the whole run), whoever computes it and how often:
+// Tensor-parallel ranks hold the same residual stream and must drop the same elements of it, or
+// their copies part; under sequence parallelism they hold different tokens and should drop
+// different ones; data-parallel ranks too; and recomputation must repeat what it did. Seeds that
+// are carried along need a state for each of these cases (Megatron-LM keeps two). A counter needs
+// none: the mask of an element is a function of (seed, place in the model, number of the element in
+// the whole run), whoever computes it and how often:
 //
 //     number = (sample T + token) h + feature          the same on one device as on any grid of ranks
 //
@@ -18,21 +21,27 @@ namespace ultrascale {
 struct Dropout {
     float p = 0;
     uint64_t seed = 0;
-    const Conjugates* border = nullptr;  // says which tokens this rank's rows are; none: one device, all of them
+    // says which tokens this rank's rows are; none: one device, all of them
+    const Conjugates* border = nullptr;
 
     // y = x with some elements dropped, and the others scaled (+ addend).
-    void apply(Tensor y, const Tensor& x, const std::string& place, const Context& context, const Tensor& addend = {}) const {
+    void apply(Tensor y, const Tensor& x, const std::string& place, const Context& context,
+               const Tensor& addend = {}) const {
         const Random random(seed, "dropout " + place);
         const int64_t rows = x.rows(), h = x.cols();
         const auto matrix = [&](const Tensor& t) { return t ? t.view({rows, h}) : Tensor(); };
         const Tensor to = matrix(y), from = matrix(x), add = matrix(addend);
         const auto first = uint64_t(context.batch.first_sample * context.batch.length());
         const auto part = [&](int64_t local, int64_t global, int64_t count) {
-            const auto slice = [&](const Tensor& t) { return t ? t.slice(local, local + count) : Tensor(); };
-            ops::dropout(slice(to), slice(from), p, random, (first + uint64_t(global)) * uint64_t(h), slice(add));
+            const auto slice = [&](const Tensor& t) {
+                return t ? t.slice(local, local + count) : Tensor();
+            };
+            ops::dropout(slice(to), slice(from), p, random,
+                         (first + uint64_t(global)) * uint64_t(h), slice(add));
         };
         if (!border) return part(0, 0, rows);
-        for (const Conjugates::Stretch& s : border->stretches(rows)) part(s.local, s.global, s.rows);
+        for (const Conjugates::Stretch& s : border->stretches(rows))
+            part(s.local, s.global, s.rows);
     }
 };
 
@@ -40,20 +49,27 @@ struct Dropout {
 class DropoutLinear : public Linear {
 public:
     DropoutLinear(std::unique_ptr<Linear> inner, const Dropout& dropout)
-        : Linear(inner->parameters()), inner_(std::move(inner)), dropout_(dropout), place_(parameters_.front()->name) {}
+        : Linear(inner->parameters()),
+          inner_(std::move(inner)),
+          dropout_(dropout),
+          place_(parameters_.front()->name) {}
 
-    Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor& residual) override {
+    Tensor forward(const Tensor& x, Saved& saved, Context& context,
+                   const Tensor& residual) override {
         if (!context.training) return inner_->forward(x, saved, context, residual);
         Tensor y = inner_->forward(x, saved, context, {});
         dropout_.apply(y, y, place_, context, residual);
         return y;
     }
     Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
-        Tensor dropped = Tensor::empty(dy.shape(), dy.dtype(), Memory::activation);  // dy itself is the residual's gradient
+        Tensor dropped = Tensor::empty(dy.shape(), dy.dtype(),
+                                       Memory::activation);  // dy itself is the residual's gradient
         dropout_.apply(dropped, dy, place_, context);
         return inner_->backward_input(dropped, saved, context);
     }
-    void backward_weight(Saved& saved, Context& context) override { inner_->backward_weight(saved, context); }
+    void backward_weight(Saved& saved, Context& context) override {
+        inner_->backward_weight(saved, context);
+    }
 
 private:
     std::unique_ptr<Linear> inner_;
@@ -76,7 +92,9 @@ public:
         dropout_.apply(dropped, dy, "embedding", context);
         inner_->backward_input(dropped, saved, context);
     }
-    void backward_weight(Saved& saved, Context& context) override { inner_->backward_weight(saved, context); }
+    void backward_weight(Saved& saved, Context& context) override {
+        inner_->backward_weight(saved, context);
+    }
 
 private:
     std::unique_ptr<Embedding> inner_;

@@ -1,5 +1,6 @@
-// Chapter 03: tensor parallelism. The ranks of a group share every layer: each holds a part of its weights
-// and computes with them (tensor_parallel.h and the file of each part); groups train on different samples.
+// Chapter 03: tensor parallelism. The ranks of a group share every layer: each holds a part of its
+// weights and computes with them (tensor_parallel.h and the file of each part); groups train on
+// different samples.
 #include "compare.h"
 #include "train/gradients.h"
 #include "layer_communication.h"
@@ -14,9 +15,9 @@ using namespace ultrascale;
 
 namespace {
 
-// One training step. The ranks of a tensor-parallel group take the same samples, and communicate inside
-// forward and backward, in the parts of every layer. What is left is summed at the end: over the groups,
-// which took different samples, and what several ranks of a group hold copies of.
+// One training step. The ranks of a tensor-parallel group take the same samples, and communicate
+// inside forward and backward, in the parts of every layer. What is left is summed at the end: over
+// the groups, which took different samples, and what several ranks of a group hold copies of.
 void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh, Hooks* watch) {
     ParameterList& parameters = model.parameters();
     const Communicator& dp = mesh.group("dp");

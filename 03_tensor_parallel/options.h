@@ -13,30 +13,48 @@ struct Chapter {
     std::string demo;
 
     void add_options(OptionList& options, const Options&) {
-        options.add("--tp", tensor.tp, "Ranks that share each layer; must divide the number of ranks. Default: all").between(1, 1 << 20);
-        options.flag("--sequence-parallel", tensor.sequence_parallel, "Norms, residuals and dropout on 1/tp of the tokens");
+        options
+            .add("--tp", tensor.tp,
+                 "Ranks that share each layer; must divide the number of ranks. Default: all")
+            .between(1, 1 << 20);
+        options.flag("--sequence-parallel", tensor.sequence_parallel,
+                     "Norms, residuals and dropout on 1/tp of the tokens");
         options
             .choice("--keep-gathered", tensor.keep_gathered, {{"on", true}, {"off", false}},
-                    "With --sequence-parallel: keep a column linear's gathered input (on) or gather it again in backward (off)")
-            .only_if([this] { return tensor.sequence_parallel; }, "only --sequence-parallel gathers a linear's input");
-        options.choice("--overlap", tensor.overlap, {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
-                       "What communication runs under: nothing; the weight's gradient; besides, the rest of its own GEMM");
+                    "With --sequence-parallel: keep a column linear's gathered input (on) or "
+                    "gather it again in backward (off)")
+            .only_if([this] { return tensor.sequence_parallel; },
+                     "only --sequence-parallel gathers a linear's input");
+        options.choice(
+            "--overlap", tensor.overlap,
+            {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
+            "What communication runs under: nothing; the weight's gradient; besides, the rest of "
+            "its own GEMM");
         options.add("--chunks", tensor.chunks, "Of --overlap chunk: parts of a GEMM")
             .between(2, 64)
-            .only_if([this] { return tensor.overlap == Overlap::chunk; }, "it is for --overlap chunk")
+            .only_if([this] { return tensor.overlap == Overlap::chunk; },
+                     "it is for --overlap chunk")
             .show_default();
         options.flag("--partition-checkpoints", tensor.partition_checkpoints,
                      "With --recompute full: each rank keeps 1/tp of a layer's input");
-        options.add("--dropout", tensor.dropout, "Probability that an element of the residual stream's summands is dropped")
+        options
+            .add("--dropout", tensor.dropout,
+                 "Probability that an element of the residual stream's summands is dropped")
             .between(0, 0.99);
         options
             .choice("--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
-                    "Of --dropout: an element's mask does not depend on the rank (on), or each rank draws its own (off)")
-            .only_if([this] { return tensor.dropout > 0; }, "there is nothing random without --dropout");
-        options.flag("--compare", compare, "Train without and with sequence parallelism and print one table")
+                    "Of --dropout: an element's mask does not depend on the rank (on), or each "
+                    "rank draws its own (off)")
+            .only_if([this] { return tensor.dropout > 0; },
+                     "there is nothing random without --dropout");
+        options
+            .flag("--compare", compare,
+                  "Train without and with sequence parallelism and print one table")
             .excludes(training_outputs)
             .excludes({"--sequence-parallel", "--keep-gathered"});
-        options.add("--demo", demo, "linear: a column and a row linear on matrices small enough to print")
+        options
+            .add("--demo", demo,
+                 "linear: a column and a row linear on matrices small enough to print")
             .one_of({"linear"})
             .excludes(training_outputs)
             .excludes({"--compare"});
@@ -48,13 +66,19 @@ struct Chapter {
         const int ranks = Communicator::world().size();
         if (tensor.tp == 0) tensor.tp = ranks;
         if (ranks % tensor.tp != 0)
-            user_error("--tp {}: {} ranks cannot be cut into groups of {}, which must divide them", tensor.tp, ranks, tensor.tp);
-        if (tensor.tp == 1) tensor.sequence_parallel = tensor.keep_gathered = tensor.partition_checkpoints = false;  // nobody to share with
-        if (tensor.partition_checkpoints && (options.recompute != Recompute::full || tensor.sequence_parallel))
+            user_error("--tp {}: {} ranks cannot be cut into groups of {}, which must divide them",
+                       tensor.tp, ranks, tensor.tp);
+        // nobody to share with
+        if (tensor.tp == 1)
+            tensor.sequence_parallel = tensor.keep_gathered = tensor.partition_checkpoints = false;
+        if (tensor.partition_checkpoints &&
+            (options.recompute != Recompute::full || tensor.sequence_parallel))
             user_error(
-                "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, with which the checkpoints are shards "
+                "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, with "
+                "which the checkpoints are shards "
                 "already");
-        if (compare && tensor.tp == 1) user_error("--compare: one rank has nobody to share a layer with; --tp 2 or more");
+        if (compare && tensor.tp == 1)
+            user_error("--compare: one rank has nobody to share a layer with; --tp 2 or more");
         if (compare) tensor.sequence_parallel = true;  // so that what it needs is checked
     }
 };

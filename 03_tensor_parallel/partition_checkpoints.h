@@ -1,7 +1,8 @@
-// ZeRO-R's partitioned activation checkpoints (Rajbhandari et al. 2020, section 6.1). With full recomputation a layer keeps its input
-// only; without sequence parallelism every tensor-parallel rank keeps the same one. Here each keeps 1/tp of it, and the ranks gather it
-// when the layer's forward runs again: s b h / tp a layer instead of s b h, for one all-gather a layer more in backward.
-// (With sequence parallelism the input is a shard already.)
+// ZeRO-R's partitioned activation checkpoints (Rajbhandari et al. 2020, section 6.1). With full
+// recomputation a layer keeps its input only; without sequence parallelism every tensor-parallel
+// rank keeps the same one. Here each keeps 1/tp of it, and the ranks gather it when the layer's
+// forward runs again: s b h / tp a layer instead of s b h, for one all-gather a layer more in
+// backward. (With sequence parallelism the input is a shard already.)
 #pragma once
 
 #include "comm/comm.h"
@@ -16,15 +17,16 @@ public:
 
     void keep(const Tensor& x, Saved& saved, Context&) override {
         const int64_t rows = x.rows() / group_.size(), first = group_.rank() * rows;
-        Tensor mine = Tensor::empty({rows, x.cols()}, x.dtype(), Memory::activation);  // not a view, which would keep all of x
+        Tensor mine = Tensor::empty({rows, x.cols()}, x.dtype(),
+                                    Memory::activation);  // not a view, which would keep all of x
         ops::copy(mine, x.view({x.rows(), x.cols()}).slice(first, first + rows));
         saved.keep("checkpoint", std::move(mine));
     }
 
     Tensor take(Saved& saved, Context& context) override {
         Tensor mine = saved.take("checkpoint");
-        Tensor x = Tensor::empty({context.batch.sequences(), context.batch.length(), mine.cols()}, mine.dtype(), Memory::activation,
-                                 group_.symmetric_memory());
+        Tensor x = Tensor::empty({context.batch.sequences(), context.batch.length(), mine.cols()},
+                                 mine.dtype(), Memory::activation, group_.symmetric_memory());
         group_.all_gather(x, mine);
         return x;
     }

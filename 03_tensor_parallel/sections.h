@@ -16,7 +16,8 @@ inline double largest_difference_of_copies(const ParameterList& parameters) {
         ops::copy(first, p->value);
         Communicator::world().broadcast(first, 0);
         const std::vector<float> a = first.to_host_float(), b = p->value.to_host_float();
-        for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, double(std::abs(a[i] - b[i])));
+        for (size_t i = 0; i < a.size(); ++i)
+            largest = std::max(largest, double(std::abs(a[i] - b[i])));
     }
     return largest_of_ranks(Communicator::world(), largest);
 }
@@ -26,8 +27,9 @@ inline bool print_copies(Report& report, const ParameterList& parameters, bool s
     const double apart = largest_difference_of_copies(parameters);
     const bool ok = apart == 0 || !same_seed;
     if (report.full() || apart > 0)
-        print(fmt::format("  copies of the norms' weights on the ranks: largest difference {:.3g}{}",
-                          apart, ok ? "" : "   MISMATCH"));
+        print(
+            fmt::format("  copies of the norms' weights on the ranks: largest difference {:.3g}{}",
+                        apart, ok ? "" : "   MISMATCH"));
     report.value("copies", "largest_difference", apart);
     return ok;
 }

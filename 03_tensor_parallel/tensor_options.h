@@ -13,7 +13,8 @@ namespace ultrascale {
 struct TensorOptions {
     int tp = 0;                      // ranks that share a layer; 0: all
     bool sequence_parallel = false;  // sequence_parallel.h
-    bool keep_gathered = false;      // keep a column linear's gathered input for its weight gradient, and do not gather it again
+    // keep a column linear's gathered input for its weight gradient, and do not gather it again
+    bool keep_gathered = false;
     Overlap overlap = Overlap::none;
     int64_t chunks = 2;                  // of Overlap::chunk
     bool partition_checkpoints = false;  // partition_checkpoints.h
@@ -21,8 +22,9 @@ struct TensorOptions {
     bool same_seed = true;               // every rank draws an element's dropout alike
 };
 
-// Into how many chunks a GEMM with so many rows is cut. With sequence parallelism every rank has an equal share of each chunk: who has
-// which token depends on it, so it depends on nothing but the rows.
+// Into how many chunks a GEMM with so many rows is cut. With sequence parallelism every rank has an
+// equal share of each chunk: who has which token depends on it, so it depends on nothing but the
+// rows.
 inline int64_t row_chunks(const TensorOptions& options, int64_t rows) {
     const int64_t parts = options.chunks * (options.sequence_parallel ? options.tp : 1);
     return options.overlap == Overlap::chunk && rows % parts == 0 ? options.chunks : 1;
@@ -31,12 +33,17 @@ inline int64_t row_chunks(const TensorOptions& options, int64_t rows) {
 // "tp 4 x dp 2, sequence parallel; overlap none", for micro-batches of so many rows.
 inline std::string describe(const TensorOptions& o, int64_t replicas, int64_t rows) {
     std::string text = fmt::format("tp {} x dp {}", o.tp, replicas);
-    if (o.sequence_parallel) text += o.keep_gathered ? ", sequence parallel, gathered inputs kept" : ", sequence parallel";
+    if (o.sequence_parallel)
+        text +=
+            o.keep_gathered ? ", sequence parallel, gathered inputs kept" : ", sequence parallel";
     text += fmt::format("; overlap {}", overlap_names[int(o.overlap)]);
     if (o.overlap == Overlap::chunk)
-        text += fmt::format(" in {} chunks{}", o.chunks, row_chunks(o, rows) > 1 ? "" : ", which do not divide the rows: one");
+        text += fmt::format(" in {} chunks{}", o.chunks,
+                            row_chunks(o, rows) > 1 ? "" : ", which do not divide the rows: one");
     if (o.partition_checkpoints) text += "; partitioned checkpoints";
-    if (o.dropout > 0) text += fmt::format("; dropout {}, {}", o.dropout, o.same_seed ? "by element" : "a seed for each rank");
+    if (o.dropout > 0)
+        text += fmt::format("; dropout {}, {}", o.dropout,
+                            o.same_seed ? "by element" : "a seed for each rank");
     return text;
 }
 

@@ -1,5 +1,5 @@
-// The model's parts under tensor parallelism, each in its own file, put together: which slice of each
-// parameter a rank holds, and over which ranks its gradient is summed.
+// The model's parts under tensor parallelism, each in its own file, put together: which slice of
+// each parameter a rank holds, and over which ranks its gradient is summed.
 //
 //                          slice               split over   gradient summed over, besides the data axes
 //     embedding, head      V/tp rows           tp
@@ -22,26 +22,40 @@
 
 namespace ultrascale {
 
-// Throws UserError where `config` cannot be split over options.tp ranks or a micro-batch of `seq` tokens a sequence not over them.
-inline void check_splits(const LlamaConfig& config, const TensorOptions& options, int64_t micro_batch, int64_t seq) {
+// Throws UserError where `config` cannot be split over options.tp ranks or a micro-batch of `seq`
+// tokens a sequence not over them.
+inline void check_splits(const LlamaConfig& config, const TensorOptions& options,
+                         int64_t micro_batch, int64_t seq) {
     const int64_t tp = options.tp;
     check_heads(config, tp);
     if (config.ffn % tp != 0)
-        user_error("--tp {}: a feed-forward size of {} cannot be shared out equally; tp must divide it", tp, config.ffn);
-    if (config.vocab < tp) user_error("--tp {}: a vocabulary of {} has not a token for each rank", tp, config.vocab);
+        user_error(
+            "--tp {}: a feed-forward size of {} cannot be shared out equally; tp must divide it",
+            tp, config.ffn);
+    if (config.vocab < tp)
+        user_error("--tp {}: a vocabulary of {} has not a token for each rank", tp, config.vocab);
     if (options.sequence_parallel && seq % tp != 0)
-        user_error("--sequence-parallel: sequences of {} tokens cannot be shared out over --tp {}; --seq {} would do", seq, tp,
-                   std::max<int64_t>(seq / tp, 1) * tp);
+        user_error(
+            "--sequence-parallel: sequences of {} tokens cannot be shared out over --tp {}; --seq "
+            "{} would do",
+            seq, tp, std::max<int64_t>(seq / tp, 1) * tp);
     if (options.partition_checkpoints && micro_batch * seq % tp != 0)
-        user_error("--partition-checkpoints: a micro-batch of {} x {} tokens cannot be shared out over --tp {}", micro_batch, seq, tp);
+        user_error(
+            "--partition-checkpoints: a micro-batch of {} x {} tokens cannot be shared out over "
+            "--tp {}",
+            micro_batch, seq, tp);
 }
 
 class TensorParallel {
 public:
-    // All ranks call it. `mesh` has the axis "tp", and gets the group "kv" where there are copies. `border`: other conjugates than the options ask for.
-    TensorParallel(const LlamaConfig& config, const TensorOptions& options, Mesh& mesh, uint64_t seed,
-                   std::unique_ptr<Conjugates> border = nullptr)
-        : config_(config), options_(options), tp_(mesh.group("tp")), heads_(split_heads(config, tp_.size(), tp_.rank())) {
+    // All ranks call it. `mesh` has the axis "tp", and gets the group "kv" where there are copies.
+    // `border`: other conjugates than the options ask for.
+    TensorParallel(const LlamaConfig& config, const TensorOptions& options, Mesh& mesh,
+                   uint64_t seed, std::unique_ptr<Conjugates> border = nullptr)
+        : config_(config),
+          options_(options),
+          tp_(mesh.group("tp")),
+          heads_(split_heads(config, tp_.size(), tp_.rank())) {
         if (heads_.copies > 1)
             mesh.add_copies(tp_.split(tp_.rank() / heads_.copies, tp_.rank(), "kv"));
         if (border)
@@ -50,7 +64,9 @@ public:
             border_ = std::make_unique<RecordedBorder<SequenceParallel>>(tp_, options, *shapes_);
         else
             border_ = std::make_unique<RecordedBorder<Conjugates>>(tp_, options, *shapes_);
-        const uint64_t own = options.same_seed ? 0 : 0x9E3779B97F4A7C15u * uint64_t(Communicator::world().rank() + 1);
+        const uint64_t own = options.same_seed
+                                 ? 0
+                                 : 0x9E3779B97F4A7C15u * uint64_t(Communicator::world().rank() + 1);
         dropout_ = {float(options.dropout), seed + own, border_.get()};
     }
 
@@ -63,18 +79,27 @@ public:
             return linear(list, parts, place, role, shape);
         };
         parts.norm = [this](ParameterList& list, const Place& place) {
-            Parameter weight{.name = place.weight(), .shape = {config_.hidden}, .start = Start::ones, .decays = false};
-            if (options_.sequence_parallel) weight.also_summed_over = {"tp"};  // each rank saw its own tokens
+            Parameter weight{.name = place.weight(),
+                             .shape = {config_.hidden},
+                             .start = Start::ones,
+                             .decays = false};
+            if (options_.sequence_parallel)
+                weight.also_summed_over = {"tp"};  // each rank saw its own tokens
             return std::make_unique<Norm>(list.add(weight), float(config_.norm_eps));
         };
         parts.embedding = [this](ParameterList& list) {
-            return std::make_unique<VocabularyEmbedding>(list.add(vocabulary_weight("model.embed_tokens.weight")), *border_);
+            return std::make_unique<VocabularyEmbedding>(
+                list.add(vocabulary_weight("model.embed_tokens.weight")), *border_);
         };
         parts.head = [this, model](ParameterList& list, const Stage&) {
-            Parameter* weight = head_weight(list, config_, [this](const char* name) { return vocabulary_weight(name); });
+            Parameter* weight = head_weight(
+                list, config_, [this](const char* name) { return vocabulary_weight(name); });
             return std::make_unique<VocabularyHead>(weight, model.loss_chunk, *border_);
         };
-        if (options_.partition_checkpoints) parts.checkpoint = [this](const Place&) { return std::make_unique<PartitionedCheckpoint>(tp_); };
+        if (options_.partition_checkpoints)
+            parts.checkpoint = [this](const Place&) {
+                return std::make_unique<PartitionedCheckpoint>(tp_);
+            };
         record_shapes(parts, config_.vocab, *shapes_);
         add_dropout(parts, dropout_);
         return parts;
@@ -85,14 +110,17 @@ public:
     const ShapeTable& shapes() const { return *shapes_; }
 
 private:
-    Range share(int64_t size) const { return {size * tp_.rank() / tp_.size(), size * (tp_.rank() + 1) / tp_.size()}; }
+    Range share(int64_t size) const {
+        return {size * tp_.rank() / tp_.size(), size * (tp_.rank() + 1) / tp_.size()};
+    }
 
     std::unique_ptr<Linear> linear(ParameterList& list, const Parts& parts, const Place& place,
                                    LinearRole role, const Parts::LinearShape& shape) const {
         std::vector<Parameter*> rows;
         for (const auto& [part, size] : shape.rows) {
             const std::string name = place.part(part).weight();
-            Parameter p{.name = name, .shape = {size, shape.cols}, .init_std = float(config_.init_std)};
+            Parameter p{
+                .name = name, .shape = {size, shape.cols}, .init_std = float(config_.init_std)};
             p.split_over = {"tp"};
             if (role == LinearRole::row)
                 p.slice = {{0, size}, share(shape.cols)};
@@ -110,7 +138,9 @@ private:
     }
 
     Parameter vocabulary_weight(const char* name) const {
-        Parameter p{.name = name, .shape = {config_.vocab, config_.hidden}, .init_std = float(config_.init_std)};
+        Parameter p{.name = name,
+                    .shape = {config_.vocab, config_.hidden},
+                    .init_std = float(config_.init_std)};
         p.slice = {vocabulary_shard(config_.vocab, tp_.size(), tp_.rank()), {0, config_.hidden}};
         p.split_over = {"tp"};
         return p;

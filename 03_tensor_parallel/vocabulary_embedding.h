@@ -1,12 +1,13 @@
-// The embedding split over the vocabulary: rank r has the rows of its tokens and gives zeros for all others, so that the sum over ranks
-// is the embedding (one summand of each row is not zero: the sum is exact).
+// The embedding split over the vocabulary: rank r has the rows of its tokens and gives zeros for
+// all others, so that the sum over ranks is the embedding (one summand of each row is not zero: the
+// sum is exact).
 //
 //     tokens      7      2      9               forward    f*: all-reduce (g*: reduce-scatter)
 //     rank 0    ( 0 )  (E_2)  ( 0 )             backward   each rank adds dx to the rows of its own tokens; f*: nothing (g*: all-gather)
 //     rank 1    (E_7)  ( 0 )  (E_9)
 //
-// Shards are tokens V r/tp .. V (r+1)/tp. They need not be equal, for nothing that travels has the vocabulary's size: no rows of padding
-// that the loss would have to leave out.
+// Shards are tokens V r/tp .. V (r+1)/tp. They need not be equal, for nothing that travels has the
+// vocabulary's size: no rows of padding that the loss would have to leave out.
 #pragma once
 
 #include "conjugates.h"
@@ -14,22 +15,30 @@
 
 namespace ultrascale {
 
-inline Range vocabulary_shard(int64_t vocab, int64_t tp, int64_t rank) { return {vocab * rank / tp, vocab * (rank + 1) / tp}; }
+inline Range vocabulary_shard(int64_t vocab, int64_t tp, int64_t rank) {
+    return {vocab * rank / tp, vocab * (rank + 1) / tp};
+}
 
 class VocabularyEmbedding : public Embedding {
 public:
-    VocabularyEmbedding(Parameter* weight, const Conjugates& border) : Embedding(weight), border_(border) {}
+    VocabularyEmbedding(Parameter* weight, const Conjugates& border)
+        : Embedding(weight), border_(border) {}
 
     Tensor forward(Saved&, Context& context) override {
         const int64_t h = weight_->value.cols();
-        Tensor partial = border_.empty_partial({context.batch.tokens.numel(), h}, weight_->value.dtype());
-        ops::embedding_forward(partial, context.batch.tokens, weight_->value, weight_->slice[0].begin);
-        return border_.sum(std::move(partial), false).wait().view(border_.stream_shape(context.batch, h));
+        Tensor partial =
+            border_.empty_partial({context.batch.tokens.numel(), h}, weight_->value.dtype());
+        ops::embedding_forward(partial, context.batch.tokens, weight_->value,
+                               weight_->slice[0].begin);
+        return border_.sum(std::move(partial), false)
+            .wait()
+            .view(border_.stream_shape(context.batch, h));
     }
 
     void backward_weight(Saved& saved, Context& context) override {
         Incoming dy = border_.gather(saved.take("dy"), false);
-        ops::embedding_backward(weight_->begin_contribution_in_place(), context.batch.tokens, dy.wait(), weight_->slice[0].begin);
+        ops::embedding_backward(weight_->begin_contribution_in_place(), context.batch.tokens,
+                                dy.wait(), weight_->slice[0].begin);
         context.contributed(*weight_);
     }
 

@@ -14,7 +14,8 @@ namespace ultrascale::kernels {
 uint8_t round_to_e4m3(float& x) {
     const float size = std::min(std::abs(x), 448.0f);
     const int exponent = std::max(-6, size > 0 ? std::ilogb(size) : -6);
-    const int eighths = int(std::nearbyint(std::ldexp(size, 3 - exponent)));  // 8 .. 16; below 8 only where the exponent is -6
+    const int eighths = int(std::nearbyint(
+        std::ldexp(size, 3 - exponent)));  // 8 .. 16; below 8 only where the exponent is -6
     const bool negative = std::signbit(x);
     x = std::copysign(std::ldexp(float(eighths), exponent - 3), x);
     return uint8_t((negative ? 128 : 0) + (exponent + 6) * 8 + eighths);
@@ -27,7 +28,8 @@ Tensor e4m3_tensor(const Shape& shape, std::vector<float>& host) {
     const int64_t rows = shape[0], K = shape[1], words = (K + 15) / 16 * 4;
     std::vector<int32_t> packed(size_t(rows * words));
     for (int64_t i = 0; i < rows * K; ++i)
-        packed[size_t(i / K * words + i % K / 4)] |= int32_t(uint32_t(round_to_e4m3(host[size_t(i)])) << (i % K % 4 * 8));
+        packed[size_t(i / K * words + i % K / 4)] |=
+            int32_t(uint32_t(round_to_e4m3(host[size_t(i)])) << (i % K % 4 * 8));
     return Tensor::from_host<int32_t>(packed, {rows, words}, Memory::workspace);
 }
 
@@ -36,7 +38,8 @@ Tensor random_tensor(const Input& input, const Random& random, std::vector<float
     host.resize(size_t(n));
 #pragma omp parallel for
     for (int64_t i = 0; i < n; ++i) {
-        float x = input.below > 0 ? float(random.bits(uint64_t(i)) % uint64_t(input.below)) : random.normal(uint64_t(i));
+        float x = input.below > 0 ? float(random.bits(uint64_t(i)) % uint64_t(input.below))
+                                  : random.normal(uint64_t(i));
         if (input.positive) x = std::abs(x);
         if (input.octaves > 0) x = float(std::exp2(input.octaves * x));
         host[size_t(i)] = input.dtype == DType::bf16 ? float(bf16(x)) : x;
@@ -70,16 +73,20 @@ Trial make_trial(const Problem& problem, const Sizes& size, uint64_t seed) {
 Answer answer_of(const Problem& problem, const Trial& trial, bool all_rows) {
     const int64_t rows = trial.arguments.out.rows(), columns = trial.arguments.out.cols(),
                   count = all_rows ? rows : std::min<int64_t>(rows, 16);
-    Answer answer{std::vector<int64_t>(size_t(count)), std::vector<double>(size_t(count * columns))};
+    Answer answer{std::vector<int64_t>(size_t(count)),
+                  std::vector<double>(size_t(count * columns))};
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < count; ++i) {
-        const int64_t row = answer.rows[size_t(i)] = count == rows ? i : i * (rows - 1) / (count - 1);
-        problem.reference(trial.arguments.size, trial.inputs, row, &answer.values[size_t(i * columns)]);
+        const int64_t row = answer.rows[size_t(i)] =
+            count == rows ? i : i * (rows - 1) / (count - 1);
+        problem.reference(trial.arguments.size, trial.inputs, row,
+                          &answer.values[size_t(i * columns)]);
     }
     return answer;
 }
 
-double error_of(const std::function<void(const Arguments&)>& run, const Trial& trial, const Answer& answer) {
+double error_of(const std::function<void(const Arguments&)>& run, const Trial& trial,
+                const Answer& answer) {
     const Tensor& out = trial.arguments.out;
     ops::fill(out, std::numeric_limits<float>::quiet_NaN());
     run(trial.arguments);
@@ -109,14 +116,19 @@ double error_of(const std::function<void(const Arguments&)>& run, const Trial& t
 }
 
 std::string verdict(const Problem& problem, const Sizes& size, double error) {
-    if (std::isnan(error)) return fmt::format("{}: part of the output was not written, or is no number", text(problem, size));
-    if (error > problem.tolerance) return fmt::format("{}: relative error {:.1e} > {:.0e}", text(problem, size), error, problem.tolerance);
+    if (std::isnan(error))
+        return fmt::format("{}: part of the output was not written, or is no number",
+                           text(problem, size));
+    if (error > problem.tolerance)
+        return fmt::format("{}: relative error {:.1e} > {:.0e}", text(problem, size), error,
+                           problem.tolerance);
     return "";
 }
 
 std::string text(const Problem& problem, const Sizes& size) {
     std::string all;
-    for (size_t i = 0; i < size.size(); ++i) all += fmt::format("{}{} {}", i ? ", " : "", problem.dimensions[i], size[i]);
+    for (size_t i = 0; i < size.size(); ++i)
+        all += fmt::format("{}{} {}", i ? ", " : "", problem.dimensions[i], size[i]);
     return all;
 }
 

@@ -1,10 +1,12 @@
-// What a kernel's file includes: CUDA (or common/simt's stand-in for it), and the list that a kernel enters.
+// What a kernel's file includes: CUDA (or common/simt's stand-in for it), and the list that a
+// kernel enters.
 //
 // A file holds one kernel, run(), which launches it, and a line that registers it:
 //
 //     const Registered here{"vector add", "one thread an element", run};
 //
-// Its name and place are those of the file: 1_first_steps/2_vector_add_grid_stride.cu is family 1, number 2, "vector_add_grid_stride".
+// Its name and place are those of the file: 1_first_steps/2_vector_add_grid_stride.cu is family 1,
+// number 2, "vector_add_grid_stride".
 #pragma once
 
 #include <source_location>
@@ -29,7 +31,8 @@ struct Kernel {
 
 class Registered {
 public:
-    Registered(const char* problem, const char* idea, void (*run)(const Arguments&), Needs needs = Needs::any_gpu,
+    Registered(const char* problem, const char* idea, void (*run)(const Arguments&),
+               Needs needs = Needs::any_gpu,
                const std::source_location& at = std::source_location::current());
 };
 
@@ -51,8 +54,8 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 #if defined(__CUDACC__) || defined(ULTRASCALE_SIMT)
 // What LAUNCH makes here: as common/cuda's, and noted.
 template <class... Parameters>
-Launch<Parameters...> noted_launch(void (*kernel)(Parameters...), const char* name, dim3 grid, dim3 block, size_t shared_bytes,
-                                   bool early = false) {
+Launch<Parameters...> noted_launch(void (*kernel)(Parameters...), const char* name, dim3 grid,
+                                   dim3 block, size_t shared_bytes, bool early = false) {
     note_launch(reinterpret_cast<const void*>(kernel), name, block, shared_bytes);
     return {kernel, grid, block, shared_bytes, early};
 }
@@ -61,7 +64,9 @@ Launch<Parameters...> noted_launch(void (*kernel)(Parameters...), const char* na
 }  // namespace ultrascale::kernels
 
 #undef LAUNCH
-#define LAUNCH(kernel, grid, block, shared_bytes) ::ultrascale::kernels::noted_launch(kernel, #kernel, grid, block, shared_bytes)
+#define LAUNCH(kernel, grid, block, shared_bytes) \
+    ::ultrascale::kernels::noted_launch(kernel, #kernel, grid, block, shared_bytes)
 #undef LAUNCH_EARLY
-#define LAUNCH_EARLY(kernel, grid, block, shared_bytes) \
-    ::ultrascale::kernels::noted_launch(kernel, #kernel, grid, block, shared_bytes, ::ultrascale::programmatic_launch())
+#define LAUNCH_EARLY(kernel, grid, block, shared_bytes)                             \
+    ::ultrascale::kernels::noted_launch(kernel, #kernel, grid, block, shared_bytes, \
+                                        ::ultrascale::programmatic_launch())

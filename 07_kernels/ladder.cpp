@@ -28,7 +28,8 @@ void check_all(const Problem& problem, const LadderOptions& options, std::vector
                 rung.error = std::isnan(error) ? error : std::max(rung.error, error);
             } catch (const std::logic_error& error) {  // what common/simt finds in a kernel
                 rung.wrong = fmt::format("{}: {}", text(problem, size), error.what());
-            } catch (const std::runtime_error& error) {  // CUDA's: nothing runs on the device after an illegal access
+            } catch (const std::runtime_error&
+                         error) {  // CUDA's: nothing runs on the device after an illegal access
                 user_error("{}, {}: {}", rung.kernel->name, text(problem, size), error.what());
             }
         }
@@ -37,9 +38,11 @@ void check_all(const Problem& problem, const LadderOptions& options, std::vector
 
 }  // namespace
 
-std::string label(const Problem& problem, const Rung& rung, const std::vector<Sizes>& sizes, const std::vector<Rung>& right) {
+std::string label(const Problem& problem, const Rung& rung, const std::vector<Sizes>& sizes,
+                  const std::vector<Rung>& right) {
     if (sizes.size() == 1) return rung.kernel->name;
-    return right.size() == 1 ? text(problem, rung.size) : fmt::format("{} {}", rung.kernel->name, fmt::join(rung.size, ","));
+    return right.size() == 1 ? text(problem, rung.size)
+                             : fmt::format("{} {}", rung.kernel->name, fmt::join(rung.size, ","));
 }
 
 void print_ideas(const std::vector<Rung>& right) {
@@ -47,14 +50,15 @@ void print_ideas(const std::vector<Rung>& right) {
         fmt::print("  {:<28} {}\n", rung.kernel->name, rung.kernel->idea);
 }
 
-std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels, const LadderOptions& options) {
+std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels,
+                        const LadderOptions& options) {
     std::vector<Rung> rungs;
     for (const Kernel& kernel : kernels)
         if (why_skipped(kernel).empty()) rungs.push_back({.kernel = &kernel});
     if (!rungs.empty()) check_all(problem, options, rungs);
     const auto print_checked = [&](const Rung& rung) {
-        fmt::print("  {:<28} {:8.1e} of {} sizes  {}\n", rung.kernel->name, rung.error, rung.checked,
-                   rung.wrong.empty() ? "ok" : "WRONG at " + rung.wrong);
+        fmt::print("  {:<28} {:8.1e} of {} sizes  {}\n", rung.kernel->name, rung.error,
+                   rung.checked, rung.wrong.empty() ? "ok" : "WRONG at " + rung.wrong);
     };
     if (options.check_only) {
         fmt::print("\n{}, against float64 (<= {:.0e})\n", problem.name, problem.tolerance);
@@ -63,11 +67,13 @@ std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kerne
         std::vector<Rung> right, wrong;
         for (const Rung& rung : rungs) (rung.wrong.empty() ? right : wrong).push_back(rung);
         const std::vector<Sizes>& own = on_gpu ? problem.timed : problem.observed;
-        rungs = measure(problem, options, options.size.empty() ? own : std::vector<Sizes>{options.size}, right);
+        rungs = measure(problem, options,
+                        options.size.empty() ? own : std::vector<Sizes>{options.size}, right);
         for (const Rung& rung : wrong) print_checked(rung), rungs.push_back(rung);
     }
     for (const Kernel& kernel : kernels)
-        if (const std::string why = why_skipped(kernel); !why.empty()) fmt::print("  {:<28} skipped: {}\n", kernel.name, why);
+        if (const std::string why = why_skipped(kernel); !why.empty())
+            fmt::print("  {:<28} skipped: {}\n", kernel.name, why);
     return rungs;
 }
 

@@ -1,4 +1,5 @@
-// A problem's kernels beside each other: are they right, and how near do they come to what is possible?
+// A problem's kernels beside each other: are they right, and how near do they come to what is
+// possible?
 #pragma once
 
 #include "check.h"
@@ -31,10 +32,13 @@ struct Rung {
 // Checks each kernel at the problem's awkward and observed sizes, then measures it (on a GPU: time;
 // on the CPU: memory accesses), and prints a line for each. Kernels that need PTX are skipped on
 // the CPU, with a line that says so.
-std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels, const LadderOptions& options);
+std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels,
+                        const LadderOptions& options);
 
-// How a row of the table is called: by its kernel, or, where one kernel is measured at several sizes, by the size.
-std::string label(const Problem& problem, const Rung& rung, const std::vector<Sizes>& sizes, const std::vector<Rung>& right);
+// How a row of the table is called: by its kernel, or, where one kernel is measured at several
+// sizes, by the size.
+std::string label(const Problem& problem, const Rung& rung, const std::vector<Sizes>& sizes,
+                  const std::vector<Rung>& right);
 
 // Where `mine` stands among the rungs of its size, and what it loses by, e.g.
 //   mine: number 4 of 5 by cost, behind transpose_padded:

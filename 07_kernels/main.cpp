@@ -1,5 +1,6 @@
-// Chapter 07: kernels. Every file in the numbered folders is one kernel with one idea; this program checks all of them against float64
-// and measures them: with a clock on a GPU, under the microscope without one.
+// Chapter 07: kernels. Every file in the numbered folders is one kernel with one idea; this program
+// checks all of them against float64 and measures them: with a clock on a GPU, under the microscope
+// without one.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -27,28 +28,42 @@ struct Chapter {
     void add_options(OptionList& options) {
         const auto runs = [this] { return !list; };
         const auto measures = [this] { return !primer; };
-        const char *lists = "--list runs no kernel", *primes = "--primer neither checks nor measures";
+        const char *lists = "--list runs no kernel",
+                   *primes = "--primer neither checks nor measures";
         options
             .add("--family", families,
-                 "1 first steps, 2 memory, 3 matrix product, 4 fusion, 5 attention, 6 matrix product on Hopper. Default: all")
+                 "1 first steps, 2 memory, 3 matrix product, 4 fusion, 5 attention, 6 matrix "
+                 "product on Hopper. Default: all")
             .between(1, 6)
             .only_if([this] { return kernels.empty(); }, "--kernel names the kernels");
-        options.add("--kernel", kernels, "Kernels by name (--list shows them); mine: yours in mine.cu, among those of its problem");
-        options.add("--size", ladder.size, "The problem's dimensions, e.g. 1024,1024. Default: its own")
+        options.add("--kernel", kernels,
+                    "Kernels by name (--list shows them); mine: yours in mine.cu, among those of "
+                    "its problem");
+        options
+            .add("--size", ladder.size,
+                 "The problem's dimensions, e.g. 1024,1024. Default: its own")
             .split_at(',')
             .between(1, int64_t(1) << 32)
             .only_if(runs, lists);
-        options.flag("--check", ladder.check_only, "Only compare with float64").only_if(runs, lists).only_if(measures, primes);
-        options.flag("--microscope", ladder.by_line, "Each line that loads or stores: sectors, bank conflicts, threads (without a GPU)")
+        options.flag("--check", ladder.check_only, "Only compare with float64")
+            .only_if(runs, lists)
+            .only_if(measures, primes);
+        options
+            .flag(
+                "--microscope", ladder.by_line,
+                "Each line that loads or stores: sectors, bank conflicts, threads (without a GPU)")
             .only_if(runs, lists)
             .only_if(measures, primes)
             .only_if([this] { return !ladder.check_only; }, "--check looks at the results only");
-        options.flag("--primer", primer, "This GPU's hierarchy, and the kernels' occupancy").only_if(runs, lists);
+        options.flag("--primer", primer, "This GPU's hierarchy, and the kernels' occupancy")
+            .only_if(runs, lists);
         options.flag("--list", list, "All kernels");
         options.add("--seed", ladder.seed, "Of the random inputs. Default: another one each time")
             .only_if(runs, lists)
             .only_if(measures, primes);
-        options.add("--json", json, "Write what the tables show, one JSON object a kernel, and a summary")
+        options
+            .add("--json", json,
+                 "Write what the tables show, one JSON object a kernel, and a summary")
             .only_if(runs, lists)
             .only_if(measures, primes);
     }
@@ -63,7 +78,9 @@ std::vector<Problem> all_problems() {
 
 // The kernels that --family or --kernel names.
 std::vector<Kernel> chosen(const Chapter& chapter) {
-    const auto has = [](const auto& list, const auto& x) { return std::ranges::find(list, x) != list.end(); };
+    const auto has = [](const auto& list, const auto& x) {
+        return std::ranges::find(list, x) != list.end();
+    };
     for (const std::string& name : chapter.kernels)
         if (std::ranges::none_of(all_kernels(), [&](const Kernel& k) { return k.name == name; }))
             user_error("--kernel {}: there is no such kernel; --list shows them", name);
@@ -85,7 +102,9 @@ std::vector<Kernel> chosen(const Chapter& chapter) {
 
 bool run(const Chapter& chapter) {
     if (chapter.ladder.by_line && on_gpu)
-        user_error("--microscope executes kernels on the CPU: make BACKEND=cpu 07_kernels; on a GPU, ncu shows the same (README.md)");
+        user_error(
+            "--microscope executes kernels on the CPU: make BACKEND=cpu 07_kernels; on a GPU, ncu "
+            "shows the same (README.md)");
     const std::vector<Kernel> kernels = chosen(chapter);
     if (chapter.list) {
         fmt::print("  {:<27} {:<19} {}\n", "kernel", "problem", "adds");
@@ -100,8 +119,10 @@ bool run(const Chapter& chapter) {
             user_error("{}: there is no problem \"{}\"; --list shows them", k.file, k.problem);
         of_problems.insert(k.problem);
     }
-    if (!chapter.ladder.size.empty() && of_problems.size() > 1) user_error("--size is for one problem: name its kernels with --kernel");
-    if (!chapter.json.empty()) AtomicFile probe(chapter.json);  // fails now rather than after the kernels
+    if (!chapter.ladder.size.empty() && of_problems.size() > 1)
+        user_error("--size is for one problem: name its kernels with --kernel");
+    if (!chapter.json.empty())
+        AtomicFile probe(chapter.json);  // fails now rather than after the kernels
     JsonLines json(chapter.json);
     fmt::print("{}; seed {}\n", device_description(), chapter.ladder.seed);
     if (!on_gpu && !chapter.ladder.check_only && !chapter.primer)
@@ -112,11 +133,15 @@ bool run(const Chapter& chapter) {
     std::vector<std::pair<Kernel, std::vector<LaunchNote>>> launched;
     for (const Problem& problem : problems) {
         std::vector<Kernel> of_problem;
-        std::ranges::copy_if(kernels, std::back_inserter(of_problem), [&](const Kernel& k) { return k.problem == problem.name; });
+        std::ranges::copy_if(kernels, std::back_inserter(of_problem),
+                             [&](const Kernel& k) { return k.problem == problem.name; });
         if (of_problem.empty()) continue;
         if (!chapter.ladder.size.empty() && chapter.ladder.size.size() != problem.dimensions.size())
-            user_error("--size: {} has {} dimensions: {}", problem.name, problem.dimensions.size(), fmt::join(problem.dimensions, ","));
-        if (const std::string why = chapter.ladder.size.empty() ? "" : problem.refuses(chapter.ladder.size); !why.empty())
+            user_error("--size: {} has {} dimensions: {}", problem.name, problem.dimensions.size(),
+                       fmt::join(problem.dimensions, ","));
+        if (const std::string why =
+                chapter.ladder.size.empty() ? "" : problem.refuses(chapter.ladder.size);
+            !why.empty())
             user_error("--size: {}: {}", problem.name, why);
         if (chapter.primer) {
             for (const Kernel& kernel : of_problem) {
@@ -148,13 +173,16 @@ bool run(const Chapter& chapter) {
     if (chapter.primer) print_primer(launched);
     const nlohmann::ordered_json configuration = {
         {"chapter", "07_kernels"}, {"device", device_description()}, {"seed", chapter.ladder.seed}};
-    json.write(nlohmann::ordered_json{
-        {"summary", {{"configuration", configuration}, {"comparisons", checked}, {"result", ok ? "ok" : "wrong"}}}}
+    json.write(nlohmann::ordered_json{{"summary",
+                                       {{"configuration", configuration},
+                                        {"comparisons", checked},
+                                        {"result", ok ? "ok" : "wrong"}}}}
                    .dump());
     if (!chapter.primer)
-        fmt::print("\n{}\n", !ok            ? "WRONG, see above"
-                             : checked == 0 ? "nothing was checked"
-                                            : fmt::format("all right: {} comparisons with float64", checked));
+        fmt::print("\n{}\n", !ok ? "WRONG, see above"
+                             : checked == 0
+                                 ? "nothing was checked"
+                                 : fmt::format("all right: {} comparisons with float64", checked));
     return ok;
 }
 

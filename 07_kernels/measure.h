@@ -1,4 +1,5 @@
-// Measures kernels that are right: measure_gpu.cpp with a clock, observe_cpu.cpp with the microscope.
+// Measures kernels that are right: measure_gpu.cpp with a clock, observe_cpu.cpp with the
+// microscope.
 #pragma once
 
 #include "ladder.h"
@@ -11,15 +12,16 @@ inline constexpr bool on_gpu = true;
 inline constexpr bool on_gpu = false;
 #endif
 
-// Prints a table of the kernels at each of the sizes. Returns what it measured: `seconds`, or `traffic` and `seen`; `wrong` where a large
-// size or a race shows it.
-std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, const std::vector<Sizes>& sizes,
-                          const std::vector<Rung>& right);
+// Prints a table of the kernels at each of the sizes. Returns what it measured: `seconds`, or
+// `traffic` and `seen`; `wrong` where a large size or a race shows it.
+std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
+                          const std::vector<Sizes>& sizes, const std::vector<Rung>& right);
 
 // Above a table: what each of its kernels adds to the one before.
 void print_ideas(const std::vector<Rung>& right);
 
-// What a wrong kernel's races may have to do with it: "; race: 3_transpose_shared.cu:21 (store) and :24 (load)", or "" (on a GPU: always).
+// What a wrong kernel's races may have to do with it: "; race: 3_transpose_shared.cu:21 (store) and
+// :24 (load)", or "" (on a GPU: always).
 std::string races_of(const Kernel& kernel, const Trial& trial);
 
 }  // namespace ultrascale::kernels

@@ -19,12 +19,14 @@ double copy_rate() {
     static const double rate = [] {
         const Tensor from = Tensor::zeros({1 << 28}, DType::fp32, Memory::workspace),
                      to = Tensor::zeros({1 << 28}, DType::fp32, Memory::workspace);
-        return double(from.bytes() + to.bytes()) / median_seconds({[&] { ops::copy(to, from); }})[0];
+        return double(from.bytes() + to.bytes()) /
+               median_seconds({[&] { ops::copy(to, from); }})[0];
     }();
     return rate;
 }
 
-// The same problem in several places, as a model has several layers: a call that follows another finds nothing of its own in L2.
+// The same problem in several places, as a model has several layers: a call that follows another
+// finds nothing of its own in L2.
 std::vector<Arguments> copies_of(const Arguments& arguments) {
     constexpr int count = 4;
     const auto copy_of = [](const Tensor& from) {
@@ -42,13 +44,18 @@ std::vector<Arguments> copies_of(const Arguments& arguments) {
 
 }  // namespace
 
-std::string races_of(const Kernel&, const Trial&) { return ""; }  // compute-sanitizer --tool racecheck looks for them
+std::string races_of(const Kernel&, const Trial&) {
+    return "";
+}  // compute-sanitizer --tool racecheck looks for them
 
-std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, const std::vector<Sizes>& sizes,
-                          const std::vector<Rung>& right) {
+std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
+                          const std::vector<Sizes>& sizes, const std::vector<Rung>& right) {
     if (right.empty()) return {};
-    const double peak = device_peak(problem.tensor_cores ? DType::bf16 : DType::fp32).flops * problem.peaks;
-    const auto least = [&](const Sizes& size) { return std::max(problem.flops(size) / peak, problem.bytes(size) / copy_rate()); };
+    const double peak =
+        device_peak(problem.tensor_cores ? DType::bf16 : DType::fp32).flops * problem.peaks;
+    const auto least = [&](const Sizes& size) {
+        return std::max(problem.flops(size) / peak, problem.bytes(size) / copy_rate());
+    };
     for (const Sizes& size : sizes) {
         const double flops = problem.flops(size), bytes = problem.bytes(size);
         fmt::print("{}{}: {}. {:.4g} GFLOP, at least {:.4g} MB\n", size == sizes[0] ? "\n" : "",
@@ -66,11 +73,14 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
         const Answer answer = answer_of(problem, trial, false);
         const std::vector<Arguments> copies = copies_of(trial.arguments);
         const auto in_turn = [&copies](auto run) {
-            return [&copies, run, next = size_t(0)]() mutable { run(copies[next++ % copies.size()]); };
+            return
+                [&copies, run, next = size_t(0)]() mutable { run(copies[next++ % copies.size()]); };
         };
         std::vector<std::function<void()>> compared(1);
-        if (problem.library && problem.library(trial.arguments)) compared.push_back(in_turn(problem.library));
-        double library = 0, library_default = 0;  // their seconds, beside the last rung that was measured
+        if (problem.library && problem.library(trial.arguments))
+            compared.push_back(in_turn(problem.library));
+        double library = 0,
+               library_default = 0;  // their seconds, beside the last rung that was measured
         const auto line = [&](const std::string& name, double error, double seconds) {
             fmt::print("  {:<36} {:>8.1e} {:>10.4f} {:>8.1f} {:>8.3f} {:>7.1f} % {:>10}\n", name,
                        error, seconds * 1e3, problem.bytes(size) / seconds / 1e9,
@@ -84,7 +94,8 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
             rung.wrong = verdict(problem, size, error);
             rung.error = std::isnan(error) ? error : std::max(rung.error, error);
             compared[0] = in_turn(rung.kernel->run);
-            if (compared.size() > 1 && problem.library_default && rung.kernel == right.back().kernel)
+            if (compared.size() > 1 && problem.library_default &&
+                rung.kernel == right.back().kernel)
                 compared.push_back(in_turn(problem.library_default));
             const std::vector<double> seconds = median_seconds(compared);
             rung.seconds = seconds[0];

@@ -88,18 +88,22 @@ std::string races_of(const Kernel& kernel, const Trial& trial) {
     if (observation.races.empty()) return "";
     const simt::Race& race = observation.races[0];
     const auto side = [](const simt::Race::Side& s) {
-        const char* kind = s.access == simt::Access::shared_load ? "load" : s.access == simt::Access::shared_store ? "store" : "atomic";
+        const char* kind = s.access == simt::Access::shared_load    ? "load"
+                           : s.access == simt::Access::shared_store ? "store"
+                                                                    : "atomic";
         return fmt::format("{}:{} ({})", s.file, s.line, kind);
     };
     return fmt::format("; race: {} and {}", side(race.one), side(race.other));
 }
 
-std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, const std::vector<Sizes>& sizes,
-                          const std::vector<Rung>& right) {
+std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
+                          const std::vector<Sizes>& sizes, const std::vector<Rung>& right) {
     if (right.empty()) return {};
     for (const Sizes& size : sizes)
-        fmt::print("{}{}: {}. {:.3g} MFLOP, at least {:.4g} KB, {:.3g} FLOP/byte\n", size == sizes[0] ? "\n" : "", problem.name,
-                   text(problem, size), problem.flops(size) / 1e6, problem.bytes(size) / 1e3, problem.flops(size) / problem.bytes(size));
+        fmt::print("{}{}: {}. {:.3g} MFLOP, at least {:.4g} KB, {:.3g} FLOP/byte\n",
+                   size == sizes[0] ? "\n" : "", problem.name, text(problem, size),
+                   problem.flops(size) / 1e6, problem.bytes(size) / 1e3,
+                   problem.flops(size) / problem.bytes(size));
     print_ideas(right);
     const char* row = "  {:<28} {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {:>6} {:>6}\n";
     fmt::print("  {:<37} {:>8} {:>8} {:>8} {:>10} {:>8}\n", "", "sectors", "sectors", "moved",
@@ -116,14 +120,16 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
             const simt::Observation observation = microscope.take();
             rung.size = size;
             const Traffic traffic = sums(observation);
-            rung.traffic =
-                double(traffic.load.bytes_moved() + traffic.store.bytes_moved() + traffic.atomic.bytes_moved()) / problem.bytes(size);
+            rung.traffic = double(traffic.load.bytes_moved() + traffic.store.bytes_moved() +
+                                  traffic.atomic.bytes_moved()) /
+                           problem.bytes(size);
             rung.cost = cost_of(traffic, problem.bytes(size));
             rung.seen = named(traffic);
             rung.seen.emplace_back("cost", rung.cost.total);
             rung.seen.emplace_back("races", double(observation.races.size()));
             if (!observation.races.empty())
-                rung.wrong = fmt::format("{} race{}", observation.races.size(), observation.races.size() == 1 ? "" : "s");
+                rung.wrong = fmt::format("{} race{}", observation.races.size(),
+                                         observation.races.size() == 1 ? "" : "s");
             const auto number = [](const simt::Counts& counts, double value, const char* unit) {
                 return counts.requests ? fmt::format("{:.1f}{}", value, unit) : std::string("-");
             };
@@ -135,7 +141,8 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options, 
                        traffic.ways() > 0 ? fmt::format("{:.1f}-way", traffic.ways()) : "-",
                        fmt::format("{:.1f}", traffic.all.active_threads()),
                        observation.races.size(), fmt::format("{:.2f}", rung.cost.total));
-            if (options.by_line || !observation.races.empty()) lines += "\n" + simt::table(observation);
+            if (options.by_line || !observation.races.empty())
+                lines += "\n" + simt::table(observation);
             rungs.push_back(rung);
         }
     }

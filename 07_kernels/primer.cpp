@@ -56,7 +56,8 @@ Hierarchy this_gpu() {
 
 Occupancy occupancy(const Hierarchy& gpu, const LaunchNote& launch) {
     const Code code = code_of(launch.kernel);
-    const int threads = int(launch.block.x * launch.block.y * launch.block.z), warps = (threads + 31) / 32;
+    const int threads = int(launch.block.x * launch.block.y * launch.block.z),
+              warps = (threads + 31) / 32;
     Occupancy o;
     o.registers_per_thread = code.registers;
     o.shared_per_block = code.static_shared + int64_t(launch.shared_bytes);

@@ -5,20 +5,23 @@
 
 namespace ultrascale::kernels {
 
-// What one multiprocessor (SM) and the whole GPU have. Of this GPU, or, where there is none, of an H200 (CUDA C++ Programming Guide,
-// "Technical Specifications per Compute Capability", 9.0; the product's data sheet).
+// What one multiprocessor (SM) and the whole GPU have. Of this GPU, or, where there is none, of an
+// H200 (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0; the
+// product's data sheet).
 struct Hierarchy {
     std::string name = "H200 SXM";
     int multiprocessors = 132, warps = 64, blocks = 32, threads_per_block = 1024;
     int64_t registers = 65536;                                     // 4 bytes each
-    int64_t shared = 228 << 10, shared_of_system = 1 << 10;        // bytes of an SM, and what each block loses to the system
+    int64_t shared = 228 << 10,
+            shared_of_system = 1 << 10;  // bytes of an SM, and what each block loses to the system
     int64_t shared_per_block = 227 << 10;                          // bytes
     int64_t l2 = 50 << 20, memory = int64_t(141) * 1'000'000'000;  // bytes
     double memory_rate = 4.8e12;                                   // bytes/s, by the data sheet
 };
 Hierarchy this_gpu();
 
-// Blocks of one launch that an SM can hold at once: what each resource allows; the least of them counts.
+// Blocks of one launch that an SM can hold at once: what each resource allows; the least of them
+// counts.
 struct Occupancy {
     int registers_per_thread = 0;  // 0: not known without nvcc's machine code
     int64_t shared_per_block = 0;  // bytes, static and dynamic

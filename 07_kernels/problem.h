@@ -1,7 +1,8 @@
-// What a kernel has to compute: a Problem says its sizes, its inputs, the answer in float64, and what it costs at least.
+// What a kernel has to compute: a Problem says its sizes, its inputs, the answer in float64, and
+// what it costs at least.
 //
-// Kernels of one problem are compared with each other, so a problem is stated once, in its family's problems.cpp, and a kernel's file
-// holds nothing but the kernel.
+// Kernels of one problem are compared with each other, so a problem is stated once, in its family's
+// problems.cpp, and a kernel's file holds nothing but the kernel.
 #pragma once
 
 #include <functional>
@@ -21,9 +22,10 @@ struct Arguments {
     Tensor out;
 };
 
-// An input: standard normal numbers, their absolute values, or 2 to the power of `octaves` times them; int32: uniform in [0, below). e4m3:
-// a matrix (rows, K) of fp8 numbers, which the kernels see as a tensor of int32, four of them in each; a row is filled up with zeros to a
-// multiple of 16 bytes.
+// An input: standard normal numbers, their absolute values, or 2 to the power of `octaves` times
+// them; int32: uniform in [0, below). e4m3: a matrix (rows, K) of fp8 numbers, which the kernels
+// see as a tensor of int32, four of them in each; a row is filled up with zeros to a multiple of 16
+// bytes.
 struct Input {
     Shape shape;
     DType dtype = DType::fp32;
@@ -32,14 +34,15 @@ struct Input {
     double octaves = 0;
     bool e4m3 = false;
 };
-using HostInputs = std::vector<std::vector<float>>;  // as the kernels see them, i.e. rounded to bf16 where they are bf16, to fp8 likewise
+using HostInputs = std::vector<std::vector<
+    float>>;  // as the kernels see them, i.e. rounded to bf16 where they are bf16, to fp8 likewise
 
 struct Problem {
     std::string name;
     std::vector<std::string> dimensions;  // names of the sizes
     std::vector<Sizes> timed;             // on a GPU
     std::vector<Sizes> observed;          // on the CPU; also checked on a GPU
-    std::vector<Sizes> awkward;           // checked everywhere: tiny, odd, not a multiple of any tile
+    std::vector<Sizes> awkward;  // checked everywhere: tiny, odd, not a multiple of any tile
 
     // "": the sizes make sense, else what would, for --size.
     std::function<std::string(const Sizes&)> refuses = [](const Sizes&) { return ""; };
@@ -51,20 +54,23 @@ struct Problem {
 
     std::function<double(const Sizes&)> flops;
     std::function<double(const Sizes&)> bytes;  // each input read once, the output written once
-    bool tensor_cores = false;                  // which peak its FLOP count is held against: bf16's or fp32's,
+    bool tensor_cores = false;  // which peak its FLOP count is held against: bf16's or fp32's,
     double peaks = 1;                           // times this (fp8: 2)
-    // The vendor's function for the same, if there is one: cuBLAS. Measured beside the kernels on a GPU. False: it has none for these
-    // sizes.
+    // The vendor's function for the same, if there is one: cuBLAS. Measured beside the kernels on a
+    // GPU. False: it has none for these sizes.
     std::function<bool(const Arguments&)> library = nullptr;
-    // What cuBLAS takes by itself, where `library` is the fastest of several: cublasGemmEx. Measured beside the last kernel and `library`.
+    // What cuBLAS takes by itself, where `library` is the fastest of several: cublasGemmEx.
+    // Measured beside the last kernel and `library`.
     std::function<void(const Arguments&)> library_default = nullptr;
 };
 
-// cuBLAS's product of fp8 matrices with a scale each, or with scales for blocks (3_product/library_fp8.cpp); nullptr without CUDA.
+// cuBLAS's product of fp8 matrices with a scale each, or with scales for blocks
+// (3_product/library_fp8.cpp); nullptr without CUDA.
 std::function<bool(const Arguments&)> fp8_library();
 // Its product of bf16 matrices by cublasGemmEx (3_product/library_gemm_ex.cpp); likewise.
 std::function<void(const Arguments&)> gemm_ex_library();
 
-std::vector<Problem> first_steps(), memory(), product(), fusion(), attention();  // each in its family's problems.cpp
+std::vector<Problem> first_steps(), memory(), product(), fusion(),
+    attention();  // each in its family's problems.cpp
 
 }  // namespace ultrascale::kernels

@@ -19,13 +19,16 @@ std::vector<LaunchNote>& notes() {
 
 }  // namespace
 
-Registered::Registered(const char* problem, const char* idea, void (*run)(const Arguments&), Needs needs, const std::source_location& at) {
+Registered::Registered(const char* problem, const char* idea, void (*run)(const Arguments&),
+                       Needs needs, const std::source_location& at) {
     const std::filesystem::path path = at.file_name();
     const std::string file = path.stem(), folder = path.parent_path().filename();
-    const bool numbered = file.find('_') != std::string::npos && file[0] >= '0' && file[0] <= '9';  // mine.cu is not
+    const bool numbered =
+        file.find('_') != std::string::npos && file[0] >= '0' && file[0] <= '9';  // mine.cu is not
     std::vector<Kernel>& list = registry();
-    list.push_back({numbered ? std::stoi(folder) : 0, numbered ? std::stoi(file) : 0, numbered ? file.substr(file.find('_') + 1) : file,
-                    problem, idea, run, folder + "/" + path.filename().string(), needs});
+    list.push_back({numbered ? std::stoi(folder) : 0, numbered ? std::stoi(file) : 0,
+                    numbered ? file.substr(file.find('_') + 1) : file, problem, idea, run,
+                    folder + "/" + path.filename().string(), needs});
     std::ranges::sort(list, {}, [](const Kernel& k) { return std::tuple(k.family, k.number); });
 }
 

@@ -1,4 +1,5 @@
-// What tests of files share: a folder of their own, files made in one line, and the text of a UserError.
+// What tests of files share: a folder of their own, files made in one line, and the text of a
+// UserError.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +18,8 @@ namespace ultrascale::test {
 class TempDir {
 public:
     TempDir() {
-        std::string pattern = (std::filesystem::temp_directory_path() / "ultrascale-XXXXXX").string();
+        std::string pattern =
+            (std::filesystem::temp_directory_path() / "ultrascale-XXXXXX").string();
         path_ = mkdtemp(pattern.data());
     }
     ~TempDir() { std::filesystem::remove_all(path_); }
@@ -29,7 +31,9 @@ private:
     std::string path_;
 };
 
-inline void put(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+inline void put(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+}
 
 inline std::string slurp(const std::string& path) {
     std::ostringstream text;
@@ -41,7 +45,8 @@ inline std::string reference(const std::string& name) {  // tests/reference/NAME
     return (std::filesystem::path(__FILE__).parent_path() / "reference" / name).string();
 }
 
-// The message of the UserError that `action` throws; a test failure if it throws none, or one of several lines.
+// The message of the UserError that `action` throws; a test failure if it throws none, or one of
+// several lines.
 inline std::string error_of(const std::function<void()>& action) {
     try {
         action();
@@ -55,7 +60,8 @@ inline std::string error_of(const std::function<void()>& action) {
 
 inline void expect_error(const std::function<void()>& action, const std::string& part) {
     std::string message = error_of(action);
-    EXPECT_NE(message.find(part), std::string::npos) << "message: " << message << "\nwithout: " << part;
+    EXPECT_NE(message.find(part), std::string::npos)
+        << "message: " << message << "\nwithout: " << part;
 }
 
 }  // namespace ultrascale::test

@@ -1,4 +1,5 @@
-// What the unit tests share: random tensors, tensors as doubles, one measure of error, and numerical gradients.
+// What the unit tests share: random tensors, tensors as doubles, one measure of error, and
+// numerical gradients.
 #pragma once
 
 #include <cmath>
@@ -23,7 +24,8 @@ inline Doubles to_double(const Tensor& t) {
     return values;
 }
 
-inline Tensor tensor_of(const Doubles& values, Shape shape, DType dtype, Memory category = Memory::activation) {
+inline Tensor tensor_of(const Doubles& values, Shape shape, DType dtype,
+                        Memory category = Memory::activation) {
     auto make = [&]<class T>(T) {
         std::vector<T> narrow;
         for (double x : values) narrow.push_back(T(float(x)));
@@ -58,9 +60,12 @@ inline Tensor integers(const std::vector<int32_t>& values, Shape shape) {
 }
 
 // An output that nobody has written yet: full of NaN.
-inline Tensor poisoned(Shape shape, DType dtype) { return tensor_of(Doubles(size_t(numel(shape)), std::nan("")), shape, dtype); }
+inline Tensor poisoned(Shape shape, DType dtype) {
+    return tensor_of(Doubles(size_t(numel(shape)), std::nan("")), shape, dtype);
+}
 
-// |got - want| / |want| in the Euclidean norm (|got| where want is zero); infinite if a NaN is there or the sizes differ.
+// |got - want| / |want| in the Euclidean norm (|got| where want is zero); infinite if a NaN is
+// there or the sizes differ.
 inline double relative_error(const Doubles& got, const Doubles& want) {
     if (got.size() != want.size()) return INFINITY;
     double difference = 0, norm = 0;
@@ -75,7 +80,9 @@ inline double relative_error(const Doubles& got, const Doubles& want) {
     const double error = norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
     return std::isnan(error) ? INFINITY : error;
 }
-inline double relative_error(const Tensor& got, const Doubles& want) { return relative_error(to_double(got), want); }
+inline double relative_error(const Tensor& got, const Doubles& want) {
+    return relative_error(to_double(got), want);
+}
 
 inline double dot(const Doubles& a, const Doubles& b) {
     double sum = 0;

@@ -1,6 +1,7 @@
 // The first kernel: c = a + b, one thread an element.
 //
-// Host code allocates device memory, copies the inputs there, launches a grid of blocks of threads and copies the result back:
+// Host code allocates device memory, copies the inputs there, launches a grid of blocks of threads
+// and copies the result back:
 //
 //     cudaMalloc(&a, 4 * n);                                    // here Tensor does this,
 //     cudaMemcpy(a, on_host, 4 * n, cudaMemcpyHostToDevice);    // and this
@@ -8,8 +9,9 @@
 //     cudaMemcpy(result, c, 4 * n, cudaMemcpyDeviceToHost);     //   also looks for errors, and without a GPU calls common/simt
 //     cudaFree(a);
 //
-// Device code is what a single thread does. __global__: a kernel, called from the host; __device__: a function that kernels call. A thread
-// finds its element from where it stands in the grid, and does nothing where the last block reaches past the end.
+// Device code is what a single thread does. __global__: a kernel, called from the host; __device__:
+// a function that kernels call. A thread finds its element from where it stands in the grid, and
+// does nothing where the last block reaches past the end.
 //
 //     block 0              block 1              block 2
 //     [0 1 2 ... 255]      [0 1 2 ... 255]      [0 1 2 ... ]       threadIdx.x
@@ -27,7 +29,8 @@ __global__ void vector_add(float* c, const float* a, const float* b, int64_t n) 
 void run(const Arguments& args) {
     const int64_t n = args.size[0];
     const unsigned threads = 256, blocks = unsigned(ceil_div(n, threads));
-    LAUNCH(vector_add, blocks, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
+    LAUNCH(vector_add, blocks, threads, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
 }
 
 const Registered here{"vector add", "one thread an element", run};

@@ -1,10 +1,13 @@
-// 16-byte accesses: a thread loads float4s. A quarter of the instructions ask for the same bytes, so each thread has more bytes under
-// way: what hides the memory's latency is bytes in flight (Little's law: 4.8 TB/s times 600 ns are 2.9 MB at any moment, on all SMs).
+// 16-byte accesses: a thread loads float4s. A quarter of the instructions ask for the same bytes,
+// so each thread has more bytes under way: what hides the memory's latency is bytes in flight
+// (Little's law: 4.8 TB/s times 600 ns are 2.9 MB at any moment, on all SMs).
 //
-// And no loop again. In a grid-stride loop every thread has the same share, but not every SM gets the same share of the memory's speed: the
-// slowest decides. A block for each 256 float4s goes to whichever SM is free. (float4s in a loop: 94 % of a copy on an H200; so: 101 %.)
+// And no loop again. In a grid-stride loop every thread has the same share, but not every SM gets
+// the same share of the memory's speed: the slowest decides. A block for each 256 float4s goes to
+// whichever SM is free. (float4s in a loop: 94 % of a copy on an H200; so: 101 %.)
 //
-// Addresses must be multiples of 16. Tensors begin so; what is left behind the last float4 is added element by element.
+// Addresses must be multiples of 16. Tensors begin so; what is left behind the last float4 is added
+// element by element.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -13,7 +16,8 @@ namespace {
 __global__ void vector_add(float* c, const float* a, const float* b, int64_t n) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n / 4) {
-        const float4 x = reinterpret_cast<const float4*>(a)[i], y = reinterpret_cast<const float4*>(b)[i];
+        const float4 x = reinterpret_cast<const float4*>(a)[i],
+                     y = reinterpret_cast<const float4*>(b)[i];
         reinterpret_cast<float4*>(c)[i] = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
     }
     if (const int64_t left = n / 4 * 4 + i; left < n) c[left] = a[left] + b[left];
@@ -22,7 +26,8 @@ __global__ void vector_add(float* c, const float* a, const float* b, int64_t n) 
 void run(const Arguments& args) {
     const int64_t n = args.size[0], threads = 256;
     const unsigned blocks = unsigned(std::max(ceil_div(n / 4, threads), int64_t(1)));
-    LAUNCH(vector_add, blocks, unsigned(threads), 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
+    LAUNCH(vector_add, blocks, unsigned(threads), 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
 }
 
 const Registered here{"vector add", "16-byte loads and stores, blocks as SMs are free", run};

@@ -1,7 +1,9 @@
-// ELU: y = x where x > 0, else exp(x) - 1; the playbook's example of what torch.compile and Triton make of a few element-wise operations.
+// ELU: y = x where x > 0, else exp(x) - 1; the playbook's example of what torch.compile and Triton
+// make of a few element-wise operations.
 //
-// Written as operations of their own (compare, exp, subtract, select) it would move the tensor through memory four times; in one
-// kernel the values between stay in registers. exp costs some instructions, but far fewer than the memory gives time for.
+// Written as operations of their own (compare, exp, subtract, select) it would move the tensor
+// through memory four times; in one kernel the values between stay in registers. exp costs some
+// instructions, but far fewer than the memory gives time for.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -9,12 +11,15 @@ namespace {
 
 __global__ void elu(float* y, const float* x, int64_t n) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = x[i] > 0 ? x[i] : expm1f(x[i]);  // expm1: accurate for small x, where exp(x) - 1 cancels
+    if (i < n)
+        y[i] = x[i] > 0 ? x[i]
+                        : expm1f(x[i]);  // expm1: accurate for small x, where exp(x) - 1 cancels
 }
 
 void run(const Arguments& args) {
     const int64_t n = args.size[0];
-    LAUNCH(elu, unsigned(ceil_div(n, 256)), 256, 0)(args.out.as<float>(), args.in[0].as<float>(), n);
+    LAUNCH(elu, unsigned(ceil_div(n, 256)), 256, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), n);
 }
 
 const Registered here{"elu", "four operations in one kernel", run};

@@ -1,5 +1,6 @@
-// ELU with what vector_add showed: float4s, and blocks that go where an SM is free. Two float4s a thread, both loaded before the first one
-// is looked at: the exponential takes its time, and meanwhile too little would be under way.
+// ELU with what vector_add showed: float4s, and blocks that go where an SM is free. Two float4s a
+// thread, both loaded before the first one is looked at: the exponential takes its time, and
+// meanwhile too little would be under way.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -14,11 +15,13 @@ __global__ void elu(float* y, const float* x, int64_t n) {
     float4 v[per_thread];
 #pragma unroll
     for (int k = 0; k < per_thread; ++k)
-        if (const int64_t i = first + k * threads; i < n / 4) v[k] = reinterpret_cast<const float4*>(x)[i];
+        if (const int64_t i = first + k * threads; i < n / 4)
+            v[k] = reinterpret_cast<const float4*>(x)[i];
 #pragma unroll
     for (int k = 0; k < per_thread; ++k)
         if (const int64_t i = first + k * threads; i < n / 4)
-            reinterpret_cast<float4*>(y)[i] = make_float4(elu_of(v[k].x), elu_of(v[k].y), elu_of(v[k].z), elu_of(v[k].w));
+            reinterpret_cast<float4*>(y)[i] =
+                make_float4(elu_of(v[k].x), elu_of(v[k].y), elu_of(v[k].z), elu_of(v[k].w));
     if (const int64_t left = n / 4 * 4 + first; left < n) y[left] = elu_of(x[left]);
 }
 

@@ -1,6 +1,8 @@
-// SwiGLU: y = silu(gate) * up, where a row of the input holds gate and up side by side, (N, 2F) -> (N, F), in bf16.
+// SwiGLU: y = silu(gate) * up, where a row of the input holds gate and up side by side, (N, 2F) ->
+// (N, F), in bf16.
 //
-// One thread an element. A warp's load of 2-byte elements is two sectors: as many requests as for floats move half the bytes.
+// One thread an element. A warp's load of 2-byte elements is two sectors: as many requests as for
+// floats move half the bytes.
 #include <cuda_bf16.h>
 
 #include "../kernel.h"
@@ -12,7 +14,8 @@ __global__ void swiglu(__nv_bfloat16* y, const __nv_bfloat16* x, int64_t n, int6
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const int64_t row = i / F, column = i % F;
-    const float gate = __bfloat162float(x[row * 2 * F + column]), up = __bfloat162float(x[row * 2 * F + F + column]);
+    const float gate = __bfloat162float(x[row * 2 * F + column]),
+                up = __bfloat162float(x[row * 2 * F + F + column]);
     y[i] = __float2bfloat16_rn(gate / (1.0f + __expf(-gate)) * up);
 }
 

@@ -1,8 +1,10 @@
-// SwiGLU with 8 bf16 (16 bytes) a thread, where rows are multiples of 8; and the division i / F, which takes a GPU some 50 instructions
-// for 64 bits, done once for 8 elements: a block has a row or part of it, so that no thread divides at all. 512 threads, so that a row of
-// 4096 is one block's: blocks that run at the same time then have whole rows side by side. (Of 128 threads, each with a quarter of its row,
-// blocks of neighbouring rows run together, and what they read lies 16 KiB apart: 96 instead of 99 % of a copy on an H200.) The hint about
-// L2 (l2.cuh) is worth 0.7 %.
+// SwiGLU with 8 bf16 (16 bytes) a thread, where rows are multiples of 8; and the division i / F,
+// which takes a GPU some 50 instructions for 64 bits, done once for 8 elements: a block has a row
+// or part of it, so that no thread divides at all. 512 threads, so that a row of 4096 is one
+// block's: blocks that run at the same time then have whole rows side by side. (Of 128 threads,
+// each with a quarter of its row, blocks of neighbouring rows run together, and what they read lies
+// 16 KiB apart: 96 instead of 99 % of a copy on an H200.) The hint about L2 (l2.cuh) is worth 0.7
+// %.
 #include <cuda_bf16.h>
 
 #include "../kernel.h"
@@ -26,13 +28,15 @@ __global__ void swiglu(__nv_bfloat16* y, const __nv_bfloat16* x, int64_t F) {
     const int64_t row = blockIdx.x, column = 8 * (int64_t(blockIdx.y) * blockDim.x + threadIdx.x);
     const __nv_bfloat16 *gates = x + row * 2 * F + column, *ups = gates + F;
     if (F % 8 == 0 && column < F) {
-        const Pack gate = load_evict_last(reinterpret_cast<const Pack*>(gates)), up = load_evict_last(reinterpret_cast<const Pack*>(ups));
+        const Pack gate = load_evict_last(reinterpret_cast<const Pack*>(gates)),
+                   up = load_evict_last(reinterpret_cast<const Pack*>(ups));
         Pack result;
 #pragma unroll
         for (int j = 0; j < 8; ++j) result.x[j] = swiglu_of(gate.x[j], up.x[j]);
         *reinterpret_cast<Pack*>(y + row * F + column) = result;
     } else {
-        for (int64_t j = 0; j < 8 && column + j < F; ++j) y[row * F + column + j] = swiglu_of(gates[j], ups[j]);
+        for (int64_t j = 0; j < 8 && column + j < F; ++j)
+            y[row * F + column + j] = swiglu_of(gates[j], ups[j]);
     }
 }
 

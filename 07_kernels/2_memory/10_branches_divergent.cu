@@ -1,7 +1,8 @@
-// Control divergence: a warp issues one instruction at a time, for those of its threads that have come to it. Where they go different ways
-// the ways take turns, each without the other's threads.
+// Control divergence: a warp issues one instruction at a time, for those of its threads that have
+// come to it. Where they go different ways the ways take turns, each without the other's threads.
 //
-// Here odd elements and even elements are treated differently (256 multiply-adds; x is added or taken away), so each warp does 512.
+// Here odd elements and even elements are treated differently (256 multiply-adds; x is added or
+// taken away), so each warp does 512.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -24,7 +25,8 @@ __global__ void branches(float* y, const float* x, int64_t n) {
 
 void run(const Arguments& args) {
     const int64_t n = args.size[0];
-    LAUNCH(branches, unsigned(ceil_div(n, 256)), 256, 0)(args.out.as<float>(), args.in[0].as<float>(), n);
+    LAUNCH(branches, unsigned(ceil_div(n, 256)), 256, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), n);
 }
 
 const Registered here{"branches", "neighbours go different ways", run};

@@ -1,7 +1,8 @@
-// The same with the decision in the data: each thread selects what it adds, then all threads of the warp go one way, and a warp does 256
-// multiply-adds instead of 512.
+// The same with the decision in the data: each thread selects what it adds, then all threads of the
+// warp go one way, and a warp does 256 multiply-adds instead of 512.
 //
-// Where the two ways have nothing in common, sort the elements so that whole warps go one way: i / 32 % 2 instead of i % 2.
+// Where the two ways have nothing in common, sort the elements so that whole warps go one way: i /
+// 32 % 2 instead of i % 2.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -19,7 +20,8 @@ __global__ void branches(float* y, const float* x, int64_t n) {
 
 void run(const Arguments& args) {
     const int64_t n = args.size[0];
-    LAUNCH(branches, unsigned(ceil_div(n, 256)), 256, 0)(args.out.as<float>(), args.in[0].as<float>(), n);
+    LAUNCH(branches, unsigned(ceil_div(n, 256)), 256, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), n);
 }
 
 const Registered here{"branches", "the choice is data: all threads go one way", run};

@@ -1,7 +1,8 @@
 // Coalescing, seen as bandwidth: out[i] = in[i * stride].
 //
-// Memory comes in sectors of 32 bytes, eight floats. At stride 1 a warp's load is 128 adjacent bytes, four sectors, all of them used. At
-// stride 8 and beyond each of the 32 threads needs a sector of its own, and 28 of its 32 bytes are moved for nothing.
+// Memory comes in sectors of 32 bytes, eight floats. At stride 1 a warp's load is 128 adjacent
+// bytes, four sectors, all of them used. At stride 8 and beyond each of the 32 threads needs a
+// sector of its own, and 28 of its 32 bytes are moved for nothing.
 //
 //     stride 1   [0 1 2 3 4 5 6 7][8 ...                          4 sectors for 32 threads
 //     stride 2   [0 . 1 . 2 . 3 .][4 . 5 . 6 . 7 .][8 ...         8
@@ -18,7 +19,8 @@ __global__ void copy_strided(float* out, const float* in, int64_t n, int64_t str
 
 void run(const Arguments& args) {
     const int64_t n = args.size[0], stride = args.size[1];
-    LAUNCH(copy_strided, unsigned(ceil_div(n, 256)), 256, 0)(args.out.as<float>(), args.in[0].as<float>(), n, stride);
+    LAUNCH(copy_strided, unsigned(ceil_div(n, 256)), 256, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), n, stride);
 }
 
 const Registered here{"strided copy", "neighbouring threads, distant addresses", run};

@@ -1,14 +1,16 @@
 // Transpose: out (columns, rows) = in (rows, columns). One thread an element.
 //
-// A warp reads 32 neighbours of a row: four sectors. It writes them to 32 rows of the output: 32 sectors, of which it fills an eighth
-// each. Neighbouring warps fill the rest, if the sectors are still in L2 by then.
+// A warp reads 32 neighbours of a row: four sectors. It writes them to 32 rows of the output: 32
+// sectors, of which it fills an eighth each. Neighbouring warps fill the rest, if the sectors are
+// still in L2 by then.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
 __global__ void transpose(float* out, const float* in, int64_t rows, int64_t columns) {
-    const int64_t column = int64_t(blockIdx.x) * 32 + threadIdx.x, row = int64_t(blockIdx.y) * 8 + threadIdx.y;
+    const int64_t column = int64_t(blockIdx.x) * 32 + threadIdx.x,
+                  row = int64_t(blockIdx.y) * 8 + threadIdx.y;
     if (row < rows && column < columns) {
         out[column * rows + row] = in[row * columns + column];
     }

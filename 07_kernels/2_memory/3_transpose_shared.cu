@@ -1,11 +1,13 @@
-// Transpose through shared memory: a block reads a tile of 32 x 32 by rows, and writes it by columns, so that both are coalesced.
+// Transpose through shared memory: a block reads a tile of 32 x 32 by rows, and writes it by
+// columns, so that both are coalesced.
 //
 //     in, by rows            tile                out, by rows
 //     [-> -> -> ->]     [a b c d]           [a e i m]
 //     [-> -> -> ->]     [e f g h]     -->   [b f j n]        thread x of the writing warp reads tile[x][y]: a column
 //     [-> -> -> ->]     [i j k l]           [c g k o]
 //
-// But the tile's columns lie in one bank: word 32 y + x is in bank x. 32 threads that read a column wait for each other, 32 turns.
+// But the tile's columns lie in one bank: word 32 y + x is in bank x. 32 threads that read a column
+// wait for each other, 32 turns.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -30,7 +32,8 @@ __global__ void transpose(float* out, const float* in, int64_t rows, int64_t col
 
 void run(const Arguments& args) {
     const int64_t rows = args.size[0], columns = args.size[1];
-    const dim3 grid(unsigned(ceil_div(columns, side)), unsigned(ceil_div(rows, side))), block(side, thread_rows);
+    const dim3 grid(unsigned(ceil_div(columns, side)), unsigned(ceil_div(rows, side))),
+        block(side, thread_rows);
     LAUNCH(transpose, grid, block, 0)(args.out.as<float>(), args.in[0].as<float>(), rows, columns);
 }
 

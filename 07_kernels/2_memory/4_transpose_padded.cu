@@ -1,4 +1,5 @@
-// One unused word at the end of each of the tile's rows: word 33 y + x is in bank (y + x) % 32, so a column has all 32 banks, as a row has.
+// One unused word at the end of each of the tile's rows: word 33 y + x is in bank (y + x) % 32, so
+// a column has all 32 banks, as a row has.
 //
 //     bank    0 1 2 3 ...             0 1 2 3 ...
 //     row 0   a b c d                 a b c d .
@@ -28,7 +29,8 @@ __global__ void transpose(float* out, const float* in, int64_t rows, int64_t col
 
 void run(const Arguments& args) {
     const int64_t rows = args.size[0], columns = args.size[1];
-    const dim3 grid(unsigned(ceil_div(columns, side)), unsigned(ceil_div(rows, side))), block(side, thread_rows);
+    const dim3 grid(unsigned(ceil_div(columns, side)), unsigned(ceil_div(rows, side))),
+        block(side, thread_rows);
     LAUNCH(transpose, grid, block, 0)(args.out.as<float>(), args.in[0].as<float>(), rows, columns);
 }
 

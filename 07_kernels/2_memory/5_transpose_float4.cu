@@ -1,5 +1,6 @@
-// 16-byte accesses on both sides of a tile of 64 x 64: two loads and two stores a thread instead of eight and eight, and 256 adjacent bytes
-// a row of the tile. The tile keeps columns, so what a thread loads goes to four of its rows.
+// 16-byte accesses on both sides of a tile of 64 x 64: two loads and two stores a thread instead of
+// eight and eight, and 256 adjacent bytes a row of the tile. The tile keeps columns, so what a
+// thread loads goes to four of its rows.
 //
 //     in (rows, columns)                tile[column][row]                    out (columns, rows)
 //     [t0 t0 t0 t0|t1 t1 t1 t1| ..      [t0 .. ]                             [t0 t0 t0 t0|t1 t1 t1 t1| ..
@@ -8,11 +9,13 @@
 //                                       [t0 .. ]
 //                                       [t1 .. ]
 //
-// With 16 bytes to one side, columns are 4 words apart: some conflicts are left, two turns instead of one, and the memory hides them.
+// With 16 bytes to one side, columns are 4 words apart: some conflicts are left, two turns instead
+// of one, and the memory hides them.
 //
-// Blocks that run at the same time stand below each other in `in`, thus side by side in `out`: memory likes neighbouring writes even more
-// than neighbouring reads (94.5 % of a copy on an H200 if they are side by side in `in`, 96.2 % so). No element is needed again:
-// load_evict_last and __stcs say what L2 may give up first (l2.cuh; 91.5 % without, 96.9 with __ldcs, 97.8 so).
+// Blocks that run at the same time stand below each other in `in`, thus side by side in `out`:
+// memory likes neighbouring writes even more than neighbouring reads (94.5 % of a copy on an H200
+// if they are side by side in `in`, 96.2 % so). No element is needed again: load_evict_last and
+// __stcs say what L2 may give up first (l2.cuh; 91.5 % without, 96.9 with __ldcs, 97.8 so).
 #include "../kernel.h"
 #include "cuda/l2.cuh"
 
@@ -20,27 +23,35 @@ namespace ultrascale::kernels {
 namespace {
 
 constexpr int side = 64, threads = 512;
-constexpr int groups = side / 4, turns = side * groups / threads;  // float4s in a row of the tile, and of a thread
+constexpr int groups = side / 4,
+              turns = side * groups / threads;  // float4s in a row of the tile, and of a thread
 
-__global__ void __launch_bounds__(threads) transpose(float* out, const float* in, int64_t rows, int64_t columns) {
+__global__ void __launch_bounds__(threads)
+    transpose(float* out, const float* in, int64_t rows, int64_t columns) {
     __shared__ float tile[side][side + 1];
     const int64_t row0 = int64_t(blockIdx.x) * side, column0 = int64_t(blockIdx.y) * side;
-    const auto inside = [&](int row, int column) { return row0 + row < rows && column0 + column < columns; };
+    const auto inside = [&](int row, int column) {
+        return row0 + row < rows && column0 + column < columns;
+    };
     if (rows % 4 == 0 && columns % 4 == 0) {  // every row begins at a multiple of 16 bytes
         float4 v[turns];
 #pragma unroll
         for (int k = 0; k < turns; ++k)
-            if (const int i = int(threadIdx.x) + k * threads, y = i / groups, x = i % groups * 4; inside(y, x))
-                v[k] = load_evict_last(reinterpret_cast<const float4*>(&in[(row0 + y) * columns + column0 + x]));
+            if (const int i = int(threadIdx.x) + k * threads, y = i / groups, x = i % groups * 4;
+                inside(y, x))
+                v[k] = load_evict_last(
+                    reinterpret_cast<const float4*>(&in[(row0 + y) * columns + column0 + x]));
 #pragma unroll
         for (int k = 0; k < turns; ++k) {
             const int i = int(threadIdx.x) + k * threads, y = i / groups, x = i % groups * 4;
-            tile[x][y] = v[k].x, tile[x + 1][y] = v[k].y, tile[x + 2][y] = v[k].z, tile[x + 3][y] = v[k].w;
+            tile[x][y] = v[k].x, tile[x + 1][y] = v[k].y, tile[x + 2][y] = v[k].z,
+            tile[x + 3][y] = v[k].w;
         }
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < turns; ++k)
-            if (const int i = int(threadIdx.x) + k * threads, x = i / groups, y = i % groups * 4; inside(y, x))
+            if (const int i = int(threadIdx.x) + k * threads, x = i / groups, y = i % groups * 4;
+                inside(y, x))
                 __stcs(reinterpret_cast<float4*>(&out[(column0 + x) * rows + row0 + y]),
                        make_float4(tile[x][y], tile[x][y + 1], tile[x][y + 2], tile[x][y + 3]));
     } else {
@@ -52,7 +63,8 @@ __global__ void __launch_bounds__(threads) transpose(float* out, const float* in
 
 void run(const Arguments& args) {
     const int64_t rows = args.size[0], columns = args.size[1];
-    LAUNCH(transpose, dim3(unsigned(ceil_div(rows, side)), unsigned(ceil_div(columns, side))), threads, 0)
+    LAUNCH(transpose, dim3(unsigned(ceil_div(rows, side)), unsigned(ceil_div(columns, side))),
+           threads, 0)
     (args.out.as<float>(), args.in[0].as<float>(), rows, columns);
 }
 

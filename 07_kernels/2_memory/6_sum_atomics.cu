@@ -1,7 +1,9 @@
-// A sum over all elements. Each thread adds up every (number of threads)-th one; then all threads add to one number, atomically.
+// A sum over all elements. Each thread adds up every (number of threads)-th one; then all threads
+// add to one number, atomically.
 //
-// atomicAdd makes read, add and write one step that no other thread interrupts. Adds to one address happen one after another, in L2: here
-// as many as there are threads. Their order differs from run to run, and so does the last bit.
+// atomicAdd makes read, add and write one step that no other thread interrupts. Adds to one address
+// happen one after another, in L2: here as many as there are threads. Their order differs from run
+// to run, and so does the last bit.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -9,12 +11,15 @@ namespace {
 
 __global__ void sum(float* total, const float* x, int64_t n) {
     float mine = 0;
-    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) mine += x[i];
+    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
+         i += int64_t(gridDim.x) * blockDim.x)
+        mine += x[i];
     atomicAdd(total, mine);
 }
 
 void run(const Arguments& args) {
-    const unsigned blocks = unsigned(std::min(ceil_div(args.size[0], 256), int64_t(8 * multiprocessors())));
+    const unsigned blocks =
+        unsigned(std::min(ceil_div(args.size[0], 256), int64_t(8 * multiprocessors())));
     device_zero(args.out.data(), args.out.bytes());
     LAUNCH(sum, blocks, 256, 0)(args.out.as<float>(), args.in[0].as<float>(), args.size[0]);
 }

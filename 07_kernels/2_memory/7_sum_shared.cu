@@ -1,4 +1,5 @@
-// A block adds up its threads' sums in shared memory, as a tree, and only one thread of it adds atomically.
+// A block adds up its threads' sums in shared memory, as a tree, and only one thread of it adds
+// atomically.
 //
 //     thread   0   1   2   3   4   5   6   7
 //              a   b   c   d   e   f   g   h
@@ -15,7 +16,9 @@ constexpr int threads = 256;
 __global__ void sum(float* total, const float* x, int64_t n) {
     __shared__ float partial[threads];
     float mine = 0;
-    for (int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x; i < n; i += int64_t(gridDim.x) * threads) mine += x[i];
+    for (int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x; i < n;
+         i += int64_t(gridDim.x) * threads)
+        mine += x[i];
     partial[threadIdx.x] = mine;
     __syncthreads();
     for (int step = threads / 2; step > 0; step /= 2) {
@@ -26,7 +29,8 @@ __global__ void sum(float* total, const float* x, int64_t n) {
 }
 
 void run(const Arguments& args) {
-    const unsigned blocks = unsigned(std::min(ceil_div(args.size[0], threads), int64_t(8 * multiprocessors())));
+    const unsigned blocks =
+        unsigned(std::min(ceil_div(args.size[0], threads), int64_t(8 * multiprocessors())));
     device_zero(args.out.data(), args.out.bytes());
     LAUNCH(sum, blocks, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.size[0]);
 }

@@ -1,5 +1,5 @@
-// Within a warp registers can be read from other threads (shuffle): no shared memory, no barrier, five steps for 32 threads. Shared memory
-// is left for one number a warp.
+// Within a warp registers can be read from other threads (shuffle): no shared memory, no barrier,
+// five steps for 32 threads. Shared memory is left for one number a warp.
 //
 //     lane     0   1   2   3   4 ...         __shfl_down_sync(mask, x, 16): x of the lane 16 higher
 //     down 16  0+16 1+17 ...                 then 8, 4, 2, 1: lane 0 has the sum
@@ -18,7 +18,9 @@ __device__ float warp_sum(float x) {  // right in lane 0
 __global__ void sum(float* total, const float* x, int64_t n) {
     __shared__ float partial[warps];
     float mine = 0;
-    for (int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x; i < n; i += int64_t(gridDim.x) * threads) mine += x[i];
+    for (int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x; i < n;
+         i += int64_t(gridDim.x) * threads)
+        mine += x[i];
     mine = warp_sum(mine);
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = mine;
     __syncthreads();
@@ -29,7 +31,8 @@ __global__ void sum(float* total, const float* x, int64_t n) {
 }
 
 void run(const Arguments& args) {
-    const unsigned blocks = unsigned(std::min(ceil_div(args.size[0], threads), int64_t(8 * multiprocessors())));
+    const unsigned blocks =
+        unsigned(std::min(ceil_div(args.size[0], threads), int64_t(8 * multiprocessors())));
     device_zero(args.out.data(), args.out.bytes());
     LAUNCH(sum, blocks, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.size[0]);
 }

@@ -1,5 +1,6 @@
-// The end of a sum costs nothing any more; its reads do. Eight float4s a thread, loaded before the first is added, keep 128 bytes a thread
-// under way; and a block for each 4096 of them, so that SMs take blocks as they are free (1_first_steps/3_vector_add_float4.cu).
+// The end of a sum costs nothing any more; its reads do. Eight float4s a thread, loaded before the
+// first is added, keep 128 bytes a thread under way; and a block for each 4096 of them, so that SMs
+// take blocks as they are free (1_first_steps/3_vector_add_float4.cu).
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -34,7 +35,8 @@ __global__ void __launch_bounds__(threads) sum(float* total, const float* x, int
 }
 
 void run(const Arguments& args) {
-    const unsigned blocks = unsigned(std::max(ceil_div(args.size[0] / 4, threads * per_thread), int64_t(1)));
+    const unsigned blocks =
+        unsigned(std::max(ceil_div(args.size[0] / 4, threads * per_thread), int64_t(1)));
     device_zero(args.out.data(), args.out.bytes());
     LAUNCH(sum, blocks, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.size[0]);
 }

@@ -34,23 +34,28 @@ std::vector<Problem> memory() {
 
     Problem sum{.name = "sum", .dimensions = {"n"}, .timed = {{1 << 26}}, .observed = {{1 << 16}}};
     sum.awkward = {{1}, {5}, {31}, {1000}, {4099}};
-    sum.inputs = [](const Sizes& s) { return std::vector<Input>{{.shape = {s[0]}, .positive = true}}; };
+    sum.inputs = [](const Sizes& s) {
+        return std::vector<Input>{{.shape = {s[0]}, .positive = true}};
+    };
     sum.output = [](const Sizes&) { return Input{{1}}; };
     sum.reference = [](const Sizes&, const HostInputs& in, int64_t, double* out) {
         *out = 0;
         for (float x : in[0]) *out += x;
     };
-    sum.tolerance = 1e-4;  // of 270,000 additions to one float, in any order, each is off by up to 6e-8 of the sum so far
+    // of 270,000 additions to one float, in any order, each is off by up to 6e-8 of the sum so far
+    sum.tolerance = 1e-4;
     sum.flops = [](const Sizes& s) { return double(s[0]); };
     sum.bytes = [](const Sizes& s) { return 4.0 * double(s[0]); };
 
-    Problem branches{.name = "branches", .dimensions = {"n"}, .timed = {{1 << 26}}, .observed = {{1 << 14}}};
+    Problem branches{
+        .name = "branches", .dimensions = {"n"}, .timed = {{1 << 26}}, .observed = {{1 << 14}}};
     branches.awkward = {{1}, {33}, {1000}};
     branches.inputs = sum.inputs;
     branches.output = [](const Sizes& s) { return Input{{s[0]}}; };
     branches.reference = [](const Sizes& s, const HostInputs& in, int64_t, double* out) {
         // value <- 3/4 value + b, 256 times from 0: 4 b, to within (3/4)^256
-        for (int64_t i = 0; i < s[0]; ++i) out[i] = (i % 2 == 0 ? 4 : -4) * double(in[0][size_t(i)]);
+        for (int64_t i = 0; i < s[0]; ++i)
+            out[i] = (i % 2 == 0 ? 4 : -4) * double(in[0][size_t(i)]);
     };
     branches.flops = [](const Sizes& s) { return 512.0 * double(s[0]); };
     branches.bytes = [](const Sizes& s) { return 8.0 * double(s[0]); };

@@ -12,8 +12,10 @@
 namespace ultrascale::kernels {
 namespace {
 
-__global__ void product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
-    const int64_t row = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, column = int64_t(blockIdx.y) * blockDim.y + threadIdx.y;
+__global__ void product(float* C /* (M, N) */, const float* A /* (M, K) */,
+                        const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
+    const int64_t row = int64_t(blockIdx.x) * blockDim.x + threadIdx.x,
+                  column = int64_t(blockIdx.y) * blockDim.y + threadIdx.y;
     if (row >= M || column >= N) return;
     float sum = 0;
     for (int64_t k = 0; k < K; ++k) {
@@ -27,7 +29,8 @@ __global__ void product(float* C /* (M, N) */, const float* A /* (M, K) */, cons
 void run(const Arguments& args) {
     const int64_t M = args.size[0], N = args.size[1], K = args.size[2];
     const dim3 block(32, 8), grid(unsigned(ceil_div(M, block.x)), unsigned(ceil_div(N, block.y)));
-    LAUNCH(product, grid, block, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
+    LAUNCH(product, grid, block, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
 const Registered here{"product", "one thread a result; a warp has 32 rows", run};

@@ -1,4 +1,5 @@
-// The same with rows and columns exchanged: threadIdx.x walks along the columns, a warp has one row and 32 neighbouring columns.
+// The same with rows and columns exchanged: threadIdx.x walks along the columns, a warp has one row
+// and 32 neighbouring columns.
 //
 //                columns
 //                B  | | | |            - a load of B is of 32 neighbours: 128 bytes, 4 sectors, all of them used (it is coalesced)
@@ -6,14 +7,17 @@
 //        A          | | | |            - results are neighbours, too
 //   row  ------->   0 1 2 3  C
 //
-// Not a word of arithmetic has changed. Still each result reads a row and a column: every element of A is asked for N times.
+// Not a word of arithmetic has changed. Still each result reads a row and a column: every element
+// of A is asked for N times.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
-__global__ void product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
-    const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, row = int64_t(blockIdx.y) * blockDim.y + threadIdx.y;
+__global__ void product(float* C /* (M, N) */, const float* A /* (M, K) */,
+                        const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
+    const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x,
+                  row = int64_t(blockIdx.y) * blockDim.y + threadIdx.y;
     if (row >= M || column >= N) return;
     float sum = 0;
     for (int64_t k = 0; k < K; ++k) {
@@ -27,7 +31,8 @@ __global__ void product(float* C /* (M, N) */, const float* A /* (M, K) */, cons
 void run(const Arguments& args) {
     const int64_t M = args.size[0], N = args.size[1], K = args.size[2];
     const dim3 block(32, 8), grid(unsigned(ceil_div(N, block.x)), unsigned(ceil_div(M, block.y)));
-    LAUNCH(product, grid, block, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
+    LAUNCH(product, grid, block, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
 const Registered here{"product", "a warp has 32 columns: coalesced", run};

@@ -1,4 +1,5 @@
-// Tiles in shared memory: a block computes 32 x 32 results and brings the rows and columns for them to its SM once, 32 of K at a time.
+// Tiles in shared memory: a block computes 32 x 32 results and brings the rows and columns for them
+// to its SM once, 32 of K at a time.
 //
 //                       B  +----+
 //              k ->        | b  |  32 x 32         for each step along K:
@@ -7,9 +8,10 @@
 //             | a  |  ->   | C  |
 //             +----+       +----+
 //
-// An element that came from global memory is used 32 times: a 32nd of the traffic. What it costs: two loads from shared memory for each
-// multiply-add (nvcc joins four of a's neighbours into one load). An SM does 128 multiply-adds a clock, but shared memory serves one warp's
-// load: 32 numbers, or one number to 32 threads.
+// An element that came from global memory is used 32 times: a 32nd of the traffic. What it costs:
+// two loads from shared memory for each multiply-add (nvcc joins four of a's neighbours into one
+// load). An SM does 128 multiply-adds a clock, but shared memory serves one warp's load: 32
+// numbers, or one number to 32 threads.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -18,13 +20,15 @@ namespace {
 constexpr int tile = 32;  // 32 x 32 threads: as many as a block may have
 
 __global__ void __launch_bounds__(tile* tile)
-    product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
+    product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */,
+            int64_t M, int64_t N, int64_t K) {
     __shared__ float a[tile][tile], b[tile][tile];
     const int x = int(threadIdx.x), y = int(threadIdx.y);
     const int64_t row = int64_t(blockIdx.y) * tile + y, column = int64_t(blockIdx.x) * tile + x;
     float sum = 0;
     for (int64_t k0 = 0; k0 < K; k0 += tile) {
-        // Zeros outside: they add nothing. A thread without a result still brings its elements and waits with the others.
+        // Zeros outside: they add nothing. A thread without a result still brings its elements and
+        // waits with the others.
         a[y][x] = row < M && k0 + x < K ? A[row * K + k0 + x] : 0;
         b[y][x] = k0 + y < K && column < N ? B[(k0 + y) * N + column] : 0;
         __syncthreads();
@@ -37,7 +41,8 @@ __global__ void __launch_bounds__(tile* tile)
 void run(const Arguments& args) {
     const int64_t M = args.size[0], N = args.size[1], K = args.size[2];
     const dim3 grid(unsigned(ceil_div(N, tile)), unsigned(ceil_div(M, tile)));
-    LAUNCH(product, grid, dim3(tile, tile), 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
+    LAUNCH(product, grid, dim3(tile, tile), 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
 const Registered here{"product", "tiles of 32 x 32 in shared memory", run};

@@ -1,4 +1,5 @@
-// More work for a thread (thread coarsening): 8 results below each other. What it reads of b serves all eight.
+// More work for a thread (thread coarsening): 8 results below each other. What it reads of b serves
+// all eight.
 //
 //                      b  16 x 64                 for each k:
 //                    +----------+                     1 load  of b[k][column], kept in a register
@@ -21,9 +22,11 @@ constexpr int results = 8;  // of a thread, below each other
 constexpr int threads = tile * tile / results;
 
 __global__ void __launch_bounds__(threads)
-    product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
+    product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */,
+            int64_t M, int64_t N, int64_t K) {
     __shared__ float a[tile][k_step], b[k_step][tile];
-    const int64_t row0 = int64_t(blockIdx.y) * tile, column0 = int64_t(blockIdx.x) * tile;  // of the block
+    const int64_t row0 = int64_t(blockIdx.y) * tile,
+                  column0 = int64_t(blockIdx.x) * tile;  // of the block
     const int thread = int(threadIdx.x), column = thread % tile, row = thread / tile * results;
     float sum[results] = {};
     for (int64_t k0 = 0; k0 < K; k0 += k_step) {
@@ -44,15 +47,18 @@ __global__ void __launch_bounds__(threads)
         }
         __syncthreads();
     }
-#pragma unroll  // a register has no index: `sum` stays in registers only where each r is known to the compiler
+// a register has no index: `sum` stays in registers only where each r is known to the compiler.
+#pragma unroll
     for (int r = 0; r < results; ++r)
-        if (row0 + row + r < M && column0 + column < N) C[(row0 + row + r) * N + column0 + column] = sum[r];
+        if (row0 + row + r < M && column0 + column < N)
+            C[(row0 + row + r) * N + column0 + column] = sum[r];
 }
 
 void run(const Arguments& args) {
     const int64_t M = args.size[0], N = args.size[1], K = args.size[2];
     const dim3 grid(unsigned(ceil_div(N, tile)), unsigned(ceil_div(M, tile)));
-    LAUNCH(product, grid, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
+    LAUNCH(product, grid, threads, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
 const Registered here{"product", "8 results a thread: b's value serves all", run};

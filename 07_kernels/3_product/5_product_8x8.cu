@@ -1,4 +1,5 @@
-// A tile of 8 x 8 results in a thread's registers: an outer product. 8 numbers of a and 8 of b give 64 multiply-adds.
+// A tile of 8 x 8 results in a thread's registers: an outer product. 8 numbers of a and 8 of b give
+// 64 multiply-adds.
 //
 //                      b  8 x 128                     for each k:
 //                    +-------------+                      8 loads of a, 8 of b
@@ -9,7 +10,8 @@
 //      |  -  |       | x  x  x  x  |                  the threads' numbers 8 apart: 4 of them in each bank they use.)
 //      +-----+       +-------------+
 //
-// 64 sums take 64 registers, so fewer threads fit on an SM; 64 independent multiply-adds hide latency as well as more warps would.
+// 64 sums take 64 registers, so fewer threads fit on an SM; 64 independent multiply-adds hide
+// latency as well as more warps would.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -22,9 +24,11 @@ constexpr int across = tile / results;  // 16 x 16 threads; a thread's results a
 constexpr int threads = across * across;
 
 __global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 registers a thread at most
-    product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
+    product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */,
+            int64_t M, int64_t N, int64_t K) {
     __shared__ float a[tile][k_step], b[k_step][tile];
-    const int64_t row0 = int64_t(blockIdx.y) * tile, column0 = int64_t(blockIdx.x) * tile;  // of the block
+    const int64_t row0 = int64_t(blockIdx.y) * tile,
+                  column0 = int64_t(blockIdx.x) * tile;  // of the block
     const int thread = int(threadIdx.x), x = thread % across, y = thread / across;
     float sum[results][results] = {};
     for (int64_t k0 = 0; k0 < K; k0 += k_step) {
@@ -41,7 +45,8 @@ __global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 register
         for (int k = 0; k < k_step; ++k) {
             float a_values[results], b_values[results];
 #pragma unroll
-            for (int i = 0; i < results; ++i) a_values[i] = a[y + across * i][k], b_values[i] = b[k][x + across * i];
+            for (int i = 0; i < results; ++i)
+                a_values[i] = a[y + across * i][k], b_values[i] = b[k][x + across * i];
 #pragma unroll
             for (int r = 0; r < results; ++r)
 #pragma unroll
@@ -61,7 +66,8 @@ __global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 register
 void run(const Arguments& args) {
     const int64_t M = args.size[0], N = args.size[1], K = args.size[2];
     const dim3 grid(unsigned(ceil_div(N, tile)), unsigned(ceil_div(M, tile)));
-    LAUNCH(product, grid, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
+    LAUNCH(product, grid, threads, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
 const Registered here{"product", "8 x 8 results a thread, in registers", run};

@@ -1,14 +1,17 @@
-// 16-byte loads, from global and from shared memory: a quarter of the load instructions, so that more of what is issued multiplies.
+// 16-byte loads, from global and from shared memory: a quarter of the load instructions, so that
+// more of what is issued multiplies.
 //
-//   From shared memory a thread wants four rows of a at one k. They are neighbours if a lies there transposed, k by k:
+//   From shared memory a thread wants four rows of a at one k. They are neighbours if a lies there
+//   transposed, k by k:
 //
 //       A in memory           a in shared memory                 a thread's 8 x 8 results: four 4 x 4 squares, 64 apart
 //       row 0  k0 k1 ... k7   k0  row 0, 1, 2, 3, ... 127 + 4        b:   x          x + 64
 //       row 1  k0 k1 ... k7   k1  row 0, 1, 2, 3, ... 127 + 4    a: y     [4 x 4]    [4 x 4]
 //       ...                   ...                                   y+64  [4 x 4]    [4 x 4]
 //
-//   A warp that transposes stores 16 rows of two k that are 4 apart. In rows of 128 floats both k would be in the same banks; 4 unused
-//   floats at the end of each row move the second 16 banks away.
+//   A warp that transposes stores 16 rows of two k that are 4 apart. In rows of 128 floats both k
+//   would be in the same banks; 4 unused floats at the end of each row move the second 16 banks
+//   away.
 //
 // Now 64 multiply-adds need 4 loads instead of 16.
 #include "tiles.cuh"
@@ -21,31 +24,42 @@ constexpr int k_step = 8;  // of K at a time: a float4 of A and one of B for eac
 constexpr int across = 16, threads = across * across, half = tile / 2, padding = 4;
 
 // Elements column .. column + 3 of a row, zeros outside; column is a multiple of 4.
-__device__ float4 load4(const float* matrix, int64_t rows, int64_t columns, int64_t row, int64_t column) {
+__device__ float4 load4(const float* matrix, int64_t rows, int64_t columns, int64_t row,
+                        int64_t column) {
     const float* from = matrix + row * columns + column;
     if (row >= rows || column >= columns) return make_float4(0, 0, 0, 0);
-    if (columns % 4 == 0) return *reinterpret_cast<const float4*>(from);  // else a row does not begin at a multiple of 16 bytes
+    if (columns % 4 == 0)
+        return *reinterpret_cast<const float4*>(
+            from);  // else a row does not begin at a multiple of 16 bytes
     const int64_t left = columns - column;
-    return make_float4(from[0], left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0);
+    return make_float4(from[0], left > 1 ? from[1] : 0, left > 2 ? from[2] : 0,
+                       left > 3 ? from[3] : 0);
 }
 __global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 registers a thread at most
-    product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
+    product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */,
+            int64_t M, int64_t N, int64_t K) {
     __shared__ __align__(16) float a[k_step][tile + padding], b[k_step][tile];
-    const int64_t row0 = int64_t(blockIdx.y) * tile, column0 = int64_t(blockIdx.x) * tile;  // of the block
+    const int64_t row0 = int64_t(blockIdx.y) * tile,
+                  column0 = int64_t(blockIdx.x) * tile;  // of the block
     const int thread = int(threadIdx.x), x = thread % across * 4, y = thread / across * 4;
-    const int a_row = thread / 2, a_k = thread % 2 * 4;                       // what this thread brings of A: 128 rows of two float4s
-    const int b_k = thread / (tile / 4), b_column = thread % (tile / 4) * 4;  // and of B: 8 rows of 32 float4s
+    const int a_row = thread / 2,
+              a_k = thread % 2 * 4;  // what this thread brings of A: 128 rows of two float4s
+    const int b_k = thread / (tile / 4),
+              b_column = thread % (tile / 4) * 4;  // and of B: 8 rows of 32 float4s
     float sum[2][2][4][4] = {};
     for (int64_t k0 = 0; k0 < K; k0 += k_step) {
         const float4 of_a = load4(A, M, K, row0 + a_row, k0 + a_k);
-        a[a_k + 0][a_row] = of_a.x, a[a_k + 1][a_row] = of_a.y, a[a_k + 2][a_row] = of_a.z, a[a_k + 3][a_row] = of_a.w;
-        *reinterpret_cast<float4*>(&b[b_k][b_column]) = load4(B, K, N, k0 + b_k, column0 + b_column);
+        a[a_k + 0][a_row] = of_a.x, a[a_k + 1][a_row] = of_a.y, a[a_k + 2][a_row] = of_a.z,
+                a[a_k + 3][a_row] = of_a.w;
+        *reinterpret_cast<float4*>(&b[b_k][b_column]) =
+            load4(B, K, N, k0 + b_k, column0 + b_column);
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < k_step; ++k) {
             float a_values[2][4], b_values[2][4];
 #pragma unroll
-            for (int i = 0; i < 2; ++i) copy4(a_values[i], &a[k][y + half * i]), copy4(b_values[i], &b[k][x + half * i]);
+            for (int i = 0; i < 2; ++i)
+                copy4(a_values[i], &a[k][y + half * i]), copy4(b_values[i], &b[k][x + half * i]);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -53,7 +67,8 @@ __global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 register
 #pragma unroll
                     for (int r = 0; r < 4; ++r)
 #pragma unroll
-                        for (int c = 0; c < 4; ++c) sum[i][j][r][c] += a_values[i][r] * b_values[j][c];
+                        for (int c = 0; c < 4; ++c)
+                            sum[i][j][r][c] += a_values[i][r] * b_values[j][c];
         }
         __syncthreads();
     }
@@ -62,13 +77,15 @@ __global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 register
 #pragma unroll
         for (int r = 0; r < 4; ++r)
 #pragma unroll
-            for (int j = 0; j < 2; ++j) store4(C, M, N, row0 + y + half * i + r, column0 + x + half * j, sum[i][j][r]);
+            for (int j = 0; j < 2; ++j)
+                store4(C, M, N, row0 + y + half * i + r, column0 + x + half * j, sum[i][j][r]);
 }
 
 void run(const Arguments& args) {
     const int64_t M = args.size[0], N = args.size[1], K = args.size[2];
     const dim3 grid(unsigned(ceil_div(N, tile)), unsigned(ceil_div(M, tile)));
-    LAUNCH(product, grid, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
+    LAUNCH(product, grid, threads, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
 const Registered here{"product", "16-byte loads; a transposed", run};

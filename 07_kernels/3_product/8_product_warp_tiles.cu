@@ -1,6 +1,6 @@
-// Tiles for warps: a block's tile is cut into one for each warp, and this into a thread's registers. Each level reuses what the one above
-// has brought, and the narrowest way is now from shared memory to registers, so what a warp's 32 threads need should be as square as it
-// can.
+// Tiles for warps: a block's tile is cut into one for each warp, and this into a thread's
+// registers. Each level reuses what the one above has brought, and the narrowest way is now from
+// shared memory to registers, so what a warp's 32 threads need should be as square as it can.
 //
 //     block 128 x 128: 8 warps         warp 32 x 64: its lanes, 4 below each other and 8 abreast,     lane 8 x 8: 2 x 2 squares of
 //     +-----------+-----------+        cover 16 x 32; the warp has 2 x 2 of these                     4 x 4, 16 rows and 32 columns
@@ -10,33 +10,43 @@
 //     |  warp 6   |  warp 7   |        |       |       |            6  7 14 15 22 23 30 31
 //     +-----------+-----------+        +-------+-------+
 //
-// Before, a warp was 2 x 16 threads, and read 144 different numbers of a k for 2048 multiply-adds; this one reads 96. The order of the
-// lanes: 1 apart they want the same rows, 2 apart the same columns, and a GPU serves neighbours with the same 16 bytes together. (ncu
-// counts fewer turns of shared memory than the microscope, which has no such rule.)
+// Before, a warp was 2 x 16 threads, and read 144 different numbers of a k for 2048 multiply-adds;
+// this one reads 96. The order of the lanes: 1 apart they want the same rows, 2 apart the same
+// columns, and a GPU serves neighbours with the same 16 bytes together. (ncu counts fewer turns of
+// shared memory than the microscope, which has no such rule.)
 //
-// A k's numbers are loaded while the k before it is multiplied, into registers of their own, and all 16 k are unrolled, so that addresses
-// are constants: nine of ten instructions are multiply-adds. 128 registers a thread, two blocks an SM: one multiplies while the other is at
-// its barrier. 16 of K at a time: a barrier for 1024 multiply-adds of a thread, and 33 KB of shared memory a block.
+// A k's numbers are loaded while the k before it is multiplied, into registers of their own, and
+// all 16 k are unrolled, so that addresses are constants: nine of ten instructions are
+// multiply-adds. 128 registers a thread, two blocks an SM: one multiplies while the other is at its
+// barrier. 16 of K at a time: a barrier for 1024 multiply-adds of a thread, and 33 KB of shared
+// memory a block.
 //
-// What is left to cuBLAS: a multiply-add has three operands, and registers lie in banks too. ncu calls this wait "dispatch stall".
+// What is left to cuBLAS: a multiply-add has three operands, and registers lie in banks too. ncu
+// calls this wait "dispatch stall".
 #include "tiles.cuh"
 
 namespace ultrascale::kernels {
 namespace {
 
-constexpr int tile = 128, k_step = 16, threads = 256, padding = 4;  // padding: see 6_product_float4.cu
+constexpr int tile = 128, k_step = 16, threads = 256,
+              padding = 4;  // padding: see 6_product_float4.cu
 constexpr int warp_rows = 32, warp_columns = 64, warps_across = tile / warp_columns;
 constexpr int lane_rows = 4, lane_columns = 8, squares_down = 2, squares_across = 2;
-static_assert(squares_down * lane_rows * 4 == warp_rows && squares_across * lane_columns * 4 == warp_columns);
+static_assert(squares_down * lane_rows * 4 == warp_rows &&
+              squares_across * lane_columns * 4 == warp_columns);
 static_assert(tile / warp_rows * warps_across * 32 == threads);
 
 __global__ void __launch_bounds__(threads, 2)
-    product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */, int64_t M, int64_t N, int64_t K) {
+    product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */,
+            int64_t M, int64_t N, int64_t K) {
     __shared__ __align__(16) float a[2][k_step][tile + padding], b[2][k_step][tile];
-    const int64_t row0 = int64_t(blockIdx.y) * tile, column0 = int64_t(blockIdx.x) * tile;  // of the block
+    const int64_t row0 = int64_t(blockIdx.y) * tile,
+                  column0 = int64_t(blockIdx.x) * tile;  // of the block
     const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int y = warp / warps_across * warp_rows + lane / 2 % lane_rows * 4;          // first row of this thread in the block's tile
-    const int x = warp % warps_across * warp_columns + (lane / 8 * 2 + lane % 2) * 4;  // and first column
+    const int y = warp / warps_across * warp_rows +
+                  lane / 2 % lane_rows * 4;  // first row of this thread in the block's tile
+    const int x =
+        warp % warps_across * warp_columns + (lane / 8 * 2 + lane % 2) * 4;  // and first column
 
     // What this thread brings: two k of every 32nd row of A, four columns of every 8th row of B.
     const int a_k = thread % 8, a_row = thread / 8, b_k = thread / 32, b_column = thread % 32 * 4;
@@ -44,35 +54,44 @@ __global__ void __launch_bounds__(threads, 2)
     const bool whole = row0 + tile <= M && column0 + tile <= N && N % 4 == 0;
     const float *a_from = A + (row0 + a_row) * K + a_k, *b_from = B + b_k * N + column0 + b_column;
     const auto begin_load = [&](int buffer, int64_t k0) {  // and moves on to the next
-        if (whole && k0 + k_step <= K) {                   // no questions asked: they would cost as many instructions as the copies
+        if (whole &&
+            k0 + k_step <=
+                K) {  // no questions asked: they would cost as many instructions as the copies
 #pragma unroll
             for (int r = 0; r < tile; r += a_rows)
 #pragma unroll
-                for (int k = 0; k < k_step; k += 8) __pipeline_memcpy_async(&a[buffer][a_k + k][a_row + r], a_from + r * K + k, 4);
+                for (int k = 0; k < k_step; k += 8)
+                    __pipeline_memcpy_async(&a[buffer][a_k + k][a_row + r], a_from + r * K + k, 4);
 #pragma unroll
-            for (int k = 0; k < k_step; k += b_rows) __pipeline_memcpy_async(&b[buffer][b_k + k][b_column], b_from + k * N, 16);
+            for (int k = 0; k < k_step; k += b_rows)
+                __pipeline_memcpy_async(&b[buffer][b_k + k][b_column], b_from + k * N, 16);
         } else {
 #pragma unroll 1
             for (int r = 0; r < tile; r += a_rows)
                 for (int k = 0; k < k_step; k += 8)
-                    begin_copy(&a[buffer][a_k + k][a_row + r], a_from + r * K + k, row0 + a_row + r < M && k0 + a_k + k < K);
+                    begin_copy(&a[buffer][a_k + k][a_row + r], a_from + r * K + k,
+                               row0 + a_row + r < M && k0 + a_k + k < K);
 #pragma unroll 1
             for (int k = 0; k < k_step; k += b_rows)
                 for (int c = 0; c < 4; ++c)
-                    begin_copy(&b[buffer][b_k + k][b_column + c], b_from + k * N + c, k0 + b_k + k < K && column0 + b_column + c < N);
+                    begin_copy(&b[buffer][b_k + k][b_column + c], b_from + k * N + c,
+                               k0 + b_k + k < K && column0 + b_column + c < N);
         }
         __pipeline_commit();
         a_from += k_step, b_from += k_step * N;
     };
 
     float sum[squares_down][squares_across][4][4] = {};
-    float a_values[2][squares_down][4], b_values[2][squares_across][4];  // of this k, and of the next
-    int now = 0;                                                         // the buffer that is multiplied
+    float a_values[2][squares_down][4],
+        b_values[2][squares_across][4];  // of this k, and of the next
+    int now = 0;                         // the buffer that is multiplied
     const auto load_values = [&](int k) {
 #pragma unroll
-        for (int i = 0; i < squares_down; ++i) copy4(a_values[k % 2][i], &a[now][k][y + 4 * lane_rows * i]);
+        for (int i = 0; i < squares_down; ++i)
+            copy4(a_values[k % 2][i], &a[now][k][y + 4 * lane_rows * i]);
 #pragma unroll
-        for (int j = 0; j < squares_across; ++j) copy4(b_values[k % 2][j], &b[now][k][x + 4 * lane_columns * j]);
+        for (int j = 0; j < squares_across; ++j)
+            copy4(b_values[k % 2][j], &b[now][k][x + 4 * lane_columns * j]);
     };
     begin_load(now, 0);
     for (int64_t k0 = 0; k0 < K; k0 += k_step, now = 1 - now) {
@@ -90,7 +109,8 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
                     for (int r = 0; r < 4; ++r)
 #pragma unroll
-                        for (int c = 0; c < 4; ++c) sum[i][j][r][c] += a_values[k % 2][i][r] * b_values[k % 2][j][c];
+                        for (int c = 0; c < 4; ++c)
+                            sum[i][j][r][c] += a_values[k % 2][i][r] * b_values[k % 2][j][c];
         }
     }
 #pragma unroll
@@ -99,13 +119,15 @@ __global__ void __launch_bounds__(threads, 2)
         for (int r = 0; r < 4; ++r)
 #pragma unroll
             for (int j = 0; j < squares_across; ++j)
-                store4(C, M, N, row0 + y + 4 * lane_rows * i + r, column0 + x + 4 * lane_columns * j, sum[i][j][r]);
+                store4(C, M, N, row0 + y + 4 * lane_rows * i + r,
+                       column0 + x + 4 * lane_columns * j, sum[i][j][r]);
 }
 
 void run(const Arguments& args) {
     const int64_t M = args.size[0], N = args.size[1], K = args.size[2];
     const dim3 grid(unsigned(ceil_div(N, tile)), unsigned(ceil_div(M, tile)));
-    LAUNCH(product, grid, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
+    LAUNCH(product, grid, threads, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
 const Registered here{"product", "32 x 64 a warp; the next k is loaded meanwhile", run};

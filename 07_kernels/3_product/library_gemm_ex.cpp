@@ -1,5 +1,6 @@
-// cuBLAS as most programs call it, PyTorch among them: cublasGemmEx, which chooses a kernel by what it knows of the shape. Beside it the
-// column "of cuBLAS" is held against the fastest of all that it could have chosen (common/cuda/ops_matmul.cpp), which takes timing them.
+// cuBLAS as most programs call it, PyTorch among them: cublasGemmEx, which chooses a kernel by what
+// it knows of the shape. Beside it the column "of cuBLAS" is held against the fastest of all that
+// it could have chosen (common/cuda/ops_matmul.cpp), which takes timing them.
 #include "../problem.h"
 
 #ifdef ULTRASCALE_CUDA
@@ -21,8 +22,10 @@ void gemm_ex(const Arguments& args) {
     const int M = int(args.size[0]), N = int(args.size[1]), K = int(args.size[2]);
     const float one = 1, zero = 0;
     // Its columns are our rows: C^T (N, M) = B A^T.
-    cublas_check(cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, N, M, K, &one, args.in[1].data(), CUDA_R_16BF, K, args.in[0].data(),
-                              CUDA_R_16BF, K, &zero, args.out.data(), CUDA_R_16BF, N, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    cublas_check(cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, N, M, K, &one, args.in[1].data(),
+                              CUDA_R_16BF, K, args.in[0].data(), CUDA_R_16BF, K, &zero,
+                              args.out.data(), CUDA_R_16BF, N, CUBLAS_COMPUTE_32F,
+                              CUBLAS_GEMM_DEFAULT));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Family 3: the matrix product, the operation a Transformer spends most of its time in. K multiply-adds for each of M N results from
-// K (M + N) inputs: large products are bound by arithmetic, but only if what was read is used again and again.
+// Family 3: the matrix product, the operation a Transformer spends most of its time in. K
+// multiply-adds for each of M N results from K (M + N) inputs: large products are bound by
+// arithmetic, but only if what was read is used again and again.
 #include <algorithm>
 #include <utility>
 
@@ -10,15 +11,21 @@ namespace ultrascale::kernels {
 
 std::vector<Problem> product() {
     const std::vector<std::string> dimensions = {"M", "N", "K"};
-    const auto flops = [](const Sizes& s) { return 2.0 * double(s[0]) * double(s[1]) * double(s[2]); };
-    const auto elements = [](const Sizes& s) { return double(s[0] * s[1]) + double(s[0] * s[2]) + double(s[1] * s[2]); };
+    const auto flops = [](const Sizes& s) {
+        return 2.0 * double(s[0]) * double(s[1]) * double(s[2]);
+    };
+    const auto elements = [](const Sizes& s) {
+        return double(s[0] * s[1]) + double(s[0] * s[2]) + double(s[1] * s[2]);
+    };
 
     // C (M, N) = A (M, K) B (K, N)
     Problem fp32{.name = "product", .dimensions = dimensions};
     fp32.timed = {{4096, 4096, 4096}};
     fp32.observed = {{256, 256, 64}};
-    // No K > 1 with a column or two: so short a row is now and then near 0, and its relative error large.
-    fp32.awkward = {{1, 1, 1}, {37, 1, 1}, {3, 5, 7}, {70, 6, 100}, {1, 64, 9}, {33, 65, 17}, {64, 132, 36}, {130, 131, 129}};
+    // No K > 1 with a column or two: so short a row is now and then near 0, and its relative error
+    // large.
+    fp32.awkward = {{1, 1, 1},  {37, 1, 1},   {3, 5, 7},     {70, 6, 100},
+                    {1, 64, 9}, {33, 65, 17}, {64, 132, 36}, {130, 131, 129}};
     fp32.inputs = [](const Sizes& s) { return std::vector<Input>{{{s[0], s[2]}}, {{s[2], s[1]}}}; };
     fp32.output = [](const Sizes& s) { return Input{{s[0], s[1]}}; };
     fp32.reference = [](const Sizes& s, const HostInputs& in, int64_t row, double* out) {
@@ -35,22 +42,27 @@ std::vector<Problem> product() {
         return true;
     };
 
-    // A linear layer: C (M, N) = A (M, K) B^T, B (N, K), as weights are kept; a dot product of two rows for each result
+    // A linear layer: C (M, N) = A (M, K) B^T, B (N, K), as weights are kept; a dot product of two
+    // rows for each result
     Problem bf16{.name = "product bf16", .dimensions = dimensions};
     bf16.timed = {{4096, 4096, 4096}, {8192, 8192, 8192}};
     bf16.observed = {{256, 512, 448}};
-    // No K > 1 with a column or two here either, nor at the end of a row behind pieces of 256 (check.h). The last two: several tiles for
-    // each block of a kernel that stays.
-    bf16.awkward = {{1, 1, 1},       {3, 5, 7},       {1, 8, 64},      {33, 65, 17},     {128, 256, 64},  {130, 264, 72},
-                    {257, 24, 1000}, {100, 278, 130}, {384, 535, 200}, {2100, 4500, 72}, {1900, 4303, 40}};
+    // No K > 1 with a column or two here either, nor at the end of a row behind pieces of 256
+    // (check.h). The last two: several tiles for each block of a kernel that stays.
+    bf16.awkward = {{1, 1, 1},       {3, 5, 7},        {1, 8, 64},      {33, 65, 17},
+                    {128, 256, 64},  {130, 264, 72},   {257, 24, 1000}, {100, 278, 130},
+                    {384, 535, 200}, {2100, 4500, 72}, {1900, 4303, 40}};
     bf16.refuses = [](const Sizes& s) {  // they are ints in kernels
         return std::ranges::max(s) < (int64_t(1) << 31) - 256 ? "" : "dimensions below 2147483392";
     };
-    bf16.inputs = [](const Sizes& s) { return std::vector<Input>{{{s[0], s[2]}, DType::bf16}, {{s[1], s[2]}, DType::bf16}}; };
+    bf16.inputs = [](const Sizes& s) {
+        return std::vector<Input>{{{s[0], s[2]}, DType::bf16}, {{s[1], s[2]}, DType::bf16}};
+    };
     bf16.output = [](const Sizes& s) { return Input{{s[0], s[1]}, DType::bf16}; };
     bf16.reference = [](const Sizes& s, const HostInputs& in, int64_t row, double* out) {
         for (int64_t n = 0; n < s[1]; ++n)
-            for (int64_t k = 0; k < s[2]; ++k) out[n] += double(in[0][size_t(row * s[2] + k)]) * in[1][size_t(n * s[2] + k)];
+            for (int64_t k = 0; k < s[2]; ++k)
+                out[n] += double(in[0][size_t(row * s[2] + k)]) * in[1][size_t(n * s[2] + k)];
     };
     bf16.tolerance = 4e-3;  // bf16 keeps 8 bits
     bf16.flops = flops;
@@ -71,20 +83,22 @@ std::vector<Problem> product() {
                                   {.shape = {1}, .positive = true},
                                   {.shape = {1}, .positive = true}};
     };
-    fp8.reference = [reference = bf16.reference](const Sizes& s, const HostInputs& in, int64_t row, double* out) {
+    fp8.reference = [reference = bf16.reference](const Sizes& s, const HostInputs& in, int64_t row,
+                                                 double* out) {
         reference(s, in, row, out);
         for (int64_t n = 0; n < s[1]; ++n) out[n] *= double(in[2][0]) * in[3][0];
     };
-    // Of bf16 4e-3. And tensor cores cut products off 13 bits behind the leading one of their sum: of K = 8192 of both signs 2e-3 of a
-    // typical sum are lost, computed so (7_product_fp8.cu). There is room for what is not known of them.
+    // Of bf16 4e-3. And tensor cores cut products off 13 bits behind the leading one of their sum:
+    // of K = 8192 of both signs 2e-3 of a typical sum are lost, computed so (7_product_fp8.cu).
+    // There is room for what is not known of them.
     fp8.tolerance = 2e-2;
     fp8.bytes = [=](const Sizes& s) { return elements(s) + double(s[0] * s[1]); };
     fp8.peaks = 2;
     fp8.library = fp8_library();
 
-    // ... and with a scale for each 1 x 128 of A, and for each 128 x 128 of B: scales_a (K / 128, M), scales_b (N / 128, K / 128 filled up
-    // to a multiple of 4), which is how cuBLAS wants them. Scales differ by many powers of two: with one for a matrix small blocks would be
-    // zeros.
+    // ... and with a scale for each 1 x 128 of A, and for each 128 x 128 of B: scales_a (K / 128,
+    // M), scales_b (N / 128, K / 128 filled up to a multiple of 4), which is how cuBLAS wants them.
+    // Scales differ by many powers of two: with one for a matrix small blocks would be zeros.
     Problem blocks = fp8;
     blocks.name = "product fp8 blocks";
     blocks.awkward.insert(blocks.awkward.end(), {{130, 150, 129}, {66, 300, 128}, {129, 140, 700}});
@@ -105,13 +119,15 @@ std::vector<Problem> product() {
                 double sum = 0;
                 for (int64_t k = begin; k < std::min(begin + 128, K); ++k)
                     sum += double(in[0][size_t(row * K + k)]) * in[1][size_t(n * K + k)];
-                out[n] += sum * in[2][size_t(begin / 128 * M + row)] * in[3][size_t(n / 128 * b_columns + begin / 128)];
+                out[n] += sum * in[2][size_t(begin / 128 * M + row)] *
+                          in[3][size_t(n / 128 * b_columns + begin / 128)];
             }
     };
     // Of bf16 4e-3. Sums of 128 products lose 1.3e-4 of themselves, whatever K is.
     blocks.tolerance = 6e-3;
     blocks.bytes = [=](const Sizes& s) {
-        return elements(s) + double(s[0] * s[1]) + 4.0 * double(numel(scales(s).first) + numel(scales(s).second));
+        return elements(s) + double(s[0] * s[1]) +
+               4.0 * double(numel(scales(s).first) + numel(scales(s).second));
     };
     return {fp32, bf16, fp8, blocks};
 }

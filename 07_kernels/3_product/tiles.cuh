@@ -16,7 +16,8 @@ __device__ inline void begin_copy(float* to, const float* from, bool inside) {
 }
 
 // To elements column .. column + 3 of a row, those that exist; column is a multiple of 4.
-__device__ inline void store4(float* matrix, int64_t rows, int64_t columns, int64_t row, int64_t column, const float (&values)[4]) {
+__device__ inline void store4(float* matrix, int64_t rows, int64_t columns, int64_t row,
+                              int64_t column, const float (&values)[4]) {
     float* to = matrix + row * columns + column;
     if (row >= rows || column >= columns) return;
     if (columns % 4 == 0)

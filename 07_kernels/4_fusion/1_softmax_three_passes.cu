@@ -1,14 +1,16 @@
-// Softmax of rows: y = exp(x - max) / sum of exp(x - max). Without the maximum exp would overflow from 89 on.
+// Softmax of rows: y = exp(x - max) / sum of exp(x - max). Without the maximum exp would overflow
+// from 89 on.
 //
-// The formula as it stands needs the row three times: for the maximum, for the sum, for the result. A block takes a row; thread i has
-// elements i, i + 256, i + 512, ... so that a warp's threads read neighbours.
+// The formula as it stands needs the row three times: for the maximum, for the sum, for the result.
+// A block takes a row; thread i has elements i, i + 256, i + 512, ... so that a warp's threads read
+// neighbours.
 //
 //     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> max    read   2 bytes an element
 //     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> sum    read   2
 //     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> y      read   2, write 2: 8 bytes where 4 are needed
 //
-// A GPU's L1 and L2 may still have the row (the microscope, which has no caches, counts all 8); but nothing is on its way from memory
-// while a block waits for the others' maximum, or computes.
+// A GPU's L1 and L2 may still have the row (the microscope, which has no caches, counts all 8); but
+// nothing is on its way from memory while a block waits for the others' maximum, or computes.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {
@@ -16,7 +18,8 @@ namespace {
 
 __device__ float block_max(float x) {
     __shared__ float of_warp[32];
-    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    for (int offset = 16; offset > 0; offset /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
     __syncthreads();
     for (unsigned w = 0; w < blockDim.x / 32; ++w) x = fmaxf(x, of_warp[w]);
@@ -26,17 +29,20 @@ __device__ float block_max(float x) {
 __global__ void softmax(__nv_bfloat16* y, const __nv_bfloat16* x, int64_t columns) {
     x += blockIdx.x * columns, y += blockIdx.x * columns;
     float largest = -INFINITY;
-    for (int64_t i = threadIdx.x; i < columns; i += blockDim.x) largest = fmaxf(largest, __bfloat162float(x[i]));
+    for (int64_t i = threadIdx.x; i < columns; i += blockDim.x)
+        largest = fmaxf(largest, __bfloat162float(x[i]));
     largest = block_max(largest);
     float sum = 0;
-    for (int64_t i = threadIdx.x; i < columns; i += blockDim.x) sum += __expf(__bfloat162float(x[i]) - largest);
+    for (int64_t i = threadIdx.x; i < columns; i += blockDim.x)
+        sum += __expf(__bfloat162float(x[i]) - largest);
     const float factor = 1.0f / rows::block_sum(sum);
     for (int64_t i = threadIdx.x; i < columns; i += blockDim.x)
         y[i] = __float2bfloat16_rn(__expf(__bfloat162float(x[i]) - largest) * factor);
 }
 
 void run(const Arguments& args) {
-    LAUNCH(softmax, unsigned(args.size[0]), 256, 0)(rows::data(args.out), rows::data(args.in[0]), args.size[1]);
+    LAUNCH(softmax, unsigned(args.size[0]), 256, 0)
+    (rows::data(args.out), rows::data(args.in[0]), args.size[1]);
 }
 
 const Registered here{"softmax", "max, sum, result: 8 bytes an element", run};

@@ -1,14 +1,16 @@
-// The online softmax (Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867): maximum and sum in one pass.
+// The online softmax (Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867): maximum and sum
+// in one pass.
 //
-// The sum is of exp(x - max), where max is the largest number so far. When a larger one comes, exp(x - larger) = exp(x - max) *
-// exp(max - larger): one factor corrects all that was summed before it.
+// The sum is of exp(x - max), where max is the largest number so far. When a larger one comes,
+// exp(x - larger) = exp(x - max) * exp(max - larger): one factor corrects all that was summed
+// before it.
 //
 //     x      3        1                  5                      4
 //     max    3        3                  5                      5
 //     sum    1        1 + exp(1-3)       sum * exp(3-5) + 1     sum + exp(4-5)
 //
-// Two such pairs, of two threads or two warps, combine in the same way. The row is read twice: 6 bytes an element.
-// FlashAttention (5_attention/2_flash_attention.cu) stands on the same formula.
+// Two such pairs, of two threads or two warps, combine in the same way. The row is read twice: 6
+// bytes an element. FlashAttention (5_attention/2_flash_attention.cu) stands on the same formula.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {
@@ -29,7 +31,8 @@ __global__ void softmax(__nv_bfloat16* y, const __nv_bfloat16* x, int64_t column
 }
 
 void run(const Arguments& args) {
-    LAUNCH(softmax, unsigned(args.size[0]), 256, 0)(rows::data(args.out), rows::data(args.in[0]), args.size[1]);
+    LAUNCH(softmax, unsigned(args.size[0]), 256, 0)
+    (rows::data(args.out), rows::data(args.in[0]), args.size[1]);
 }
 
 const Registered here{"softmax", "online: max and sum in one pass, 6 bytes", run};

@@ -1,13 +1,16 @@
-// The row waits in registers: it is read once and written once, 4 bytes an element, all that softmax needs.
+// The row waits in registers: it is read once and written once, 4 bytes an element, all that
+// softmax needs.
 //
-// Each thread loads its four packs of 8 elements at once, before it looks at the first one, so that 64 bytes a thread are under way (the
-// row's last pack where it has fewer: 5_rms_norm.cu); a row of 8192 is 256 threads' registers. Instead of the numbers a thread keeps exp(x
-// - its own maximum), which costs the exponential once; after the only barrier one factor for all its numbers makes them relative to the
-// row's maximum, and divides by the row's sum:
+// Each thread loads its four packs of 8 elements at once, before it looks at the first one, so that
+// 64 bytes a thread are under way (the row's last pack where it has fewer: 5_rms_norm.cu); a row of
+// 8192 is 256 threads' registers. Instead of the numbers a thread keeps exp(x - its own maximum),
+// which costs the exponential once; after the only barrier one factor for all its numbers makes
+// them relative to the row's maximum, and divides by the row's sum:
 //
 //     exp(x - own max)  *  [ exp(own max - row's max) / row's sum ]
 //
-// Rows of more than 32768 (1024 threads' packs) read the rest twice; rows that are no multiple of 8 have packs of one element.
+// Rows of more than 32768 (1024 threads' packs) read the rest twice; rows that are no multiple of 8
+// have packs of one element.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {
@@ -17,10 +20,13 @@ using rows::Pack;
 constexpr int kept = 4;  // packs in a thread's registers
 
 template <int n>
-__global__ void __launch_bounds__(1024) softmax(__nv_bfloat16* y, const __nv_bfloat16* x, int64_t columns) {
+__global__ void __launch_bounds__(1024)
+    softmax(__nv_bfloat16* y, const __nv_bfloat16* x, int64_t columns) {
     const Pack<n>* from = reinterpret_cast<const Pack<n>*>(x + blockIdx.x * columns);
     Pack<n>* to = reinterpret_cast<Pack<n>*>(y + blockIdx.x * columns);
-    const auto at = [](int k) { return int(threadIdx.x + k * blockDim.x); };  // of this thread's k-th pack
+    const auto at = [](int k) {
+        return int(threadIdx.x + k * blockDim.x);
+    };  // of this thread's k-th pack
     const int packs = int(columns / n);
     Pack<n> pack[kept];
 #pragma unroll
@@ -54,14 +60,17 @@ __global__ void __launch_bounds__(1024) softmax(__nv_bfloat16* y, const __nv_bfl
     for (int i = at(kept); i < packs; i += int(blockDim.x)) {
         Pack<n> again = from[i];
 #pragma unroll
-        for (int j = 0; j < n; ++j) again.x[j] = __float2bfloat16_rn(__expf(__bfloat162float(again.x[j]) - row.max) * divisor);
+        for (int j = 0; j < n; ++j)
+            again.x[j] =
+                __float2bfloat16_rn(__expf(__bfloat162float(again.x[j]) - row.max) * divisor);
         to[i] = again;
     }
 }
 
 void run(const Arguments& args) {
     const int64_t columns = args.size[1], n = columns % 8 == 0 ? 8 : 1;
-    LAUNCH(n == 8 ? softmax<8> : softmax<1>, unsigned(args.size[0]), rows::threads_for(columns / n, kept), 0)
+    LAUNCH(n == 8 ? softmax<8> : softmax<1>, unsigned(args.size[0]),
+           rows::threads_for(columns / n, kept), 0)
     (rows::data(args.out), rows::data(args.in[0]), columns);
 }
 

@@ -1,12 +1,14 @@
-// RMS norm (Zhang & Sennrich 2019), y = x * rsqrt(mean(x²) + 1e-5) * weight, a kernel for each operation: what a framework does that
-// looks at one operation at a time. Each result goes to memory, and the next kernel reads it from there.
+// RMS norm (Zhang & Sennrich 2019), y = x * rsqrt(mean(x²) + 1e-5) * weight, a kernel for each
+// operation: what a framework does that looks at one operation at a time. Each result goes to
+// memory, and the next kernel reads it from there.
 //
 //     squares = x * x                  read 2           write 4     bytes an element; squares and means are fp32, as their sum needs it
 //     mean    = mean of squares        read 4
 //     inverse = rsqrt(mean + 1e-5)                                  a number a row
 //     scaled  = x * inverse            read 2 + 1       write 2     the row's number: a warp reads 32 bytes for its 32 elements
 //     y       = scaled * weight        read 2 + 2       write 2
-//                                      together 21, where 4 are needed; 2 of them the weight, which the caches have
+//                                      together 21, where 4 are needed; 2 of them the weight, which
+//                                      the caches have
 //
 // Each of the five is bound by memory. That is the point: only fewer bytes help.
 #include "rows.cuh"
@@ -27,7 +29,8 @@ __global__ void square(float* squares, const __nv_bfloat16* x, int64_t columns) 
 // A block a row.
 __global__ void row_mean(float* mean, const float* squares, int64_t columns) {
     float sum = 0;
-    for (int64_t i = threadIdx.x; i < columns; i += blockDim.x) sum += squares[blockIdx.x * columns + i];
+    for (int64_t i = threadIdx.x; i < columns; i += blockDim.x)
+        sum += squares[blockIdx.x * columns + i];
     sum = rows::block_sum(sum);
     if (threadIdx.x == 0) mean[blockIdx.x] = sum / float(columns);
 }
@@ -38,13 +41,15 @@ __global__ void inverse_root(float* inverse, const float* mean, int64_t row_coun
     if (i < row_count) inverse[i] = rsqrtf(mean[i] + rms_norm_epsilon);
 }
 
-__global__ void times_row_number(__nv_bfloat16* y, const __nv_bfloat16* x, const float* inverse, int64_t columns) {
+__global__ void times_row_number(__nv_bfloat16* y, const __nv_bfloat16* x, const float* inverse,
+                                 int64_t columns) {
     if (my_column() >= columns) return;
     const int64_t i = blockIdx.x * columns + my_column();
     y[i] = __float2bfloat16_rn(__bfloat162float(x[i]) * inverse[blockIdx.x]);
 }
 
-__global__ void times_weight(__nv_bfloat16* y, const __nv_bfloat16* x, const __nv_bfloat16* weight, int64_t columns) {
+__global__ void times_weight(__nv_bfloat16* y, const __nv_bfloat16* x, const __nv_bfloat16* weight,
+                             int64_t columns) {
     if (my_column() >= columns) return;
     const int64_t i = blockIdx.x * columns + my_column();
     y[i] = __float2bfloat16_rn(__bfloat162float(x[i]) * __bfloat162float(weight[my_column()]));
@@ -60,9 +65,11 @@ void run(const Arguments& args) {
     const __nv_bfloat16 *x = rows::data(args.in[0]), *weight = rows::data(args.in[1]);
     LAUNCH(square, elements, 256, 0)(squares.as<float>(), x, columns);
     LAUNCH(row_mean, unsigned(row_count), 256, 0)(mean.as<float>(), squares.as<float>(), columns);
-    LAUNCH(inverse_root, unsigned(ceil_div(row_count, 256)), 256, 0)(inverse.as<float>(), mean.as<float>(), row_count);
+    LAUNCH(inverse_root, unsigned(ceil_div(row_count, 256)), 256, 0)
+    (inverse.as<float>(), mean.as<float>(), row_count);
     LAUNCH(times_row_number, elements, 256, 0)(rows::data(scaled), x, inverse.as<float>(), columns);
-    LAUNCH(times_weight, elements, 256, 0)(rows::data(args.out), rows::data(scaled), weight, columns);
+    LAUNCH(times_weight, elements, 256, 0)
+    (rows::data(args.out), rows::data(scaled), weight, columns);
 }
 
 const Registered here{"rms norm", "a kernel an operation: 21 bytes an element", run};

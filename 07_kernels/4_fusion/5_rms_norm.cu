@@ -1,20 +1,22 @@
-// RMS norm in one kernel: the row waits in registers between the sum of its squares and the product. What was five kernels' memory is a
-// few registers, and no temporary exists.
+// RMS norm in one kernel: the row waits in registers between the sum of its squares and the
+// product. What was five kernels' memory is a few registers, and no temporary exists.
 //
 //     x   -> registers, squares -> block_sum -> * rsqrt * weight -> y       read 2, write 2 bytes an element
 //
-// The weight is 2 more, read for each row anew: after its first rows a multiprocessor has it in L1. The microscope, which has no caches,
-// counts 6 bytes; the memory sees 4.
+// The weight is 2 more, read for each row anew: after its first rows a multiprocessor has it in L1.
+// The microscope, which has no caches, counts 6 bytes; the memory sees 4.
 //
-// Two packs of 8 elements a thread, loaded at once; of longer rows than 16384 the rest is read twice. __restrict__ promises that y is not
-// the weight, so that the loads of the weight need not wait for the stores before them.
+// Two packs of 8 elements a thread, loaded at once; of longer rows than 16384 the rest is read
+// twice. __restrict__ promises that y is not the weight, so that the loads of the weight need not
+// wait for the stores before them.
 //
-// The last per cents: which lines leave L2 first (load_once, store_once; l2.cuh: 96 and now 100 % of a copy on an H200); and the next
-// kernel's blocks take the places of this one's as they become free, instead of when the last one has ended (LAUNCH_EARLY). They wait there
-// until they may read.
+// The last per cents: which lines leave L2 first (load_once, store_once; l2.cuh: 96 and now 100 %
+// of a copy on an H200); and the next kernel's blocks take the places of this one's as they become
+// free, instead of when the last one has ended (LAUNCH_EARLY). They wait there until they may read.
 //
-// A thread that has no pack loads the row's last one. It could leave it out, but a load with a hint is not one that a condition can switch
-// off: the compiler makes a branch of it, and the second load would be asked for when the first one has come (0.147 instead of 0.127 ms).
+// A thread that has no pack loads the row's last one. It could leave it out, but a load with a hint
+// is not one that a condition can switch off: the compiler makes a branch of it, and the second
+// load would be asked for when the first one has come (0.147 instead of 0.127 ms).
 #include "rows.cuh"
 
 namespace ultrascale::kernels {
@@ -34,17 +36,22 @@ __device__ float sum_of_squares(Pack<n> pack) {
 template <int n>
 __device__ Pack<n> scaled(Pack<n> pack, float inverse, Pack<n> weight) {
 #pragma unroll
-    for (int j = 0; j < n; ++j) pack.x[j] = __float2bfloat16_rn(__bfloat162float(pack.x[j]) * inverse * __bfloat162float(weight.x[j]));
+    for (int j = 0; j < n; ++j)
+        pack.x[j] = __float2bfloat16_rn(__bfloat162float(pack.x[j]) * inverse *
+                                        __bfloat162float(weight.x[j]));
     return pack;
 }
 
 template <int n>
 __global__ void __launch_bounds__(1024)
-    norm(__nv_bfloat16* __restrict__ y, const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ weight, int64_t columns) {
+    norm(__nv_bfloat16* __restrict__ y, const __nv_bfloat16* __restrict__ x,
+         const __nv_bfloat16* __restrict__ weight, int64_t columns) {
     const Pack<n>* from = reinterpret_cast<const Pack<n>*>(x + blockIdx.x * columns);
     const Pack<n>* weights = reinterpret_cast<const Pack<n>*>(weight);
     Pack<n>* to = reinterpret_cast<Pack<n>*>(y + blockIdx.x * columns);
-    const auto at = [](int k) { return int(threadIdx.x + k * blockDim.x); };  // of this thread's k-th pack
+    const auto at = [](int k) {
+        return int(threadIdx.x + k * blockDim.x);
+    };  // of this thread's k-th pack
     const int packs = int(columns / n);
     let_next_kernel_start();
     wait_for_kernel_before();
@@ -61,8 +68,10 @@ __global__ void __launch_bounds__(1024)
 
 #pragma unroll
     for (int k = 0; k < kept; ++k)
-        if (const int i = at(k); i < packs) rows::store_once(&to[i], scaled(pack[k], inverse, weights[i]));
-    for (int i = at(kept); i < packs; i += int(blockDim.x)) to[i] = scaled(from[i], inverse, weights[i]);
+        if (const int i = at(k); i < packs)
+            rows::store_once(&to[i], scaled(pack[k], inverse, weights[i]));
+    for (int i = at(kept); i < packs; i += int(blockDim.x))
+        to[i] = scaled(from[i], inverse, weights[i]);
 }
 
 void run(const Arguments& args) { rms_norm(args.out, args.in[0], args.in[1]); }

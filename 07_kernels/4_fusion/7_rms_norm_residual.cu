@@ -1,12 +1,15 @@
-// The addition and the norm in one kernel: s is written and stays in registers, where the norm finds it.
+// The addition and the norm in one kernel: s is written and stays in registers, where the norm
+// finds it.
 //
 //     x, residual -> s -> memory                          read 2 + 2    write 2    bytes an element
 //                    s    (registers) -> norm -> y                      write 2    8: nothing is read twice (but the weight, from L1)
 //
-// A pack of x and one of the residual a thread, so that a row of 8192 is 1024 threads', and 32 registers, so that an SM has two such
-// blocks (97 % of a copy on an H200; with four packs and 256 threads 92.7, with two and 512 91.5).
+// A pack of x and one of the residual a thread, so that a row of 8192 is 1024 threads', and 32
+// registers, so that an SM has two such blocks (97 % of a copy on an H200; with four packs and 256
+// threads 92.7, with two and 512 91.5).
 //
-// The norm is of s as it was rounded to bf16: who reads s later (the backward pass) computes the same norm.
+// The norm is of s as it was rounded to bf16: who reads s later (the backward pass) computes the
+// same norm.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {
@@ -16,19 +19,23 @@ using rows::Pack;
 constexpr int kept = 1;  // packs in a thread's registers
 
 template <int n>
-__global__ void __launch_bounds__(1024, 2) norm(__nv_bfloat16* s, __nv_bfloat16* y, const __nv_bfloat16* x, const __nv_bfloat16* residual,
-                                                const __nv_bfloat16* weight, int64_t columns) {
+__global__ void __launch_bounds__(1024, 2)
+    norm(__nv_bfloat16* s, __nv_bfloat16* y, const __nv_bfloat16* x, const __nv_bfloat16* residual,
+         const __nv_bfloat16* weight, int64_t columns) {
     const Pack<n>* from = reinterpret_cast<const Pack<n>*>(x + blockIdx.x * columns);
     const Pack<n>* others = reinterpret_cast<const Pack<n>*>(residual + blockIdx.x * columns);
     const Pack<n>* weights = reinterpret_cast<const Pack<n>*>(weight);
     Pack<n>* sums = reinterpret_cast<Pack<n>*>(s + blockIdx.x * columns);
     Pack<n>* to = reinterpret_cast<Pack<n>*>(y + blockIdx.x * columns);
-    const auto at = [](int k) { return int(threadIdx.x + k * blockDim.x); };  // of this thread's k-th pack
+    const auto at = [](int k) {
+        return int(threadIdx.x + k * blockDim.x);
+    };  // of this thread's k-th pack
     const int packs = int(columns / n);
     Pack<n> pack[kept], other[kept];
 #pragma unroll
     for (int k = 0; k < kept; ++k)
-        if (const int i = at(k); i < packs) pack[k] = rows::load_once(&from[i]), other[k] = rows::load_once(&others[i]);
+        if (const int i = at(k); i < packs)
+            pack[k] = rows::load_once(&from[i]), other[k] = rows::load_once(&others[i]);
 
     float squares = 0;
     const auto add = [&](Pack<n> a, Pack<n> b) {
@@ -41,14 +48,17 @@ __global__ void __launch_bounds__(1024, 2) norm(__nv_bfloat16* s, __nv_bfloat16*
     };
 #pragma unroll
     for (int k = 0; k < kept; ++k)
-        if (const int i = at(k); i < packs) rows::store_once(&sums[i], pack[k] = add(pack[k], other[k]));
+        if (const int i = at(k); i < packs)
+            rows::store_once(&sums[i], pack[k] = add(pack[k], other[k]));
     for (int i = at(kept); i < packs; i += int(blockDim.x)) sums[i] = add(from[i], others[i]);
 
     const float inverse = rsqrtf(rows::block_sum(squares) / float(columns) + rms_norm_epsilon);
     const auto write = [&](int i, Pack<n> p) {
         const Pack<n> w = weights[i];
 #pragma unroll
-        for (int j = 0; j < n; ++j) p.x[j] = __float2bfloat16_rn(__bfloat162float(p.x[j]) * inverse * __bfloat162float(w.x[j]));
+        for (int j = 0; j < n; ++j)
+            p.x[j] =
+                __float2bfloat16_rn(__bfloat162float(p.x[j]) * inverse * __bfloat162float(w.x[j]));
         rows::store_once(&to[i], p);
     };
 #pragma unroll
@@ -59,9 +69,10 @@ __global__ void __launch_bounds__(1024, 2) norm(__nv_bfloat16* s, __nv_bfloat16*
 
 void run(const Arguments& args) {
     const int64_t columns = args.size[1], n = columns % 8 == 0 ? 8 : 1;
-    LAUNCH(n == 8 ? norm<8> : norm<1>, unsigned(args.size[0]), rows::threads_for(columns / n, kept), 0)
-    (rows::data(args.out.slice(0, 1)), rows::data(args.out.slice(1, 2)), rows::data(args.in[0]), rows::data(args.in[1]),
-     rows::data(args.in[2]), columns);
+    LAUNCH(n == 8 ? norm<8> : norm<1>, unsigned(args.size[0]), rows::threads_for(columns / n, kept),
+           0)
+    (rows::data(args.out.slice(0, 1)), rows::data(args.out.slice(1, 2)), rows::data(args.in[0]),
+     rows::data(args.in[1]), rows::data(args.in[2]), columns);
 }
 
 const Registered here{"rms norm + residual", "one kernel, s in registers: 8", run};

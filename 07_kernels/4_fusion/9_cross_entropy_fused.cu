@@ -1,16 +1,18 @@
-// The cross-entropy's gradient in one kernel: logits are read once, the gradient is written once, 4 bytes an element.
+// The cross-entropy's gradient in one kernel: logits are read once, the gradient is written once, 4
+// bytes an element.
 //
-// A row of 49152 logits is 96 KB: too much for registers, but it fits into shared memory, for two blocks on a multiprocessor of Hopper.
-// cp.async (__pipeline_memcpy_async) loads it there without registers on the way, all of it under way at once, in four parts; a thread
-// works on its packs of the first part while the others are still coming.
+// A row of 49152 logits is 96 KB: too much for registers, but it fits into shared memory, for two
+// blocks on a multiprocessor of Hopper. cp.async (__pipeline_memcpy_async) loads it there without
+// registers on the way, all of it under way at once, in four parts; a thread works on its packs of
+// the first part while the others are still coming.
 //
 //     memory   [ part 0 ][ part 1 ][ part 2 ][ part 3 ]
 //                  |         |         |         |        cp.async, each part a group that can be waited for
 //     shared   [ part 0 ][ part 1 ][ part 2 ][ part 3 ]   -> max and sum, online; barrier; softmax - one-hot, scaled -> memory
 //                t0 t1 ..  t0 t1 ..                       a thread reads only packs that it loaded itself: no barrier for them
 //
-// What does not fit is read a second time from memory. In training the gradient may overwrite the logits (common/cuda's kernel does, and
-// returns the losses, which take one logarithm a row).
+// What does not fit is read a second time from memory. In training the gradient may overwrite the
+// logits (common/cuda's kernel does, and returns the losses, which take one logarithm a row).
 #include <cuda_pipeline_primitives.h>
 
 #include "rows.cuh"
@@ -24,7 +26,8 @@ constexpr int threads = 512, parts = 4;
 // The first `kept` of a row's packs wait in shared memory.
 template <int n>
 __global__ void __launch_bounds__(threads, 2)
-    cross_entropy(__nv_bfloat16* gradient, const __nv_bfloat16* logits, const int32_t* targets, int64_t columns, int kept, float scale) {
+    cross_entropy(__nv_bfloat16* gradient, const __nv_bfloat16* logits, const int32_t* targets,
+                  int64_t columns, int kept, float scale) {
     DYNAMIC_SHARED(float4, shared);
     Pack<n>* waiting = reinterpret_cast<Pack<n>*>(shared);  // (kept)
     const Pack<n>* from = reinterpret_cast<const Pack<n>*>(logits + blockIdx.x * columns);
@@ -44,7 +47,8 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
     for (int i = 0; i < parts; ++i) {
         __pipeline_wait_prior(parts - 1 - i);  // all but the last so many
-        for (int p = i * part + me; p < min((i + 1) * part, kept); p += threads) own.add(waiting[p]);
+        for (int p = i * part + me; p < min((i + 1) * part, kept); p += threads)
+            own.add(waiting[p]);
     }
     for (int p = kept + me; p < packs; p += threads) own.add(from[p]);
     const rows::MaxSum row = rows::block_max_sum(own);
@@ -53,7 +57,8 @@ __global__ void __launch_bounds__(threads, 2)
     const auto write = [&](int p, Pack<n> pack) {
 #pragma unroll
         for (int j = 0; j < n; ++j) {
-            const float softmax = __expf(__bfloat162float(pack.x[j]) - row.max) * factor;  // times scale
+            const float softmax =
+                __expf(__bfloat162float(pack.x[j]) - row.max) * factor;  // times scale
             pack.x[j] = __float2bfloat16_rn(softmax - (p * n + j == target ? scale : 0.0f));
         }
         to[p] = pack;
@@ -63,10 +68,13 @@ __global__ void __launch_bounds__(threads, 2)
 }
 
 void run(const Arguments& args) {
-    const int64_t row_count = args.size[0], columns = args.size[1], n = columns % 8 == 0 ? 8 : 1, pack_bytes = 2 * n;
+    const int64_t row_count = args.size[0], columns = args.size[1], n = columns % 8 == 0 ? 8 : 1,
+                  pack_bytes = 2 * n;
     const int64_t kept = std::min(columns / n, (shared_memory_per_block() - 1024) / pack_bytes);
-    LAUNCH(n == 8 ? cross_entropy<8> : cross_entropy<1>, unsigned(row_count), threads, size_t(kept * pack_bytes))
-    (rows::data(args.out), rows::data(args.in[0]), args.in[1].as<int32_t>(), columns, int(kept), 1.0f / float(row_count));
+    LAUNCH(n == 8 ? cross_entropy<8> : cross_entropy<1>, unsigned(row_count), threads,
+           size_t(kept * pack_bytes))
+    (rows::data(args.out), rows::data(args.in[0]), args.in[1].as<int32_t>(), columns, int(kept),
+     1.0f / float(row_count));
 }
 
 const Registered here{"cross-entropy", "one kernel, the row in shared memory: 4", run};

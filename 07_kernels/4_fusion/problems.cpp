@@ -1,4 +1,5 @@
-// Family 4: several operations in one kernel. All are bound by the memory, so what counts is the bytes that each version moves.
+// Family 4: several operations in one kernel. All are bound by the memory, so what counts is the
+// bytes that each version moves.
 #include <algorithm>
 #include <cmath>
 
@@ -11,8 +12,9 @@ namespace {
 Problem of_rows(const char* name) {
     Problem problem{.name = name, .dimensions = {"rows", "columns"}};
     problem.timed = {{16384, 8192}};
-    problem.observed = {{4, 8192}};                                                            // as wide as the timed one
-    problem.awkward = {{1, 1}, {3, 7}, {5, 33}, {2, 1000}, {7, 4104}, {1, 5003}, {2, 34000}};  // the last two: more than registers hold
+    problem.observed = {{4, 8192}};  // as wide as the timed one
+    problem.awkward = {{1, 1},    {3, 7},    {5, 33},   {2, 1000},
+                       {7, 4104}, {1, 5003}, {2, 34000}};  // the last two: more than registers hold
     problem.output = [](const Sizes& s) { return Input{{s[0], s[1]}, DType::bf16}; };
     problem.tolerance = 4e-3;  // rounding to bf16 changes a number by 2^-8 of it at most
     return problem;
@@ -48,7 +50,9 @@ std::vector<Problem> fusion() {
 
     // (x, weight) -> x * rsqrt(mean(x²) + 1e-5) * weight
     Problem norm = of_rows("rms norm");
-    norm.inputs = [](const Sizes& s) { return std::vector<Input>{{{s[0], s[1]}, DType::bf16}, {{s[1]}, DType::bf16}}; };
+    norm.inputs = [](const Sizes& s) {
+        return std::vector<Input>{{{s[0], s[1]}, DType::bf16}, {{s[1]}, DType::bf16}};
+    };
     norm.reference = [](const Sizes& s, const HostInputs& in, int64_t row, double* out) {
         std::copy_n(&in[0][size_t(row * s[1])], s[1], out);
         norm_in_place(out, in[1].data(), s[1]);
@@ -60,12 +64,14 @@ std::vector<Problem> fusion() {
     // (x, residual, weight) -> (2, rows, columns): s = x + residual, and its norm
     Problem residual = of_rows("rms norm + residual");
     residual.inputs = [](const Sizes& s) {
-        return std::vector<Input>{{{s[0], s[1]}, DType::bf16}, {{s[0], s[1]}, DType::bf16}, {{s[1]}, DType::bf16}};
+        return std::vector<Input>{
+            {{s[0], s[1]}, DType::bf16}, {{s[0], s[1]}, DType::bf16}, {{s[1]}, DType::bf16}};
     };
     residual.output = [](const Sizes& s) { return Input{{2, s[0], s[1]}, DType::bf16}; };
     residual.reference = [](const Sizes& s, const HostInputs& in, int64_t row, double* out) {
         const size_t first = size_t(row % s[0] * s[1]);
-        for (int64_t i = 0; i < s[1]; ++i) out[i] = double(in[0][first + size_t(i)]) + in[1][first + size_t(i)];
+        for (int64_t i = 0; i < s[1]; ++i)
+            out[i] = double(in[0][first + size_t(i)]) + in[1][first + size_t(i)];
         if (row >= s[0]) norm_in_place(out, in[2].data(), s[1]);
     };
     residual.tolerance = 8e-3;  // so does the norm of s in bf16
@@ -77,7 +83,9 @@ std::vector<Problem> fusion() {
     loss.timed = {{8192, 49152}};
     loss.observed = {{2, 49152}};
     loss.awkward.push_back({2, 60000});  // more than shared memory holds on the smallest GPUs
-    loss.inputs = [](const Sizes& s) { return std::vector<Input>{{{s[0], s[1]}, DType::bf16}, {{s[0]}, DType::int32, s[1]}}; };
+    loss.inputs = [](const Sizes& s) {
+        return std::vector<Input>{{{s[0], s[1]}, DType::bf16}, {{s[0]}, DType::int32, s[1]}};
+    };
     loss.reference = [](const Sizes& s, const HostInputs& in, int64_t row, double* out) {
         softmax_of(&in[0][size_t(row * s[1])], s[1], out);
         out[int64_t(in[1][size_t(row)])] -= 1;

@@ -1,9 +1,13 @@
-// What this family's kernels share. All of them work on rows, a block on one row, so they load packs of a row and reduce over a block:
+// What this family's kernels share. All of them work on rows, a block on one row, so they load
+// packs of a row and reduce over a block:
 //
-//     a warp:   lane i exchanges with lane i ^ 16, i ^ 8, i ^ 4, i ^ 2, i ^ 1; after five steps each lane has the sum of all 32
-//     a block:  a warp's first lane leaves its sum in shared memory; behind a barrier each warp sums what the warps (32 at most) left
+//     a warp:   lane i exchanges with lane i ^ 16, i ^ 8, i ^ 4, i ^ 2, i ^ 1; after five steps
+//               each lane has the sum of all 32
+//     a block:  a warp's first lane leaves its sum in shared memory; behind a barrier each warp
+//               sums what the warps (32 at most) left
 //
-// Each once in a kernel: what a reduction shares is not free for another call. Blocks are whole warps.
+// Each once in a kernel: what a reduction shares is not free for another call. Blocks are whole
+// warps.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,8 +19,9 @@
 
 namespace ultrascale::kernels::rows {
 
-// n elements that travel in one access: 8 are 16 bytes, the widest there is; 1 where rows are no multiple of 8. Functions take packs by
-// value, so that a pack in memory is loaded whole: through a reference each element may become a load of its own.
+// n elements that travel in one access: 8 are 16 bytes, the widest there is; 1 where rows are no
+// multiple of 8. Functions take packs by value, so that a pack in memory is loaded whole: through a
+// reference each element may become a load of its own.
 template <int n>
 struct alignas(n * sizeof(__nv_bfloat16)) Pack {
     __nv_bfloat16 x[n];
@@ -52,8 +57,9 @@ __device__ inline float block_sum(float x) {
     return warp_sum(lane < blockDim.x / 32 ? of_warp[lane] : 0.0f);
 }
 
-// What softmax needs to know of a row, in one pass (Milakov & Gimelshein 2018): the largest number so far, and the sum of
-// exp(number - largest). A larger one makes all that was summed smaller by the same factor.
+// What softmax needs to know of a row, in one pass (Milakov & Gimelshein 2018): the largest number
+// so far, and the sum of exp(number - largest). A larger one makes all that was summed smaller by
+// the same factor.
 struct MaxSum {
     float max = -FLT_MAX, sum = 0;  // not -infinity: -infinity - -infinity is no number
 
@@ -76,7 +82,8 @@ struct MaxSum {
 __device__ inline MaxSum warp_max_sum(MaxSum x) {
     for (int offset = 16; offset > 0; offset /= 2) {
         MaxSum other;
-        other.max = __shfl_xor_sync(0xffffffffu, x.max, offset), other.sum = __shfl_xor_sync(0xffffffffu, x.sum, offset);
+        other.max = __shfl_xor_sync(0xffffffffu, x.max, offset),
+        other.sum = __shfl_xor_sync(0xffffffffu, x.sum, offset);
         x.add(other);
     }
     return x;
@@ -93,7 +100,7 @@ __device__ inline MaxSum block_max_sum(MaxSum x) {
     return warp_max_sum(all);
 }
 
-// ---- host ----------------------------------------------------------------------------------------------------------------
+// ---- host ---------------------------------------------------------------------------------------
 inline __nv_bfloat16* data(const Tensor& tensor) {
     check(tensor.dtype() == DType::bf16, "a tensor of bf16");
     return static_cast<__nv_bfloat16*>(tensor.data());

@@ -1,7 +1,9 @@
-// FlashAttention (Dao et al. 2022, https://arxiv.org/abs/2205.14135): S exists only as one tile of 64 x 64 in registers.
+// FlashAttention (Dao et al. 2022, https://arxiv.org/abs/2205.14135): S exists only as one tile of
+// 64 x 64 in registers.
 //
-// A block has 64 queries of one head and walks over the keys, 64 at a time. The softmax of a row would need the whole row; the online
-// softmax (4_fusion/2_softmax_two_passes.cu) does with what came so far, and corrects when a larger score comes:
+// A block has 64 queries of one head and walks over the keys, 64 at a time. The softmax of a row
+// would need the whole row; the online softmax (4_fusion/2_softmax_two_passes.cu) does with what
+// came so far, and corrects when a larger score comes:
 //
 //                       K tiles  ->                          for each tile
 //                 +---+---+---+---+                              S   = Q K^T / sqrt(D)
@@ -11,12 +13,14 @@
 //        V tiles    1   2   3                                    O   =   O * exp(m - m') + P V
 //                                                            at last O / sum
 //
-// Memory sees q, k, v and o: no byte for a pair of query and key. (k and v are read once for each 64 queries; L2 has them.)
+// Memory sees q, k, v and o: no byte for a pair of query and key. (k and v are read once for each
+// 64 queries; L2 has them.)
 //
-// 256 threads stand 16 x 16. Thread (x, y) computes queries 4y .. 4y + 3 for keys x, x + 16, x + 32, x + 48, and in O the same queries for
-// four neighbouring columns of each 64. A value read from shared memory serves four products: without that, shared memory would be the
-// limit. Sixteen threads, half a warp, share a query: shuffles make its maximum and its sum, and P passes through shared memory within
-// the warp.
+// 256 threads stand 16 x 16. Thread (x, y) computes queries 4y .. 4y + 3 for keys x, x + 16, x +
+// 32, x + 48, and in O the same queries for four neighbouring columns of each 64. A value read from
+// shared memory serves four products: without that, shared memory would be the limit. Sixteen
+// threads, half a warp, share a query: shuffles make its maximum and its sum, and P passes through
+// shared memory within the warp.
 #include <cuda_bf16.h>
 
 #include "../kernel.h"
@@ -24,7 +28,8 @@
 namespace ultrascale::kernels {
 namespace {
 
-constexpr int tile = 64, across = 16, threads = across * across, own = tile / across;  // own: rows, and keys, of a thread
+constexpr int tile = 64, across = 16, threads = across * across,
+              own = tile / across;  // own: rows, and keys, of a thread
 
 template <class T>
 struct alignas(4 * sizeof(T)) Four {
@@ -40,8 +45,8 @@ __device__ FourFloat to_floats(FourHalf from) {
     return to;
 }
 
-// What a block has in shared memory. Rows are a little longer than they need to be, so that threads which read the same column of
-// different rows find them in different banks.
+// What a block has in shared memory. Rows are a little longer than they need to be, so that threads
+// which read the same column of different rows find them in different banks.
 template <int D>
 struct Shared {
     FourFloat q[tile][D / 4 + 1];  // fp32: it is converted once and read for each tile
@@ -49,9 +54,11 @@ struct Shared {
     float p[tile][tile + 4];
 };
 
-// `rows` of the tile's 64 rows exist; the others become 0. stride: elements from one row to the next.
+// `rows` of the tile's 64 rows exist; the others become 0. stride: elements from one row to the
+// next.
 template <int D, class T>
-__device__ void load(Four<T> (&to)[tile][D / 4 + 1], const __nv_bfloat16* from, int64_t stride, int64_t rows) {
+__device__ void load(Four<T> (&to)[tile][D / 4 + 1], const __nv_bfloat16* from, int64_t stride,
+                     int64_t rows) {
     for (int i = int(threadIdx.x); i < tile * D / 4; i += threads) {
         const int row = i / (D / 4), column = i % (D / 4);
         FourHalf four = {};
@@ -65,12 +72,16 @@ __device__ void load(Four<T> (&to)[tile][D / 4 + 1], const __nv_bfloat16* from, 
 
 template <int D>
 __global__ void __launch_bounds__(threads, 2)
-    attention(__nv_bfloat16* o, const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, int64_t T, int64_t H) {
+    attention(__nv_bfloat16* o, const __nv_bfloat16* q, const __nv_bfloat16* k,
+              const __nv_bfloat16* v, int64_t T, int64_t H) {
     DYNAMIC_SHARED(float4, memory);
     Shared<D>& shared = *reinterpret_cast<Shared<D>*>(memory);
     const int x = int(threadIdx.x) % across, y = int(threadIdx.x) / across;
-    const int64_t stride = H * D, begin = (int64_t(blockIdx.x) / H * T * H + int64_t(blockIdx.x) % H) * D;  // of this head
-    const int64_t first = int64_t(gridDim.y - 1 - blockIdx.y) * tile;  // query; the last first: they have most keys
+    // of this head
+    const int64_t stride = H * D,
+                  begin = (int64_t(blockIdx.x) / H * T * H + int64_t(blockIdx.x) % H) * D;
+    const int64_t first =
+        int64_t(gridDim.y - 1 - blockIdx.y) * tile;  // query; the last first: they have most keys
     q += begin, k += begin, v += begin, o += begin;
 
     load<D>(shared.q, q + first * stride, stride, T - first);
@@ -107,11 +118,14 @@ __global__ void __launch_bounds__(threads, 2)
             float larger = largest[r];
 #pragma unroll
             for (int c = 0; c < own; ++c) {
-                const bool hidden = key == first && x + c * across > y * own + r;  // right of the diagonal; so are keys from T on
+                const bool hidden =
+                    key == first &&
+                    x + c * across > y * own + r;  // right of the diagonal; so are keys from T on
                 s[r][c] = hidden ? -INFINITY : s[r][c] * scale;
                 larger = fmaxf(larger, s[r][c]);
             }
-            for (int i = across / 2; i > 0; i /= 2) larger = fmaxf(larger, __shfl_xor_sync(0xffffffffu, larger, i));
+            for (int i = across / 2; i > 0; i /= 2)
+                larger = fmaxf(larger, __shfl_xor_sync(0xffffffffu, larger, i));
             const float factor = __expf(largest[r] - larger);  // the first time exp(-infinity) = 0
             largest[r] = larger, sum[r] *= factor;
 #pragma unroll
@@ -130,7 +144,8 @@ __global__ void __launch_bounds__(threads, 2)
         for (int j = 0; j < tile; j += 4) {
             FourFloat p[own];  // (query, key j .. j + 3)
 #pragma unroll
-            for (int r = 0; r < own; ++r) p[r] = *reinterpret_cast<const FourFloat*>(&shared.p[y * own + r][j]);
+            for (int r = 0; r < own; ++r)
+                p[r] = *reinterpret_cast<const FourFloat*>(&shared.p[y * own + r][j]);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -153,7 +168,8 @@ __global__ void __launch_bounds__(threads, 2)
             FourHalf result;
 #pragma unroll
             for (int j = 0; j < 4; ++j) result.x[j] = __float2bfloat16_rn(out[r][c].x[j] / sum[r]);
-            if (query < T) *reinterpret_cast<FourHalf*>(o + query * stride + c * tile + x * 4) = result;
+            if (query < T)
+                *reinterpret_cast<FourHalf*>(o + query * stride + c * tile + x * 4) = result;
         }
     }
 }
@@ -161,7 +177,9 @@ __global__ void __launch_bounds__(threads, 2)
 void run(const Arguments& args) {
     const int64_t B = args.size[0], T = args.size[1], H = args.size[2], D = args.size[3];
     check(D == 64 || D == 128, "attention: a head dimension of 64 or 128");
-    const auto half = [](const Tensor& tensor) { return static_cast<__nv_bfloat16*>(tensor.data()); };
+    const auto half = [](const Tensor& tensor) {
+        return static_cast<__nv_bfloat16*>(tensor.data());
+    };
     const dim3 grid(unsigned(B * H), unsigned(ceil_div(T, tile)));
     const size_t bytes = D == 64 ? sizeof(Shared<64>) : sizeof(Shared<128>);
     LAUNCH(D == 64 ? attention<64> : attention<128>, grid, threads, bytes)

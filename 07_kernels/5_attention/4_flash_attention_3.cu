@@ -1,18 +1,22 @@
-// FlashAttention-3 (Shah et al. 2024, https://arxiv.org/abs/2407.08608): the kernel that this project trains with on Hopper,
-// common/cuda/attention/attention_wgmma_forward.cu. What it adds to 3_flash_attention_2:
+// FlashAttention-3 (Shah et al. 2024, https://arxiv.org/abs/2407.08608): the kernel that this
+// project trains with on Hopper, common/cuda/attention/attention_wgmma_forward.cu. What it adds to
+// 3_flash_attention_2:
 //
-//   - The products are wgmma (6_hopper): 128 threads ask for 64 x 128 x 16 at once, both operands from shared memory, and go on. On
-//     Hopper mma reaches some 60 % of the tensor cores' rate.
-//   - Loads are TMA's. One warp asks for them and keeps few registers; those who compute get the others'.
-//   - The exponentials, which have a unit of their own with 1/256 of the tensor cores' rate, run while tensor cores multiply. Without that
-//     they would cost as much time as the products at D = 64 (4 D FLOP for each exponential), and half of it at D = 128:
+//   - The products are wgmma (6_hopper): 128 threads ask for 64 x 128 x 16 at once, both operands
+//     from shared memory, and go on. On Hopper mma reaches some 60 % of the tensor cores' rate.
+//   - Loads are TMA's. One warp asks for them and keeps few registers; those who compute get the
+//     others'.
+//   - The exponentials, which have a unit of their own with 1/256 of the tensor cores' rate, run
+//     while tensor cores multiply. Without that they would cost as much time as the products at D =
+//     64 (4 D FLOP for each exponential), and half of it at D = 128:
 //
 //       warpgroup 0   | products | softmax .... | products | softmax .... |
 //       warpgroup 1              | products     | softmax  | products     | softmax
 //                                ^ the turn is passed on (bar.arrive, bar.sync), and inside a warpgroup the softmax of the next keys
 //                                  begins while this one's P V is still under way
 //
-//   - One block for each multiprocessor takes tile after tile, the longest first, and loads the next queries while it computes.
+//   - One block for each multiprocessor takes tile after tile, the longest first, and loads the
+//     next queries while it computes.
 //
 // It needs Hopper's PTX, which neither the CPU nor other GPUs execute.
 #include "../kernel.h"
@@ -24,7 +28,8 @@ namespace {
 #ifdef ULTRASCALE_CUDA
 void run(const Arguments& args) {
     const int64_t B = args.size[0], T = args.size[1], H = args.size[2];
-    const Tensor lse = Tensor::empty({B, H, T}, DType::fp32, Memory::workspace);  // for the backward pass
+    const Tensor lse =
+        Tensor::empty({B, H, T}, DType::fp32, Memory::workspace);  // for the backward pass
     ops::attention_forward(args.out, lse, args.in[0], args.in[1], args.in[2], {.causal = true});
 }
 #else

@@ -10,7 +10,8 @@ std::vector<Problem> attention() {
     Problem problem{.name = "attention", .dimensions = {"B", "T", "H", "D"}};
     problem.timed = {{4, 4096, 16, 64}, {4, 4096, 16, 128}};
     problem.observed = {{1, 128, 2, 64}};
-    problem.awkward = {{1, 1, 1, 64}, {2, 17, 3, 128}, {1, 65, 2, 64}, {2, 100, 1, 128}, {1, 129, 1, 64}};
+    problem.awkward = {
+        {1, 1, 1, 64}, {2, 17, 3, 128}, {1, 65, 2, 64}, {2, 100, 1, 128}, {1, 129, 1, 64}};
 #ifdef ULTRASCALE_CUDA  // several tiles for each block of a kernel that stays
     problem.awkward.insert(problem.awkward.end(), {{3, 700, 24, 64}, {2, 600, 40, 128}});
 #endif
@@ -23,9 +24,12 @@ std::vector<Problem> attention() {
         const int64_t T = s[1], H = s[2], D = s[3], h = row % H, t = row / H % T, b = row / H / T;
         const float* q = &in[0][size_t(row * D)];
         std::vector<double> score(size_t(t + 1), 0);
-        const auto head_row = [&](int input, int64_t token) { return &in[size_t(input)][size_t(((b * T + token) * H + h) * D)]; };
+        const auto head_row = [&](int input, int64_t token) {
+            return &in[size_t(input)][size_t(((b * T + token) * H + h) * D)];
+        };
         for (int64_t j = 0; j <= t; ++j)
-            for (int64_t d = 0; d < D; ++d) score[size_t(j)] += double(q[d]) * head_row(1, j)[d] / std::sqrt(double(D));
+            for (int64_t d = 0; d < D; ++d)
+                score[size_t(j)] += double(q[d]) * head_row(1, j)[d] / std::sqrt(double(D));
         const double largest = *std::max_element(score.begin(), score.end());
         double sum = 0;
         std::fill_n(out, D, 0.0);
@@ -36,11 +40,18 @@ std::vector<Problem> attention() {
         }
         for (int64_t d = 0; d < D; ++d) out[d] /= sum;
     };
-    problem.refuses = [](const Sizes& s) { return s[3] == 64 || s[3] == 128 ? "" : "D is 64 or 128"; };
-    problem.tolerance = 1e-2;  // P is rounded to bf16 before the tensor cores take it, and the output is
+    problem.refuses = [](const Sizes& s) {
+        return s[3] == 64 || s[3] == 128 ? "" : "D is 64 or 128";
+    };
+    // P is rounded to bf16 before the tensor cores take it, and the output is
+    problem.tolerance = 1e-2;
     // Two products of 2 T T D each, of which the causal mask leaves half.
-    problem.flops = [](const Sizes& s) { return 2.0 * double(s[0] * s[2]) * double(s[1]) * double(s[1]) * double(s[3]); };
-    problem.bytes = [](const Sizes& s) { return 4 * 2.0 * double(s[0] * s[1]) * double(s[2] * s[3]); };
+    problem.flops = [](const Sizes& s) {
+        return 2.0 * double(s[0] * s[2]) * double(s[1]) * double(s[1]) * double(s[3]);
+    };
+    problem.bytes = [](const Sizes& s) {
+        return 4 * 2.0 * double(s[0] * s[1]) * double(s[2] * s[3]);
+    };
     problem.tensor_cores = true;
     return {problem};
 }

@@ -1,5 +1,6 @@
-// Hopper's product: C = A B^T in bf16 with wgmma. Four warps (a warpgroup) multiply 64 x 128 by 16 in one instruction, whose operands come
-// from shared memory, so nobody loads fragments; and one thread asks the copy engine (TMA) for a whole tile, so nobody computes addresses.
+// Hopper's product: C = A B^T in bf16 with wgmma. Four warps (a warpgroup) multiply 64 x 128 by 16
+// in one instruction, whose operands come from shared memory, so nobody loads fragments; and one
+// thread asks the copy engine (TMA) for a whole tile, so nobody computes addresses.
 //
 //     block 128 x 128, 64 of K at a time              thread 0:   [ask]          [ask]
 //                  B: 128 rows of 64 k                TMA:         [copy]         [copy]
@@ -9,8 +10,9 @@
 //     64 k     | warpgroup 1: 64 x 128 |              blocks on an SM fill each other's gaps.
 //              +-----------------------+
 //
-// The tensor map, a kernel's parameter, says where the matrix lies, its sizes, and the box to copy. TMA writes the box swizzled, zeros
-// where the matrix has ended, and counts its bytes at an mbarrier: all threads wait there. (common/cuda/hopper.cuh, wgmma.cuh.)
+// The tensor map, a kernel's parameter, says where the matrix lies, its sizes, and the box to copy.
+// TMA writes the box swizzled, zeros where the matrix has ended, and counts its bytes at an
+// mbarrier: all threads wait there. (common/cuda/hopper.cuh, wgmma.cuh.)
 #ifndef ULTRASCALE_SIMT
 #include "product.cuh"
 #endif
@@ -28,12 +30,15 @@ constexpr int threads = 128 * (tile_rows / 64);
 constexpr int tiles_below = 16;  // order of tiles: product.cuh
 
 __global__ void __launch_bounds__(threads)
-    product(Element* C /* (M, N) */, int M, int N, int K, const __grid_constant__ CUtensorMap A /* (M, K) */,
+    product(Element* C /* (M, N) */, int M, int N, int K,
+            const __grid_constant__ CUtensorMap A /* (M, K) */,
             const __grid_constant__ CUtensorMap B /* (N, K) */) {
     __shared__ __align__(1024) Element a[tile_rows * k_step], b[tile_columns * k_step];
     __shared__ Barrier full;
-    const Tile tile = tile_at(int(blockIdx.x), (M + tile_rows - 1) / tile_rows, (N + tile_columns - 1) / tile_columns, tiles_below);
-    const int row0 = tile.row * tile_rows, column0 = tile.column * tile_columns, warpgroup = same_in_warp(int(threadIdx.x) / 32) / 4;
+    const Tile tile = tile_at(int(blockIdx.x), (M + tile_rows - 1) / tile_rows,
+                              (N + tile_columns - 1) / tile_columns, tiles_below);
+    const int row0 = tile.row * tile_rows, column0 = tile.column * tile_columns,
+              warpgroup = same_in_warp(int(threadIdx.x) / 32) / 4;
     if (threadIdx.x == 0) {
         barrier_init(&full, 1);
         barrier_init_fence();
@@ -52,7 +57,8 @@ __global__ void __launch_bounds__(threads)
         parity ^= 1;
         wgmma_fence();
 #pragma unroll
-        for (int k16 = 0; k16 < k_step / 16; ++k16) wgmma(sum, k_major(a + warpgroup * 64 * k_step, k16), k_major(b, k16), k + k16 > 0);
+        for (int k16 = 0; k16 < k_step / 16; ++k16)
+            wgmma(sum, k_major(a + warpgroup * 64 * k_step, k16), k_major(b, k16), k + k16 > 0);
         wgmma_commit();
         wgmma_wait<0>(sum);
         __syncthreads();  // both warpgroups have read a and b

@@ -1,5 +1,5 @@
-// Warp specialisation: one warp, the producer, does nothing but ask for tiles; two warpgroups, the consumers, do nothing but multiply. A
-// ring of stages lies between them, each with two barriers:
+// Warp specialisation: one warp, the producer, does nothing but ask for tiles; two warpgroups, the
+// consumers, do nothing but multiply. A ring of stages lies between them, each with two barriers:
 //
 //     full[s]    the tiles of stage s are here: their bytes have come               consumers wait, the producer announces
 //     empty[s]   both consumers have multiplied, stage s may be written again       the producer waits, consumers arrive
@@ -7,11 +7,13 @@
 //     TMA:         | copy 0 | copy 1 | copy 2 | copy 3 | copy 4 |
 //     consumers:            | wgmma 0| wgmma 1| wgmma 2| wgmma 3|         stage = step % 3
 //
-// Nobody meets at __syncthreads any more: the producer runs ahead until the ring is full, and copies never wait for products that are
-// not theirs. The two consumers need not be in the same step.
+// Nobody meets at __syncthreads any more: the producer runs ahead until the ring is full, and
+// copies never wait for products that are not theirs. The two consumers need not be in the same
+// step.
 //
-// A barrier's phase is told by its parity. In round r = step / 3 the consumers wait for phase r of full[s], the producer for phase r - 1 of
-// empty[s]; before the first round, that counts as complete. (common/cuda/hopper.cuh)
+// A barrier's phase is told by its parity. In round r = step / 3 the consumers wait for phase r of
+// full[s], the producer for phase r - 1 of empty[s]; before the first round, that counts as
+// complete. (common/cuda/hopper.cuh)
 #ifndef ULTRASCALE_SIMT
 #include "product.cuh"
 #endif
@@ -38,12 +40,15 @@ struct Shared {
 };
 
 __global__ void __launch_bounds__(threads, blocks_per_sm)
-    product(Element* C /* (M, N) */, int M, int N, int K, const __grid_constant__ CUtensorMap A /* (M, K) */,
+    product(Element* C /* (M, N) */, int M, int N, int K,
+            const __grid_constant__ CUtensorMap A /* (M, K) */,
             const __grid_constant__ CUtensorMap B /* (N, K) */) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
-    const Tile tile = tile_at(int(blockIdx.x), (M + tile_rows - 1) / tile_rows, (N + tile_columns - 1) / tile_columns, tiles_below);
-    const int row0 = tile.row * tile_rows, column0 = tile.column * tile_columns, warpgroup = same_in_warp(int(threadIdx.x) / 32) / 4;
+    const Tile tile = tile_at(int(blockIdx.x), (M + tile_rows - 1) / tile_rows,
+                              (N + tile_columns - 1) / tile_columns, tiles_below);
+    const int row0 = tile.row * tile_rows, column0 = tile.column * tile_columns,
+              warpgroup = same_in_warp(int(threadIdx.x) / 32) / 4;
     if (threadIdx.x == 0) {
         for (int s = 0; s < stages; ++s) {
             barrier_init(&shared.full[s], 1);
@@ -74,7 +79,8 @@ __global__ void __launch_bounds__(threads, blocks_per_sm)
         wgmma_fence();
 #pragma unroll
         for (int k16 = 0; k16 < k_step / 16; ++k16)
-            wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16), k_major(stage.b, k16), k + k16 > 0);
+            wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16), k_major(stage.b, k16),
+                  k + k16 > 0);
         wgmma_commit();
         wgmma_wait<0>(sum);
         if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.stage]);
@@ -85,13 +91,15 @@ __global__ void __launch_bounds__(threads, blocks_per_sm)
 void run(const Arguments& args) {
     const int64_t M = args.size[0], N = args.size[1], K = args.size[2];
     const Operand A(args.in[0], tile_rows), B(args.in[1], tile_columns);
-    LAUNCH(product, unsigned(ceil_div(M, tile_rows) * ceil_div(N, tile_columns)), threads, sizeof(Shared))
+    LAUNCH(product, unsigned(ceil_div(M, tile_rows) * ceil_div(N, tile_columns)), threads,
+           sizeof(Shared))
     (static_cast<Element*>(args.out.data()), M, N, K, A.map, B.map);
 }
 
 #endif
 
-const Registered here{"product bf16", "a producer warp, a ring of 3 stages, mbarriers", run, Needs::hopper};
+const Registered here{"product bf16", "a producer warp, a ring of 3 stages, mbarriers", run,
+                      Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

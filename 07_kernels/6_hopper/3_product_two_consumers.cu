@@ -1,5 +1,6 @@
-// A larger tile: 128 x 256, of which each consumer sums 64 x 256. A step reads 48 KiB for 128 x 256 x 64 multiply-adds, 85 FLOP a byte
-// instead of 64, so L2 has less to do; so has shared memory, as each wgmma reads its 64 rows of A for 256 columns instead of 128.
+// A larger tile: 128 x 256, of which each consumer sums 64 x 256. A step reads 48 KiB for 128 x 256
+// x 64 multiply-adds, 85 FLOP a byte instead of 64, so L2 has less to do; so has shared memory, as
+// each wgmma reads its 64 rows of A for 256 columns instead of 128.
 //
 //                  B: 256 rows of 64 k                    registers a thread     at launch    then
 //              +-----------------------------------+      consumer 0                168       232, of them 128 sums
@@ -8,12 +9,13 @@
 //     64 k     |       consumer 1: 64 x 256        |
 //              +-----------------------------------+      x 128 threads             64512    64512, of an SM's 65536
 //
-// 128 sums and what else a consumer needs come near the 168 registers that each of 384 threads can have, while the producer needs hardly
-// any: setmaxnreg moves registers from one warpgroup to others. It is for whole warpgroups, so the producer is one, too, of which 127
-// threads have nothing to do.
+// 128 sums and what else a consumer needs come near the 168 registers that each of 384 threads can
+// have, while the producer needs hardly any: setmaxnreg moves registers from one warpgroup to
+// others. It is for whole warpgroups, so the producer is one, too, of which 127 threads have
+// nothing to do.
 //
-// Products stay under way: a consumer waits until those of the step *before* are complete, and hands that stage back; so the tensor cores
-// find the next step's in their queue.
+// Products stay under way: a consumer waits until those of the step *before* are complete, and
+// hands that stage back; so the tensor cores find the next step's in their queue.
 #ifndef ULTRASCALE_SIMT
 #include "product.cuh"
 #endif
@@ -30,8 +32,10 @@ constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int stages = 4;     // 48 KiB each
 constexpr int under_way = 1;  // steps whose products a consumer leaves under way
 constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
-constexpr int launch_registers = 168, consumer_registers = 232, producer_registers = 40;  // 65536 / 384, rounded down to a multiple of 8
-static_assert(consumers * consumer_registers + producer_registers <= (consumers + 1) * launch_registers);
+constexpr int launch_registers = 168, consumer_registers = 232,
+              producer_registers = 40;  // 65536 / 384, rounded down to a multiple of 8
+static_assert(consumers * consumer_registers + producer_registers <=
+              (consumers + 1) * launch_registers);
 constexpr int tiles_below = 16;
 
 struct Stage {
@@ -43,12 +47,15 @@ struct Shared {
 };
 
 __global__ void __launch_bounds__(threads, 1)
-    product(Element* C /* (M, N) */, int M, int N, int K, const __grid_constant__ CUtensorMap A /* (M, K) */,
+    product(Element* C /* (M, N) */, int M, int N, int K,
+            const __grid_constant__ CUtensorMap A /* (M, K) */,
             const __grid_constant__ CUtensorMap B /* (N, K) */) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
-    const Tile tile = tile_at(int(blockIdx.x), (M + tile_rows - 1) / tile_rows, (N + tile_columns - 1) / tile_columns, tiles_below);
-    const int row0 = tile.row * tile_rows, column0 = tile.column * tile_columns, warpgroup = same_in_warp(int(threadIdx.x) / 32) / 4;
+    const Tile tile = tile_at(int(blockIdx.x), (M + tile_rows - 1) / tile_rows,
+                              (N + tile_columns - 1) / tile_columns, tiles_below);
+    const int row0 = tile.row * tile_rows, column0 = tile.column * tile_columns,
+              warpgroup = same_in_warp(int(threadIdx.x) / 32) / 4;
     const int steps = (K + k_step - 1) / k_step;
     if (threadIdx.x == 0) {
         for (int s = 0; s < stages; ++s) {
@@ -81,7 +88,8 @@ __global__ void __launch_bounds__(threads, 1)
             wgmma_fence();
 #pragma unroll
             for (int k16 = 0; k16 < k_step / 16; ++k16)
-                wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16), k_major(stage.b, k16), step + k16 > 0);
+                wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16), k_major(stage.b, k16),
+                      step + k16 > 0);
             wgmma_commit();
             wgmma_wait<under_way>(sum);
             if (step < under_way) continue;
@@ -96,7 +104,8 @@ __global__ void __launch_bounds__(threads, 1)
 void run(const Arguments& args) {
     const int64_t M = args.size[0], N = args.size[1], K = args.size[2];
     const Operand A(args.in[0], tile_rows), B(args.in[1], tile_columns);
-    LAUNCH(product, unsigned(ceil_div(M, tile_rows) * ceil_div(N, tile_columns)), threads, sizeof(Shared))
+    LAUNCH(product, unsigned(ceil_div(M, tile_rows) * ceil_div(N, tile_columns)), threads,
+           sizeof(Shared))
     (static_cast<Element*>(args.out.data()), M, N, K, A.map, B.map);
 }
 

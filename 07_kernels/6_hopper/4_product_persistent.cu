@@ -1,16 +1,19 @@
-// A persistent kernel: as many blocks as there are SMs, and each computes one tile after the other. While the consumers store the sums of a
-// tile, the producer is already filling the ring for the next one; before, a block that stored had no copies under way, and a new block
-// began with an empty ring.
+// A persistent kernel: as many blocks as there are SMs, and each computes one tile after the other.
+// While the consumers store the sums of a tile, the producer is already filling the ring for the
+// next one; before, a block that stored had no copies under way, and a new block began with an
+// empty ring.
 //
 //     a block a tile:    [fill][   multiply   ][store][fill][   multiply   ][store]
 //     persistent:        [fill][   multiply   ][store][   multiply   ][store]
 //         producer:      [copy .................][copy ahead][copy ........]
 //
-// On an H200 the fill alone is worth nothing at 4096^3 and 0.4 % at 8192^3: with 64 steps a tile it is short, and the consumers still multiply
-// nothing while they store. But from here on a tile's stores can run under the next one's products, which 6_product_async_store.cu does.
+// On an H200 the fill alone is worth nothing at 4096^3 and 0.4 % at 8192^3: with 64 steps a tile it
+// is short, and the consumers still multiply nothing while they store. But from here on a tile's
+// stores can run under the next one's products, which 6_product_async_store.cu does.
 //
-// The ring does not know about tiles: places and parities go on through all of them. Tile i is computed by block i % blocks, in the order
-// of tile_at (product.cuh): tiles of neighbouring numbers run at the same time and read the same rows of A and B, which L2 then has.
+// The ring does not know about tiles: places and parities go on through all of them. Tile i is
+// computed by block i % blocks, in the order of tile_at (product.cuh): tiles of neighbouring
+// numbers run at the same time and read the same rows of A and B, which L2 then has.
 #ifndef ULTRASCALE_SIMT
 #include "product.cuh"
 #endif
@@ -39,11 +42,13 @@ struct Shared {
 };
 
 __global__ void __launch_bounds__(threads, 1)
-    product(Element* C /* (M, N) */, int M, int N, int K, const __grid_constant__ CUtensorMap A /* (M, K) */,
+    product(Element* C /* (M, N) */, int M, int N, int K,
+            const __grid_constant__ CUtensorMap A /* (M, K) */,
             const __grid_constant__ CUtensorMap B /* (N, K) */) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
-    const int down = (M + tile_rows - 1) / tile_rows, across = (N + tile_columns - 1) / tile_columns, steps = (K + k_step - 1) / k_step;
+    const int down = (M + tile_rows - 1) / tile_rows,
+              across = (N + tile_columns - 1) / tile_columns, steps = (K + k_step - 1) / k_step;
     const int warpgroup = same_in_warp(int(threadIdx.x) / 32) / 4;
     if (threadIdx.x == 0) {
         tma_prefetch(&A);
@@ -87,14 +92,17 @@ __global__ void __launch_bounds__(threads, 1)
                 wgmma_fence();
 #pragma unroll
                 for (int k16 = 0; k16 < k_step / 16; ++k16)
-                    wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16), k_major(stage.b, k16), step + k16 > 0);
+                    wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16),
+                          k_major(stage.b, k16), step + k16 > 0);
                 wgmma_commit();
                 wgmma_wait<under_way>(sum);
                 if (step >= under_way) free_stage();
             }
             wgmma_wait<0>(sum);
-            for (int step = steps < under_way ? steps : under_way; step > 0; --step) free_stage();  // the producer goes on
-            store_sums(C, M, N, tile.row * tile_rows + warpgroup * 64, tile.column * tile_columns, sum);
+            for (int step = steps < under_way ? steps : under_way; step > 0; --step)
+                free_stage();  // the producer goes on
+            store_sums(C, M, N, tile.row * tile_rows + warpgroup * 64, tile.column * tile_columns,
+                       sum);
         }
     }
 }
@@ -109,7 +117,8 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product bf16", "a block an SM: copies run on while sums are stored", run, Needs::hopper};
+const Registered here{"product bf16", "a block an SM: copies run on while sums are stored", run,
+                      Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

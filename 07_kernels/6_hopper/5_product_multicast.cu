@@ -1,13 +1,15 @@
-// Clusters: two blocks on neighbouring SMs whose tiles lie below each other need the same 256 rows of B. Each asks for half of them, and
-// TMA multicasts what it reads to both: the two blocks read 2 x 16 KiB of A and 32 KiB of B from L2 in a step, instead of 96 KiB.
+// Clusters: two blocks on neighbouring SMs whose tiles lie below each other need the same 256 rows
+// of B. Each asks for half of them, and TMA multicasts what it reads to both: the two blocks read 2
+// x 16 KiB of A and 32 KiB of B from L2 in a step, instead of 96 KiB.
 //
 //                                    B: rows 0-127   B: rows 128-255
 //                                         |               |
 //     block 0: asks for its A, B 0-127    +---> both      |         full[s] of each block: 48 KiB come, whoever asked for them
 //     block 1: asks for its A, B 128-255                  +---> both
 //
-// So stage s of *both* blocks must be free before either asks: empty[s] counts the consumers of both, and a consumer arrives at the barrier
-// of each (barrier_arrive_at). The blocks must live as long as the other one may write to them: they begin and end together.
+// So stage s of *both* blocks must be free before either asks: empty[s] counts the consumers of
+// both, and a consumer arrives at the barrier of each (barrier_arrive_at). The blocks must live as
+// long as the other one may write to them: they begin and end together.
 #ifndef ULTRASCALE_SIMT
 #include "product.cuh"
 #endif
@@ -38,13 +40,15 @@ struct Shared {
 };
 
 __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
-    product(Element* C /* (M, N) */, int M, int N, int K, const __grid_constant__ CUtensorMap A /* (M, K) */,
+    product(Element* C /* (M, N) */, int M, int N, int K,
+            const __grid_constant__ CUtensorMap A /* (M, K) */,
             const __grid_constant__ CUtensorMap B /* (N, K) */) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
-    const int down = (M + cluster * tile_rows - 1) / (cluster * tile_rows), across = (N + tile_columns - 1) / tile_columns,
-              steps = (K + k_step - 1) / k_step;
-    const int rank = int(cluster_rank()), first = int(blockIdx.x) / cluster, clusters = int(gridDim.x) / cluster;
+    const int down = (M + cluster * tile_rows - 1) / (cluster * tile_rows),
+              across = (N + tile_columns - 1) / tile_columns, steps = (K + k_step - 1) / k_step;
+    const int rank = int(cluster_rank()), first = int(blockIdx.x) / cluster,
+              clusters = int(gridDim.x) / cluster;
     const int warpgroup = same_in_warp(int(threadIdx.x) / 32) / 4;
     if (threadIdx.x == 0) {
         tma_prefetch(&A);
@@ -68,8 +72,10 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                     Barrier* const full = &shared.full[place.stage];
                     barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
                     barrier_arrive_expect(full, sizeof(Stage));
-                    tma_load(stage.a, &A, full, step * k_step, (tile.row * cluster + rank) * tile_rows);
-                    tma_load_multicast(stage.b + rank * b_rows * k_step, &B, full, (1 << cluster) - 1, step * k_step,
+                    tma_load(stage.a, &A, full, step * k_step,
+                             (tile.row * cluster + rank) * tile_rows);
+                    tma_load_multicast(stage.b + rank * b_rows * k_step, &B, full,
+                                       (1 << cluster) - 1, step * k_step,
                                        tile.column * tile_columns + rank * b_rows);
                 }
             }
@@ -77,7 +83,9 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         registers_more<consumer_registers>();
         RingPlace<stages> to_free;
         const auto free_stage = [&] {
-            if (threadIdx.x % 128 < cluster) barrier_arrive_at(&shared.empty[to_free.stage], threadIdx.x % 128);  // a thread a block
+            if (threadIdx.x % 128 < cluster)
+                barrier_arrive_at(&shared.empty[to_free.stage],
+                                  threadIdx.x % 128);  // a thread a block
             to_free.advance();
         };
         for (int index = first; index < down * across; index += clusters) {
@@ -89,17 +97,21 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                 wgmma_fence();
 #pragma unroll
                 for (int k16 = 0; k16 < k_step / 16; ++k16)
-                    wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16), k_major(stage.b, k16), step + k16 > 0);
+                    wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16),
+                          k_major(stage.b, k16), step + k16 > 0);
                 wgmma_commit();
                 wgmma_wait<under_way>(sum);
                 if (step >= under_way) free_stage();
             }
             wgmma_wait<0>(sum);
-            for (int step = steps < under_way ? steps : under_way; step > 0; --step) free_stage();  // the producers go on
-            store_sums(C, M, N, (tile.row * cluster + rank) * tile_rows + warpgroup * 64, tile.column * tile_columns, sum);
+            for (int step = steps < under_way ? steps : under_way; step > 0; --step)
+                free_stage();  // the producers go on
+            store_sums(C, M, N, (tile.row * cluster + rank) * tile_rows + warpgroup * 64,
+                       tile.column * tile_columns, sum);
         }
     }
-    cluster_sync();  // the other block multiplies what this one has sent, and arrives at its barriers
+    // The other block multiplies what this one has sent, and arrives at its barriers.
+    cluster_sync();
 }
 
 void run(const Arguments& args) {

@@ -1,16 +1,19 @@
-// Results leave through the copy engine as well. A warp rounds its 16 x 256 sums and lays them into shared memory, 64 columns at a time
-// (stmatrix: four 8 x 8 matrices in one instruction); then one thread asks TMA to write the 16 x 64 to C, and the warp goes on, to the next
-// 64 columns and to the next tile's products.
+// Results leave through the copy engine as well. A warp rounds its 16 x 256 sums and lays them into
+// shared memory, 64 columns at a time (stmatrix: four 8 x 8 matrices in one instruction); then one
+// thread asks TMA to write the 16 x 64 to C, and the warp goes on, to the next 64 columns and to
+// the next tile's products.
 //
 //     registers of a warp                    shared memory, swizzled            memory
 //     sums 16 x 256  --- stmatrix, 64 columns -->  box 0  --- tma_store -----> C, whole rows of 128 bytes
 //                                                  box 1      while the warp fills the other box
 //
-// Before, a thread wrote 4 bytes here and 4 there, 16 neighbouring bytes a row and instruction. Now a warp waits only where TMA has not yet
-// read the box that it wants to fill again. TMA leaves out what is outside of C, but wants rows that begin at multiples of 16 bytes:
-// where N is no multiple of 8, sums are stored as before.
+// Before, a thread wrote 4 bytes here and 4 there, 16 neighbouring bytes a row and instruction. Now
+// a warp waits only where TMA has not yet read the box that it wants to fill again. TMA leaves out
+// what is outside of C, but wants rows that begin at multiples of 16 bytes: where N is no multiple
+// of 8, sums are stored as before.
 //
-// Every other tile of a block goes through K backwards: it begins with what its neighbours read last, which L2 still has.
+// Every other tile of a block goes through K backwards: it begins with what its neighbours read
+// last, which L2 still has.
 #ifndef ULTRASCALE_SIMT
 #include "product.cuh"
 #endif
@@ -43,13 +46,16 @@ struct Shared {
 };
 
 __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
-    product(Element* C /* (M, N) */, int M, int N, int K, const __grid_constant__ CUtensorMap A /* (M, K) */,
-            const __grid_constant__ CUtensorMap B /* (N, K) */, const __grid_constant__ CUtensorMap C_map /* where N % 8 == 0 */) {
+    product(Element* C /* (M, N) */, int M, int N, int K,
+            const __grid_constant__ CUtensorMap A /* (M, K) */,
+            const __grid_constant__ CUtensorMap B /* (N, K) */,
+            const __grid_constant__ CUtensorMap C_map /* where N % 8 == 0 */) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
-    const int down = (M + cluster * tile_rows - 1) / (cluster * tile_rows), across = (N + tile_columns - 1) / tile_columns,
-              steps = (K + k_step - 1) / k_step;
-    const int rank = int(cluster_rank()), first = int(blockIdx.x) / cluster, clusters = int(gridDim.x) / cluster;
+    const int down = (M + cluster * tile_rows - 1) / (cluster * tile_rows),
+              across = (N + tile_columns - 1) / tile_columns, steps = (K + k_step - 1) / k_step;
+    const int rank = int(cluster_rank()), first = int(blockIdx.x) / cluster,
+              clusters = int(gridDim.x) / cluster;
     const int warp = same_in_warp(int(threadIdx.x) / 32), warpgroup = warp / 4;
     if (threadIdx.x == 0) {
         tma_prefetch(&A);
@@ -76,7 +82,8 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                     barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
                     barrier_arrive_expect(full, sizeof(Stage));
                     tma_load(stage.a, &A, full, k, (tile.row * cluster + rank) * tile_rows);
-                    tma_load_multicast(stage.b + rank * b_rows * k_step, &B, full, (1 << cluster) - 1, k,
+                    tma_load_multicast(stage.b + rank * b_rows * k_step, &B, full,
+                                       (1 << cluster) - 1, k,
                                        tile.column * tile_columns + rank * b_rows);
                 }
             }
@@ -84,7 +91,9 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         registers_more<consumer_registers>();
         RingPlace<stages> to_free;
         const auto free_stage = [&] {
-            if (threadIdx.x % 128 < cluster) barrier_arrive_at(&shared.empty[to_free.stage], threadIdx.x % 128);  // a thread a block
+            if (threadIdx.x % 128 < cluster)
+                barrier_arrive_at(&shared.empty[to_free.stage],
+                                  threadIdx.x % 128);  // a thread a block
             to_free.advance();
         };
         for (int index = first; index < down * across; index += clusters) {
@@ -96,22 +105,28 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                 wgmma_fence();
 #pragma unroll
                 for (int k16 = 0; k16 < k_step / 16; ++k16)
-                    wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16), k_major(stage.b, k16), step + k16 > 0);
+                    wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16),
+                          k_major(stage.b, k16), step + k16 > 0);
                 wgmma_commit();
                 wgmma_wait<under_way>(sum);
                 if (step >= under_way) free_stage();
             }
             wgmma_wait<0>(sum);
-            for (int step = steps < under_way ? steps : under_way; step > 0; --step) free_stage();  // the producers go on
-            const int row0 = (tile.row * cluster + rank) * tile_rows + warpgroup * 64, column0 = tile.column * tile_columns;
+            for (int step = steps < under_way ? steps : under_way; step > 0; --step)
+                free_stage();  // the producers go on
+            const int row0 = (tile.row * cluster + rank) * tile_rows + warpgroup * 64,
+                      column0 = tile.column * tile_columns;
             if (N % 8 == 0)
-                store_through_boxes(&C_map, row0 + warp % 4 * box_rows, column0, shared.box[warp], sum);
+                store_through_boxes(&C_map, row0 + warp % 4 * box_rows, column0, shared.box[warp],
+                                    sum);
             else
                 store_sums(C, M, N, row0, column0, sum);
         }
-        if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();  // a block that has ended has no shared memory
+        if (threadIdx.x % 32 == 0)
+            tma_store_wait_read<0>();  // a block that has ended has no shared memory
     }
-    cluster_sync();  // the other block multiplies what this one has sent, and arrives at its barriers
+    // The other block multiplies what this one has sent, and arrives at its barriers.
+    cluster_sync();
 }
 
 void run(const Arguments& args) {
@@ -125,7 +140,8 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product bf16", "stmatrix, and TMA stores under the next products", run, Needs::hopper};
+const Registered here{"product bf16", "stmatrix, and TMA stores under the next products", run,
+                      Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

@@ -1,17 +1,21 @@
-// The product in fp8: e4m3 numbers (1 sign, 4 exponent and 3 mantissa bits) and a scale for each matrix. A row of 128 bytes has 128 k, and
-// wgmma takes 32 of them where it took 16: the same kernel moves the same bytes and does twice the products in the same time.
+// The product in fp8: e4m3 numbers (1 sign, 4 exponent and 3 mantissa bits) and a scale for each
+// matrix. A row of 128 bytes has 128 k, and wgmma takes 32 of them where it took 16: the same
+// kernel moves the same bytes and does twice the products in the same time.
 //
 //     A, B   fp8, up to 448: a matrix divided by its scale           C = scale_a scale_b sum, rounded to bf16
-//     sums   fp32 registers, but less exact than these: each time, 32 products and the sum before them are shifted to the exponent of the
-//            largest, and what is 14 bits or more behind its leading one is cut off:
+//     sums   fp32 registers, but less exact than these: each time, 32 products and the sum before
+//            them are shifted to the exponent of the largest, and what is 14 bits or more behind
+//            its leading one is cut off:
 //
 //            sum       1.0110100111010 |                                 a sum that has grown: the last bits of products are lost, and of
 //            product   0.0000000011011 | 101      <- cut off             those that are less than 2^-13 of it all
 //
-// Products of both signs lose in both directions: 1.3e-3 of a typical sum of K = 4096 (standard normal numbers, computed as pictured).
-// Those of one sign add up what they lose, 7 % of it. This is cuBLAS's "fast accumulation"; 8_product_fp8_blocks.cu is the cure.
+// Products of both signs lose in both directions: 1.3e-3 of a typical sum of K = 4096 (standard
+// normal numbers, computed as pictured). Those of one sign add up what they lose, 7 % of it. This
+// is cuBLAS's "fast accumulation"; 8_product_fp8_blocks.cu is the cure.
 //
-// DeepSeek-AI et al. 2024, DeepSeek-V3 Technical Report, section 3.3.2 (two random matrices, K = 4096: at most 2 % of a result).
+// DeepSeek-AI et al. 2024, DeepSeek-V3 Technical Report, section 3.3.2 (two random matrices, K =
+// 4096: at most 2 % of a result).
 #ifndef ULTRASCALE_SIMT
 #include "product.cuh"
 #endif
@@ -45,14 +49,17 @@ struct Shared {
 };
 
 __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
-    product(Element* C /* (M, N) */, int M, int N, int K, const __grid_constant__ CUtensorMap A /* (M, K) */,
-            const __grid_constant__ CUtensorMap B /* (N, K) */, const __grid_constant__ CUtensorMap C_map /* where N % 8 == 0 */,
+    product(Element* C /* (M, N) */, int M, int N, int K,
+            const __grid_constant__ CUtensorMap A /* (M, K) */,
+            const __grid_constant__ CUtensorMap B /* (N, K) */,
+            const __grid_constant__ CUtensorMap C_map /* where N % 8 == 0 */,
             const float* scale_a /* (1) */, const float* scale_b /* (1) */) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
-    const int down = (M + cluster * tile_rows - 1) / (cluster * tile_rows), across = (N + tile_columns - 1) / tile_columns,
-              steps = (K + step_k - 1) / step_k;
-    const int rank = int(cluster_rank()), first = int(blockIdx.x) / cluster, clusters = int(gridDim.x) / cluster;
+    const int down = (M + cluster * tile_rows - 1) / (cluster * tile_rows),
+              across = (N + tile_columns - 1) / tile_columns, steps = (K + step_k - 1) / step_k;
+    const int rank = int(cluster_rank()), first = int(blockIdx.x) / cluster,
+              clusters = int(gridDim.x) / cluster;
     const int warp = same_in_warp(int(threadIdx.x) / 32), warpgroup = warp / 4;
     if (threadIdx.x == 0) {
         tma_prefetch(&A);
@@ -76,9 +83,10 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                     Barrier* const full = &shared.full[place.stage];
                     barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
                     barrier_arrive_expect(full, sizeof(Stage));
-                    tma_load(stage.a, &A, full, step * step_k, (tile.row * cluster + rank) * tile_rows);
-                    tma_load_multicast(stage.b + rank * b_rows * 64, &B, full, (1 << cluster) - 1, step * step_k,
-                                       tile.column * tile_columns + rank * b_rows);
+                    tma_load(stage.a, &A, full, step * step_k,
+                             (tile.row * cluster + rank) * tile_rows);
+                    tma_load_multicast(stage.b + rank * b_rows * 64, &B, full, (1 << cluster) - 1,
+                                       step * step_k, tile.column * tile_columns + rank * b_rows);
                 }
             }
     } else {
@@ -86,7 +94,9 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         const float scale = *scale_a * *scale_b;
         RingPlace<stages> to_free;
         const auto free_stage = [&] {
-            if (threadIdx.x % 128 < cluster) barrier_arrive_at(&shared.empty[to_free.stage], threadIdx.x % 128);  // a thread a block
+            if (threadIdx.x % 128 < cluster)
+                barrier_arrive_at(&shared.empty[to_free.stage],
+                                  threadIdx.x % 128);  // a thread a block
             to_free.advance();
         };
         for (int index = first; index < down * across; index += clusters) {
@@ -98,25 +108,31 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                 wgmma_fence();
 #pragma unroll
                 for (int k32 = 0; k32 < step_k / 32; ++k32)
-                    wgmma_e4m3(sum, k_major(stage.a + warpgroup * 64 * 64, k32), k_major(stage.b, k32), step + k32 > 0);
+                    wgmma_e4m3(sum, k_major(stage.a + warpgroup * 64 * 64, k32),
+                               k_major(stage.b, k32), step + k32 > 0);
                 wgmma_commit();
                 wgmma_wait<under_way>(sum);
                 if (step >= under_way) free_stage();
             }
             wgmma_wait<0>(sum);
-            for (int step = steps < under_way ? steps : under_way; step > 0; --step) free_stage();  // the producers go on
+            for (int step = steps < under_way ? steps : under_way; step > 0; --step)
+                free_stage();  // the producers go on
 #pragma unroll
             for (auto& four : sum)
                 for (float& s : four) s *= scale;
-            const int row0 = (tile.row * cluster + rank) * tile_rows + warpgroup * 64, column0 = tile.column * tile_columns;
+            const int row0 = (tile.row * cluster + rank) * tile_rows + warpgroup * 64,
+                      column0 = tile.column * tile_columns;
             if (N % 8 == 0)
-                store_through_boxes(&C_map, row0 + warp % 4 * box_rows, column0, shared.box[warp], sum);
+                store_through_boxes(&C_map, row0 + warp % 4 * box_rows, column0, shared.box[warp],
+                                    sum);
             else
                 store_sums(C, M, N, row0, column0, sum);
         }
-        if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();  // a block that has ended has no shared memory
+        if (threadIdx.x % 32 == 0)
+            tma_store_wait_read<0>();  // a block that has ended has no shared memory
     }
-    cluster_sync();  // the other block multiplies what this one has sent, and arrives at its barriers
+    // The other block multiplies what this one has sent, and arrives at its barriers.
+    cluster_sync();
 }
 
 void run(const Arguments& args) {
@@ -124,8 +140,9 @@ void run(const Arguments& args) {
     static const int most = clusters_at_once(product, cluster, threads, sizeof(Shared));
     const int64_t tiles = ceil_div(M, cluster * tile_rows) * ceil_div(N, tile_columns);
     LAUNCH(product, unsigned(std::min<int64_t>(tiles, most) * cluster), threads, sizeof(Shared))
-    (static_cast<Element*>(args.out.data()), M, N, K, e4m3_map(args.in[0], K, tile_rows), e4m3_map(args.in[1], K, b_rows),
-     result_map(args.out), static_cast<const float*>(args.in[2].data()), static_cast<const float*>(args.in[3].data()));
+    (static_cast<Element*>(args.out.data()), M, N, K, e4m3_map(args.in[0], K, tile_rows),
+     e4m3_map(args.in[1], K, b_rows), result_map(args.out),
+     static_cast<const float*>(args.in[2].data()), static_cast<const float*>(args.in[3].data()));
 }
 
 #endif

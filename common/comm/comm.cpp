@@ -1,4 +1,5 @@
-// What every call does before it reaches the backend's transport: it is checked, counted, explained and given a Work.
+// What every call does before it reaches the backend's transport: it is checked, counted, explained
+// and given a Work.
 #include "comm.h"
 
 #include <algorithm>
@@ -10,13 +11,13 @@
 
 namespace ultrascale {
 
-// ---- Work ----------------------------------------------------------------------------------------------------------------
+// ---- Work ---------------------------------------------------------------------------------------
 
 Work::~Work() {
     if (!impl_) return;
     if (std::uncaught_exceptions() > impl_->exceptions && !done()) {
-        // The program is on its way out, and the other ranks may never make the matching call. MPI or NCCL may still
-        // write to the tensors, so they stay.
+        // The program is on its way out, and the other ranks may never make the matching call. MPI
+        // or NCCL may still write to the tensors, so they stay.
         static auto& abandoned = *new std::vector<std::shared_ptr<Impl>>;
         abandoned.push_back(std::move(impl_));
         abandon_communication();
@@ -41,7 +42,7 @@ void Work::wait() {
 
 bool Work::done() const { return !impl_ || transport::done(*impl_); }
 
-// ---- calls ---------------------------------------------------------------------------------------------------------------
+// ---- calls --------------------------------------------------------------------------------------
 
 namespace {
 
@@ -53,13 +54,16 @@ struct Call {
     std::optional<double> sent = {};  // where the ranks' slices differ; otherwise by the formula
 };
 
-void announce(const Communicator::Impl& group, Collective kind, int root, const Call& call, bool asynchronous) {
-    const double sent = call.sent.value_or(bytes_sent(kind, double(call.bytes), group.size(), root == group.rank));
+void announce(const Communicator::Impl& group, Collective kind, int root, const Call& call,
+              bool asynchronous) {
+    const double sent =
+        call.sent.value_or(bytes_sent(kind, double(call.bytes), group.size(), root == group.rank));
     add_count(group.name, kind, {.calls = 1, .bytes = call.bytes, .sent = sent});
     if (!explain_enabled()) return;
     explain(fmt::format("{} of {} over {} ({}){}, sends {}{}", collective_names[int(kind)],
-                        format_bytes(double(call.bytes)), group.name, format_count(group.size(), "rank"),
-                        call.detail, format_bytes(sent), asynchronous ? ", asynchronous" : ""));
+                        format_bytes(double(call.bytes)), group.name,
+                        format_count(group.size(), "rank"), call.detail, format_bytes(sent),
+                        asynchronous ? ", asynchronous" : ""));
 }
 
 // The call's span in the trace, but for its times; none if nothing is recorded. All calls are
@@ -79,14 +83,16 @@ std::shared_ptr<const Span> span_of(Communicator::Impl& group, Collective kind, 
 }
 
 // The one road every call takes.
-Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation, Call call, Stream& stream) {
+Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation, Call call,
+           Stream& stream) {
     group->open();
     auto work = std::make_shared<Work::Impl>();
     work->kind = operation.kind;
     work->tensors = std::move(call.tensors);
     work->communicator = group;
     work->asynchronous = &stream != &compute_stream();
-    if (Tensor scratch = transport::scratch(*group, operation)) work->tensors.push_back(std::move(scratch));
+    if (Tensor scratch = transport::scratch(*group, operation))
+        work->tensors.push_back(std::move(scratch));
     announce(*group, operation.kind, operation.root, call, work->asynchronous);
     int tag = operation.kind == Collective::send_recv ? 0 : group->collective_tag();
     work->span = span_of(*group, operation.kind, call.bytes, stream.name());
@@ -96,7 +102,8 @@ Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation
 
 char* address(const Tensor& tensor) { return static_cast<char*>(tensor.data()); }
 
-Operation operation_on(Collective kind, const Tensor& out, const Tensor& in, int root = -1, Reduce op = Reduce::sum) {
+Operation operation_on(Collective kind, const Tensor& out, const Tensor& in, int root = -1,
+                       Reduce op = Reduce::sum) {
     return {.kind = kind,
             .out = address(out),
             .in = address(in),
@@ -107,13 +114,18 @@ Operation operation_on(Collective kind, const Tensor& out, const Tensor& in, int
             .root = root};
 }
 
-bool overlap(const Tensor& a, const Tensor& b) { return address(a) < address(b) + b.bytes() && address(b) < address(a) + a.bytes(); }
-
-void check_tensors(std::initializer_list<Tensor> tensors) {
-    for (const Tensor& tensor : tensors) check(bool(tensor), "communication of a tensor without storage");
+bool overlap(const Tensor& a, const Tensor& b) {
+    return address(a) < address(b) + b.bytes() && address(b) < address(a) + a.bytes();
 }
 
-void check_rank(int rank, int size) { check(0 <= rank && rank < size, "no such rank in this communicator"); }
+void check_tensors(std::initializer_list<Tensor> tensors) {
+    for (const Tensor& tensor : tensors)
+        check(bool(tensor), "communication of a tensor without storage");
+}
+
+void check_rank(int rank, int size) {
+    check(0 <= rank && rank < size, "no such rank in this communicator");
+}
 
 }  // namespace
 
@@ -126,36 +138,44 @@ void use_copy_engines(bool use) { communication_settings().copy_engines = use; }
 
 Work Communicator::all_reduce(Tensor x, Reduce op, Stream& stream) const {
     check_tensors({x});
-    return issue(impl_, operation_on(Collective::all_reduce, x, x, -1, op), {x.bytes(), {x}}, stream);
+    return issue(impl_, operation_on(Collective::all_reduce, x, x, -1, op), {x.bytes(), {x}},
+                 stream);
 }
 
 Work Communicator::reduce(Tensor x, int root, Reduce op, Stream& stream) const {
     check_rank(root, size());
     check_tensors({x});
-    return issue(impl_, operation_on(Collective::reduce, x, x, root, op), {x.bytes(), {x}, fmt::format(" to {}", root)}, stream);
+    return issue(impl_, operation_on(Collective::reduce, x, x, root, op),
+                 {x.bytes(), {x}, fmt::format(" to {}", root)}, stream);
 }
 
 Work Communicator::reduce_scatter(Tensor out, Tensor in, Reduce op, Stream& stream) const {
     check_tensors({out, in});
     check(in.dtype() == out.dtype(), "reduce_scatter: two dtypes");
-    check(in.numel() == size() * out.numel(), "reduce_scatter: in must hold size() times as many elements as out");
+    check(in.numel() == size() * out.numel(),
+          "reduce_scatter: in must hold size() times as many elements as out");
     check(!overlap(out, in) || address(out) == address(in) + rank() * out.bytes(),
           "reduce_scatter: out may only share this rank's slice of in");
-    return issue(impl_, operation_on(Collective::reduce_scatter, out, in, -1, op), {in.bytes(), {out, in}}, stream);
+    return issue(impl_, operation_on(Collective::reduce_scatter, out, in, -1, op),
+                 {in.bytes(), {out, in}}, stream);
 }
 
 Work Communicator::broadcast(Tensor x, int root, Stream& stream) const {
     check_tensors({x});
     check_rank(root, size());
-    return issue(impl_, operation_on(Collective::broadcast, x, x, root), {x.bytes(), {x}, fmt::format(" from {}", root)}, stream);
+    return issue(impl_, operation_on(Collective::broadcast, x, x, root),
+                 {x.bytes(), {x}, fmt::format(" from {}", root)}, stream);
 }
 
 Work Communicator::all_gather(Tensor out, Tensor in, Stream& stream) const {
     check_tensors({out, in});
     check(in.dtype() == out.dtype(), "all_gather: two dtypes");
-    check(out.numel() == size() * in.numel(), "all_gather: out must hold size() times as many elements as in");
-    check(!overlap(out, in) || address(in) == address(out) + rank() * in.bytes(), "all_gather: in may only share this rank's slice of out");
-    return issue(impl_, operation_on(Collective::all_gather, out, in), {out.bytes(), {out, in}}, stream);
+    check(out.numel() == size() * in.numel(),
+          "all_gather: out must hold size() times as many elements as in");
+    check(!overlap(out, in) || address(in) == address(out) + rank() * in.bytes(),
+          "all_gather: in may only share this rank's slice of out");
+    return issue(impl_, operation_on(Collective::all_gather, out, in), {out.bytes(), {out, in}},
+                 stream);
 }
 
 Work Communicator::gather(Tensor out, Tensor in, int root, Stream& stream) const {
@@ -163,8 +183,10 @@ Work Communicator::gather(Tensor out, Tensor in, int root, Stream& stream) const
     check_tensors({in, rank() == root ? out : in});
     if (rank() == root) {
         check(in.dtype() == out.dtype(), "gather: two dtypes");
-        check(out.numel() == size() * in.numel(), "gather: out must hold size() times as many elements as in");
-        check(!overlap(out, in) || address(in) == address(out) + root * in.bytes(), "gather: in may only share this rank's slice of out");
+        check(out.numel() == size() * in.numel(),
+              "gather: out must hold size() times as many elements as in");
+        check(!overlap(out, in) || address(in) == address(out) + root * in.bytes(),
+              "gather: in may only share this rank's slice of out");
     } else {
         out = {};
     }
@@ -177,8 +199,10 @@ Work Communicator::scatter(Tensor out, Tensor in, int root, Stream& stream) cons
     check_tensors({out, rank() == root ? in : out});
     if (rank() == root) {
         check(in.dtype() == out.dtype(), "scatter: two dtypes");
-        check(in.numel() == size() * out.numel(), "scatter: in must hold size() times as many elements as out");
-        check(!overlap(out, in) || address(out) == address(in) + root * out.bytes(), "scatter: out may only share this rank's slice of in");
+        check(in.numel() == size() * out.numel(),
+              "scatter: in must hold size() times as many elements as out");
+        check(!overlap(out, in) || address(out) == address(in) + root * out.bytes(),
+              "scatter: out may only share this rank's slice of in");
     } else {
         in = {};
     }
@@ -188,16 +212,18 @@ Work Communicator::scatter(Tensor out, Tensor in, int root, Stream& stream) cons
 
 Work Communicator::all_to_all(Tensor out, Tensor in, Stream& stream) const {
     check(out.numel() == in.numel(), "all_to_all: out must hold as many elements as in");
-    check(in.numel() % size() == 0, "all_to_all: the elements cannot be shared out equally; give counts");
+    check(in.numel() % size() == 0,
+          "all_to_all: the elements cannot be shared out equally; give counts");
     std::vector<int64_t> slices(size(), in.numel() / size());
     return all_to_all(std::move(out), std::move(in), slices, slices, stream);
 }
 
-Work Communicator::all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_counts, std::vector<int64_t> recv_counts,
-                              Stream& stream) const {
+Work Communicator::all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_counts,
+                              std::vector<int64_t> recv_counts, Stream& stream) const {
     check_tensors({out, in});
     check(in.dtype() == out.dtype(), "all_to_all: two dtypes");
-    check(int(send_counts.size()) == size() && int(recv_counts.size()) == size(), "all_to_all: one count for each rank");
+    check(int(send_counts.size()) == size() && int(recv_counts.size()) == size(),
+          "all_to_all: one count for each rank");
     check(!overlap(out, in), "all_to_all: out and in must not overlap");
     Operation operation = operation_on(Collective::all_to_all, out, in);
     std::vector<int64_t> send_begin(size() + 1), recv_begin(size() + 1);
@@ -206,8 +232,10 @@ Work Communicator::all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_c
         send_begin[r + 1] = send_begin[r] + send_counts[r] * operation.width();
         recv_begin[r + 1] = recv_begin[r] + recv_counts[r] * operation.width();
     }
-    check(send_begin.back() == in.bytes() && recv_begin.back() == out.bytes(), "all_to_all: counts do not add up to the tensors");
-    check(send_counts[rank()] == recv_counts[rank()], "all_to_all: two counts for this rank's own slice");
+    check(send_begin.back() == in.bytes() && recv_begin.back() == out.bytes(),
+          "all_to_all: counts do not add up to the tensors");
+    check(send_counts[rank()] == recv_counts[rank()],
+          "all_to_all: two counts for this rank's own slice");
     operation.send_begin = std::move(send_begin);
     operation.recv_begin = std::move(recv_begin);
     Call call = {in.bytes(), {out, in}};
@@ -225,17 +253,23 @@ Work Communicator::send_recv(std::vector<Transfer> transfers, Stream& stream) co
     for (const Transfer& transfer : transfers) {
         bool send = transfer.direction == Transfer::send;
         int tag = send ? impl_->send_tag(transfer.peer) : impl_->receive_tag(transfer.peer);
-        operation.messages.push_back({send, address(transfer.tensor), transfer.tensor.bytes(), transfer.peer, tag});
+        operation.messages.push_back(
+            {send, address(transfer.tensor), transfer.tensor.bytes(), transfer.peer, tag});
         call.tensors.push_back(transfer.tensor);
         call.bytes += send ? transfer.tensor.bytes() : 0;
         *call.sent += send && transfer.peer != rank() ? double(transfer.tensor.bytes()) : 0;
-        call.detail += fmt::format("{} {} {}", call.detail.empty() ? "" : ",", send ? "to" : "from", transfer.peer);
+        call.detail += fmt::format("{} {} {}", call.detail.empty() ? "" : ",", send ? "to" : "from",
+                                   transfer.peer);
     }
     return issue(impl_, std::move(operation), std::move(call), stream);
 }
 
-Work Communicator::send(Tensor x, int to, Stream& stream) const { return send_recv({{Transfer::send, x, to}}, stream); }
-Work Communicator::recv(Tensor x, int from, Stream& stream) const { return send_recv({{Transfer::recv, x, from}}, stream); }
+Work Communicator::send(Tensor x, int to, Stream& stream) const {
+    return send_recv({{Transfer::send, x, to}}, stream);
+}
+Work Communicator::recv(Tensor x, int from, Stream& stream) const {
+    return send_recv({{Transfer::recv, x, from}}, stream);
+}
 
 void Communicator::barrier() const {
     impl_->open();

@@ -26,7 +26,8 @@ double bytes_sent(Collective kind, double bytes, int ranks, bool is_root) {
 
 static std::mutex counts_mutex;
 static CommunicationCounts counts;             // under the mutex
-static std::vector<Measurement> measurements;  // under the mutex: times that nobody has asked the device for
+static std::vector<Measurement>
+    measurements;  // under the mutex: times that nobody has asked the device for
 
 CommunicationCount& CommunicationCount::operator+=(const CommunicationCount& more) {
     calls += more.calls, bytes += more.bytes, sent += more.sent;
@@ -68,7 +69,8 @@ static void resolve(const std::vector<Measurement>& all) {
     }
 }
 
-// A program that never asks would fill the memory: now and then the older half, long over by then, is resolved here.
+// A program that never asks would fill the memory: now and then the older half, long over by then,
+// is resolved here.
 void add_measurement(Measurement measurement) {
     constexpr size_t most = 8192;
     std::vector<Measurement> old;
@@ -98,7 +100,8 @@ CommunicationCounts communication_counts() {
     return counts;
 }
 
-CommunicationCounts difference(const CommunicationCounts& later, const CommunicationCounts& earlier) {
+CommunicationCounts difference(const CommunicationCounts& later,
+                               const CommunicationCounts& earlier) {
     CommunicationCounts d = later;
     for (const auto& [name, kinds] : earlier.groups)
         for (size_t k = 0; k < kinds.size(); ++k) d.groups[name][k] -= kinds[k];

@@ -16,15 +16,19 @@ Mesh::Mesh(const Communicator& world, const std::vector<Axis>& axes) : world_(wo
         check(axis.size > 0 && stride % axis.size == 0,
               "mesh: the axes' sizes do not make the number of ranks");
         stride /= axis.size;
-        const int coordinate = world.rank() / stride % axis.size, color = world.rank() - coordinate * stride;
+        const int coordinate = world.rank() / stride % axis.size,
+                  color = world.rank() - coordinate * stride;
         // A single axis is the world itself: no communicator more than it needs.
-        groups_.emplace(axis.name, axes.size() == 1 ? world : world.split(color, coordinate, axis.name));
+        groups_.emplace(axis.name,
+                        axes.size() == 1 ? world : world.split(color, coordinate, axis.name));
     }
     check(stride == 1, "mesh: the axes' sizes do not make the number of ranks");
-    // What parameters of any kind are summed over: made now, as ranks that hold different parameters
-    // would ask for them in different orders.
-    const std::vector<std::vector<std::string>> needed = {
-        {"dp", "cp", "ep"}, {std::string("dp"), "cp"}, {std::string("dp"), "ep"}, {"pp", "ep", "tp"}};
+    // What parameters of any kind are summed over: made now, as ranks that hold different
+    // parameters would ask for them in different orders.
+    const std::vector<std::vector<std::string>> needed = {{"dp", "cp", "ep"},
+                                                          {std::string("dp"), "cp"},
+                                                          {std::string("dp"), "ep"},
+                                                          {"pp", "ep", "tp"}};
     for (const std::vector<std::string>& group : needed)
         if (std::ranges::any_of(axes, [&](const Axis& axis) { return contains(group, axis.name); }))
             joint(group);
@@ -62,7 +66,8 @@ const Communicator& Mesh::data_group(const Parameter& parameter) const {
 }
 
 bool Mesh::counts(const Parameter& parameter) const {
-    const bool copied = has("ep") && !contains(parameter.split_over, "ep") && group("ep").rank() != 0;
+    const bool copied =
+        has("ep") && !contains(parameter.split_over, "ep") && group("ep").rank() != 0;
     return !copied && counts_shards(parameter);
 }
 

@@ -1,8 +1,10 @@
 // Two ways to fail on purpose.
 //
-// UserError: the input is wrong (an option, a file, a size). main's wrapper (cli.h: run_program) prints one line on
+// UserError: the input is wrong (an option, a file, a size). main's wrapper (cli.h: run_program)
+// prints one line on
 //   rank 0 and every rank ends with exit code 2.
-// check(): a mistake of the programmer's, e.g. two shapes that do not fit. Ends the program with the place and the reason.
+// check(): a mistake of the programmer's, e.g. two shapes that do not fit. Ends the program with
+// the place and the reason.
 #pragma once
 
 #ifndef __CUDACC__  // nvcc's front end does not take fmt
@@ -32,8 +34,11 @@ template <class... Args>
 }
 #endif
 
-inline void check(bool ok, const char* what, std::source_location at = std::source_location::current()) {
-    if (!ok) throw std::logic_error(std::string(at.file_name()) + ":" + std::to_string(at.line()) + ": " + what);
+inline void check(bool ok, const char* what,
+                  std::source_location at = std::source_location::current()) {
+    if (!ok)
+        throw std::logic_error(std::string(at.file_name()) + ":" + std::to_string(at.line()) +
+                               ": " + what);
 }
 
 }  // namespace ultrascale

@@ -17,9 +17,11 @@ inline double median(std::vector<double> values) {
     return *middle;
 }
 
-// One call's seconds, of each of `compared`: the median over batches of calls that follow each other without waiting for the device, as in
-// training. Those who are compared take turns: the longer a GPU computes, the hotter and slower it gets, so for all alike. The first
-// quarter of a second of a turn does not count: it finds the clock that the other's power has left, and ends with its own.
+// One call's seconds, of each of `compared`: the median over batches of calls that follow each
+// other without waiting for the device, as in training. Those who are compared take turns: the
+// longer a GPU computes, the hotter and slower it gets, so for all alike. The first quarter of a
+// second of a turn does not count: it finds the clock that the other's power has left, and ends
+// with its own.
 inline std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared) {
     constexpr int rounds = 5;
     constexpr double batch_seconds = 0.03, settling_seconds = 0.25;

@@ -42,7 +42,9 @@ int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 std::string table(const MemoryByCategory& bytes) {
     std::string text;
     for (int c = 0; c < memory_categories; ++c)
-        if (bytes[c] > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", memory_names[c], format_bytes(double(bytes[c])));
+        if (bytes[c] > 0)
+            text += fmt::format("{}{} {}", text.empty() ? "" : ", ", memory_names[c],
+                                format_bytes(double(bytes[c])));
     return text.empty() ? "nothing" : text;
 }
 
@@ -119,7 +121,8 @@ std::string format_bytes(double bytes) {
     const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     int unit = 0;
     while (std::abs(bytes) >= 1024 && unit < 5) bytes /= 1024, ++unit;
-    return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.{}f} {}", bytes, bytes < 10 ? 2 : 1, units[unit]);
+    return unit == 0 ? fmt::format("{:.0f} B", bytes)
+                     : fmt::format("{:.{}f} {}", bytes, bytes < 10 ? 2 : 1, units[unit]);
 }
 
 void memory_observe(const MemoryObserver& observer) {
@@ -133,13 +136,18 @@ void* memory_allocate(int64_t bytes, Memory category, Allocator* from) {
     std::lock_guard lock(t.mutex);
     const int64_t taken = std::max<int64_t>(padded(bytes), 256);
     const bool fits = total(t.now) + bytes <= limit;
-    void* data = category == Memory::host ? host_allocate(taken) : !fits ? nullptr : from ? from->allocate(taken) : device_allocate(taken);
+    void* data = category == Memory::host ? host_allocate(taken)
+                 : !fits                  ? nullptr
+                 : from                   ? from->allocate(taken)
+                                          : device_allocate(taken);
     if (!data && category == Memory::host)
-        throw OutOfMemory(fmt::format("out of memory on the host: no {} more; held there: {}", format_bytes(double(bytes)),
+        throw OutOfMemory(fmt::format("out of memory on the host: no {} more; held there: {}",
+                                      format_bytes(double(bytes)),
                                       format_bytes(double(t.now[int(Memory::host)]))));
     if (!data)
-        throw OutOfMemory(fmt::format("out of memory: {} more for {} do not fit in {}; held: {}", format_bytes(double(bytes)),
-                                      memory_names[int(category)], format_bytes(double(limit)), table(t.now)));
+        throw OutOfMemory(fmt::format("out of memory: {} more for {} do not fit in {}; held: {}",
+                                      format_bytes(double(bytes)), memory_names[int(category)],
+                                      format_bytes(double(limit)), table(t.now)));
     t.add(category, bytes);
     if (t.observer.allocated) t.observer.allocated(data, bytes);
     return data;

@@ -1,4 +1,5 @@
-// What operations by the host's threads share, on every backend: dispatch on the element type, and stores that become vector code.
+// What operations by the host's threads share, on every backend: dispatch on the element type, and
+// stores that become vector code.
 #pragma once
 
 #include "ops.h"
@@ -11,7 +12,8 @@ inline constexpr int64_t parallel_threshold = 16384;
 // Calls f(float{}) or f(bf16{}), whichever the dtype is.
 template <class F>
 void with_type(DType dtype, F&& f) {
-    check(dtype == DType::fp32 || dtype == DType::bf16, "operation on another dtype than fp32 and bf16");
+    check(dtype == DType::fp32 || dtype == DType::bf16,
+          "operation on another dtype than fp32 and bf16");
     if (dtype == DType::fp32)
         f(float{});
     else

@@ -8,7 +8,8 @@
 namespace ultrascale::ops {
 
 static double rate_of_products(DType dtype, int64_t n) {
-    Tensor a = Tensor::empty({n, n}, dtype, Memory::workspace), b = Tensor::empty({n, n}, dtype, Memory::workspace);
+    Tensor a = Tensor::empty({n, n}, dtype, Memory::workspace),
+           b = Tensor::empty({n, n}, dtype, Memory::workspace);
     Tensor d = Tensor::empty({n, n}, dtype, Memory::workspace);
     fill(a, 0.5f);
     fill(b, 0.25f);

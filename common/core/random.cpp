@@ -14,7 +14,8 @@ uint64_t fnv1a(uint64_t hash, unsigned char byte) { return (hash ^ byte) * fnv_p
 
 Random::Random(uint64_t seed, std::string_view name) {
     uint64_t hash = fnv_offset;
-    for (int byte = 0; byte < 8; ++byte) hash = fnv1a(hash, static_cast<unsigned char>(seed >> (8 * byte)));
+    for (int byte = 0; byte < 8; ++byte)
+        hash = fnv1a(hash, static_cast<unsigned char>(seed >> (8 * byte)));
     for (char c : name) hash = fnv1a(hash, static_cast<unsigned char>(c));
     key_ = {uint32_t(hash), uint32_t(hash >> 32)};
 }

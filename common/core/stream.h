@@ -1,18 +1,22 @@
 // Streams, events and timestamps: what lets communication run while the device computes.
 //
-// A stream is a queue of work that runs in order; two streams run at the same time. On CUDA it is a cudaStream_t. On the
-// CPU the compute stream is the calling thread itself (work runs at once), and every other stream is a thread with a queue.
-// An event marks a place in a stream; another stream, or the host, can wait for it.
+// A stream is a queue of work that runs in order; two streams run at the same time. On CUDA it is a
+// cudaStream_t. On the CPU the compute stream is the calling thread itself (work runs at once), and
+// every other stream is a thread with a queue. An event marks a place in a stream; another stream,
+// or the host, can wait for it.
 //
-// submit() on the compute stream runs its work on the calling thread, after all that was queued (CUDA: the host waits for
-// it). On other streams the work runs on some other thread. On CUDA it must then call nothing of CUDA (so it may not hold the
-// last copy of a Tensor or an Event either), and it must not wait for another stream's work: one thread runs them all.
+// submit() on the compute stream runs its work on the calling thread, after all that was queued
+// (CUDA: the host waits for it). On other streams the work runs on some other thread. On CUDA it
+// must then call nothing of CUDA (so it may not hold the last copy of a Tensor or an Event either),
+// and it must not wait for another stream's work: one thread runs them all.
 //
-// compute_stream().wait(event): on the CPU the host waits. On CUDA the host goes on; what compute is given later waits.
+// compute_stream().wait(event): on the CPU the host waits. On CUDA the host goes on; what compute
+// is given later waits.
 //
-// A failure: work that throws on the compute stream throws out of submit(). On another stream no work submitted behind it
-// runs any more, and a stream that waits for a later event of it fails as well. The exception comes out wherever the host
-// waits for such an event, on CUDA also where it waits for a compute stream that was told to wait for one. Compute goes on.
+// A failure: work that throws on the compute stream throws out of submit(). On another stream no
+// work submitted behind it runs any more, and a stream that waits for a later event of it fails as
+// well. The exception comes out wherever the host waits for such an event, on CUDA also where it
+// waits for a compute stream that was told to wait for one. Compute goes on.
 #pragma once
 
 #include <functional>
@@ -50,7 +54,8 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// A moment on now_seconds()' clock (trace.h): when all that was queued so far is done. On the CPU's compute stream: now.
+// A moment on now_seconds()' clock (trace.h): when all that was queued so far is done. On the CPU's
+// compute stream: now.
 class Timestamp {
 public:
     Timestamp() = default;  // the program's start
@@ -63,7 +68,8 @@ private:
     std::shared_ptr<Impl> impl_;  // any other is the backend's
 };
 
-// Both live until the process ends: leaving it with exit() does not wait for what other ranks will never send.
+// Both live until the process ends: leaving it with exit() does not wait for what other ranks will
+// never send.
 Stream& compute_stream();        // where ops.h runs
 Stream& communication_stream();  // where asynchronous collectives run unless told otherwise
 

@@ -40,7 +40,10 @@ struct Tensor::Storage {
     Memory category;
     std::shared_ptr<Allocator> from;
     Storage(int64_t bytes, Memory category, std::shared_ptr<Allocator> from)
-        : data(memory_allocate(bytes, category, from.get())), bytes(bytes), category(category), from(std::move(from)) {}
+        : data(memory_allocate(bytes, category, from.get())),
+          bytes(bytes),
+          category(category),
+          from(std::move(from)) {}
     ~Storage() { memory_free(data, bytes, category, from.get()); }
     Storage(const Storage&) = delete;
 };
@@ -85,7 +88,8 @@ Tensor Tensor::extended_view(Shape shape) const {
     Tensor t = *this;
     t.shape_ = std::move(shape);
     const char* storage_end = static_cast<char*>(storage_->data) + storage_->bytes;
-    check(static_cast<char*>(data_) + t.bytes() <= storage_end, "extended_view: reaches past the storage");
+    check(static_cast<char*>(data_) + t.bytes() <= storage_end,
+          "extended_view: reaches past the storage");
     return t;
 }
 
@@ -104,7 +108,8 @@ void Tensor::copy_from_host(const void* from) { device_copy_from_host(data_, fro
 void Tensor::copy_to_host(void* to) const { device_copy_to_host(to, data_, bytes()); }
 
 void copy_async(Tensor to, const Tensor& from, Stream& stream) {
-    check(to.dtype() == from.dtype() && to.numel() == from.numel(), "copy_async: tensors of one dtype and size");
+    check(to.dtype() == from.dtype() && to.numel() == from.numel(),
+          "copy_async: tensors of one dtype and size");
     if (to.bytes() > 0) device_copy_async(to.data(), from.data(), to.bytes(), stream);
 }
 

@@ -1,7 +1,8 @@
 // A tensor: a shape, a dtype, and shared storage whose bytes belong to a memory category.
 //
-// Tensors are contiguous, row-major, and cheap to copy: copies and views share storage, which is freed with its last
-// user. No broadcasting, no strides and no operators; the mathematics is in ops.h.
+// Tensors are contiguous, row-major, and cheap to copy: copies and views share storage, which is
+// freed with its last user. No broadcasting, no strides and no operators; the mathematics is in
+// ops.h.
 #pragma once
 
 #include <bit>
@@ -28,7 +29,8 @@ struct bf16 {
     bf16() = default;
     explicit bf16(float value) {
         uint32_t u = std::bit_cast<uint32_t>(value);
-        bits = (u & 0x7fffffffu) > 0x7f800000u ? uint16_t(u >> 16 | 0x40) : uint16_t((u + 0x7fffu + (u >> 16 & 1)) >> 16);
+        bits = (u & 0x7fffffffu) > 0x7f800000u ? uint16_t(u >> 16 | 0x40)
+                                               : uint16_t((u + 0x7fffu + (u >> 16 & 1)) >> 16);
     }
     explicit operator float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
 };
@@ -61,14 +63,18 @@ class Tensor {
 public:
     Tensor() = default;  // no storage; false in a condition
 
-    // Uninitialised (empty) or all-zero memory: the device's, or the allocator's. Throws OutOfMemory.
-    static Tensor empty(Shape shape, DType dtype, Memory category, std::shared_ptr<Allocator> from = nullptr);
-    static Tensor zeros(Shape shape, DType dtype, Memory category, std::shared_ptr<Allocator> from = nullptr);
+    // Uninitialised (empty) or all-zero memory: the device's, or the allocator's. Throws
+    // OutOfMemory.
+    static Tensor empty(Shape shape, DType dtype, Memory category,
+                        std::shared_ptr<Allocator> from = nullptr);
+    static Tensor zeros(Shape shape, DType dtype, Memory category,
+                        std::shared_ptr<Allocator> from = nullptr);
     // Copies `values` to the device as T's dtype. numel(shape) must equal values.size().
     template <class T>
     static Tensor from_host(std::span<const T> values, Shape shape, Memory category) {
         Tensor t = empty(std::move(shape), dtype_of<T>, category);
-        check(int64_t(values.size()) == t.numel(), "from_host: number of values does not fit the shape");
+        check(int64_t(values.size()) == t.numel(),
+              "from_host: number of values does not fit the shape");
         t.copy_from_host(values.data());
         return t;
     }
@@ -85,19 +91,23 @@ public:
     int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
 
     void* data() const { return data_; }
-    bool on_host() const;  // its category is Memory::host: other memory than the device's on CUDA, on the CPU only another account
+    // its category is Memory::host: other memory than the device's on CUDA, on the CPU only another
+    // account
+    bool on_host() const;
     template <class T>
     T* as() const {  // the device's address; checks the dtype
         check(dtype_of<T> == dtype_, "tensor read as another dtype than its own");
         return static_cast<T*>(data_);
     }
 
-    // Views share storage. view: another shape of equal size; slice: rows [begin, end) along the first dimension.
+    // Views share storage. view: another shape of equal size; slice: rows [begin, end) along the
+    // first dimension.
     Tensor view(Shape shape) const;
     Tensor slice(int64_t begin, int64_t end) const;
 
-    // A view from this tensor's first element on, with `shape`, which may reach past this tensor's end but not past its
-    // storage: how one GEMM reads the adjacent weights q, k, v as one matrix (parameter.h).
+    // A view from this tensor's first element on, with `shape`, which may reach past this tensor's
+    // end but not past its storage: how one GEMM reads the adjacent weights q, k, v as one matrix
+    // (parameter.h).
     Tensor extended_view(Shape shape) const;
 
     // Waits for the device, then copies. T must be the dtype's own type.
@@ -120,13 +130,13 @@ private:
     DType dtype_ = DType::fp32;
 };
 
-// to = from, of the same dtype and size, one of them on the host, in the stream's order while the host goes on. The caller keeps both
-// tensors until it is done.
+// to = from, of the same dtype and size, one of them on the host, in the stream's order while the
+// host goes on. The caller keeps both tensors until it is done.
 class Stream;
 void copy_async(Tensor to, const Tensor& from, Stream& stream);
 
-// What the backend provides: copies between host and device that have completed when the call returns (`device` may also be
-// memory from host_allocate); zeroing runs on the compute stream.
+// What the backend provides: copies between host and device that have completed when the call
+// returns (`device` may also be memory from host_allocate); zeroing runs on the compute stream.
 void device_copy_from_host(void* device, const void* host, int64_t bytes);
 void device_copy_to_host(void* host, const void* device, int64_t bytes);
 void device_zero(void* device, int64_t bytes);

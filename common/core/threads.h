@@ -3,7 +3,8 @@
 
 namespace ultrascale {
 
-// Sets the number of threads of OpenMP and of the backend's libraries. OMP_NUM_THREADS, where it is set, stays as it is.
+// Sets the number of threads of OpenMP and of the backend's libraries. OMP_NUM_THREADS, where it is
+// set, stays as it is.
 void use_threads(int ranks_on_this_machine);
 int threads();
 

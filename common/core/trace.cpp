@@ -42,8 +42,8 @@ void trace_record(bool on) {
 bool trace_recording() { return recording; }
 void trace_complete_with(void (*function)()) { complete = function; }
 
-// Spans whose ends the device may not have reached yet: their times are asked for when somebody reads them, since asking
-// waits. In the order of their ends.
+// Spans whose ends the device may not have reached yet: their times are asked for when somebody
+// reads them, since asking waits. In the order of their ends.
 struct PendingSpan {
     Span span;
     Timestamp begin, end;

@@ -44,7 +44,8 @@ void trace_complete_with(void (*function)());
 void trace_span(Span span, double begin, double end);
 void trace_span(Span span, const Timestamp& begin, const Timestamp& end);
 
-// What the work that this thread issues is for, from construction to destruction. Names nest. Inside
+// What the work that this thread issues is for, from construction to destruction. Names nest.
+// Inside
 //     TraceName unit(TraceName::part, "layers.3"), pass(TraceName::pass, "backward");
 //     TraceName linear(TraceName::part, "mlp.down_proj"), product(TraceName::pass, "dX");
 // a product is recorded as "matmul layers.3.mlp.down_proj dX". A part is a part of the one around

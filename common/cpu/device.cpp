@@ -20,8 +20,9 @@
 namespace ultrascale {
 
 void* device_allocate(int64_t bytes) {
-    // A step frees and allocates the same sizes again and again. By default glibc hands big blocks back to the system, and
-    // every step would pay a page fault for each 4 KiB. So: no block is a mapping of its own, and the heap does not shrink.
+    // A step frees and allocates the same sizes again and again. By default glibc hands big blocks
+    // back to the system, and every step would pay a page fault for each 4 KiB. So: no block is a
+    // mapping of its own, and the heap does not shrink.
     static const bool kept = mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
     (void)kept;
     void* data = nullptr;
@@ -33,7 +34,9 @@ void device_free(void* data) { std::free(data); }
 void* host_allocate(int64_t bytes) { return device_allocate(bytes); }
 void host_free(void* data) { device_free(data); }
 
-int64_t device_memory_bytes() { return int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / ranks_on_this_node(); }
+int64_t device_memory_bytes() {
+    return int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / ranks_on_this_node();
+}
 
 // An empty tensor may come with a null pointer, which memcpy does not take.
 void device_copy_from_host(void* device, const void* host, int64_t bytes) {
@@ -67,6 +70,8 @@ void device_use_threads(int threads) { openblas_set_num_threads(threads); }
 void device_range_begin(std::string_view) {}
 void device_range_end() {}
 
-DevicePeak device_peak(DType) { return {ops::measure_matmul_rate(DType::fp32), "OpenBLAS sgemm, measured now"}; }
+DevicePeak device_peak(DType) {
+    return {ops::measure_matmul_rate(DType::fp32), "OpenBLAS sgemm, measured now"};
+}
 
 }  // namespace ultrascale

@@ -3,7 +3,8 @@
 
 namespace ultrascale::ops {
 
-void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm, const AdamWSettings& settings) {
+void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
+           const AdamWSettings& settings) {
     const AdamWCost cost = adamw_cost(items, settings);
     OpSpan span("adamw", cost.flops, cost.bytes);
     adamw_on_host(items, squared_norm, settings);

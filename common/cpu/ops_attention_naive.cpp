@@ -1,4 +1,5 @@
-// Attention the plain way: the whole matrix of probabilities is written to memory, and the backward reads it.
+// Attention the plain way: the whole matrix of probabilities is written to memory, and the backward
+// reads it.
 //
 //   P = softmax(Q K^T / sqrt(D))    O = P V
 //   dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP)) / sqrt(D)    dQ = dS K    dK = dS^T Q
@@ -17,7 +18,8 @@ void softmax_row(float* s, T* probabilities, KeyRange keys, int64_t Tk) {
     for (int64_t j = keys.begin; j < keys.end; ++j) highest = std::max(highest, s[j]);
     std::fill(s, s + keys.begin, -INFINITY);
     std::fill(s + keys.end, s + Tk, -INFINITY);
-    const float shift = highest == -INFINITY ? 0 : highest;  // a row without keys: all probabilities are 0
+    const float shift =
+        highest == -INFINITY ? 0 : highest;  // a row without keys: all probabilities are 0
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = 0; j < Tk; ++j) {
         s[j] = exp_fast(s[j] - shift);
@@ -46,13 +48,17 @@ void softmax_backward_row(float* dp, float* p32, const T* probabilities, float s
 
 }  // namespace
 
-void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask) {
+void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k,
+                             const Tensor& v, const AttentionMask& mask) {
     const AttentionSizes n = attention_sizes(q, k, v);
     check(o.numel() == q.numel(), "attention_naive_forward: o is (B, Tq, H, D)");
-    check(probabilities.numel() == n.B * n.H * n.Tq * n.Tk, "attention_naive_forward: probabilities are (B, H, Tq, Tk)");
-    OpSpan span("attention_naive_forward", 4.0 * double(n.B * n.H * n.Tq) * double(n.Tk * n.D), bytes_of(o, q, k, v, probabilities));
+    check(probabilities.numel() == n.B * n.H * n.Tq * n.Tk,
+          "attention_naive_forward: probabilities are (B, H, Tq, Tk)");
+    OpSpan span("attention_naive_forward", 4.0 * double(n.B * n.H * n.Tq) * double(n.Tk * n.D),
+                bytes_of(o, q, k, v, probabilities));
     const Tensor q32 = widened(q), k32 = widened(k), v32 = widened(v), o32 = widened_output(o);
-    const Tensor scratch = Tensor::empty({omp_get_max_threads(), tile, n.Tk}, DType::fp32, Memory::workspace);
+    const Tensor scratch =
+        Tensor::empty({omp_get_max_threads(), tile, n.Tk}, DType::fp32, Memory::workspace);
     const float *q_data = q32.as<float>(), *k_data = k32.as<float>(), *v_data = v32.as<float>();
     float *o_data = o32.as<float>(), *scores = scratch.as<float>();
     const VisibleKeys visible(mask, n);
@@ -61,47 +67,66 @@ void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, co
         T* p = probabilities.as<T>();
 #pragma omp parallel for
         for (int64_t x = 0; x < n.B * n.H * tiles; ++x) {
-            const int64_t b = x / tiles / n.H, h = x / tiles % n.H, i = x % tiles * tile, rows = std::min(tile, n.Tq - i);
-            const int64_t query = (b * n.Tq + i) * n.q_row() + h * n.D, key = b * n.Tk * n.k_row() + h / n.group() * n.D;
+            const int64_t b = x / tiles / n.H, h = x / tiles % n.H, i = x % tiles * tile,
+                          rows = std::min(tile, n.Tq - i);
+            const int64_t query = (b * n.Tq + i) * n.q_row() + h * n.D,
+                          key = b * n.Tk * n.k_row() + h / n.group() * n.D;
             float* s = scores + omp_get_thread_num() * tile * n.Tk;
-            sgemm(no, yes, rows, n.Tk, n.D, n.scale(), q_data + query, n.q_row(), k_data + key, n.k_row(), 0, s, n.Tk);
+            sgemm(no, yes, rows, n.Tk, n.D, n.scale(), q_data + query, n.q_row(), k_data + key,
+                  n.k_row(), 0, s, n.Tk);
             for (int64_t r = 0; r < rows; ++r)
-                softmax_row(s + r * n.Tk, p + ((b * n.H + h) * n.Tq + i + r) * n.Tk, visible(b, i + r), n.Tk);
-            sgemm(no, no, rows, n.D, n.Tk, 1, s, n.Tk, v_data + key, n.k_row(), 0, o_data + query, n.q_row());
+                softmax_row(s + r * n.Tk, p + ((b * n.H + h) * n.Tq + i + r) * n.Tk,
+                            visible(b, i + r), n.Tk);
+            sgemm(no, no, rows, n.D, n.Tk, 1, s, n.Tk, v_data + key, n.k_row(), 0, o_data + query,
+                  n.q_row());
         }
     });
     if (o.dtype() != DType::fp32) convert(o, o32);
 }
 
-void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Tensor& probabilities) {
+void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
+                              const Tensor& k, const Tensor& v, const Tensor& probabilities) {
     const AttentionSizes n = attention_sizes(q, k, v);
-    check(dout.numel() == q.numel() && dq.numel() == q.numel(), "attention_naive_backward: dout, dq are (B, Tq, H, D)");
-    check(dk.numel() == k.numel() && dv.numel() == k.numel(), "attention_naive_backward: dk, dv are (B, Tk, K, D)");
-    check(probabilities.numel() == n.B * n.H * n.Tq * n.Tk, "attention_naive_backward: probabilities are (B, H, Tq, Tk)");
+    check(dout.numel() == q.numel() && dq.numel() == q.numel(),
+          "attention_naive_backward: dout, dq are (B, Tq, H, D)");
+    check(dk.numel() == k.numel() && dv.numel() == k.numel(),
+          "attention_naive_backward: dk, dv are (B, Tk, K, D)");
+    check(probabilities.numel() == n.B * n.H * n.Tq * n.Tk,
+          "attention_naive_backward: probabilities are (B, H, Tq, Tk)");
     OpSpan span("attention_naive_backward", 8.0 * double(n.B * n.H * n.Tq) * double(n.Tk * n.D),
                 bytes_of(dq, dk, dv, dout, q, k, v, probabilities));
     const Tensor q32 = widened(q), k32 = widened(k), v32 = widened(v), dout32 = widened(dout);
     const Tensor dq32 = widened_output(dq), dk32 = widened_output(dk), dv32 = widened_output(dv);
     for (const Tensor& sum : {dk32, dv32}) device_zero(sum.data(), sum.bytes());
-    const Tensor scratch = Tensor::empty({omp_get_max_threads(), 2, tile, n.Tk}, DType::fp32, Memory::workspace);
-    const float *q_data = q32.as<float>(), *k_data = k32.as<float>(), *v_data = v32.as<float>(), *dout_data = dout32.as<float>();
-    float *dq_data = dq32.as<float>(), *dk_data = dk32.as<float>(), *dv_data = dv32.as<float>(), *buffers = scratch.as<float>();
+    const Tensor scratch =
+        Tensor::empty({omp_get_max_threads(), 2, tile, n.Tk}, DType::fp32, Memory::workspace);
+    const float *q_data = q32.as<float>(), *k_data = k32.as<float>(), *v_data = v32.as<float>(),
+                *dout_data = dout32.as<float>();
+    float *dq_data = dq32.as<float>(), *dk_data = dk32.as<float>(), *dv_data = dv32.as<float>(),
+          *buffers = scratch.as<float>();
     with_type(q.dtype(), [&]<class T>(T) {
         const T* p = probabilities.as<T>();
 #pragma omp parallel for
-        for (int64_t x = 0; x < n.B * n.K; ++x) {  // a thread owns a key head: nobody else adds to its dk and dv
+        for (int64_t x = 0; x < n.B * n.K;
+             ++x) {  // a thread owns a key head: nobody else adds to its dk and dv
             const int64_t b = x / n.K, kv = x % n.K, key = b * n.Tk * n.k_row() + kv * n.D;
             float *dp = buffers + omp_get_thread_num() * 2 * tile * n.Tk, *p32 = dp + tile * n.Tk;
             for (int64_t h = kv * n.group(); h < (kv + 1) * n.group(); ++h)
                 for (int64_t i = 0; i < n.Tq; i += tile) {
-                    const int64_t rows = std::min(tile, n.Tq - i), query = (b * n.Tq + i) * n.q_row() + h * n.D;
-                    sgemm(no, yes, rows, n.Tk, n.D, 1, dout_data + query, n.q_row(), v_data + key, n.k_row(), 0, dp, n.Tk);
+                    const int64_t rows = std::min(tile, n.Tq - i),
+                                  query = (b * n.Tq + i) * n.q_row() + h * n.D;
+                    sgemm(no, yes, rows, n.Tk, n.D, 1, dout_data + query, n.q_row(), v_data + key,
+                          n.k_row(), 0, dp, n.Tk);
                     for (int64_t r = 0; r < rows; ++r)
-                        softmax_backward_row(dp + r * n.Tk, p32 + r * n.Tk, p + ((b * n.H + h) * n.Tq + i + r) * n.Tk, n.scale(), n.Tk);
-                    sgemm(yes, no, n.Tk, n.D, rows, 1, p32, n.Tk, dout_data + query, n.q_row(), 1, dv_data + key, n.k_row());
-                    sgemm(no, no, rows, n.D, n.Tk, 1, dp, n.Tk, k_data + key, n.k_row(), 0, dq_data + query, n.q_row());
-                    sgemm(yes, no, n.Tk, n.D, rows, 1, dp, n.Tk, q_data + query, n.q_row(), 1, dk_data + key, n.k_row());
+                        softmax_backward_row(dp + r * n.Tk, p32 + r * n.Tk,
+                                             p + ((b * n.H + h) * n.Tq + i + r) * n.Tk, n.scale(),
+                                             n.Tk);
+                    sgemm(yes, no, n.Tk, n.D, rows, 1, p32, n.Tk, dout_data + query, n.q_row(), 1,
+                          dv_data + key, n.k_row());
+                    sgemm(no, no, rows, n.D, n.Tk, 1, dp, n.Tk, k_data + key, n.k_row(), 0,
+                          dq_data + query, n.q_row());
+                    sgemm(yes, no, n.Tk, n.D, rows, 1, dp, n.Tk, q_data + query, n.q_row(), 1,
+                          dk_data + key, n.k_row());
                 }
         }
     });

@@ -1,9 +1,10 @@
 // What the CPU operations share: a vectorisable exp, and the call to OpenBLAS.
 // Private to common/cpu/ops_*.cpp.
 //
-// Loops are plain and marked `omp simd`, so that the compiler vectorises them without -ffast-math; they run on all threads
-// only where there is enough to do. No sum depends on the number of threads: what is split over threads is split into
-// blocks of a size fixed by the shapes, and the blocks' sums are added in order.
+// Loops are plain and marked `omp simd`, so that the compiler vectorises them without -ffast-math;
+// they run on all threads only where there is enough to do. No sum depends on the number of
+// threads: what is split over threads is split into blocks of a size fixed by the shapes, and the
+// blocks' sums are added in order.
 #pragma once
 
 #include <cblas.h>
@@ -23,13 +24,15 @@ double bytes_of(const Tensors&... tensors) {
     return (0.0 + ... + double(tensors.bytes()));
 }
 
-// e^x within 2 units in the last place: x = n ln 2 + r with |r| <= ln(2)/2, a polynomial for e^r (Cephes' expf), and 2^n
-// put together from its bits. Below -87.3, where the result is no longer a normal number, 0; above 88, e^88.
+// e^x within 2 units in the last place: x = n ln 2 + r with |r| <= ln(2)/2, a polynomial for e^r
+// (Cephes' expf), and 2^n put together from its bits. Below -87.3, where the result is no longer a
+// normal number, 0; above 88, e^88.
 inline float exp_fast(float x) {
     x = 88.0f < x ? 88.0f : x;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
     float shifted = x * 1.44269504f + shift, n = shifted - shift;
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts, the first of few bits: no cancellation
+    float r = x - n * 0.693359375f +
+              n * 2.12194440e-4f;  // ln 2 in two parts, the first of few bits: no cancellation
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -37,12 +40,13 @@ inline float exp_fast(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    float power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);  // 2^n
+    float power =
+        std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);  // 2^n
     return x < -87.3f ? 0.0f : p * power;
 }
 
-// A row's largest element (-inf: all are), and the sum of exp(x - it), added in blocks: 128,256 floats one by one would lose their last
-// digits.
+// A row's largest element (-inf: all are), and the sum of exp(x - it), added in blocks: 128,256
+// floats one by one would lose their last digits.
 struct SoftmaxSums {
     float highest, sum;
 };
@@ -56,19 +60,21 @@ SoftmaxSums softmax_sums(const T* x, int64_t n) {
     for (int64_t begin = 0; begin < n; begin += 1024) {
         float part = 0;
 #pragma omp simd reduction(+ : part)
-        for (int64_t i = begin; i < std::min(begin + 1024, n); ++i) part += exp_fast(float(x[i]) - shift);
+        for (int64_t i = begin; i < std::min(begin + 1024, n); ++i)
+            part += exp_fast(float(x[i]) - shift);
         sum += double(part);
     }
     return {highest, float(sum)};
 }
 
-// c (m, n) = alpha * op(a) * op(b) + beta * c, all row-major; ld: elements from one row to the next as stored. Uses all
-// threads, or only the calling one inside a parallel region.
-inline void sgemm(Transpose ta, Transpose tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b,
-                  int64_t ldb, float beta, float* c, int64_t ldc) {
+// c (m, n) = alpha * op(a) * op(b) + beta * c, all row-major; ld: elements from one row to the next
+// as stored. Uses all threads, or only the calling one inside a parallel region.
+inline void sgemm(Transpose ta, Transpose tb, int64_t m, int64_t n, int64_t k, float alpha,
+                  const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
+                  int64_t ldc) {
     auto flag = [](Transpose t) { return t == Transpose::yes ? CblasTrans : CblasNoTrans; };
-    cblas_sgemm(CblasRowMajor, flag(ta), flag(tb), blasint(m), blasint(n), blasint(k), alpha, a, blasint(lda), b, blasint(ldb), beta, c,
-                blasint(ldc));
+    cblas_sgemm(CblasRowMajor, flag(ta), flag(tb), blasint(m), blasint(n), blasint(k), alpha, a,
+                blasint(lda), b, blasint(ldb), beta, c, blasint(ldc));
 }
 
 // copy() without a span of its own: part of another operation.
@@ -81,22 +87,26 @@ inline Tensor widened(const Tensor& x) {
     convert(wide, x);
     return wide;
 }
-// Where to compute x in fp32: x itself, or a tensor of the workspace that the caller converts to x at the end.
+// Where to compute x in fp32: x itself, or a tensor of the workspace that the caller converts to x
+// at the end.
 inline Tensor widened_output(const Tensor& x) {
     return x.dtype() == DType::fp32 ? x : Tensor::empty(x.shape(), DType::fp32, Memory::workspace);
 }
 
-// ---- attention (flash and naive) ---------------------------------------------------------------------------------------
+// ---- attention (flash and naive) ----------------------------------------------------------------
 struct AttentionSizes {
     int64_t B, Tq, Tk, H, K, D;
-    int64_t q_row() const { return H * D; }  // elements from one token to the next in q, o and their gradients
+    int64_t q_row() const {
+        return H * D;
+    }  // elements from one token to the next in q, o and their gradients
     int64_t k_row() const { return K * D; }  // in k, v and theirs
     int64_t group() const { return H / K; }  // query heads that share a key head
     float scale() const { return 1.0f / std::sqrt(float(D)); }
 };
 AttentionSizes attention_sizes(const Tensor& q, const Tensor& k, const Tensor& v);
 
-// The keys that query i of sequence b sees are always one stretch, [begin, end), perhaps an empty one.
+// The keys that query i of sequence b sees are always one stretch, [begin, end), perhaps an empty
+// one.
 struct KeyRange {
     int64_t begin, end;
 };
@@ -108,7 +118,8 @@ public:
         const int64_t begin = starts_ ? std::max<int64_t>(starts_[b * Tq_ + i] - k_offset_, 0) : 0;
         return {std::min(begin, end), end};
     }
-    double pairs() const;  // of query and key, over all sequences: what an implementation cannot but compute
+    // of query and key, over all sequences: what an implementation cannot but compute
+    double pairs() const;
 
 private:
     bool causal_;

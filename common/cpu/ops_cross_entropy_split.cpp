@@ -1,4 +1,5 @@
-// Softmax cross-entropy over a vocabulary that is split over ranks: what a rank knows of a row, and what follows from all ranks'.
+// Softmax cross-entropy over a vocabulary that is split over ranks: what a rank knows of a row, and
+// what follows from all ranks'.
 #include "ops_common.h"
 
 namespace ultrascale::ops {
@@ -21,8 +22,10 @@ RowStats combined(const float* stats, int64_t n, int64_t N) {
     for (int64_t r = 0; r < n; ++r) all.highest = std::max(all.highest, stats[r * 3 * N]);
     double sum = 0;
     for (int64_t r = 0; r < n; ++r) {
-        const float *highest = stats + r * 3 * N, *of_shard = highest + N, *at_target = of_shard + N;
-        if (*highest != -INFINITY) sum += double(*of_shard) * std::exp(double(*highest) - double(all.highest));
+        const float *highest = stats + r * 3 * N, *of_shard = highest + N,
+                    *at_target = of_shard + N;
+        if (*highest != -INFINITY)
+            sum += double(*of_shard) * std::exp(double(*highest) - double(all.highest));
         all.at_target += *at_target;
     }
     all.sum = float(sum);
@@ -31,9 +34,11 @@ RowStats combined(const float* stats, int64_t n, int64_t N) {
 
 }  // namespace
 
-void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& targets, int64_t first_token) {
+void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& targets,
+                           int64_t first_token) {
     const int64_t N = targets.numel(), V = logits.cols();
-    check(logits.numel() == N * V && stats.numel() == 3 * N, "cross_entropy_partial: logits (N, V'), targets (N), stats (3, N)");
+    check(logits.numel() == N * V && stats.numel() == 3 * N,
+          "cross_entropy_partial: logits (N, V'), targets (N), stats (3, N)");
     OpSpan span("cross_entropy_partial", 3.0 * double(N * V), bytes_of(logits, stats, targets));
     const int32_t* target = targets.as<int32_t>();
     float* out = stats.as<float>();
@@ -42,17 +47,19 @@ void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& tar
 #pragma omp parallel for if (N * V > parallel_threshold / 4)
         for (int64_t n = 0; n < N; ++n) {
             const bool counted = target[n] != ignored_target;
-            const RowStats row = stats_of_row(rows + n * V, V, counted ? target[n] - first_token : -1);
+            const RowStats row =
+                stats_of_row(rows + n * V, V, counted ? target[n] - first_token : -1);
             out[n] = row.highest, out[N + n] = row.sum, out[2 * N + n] = row.at_target;
         }
     });
 }
 
-void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats, const Tensor& targets, int64_t first_token,
-                           float dscale) {
+void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats,
+                           const Tensor& targets, int64_t first_token, float dscale) {
     const int64_t N = targets.numel(), V = logits.cols();
-    check(logits.numel() == N * V && losses.numel() == N && N > 0 && all_stats.numel() % (3 * N) == 0,
-          "cross_entropy_combine: logits (N, V'), losses and targets (N), all_stats (n, 3, N)");
+    check(
+        logits.numel() == N * V && losses.numel() == N && N > 0 && all_stats.numel() % (3 * N) == 0,
+        "cross_entropy_combine: logits (N, V'), losses and targets (N), all_stats (n, 3, N)");
     const int64_t n_shards = all_stats.numel() / (3 * N);
     OpSpan span("cross_entropy_combine", dscale != 0 ? 3.0 * double(N * V) : 0,
                 bytes_of(losses, all_stats, targets) + (dscale != 0 ? 2 * bytes_of(logits) : 0));
@@ -75,9 +82,11 @@ void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats
             if (dscale == 0) continue;
             const float factor = dscale / all.sum;
 #pragma omp simd
-            for (int64_t i = 0; i < V; ++i) store(row[i], exp_fast(float(row[i]) - all.highest) * factor);
+            for (int64_t i = 0; i < V; ++i)
+                store(row[i], exp_fast(float(row[i]) - all.highest) * factor);
             const int64_t at = target[n] - first_token;
-            if (at >= 0 && at < V) store(row[at], (exp_fast(at_target) / all.sum - 1.0f) * dscale);  // rounded once
+            if (at >= 0 && at < V)
+                store(row[at], (exp_fast(at_target) / all.sum - 1.0f) * dscale);  // rounded once
         }
     });
 }

@@ -16,7 +16,8 @@ void convert_elements(To* to, const From* from, int64_t n) {
 void copy_bytes(char* to, const char* from, int64_t bytes) {
     constexpr int64_t block = 1 << 18;
 #pragma omp parallel for if (bytes > block)
-    for (int64_t i = 0; i < bytes; i += block) std::memmove(to + i, from + i, size_t(std::min(block, bytes - i)));
+    for (int64_t i = 0; i < bytes; i += block)
+        std::memmove(to + i, from + i, size_t(std::min(block, bytes - i)));
 }
 
 template <class Y, class X>
@@ -43,7 +44,8 @@ template <bool squares, class T>
 double block_sum(const T* x, int64_t n) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; ++i) sum += squares ? double(float(x[i])) * double(float(x[i])) : double(float(x[i]));
+    for (int64_t i = 0; i < n; ++i)
+        sum += squares ? double(float(x[i])) * double(float(x[i])) : double(float(x[i]));
     return sum;
 }
 
@@ -56,7 +58,8 @@ double sum_in_blocks(const Tensor& x) {
     with_type(x.dtype(), [&]<class T>(T) {
         const T* values = x.as<T>();
 #pragma omp parallel for if (blocks > 1)
-        for (int64_t i = 0; i < blocks; ++i) sums[i] = block_sum<squares>(values + i * block, std::min(block, n - i * block));
+        for (int64_t i = 0; i < blocks; ++i)
+            sums[i] = block_sum<squares>(values + i * block, std::min(block, n - i * block));
     });
     double sum = 0;
     for (int64_t i = 0; i < blocks; ++i) sum += sums[i];
@@ -77,10 +80,13 @@ void with_any_float(DType dtype, F&& f) {
 void convert(Tensor to, const Tensor& from) {
     check(to.numel() == from.numel(), "copy: sizes differ");
     if (to.dtype() == from.dtype()) {
-        copy_bytes(static_cast<char*>(to.data()), static_cast<const char*>(from.data()), to.bytes());
+        copy_bytes(static_cast<char*>(to.data()), static_cast<const char*>(from.data()),
+                   to.bytes());
     } else {
         with_any_float(to.dtype(), [&]<class To>(To) {
-            with_any_float(from.dtype(), [&]<class From>(From) { convert_elements(to.as<To>(), from.as<From>(), to.numel()); });
+            with_any_float(from.dtype(), [&]<class From>(From) {
+                convert_elements(to.as<To>(), from.as<From>(), to.numel());
+            });
         });
     }
 }
@@ -101,8 +107,10 @@ void fill(Tensor x, float value) {
 void add(Tensor y, const Tensor& x, float alpha) {
     check(y.numel() == x.numel(), "add: sizes differ");
     OpSpan span("add", 2.0 * double(y.numel()), bytes_of(y, y, x));
-    with_type(y.dtype(),
-              [&]<class Y>(Y) { with_type(x.dtype(), [&]<class X>(X) { add_elements(y.as<Y>(), x.as<X>(), alpha, y.numel()); }); });
+    with_type(y.dtype(), [&]<class Y>(Y) {
+        with_type(x.dtype(),
+                  [&]<class X>(X) { add_elements(y.as<Y>(), x.as<X>(), alpha, y.numel()); });
+    });
 }
 
 void scale(Tensor x, float alpha) {

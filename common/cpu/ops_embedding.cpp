@@ -8,7 +8,8 @@ namespace ultrascale::ops {
 namespace {
 
 template <class T>
-void gather(T* out, const int32_t* tokens, const T* weight, int64_t first_row, int64_t N, int64_t V, int64_t h) {
+void gather(T* out, const int32_t* tokens, const T* weight, int64_t first_row, int64_t N, int64_t V,
+            int64_t h) {
 #pragma omp parallel for if (N * h > parallel_threshold)
     for (int64_t n = 0; n < N; ++n) {
         const int64_t row = tokens[n] - first_row;
@@ -19,10 +20,11 @@ void gather(T* out, const int32_t* tokens, const T* weight, int64_t first_row, i
     }
 }
 
-// Row `row` of dweight adds the rows of dout that `tokens` lists, summed in fp32 and in order: a frequent token's gradient
-// is rounded to bf16 once, not once a token.
+// Row `row` of dweight adds the rows of dout that `tokens` lists, summed in fp32 and in order: a
+// frequent token's gradient is rounded to bf16 once, not once a token.
 template <class W, class T>
-void add_rows(W* dweight, const T* dout, const int32_t* list, int64_t count, float* sum, int64_t h) {
+void add_rows(W* dweight, const T* dout, const int32_t* list, int64_t count, float* sum,
+              int64_t h) {
     std::fill(sum, sum + h, 0.0f);
     for (int64_t i = 0; i < count; ++i) {
         const T* dy = dout + list[i] * h;
@@ -39,15 +41,19 @@ void embedding_forward(Tensor out, const Tensor& tokens, const Tensor& weight, i
     const int64_t N = tokens.numel(), V = weight.size(0), h = weight.cols();
     check(out.numel() == N * h, "embedding_forward: out is (N, h)");
     OpSpan span("embedding_forward", 0, bytes_of(out, out, tokens));
-    with_type(out.dtype(), [&]<class T>(T) { gather(out.as<T>(), tokens.as<int32_t>(), weight.as<T>(), first_row, N, V, h); });
+    with_type(out.dtype(), [&]<class T>(T) {
+        gather(out.as<T>(), tokens.as<int32_t>(), weight.as<T>(), first_row, N, V, h);
+    });
 }
 
-void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout, int64_t first_row) {
+void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout,
+                        int64_t first_row) {
     const int64_t N = tokens.numel(), V = dweight.size(0), h = dweight.cols();
     check(dout.numel() == N * h, "embedding_backward: dout is (N, h)");
     OpSpan span("embedding_backward", double(N * h), bytes_of(dout, dout, dout, tokens));
 
-    // Sort the tokens' indices by row, keeping their order within a row: end[r] becomes the end of row r's list.
+    // Sort the tokens' indices by row, keeping their order within a row: end[r] becomes the end of
+    // row r's list.
     Tensor list_tensor = Tensor::empty({N}, DType::int32, Memory::workspace);
     Tensor end_tensor = Tensor::zeros({V + 1}, DType::int32, Memory::workspace);
     int32_t *list = list_tensor.as<int32_t>(), *end = end_tensor.as<int32_t>();
@@ -69,7 +75,9 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
 #pragma omp parallel for schedule(dynamic, 8) if (N * h > parallel_threshold)
             for (int64_t r = 0; r < V; ++r) {
                 const int64_t begin = r == 0 ? 0 : end[r - 1], count = end[r] - begin;
-                if (count > 0) add_rows(weights + r * h, dy, list + begin, count, scratch + omp_get_thread_num() * h, h);
+                if (count > 0)
+                    add_rows(weights + r * h, dy, list + begin, count,
+                             scratch + omp_get_thread_num() * h, h);
             }
         });
     });

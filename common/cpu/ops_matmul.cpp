@@ -1,13 +1,15 @@
-// Matrix product on OpenBLAS. It multiplies fp32 only, so bf16 operands are widened into the workspace: b as a whole, a
-// and d in panels of rows.
+// Matrix product on OpenBLAS. It multiplies fp32 only, so bf16 operands are widened into the
+// workspace: b as a whole, a and d in panels of rows.
 #include "ops_common.h"
 
 namespace ultrascale::ops {
 
 namespace {
 
-// out (panel) = rows [begin, end) of op(a) (M, K), as they are stored: a (M, K), or a (K, M) with its columns [begin, end).
-void widen_panel(float* out, const bf16* a, Transpose ta, int64_t M, int64_t K, int64_t begin, int64_t end) {
+// out (panel) = rows [begin, end) of op(a) (M, K), as they are stored: a (M, K), or a (K, M) with
+// its columns [begin, end).
+void widen_panel(float* out, const bf16* a, Transpose ta, int64_t M, int64_t K, int64_t begin,
+                 int64_t end) {
     const bool transposed = ta == Transpose::yes;
     const int64_t rows = transposed ? K : end - begin, cols = transposed ? end - begin : K;
     const bf16* first = transposed ? a + begin : a + begin * K;
@@ -18,20 +20,23 @@ void widen_panel(float* out, const bf16* a, Transpose ta, int64_t M, int64_t K, 
         for (int64_t c = 0; c < cols; ++c) out[r * cols + c] = float(first[r * stride + c]);
 }
 
-void matmul_bf16(const Tensor& d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& addend, int64_t M, int64_t N,
-                 int64_t K) {
+void matmul_bf16(const Tensor& d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
+                 const Tensor& addend, int64_t M, int64_t N, int64_t K) {
     const int64_t panel = std::min<int64_t>(M, 2048);
     Tensor wide_b = widened(b);
     Tensor wide_a = Tensor::empty({panel, K}, DType::fp32, Memory::workspace);
     Tensor wide_d;
-    if (d.dtype() == DType::bf16) wide_d = Tensor::empty({panel, N}, DType::fp32, Memory::workspace);
+    if (d.dtype() == DType::bf16)
+        wide_d = Tensor::empty({panel, N}, DType::fp32, Memory::workspace);
     Tensor d_rows = d.view({M, N}), addend_rows = addend ? addend.view({M, N}) : addend;
     for (int64_t begin = 0; begin < M; begin += panel) {
         const int64_t end = std::min(begin + panel, M);
         Tensor rows = d_rows.slice(begin, end), sum = wide_d ? wide_d.slice(0, end - begin) : rows;
-        if (addend && addend_rows.slice(begin, end).data() != sum.data()) convert(sum, addend_rows.slice(begin, end));
+        if (addend && addend_rows.slice(begin, end).data() != sum.data())
+            convert(sum, addend_rows.slice(begin, end));
         widen_panel(wide_a.as<float>(), a.as<bf16>(), ta, M, K, begin, end);
-        sgemm(ta, tb, end - begin, N, K, 1, wide_a.as<float>(), ta == Transpose::yes ? end - begin : K, wide_b.as<float>(),
+        sgemm(ta, tb, end - begin, N, K, 1, wide_a.as<float>(),
+              ta == Transpose::yes ? end - begin : K, wide_b.as<float>(),
               tb == Transpose::yes ? K : N, addend ? 1 : 0, sum.as<float>(), N);
         if (wide_d) convert(rows, sum);
     }
@@ -39,14 +44,17 @@ void matmul_bf16(const Tensor& d, const Tensor& a, Transpose ta, const Tensor& b
 
 }  // namespace
 
-void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& addend) {
+void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
+            const Tensor& addend) {
     const bool at = ta == Transpose::yes, bt = tb == Transpose::yes;
-    const int64_t M = at ? a.cols() : a.rows(), K = at ? a.rows() : a.cols(), N = bt ? b.rows() : b.cols();
+    const int64_t M = at ? a.cols() : a.rows(), K = at ? a.rows() : a.cols(),
+                  N = bt ? b.rows() : b.cols();
     check((bt ? b.cols() : b.rows()) == K, "matmul: the inner sizes of a and b differ");
     check(d.numel() == M * N && (M == 0 || d.cols() == N), "matmul: d is (M, N)");
     check(!addend || addend.numel() == M * N, "matmul: addend is (M, N)");
     check(a.dtype() == b.dtype(), "matmul: a and b share their dtype");
-    OpSpan span("matmul", 2.0 * double(M) * double(N) * double(K), bytes_of(d, a, b) + (addend ? bytes_of(addend) : 0));
+    OpSpan span("matmul", 2.0 * double(M) * double(N) * double(K),
+                bytes_of(d, a, b) + (addend ? bytes_of(addend) : 0));
     const bool in_place = addend && addend.data() == d.data();
     if (M == 0 || N == 0) return;
     if (K == 0) {  // an empty sum
@@ -58,7 +66,8 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
         matmul_bf16(d, a, ta, b, tb, addend, M, N, K);
     } else {
         if (addend && !in_place) convert(d, addend);
-        sgemm(ta, tb, M, N, K, 1, a.as<float>(), a.cols(), b.as<float>(), b.cols(), addend ? 1 : 0, d.as<float>(), N);
+        sgemm(ta, tb, M, N, K, 1, a.as<float>(), a.cols(), b.as<float>(), b.cols(), addend ? 1 : 0,
+              d.as<float>(), N);
     }
 }
 

@@ -23,9 +23,11 @@ void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t 
     }
 }
 
-// One row of dx; adds the row's part of the weight's gradient to dweight (h) fp32. dresidual may be null, or dx itself.
+// One row of dx; adds the row's part of the weight's gradient to dweight (h) fp32. dresidual may be
+// null, or dx itself.
 template <class T>
-void backward_row(T* dx, float* dweight, const T* dy, const T* x, float rstd, const T* weight, const T* dresidual, int64_t h) {
+void backward_row(T* dx, float* dweight, const T* dy, const T* x, float rstd, const T* weight,
+                  const T* dresidual, int64_t h) {
     float dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (int64_t i = 0; i < h; ++i) dot += float(dy[i]) * float(weight[i]) * float(x[i]);
@@ -51,16 +53,20 @@ void backward_row(T* dx, float* dweight, const T* dy, const T* x, float rstd, co
 
 void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, float eps) {
     const int64_t N = x.rows(), h = x.cols();
-    check(y.numel() == N * h && rstd.numel() == N && weight.numel() == h, "rmsnorm_forward: y, x (N, h), rstd (N), weight (h)");
+    check(y.numel() == N * h && rstd.numel() == N && weight.numel() == h,
+          "rmsnorm_forward: y, x (N, h), rstd (N), weight (h)");
     OpSpan span("rmsnorm_forward", 4.0 * double(N * h), bytes_of(y, rstd, x, weight));
-    with_type(x.dtype(), [&]<class T>(T) { forward(y.as<T>(), rstd.as<float>(), x.as<T>(), weight.as<T>(), eps, N, h); });
+    with_type(x.dtype(), [&]<class T>(T) {
+        forward(y.as<T>(), rstd.as<float>(), x.as<T>(), weight.as<T>(), eps, N, h);
+    });
 }
 
-void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& weight,
-                      const Tensor& dresidual) {
+void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
+                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual) {
     const int64_t N = x.rows(), h = x.cols();
     check(dx.numel() == N * h && dy.numel() == N * h, "rmsnorm_backward: dx, dy, x are (N, h)");
-    check(rstd.numel() == N && weight.numel() == h && dweight.numel() == h, "rmsnorm_backward: rstd (N), weight, dweight (h)");
+    check(rstd.numel() == N && weight.numel() == h && dweight.numel() == h,
+          "rmsnorm_backward: rstd (N), weight, dweight (h)");
     check(!dresidual || dresidual.numel() == N * h, "rmsnorm_backward: dresidual is (N, h)");
     OpSpan span("rmsnorm_backward", 10.0 * double(N * h),
                 bytes_of(dx, dy, x, rstd, weight, dweight) + (dresidual ? bytes_of(dresidual) : 0));
@@ -76,8 +82,8 @@ void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor&
 #pragma omp parallel for if (N * h > parallel_threshold)
         for (int64_t b = 0; b < blocks; ++b)
             for (int64_t n = b * block; n < std::min(N, (b + 1) * block); ++n)
-                backward_row(dx_data + n * h, partial + b * h, dy_data + n * h, x_data + n * h, r[n], w,
-                             residual ? residual + n * h : nullptr, h);
+                backward_row(dx_data + n * h, partial + b * h, dy_data + n * h, x_data + n * h,
+                             r[n], w, residual ? residual + n * h : nullptr, h);
     });
     for (int64_t b = 1; b < blocks; ++b)
 #pragma omp simd

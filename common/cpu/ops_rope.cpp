@@ -1,5 +1,6 @@
-// Rotary position embedding, rotate-half: elements i and i + D/2 of a head are one pair, turned by position * frequency i.
-// The same pass takes q, k and v out of (or puts their gradients back into) the one matrix that the projection makes.
+// Rotary position embedding, rotate-half: elements i and i + D/2 of a head are one pair, turned by
+// position * frequency i. The same pass takes q, k and v out of (or puts their gradients back into)
+// the one matrix that the projection makes.
 #include <cstring>
 
 #include "ops_common.h"
@@ -13,34 +14,43 @@ struct Sizes {
     int64_t columns() const { return (H + 2 * K) * D; }  // of qkv
 };
 
-Sizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& qkv, const Tensor& positions, const Tensor& frequencies) {
-    check(q.shape().size() == 4 && k.shape().size() == 4, "rope: q is (B, T, H, D) and k (B, T, K, D)");
+Sizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& qkv,
+               const Tensor& positions, const Tensor& frequencies) {
+    check(q.shape().size() == 4 && k.shape().size() == 4,
+          "rope: q is (B, T, H, D) and k (B, T, K, D)");
     Sizes s = {q.size(0), q.size(1), q.size(2), k.size(2), q.size(3)};
-    check(k.shape() == Shape({s.B, s.T, s.K, s.D}) && v.shape() == k.shape(), "rope: k and v are (B, T, K, D)");
+    check(k.shape() == Shape({s.B, s.T, s.K, s.D}) && v.shape() == k.shape(),
+          "rope: k and v are (B, T, K, D)");
     check(qkv.numel() == s.B * s.T * s.columns(), "rope: qkv is (B, T, (H + 2K) * D)");
-    check(positions.numel() == s.B * s.T && 2 * frequencies.numel() == s.D, "rope: positions (B, T), frequencies (D/2)");
+    check(positions.numel() == s.B * s.T && 2 * frequencies.numel() == s.D,
+          "rope: positions (B, T), frequencies (D/2)");
     return s;
 }
 
-// Turns `heads` heads of D elements by the angles whose cosines and sines (D/2 each) are given; `sine_sign` -1 turns back.
+// Turns `heads` heads of D elements by the angles whose cosines and sines (D/2 each) are given;
+// `sine_sign` -1 turns back.
 template <class T>
-void rotate(T* out, const T* in, int64_t heads, int64_t D, const float* cosine, const float* sine, float sine_sign) {
+void rotate(T* out, const T* in, int64_t heads, int64_t D, const float* cosine, const float* sine,
+            float sine_sign) {
     const int64_t half = D / 2;
     for (int64_t head = 0; head < heads; ++head, in += D, out += D)
 #pragma omp simd
         for (int64_t i = 0; i < half; ++i) {
-            const float a = float(in[i]), b = float(in[i + half]), c = cosine[i], s = sine_sign * sine[i];
+            const float a = float(in[i]), b = float(in[i + half]), c = cosine[i],
+                        s = sine_sign * sine[i];
             store(out[i], a * c - b * s);
             store(out[i + half], b * c + a * s);
         }
 }
 
-// Calls body(row, cosine, sine) for each token's row. Sines cost more than the rotation, and the sequences of a batch
-// mostly have the same positions: a thread takes one place t of all sequences and keeps the sines of the last position.
+// Calls body(row, cosine, sine) for each token's row. Sines cost more than the rotation, and the
+// sequences of a batch mostly have the same positions: a thread takes one place t of all sequences
+// and keeps the sines of the last position.
 template <class Body>
 void for_each_token(const Sizes& s, const Tensor& positions, const Tensor& frequencies, Body body) {
     const int64_t half = s.D / 2;
-    Tensor scratch = Tensor::empty({omp_get_max_threads(), 2, half}, DType::fp32, Memory::workspace);
+    Tensor scratch =
+        Tensor::empty({omp_get_max_threads(), 2, half}, DType::fp32, Memory::workspace);
     float* tables = scratch.as<float>();
     const int32_t* position = positions.as<int32_t>();
     const float* frequency = frequencies.as<float>();
@@ -61,35 +71,43 @@ void for_each_token(const Sizes& s, const Tensor& positions, const Tensor& frequ
 
 }  // namespace
 
-void rope_forward(Tensor q, Tensor k, Tensor v, const Tensor& qkv, const Tensor& positions, const Tensor& frequencies) {
+void rope_forward(Tensor q, Tensor k, Tensor v, const Tensor& qkv, const Tensor& positions,
+                  const Tensor& frequencies) {
     const Sizes s = sizes_of(q, k, v, qkv, positions, frequencies);
-    OpSpan span("rope_forward", 3.0 * bytes_of(q, k) / double(dtype_bytes(q.dtype())), bytes_of(qkv, q, k, v, positions));
+    OpSpan span("rope_forward", 3.0 * bytes_of(q, k) / double(dtype_bytes(q.dtype())),
+                bytes_of(qkv, q, k, v, positions));
     with_type(q.dtype(), [&]<class T>(T) {
         T *q_data = q.as<T>(), *k_data = k.as<T>(), *v_data = v.as<T>();
         const T* qkv_data = qkv.as<T>();
         const int64_t q_size = s.H * s.D, kv_size = s.K * s.D;
-        for_each_token(s, positions, frequencies, [=](int64_t n, const float* cosine, const float* sine) {
-            const T* row = qkv_data + n * (q_size + 2 * kv_size);
-            rotate(q_data + n * q_size, row, s.H, s.D, cosine, sine, 1);
-            rotate(k_data + n * kv_size, row + q_size, s.K, s.D, cosine, sine, 1);
-            std::memcpy(v_data + n * kv_size, row + q_size + kv_size, size_t(kv_size) * sizeof(T));
-        });
+        for_each_token(s, positions, frequencies,
+                       [=](int64_t n, const float* cosine, const float* sine) {
+                           const T* row = qkv_data + n * (q_size + 2 * kv_size);
+                           rotate(q_data + n * q_size, row, s.H, s.D, cosine, sine, 1);
+                           rotate(k_data + n * kv_size, row + q_size, s.K, s.D, cosine, sine, 1);
+                           std::memcpy(v_data + n * kv_size, row + q_size + kv_size,
+                                       size_t(kv_size) * sizeof(T));
+                       });
     });
 }
 
-void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& positions, const Tensor& frequencies) {
+void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                   const Tensor& positions, const Tensor& frequencies) {
     const Sizes s = sizes_of(dq, dk, dv, dqkv, positions, frequencies);
-    OpSpan span("rope_backward", 3.0 * bytes_of(dq, dk) / double(dtype_bytes(dq.dtype())), bytes_of(dqkv, dq, dk, dv, positions));
+    OpSpan span("rope_backward", 3.0 * bytes_of(dq, dk) / double(dtype_bytes(dq.dtype())),
+                bytes_of(dqkv, dq, dk, dv, positions));
     with_type(dq.dtype(), [&]<class T>(T) {
         T* dqkv_data = dqkv.as<T>();
         const T *dq_data = dq.as<T>(), *dk_data = dk.as<T>(), *dv_data = dv.as<T>();
         const int64_t q_size = s.H * s.D, kv_size = s.K * s.D;
-        for_each_token(s, positions, frequencies, [=](int64_t n, const float* cosine, const float* sine) {
-            T* row = dqkv_data + n * (q_size + 2 * kv_size);
-            rotate(row, dq_data + n * q_size, s.H, s.D, cosine, sine, -1);
-            rotate(row + q_size, dk_data + n * kv_size, s.K, s.D, cosine, sine, -1);
-            std::memcpy(row + q_size + kv_size, dv_data + n * kv_size, size_t(kv_size) * sizeof(T));
-        });
+        for_each_token(s, positions, frequencies,
+                       [=](int64_t n, const float* cosine, const float* sine) {
+                           T* row = dqkv_data + n * (q_size + 2 * kv_size);
+                           rotate(row, dq_data + n * q_size, s.H, s.D, cosine, sine, -1);
+                           rotate(row + q_size, dk_data + n * kv_size, s.K, s.D, cosine, sine, -1);
+                           std::memcpy(row + q_size + kv_size, dv_data + n * kv_size,
+                                       size_t(kv_size) * sizeof(T));
+                       });
     });
 }
 

@@ -14,7 +14,8 @@ void forward(T* out, const T* gate_up, int64_t N, int64_t F) {
         const T *gate = gate_up + n * 2 * F, *up = gate + F;
         T* y = out + n * F;
 #pragma omp simd
-        for (int64_t i = 0; i < F; ++i) store(y[i], float(gate[i]) * sigmoid(float(gate[i])) * float(up[i]));
+        for (int64_t i = 0; i < F; ++i)
+            store(y[i], float(gate[i]) * sigmoid(float(gate[i])) * float(up[i]));
     }
 }
 
@@ -39,17 +40,20 @@ void backward(T* dgate_up, T* dout, const T* gate_up, int64_t N, int64_t F) {
 
 void swiglu_forward(Tensor out, const Tensor& gate_up) {
     const int64_t N = out.rows(), F = out.cols();
-    check(gate_up.numel() == 2 * out.numel() && gate_up.cols() == 2 * F, "swiglu_forward: gate_up is (N, 2F)");
+    check(gate_up.numel() == 2 * out.numel() && gate_up.cols() == 2 * F,
+          "swiglu_forward: gate_up is (N, 2F)");
     OpSpan span("swiglu_forward", 5.0 * double(N * F), bytes_of(out, gate_up));
     with_type(out.dtype(), [&]<class T>(T) { forward(out.as<T>(), gate_up.as<T>(), N, F); });
 }
 
 void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up) {
     const int64_t N = dout.rows(), F = dout.cols();
-    check(gate_up.numel() == 2 * dout.numel() && gate_up.cols() == 2 * F, "swiglu_backward: gate_up is (N, 2F)");
+    check(gate_up.numel() == 2 * dout.numel() && gate_up.cols() == 2 * F,
+          "swiglu_backward: gate_up is (N, 2F)");
     check(dgate_up.numel() == gate_up.numel(), "swiglu_backward: dgate_up is (N, 2F)");
     OpSpan span("swiglu_backward", 13.0 * double(N * F), bytes_of(dgate_up, dout, dout, gate_up));
-    with_type(dout.dtype(), [&]<class T>(T) { backward(dgate_up.as<T>(), dout.as<T>(), gate_up.as<T>(), N, F); });
+    with_type(dout.dtype(),
+              [&]<class T>(T) { backward(dgate_up.as<T>(), dout.as<T>(), gate_up.as<T>(), N, F); });
 }
 
 }  // namespace ultrascale::ops

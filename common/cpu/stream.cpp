@@ -1,4 +1,5 @@
-// Streams on the CPU: the compute stream is the calling thread; any other is a thread that empties a queue.
+// Streams on the CPU: the compute stream is the calling thread; any other is a thread that empties
+// a queue.
 #include "core/stream.h"
 
 #include <sched.h>
@@ -29,7 +30,8 @@ struct Event::Impl {
 
     // Most waits are short, and waking a sleeper costs more than a few turns of the scheduler.
     void wait() {
-        for (int turn = 0; turn < 50 && !reached.load(std::memory_order_acquire); ++turn) sched_yield();
+        for (int turn = 0; turn < 50 && !reached.load(std::memory_order_acquire); ++turn)
+            sched_yield();
         if (reached.load(std::memory_order_acquire)) return;
         std::unique_lock lock(mutex);
         changed.wait(lock, [this] { return reached.load(std::memory_order_acquire); });

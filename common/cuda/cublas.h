@@ -1,4 +1,5 @@
-// What our users of cuBLASLt share: errors, the handle, and the choice among its kernels for a product.
+// What our users of cuBLASLt share: errors, the handle, and the choice among its kernels for a
+// product.
 #pragma once
 
 #include <cublasLt.h>
@@ -13,9 +14,11 @@
 namespace ultrascale {
 
 // Throws std::runtime_error with cuBLAS's own words unless `status` is CUBLAS_STATUS_SUCCESS.
-inline void cublas_check(cublasStatus_t status, std::source_location at = std::source_location::current()) {
+inline void cublas_check(cublasStatus_t status,
+                         std::source_location at = std::source_location::current()) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    throw std::runtime_error(fmt::format("{}:{}: cuBLAS: {}", at.file_name(), at.line(), cublasLtGetStatusString(status)));
+    throw std::runtime_error(fmt::format("{}:{}: cuBLAS: {}", at.file_name(), at.line(),
+                                         cublasLtGetStatusString(status)));
 }
 
 inline cublasLtHandle_t cublas_handle() {
@@ -28,12 +31,14 @@ inline cublasLtHandle_t cublas_handle() {
     return handle;
 }
 
-// For cublasLtMatmulAlgoGetHeuristic: kernels with up to 32 MiB of workspace. Whoever asks for it destroys it.
+// For cublasLtMatmulAlgoGetHeuristic: kernels with up to 32 MiB of workspace. Whoever asks for it
+// destroys it.
 inline cublasLtMatmulPreference_t cublas_preference() {
     cublasLtMatmulPreference_t preference;
     cublas_check(cublasLtMatmulPreferenceCreate(&preference));
     const size_t most = 32 << 20;
-    cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most));
+    cublas_check(cublasLtMatmulPreferenceSetAttribute(
+        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most));
     return preference;
 }
 
@@ -43,7 +48,8 @@ inline Tensor cublas_workspace(const cublasLtMatmulHeuristicResult_t& kernel) {
     return Tensor::empty({int64_t(kernel.workspaceSize + 3) / 4}, DType::int32, Memory::workspace);
 }
 
-// The place of the fastest of these kernels (one at least); run(kernel) launches one on the compute stream.
+// The place of the fastest of these kernels (one at least); run(kernel) launches one on the compute
+// stream.
 template <class Run>
 size_t fastest_of(const std::vector<cublasLtMatmulHeuristicResult_t>& kernels, const Run& run) {
     cudaEvent_t begin, end;

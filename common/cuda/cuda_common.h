@@ -1,4 +1,5 @@
-// What all files of the CUDA backend share: errors, the CUDA stream behind a Stream, and how kernels are launched.
+// What all files of the CUDA backend share: errors, the CUDA stream behind a Stream, and how
+// kernels are launched.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,12 +18,17 @@ void cuda_check(cudaError_t status, std::source_location at = std::source_locati
 cudaStream_t cuda_stream(const Stream& stream);
 inline cudaStream_t cuda_compute() { return cuda_stream(compute_stream()); }
 
-void cuda_select_device();          // makes this rank's GPU the current one; UserError where there is none
-void cuda_release_unused();         // waits for the device; the allocator of tensors gives back what it keeps
+void cuda_select_device();  // makes this rank's GPU the current one; UserError where there is none
+// waits for the device; the allocator of tensors gives back what it keeps
+void cuda_release_unused();
 int multiprocessors();              // of this rank's device
 bool programmatic_launch();         // whether this rank's device has it
-bool hopper();                      // whether it has sm_90a's instructions (hopper.cuh), and the environment has no ULTRASCALE_NO_HOPPER
-int64_t shared_memory_per_block();  // bytes that a block may ask for: 227 KiB on Hopper, 163 on A100, 99 on GeForce
+// whether it has sm_90a's instructions (hopper.cuh), and the environment has no
+// ULTRASCALE_NO_HOPPER
+bool hopper();
+// bytes that a block may ask for: 227 KiB on Hopper, 163 on A100, 99 on GeForce
+int64_t
+shared_memory_per_block();
 
 // DYNAMIC_SHARED(T, name): `name` points to the block's dynamic shared memory, 16-byte aligned.
 #ifdef ULTRASCALE_SIMT
@@ -32,28 +38,36 @@ int64_t shared_memory_per_block();  // bytes that a block may ask for: 227 KiB o
 #endif
 
 #if defined(__CUDACC__) || defined(ULTRASCALE_SIMT)
-// LAUNCH(kernel, grid, block, shared_bytes)(arguments...): on the compute stream. A kernel with several template arguments
-// goes in parentheses. (Without a GPU simt.h runs them.)
-#define LAUNCH(kernel, grid, block, shared_bytes) ::ultrascale::Launch(kernel, grid, block, shared_bytes)
-// The same for a kernel whose blocks may start while the kernel before it ends (programmatic dependent launch; Hopper and later). It must
-// call wait_for_kernel_before() in every block.
-#define LAUNCH_EARLY(kernel, grid, block, shared_bytes) ::ultrascale::Launch(kernel, grid, block, shared_bytes, programmatic_launch())
+// LAUNCH(kernel, grid, block, shared_bytes)(arguments...): on the compute stream. A kernel with
+// several template arguments goes in parentheses. (Without a GPU simt.h runs them.)
+#define LAUNCH(kernel, grid, block, shared_bytes) \
+    ::ultrascale::Launch(kernel, grid, block, shared_bytes)
+// The same for a kernel whose blocks may start while the kernel before it ends (programmatic
+// dependent launch; Hopper and later). It must call wait_for_kernel_before() in every block.
+#define LAUNCH_EARLY(kernel, grid, block, shared_bytes) \
+    ::ultrascale::Launch(kernel, grid, block, shared_bytes, programmatic_launch())
 
 template <class... Parameters>
 class Launch {
 public:
-    Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, bool early = false)
+    Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+           bool early = false)
         : kernel_(kernel), grid_(grid), block_(block), shared_bytes_(shared_bytes), early_(early) {}
     template <class... Arguments>
     void operator()(Arguments&&... arguments) const {
         if (grid_.x == 0 || grid_.y == 0 || grid_.z == 0) return;  // nothing to do
-        if (shared_bytes_ > 40 * 1024)  // with what the kernel declares itself it may pass 48 KiB, which must be asked for
-            cuda_check(cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes_)));
+        // with what the kernel declares itself it may pass 48 KiB, which must be asked for
+        if (shared_bytes_ >
+            40 * 1024)
+            cuda_check(cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            int(shared_bytes_)));
         cudaLaunchAttribute early;
         early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         early.val.programmaticStreamSerializationAllowed = 1;
-        const cudaLaunchConfig_t config = {grid_, block_, shared_bytes_, cuda_compute(), &early, early_ ? 1u : 0u};
-        cuda_check(cudaLaunchKernelEx(&config, kernel_, Parameters(std::forward<Arguments>(arguments))...));
+        const cudaLaunchConfig_t config = {grid_,          block_, shared_bytes_,
+                                           cuda_compute(), &early, early_ ? 1u : 0u};
+        cuda_check(cudaLaunchKernelEx(&config, kernel_,
+                                      Parameters(std::forward<Arguments>(arguments))...));
     }
 
 private:
@@ -63,8 +77,9 @@ private:
     bool early_;
 };
 
-// The two halves of LAUNCH_EARLY: the kernel before says when the next one may take what is left of the multiprocessors; the next one
-// waits, before it reads anything of the kernel before, until all of that has been written. No effect before Hopper.
+// The two halves of LAUNCH_EARLY: the kernel before says when the next one may take what is left of
+// the multiprocessors; the next one waits, before it reads anything of the kernel before, until all
+// of that has been written. No effect before Hopper.
 __device__ inline void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,9 +1,11 @@
 // The GPU as a device: which one, its memory, copies to and from the host.
 //
-// Tensors come from CUDA's stream-ordered pool, and every allocation and every free is queued on the compute stream. So a
-// freed block is used again by later work of the same stream at once, without waiting; nothing is handed back to the driver
-// while the program runs (but to make room for memory that peers map: peer_memory.h); and no reuse makes one stream wait for another: a
-// tensor that another stream uses is owned by a Work until the compute stream has been told to wait for it (comm.h).
+// Tensors come from CUDA's stream-ordered pool, and every allocation and every free is queued on
+// the compute stream. So a freed block is used again by later work of the same stream at once,
+// without waiting; nothing is handed back to the driver while the program runs (but to make room
+// for memory that peers map: peer_memory.h); and no reuse makes one stream wait for another: a
+// tensor that another stream uses is owned by a Work until the compute stream has been told to wait
+// for it (comm.h).
 #include "core/device.h"
 
 #include <cuda_runtime.h>
@@ -25,7 +27,8 @@ namespace ultrascale {
 
 void cuda_check(cudaError_t status, std::source_location at) {
     if (status == cudaSuccess) return;
-    throw std::runtime_error(fmt::format("{}:{}: CUDA: {}", at.file_name(), at.line(), cudaGetErrorString(status)));
+    throw std::runtime_error(
+        fmt::format("{}:{}: CUDA: {}", at.file_name(), at.line(), cudaGetErrorString(status)));
 }
 
 namespace {
@@ -62,14 +65,17 @@ cudaMemPool_t pool() {
     return pool;
 }
 
-// Host memory that the GPU can read while the host goes on: copies to the device pass through it, so that the caller's
-// buffer is free when the call returns and nothing waits for what the compute stream still has to do. Two halves take
-// turns; a half is filled again only when the copies out of it have run.
+// Host memory that the GPU can read while the host goes on: copies to the device pass through it,
+// so that the caller's buffer is free when the call returns and nothing waits for what the compute
+// stream still has to do. Two halves take turns; a half is filled again only when the copies out of
+// it have run.
 class Staging {
 public:
     Staging() {
-        cuda_check(cudaHostAlloc(reinterpret_cast<void**>(&data_), 2 * half_bytes, cudaHostAllocDefault));
-        for (cudaEvent_t& event : read_) cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+        cuda_check(
+            cudaHostAlloc(reinterpret_cast<void**>(&data_), 2 * half_bytes, cudaHostAllocDefault));
+        for (cudaEvent_t& event : read_)
+            cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     }
     void copy(char* device, const char* host, int64_t bytes) {
         while (bytes > 0) {
@@ -81,7 +87,8 @@ public:
             const int64_t piece = std::min(bytes, half_bytes - used_);
             char* staged = data_ + half_ * half_bytes + used_;
             std::memcpy(staged, host, size_t(piece));
-            cuda_check(cudaMemcpyAsync(device, staged, size_t(piece), cudaMemcpyDefault, cuda_compute()));
+            cuda_check(
+                cudaMemcpyAsync(device, staged, size_t(piece), cudaMemcpyDefault, cuda_compute()));
             used_ += piece, host += piece, device += piece, bytes -= piece;
         }
     }
@@ -98,7 +105,10 @@ private:
 
 void cuda_select_device() {
     const int count = device_count();
-    if (count == 0) user_error("no GPU here: this program was built with BACKEND=cuda (for the CPU: make BACKEND=cpu)");
+    if (count == 0)
+        user_error(
+            "no GPU here: this program was built with BACKEND=cuda (for the CPU: make "
+            "BACKEND=cpu)");
     cuda_check(cudaSetDevice(rank_on_this_node() % count));
 }
 
@@ -117,7 +127,8 @@ void* device_allocate(int64_t bytes) {
 }
 
 void device_free(void* data) {
-    if (data) cudaFreeAsync(data, cuda_compute());  // fails only when the process ends and CUDA has gone
+    if (data)
+        cudaFreeAsync(data, cuda_compute());  // fails only when the process ends and CUDA has gone
 }
 
 void cuda_release_unused() {
@@ -165,7 +176,8 @@ void device_copy_from_host(void* device, const void* host, int64_t bytes) {
 }
 
 void device_copy_to_host(void* host, const void* device, int64_t bytes) {
-    if (bytes > 0) cuda_check(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDefault, cuda_compute()));
+    if (bytes > 0)
+        cuda_check(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDefault, cuda_compute()));
     compute_stream().synchronize();
 }
 
@@ -179,7 +191,8 @@ void device_copy_async(void* to, const void* from, int64_t bytes, Stream& stream
 
 std::string device_description() {
     compute_stream();
-    return fmt::format("{}, {} GPU{} on this machine", properties().name, device_count(), device_count() == 1 ? "" : "s");
+    return fmt::format("{}, {} GPU{} on this machine", properties().name, device_count(),
+                       device_count() == 1 ? "" : "s");
 }
 
 void device_use_threads(int) {}
@@ -198,11 +211,13 @@ DevicePeak device_peak(DType dtype) {
         double bf16, fp32;
     };
     // Dense FLOP/s by NVIDIA's datasheets: bf16 on tensor cores, fp32 without TF32.
-    const Known known[] = {{"H200", 989.5e12, 66.9e12},    {"H100 PCIe", 756.5e12, 51.2e12}, {"H100", 989.5e12, 66.9e12},
-                           {"B200", 2250e12, 75e12},       {"A100", 312e12, 19.5e12},        {"L40S", 362e12, 91.6e12},
+    const Known known[] = {{"H200", 989.5e12, 66.9e12},    {"H100 PCIe", 756.5e12, 51.2e12},
+                           {"H100", 989.5e12, 66.9e12},    {"B200", 2250e12, 75e12},
+                           {"A100", 312e12, 19.5e12},      {"L40S", 362e12, 91.6e12},
                            {"RTX 4090", 165.2e12, 82.6e12}};
     for (const Known& k : known)
-        if (std::string(properties().name).find(k.name) != std::string::npos) return {dtype == DType::fp32 ? k.fp32 : k.bf16, "datasheet"};
+        if (std::string(properties().name).find(k.name) != std::string::npos)
+            return {dtype == DType::fp32 ? k.fp32 : k.bf16, "datasheet"};
     return {ops::measure_matmul_rate(dtype, 8192), "cuBLAS, measured now"};
 }
 

@@ -1,6 +1,7 @@
-// Which lines leave the L2 cache first. A kernel that reads one array and writes another has lines of both there, none of which is needed
-// again. If those that were read stay (evict_last), it is 3 % faster on an H200 than if all leave alike, however large the arrays are:
-// probably because what was written then leaves at once, and memory changes less often between reading and writing.
+// Which lines leave the L2 cache first. A kernel that reads one array and writes another has lines
+// of both there, none of which is needed again. If those that were read stay (evict_last), it is 3
+// % faster on an H200 than if all leave alike, however large the arrays are: probably because what
+// was written then leaves at once, and memory changes less often between reading and writing.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +10,8 @@
 
 namespace ultrascale {
 
-// 16 bytes; their line is among the last to leave ("Cache Eviction Priority Hints" and createpolicy in the PTX ISA).
+// 16 bytes; their line is among the last to leave ("Cache Eviction Priority Hints" and createpolicy
+// in the PTX ISA).
 template <class T>
 __device__ T load_evict_last(const T* from) {
     static_assert(sizeof(T) == 16);

@@ -1,8 +1,9 @@
 // AdamW in one pass over all parameters: torch.optim.AdamW after torch.nn.utils.clip_grad_norm_.
 //
-// Bytes moved per element (bf16 value and gradient): reads master, m, v (12) and the gradient (2), writes the three (12) and
-// the value (2). One launch for the whole model: the parameters' addresses travel in a list, each block updates a chunk of one
-// parameter. The clipping factor is computed here from the squared norm, so that the host waits for nothing.
+// Bytes moved per element (bf16 value and gradient): reads master, m, v (12) and the gradient (2),
+// writes the three (12) and the value (2). One launch for the whole model: the parameters'
+// addresses travel in a list, each block updates a chunk of one parameter. The clipping factor is
+// computed here from the squared norm, so that the host waits for nothing.
 #include <cmath>
 
 #include "ops_common.cuh"
@@ -27,9 +28,11 @@ struct Item {
     float decay;
 };
 
-// One chunk, n elements to an access, `unroll` accesses to each array in flight. value may be master itself.
+// One chunk, n elements to an access, `unroll` accesses to each array in flight. value may be
+// master itself.
 template <int n, int unroll, class V, class G>
-__device__ void update(V* value, float* master, float* m, float* v, const G* gradient, int64_t count, float decay, float clip, Factors f) {
+__device__ void update(V* value, float* master, float* m, float* v, const G* gradient,
+                       int64_t count, float decay, float clip, Factors f) {
     const auto one = [=](float& p, float& first, float& second, float gradient) {
         const float g = gradient * clip;
         first = first + (1.0f - f.beta1) * (g - first);
@@ -45,7 +48,8 @@ __device__ void update(V* value, float* master, float* m, float* v, const G* gra
         for (int u = 0; u < unroll; ++u) {
             const int64_t i = (first + u * threads) * n;
             if (first + u * threads >= packs) continue;
-            ps[u] = load<n>(master + i), ms[u] = load<n>(m + i), vs[u] = load<n>(v + i), gs[u] = load<n>(gradient + i);
+            ps[u] = load<n>(master + i), ms[u] = load<n>(m + i), vs[u] = load<n>(v + i),
+            gs[u] = load<n>(gradient + i);
         }
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
@@ -61,23 +65,29 @@ __device__ void update(V* value, float* master, float* m, float* v, const G* gra
             if (own_value) store(value + i, rounded);
         }
     }
-    if (const int64_t i = packs * n + threadIdx.x; i < count) {  // fewer than n are left, and n < threads
+    if (const int64_t i = packs * n + threadIdx.x;
+        i < count) {  // fewer than n are left, and n < threads
         one(master[i], m[i], v[i], to_float(gradient[i]));
         if (own_value) value[i] = from_float<V>(master[i]);
     }
 }
 
 template <class V, class G>
-__global__ void __launch_bounds__(threads) update_items(const Item* items, int item_count, const double* squared_norm, Factors f) {
+__global__ void __launch_bounds__(threads)
+    update_items(const Item* items, int item_count, const double* squared_norm, Factors f) {
     const int64_t chunk = blockIdx.x;
     const Item item = items[item_of_chunk(items, item_count, chunk)];
-    const float clip = f.max_norm > 0 ? float(fmin(1.0, f.max_norm / (sqrt(*squared_norm) + 1e-6))) : 1.0f;
-    const int64_t begin = (chunk - item.first_chunk) * chunk_size, count = min(chunk_size, item.count - begin);
+    const float clip =
+        f.max_norm > 0 ? float(fmin(1.0, f.max_norm / (sqrt(*squared_norm) + 1e-6))) : 1.0f;
+    const int64_t begin = (chunk - item.first_chunk) * chunk_size,
+                  count = min(chunk_size, item.count - begin);
     V* value = static_cast<V*>(item.value) + begin;
     const G* gradient = static_cast<const G*>(item.gradient) + begin;
     float *master = item.master + begin, *m = item.m + begin, *v = item.v + begin;
-    const uintptr_t addresses = reinterpret_cast<uintptr_t>(value) | reinterpret_cast<uintptr_t>(gradient) |
-                                reinterpret_cast<uintptr_t>(master) | reinterpret_cast<uintptr_t>(m) | reinterpret_cast<uintptr_t>(v);
+    const uintptr_t addresses = reinterpret_cast<uintptr_t>(value) |
+                                reinterpret_cast<uintptr_t>(gradient) |
+                                reinterpret_cast<uintptr_t>(master) |
+                                reinterpret_cast<uintptr_t>(m) | reinterpret_cast<uintptr_t>(v);
     if (addresses % 16 == 0)
         update<4, 2>(value, master, m, v, gradient, count, item.decay, clip, f);
     else
@@ -86,7 +96,8 @@ __global__ void __launch_bounds__(threads) update_items(const Item* items, int i
 
 }  // namespace
 
-void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm, const AdamWSettings& s) {
+void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
+           const AdamWSettings& s) {
     const AdamWCost cost = adamw_cost(items, s);
     OpSpan span("adamw", cost.flops, cost.bytes);
     int64_t chunks = 0;
@@ -94,14 +105,16 @@ void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm, cons
     for (const AdamWItem& item : items) {
         const auto& [value, master, m, v, gradient, weight_decay] = item;
         const int64_t n = master.numel();
-        list.push_back({value.data(), master.as<float>(), m.as<float>(), v.as<float>(), gradient.data(), n, chunks,
-                        float(1.0 - double(s.lr) * weight_decay)});
+        list.push_back({value.data(), master.as<float>(), m.as<float>(), v.as<float>(),
+                        gradient.data(), n, chunks, float(1.0 - double(s.lr) * weight_decay)});
         chunks += ceil_div(n, chunk_size);
     }
     if (chunks == 0) return;
     const double correction1 = 1 - std::pow(double(s.beta1), double(s.step));
     const double correction2 = 1 - std::pow(double(s.beta2), double(s.step));
-    const Factors factors = {s.beta1, s.beta2, float(s.lr / correction1), float(1 / std::sqrt(correction2)), s.eps, s.max_norm};
+    const Factors factors = {
+        s.beta1, s.beta2,   float(s.lr / correction1), float(1 / std::sqrt(correction2)),
+        s.eps,   s.max_norm};
     const Tensor on_device = list_on_device(list);
     const double* norm = s.max_norm > 0 ? squared_norm.as<double>() : nullptr;
     with_type(items[0].value.dtype(), [&]<class V>(V) {

@@ -1,5 +1,5 @@
-// What the CUDA operations share: dispatch on the element type, 16-byte loads and stores, and sums over a block.
-// Private to common/cuda/ops_*.cu.
+// What the CUDA operations share: dispatch on the element type, 16-byte loads and stores, and sums
+// over a block. Private to common/cuda/ops_*.cu.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,7 +15,8 @@ namespace ultrascale::ops {
 // Calls f(float{}) or f(__nv_bfloat16{}), whichever the dtype is.
 template <class F>
 void with_type(DType dtype, F&& f) {
-    check(dtype == DType::fp32 || dtype == DType::bf16, "operation on another dtype than fp32 and bf16");
+    check(dtype == DType::fp32 || dtype == DType::bf16,
+          "operation on another dtype than fp32 and bf16");
     if (dtype == DType::fp32)
         f(float{});
     else
@@ -25,7 +26,8 @@ void with_type(DType dtype, F&& f) {
 // The device's address as the type that kernels use; with_type has looked at the dtype.
 template <class T>
 T* data(const Tensor& tensor) {
-    check(int64_t(sizeof(T)) == dtype_bytes(tensor.dtype()), "tensor read as another dtype than its own");
+    check(int64_t(sizeof(T)) == dtype_bytes(tensor.dtype()),
+          "tensor read as another dtype than its own");
     return static_cast<T*>(tensor.data());
 }
 
@@ -36,15 +38,18 @@ double bytes_of(const Tensors&... tensors) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A list of plain structs in the device's workspace. The copy takes its bytes from `list` before it returns.
+// A list of plain structs in the device's workspace. The copy takes its bytes from `list` before it
+// returns.
 template <class Item>
 Tensor list_on_device(const std::vector<Item>& list) {
-    Tensor tensor = Tensor::empty({int64_t(list.size() * sizeof(Item) / sizeof(int32_t))}, DType::int32, Memory::workspace);
-    cuda_check(cudaMemcpyAsync(tensor.data(), list.data(), list.size() * sizeof(Item), cudaMemcpyHostToDevice, cuda_compute()));
+    Tensor tensor = Tensor::empty({int64_t(list.size() * sizeof(Item) / sizeof(int32_t))},
+                                  DType::int32, Memory::workspace);
+    cuda_check(cudaMemcpyAsync(tensor.data(), list.data(), list.size() * sizeof(Item),
+                               cudaMemcpyHostToDevice, cuda_compute()));
     return tensor;
 }
 
-// ---- on the device -----------------------------------------------------------------------------------------------------
+// ---- on the device ------------------------------------------------------------------------------
 
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -87,8 +92,9 @@ __device__ void store_last(T* to, const Pack<T, n>& pack) {
         store(to, pack);
 }
 
-// n elements on their way to shared memory while the thread goes on (cp.async), so that far more bytes are under way than registers
-// could hold. They are there for this thread once __pipeline_wait_prior has waited for their __pipeline_commit.
+// n elements on their way to shared memory while the thread goes on (cp.async), so that far more
+// bytes are under way than registers could hold. They are there for this thread once
+// __pipeline_wait_prior has waited for their __pipeline_commit.
 template <int n, class T>
 __device__ void load_async(T* shared, const T* from) {
     if constexpr (n * sizeof(T) >= 4)
@@ -97,19 +103,24 @@ __device__ void load_async(T* shared, const T* from) {
         store(shared, load<n>(from));
 }
 
-// Whether rows of `columns` elements of T that begin at these addresses can be read 16 bytes at a time.
+// Whether rows of `columns` elements of T that begin at these addresses can be read 16 bytes at a
+// time.
 template <class T>
 bool packs_fit(int64_t columns, std::initializer_list<const void*> addresses) {
     bool fit = columns * int64_t(sizeof(T)) % 16 == 0;
-    for (const void* address : addresses) fit = fit && reinterpret_cast<uintptr_t>(address) % 16 == 0;
+    for (const void* address : addresses)
+        fit = fit && reinterpret_cast<uintptr_t>(address) % 16 == 0;
     return fit;
 }
 
 template <class T>
 inline constexpr int pack_size = 16 / int(sizeof(T));
 
-// Whether these addresses are multiples of 16: enough where a kernel does a last, incomplete pack element by element.
-inline bool aligned16(std::initializer_list<const void*> addresses) { return packs_fit<char>(0, addresses); }
+// Whether these addresses are multiples of 16: enough where a kernel does a last, incomplete pack
+// element by element.
+inline bool aligned16(std::initializer_list<const void*> addresses) {
+    return packs_fit<char>(0, addresses);
+}
 
 // n floats as the wide accesses they need: for tables and sums in fp32 beside packs of n bf16.
 template <int n>
@@ -136,7 +147,8 @@ __device__ void store_floats(float* to, const float (&from)[n]) {
 
 // Exponents are base 2: exp(x) = 2^(x log2_e).
 inline constexpr float log2_e = 1.44269504f;
-// 2^x by the special function unit, in one instruction; results below 2^-126 become 0. Relative error below 2^-22.
+// 2^x by the special function unit, in one instruction; results below 2^-126 become 0. Relative
+// error below 2^-22.
 __device__ inline float exp2_fast(float x) {
 #ifdef __CUDA_ARCH__
     float y;
@@ -146,8 +158,11 @@ __device__ inline float exp2_fast(float x) {
     return exp2f(x);
 #endif
 }
-// What the exponent loses so that 2^(score log2_e - this) is a probability, from the log-sum-exp; a row without keys gets none.
-__device__ inline float log2_sum_of(float lse) { return lse == -INFINITY ? INFINITY : lse * log2_e; }
+// What the exponent loses so that 2^(score log2_e - this) is a probability, from the log-sum-exp; a
+// row without keys gets none.
+__device__ inline float log2_sum_of(float lse) {
+    return lse == -INFINITY ? INFINITY : lse * log2_e;
+}
 
 template <class T>
 __device__ T warp_sum(T x) {
@@ -155,11 +170,13 @@ __device__ T warp_sum(T x) {
     return x;
 }
 __device__ inline float warp_max(float x) {
-    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    for (int offset = 16; offset > 0; offset /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
 
-// The sum over all threads of a block of `threads` (a multiple of 32), for each of them; always in the same order.
+// The sum over all threads of a block of `threads` (a multiple of 32), for each of them; always in
+// the same order.
 template <int threads, class T>
 __device__ T block_sum(T x) {
     __shared__ T partial[threads / 32];
@@ -183,8 +200,9 @@ __device__ float block_max(float x) {
     return x;
 }
 
-// The list item that a block works on: the last one whose first_chunk is not past `chunk`. Items are in the order of their
-// first chunks; an empty item has its successor's first chunk and is never found.
+// The list item that a block works on: the last one whose first_chunk is not past `chunk`. Items
+// are in the order of their first chunks; an empty item has its successor's first chunk and is
+// never found.
 template <class Item>
 __device__ int item_of_chunk(const Item* items, int count, int64_t chunk) {
     int low = 0, high = count - 1;

@@ -1,5 +1,6 @@
-// Softmax cross-entropy over a vocabulary that is split over ranks. A block takes a row. `partial` reads the logits once, maximum and sum
-// together (online softmax: Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867); `combine` reads and writes them once.
+// Softmax cross-entropy over a vocabulary that is split over ranks. A block takes a row. `partial`
+// reads the logits once, maximum and sum together (online softmax: Milakov & Gimelshein 2018,
+// https://arxiv.org/abs/1805.02867); `combine` reads and writes them once.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -9,11 +10,14 @@ namespace {
 constexpr int threads = 256, unroll = 4;  // packs that a thread has under way at once
 
 // e^(x - highest); nothing but -infinity so far: 0.
-__device__ float exp_below(float x, float highest) { return highest == -INFINITY ? 0.0f : exp2_fast((x - highest) * log2_e); }
+__device__ float exp_below(float x, float highest) {
+    return highest == -INFINITY ? 0.0f : exp2_fast((x - highest) * log2_e);
+}
 
 template <int n, class T>
 __global__ void __launch_bounds__(threads)
-    partial_rows(float* stats, const T* logits, const int32_t* targets, int64_t first_token, int64_t N, int64_t V) {
+    partial_rows(float* stats, const T* logits, const int32_t* targets, int64_t first_token,
+                 int64_t N, int64_t V) {
     const int64_t row = blockIdx.x, packs = V / n;
     logits += row * V;
     float highest = -INFINITY, sum = 0;
@@ -21,7 +25,8 @@ __global__ void __launch_bounds__(threads)
         Pack<T, n> values[unroll];
 #pragma unroll
         for (int u = 0; u < unroll; ++u)
-            if (const int64_t p = first + u * threads; p < packs) values[u] = load<n>(logits + p * n);
+            if (const int64_t p = first + u * threads; p < packs)
+                values[u] = load<n>(logits + p * n);
         float larger = highest;
 #pragma unroll
         for (int u = 0; u < unroll; ++u)
@@ -43,12 +48,14 @@ __global__ void __launch_bounds__(threads)
     const int64_t at = target - first_token;
     stats[row] = of_row;
     stats[N + row] = sum;
-    stats[2 * N + row] = target != ignored_target && at >= 0 && at < V ? to_float(logits[at]) : 0.0f;
+    stats[2 * N + row] =
+        target != ignored_target && at >= 0 && at < V ? to_float(logits[at]) : 0.0f;
 }
 
 template <int n, class T>
-__global__ void __launch_bounds__(threads) combine_rows(float* losses, T* logits, const float* stats, const int32_t* targets,
-                                                        int64_t first_token, float dscale, int shards, int64_t N, int64_t V) {
+__global__ void __launch_bounds__(threads)
+    combine_rows(float* losses, T* logits, const float* stats, const int32_t* targets,
+                 int64_t first_token, float dscale, int shards, int64_t N, int64_t V) {
     const int64_t row = blockIdx.x;
     const int32_t target = targets[row];
     const bool counted = target != ignored_target;
@@ -69,7 +76,8 @@ __global__ void __launch_bounds__(threads) combine_rows(float* losses, T* logits
 #pragma unroll
         for (int j = 0; j < n; ++j) {
             const float minus = counted && p * n + j == at ? dscale : 0.0f;
-            values.x[j] = from_float<T>(counted ? exp_below(to_float(values.x[j]), highest) * factor - minus : 0.0f);
+            values.x[j] = from_float<T>(
+                counted ? exp_below(to_float(values.x[j]), highest) * factor - minus : 0.0f);
         }
         store_last(logits + p * n, values);
     }
@@ -77,33 +85,38 @@ __global__ void __launch_bounds__(threads) combine_rows(float* losses, T* logits
 
 }  // namespace
 
-void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& targets, int64_t first_token) {
+void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& targets,
+                           int64_t first_token) {
     const int64_t N = targets.numel(), V = logits.cols();
-    check(logits.numel() == N * V && stats.numel() == 3 * N, "cross_entropy_partial: logits (N, V'), targets (N), stats (3, N)");
+    check(logits.numel() == N * V && stats.numel() == 3 * N,
+          "cross_entropy_partial: logits (N, V'), targets (N), stats (3, N)");
     OpSpan span("cross_entropy_partial", 3.0 * double(N * V), bytes_of(logits, stats, targets));
     with_type(logits.dtype(), [&]<class T>(T) {
         const auto start = [&](auto kernel) {
             LAUNCH(kernel, unsigned(N), threads, 0)
             (stats.as<float>(), data<T>(logits), targets.as<int32_t>(), first_token, N, V);
         };
-        packs_fit<T>(V, {logits.data()}) ? start(partial_rows<pack_size<T>, T>) : start(partial_rows<1, T>);
+        packs_fit<T>(V, {logits.data()}) ? start(partial_rows<pack_size<T>, T>)
+                                         : start(partial_rows<1, T>);
     });
 }
 
-void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats, const Tensor& targets, int64_t first_token,
-                           float dscale) {
+void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats,
+                           const Tensor& targets, int64_t first_token, float dscale) {
     const int64_t N = targets.numel(), V = logits.cols();
-    check(logits.numel() == N * V && losses.numel() == N && N > 0 && all_stats.numel() % (3 * N) == 0,
-          "cross_entropy_combine: logits (N, V'), losses and targets (N), all_stats (n, 3, N)");
+    check(
+        logits.numel() == N * V && losses.numel() == N && N > 0 && all_stats.numel() % (3 * N) == 0,
+        "cross_entropy_combine: logits (N, V'), losses and targets (N), all_stats (n, 3, N)");
     OpSpan span("cross_entropy_combine", dscale != 0 ? 3.0 * double(N * V) : 0,
                 bytes_of(losses, all_stats, targets) + (dscale != 0 ? 2 * bytes_of(logits) : 0));
     with_type(logits.dtype(), [&]<class T>(T) {
         const auto start = [&](auto kernel) {
             LAUNCH(kernel, unsigned(N), threads, 0)
-            (losses.as<float>(), data<T>(logits), all_stats.as<float>(), targets.as<int32_t>(), first_token, dscale,
-             int(all_stats.numel() / (3 * N)), N, V);
+            (losses.as<float>(), data<T>(logits), all_stats.as<float>(), targets.as<int32_t>(),
+             first_token, dscale, int(all_stats.numel() / (3 * N)), N, V);
         };
-        packs_fit<T>(V, {logits.data()}) ? start(combine_rows<pack_size<T>, T>) : start(combine_rows<1, T>);
+        packs_fit<T>(V, {logits.data()}) ? start(combine_rows<pack_size<T>, T>)
+                                         : start(combine_rows<1, T>);
     });
 }
 

@@ -1,15 +1,17 @@
-// Dropout with counter-based random numbers: a thread calls Philox once and takes the four elements whose numbers it gives. Bound by
-// memory (reads x and the addend, writes y).
+// Dropout with counter-based random numbers: a thread calls Philox once and takes the four elements
+// whose numbers it gives. Bound by memory (reads x and the addend, writes y).
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
-// Element i of x has the number first + i. packs: first and n are multiples of 4, and the addresses allow for packs.
+// Element i of x has the number first + i. packs: first and n are multiples of 4, and the addresses
+// allow for packs.
 template <bool packs, class T>
 __global__ void __launch_bounds__(256)
-    drop(T* y, const T* x, const T* addend, float p, float factor, Random random, uint64_t first, int64_t n) {
+    drop(T* y, const T* x, const T* addend, float p, float factor, Random random, uint64_t first,
+         int64_t n) {
     const uint64_t block = first / 4 + uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     const int64_t begin = int64_t(4 * block - first);  // may be before x begins
     if (begin >= n) return;
@@ -19,22 +21,26 @@ __global__ void __launch_bounds__(256)
         if (addend) add = load<4>(addend + begin);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-            values.x[j] = from_float<T>((u[j] > p ? to_float(values.x[j]) * factor : 0.0f) + (addend ? to_float(add.x[j]) : 0.0f));
+            values.x[j] = from_float<T>((u[j] > p ? to_float(values.x[j]) * factor : 0.0f) +
+                                        (addend ? to_float(add.x[j]) : 0.0f));
         store(y + begin, values);
     } else {
         for (int j = 0; j < 4; ++j) {
             const int64_t i = begin + j;
             if (i < 0 || i >= n) continue;
-            y[i] = from_float<T>((u[j] > p ? to_float(x[i]) * factor : 0.0f) + (addend ? to_float(addend[i]) : 0.0f));
+            y[i] = from_float<T>((u[j] > p ? to_float(x[i]) * factor : 0.0f) +
+                                 (addend ? to_float(addend[i]) : 0.0f));
         }
     }
 }
 
 }  // namespace
 
-void dropout(Tensor y, const Tensor& x, float p, const Random& random, uint64_t first, const Tensor& addend) {
+void dropout(Tensor y, const Tensor& x, float p, const Random& random, uint64_t first,
+             const Tensor& addend) {
     const int64_t n = x.numel();
-    check(y.numel() == n && (!addend || addend.numel() == n), "dropout: x, y and the addend are of one size");
+    check(y.numel() == n && (!addend || addend.numel() == n),
+          "dropout: x, y and the addend are of one size");
     check(p >= 0 && p < 1, "dropout: p is in [0, 1)");
     OpSpan span("dropout", 2.0 * double(n), bytes_of(y, x) + (addend ? bytes_of(addend) : 0));
     if (n == 0) return;
@@ -43,7 +49,8 @@ void dropout(Tensor y, const Tensor& x, float p, const Random& random, uint64_t 
         const T* add = addend ? data<T>(addend) : nullptr;
         const bool packs = first % 4 == 0 && n % 4 == 0 && aligned16({y.data(), x.data(), add});
         const unsigned grid = unsigned(ceil_div(blocks, 256));
-        const Launch launch = packs ? LAUNCH((drop<true, T>), grid, 256, 0) : LAUNCH((drop<false, T>), grid, 256, 0);
+        const Launch launch =
+            packs ? LAUNCH((drop<true, T>), grid, 256, 0) : LAUNCH((drop<false, T>), grid, 256, 0);
         launch(data<T>(y), data<T>(x), add, p, 1 / (1 - p), random, first, n);
     });
 }

@@ -1,10 +1,11 @@
 // Element-wise operations, conversions and sums.
 //
-// All of them are bound by memory: each element of each input is read once, each output written once (the same dtype's copy
-// is left to cudaMemcpyAsync). A thread has four packs of up to 16 bytes of each input in flight before it uses the first.
+// All of them are bound by memory: each element of each input is read once, each output written
+// once (the same dtype's copy is left to cudaMemcpyAsync). A thread has four packs of up to 16
+// bytes of each input in flight before it uses the first.
 //
-// Sums are the same in every run: chunks of a fixed size are summed in fp64 by one block each, and one block adds the
-// chunks' sums in order. No atomics.
+// Sums are the same in every run: chunks of a fixed size are summed in fp64 by one block each, and
+// one block adds the chunks' sums in order. No atomics.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -36,8 +37,9 @@ struct Add {
 
 template <int n, class Y, class X, class Op>
 __global__ void __launch_bounds__(threads) map_kernel(Y* y, const X* x, int64_t count, Op op) {
-    const int64_t first = (int64_t(blockIdx.x) * unroll * threads + threadIdx.x) * n;  // of this thread's first pack
-    constexpr int64_t stride = int64_t(threads) * n;                                   // to its next one
+    const int64_t first =
+        (int64_t(blockIdx.x) * unroll * threads + threadIdx.x) * n;  // of this thread's first pack
+    constexpr int64_t stride = int64_t(threads) * n;                 // to its next one
     if (first + (unroll - 1) * stride + n <= count) {
         Pack<Y, n> ys[unroll];
         Pack<X, n> xs[unroll];
@@ -75,9 +77,12 @@ template <class Y, class X, class Op>
 void map(Y* y, const X* x, int64_t count, Op op) {
     constexpr int n = std::min(pack_size<Y>, pack_size<X>);
     if (aligned16({x, y}))
-        LAUNCH((map_kernel<n, Y, X, Op>), unsigned(ceil_div(count, unroll * threads * n)), threads, 0)(y, x, count, op);
+        LAUNCH((map_kernel<n, Y, X, Op>), unsigned(ceil_div(count, unroll * threads * n)), threads,
+               0)
+        (y, x, count, op);
     else
-        LAUNCH((map_kernel<1, Y, X, Op>), unsigned(ceil_div(count, unroll * threads)), threads, 0)(y, x, count, op);
+        LAUNCH((map_kernel<1, Y, X, Op>), unsigned(ceil_div(count, unroll * threads)), threads, 0)
+        (y, x, count, op);
 }
 
 // copy() also knows fp16.
@@ -89,7 +94,7 @@ void with_any_float(DType dtype, F&& f) {
         with_type(dtype, f);
 }
 
-// ---- sums --------------------------------------------------------------------------------------------------------------
+// ---- sums ---------------------------------------------------------------------------------------
 constexpr int64_t chunk_size = 32768;  // elements that one block sums
 
 struct SumItem {
@@ -116,26 +121,30 @@ __device__ double thread_sum(const T* x, int64_t count) {
 #pragma unroll
                 for (int j = 0; j < n; ++j) take(values[u].x[j]);
     }
-    if (packs * n + threadIdx.x < count) take(x[packs * n + threadIdx.x]);  // fewer than n are left, and n < threads
+    if (packs * n + threadIdx.x < count)
+        take(x[packs * n + threadIdx.x]);  // fewer than n are left, and n < threads
     return sum;
 }
 
 template <bool squares, class T>
-__global__ void __launch_bounds__(threads) sum_chunks(double* partial, const SumItem* items, int item_count) {
+__global__ void __launch_bounds__(threads)
+    sum_chunks(double* partial, const SumItem* items, int item_count) {
     const int64_t chunk = blockIdx.x;
     const SumItem item = items[item_of_chunk(items, item_count, chunk)];
     const int64_t begin = (chunk - item.first_chunk) * chunk_size;
     const T* x = static_cast<const T*>(item.x) + begin;
     const int64_t count = min(chunk_size, item.count - begin);
     const bool aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    double sum = aligned ? thread_sum<pack_size<T>, squares>(x, count) : thread_sum<1, squares>(x, count);
+    double sum =
+        aligned ? thread_sum<pack_size<T>, squares>(x, count) : thread_sum<1, squares>(x, count);
     sum = block_sum<threads>(sum);
     if (threadIdx.x == 0) partial[chunk] = sum;
 }
 
 constexpr int total_threads = 1024;
 
-__global__ void __launch_bounds__(total_threads) add_partials(double* total, const double* partial, int64_t count, double factor) {
+__global__ void __launch_bounds__(total_threads)
+    add_partials(double* total, const double* partial, int64_t count, double factor) {
     double sum = 0;
 #pragma unroll 8
     for (int64_t i = threadIdx.x; i < count; i += total_threads) sum += partial[i];
@@ -152,7 +161,8 @@ void add_sums(const Tensor& total, const std::vector<Tensor>& xs, double factor)
         chunks += ceil_div(x.numel(), chunk_size);
     }
     if (chunks == 0) return;
-    const Tensor list = list_on_device(items), partial = Tensor::empty({chunks}, DType::fp64, Memory::workspace);
+    const Tensor list = list_on_device(items),
+                 partial = Tensor::empty({chunks}, DType::fp64, Memory::workspace);
     double* sums = partial.as<double>();
     with_type(xs[0].dtype(), [&]<class T>(T) {
         LAUNCH((sum_chunks<squares, T>), unsigned(chunks), threads, 0)
@@ -168,11 +178,13 @@ void copy(Tensor to, const Tensor& from) {
     check(to.numel() == from.numel(), "copy: sizes differ");
     if (to.numel() == 0) return;
     if (to.dtype() == from.dtype()) {
-        cuda_check(cudaMemcpyAsync(to.data(), from.data(), size_t(to.bytes()), cudaMemcpyDeviceToDevice, cuda_compute()));
+        cuda_check(cudaMemcpyAsync(to.data(), from.data(), size_t(to.bytes()),
+                                   cudaMemcpyDeviceToDevice, cuda_compute()));
     } else {
         with_any_float(to.dtype(), [&]<class To>(To) {
             with_any_float(from.dtype(), [&]<class From>(From) {
-                if constexpr (!std::is_same_v<To, From>) map(data<To>(to), data<From>(from), to.numel(), Convert{});
+                if constexpr (!std::is_same_v<To, From>)
+                    map(data<To>(to), data<From>(from), to.numel(), Convert{});
             });
         });
     }
@@ -186,8 +198,10 @@ void fill(Tensor x, float value) {
 void add(Tensor y, const Tensor& x, float alpha) {
     check(y.numel() == x.numel(), "add: sizes differ");
     OpSpan span("add", 2.0 * double(y.numel()), bytes_of(y, y, x));
-    with_type(y.dtype(),
-              [&]<class Y>(Y) { with_type(x.dtype(), [&]<class X>(X) { map(data<Y>(y), data<X>(x), y.numel(), Add{alpha}); }); });
+    with_type(y.dtype(), [&]<class Y>(Y) {
+        with_type(x.dtype(),
+                  [&]<class X>(X) { map(data<Y>(y), data<X>(x), y.numel(), Add{alpha}); });
+    });
 }
 
 void scale(Tensor x, float alpha) {

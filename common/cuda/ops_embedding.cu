@@ -1,11 +1,14 @@
-// Embedding: a gather of rows, and its gradient, a scatter-add that gives the same bits in every run.
+// Embedding: a gather of rows, and its gradient, a scatter-add that gives the same bits in every
+// run.
 //
 // Forward reads and writes N rows (4 bytes per element in bf16; frequent rows come from L2).
 //
-// Backward sorts the tokens' indices by row, stably, and sums each row's stretch of the sorted list in order, in fp32. Some rows
-// occur once and some thousands of times, so the work is split by the list and not by row: a warp takes 32 places of the list.
-// It adds what begins and ends there to dweight; a stretch that goes on beyond leaves partial sums, one for each warp it
-// touches, and a second kernel adds them in order. Reads dout once, reads and writes each row of dweight that occurs once.
+// Backward sorts the tokens' indices by row, stably, and sums each row's stretch of the sorted list
+// in order, in fp32. Some rows occur once and some thousands of times, so the work is split by the
+// list and not by row: a warp takes 32 places of the list. It adds what begins and ends there to
+// dweight; a stretch that goes on beyond leaves partial sums, one for each warp it touches, and a
+// second kernel adds them in order. Reads dout once, reads and writes each row of dweight that
+// occurs once.
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
@@ -17,10 +20,12 @@ namespace {
 
 constexpr int warps = 8;
 
-// A warp copies a token's row, `packs` packs a lane in flight at once (2048 bf16). The output is not read soon; the weight's rows are.
+// A warp copies a token's row, `packs` packs a lane in flight at once (2048 bf16). The output is
+// not read soon; the weight's rows are.
 template <int n, class T>
 __global__ void __launch_bounds__(32 * warps)
-    gather(T* out, const int32_t* tokens, const T* weight, int64_t first_row, int64_t N, int64_t V, int64_t h) {
+    gather(T* out, const int32_t* tokens, const T* weight, int64_t first_row, int64_t N, int64_t V,
+           int64_t h) {
     constexpr int packs = 8;
     const int64_t token = int64_t(blockIdx.x) * warps + threadIdx.y;
     if (token >= N) return;
@@ -32,16 +37,19 @@ __global__ void __launch_bounds__(32 * warps)
         for (int p = 0; p < packs; ++p) {
 #pragma unroll
             for (int j = 0; j < n; ++j) values[p].x[j] = from_float<T>(0.0f);
-            if (const int64_t i = first + p * 32 * n; held && i < h) values[p] = load<n>(weight + row * h + i);
+            if (const int64_t i = first + p * 32 * n; held && i < h)
+                values[p] = load<n>(weight + row * h + i);
         }
 #pragma unroll
         for (int p = 0; p < packs; ++p)
-            if (const int64_t i = first + p * 32 * n; i < h) store_last(out + token * h + i, values[p]);
+            if (const int64_t i = first + p * 32 * n; i < h)
+                store_last(out + token * h + i, values[p]);
     }
 }
 
 // What is sorted: each token's row of dweight (V where it has none) and its place in the batch.
-__global__ void make_keys(uint32_t* rows, int32_t* places, const int32_t* tokens, int64_t first_row, int N, int64_t V) {
+__global__ void make_keys(uint32_t* rows, int32_t* places, const int32_t* tokens, int64_t first_row,
+                          int N, int64_t V) {
     const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= N) return;
     const int64_t row = tokens[i] - first_row;
@@ -49,19 +57,24 @@ __global__ void make_keys(uint32_t* rows, int32_t* places, const int32_t* tokens
     places[i] = i;
 }
 
-// The rows of dout that stand in one warp's 32 places of the sorted list. partial (2 * chunks, h): what a chunk has of a stretch
-// that began before it, and of one that begins in it and goes on. Block (group of chunks, part of the columns).
+// The rows of dout that stand in one warp's 32 places of the sorted list. partial (2 * chunks, h):
+// what a chunk has of a stretch that began before it, and of one that begins in it and goes on.
+// Block (group of chunks, part of the columns).
 template <int n, class W, class T>
 __global__ void __launch_bounds__(32 * warps)
-    add_chunks(W* dweight, float* partial, const uint32_t* rows, const int32_t* places, const T* dout, int N, int64_t V, int64_t h) {
+    add_chunks(W* dweight, float* partial, const uint32_t* rows, const int32_t* places,
+               const T* dout, int N, int64_t V, int64_t h) {
     const int chunk = blockIdx.x * warps + threadIdx.y, lane = threadIdx.x, i = chunk * 32 + lane;
     if (chunk * 32 >= N) return;
     const uint32_t none = uint32_t(V), row = i < N ? rows[i] : none;
     const int place = i < N ? places[i] : 0;
-    const uint32_t before = i > 0 && i < N ? rows[i - 1] : none, after = i + 1 < N ? rows[i + 1] : none;
+    const uint32_t before = i > 0 && i < N ? rows[i - 1] : none,
+                   after = i + 1 < N ? rows[i + 1] : none;
     const uint32_t held = __ballot_sync(~0u, row != none);
-    const uint32_t begins = __ballot_sync(~0u, row != before), ends = __ballot_sync(~0u, row != after);
-    const bool goes_on = !(ends >> 31);  // the last place's stretch (if it is one) beyond this chunk
+    const uint32_t begins = __ballot_sync(~0u, row != before),
+                   ends = __ballot_sync(~0u, row != after);
+    const bool goes_on =
+        !(ends >> 31);  // the last place's stretch (if it is one) beyond this chunk
 
     const int64_t column = (int64_t(blockIdx.y) * 32 + lane) * n;
     const bool mine = column < h;
@@ -87,10 +100,12 @@ __global__ void __launch_bounds__(32 * warps)
             if (!mine || !(held >> j & 1)) continue;
             if (begins >> j & 1) began_here = true;
 #pragma unroll
-            for (int c = 0; c < n; ++c) sum[c] = (begins >> j & 1 ? 0.0f : sum[c]) + to_float(dys[u].x[c]);
+            for (int c = 0; c < n; ++c)
+                sum[c] = (begins >> j & 1 ? 0.0f : sum[c]) + to_float(dys[u].x[c]);
             if ((ends >> j & 1) && began_here) {
 #pragma unroll
-                for (int c = 0; c < n; ++c) olds[u].x[c] = from_float<W>(to_float(olds[u].x[c]) + sum[c]);
+                for (int c = 0; c < n; ++c)
+                    olds[u].x[c] = from_float<W>(to_float(olds[u].x[c]) + sum[c]);
                 store(dweight + to[u] * h + column, olds[u]);
             } else if ((ends >> j & 1) || (j == 31 && goes_on)) {
                 float* slot = partial + (2 * int64_t(chunk) + began_here) * h + column;
@@ -101,13 +116,17 @@ __global__ void __launch_bounds__(32 * warps)
     }
 }
 
-// Adds up a stretch that begins in this chunk and goes on: its partial sum here, then those of the chunks behind, in order.
+// Adds up a stretch that begins in this chunk and goes on: its partial sum here, then those of the
+// chunks behind, in order.
 template <class W>
-__global__ void __launch_bounds__(256) add_stretches(W* dweight, const float* partial, const uint32_t* rows, int N, int64_t V, int64_t h) {
+__global__ void __launch_bounds__(256)
+    add_stretches(W* dweight, const float* partial, const uint32_t* rows, int N, int64_t V,
+                  int64_t h) {
     const int chunk = blockIdx.x, behind = (chunk + 1) * 32;
     if (behind >= N) return;
     const uint32_t row = rows[behind - 1];
-    if (row == uint32_t(V) || rows[behind] != row || (chunk > 0 && rows[chunk * 32 - 1] == row)) return;
+    if (row == uint32_t(V) || rows[behind] != row || (chunk > 0 && rows[chunk * 32 - 1] == row))
+        return;
     // The stretch's last chunk: the first places of the chunks behind are looked at 32 at a time.
     int last = chunk;
     for (uint32_t same = ~0u; same == ~0u;) {
@@ -134,32 +153,41 @@ void embedding_forward(Tensor out, const Tensor& tokens, const Tensor& weight, i
         const bool packs = packs_fit<T>(h, {out.data(), weight.data()});
         const unsigned grid = unsigned(ceil_div(N, warps));
         const dim3 block(32, warps);
-        const Launch launch = packs ? LAUNCH((gather<pack_size<T>, T>), grid, block, 0) : LAUNCH((gather<1, T>), grid, block, 0);
+        const Launch launch = packs ? LAUNCH((gather<pack_size<T>, T>), grid, block, 0)
+                                    : LAUNCH((gather<1, T>), grid, block, 0);
         launch(data<T>(out), tokens.as<int32_t>(), data<T>(weight), first_row, N, V, h);
     });
 }
 
-void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout, int64_t first_row) {
+void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout,
+                        int64_t first_row) {
     const int64_t N = tokens.numel(), V = dweight.size(0), h = dweight.cols();
     check(dout.numel() == N * h, "embedding_backward: dout is (N, h)");
-    check(N < (int64_t(1) << 31) - 64 && V < int64_t(1) << 31, "embedding_backward: too many tokens or rows");
+    check(N < (int64_t(1) << 31) - 64 && V < int64_t(1) << 31,
+          "embedding_backward: too many tokens or rows");
     OpSpan span("embedding_backward", double(N * h), bytes_of(dout, dout, dout, tokens));
     if (N == 0 || V == 0 || h == 0) return;
 
     // rows and places, unsorted and sorted
     const auto list = [&] { return Tensor::empty({N}, DType::int32, Memory::workspace); };
-    const Tensor rows_tensor = list(), places_tensor = list(), sorted_rows_tensor = list(), sorted_places_tensor = list();
-    auto *rows = static_cast<uint32_t*>(rows_tensor.data()), *sorted_rows = static_cast<uint32_t*>(sorted_rows_tensor.data());
-    int32_t *places = places_tensor.as<int32_t>(), *sorted_places = sorted_places_tensor.as<int32_t>();
-    LAUNCH(make_keys, unsigned(ceil_div(N, 256)), 256, 0)(rows, places, tokens.as<int32_t>(), first_row, int(N), V);
+    const Tensor rows_tensor = list(), places_tensor = list(), sorted_rows_tensor = list(),
+                 sorted_places_tensor = list();
+    auto *rows = static_cast<uint32_t*>(rows_tensor.data()),
+         *sorted_rows = static_cast<uint32_t*>(sorted_rows_tensor.data());
+    int32_t *places = places_tensor.as<int32_t>(),
+            *sorted_places = sorted_places_tensor.as<int32_t>();
+    LAUNCH(make_keys, unsigned(ceil_div(N, 256)), 256, 0)
+    (rows, places, tokens.as<int32_t>(), first_row, int(N), V);
     const int bits = std::bit_width(uint64_t(V));
     size_t scratch_bytes = 0;
     const auto sort = [&](void* scratch) {
-        cuda_check(cub::DeviceRadixSort::SortPairs(scratch, scratch_bytes, rows, sorted_rows, places, sorted_places, int(N), 0, bits,
+        cuda_check(cub::DeviceRadixSort::SortPairs(scratch, scratch_bytes, rows, sorted_rows,
+                                                   places, sorted_places, int(N), 0, bits,
                                                    cuda_compute()));
     };
     sort(nullptr);  // says how much scratch it needs
-    const Tensor scratch = Tensor::empty({ceil_div(int64_t(scratch_bytes), 4) + 1}, DType::int32, Memory::workspace);
+    const Tensor scratch =
+        Tensor::empty({ceil_div(int64_t(scratch_bytes), 4) + 1}, DType::int32, Memory::workspace);
     sort(scratch.data());
 
     const int64_t chunks = ceil_div(N, 32);
@@ -167,11 +195,16 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
     float* partial = partial_tensor.as<float>();
     with_type(dweight.dtype(), [&]<class W>(W) {
         with_type(dout.dtype(), [&]<class T>(T) {
-            constexpr int n = std::min({pack_size<T>, pack_size<W>, 4});  // 8 would take 100 registers: too few warps
+            constexpr int n = std::min(
+                {pack_size<T>, pack_size<W>, 4});  // 8 would take 100 registers: too few warps
             const bool packs = packs_fit<T>(h, {dout.data()}) && packs_fit<W>(h, {dweight.data()});
-            const dim3 grid(unsigned(ceil_div(chunks, warps)), unsigned(ceil_div(h, 32 * (packs ? n : 1)))), block(32, warps);
-            const Launch launch = packs ? LAUNCH((add_chunks<n, W, T>), grid, block, 0) : LAUNCH((add_chunks<1, W, T>), grid, block, 0);
-            launch(data<W>(dweight), partial, sorted_rows, sorted_places, data<T>(dout), int(N), V, h);
+            const dim3 grid(unsigned(ceil_div(chunks, warps)),
+                            unsigned(ceil_div(h, 32 * (packs ? n : 1)))),
+                block(32, warps);
+            const Launch launch = packs ? LAUNCH((add_chunks<n, W, T>), grid, block, 0)
+                                        : LAUNCH((add_chunks<1, W, T>), grid, block, 0);
+            launch(data<W>(dweight), partial, sorted_rows, sorted_places, data<T>(dout), int(N), V,
+                   h);
         });
         LAUNCH(add_stretches<W>, dim3(unsigned(chunks), unsigned(ceil_div(h, 256))), 256, 0)
         (data<W>(dweight), partial, sorted_rows, int(N), V, h);

@@ -1,9 +1,11 @@
-// Matrix products by cuBLASLt. Our tensors are row-major and cuBLAS thinks in columns; a row-major matrix read by columns is
-// its transpose, so d = a b is asked for as d^T = b^T a^T and nothing is moved.
+// Matrix products by cuBLASLt. Our tensors are row-major and cuBLAS thinks in columns; a row-major
+// matrix read by columns is its transpose, so d = a b is asked for as d^T = b^T a^T and nothing is
+// moved.
 //
-// Which of cuBLAS's kernels is fastest depends on the shape. A large product's candidates are timed at its first use and the
-// winner is kept for the rest of the run. Small ones take cuBLAS's first proposal, so that two runs of a small model give
-// the same bits; ULTRASCALE_GEMM_TUNING=0 does that for all sizes.
+// Which of cuBLAS's kernels is fastest depends on the shape. A large product's candidates are timed
+// at its first use and the winner is kept for the rest of the run. Small ones take cuBLAS's first
+// proposal, so that two runs of a small model give the same bits; ULTRASCALE_GEMM_TUNING=0 does
+// that for all sizes.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -30,7 +32,10 @@ struct Product {
     DType in, out;
     float beta;        // 1: adds to c
     int alignment[4];  // of a, b, c, d in bytes, up to 16
-    auto key() const { return std::tuple(M, N, K, ta, tb, in, out, beta, alignment[0], alignment[1], alignment[2], alignment[3]); }
+    auto key() const {
+        return std::tuple(M, N, K, ta, tb, in, out, beta, alignment[0], alignment[1], alignment[2],
+                          alignment[3]);
+    }
     bool operator<(const Product& other) const { return key() < other.key(); }
 };
 
@@ -48,18 +53,24 @@ int alignment_of(const void* address) {
     return alignment;
 }
 
-// One product, ready to run: cuBLAS's descriptors and the chosen kernel. Lives as long as the program.
+// One product, ready to run: cuBLAS's descriptors and the chosen kernel. Lives as long as the
+// program.
 class Plan {
 public:
     explicit Plan(const Product& s) : beta_(s.beta) {
         cublas_check(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
         // cuBLAS's first operand is our b, its second our a.
-        const cublasOperation_t first = s.tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.ta ? CUBLAS_OP_T : CUBLAS_OP_N;
-        cublas_check(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
-        cublas_check(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
-        const auto layout = [](DType dtype, int64_t rows, int64_t cols) {  // of a row-major matrix, read by columns
+        const cublasOperation_t first = s.tb ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                second = s.ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+        cublas_check(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_TRANSA, &first,
+                                                    sizeof first));
+        cublas_check(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_TRANSB,
+                                                    &second, sizeof second));
+        const auto layout = [](DType dtype, int64_t rows,
+                               int64_t cols) {  // of a row-major matrix, read by columns
             cublasLtMatrixLayout_t l;
-            cublas_check(cublasLtMatrixLayoutCreate(&l, cuda_type(dtype), uint64_t(cols), uint64_t(rows), cols));
+            cublas_check(cublasLtMatrixLayoutCreate(&l, cuda_type(dtype), uint64_t(cols),
+                                                    uint64_t(rows), cols));
             return l;
         };
         b_ = s.tb ? layout(s.in, s.N, s.K) : layout(s.in, s.K, s.N);
@@ -69,7 +80,8 @@ public:
         const cublasLtMatmulPreference_t preference = cublas_preference();
         const auto align = [&](cublasLtMatmulPreferenceAttributes_t attribute, int alignment) {
             const uint32_t bytes = uint32_t(alignment);
-            cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &bytes, sizeof bytes));
+            cublas_check(
+                cublasLtMatmulPreferenceSetAttribute(preference, attribute, &bytes, sizeof bytes));
         };
         align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, s.alignment[1]);
         align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s.alignment[0]);
@@ -77,26 +89,34 @@ public:
         align(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, s.alignment[3]);
         candidates_.resize(tuned(s) ? 24 : 1);
         int found = 0;
-        cublas_check(cublasLtMatmulAlgoGetHeuristic(cublas_handle(), operation_, b_, a_, d_, d_, preference, int(candidates_.size()),
+        cublas_check(cublasLtMatmulAlgoGetHeuristic(cublas_handle(), operation_, b_, a_, d_, d_,
+                                                    preference, int(candidates_.size()),
                                                     candidates_.data(), &found));
         cublas_check(cublasLtMatmulPreferenceDestroy(preference));
         check(found > 0, "matmul: cuBLAS has no kernel for this product");
         candidates_.resize(size_t(found));
     }
 
-    void run(const void* a, const void* b, const void* c, void* d) const { run(candidates_.front(), a, b, c, d); }
+    void run(const void* a, const void* b, const void* c, void* d) const {
+        run(candidates_.front(), a, b, c, d);
+    }
 
-    // Puts the fastest candidate first. The result of the product is in d afterwards only if beta is 0.
+    // Puts the fastest candidate first. The result of the product is in d afterwards only if beta
+    // is 0.
     void tune(const void* a, const void* b, const void* c, void* d) {
-        std::swap(candidates_[0], candidates_[fastest_of(candidates_, [&](const auto& kernel) { run(kernel, a, b, c, d); })]);
+        std::swap(candidates_[0], candidates_[fastest_of(candidates_, [&](const auto& kernel) {
+                      run(kernel, a, b, c, d);
+                  })]);
     }
 
 private:
-    void run(const cublasLtMatmulHeuristicResult_t& kernel, const void* a, const void* b, const void* c, void* d) const {
+    void run(const cublasLtMatmulHeuristicResult_t& kernel, const void* a, const void* b,
+             const void* c, void* d) const {
         const Tensor workspace = cublas_workspace(kernel);
         const float one = 1;
-        cublas_check(cublasLtMatmul(cublas_handle(), operation_, &one, b, b_, a, a_, &beta_, c, d_, d, d_, &kernel.algo, workspace.data(),
-                                    kernel.workspaceSize, cuda_compute()));
+        cublas_check(cublasLtMatmul(cublas_handle(), operation_, &one, b, b_, a, a_, &beta_, c, d_,
+                                    d, d_, &kernel.algo, workspace.data(), kernel.workspaceSize,
+                                    cuda_compute()));
     }
 
     float beta_;
@@ -105,7 +125,8 @@ private:
     std::vector<cublasLtMatmulHeuristicResult_t> candidates_;  // the chosen one first
 };
 
-Plan& plan_for(const Product& shape, const Tensor& a, const Tensor& b, const void* c, const Tensor& d) {
+Plan& plan_for(const Product& shape, const Tensor& a, const Tensor& b, const void* c,
+               const Tensor& d) {
     static auto& plans = *new std::map<Product, Plan>;
     auto it = plans.find(shape);
     if (it != plans.end()) return it->second;
@@ -123,14 +144,17 @@ Plan& plan_for(const Product& shape, const Tensor& a, const Tensor& b, const voi
 
 }  // namespace
 
-void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& addend) {
+void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
+            const Tensor& addend) {
     const bool at = ta == Transpose::yes, bt = tb == Transpose::yes;
-    const int64_t M = at ? a.cols() : a.rows(), K = at ? a.rows() : a.cols(), N = bt ? b.rows() : b.cols();
+    const int64_t M = at ? a.cols() : a.rows(), K = at ? a.rows() : a.cols(),
+                  N = bt ? b.rows() : b.cols();
     check((bt ? b.cols() : b.rows()) == K, "matmul: the inner sizes of a and b differ");
     check(d.numel() == M * N && (M == 0 || d.cols() == N), "matmul: d is (M, N)");
     check(!addend || addend.numel() == M * N, "matmul: addend is (M, N)");
     check(a.dtype() == b.dtype(), "matmul: a and b share their dtype");
-    const double bytes = double(d.bytes() + a.bytes() + b.bytes()) + (addend ? double(addend.bytes()) : 0);
+    const double bytes =
+        double(d.bytes() + a.bytes() + b.bytes()) + (addend ? double(addend.bytes()) : 0);
     OpSpan span("matmul", 2.0 * double(M) * double(N) * double(K), bytes);
     if (M == 0 || N == 0) return;
     const void* c = addend ? addend.data() : d.data();
@@ -142,15 +166,16 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
         if (!addend) device_zero(d.data(), d.bytes());
         return;
     }
-    const Product shape = {M,
-                           N,
-                           K,
-                           at,
-                           bt,
-                           a.dtype(),
-                           d.dtype(),
-                           addend ? 1.0f : 0.0f,
-                           {alignment_of(a.data()), alignment_of(b.data()), alignment_of(c), alignment_of(d.data())}};
+    const Product shape = {
+        M,
+        N,
+        K,
+        at,
+        bt,
+        a.dtype(),
+        d.dtype(),
+        addend ? 1.0f : 0.0f,
+        {alignment_of(a.data()), alignment_of(b.data()), alignment_of(c), alignment_of(d.data())}};
     plan_for(shape, a, b, addend ? c : nullptr, d).run(a.data(), b.data(), c, d.data());
 }
 

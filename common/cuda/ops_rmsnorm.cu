@@ -1,23 +1,26 @@
 // RMSNorm: y = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps).
 //
-// Forward: reads x and writes y once (4 bytes per element in bf16); a warp (or, for long rows, a block) takes one row and keeps
-// it in registers between the sum and the product.
+// Forward: reads x and writes y once (4 bytes per element in bf16); a warp (or, for long rows, a
+// block) takes one row and keeps it in registers between the sum and the product.
 //
 // Backward, with xhat = x * rstd and g = dy * weight:  dx = rstd * (g - xhat * mean(g * xhat)),  dweight = sum over rows of
-// dy * xhat. Reads dy, x and dresidual and writes dx once (8 bytes per element in bf16). Blocks stay for many rows, each thread
-// with columns of its own, and sum dweight in registers; the blocks' sums (blocks, h) are added in order by a second kernel.
+// dy * xhat. Reads dy, x and dresidual and writes dx once (8 bytes per element in bf16). Blocks
+// stay for many rows, each thread with columns of its own, and sum dweight in registers; the
+// blocks' sums (blocks, h) are added in order by a second kernel.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
-// ---- forward -----------------------------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 constexpr int packs_kept = 8;  // in each thread's registers
 
-// `group` threads for a row of h elements, h at most group * packs_kept * n; blockDim is (group, rows of a block).
+// `group` threads for a row of h elements, h at most group * packs_kept * n; blockDim is (group,
+// rows of a block).
 template <int group, int n, class T>
-__global__ void __launch_bounds__(256) forward_kept(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int h) {
+__global__ void __launch_bounds__(256)
+    forward_kept(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int h) {
     const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= N) return;  // all of a group
     x += row * h, y += row * h;
@@ -42,7 +45,8 @@ __global__ void __launch_bounds__(256) forward_kept(T* y, float* rstd, const T* 
         if (const int i = (p * group + threadIdx.x) * n; i < h) {
             const Pack<T, n> w = load<n>(weight + i);
 #pragma unroll
-            for (int j = 0; j < n; ++j) kept[p].x[j] = from_float<T>(to_float(kept[p].x[j]) * r * to_float(w.x[j]));
+            for (int j = 0; j < n; ++j)
+                kept[p].x[j] = from_float<T>(to_float(kept[p].x[j]) * r * to_float(w.x[j]));
             store(y + i, kept[p]);
         }
 }
@@ -51,23 +55,27 @@ constexpr int threads = 256;  // of a block, where not said otherwise
 
 // Rows of any length and alignment, read twice (the second time from a cache).
 template <class T>
-__global__ void __launch_bounds__(threads) forward_any(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t h) {
+__global__ void __launch_bounds__(threads)
+    forward_any(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t h) {
     const int64_t row = blockIdx.x;
     x += row * h, y += row * h;
     float squares = 0;
     for (int64_t i = threadIdx.x; i < h; i += threads) squares += to_float(x[i]) * to_float(x[i]);
     const float r = 1.0f / sqrtf(block_sum<threads>(squares) / float(h) + eps);
     if (threadIdx.x == 0) rstd[row] = r;
-    for (int64_t i = threadIdx.x; i < h; i += threads) y[i] = from_float<T>(to_float(x[i]) * r * to_float(weight[i]));
+    for (int64_t i = threadIdx.x; i < h; i += threads)
+        y[i] = from_float<T>(to_float(x[i]) * r * to_float(weight[i]));
 }
 
 template <class T>
 void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int64_t h) {
-    constexpr int n = pack_size<T>, warp_row = 32 * packs_kept * n;  // what one warp holds: 2048 bf16
+    constexpr int n = pack_size<T>,
+                  warp_row = 32 * packs_kept * n;  // what one warp holds: 2048 bf16
     if (!packs_fit<T>(h, {y, x, weight}) || h > 8 * warp_row)
         LAUNCH(forward_any<T>, unsigned(N), threads, 0)(y, rstd, x, weight, eps, h);
     else if (h <= warp_row)
-        LAUNCH((forward_kept<32, n, T>), unsigned(ceil_div(N, 8)), dim3(32, 8), 0)(y, rstd, x, weight, eps, N, int(h));
+        LAUNCH((forward_kept<32, n, T>), unsigned(ceil_div(N, 8)), dim3(32, 8), 0)
+        (y, rstd, x, weight, eps, N, int(h));
     else if (h <= 2 * warp_row)
         LAUNCH((forward_kept<64, n, T>), unsigned(N), 64, 0)(y, rstd, x, weight, eps, N, int(h));
     else if (h <= 4 * warp_row)
@@ -76,20 +84,24 @@ void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t 
         LAUNCH((forward_kept<256, n, T>), unsigned(N), 256, 0)(y, rstd, x, weight, eps, N, int(h));
 }
 
-// ---- backward ----------------------------------------------------------------------------------------------------------
-// A block is 1024 threads, `row_threads` of them for a row, each with one pack of its columns: row_threads * n is at least h. The
-// next rows are under way to a ring in shared memory, where a thread reads only what it loaded itself; that is what keeps the memory
-// busy while a row's sum goes round. partial (blocks, h) gets the block's part of dweight. dresidual may be dx.
+// ---- backward -----------------------------------------------------------------------------------
+// A block is 1024 threads, `row_threads` of them for a row, each with one pack of its columns:
+// row_threads * n is at least h. The next rows are under way to a ring in shared memory, where a
+// thread reads only what it loaded itself; that is what keeps the memory busy while a row's sum
+// goes round. partial (blocks, h) gets the block's part of dweight. dresidual may be dx.
 constexpr int stages = 2, backward_threads = 1024;
-constexpr size_t ring_bytes = stages * 3 * backward_threads * 16;  // 96 KiB: GeForce has 99 for a block
+constexpr size_t ring_bytes =
+    stages * 3 * backward_threads * 16;  // 96 KiB: GeForce has 99 for a block
 
 template <int row_threads, bool has_residual, int n, class T>
-__global__ void __launch_bounds__(backward_threads, 1) backward_kept(T* dx, float* partial, const T* dy, const T* x, const float* rstd,
-                                                                     const T* weight, const T* dresidual, int64_t N, int h) {
+__global__ void __launch_bounds__(backward_threads, 1)
+    backward_kept(T* dx, float* partial, const T* dy, const T* x, const float* rstd,
+                  const T* weight, const T* dresidual, int64_t N, int h) {
     constexpr int rows = backward_threads / row_threads, warps = row_threads / 32;
     DYNAMIC_SHARED(float4, ring);  // (stages, 3, threads) packs
     __shared__ float sums[2][rows][warps];
-    const int place = threadIdx.x % row_threads, group = threadIdx.x / row_threads, column = place * n;
+    const int place = threadIdx.x % row_threads, group = threadIdx.x / row_threads,
+              column = place * n;
     const bool mine = column < h;
     const auto slot = [&](int stage, int which) {
         return reinterpret_cast<T*>(ring + (stage * 3 + which) * backward_threads + threadIdx.x);
@@ -110,7 +122,8 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kept(T* dx, floa
     float dweight[n] = {};
     float next_rstd = first_row < N ? rstd[first_row] : 0.0f;
     int stage = 0, parity = 0;
-    for (int64_t row = first_row; row - group < N; row += step) {  // the same number of turns for all groups
+    for (int64_t row = first_row; row - group < N;
+         row += step) {  // the same number of turns for all groups
         const float r = next_rstd;
         if (row + step < N) next_rstd = rstd[row + step];
         __pipeline_wait_prior(stages - 1);
@@ -144,7 +157,8 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kept(T* dx, floa
 #pragma unroll
         for (int j = 0; j < n; ++j) {
             const float residual = has_residual ? to_float(residuals.x[j]) : 0.0f;
-            out.x[j] = from_float<T>(residual + r * (to_float(dys.x[j]) * to_float(w.x[j])) - x_factor * to_float(xs.x[j]));
+            out.x[j] = from_float<T>(residual + r * (to_float(dys.x[j]) * to_float(w.x[j])) -
+                                     x_factor * to_float(xs.x[j]));
         }
         store(dx + row * h + column, out);
     }
@@ -164,17 +178,20 @@ __global__ void __launch_bounds__(backward_threads, 1) backward_kept(T* dx, floa
     }
 }
 
-// Rows of any length and alignment, read twice; dweight is summed in `partial` itself, each column by one thread.
+// Rows of any length and alignment, read twice; dweight is summed in `partial` itself, each column
+// by one thread.
 template <class T>
-__global__ void __launch_bounds__(threads) backward_any(T* dx, float* partial, const T* dy, const T* x, const float* rstd, const T* weight,
-                                                        const T* dresidual, int64_t N, int64_t h) {
+__global__ void __launch_bounds__(threads)
+    backward_any(T* dx, float* partial, const T* dy, const T* x, const float* rstd, const T* weight,
+                 const T* dresidual, int64_t N, int64_t h) {
     partial += blockIdx.x * h;
     for (int64_t i = threadIdx.x; i < h; i += threads) partial[i] = 0;
     for (int64_t row = blockIdx.x; row < N; row += gridDim.x) {
         const T *dys = dy + row * h, *xs = x + row * h;
         const float r = rstd[row];
         float dot = 0;
-        for (int64_t i = threadIdx.x; i < h; i += threads) dot += to_float(dys[i]) * to_float(weight[i]) * to_float(xs[i]);
+        for (int64_t i = threadIdx.x; i < h; i += threads)
+            dot += to_float(dys[i]) * to_float(weight[i]) * to_float(xs[i]);
         const float mean = block_sum<threads>(dot) * r / float(h);
         for (int64_t i = threadIdx.x; i < h; i += threads) {
             const float d = to_float(dys[i]), xhat = to_float(xs[i]) * r;
@@ -185,8 +202,8 @@ __global__ void __launch_bounds__(threads) backward_any(T* dx, float* partial, c
     }
 }
 
-// dweight (h) += the sum of the rows of partial (blocks, h). A block adds 32 columns; its thread rows take turns at the blocks'
-// sums, and the first one adds up what the 32 have, in order.
+// dweight (h) += the sum of the rows of partial (blocks, h). A block adds 32 columns; its thread
+// rows take turns at the blocks' sums, and the first one adds up what the 32 have, in order.
 __device__ float column_sum(const float* partial, int blocks, int64_t h, int64_t column) {
     __shared__ float sums[32][33];
     float sum = 0;
@@ -200,26 +217,32 @@ __device__ float column_sum(const float* partial, int blocks, int64_t h, int64_t
     return sum;
 }
 template <class W>
-__global__ void __launch_bounds__(1024) add_partials(W* dweight, const float* partial, int blocks, int64_t h) {
+__global__ void __launch_bounds__(1024)
+    add_partials(W* dweight, const float* partial, int blocks, int64_t h) {
     const int64_t column = int64_t(blockIdx.x) * 32 + threadIdx.x;
     wait_for_kernel_before();
     const float sum = column_sum(partial, blocks, h, column);
-    if (threadIdx.y == 0 && column < h) dweight[column] = from_float<W>(to_float(dweight[column]) + sum);
+    if (threadIdx.y == 0 && column < h)
+        dweight[column] = from_float<W>(to_float(dweight[column]) + sum);
 }
 
 template <class T, class W>
-void backward(T* dx, W* dweight, const T* dy, const T* x, const float* rstd, const T* weight, const T* dresidual, int64_t N, int64_t h) {
+void backward(T* dx, W* dweight, const T* dy, const T* x, const float* rstd, const T* weight,
+              const T* dresidual, int64_t N, int64_t h) {
     constexpr int n = pack_size<T>;
     const bool kept = packs_fit<T>(h, {dx, dy, x, weight, dresidual}) && h <= 1024 * n;
     const int row_threads = h <= 256 * n ? 256 : h <= 512 * n ? 512 : 1024;
-    const int blocks = int(std::min(kept ? ceil_div(N, backward_threads / row_threads) : N, int64_t((kept ? 1 : 4) * multiprocessors())));
+    const int blocks = int(std::min(kept ? ceil_div(N, backward_threads / row_threads) : N,
+                                    int64_t((kept ? 1 : 4) * multiprocessors())));
     const Tensor partial = Tensor::empty({blocks, h}, DType::fp32, Memory::workspace);
     float* sums = partial.as<float>();
     const auto start = [&](auto kernel) {
-        LAUNCH(kernel, blocks, backward_threads, ring_bytes)(dx, sums, dy, x, rstd, weight, dresidual, N, int(h));
+        LAUNCH(kernel, blocks, backward_threads, ring_bytes)
+        (dx, sums, dy, x, rstd, weight, dresidual, N, int(h));
     };
     const auto start_rows = [&]<int row_threads>(std::integral_constant<int, row_threads>) {
-        dresidual ? start(backward_kept<row_threads, true, n, T>) : start(backward_kept<row_threads, false, n, T>);
+        dresidual ? start(backward_kept<row_threads, true, n, T>)
+                  : start(backward_kept<row_threads, false, n, T>);
     };
     if (!kept)
         LAUNCH(backward_any<T>, blocks, threads, 0)(dx, sums, dy, x, rstd, weight, dresidual, N, h);
@@ -229,23 +252,28 @@ void backward(T* dx, W* dweight, const T* dy, const T* x, const float* rstd, con
         start_rows(std::integral_constant<int, 512>());
     else
         start_rows(std::integral_constant<int, 1024>());
-    LAUNCH_EARLY(add_partials<W>, unsigned(ceil_div(h, 32)), dim3(32, 32), 0)(dweight, sums, blocks, h);
+    LAUNCH_EARLY(add_partials<W>, unsigned(ceil_div(h, 32)), dim3(32, 32), 0)
+    (dweight, sums, blocks, h);
 }
 
 }  // namespace
 
 void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, float eps) {
     const int64_t N = x.rows(), h = x.cols();
-    check(y.numel() == N * h && rstd.numel() == N && weight.numel() == h, "rmsnorm_forward: y, x (N, h), rstd (N), weight (h)");
+    check(y.numel() == N * h && rstd.numel() == N && weight.numel() == h,
+          "rmsnorm_forward: y, x (N, h), rstd (N), weight (h)");
     OpSpan span("rmsnorm_forward", 4.0 * double(N * h), bytes_of(y, rstd, x, weight));
-    with_type(x.dtype(), [&]<class T>(T) { forward(data<T>(y), rstd.as<float>(), data<T>(x), data<T>(weight), eps, N, h); });
+    with_type(x.dtype(), [&]<class T>(T) {
+        forward(data<T>(y), rstd.as<float>(), data<T>(x), data<T>(weight), eps, N, h);
+    });
 }
 
-void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& weight,
-                      const Tensor& dresidual) {
+void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
+                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual) {
     const int64_t N = x.rows(), h = x.cols();
     check(dx.numel() == N * h && dy.numel() == N * h, "rmsnorm_backward: dx, dy, x are (N, h)");
-    check(rstd.numel() == N && weight.numel() == h && dweight.numel() == h, "rmsnorm_backward: rstd (N), weight, dweight (h)");
+    check(rstd.numel() == N && weight.numel() == h && dweight.numel() == h,
+          "rmsnorm_backward: rstd (N), weight, dweight (h)");
     check(!dresidual || dresidual.numel() == N * h, "rmsnorm_backward: dresidual is (N, h)");
     OpSpan span("rmsnorm_backward", 10.0 * double(N * h),
                 bytes_of(dx, dy, x, rstd, weight, dweight) + (dresidual ? bytes_of(dresidual) : 0));
@@ -253,7 +281,8 @@ void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor&
     with_type(x.dtype(), [&]<class T>(T) {
         with_type(dweight.dtype(), [&]<class W>(W) {
             const T* residual = dresidual ? data<T>(dresidual) : nullptr;
-            backward(data<T>(dx), data<W>(dweight), data<T>(dy), data<T>(x), rstd.as<float>(), data<T>(weight), residual, N, h);
+            backward(data<T>(dx), data<W>(dweight), data<T>(dy), data<T>(x), rstd.as<float>(),
+                     data<T>(weight), residual, N, h);
         });
     });
 }

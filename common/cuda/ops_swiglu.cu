@@ -1,7 +1,8 @@
 // SwiGLU: out = silu(gate) * up, silu(x) = x * sigmoid(x).
 //
-// Forward reads gate and up and writes out: 6 bytes per element of out in bf16. Backward reads gate, up and dout and writes
-// their gradients and, over dout, the output: 12 bytes. A block takes a stretch of one row.
+// Forward reads gate and up and writes out: 6 bytes per element of out in bf16. Backward reads
+// gate, up and dout and writes their gradients and, over dout, the output: 12 bytes. A block takes
+// a stretch of one row.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -10,19 +11,22 @@ namespace {
 
 constexpr int threads = 256;
 
-// The division is not rounded exactly (2 units in the last place): exact ones would take as long as the memory does.
+// The division is not rounded exactly (2 units in the last place): exact ones would take as long as
+// the memory does.
 __device__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
 // Block (row, part of the row); each thread has `unroll` packs, a block's width apart.
 template <int n, int unroll, class T>
 __global__ void __launch_bounds__(threads) forward_kernel(T* out, const T* gate_up, int64_t F) {
-    const int64_t row = blockIdx.x, first = (int64_t(blockIdx.y) * unroll * threads + threadIdx.x) * n;
+    const int64_t row = blockIdx.x,
+                  first = (int64_t(blockIdx.y) * unroll * threads + threadIdx.x) * n;
     const T *gate = gate_up + row * 2 * F, *up = gate + F;
     out += row * F;
     Pack<T, n> gates[unroll], ups[unroll];
 #pragma unroll
     for (int k = 0; k < unroll; ++k)
-        if (const int64_t i = first + k * threads * n; i < F) gates[k] = load<n>(gate + i), ups[k] = load<n>(up + i);
+        if (const int64_t i = first + k * threads * n; i < F)
+            gates[k] = load<n>(gate + i), ups[k] = load<n>(up + i);
 #pragma unroll
     for (int k = 0; k < unroll; ++k)
         if (const int64_t i = first + k * threads * n; i < F) {
@@ -37,8 +41,10 @@ __global__ void __launch_bounds__(threads) forward_kernel(T* out, const T* gate_
 
 // d silu(g) / dg = s + g s (1 - s) with s = sigmoid(g)
 template <int n, int unroll, class T>
-__global__ void __launch_bounds__(threads) backward_kernel(T* dgate_up, T* dout, const T* gate_up, int64_t F) {
-    const int64_t row = blockIdx.x, first = (int64_t(blockIdx.y) * unroll * threads + threadIdx.x) * n;
+__global__ void __launch_bounds__(threads)
+    backward_kernel(T* dgate_up, T* dout, const T* gate_up, int64_t F) {
+    const int64_t row = blockIdx.x,
+                  first = (int64_t(blockIdx.y) * unroll * threads + threadIdx.x) * n;
     const T *gate = gate_up + row * 2 * F, *up = gate + F;
     T *dgate = dgate_up + row * 2 * F, *dup = dgate + F;
     dout += row * F;
@@ -52,7 +58,8 @@ __global__ void __launch_bounds__(threads) backward_kernel(T* dgate_up, T* dout,
         if (const int64_t i = first + k * threads * n; i < F) {
 #pragma unroll
             for (int j = 0; j < n; ++j) {
-                const float g = to_float(gates[k].x[j]), u = to_float(ups[k].x[j]), d = to_float(douts[k].x[j]), s = sigmoid(g);
+                const float g = to_float(gates[k].x[j]), u = to_float(ups[k].x[j]),
+                            d = to_float(douts[k].x[j]), s = sigmoid(g);
                 gates[k].x[j] = from_float<T>(d * u * (s + g * s * (1.0f - s)));
                 ups[k].x[j] = from_float<T>(d * g * s);
                 douts[k].x[j] = from_float<T>(g * s * u);
@@ -72,28 +79,34 @@ dim3 grid(int64_t N, int64_t F) {
 
 void swiglu_forward(Tensor out, const Tensor& gate_up) {
     const int64_t N = out.rows(), F = out.cols();
-    check(gate_up.numel() == 2 * out.numel() && gate_up.cols() == 2 * F, "swiglu_forward: gate_up is (N, 2F)");
+    check(gate_up.numel() == 2 * out.numel() && gate_up.cols() == 2 * F,
+          "swiglu_forward: gate_up is (N, 2F)");
     OpSpan span("swiglu_forward", 5.0 * double(N * F), bytes_of(out, gate_up));
     with_type(out.dtype(), [&]<class T>(T) {
         constexpr int n = pack_size<T>;
         if (packs_fit<T>(F, {out.data(), gate_up.data()}))
-            LAUNCH((forward_kernel<n, 4, T>), (grid<n, 4>(N, F)), threads, 0)(data<T>(out), data<T>(gate_up), F);
+            LAUNCH((forward_kernel<n, 4, T>), (grid<n, 4>(N, F)), threads, 0)
+            (data<T>(out), data<T>(gate_up), F);
         else
-            LAUNCH((forward_kernel<1, 4, T>), (grid<1, 4>(N, F)), threads, 0)(data<T>(out), data<T>(gate_up), F);
+            LAUNCH((forward_kernel<1, 4, T>), (grid<1, 4>(N, F)), threads, 0)
+            (data<T>(out), data<T>(gate_up), F);
     });
 }
 
 void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up) {
     const int64_t N = dout.rows(), F = dout.cols();
-    check(gate_up.numel() == 2 * dout.numel() && gate_up.cols() == 2 * F, "swiglu_backward: gate_up is (N, 2F)");
+    check(gate_up.numel() == 2 * dout.numel() && gate_up.cols() == 2 * F,
+          "swiglu_backward: gate_up is (N, 2F)");
     check(dgate_up.numel() == gate_up.numel(), "swiglu_backward: dgate_up is (N, 2F)");
     OpSpan span("swiglu_backward", 13.0 * double(N * F), bytes_of(dgate_up, dout, dout, gate_up));
     with_type(dout.dtype(), [&]<class T>(T) {
         constexpr int n = pack_size<T>;
         if (packs_fit<T>(F, {dgate_up.data(), dout.data(), gate_up.data()}))
-            LAUNCH((backward_kernel<n, 2, T>), (grid<n, 2>(N, F)), threads, 0)(data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F);
+            LAUNCH((backward_kernel<n, 2, T>), (grid<n, 2>(N, F)), threads, 0)
+            (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F);
         else
-            LAUNCH((backward_kernel<1, 2, T>), (grid<1, 2>(N, F)), threads, 0)(data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F);
+            LAUNCH((backward_kernel<1, 2, T>), (grid<1, 2>(N, F)), threads, 0)
+            (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F);
     });
 }
 

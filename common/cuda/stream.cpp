@@ -15,7 +15,7 @@
 
 namespace ultrascale {
 
-// ---- failures ------------------------------------------------------------------------------------------------------------
+// ---- failures -----------------------------------------------------------------------------------
 
 // What host functions share with their stream; it outlives both.
 struct Health {
@@ -35,8 +35,8 @@ struct Health {
     }
 };
 
-// "The first `number` pieces of work of that stream": an event depends on them. Only streams that were given work on the
-// host can fail, so most events depend on none.
+// "The first `number` pieces of work of that stream": an event depends on them. Only streams that
+// were given work on the host can fail, so most events depend on none.
 struct Dependence {
     std::shared_ptr<Health> health;
     uint64_t number;
@@ -49,9 +49,10 @@ static std::shared_ptr<Failure> failure_of(const Dependences& dependences) {
     return nullptr;
 }
 
-// ---- events --------------------------------------------------------------------------------------------------------------
+// ---- events -------------------------------------------------------------------------------------
 
-// A CUDA event, which belongs to the current device, as streams do; every thread has a current device of its own.
+// A CUDA event, which belongs to the current device, as streams do; every thread has a current
+// device of its own.
 struct CudaEvent {
     cudaEvent_t event = nullptr;
     explicit CudaEvent(unsigned flags) {
@@ -84,7 +85,7 @@ struct Event::Impl : CudaEvent {
 
 bool Event::reached() const { return !impl || impl->reached(); }
 
-// ---- streams -------------------------------------------------------------------------------------------------------------
+// ---- streams ------------------------------------------------------------------------------------
 
 struct Stream::Impl {
     std::string name;
@@ -97,9 +98,11 @@ struct Stream::Impl {
 
     Impl(std::string name, bool compute) : name(std::move(name)), compute(compute) {
         cuda_select_device();
-        int lowest = 0, highest = 0;  // communication goes first where both want to run: its work is small
+        int lowest = 0,
+            highest = 0;  // communication goes first where both want to run: its work is small
         cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-        cuda_check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, compute ? lowest : highest));
+        cuda_check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                                compute ? lowest : highest));
     }
 
     // A host function and what it needs.

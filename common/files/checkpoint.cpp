@@ -41,7 +41,8 @@ bool is_checkpoint_file(const std::string& name) {
     for (const char* other : {"optimizer.safetensors", "trainer_state.json",
                               "model.safetensors.index.json", latest_checkpoint})
         if (name == other) return true;
-    return name.starts_with("model") && name.ends_with(".safetensors") && (name == "model.safetensors" || name[5] == '-');
+    return name.starts_with("model") && name.ends_with(".safetensors") &&
+           (name == "model.safetensors" || name[5] == '-');
 }
 
 }  // namespace
@@ -69,12 +70,15 @@ void check_can_save(const std::string& dir) {
 
 namespace {
 
-// Writes what all ranks hold of `parts`, tensor after tensor; `dtype` converts, none keeps each tensor's own. Rank 0 has `dir`.
-void write_tensors(const std::string* dir, const std::string& stem, std::vector<TensorPart> parts, const SaveOptions& options,
-                   std::optional<DType> dtype, int64_t max_shard_bytes) {
+// Writes what all ranks hold of `parts`, tensor after tensor; `dtype` converts, none keeps each
+// tensor's own. Rank 0 has `dir`.
+void write_tensors(const std::string* dir, const std::string& stem, std::vector<TensorPart> parts,
+                   const SaveOptions& options, std::optional<DType> dtype,
+                   int64_t max_shard_bytes) {
     const GatherParts gather(options.spread_over, std::move(parts));
     std::vector<SafetensorsWriter::Item> items;
-    for (const auto& tensor : gather.tensors()) items.push_back({tensor.name, tensor.shape, dtype.value_or(tensor.dtype)});
+    for (const auto& tensor : gather.tensors())
+        items.push_back({tensor.name, tensor.shape, dtype.value_or(tensor.dtype)});
     std::optional<SafetensorsWriter> writer;
     if (dir) writer.emplace(*dir, stem, std::move(items), max_shard_bytes);
     for (size_t i = 0; i < gather.tensors().size(); ++i) {
@@ -86,13 +90,15 @@ void write_tensors(const std::string* dir, const std::string& stem, std::vector<
 
 }  // namespace
 
-void save_checkpoint(const std::string& dir, const LlamaConfig& config, const ParameterList& parameters, const SaveOptions& options) {
+void save_checkpoint(const std::string& dir, const LlamaConfig& config,
+                     const ParameterList& parameters, const SaveOptions& options) {
     save_checkpoint(dir, config, parameters.parts(&Parameter::value), options);
 }
 
-void save_checkpoint(const std::string& dir, const LlamaConfig& config, const std::vector<TensorPart>& weights,
-                     const SaveOptions& options) {
-    check(options.state || options.optimizer.empty(), "save_checkpoint: optimizer tensors without a training state");
+void save_checkpoint(const std::string& dir, const LlamaConfig& config,
+                     const std::vector<TensorPart>& weights, const SaveOptions& options) {
+    check(options.state || options.optimizer.empty(),
+          "save_checkpoint: optimizer tensors without a training state");
     const BesideTheSteps beside_the_steps;
     std::optional<StagedFiles> staged;  // on the rank that writes
     if (!options.spread_over || options.spread_over->rank() == 0) staged.emplace(dir);
@@ -102,8 +108,9 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config, const st
     if (options.state) {
         write_tensors(to, "optimizer", options.optimizer, options, std::nullopt, INT64_MAX);
         const TrainingState& s = *options.state;
-        ordered_json state = {{"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen},
-                              {"seed", s.seed}, {"shuffled", s.shuffled},       {"seq", s.seq}};
+        ordered_json state = {
+            {"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen},
+            {"seed", s.seed}, {"shuffled", s.shuffled},       {"seq", s.seq}};
         if (!s.data.empty()) state["data"] = s.data, state["data_tokens"] = s.data_tokens;
         // A path need not be UTF-8, as JSON must be: such a byte is replaced, and the file is then
         // not found again.
@@ -119,7 +126,8 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config, const st
         }
         staged->commit(stale);
     }
-    if (options.spread_over) options.spread_over->barrier();  // when it returns, the checkpoint is there
+    if (options.spread_over)
+        options.spread_over->barrier();  // when it returns, the checkpoint is there
 }
 
 bool has_training_state(const std::string& dir) {
@@ -127,20 +135,25 @@ bool has_training_state(const std::string& dir) {
     return fs::exists(dir + "/trainer_state.json");
 }
 
-TrainingState load_training_state(const std::string& dir, const std::vector<TensorPart>& optimizer) {
+TrainingState load_training_state(const std::string& dir,
+                                  const std::vector<TensorPart>& optimizer) {
     StagedFiles::recover(dir);
     const std::string path = dir + "/trainer_state.json";
     json object = parse_json_object(MappedFile(path).text(), path, "training state", 4);
     Fields fields(object, path);
     TrainingState state;
-    for (auto [name, value] :
-         {std::pair{"step", &state.step}, {"next_sample", &state.next_sample}, {"tokens_seen", &state.tokens_seen}, {"seq", &state.seq}}) {
+    for (auto [name, value] : {std::pair{"step", &state.step},
+                               {"next_sample", &state.next_sample},
+                               {"tokens_seen", &state.tokens_seen},
+                               {"seq", &state.seq}}) {
         *value = fields.integer(name);
         if (*value < 0) user_error("{}: {} = {} is negative", path, name, *value);
     }
     const json *seed = fields.find("seed"), *shuffled = fields.find("shuffled");
-    if (!seed || !seed->is_number_unsigned()) user_error("{}: \"seed\" is not a non-negative integer", path);
-    if (!shuffled || !shuffled->is_boolean()) user_error("{}: \"shuffled\" is not true or false", path);
+    if (!seed || !seed->is_number_unsigned())
+        user_error("{}: \"seed\" is not a non-negative integer", path);
+    if (!shuffled || !shuffled->is_boolean())
+        user_error("{}: \"shuffled\" is not true or false", path);
     state.seed = seed->get<uint64_t>(), state.shuffled = shuffled->get<bool>();
     if (const json* data = fields.find("data")) {  // older ones did not say
         if (!data->is_string() || data->get<std::string>().empty())
@@ -154,13 +167,16 @@ TrainingState load_training_state(const std::string& dir, const std::vector<Tens
     const auto is_master = [](const std::string& name) { return name.starts_with("master."); };
     const bool saved = std::ranges::any_of(std::views::keys(tensors.entries()), is_master);
     if (!optimizer.empty() && saved != std::ranges::any_of(optimizer, is_master, &TensorPart::name))
-        user_error("{0}: has {1}master weights: the run that saved it was in {2}, and goes on with --dtype {2}", tensors.path(),
-                   saved ? "" : "no ", saved ? "bf16" : "fp32");
+        user_error(
+            "{0}: has {1}master weights: the run that saved it was in {2}, and goes on with "
+            "--dtype {2}",
+            tensors.path(), saved ? "" : "no ", saved ? "bf16" : "fp32");
     for (const TensorPart& part : optimizer) {
         auto found = tensors.entries().find(part.name);
-        if (found != tensors.entries().end() && found->second.dtype != safetensors_dtype(part.tensor.dtype()))
-            user_error("{}: tensor \"{}\" is {}; this run keeps it as {}", tensors.path(), part.name, found->second.dtype,
-                       safetensors_dtype(part.tensor.dtype()));
+        if (found != tensors.entries().end() &&
+            found->second.dtype != safetensors_dtype(part.tensor.dtype()))
+            user_error("{}: tensor \"{}\" is {}; this run keeps it as {}", tensors.path(),
+                       part.name, found->second.dtype, safetensors_dtype(part.tensor.dtype()));
         tensors.read(part);
     }
     return state;

@@ -54,7 +54,8 @@ void remove_ahead_of(const std::string& dir, int64_t step) {
 void remove_all_but_one_behind(const std::string& dir, int64_t step) {
     int64_t kept = -1;
     for (int64_t other : steps_in(dir))
-        if (other < step && other > kept && has_training_state(dir + "/" + checkpoint_folder(other)))
+        if (other < step && other > kept &&
+            has_training_state(dir + "/" + checkpoint_folder(other)))
             kept = other;
     for (int64_t other : steps_in(dir))
         if (other < step && other != kept) remove_checkpoint(dir, other);

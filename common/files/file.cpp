@@ -18,7 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Makes renames in `dir` durable. Not every file system can; the data itself has been synced before.
+// Makes renames in `dir` durable. Not every file system can; the data itself has been synced
+// before.
 void sync_directory(const std::string& dir) {
     int descriptor = open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (descriptor < 0) return;
@@ -31,7 +32,9 @@ std::string parent(const std::string& path) {
     return dir.empty() ? "." : dir;
 }
 
-bool plain_name(const std::string& name) { return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos; }
+bool plain_name(const std::string& name) {
+    return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
+}
 
 }  // namespace
 
@@ -48,7 +51,8 @@ std::string printable(std::string_view text) {
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-    int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not make us wait
+    int descriptor =
+        open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not make us wait
     if (descriptor < 0) user_error("{}: cannot be read: {}", path, std::strerror(errno));
     struct stat status;
     const char* wrong = nullptr;
@@ -69,7 +73,9 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 
 MappedFile::~MappedFile() {
     if (data_) munmap(const_cast<unsigned char*>(data_), size_t(size_));
@@ -77,9 +83,12 @@ MappedFile::~MappedFile() {
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {
     std::error_code ignored;
-    const fs::path target = fs::weakly_canonical(path, ignored);           // empty: a link that leads round in circles
-    if (fs::is_symlink(path, ignored) && !target.empty()) path_ = target;  // what it points to is replaced, not the link
-    if (fs::is_directory(path_, ignored)) user_error("{}: cannot be written: it is a directory", path);
+    const fs::path target =
+        fs::weakly_canonical(path, ignored);  // empty: a link that leads round in circles
+    if (fs::is_symlink(path, ignored) && !target.empty())
+        path_ = target;  // what it points to is replaced, not the link
+    if (fs::is_directory(path_, ignored))
+        user_error("{}: cannot be written: it is a directory", path);
     if (fs::exists(path_, ignored) && !fs::is_regular_file(path_, ignored))
         user_error("{}: cannot be written: it is not a regular file", path);
     temporary_ = fmt::format("{}.{}.tmp", path_, getpid());
@@ -105,8 +114,10 @@ void AtomicFile::write(const void* bytes, int64_t count) {
 }
 
 void AtomicFile::commit() {
-    bool synced = fsync(descriptor_) == 0 || errno == EINVAL;  // EINVAL: a file system without fsync
-    if (!synced || rename(temporary_.c_str(), path_.c_str()) != 0) user_error("{}: cannot be written: {}", path_, std::strerror(errno));
+    bool synced =
+        fsync(descriptor_) == 0 || errno == EINVAL;  // EINVAL: a file system without fsync
+    if (!synced || rename(temporary_.c_str(), path_.c_str()) != 0)
+        user_error("{}: cannot be written: {}", path_, std::strerror(errno));
     close(std::exchange(descriptor_, -1));
     sync_directory(parent(path_));
 }
@@ -121,7 +132,8 @@ void make_directories(const std::string& dir) {
     std::error_code error;
     fs::create_directories(dir, error);
     if (error || !fs::is_directory(dir))
-        user_error("{}: the directory cannot be made: {}", dir, error ? error.message() : "something else has that name");
+        user_error("{}: the directory cannot be made: {}", dir,
+                   error ? error.message() : "something else has that name");
 }
 
 StagedFiles::StagedFiles(const std::string& dir) : dir_(dir), staging_(dir + "/.saving") {
@@ -139,7 +151,8 @@ StagedFiles::~StagedFiles() {
 
 void StagedFiles::commit(const std::vector<std::string>& stale) {
     std::string list;
-    for (const auto& file : fs::directory_iterator(staging_)) list += "move " + file.path().filename().string() + "\n";
+    for (const auto& file : fs::directory_iterator(staging_))
+        list += "move " + file.path().filename().string() + "\n";
     for (const std::string& name : stale) list += "remove " + name + "\n";
     write_file(staging_ + "/commit", list);
     committed_ = true;
@@ -158,10 +171,13 @@ void StagedFiles::recover(const std::string& dir) {
         throw;
     }
     for (std::string action, name; lines >> action && std::getline(lines >> std::ws, name);) {
-        if (!plain_name(name)) user_error("{}: names a file outside the directory: {}", commit, printable(name));
+        if (!plain_name(name))
+            user_error("{}: names a file outside the directory: {}", commit, printable(name));
         std::string from = staging + "/" + name, to = dir + "/" + name;
-        bool done = action == "move" ? rename(from.c_str(), to.c_str()) == 0 : unlink(to.c_str()) == 0;
-        if (!done && errno != ENOENT) user_error("{}: cannot be replaced: {}", to, std::strerror(errno));
+        bool done =
+            action == "move" ? rename(from.c_str(), to.c_str()) == 0 : unlink(to.c_str()) == 0;
+        if (!done && errno != ENOENT)
+            user_error("{}: cannot be replaced: {}", to, std::strerror(errno));
     }
     sync_directory(dir);
     unlink(commit.c_str());

@@ -10,7 +10,8 @@
 
 namespace ultrascale {
 
-// A name or text from a file, made fit for one line of an error: control characters escaped, long text cut.
+// A name or text from a file, made fit for one line of an error: control characters escaped, long
+// text cut.
 std::string printable(std::string_view text);
 
 // A regular file, mapped read-only.
@@ -31,7 +32,8 @@ private:
     int64_t size_ = 0;
 };
 
-// Writes to a temporary name beside `path`; commit() makes it durable (fsync) and renames it. Without commit() it vanishes.
+// Writes to a temporary name beside `path`; commit() makes it durable (fsync) and renames it.
+// Without commit() it vanishes.
 class AtomicFile {
 public:
     explicit AtomicFile(const std::string& path);
@@ -52,16 +54,20 @@ void make_directories(const std::string& dir);  // and its parents
 // Several files of one directory that appear together, beside files that are not ours and stay.
 //
 //   1. the new files are written to dir/.saving/
-//   2. dir/.saving/commit, a list of what is to be moved and removed, appears by a rename: from here on the save is done
-//   3. the files are renamed into dir, stale ones removed, and dir/.saving goes
-// Killed before 2, the directory still holds the former files; killed after 2, recover() finishes 3. Every load calls it.
+//   2. dir/.saving/commit, a list of what is to be moved and removed, appears by a rename: from
+//   here on the save is done 3. the files are renamed into dir, stale ones removed, and dir/.saving
+//   goes
+// Killed before 2, the directory still holds the former files; killed after 2, recover() finishes
+// 3. Every load calls it.
 class StagedFiles {
 public:
-    explicit StagedFiles(const std::string& dir);  // makes dir; finishes or forgets an earlier save that was killed
+    explicit StagedFiles(
+        const std::string& dir);  // makes dir; finishes or forgets an earlier save that was killed
     StagedFiles(const StagedFiles&) = delete;
-    ~StagedFiles();                                          // without commit(): nothing has happened
+    ~StagedFiles();  // without commit(): nothing has happened
     const std::string& staging() const { return staging_; }  // where to write the new files
-    // Moves all files of staging() into the directory and removes `stale` ones (plain names) from it.
+    // Moves all files of staging() into the directory and removes `stale` ones (plain names) from
+    // it.
     void commit(const std::vector<std::string>& stale = {});
     // Finishes a committed save. Several ranks may call it at once.
     static void recover(const std::string& dir);

@@ -18,14 +18,17 @@ static std::string describe(const std::vector<TensorPart>& parts) {
         if (part.tensor.numel() == 0) continue;
         json slice = json::array();
         for (const Range& range : part.slice) slice.push_back({range.begin, range.end});
-        all.push_back({part.name, part.shape, int(part.tensor.dtype()), slice, part.begin, part.tensor.numel()});
+        all.push_back({part.name, part.shape, int(part.tensor.dtype()), slice, part.begin,
+                       part.tensor.numel()});
     }
     return all.dump();
 }
 
-GatherParts::GatherParts(const Communicator* group, std::vector<TensorPart> mine) : group_(group), mine_(std::move(mine)) {
+GatherParts::GatherParts(const Communicator* group, std::vector<TensorPart> mine)
+    : group_(group), mine_(std::move(mine)) {
     const std::string own = describe(mine_);
-    const std::vector<std::string> of_ranks = group ? group->gather_strings(own) : std::vector<std::string>{own};
+    const std::vector<std::string> of_ranks =
+        group ? group->gather_strings(own) : std::vector<std::string>{own};
     std::map<std::string, std::pair<Whole, std::vector<Piece>>> found;
     for (int rank = 0; rank < int(of_ranks.size()); ++rank)
         for (const json& part : json::parse(of_ranks[size_t(rank)])) {
@@ -34,7 +37,8 @@ GatherParts::GatherParts(const Communicator* group, std::vector<TensorPart> mine
             Piece piece{rank, {}, part[4], part[5]};
             for (const json& range : part[3]) piece.slice.push_back({range[0], range[1]});
             const auto replica = [&](const Piece& other) {
-                return other.begin == piece.begin && other.count == piece.count && same(other.slice, piece.slice);
+                return other.begin == piece.begin && other.count == piece.count &&
+                       same(other.slice, piece.slice);
             };
             if (std::ranges::none_of(pieces, replica)) pieces.push_back(std::move(piece));
         }
@@ -45,7 +49,8 @@ GatherParts::GatherParts(const Communicator* group, std::vector<TensorPart> mine
 }
 
 bool GatherParts::same(const std::vector<Range>& a, const std::vector<Range>& b) {
-    return std::ranges::equal(a, b, [](Range x, Range y) { return x.begin == y.begin && x.end == y.end; });
+    return std::ranges::equal(
+        a, b, [](Range x, Range y) { return x.begin == y.begin && x.end == y.end; });
 }
 
 // A copy that every transport can send.
@@ -57,7 +62,8 @@ static Tensor on_device(const Tensor& host) {
 
 Tensor GatherParts::own(const std::string& name, const Piece& piece) const {
     for (const TensorPart& part : mine_)
-        if (part.name == name && part.begin == piece.begin && part.tensor.numel() == piece.count && same(part.slice, piece.slice))
+        if (part.name == name && part.begin == piece.begin && part.tensor.numel() == piece.count &&
+            same(part.slice, piece.slice))
             return part.tensor.on_host() ? on_device(part.tensor) : part.tensor;
     check(false, "gather: this rank has no such part");
     return {};
@@ -65,9 +71,11 @@ Tensor GatherParts::own(const std::string& name, const Piece& piece) const {
 
 Tensor GatherParts::gather(size_t index) const {
     const Whole& whole = tensors_[index];
-    const int64_t elements = numel(whole.shape), width = dtype_bytes(whole.dtype), cols = whole.shape.back();
+    const int64_t elements = numel(whole.shape), width = dtype_bytes(whole.dtype),
+                  cols = whole.shape.back();
     const int rank = group_ ? group_->rank() : 0;
-    if (const Piece& first = pieces_[index].front(); first.count == elements) {  // one rank has it all
+    if (const Piece& first = pieces_[index].front();
+        first.count == elements) {  // one rank has it all
         if (first.rank == 0) return rank == 0 ? own(whole.name, first).view(whole.shape) : Tensor();
     }
     std::vector<char> host(rank == 0 ? size_t(elements * width) : 0);
@@ -76,7 +84,8 @@ Tensor GatherParts::gather(size_t index) const {
         if (rank != 0 && rank == piece.rank) group_->send(own(whole.name, piece), 0);
         if (rank != 0) continue;
         // The piece's place in the whole, without its values.
-        TensorPart part(whole.name, Tensor::empty({piece.rank == 0 ? 0 : piece.count}, whole.dtype, Memory::workspace));
+        TensorPart part(whole.name, Tensor::empty({piece.rank == 0 ? 0 : piece.count}, whole.dtype,
+                                                  Memory::workspace));
         part.shape = whole.shape, part.slice = piece.slice, part.begin = piece.begin;
         if (piece.rank == 0)
             part.tensor = own(whole.name, piece);
@@ -88,8 +97,10 @@ Tensor GatherParts::gather(size_t index) const {
             const bool matrix = block.size() == 2;
             const int64_t rows = matrix ? block[0].size() : 1, run = block.back().size();
             for (int64_t i = 0; i < rows; ++i) {
-                const int64_t to = matrix ? (block[0].begin + i) * cols + block[1].begin : block[0].begin;
-                std::memcpy(&host[size_t(to * width)], &values[size_t((first + i * run) * width)], size_t(run * width));
+                const int64_t to =
+                    matrix ? (block[0].begin + i) * cols + block[1].begin : block[0].begin;
+                std::memcpy(&host[size_t(to * width)], &values[size_t((first + i * run) * width)],
+                            size_t(run * width));
             }
         });
         covered += piece.count;

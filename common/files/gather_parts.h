@@ -1,4 +1,5 @@
-// Tensors of which every rank holds parts, put together on rank 0 one at a time: how a sharded model is saved.
+// Tensors of which every rank holds parts, put together on rank 0 one at a time: how a sharded
+// model is saved.
 #pragma once
 
 #include <vector>
@@ -10,8 +11,8 @@ namespace ultrascale {
 
 class GatherParts {
 public:
-    // All ranks of `group` (nullptr: this rank has everything) call it with what they hold. Parts that are the same on several
-    // ranks (replicas) are taken from the first of them.
+    // All ranks of `group` (nullptr: this rank has everything) call it with what they hold. Parts
+    // that are the same on several ranks (replicas) are taken from the first of them.
     GatherParts(const Communicator* group, std::vector<TensorPart> mine);
 
     struct Whole {
@@ -19,11 +20,12 @@ public:
         Shape shape;
         DType dtype;
     };
-    // On every rank the same list, by name: however the tensors are spread, the same file is written.
+    // On every rank the same list, by name: however the tensors are spread, the same file is
+    // written.
     const std::vector<Whole>& tensors() const { return tensors_; }
 
-    // All ranks call it for the same tensor: on rank 0 the tensor, elsewhere nothing. It is an error of the program if the parts
-    // do not cover it.
+    // All ranks call it for the same tensor: on rank 0 the tensor, elsewhere nothing. It is an
+    // error of the program if the parts do not cover it.
     Tensor gather(size_t tensor) const;
 
 private:

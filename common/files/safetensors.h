@@ -1,12 +1,17 @@
-// safetensors: Hugging Face's file of named tensors (https://huggingface.co/docs/safetensors, "Format").
+// safetensors: Hugging Face's file of named tensors (https://huggingface.co/docs/safetensors,
+// "Format").
 //
 //   8 bytes          header length n, little endian, at most 100 MB
-//   n bytes          JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...,
+//   n bytes          JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin,
+//                    end]}, ...,
 //                           "__metadata__": {"key": "text"}}, padded with spaces
-//   the rest         the tensors, row-major, little endian, one after the other without gaps; offsets count from here
-// Large models come as several such files (shards) with model.safetensors.index.json: {"weight_map": {"name": "file"}}.
+//   the rest         the tensors, row-major, little endian, one after the other without gaps;
+//                    offsets count from here
+// Large models come as several such files (shards) with model.safetensors.index.json:
+// {"weight_map": {"name": "file"}}.
 //
-// The reader trusts nothing: every number is checked before it is used. All errors are UserError with the file's name.
+// The reader trusts nothing: every number is checked before it is used. All errors are UserError
+// with the file's name.
 #pragma once
 
 #include <map>
@@ -40,10 +45,12 @@ public:
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
     bool contains(const std::string& name) const { return entries_.count(name) > 0; }
 
-    // Fills `to` with the part `slice` (one range per dimension; none: all) of the tensor `name`. F32, BF16 and F16 are
-    // converted to fp32, bf16 or fp16; other dtypes must be `to`'s own. Throws UserError if there is no such tensor, if it
-    // is not of `shape` as a whole, or if its dtype does not fit.
-    void read(const std::string& name, const Shape& shape, const std::vector<Range>& slice, Tensor to) const;
+    // Fills `to` with the part `slice` (one range per dimension; none: all) of the tensor `name`.
+    // F32, BF16 and F16 are converted to fp32, bf16 or fp16; other dtypes must be `to`'s own.
+    // Throws UserError if there is no such tensor, if it is not of `shape` as a whole, or if its
+    // dtype does not fit.
+    void read(const std::string& name, const Shape& shape, const std::vector<Range>& slice,
+              Tensor to) const;
     void read(const TensorPart& part) const;  // fills part.tensor
 
 private:
@@ -55,11 +62,13 @@ private:
     std::map<std::string, std::string> metadata_;
 };
 
-inline constexpr int64_t default_shard_bytes = 5'000'000'000;  // as Hugging Face's save_pretrained did for years
+inline constexpr int64_t default_shard_bytes =
+    5'000'000'000;  // as Hugging Face's save_pretrained did for years
 
-// Writes tensors that arrive one at a time, so that a technique that holds shards can gather one, write it, free it.
-// The files are `dir`/`stem`.safetensors, or past max_shard_bytes `dir`/`stem`-00001-of-00003.safetensors, ... with
-// `dir`/`stem`.safetensors.index.json. Each file appears by a rename when it is complete, the index last.
+// Writes tensors that arrive one at a time, so that a technique that holds shards can gather one,
+// write it, free it. The files are `dir`/`stem`.safetensors, or past max_shard_bytes
+// `dir`/`stem`-00001-of-00003.safetensors, ... with `dir`/`stem`.safetensors.index.json. Each file
+// appears by a rename when it is complete, the index last.
 class SafetensorsWriter {
 public:
     struct Item {

@@ -1,4 +1,5 @@
-// Private to safetensors.cpp and safetensors_writer.cpp: values of one floating dtype as another one.
+// Private to safetensors.cpp and safetensors_writer.cpp: values of one floating dtype as another
+// one.
 #pragma once
 
 #include <cstring>
@@ -26,7 +27,8 @@ Convert converter_to(const std::string& from) {
                             : nullptr;
 }
 
-inline Convert converter(const std::string& from, DType to) {  // nullptr: no conversion between the two
+inline Convert converter(const std::string& from,
+                         DType to) {  // nullptr: no conversion between the two
     if (to == DType::fp32) return converter_to<float>(from);
     if (to == DType::bf16) return converter_to<bf16>(from);
     if (to == DType::fp16) return converter_to<fp16>(from);

@@ -6,10 +6,12 @@
 
 namespace ultrascale {
 
-SafetensorsWriter::SafetensorsWriter(const std::string& dir, const std::string& stem, std::vector<Item> items, int64_t max_shard_bytes)
+SafetensorsWriter::SafetensorsWriter(const std::string& dir, const std::string& stem,
+                                     std::vector<Item> items, int64_t max_shard_bytes)
     : dir_(dir), stem_(stem), items_(std::move(items)) {
     int64_t in_shard = 0;
-    for (size_t i = 0; i < items_.size(); ++i) {  // as Hugging Face: in order; a tensor past the limit has its own shard
+    for (size_t i = 0; i < items_.size();
+         ++i) {  // as Hugging Face: in order; a tensor past the limit has its own shard
         int64_t bytes = numel(items_[i].shape) * dtype_bytes(items_[i].dtype);
         if (in_shard > 0 && in_shard + bytes > max_shard_bytes) {
             shard_ends_.push_back(i);
@@ -23,7 +25,8 @@ SafetensorsWriter::SafetensorsWriter(const std::string& dir, const std::string& 
 SafetensorsWriter::~SafetensorsWriter() = default;
 
 static std::string shard_name(const std::string& stem, size_t shard, size_t shards) {
-    return shards == 1 ? stem + ".safetensors" : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, shard + 1, shards);
+    return shards == 1 ? stem + ".safetensors"
+                       : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, shard + 1, shards);
 }
 
 // Finishes the current shard, if any, and begins the next one with its header, if any is left.
@@ -31,19 +34,23 @@ void SafetensorsWriter::next_file() {
     if (file_) file_->commit();
     file_.reset();
     if (next_shard_ == shard_ends_.size()) return;
-    file_ = std::make_unique<AtomicFile>(dir_ + "/" + shard_name(stem_, next_shard_, shard_ends_.size()));
-    nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // transformers 4 wants to be told
+    file_ = std::make_unique<AtomicFile>(dir_ + "/" +
+                                         shard_name(stem_, next_shard_, shard_ends_.size()));
+    nlohmann::ordered_json header = {
+        {"__metadata__", {{"format", "pt"}}}};  // transformers 4 wants to be told
     int64_t offset = 0;
     for (size_t i = next_item_; i < shard_ends_[next_shard_]; ++i) {
         int64_t end = offset + numel(items_[i].shape) * dtype_bytes(items_[i].dtype);
-        header[items_[i].name] = {
-            {"dtype", safetensors_dtype(items_[i].dtype)}, {"shape", items_[i].shape}, {"data_offsets", {offset, end}}};
+        header[items_[i].name] = {{"dtype", safetensors_dtype(items_[i].dtype)},
+                                  {"shape", items_[i].shape},
+                                  {"data_offsets", {offset, end}}};
         offset = end;
     }
     std::string text = header.dump();
     text.append((8 - text.size() % 8) % 8, ' ');  // the data starts aligned
     unsigned char length[8];
-    for (int i = 0; i < 8; ++i) length[i] = static_cast<unsigned char>(uint64_t(text.size()) >> (8 * i));
+    for (int i = 0; i < 8; ++i)
+        length[i] = static_cast<unsigned char>(uint64_t(text.size()) >> (8 * i));
     file_->write(length, 8);
     file_->write(text);
     ++next_shard_;
@@ -72,7 +79,8 @@ void SafetensorsWriter::finish() {
     if (!file_ && next_shard_ == 0) next_file();  // no tensors at all
     next_file();
     if (shard_ends_.size() == 1) return;
-    nlohmann::ordered_json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", nlohmann::ordered_json::object()}};
+    nlohmann::ordered_json index = {{"metadata", {{"total_size", 0}}},
+                                    {"weight_map", nlohmann::ordered_json::object()}};
     int64_t total = 0;
     for (size_t i = 0, shard = 0; i < items_.size(); ++i) {
         if (i == shard_ends_[shard]) ++shard;

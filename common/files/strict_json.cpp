@@ -11,14 +11,17 @@ namespace ultrascale {
 
 using json = nlohmann::json;
 
-json parse_json_object(std::string_view text, const std::string& path, const char* what, int max_depth) {
+json parse_json_object(std::string_view text, const std::string& path, const char* what,
+                       int max_depth) {
     std::vector<std::set<std::string>> keys;  // of the objects that are open
     auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
         if (depth > max_depth) user_error("{}: the {} is nested too deeply", path, what);
         if (event == json::parse_event_t::object_start) keys.emplace_back();
         if (event == json::parse_event_t::object_end) keys.pop_back();
-        if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
-            user_error("{}: the {} names \"{}\" twice", path, what, printable(parsed.get<std::string>()));
+        if (event == json::parse_event_t::key &&
+            !keys.back().insert(parsed.get<std::string>()).second)
+            user_error("{}: the {} names \"{}\" twice", path, what,
+                       printable(parsed.get<std::string>()));
         return true;
     };
     json value;

@@ -8,6 +8,7 @@
 namespace ultrascale {
 
 // The JSON object that `text` is. Throws UserError "PATH: the WHAT is not JSON ..." otherwise.
-nlohmann::json parse_json_object(std::string_view text, const std::string& path, const char* what, int max_depth);
+nlohmann::json parse_json_object(std::string_view text, const std::string& path, const char* what,
+                                 int max_depth);
 
 }  // namespace ultrascale

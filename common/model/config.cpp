@@ -15,9 +15,12 @@ struct Preset {
     LlamaConfig config;
 };
 
-RopeScaling llama3_scaling(double factor) { return {RopeScaling::Type::llama3, factor, 1, 4, 8192}; }
+RopeScaling llama3_scaling(double factor) {
+    return {RopeScaling::Type::llama3, factor, 1, 4, 8192};
+}
 
-// nano divides by 8 in every way; char is Karpathy's character-level Shakespeare size; the rest are published models.
+// nano divides by 8 in every way; char is Karpathy's character-level Shakespeare size; the rest are
+// published models.
 const std::vector<Preset>& presets() {
     // clang-format off
     static const std::vector<Preset> all = {
@@ -55,7 +58,8 @@ const std::vector<Preset>& presets() {
 LlamaConfig preset(const std::string& name) {
     for (const Preset& p : presets())
         if (name == p.name) return p.config;
-    user_error("--model {}: no such preset or directory; presets: {}", name, fmt::join(preset_names(), ", "));
+    user_error("--model {}: no such preset or directory; presets: {}", name,
+               fmt::join(preset_names(), ", "));
 }
 
 std::vector<std::string> preset_names() {
@@ -66,7 +70,8 @@ std::vector<std::string> preset_names() {
 
 void validate(const LlamaConfig& c) {
     auto in_range = [](const char* field, int64_t value, int64_t most) {
-        if (value < 1 || value > most) user_error("config: {} = {} is not between 1 and {}", field, value, most);
+        if (value < 1 || value > most)
+            user_error("config: {} = {} is not between 1 and {}", field, value, most);
     };
     in_range("num_hidden_layers", c.layers, 100'000);
     in_range("hidden_size", c.hidden, 10'000'000);
@@ -76,11 +81,15 @@ void validate(const LlamaConfig& c) {
     in_range("intermediate_size", c.ffn, 100'000'000);
     in_range("vocab_size", c.vocab, 100'000'000);
     if (c.heads % c.kv_heads != 0)
-        user_error("config: num_attention_heads = {} is not a multiple of num_key_value_heads = {}", c.heads, c.kv_heads);
-    if (c.head_dim % 2 != 0) user_error("config: head_dim = {} is odd; rotary embedding turns pairs", c.head_dim);
-    if (!(c.norm_eps > 0) || !(c.rope_theta > 0)) user_error("config: rms_norm_eps and rope_theta must be positive");
+        user_error("config: num_attention_heads = {} is not a multiple of num_key_value_heads = {}",
+                   c.heads, c.kv_heads);
+    if (c.head_dim % 2 != 0)
+        user_error("config: head_dim = {} is odd; rotary embedding turns pairs", c.head_dim);
+    if (!(c.norm_eps > 0) || !(c.rope_theta > 0))
+        user_error("config: rms_norm_eps and rope_theta must be positive");
     // Each size may be in its range, and their product beyond 64 bits.
-    const double h = double(c.hidden), layer = h * (2 * double(c.q_size()) + 2 * double(c.kv_size()) + 3 * double(c.ffn));
+    const double h = double(c.hidden),
+                 layer = h * (2 * double(c.q_size()) + 2 * double(c.kv_size()) + 3 * double(c.ffn));
     if (const double n = double(c.layers) * layer + 2 * h * double(c.vocab); n > 1e15)
         user_error("config: these sizes make {:.1e} parameters", n);
 }
@@ -97,13 +106,16 @@ std::vector<float> rope_frequencies(const LlamaConfig& c) {
     for (int64_t i = 0; i < c.head_dim / 2; ++i) {
         double f = std::pow(c.rope_theta, -2.0 * double(i) / double(c.head_dim));
         if (c.rope_scaling.type == RopeScaling::Type::llama3) {
-            // Long wavelengths are slowed down by `factor`, short ones kept, those between interpolated.
+            // Long wavelengths are slowed down by `factor`, short ones kept, those between
+            // interpolated.
             const RopeScaling& s = c.rope_scaling;
-            double wavelength = 2 * std::numbers::pi / f, original = double(s.original_max_positions);
+            double wavelength = 2 * std::numbers::pi / f,
+                   original = double(s.original_max_positions);
             if (wavelength > original / s.low_freq_factor) {
                 f /= s.factor;
             } else if (wavelength > original / s.high_freq_factor) {
-                double smooth = (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+                double smooth = (original / wavelength - s.low_freq_factor) /
+                                (s.high_freq_factor - s.low_freq_factor);
                 f = (1 - smooth) * f / s.factor + smooth * f;
             }
         }

@@ -25,8 +25,8 @@ struct LlamaConfig {
     int64_t kv_size() const { return kv_heads * head_dim; }
 };
 
-// Throws UserError, naming the option or field, if the sizes do not make a model (heads % kv_heads, odd head_dim, zero or
-// absurd sizes).
+// Throws UserError, naming the option or field, if the sizes do not make a model (heads % kv_heads,
+// odd head_dim, zero or absurd sizes).
 void validate(const LlamaConfig& config);
 
 // Parameters by formula, a tied weight counted once:
@@ -37,7 +37,8 @@ int64_t parameter_count(const LlamaConfig& config);
 LlamaConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 
-// Inverse frequencies theta^(-2i/D), i < D/2, rescaled as rope_type "llama3" says (Llama 3.1's long-context scaling).
+// Inverse frequencies theta^(-2i/D), i < D/2, rescaled as rope_type "llama3" says (Llama 3.1's
+// long-context scaling).
 std::vector<float> rope_frequencies(const LlamaConfig& config);
 
 }  // namespace ultrascale

@@ -55,13 +55,17 @@ Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
         return std::make_unique<SwiGLU>(std::move(gate_up), std::move(down));
     };
     const auto vocabulary_weight = [config](const char* name) {
-        return Parameter{.name = name, .shape = {config.vocab, config.hidden}, .init_std = float(config.init_std)};
+        return Parameter{.name = name,
+                         .shape = {config.vocab, config.hidden},
+                         .init_std = float(config.init_std)};
     };
     parts.embedding = [vocabulary_weight](ParameterList& list) {
-        return std::make_unique<Embedding>(list.add(vocabulary_weight("model.embed_tokens.weight")));
+        return std::make_unique<Embedding>(
+            list.add(vocabulary_weight("model.embed_tokens.weight")));
     };
     parts.head = [config, options, vocabulary_weight](ParameterList& list, const Stage&) {
-        return std::make_unique<Head>(head_weight(list, config, vocabulary_weight), options.loss_chunk);
+        return std::make_unique<Head>(head_weight(list, config, vocabulary_weight),
+                                      options.loss_chunk);
     };
     parts.checkpoint = [](const Place&) { return std::make_unique<Checkpoint>(); };
     return parts;
@@ -195,7 +199,8 @@ Llama::Llama(const LlamaConfig& config, const ModelOptions& options, const Parts
     };
     if (stage.embedding) {
         embedding_ = parts.embedding(parameters_);
-        if (config.tied && !stage.head) parameters_.find("model.embed_tokens.weight")->also_summed_over.push_back("tied");
+        if (config.tied && !stage.head)
+            parameters_.find("model.embed_tokens.weight")->also_summed_over.push_back("tied");
         close_unit("embedding");
         units_.back().reads_in_backward = false;
     }

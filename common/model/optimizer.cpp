@@ -29,7 +29,8 @@ void AdamW::allocate_states() {
         Tensor all = Tensor::zeros({total}, DType::fp32, category);
         int64_t offset = 0;
         for (const Item& item : items_) {
-            parts.push_back(all.slice(offset, offset + item.value.numel()).view(item.value.shape()));
+            parts.push_back(
+                all.slice(offset, offset + item.value.numel()).view(item.value.shape()));
             offset += item.value.numel();
         }
     };
@@ -37,14 +38,16 @@ void AdamW::allocate_states() {
     flat(v_);
     // An fp32 value is its own master; the others get a copy, next to each other.
     int64_t copied = 0, offset = 0;
-    for (const Item& item : items_) copied += item.value.dtype() == DType::fp32 ? 0 : item.value.numel();
+    for (const Item& item : items_)
+        copied += item.value.dtype() == DType::fp32 ? 0 : item.value.numel();
     Tensor copies = copied > 0 ? Tensor::empty({copied}, DType::fp32, category) : Tensor();
     for (const Item& item : items_) {
         if (item.value.dtype() == DType::fp32) {
             master_.push_back(item.value);
             continue;
         }
-        master_.push_back(copies.slice(offset, offset + item.value.numel()).view(item.value.shape()));
+        master_.push_back(
+            copies.slice(offset, offset + item.value.numel()).view(item.value.shape()));
         ops::copy(master_.back(), item.value);
         offset += item.value.numel();
     }
@@ -57,7 +60,8 @@ void AdamW::step(double lr, const Tensor& squared_norm) {
     std::vector<ops::AdamWItem> updates;
     for (size_t i = 0; i < items_.size(); ++i) {
         const Item& item = items_[i];
-        updates.push_back({item.value, master_[i], m_[i], v_[i], item.grad, item.parameter->decays ? float(options_.weight_decay) : 0});
+        updates.push_back({item.value, master_[i], m_[i], v_[i], item.grad,
+                           item.parameter->decays ? float(options_.weight_decay) : 0});
     }
     const ops::AdamWSettings settings = {.lr = float(lr),
                                          .beta1 = float(options_.beta1),
@@ -65,7 +69,8 @@ void AdamW::step(double lr, const Tensor& squared_norm) {
                                          .eps = float(options_.eps),
                                          .step = steps_,
                                          .max_norm = float(options_.clip)};
-    on_host() ? ops::adamw_on_host(updates, squared_norm, settings) : ops::adamw(updates, squared_norm, settings);
+    on_host() ? ops::adamw_on_host(updates, squared_norm, settings)
+              : ops::adamw(updates, squared_norm, settings);
 }
 
 std::vector<TensorPart> AdamW::states() {
@@ -75,7 +80,8 @@ std::vector<TensorPart> AdamW::states() {
         const auto& [parameter, begin, value, grad] = items_[i];
         all.emplace_back(*parameter, m_[i], begin, "exp_avg.");
         all.emplace_back(*parameter, v_[i], begin, "exp_avg_sq.");
-        if (value.dtype() != DType::fp32) all.emplace_back(*parameter, master_[i], begin, "master.");
+        if (value.dtype() != DType::fp32)
+            all.emplace_back(*parameter, master_[i], begin, "master.");
     }
     return all;
 }

@@ -1,5 +1,5 @@
-// The update: AdamW with fp32 states (and an fp32 master copy where the weights are bf16), clipping by the global norm,
-// and learning-rate schedules.
+// The update: AdamW with fp32 states (and an fp32 master copy where the weights are bf16), clipping
+// by the global norm, and learning-rate schedules.
 #pragma once
 
 #include <vector>
@@ -16,27 +16,31 @@ struct OptimizerOptions {
     int64_t total_steps = 0;  // where the cosine ends
 };
 
-// The learning rate of step 0, 1, ...: rises linearly over `warmup` steps, then stays, or falls as a cosine to a tenth of
-// its maximum at total_steps.
+// The learning rate of step 0, 1, ...: rises linearly over `warmup` steps, then stays, or falls as
+// a cosine to a tenth of its maximum at total_steps.
 double learning_rate(const OptimizerOptions& options, int64_t step);
 
 class AdamW {
 public:
-    // Elements to update: a whole parameter, or the piece of one, from its element `begin` on, that this rank owns.
+    // Elements to update: a whole parameter, or the piece of one, from its element `begin` on, that
+    // this rank owns.
     struct Item {
         const Parameter* parameter;
         int64_t begin;
         Tensor value, grad;
     };
-    AdamW(std::vector<Item> items, const OptimizerOptions& options) : items_(std::move(items)), options_(options) {}
+    AdamW(std::vector<Item> items, const OptimizerOptions& options)
+        : items_(std::move(items)), options_(options) {}
     AdamW(const ParameterList& parameters, const OptimizerOptions& options);
 
-    // One update. The first call allocates the states (which is why the first step of a run has another memory profile
-    // than the rest). Where the items' values are on the host (Memory::host), so are the states and the norm, and the host updates.
+    // One update. The first call allocates the states (which is why the first step of a run has
+    // another memory profile than the rest). Where the items' values are on the host
+    // (Memory::host), so are the states and the norm, and the host updates.
     void step(double lr, const Tensor& squared_norm);
     int64_t steps_done() const { return steps_; }
 
-    // The states for a checkpoint: "exp_avg.<parameter>", "exp_avg_sq.<parameter>" and, for bf16 values, "master.<parameter>".
+    // The states for a checkpoint: "exp_avg.<parameter>", "exp_avg_sq.<parameter>" and, for bf16
+    // values, "master.<parameter>".
     std::vector<TensorPart> states();
     void set_steps_done(int64_t steps) { steps_ = steps; }
 

@@ -61,7 +61,8 @@ void ParameterList::allocate_values(DType dtype) {
 void ParameterList::allocate_grads(DType dtype, std::shared_ptr<Allocator> from) {
     flat_grads_ = Tensor::zeros({local_numel()}, dtype, Memory::gradient, std::move(from));
     place(flat_grads_, &Parameter::grad);
-    for (const auto& p : list_) p->contributions = p->missing = p->uses;  // which are added to the zeros
+    for (const auto& p : list_)
+        p->contributions = p->missing = p->uses;  // which are added to the zeros
 }
 
 void ParameterList::begin_gradients(int64_t micro_batches) {
@@ -104,13 +105,14 @@ void draw(const Parameter& p, int64_t begin, Tensor to, uint64_t seed) {
     std::vector<float> values(size_t(to.numel()));
 #pragma omp parallel for
     for (int64_t k = 0; k < int64_t(values.size()); ++k) {
-        const int64_t i = rows.begin + (begin + k) / cols.size(), j = cols.begin + (begin + k) % cols.size();
+        const int64_t i = rows.begin + (begin + k) / cols.size(),
+                      j = cols.begin + (begin + k) % cols.size();
         values[size_t(k)] = p.init_std * random.normal(uint64_t(i * p.shape[1] + j));
     }
     ops::copy(to, Tensor::from_host<float>(values, to.shape(), Memory::workspace));
 }
 
-// ---- parts -------------------------------------------------------------------------------------------------------------
+// ---- parts --------------------------------------------------------------------------------------
 
 static std::vector<Range> whole(const Shape& shape) {
     std::vector<Range> slice;
@@ -119,18 +121,28 @@ static std::vector<Range> whole(const Shape& shape) {
 }
 
 TensorPart::TensorPart(std::string name, Tensor all)
-    : name(std::move(name)), shape(all.shape()), slice(whole(all.shape())), tensor(std::move(all)) {}
+    : name(std::move(name)),
+      shape(all.shape()),
+      slice(whole(all.shape())),
+      tensor(std::move(all)) {}
 
 TensorPart::TensorPart(const Parameter& p, Tensor tensor, int64_t begin, const std::string& prefix)
-    : name(prefix + p.name), shape(p.shape), slice(p.slice), begin(begin), tensor(std::move(tensor)) {}
+    : name(prefix + p.name),
+      shape(p.shape),
+      slice(p.slice),
+      begin(begin),
+      tensor(std::move(tensor)) {}
 
-void TensorPart::for_each_block(const std::function<void(const std::vector<Range>&, int64_t, int64_t)>& visit) const {
+void TensorPart::for_each_block(
+    const std::function<void(const std::vector<Range>&, int64_t, int64_t)>& visit) const {
     const int64_t count = tensor.numel();
     if (count == 0) return;
     check(!slice.empty() && slice.size() <= 2, "a part of a tensor of one or two dimensions");
-    if (slice.size() == 1) return visit({{slice[0].begin + begin, slice[0].begin + begin + count}}, 0, count);
+    if (slice.size() == 1)
+        return visit({{slice[0].begin + begin, slice[0].begin + begin + count}}, 0, count);
     const int64_t cols = slice[1].size();
-    for (int64_t done = 0; done < count;) {  // the rest of a row, whole rows, the beginning of a row
+    for (int64_t done = 0;
+         done < count;) {  // the rest of a row, whole rows, the beginning of a row
         const int64_t row = (begin + done) / cols, col = (begin + done) % cols, left = count - done;
         const int64_t rows = col == 0 ? std::max<int64_t>(left / cols, 1) : 1,
                       taken = col == 0 && left >= cols ? rows * cols : std::min(left, cols - col);
@@ -148,7 +160,8 @@ Tensor stacked(const std::vector<Parameter*>& parameters, Tensor Parameter::*mem
     for (const Parameter* p : parameters) {
         const Tensor& t = p->*member;
         check(t && t.cols() == first.cols() && t.dtype() == first.dtype() &&
-                  t.data() == static_cast<char*>(first.data()) + rows * first.cols() * dtype_bytes(first.dtype()),
+                  t.data() == static_cast<char*>(first.data()) +
+                                  rows * first.cols() * dtype_bytes(first.dtype()),
               "stacked parameters must lie next to each other in memory");
         rows += t.rows();
     }
@@ -157,11 +170,16 @@ Tensor stacked(const std::vector<Parameter*>& parameters, Tensor Parameter::*mem
 
 }  // namespace
 
-Tensor stacked_values(const std::vector<Parameter*>& parameters) { return stacked(parameters, &Parameter::value); }
-Tensor stacked_grads(const std::vector<Parameter*>& parameters) { return stacked(parameters, &Parameter::grad); }
+Tensor stacked_values(const std::vector<Parameter*>& parameters) {
+    return stacked(parameters, &Parameter::value);
+}
+Tensor stacked_grads(const std::vector<Parameter*>& parameters) {
+    return stacked(parameters, &Parameter::grad);
+}
 
 Tensor begin_contributions(const std::vector<Parameter*>& parameters) {
-    const auto begun = size_t(std::ranges::count_if(parameters, [](Parameter* p) { return bool(p->begin_contribution()); }));
+    const auto begun = size_t(std::ranges::count_if(
+        parameters, [](Parameter* p) { return bool(p->begin_contribution()); }));
     check(begun == 0 || begun == parameters.size(), "stacked parameters' gradients begin together");
     return begun > 0 ? stacked_grads(parameters) : Tensor();
 }

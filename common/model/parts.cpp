@@ -101,7 +101,8 @@ void Linear::multiply_backward(Tensor dx, const Tensor& dy) {
 
 void Linear::add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) {
     const TraceName pass(TraceName::pass, "dW");
-    ops::matmul(stacked_grads(parameters_), dy, Transpose::yes, x, Transpose::no, begin_contributions(parameters_));
+    ops::matmul(stacked_grads(parameters_), dy, Transpose::yes, x, Transpose::no,
+                begin_contributions(parameters_));
     for (Parameter* parameter : parameters_) context.contributed(*parameter);
 }
 
@@ -125,7 +126,8 @@ Tensor Norm::forward(const Tensor& x, Saved& saved, Context&) {
 Tensor Norm::backward(const Tensor& dy, const Tensor& dresidual, Saved& saved, Context& context) {
     const TraceName name(TraceName::part, name_);
     Tensor x = saved.take("x"), rstd = saved.take("rstd"), dx = activation_like(x);  // as forward's
-    ops::rmsnorm_backward(dx, weight_->begin_contribution_in_place(), dy, x, rstd, weight_->value, dresidual);
+    ops::rmsnorm_backward(dx, weight_->begin_contribution_in_place(), dy, x, rstd, weight_->value,
+                          dresidual);
     context.contributed(*weight_);
     return dx;
 }
@@ -171,7 +173,8 @@ Tensor Embedding::forward(Saved&, Context& context) {
 void Embedding::backward_input(const Tensor& dy, Saved& saved, Context&) { saved.keep("dy", dy); }
 
 void Embedding::backward_weight(Saved& saved, Context& context) {
-    ops::embedding_backward(weight_->begin_contribution_in_place(), context.batch.tokens, saved.take("dy"));
+    ops::embedding_backward(weight_->begin_contribution_in_place(), context.batch.tokens,
+                            saved.take("dy"));
     context.contributed(*weight_);
 }
 

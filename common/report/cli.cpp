@@ -32,64 +32,105 @@ void add_shared_options(OptionList& options, Options& o) {
     options.add("--data", o.data,
                 "Text (bytes as tokens) or .bin (uint16 tokens; uint32 past 65,536). Default: our "
                 "own text, or of the run that goes on");
-    const OneOption val_data = options.add("--val-data", o.val_data, "Tokens to measure the loss on without training on them");
-    options.add("--val-every", o.val_every, "Steps from one validation to the next; the last step has one too")
+    const OneOption val_data = options.add(
+        "--val-data", o.val_data, "Tokens to measure the loss on without training on them");
+    options
+        .add("--val-every", o.val_every,
+             "Steps from one validation to the next; the last step has one too")
         .at_least(1)
         .needs(val_data)
         .show_default();
     options.add("--steps", o.steps, "Optimizer steps").at_least(0).show_default();
-    options.add("--seq", o.seq, "Sequence length in tokens. Default: the preset's, or of the run that goes on").at_least(1);
-    options.add("--micro-batch", o.micro_batch, "Sequences per forward and backward").at_least(1).show_default();
+    options
+        .add("--seq", o.seq,
+             "Sequence length in tokens. Default: the preset's, or of the run that goes on")
+        .at_least(1);
+    options.add("--micro-batch", o.micro_batch, "Sequences per forward and backward")
+        .at_least(1)
+        .show_default();
     options.add("--grad-accum", o.grad_accum, "Micro-batches per step").at_least(1).show_default();
     options.add("--lr", o.optimizer.lr, "Learning rate").between(0, 1e6).show_default();
-    options.choice("--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}}, "Learning-rate schedule");
-    options.add("--lr-steps", o.optimizer.total_steps, "Step at which the cosine ends. Default: this run's last")
+    options.choice("--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}},
+                   "Learning-rate schedule");
+    options
+        .add("--lr-steps", o.optimizer.total_steps,
+             "Step at which the cosine ends. Default: this run's last")
         .at_least(1)
-        .only_if([&o] { return o.optimizer.cosine; }, "a constant rate has no end; --lr-schedule cosine has");
-    options.add("--warmup", o.optimizer.warmup, "Steps of linear warm-up").at_least(0).show_default();
-    options.add("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices").between(0, 1e6).show_default();
-    options.add("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off").between(0, 1e30).show_default();
-    options.add("--seed", o.seed, "Seed of the weights and of --shuffle").between(0, INT64_MAX).show_default();
+        .only_if([&o] { return o.optimizer.cosine; },
+                 "a constant rate has no end; --lr-schedule cosine has");
+    options.add("--warmup", o.optimizer.warmup, "Steps of linear warm-up")
+        .at_least(0)
+        .show_default();
+    options.add("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")
+        .between(0, 1e6)
+        .show_default();
+    options.add("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off")
+        .between(0, 1e30)
+        .show_default();
+    options.add("--seed", o.seed, "Seed of the weights and of --shuffle")
+        .between(0, INT64_MAX)
+        .show_default();
     options.flag("--shuffle", o.shuffle, "Permute the samples");
-    options.add("--document-token", o.document_token, "Token that starts a document: no attention across, positions restart").at_least(0);
-    options.add("--ignore-token", o.ignore_token, "Targets equal to this token are not counted (-100)").at_least(0);
+    options
+        .add("--document-token", o.document_token,
+             "Token that starts a document: no attention across, positions restart")
+        .at_least(0);
+    options
+        .add("--ignore-token", o.ignore_token, "Targets equal to this token are not counted (-100)")
+        .at_least(0);
     options.choice("--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
                    "Weights and activations (bf16 keeps fp32 master weights)");
     options.flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");
-    options.choice("--recompute", o.recompute, {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
-                   "Activation recomputation");
+    options.choice(
+        "--recompute", o.recompute,
+        {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
+        "Activation recomputation");
     options.flag(
         "--verify,!--no-verify", [&o](bool on) { o.verify = on; },
-        "Compare the first 6 steps with one plain device. Default: for models under 5 M parameters");
+        "Compare the first 6 steps with one plain device. Default: for models under 5 M "
+        "parameters");
     options.flag("--explain", o.explain, "Print one step's events in firing order");
     options.flag("--profile", o.profile, "Print the most expensive operations");
     options.choice("--report", o.full_report, {{"short", false}, {"full", true}},
-                   "What is printed at the end: the results, or also the formulas, tables and charts that explain them");
-    options.add("--log-every", o.log_every, "Print a line every so many steps (and for the first and the last)")
+                   "What is printed at the end: the results, or also the formulas, tables and "
+                   "charts that explain them");
+    options
+        .add("--log-every", o.log_every,
+             "Print a line every so many steps (and for the first and the last)")
         .at_least(1)
         .show_default();
-    options.add("--json", o.json, "Write one JSON object a step, or a row of a table, and a summary");
+    options.add("--json", o.json,
+                "Write one JSON object a step, or a row of a table, and a summary");
     options.add("--trace", o.trace, "Write a Chrome/Perfetto trace");
-    options.add("--peak-tflops", o.peak_tflops, "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")
+    options
+        .add("--peak-tflops", o.peak_tflops,
+             "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")
         .between(1e-9, 1e9);
     options.choice("--copy-engines", o.copy_engines, {{"on", true}, {"off", false}},
-                   "On GPUs of one machine: large collectives by copies to the others' memory (on), or all by NCCL's kernels");
-    options.add("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB").between(1e-6, 1e9);
+                   "On GPUs of one machine: large collectives by copies to the others' memory "
+                   "(on), or all by NCCL's kernels");
+    options.add("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")
+        .between(1e-6, 1e9);
 }
 
 using Words = std::vector<std::string>;
 
-// What of `a` is not in `b`, as on a command line: without the words that both begin and end with, but with the option that a
-// differing value belongs to.
+// What of `a` is not in `b`, as on a command line: without the words that both begin and end with,
+// but with the option that a differing value belongs to.
 std::string differing_part(const Words& a, const Words& b) {
     const auto same_first = std::ranges::mismatch(a, b);
-    const auto same_last = std::ranges::mismatch(std::ranges::subrange(same_first.in1, a.end()) | std::views::reverse,
-                                                 std::ranges::subrange(same_first.in2, b.end()) | std::views::reverse);
+    const auto same_last =
+        std::ranges::mismatch(std::ranges::subrange(same_first.in1, a.end()) | std::views::reverse,
+                              std::ranges::subrange(same_first.in2, b.end()) | std::views::reverse);
     auto begin = same_first.in1;
-    const auto is_value = [](auto word, auto end) { return word != end && !word->starts_with("-"); };
-    if (begin != a.begin() && (is_value(begin, a.end()) || is_value(same_first.in2, b.end()))) --begin;
+    const auto is_value = [](auto word, auto end) {
+        return word != end && !word->starts_with("-");
+    };
+    if (begin != a.begin() && (is_value(begin, a.end()) || is_value(same_first.in2, b.end())))
+        --begin;
     std::string text;
-    for (auto word = begin; word != same_last.in1.base(); ++word) text += (text.empty() ? "" : " ") + *word;
+    for (auto word = begin; word != same_last.in1.base(); ++word)
+        text += (text.empty() ? "" : " ") + *word;
     for (char& c : text)
         if (c >= 0 && c < ' ') c = ' ';  // the message has one line
     constexpr size_t longest = 60;
@@ -97,39 +138,51 @@ std::string differing_part(const Words& a, const Words& b) {
     return text.empty() ? "nothing" : "`" + text + "`";
 }
 
-// All ranks call it, each with its program and command line and what is wrong with it ("": nothing). Throws on all of them if it
-// is wrong on any, or if they differ: ranks that do different things would wait for each other forever.
-void compare_with_other_ranks(const std::string& program, int argc, char** argv, const std::string& error) {
+// All ranks call it, each with its program and command line and what is wrong with it ("":
+// nothing). Throws on all of them if it is wrong on any, or if they differ: ranks that do different
+// things would wait for each other forever.
+void compare_with_other_ranks(const std::string& program, int argc, char** argv,
+                              const std::string& error) {
     std::string line;
     for (int i = 1; i < argc; ++i) line += std::string(argv[i]) + '\0';
     const auto words_of = [](const std::string& all) {
         Words words;
-        for (const auto word : all | std::views::split('\0')) words.emplace_back(word.begin(), word.end());
+        for (const auto word : all | std::views::split('\0'))
+            words.emplace_back(word.begin(), word.end());
         if (!words.empty()) words.pop_back();  // what follows the last \0
         return words;
     };
     const Communicator& world = Communicator::world();
-    const Words programs = world.gather_strings(program), lines = world.gather_strings(line), errors = world.gather_strings(error);
+    const Words programs = world.gather_strings(program), lines = world.gather_strings(line),
+                errors = world.gather_strings(error);
     for (size_t rank = 1; rank < lines.size(); ++rank) {
-        if (programs[rank] != programs[0]) user_error("rank {} was started as {}, rank 0 as {}", rank, programs[rank], programs[0]);
+        if (programs[rank] != programs[0])
+            user_error("rank {} was started as {}, rank 0 as {}", rank, programs[rank],
+                       programs[0]);
         if (lines[rank] == lines[0]) continue;
         const Words here = words_of(lines[rank]), there = words_of(lines[0]);
-        user_error("rank {} was started with other options than rank 0: {} against {}", rank, differing_part(here, there),
-                   differing_part(there, here));
+        user_error("rank {} was started with other options than rank 0: {} against {}", rank,
+                   differing_part(here, there), differing_part(there, here));
     }
-    const size_t rank = std::ranges::find_if(errors, [](const std::string& e) { return !e.empty(); }) - errors.begin();
+    const size_t rank =
+        std::ranges::find_if(errors, [](const std::string& e) { return !e.empty(); }) -
+        errors.begin();
     if (rank == 0) throw UserError(errors[0]);
     if (rank < errors.size()) user_error("rank {}: {}", rank, errors[rank]);
 }
 
-// The launcher of another MPI than this program was built with starts programs that know nothing of each other.
+// The launcher of another MPI than this program was built with starts programs that know nothing of
+// each other.
 void check_launcher() {
     if (Communicator::world().size() > 1) return;
-    for (const char* name : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"}) {  // MPICH's mpirun sets the one, Open MPI's the other
+    for (const char* name :
+         {"PMI_SIZE",
+          "OMPI_COMM_WORLD_SIZE"}) {  // MPICH's mpirun sets the one, Open MPI's the other
         const char* const ranks = std::getenv(name);
         if (ranks && std::atoi(ranks) > 1)
             user_error(
-                "each of the {} programs believes it is alone: this mpirun belongs to another MPI than they do; `make mpirun` tells the "
+                "each of the {} programs believes it is alone: this mpirun belongs to another MPI "
+                "than they do; `make mpirun` tells the "
                 "right one",
                 ranks);
     }
@@ -155,7 +208,8 @@ void take_data_of_run(Options& o) {
 std::string Options::data_path() const {
     if (!data.empty()) return data;
     // build/<backend>/<chapter> -> common/, wherever the project was cloned to
-    return (std::filesystem::canonical("/proc/self/exe").parent_path() / "../../common/text.txt").lexically_normal();
+    return (std::filesystem::canonical("/proc/self/exe").parent_path() / "../../common/text.txt")
+        .lexically_normal();
 }
 
 std::string Options::data_name() const {
@@ -175,13 +229,15 @@ LlamaConfig Options::config() const {
         c = std::filesystem::is_directory(model) ? load_config(model) : preset(model);
     }
     if (layers > 0 && !load.empty() && layers != c.layers)
-        user_error("--layers {}: the checkpoint in {} has {} layers, and all of them are loaded", layers, load, c.layers);
+        user_error("--layers {}: the checkpoint in {} has {} layers, and all of them are loaded",
+                   layers, load, c.layers);
     if (layers > 0) c.layers = layers;
     validate(c);
     return c;
 }
 
-void parse_command_line(int argc, char** argv, const std::string& name, const std::string& description,
+void parse_command_line(int argc, char** argv, const std::string& name,
+                        const std::string& description,
                         const std::function<void(OptionList&)>& add_options,
                         const std::function<void(const OptionList&)>& check_values) {
     OptionList options(name, description);
@@ -202,7 +258,8 @@ void parse_command_line(int argc, char** argv, const std::string& name, const st
     }
 }
 
-Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
+Options parse_options(int argc, char** argv, const std::string& name,
+                      const std::string& description,
                       const std::function<void(OptionList&, const Options&)>& add_own) {
     Options o;
     const auto add = [&](OptionList& options) {
@@ -211,8 +268,10 @@ Options parse_options(int argc, char** argv, const std::string& name, const std:
     };
     parse_command_line(argc, argv, name, description, add, [&](const OptionList& options) {
         o.values = options.values();
-        if (o.fp32_grads && o.dtype == DType::fp32) user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
-        if (!o.json.empty() && o.json == o.trace) user_error("--json and --trace name the same file, {}", o.json);
+        if (o.fp32_grads && o.dtype == DType::fp32)
+            user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
+        if (!o.json.empty() && o.json == o.trace)
+            user_error("--json and --trace name the same file, {}", o.json);
         for (const std::string& path : {o.json, o.trace})
             if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
         if (!o.save.empty()) check_can_save(o.save);
@@ -235,7 +294,8 @@ int run_program(const std::function<bool()>& program) {
         return ok ? 0 : 1;
     } catch (const UserError& error) {
         std::fflush(stdout);
-        if (!all_ranks_arrive(5)) {  // the others had no error, and wait for this rank where it will never come
+        if (!all_ranks_arrive(
+                5)) {  // the others had no error, and wait for this rank where it will never come
             fmt::print(stderr, "error: {}{}\n", rank_prefix(), error.what());
             abort_all_ranks(2);
         }

@@ -31,40 +31,47 @@ struct Options {
     double peak_tflops = 0;        // 0: the device's own
     double device_memory_gib = 0;  // 0: the device's own
     bool copy_engines = true;      // comm.h: use_copy_engines
-    JsonFields values;             // all options of the program with their values, the chapter's own too
+    JsonFields values;  // all options of the program with their values, the chapter's own too
 
-    bool data_of_run =
-        false;  // --data was not given: `data` is what the run in --load has read so far
+    // --data was not given: `data` is what the run in --load has read so far
+    bool data_of_run = false;
     // Where the data is: --data, or the text that comes with the project.
     std::string data_path() const;
     std::string data_name() const;  // as a checkpoint calls it (checkpoint.h: TrainingState)
-    const std::string& model_name() const { return load.empty() ? model : load; }  // as a report calls it
+    const std::string& model_name() const {
+        return load.empty() ? model : load;
+    }  // as a report calls it
     DType grad_dtype() const { return fp32_grads ? DType::fp32 : dtype; }
     // The model's numbers from --model (a preset or a directory), --load and --layers.
     LlamaConfig config() const;
 };
 
-// The shared options for what a training prints and writes besides its report: what does not train (--compare, --demo) excludes them.
-inline const std::vector<std::string> training_outputs{"--save",    "--trace",     "--val-data", "--explain",
-                                                       "--profile", "--log-every", "--report"};
+// The shared options for what a training prints and writes besides its report: what does not train
+// (--compare, --demo) excludes them.
+inline const std::vector<std::string> training_outputs{
+    "--save", "--trace", "--val-data", "--explain", "--profile", "--log-every", "--report"};
 
-// Reads the command line into the options that `add_options` adds; then `check_values` may throw UserError. Prints --help and ends the
-// program where it is asked for. Throws UserError: an unknown option, a value out of range. All ranks call it, and all throw the same if
-// one of them has cause to, or was started as another program or with other options than the others.
+// Reads the command line into the options that `add_options` adds; then `check_values` may throw
+// UserError. Prints --help and ends the program where it is asked for. Throws UserError: an unknown
+// option, a value out of range. All ranks call it, and all throw the same if one of them has cause
+// to, or was started as another program or with other options than the others.
 void parse_command_line(
-    int argc, char** argv, const std::string& name, const std::string& description, const std::function<void(OptionList&)>& add_options,
+    int argc, char** argv, const std::string& name, const std::string& description,
+    const std::function<void(OptionList&)>& add_options,
     const std::function<void(const OptionList&)>& check_values = [](const OptionList&) {});
 
 // The same with the options that all chapters of training share; `add_own` adds the chapter's own,
 // whose rules may look at the shared ones. UserError also where an output cannot
 // be written.
-Options parse_options(int argc, char** argv, const std::string& name, const std::string& description,
+Options parse_options(int argc, char** argv, const std::string& name,
+                      const std::string& description,
                       const std::function<void(OptionList&, const Options&)>& add_own);
 
-// Runs `program` and turns its end into an exit code: 0, 1 (it returned false: verification failed), 2 (UserError; rank 0
-// prints it in one line, every rank ends), 3 (a mistake of the programmer's). Sets the number of threads to cores / ranks on
-// this machine first. A UserError on some ranks only: after 5 s each of them prints its own and ends the job. Any other
-// exception ends it at once.
+// Runs `program` and turns its end into an exit code: 0, 1 (it returned false: verification
+// failed), 2 (UserError; rank 0 prints it in one line, every rank ends), 3 (a mistake of the
+// programmer's). Sets the number of threads to cores / ranks on this machine first. A UserError on
+// some ranks only: after 5 s each of them prints its own and ends the job. Any other exception ends
+// it at once.
 int run_program(const std::function<bool()>& program);
 // A chapter's main(): `run` as that program, with the options that all chapters share and with its
 // own, which chapter.add_options() describes.

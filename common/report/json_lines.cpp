@@ -17,10 +17,13 @@ JsonLines::~JsonLines() {
 
 void JsonLines::write(const std::string& object) {
     if (path_.empty() || Communicator::world().rank() != 0) return;
-    if (descriptor_ < 0) descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (descriptor_ < 0)
+        descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     const std::string line = object + "\n";
     for (size_t written = 0; written < line.size();) {
-        const ssize_t count = descriptor_ < 0 ? -1 : ::write(descriptor_, line.data() + written, line.size() - written);
+        const ssize_t count =
+            descriptor_ < 0 ? -1
+                            : ::write(descriptor_, line.data() + written, line.size() - written);
         if (count < 0 && errno == EINTR) continue;
         if (count < 0) user_error("{}: cannot be written: {}", path_, std::strerror(errno));
         written += size_t(count);

@@ -25,14 +25,18 @@ OneOption OneOption::between(double least, double most) const {
     const bool whole = option_->get_type_name().find("INT") != std::string::npos;  // INT, UINT
     const auto range = [=](const char* from, const char* between, const char* and_) {
         if (most >= largest) return fmt::format("{} {:.10g}", from, least);
-        return fmt::format("{}{}{:.10g} {} {:.10g}", between, *between ? " " : "", least, and_, most);
+        return fmt::format("{}{}{:.10g} {} {:.10g}", between, *between ? " " : "", least, and_,
+                           most);
     };
     option_->check(CLI::Validator(
         [=](std::string& text) -> std::string {
             double value = 0;
-            const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most && (!whole || is_decimal(text));
+            const bool ok = CLI::detail::lexical_cast(text, value) && value >= least &&
+                            value <= most && (!whole || is_decimal(text));
             const char* kind = whole ? "whole number" : "number";
-            return ok ? "" : fmt::format("{} is not a {} {}", text, kind, range("of at least", "between", "and"));
+            return ok ? ""
+                      : fmt::format("{} is not a {} {}", text, kind,
+                                    range("of at least", "between", "and"));
         },
         range("at least", "", "to")));
     return *this;
@@ -86,18 +90,21 @@ bool OptionList::parse(int argc, char** argv) {
         user_error("{}; --help lists the options", text);
     }
     for (const auto& [option, condition, reason] : rules_)
-        if (option->count() > 0 && !condition()) user_error("{} has no effect: {}", option->get_name(), reason);
+        if (option->count() > 0 && !condition())
+            user_error("{} has no effect: {}", option->get_name(), reason);
     return true;
 }
 
-// How many characters have to be inserted, removed or replaced to make one word of the other (Levenshtein's distance).
+// How many characters have to be inserted, removed or replaced to make one word of the other
+// (Levenshtein's distance).
 static size_t distance(const std::string& a, const std::string& b) {
     std::vector<size_t> row(b.size() + 1);
     for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
     for (size_t i = 1; i <= a.size(); ++i) {
         size_t diagonal = std::exchange(row[0], i);
         for (size_t j = 1; j <= b.size(); ++j)
-            diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])}));
+            diagonal = std::exchange(
+                row[j], std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])}));
     }
     return row.back();
 }
@@ -113,13 +120,15 @@ void OptionList::refuse_unexpected(const std::vector<std::string>& words) const 
         std::string nearest;
         for (const CLI::Option* option : app_->get_options())
             for (const std::string& known : option->get_lnames())
-                if (nearest.empty() || distance("--" + known, name) < distance(nearest, name)) nearest = "--" + known;
+                if (nearest.empty() || distance("--" + known, name) < distance(nearest, name))
+                    nearest = "--" + known;
         if (!owners.empty())
             hints += fmt::format("; {} is an option of {}", name, owners);
         else if (distance(nearest, name) <= std::max<size_t>(2, name.size() / 3))
             hints += fmt::format("; did you mean {}?", nearest);
     }
-    user_error("{}: not expected{}{} --help lists the options", all, hints, hints.ends_with('?') ? "" : ";");
+    user_error("{}: not expected{}{} --help lists the options", all, hints,
+               hints.ends_with('?') ? "" : ";");
 }
 
 std::string OptionList::help() const {
@@ -157,7 +166,8 @@ OneOption OptionList::add(const std::string& name, T& value, const std::string& 
             return fmt::format("{}", fmt::join(value, ","));
     });
     if constexpr (std::is_same_v<T, std::string>)  // --load "$UNSET" is not a run without --load
-        option->check(CLI::Validator([](std::string& text) { return std::string(text.empty() ? "is empty" : ""); }, ""));
+        option->check(CLI::Validator(
+            [](std::string& text) { return std::string(text.empty() ? "is empty" : ""); }, ""));
     return one(option);
 }
 template OneOption OptionList::add(const std::string&, int&, const std::string&);
@@ -167,21 +177,27 @@ template OneOption OptionList::add(const std::string&, double&, const std::strin
 template OneOption OptionList::add(const std::string&, std::string&, const std::string&);
 template OneOption OptionList::add(const std::string&, std::vector<int>&, const std::string&);
 template OneOption OptionList::add(const std::string&, std::vector<int64_t>&, const std::string&);
-template OneOption OptionList::add(const std::string&, std::vector<std::string>&, const std::string&);
+template OneOption OptionList::add(const std::string&, std::vector<std::string>&,
+                                   const std::string&);
 
 OneOption OptionList::flag(const std::string& name, bool& value, const std::string& what) {
     values_.emplace_back(name, [&value]() -> JsonValue { return value; });
     return one(app_->add_flag(name, value, what));
 }
-OneOption OptionList::flag(const std::string& name, const std::function<void(bool)>& set, const std::string& what) {
+OneOption OptionList::flag(const std::string& name, const std::function<void(bool)>& set,
+                           const std::string& what) {
     return one(app_->add_flag_function(
                              name, [set](int64_t on) { set(on > 0); }, what)
                          ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast));
 }
 
-OneOption OptionList::choice(const std::string& name, const std::vector<std::string>& words, const std::string& now,
-                             const std::function<void(const std::string&)>& set, const std::string& what) {
-    return one(app_->add_option_function<std::string>(name, set, what)->check(CLI::IsMember(words))->default_str(now));
+OneOption OptionList::choice(const std::string& name, const std::vector<std::string>& words,
+                             const std::string& now,
+                             const std::function<void(const std::string&)>& set,
+                             const std::string& what) {
+    return one(app_->add_option_function<std::string>(name, set, what)
+                   ->check(CLI::IsMember(words))
+                   ->default_str(now));
 }
 
 }  // namespace ultrascale

@@ -1,5 +1,5 @@
-// The options of a program, as each chapter adds its own: CLI11's, behind a face of our own, because its header takes seconds to compile in
-// every file that includes it.
+// The options of a program, as each chapter adds its own: CLI11's, behind a face of our own,
+// because its header takes seconds to compile in every file that includes it.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,20 @@ class Option;
 
 namespace ultrascale {
 
-// One option, and what else is said of it: options.add("--chunks", chunks, "Parts of a GEMM").between(2, 64).show_default();
+// One option, and what else is said of it: options.add("--chunks", chunks, "Parts of a
+// GEMM").between(2, 64).show_default();
 class OneOption {
 public:
     OneOption between(double least, double most) const;  // a number in [least, most]; NaN is none
     OneOption at_least(double least) const { return between(least, largest); }
     OneOption one_of(const std::vector<std::string>& words) const;
     OneOption split_at(char delimiter) const;                          // --size 1024,1024
-    OneOption needs(const OneOption& other) const;                     // given without the other one it is an error
-    OneOption excludes(const std::vector<std::string>& others) const;  // given together with one of them it is an error
-    OneOption show_default() const;                                    // in --help: the value when the option was added
-    // Given where `condition` does not hold once all options are read it would be ignored: an error, "--name has no effect: reason".
+    OneOption needs(const OneOption& other) const;  // given without the other one it is an error
+    OneOption excludes(const std::vector<std::string>& others)
+        const;                       // given together with one of them it is an error
+    OneOption show_default() const;  // in --help: the value when the option was added
+    // Given where `condition` does not hold once all options are read it would be ignored: an
+    // error, "--name has no effect: reason".
     OneOption only_if(std::function<bool()> condition, std::string reason) const;
 
     struct Rule {
@@ -51,22 +54,26 @@ public:
     OptionList(const std::string& program, const std::string& description);  // has --help
     ~OptionList();
 
-    // Reads the command line into the values. False: it asks for --help's text. UserError: an unknown option, a value that is none of its
-    // option's, an option that would have no effect. Of an option that is given twice the last one counts.
+    // Reads the command line into the values. False: it asks for --help's text. UserError: an
+    // unknown option, a value that is none of its option's, an option that would have no effect. Of
+    // an option that is given twice the last one counts.
     bool parse(int argc, char** argv);
     std::string help() const;      // no line is longer than 100 columns
     JsonFields values() const;     // of all options, as they are now
 
-    // --name VALUE. The value is what it was where the option is not given. T: int, int64_t, uint64_t, double, std::string, or a
+    // --name VALUE. The value is what it was where the option is not given. T: int, int64_t,
+    // uint64_t, double, std::string, or a
     // std::vector of int, int64_t or std::string.
     template <class T>
     OneOption add(const std::string& name, T& value, const std::string& what);
     // --name. "--verify,!--no-verify" has both; `set` is called where one of them is given.
     OneOption flag(const std::string& name, bool& value, const std::string& what);
-    OneOption flag(const std::string& name, const std::function<void(bool)>& set, const std::string& what);
+    OneOption flag(const std::string& name, const std::function<void(bool)>& set,
+                   const std::string& what);
     // --name ONE|OF|THESE, each with its meaning. --help shows what `value` holds now.
     template <class T>
-    OneOption choice(const std::string& name, T& value, const std::map<std::string, std::type_identity_t<T>>& meanings,
+    OneOption choice(const std::string& name, T& value,
+                     const std::map<std::string, std::type_identity_t<T>>& meanings,
                      const std::string& what) {
         std::string now;
         std::vector<std::string> words;
@@ -80,12 +87,14 @@ public:
             return std::string();
         });
         return choice(
-            name, words, now, [&value, meanings](const std::string& word) { value = meanings.at(word); }, what);
+            name, words, now,
+            [&value, meanings](const std::string& word) { value = meanings.at(word); }, what);
     }
 
 private:
-    OneOption choice(const std::string& name, const std::vector<std::string>& words, const std::string& now,
-                     const std::function<void(const std::string&)>& set, const std::string& what);
+    OneOption choice(const std::string& name, const std::vector<std::string>& words,
+                     const std::string& now, const std::function<void(const std::string&)>& set,
+                     const std::string& what);
     OneOption one(CLI::Option* option) { return OneOption(option, &rules_); }
     [[noreturn]] void refuse_unexpected(const std::vector<std::string>& words) const;
     std::unique_ptr<CLI::App> app_;

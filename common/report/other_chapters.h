@@ -1,4 +1,5 @@
-// Which chapters have an option of their own, for the message to somebody who gives it to another one.
+// Which chapters have an option of their own, for the message to somebody who gives it to another
+// one.
 #pragma once
 
 #include <map>
@@ -7,19 +8,22 @@
 
 namespace ultrascale {
 
-// "02_zero" for "--stage"; "00_single_gpu and 01_data_parallel" where several have it; "" where none has. The options that all
-// chapters of training share are not in it. tests/chapters/options_test.cpp compares the table with the programs' --help.
+// "02_zero" for "--stage"; "00_single_gpu and 01_data_parallel" where several have it; "" where
+// none has. The options that all chapters of training share are not in it.
+// tests/chapters/options_test.cpp compares the table with the programs' --help.
 inline std::string chapters_with_option(std::string_view name) {
     static const std::map<std::string_view, std::string_view> options = {
         {"00_single_gpu",
          "--attention --loss-chunk --naive-mean --batch-ramp --noise-scale --estimate "
          "--compare --sample --prompt --temperature"},
         {"01_data_parallel",
-         "--sync --bucket-mb --ring-directions --no-sync --inner-steps --outer-lr --outer-momentum --node-size "
+         "--sync --bucket-mb --ring-directions --no-sync --inner-steps --outer-lr --outer-momentum "
+         "--node-size "
          "--inter-gbps --compare --demo --largest-mib"},
         {"02_zero", "--stage --gather-overlap --prefetch --offload --no-sync --compare"},
         {"03_tensor_parallel",
-         "--tp --sequence-parallel --keep-gathered --overlap --chunks --partition-checkpoints --dropout --same-seed "
+         "--tp --sequence-parallel --keep-gathered --overlap --chunks --partition-checkpoints "
+         "--dropout --same-seed "
          "--compare --demo"},
         {"07_kernels", "--family --kernel --size --check --microscope --primer --list"}};
     std::string found;

@@ -80,8 +80,8 @@ struct Prediction {
     Prediction times(int64_t n) const;
 };
 
-// Whether `counts` are what `steps` steps should send from this rank: in every group by every kind of
-// call.
+// Whether `counts` are what `steps` steps should send from this rank: in every group by every kind
+// of call.
 bool counted_as_predicted(const PredictedCommunication& of_step, int64_t steps,
                           CommunicationCounts counts);
 // The formula's bytes are no whole numbers where n does not divide a tensor's.

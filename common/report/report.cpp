@@ -32,7 +32,8 @@ struct Report::Impl {
     template <class F>
     double median(F f) const {
         std::vector<double> values;
-        for (size_t i = size_t(warmup(int64_t(records.size()))); i < records.size(); ++i) values.push_back(f(records[i]));
+        for (size_t i = size_t(warmup(int64_t(records.size()))); i < records.size(); ++i)
+            values.push_back(f(records[i]));
         return ultrascale::median(std::move(values));
     }
 };
@@ -43,12 +44,17 @@ void print(const std::string& line) {
 
 static Json json_of(const JsonFields& fields) {
     Json object = Json::object();
-    for (const auto& [name, value] : fields) std::visit([&](const auto& v) { object[name] = v; }, value);
+    for (const auto& [name, value] : fields)
+        std::visit([&](const auto& v) { object[name] = v; }, value);
     return object;
 }
 
-Report::Report(std::string chapter, const Options& options, const StepShape& shape, int64_t total_steps)
-    : impl_(new Impl{.chapter = std::move(chapter), .options = options, .shape = shape, .total_steps = total_steps}) {
+Report::Report(std::string chapter, const Options& options, const StepShape& shape,
+               int64_t total_steps)
+    : impl_(new Impl{.chapter = std::move(chapter),
+                     .options = options,
+                     .shape = shape,
+                     .total_steps = total_steps}) {
     Json& json = impl_->summary["configuration"];
     json["chapter"] = impl_->chapter, json["ranks"] = Communicator::world().size();
     json["layout"] = {{"dp", Communicator::world().size()}};
@@ -61,32 +67,37 @@ Report::~Report() = default;
 
 bool Report::full() const { return impl_->options.full_report; }
 
-void Report::configuration(int64_t global_batch, const std::string& data_description, int64_t replicas) {
+void Report::configuration(int64_t global_batch, const std::string& data_description,
+                           int64_t replicas) {
     const LlamaConfig& c = impl_->shape.config;
     const Options& o = impl_->options;
     const int64_t seq = impl_->shape.seq, ranks = Communicator::world().size();
     print(fmt::format("{}: {} on {}", impl_->chapter, o.model_name(), device_description()));
     print(fmt::format("  model   {:.3f} M parameters: L {} h {} H {} K {} D {} F {} V {}{}",
-                      double(parameter_count(c)) / 1e6, c.layers, c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn,
-                      c.vocab, c.tied ? ", tied head" : ""));
-    const std::string copies = replicas == 0 ? format_count(ranks, "rank") : format_count(replicas, "replica");
+                      double(parameter_count(c)) / 1e6, c.layers, c.hidden, c.heads, c.kv_heads,
+                      c.head_dim, c.ffn, c.vocab, c.tied ? ", tied head" : ""));
+    const std::string copies =
+        replicas == 0 ? format_count(ranks, "rank") : format_count(replicas, "replica");
     if (replicas == 0) replicas = ranks;
     print(fmt::format("  batch   {} x {} tokens = {} a step: micro-batch {} x {} accumulated x {}",
-                      format_count(global_batch, "sequence"), seq, global_batch * seq, o.micro_batch,
-                      global_batch / o.micro_batch / replicas, copies));
+                      format_count(global_batch, "sequence"), seq, global_batch * seq,
+                      o.micro_batch, global_batch / o.micro_batch / replicas, copies));
     print(fmt::format("  data    {}", data_description));
     const char* recompute[] = {"none", "selective", "full"};
     print(fmt::format("  dtype   {}, gradients {}; recomputation {}", dtype_name(o.dtype),
                       dtype_name(o.grad_dtype()), recompute[int(o.recompute)]));
     print(fmt::format("  update  AdamW, lr {} {}, weight decay {}, clip {}", o.optimizer.lr,
-                      o.optimizer.cosine ? "cosine" : "constant", o.optimizer.weight_decay, o.optimizer.clip));
+                      o.optimizer.cosine ? "cosine" : "constant", o.optimizer.weight_decay,
+                      o.optimizer.clip));
     Json& json = impl_->summary["configuration"];
     json["model"] = o.model_name(), json["parameters"] = parameter_count(c);
     json["global_batch"] = global_batch, json["seq"] = seq, json["micro_batch"] = o.micro_batch;
-    json["dtype"] = dtype_name(o.dtype), json["learning_rate"] = o.optimizer.lr, json["seed"] = o.seed;
+    json["dtype"] = dtype_name(o.dtype), json["learning_rate"] = o.optimizer.lr,
+    json["seed"] = o.seed;
 }
 
-void Report::technique(const std::string& label, const std::string& words, const JsonFields& layout) {
+void Report::technique(const std::string& label, const std::string& words,
+                       const JsonFields& layout) {
     print(fmt::format("  {:<7} {}", label, words));
     Json& json = impl_->summary["configuration"];
     json["technique"] = words, json["layout"] = json_of(layout);
@@ -108,9 +119,11 @@ void Report::step(const StepRecord& r) {
     if (r.val_loss) line["val_loss"] = *r.val_loss;
     self.json.write(line.dump());
     if (done == 1 || left == 0 || done % self.options.log_every == 0) {
-        const double remaining = self.median([](const StepRecord& s) { return s.seconds; }) * double(left);
-        print(fmt::format("step {:>5}  loss {:.4f}  norm {:.3f}  lr {:.2e} {:>9.0f} tokens/s  {:.0f} s left", r.step,
-                          r.loss, r.grad_norm, r.lr, rate, remaining));
+        const double remaining =
+            self.median([](const StepRecord& s) { return s.seconds; }) * double(left);
+        print(fmt::format(
+            "step {:>5}  loss {:.4f}  norm {:.3f}  lr {:.2e} {:>9.0f} tokens/s  {:.0f} s left",
+            r.step, r.loss, r.grad_norm, r.lr, rate, remaining));
     }
     if (r.val_loss) validation(r.step, *r.val_loss);
     std::fflush(stdout);
@@ -118,16 +131,20 @@ void Report::step(const StepRecord& r) {
 
 void Report::validation(int64_t step, double loss) {
     Impl& self = *impl_;
-    if (!self.best_validation || loss < *self.best_validation) self.best_validation = loss, self.best_validation_step = step;
-    print(fmt::format("validation at step {}: loss {:.4f} (best {:.4f} at step {})", step, loss, *self.best_validation,
-                      self.best_validation_step));
-    self.summary["validation"] = {{"best", *self.best_validation}, {"best_step", self.best_validation_step}, {"last", loss}};
+    if (!self.best_validation || loss < *self.best_validation)
+        self.best_validation = loss, self.best_validation_step = step;
+    print(fmt::format("validation at step {}: loss {:.4f} (best {:.4f} at step {})", step, loss,
+                      *self.best_validation, self.best_validation_step));
+    self.summary["validation"] = {
+        {"best", *self.best_validation}, {"best_step", self.best_validation_step}, {"last", loss}};
 }
 
 bool as_predicted_everywhere(bool here) {
-    const std::vector<std::string> wrong = Communicator::world().gather_strings(here ? "" : "wrong");
+    const std::vector<std::string> wrong =
+        Communicator::world().gather_strings(here ? "" : "wrong");
     for (size_t rank = 1; rank < wrong.size(); ++rank)
-        if (!wrong[rank].empty()) print(fmt::format("  on rank {}: not as predicted   MISMATCH", rank));
+        if (!wrong[rank].empty())
+            print(fmt::format("  on rank {}: not as predicted   MISMATCH", rank));
     return std::ranges::all_of(wrong, &std::string::empty);
 }
 
@@ -158,15 +175,18 @@ void Report::throughput(const Prediction& predicted) {
     if (self.records.empty()) return;
     memory_timeline_record(false);
     const double devices = double(Communicator::world().size());
-    const double rate = self.median([](const StepRecord& r) { return double(r.tokens) / r.seconds; }) / devices;
+    const double rate =
+        self.median([](const StepRecord& r) { return double(r.tokens) / r.seconds; }) / devices;
     const double seconds = self.median([](const StepRecord& r) { return r.seconds; });
     const double flops = predicted.flops_per_token * rate;
     const double with_recomputation = flops + predicted.recomputed_flops_per_token * rate;
-    const DevicePeak peak =
-        self.options.peak_tflops > 0 ? DevicePeak{self.options.peak_tflops * 1e12, "given"} : device_peak(self.options.dtype);
+    const DevicePeak peak = self.options.peak_tflops > 0
+                                ? DevicePeak{self.options.peak_tflops * 1e12, "given"}
+                                : device_peak(self.options.dtype);
     print(fmt::format("\nspeed per device (median step {:.1f} ms)", seconds * 1e3));
-    print(fmt::format("  {:.0f} tokens/s   {:.4g} TFLOP/s   MFU {:.1f} %   HFU {:.1f} %", rate, flops / 1e12,
-                      100 * flops / peak.flops, 100 * with_recomputation / peak.flops));
+    print(fmt::format("  {:.0f} tokens/s   {:.4g} TFLOP/s   MFU {:.1f} %   HFU {:.1f} %", rate,
+                      flops / 1e12, 100 * flops / peak.flops,
+                      100 * with_recomputation / peak.flops));
     print(fmt::format("  of {:.4g} TFLOP/s ({})", peak.flops / 1e12, peak.source));
     impl_->summary["speed"] = {{"tokens_per_second", rate * devices},
                                {"tokens_per_second_per_device", rate},
@@ -177,22 +197,31 @@ void Report::throughput(const Prediction& predicted) {
                                {"peak_tflops", peak.flops / 1e12}};
 }
 
-void Report::value(const std::string& section, const std::string& key, double number) { impl_->summary[section][key] = number; }
-void Report::text(const std::string& section, const std::string& key, const std::string& words) { impl_->summary[section][key] = words; }
+void Report::value(const std::string& section, const std::string& key, double number) {
+    impl_->summary[section][key] = number;
+}
+void Report::text(const std::string& section, const std::string& key, const std::string& words) {
+    impl_->summary[section][key] = words;
+}
 
-void Report::row(const JsonFields& fields) { impl_->json.write(Json{{"row", json_of(fields)}}.dump()); }
+void Report::row(const JsonFields& fields) {
+    impl_->json.write(Json{{"row", json_of(fields)}}.dump());
+}
 
 void Report::finish() {
     Impl& self = *impl_;
     if (self.options.profile && !self.records.empty()) {
-        // The first step touches its memory for the first time, which costs more than the operations do.
+        // The first step touches its memory for the first time, which costs more than the
+        // operations do.
         const bool several = self.records.size() > 1;
         print(fmt::format("\nmost expensive operations{}", several ? " after the first step" : ""));
-        print(profile_table(several ? self.first_step_end : 0, double(self.records.size()) - (several ? 1 : 0)));
+        print(profile_table(several ? self.first_step_end : 0,
+                            double(self.records.size()) - (several ? 1 : 0)));
     }
     if (!self.options.trace.empty()) {
         trace_write(self.options.trace);
-        print(fmt::format("\ntrace written to {} (open it in https://ui.perfetto.dev)", self.options.trace));
+        print(fmt::format("\ntrace written to {} (open it in https://ui.perfetto.dev)",
+                          self.options.trace));
     }
     self.json.write(Json{{"summary", self.summary}}.dump());
 }

@@ -1,5 +1,5 @@
-// What every chapter prints: progress while it runs, one report at the end, and both as JSON lines (--json).
-// All ranks call everything; rank 0 prints and writes.
+// What every chapter prints: progress while it runs, one report at the end, and both as JSON lines
+// (--json). All ranks call everything; rank 0 prints and writes.
 #pragma once
 
 #include <memory>
@@ -23,18 +23,21 @@ struct StepRecord {
     std::optional<double> val_loss = {};  // where the step was followed by a validation
 };
 
-// Whether it is so on all ranks. Rank 0 prints what it finds itself; this names the others where it is not so.
+// Whether it is so on all ranks. Rank 0 prints what it finds itself; this names the others where it
+// is not so.
 bool as_predicted_everywhere(bool here);
 
 class Report {
 public:
-    Report(std::string chapter, const Options& options, const StepShape& shape, int64_t total_steps);
+    Report(std::string chapter, const Options& options, const StepShape& shape,
+           int64_t total_steps);
     ~Report();
     bool full() const;  // --report full: chapters print what explains the figures, too
 
-    // The first lines: model, batch, data, device. `global_batch` in sequences, shared out over `replicas` of the model (0: each rank
-    // has one).
-    void configuration(int64_t global_batch, const std::string& data_description, int64_t replicas = 0);
+    // The first lines: model, batch, data, device. `global_batch` in sequences, shared out over
+    // `replicas` of the model (0: each rank has one).
+    void configuration(int64_t global_batch, const std::string& data_description,
+                       int64_t replicas = 0);
     // Another of them: what the chapter does ("  sync    bucket: ..."), and how the ranks are laid out ({"dp", 4}).
     void technique(const std::string& label, const std::string& words, const JsonFields& layout);
     // Progress: a line every --log-every steps, and a line of JSON for each step.

@@ -26,9 +26,10 @@ std::string microseconds(int64_t nanoseconds) {
 // This rank's events as Chrome's trace format writes them (one JSON object a line, each ending in a
 // comma). `later`: what is added to their times.
 std::string chrome_events(int rank, double later) {
-    std::string out = fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"args":{{"name":"rank {0}"}}}},)"
-                                  "\n",
-                                  rank);
+    std::string out =
+        fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"args":{{"name":"rank {0}"}}}},)"
+                    "\n",
+                    rank);
     const auto nanoseconds = [later](double seconds) {
         return std::llround((seconds + later) * 1e9);
     };
@@ -36,9 +37,10 @@ std::string chrome_events(int rank, double later) {
     for (const Span& span : trace_spans()) {
         auto [lane, is_new] = lanes.try_emplace(span.lane, int(lanes.size()));
         if (is_new)
-            out += fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}},)"
-                               "\n",
-                               rank, lane->second, span.lane);
+            out += fmt::format(
+                R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}},)"
+                "\n",
+                rank, lane->second, span.lane);
         const int64_t begin = nanoseconds(span.begin);
         out += fmt::format(R"({{"ph":"X","name":"{}","pid":{},"tid":{},"ts":{},"dur":{},)",
                            full_name(span), rank, lane->second, microseconds(begin),
@@ -53,7 +55,8 @@ std::string chrome_events(int rank, double later) {
     for (const MemoryPoint& point : memory_timeline()) {
         out += fmt::format(R"({{"ph":"C","name":"memory","pid":{},"ts":{},"args":{{)", rank,
                            microseconds(nanoseconds(point.seconds)));
-        for (int c = 0; c < memory_categories; ++c) out += fmt::format(R"({}"{}":{})", c ? "," : "", memory_names[c], point.bytes[c]);
+        for (int c = 0; c < memory_categories; ++c)
+            out += fmt::format(R"({}"{}":{})", c ? "," : "", memory_names[c], point.bytes[c]);
         out += "}},\n";
     }
     return out;
@@ -90,13 +93,15 @@ std::string profile_table(double since, double steps) {
         all += span.end - span.begin;
     }
     std::vector<std::pair<std::string, Sum>> rows(by_name.begin(), by_name.end());
-    std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-    std::string out =
-        fmt::format("  {:<24} {:>10} {:>10} {:>7} {:>10} {:>9}\n", "operation", "calls/step", "ms/step", "share", "GFLOP/s", "GB/s");
+    std::sort(rows.begin(), rows.end(),
+              [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+    std::string out = fmt::format("  {:<24} {:>10} {:>10} {:>7} {:>10} {:>9}\n", "operation",
+                                  "calls/step", "ms/step", "share", "GFLOP/s", "GB/s");
     for (const auto& [name, sum] : rows)
-        out +=
-            fmt::format("  {:<24} {:>10.1f} {:>10.3f} {:>6.1f}% {:>10.1f} {:>9.2f}\n", name, double(sum.calls) / steps,
-                        sum.seconds * 1e3 / steps, 100 * sum.seconds / all, sum.flops / sum.seconds / 1e9, sum.bytes / sum.seconds / 1e9);
+        out += fmt::format("  {:<24} {:>10.1f} {:>10.3f} {:>6.1f}% {:>10.1f} {:>9.2f}\n", name,
+                           double(sum.calls) / steps, sum.seconds * 1e3 / steps,
+                           100 * sum.seconds / all, sum.flops / sum.seconds / 1e9,
+                           sum.bytes / sum.seconds / 1e9);
     return out;
 }
 

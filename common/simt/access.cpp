@@ -1,6 +1,8 @@
-// Every load and store of a kernel, as the compiler reports it. Kernels are compiled with -fsanitize=thread, which makes g++ call
-// __tsan_readN(address) before each access; we link no thread sanitizer but our own functions of these names. Here: an access must lie
-// within an allocation of the device's, the block's shared memory, the thread's own stack or the program's own variables.
+// Every load and store of a kernel, as the compiler reports it. Kernels are compiled with
+// -fsanitize=thread, which makes g++ call __tsan_readN(address) before each access; we link no
+// thread sanitizer but our own functions of these names. Here: an access must lie within an
+// allocation of the device's, the block's shared memory, the thread's own stack or the program's
+// own variables.
 #include <fmt/format.h>
 #include <link.h>
 
@@ -23,10 +25,13 @@ namespace {
 struct Region {
     const char *begin, *end;
     bool shared = false;  // by a block's threads
-    bool contains(const char* first, size_t bytes) const { return first >= begin && first + bytes <= end; }
+    bool contains(const char* first, size_t bytes) const {
+        return first >= begin && first + bytes <= end;
+    }
 };
 
-// The device's allocations. Never destroyed: tensors of static lifetime may still be freed while the program ends.
+// The device's allocations. Never destroyed: tensors of static lifetime may still be freed while
+// the program ends.
 struct Allocations {
     std::mutex mutex;
     std::map<const char*, int64_t> bytes;  // by address
@@ -57,11 +62,13 @@ Allocations& allocations() {
 }
 // Before all other constructors of static objects: some of those may be tensors.
 [[gnu::constructor(101)]] void watch_allocations() {
-    ultrascale::memory_observe({.allocated = [](const void* data, int64_t bytes) { allocations().add(data, bytes); },
-                                .freed = [](const void* data) { allocations().remove(data); }});
+    ultrascale::memory_observe(
+        {.allocated = [](const void* data, int64_t bytes) { allocations().add(data, bytes); },
+         .freed = [](const void* data) { allocations().remove(data); }});
 }
 
-// The part of the program that an address lies in: static variables and this core's thread_local ones. Empty if in none.
+// The part of the program that an address lies in: static variables and this core's thread_local
+// ones. Empty if in none.
 Region part_of_program(const char* address) {
     struct Question {
         const char* address;
@@ -73,8 +80,10 @@ Region part_of_program(const char* address) {
             for (int i = 0; i < module->dlpi_phnum; ++i) {
                 const auto& header = module->dlpi_phdr[i];
                 const char* begin = nullptr;
-                if (header.p_type == PT_LOAD) begin = reinterpret_cast<const char*>(module->dlpi_addr + header.p_vaddr);
-                if (header.p_type == PT_TLS) begin = static_cast<const char*>(module->dlpi_tls_data);
+                if (header.p_type == PT_LOAD)
+                    begin = reinterpret_cast<const char*>(module->dlpi_addr + header.p_vaddr);
+                if (header.p_type == PT_TLS)
+                    begin = static_cast<const char*>(module->dlpi_tls_data);
                 if (!begin || q.address < begin || q.address >= begin + header.p_memsz) continue;
                 q.answer = {begin, begin + header.p_memsz, header.p_type == PT_TLS};
                 return 1;
@@ -87,7 +96,9 @@ Region part_of_program(const char* address) {
 
 // threadIdx and the like are this core's variables too; on a GPU they are registers.
 bool built_in(const void* address) {
-    const auto within = [&](const auto& variable) { return address >= &variable && address < &variable + 1; };
+    const auto within = [&](const auto& variable) {
+        return address >= &variable && address < &variable + 1;
+    };
     return within(threadIdx) || within(blockIdx) || within(blockDim) || within(gridDim);
 }
 
@@ -113,22 +124,25 @@ enum class Kind { load, store, atomic };
     const Region part = part_of_program(first);
     const SharedArray* const array = self->arrays->before(first);
     if (part.shared && array) {
-        where = fmt::format("{} bytes from the beginning of __shared__ {} of {}", first - SharedArrays::begin(*array), array->name,
-                            array->bytes);
+        where = fmt::format("{} bytes from the beginning of __shared__ {} of {}",
+                            first - SharedArrays::begin(*array), array->name, array->bytes);
     } else if (const Region near = allocations().find(first); near.begin) {
-        where = fmt::format("{} byte{} from the beginning of an allocation of {}", first - near.begin, first - near.begin == 1 ? "" : "s",
-                            near.end - near.begin);
+        where =
+            fmt::format("{} byte{} from the beginning of an allocation of {}", first - near.begin,
+                        first - near.begin == 1 ? "" : "s", near.end - near.begin);
     }
     const std::string what =
-        fmt::format("{} {} bytes out of bounds at {}: {}", kind == Kind::load ? "reads" : "writes", bytes, source_line(code), where);
+        fmt::format("{} {} bytes out of bounds at {}: {}", kind == Kind::load ? "reads" : "writes",
+                    bytes, source_line(code), where);
     running = self;
     fail(what.c_str());
 }
 
 [[noreturn]] void refuse_misaligned(size_t bytes, Kind kind, const void* code) {
     Running* const self = std::exchange(running, nullptr);
-    const std::string what = fmt::format("{} {} bytes at an address that is no multiple of {}, at {}",
-                                         kind == Kind::load ? "reads" : "writes", bytes, bytes, source_line(code));
+    const std::string what =
+        fmt::format("{} {} bytes at an address that is no multiple of {}, at {}",
+                    kind == Kind::load ? "reads" : "writes", bytes, bytes, source_line(code));
     running = self;
     fail(what.c_str());
 }
@@ -137,17 +151,24 @@ enum class Kind { load, store, atomic };
 enum class Space { own, shared, global };
 
 Space check(const char* first, size_t bytes, Kind kind, const void* code) {
-    if (Region{static_cast<const char*>(running->stack), static_cast<const char*>(running->stack_end)}.contains(first, bytes))
+    if (Region{static_cast<const char*>(running->stack),
+               static_cast<const char*>(running->stack_end)}
+            .contains(first, bytes))
         return Space::own;
-    if (const uint64_t now = allocations().changes; now != recent_of_allocations || running->arrays != recent_of_arrays) {
+    if (const uint64_t now = allocations().changes;
+        now != recent_of_allocations || running->arrays != recent_of_arrays) {
         for (Region& region : recent) region = {};
         recent_of_allocations = now, recent_of_arrays = running->arrays;
     }
     for (const Region& region : recent)
         if (region.contains(first, bytes)) return region.shared ? Space::shared : Space::global;
-    if (Region{static_cast<const char*>(running->shared), static_cast<const char*>(running->shared_end)}.contains(first, bytes))
+    if (Region{static_cast<const char*>(running->shared),
+               static_cast<const char*>(running->shared_end)}
+            .contains(first, bytes))
         return Space::shared;
-    if (Region{static_cast<const char*>(running->arguments), static_cast<const char*>(running->arguments_end)}.contains(first, bytes))
+    if (Region{static_cast<const char*>(running->arguments),
+               static_cast<const char*>(running->arguments_end)}
+            .contains(first, bytes))
         return Space::own;
     if (built_in(first)) return Space::own;
     Region region = array_of_kernel(first);
@@ -166,34 +187,44 @@ Space check(const char* first, size_t bytes, Kind kind, const void* code) {
 void observe(const void* first, size_t bytes, Kind kind, Space space, const void* code) {
     if (space == Space::own || built_in(first)) return;
     Running* const self = std::exchange(running, nullptr);  // no accesses of our own
-    const auto access = Access(int(space == Space::shared ? Access::shared_load : Access::global_load) + int(kind));
+    const auto access =
+        Access(int(space == Space::shared ? Access::shared_load : Access::global_load) + int(kind));
     if (self->observer->far_ahead(self->thread, access)) let_others_run(*self);
     self->observer->access(self->thread, first, bytes, access, code);
     running = self;
 }
 
-// Of a type that lies at multiples of its size, unless `anywhere`. (On stacks g++ may place it as it likes.)
-[[gnu::always_inline]] inline void access(const void* first, size_t bytes, Kind kind, bool anywhere = false,
+// Of a type that lies at multiples of its size, unless `anywhere`. (On stacks g++ may place it as
+// it likes.)
+[[gnu::always_inline]] inline void access(const void* first, size_t bytes, Kind kind,
+                                          bool anywhere = false,
                                           const void* code = __builtin_return_address(0)) {
     if (!running) return;
     const Space space = check(static_cast<const char*>(first), bytes, kind, code);
-    if (!anywhere && reinterpret_cast<uintptr_t>(first) % bytes != 0 && space != Space::own) [[unlikely]]
+    if (!anywhere && reinterpret_cast<uintptr_t>(first) % bytes != 0 && space != Space::own)
+        [[unlikely]]
         refuse_misaligned(bytes, kind, code);
     if (running->observer) [[unlikely]]
         observe(first, bytes, kind, space, code);
 }
 
-// A struct's copy that takes several accesses, because of its size or its alignment. How it is aligned g++ does not say: if it has the size
-// of one access, for less than that; else as well as its size lets it be.
+// A struct's copy that takes several accesses, because of its size or its alignment. How it is
+// aligned g++ does not say: if it has the size of one access, for less than that; else as well as
+// its size lets it be.
 [[gnu::always_inline]] inline void access_parts(const void* first, size_t bytes, Kind kind) {
     const void* const code = __builtin_return_address(0);
-    const size_t part = bytes <= 16 && std::has_single_bit(bytes) ? std::min<size_t>(bytes, 4) : std::min<size_t>(bytes & -bytes, 16);
-    for (size_t i = 0; i < bytes; i += part) access(static_cast<const char*>(first) + i, part, kind, true, code);
+    const size_t part = bytes <= 16 && std::has_single_bit(bytes)
+                            ? std::min<size_t>(bytes, 4)
+                            : std::min<size_t>(bytes & -bytes, 16);
+    for (size_t i = 0; i < bytes; i += part)
+        access(static_cast<const char*>(first) + i, part, kind, true, code);
 }
 
 }  // namespace
 
-void atomic_access(const void* first, size_t bytes, const void* code) { access(first, bytes, Kind::atomic, false, code); }
+void atomic_access(const void* first, size_t bytes, const void* code) {
+    access(first, bytes, Kind::atomic, false, code);
+}
 
 }  // namespace simt
 
@@ -216,6 +247,10 @@ void __tsan_vptr_update(void*, void*) {}
 void __tsan_vptr_read(void*) {}
 void __tsan_init() {}
 // Of the host's code between the kernels (shared pointers, statics).
-char __tsan_atomic8_load(const volatile char* a, int) { return __atomic_load_n(a, __ATOMIC_SEQ_CST); }
-int __tsan_atomic32_fetch_add(volatile int* a, int x, int) { return __atomic_fetch_add(a, x, __ATOMIC_SEQ_CST); }
+char __tsan_atomic8_load(const volatile char* a, int) {
+    return __atomic_load_n(a, __ATOMIC_SEQ_CST);
+}
+int __tsan_atomic32_fetch_add(volatile int* a, int x, int) {
+    return __atomic_fetch_add(a, x, __ATOMIC_SEQ_CST);
+}
 }

@@ -1,4 +1,5 @@
-// A block of threads while it runs: what launches it (simt.cpp) and what its threads call (meet.cpp) know of it.
+// A block of threads while it runs: what launches it (simt.cpp) and what its threads call
+// (meet.cpp) know of it.
 #pragma once
 
 #include <fmt/format.h>
@@ -20,8 +21,8 @@ struct Thread : Running {
     bool ended = false;
 };
 
-// Lanes that exchange values. Two sets of values by turns: a lane that is already at the next exchange must not overwrite what
-// another one has not read yet.
+// Lanes that exchange values. Two sets of values by turns: a lane that is already at the next
+// exchange must not overwrite what another one has not read yet.
 struct Meeting {
     uint32_t mask = 0, arrived = 0;
     const char* what = "";
@@ -54,8 +55,12 @@ struct Block {
 extern thread_local constinit Block* block;  // the one that runs on this core
 
 // For messages: a place in the source, an index, the kernel and the block.
-inline std::string place(const char* function, const void* code) { return fmt::format("{} ({})", function, source_line(code)); }
+inline std::string place(const char* function, const void* code) {
+    return fmt::format("{} ({})", function, source_line(code));
+}
 inline std::string text(uint3 i) { return fmt::format("({}, {}, {})", i.x, i.y, i.z); }
-inline std::string header(const Block& b) { return fmt::format("kernel {}, block {}", source_line(inside(b.call.kernel)), text(b.index)); }
+inline std::string header(const Block& b) {
+    return fmt::format("kernel {}, block {}", source_line(inside(b.call.kernel)), text(b.index));
+}
 
 }  // namespace simt

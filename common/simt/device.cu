@@ -1,4 +1,5 @@
-// What kernels need of their device, where they run on the CPU: everything else is the CPU backend's.
+// What kernels need of their device, where they run on the CPU: everything else is the CPU
+// backend's.
 #include "cuda/cuda_common.h"
 
 namespace ultrascale {

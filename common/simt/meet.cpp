@@ -1,5 +1,5 @@
-// What a running thread calls: barriers, what the lanes of a warp exchange, atomic operations. Who has to wait gives its core to the next
-// thread of its block.
+// What a running thread calls: barriers, what the lanes of a warp exchange, atomic operations. Who
+// has to wait gives its core to the next thread of its block.
 #include <atomic>
 #include <bit>
 #include <cstring>
@@ -11,8 +11,9 @@ namespace simt {
 
 namespace {
 
-// While a thread is in our own code its accesses are not looked at. (They would be: where the same inline function is in kernels'
-// objects too, the linker keeps one of them, perhaps the one that reports.)
+// While a thread is in our own code its accesses are not looked at. (They would be: where the same
+// inline function is in kernels' objects too, the linker keeps one of them, perhaps the one that
+// reports.)
 struct OwnCode {
     Thread& self = static_cast<Thread&>(*running);
     OwnCode() { running = nullptr; }
@@ -21,7 +22,8 @@ struct OwnCode {
 
 [[noreturn]] void fail(Thread& self, const std::string& what) {
     Block& b = *block;
-    b.failure = std::make_exception_ptr(KernelError(fmt::format("{}, thread {}: {}", header(b), text(self.index), what)));
+    b.failure = std::make_exception_ptr(
+        KernelError(fmt::format("{}, thread {}: {}", header(b), text(self.index), what)));
     for (;;) b.wait(self, "", nullptr);  // the scheduler does not come back
 }
 
@@ -54,13 +56,16 @@ Lanes exchange(uint32_t mask, uint64_t value, const char* what, const void* code
     Block& b = *block;
     const uint32_t self = 1u << own;
     if (!(mask & self))
-        fail(here.self, fmt::format("{} with mask {:#x}, which leaves out the lane that calls it", place(what, code), mask));
-    Meeting& meeting = b.meetings[here.self.thread / warp_size * warp_size + uint32_t(std::countr_zero(mask))];
+        fail(here.self, fmt::format("{} with mask {:#x}, which leaves out the lane that calls it",
+                                    place(what, code), mask));
+    Meeting& meeting =
+        b.meetings[here.self.thread / warp_size * warp_size + uint32_t(std::countr_zero(mask))];
     if (meeting.arrived == 0) {
         meeting.mask = mask, meeting.what = what;
     } else if (meeting.mask != mask || std::strcmp(meeting.what, what) != 0) {
-        fail(here.self, fmt::format("{} with mask {:#x} while other lanes are at {} with mask {:#x}", place(what, code), mask, meeting.what,
-                                    meeting.mask));
+        fail(here.self,
+             fmt::format("{} with mask {:#x} while other lanes are at {} with mask {:#x}",
+                         place(what, code), mask, meeting.what, meeting.mask));
     }
     const uint64_t number = meeting.number;
     Lanes& lanes = meeting.lanes[number % 2];
@@ -70,7 +75,9 @@ Lanes exchange(uint32_t mask, uint64_t value, const char* what, const void* code
     if (meeting.arrived == mask) {
         meeting.arrived = 0;
         ++meeting.number;
-        if (b.observer) b.observer->lanes_met(here.self.thread / warp_size, mask, std::strcmp(what, "__syncwarp") == 0);
+        if (b.observer)
+            b.observer->lanes_met(here.self.thread / warp_size, mask,
+                                  std::strcmp(what, "__syncwarp") == 0);
     } else {
         while (meeting.number == number) b.wait(here.self, what, code);
     }

@@ -50,27 +50,32 @@ struct Core : CoreObserver {
     ~Core() override {
         std::lock_guard lock(seen.mutex);
         SeenKernel& all = seen.kernels[kernel];
-        for (const auto& [instruction, counts] : requests.all()) all.instructions[instruction].add(counts);
+        for (const auto& [instruction, counts] : requests.all())
+            all.instructions[instruction].add(counts);
         for (const auto& [instructions, found] : races.all()) all.races[instructions].add(found);
     }
 
-    void block_begins(uint3 index, uint32_t threads, const void* shared, size_t shared_bytes) override {
+    void block_begins(uint3 index, uint32_t threads, const void* shared,
+                      size_t shared_bytes) override {
         requests.block_begins(threads);
         races.block_begins(index, threads, shared, shared_bytes);
         turn = 0;
     }
-    void access(uint32_t self, const void* first, size_t bytes, Access access, const void* code) override {
+    void access(uint32_t self, const void* first, size_t bytes, Access access,
+                const void* code) override {
         if (self != thread) thread = self, turn = 0;
         ++turn;
         stored = access == Access::global_store || access == Access::shared_store;
         requests.access(self, first, bytes, access, code);
         if (is_shared(access)) races.access(self, first, bytes, {code, access});
     }
-    // So that not one lane's requests of a long loop wait all at once for the other lanes. Not between the write and the read of a
-    // struct's copy, which are reported in this order, before either is done.
+    // So that not one lane's requests of a long loop wait all at once for the other lanes. Not
+    // between the write and the read of a struct's copy, which are reported in this order, before
+    // either is done.
     bool far_ahead(uint32_t self, Access access) override {
         if (self != thread || turn < accesses_in_a_turn) return false;
-        if (stored && (access == Access::global_load || access == Access::shared_load)) return false;
+        if (stored && (access == Access::global_load || access == Access::shared_load))
+            return false;
         turn = 0;
         return true;
     }
@@ -90,7 +95,8 @@ struct Core : CoreObserver {
 
 // "void a::(anonymous namespace)::copy<a::b, 4>(float*)" is copy<b, 4>.
 std::string short_name(std::string name) {
-    for (const std::string hidden = "(anonymous namespace)::"; name.find(hidden) != std::string::npos;)
+    for (const std::string hidden = "(anonymous namespace)::";
+         name.find(hidden) != std::string::npos;)
         name.erase(name.find(hidden), hidden.size());
     int depth = 0;
     std::string kept, word;
@@ -132,7 +138,8 @@ private:
 
 class Places {
 public:
-    // Of a kernel's instruction: the innermost line that is in the kernel's own file, else the innermost one that is in no stand-in.
+    // Of a kernel's instruction: the innermost line that is in the kernel's own file, else the
+    // innermost one that is in no stand-in.
     Frame of(const void* code, const void* kernel) const {
         const std::vector<Frame>& frames = known_.at(code);
         const std::string path = of_kernel(kernel).path;
@@ -151,7 +158,8 @@ public:
         std::set<const void*> codes;
         for (const auto& [kernel, seen] : kernels) {
             codes.insert(inside(kernel));
-            for (const auto& [instruction, counts] : seen.instructions) codes.insert(instruction.first);
+            for (const auto& [instruction, counts] : seen.instructions)
+                codes.insert(instruction.first);
         }
         const std::vector<const void*> all(codes.begin(), codes.end());
         const std::vector<std::vector<Frame>> frames = source_frames(all);
@@ -162,9 +170,16 @@ private:
     std::unordered_map<const void*, std::vector<Frame>> known_;
 };
 
-KernelCounts by_lines(const void* kernel, const SeenKernel& seen, const Places& places, Text& text) {
+KernelCounts by_lines(const void* kernel, const SeenKernel& seen, const Places& places,
+                      Text& text) {
     const Frame self = places.of_kernel(kernel);
-    KernelCounts counts{short_name(self.function), self.file(), self.line, seen.launches, seen.blocks, seen.threads, {}};
+    KernelCounts counts{short_name(self.function),
+                        self.file(),
+                        self.line,
+                        seen.launches,
+                        seen.blocks,
+                        seen.threads,
+                        {}};
     std::map<std::tuple<std::string, int, Access>, InstructionCounts> lines;
     for (const auto& [instruction, its_counts] : seen.instructions) {
         const Frame place = places.of(instruction.first, kernel);
@@ -172,12 +187,14 @@ KernelCounts by_lines(const void* kernel, const SeenKernel& seen, const Places& 
     }
     for (const auto& [key, sums] : lines) {
         const auto& [path, line, access] = key;
-        counts.lines.push_back({Frame{"", path}.file(), line, text.line(path, line), access, sums.bytes, sums.counts});
+        counts.lines.push_back(
+            {Frame{"", path}.file(), line, text.line(path, line), access, sums.bytes, sums.counts});
     }
     return counts;
 }
 
-void add_races(std::vector<Race>& races, const void* kernel, const SeenKernel& seen, const Places& places, Text& text) {
+void add_races(std::vector<Race>& races, const void* kernel, const SeenKernel& seen,
+               const Places& places, Text& text) {
     using Side = std::tuple<std::string, int, Access>;
     std::map<std::pair<Side, Side>, Races::Found> lines;
     for (const auto& [instructions, found] : seen.races) {
@@ -196,8 +213,9 @@ void add_races(std::vector<Race>& races, const void* kernel, const SeenKernel& s
             const auto& [path, line, access] = s;
             return Race::Side{Frame{"", path}.file(), line, text.line(path, line), access, thread};
         };
-        races.push_back({short_name(places.of_kernel(kernel).function), side(sides.first, found.threads[0]),
-                         side(sides.second, found.threads[1]), found.block, found.offset, found.count});
+        races.push_back({short_name(places.of_kernel(kernel).function),
+                         side(sides.first, found.threads[0]), side(sides.second, found.threads[1]),
+                         found.block, found.offset, found.count});
     }
 }
 
@@ -214,7 +232,8 @@ Counts KernelCounts::total() const {
 Counts KernelCounts::at(const std::string& text, Access access) const {
     Counts sum;
     for (const LineCounts& line : lines)
-        if (line.access == access && line.source.find(text) != std::string::npos) sum += line.counts;
+        if (line.access == access && line.source.find(text) != std::string::npos)
+            sum += line.counts;
     return sum;
 }
 
@@ -235,10 +254,13 @@ void Microscope::launched(const Call& call, dim3 grid, dim3 block) {
     if (!seen_->kernels.contains(call.kernel)) seen_->order.push_back(call.kernel);
     SeenKernel& kernel = seen_->kernels[call.kernel];
     const int64_t blocks = int64_t(grid.x) * grid.y * grid.z;
-    ++kernel.launches, kernel.blocks += blocks, kernel.threads += blocks * block.x * block.y * block.z;
+    ++kernel.launches, kernel.blocks += blocks,
+        kernel.threads += blocks * block.x * block.y * block.z;
 }
 
-std::unique_ptr<CoreObserver> Microscope::on_core(const Call& call) { return std::make_unique<Core>(*seen_, call.kernel); }
+std::unique_ptr<CoreObserver> Microscope::on_core(const Call& call) {
+    return std::make_unique<Core>(*seen_, call.kernel);
+}
 
 Observation Microscope::take() {
     const Places places(seen_->kernels);

@@ -1,31 +1,41 @@
-// What kernels do to memory, seen without a GPU: for each line of their source what Nsight Compute's source page shows (sectors, bank
-// conflicts, threads that took part), and races in shared memory as compute-sanitizer's racecheck finds them.
+// What kernels do to memory, seen without a GPU: for each line of their source what Nsight
+// Compute's source page shows (sectors, bank conflicts, threads that took part), and races in
+// shared memory as compute-sanitizer's racecheck finds them.
 //
 //     simt::Microscope microscope;               // from here on it watches every kernel
 //     ops::rmsnorm_forward(...);
 //     fmt::print("{}", simt::table(microscope.take()));
 //
 // A warp's 32 threads execute a load or store together: one request. The memory system splits it:
-//   global memory   into sectors of 32 bytes; it moves whole sectors, however few of their bytes are asked for
-//   shared memory   into wavefronts: 32 banks give one 4-byte word each in a turn; different words in one bank need a turn each
+//   global memory   into sectors of 32 bytes; it moves whole sectors, however few of their bytes
+//                   are asked for
+//   shared memory   into wavefronts: 32 banks give one 4-byte word each in a turn; different words
+//                   in one bank need a turn each
 //
-// Here each thread runs by itself until it waits. So the n-th time that a lane executes an instruction since its warp last met (at a
-// barrier, a shuffle, a vote) is taken for the same request as the n-th time of the warp's other lanes: what a GPU does where lanes come
-// together again after each branch and loop.
+// Here each thread runs by itself until it waits. So the n-th time that a lane executes an
+// instruction since its warp last met (at a barrier, a shuffle, a vote) is taken for the same
+// request as the n-th time of the warp's other lanes: what a GPU does where lanes come together
+// again after each branch and loop.
 //
 // What can differ from a GPU:
-//   - The instructions are g++'s (-O1, everything inlined into the kernel, see the Makefile). It keeps a 16-byte struct's copy in one
-//     piece and does not unroll; nvcc may join neighbouring loads into a wider one, keep in a register what is loaded twice, move a load
-//     out of a loop, or load both sides of a branch. Bytes per line agree where each thread needs what it loads.
-//   - A copy of a struct that no single access can do counts as several: of the largest power of two that divides its size, 16 bytes at
-//     most; of 4 bytes, if it has the size of an access but not the alignment. g++ does not say what the alignment is. What memcpy copies
-//     is seen up to 16 bytes.
-//   - No caches: sectors are those that a request asks L1 for, also where L1 or L2 has them already.
-//   - An 8-byte access to shared memory takes two halves of a warp in turn, a 16-byte access four quarters, also where a GPU would join
+//   - The instructions are g++'s (-O1, everything inlined into the kernel, see the Makefile). It
+//     keeps a 16-byte struct's copy in one piece and does not unroll; nvcc may join neighbouring
+//     loads into a wider one, keep in a register what is loaded twice, move a load out of a loop,
+//     or load both sides of a branch. Bytes per line agree where each thread needs what it loads.
+//   - A copy of a struct that no single access can do counts as several: of the largest power of
+//     two that divides its size, 16 bytes at most; of 4 bytes, if it has the size of an access but
+//     not the alignment. g++ does not say what the alignment is. What memcpy copies is seen up to
+//     16 bytes.
+//   - No caches: sectors are those that a request asks L1 for, also where L1 or L2 has them
+//     already.
+//   - An 8-byte access to shared memory takes two halves of a warp in turn, a 16-byte access four
+//     quarters, also where a GPU would join
 //   them.
 //     Atomic operations on one bank are counted one after another.
-//   - Threads' stacks are registers; kernel arguments and threadIdx etc. are not counted. PTX is not executed at all.
-//   - Lanes that drift more than some thousand accesses apart without meeting are no longer matched.
+//   - Threads' stacks are registers; kernel arguments and threadIdx etc. are not counted. PTX is
+//     not executed at all.
+//   - Lanes that drift more than some thousand accesses apart without meeting are no longer
+//     matched.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +60,9 @@ struct Counts {
     double active_threads() const { return mean(lanes); }  // a request, of 32
     double sectors_per_request() const { return mean(sectors); }
     int64_t bytes_moved() const { return 32 * sectors; }
-    double ways() const { return ideal_wavefronts ? double(wavefronts) / double(ideal_wavefronts) : 0; }  // 1: no bank conflicts
+    double ways() const {
+        return ideal_wavefronts ? double(wavefronts) / double(ideal_wavefronts) : 0;
+    }  // 1: no bank conflicts
     Counts& operator+=(const Counts& other);
 
 private:
@@ -79,9 +91,10 @@ struct KernelCounts {
     Counts at(const std::string& text, Access access) const;
 };
 
-// Two threads of a block access the same bytes of shared memory, at least one of them writes, and neither __syncthreads nor, within a
-// warp, __syncwarp orders the two. Found in whichever order they ran. As racecheck, without writes that leave what was there, and
-// without two atomic operations.
+// Two threads of a block access the same bytes of shared memory, at least one of them writes, and
+// neither __syncthreads nor, within a warp, __syncwarp orders the two. Found in whichever order
+// they ran. As racecheck, without writes that leave what was there, and without two atomic
+// operations.
 struct Race {
     struct Side {
         std::string file;
@@ -93,7 +106,8 @@ struct Race {
     std::string kernel;
     Side one, other;
     uint3 block{};       // of this example, the first block that has it
-    int64_t offset = 0;  // from the beginning of dynamic shared memory, in bytes; -1: in a __shared__ array
+    // from the beginning of dynamic shared memory, in bytes; -1: in a __shared__ array
+    int64_t offset = 0;
     int64_t count = 0;   // how often it was seen
 };
 

@@ -5,27 +5,32 @@
 namespace ultrascale {
 namespace ops {
 
-void convert(Tensor to, const Tensor& from) { copy(to, from); }  // of cpu/ops_common.h: the products are OpenBLAS's
+void convert(Tensor to, const Tensor& from) {
+    copy(to, from);
+}  // of cpu/ops_common.h: the products are OpenBLAS's
 
 // No tensor cores here: the plain kernels do it all.
 bool attention_mma_supported(DType, int64_t) { return false; }
-void attention_forward_mma(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionSizes&,
-                           const DeviceMask&) {
+void attention_forward_mma(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                           const Tensor&, const AttentionSizes&, const DeviceMask&) {
     check(false, "attention on tensor cores is not for the CPU");
 }
 bool attention_wgmma_supported(DType, const AttentionSizes&) { return false; }
-void attention_forward_wgmma(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionSizes&,
-                             const DeviceMask&) {
+void attention_forward_wgmma(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                             const Tensor&, const AttentionSizes&, const DeviceMask&) {
     check(false, "attention on tensor cores is not for the CPU");
 }
-void attention_backward_wgmma(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                              const Tensor&, const Tensor&, const AttentionSizes&, const DeviceMask&) {
+void attention_backward_wgmma(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                              const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                              const Tensor&, const AttentionSizes&, const DeviceMask&) {
     check(false, "attention on tensor cores is not for the CPU");
 }
-void attention_backward_keys_mma(__nv_bfloat16*, __nv_bfloat16*, const AttentionBackwardInputs&, const AttentionSizes&, const DeviceMask&) {
+void attention_backward_keys_mma(__nv_bfloat16*, __nv_bfloat16*, const AttentionBackwardInputs&,
+                                 const AttentionSizes&, const DeviceMask&) {
     check(false, "attention on tensor cores is not for the CPU");
 }
-void attention_backward_queries_mma(__nv_bfloat16*, const AttentionBackwardInputs&, const AttentionSizes&, const DeviceMask&) {
+void attention_backward_queries_mma(__nv_bfloat16*, const AttentionBackwardInputs&,
+                                    const AttentionSizes&, const DeviceMask&) {
     check(false, "attention on tensor cores is not for the CPU");
 }
 

@@ -1,4 +1,5 @@
-// Who looks on while kernels run: simt.cpp, meet.cpp and access.cpp tell it each step that matters to memory. microscope.h is one.
+// Who looks on while kernels run: simt.cpp, meet.cpp and access.cpp tell it each step that matters
+// to memory. microscope.h is one.
 #pragma once
 
 #include <memory>
@@ -7,20 +8,32 @@
 
 namespace simt {
 
-enum class Access { global_load, global_store, global_atomic, shared_load, shared_store, shared_atomic };
+enum class Access {
+    global_load,
+    global_store,
+    global_atomic,
+    shared_load,
+    shared_store,
+    shared_atomic
+};
 inline bool is_shared(Access access) { return access >= Access::shared_load; }
 
-// Looks at the blocks that one core runs, one after another. Threads are numbered in their block; a warp is 32 in a row.
+// Looks at the blocks that one core runs, one after another. Threads are numbered in their block; a
+// warp is 32 in a row.
 struct CoreObserver {
     virtual ~CoreObserver() = default;
-    virtual void block_begins(uint3 index, uint32_t threads, const void* shared, size_t shared_bytes) = 0;
+    virtual void block_begins(uint3 index, uint32_t threads, const void* shared,
+                              size_t shared_bytes) = 0;
     // Before the access is made. `code`: behind the instruction that makes it.
-    virtual void access(uint32_t thread, const void* first, size_t bytes, Access access, const void* code) = 0;
-    // Asked before that: whether the thread has come so far ahead of the others that they should go on first.
+    virtual void access(uint32_t thread, const void* first, size_t bytes, Access access,
+                        const void* code) = 0;
+    // Asked before that: whether the thread has come so far ahead of the others that they should go
+    // on first.
     virtual bool far_ahead(uint32_t thread, Access access) = 0;
     virtual void barrier() = 0;  // all threads of the block have come to it
-    // Lanes of a warp have met at a shuffle, a vote or a __syncwarp. Only the last one orders what they do to memory (CUDA C++
-    // Programming Guide, "Warp Shuffle Functions": "do not imply a memory barrier").
+    // Lanes of a warp have met at a shuffle, a vote or a __syncwarp. Only the last one orders what
+    // they do to memory (CUDA C++ Programming Guide, "Warp Shuffle Functions": "do not imply a
+    // memory barrier").
     virtual void lanes_met(uint32_t warp, uint32_t mask, bool orders_memory) = 0;
     virtual void block_ends() = 0;
 };

@@ -5,9 +5,12 @@
 namespace simt {
 
 void Races::Found::add(const Found& other) {
-    const auto place = [](const Found& f) { return std::tuple(f.block.z, f.block.y, f.block.x, f.threads[0], f.threads[1], f.offset); };
+    const auto place = [](const Found& f) {
+        return std::tuple(f.block.z, f.block.y, f.block.x, f.threads[0], f.threads[1], f.offset);
+    };
     const int64_t sum = count + other.count;
-    if (count == 0 || place(other) < place(*this)) *this = other;  // the same example, whichever core was first
+    if (count == 0 || place(other) < place(*this))
+        *this = other;  // the same example, whichever core was first
     count = sum;
 }
 
@@ -34,7 +37,8 @@ void Races::lanes_met(uint32_t warp, uint32_t mask) {
             if (mask >> lane & 1) f(lane);
     };
     each([&](uint32_t lane) {
-        std::ranges::transform(latest, clocks[lane], latest.begin(), [](auto a, auto b) { return std::max(a, b); });
+        std::ranges::transform(latest, clocks[lane], latest.begin(),
+                               [](auto a, auto b) { return std::max(a, b); });
     });
     each([&](uint32_t lane) {
         clocks[lane] = latest;
@@ -42,20 +46,25 @@ void Races::lanes_met(uint32_t warp, uint32_t mask) {
     });
 }
 
-// Of the lanes that made a use, those that are not known to the thread, which is another one, to have come before.
+// Of the lanes that made a use, those that are not known to the thread, which is another one, to
+// have come before.
 uint32_t Races::unordered(const Use& earlier, uint32_t thread) const {
     if (earlier.warp != thread / warp_size) return earlier.lanes;
     const auto& known = clocks_[earlier.warp][thread % warp_size];
     uint32_t lanes = earlier.lanes & ~(1u << thread % warp_size);
     for (uint32_t left = lanes; left != 0; left &= left - 1)
-        if (const int lane = std::countr_zero(left); earlier.clock <= known[size_t(lane)]) lanes &= ~(1u << lane);
+        if (const int lane = std::countr_zero(left); earlier.clock <= known[size_t(lane)])
+            lanes &= ~(1u << lane);
     return lanes;
 }
 
-// Only what can still tell a race: a thread's later use stands for its earlier ones, and two threads of different warps stand for all
-// others, because whoever comes next is in another warp than one of the two.
+// Only what can still tell a race: a thread's later use stands for its earlier ones, and two
+// threads of different warps stand for all others, because whoever comes next is in another warp
+// than one of the two.
 void Races::remember(std::vector<Use>& uses, const Use& use) {
-    const auto same_kind = [&](const Use& old) { return old.instruction.second == use.instruction.second; };  // atomic or not
+    const auto same_kind = [&](const Use& old) {
+        return old.instruction.second == use.instruction.second;
+    };  // atomic or not
     const Use* other = nullptr;
     for (const Use& old : uses)
         if (same_kind(old) && (use.bytes & ~old.bytes) == 0) {
@@ -87,15 +96,18 @@ Races::Word& Races::word(uintptr_t address) {
 
 void Races::access(uint32_t thread, const void* first, size_t bytes, Instruction instruction) {
     const Access access = instruction.second;
-    // A copy of a struct tells of its write, perhaps in parts, before its read, and does both after that.
+    // A copy of a struct tells of its write, perhaps in parts, before its read, and does both after
+    // that.
     const bool same_copy =
-        thread == rewriter_ && !rewrites_.empty() && (access == Access::shared_load || instruction == rewrites_.back().later.instruction);
+        thread == rewriter_ && !rewrites_.empty() &&
+        (access == Access::shared_load || instruction == rewrites_.back().later.instruction);
     if (!same_copy) settle();
     const auto begin = reinterpret_cast<uintptr_t>(first), end = begin + bytes;
     const uint32_t warp = thread / warp_size, lane = thread % warp_size;
     Use use{instruction, clocks_[warp][lane][lane], 1u << lane, uint16_t(warp), 0};
     for (uintptr_t address = begin / 4 * 4; address < end; address += 4) {
-        const uintptr_t from = std::max(address, begin) - address, to = std::min(address + 4, end) - address;
+        const uintptr_t from = std::max(address, begin) - address,
+                        to = std::min(address + 4, end) - address;
         use.bytes = uint8_t((1u << to) - (1u << from));
         Word& there = word(address);
         const auto for_conflicts = [&](const std::vector<Use>& uses, auto&& f) {
@@ -111,19 +123,23 @@ void Races::access(uint32_t thread, const void* first, size_t bytes, Instruction
             rewrites_.push_back({address, before, old, use});
             rewriter_ = thread;
         });
-        if (access != Access::shared_load) for_conflicts(there.reads, [&](const Use& old) { report(address, old, use); });
+        if (access != Access::shared_load)
+            for_conflicts(there.reads, [&](const Use& old) { report(address, old, use); });
         remember(access == Access::shared_load ? there.reads : there.writes, use);
     }
 }
 
 void Races::report(uintptr_t word, const Use& a, const Use& b) {
-    const bool in_order = a.instruction < b.instruction || (a.instruction == b.instruction && a.first_thread() < b.first_thread());
+    const bool in_order = a.instruction < b.instruction ||
+                          (a.instruction == b.instruction && a.first_thread() < b.first_thread());
     const Use &one = in_order ? a : b, &other = in_order ? b : a;
     const uint8_t both = a.bytes & b.bytes;
     const uintptr_t address = word + uintptr_t(std::countr_zero(both));
     const bool dynamic = address >= shared_ && address < shared_ + shared_bytes_;
-    all_[{one.instruction, other.instruction}].add(
-        {1, block_, {one.first_thread(), other.first_thread()}, dynamic ? int64_t(address - shared_) : -1});
+    all_[{one.instruction, other.instruction}].add({1,
+                                                    block_,
+                                                    {one.first_thread(), other.first_thread()},
+                                                    dynamic ? int64_t(address - shared_) : -1});
 }
 
 void Races::settle() {

@@ -1,8 +1,10 @@
 // Races in a block's shared memory (microscope.h says what counts as one).
 //
-// For each 4-byte word: who read and who wrote it since the last __syncthreads. A new access is compared with those. What __syncwarp
-// orders is told by vector clocks: clock[a][b] is up to which of its own steps lane a has heard of lane b, and a step is what lies
-// between two of a lane's __syncwarp. (Lamport 1978, "Time, Clocks, and the Ordering of Events"; Flanagan and Freund 2009, "FastTrack".)
+// For each 4-byte word: who read and who wrote it since the last __syncthreads. A new access is
+// compared with those. What __syncwarp orders is told by vector clocks: clock[a][b] is up to which
+// of its own steps lane a has heard of lane b, and a step is what lies between two of a lane's
+// __syncwarp. (Lamport 1978, "Time, Clocks, and the Ordering of Events"; Flanagan and Freund 2009,
+// "FastTrack".)
 #pragma once
 
 #include <array>
@@ -28,7 +30,8 @@ public:
         int64_t offset = 0;        // as Race's
         void add(const Found& other);
     };
-    using All = std::map<std::pair<Instruction, Instruction>, Found>;  // the smaller instruction first
+    using All =
+        std::map<std::pair<Instruction, Instruction>, Found>;  // the smaller instruction first
 
     void block_begins(uint3 index, uint32_t threads, const void* shared, size_t shared_bytes);
     void access(uint32_t thread, const void* first, size_t bytes, Instruction instruction);
@@ -47,13 +50,16 @@ private:
         uint16_t warp;
         uint8_t bytes;  // of the word, as a mask
 
-        uint32_t first_thread() const { return warp * warp_size + uint32_t(std::countr_zero(lanes)); }
+        uint32_t first_thread() const {
+            return warp * warp_size + uint32_t(std::countr_zero(lanes));
+        }
     };
     struct Word {
         uint64_t barrier = 0;  // the uses are since this one
         std::vector<Use> reads, writes;
     };
-    // A write over another thread's write: a race unless it leaves the same bytes, which shows once it is made.
+    // A write over another thread's write: a race unless it leaves the same bytes, which shows once
+    // it is made.
     struct Rewrite {
         uintptr_t word;
         uint32_t before;

@@ -14,8 +14,10 @@ struct Sorted {
     std::array<uintptr_t, warp_size> address;
     int count = 0;
     Sorted(uint32_t lanes, const std::array<uintptr_t, warp_size>& all) {
-        for (uint32_t left = lanes; left != 0; left &= left - 1) address[size_t(count++)] = all[size_t(std::countr_zero(left))];
-        if (!std::is_sorted(address.begin(), address.begin() + count)) std::sort(address.begin(), address.begin() + count);
+        for (uint32_t left = lanes; left != 0; left &= left - 1)
+            address[size_t(count++)] = all[size_t(std::countr_zero(left))];
+        if (!std::is_sorted(address.begin(), address.begin() + count))
+            std::sort(address.begin(), address.begin() + count);
     }
 };
 
@@ -23,27 +25,34 @@ void add_sectors(Counts& counts, const Sorted& sorted, uint32_t bytes) {
     uintptr_t next_sector = 0, behind = 0, different_bytes = 0;
     for (int i = 0; i < sorted.count; ++i) {
         const uintptr_t first = sorted.address[size_t(i)], end = first + bytes;
-        const uintptr_t first_sector = std::max(first / 32, next_sector), end_sector = (end - 1) / 32 + 1;
-        if (end_sector > first_sector) counts.sectors += int64_t(end_sector - first_sector), next_sector = end_sector;
+        const uintptr_t first_sector = std::max(first / 32, next_sector),
+                        end_sector = (end - 1) / 32 + 1;
+        if (end_sector > first_sector)
+            counts.sectors += int64_t(end_sector - first_sector), next_sector = end_sector;
         if (end > behind) different_bytes += end - std::max(first, behind), behind = end;
     }
     counts.ideal_sectors += int64_t(different_bytes + 31) / 32;
 }
 
-// Turns for these lanes at once: in each bank as many as it has different words (each of the lanes' own, where they are atomic).
-int turns(uint32_t lanes, const std::array<uintptr_t, warp_size>& all, uint32_t bytes, bool atomic) {
+// Turns for these lanes at once: in each bank as many as it has different words (each of the lanes'
+// own, where they are atomic).
+int turns(uint32_t lanes, const std::array<uintptr_t, warp_size>& all, uint32_t bytes,
+          bool atomic) {
     std::array<int, 32> of_bank{};
     uintptr_t next_word = 0;
     const Sorted sorted(lanes, all);
     for (int i = 0; i < sorted.count; ++i) {
-        const uintptr_t first = sorted.address[size_t(i)] / 4, last = (sorted.address[size_t(i)] + bytes - 1) / 4;
-        for (uintptr_t word = atomic ? first : std::max(first, next_word); word <= last; ++word) ++of_bank[word % 32];
+        const uintptr_t first = sorted.address[size_t(i)] / 4,
+                        last = (sorted.address[size_t(i)] + bytes - 1) / 4;
+        for (uintptr_t word = atomic ? first : std::max(first, next_word); word <= last; ++word)
+            ++of_bank[word % 32];
         next_word = std::max(next_word, last + 1);
     }
     return *std::ranges::max_element(of_bank);
 }
 
-void add_wavefronts(Counts& counts, uint32_t lanes, const std::array<uintptr_t, warp_size>& all, uint32_t bytes, bool atomic) {
+void add_wavefronts(Counts& counts, uint32_t lanes, const std::array<uintptr_t, warp_size>& all,
+                    uint32_t bytes, bool atomic) {
     const uint32_t at_once = bytes <= 4 ? 32 : bytes <= 8 ? 16 : 8;
     const uint32_t part = at_once == 32 ? ~0u : (1u << at_once) - 1;
     for (uint32_t begin = 0; begin < 32; begin += at_once)
@@ -87,7 +96,8 @@ void Requests::block_ends() {
     for (size_t i = 0; i < running_; ++i) close_all(warps_[i]);
 }
 
-// Lanes that met have the same number, and so have two parts of a warp that met apart equally often: a GPU may run them together.
+// Lanes that met have the same number, and so have two parts of a warp that met apart equally
+// often: a GPU may run them together.
 void Requests::lanes_met(uint32_t number, uint32_t mask) {
     Warp& warp = warps_[number];
     uint32_t latest = 0;
@@ -98,7 +108,8 @@ void Requests::lanes_met(uint32_t number, uint32_t mask) {
     if (mask == warp.lanes) close_all(warp);
 }
 
-void Requests::access(uint32_t thread, const void* first, size_t bytes, Access access, const void* code) {
+void Requests::access(uint32_t thread, const void* first, size_t bytes, Access access,
+                      const void* code) {
     const Instruction instruction{code, access};
     const auto [entry, is_new] = numbers_.try_emplace(instruction, uint32_t(instructions_.size()));
     const uint32_t number = entry->second;
@@ -110,7 +121,8 @@ void Requests::access(uint32_t thread, const void* first, size_t bytes, Access a
     const size_t lane = thread % warp_size;
     if (warp.times.size() <= number) warp.times.resize(number + 1);
     Warp::Times& times = warp.times[number];
-    if (times.meeting[lane] != warp.meetings[lane]) times.meeting[lane] = warp.meetings[lane], times.n[lane] = 0;
+    if (times.meeting[lane] != warp.meetings[lane])
+        times.meeting[lane] = warp.meetings[lane], times.n[lane] = 0;
     const Key key{number, warp.meetings[lane], times.n[lane]++};
     const auto [found, is_first] = warp.by_key.try_emplace(key);
     if (is_first) {
@@ -133,7 +145,8 @@ void Requests::close(Warp& warp, std::list<Request>::iterator request) {
     const int lanes = std::popcount(request->lanes);
     Counts counts{.requests = 1, .lanes = lanes, .bytes_asked = lanes * int64_t(bytes)};
     if (is_shared(access))
-        add_wavefronts(counts, request->lanes, request->address, bytes, access == Access::shared_atomic);
+        add_wavefronts(counts, request->lanes, request->address, bytes,
+                       access == Access::shared_atomic);
     else
         add_sectors(counts, Sorted(request->lanes, request->address), bytes);
     counts_[number].add({int(bytes), counts});
@@ -147,7 +160,8 @@ void Requests::close_all(Warp& warp) {
 
 std::map<std::pair<const void*, Access>, InstructionCounts> Requests::all() const {
     std::map<std::pair<const void*, Access>, InstructionCounts> sums;
-    for (size_t i = 0; i < instructions_.size(); ++i) sums[{instructions_[i].code, instructions_[i].access}] = counts_[i];
+    for (size_t i = 0; i < instructions_.size(); ++i)
+        sums[{instructions_[i].code, instructions_[i].access}] = counts_[i];
     return sums;
 }
 

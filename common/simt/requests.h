@@ -1,4 +1,5 @@
-// From the accesses of single threads to a warp's requests, and what those cost (microscope.h says how and in which units).
+// From the accesses of single threads to a warp's requests, and what those cost (microscope.h says
+// how and in which units).
 #pragma once
 
 #include <array>
@@ -35,7 +36,9 @@ private:
         bool operator==(const Instruction&) const = default;
     };
     struct Hash {
-        size_t operator()(const Instruction& i) const { return size_t(i.code) ^ size_t(i.access) << 56; }
+        size_t operator()(const Instruction& i) const {
+            return size_t(i.code) ^ size_t(i.access) << 56;
+        }
     };
     // The n-th time since the lanes last met.
     struct Key {
@@ -44,7 +47,8 @@ private:
     };
     struct KeyHash {
         size_t operator()(const Key& key) const {
-            return (size_t(key.instruction) << 40 ^ size_t(key.meeting) << 20 ^ key.n) * 0x9e3779b97f4a7c15u;
+            return (size_t(key.instruction) << 40 ^ size_t(key.meeting) << 20 ^ key.n) *
+                   0x9e3779b97f4a7c15u;
         }
     };
     struct Request {

@@ -50,7 +50,8 @@ void Table::add(const Elf64_Sym& symbol, const char* name, int number) {
     if (ELF64_ST_TYPE(symbol.st_info) != STT_TLS) return;
     if (mangled == "threadIdx") thread_index = symbol.st_value, known = true;
     if (!mangled.starts_with("_ZZ") || mangled.find("B6shared") == mangled.npos) return;
-    char* const demangled = abi::__cxa_demangle(name, nullptr, nullptr, nullptr);  // "f(int)::tile[abi:shared]"
+    char* const demangled =
+        abi::__cxa_demangle(name, nullptr, nullptr, nullptr);  // "f(int)::tile[abi:shared]"
     if (!demangled) return;
     std::string own = demangled;
     std::free(demangled);
@@ -58,7 +59,8 @@ void Table::add(const Elf64_Sym& symbol, const char* name, int number) {
     own.erase(0, own.rfind("::") + 2);
     const size_t end = mangled.rfind("E" + std::to_string(own.size()) + own + "B6shared");
     if (end == mangled.npos) return;
-    arrays.push_back({{symbol.st_value, symbol.st_size, own}, {"_Z" + std::string(mangled.substr(3, end - 3)), number}});
+    arrays.push_back({{symbol.st_value, symbol.st_size, own},
+                      {"_Z" + std::string(mangled.substr(3, end - 3)), number}});
 }
 
 void Table::read(const char* file) {
@@ -66,7 +68,8 @@ void Table::read(const char* file) {
     const auto* const sections = reinterpret_cast<const Elf64_Shdr*>(file + header->e_shoff);
     for (int i = 0; i < header->e_shnum; ++i) {
         if (sections[i].sh_type != SHT_SYMTAB) continue;
-        const auto* const symbols = reinterpret_cast<const Elf64_Sym*>(file + sections[i].sh_offset);
+        const auto* const symbols =
+            reinterpret_cast<const Elf64_Sym*>(file + sections[i].sh_offset);
         const char* const names = file + sections[sections[i].sh_link].sh_offset;
         int number = 0;  // of the file: its name comes before its symbols
         for (size_t k = 0; k < sections[i].sh_size / sizeof(Elf64_Sym); ++k) {
@@ -98,8 +101,9 @@ const Table& table_of_program() {
 const SharedArray* SharedArrays::before(const void* address) const {
     if (all.empty()) return nullptr;
     const char* const storage = begin(all[0]) - all[0].offset;
-    const auto behind = std::ranges::upper_bound(all, static_cast<const char*>(address) - storage, {},
-                                                 [](const SharedArray& array) { return std::ptrdiff_t(array.offset); });
+    const auto behind = std::ranges::upper_bound(
+        all, static_cast<const char*>(address) - storage, {},
+        [](const SharedArray& array) { return std::ptrdiff_t(array.offset); });
     return behind == all.begin() ? nullptr : &*std::prev(behind);
 }
 
@@ -118,7 +122,8 @@ const SharedArrays& shared_arrays(const void* kernel) {
     arrays.known = table.known;
     const auto self = table.function_at.find(in_executable(kernel));
     for (const Table::Array& array : table.arrays)
-        if (self == table.function_at.end() || array.function == self->second || !table.functions.contains(array.function))
+        if (self == table.function_at.end() || array.function == self->second ||
+            !table.functions.contains(array.function))
             arrays.all.push_back(array);
     return arrays;
 }

@@ -1,5 +1,5 @@
-// The __shared__ arrays of a fixed size, as the program's symbol table lists them. (cuda_runtime.h makes them thread_local variables, which
-// the linker puts side by side.)
+// The __shared__ arrays of a fixed size, as the program's symbol table lists them. (cuda_runtime.h
+// makes them thread_local variables, which the linker puts side by side.)
 #pragma once
 
 #include <cstddef>
@@ -17,13 +17,14 @@ struct SharedArrays {
     bool known = false;                 // false: the program has no symbol table
     std::vector<SharedArray> all = {};  // by offset
 
-    // The last one that begins at or before an address, if this core's thread-local storage has one.
+    // The last one that begins at or before an address, if this core's thread-local storage has
+    // one.
     const SharedArray* before(const void* address) const;
     static char* begin(const SharedArray& array);  // on this core
 };
 
-// Those that a kernel may use: its own and those of device functions. Device functions are inlined, so an array whose function has an
-// address of its own is another kernel's.
+// Those that a kernel may use: its own and those of device functions. Device functions are inlined,
+// so an array whose function has an address of its own is another kernel's.
 const SharedArrays& shared_arrays(const void* kernel);
 
 }  // namespace simt

@@ -43,7 +43,8 @@ struct StackAllocator {
     context::stack_context allocate() {
         void* memory = nullptr;
         if (stacks.free.empty()) {
-            memory = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            memory = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (memory == MAP_FAILED) throw std::bad_alloc();
         } else {
             memory = stacks.free.back();
@@ -55,17 +56,22 @@ struct StackAllocator {
         thread.stack = memory, thread.stack_end = stack.sp;
         return stack;
     }
-    void deallocate(context::stack_context& stack) { stacks.free.push_back(static_cast<char*>(stack.sp) - stack_bytes); }
+    void deallocate(context::stack_context& stack) {
+        stacks.free.push_back(static_cast<char*>(stack.sp) - stack_bytes);
+    }
 };
 
 // Who waits where, in groups of alike.
 std::string who_waits(const Block& b) {
     std::map<std::pair<std::string, const void*>, std::vector<uint32_t>> groups;
-    for (const Thread& t : b.threads) groups[{t.ended ? "" : t.waits_for, t.ended ? nullptr : t.waits_at}].push_back(t.thread);
+    for (const Thread& t : b.threads)
+        groups[{t.ended ? "" : t.waits_for, t.ended ? nullptr : t.waits_at}].push_back(t.thread);
     std::string all;
     for (const auto& [what, members] : groups)
-        all += fmt::format("{}{} thread{} (the first is {}) {}", all.empty() ? "" : "; ", members.size(), members.size() == 1 ? "" : "s",
-                           members.front(), what.second ? "wait at " + place(what.first.c_str(), what.second) : "ended");
+        all += fmt::format(
+            "{}{} thread{} (the first is {}) {}", all.empty() ? "" : "; ", members.size(),
+            members.size() == 1 ? "" : "s", members.front(),
+            what.second ? "wait at " + place(what.first.c_str(), what.second) : "ended");
     return all;
 }
 
@@ -82,16 +88,18 @@ void run_block(Block& b, dim3 grid) {
         t.observer = b.observer, t.arrays = &b.arrays;
         t.index = {i % b.size.x, i / b.size.x % b.size.y, i / b.size.x / b.size.y};
         t.shared = b.shared, t.shared_end = static_cast<char*>(b.shared) + b.shared_bytes;
-        t.arguments = b.call.arguments, t.arguments_end = static_cast<const char*>(b.call.arguments) + b.call.bytes;
-        t.fiber = context::fiber(std::allocator_arg, StackAllocator{t}, [&b, &t](context::fiber&& scheduler) {
-            b.scheduler = std::move(scheduler);
-            running = &t;
-            b.call.run(b.call.arguments);
-            running = nullptr;
-            t.ended = true;
-            ++b.progress;
-            return std::move(b.scheduler);
-        });
+        t.arguments = b.call.arguments,
+        t.arguments_end = static_cast<const char*>(b.call.arguments) + b.call.bytes;
+        t.fiber = context::fiber(std::allocator_arg, StackAllocator{t},
+                                 [&b, &t](context::fiber&& scheduler) {
+                                     b.scheduler = std::move(scheduler);
+                                     running = &t;
+                                     b.call.run(b.call.arguments);
+                                     running = nullptr;
+                                     t.ended = true;
+                                     ++b.progress;
+                                     return std::move(b.scheduler);
+                                 });
     }
     if (b.observer) b.observer->block_begins(b.index, count, b.shared, b.shared_bytes);
     uint32_t left = count;
@@ -106,32 +114,39 @@ void run_block(Block& b, dim3 grid) {
             if (b.failure) break;
         }
         if (b.progress == before && !b.failure) {
-            b.failure = std::make_exception_ptr(
-                KernelError(fmt::format("{}: threads wait for others that will never come: {}", header(b), who_waits(b))));
+            b.failure = std::make_exception_ptr(KernelError(fmt::format(
+                "{}: threads wait for others that will never come: {}", header(b), who_waits(b))));
         }
     }
     block = nullptr;
-    // What did not end cannot be unwound: a fault may lie in code that g++ takes for code that does not throw. Its stack is given up.
+    // What did not end cannot be unwound: a fault may lie in code that g++ takes for code that does
+    // not throw. Its stack is given up.
     for (Thread& t : b.threads)
         if (!t.ended) new context::fiber(std::move(t.fiber));
     if (b.failure) std::rethrow_exception(b.failure);
     if (b.observer) b.observer->block_ends();
 }
 
-// As large as devices allow (CUDA C++ Programming Guide, "Compute Capabilities", technical specifications).
+// As large as devices allow (CUDA C++ Programming Guide, "Compute Capabilities", technical
+// specifications).
 void check_launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes) {
     const auto check = [&](bool right, const std::string& what) {
-        if (!right) throw KernelError(fmt::format("kernel {}: {}", source_line(inside(call.kernel)), what));
+        if (!right)
+            throw KernelError(fmt::format("kernel {}: {}", source_line(inside(call.kernel)), what));
     };
     const uint64_t threads = uint64_t(size.x) * size.y * size.z;
-    check(threads > 0 && threads <= 1024, fmt::format("a block of {} threads: 1 to 1024 are possible", threads));
+    check(threads > 0 && threads <= 1024,
+          fmt::format("a block of {} threads: 1 to 1024 are possible", threads));
     check(size.z <= 64, fmt::format("a block of {} threads in z: at most 64 are possible", size.z));
-    check(grid.x > 0 && grid.y > 0 && grid.z > 0, fmt::format("a grid of {} blocks: none may be 0", text({grid.x, grid.y, grid.z})));
+    check(grid.x > 0 && grid.y > 0 && grid.z > 0,
+          fmt::format("a grid of {} blocks: none may be 0", text({grid.x, grid.y, grid.z})));
     check(grid.x < 1u << 31 && grid.y < 1 << 16 && grid.z < 1 << 16,
-          fmt::format("a grid of {} blocks: at most (2147483647, 65535, 65535) are possible", text({grid.x, grid.y, grid.z})));
+          fmt::format("a grid of {} blocks: at most (2147483647, 65535, 65535) are possible",
+                      text({grid.x, grid.y, grid.z})));
     const int64_t shared = ultrascale::shared_memory_per_block();
     check(dynamic_shared_bytes <= size_t(shared),
-          fmt::format("{} bytes of dynamic shared memory: at most {} are possible", dynamic_shared_bytes, shared));
+          fmt::format("{} bytes of dynamic shared memory: at most {} are possible",
+                      dynamic_shared_bytes, shared));
 }
 
 }  // namespace
@@ -158,8 +173,10 @@ void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes)
             }
             // NaN and -1 to whoever reads what it did not write.
             std::memset(shared, 0xff, dynamic_shared_bytes);
-            for (const SharedArray& array : arrays.all) std::memset(SharedArrays::begin(array), 0xff, array.bytes);
-            const uint3 index = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
+            for (const SharedArray& array : arrays.all)
+                std::memset(SharedArrays::begin(array), 0xff, array.bytes);
+            const uint3 index = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y),
+                                 unsigned(i / grid.x / grid.y)};
             Block b{call, size, index, shared, dynamic_shared_bytes, looks_on.get(), arrays};
             try {
                 run_block(b, grid);

@@ -1,20 +1,25 @@
-// CUDA kernels on the CPU: the same source, compiled by g++, with blocks, warps and threads that behave as a GPU's do.
+// CUDA kernels on the CPU: the same source, compiled by g++, with blocks, warps and threads that
+// behave as a GPU's do.
 //
-// A kernel is a function that one thread runs. Here each CUDA thread is a fiber (a stack of its own, Boost.Context), and a core runs
-// all fibers of a block in turn: one goes on until it must wait for others, at __syncthreads() or at a warp's shuffle, vote or
-// __syncwarp(); then the next one's turn comes. Blocks are spread over the cores. include/ has stand-ins for CUDA's headers, so that
-// the kernel's source needs no change; only dynamic shared memory is declared by a macro (DYNAMIC_SHARED in cuda_common.h).
+// A kernel is a function that one thread runs. Here each CUDA thread is a fiber (a stack of its
+// own, Boost.Context), and a core runs all fibers of a block in turn: one goes on until it must
+// wait for others, at __syncthreads() or at a warp's shuffle, vote or __syncwarp(); then the next
+// one's turn comes. Blocks are spread over the cores. include/ has stand-ins for CUDA's headers, so
+// that the kernel's source needs no change; only dynamic shared memory is declared by a macro
+// (DYNAMIC_SHARED in cuda_common.h).
 //
 // What a GPU leaves undefined is an error here, with the place in the source:
 //   - threads that wait at a barrier or a shuffle which others never reach
-//   - an access outside of every allocation (access.cpp: the compiler calls us at each load and store)
-//   - an access outside of every __shared__ array of a fixed size that the kernel declares (one that runs over from one of its arrays
-//     right into another one is not seen; nor, without a symbol table, into another kernel's)
+//   - an access outside of every allocation (access.cpp: the compiler calls us at each load and
+//     store)
+//   - an access outside of every __shared__ array of a fixed size that the kernel declares (one
+//     that runs over from one of its arrays right into another one is not seen; nor, without a
+//     symbol table, into another kernel's)
 //   - a load or store of 2, 4, 8 or 16 bytes at an address that is no multiple of its size
 //   - a grid, a block or dynamic shared memory larger than devices allow
 // Shared memory that a block reads before it writes holds NaN, in integers -1.
-// What it cannot do: PTX (cp.async, mma, ...). The order of threads is fixed, so results do not tell of a race: microscope.h looks for
-// them.
+// What it cannot do: PTX (cp.async, mma, ...). The order of threads is fixed, so results do not
+// tell of a race: microscope.h looks for them.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +57,7 @@ struct Call {
 // Runs a grid; returns when all of its threads have ended. Throws KernelError.
 void launch(const Call& call, dim3 grid, dim3 block, size_t dynamic_shared_bytes);
 
-// ---- what a running thread calls -----------------------------------------------------------------------------------------
+// ---- what a running thread calls ----------------------------------------------------------------
 void* dynamic_shared();  // of its block, 128-byte aligned
 
 void sync_block();  // __syncthreads()
@@ -62,7 +67,8 @@ struct Lanes {
     uint64_t values[warp_size];
 };
 Lanes exchange(uint32_t mask, uint64_t value, const char* what, const void* code = nullptr);
-uint64_t shuffle(uint32_t mask, uint64_t value, int source, const char* what);  // what lane `source` gave
+uint64_t shuffle(uint32_t mask, uint64_t value, int source,
+                 const char* what);  // what lane `source` gave
 int lane();
 
 // old = *address, *address += x, in one piece also between blocks.
@@ -71,7 +77,7 @@ double atomic_add(double* address, double x);
 int atomic_add(int* address, int x);
 unsigned atomic_add(unsigned* address, unsigned x);
 
-// ---- for access.cpp ------------------------------------------------------------------------------------------------------
+// ---- for access.cpp -----------------------------------------------------------------------------
 struct CoreObserver;  // observer.h
 struct SharedArrays;  // shared_arrays.h
 
@@ -86,8 +92,9 @@ struct Running {
 };
 extern thread_local constinit Running* running;  // nullptr: host code
 
-[[noreturn]] void fail(const char* what);  // ends the grid: launch() throws, with kernel, block and thread
-void let_others_run(Running& self);        // all other threads of its block have a turn before it goes on
+[[noreturn]] void fail(
+    const char* what);  // ends the grid: launch() throws, with kernel, block and thread
+void let_others_run(Running& self);  // all other threads of its block have a turn before it goes on
 
 // access.cpp's: an atomic operation is an access as any other.
 void atomic_access(const void* first, size_t bytes, const void* code);

@@ -44,7 +44,8 @@ void look_up(Known& known, const std::vector<const void*>& addresses) {
         const std::string place = next_line(pipe);
         const size_t colon = place.rfind(':');
         if (!frames || colon == std::string::npos || place.starts_with("??")) continue;
-        frames->push_back({text, std::filesystem::path(place.substr(0, colon)).lexically_normal(), std::atoi(&place[colon + 1])});
+        frames->push_back({text, std::filesystem::path(place.substr(0, colon)).lexically_normal(),
+                           std::atoi(&place[colon + 1])});
     }
     pclose(pipe);
 }
@@ -72,7 +73,9 @@ std::vector<std::vector<Frame>> source_frames(std::span<const void* const> addre
     return frames;
 }
 
-size_t in_executable(const void* address) { return size_t(static_cast<const char*>(address) - __executable_start); }
+size_t in_executable(const void* address) {
+    return size_t(static_cast<const char*>(address) - __executable_start);
+}
 
 std::string source_line(const void* code) {
     const std::vector<Frame> frames = source_frames({&code, 1}).front();

@@ -1,4 +1,5 @@
-// From an instruction's address to its place in the source, by the debugging information in the executable (addr2line).
+// From an instruction's address to its place in the source, by the debugging information in the
+// executable (addr2line).
 #pragma once
 
 #include <cstddef>
@@ -8,10 +9,12 @@
 
 namespace simt {
 
-// Distance from where the executable begins, which is what its tables know; it may lie anywhere in memory.
+// Distance from where the executable begins, which is what its tables know; it may lie anywhere in
+// memory.
 size_t in_executable(const void* address);
 
-// One of the functions that an instruction belongs to: where functions are inlined in one another it has several.
+// One of the functions that an instruction belongs to: where functions are inlined in one another
+// it has several.
 struct Frame {
     std::string function;  // demangled
     std::string path;      // "" if unknown
@@ -20,8 +23,9 @@ struct Frame {
     bool stand_in() const { return file().starts_with("cuda_"); }  // of include/
 };
 
-// Of each address, the innermost function first. An address is a call's return address, or one byte into a function. Those that
-// nobody asked for before are looked up in one run of addr2line, which reads all debugging information.
+// Of each address, the innermost function first. An address is a call's return address, or one byte
+// into a function. Those that nobody asked for before are looked up in one run of addr2line, which
+// reads all debugging information.
 std::vector<std::vector<Frame>> source_frames(std::span<const void* const> addresses);
 
 // Of a kernel, which is asked for as a function is.

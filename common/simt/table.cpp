@@ -10,7 +10,8 @@ namespace simt {
 
 namespace {
 
-constexpr const char* names[] = {"global load", "global store", "global atomic", "shared load", "shared store", "shared atomic"};
+constexpr const char* names[] = {"global load", "global store", "global atomic",
+                                 "shared load", "shared store", "shared atomic"};
 constexpr size_t width = 100;
 
 std::string cut(const std::string& text) {

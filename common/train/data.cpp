@@ -14,7 +14,8 @@ struct HeaderFormat {
     int32_t magic, version;
     int64_t token_bytes;
 };
-constexpr HeaderFormat header_formats[] = {{20240520, 1, 2}, {20240801, 7, 4}};  // llm.c, dev/data/data_common.py
+constexpr HeaderFormat header_formats[] = {{20240520, 1, 2},
+                                           {20240801, 7, 4}};  // llm.c, dev/data/data_common.py
 constexpr int64_t header_bytes = 256 * 4;
 constexpr int64_t checked_at_opening = int64_t(1) << 27;
 
@@ -33,27 +34,34 @@ TokenFile::TokenFile(const std::string& path, int64_t vocab) : file_(path), voca
     if (path.ends_with(".bin")) {
         token_bytes_ = vocab > 65536 ? 4 : 2;
         int32_t header[3] = {0, 0, 0};
-        if (file_.size() >= int64_t(sizeof header)) std::memcpy(header, file_.data(), sizeof header);
+        if (file_.size() >= int64_t(sizeof header))
+            std::memcpy(header, file_.data(), sizeof header);
         for (const HeaderFormat& format : header_formats) {
             if (header[0] != format.magic) continue;
             token_bytes_ = format.token_bytes;
             data_offset_ = header_bytes;
             if (header[1] != format.version)
-                user_error("{}: llm.c header with version {}; version {} is supported for its magic number {}", path, header[1],
-                           format.version, format.magic);
+                user_error(
+                    "{}: llm.c header with version {}; version {} is supported for its magic "
+                    "number {}",
+                    path, header[1], format.version, format.magic);
             int64_t expected = header_bytes + int64_t(header[2]) * format.token_bytes;
             if (header[2] < 0 || file_.size() != expected)
-                user_error("{}: llm.c header announces {} tokens, which makes {} bytes; the file has {}", path, header[2], expected,
-                           file_.size());
+                user_error(
+                    "{}: llm.c header announces {} tokens, which makes {} bytes; the file has {}",
+                    path, header[2], expected, file_.size());
         }
     }
     int64_t bytes = file_.size() - data_offset_;
-    if (bytes % token_bytes_ != 0) user_error("{}: {} bytes are no whole number of {}-byte tokens", path, bytes, token_bytes_);
+    if (bytes % token_bytes_ != 0)
+        user_error("{}: {} bytes are no whole number of {}-byte tokens", path, bytes, token_bytes_);
     count_ = bytes / token_bytes_;
 
     std::vector<int32_t> some(1 << 16);
-    const bool any_fits = (token_bytes_ == 1 && vocab >= 256) || (token_bytes_ == 2 && vocab >= 65536);
-    for (int64_t i = 0; !any_fits && i < std::min(count_, checked_at_opening); i += int64_t(some.size()))
+    const bool any_fits =
+        (token_bytes_ == 1 && vocab >= 256) || (token_bytes_ == 2 && vocab >= 65536);
+    for (int64_t i = 0; !any_fits && i < std::min(count_, checked_at_opening);
+         i += int64_t(some.size()))
         read(i, std::min(count_ - i, int64_t(some.size())), some.data());
 }
 
@@ -78,10 +86,12 @@ void TokenFile::read(int64_t first, int64_t count, int32_t* to) const {
     if (token_bytes_ == 4) widen<uint32_t>(from, count, to);
     if (*std::max_element(to, to + count) < vocab_) return;
     int64_t at = std::find_if(to, to + count, [&](int32_t token) { return token >= vocab_; }) - to;
-    user_error("{}: token {} at position {} is not below the vocabulary's size {}", path(), to[at], first + at, vocab_);
+    user_error("{}: token {} at position {} is not below the vocabulary's size {}", path(), to[at],
+               first + at, vocab_);
 }
 
-Permutation::Permutation(int64_t size, uint64_t seed, std::string_view name) : random_(seed, name), size_(size) {
+Permutation::Permutation(int64_t size, uint64_t seed, std::string_view name)
+    : random_(seed, name), size_(size) {
     check(size > 0, "a permutation of nothing");
     half_bits_ = std::max(1, (int(std::bit_width(uint64_t(size - 1))) + 1) / 2);
 }
@@ -99,12 +109,15 @@ int64_t Permutation::operator()(int64_t i) const {
     return int64_t(x);
 }
 
-DataLoader::DataLoader(const TokenFile& file, const DataOptions& options) : file_(file), options_(options) {
+DataLoader::DataLoader(const TokenFile& file, const DataOptions& options)
+    : file_(file), options_(options) {
     if (options.seq < 1) user_error("--seq {}: a sample has at least one token", options.seq);
     if (file.tokens() - 1 < options.seq)
-        user_error("{}: {} tokens are fewer than one sample needs: --seq {} and one more", file.path(), file.tokens(), options.seq);
+        user_error("{}: {} tokens are fewer than one sample needs: --seq {} and one more",
+                   file.path(), file.tokens(), options.seq);
     samples_ = (file.tokens() - 1) / options.seq;
-    for (auto [name, token] : {std::pair{"--document-token", options.document_token}, {"--ignore-token", options.ignore_token}})
+    for (auto [name, token] : {std::pair{"--document-token", options.document_token},
+                               {"--ignore-token", options.ignore_token}})
         if (token && (*token < 0 || *token >= file.vocab()))
             user_error("{} {}: is no token of a vocabulary of {}", name, *token, file.vocab());
 }
@@ -115,7 +128,9 @@ int64_t DataLoader::shuffled(int64_t sample) const {
     return Permutation(samples_, *options_.shuffle_seed, pass)(sample % samples_);
 }
 
-bool DataLoader::ignored(int32_t target) const { return target == options_.document_token || target == options_.ignore_token; }
+bool DataLoader::ignored(int32_t target) const {
+    return target == options_.document_token || target == options_.ignore_token;
+}
 
 HostBatch DataLoader::batch(int64_t first_sample, int64_t count) const {
     const int64_t length = options_.seq, total = count * length;
@@ -144,7 +159,8 @@ int64_t DataLoader::counted_targets(int64_t first_sample, int64_t count) const {
     std::vector<int32_t> targets(options_.seq);
     for (int64_t k = first_sample; k < first_sample + count; ++k) {
         file_.read(shuffled(k) * options_.seq + 1, options_.seq, targets.data());
-        counted += std::count_if(targets.begin(), targets.end(), [&](int32_t target) { return !ignored(target); });
+        counted += std::count_if(targets.begin(), targets.end(),
+                                 [&](int32_t target) { return !ignored(target); });
     }
     return counted;
 }
@@ -152,7 +168,8 @@ int64_t DataLoader::counted_targets(int64_t first_sample, int64_t count) const {
 Batch to_device(const HostBatch& host) {
     auto device = [&](const std::vector<int32_t>& values) {
         if (values.empty()) return Tensor();
-        return Tensor::from_host(std::span(values), {host.sequences, host.length}, Memory::workspace);
+        return Tensor::from_host(std::span(values), {host.sequences, host.length},
+                                 Memory::workspace);
     };
     return {device(host.tokens),          device(host.targets), device(host.positions),
             device(host.document_starts), host.counted_targets, host.first_sample};

@@ -1,7 +1,7 @@
 // What --verify compares with: the same training on this rank alone, the plain way.
 //
-// Plain means: the whole global batch in one forward and backward (or in micro-batches, where asked), attention with the T x T matrix,
-// no recomputation, the loss in one piece, no parallelism.
+// Plain means: the whole global batch in one forward and backward (or in micro-batches, where
+// asked), attention with the T x T matrix, no recomputation, the loss in one piece, no parallelism.
 //
 // It can be repeated from a start that is displaced: each weight by a rounding unit in fp32; in
 // bf16, where a unit is 1/256 of a value, one weight in 64. How far such a training drifts from the
@@ -30,8 +30,8 @@ public:
         Values gradient, weights;  // of the first step, before clipping; after the last step
     };
 
-    // Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time; 0: all at once. `change` adds to
-    // the model's parts what is computed besides (dropout). Keeps the loader.
+    // Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time; 0: all at once. `change`
+    // adds to the model's parts what is computed besides (dropout). Keeps the loader.
     PlainTraining(const Options& options, const LlamaConfig& config, const DataLoader& loader,
                   std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change,
                   int64_t micro_batch = 0)

@@ -93,7 +93,9 @@ Step* Run::next() {
             phase("verification", [&] { verifier_->gradient(what_.gradients()); });
         explain("global gradient norm, clip, AdamW");
     };
-    step.on_finish = [this, &begun](double loss, double squared) { end_step(*begun, loss, squared); };
+    step.on_finish = [this, &begun](double loss, double squared) {
+        end_step(*begun, loss, squared);
+    };
     next_sample_ += sequences;
     ++begun_;
     explain_enable(options_.explain && step.first && Communicator::world().rank() == 0);
@@ -155,7 +157,8 @@ bool train_within_memory(const Options& options, const std::function<bool()>& tr
 }
 
 Measured measure(const DataLoader& loader, const Share& share, int64_t sequences, int64_t steps,
-                 const std::function<void(Step&)>& train_step, const std::function<void()>& settle) {
+                 const std::function<void(Step&)>& train_step,
+                 const std::function<void()>& settle) {
     const Communicator& world = Communicator::world();
     constexpr int64_t warm_up = 2;
     Measured m{.steps = std::clamp<int64_t>(steps, 3, 10)};
@@ -232,7 +235,8 @@ int64_t checked_sequences(double sequences) {
 }
 
 int64_t sequences_of_step(const Options& options, int64_t replicas) {
-    return checked_sequences(double(options.micro_batch) * double(options.grad_accum) * double(replicas));
+    return checked_sequences(double(options.micro_batch) * double(options.grad_accum) *
+                             double(replicas));
 }
 
 }  // namespace ultrascale

@@ -1,5 +1,5 @@
-// Everything around a chapter's training step: the file and its samples, the header, where an earlier run
-// is resumed, verification, validation, clocks, records, saves and the report.
+// Everything around a chapter's training step: the file and its samples, the header, where an
+// earlier run is resumed, verification, validation, clocks, records, saves and the report.
 //
 //     Run run("02_zero", options, shape, {.micro_batch = B, .count = N, .replica = r});
 //     ...                                             the model, the technique, the optimizer
@@ -34,7 +34,8 @@ struct Trained {
     JsonFields layout = {};
     std::string of_validation = {};  // ends the header's line on it
     // What the plain training that verify compares with does besides (dropout), and in which
-    // micro-batches: 0 is all of a step at once. Why the run is not meant to be equal to it; empty: it is.
+    // micro-batches: 0 is all of a step at once. Why the run is not meant to be equal to it; empty:
+    // it is.
     std::function<void(Parts&)> plain_parts = {};
     int64_t plain_micro_batch = 0;
     std::string not_equal = {};
@@ -44,21 +45,22 @@ Trained trained(Llama& model, AdamW& optimizer);
 
 class Run {
 public:
-    // Opens the files. UserError: they cannot be read. `sequences_of`: of a step (0, 1, ...), all ranks
-    // together; none: --micro-batch x --grad-accum x share.count.
+    // Opens the files. UserError: they cannot be read. `sequences_of`: of a step (0, 1, ...), all
+    // ranks together; none: --micro-batch x --grad-accum x share.count.
     Run(std::string chapter, const Options& options, const StepShape& shape, const Share& share,
         std::function<int64_t(int64_t step)> sequences_of = {});
     const DataLoader& loader() const { return loader_; }
 
-    // Where the training starts: weights from --seed or --load, and what the optimizer had there. Or a
-    // technique that loads by itself says so.
+    // Where the training starts: weights from --seed or --load, and what the optimizer had there.
+    // Or a technique that loads by itself says so.
     void load(ParameterList& parameters, AdamW& optimizer);
     void load(const TrainingState& state) { state_ = state; }
-    // Prints the header and lets rank 0 train the plain way, if that is asked for. Then counts begin.
+    // Prints the header and lets rank 0 train the plain way, if that is asked for. Then counts
+    // begin.
     void start(Trained what);
 
-    // Begins a step; nullptr: there is none left. The former one may still be unfinished (a pipeline
-    // whose update is confirmed in the next step's warm-up), but not the one before it.
+    // Begins a step; nullptr: there is none left. The former one may still be unfinished (a
+    // pipeline whose update is confirmed in the next step's warm-up), but not the one before it.
     Step* next();
     int64_t steps_done() const { return done_; }  // that have finished
     Report& report() { return *report_; }
@@ -66,9 +68,11 @@ public:
         return validation_ ? validation_->sent() : CommunicationCounts{};
     }
 
-    // The end: verification, the sections that the chapter prints and checks, what comes `last` (also
-    // after a run of no steps), the final save, the report's files. False if a check found an error.
-    bool finish(const std::function<bool(Report&)>& sections, const std::function<void()>& last = {});
+    // The end: verification, the sections that the chapter prints and checks, what comes `last`
+    // (also after a run of no steps), the final save, the report's files. False if a check found an
+    // error.
+    bool finish(const std::function<bool(Report&)>& sections,
+                const std::function<void()>& last = {});
 
 private:
     struct Begun {
@@ -96,12 +100,12 @@ private:
     std::optional<SectionSpan> span_;
 };
 
-// Runs the training after its estimate was found to fit. What may still not fit is workspace, or the
-// verifying run beside it.
+// Runs the training after its estimate was found to fit. What may still not fit is workspace, or
+// the verifying run beside it.
 bool train_within_memory(const Options& options, const std::function<bool()>& train);
 
-// The same step several times at learning rate 0, on the first samples: how long it takes, what it sends
-// and holds. For --compare.
+// The same step several times at learning rate 0, on the first samples: how long it takes, what it
+// sends and holds. For --compare.
 struct Measured {
     double step_seconds;         // the slowest rank's median
     CommunicationCounts counts;  // of all steps, on this rank; without the barriers between them
@@ -109,13 +113,14 @@ struct Measured {
     double communication_seconds, exposed_seconds;  // a step's, of the slowest rank
     double sent_bytes;                              // a step's, of this rank
 };
-// `settle` waits for what a step leaves under way. memory_peak_by_category() is of the measured steps, and
-// so are the trace's spans where it is recording.
+// `settle` waits for what a step leaves under way. memory_peak_by_category() is of the measured
+// steps, and so are the trace's spans where it is recording.
 Measured measure(const DataLoader& loader, const Share& share, int64_t sequences, int64_t steps,
                  const std::function<void(Step&)>& step, const std::function<void()>& settle = {});
 
-// Seconds of a call that all ranks make: the slowest rank's median. Calls are queued in batches, and the
-// host waits for the device at the end of each, so that a GPU's time contains no waiting for the host.
+// Seconds of a call that all ranks make: the slowest rank's median. Calls are queued in batches,
+// and the host waits for the device at the end of each, so that a GPU's time contains no waiting
+// for the host.
 double measure_call(const Communicator& ranks, const std::function<void()>& call);
 
 // One rank's share of a step as the shared options ask for it.
@@ -123,7 +128,8 @@ StepShape step_shape(const Options& options, const LlamaConfig& config,
                      AttentionKind attention = AttentionKind::flash, int64_t loss_chunk = 0);
 // Which samples the shared options ask for.
 DataOptions data_options(const Options& options, int64_t seq);
-// Sequences of a step. UserError: more than 10^7. Of sequences_of_step(), each of `replicas` has a part.
+// Sequences of a step. UserError: more than 10^7. Of sequences_of_step(), each of `replicas` has a
+// part.
 int64_t checked_sequences(double sequences);
 int64_t sequences_of_step(const Options& options, int64_t replicas);
 

@@ -1,4 +1,5 @@
-// Where a run starts: fresh from the seed, from a checkpoint's weights, or in the middle of an earlier run.
+// Where a run starts: fresh from the seed, from a checkpoint's weights, or in the middle of an
+// earlier run.
 #pragma once
 
 #include "files/checkpoint.h"
@@ -19,13 +20,15 @@ inline void load_or_initialize(const Options& options, ParameterList& parameters
 // Likewise for the pieces that this rank holds.
 inline void load_or_draw(const Options& options, const std::vector<AdamW::Item>& items) {
     std::vector<TensorPart> parts;
-    for (const AdamW::Item& item : items) parts.emplace_back(*item.parameter, item.value, item.begin);
+    for (const AdamW::Item& item : items)
+        parts.emplace_back(*item.parameter, item.value, item.begin);
     if (!options.load.empty()) return load_parameters(options.load, parts);
-    for (const AdamW::Item& item : items) draw(*item.parameter, item.begin, item.value, options.seed);
+    for (const AdamW::Item& item : items)
+        draw(*item.parameter, item.begin, item.value, options.seed);
 }
 
-// If --load holds a training state, fills the optimizers' (one, or one for each shard) and returns where training stood; else it
-// starts at zero.
+// If --load holds a training state, fills the optimizers' (one, or one for each shard) and returns
+// where training stood; else it starts at zero.
 inline TrainingState resume_or_start(const Options& options, const std::vector<AdamW*>& optimizers,
                                      const std::vector<TensorPart>& buffers = {}) {
     if (options.load.empty() || !has_training_state(options.load))
@@ -36,17 +39,21 @@ inline TrainingState resume_or_start(const Options& options, const std::vector<A
     const TrainingState state = load_training_state(options.load, states);
     if (options.shuffle != state.shuffled)
         user_error("the run in {} took its samples {}", options.load,
-                   state.shuffled ? fmt::format("in another order: go on with --shuffle --seed {}", state.seed)
-                                  : "in order: go on without --shuffle");
+                   state.shuffled
+                       ? fmt::format("in another order: go on with --shuffle --seed {}", state.seed)
+                       : "in order: go on without --shuffle");
     if (options.shuffle && state.seed != options.seed)
-        user_error("--seed {}: the run in {} shuffled with seed {}", options.seed, options.load, state.seed);
+        user_error("--seed {}: the run in {} shuffled with seed {}", options.seed, options.load,
+                   state.seed);
     if (options.seq > 0 && state.seq > 0 && options.seq != state.seq)
-        user_error("--seq {}: the run in {} has samples of {} tokens, and goes on with them", options.seq, options.load, state.seq);
+        user_error("--seq {}: the run in {} has samples of {} tokens, and goes on with them",
+                   options.seq, options.load, state.seq);
     for (AdamW* optimizer : optimizers) optimizer->set_steps_done(state.step);
     return state;
 }
 // Of a model, its buffers too.
-inline TrainingState resume_or_start(const Options& options, AdamW& optimizer, const ParameterList& model) {
+inline TrainingState resume_or_start(const Options& options, AdamW& optimizer,
+                                     const ParameterList& model) {
     return resume_or_start(options, {&optimizer}, model.buffers());
 }
 
@@ -90,7 +97,8 @@ inline std::string describe_data(const Options& options, const TokenFile& file,
                                    : fmt::format("{} tokens, other data", start.data_tokens));
 }
 
-// The learning rate of `step` in a run that started at `first_step`: the cosine ends at --lr-steps, or with the run.
+// The learning rate of `step` in a run that started at `first_step`: the cosine ends at --lr-steps,
+// or with the run.
 inline double learning_rate_of(const Options& options, int64_t first_step, int64_t step) {
     OptimizerOptions schedule = options.optimizer;
     if (schedule.total_steps == 0) schedule.total_steps = first_step + options.steps;

@@ -1,5 +1,5 @@
-// One training step, as every chapter's main.cpp writes it out: what it trains on, and what becomes of
-// its result. A chapter's step reads
+// One training step, as every chapter's main.cpp writes it out: what it trains on, and what becomes
+// of its result. A chapter's step reads
 //
 //     for (MicroBatch micro_batch : step.micro_batches({&hooks})) {
 //         Saved saved;
@@ -41,9 +41,9 @@ auto phase(std::string_view name, F work) {
 // (it trains for itself); each micro-batch's own, and the mean of these.
 enum class MeanOver { batch, own_samples, micro_batch };
 
-// Which samples this rank takes. `count` groups of ranks take different ones (data parallelism); the
-// ranks of a group, which share a model's work, the same. Micro-batch m of replica r begins at sample
-// (m * count + r) * micro_batch of the step.
+// Which samples this rank takes. `count` groups of ranks take different ones (data parallelism);
+// the ranks of a group, which share a model's work, the same. Micro-batch m of replica r begins at
+// sample (m * count + r) * micro_batch of the step.
 struct Share {
     int64_t micro_batch;  // sequences
     int64_t count = 1, replica = 0;
@@ -83,12 +83,13 @@ public:
     void call_hooks(std::initializer_list<Hooks*> hooks);
     Context micro_batch(int64_t m);
 
-    // Where the gradients are what the update will see: compares them in the first step, if that is asked for.
+    // Where the gradients are what the update will see: compares them in the first step, if that is
+    // asked for.
     void verify_gradient() {
         if (on_gradient) on_gradient();
     }
-    // At the end. The loss and the squared norm are the whole step's now: the host waits for the device.
-    // Returns the latter.
+    // At the end. The loss and the squared norm are the whole step's now: the host waits for the
+    // device. Returns the latter.
     double finish(const Tensor& squared_norm);
 
     std::function<void()> on_gradient = {};

@@ -1,8 +1,9 @@
 // The loss on text that training does not see.
 //
-// While the model learns, the loss on its training samples falls; once it starts to learn them by heart, the loss on other
-// samples rises again. --val-data names such samples and --val-every says how often to look. Forward only: nothing is kept
-// for a backward, no gradient is made, and the training goes on bit for bit as without it.
+// While the model learns, the loss on its training samples falls; once it starts to learn them by
+// heart, the loss on other samples rises again. --val-data names such samples and --val-every says
+// how often to look. Forward only: nothing is kept for a backward, no gradient is made, and the
+// training goes on bit for bit as without it.
 #pragma once
 
 #include <algorithm>
@@ -25,12 +26,13 @@ struct LossSum {
     double mean() const { return sum / double(targets); }
 };
 
-// The loss of the samples in `samples`, `micro_batch` at a time; the last one may be smaller. `forward`
-// adds to context.loss what this rank has of a micro-batch's, or of its `part` of them (step.h: Share);
-// sum_loss, where there is more of it on others, adds up all at the end.
-// The host waits for the device once, at the end. --profile does not count these operations; --trace shows one span.
-inline LossSum validation_loss(const std::function<void(Context&)>& forward, const DataLoader& loader,
-                               Range samples, int64_t micro_batch,
+// The loss of the samples in `samples`, `micro_batch` at a time; the last one may be smaller.
+// `forward` adds to context.loss what this rank has of a micro-batch's, or of its `part` of them
+// (step.h: Share); sum_loss, where there is more of it on others, adds up all at the end.
+// The host waits for the device once, at the end. --profile does not count these operations;
+// --trace shows one span.
+inline LossSum validation_loss(const std::function<void(Context&)>& forward,
+                               const DataLoader& loader, Range samples, int64_t micro_batch,
                                const std::function<void(const Tensor& loss)>& sum_loss = {},
                                const std::function<HostBatch(const HostBatch&)>& part = {}) {
     const double begin = now_seconds();
@@ -41,7 +43,8 @@ inline LossSum validation_loss(const std::function<void(Context&)>& forward, con
     for (int64_t first = samples.begin; first < samples.end; first += micro_batch) {
         const HostBatch host = loader.batch(first, std::min(micro_batch, samples.end - first));
         result.targets += host.counted_targets;
-        Context context{.batch = to_device(part ? part(host) : host), .loss = loss, .training = false};
+        Context context{
+            .batch = to_device(part ? part(host) : host), .loss = loss, .training = false};
         forward(context);
     }
     if (sum_loss) sum_loss(loss);
@@ -51,10 +54,12 @@ inline LossSum validation_loss(const std::function<void(Context&)>& forward, con
     return result;
 }
 
-// What --val-data and --val-every ask for: the file, opened and checked before the training starts, and when to look at it.
+// What --val-data and --val-every ask for: the file, opened and checked before the training starts,
+// and when to look at it.
 class Validation {
 public:
-    // `data`: the training's, so that the same targets count. (Shuffled or not, the first samples() samples are all of them.)
+    // `data`: the training's, so that the same targets count. (Shuffled or not, the first samples()
+    // samples are all of them.)
     Validation(const Options& options, int64_t vocab, const DataOptions& data)
         : file_(options.val_data, vocab), loader_(file_, data), options_(options) {
         if (loader_.counted_targets(0, loader_.samples()) == 0)
@@ -73,7 +78,9 @@ public:
         sent_ = difference(sent_, difference(before, communication_counts()));  // the sum of both
         return mean;
     }
-    const CommunicationCounts& sent() const { return sent_; }  // by all of them: it belongs to no training step
+    const CommunicationCounts& sent() const {
+        return sent_;
+    }  // by all of them: it belongs to no training step
     std::string description() const {
         return fmt::format("{}, {} samples, every {} steps", file_.description(), loader_.samples(),
                            options_.val_every);

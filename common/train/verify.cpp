@@ -268,7 +268,8 @@ bool Verifier::finish(Report& report) {
         // Where correct runs may drift further than a bound may reach, it says nothing. But a run
         // whose weights stayed near their start was not led astray by rounding.
         const bool powerless = allowed > limit || std::isinf(allowed);
-        const bool untold = !fits && error >= 0 && powerless && (error <= limit || run_moved_ >= moved_ / 2);
+        const bool untold =
+            !fits && error >= 0 && powerless && (error <= limit || run_moved_ >= moved_ / 2);
         const std::string kind = bound == floor && floor != weights_limit ? "fixed"
                                  : bound == limit                         ? "limit"
                                                                           : "measured";
@@ -293,7 +294,9 @@ bool Verifier::finish(Report& report) {
          weights_error_, weights_floor, drift.weights, weights_limit);
     report.value("verify", "loss", loss_error_);  // of all steps
     report.text("verify", "result", ok ? "ok" : missed ? "missed" : "cannot tell");
-    if (!ok && !missed) print("  verify cannot tell: correct runs of this model drift as far apart; that is no pass");
+    if (!ok && !missed)
+        print(
+            "  verify cannot tell: correct runs of this model drift as far apart; that is no pass");
     return ok;
 }
 

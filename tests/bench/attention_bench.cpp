@@ -1,8 +1,9 @@
 // How fast attention is: build/<backend>/attention_bench
 //
-// Causal, 16,384 tokens (1,024 on the CPU) of bf16 and 2,048 / D heads, in sequences of growing length; then one of a quarter of them with
-// the heads that tensor parallelism over 1, 2, 4, 8 ranks leaves each of Llama-3-8B's. FLOPs as the field counts them: 4 B H T^2 D forward,
-// half of it causal, and 2.5 times that backward (five products for two).
+// Causal, 16,384 tokens (1,024 on the CPU) of bf16 and 2,048 / D heads, in sequences of growing
+// length; then one of a quarter of them with the heads that tensor parallelism over 1, 2, 4, 8
+// ranks leaves each of Llama-3-8B's. FLOPs as the field counts them: 4 B H T^2 D forward, half of
+// it causal, and 2.5 times that backward (five products for two).
 #include <cstdio>
 #include <vector>
 
@@ -16,9 +17,11 @@ using namespace ultrascale;
 
 // One line of the table.
 static void measure(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D) {
-    const auto drawn = [&](int64_t heads, unsigned seed) { return random_tensor({B, T, heads, D}, DType::bf16, seed); };
-    const Tensor q = drawn(H, 1), k = drawn(K, 2), v = drawn(K, 3), dout = drawn(H, 4), o = drawn(H, 5), dq = drawn(H, 6), dk = drawn(K, 7),
-                 dv = drawn(K, 8);
+    const auto drawn = [&](int64_t heads, unsigned seed) {
+        return random_tensor({B, T, heads, D}, DType::bf16, seed);
+    };
+    const Tensor q = drawn(H, 1), k = drawn(K, 2), v = drawn(K, 3), dout = drawn(H, 4),
+                 o = drawn(H, 5), dq = drawn(H, 6), dk = drawn(K, 7), dv = drawn(K, 8);
     const Tensor lse = Tensor::zeros({B, H, T}, DType::fp32, Memory::activation),
                  delta = Tensor::zeros({B, H, T}, DType::fp32, Memory::activation);
     const auto forward = [&] { ops::attention_forward(o, lse, q, k, v, {}); };
@@ -28,16 +31,19 @@ static void measure(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D) {
     };
     const std::vector<double> seconds = median_seconds({forward, backward});
     const double flops = 4.0 * double(B * H) * double(T) * double(T) * double(D) / 2;
-    std::printf("%4d %6d %4d %4d   %12.3f %8.1f   %12.3f %8.1f\n", int(D), int(T), int(H), int(K), seconds[0] * 1e3,
-                flops / seconds[0] / 1e12, seconds[1] * 1e3, 2.5 * flops / seconds[1] / 1e12);
+    std::printf("%4d %6d %4d %4d   %12.3f %8.1f   %12.3f %8.1f\n", int(D), int(T), int(H), int(K),
+                seconds[0] * 1e3, flops / seconds[0] / 1e12, seconds[1] * 1e3,
+                2.5 * flops / seconds[1] / 1e12);
 }
 
 int main() {
     Communicator::world();
     const int64_t tokens = device_is_gpu() ? 16384 : 1024;
-    std::printf("%4s %6s %4s %4s   %12s %8s   %12s %8s\n", "D", "T", "H", "K", "forward ms", "TFLOP/s", "backward ms", "TFLOP/s");
+    std::printf("%4s %6s %4s %4s   %12s %8s   %12s %8s\n", "D", "T", "H", "K", "forward ms",
+                "TFLOP/s", "backward ms", "TFLOP/s");
     for (int64_t D : {64, 128})
-        for (int64_t T = tokens / 8; T <= tokens; T *= 2) measure(tokens / T, T, 2048 / D, 2048 / D, D);
+        for (int64_t T = tokens / 8; T <= tokens; T *= 2)
+            measure(tokens / T, T, 2048 / D, 2048 / D, D);
     for (int64_t tp : {1, 2, 4, 8}) measure(1, tokens / 4, 32 / tp, 8 / tp, 128);
     finalize_communication();
 }

@@ -1,9 +1,10 @@
 // How long collectives take:  mpirun -n 8 build/cpu/comm_bench [largest size in bytes]
 //
-// A line per collective and size: the median time of a call (the slowest rank's median), and from it nccl-tests' two
-// bandwidths (doc/PERFORMANCE.md in NVIDIA/nccl-tests): algbw = size / time, and busbw = algbw times what the busiest link
-// must carry per byte: 2 (n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, else 1. On GPUs that reach each
-// other, the first three go by copy engines where they are large (comm.h).
+// A line per collective and size: the median time of a call (the slowest rank's median), and from
+// it nccl-tests' two bandwidths (doc/PERFORMANCE.md in NVIDIA/nccl-tests): algbw = size / time, and
+// busbw = algbw times what the busiest link must carry per byte: 2 (n-1)/n for all-reduce, (n-1)/n
+// for all-gather, reduce-scatter and all-to-all, else 1. On GPUs that reach each other, the first
+// three go by copy engines where they are large (comm.h).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -17,7 +18,8 @@ using namespace ultrascale;
 // The longest that any rank took.
 static double slowest_rank(double seconds) {
     const Communicator& world = Communicator::world();
-    Tensor slowest = Tensor::from_host<double>(std::vector<double>{seconds}, {1}, Memory::workspace);
+    Tensor slowest =
+        Tensor::from_host<double>(std::vector<double>{seconds}, {1}, Memory::workspace);
     world.all_reduce(slowest, Reduce::max);
     return slowest.to_host<double>()[0];
 }
@@ -45,21 +47,26 @@ int main(int argc, char** argv) {
     int n = world.size(), next = (world.rank() + 1) % n, previous = (world.rank() + n - 1) % n;
     double spread = double(n - 1) / n;
     if (world.rank() == 0) {
-        std::printf("%d ranks\n%-15s %10s %12s %12s %12s\n", n, "", "bytes", "median us", "algbw GB/s", "busbw GB/s");
+        std::printf("%d ranks\n%-15s %10s %12s %12s %12s\n", n, "", "bytes", "median us",
+                    "algbw GB/s", "busbw GB/s");
     }
-    auto report = [&](const char* name, int64_t bytes, double bus, const std::function<void()>& call) {
+    auto report = [&](const char* name, int64_t bytes, double bus,
+                      const std::function<void()>& call) {
         double seconds = slowest_median(call);
         if (world.rank() > 0) return;
         double algbw = double(bytes) / seconds / 1e9;
-        std::printf("%-15s %10ld %12.1f %12.3f %12.3f\n", name, long(bytes), seconds * 1e6, algbw, algbw * bus);
+        std::printf("%-15s %10ld %12.1f %12.3f %12.3f\n", name, long(bytes), seconds * 1e6, algbw,
+                    algbw * bus);
         std::fflush(stdout);
     };
     report("barrier", 0, 0, [&] { world.barrier(); });
     for (int64_t bytes = 4; bytes <= largest; bytes *= 8) {
         int64_t slice = std::max<int64_t>(1, bytes / 4 / n), full = slice * n;  // fp32 elements
-        Tensor x = Tensor::zeros({bytes / 4}, DType::fp32, Memory::communication, world.symmetric_memory());
+        Tensor x = Tensor::zeros({bytes / 4}, DType::fp32, Memory::communication,
+                                 world.symmetric_memory());
         Tensor part = Tensor::zeros({slice}, DType::fp32, Memory::communication);
-        Tensor whole = Tensor::zeros({full}, DType::fp32, Memory::communication, world.symmetric_memory());
+        Tensor whole =
+            Tensor::zeros({full}, DType::fp32, Memory::communication, world.symmetric_memory());
         Tensor other = Tensor::zeros({full}, DType::fp32, Memory::communication);
         report("all-reduce", bytes, 2 * spread, [&] { world.all_reduce(x); });
         report("reduce-scatter", full * 4, spread, [&] { world.reduce_scatter(part, whole); });
@@ -67,7 +74,9 @@ int main(int argc, char** argv) {
         report("all-to-all", full * 4, spread, [&] { world.all_to_all(other, whole); });
         report("broadcast", bytes, 1, [&] { world.broadcast(x, 0); });
         report("reduce", bytes, 1, [&] { world.reduce(x, 0); });
-        report("ring send/recv", full * 4, 1, [&] { world.send_recv({{Transfer::send, whole, next}, {Transfer::recv, other, previous}}); });
+        report("ring send/recv", full * 4, 1, [&] {
+            world.send_recv({{Transfer::send, whole, next}, {Transfer::recv, other, previous}});
+        });
     }
     finalize_communication();
 }

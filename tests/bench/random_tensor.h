@@ -8,8 +8,8 @@
 
 namespace ultrascale {
 
-// Standard normal numbers, the same 65536 again and again: what tensor cores multiply decides how much power they take, and so how fast
-// they are. Zeros or small whole numbers would be too fast.
+// Standard normal numbers, the same 65536 again and again: what tensor cores multiply decides how
+// much power they take, and so how fast they are. Zeros or small whole numbers would be too fast.
 inline Tensor random_tensor(const Shape& shape, DType dtype = DType::bf16, unsigned seed = 1) {
     std::mt19937 generator(seed);
     std::normal_distribution<float> normal;
@@ -18,7 +18,8 @@ inline Tensor random_tensor(const Shape& shape, DType dtype = DType::bf16, unsig
     const int64_t size = numel(shape);
     int64_t done = std::min(size, int64_t(numbers.size()));
     Tensor all = Tensor::empty({size}, dtype, Memory::workspace);
-    const Tensor first = Tensor::from_host<float>(numbers, {int64_t(numbers.size())}, Memory::workspace);
+    const Tensor first =
+        Tensor::from_host<float>(numbers, {int64_t(numbers.size())}, Memory::workspace);
     ops::copy(all.slice(0, done), first.slice(0, done));
     for (int64_t more; done < size; done += more) {
         more = std::min(done, size - done);

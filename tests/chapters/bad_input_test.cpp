@@ -1,4 +1,5 @@
-// Wrong input to 00_single_gpu: exit code 2, one line on stderr that says what is wrong, and no output file touched.
+// Wrong input to 00_single_gpu: exit code 2, one line on stderr that says what is wrong, and no
+// output file touched.
 #include <sys/stat.h>
 
 #include <cstring>
@@ -21,7 +22,9 @@ TEST(BadInput, Options) {
     for (const char* number : {"1.5", "010", "0x10", "1e3"})
         expect_refused(fmt::format("--steps {}", number), {"--steps", number, "whole number"});
     for (const char* option : {"--load", "--data", "--json", "--model"})
-        expect_one_error_line(run_ranks(1, "00_single_gpu", std::vector<std::string>{option, ""}, 60), {option, "empty"});
+        expect_one_error_line(
+            run_ranks(1, "00_single_gpu", std::vector<std::string>{option, ""}, 60),
+            {option, "empty"});
     expect_refused("--seq 0", {"--seq"});
     expect_refused("--micro-batch 0", {"--micro-batch"});
     expect_refused("--grad-accum 0", {"--grad-accum"});
@@ -42,8 +45,9 @@ TEST(BadInput, Options) {
     expect_refused("--compare memory", {"--compare", "memory", "attention"});
     expect_refused("--copy-engines some", {"--copy-engines", "some", "off"});
     expect_refused("--temperature 0 --sample 3", {"--temperature"});
-    for (const char* ramp : {"8:100", "x", "8:1,,8", "8:1;16", "0:1,8", "-8:1,8", "8:0,8", "8:1:2,8", "8:1,16:2", "8,16", "8.5:1,8",
-                             "99999999999999999999:1,8", "8:1,8x"})
+    for (const char* ramp :
+         {"8:100", "x", "8:1,,8", "8:1;16", "0:1,8", "-8:1,8", "8:0,8", "8:1:2,8", "8:1,16:2",
+          "8,16", "8.5:1,8", "99999999999999999999:1,8", "8:1,8x"})
         expect_refused(fmt::format("--batch-ramp {}", ramp), {"--batch-ramp", ramp});
     expect_refused("--batch-ramp 8:1,12", {"--batch-ramp", "12", "--micro-batch 8"});
 }
@@ -53,27 +57,39 @@ TEST(BadInput, AbsurdSizes) {
     expect_refused("--seq 99999999999999999999999", {"--seq"});
     expect_refused("--layers 1000000000", {"num_hidden_layers = 1000000000"});
     expect_refused("--micro-batch 1000000000", {"out of memory", "--micro-batch "});
-    expect_refused("--micro-batch 1099511627776 --grad-accum 1099511627776", {"out of memory", "--micro-batch "});
+    expect_refused("--micro-batch 1099511627776 --grad-accum 1099511627776",
+                   {"out of memory", "--micro-batch "});
     expect_refused("--grad-accum 9999999999999", {"--grad-accum"});
-    expect_refused("--grad-accum 10000000 --ignore-token 3", {"80000000 sequences", "--grad-accum"});
+    expect_refused("--grad-accum 10000000 --ignore-token 3",
+                   {"80000000 sequences", "--grad-accum"});
     expect_refused("--batch-ramp 8:9000000000000000000,8:9000000000000000000,8", {"--batch-ramp"});
     expect_refused("--batch-ramp 9000000000000000000:1,8", {"--batch-ramp"});
     expect_refused("--steps 9999999999999999999999", {"--steps"});
     TempDir dir;  // each size is in its range, but not their product
-    put(dir / "config.json", config_json({{"num_hidden_layers", 100000}, {"hidden_size", 10000000}, {"intermediate_size", 100000000}}));
+    put(dir / "config.json", config_json({{"num_hidden_layers", 100000},
+                                          {"hidden_size", 10000000},
+                                          {"intermediate_size", 100000000}}));
     expect_refused("--model " + dir.path(), {"parameters"});
 }
 
 TEST(BadInput, OutOfMemory) {
-    expect_refused("--device-memory 0.01", {"out of memory", "parameters 6.26 MiB, gradients 6.26 MiB, optimizer 12.5 MiB, activations",
-                                            "10.2 MiB", "--model", "--layers"});
+    expect_refused("--device-memory 0.01",
+                   {"out of memory",
+                    "parameters 6.26 MiB, gradients 6.26 MiB, optimizer 12.5 MiB, activations",
+                    "10.2 MiB", "--model", "--layers"});
     expect_refused("--device-memory 0.03 --no-verify --micro-batch 64",
                    {"activations", "30.7 MiB", "these options would: --micro-batch 2"});
     if (!on_gpu) {  // and they do; on a GPU cuBLAS may want workspace on top
-        EXPECT_EQ(run("00_single_gpu", "--steps 2 --seq 32 --peak-tflops 1 --device-memory 0.03 --no-verify --micro-batch 2").exit_code, 0);
+        EXPECT_EQ(run("00_single_gpu",
+                      "--steps 2 --seq 32 --peak-tflops 1 --device-memory 0.03 --no-verify "
+                      "--micro-batch 2")
+                      .exit_code,
+                  0);
     }
-    // Beside what was predicted: the plain run of --verify, and the table of what is held at that moment.
-    expect_refused("--device-memory 0.05 --verify --recompute full", {"out of memory", "held: parameters", "--no-verify"});
+    // Beside what was predicted: the plain run of --verify, and the table of what is held at that
+    // moment.
+    expect_refused("--device-memory 0.05 --verify --recompute full",
+                   {"out of memory", "held: parameters", "--no-verify"});
 }
 
 TEST(BadInput, Data) {
@@ -110,24 +126,29 @@ TEST(BadInput, ValidationData) {
     put(file, std::string(33, 'a'));
     for (const char* every : {"0", "-1", "often"})
         expect_refused(fmt::format("--val-data {} --val-every {}", file, every), {"--val-every"});
-    expect_refused(fmt::format("--val-data {} --ignore-token 97", file), {file, "every target is ignored"});
+    expect_refused(fmt::format("--val-data {} --ignore-token 97", file),
+                   {file, "every target is ignored"});
 }
 
 // A copy of a reference checkpoint that a test may spoil.
 class BadInputCheckpoint : public testing::Test {
 protected:
     void SetUp() override {
-        for (const char* file : {"config.json", "model.safetensors"}) fs::copy(reference("gqa_untied") + "/" + file, dir.path());
+        for (const char* file : {"config.json", "model.safetensors"})
+            fs::copy(reference("gqa_untied") + "/" + file, dir.path());
         weights = slurp(model);
         std::memcpy(&header_bytes, weights.data(), 8);
         header = Json::parse(weights.substr(8, header_bytes));
     }
     void expect(const std::vector<std::string>& telling) {
-        expect_refused(fmt::format("--load {} --data {}/tokens.bin", dir.path(), reference("gqa_untied")), telling);
+        expect_refused(
+            fmt::format("--load {} --data {}/tokens.bin", dir.path(), reference("gqa_untied")),
+            telling);
     }
     void put_header(const std::string& text) {
         const uint64_t size = text.size();
-        put(model, std::string(reinterpret_cast<const char*>(&size), 8) + text + weights.substr(8 + header_bytes));
+        put(model, std::string(reinterpret_cast<const char*>(&size), 8) + text +
+                       weights.substr(8 + header_bytes));
     }
     void change_config(const std::string& field, const Json& value) {
         Json config = Json::parse(slurp(reference("gqa_untied") + "/config.json"));
@@ -153,9 +174,12 @@ TEST_F(BadInputCheckpoint, Weights) {
     }
     put(model, weights + "x");
     expect({model});
-    put(model, "PK\3\4" + weights.substr(4));  // a zip, as torch.save writes it: its header would have petabytes
+    put(model,
+        "PK\3\4" +
+            weights.substr(4));  // a zip, as torch.save writes it: its header would have petabytes
     expect({model, "header"});
-    put(model, weights.substr(0, 8) + std::string(header_bytes, 'x') + weights.substr(8 + header_bytes));
+    put(model,
+        weights.substr(0, 8) + std::string(header_bytes, 'x') + weights.substr(8 + header_bytes));
     expect({model, "JSON"});
     put(model, std::string(4096, '\0'));
     expect({model});
@@ -164,8 +188,8 @@ TEST_F(BadInputCheckpoint, Weights) {
 TEST_F(BadInputCheckpoint, HeadersThatPointOutside) {
     const std::string name = "model.layers.0.self_attn.q_proj.weight";
     const int64_t size = int64_t(weights.size() - 8 - header_bytes);
-    for (const Json& offsets :
-         {Json{size, size + 48 * 48 * 4}, Json{-9216, 0}, Json{9216, 0}, Json{0, uint64_t(1) << 63}, Json{0}, Json("all")}) {
+    for (const Json& offsets : {Json{size, size + 48 * 48 * 4}, Json{-9216, 0}, Json{9216, 0},
+                                Json{0, uint64_t(1) << 63}, Json{0}, Json("all")}) {
         Json changed = header;
         changed[name]["data_offsets"] = offsets;
         put_header(changed.dump());
@@ -199,7 +223,8 @@ TEST_F(BadInputCheckpoint, Config) {
     }
     put(config, "[1, 2]");
     expect({config, "object"});
-    for (const char* field : {"hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size"}) {
+    for (const char* field : {"hidden_size", "intermediate_size", "num_attention_heads",
+                              "num_hidden_layers", "vocab_size"}) {
         change_config(field, nullptr);
         expect({config, "lacks", field});
     }
@@ -220,28 +245,36 @@ TEST_F(BadInputCheckpoint, Config) {
     refused("model_type", "mistral", "llama");
     refused("attention_dropout", 0.1, "0.1");
     refused("rope_scaling", Json{{"rope_type", "yarn"}, {"factor", 2.0}}, "yarn");
-    refused("rope_parameters", Json{{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 1e4}}, "linear");
+    refused("rope_parameters", Json{{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 1e4}},
+            "linear");
     refused("rope_scaling", Json{{"rope_type", "llama3"}, {"factor", 8.0}}, "low_freq_factor");
     change_config("head_dim", nullptr);
-    put(config, Json::parse(slurp(config)).patch(Json::parse(R"([{"op": "replace", "path": "/hidden_size", "value": 50}])")).dump());
+    put(config,
+        Json::parse(slurp(config))
+            .patch(Json::parse(R"([{"op": "replace", "path": "/hidden_size", "value": 50}])"))
+            .dump());
     expect({config, "hidden_size = 50", "num_attention_heads = 4"});
 }
 
 TEST_F(BadInputCheckpoint, TrainingState) {
     const auto from = [](const std::string& where) {
-        return fmt::format("--load {} --data {}/tokens.bin --seq 64 --no-verify ", where, reference("gqa_untied"));
+        return fmt::format("--load {} --data {}/tokens.bin --seq 64 --no-verify ", where,
+                           reference("gqa_untied"));
     };
     const std::string load = from(dir / "saved"), go_on = from(dir / "shuffled");
     train("00_single_gpu", from(dir.path()) + "--steps 1 --save " + dir / "saved");
-    expect_refused(load + "--dtype bf16", {"optimizer.safetensors", "no master weights", "--dtype fp32"});
+    expect_refused(load + "--dtype bf16",
+                   {"optimizer.safetensors", "no master weights", "--dtype fp32"});
     expect_refused(load + "--shuffle", {"in order", "without --shuffle"});
     expect_refused(load + "--seq 32", {"--seq 32", "64 tokens"});
     train("00_single_gpu", load + "--steps 1 --save " + dir / "saved");
-    train("00_single_gpu", from(dir.path()) + "--steps 1 --shuffle --seed 3 --save " + dir / "shuffled");
+    train("00_single_gpu",
+          from(dir.path()) + "--steps 1 --shuffle --seed 3 --save " + dir / "shuffled");
     expect_refused(go_on, {"--shuffle --seed 3"});
     expect_refused(go_on + "--shuffle --seed 5", {"--seed 5", "seed 3"});
     train("00_single_gpu", go_on + "--shuffle --seed 3 --steps 1");
-    const std::string state = dir / "saved/trainer_state.json", optimizer = dir / "saved/optimizer.safetensors";
+    const std::string state = dir / "saved/trainer_state.json",
+                      optimizer = dir / "saved/optimizer.safetensors";
     const std::string kept = slurp(optimizer);
     put(optimizer, kept.substr(0, kept.size() / 2));
     expect_refused(load, {optimizer});
@@ -252,7 +285,9 @@ TEST_F(BadInputCheckpoint, TrainingState) {
     expect_refused(load, {state, "next_sample"});
     put(state, "{\"step\": -1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1}");
     expect_refused(load, {state, "step = -1"});
-    put(state, "{\"step\": 1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1, \"shuffled\": 1, \"seq\": 64}");
+    put(state,
+        "{\"step\": 1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1, \"shuffled\": 1, "
+        "\"seq\": 64}");
     expect_refused(load, {state, "shuffled"});
 }
 
@@ -262,23 +297,32 @@ TEST(BadInput, UnwritableOutputs) {
     put(dir / "file", "before\n");
     for (const char* option : {"--json", "--trace", "--save"})
         for (const std::string& path : {dir / "file/below", std::string("/proc/nowhere/below")})
-            expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 {} {}", option, path)),
-                                  {path});  // before the training, not after
+            expect_one_error_line(
+                run("00_single_gpu", fmt::format("--steps 1000000 {} {}", option, path)),
+                {path});  // before the training, not after
     for (const char* option : {"--json", "--trace"})
-        expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 {} {}", option, dir.path())), {dir.path(), "directory"});
-    expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 --save {}", dir / "file")), {dir / "file"});
+        expect_one_error_line(
+            run("00_single_gpu", fmt::format("--steps 1000000 {} {}", option, dir.path())),
+            {dir.path(), "directory"});
+    expect_one_error_line(
+        run("00_single_gpu", fmt::format("--steps 1000000 --save {}", dir / "file")),
+        {dir / "file"});
     EXPECT_EQ(files_in(dir.path()), (std::map<std::string, std::string>{{"file", "before\n"}}));
     ASSERT_EQ(mkfifo((dir / "pipe").c_str(), 0600), 0);
-    expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 --json {}", dir / "pipe")), {dir / "pipe", "regular file"});
-    expect_one_error_line(run("00_single_gpu", fmt::format("--steps 1000000 --json {0} --trace {0}", dir / "new")),
-                          {"--json", "--trace", dir / "new"});
+    expect_one_error_line(
+        run("00_single_gpu", fmt::format("--steps 1000000 --json {}", dir / "pipe")),
+        {dir / "pipe", "regular file"});
+    expect_one_error_line(
+        run("00_single_gpu", fmt::format("--steps 1000000 --json {0} --trace {0}", dir / "new")),
+        {"--json", "--trace", dir / "new"});
 }
 
 TEST(Outputs, ReplaceWhatALinkPointsTo) {
     TempDir dir;
     put(dir / "file", "before\n");
     fs::create_symlink(dir / "file", dir / "link");
-    train("00_single_gpu", fmt::format("--layers 1 --seq 16 --steps 1 --no-verify --trace {}", dir / "link"));
+    train("00_single_gpu",
+          fmt::format("--layers 1 --seq 16 --steps 1 --no-verify --trace {}", dir / "link"));
     EXPECT_TRUE(fs::is_symlink(dir / "link"));
     EXPECT_TRUE(contains(slurp(dir / "file"), "traceEvents"));
 }

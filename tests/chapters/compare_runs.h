@@ -16,14 +16,16 @@ inline void expect_same_bits(const Outcome& a, const Outcome& b) {
 
 // Files are written in one order, whoever held what.
 inline void expect_same_checkpoints(const std::string& a, const std::string& b) {
-    for (const char* file : {"config.json", "trainer_state.json", "model.safetensors", "optimizer.safetensors"})
+    for (const char* file :
+         {"config.json", "trainer_state.json", "model.safetensors", "optimizer.safetensors"})
         EXPECT_TRUE(slurp(a + "/" + file) == slurp(b + "/" + file)) << file;
 }
 
 inline double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
     EXPECT_EQ(a.size(), b.size());
     double most = 0;
-    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+        most = std::max(most, std::abs(a[i] - b[i]));
     return most;
 }
 
@@ -32,19 +34,26 @@ inline void expect_close(const Outcome& a, const Outcome& b) {
     EXPECT_LE(largest_difference(a.of("loss"), b.of("loss")), on_gpu ? 1e-5 : 1e-6);
     EXPECT_LE(largest_difference(a.of("grad_norm"), b.of("grad_norm")), on_gpu ? 1e-4 : 1e-5);
 }
-// And of runs whose sums have one order. On GPUs NCCL adds as it likes: an all-reduce otherwise than a reduce-scatter.
-inline void expect_the_same(const Outcome& a, const Outcome& b) { on_gpu ? expect_close(a, b) : expect_same_bits(a, b); }
+// And of runs whose sums have one order. On GPUs NCCL adds as it likes: an all-reduce otherwise
+// than a reduce-scatter.
+inline void expect_the_same(const Outcome& a, const Outcome& b) {
+    on_gpu ? expect_close(a, b) : expect_same_bits(a, b);
+}
 
-// What a run says of itself: that it equals one plain device, and that it held and sent what was predicted.
+// What a run says of itself: that it equals one plain device, and that it held and sent what was
+// predicted.
 inline void expect_as_predicted(const Outcome& run) {
     for (const char* name : {"parameters", "gradients", "optimizer"}) {
         const Json bytes = run.summary.at("memory").at(name);
         EXPECT_EQ(bytes.at("predicted"), bytes.at("measured")) << name;
     }
     for (const auto& [name, count] : run.summary.at("communication").items()) {
-        EXPECT_EQ(count.at("calls").get<double>(), count.at("predicted_calls").get<double>()) << name;
+        EXPECT_EQ(count.at("calls").get<double>(), count.at("predicted_calls").get<double>())
+            << name;
         for (const std::string bytes : {"tensor_bytes", "sent_bytes"})
-            EXPECT_DOUBLE_EQ(count.at(bytes).get<double>(), count.at("predicted_" + bytes).get<double>()) << name;
+            EXPECT_DOUBLE_EQ(count.at(bytes).get<double>(),
+                             count.at("predicted_" + bytes).get<double>())
+                << name;
     }
     EXPECT_FALSE(contains(run.out, "MIS")) << run.out;  // MISSED, MISMATCH
 }
@@ -59,21 +68,29 @@ inline int gpus() {  // of this machine
     return count;
 }
 
-// The numbers of ranks that every technique is tried on. On GPUs, whose start takes seconds, fewer; as many as there are is one of them.
+// The numbers of ranks that every technique is tried on. On GPUs, whose start takes seconds, fewer;
+// as many as there are is one of them.
 inline std::vector<int> rank_counts() {
     if (!on_gpu) return {3};
     return gpus() > 3 ? std::vector<int>{2, 3, gpus()} : std::vector<int>{2, 3};
 }
-inline std::vector<int> more_rank_counts() { return on_gpu ? std::vector<int>{} : std::vector<int>{2, 4, 8}; }
+inline std::vector<int> more_rank_counts() {
+    return on_gpu ? std::vector<int>{} : std::vector<int>{2, 4, 8};
+}
 
 // A Hugging Face checkpoint to start from, with its own tokens.
-inline std::string load(const std::string& name) { return fmt::format("--load {0} --data {0}/tokens.bin", reference(name)); }
+inline std::string load(const std::string& name) {
+    return fmt::format("--load {0} --data {0}/tokens.bin", reference(name));
+}
 
-// A small model whose parameters divide by no number of ranks: a directory with a config.json for --model.
+// A small model whose parameters divide by no number of ranks: a directory with a config.json for
+// --model.
 class SmallModel {
 public:
     explicit SmallModel(bool tied = false) {
-        put(dir_ / "config.json", config_json({{"num_hidden_layers", 3}, {"vocab_size", 257}, {"tie_word_embeddings", tied}}));
+        put(dir_ / "config.json",
+            config_json(
+                {{"num_hidden_layers", 3}, {"vocab_size", 257}, {"tie_word_embeddings", tied}}));
     }
     const std::string& path() const { return dir_.path(); }
 

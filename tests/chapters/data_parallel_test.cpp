@@ -1,4 +1,5 @@
-// 01_data_parallel: every way to sum the gradients gives what one device gives, and holds and sends what was predicted.
+// 01_data_parallel: every way to sum the gradients gives what one device gives, and holds and sends
+// what was predicted.
 #include <set>
 
 #include "compare_runs.h"
@@ -13,27 +14,34 @@ constexpr int named_tensors = 3 * 9 + 3;  // of the small model
 // Trains the small model on 2 sequences per rank and micro-batch.
 Outcome train_small(int ranks, const std::string& arguments) {
     const SmallModel model;
-    return train(ranks, chapter, fmt::format("--model {} --seq 40 --steps 3 --lr 2e-3 --micro-batch 2 {}", model.path(), arguments));
+    return train(ranks, chapter,
+                 fmt::format("--model {} --seq 40 --steps 3 --lr 2e-3 --micro-batch 2 {}",
+                             model.path(), arguments));
 }
 
-double calls(const Outcome& run, const char* kind) { return run.summary.at("communication").at(kind).at("calls").get<double>(); }
+double calls(const Outcome& run, const char* kind) {
+    return run.summary.at("communication").at(kind).at("calls").get<double>();
+}
 
 class DataParallelRanks : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(DataParallel, DataParallelRanks, testing::ValuesIn(rank_counts()), testing::PrintToStringParamName());
-INSTANTIATE_TEST_SUITE_P(LongDataParallel, DataParallelRanks, testing::ValuesIn(more_rank_counts()), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(DataParallel, DataParallelRanks, testing::ValuesIn(rank_counts()),
+                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(LongDataParallel, DataParallelRanks, testing::ValuesIn(more_rank_counts()),
+                         testing::PrintToStringParamName());
 
 TEST_P(DataParallelRanks, EveryTechniqueEqualsOneDevice) {
     const int n = GetParam();
     const Outcome naive = train_small(n, "--sync naive --verify");
     expect_verified(naive);
     EXPECT_EQ(calls(naive, "all-reduce"), named_tensors + 1);  // and the loss
-    EXPECT_TRUE(contains(
-        naive.out,
-        fmt::format("batch   {} sequences x 40 tokens = {} a step: micro-batch 2 x 1 accumulated x {} ranks", 2 * n, 80 * n, n)))
+    EXPECT_TRUE(contains(naive.out, fmt::format("batch   {} sequences x 40 tokens = {} a step: "
+                                                "micro-batch 2 x 1 accumulated x {} ranks",
+                                                2 * n, 80 * n, n)))
         << naive.out;
     EXPECT_EQ(naive.summary.at("configuration").at("global_batch"), 2 * n);
 
-    const Outcome overlap = train_small(n, "--sync overlap"), bucket = train_small(n, "--sync bucket --bucket-mb 0.05");
+    const Outcome overlap = train_small(n, "--sync overlap"),
+                  bucket = train_small(n, "--sync bucket --bucket-mb 0.05");
     for (const Outcome* run : {&overlap, &bucket}) {
         expect_verified(*run);
         expect_the_same(*run, naive);
@@ -42,7 +50,8 @@ TEST_P(DataParallelRanks, EveryTechniqueEqualsOneDevice) {
     EXPECT_GT(calls(bucket, "all-reduce"), 3);
     EXPECT_LT(calls(bucket, "all-reduce"), 10);
     for (const char* directions : {"one", "both"}) {
-        const Outcome ring = train_small(n, fmt::format("--sync ring --ring-directions {}", directions));
+        const Outcome ring =
+            train_small(n, fmt::format("--sync ring --ring-directions {}", directions));
         expect_verified(ring);
         expect_close(ring, naive);
         EXPECT_EQ(calls(ring, "send/recv"), 2 * (n - 1));
@@ -52,7 +61,9 @@ TEST_P(DataParallelRanks, EveryTechniqueEqualsOneDevice) {
 // On GPUs nano's one bucket, of 6 MiB, is large enough for them.
 TEST(DataParallel, WithCopyEnginesAndWithout) {
     const auto with = [](const char* copy_engines) {
-        const Outcome run = train(2, chapter, fmt::format("--seq 40 --steps 3 --micro-batch 2 --copy-engines {}", copy_engines));
+        const Outcome run = train(
+            2, chapter,
+            fmt::format("--seq 40 --steps 3 --micro-batch 2 --copy-engines {}", copy_engines));
         expect_verified(run);
         return run;
     };
@@ -63,7 +74,8 @@ TEST(DataParallel, AccumulationSynchronisesOnceOrEachTime) {
     for (const char* sync : {"naive", "overlap", "bucket", "ring"}) {
         SCOPED_TRACE(sync);
         const auto with = [&](const char* no_sync) {
-            const Outcome run = train_small(3, fmt::format("--grad-accum 3 --sync {} --no-sync {}", sync, no_sync));
+            const Outcome run =
+                train_small(3, fmt::format("--grad-accum 3 --sync {} --no-sync {}", sync, no_sync));
             expect_verified(run);
             EXPECT_EQ(run.summary.at("configuration").at("global_batch"), 2 * 3 * 3);
             return run;
@@ -80,57 +92,76 @@ TEST(DataParallel, AccumulationSynchronisesOnceOrEachTime) {
 TEST(DataParallel, EqualsChapter00) {
     const SmallModel model;
     const Outcome single =
-        train("00_single_gpu", fmt::format("--model {} --seq 40 --steps 3 --lr 2e-3 --micro-batch 12 --no-verify", model.path()));
-    for (const char* split : {"--micro-batch 4", "--micro-batch 2 --grad-accum 2", "--micro-batch 1 --grad-accum 4 --no-sync off"})
+        train("00_single_gpu",
+              fmt::format("--model {} --seq 40 --steps 3 --lr 2e-3 --micro-batch 12 --no-verify",
+                          model.path()));
+    for (const char* split : {"--micro-batch 4", "--micro-batch 2 --grad-accum 2",
+                              "--micro-batch 1 --grad-accum 4 --no-sync off"})
         expect_close(train_small(3, fmt::format("--no-verify {}", split)), single);
 }
 
 TEST(DataParallel, OneRankAlone) {
     for (const char* sync : {"naive", "overlap", "bucket", "ring"})
-        for (int ranks : {0, 1}) expect_verified(train_small(ranks, fmt::format("--sync {} --grad-accum 2", sync)));
+        for (int ranks : {0, 1})
+            expect_verified(train_small(ranks, fmt::format("--sync {} --grad-accum 2", sync)));
 }
 
 TEST(DataParallel, OtherPrecisionsRecomputationAndTiedWeights) {
     const SmallModel tied(true);
     for (const char* sync : {"overlap", "bucket --bucket-mb 0.01", "ring --ring-directions both"})
-        for (const char* others : {"--dtype bf16", "--dtype bf16 --fp32-grads --recompute selective", "--recompute full --clip 0.1"})
-            expect_verified(train_small(2, fmt::format("--model {} --sync {} {}", tied.path(), sync, others)));
+        for (const char* others :
+             {"--dtype bf16", "--dtype bf16 --fp32-grads --recompute selective",
+              "--recompute full --clip 0.1"})
+            expect_verified(
+                train_small(2, fmt::format("--model {} --sync {} {}", tied.path(), sync, others)));
 }
 
-// --explain: a bucket's all-reduce is printed where it starts, between the backward passes of the layers.
+// --explain: a bucket's all-reduce is printed where it starts, between the backward passes of the
+// layers.
 TEST(DataParallel, ExplainShowsBucketsUnderTheBackward) {
     const Outcome run = train_small(2, "--no-verify --sync bucket --bucket-mb 0.05 --explain");
-    const size_t backward = run.out.find("before backward of head"), update = run.out.find("global gradient norm");
+    const size_t backward = run.out.find("before backward of head"),
+                 update = run.out.find("global gradient norm");
     ASSERT_TRUE(backward != std::string::npos && update != std::string::npos) << run.out;
-    std::vector<std::string> order;  // of the backward: h, 2, 1, 0, e for its units and B for a bucket
+    // of the backward: h, 2, 1, 0, e for its units and B for a bucket
+    std::vector<std::string> order;
     std::istringstream lines(run.out.substr(backward, update - backward));
     for (std::string line; std::getline(lines, line);) {
         if (contains(line, "all-reduce") && contains(line, "asynchronous")) order.push_back("B");
-        if (const size_t at = line.find("after backward of "); at != std::string::npos) order.push_back(line.substr(at + 18, 8));
+        if (const size_t at = line.find("after backward of "); at != std::string::npos)
+            order.push_back(line.substr(at + 18, 8));
     }
-    const auto place = [&](const std::string& what) { return std::ranges::find(order, what) - order.begin(); };
+    const auto place = [&](const std::string& what) {
+        return std::ranges::find(order, what) - order.begin();
+    };
     EXPECT_LT(place("head (mi"), place("layers.2"));
     EXPECT_LT(place("layers.2"), place("layers.1"));
     EXPECT_LT(place("layers.1"), place("layers.0"));
     EXPECT_LT(place("layers.0"), place("embeddin"));
-    EXPECT_LT(place("B"), place("layers.2")) << run.out;                      // the first bucket does not wait for the rest
+    EXPECT_LT(place("B"), place("layers.2"))
+        << run.out;  // the first bucket does not wait for the rest
     EXPECT_EQ(std::ranges::count(order, "B"), calls(run, "all-reduce") - 1);  // less the loss
-    EXPECT_GE(std::count(order.begin() + place("head (mi"), order.begin() + place("layers.0"), "B"), 3) << run.out;
+    EXPECT_GE(std::count(order.begin() + place("head (mi"), order.begin() + place("layers.0"), "B"),
+              3)
+        << run.out;
 }
 
 TEST(DataParallel, OverlapHidesSomeOfIt) {
     // On a GPU the backward of a small model is over before anything could hide under it.
     const char* size = on_gpu ? "--model char --micro-batch 64" : "--layers 4 --micro-batch 8";
     EXPECT_TRUE(in_one_of_three_tries([&] {
-        const Outcome run = train(2, chapter, fmt::format("{} --steps 6 --no-verify --sync overlap", size));
+        const Outcome run =
+            train(2, chapter, fmt::format("{} --steps 6 --no-verify --sync overlap", size));
         const Json count = run.summary.at("communication").at("all-reduce");
-        return some_hidden(run, count.at("seconds").get<double>(), count.at("exposed_seconds").get<double>());
+        return some_hidden(run, count.at("seconds").get<double>(),
+                           count.at("exposed_seconds").get<double>());
     }));
 }
 
 TEST(DataParallel, TraceHasALaneForCommunication) {
     TempDir dir;
-    train_small(2, fmt::format("--no-verify --sync bucket --bucket-mb 0.05 --trace {}", dir / "trace.json"));
+    train_small(2, fmt::format("--no-verify --sync bucket --bucket-mb 0.05 --trace {}",
+                               dir / "trace.json"));
     const Json trace = Json::parse(slurp(dir / "trace.json"), nullptr, false);
     ASSERT_TRUE(trace.is_object() && trace.contains("traceEvents"));
     std::set<std::string> lanes;
@@ -139,12 +170,14 @@ TEST(DataParallel, TraceHasALaneForCommunication) {
     for (const Json& event : trace["traceEvents"])
         if (event.at("ph") == "M" && event.at("name") == "thread_name") {
             lanes.insert(event.at("args").at("name").get<std::string>());
-            if (event.at("args").at("name") == "communication") communication_threads.insert(event.at("tid"));
+            if (event.at("args").at("name") == "communication")
+                communication_threads.insert(event.at("tid"));
         }
     for (const Json& event : trace["traceEvents"])
         if (event.at("ph") == "X" && event.at("args").at("operation") == "all-reduce")
             all_reduces += int(communication_threads.count(event.at("tid")));
-    for (const char* lane : {"compute", "communication", "phase"}) EXPECT_TRUE(lanes.count(lane)) << lane;
+    for (const char* lane : {"compute", "communication", "phase"})
+        EXPECT_TRUE(lanes.count(lane)) << lane;
     EXPECT_GE(all_reduces, 3 * 3);
 }
 

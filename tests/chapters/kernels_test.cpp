@@ -1,4 +1,5 @@
-// 07_kernels: every kernel is right at every size, the tables show what each rung teaches, and a student's kernel is ranked.
+// 07_kernels: every kernel is right at every size, the tables show what each rung teaches, and a
+// student's kernel is ranked.
 #include <algorithm>
 #include <map>
 #include <sstream>
@@ -29,7 +30,8 @@ std::map<std::string, Json> rows_of(const std::string& arguments) {
 }
 
 class KernelFamilies : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Family, KernelFamilies, testing::Range(1, 7), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Family, KernelFamilies, testing::Range(1, 7),
+                         testing::PrintToStringParamName());
 
 TEST_P(KernelFamilies, EqualFloat64) {
     // On the CPU also races, and every table.
@@ -39,13 +41,15 @@ TEST_P(KernelFamilies, EqualFloat64) {
     if (GetParam() == 6 && contains(run.out, "skipped: it needs Hopper"))
         EXPECT_TRUE(contains(run.out, "nothing was checked")) << run.out;
     else
-        EXPECT_TRUE(contains(run.out, "all right: ") && !contains(run.out, "all right: 0 ")) << run.out;
+        EXPECT_TRUE(contains(run.out, "all right: ") && !contains(run.out, "all right: 0 "))
+            << run.out;
 }
 
 TEST(KernelsMicroscope, ShowsWhatEachRungTeaches) {
     if (on_gpu) GTEST_SKIP() << "the microscope is for the CPU";
     const std::map<std::string, Json> rows = rows_of("--family 2");
-    const auto mean = [&](const std::string& kernel, const std::string& sum, const std::string& of) {
+    const auto mean = [&](const std::string& kernel, const std::string& sum,
+                          const std::string& of) {
         return rows.at(kernel).at(sum).get<double>() / rows.at(kernel).at(of).get<double>();
     };
     const auto sectors = [&](const std::string& kernel, const std::string& access) {
@@ -56,7 +60,8 @@ TEST(KernelsMicroscope, ShowsWhatEachRungTeaches) {
     EXPECT_EQ(sectors("copy_strided [8192,8]", "load"), 32);
     EXPECT_EQ(sectors("transpose_naive", "load"), 4);
     EXPECT_EQ(sectors("transpose_naive", "store"), 32);
-    for (const char* kernel : {"transpose_shared", "transpose_padded"}) EXPECT_EQ(sectors(kernel, "store"), 4);
+    for (const char* kernel : {"transpose_shared", "transpose_padded"})
+        EXPECT_EQ(sectors(kernel, "store"), 4);
     EXPECT_EQ(mean("transpose_shared", "shared_load_wavefronts", "shared_load_requests"), 32);
     EXPECT_EQ(mean("transpose_padded", "shared_load_wavefronts", "shared_load_requests"), 1);
     EXPECT_EQ(sectors("transpose_float4", "load"), 16);
@@ -100,7 +105,8 @@ TEST(KernelsOutput, PrimerAndSizes) {
     for (const char* part : {"SMs", "warps", "shared memory", "L2", "transpose_padded", "limit"})
         EXPECT_TRUE(contains(primer.out, part)) << part;
     const Outcome wide = kernels("--primer --kernel cross_entropy_fused --size 2,10000");
-    EXPECT_TRUE(on_gpu || contains(wide.out, " 20000 ")) << wide.out;  // bytes: the row is in shared memory
+    EXPECT_TRUE(on_gpu || contains(wide.out, " 20000 "))
+        << wide.out;  // bytes: the row is in shared memory
     const Outcome sized = kernels("--kernel transpose_naive --size 40,70");
     EXPECT_EQ(sized.exit_code, 0) << sized.err;
     EXPECT_TRUE(contains(sized.out, "rows 40, columns 70")) << sized.out;

@@ -1,4 +1,5 @@
-// 01_data_parallel on pretended nodes: what the slow links cost, the hierarchical all-reduce, and DiLoCo.
+// 01_data_parallel on pretended nodes: what the slow links cost, the hierarchical all-reduce, and
+// DiLoCo.
 #include <algorithm>
 
 #include "run_program.h"
@@ -6,7 +7,9 @@
 namespace ultrascale::test {
 namespace {
 
-Outcome train_on(int ranks, const std::string& arguments) { return train(ranks, "01_data_parallel", arguments); }
+Outcome train_on(int ranks, const std::string& arguments) {
+    return train(ranks, "01_data_parallel", arguments);
+}
 
 const std::string tiny = "--layers 1 --seq 32 --micro-batch 1 --steps 4 ";
 
@@ -16,14 +19,16 @@ double of_kind(const Outcome& outcome, const char* kind, const char* field) {
 }
 double communication_seconds(const Outcome& outcome) {
     double seconds = 0;
-    for (const char* kind : {"all-reduce", "reduce-scatter", "all-gather", "send/recv"}) seconds += of_kind(outcome, kind, "seconds");
+    for (const char* kind : {"all-reduce", "reduce-scatter", "all-gather", "send/recv"})
+        seconds += of_kind(outcome, kind, "seconds");
     return seconds;
 }
 
 constexpr double rate = 0.05e9 / 8;  // bytes/s
 
-// 4 ranks in two nodes, S bytes of gradients. Our all-reduce on the CPU sends 2 (M-1)/M S = S from every rank to the other node;
-// the hierarchical one half of it. (NCCL's ring: 2 (N-1)/N S = 1.5 S through one card.)
+// 4 ranks in two nodes, S bytes of gradients. Our all-reduce on the CPU sends 2 (M-1)/M S = S from
+// every rank to the other node; the hierarchical one half of it. (NCCL's ring: 2 (N-1)/N S = 1.5 S
+// through one card.)
 TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
     const std::string nodes = tiny + "--node-size 2 --inter-gbps 0.05 --sync ";
     Outcome bucket, hierarchical;
@@ -34,13 +39,15 @@ TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
         bool ok = communication_seconds(hierarchical) < 0.8 * communication_seconds(bucket);
         for (const Outcome* outcome : {&bucket, &hierarchical}) {
             EXPECT_EQ(outcome->summary.at("verify").at("result"), "ok");
-            const double expected = size / rate / (outcome == &bucket ? 1 : 2), measured = communication_seconds(*outcome);
+            const double expected = size / rate / (outcome == &bucket ? 1 : 2),
+                         measured = communication_seconds(*outcome);
             EXPECT_GT(measured, expected);
             ok = ok && measured < 1.6 * expected + 0.1;  // calls wait for each other too
         }
         return ok;
     });
-    EXPECT_TRUE(in_time) << communication_seconds(bucket) << " s, hierarchical " << communication_seconds(hierarchical) << " s";
+    EXPECT_TRUE(in_time) << communication_seconds(bucket) << " s, hierarchical "
+                         << communication_seconds(hierarchical) << " s";
     EXPECT_EQ(of_kind(hierarchical, "reduce-scatter", "tensor_bytes"), size);
     EXPECT_EQ(of_kind(hierarchical, "all-reduce", "tensor_bytes"), size / 2 + 8);
     EXPECT_EQ(of_kind(hierarchical, "all-gather", "tensor_bytes"), size);
@@ -48,38 +55,50 @@ TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
     const Outcome fast = train_on(4, tiny + "--sync bucket");
     EXPECT_EQ(fast.of("loss"), bucket.of("loss")) << "slow links change nothing else";
     EXPECT_TRUE(in_one_of_three_tries([&] {
-        return communication_seconds(train_on(4, tiny + "--sync bucket --node-size 4 --inter-gbps 0.001")) < size / rate;
+        return communication_seconds(train_on(
+                   4, tiny + "--sync bucket --node-size 4 --inter-gbps 0.001")) < size / rate;
     })) << "inside a node nothing is slowed down";
 }
 
-// Buckets that do not divide by the ranks of a node: h = 49 leaves one element of a norm over, and of h = 3 nothing can be shared out.
+// Buckets that do not divide by the ranks of a node: h = 49 leaves one element of a norm over, and
+// of h = 3 nothing can be shared out.
 TEST(DataParallelNodes, HierarchicalWithRemainders) {
     TempDir dir;
-    for (const auto& [hidden, node_size] : std::vector<std::pair<int, int>>{{49, 2}, {3, 4}, {48, 1}}) {
+    for (const auto& [hidden, node_size] :
+         std::vector<std::pair<int, int>>{{49, 2}, {3, 4}, {48, 1}}) {
         put(dir / "config.json", config_json({{"hidden_size", hidden}}));
         const Outcome outcome =
-            train_on(4, fmt::format("--model {} --seq 32 --micro-batch 1 --steps 2 --sync hierarchical --bucket-mb 0.0001 --node-size {} "
+            train_on(4, fmt::format("--model {} --seq 32 --micro-batch 1 --steps 2 --sync "
+                                    "hierarchical --bucket-mb 0.0001 --node-size {} "
                                     "--inter-gbps 100 --verify",
                                     dir.path(), node_size));
         EXPECT_EQ(outcome.summary.at("verify").at("result"), "ok");
     }
     // Without --node-size the machines are the nodes: here one.
-    EXPECT_EQ(train_on(4, tiny + "--sync hierarchical --grad-accum 2 --no-sync off").summary.at("verify").at("result"), "ok");
+    EXPECT_EQ(train_on(4, tiny + "--sync hierarchical --grad-accum 2 --no-sync off")
+                  .summary.at("verify")
+                  .at("result"),
+              "ok");
 }
 
 TEST(DataParallelNodes, Compare) {
-    const std::string table = run_ranks(4, "01_data_parallel", tiny + "--compare --node-size 2 --inter-gbps 10").out;
+    const std::string table =
+        run_ranks(4, "01_data_parallel", tiny + "--compare --node-size 2 --inter-gbps 10").out;
     EXPECT_TRUE(contains(table, "hierarchical, nodes of 2")) << table;
-    EXPECT_FALSE(contains(run_ranks(2, "01_data_parallel", tiny + "--compare").out, "hierarchical"));
+    EXPECT_FALSE(
+        contains(run_ranks(2, "01_data_parallel", tiny + "--compare").out, "hierarchical"));
 }
 
 TEST(DataParallelNodes, BadInput) {
-    const auto expect_refused_on = [](int ranks, const std::string& arguments, const std::vector<std::string>& telling) {
+    const auto expect_refused_on = [](int ranks, const std::string& arguments,
+                                      const std::vector<std::string>& telling) {
         const Outcome outcome = run_ranks(ranks, "01_data_parallel", tiny + arguments, 60);
         EXPECT_EQ(outcome.exit_code, 2) << arguments;
         EXPECT_TRUE(outcome.err.starts_with("error: ")) << outcome.err;
         EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 1) << outcome.err;
-        for (const std::string& part : telling) EXPECT_TRUE(contains(outcome.err, part)) << "without \"" << part << "\": " << outcome.err;
+        for (const std::string& part : telling)
+            EXPECT_TRUE(contains(outcome.err, part))
+                << "without \"" << part << "\": " << outcome.err;
     };
     expect_refused_on(4, "--node-size 3 --inter-gbps 1", {"--node-size 3", "4 ranks"});
     expect_refused_on(2, "--node-size 4 --inter-gbps 1", {"--node-size 4", "2 ranks"});
@@ -99,8 +118,10 @@ TEST(DataParallelNodes, BadInput) {
 }
 
 TEST(DiLoCo, CommunicatesEveryHthStep) {
-    const std::string arguments = "--layers 2 --seq 32 --micro-batch 4 --steps 12 --lr 3e-3 --sync diloco --inner-steps ";
-    const Outcome every = train_on(2, arguments + "1"), fourth = train_on(2, arguments + "4"), fifth = train_on(2, arguments + "5");
+    const std::string arguments =
+        "--layers 2 --seq 32 --micro-batch 4 --steps 12 --lr 3e-3 --sync diloco --inner-steps ";
+    const Outcome every = train_on(2, arguments + "1"), fourth = train_on(2, arguments + "4"),
+                  fifth = train_on(2, arguments + "5");
     const double size = every.summary.at("memory").at("gradients").at("measured").get<double>();
     EXPECT_EQ(of_kind(every, "all-reduce", "tensor_bytes") - 8, size);
     EXPECT_EQ(of_kind(fourth, "all-reduce", "tensor_bytes") - 8, size / 4);
@@ -112,31 +133,42 @@ TEST(DiLoCo, CommunicatesEveryHthStep) {
         EXPECT_EQ(outcome->summary.at("verify").at("result"), "not meant to be equal");
         EXPECT_TRUE(contains(outcome->out, "not meant to be equal"));
     }
-    EXPECT_NEAR(every.of("loss")[0], train_on(2, "--layers 2 --seq 32 --micro-batch 4 --steps 1").of("loss")[0], 1e-6)
+    EXPECT_NEAR(every.of("loss")[0],
+                train_on(2, "--layers 2 --seq 32 --micro-batch 4 --steps 1").of("loss")[0], 1e-6)
         << "the loss is the mean over all ranks' samples";
 }
 
 // Averaging one rank's weights with nobody's and following them all the way is plain training.
 TEST(DiLoCo, OfOneRankIsPlainTraining) {
     for (const std::string dtype : {"fp32", "bf16"}) {
-        const std::string arguments = "--layers 2 --seq 32 --micro-batch 4 --steps 10 --grad-accum 2 --dtype " + dtype + " --sync ";
+        const std::string arguments =
+            "--layers 2 --seq 32 --micro-batch 4 --steps 10 --grad-accum 2 --dtype " + dtype +
+            " --sync ";
         const std::vector<double> plain = train_on(1, arguments + "bucket").of("loss");
-        const std::vector<double> diloco = train_on(1, arguments + "diloco --inner-steps 1 --outer-lr 1 --outer-momentum 0").of("loss");
+        const std::vector<double> diloco =
+            train_on(1, arguments + "diloco --inner-steps 1 --outer-lr 1 --outer-momentum 0")
+                .of("loss");
         ASSERT_EQ(plain.size(), diloco.size());
-        for (size_t i = 0; i < plain.size(); ++i) EXPECT_NEAR(diloco[i], plain[i], dtype == "fp32" ? 1e-6 : 1e-3);
+        for (size_t i = 0; i < plain.size(); ++i)
+            EXPECT_NEAR(diloco[i], plain[i], dtype == "fp32" ? 1e-6 : 1e-3);
     }
 }
 
 TEST(DiLoCo, OuterStepByHand) {
     const std::string arguments = "--layers 2 --seq 32 --micro-batch 4 --steps 3 --sync ";
     const std::vector<double> plain = train_on(1, arguments + "bucket").of("loss");
-    // The first Nesterov step goes eta (1 + mu) delta: with eta = 1 / 1.9 as far as AdamW went. The second goes further.
+    // The first Nesterov step goes eta (1 + mu) delta: with eta = 1 / 1.9 as far as AdamW went. The
+    // second goes further.
     const std::vector<double> nesterov =
-        train_on(1, arguments + "diloco --inner-steps 1 --outer-lr 0.5263157894736842 --outer-momentum 0.9").of("loss");
+        train_on(1, arguments +
+                        "diloco --inner-steps 1 --outer-lr 0.5263157894736842 --outer-momentum 0.9")
+            .of("loss");
     EXPECT_NEAR(nesterov[1], plain[1], 1e-6);
     EXPECT_LT(nesterov[2], plain[2] - 1e-3);
     // With eta = 0 theta stays where it was, on every rank.
-    const std::vector<double> still = train_on(2, arguments + "diloco --inner-steps 1 --outer-lr 0 --outer-momentum 0").of("loss");
+    const std::vector<double> still =
+        train_on(2, arguments + "diloco --inner-steps 1 --outer-lr 0 --outer-momentum 0")
+            .of("loss");
     const std::vector<double> no_lr = train_on(2, arguments + "bucket --lr 0").of("loss");
     for (size_t i = 0; i < still.size(); ++i) EXPECT_NEAR(still[i], no_lr[i], 1e-6);
 }
@@ -144,9 +176,11 @@ TEST(DiLoCo, OuterStepByHand) {
 // A run ends with an outer step, so there is one model to save.
 TEST(DiLoCo, SavesTheWeights) {
     TempDir dir;
-    const std::string arguments = "--layers 2 --seq 32 --micro-batch 2 --sync diloco --inner-steps 3 --dtype bf16 ";
+    const std::string arguments =
+        "--layers 2 --seq 32 --micro-batch 2 --sync diloco --inner-steps 3 --dtype bf16 ";
     train_on(2, arguments + "--steps 5 --save " + (dir / "saved"));
-    EXPECT_FALSE(std::filesystem::exists(dir / "saved/trainer_state.json")) << "weights only: every rank has moments of its own";
+    EXPECT_FALSE(std::filesystem::exists(dir / "saved/trainer_state.json"))
+        << "weights only: every rank has moments of its own";
     const Outcome more = train_on(2, arguments + "--steps 2 --load " + (dir / "saved"));
     EXPECT_LT(more.of("loss")[0], 5.5);
 }

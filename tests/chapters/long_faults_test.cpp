@@ -1,4 +1,5 @@
-// One rank of several goes wrong (tests/faults/fault_program.cpp): the job ends within seconds, says why, and leaves nothing behind.
+// One rank of several goes wrong (tests/faults/fault_program.cpp): the job ends within seconds,
+// says why, and leaves nothing behind.
 #include "processes.h"
 
 namespace ultrascale::test {
@@ -26,13 +27,18 @@ protected:
 
     // Three ranks, of which rank 1 goes wrong.
     static Outcome run_fault(const std::string& fault, int on = 1) {
-        return in_time([&] { return run_ranks(3, "fault_program", {"--fault", fault, "--on", fmt::format("{}", on)}, 60); });
+        return in_time([&] {
+            return run_ranks(3, "fault_program", {"--fault", fault, "--on", fmt::format("{}", on)},
+                             60);
+        });
     }
 
-    // `line` is on stderr, and there is no other line of the program's own. (Open MPI's launcher adds some of its own.)
+    // `line` is on stderr, and there is no other line of the program's own. (Open MPI's launcher
+    // adds some of its own.)
     void expect_line(const Outcome& outcome, int exit_code, const std::string& line) {
         EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err << outcome.out;
-        EXPECT_EQ(lines_with(outcome.err, "error: "), (std::vector<std::string>{line})) << outcome.err;
+        EXPECT_EQ(lines_with(outcome.err, "error: "), (std::vector<std::string>{line}))
+            << outcome.err;
         EXPECT_EQ(lines_with(outcome.err, "died; the job ends").size(), 0u) << outcome.err;
     }
 
@@ -57,7 +63,8 @@ TEST_F(Faults, OrderlyEnds) {
     for (const char* fault : {"none", "false"}) {
         const Outcome outcome = run_fault(fault, -1);
         EXPECT_EQ(outcome.exit_code, fault == std::string("false")) << outcome.err;
-        EXPECT_FALSE(contains(outcome.err, "error: ") || contains(outcome.err, "died; ")) << outcome.err;
+        EXPECT_FALSE(contains(outcome.err, "error: ") || contains(outcome.err, "died; "))
+            << outcome.err;
     }
     const Outcome help = run_ranks(3, "fault_program", "--help");
     EXPECT_EQ(help.exit_code, 0);
@@ -72,20 +79,26 @@ TEST_F(Faults, DifferentOptions) {
     };
     expect({"--steps 4 --seq 8", "--steps 4 --seq 8", "--steps 3 --seq 8"},
            "rank 2 was started with other options than rank 0: `--steps 3` against `--steps 4`");
-    expect({"--seq 8", "--seq 8 --shuffle"}, "rank 1 was started with other options than rank 0: `--shuffle` against nothing");
-    expect({"", "--shuffle"}, "rank 1 was started with other options than rank 0: `--shuffle` against nothing");
-    expect({"--steps 4", "--steps"}, "rank 1 was started with other options than rank 0: `--steps` against `--steps 4`");
-    expect({"--help", "--seq 8"}, "rank 1 was started with other options than rank 0: `--seq 8` against `--help`");
+    expect({"--seq 8", "--seq 8 --shuffle"},
+           "rank 1 was started with other options than rank 0: `--shuffle` against nothing");
+    expect({"", "--shuffle"},
+           "rank 1 was started with other options than rank 0: `--shuffle` against nothing");
+    expect({"--steps 4", "--steps"},
+           "rank 1 was started with other options than rank 0: `--steps` against `--steps 4`");
+    expect({"--help", "--seq 8"},
+           "rank 1 was started with other options than rank 0: `--seq 8` against `--help`");
     const std::string a(1000, 'a'), b(1000, 'b');
     expect({"--data " + a, "--data " + b},
-           fmt::format("rank 1 was started with other options than rank 0: `--data {}...` against `--data {}...`", b.substr(0, 53),
-                       a.substr(0, 53)));
+           fmt::format("rank 1 was started with other options than rank 0: `--data {}...` against "
+                       "`--data {}...`",
+                       b.substr(0, 53), a.substr(0, 53)));
 }
 
 TEST_F(Faults, DifferentPrograms) {
     expect_refused({"fault_program", "fault_program", "01_data_parallel"},
                    "rank 2 was started as 01_data_parallel, rank 0 as fault_program");
-    expect_refused({"03_tensor_parallel --seq 8", "02_zero --seq 8"}, "rank 1 was started as 02_zero, rank 0 as 03_tensor_parallel");
+    expect_refused({"03_tensor_parallel --seq 8", "02_zero --seq 8"},
+                   "rank 1 was started as 02_zero, rank 0 as 03_tensor_parallel");
 }
 
 // As the launcher of the other MPI starts it: n times, alone.
@@ -95,23 +108,35 @@ TEST_F(Faults, LauncherOfAnotherMpi) {
     unsetenv("OMPI_COMM_WORLD_SIZE");
     EXPECT_EQ(outcome.exit_code, 2);
     EXPECT_EQ(outcome.out, "");
-    EXPECT_TRUE(outcome.err.starts_with("error: each of the 4 programs believes it is alone")) << outcome.err;
+    EXPECT_TRUE(outcome.err.starts_with("error: each of the 4 programs believes it is alone"))
+        << outcome.err;
 }
 
 TEST_F(Faults, WrongOptionsOnAllRanks) {
-    expect_line(run_ranks(3, "fault_program", "--steps"), 2, "error: --steps: 1 required INT:at least 0 missing; --help lists the options");
+    expect_line(run_ranks(3, "fault_program", "--steps"), 2,
+                "error: --steps: 1 required INT:at least 0 missing; --help lists the options");
 }
 
-TEST_F(Faults, UserErrorOnAllRanks) { expect_line(run_fault("user error", -1), 2, "error: the file is wrong"); }
+TEST_F(Faults, UserErrorOnAllRanks) {
+    expect_line(run_fault("user error", -1), 2, "error: the file is wrong");
+}
 
-TEST_F(Faults, UserErrorOnOneRank) { expect_line(run_fault("user error"), 2, "error: rank 1: the file is wrong"); }
+TEST_F(Faults, UserErrorOnOneRank) {
+    expect_line(run_fault("user error"), 2, "error: rank 1: the file is wrong");
+}
 
 // While communication is under way that can never end.
-TEST_F(Faults, UserErrorUnderWay) { expect_line(run_fault("user error under way", -1), 2, "error: the file is wrong"); }
+TEST_F(Faults, UserErrorUnderWay) {
+    expect_line(run_fault("user error under way", -1), 2, "error: the file is wrong");
+}
 
-TEST_F(Faults, InternalErrorOnOneRank) { expect_line(run_fault("internal error"), 3, "internal error: rank 1: this should not happen"); }
+TEST_F(Faults, InternalErrorOnOneRank) {
+    expect_line(run_fault("internal error"), 3, "internal error: rank 1: this should not happen");
+}
 
-TEST_F(Faults, OutOfMemoryOnOneRank) { expect_line(run_fault("out of memory"), 2, "error: rank 1: out of memory on the host"); }
+TEST_F(Faults, OutOfMemoryOnOneRank) {
+    expect_line(run_fault("out of memory"), 2, "error: rank 1: out of memory on the host");
+}
 
 TEST_F(Faults, KilledRankIsNamed) {
     for (int rank : {0, 1, 2}) expect_death(run_fault("killed", rank), rank);
@@ -120,7 +145,8 @@ TEST_F(Faults, KilledRankIsNamed) {
 // Its peers fail themselves where they were copying from its memory; they are not to be named.
 TEST_F(Faults, RankKilledUnderWayIsNamed) {
     if (on_gpu) GTEST_SKIP() << "on GPUs tests/faults/kill_rank.sh tries it";
-    for (int time = 0; time < 6; ++time) expect_death(run_fault("killed under way", time % 3), time % 3);
+    for (int time = 0; time < 6; ++time)
+        expect_death(run_fault("killed under way", time % 3), time % 3);
 }
 
 TEST_F(Faults, CrashedRankIsNamed) { expect_death(run_fault("crash"), 1); }

@@ -1,4 +1,5 @@
-// 03_tensor_parallel's checkpoints: Hugging Face's in, the same out, and on from there on any grid of ranks; and its refusals.
+// 03_tensor_parallel's checkpoints: Hugging Face's in, the same out, and on from there on any grid
+// of ranks; and its refusals.
 #include "compare_runs.h"
 #include "processes.h"
 #include "refused.h"
@@ -19,18 +20,21 @@ const Grid grids[] = {{1, "--micro-batch 4"},
 
 Outcome train_grid(const Grid& grid, const std::string& arguments) {
     SCOPED_TRACE(fmt::format("{} ranks {}", grid.ranks, grid.arguments));
-    return train(grid.ranks, chapter, fmt::format("--seq 40 --lr 1e-3 --no-verify {} {}", grid.arguments, arguments));
+    return train(grid.ranks, chapter,
+                 fmt::format("--seq 40 --lr 1e-3 --no-verify {} {}", grid.arguments, arguments));
 }
 
-// Loaded and saved without a step: the same tensors, whoever held which slices (and which copies: at tp 4 of key-value heads).
+// Loaded and saved without a step: the same tensors, whoever held which slices (and which copies:
+// at tp 4 of key-value heads).
 TEST(TensorParallelCheckpoint, ComesBackBitwise) {
     for (const char* dtype : {"fp32", "bf16"}) {
         TempDir dir;
-        train("00_single_gpu", fmt::format("{} --dtype {} --seq 40 --micro-batch 2 --steps 2 --no-verify --save {}", load("gqa_untied"),
-                                           dtype, dir / "first"));
+        train("00_single_gpu",
+              fmt::format("{} --dtype {} --seq 40 --micro-batch 2 --steps 2 --no-verify --save {}",
+                          load("gqa_untied"), dtype, dir / "first"));
         for (const Grid& grid : grids) {
-            train_grid(grid,
-                       fmt::format("{} --dtype {} --load {} --steps 0 --save {}", load("gqa_untied"), dtype, dir / "first", dir / "again"));
+            train_grid(grid, fmt::format("{} --dtype {} --load {} --steps 0 --save {}",
+                                         load("gqa_untied"), dtype, dir / "first", dir / "again"));
             expect_same_checkpoints(dir / "again", dir / "first");
         }
     }
@@ -43,20 +47,27 @@ TEST(TensorParallelCheckpoint, GoesOnAnywhere) {
     train_grid(grids[2], fmt::format("{} --steps 2 --save {}", load("gqa_untied"), dir / "saved"));
     const std::vector<double> losses = straight.of("loss"), rest(losses.begin() + 2, losses.end());
     for (const Grid& grid : grids) {
-        const Outcome run = train_grid(grid, fmt::format("--load {} {} --steps 2", dir / "saved", data));
+        const Outcome run =
+            train_grid(grid, fmt::format("--load {} {} --steps 2", dir / "saved", data));
         EXPECT_EQ(run.of("step"), (std::vector<double>{3, 4}));
         EXPECT_LE(largest_difference(run.of("loss"), rest), on_gpu ? 1e-5 : 1e-6);
     }
     const Outcome zero =
-        train(2, "02_zero", fmt::format("--seq 40 --lr 1e-3 --no-verify --micro-batch 2 --load {} {} --steps 2", dir / "saved", data));
+        train(2, "02_zero",
+              fmt::format("--seq 40 --lr 1e-3 --no-verify --micro-batch 2 --load {} {} --steps 2",
+                          dir / "saved", data));
     EXPECT_LE(largest_difference(zero.of("loss"), rest), on_gpu ? 1e-5 : 1e-6);
 }
 
 TEST(TensorParallelCheckpoint, ValidatesLikeOneDevice) {
-    const std::string arguments = fmt::format("{0} --seq 40 --steps 2 --no-verify --val-data {1}/tokens.bin --val-every 1",
-                                              load("gqa_untied"), reference("gqa_untied"));
+    const std::string arguments =
+        fmt::format("{0} --seq 40 --steps 2 --no-verify --val-data {1}/tokens.bin --val-every 1",
+                    load("gqa_untied"), reference("gqa_untied"));
     const Outcome single = train("00_single_gpu", arguments + " --micro-batch 3"),
-                  shared = train(2, chapter, arguments + " --micro-batch 3 --sequence-parallel --overlap chunk --chunks 3");
+                  shared =
+                      train(2, chapter,
+                            arguments +
+                                " --micro-batch 3 --sequence-parallel --overlap chunk --chunks 3");
     expect_as_predicted(shared);
     EXPECT_LE(largest_difference(shared.of("val_loss"), single.of("val_loss")), 1e-5);
 }
@@ -78,7 +89,8 @@ TEST_F(TensorParallelBadInput, Options) {
     expect(2, "--same-seed off", {"--same-seed has no effect", "--dropout"});
     expect(2, "--keep-gathered on", {"--keep-gathered has no effect", "--sequence-parallel"});
     expect(2, "--partition-checkpoints", {"--partition-checkpoints", "--recompute full"});
-    expect(2, "--partition-checkpoints --recompute full --sequence-parallel", {"--partition-checkpoints", "--sequence-parallel"});
+    expect(2, "--partition-checkpoints --recompute full --sequence-parallel",
+           {"--partition-checkpoints", "--sequence-parallel"});
     expect(2, "--demo row", {"--demo", "row"});
     expect(2, "--stage 1", {"--stage"});  // another chapter's
 }
@@ -94,8 +106,11 @@ TEST_F(TensorParallelBadInput, OfACompare) {
     };
     refuses("--tp 1", {"--compare", "--tp 2"});
     refuses("--seq 33", {"--sequence-parallel", "33 tokens"});
-    refuses("--device-memory 0.045", {"out of memory", "activations", "--micro-batch 7 would fit"});  // with sequence parallelism 8 do
-    refuses("--grad-accum 1099511627776 --micro-batch 1 --seq 8", {"1099511627776 sequences", "--grad-accum"});
+    refuses("--device-memory 0.045",
+            {"out of memory", "activations",
+             "--micro-batch 7 would fit"});  // with sequence parallelism 8 do
+    refuses("--grad-accum 1099511627776 --micro-batch 1 --seq 8",
+            {"1099511627776 sequences", "--grad-accum"});
 }
 
 // Before anything is allocated: these sizes would fit nowhere.
@@ -103,8 +118,10 @@ TEST_F(TensorParallelBadInput, WhatDoesNotSplit) {
     expect(3, "--tp 2", {"--tp 2", "3 ranks", "divide"});
     expect(2, "--tp 4", {"--tp 4", "2 ranks"});
     expect(3, "--model llama-3-405b", {"--tp 3", "128 attention heads", "divide"});
-    expect(2, "--sequence-parallel --seq 33", {"--sequence-parallel", "33 tokens", "--tp 2", "--seq 32"});
-    expect(2, "--partition-checkpoints --recompute full --micro-batch 3 --seq 31", {"--partition-checkpoints", "3 x 31 tokens"});
+    expect(2, "--sequence-parallel --seq 33",
+           {"--sequence-parallel", "33 tokens", "--tp 2", "--seq 32"});
+    expect(2, "--partition-checkpoints --recompute full --micro-batch 3 --seq 31",
+           {"--partition-checkpoints", "3 x 31 tokens"});
     expect(2, "--micro-batch 4000000", {"out of memory", "activations", "--sequence-parallel"});
     TempDir dir;
     const auto with = [&](const Json& changes) {
@@ -112,8 +129,10 @@ TEST_F(TensorParallelBadInput, WhatDoesNotSplit) {
         return "--model " + dir.path();
     };
     expect(3, with({{"num_attention_heads", 4}}), {"--tp 3", "4 attention heads"});
-    expect(4, with({{"num_attention_heads", 2}}), {"--tp 4", "2 attention heads", "not split", "at most --tp 2"});
-    expect(4, with({{"num_attention_heads", 12}, {"num_key_value_heads", 3}, {"head_dim", 4}}), {"--tp 4", "3 key-value heads"});
+    expect(4, with({{"num_attention_heads", 2}}),
+           {"--tp 4", "2 attention heads", "not split", "at most --tp 2"});
+    expect(4, with({{"num_attention_heads", 12}, {"num_key_value_heads", 3}, {"head_dim", 4}}),
+           {"--tp 4", "3 key-value heads"});
     expect(4, with({{"intermediate_size", 90}}), {"--tp 4", "feed-forward size of 90"});
     expect(4, with({{"vocab_size", 3}}), {"vocabulary of 3"});
 }
@@ -126,20 +145,25 @@ TEST_F(TensorParallelBadInput, MicroBatchTooLarge) {
         const auto largest = small.summary["fits"]["largest_micro_batch"].get<int>();
         EXPECT_GT(largest, 8);
         if (!on_gpu) {  // there workspace comes on top
-            train(2, chapter, fmt::format("--steps 1 --seq 32 --micro-batch {} {}", largest, arguments));
+            train(2, chapter,
+                  fmt::format("--steps 1 --seq 32 --micro-batch {} {}", largest, arguments));
         }
         expect(2, fmt::format("--micro-batch {} {}", largest + 1, arguments),
                {"out of memory", fmt::format("--micro-batch {} would", largest)});
     }
-    const Outcome parted =
-        train(2, chapter, "--steps 1 --seq 31 --micro-batch 2 --recompute full --partition-checkpoints --no-verify --device-memory 0.2");
-    EXPECT_EQ(parted.summary["fits"]["largest_micro_batch"].get<int>() % 2, 0);  // of 31 tokens each two ranks cannot share an odd number
+    const Outcome parted = train(2, chapter,
+                                 "--steps 1 --seq 31 --micro-batch 2 --recompute full "
+                                 "--partition-checkpoints --no-verify --device-memory 0.2");
+    EXPECT_EQ(parted.summary["fits"]["largest_micro_batch"].get<int>() % 2,
+              0);  // of 31 tokens each two ranks cannot share an odd number
 }
 
 TEST_F(TensorParallelBadInput, Checkpoints) {
     TempDir dir;
-    for (const char* file : {"config.json", "model.safetensors"}) fs::copy(reference("gqa_untied") + "/" + file, dir.path());
-    const std::string arguments = fmt::format("--load {} --data {}/tokens.bin", dir.path(), reference("gqa_untied"));
+    for (const char* file : {"config.json", "model.safetensors"})
+        fs::copy(reference("gqa_untied") + "/" + file, dir.path());
+    const std::string arguments =
+        fmt::format("--load {} --data {}/tokens.bin", dir.path(), reference("gqa_untied"));
     expect(3, arguments, {"--tp 3", "4 attention heads"});
     Json config = Json::parse(slurp(dir / "config.json"));
     config["intermediate_size"] = 96;

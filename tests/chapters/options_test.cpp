@@ -1,5 +1,6 @@
-// Options: what has no effect is refused with the reason, what is unknown with what may have been meant; and what all programs write
-// about themselves: --json's lines, --log-every, lines on a terminal.
+// Options: what has no effect is refused with the reason, what is unknown with what may have been
+// meant; and what all programs write about themselves: --json's lines, --log-every, lines on a
+// terminal.
 #include <cstdlib>
 #include <set>
 
@@ -9,43 +10,58 @@
 namespace ultrascale::test {
 namespace {
 
-void refuses(int ranks, const std::string& chapter, const std::string& arguments, const std::vector<std::string>& telling) {
+void refuses(int ranks, const std::string& chapter, const std::string& arguments,
+             const std::vector<std::string>& telling) {
     SCOPED_TRACE(fmt::format("{} {}", chapter, arguments));
-    expect_one_error_line(ranks == 0 ? run(chapter, arguments) : run_ranks(ranks, chapter, arguments, 60), telling);
+    expect_one_error_line(
+        ranks == 0 ? run(chapter, arguments) : run_ranks(ranks, chapter, arguments, 60), telling);
 }
 
 TEST(Options, WithoutEffectAreRefused) {
     const std::string none = "has no effect: ";
     refuses(0, "00_single_gpu", "--naive-mean", {"--naive-mean " + none, "--grad-accum 2"});
-    refuses(0, "00_single_gpu", "--batch-ramp 8:1,16 --grad-accum 2", {"--batch-ramp", "--grad-accum"});
+    refuses(0, "00_single_gpu", "--batch-ramp 8:1,16 --grad-accum 2",
+            {"--batch-ramp", "--grad-accum"});
     refuses(0, "00_single_gpu", "--temperature 1", {"--temperature " + none, "--sample"});
     refuses(0, "00_single_gpu", "--prompt a", {"--prompt " + none, "--sample"});
     refuses(0, "00_single_gpu", "--lr-steps 4", {"--lr-steps " + none, "cosine"});
-    refuses(0, "00_single_gpu", fmt::format("--model nano --load {}", reference("gqa_untied")), {"--model " + none, "--load"});
-    refuses(0, "00_single_gpu", fmt::format("--layers 1 --load {}", reference("gqa_untied")), {"--layers 1", "2 layers"});
-    refuses(0, "01_data_parallel", "--sync naive --bucket-mb 1", {"--bucket-mb " + none, "--sync bucket"});
-    refuses(0, "01_data_parallel", "--ring-directions both", {"--ring-directions " + none, "--sync ring"});
+    refuses(0, "00_single_gpu", fmt::format("--model nano --load {}", reference("gqa_untied")),
+            {"--model " + none, "--load"});
+    refuses(0, "00_single_gpu", fmt::format("--layers 1 --load {}", reference("gqa_untied")),
+            {"--layers 1", "2 layers"});
+    refuses(0, "01_data_parallel", "--sync naive --bucket-mb 1",
+            {"--bucket-mb " + none, "--sync bucket"});
+    refuses(0, "01_data_parallel", "--ring-directions both",
+            {"--ring-directions " + none, "--sync ring"});
     for (const char* option : {"--inner-steps 2", "--outer-lr 1", "--outer-momentum 0"})
         refuses(0, "01_data_parallel", option, {none, "--sync diloco"});
     refuses(0, "01_data_parallel", "--no-sync off", {"--no-sync " + none, "--grad-accum 2"});
-    refuses(0, "01_data_parallel", "--largest-mib 1", {"--largest-mib " + none, "--demo bandwidth"});
+    refuses(0, "01_data_parallel", "--largest-mib 1",
+            {"--largest-mib " + none, "--demo bandwidth"});
     refuses(0, "01_data_parallel", "--compare --sync ring", {"--compare", "--sync"});
     refuses(0, "01_data_parallel", "--demo collectives --json x.jsonl", {"--json", "no figures"});
     refuses(0, "03_tensor_parallel", "--demo linear --json x.jsonl", {"--json", "no figures"});
     refuses(0, "02_zero", "--prefetch 2", {"--prefetch " + none, "stage 3"});
-    refuses(0, "02_zero", "--stage 3 --gather-overlap forward", {"--gather-overlap " + none, "stages 1 and 2"});
-    refuses(0, "02_zero", "--stage 2 --grad-accum 2 --no-sync off", {"--no-sync " + none, "after each micro-batch anyway"});
+    refuses(0, "02_zero", "--stage 3 --gather-overlap forward",
+            {"--gather-overlap " + none, "stages 1 and 2"});
+    refuses(0, "02_zero", "--stage 2 --grad-accum 2 --no-sync off",
+            {"--no-sync " + none, "after each micro-batch anyway"});
     refuses(0, "02_zero", "--compare --stage 1", {"--stage " + none, "--compare"});
     refuses(2, "03_tensor_parallel", "--chunks 4", {"--chunks " + none, "--overlap chunk"});
-    refuses(2, "03_tensor_parallel", "--keep-gathered on", {"--keep-gathered " + none, "--sequence-parallel"});
+    refuses(2, "03_tensor_parallel", "--keep-gathered on",
+            {"--keep-gathered " + none, "--sequence-parallel"});
     refuses(2, "03_tensor_parallel", "--same-seed off", {"--same-seed " + none, "--dropout"});
-    refuses(2, "03_tensor_parallel", "--compare --sequence-parallel", {"--compare", "--sequence-parallel"});
+    refuses(2, "03_tensor_parallel", "--compare --sequence-parallel",
+            {"--compare", "--sequence-parallel"});
 }
 
 TEST(Options, UnexpectedOnesAreNamedInOrderWithWhatWasMeant) {
-    refuses(0, "02_zero", "--stag 3 --steps 2 rest", {"--stag 3 rest: not expected", "did you mean --stage?"});
-    refuses(0, "01_data_parallel", "--stage 3", {"--stage 3: not expected", "--stage is an option of 02_zero"});
-    refuses(0, "00_single_gpu", "--bucket-mb=3 --completely-unknown", {"option of 01_data_parallel", "--help"});
+    refuses(0, "02_zero", "--stag 3 --steps 2 rest",
+            {"--stag 3 rest: not expected", "did you mean --stage?"});
+    refuses(0, "01_data_parallel", "--stage 3",
+            {"--stage 3: not expected", "--stage is an option of 02_zero"});
+    refuses(0, "00_single_gpu", "--bucket-mb=3 --completely-unknown",
+            {"option of 01_data_parallel", "--help"});
     EXPECT_FALSE(contains(run("00_single_gpu", "--completely-unknown").err, "did you mean"));
     refuses(0, "00_single_gpu", "--seed -1", {"--seed", "whole number of at least 0"});
     EXPECT_FALSE(contains(run("00_single_gpu", "--help").out, "e+"));
@@ -59,24 +75,30 @@ std::set<std::string> options_of(const std::string& chapter) {
     return names;
 }
 
-// The table behind "is an option of" (common/report/other_chapters.h) against what the programs say themselves.
+// The table behind "is an option of" (common/report/other_chapters.h) against what the programs say
+// themselves.
 TEST(Options, OfOtherChaptersAreKnown) {
-    const std::vector<std::string> chapters = {"00_single_gpu", "01_data_parallel", "02_zero", "03_tensor_parallel"};
+    const std::vector<std::string> chapters = {"00_single_gpu", "01_data_parallel", "02_zero",
+                                               "03_tensor_parallel"};
     std::map<std::string, std::set<std::string>> options;
     for (const std::string& chapter : chapters) options[chapter] = options_of(chapter);
     std::set<std::string> shared = options.at(chapters[0]);
     for (const std::string& chapter : chapters)
-        std::erase_if(shared, [&](const std::string& name) { return name == "--compare" || !options.at(chapter).count(name); });
+        std::erase_if(shared, [&](const std::string& name) {
+            return name == "--compare" || !options.at(chapter).count(name);
+        });
     EXPECT_TRUE(shared.count("--model") && shared.count("--json"));
     for (const std::string& chapter : chapters)
         for (const std::string& name : options.at(chapter))
-            EXPECT_EQ(contains(chapters_with_option(name), chapter), !shared.count(name)) << chapter << " " << name;
+            EXPECT_EQ(contains(chapters_with_option(name), chapter), !shared.count(name))
+                << chapter << " " << name;
     for (const std::string& name : options_of("07_kernels"))
         EXPECT_EQ(contains(chapters_with_option(name), "07_kernels"), !shared.count(name)) << name;
 }
 
 TEST(JsonLines, NameWhatWasRun) {
-    const Outcome run = train(2, "02_zero", "--stage 2 --layers 1 --seq 16 --steps 4 --lr 2e-3 --seed 7 --no-verify");
+    const Outcome run = train(
+        2, "02_zero", "--stage 2 --layers 1 --seq 16 --steps 4 --lr 2e-3 --seed 7 --no-verify");
     const Json& configuration = run.summary.at("configuration");
     EXPECT_EQ(configuration.at("chapter"), "02_zero");
     EXPECT_EQ(configuration.at("layout"), Json({{"dp", 2}}));
@@ -88,8 +110,10 @@ TEST(JsonLines, NameWhatWasRun) {
     EXPECT_EQ(options.at("--gather-overlap"), "forward");
     EXPECT_EQ(options.at("--lr"), 2e-3);
     const Json& speed = run.summary.at("speed");
-    EXPECT_DOUBLE_EQ(speed.at("tokens_per_second").get<double>(), 2 * speed.at("tokens_per_second_per_device").get<double>());
-    EXPECT_DOUBLE_EQ(run.steps.back().at("tokens_per_second").get<double>(), speed.at("tokens_per_second").get<double>());
+    EXPECT_DOUBLE_EQ(speed.at("tokens_per_second").get<double>(),
+                     2 * speed.at("tokens_per_second_per_device").get<double>());
+    EXPECT_DOUBLE_EQ(run.steps.back().at("tokens_per_second").get<double>(),
+                     speed.at("tokens_per_second").get<double>());
 }
 
 TEST(JsonLines, HaveTheRowsOfTables) {
@@ -121,7 +145,8 @@ TEST(JsonLines, HaveTheRowsOfTables) {
     EXPECT_EQ(stages[0].at("sent_bytes"), stages[1].at("sent_bytes"));
     EXPECT_GT(stages[3].at("sent_bytes"), stages[1].at("sent_bytes"));
     EXPECT_EQ(rows(2, "03_tensor_parallel", small + "--steps 3 --compare").size(), 3u);
-    const std::vector<Json> bandwidth = rows(2, "01_data_parallel", "--demo bandwidth --largest-mib 0.01");
+    const std::vector<Json> bandwidth =
+        rows(2, "01_data_parallel", "--demo bandwidth --largest-mib 0.01");
     EXPECT_EQ(bandwidth.size(), 8u * 3);
     EXPECT_EQ(bandwidth.front().at("right"), true);
 }
@@ -130,8 +155,9 @@ TEST(JsonLines, HaveTheRowsOfTables) {
 TEST(JsonLines, AreWrittenAsTheyCome) {
     TempDir dir;
     const std::string command = fmt::format(
-        "timeout -s KILL {} {} --layers 1 --seq 16 --micro-batch 1 --steps 1000000 --no-verify --json {} > {}", on_gpu ? 10 : 2,
-        program("00_single_gpu"), dir / "out.jsonl", dir / "out.txt");
+        "timeout -s KILL {} {} --layers 1 --seq 16 --micro-batch 1 --steps 1000000 --no-verify "
+        "--json {} > {}",
+        on_gpu ? 10 : 2, program("00_single_gpu"), dir / "out.jsonl", dir / "out.txt");
     EXPECT_NE(std::system(command.c_str()), 0);
     std::istringstream lines(slurp(dir / "out.jsonl"));
     int64_t steps = 0;
@@ -159,23 +185,28 @@ TEST(StepLines, EveryNth) {
 TEST(StepLines, OnATerminal) {
     if (std::system("command -v script >/dev/null") != 0) GTEST_SKIP() << "needs script(1)";
     TempDir dir;
-    const std::string command =
-        fmt::format("script -qec '{} --layers 1 --seq 16 --steps 5 --no-verify --peak-tflops 1' {} >/dev/null </dev/null",
-                    program("00_single_gpu"), dir / "screen");
+    const std::string command = fmt::format(
+        "script -qec '{} --layers 1 --seq 16 --steps 5 --no-verify --peak-tflops 1' {} >/dev/null "
+        "</dev/null",
+        program("00_single_gpu"), dir / "screen");
     ASSERT_EQ(std::system(command.c_str()), 0);
     const std::string screen = slurp(dir / "screen");
     EXPECT_EQ(step_lines(screen), 5) << screen;
     EXPECT_FALSE(contains(screen, "\033[K")) << screen;
     std::istringstream lines(screen);
     for (std::string line; std::getline(lines, line);)
-        EXPECT_TRUE(!line.starts_with("step ") || line.size() <= 81) << line;  // with the terminal's carriage return
+        EXPECT_TRUE(!line.starts_with("step ") || line.size() <= 81)
+            << line;  // with the terminal's carriage return
 }
 
 TEST(Report, ShortOrFull) {
     const std::string arguments = "--layers 1 --seq 16 --steps 2 --no-verify ";
-    const Outcome brief = train("00_single_gpu", arguments), full = train("00_single_gpu", arguments + "--report full");
-    for (const char* section : {"memory per rank", "communication", "speed"}) EXPECT_TRUE(contains(brief.out, section)) << section;
-    for (const char* section : {"memory anatomy", "what forward keeps", "memory during", "the activations' peak"}) {
+    const Outcome brief = train("00_single_gpu", arguments),
+                  full = train("00_single_gpu", arguments + "--report full");
+    for (const char* section : {"memory per rank", "communication", "speed"})
+        EXPECT_TRUE(contains(brief.out, section)) << section;
+    for (const char* section :
+         {"memory anatomy", "what forward keeps", "memory during", "the activations' peak"}) {
         EXPECT_FALSE(contains(brief.out, section)) << section;
         EXPECT_TRUE(contains(full.out, section)) << section;
     }

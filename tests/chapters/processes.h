@@ -1,5 +1,5 @@
-// The processes that a test has started: ranks, their watchers, the launcher's helpers. Each inherits a variable with the test's
-// own value, by which it is found again wherever it has gone.
+// The processes that a test has started: ranks, their watchers, the launcher's helpers. Each
+// inherits a variable with the test's own value, by which it is found again wherever it has gone.
 #pragma once
 
 #include <map>
@@ -21,7 +21,8 @@ public:
         std::map<pid_t, std::string> found;
         for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
             const pid_t pid = std::atoi(entry.path().filename().c_str());
-            if (pid > 0 && pid != getpid() && contains(slurp(entry.path() / "environ"), "ULTRASCALE_TEST=" + mark_))
+            if (pid > 0 && pid != getpid() &&
+                contains(slurp(entry.path() / "environ"), "ULTRASCALE_TEST=" + mark_))
                 found[pid] = slurp(entry.path() / "cmdline");
         }
         return found;
@@ -31,7 +32,8 @@ public:
     }
     void expect_none_left() const {
         const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-        while (!all().empty() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        while (!all().empty() && std::chrono::steady_clock::now() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
         for (const auto& [pid, command] : all()) {
             ADD_FAILURE() << "still there: " << command;
             kill(pid, SIGKILL);
@@ -39,7 +41,8 @@ public:
     }
 
 private:
-    const std::string mark_ = fmt::format("{}-{}.", getpid(), testing::UnitTest::GetInstance()->current_test_info()->name());
+    const std::string mark_ = fmt::format(
+        "{}-{}.", getpid(), testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
 }  // namespace ultrascale::test

@@ -1,4 +1,5 @@
-// What every program does with wrong input: exit code 2, one line on stderr that says what is wrong, and no output file touched.
+// What every program does with wrong input: exit code 2, one line on stderr that says what is
+// wrong, and no output file touched.
 #pragma once
 
 #include <map>
@@ -21,26 +22,31 @@ inline void expect_one_error_line(const Outcome& outcome, const std::vector<std:
     EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
     EXPECT_TRUE(outcome.err.starts_with("error: ")) << outcome.err;
     EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;  // one line, ended
-    for (const std::string& part : telling) EXPECT_TRUE(contains(outcome.err, part)) << "without \"" << part << "\": " << outcome.err;
+    for (const std::string& part : telling)
+        EXPECT_TRUE(contains(outcome.err, part)) << "without \"" << part << "\": " << outcome.err;
 }
 
-// Runs on so many ranks (0: without the launcher) with every kind of output asked for, some of them there from before, and expects
-// them as they were.
+// Runs on so many ranks (0: without the launcher) with every kind of output asked for, some of them
+// there from before, and expects them as they were.
 inline void expect_ranks_refuse(int ranks, const std::string& chapter, const std::string& arguments,
                                 const std::vector<std::string>& telling) {
     SCOPED_TRACE(fmt::format("{} {}", chapter, arguments));
     TempDir outputs;
     put(outputs / "old.jsonl", "before\n");
     fs::create_directory(outputs / "saved");
-    for (const char* file : {"config.json", "model.safetensors", "trainer_state.json"}) put(outputs / "saved/" + file, "before\n");
+    for (const char* file : {"config.json", "model.safetensors", "trainer_state.json"})
+        put(outputs / "saved/" + file, "before\n");
     const auto before = files_in(outputs.path());
-    const std::string all = fmt::format("--peak-tflops 1 --json {} --trace {} --save {} {}", outputs / "old.jsonl", outputs / "new.trace",
-                                        outputs / "saved", arguments);
-    expect_one_error_line(ranks == 0 ? run(chapter, all) : run_ranks(ranks, chapter, all, 60), telling);
+    const std::string all =
+        fmt::format("--peak-tflops 1 --json {} --trace {} --save {} {}", outputs / "old.jsonl",
+                    outputs / "new.trace", outputs / "saved", arguments);
+    expect_one_error_line(ranks == 0 ? run(chapter, all) : run_ranks(ranks, chapter, all, 60),
+                          telling);
     const auto after = files_in(outputs.path());
     for (const auto& [file, content] : after) EXPECT_TRUE(before.count(file)) << file << " is new";
     for (const auto& [file, content] : before)
-        EXPECT_TRUE(after.count(file) && after.at(file) == content) << file << " is another or has gone";
+        EXPECT_TRUE(after.count(file) && after.at(file) == content)
+            << file << " is another or has gone";
 }
 
 }  // namespace ultrascale::test

@@ -24,7 +24,9 @@ std::string program(const std::string& chapter) {
     return (dir ? dir : built.string()) + "/" + chapter;
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
 
 // Words between spaces; a test's paths have none.
 static std::vector<std::string> words(const std::string& text) {
@@ -39,7 +41,8 @@ static void expect_no_long_lines(const std::string& text) {
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
         const auto columns = std::ranges::count_if(line, [](char c) { return (c & 0xc0) != 0x80; });
-        EXPECT_TRUE(columns <= 100 || contains(line, " /") || contains(line, "/tokens.bin")) << columns << " columns: " << line;
+        EXPECT_TRUE(columns <= 100 || contains(line, " /") || contains(line, "/tokens.bin"))
+            << columns << " columns: " << line;
     }
 }
 
@@ -53,8 +56,10 @@ static Outcome run_command(const std::vector<std::string>& command, int seconds)
     const pid_t child = fork();
     if (child == 0) {
         setpgid(0, 0);
-        setenv("ASAN_OPTIONS", "detect_leaks=0", 0);  // MPI libraries keep what they allocated until the end
-        setenv("OMP_WAIT_POLICY", "passive", 0);      // threads that wait do not spin: tests share the machine
+        setenv("ASAN_OPTIONS", "detect_leaks=0",
+               0);  // MPI libraries keep what they allocated until the end
+        setenv("OMP_WAIT_POLICY", "passive",
+               0);  // threads that wait do not spin: tests share the machine
         dup2(open("/dev/null", O_RDONLY), 0);
         dup2(open(out.c_str(), O_WRONLY | O_CREAT, 0600), 1);
         dup2(open(err.c_str(), O_WRONLY | O_CREAT, 0600), 2);
@@ -72,7 +77,9 @@ static Outcome run_command(const std::vector<std::string>& command, int seconds)
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
-    Outcome outcome{.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), .out = slurp(out), .err = slurp(err)};
+    Outcome outcome{.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+                    .out = slurp(out),
+                    .err = slurp(err)};
     expect_no_long_lines(outcome.out);
     return outcome;
 }
@@ -89,8 +96,8 @@ static std::vector<std::string> mpirun() {
     return {std::system("command -v mpirun.mpich >/dev/null") == 0 ? "mpirun.mpich" : "mpirun"};
 }
 
-// What the programs themselves said: without Open MPI's remarks, which stand between lines of dashes, and without the one line that
-// tells that ranks share a GPU.
+// What the programs themselves said: without Open MPI's remarks, which stand between lines of
+// dashes, and without the one line that tells that ranks share a GPU.
 static std::string without_launcher(const std::string& text) {
     std::istringstream lines(text);
     std::string kept;
@@ -111,13 +118,16 @@ static Outcome run_mpi(std::vector<std::string> command, int seconds) {
     return outcome;
 }
 
-Outcome run_ranks(int ranks, const std::string& chapter, const std::vector<std::string>& arguments, int seconds) {
+Outcome run_ranks(int ranks, const std::string& chapter, const std::vector<std::string>& arguments,
+                  int seconds) {
     std::vector<std::string> command = mpirun();
-    for (const std::string& word : {std::string("-n"), fmt::format("{}", ranks), program(chapter)}) command.push_back(word);
+    for (const std::string& word : {std::string("-n"), fmt::format("{}", ranks), program(chapter)})
+        command.push_back(word);
     command.insert(command.end(), arguments.begin(), arguments.end());
     return run_mpi(std::move(command), seconds);
 }
-Outcome run_ranks(int ranks, const std::string& chapter, const std::string& arguments, int seconds) {
+Outcome run_ranks(int ranks, const std::string& chapter, const std::string& arguments,
+                  int seconds) {
     return run_ranks(ranks, chapter, words(arguments), seconds);
 }
 
@@ -133,10 +143,12 @@ Outcome run_each_rank(const std::vector<std::string>& commands, int seconds) {
     return run_mpi(std::move(all), seconds);
 }
 
-Outcome train(int ranks, const std::string& chapter, const std::string& arguments, int expected_exit_code) {
+Outcome train(int ranks, const std::string& chapter, const std::string& arguments,
+              int expected_exit_code) {
     TempDir dir;
     SCOPED_TRACE(fmt::format("{} ranks: {} {}", ranks, chapter, arguments));
-    const std::string all = fmt::format("--peak-tflops 1 --json {} {}", dir / "out.jsonl", arguments);
+    const std::string all =
+        fmt::format("--peak-tflops 1 --json {} {}", dir / "out.jsonl", arguments);
     Outcome result = ranks == 0 ? run(chapter, all) : run_ranks(ranks, chapter, all);
     EXPECT_EQ(result.exit_code, expected_exit_code) << result.err << result.out;
     EXPECT_EQ(result.err, "");
@@ -161,10 +173,11 @@ Outcome train(const std::string& chapter, const std::string& arguments, int expe
 }
 
 std::string config_json(const Json& changes) {
-    Json config = {{"model_type", "llama"}, {"hidden_act", "silu"},          {"num_hidden_layers", 2},
-                   {"hidden_size", 48},     {"num_attention_heads", 4},      {"num_key_value_heads", 2},
-                   {"head_dim", 12},        {"intermediate_size", 80},       {"vocab_size", 256},
-                   {"rms_norm_eps", 1e-5},  {"max_position_embeddings", 64}, {"tie_word_embeddings", false}};
+    Json config = {
+        {"model_type", "llama"}, {"hidden_act", "silu"},          {"num_hidden_layers", 2},
+        {"hidden_size", 48},     {"num_attention_heads", 4},      {"num_key_value_heads", 2},
+        {"head_dim", 12},        {"intermediate_size", 80},       {"vocab_size", 256},
+        {"rms_norm_eps", 1e-5},  {"max_position_embeddings", 64}, {"tie_word_embeddings", false}};
     for (const auto& [key, value] : changes.items()) {
         if (value.is_null())
             config.erase(key);
@@ -174,7 +187,9 @@ std::string config_json(const Json& changes) {
     return config.dump(2);
 }
 
-bool in_one_of_three_tries(const std::function<bool()>& attempt) { return attempt() || attempt() || attempt(); }
+bool in_one_of_three_tries(const std::function<bool()>& attempt) {
+    return attempt() || attempt() || attempt();
+}
 
 bool some_hidden(const Outcome& run, double seconds, double exposed) {
     return seconds > 0 && (run.through_host ? exposed == seconds : exposed < seconds);

@@ -1,6 +1,7 @@
-// Runs a chapter's program as a user would, and reads what it left: exit code, both outputs, and the lines of --json.
-// CHAPTERS_DIR says where the programs are (default: beside the test program), so that the same tests run against a sanitizer's build.
-// MPIRUN is the launcher with its flags, of the MPI they were built with (default: MPICH's, or whatever is called mpirun).
+// Runs a chapter's program as a user would, and reads what it left: exit code, both outputs, and
+// the lines of --json. CHAPTERS_DIR says where the programs are (default: beside the test program),
+// so that the same tests run against a sanitizer's build. MPIRUN is the launcher with its flags, of
+// the MPI they were built with (default: MPICH's, or whatever is called mpirun).
 #pragma once
 
 #include <fmt/format.h>
@@ -19,15 +20,18 @@ namespace ultrascale::test {
 using Json = nlohmann::ordered_json;
 
 // The chapters are built beside this test program, build/cpu or build/cuda.
-inline const std::filesystem::path built = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+inline const std::filesystem::path built =
+    std::filesystem::read_symlink("/proc/self/exe").parent_path();
 inline const bool on_gpu = built.filename().string().starts_with("cuda");
 
-inline const int patience = on_gpu ? 100 : 300;  // seconds until a program is ended, and its test has failed
+inline const int patience =
+    on_gpu ? 100 : 300;  // seconds until a program is ended, and its test has failed
 
 struct Outcome {
     int exit_code = -1;  // 128 + the signal that ended it
     std::string out, err;
-    bool through_host = false;  // its ranks shared a GPU: communication is the host's time, in which nothing is computed
+    // its ranks shared a GPU: communication is the host's time, in which nothing is computed
+    bool through_host = false;
     std::vector<Json> steps;    // --json's lines
     std::vector<Json> rows;     // those that are a table's row
     Json summary;               // and its last one
@@ -41,20 +45,24 @@ bool contains(const std::string& text, const std::string& part);
 // Each of them also expects that no line of the output is wider than 100 columns.
 Outcome run(const std::string& chapter, const std::string& arguments);  // without the launcher
 // On so many ranks, which all get the same arguments.
-Outcome run_ranks(int ranks, const std::string& chapter, const std::vector<std::string>& arguments, int seconds = patience);
-Outcome run_ranks(int ranks, const std::string& chapter, const std::string& arguments, int seconds = patience);
+Outcome run_ranks(int ranks, const std::string& chapter, const std::vector<std::string>& arguments,
+                  int seconds = patience);
+Outcome run_ranks(int ranks, const std::string& chapter, const std::string& arguments,
+                  int seconds = patience);
 // With one rank for each of `commands`, "program arguments".
 Outcome run_each_rank(const std::vector<std::string>& commands, int seconds = patience);
 
-// Trains, on so many ranks (0: without the launcher): adds --json and a fixed --peak-tflops (no measuring), expects success, and
-// reads the JSON lines.
-Outcome train(int ranks, const std::string& chapter, const std::string& arguments, int expected_exit_code = 0);
+// Trains, on so many ranks (0: without the launcher): adds --json and a fixed --peak-tflops (no
+// measuring), expects success, and reads the JSON lines.
+Outcome train(int ranks, const std::string& chapter, const std::string& arguments,
+              int expected_exit_code = 0);
 Outcome train(const std::string& chapter, const std::string& arguments, int expected_exit_code = 0);
 
 // A config.json of a small Llama; null in `changes` removes a field.
 std::string config_json(const Json& changes = Json::object());
 
-// What the clock says on a machine that others use, too: they may keep a rank from its core for longer than what is measured.
+// What the clock says on a machine that others use, too: they may keep a rank from its core for
+// longer than what is measured.
 bool in_one_of_three_tries(const std::function<bool()>& attempt);
 // Of the time that the ranks communicated, some was hidden under computing.
 bool some_hidden(const Outcome& run, double seconds, double exposed);

@@ -1,4 +1,5 @@
-// What must not change what 00_single_gpu computes: recomputation, the split of the batch, a save in between.
+// What must not change what 00_single_gpu computes: recomputation, the split of the batch, a save
+// in between.
 #include "compare_runs.h"
 
 namespace ultrascale::test {
@@ -7,22 +8,27 @@ namespace {
 const std::string base = "--layers 2 --seq 40 --steps 4 --no-verify --lr 2e-3 ";
 
 void expect_same_files(const std::string& a, const std::string& b) {
-    for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"}) {
+    for (const char* file :
+         {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"}) {
         EXPECT_GT(slurp(a + "/" + file).size(), 10u) << file;
         EXPECT_TRUE(slurp(a + "/" + file) == slurp(b + "/" + file)) << file;
     }
 }
 
-Outcome train_small(const std::string& arguments) { return train("00_single_gpu", base + arguments); }
+Outcome train_small(const std::string& arguments) {
+    return train("00_single_gpu", base + arguments);
+}
 
 TEST(SingleGpuEqual, RecomputationGivesTheSameBits) {
     TempDir dir;
-    for (const char* others : {"--attention flash", "--attention naive --loss-chunk 19", "--attention naive --dtype bf16",
-                               "--attention flash --dtype bf16 --fp32-grads"}) {
+    for (const char* others :
+         {"--attention flash", "--attention naive --loss-chunk 19",
+          "--attention naive --dtype bf16", "--attention flash --dtype bf16 --fp32-grads"}) {
         SCOPED_TRACE(others);
         const auto with = [&](const char* recompute) {
             return train_small(
-                fmt::format("{} --micro-batch 2 --grad-accum 2 --recompute {} --save {}", others, recompute, dir / recompute));
+                fmt::format("{} --micro-batch 2 --grad-accum 2 --recompute {} --save {}", others,
+                            recompute, dir / recompute));
         };
         const Outcome none = with("none");
         for (const char* recompute : {"selective", "full"}) {
@@ -35,17 +41,22 @@ TEST(SingleGpuEqual, RecomputationGivesTheSameBits) {
 
 TEST(SingleGpuEqual, TheSameCommandGivesTheSameBits) {
     expect_same_bits(train_small("--shuffle --seed 3"), train_small("--shuffle --seed 3"));
-    EXPECT_GT(largest_difference(train_small("--seed 3").of("loss"), train_small("--seed 4").of("loss")), 1e-4);
+    EXPECT_GT(
+        largest_difference(train_small("--seed 3").of("loss"), train_small("--seed 4").of("loss")),
+        1e-4);
 }
 
-// A split changes the order of sums, and Adam, which divides by a gradient's size, turns the rounding of the smallest
-// gradients into steps as large as any. On a GPU every shape of a product may have a kernel, and so an order, of its own.
+// A split changes the order of sums, and Adam, which divides by a gradient's size, turns the
+// rounding of the smallest gradients into steps as large as any. On a GPU every shape of a product
+// may have a kernel, and so an order, of its own.
 const double loss_bound = on_gpu ? 1e-5 : 1e-6;
 
 TEST(SingleGpuEqual, AnySplitOfTheBatch) {
     for (const char* others : {"", "--ignore-token 101", "--document-token 10 --shuffle"}) {
         const Outcome whole = train_small(fmt::format("--micro-batch 8 {}", others));
-        for (const char* split : {"--micro-batch 4 --grad-accum 2", "--micro-batch 2 --grad-accum 4", "--micro-batch 1 --grad-accum 8"}) {
+        for (const char* split :
+             {"--micro-batch 4 --grad-accum 2", "--micro-batch 2 --grad-accum 4",
+              "--micro-batch 1 --grad-accum 8"}) {
             SCOPED_TRACE(fmt::format("{} {}", others, split));
             const Outcome parts = train_small(fmt::format("{} {}", split, others));
             EXPECT_LE(largest_difference(parts.of("loss"), whole.of("loss")), loss_bound);
@@ -61,10 +72,13 @@ TEST(SingleGpuEqual, IgnoredAndMaskedTokensMatter) {
 }
 
 TEST(SingleGpuVerify, PassesForEveryWayToCompute) {
-    for (const char* arguments : {"", "--micro-batch 2 --grad-accum 4 --recompute full --loss-chunk 33 --ignore-token 32",
-                                  "--document-token 10 --shuffle --lr-schedule cosine", "--batch-ramp 8:1,16:2,24 --warmup 2",
-                                  "--dtype bf16 --recompute selective --attention naive", "--dtype bf16 --fp32-grads"}) {
-        const Outcome run = train("00_single_gpu", fmt::format("--layers 2 --seq 40 --steps 4 --verify {}", arguments));
+    for (const char* arguments :
+         {"", "--micro-batch 2 --grad-accum 4 --recompute full --loss-chunk 33 --ignore-token 32",
+          "--document-token 10 --shuffle --lr-schedule cosine",
+          "--batch-ramp 8:1,16:2,24 --warmup 2",
+          "--dtype bf16 --recompute selective --attention naive", "--dtype bf16 --fp32-grads"}) {
+        const Outcome run = train(
+            "00_single_gpu", fmt::format("--layers 2 --seq 40 --steps 4 --verify {}", arguments));
         EXPECT_EQ(run.summary.at("verify").at("result"), "ok") << arguments;
         EXPECT_FALSE(contains(run.out, "MISSED")) << arguments;
     }
@@ -76,7 +90,8 @@ TEST(SingleGpuVerify, ShowsByHowMuchANaiveMeanIsWrong) {
                   wrong = train("00_single_gpu", split + "--ignore-token 101 --naive-mean"),
                   harmless = train("00_single_gpu", split + "--naive-mean");
     EXPECT_LE(right.summary.at("verify").at("gradient").get<double>(), 1e-5);
-    EXPECT_LE(harmless.summary.at("verify").at("gradient").get<double>(), 1e-5);  // every micro-batch counts as many targets
+    EXPECT_LE(harmless.summary.at("verify").at("gradient").get<double>(),
+              1e-5);  // every micro-batch counts as many targets
     EXPECT_GE(wrong.summary.at("verify").at("gradient").get<double>(), 1e-3);
     EXPECT_GE(wrong.summary.at("verify").at("loss").get<double>(), 1e-4);
     // Reported, and the exit code is 0: train() saw to that.
@@ -86,15 +101,18 @@ TEST(SingleGpuVerify, ShowsByHowMuchANaiveMeanIsWrong) {
 
 // 6 steps in one run, and as 3 + 3 with a save between.
 class Resume : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(SingleGpu, Resume,
-                         testing::Values("", "--dtype bf16", "--dtype bf16 --fp32-grads --shuffle",
-                                         "--shuffle --lr-schedule cosine --lr-steps 6 --warmup 2",
-                                         "--micro-batch 4 --batch-ramp 4:2,8:2,12 --recompute full"));
+INSTANTIATE_TEST_SUITE_P(
+    SingleGpu, Resume,
+    testing::Values("", "--dtype bf16", "--dtype bf16 --fp32-grads --shuffle",
+                    "--shuffle --lr-schedule cosine --lr-steps 6 --warmup 2",
+                    "--micro-batch 4 --batch-ramp 4:2,8:2,12 --recompute full"));
 
 TEST_P(Resume, ContinuesBitwise) {
     TempDir dir;
     const auto with = [&](int steps, const std::string& others) {
-        return train("00_single_gpu", fmt::format("--layers 2 --seq 40 --no-verify --steps {} {} {}", steps, GetParam(), others));
+        return train("00_single_gpu",
+                     fmt::format("--layers 2 --seq 40 --no-verify --steps {} {} {}", steps,
+                                 GetParam(), others));
     };
     const Outcome straight = with(6, "--save " + dir / "straight");
     Outcome halves = with(3, "--save " + dir / "half");
@@ -111,7 +129,9 @@ TEST_P(Resume, ContinuesBitwise) {
 TEST(SingleGpuResume, VerifiesFromWhereItStands) {
     TempDir dir;
     train("00_single_gpu", "--layers 2 --seq 40 --no-verify --steps 2 --save " + dir / "saved");
-    const Outcome run = train("00_single_gpu", fmt::format("--steps 3 --recompute full --no-verify --verify --load {}", dir / "saved"));
+    const Outcome run = train(
+        "00_single_gpu",
+        fmt::format("--steps 3 --recompute full --no-verify --verify --load {}", dir / "saved"));
     EXPECT_EQ(run.summary.at("verify").at("result"), "ok");
     EXPECT_EQ(run.of("step"), (std::vector<double>{3, 4, 5}));
     EXPECT_EQ(run.summary.at("configuration").at("seq"), 40);  // as before
@@ -123,15 +143,18 @@ TEST(SingleGpuResume, WeightsAloneStartAnew) {
     const Outcome first = train_small("--save " + dir / "saved");
     std::filesystem::remove(dir / "saved/trainer_state.json");
     std::filesystem::remove(dir / "saved/optimizer.safetensors");
-    const Outcome again = train("00_single_gpu", fmt::format("--load {} --seq 40 --steps 1 --no-verify", dir / "saved"));
+    const Outcome again = train(
+        "00_single_gpu", fmt::format("--load {} --seq 40 --steps 1 --no-verify", dir / "saved"));
     EXPECT_EQ(again.of("step"), std::vector<double>{1});
-    EXPECT_LT(again.of("loss")[0], first.of("loss")[0] - 0.1);  // the same sample, by weights that have seen it
+    EXPECT_LT(again.of("loss")[0],
+              first.of("loss")[0] - 0.1);  // the same sample, by weights that have seen it
 }
 
 TEST(SingleGpuResume, WhatWasLoadedIsSavedUnchanged) {
     TempDir dir;
     train_small("--save " + dir / "saved");
-    train("00_single_gpu", fmt::format("--load {} --seq 40 --steps 0 --save {}", dir / "saved", dir / "copy"));
+    train("00_single_gpu",
+          fmt::format("--load {} --seq 40 --steps 0 --save {}", dir / "saved", dir / "copy"));
     expect_same_files(dir / "copy", dir / "saved");
 }
 
@@ -139,13 +162,16 @@ TEST(SingleGpuBatchRamp, TakesTheSizesInTurn) {
     const Outcome run = train_small("--micro-batch 4 --batch-ramp 4:1,12:2,8");
     std::vector<double> tokens;
     for (const Json& step : run.steps)
-        tokens.push_back(std::round(step.at("tokens_per_second").get<double>() * step.at("step_ms").get<double>() / 1e3));
+        tokens.push_back(std::round(step.at("tokens_per_second").get<double>() *
+                                    step.at("step_ms").get<double>() / 1e3));
     EXPECT_EQ(tokens, (std::vector<double>{160, 480, 480, 320}));
     // The samples follow each other: steps 1 to 3 have seen 4 + 12 + 12 when step 4 begins.
-    const Outcome plain =
-        train("00_single_gpu", "--layers 2 --seq 40 --no-verify --lr 0 --weight-decay 0 --micro-batch 4 --grad-accum 1 --steps 8");
-    const Outcome ramp =
-        train("00_single_gpu", "--layers 2 --seq 40 --no-verify --lr 0 --weight-decay 0 --micro-batch 4 --batch-ramp 4:1,12:2,4 --steps 4");
+    const Outcome plain = train("00_single_gpu",
+                                "--layers 2 --seq 40 --no-verify --lr 0 --weight-decay 0 "
+                                "--micro-batch 4 --grad-accum 1 --steps 8");
+    const Outcome ramp = train("00_single_gpu",
+                               "--layers 2 --seq 40 --no-verify --lr 0 --weight-decay 0 "
+                               "--micro-batch 4 --batch-ramp 4:1,12:2,4 --steps 4");
     EXPECT_EQ(ramp.of("loss")[0], plain.of("loss")[0]);
     EXPECT_EQ(ramp.of("loss")[3], plain.of("loss")[7]);
 }

@@ -13,39 +13,53 @@ TEST(SingleGpuOutput, HelpListsTheOptions) {
     const Outcome outcome = run("00_single_gpu", "--help");
     EXPECT_EQ(outcome.exit_code, 0);
     EXPECT_EQ(outcome.err, "");
-    for (const char* option :
-         {"--model",       "--layers",         "--load",         "--save",        "--data",        "--steps",         "--seq",
-          "--micro-batch", "--grad-accum",     "--lr ",          "--lr-schedule", "--lr-steps",    "--warmup",        "--weight-decay",
-          "--clip",        "--seed",           "--shuffle",      "--dtype",       "--fp32-grads",  "--recompute",     "--no-verify",
-          "--explain",     "--profile",        "--json",         "--trace",       "--peak-tflops", "--device-memory", "--attention",
-          "--loss-chunk",  "--document-token", "--ignore-token", "--naive-mean",  "--batch-ramp",  "--noise-scale",   "--estimate",
-          "--compare",     "--sample",         "--prompt",       "--temperature", "--val-data",    "--val-every"})
+    for (const char* option : {"--model",        "--layers",       "--load",
+                               "--save",         "--data",         "--steps",
+                               "--seq",          "--micro-batch",  "--grad-accum",
+                               "--lr ",          "--lr-schedule",  "--lr-steps",
+                               "--warmup",       "--weight-decay", "--clip",
+                               "--seed",         "--shuffle",      "--dtype",
+                               "--fp32-grads",   "--recompute",    "--no-verify",
+                               "--explain",      "--profile",      "--json",
+                               "--trace",        "--peak-tflops",  "--device-memory",
+                               "--attention",    "--loss-chunk",   "--document-token",
+                               "--ignore-token", "--naive-mean",   "--batch-ramp",
+                               "--noise-scale",  "--estimate",     "--compare",
+                               "--sample",       "--prompt",       "--temperature",
+                               "--val-data",     "--val-every"})
         EXPECT_TRUE(contains(outcome.out, option)) << option;
 }
 
 TEST(SingleGpuOutput, ReportHasItsSections) {
     const Outcome outcome = train("00_single_gpu", "--layers 2 --seq 32 --steps 5 --report full");
     for (const char* text :
-         {"model   0.", "batch   8 sequences x 32 tokens = 256 a step", "step     5", "verify:", "memory per rank", "predicted", "measured", "memory anatomy",
-          "bytes a parameter", "memory during the first 4 steps", "tokens/s", "TFLOP/s", "MFU", "HFU", "what forward keeps", "the activations' peak"})
+         {"model   0.", "batch   8 sequences x 32 tokens = 256 a step", "step     5",
+          "verify:", "memory per rank", "predicted", "measured", "memory anatomy",
+          "bytes a parameter", "memory during the first 4 steps", "tokens/s", "TFLOP/s", "MFU",
+          "HFU", "what forward keeps", "the activations' peak"})
         EXPECT_TRUE(contains(outcome.out, text)) << text;
     ASSERT_EQ(outcome.steps.size(), 5u);
     for (const Json& step : outcome.steps)
-        for (const char* field : {"step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_second"})
+        for (const char* field :
+             {"step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_second"})
             EXPECT_TRUE(std::isfinite(step.at(field).get<double>())) << field;
     for (const char* section : {"configuration", "verify", "memory", "communication", "speed"})
         EXPECT_TRUE(outcome.summary.contains(section)) << section;
     EXPECT_LT(outcome.of("loss").back(), outcome.of("loss").front());
-    EXPECT_GE(outcome.summary["speed"]["hfu"].get<double>(), outcome.summary["speed"]["mfu"].get<double>());
+    EXPECT_GE(outcome.summary["speed"]["hfu"].get<double>(),
+              outcome.summary["speed"]["mfu"].get<double>());
 }
 
 // A model of 405 billion parameters under a limit of 1 MiB: nothing is allocated.
 TEST(SingleGpuEstimate, AllocatesNothing) {
-    const Outcome outcome =
-        run("00_single_gpu", "--estimate --model llama-3-405b --dtype bf16 --fp32-grads --micro-batch 1 --device-memory 0.001");
+    const Outcome outcome = run("00_single_gpu",
+                                "--estimate --model llama-3-405b --dtype bf16 --fp32-grads "
+                                "--micro-batch 1 --device-memory 0.001");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_TRUE(contains(outcome.out, "405853.389 M parameters"));
-    EXPECT_TRUE(contains(outcome.out, "weights 756.0 GiB   gradients 1.48 TiB   optimizer 4.43 TiB")) << outcome.out;
+    EXPECT_TRUE(
+        contains(outcome.out, "weights 756.0 GiB   gradients 1.48 TiB   optimizer 4.43 TiB"))
+        << outcome.out;
     for (const char* seq : {"1024", "2048", "4096", "8192", "16384"})
         EXPECT_TRUE(std::regex_search(outcome.out, std::regex(fmt::format("\n +{} ", seq)))) << seq;
 }
@@ -56,7 +70,8 @@ TEST(SingleGpuEstimate, ReadsPresetsAndConfigs) {
     TempDir dir;  // a config.json alone, without weights
     put(dir / "config.json", config_json());
     for (const char* option : {"--model", "--load"}) {
-        const Outcome outcome = run("00_single_gpu", fmt::format("--estimate {} {}", option, dir.path()));
+        const Outcome outcome =
+            run("00_single_gpu", fmt::format("--estimate {} {}", option, dir.path()));
         EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
         EXPECT_TRUE(contains(outcome.out, "0.062 M parameters")) << outcome.out;
     }
@@ -65,25 +80,31 @@ TEST(SingleGpuEstimate, ReadsPresetsAndConfigs) {
 TEST(SingleGpuSample, PrintsThatManyBytes) {
     for (int count : {1, 37}) {
         const Outcome outcome =
-            run("00_single_gpu", fmt::format("--layers 1 --seq 16 --steps 1 --no-verify --peak-tflops 1 --prompt Once --sample {}", count));
+            run("00_single_gpu", fmt::format("--layers 1 --seq 16 --steps 1 --no-verify "
+                                             "--peak-tflops 1 --prompt Once --sample {}",
+                                             count));
         EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
         const size_t begin = outcome.out.find("sample at temperature 0.8\n  Once");
         ASSERT_NE(begin, std::string::npos) << outcome.out;
-        EXPECT_EQ(outcome.out.size() - begin, std::string("sample at temperature 0.8\n  Once\n").size() + size_t(count));
+        EXPECT_EQ(outcome.out.size() - begin,
+                  std::string("sample at temperature 0.8\n  Once\n").size() + size_t(count));
     }
 }
 
 TEST(SingleGpuExplain, PrintsOneStepsEventsInOrder) {
     for (const char* recompute : {"none", "full"}) {
         const Outcome outcome = train(
-            "00_single_gpu",
-            fmt::format("--layers 2 --seq 16 --steps 2 --no-verify --micro-batch 2 --grad-accum 2 --explain --recompute {}", recompute));
+            "00_single_gpu", fmt::format("--layers 2 --seq 16 --steps 2 --no-verify --micro-batch "
+                                         "2 --grad-accum 2 --explain --recompute {}",
+                                         recompute));
         std::vector<std::string> events;
         const std::regex numbered("^ *([0-9]+)  +(.*)$");
         std::istringstream lines(outcome.out);
         std::smatch match;
         for (std::string line; std::getline(lines, line);)
-            if (std::regex_match(line, match, numbered) && match[1] == std::to_string(events.size() + 1)) events.push_back(match[2]);
+            if (std::regex_match(line, match, numbered) &&
+                match[1] == std::to_string(events.size() + 1))
+                events.push_back(match[2]);
         std::vector<std::string> passes;
         std::map<std::string, int> complete;
         for (const std::string& event : events) {
@@ -96,21 +117,26 @@ TEST(SingleGpuExplain, PrintsOneStepsEventsInOrder) {
         for (int m = 0; m < 2; ++m) {
             for (const char* unit : {"embedding", "layers.0", "layers.1", "head"})
                 for (const char* when : {"before", "after"})
-                    expected.push_back(fmt::format("{} forward of {} (micro-batch {})", when, unit, m));
+                    expected.push_back(
+                        fmt::format("{} forward of {} (micro-batch {})", when, unit, m));
             for (const char* unit : {"head", "layers.1", "layers.0", "embedding"})
                 for (const char* when : {"before", "after"})
-                    expected.push_back(fmt::format("{} backward of {} (micro-batch {})", when, unit, m));
+                    expected.push_back(
+                        fmt::format("{} backward of {} (micro-batch {})", when, unit, m));
         }
         expected.push_back("global gradient norm, clip, AdamW");
         EXPECT_EQ(passes, expected) << outcome.out;
         EXPECT_EQ(complete.size(), 2u * 9 + 3);
-        for (const auto& [name, times] : complete) EXPECT_EQ(times, 1) << name;  // in the last micro-batch
+        for (const auto& [name, times] : complete)
+            EXPECT_EQ(times, 1) << name;  // in the last micro-batch
     }
 }
 
 TEST(SingleGpuTrace, IsWhatPerfettoReads) {
     TempDir dir;
-    const Outcome outcome = train("00_single_gpu", fmt::format("--layers 2 --seq 16 --steps 3 --no-verify --trace {}", dir / "trace.json"));
+    const Outcome outcome = train(
+        "00_single_gpu",
+        fmt::format("--layers 2 --seq 16 --steps 3 --no-verify --trace {}", dir / "trace.json"));
     const Json trace = Json::parse(slurp(dir / "trace.json"), nullptr, false);
     ASSERT_TRUE(trace.is_object() && trace.contains("traceEvents"));
     std::set<std::string> lanes, names, counters;
@@ -118,7 +144,8 @@ TEST(SingleGpuTrace, IsWhatPerfettoReads) {
     double optimizer_before = -1, optimizer_after = -1;
     for (const Json& event : trace["traceEvents"]) {
         const std::string kind = event.at("ph");
-        if (kind == "M" && event.at("name") == "thread_name") lanes.insert(event.at("args").at("name").get<std::string>());
+        if (kind == "M" && event.at("name") == "thread_name")
+            lanes.insert(event.at("args").at("name").get<std::string>());
         if (kind == "X") {
             names.insert(event.at("args").at("operation").get<std::string>());
             EXPECT_GE(event.at("dur").get<double>(), 0);
@@ -134,18 +161,22 @@ TEST(SingleGpuTrace, IsWhatPerfettoReads) {
         }
     }
     EXPECT_TRUE(lanes.count("compute") && lanes.count("phase"));
-    for (const char* name :
-         {"forward", "backward", "update", "matmul", "attention_forward", "attention_backward", "adamw", "cross_entropy"})
+    for (const char* name : {"forward", "backward", "update", "matmul", "attention_forward",
+                             "attention_backward", "adamw", "cross_entropy"})
         EXPECT_TRUE(names.count(name)) << name;
     EXPECT_EQ(counters,
-              (std::set<std::string>{"parameters", "gradients", "optimizer", "activations", "communication", "workspace", "host"}));
+              (std::set<std::string>{"parameters", "gradients", "optimizer", "activations",
+                                     "communication", "workspace", "host"}));
     EXPECT_EQ(optimizer_before, 0);  // the first step's update makes the states
-    EXPECT_EQ(optimizer_after, outcome.summary.at("memory").at("optimizer").at("measured").get<double>());
+    EXPECT_EQ(optimizer_after,
+              outcome.summary.at("memory").at("optimizer").at("measured").get<double>());
 }
 
 TEST(SingleGpuProfile, CountsCalls) {
-    const Outcome outcome = train("00_single_gpu", "--layers 2 --seq 16 --steps 3 --micro-batch 2 --no-verify --profile");
-    // 3 products a linear (forward, dX, dW) for 4 linears in 2 layers and the head; one norm more than two a layer
+    const Outcome outcome = train(
+        "00_single_gpu", "--layers 2 --seq 16 --steps 3 --micro-batch 2 --no-verify --profile");
+    // 3 products a linear (forward, dX, dW) for 4 linears in 2 layers and the head; one norm more
+    // than two a layer
     EXPECT_TRUE(std::regex_search(outcome.out, std::regex("\n +matmul +27.0 "))) << outcome.out;
     EXPECT_TRUE(std::regex_search(outcome.out, std::regex("\n +attention_backward +2.0 ")));
     EXPECT_TRUE(std::regex_search(outcome.out, std::regex("\n +rmsnorm_forward +5.0 ")));
@@ -154,18 +185,23 @@ TEST(SingleGpuProfile, CountsCalls) {
 }
 
 TEST(SingleGpuNoiseScale, Prints) {
-    const Outcome outcome =
-        train("00_single_gpu", "--layers 1 --seq 16 --steps 4 --no-verify --micro-batch 2 --grad-accum 4 --noise-scale");
-    EXPECT_TRUE(contains(outcome.out, "gradient noise scale from a step's first 2 sequences and all of them, over 4 steps:"));
+    const Outcome outcome = train(
+        "00_single_gpu",
+        "--layers 1 --seq 16 --steps 4 --no-verify --micro-batch 2 --grad-accum 4 --noise-scale");
+    EXPECT_TRUE(contains(
+        outcome.out,
+        "gradient noise scale from a step's first 2 sequences and all of them, over 4 steps:"));
     EXPECT_TRUE(contains(outcome.out, "critical batch size about"));
     EXPECT_TRUE(std::isfinite(outcome.summary.at("noise_scale").at("sequences").get<double>()));
 }
 
 TEST(SingleGpuCompare, RecomputationLeavesEveryBit) {
-    const Outcome outcome = run("00_single_gpu", "--layers 2 --seq 24 --micro-batch 2 --peak-tflops 1 --compare recompute");
+    const Outcome outcome = run(
+        "00_single_gpu", "--layers 2 --seq 24 --micro-batch 2 --peak-tflops 1 --compare recompute");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err << outcome.out;
     EXPECT_FALSE(contains(outcome.out, "DIFFERS"));
-    for (const char* row : {"T x T, none", "T x T, selective", "T x T, full", "tiles, none", "tiles, full", "same bits"})
+    for (const char* row : {"T x T, none", "T x T, selective", "T x T, full", "tiles, none",
+                            "tiles, full", "same bits"})
         EXPECT_TRUE(contains(outcome.out, row)) << row;
 }
 

@@ -1,4 +1,5 @@
-// 03_tensor_parallel: a layer shared by ranks gives what one device gives, and holds and sends what was predicted.
+// 03_tensor_parallel: a layer shared by ranks gives what one device gives, and holds and sends what
+// was predicted.
 #include "compare_runs.h"
 
 namespace ultrascale::test {
@@ -6,7 +7,8 @@ namespace {
 
 const char* const chapter = "03_tensor_parallel";
 
-// Splits over 1, 2, 4 and 8 ranks: from 4 on key-value heads are copied, and the vocabulary does not divide.
+// Splits over 1, 2, 4 and 8 ranks: from 4 on key-value heads are copied, and the vocabulary does
+// not divide.
 class SplitModel {
 public:
     explicit SplitModel(bool tied = false) {
@@ -24,7 +26,9 @@ private:
 
 Outcome train_split(int ranks, const std::string& arguments, bool tied = false) {
     const SplitModel model(tied);
-    return train(ranks, chapter, fmt::format("--model {} --seq 40 --steps 3 --lr 2e-3 --micro-batch 2 {}", model.path(), arguments));
+    return train(ranks, chapter,
+                 fmt::format("--model {} --seq 40 --steps 3 --lr 2e-3 --micro-batch 2 {}",
+                             model.path(), arguments));
 }
 
 double communicated(const Outcome& run, const char* kind, const char* what) {
@@ -37,17 +41,21 @@ std::vector<int> tensor_parallel_ranks() {
     if (!on_gpu) return {1, 4};
     return gpus() < 8 ? std::vector<int>{2, 4} : std::vector<int>{2, 4, 8};
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallel, testing::ValuesIn(tensor_parallel_ranks()), testing::PrintToStringParamName());
-INSTANTIATE_TEST_SUITE_P(LongRanks, TensorParallel, testing::ValuesIn(on_gpu ? std::vector<int>{} : std::vector<int>{2, 8}), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallel, testing::ValuesIn(tensor_parallel_ranks()),
+                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(LongRanks, TensorParallel,
+                         testing::ValuesIn(on_gpu ? std::vector<int>{} : std::vector<int>{2, 8}),
+                         testing::PrintToStringParamName());
 
 TEST_P(TensorParallel, EveryWayEqualsOneDevice) {
     const int n = GetParam();
     const Outcome plain = train_split(n, "");
     expect_verified(plain);
     EXPECT_EQ(plain.summary.at("configuration").at("global_batch"), 2);
-    for (const char* arguments :
-         {"--sequence-parallel", "--overlap async", "--overlap chunk", "--sequence-parallel --overlap async",
-          "--sequence-parallel --overlap chunk --keep-gathered on", "--recompute full", "--sequence-parallel --recompute full"}) {
+    for (const char* arguments : {"--sequence-parallel", "--overlap async", "--overlap chunk",
+                                  "--sequence-parallel --overlap async",
+                                  "--sequence-parallel --overlap chunk --keep-gathered on",
+                                  "--recompute full", "--sequence-parallel --recompute full"}) {
         SCOPED_TRACE(arguments);
         const Outcome run = train_split(n, arguments);
         expect_verified(run);
@@ -60,14 +68,16 @@ TEST_P(TensorParallel, TiedWithDropoutEqualsOneDevice) {
     const int n = GetParam();
     const Outcome plain = train_split(n, "--dropout 0.1 --clip 0.1", true);
     expect_verified(plain);
-    for (const char* arguments :
-         {"--sequence-parallel --overlap chunk --chunks 5", "--recompute full --partition-checkpoints --overlap async"}) {
+    for (const char* arguments : {"--sequence-parallel --overlap chunk --chunks 5",
+                                  "--recompute full --partition-checkpoints --overlap async"}) {
         SCOPED_TRACE(arguments);
-        const Outcome run = train_split(n, fmt::format("--dropout 0.1 --clip 0.1 {}", arguments), true);
+        const Outcome run =
+            train_split(n, fmt::format("--dropout 0.1 --clip 0.1 {}", arguments), true);
         expect_verified(run);
         expect_close(run, plain);
     }
-    EXPECT_NE(train_split(n, "--clip 0.1", true).of("loss"), plain.of("loss"));  // it does something
+    EXPECT_NE(train_split(n, "--clip 0.1", true).of("loss"),
+              plain.of("loss"));  // it does something
 }
 
 // Where shares are no round numbers in binary, the predicted peak is exact all the same.
@@ -81,8 +91,11 @@ TEST(TensorParallelMemory, OfThirdsIsExact) {
                                           {"intermediate_size", 87},
                                           {"vocab_size", 257},
                                           {"tie_word_embeddings", true}}));
-    const std::string arguments = fmt::format("--model {} --seq 48 --micro-batch 1 --steps 1 --no-verify", dir.path());
-    const Json peak = train(3, chapter, arguments + " --sequence-parallel --keep-gathered on").summary.at("memory").at("activations, peak");
+    const std::string arguments =
+        fmt::format("--model {} --seq 48 --micro-batch 1 --steps 1 --no-verify", dir.path());
+    const Json peak = train(3, chapter, arguments + " --sequence-parallel --keep-gathered on")
+                          .summary.at("memory")
+                          .at("activations, peak");
     EXPECT_EQ(peak.at("predicted"), peak.at("measured"));
 }
 
@@ -90,19 +103,23 @@ TEST(TensorParallelMemory, OfThirdsIsExact) {
 TEST(TensorAndDataParallel, EqualsOneDevice) {
     const SplitModel model;
     const auto with = [&](int ranks, const std::string& arguments) {
-        return train(ranks, chapter, fmt::format("--model {} --seq 40 --steps 3 --lr 2e-3 --dropout 0.1 {}", model.path(), arguments));
+        return train(ranks, chapter,
+                     fmt::format("--model {} --seq 40 --steps 3 --lr 2e-3 --dropout 0.1 {}",
+                                 model.path(), arguments));
     };
     const Outcome whole = with(1, "--micro-batch 8");
     expect_verified(whole);
     for (const char* grid :
-         {"--tp 1 --micro-batch 2", "--tp 2 --micro-batch 4", "--tp 2 --micro-batch 2 --grad-accum 2 --sequence-parallel",
+         {"--tp 1 --micro-batch 2", "--tp 2 --micro-batch 4",
+          "--tp 2 --micro-batch 2 --grad-accum 2 --sequence-parallel",
           "--tp 4 --micro-batch 4 --grad-accum 2 --sequence-parallel --overlap chunk"}) {
         SCOPED_TRACE(grid);
         const Outcome run = with(4, grid);
         expect_verified(run);
         expect_close(run, whole);
     }
-    if (!on_gpu) expect_verified(with(8, "--tp 4 --micro-batch 1 --sequence-parallel --overlap async"));
+    if (!on_gpu)
+        expect_verified(with(8, "--tp 4 --micro-batch 1 --sequence-parallel --overlap async"));
 }
 
 TEST(LongTensorParallelPrecision, Bf16) {
@@ -114,14 +131,17 @@ TEST(LongTensorParallelPrecision, Bf16) {
 TEST(TensorParallelData, EqualsChapter00OnHuggingFacesModel) {
     const std::string arguments = load("gqa_untied") + " --seq 48 --steps 3 --lr 2e-3 --no-verify";
     const Outcome single = train("00_single_gpu", arguments + " --micro-batch 4");
-    expect_close(train(4, chapter, arguments + " --micro-batch 2 --tp 2 --sequence-parallel"), single);
-    expect_close(train(4, chapter, arguments + " --micro-batch 4"), single);  // key-value heads copied
+    expect_close(train(4, chapter, arguments + " --micro-batch 2 --tp 2 --sequence-parallel"),
+                 single);
+    expect_close(train(4, chapter, arguments + " --micro-batch 4"),
+                 single);  // key-value heads copied
 }
 
 TEST(TensorParallelCosts, SequenceParallelismHoldsLessAndSendsTheSame) {
     const int n = on_gpu ? 2 : 4;
     const std::string arguments = "--layers 4 --micro-batch 2 --steps 3 --no-verify ";
-    const Outcome plain = train(n, chapter, arguments), shards = train(n, chapter, arguments + "--sequence-parallel"),
+    const Outcome plain = train(n, chapter, arguments),
+                  shards = train(n, chapter, arguments + "--sequence-parallel"),
                   keeps = train(n, chapter, arguments + "--sequence-parallel --keep-gathered on");
     for (const Outcome* run : {&plain, &shards, &keeps}) expect_as_predicted(*run);
     const auto activations = [](const Outcome& run) {
@@ -129,7 +149,8 @@ TEST(TensorParallelCosts, SequenceParallelismHoldsLessAndSendsTheSame) {
     };
     EXPECT_LT(activations(shards), activations(keeps));
     EXPECT_LT(activations(keeps), activations(plain));
-    // A layer: 2 all-reduces forward and 2 backward; or as many all-gathers and reduce-scatters, and the inputs once more.
+    // A layer: 2 all-reduces forward and 2 backward; or as many all-gathers and reduce-scatters,
+    // and the inputs once more.
     const double tensor = 2 * 128 * 128 * 4;
     const auto layer = [&](const Outcome& run, const char* pass, const char* kind) {
         return run.summary.at(pass).at(kind).get<double>() / tensor;
@@ -145,8 +166,10 @@ TEST(TensorParallelCosts, SequenceParallelismHoldsLessAndSendsTheSame) {
 }
 
 TEST(TensorParallelCosts, PartitionedCheckpointsHoldLess) {
-    const std::string arguments = "--layers 6 --micro-batch 2 --steps 3 --no-verify --recompute full ";
-    const Outcome whole = train(2, chapter, arguments), parts = train(2, chapter, arguments + "--partition-checkpoints");
+    const std::string arguments =
+        "--layers 6 --micro-batch 2 --steps 3 --no-verify --recompute full ";
+    const Outcome whole = train(2, chapter, arguments),
+                  parts = train(2, chapter, arguments + "--partition-checkpoints");
     expect_as_predicted(parts);
     expect_the_same(parts, whole);  // to the bit: they are gathered as they were
     const auto activations = [](const Outcome& run) {
@@ -155,7 +178,8 @@ TEST(TensorParallelCosts, PartitionedCheckpointsHoldLess) {
     EXPECT_EQ(activations(whole) - activations(parts), (6 - 1) * 2 * 128 * 128 * 4 / 2);
 }
 
-// --same-seed off: copies of the residual stream part, and with them the weights; with sequence parallelism nothing is copied, and the
+// --same-seed off: copies of the residual stream part, and with them the weights; with sequence
+// parallelism nothing is copied, and the
 // masks are merely others.
 TEST(TensorParallelDropout, ASeedForEachRankGoesWrong) {
     const auto apart = [](const std::string& arguments) {
@@ -170,13 +194,16 @@ TEST(TensorParallelDropout, ASeedForEachRankGoesWrong) {
 
 TEST(LongTensorParallelOverlap, HidesSomeOfIt) {
     const char* size = on_gpu ? "--model small --micro-batch 16" : "--layers 4 --micro-batch 8";
-    for (const char* arguments : {"--overlap async", "--overlap chunk", "--sequence-parallel --overlap chunk"}) {
+    for (const char* arguments :
+         {"--overlap async", "--overlap chunk", "--sequence-parallel --overlap chunk"}) {
         SCOPED_TRACE(arguments);
         EXPECT_TRUE(in_one_of_three_tries([&] {
-            const Outcome run = train(2, chapter, fmt::format("{} --steps 6 --no-verify {}", size, arguments));
+            const Outcome run =
+                train(2, chapter, fmt::format("{} --steps 6 --no-verify {}", size, arguments));
             double seconds = 0, exposed = 0;
             for (const char* kind : {"all-reduce", "all-gather", "reduce-scatter"})
-                seconds += communicated(run, kind, "seconds"), exposed += communicated(run, kind, "exposed_seconds");
+                seconds += communicated(run, kind, "seconds"),
+                    exposed += communicated(run, kind, "exposed_seconds");
             EXPECT_GT(exposed, 0);
             return some_hidden(run, seconds, exposed);
         }));
@@ -187,13 +214,19 @@ TEST(TensorParallelOutput, DemoCompareAndShapes) {
     for (int n : {1, 2, 3}) {
         const Outcome demo = run_ranks(n, chapter, "--demo linear");
         EXPECT_EQ(demo.exit_code, 0) << demo.err;
-        EXPECT_TRUE(contains(demo.out, "column linear") && contains(demo.out, "row linear") && !contains(demo.out, "WRONG")) << demo.out;
+        EXPECT_TRUE(contains(demo.out, "column linear") && contains(demo.out, "row linear") &&
+                    !contains(demo.out, "WRONG"))
+            << demo.out;
     }
-    const Outcome compare = run_ranks(4, chapter, "--tp 2 --compare --layers 2 --micro-batch 1 --steps 3 --overlap async");
+    const Outcome compare = run_ranks(
+        4, chapter, "--tp 2 --compare --layers 2 --micro-batch 1 --steps 3 --overlap async");
     EXPECT_EQ(compare.exit_code, 0) << compare.out << compare.err;
-    EXPECT_TRUE(contains(compare.out, "TP + SP") && contains(compare.out, "as predicted") && !contains(compare.out, "NOT")) << compare.out;
+    EXPECT_TRUE(contains(compare.out, "TP + SP") && contains(compare.out, "as predicted") &&
+                !contains(compare.out, "NOT"))
+        << compare.out;
     const Outcome run = train_split(2, "--sequence-parallel --no-verify --report full");
-    for (const char* row : {"(40, 48)   1/2", "(80, 48)   full", "(80, 36)   full           1/2", "overlap ratio"})
+    for (const char* row :
+         {"(40, 48)   1/2", "(80, 48)   full", "(80, 36)   full           1/2", "overlap ratio"})
         EXPECT_TRUE(contains(run.out, row)) << row << run.out;
 }
 

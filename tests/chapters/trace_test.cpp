@@ -59,11 +59,13 @@ void expect_nested(std::vector<Event> events) {
         return std::tuple(a.rank, a.lane, a.begin, -a.end) <
                std::tuple(b.rank, b.lane, b.begin, -b.end);
     });
-    const double tolerance = on_gpu ? 100 : 2e-3;  // microseconds: what goes through the host has the host's clock
+    const double tolerance =
+        on_gpu ? 100 : 2e-3;  // microseconds: what goes through the host has the host's clock
     std::vector<const Event*> open;
     for (const Event& event : events) {
         const auto over = [&](const Event* e) {
-            return e->rank != event.rank || e->lane != event.lane || e->end <= event.begin + tolerance;
+            return e->rank != event.rank || e->lane != event.lane ||
+                   e->end <= event.begin + tolerance;
         };
         while (!open.empty() && over(open.back())) open.pop_back();
         if (!open.empty()) {

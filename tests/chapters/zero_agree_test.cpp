@@ -9,14 +9,16 @@ void expect_the_same_saved(const std::string& dir, const std::string& other) {
 }
 // Each trains on 1 sequence per rank and micro-batch.
 Outcome train_stage(int stage, int ranks, const std::string& arguments) {
-    return train(ranks, "02_zero", fmt::format("--stage {} --seq 40 --steps 3 --micro-batch 1 {}", stage, arguments));
+    return train(ranks, "02_zero",
+                 fmt::format("--stage {} --seq 40 --steps 3 --micro-batch 1 {}", stage, arguments));
 }
 
 // Stages 0 to 3 with the same arguments: losses, norms, and everything that they save.
 void expect_stages_agree(int ranks, const std::string& arguments) {
     TempDir dir;
     const auto with = [&](int stage) {
-        return train_stage(stage, ranks, fmt::format("{} --save {}", arguments, dir / fmt::format("{}", stage)));
+        return train_stage(stage, ranks,
+                           fmt::format("{} --save {}", arguments, dir / fmt::format("{}", stage)));
     };
     const Outcome stage0 = with(0);
     expect_as_predicted(stage0);
@@ -30,16 +32,22 @@ void expect_stages_agree(int ranks, const std::string& arguments) {
 }
 
 class ZeroAgree : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, ZeroAgree, testing::ValuesIn(rank_counts()), testing::PrintToStringParamName());
-INSTANTIATE_TEST_SUITE_P(LongRanks, ZeroAgree, testing::ValuesIn(more_rank_counts()), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, ZeroAgree, testing::ValuesIn(rank_counts()),
+                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(LongRanks, ZeroAgree, testing::ValuesIn(more_rank_counts()),
+                         testing::PrintToStringParamName());
 
-// AdamW's first step divides each element's gradient by itself: where 40 tokens leave one that is next to nothing its rounding error
-// becomes a step of the learning rate's size, in another direction than one device's. On some processors' arithmetic at the default rate
-// that was a third of what verification allows.
-TEST_P(ZeroAgree, UntiedAndVerified) { expect_stages_agree(GetParam(), load("gqa_untied") + " --verify --lr 3e-4"); }
+// AdamW's first step divides each element's gradient by itself: where 40 tokens leave one that is
+// next to nothing its rounding error becomes a step of the learning rate's size, in another
+// direction than one device's. On some processors' arithmetic at the default rate that was a third
+// of what verification allows.
+TEST_P(ZeroAgree, UntiedAndVerified) {
+    expect_stages_agree(GetParam(), load("gqa_untied") + " --verify --lr 3e-4");
+}
 
 TEST_P(ZeroAgree, TiedClippedAndRecomputed) {
-    expect_stages_agree(GetParam(), load("tied_head_dim") + " --clip 0.1 --recompute full --no-verify");
+    expect_stages_agree(GetParam(),
+                        load("tied_head_dim") + " --clip 0.1 --recompute full --no-verify");
 }
 
 TEST(ZeroStages, AgreeFromAFreshStart) {
@@ -47,7 +55,9 @@ TEST(ZeroStages, AgreeFromAFreshStart) {
     expect_stages_agree(3, fmt::format("--model {} --clip 0.1 --shuffle --verify", model.path()));
 }
 
-TEST(ZeroStages, WhatIsNotSharedOutIsNotSharded) { expect_stages_agree(1, load("tied_head_dim") + " --verify"); }
+TEST(ZeroStages, WhatIsNotSharedOutIsNotSharded) {
+    expect_stages_agree(1, load("tied_head_dim") + " --verify");
+}
 
 // A model that amplifies rounding: rank 0 trains twice more to measure how far correct runs drift
 // apart, while the others sleep. What the run held and sent is told as if it had not.
@@ -59,7 +69,9 @@ TEST(LongZeroStages, MeasureHowFarCorrectRunsDrift) {
                                           {"num_key_value_heads", 1},
                                           {"head_dim", 128},
                                           {"initializer_range", 0.1}}));
-    const Outcome run = train(2, "02_zero", fmt::format("--model {} --stage 2 --seq 24 --steps 6 --lr 2e-3 --verify", dir.path()));
+    const Outcome run = train(
+        2, "02_zero",
+        fmt::format("--model {} --stage 2 --seq 24 --steps 6 --lr 2e-3 --verify", dir.path()));
     expect_verified(run);
     EXPECT_TRUE(run.summary.at("verify").contains("drift_weights")) << run.out;
 }
@@ -92,13 +104,14 @@ TEST(LongZeroStages, PrefetchAndGatherOverlapChangeNothing) {
     }
 }
 
-// With two micro-batches stages 0 and 1 add up a rank's own gradients and sum over the ranks once; stages 2 and 3 sum over the
-// ranks each time. --no-sync off makes stages 0 and 1 do so too.
+// With two micro-batches stages 0 and 1 add up a rank's own gradients and sum over the ranks once;
+// stages 2 and 3 sum over the ranks each time. --no-sync off makes stages 0 and 1 do so too.
 TEST(ZeroStages, AgreeInPairsWithAccumulation) {
     for (const auto& [name, ranks] : {std::pair{"tied_head_dim", 2}, std::pair{"gqa_untied", 4}}) {
         SCOPED_TRACE(fmt::format("{} at {} ranks", name, ranks));
         const auto with = [&](int stage, const char* no_sync) {
-            const Outcome run = train_stage(stage, ranks, fmt::format("{} --grad-accum 2 --clip 0.1 {}", load(name), no_sync));
+            const Outcome run = train_stage(
+                stage, ranks, fmt::format("{} --grad-accum 2 --clip 0.1 {}", load(name), no_sync));
             expect_verified(run);
             return run;
         };
@@ -113,28 +126,36 @@ TEST(ZeroStages, AgreeInPairsWithAccumulation) {
 // --offload optimizer: the same update on the host's copies, and no states on the device.
 TEST(LongZeroOffload, ChangesWhereAndNothingElse) {
     for (const auto& [ranks, arguments] :
-         {std::pair{2, load("tied_head_dim") + " --clip 0.1 --verify"}, std::pair{3, load("gqa_untied") + " --no-verify --grad-accum 2"},
+         {std::pair{2, load("tied_head_dim") + " --clip 0.1 --verify"},
+          std::pair{3, load("gqa_untied") + " --no-verify --grad-accum 2"},
           std::pair{2, load("llama3_bf16") + " --dtype bf16 --fp32-grads --verify"},
           std::pair{1, load("llama3_bf16") + " --dtype bf16 --no-verify"}})
         for (int stage : {1, 2, 3}) {
             SCOPED_TRACE(fmt::format("stage {} on {} ranks: {}", stage, ranks, arguments));
             TempDir dir;
-            const Outcome here = train_stage(stage, ranks, fmt::format("{} --save {}", arguments, dir / "here"));
-            const Outcome there = train_stage(stage, ranks, fmt::format("{} --save {} --offload optimizer", arguments, dir / "there"));
+            const Outcome here =
+                train_stage(stage, ranks, fmt::format("{} --save {}", arguments, dir / "here"));
+            const Outcome there = train_stage(
+                stage, ranks,
+                fmt::format("{} --save {} --offload optimizer", arguments, dir / "there"));
             expect_as_predicted(there);
             expect_the_same(there, here);
             expect_the_same_saved(dir / "there", dir / "here");
             const Json &memory = there.summary.at("memory"), &host = memory.at("on the host");
             EXPECT_EQ(memory.at("optimizer").at("measured"), 0);
             EXPECT_EQ(host.at("measured"), host.at("predicted"));
-            EXPECT_GT(host.at("measured").get<int64_t>(), here.summary.at("memory").at("optimizer").at("measured").get<int64_t>());
-            const int64_t weights = there.summary.at("offload").at("weights to the device_bytes").get<int64_t>();
+            EXPECT_GT(host.at("measured").get<int64_t>(),
+                      here.summary.at("memory").at("optimizer").at("measured").get<int64_t>());
+            const int64_t weights =
+                there.summary.at("offload").at("weights to the device_bytes").get<int64_t>();
             EXPECT_EQ(weights * (stage == 3 ? 1 : ranks), memory.at("parameters").at("measured"));
         }
 }
 
 TEST(ZeroOffload, StandsInTheComparison) {
-    const Outcome run = run_ranks(3, "02_zero", "--compare --offload optimizer --layers 2 --seq 16 --micro-batch 1 --steps 3");
+    const Outcome run =
+        run_ranks(3, "02_zero",
+                  "--compare --offload optimizer --layers 2 --seq 16 --micro-batch 1 --steps 3");
     EXPECT_EQ(run.exit_code, 0) << run.err;
     int rows = 0;
     std::istringstream lines(run.out);
@@ -144,29 +165,36 @@ TEST(ZeroOffload, StandsInTheComparison) {
 }
 
 TEST(ZeroStages, ComparisonObeysNoSync) {
-    const std::string arguments = "--compare --layers 1 --seq 16 --micro-batch 1 --steps 3 --grad-accum 3 --no-sync ";
+    const std::string arguments =
+        "--compare --layers 1 --seq 16 --micro-batch 1 --steps 3 --grad-accum 3 --no-sync ";
     for (const char* way : {"on", "off"}) {
         const Outcome run = run_ranks(2, "02_zero", arguments + way);
         EXPECT_EQ(run.exit_code, 0) << run.err;
         const std::string row = run.out.substr(run.out.find("\n  0 "), 100);
-        EXPECT_TRUE(contains(row, way == std::string("on") ? " 1.00 " : " 3.00 ")) << row;  // 2 (n-1)/n Psi each time
+        EXPECT_TRUE(contains(row, way == std::string("on") ? " 1.00 " : " 3.00 "))
+            << row;  // 2 (n-1)/n Psi each time
     }
 }
 
 // A device too small for the states trains all the same.
 TEST(ZeroOffload, MakesRoom) {
-    const std::string small = "--steps 2 --micro-batch 1 --seq 32 --peak-tflops 1 --stage 2 --no-verify --device-memory 0.018";
+    const std::string small =
+        "--steps 2 --micro-batch 1 --seq 32 --peak-tflops 1 --stage 2 --no-verify --device-memory "
+        "0.018";
     const Outcome without = run_ranks(2, "02_zero", small);
     EXPECT_EQ(without.exit_code, 2);
     EXPECT_TRUE(contains(without.err, "out of memory")) << without.err;
     EXPECT_EQ(run_ranks(2, "02_zero", small + " --offload optimizer").exit_code, 0);
 }
 
-// ZeRO-R's constant buffers: what stages 2 and 3 gather is no more after a hundred steps than after ten.
+// ZeRO-R's constant buffers: what stages 2 and 3 gather is no more after a hundred steps than after
+// ten.
 TEST(ZeroStages, BuffersStayConstant) {
     for (int stage : {2, 3}) {
-        const Outcome run =
-            train(2, "02_zero", fmt::format("--stage {} --layers 2 --seq 16 --micro-batch 1 --steps 100 --no-verify", stage));
+        const Outcome run = train(
+            2, "02_zero",
+            fmt::format("--stage {} --layers 2 --seq 16 --micro-batch 1 --steps 100 --no-verify",
+                        stage));
         const Json& constancy = run.summary.at("constancy");
         EXPECT_GT(constancy.at("buffers_early").get<double>(), 0) << stage;
         EXPECT_EQ(constancy.at("buffers_late"), constancy.at("buffers_early")) << stage;
@@ -177,7 +205,10 @@ TEST(ZeroStages, BuffersStayConstant) {
 TEST(ZeroStages, AreNotEqualByChance) {
     const Outcome run = train_stage(3, 2, load("gqa_untied") + " --no-verify");
     for (const char* other : {"--lr 3.0001e-3", "--clip 0.99", "--seq 41"})
-        EXPECT_NE(run.of("loss"), train_stage(3, 2, fmt::format("{} --no-verify {}", load("gqa_untied"), other)).of("loss")) << other;
+        EXPECT_NE(run.of("loss"),
+                  train_stage(3, 2, fmt::format("{} --no-verify {}", load("gqa_untied"), other))
+                      .of("loss"))
+            << other;
 }
 
 }  // namespace

@@ -17,10 +17,11 @@ int main(int argc, char** argv) {
     return run_program([&] {
         std::string fault;
         int on = 0;
-        parse_options(argc, argv, "fault_program", "Goes wrong on one rank", [&](OptionList& options, const Options&) {
-            options.add("--fault", fault, "What happens");
-            options.add("--on", on, "On which rank; -1: on all");
-        });
+        parse_options(argc, argv, "fault_program", "Goes wrong on one rank",
+                      [&](OptionList& options, const Options&) {
+                          options.add("--fault", fault, "What happens");
+                          options.add("--on", on, "On which rank; -1: on all");
+                      });
         const Communicator& world = Communicator::world();
         Tensor x = Tensor::zeros({1000}, DType::fp32, Memory::workspace);
         for (int step = 0; step < 10; ++step) world.all_reduce(x);
@@ -44,7 +45,8 @@ int main(int argc, char** argv) {
             if (fault == "out of memory") throw std::bad_alloc();
             if (fault == "false") return false;
             if (fault == "user error under way") {  // what nobody sends never comes
-                Work work = world.recv(x, (world.rank() + 1) % world.size(), communication_stream());
+                Work work =
+                    world.recv(x, (world.rank() + 1) % world.size(), communication_stream());
                 user_error("the file is wrong");
             }
         }

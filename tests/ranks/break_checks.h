@@ -1,4 +1,5 @@
-// What a deliberately broken technique is measured by: the three checks that a chapter's run ends with, on all ranks.
+// What a deliberately broken technique is measured by: the three checks that a chapter's run ends
+// with, on all ranks.
 #pragma once
 
 #include <gtest/gtest.h>

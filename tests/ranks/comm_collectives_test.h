@@ -18,7 +18,8 @@ TYPED_TEST(Collectives, ReductionsAddInRankOrder) {
         Way way(settings);
         for (int64_t count : sizes(settings)) {
             for (Reduce op : operations) {
-                SCOPED_TRACE(fmt::format("count {} op {} small_bytes {}", count, int(op), settings.small_bytes));
+                SCOPED_TRACE(fmt::format("count {} op {} small_bytes {}", count, int(op),
+                                         settings.small_bytes));
                 Tensor x = tensor(numbers<T>(me, count));
                 world().all_reduce(x, op);
                 EXPECT_TRUE(is_reduction<T>(x, op, count));
@@ -26,7 +27,8 @@ TYPED_TEST(Collectives, ReductionsAddInRankOrder) {
                 int root = int(count) % n;
                 Tensor y = tensor(numbers<T>(me, count));
                 world().reduce(y, root, op);
-                EXPECT_TRUE(me == root ? is_reduction<T>(y, op, count) : same(y, numbers<T>(me, count)));
+                EXPECT_TRUE(me == root ? is_reduction<T>(y, op, count)
+                                       : same(y, numbers<T>(me, count)));
 
                 int64_t share = std::min<int64_t>(count, 10007);
                 Tensor in = tensor(numbers<T>(me, n * share)), out = blank<T>(share);
@@ -57,7 +59,8 @@ TYPED_TEST(Collectives, MoveData) {
                 EXPECT_TRUE(same(x, numbers<T>(root, count)));
                 Tensor gathered = blank<T>(n * count);
                 world().gather(gathered, mine, root);
-                EXPECT_TRUE(same(gathered, me == root ? joined<T>(n, count) : std::vector<T>(n * count, T(0))));
+                EXPECT_TRUE(same(
+                    gathered, me == root ? joined<T>(n, count) : std::vector<T>(n * count, T(0))));
                 Tensor scattered = blank<T>(count);
                 world().scatter(scattered, tensor(numbers<T>(me, n * count)), root);
                 EXPECT_TRUE(same(scattered, part(numbers<T>(root, n * count), me * count, count)));
@@ -65,7 +68,8 @@ TYPED_TEST(Collectives, MoveData) {
             Tensor in = tensor(numbers<T>(me, n * count)), out = blank<T>(n * count);
             world().all_to_all(out, in);
             for (int r = 0; r < n; ++r) {
-                EXPECT_TRUE(same(out.slice(r * count, (r + 1) * count), part(numbers<T>(r, n * count), me * count, count)));
+                EXPECT_TRUE(same(out.slice(r * count, (r + 1) * count),
+                                 part(numbers<T>(r, n * count), me * count, count)));
             }
             // In place: the slice of `all` that is this rank's own.
             Tensor place = blank<T>(n * count), own = place.slice(me * count, (me + 1) * count);
@@ -84,7 +88,8 @@ TEST(Reductions, ABrokenOneIsSeen) {
     world().all_reduce(x);
     EXPECT_FALSE(is_reduction<float>(x, Reduce::sum, 1000));
     if (n >= 3) {
-        EXPECT_TRUE(reduced<float>(Reduce::sum, n, 1000) != reduced<float>(Reduce::sum, n, 1000, 0, true));  // the order shows
+        EXPECT_TRUE(reduced<float>(Reduce::sum, n, 1000) !=
+                    reduced<float>(Reduce::sum, n, 1000, 0, true));  // the order shows
     }
 }
 
@@ -101,14 +106,17 @@ TEST(Reductions, Corners) {
 
 TEST(AllToAll, Uneven) {
     int n = world().size(), me = world().rank();
-    auto count = [](int from, int to) { return int64_t((from * 7 + to * 3) % 5 * 11); };  // some are 0
+    auto count = [](int from, int to) {
+        return int64_t((from * 7 + to * 3) % 5 * 11);
+    };  // some are 0
     std::vector<int64_t> sends, receives;
     std::vector<int32_t> in, expected;
     for (int r = 0; r < n; ++r) {
         sends.push_back(count(me, r));
         receives.push_back(count(r, me));
         for (int64_t i = 0; i < sends[r]; ++i) in.push_back(me * 1000000 + r * 1000 + int(i));
-        for (int64_t i = 0; i < receives[r]; ++i) expected.push_back(r * 1000000 + me * 1000 + int(i));
+        for (int64_t i = 0; i < receives[r]; ++i)
+            expected.push_back(r * 1000000 + me * 1000 + int(i));
     }
     Tensor out = blank<int32_t>(int64_t(expected.size()));
     world().all_to_all(out, tensor(in), sends, receives, communication_stream());

@@ -1,4 +1,5 @@
-// The bytes that a rank sends by comm.h's formula are those that it really hands over: to MPI, and between GPUs to copy engines.
+// The bytes that a rank sends by comm.h's formula are those that it really hands over: to MPI, and
+// between GPUs to copy engines.
 #include "comm_test.h"
 #include "core/trace.h"
 
@@ -18,8 +19,10 @@ Bytes bytes_of(const std::function<void()>& call) {
 
 // Slices differ by an element in each chunk where n does not divide their number.
 void expect_equal(const Bytes& bytes, int64_t tensor_bytes, const char* what) {
-    const double n = world().size(), chunks = double(tensor_bytes) / double(communication_settings().chunk_bytes) + 1;
-    EXPECT_NEAR(bytes.handed_over, bytes.counted, 4 * n * chunks) << what << ", rank " << world().rank();
+    const double n = world().size(),
+                 chunks = double(tensor_bytes) / double(communication_settings().chunk_bytes) + 1;
+    EXPECT_NEAR(bytes.handed_over, bytes.counted, 4 * n * chunks)
+        << what << ", rank " << world().rank();
 }
 
 TEST(Sent, IsWhatIsHandedOver) {
@@ -47,7 +50,8 @@ TEST(Sent, IsWhatIsHandedOver) {
     expect("gather", me == root ? 0 : S / n, [&] { world().gather(x, part, root); });
     expect("scatter", me == root ? share * S : 0, [&] { world().scatter(part, x, root); });
     expect("send/recv", n > 1 ? S : 0, [&] {
-        world().send_recv({{Transfer::send, x, (me + 1) % n}, {Transfer::recv, y, (me + n - 1) % n}});
+        world().send_recv(
+            {{Transfer::send, x, (me + 1) % n}, {Transfer::recv, y, (me + n - 1) % n}});
     });
 }
 
@@ -56,7 +60,8 @@ TEST(Sent, OfSlicesOfDifferentSizes) {
     std::vector<int64_t> send(n), recv(n);  // rank a sends a + 2 b + 1 elements to rank b
     int64_t in = 0, out = 0;
     for (int r = 0; r < n; ++r) in += send[r] = me + 2 * r + 1, out += recv[r] = r + 2 * me + 1;
-    const Bytes got = bytes_of([&] { world().all_to_all(blank<float>(out), blank<float>(in), send, recv); });
+    const Bytes got =
+        bytes_of([&] { world().all_to_all(blank<float>(out), blank<float>(in), send, recv); });
     EXPECT_NEAR(got.counted, 4.0 * double(in - send[me]), 1e-3);
     if (transport::over_mpi()) {
         EXPECT_NEAR(got.handed_over, got.counted, 1e-3);
@@ -85,11 +90,17 @@ TEST(Explain, SaysWhatIsCommunicated) {
     explain_enable(false);
     std::string text = testing::internal::GetCapturedStdout();
     const int n = world().size();
-    std::string what = fmt::format("of {} over world ({})", format_bytes(4096), format_count(n, "rank"));
+    std::string what =
+        fmt::format("of {} over world ({})", format_bytes(4096), format_count(n, "rank"));
     if (world().rank() > 0) return;
-    const std::string sent = format_bytes(2.0 * (n - 1) / n * 4096), root_sent = format_bytes((n - 1) * 4096);
-    EXPECT_NE(text.find("all-reduce " + what + ", sends " + sent + ", asynchronous\n"), std::string::npos) << text;
-    EXPECT_NE(text.find("broadcast " + what + " from 0, sends " + root_sent + "\n"), std::string::npos) << text;
+    const std::string sent = format_bytes(2.0 * (n - 1) / n * 4096),
+                      root_sent = format_bytes((n - 1) * 4096);
+    EXPECT_NE(text.find("all-reduce " + what + ", sends " + sent + ", asynchronous\n"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("broadcast " + what + " from 0, sends " + root_sent + "\n"),
+              std::string::npos)
+        << text;
 }
 
 }  // namespace

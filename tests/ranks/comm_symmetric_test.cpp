@@ -1,5 +1,6 @@
-// Symmetric memory (comm.h), on any number of ranks. On GPUs that reach each other collectives there go by copy engines, and then they add
-// in rank order to the bit, as on the CPU; elsewhere the same calls are what they always are.
+// Symmetric memory (comm.h), on any number of ranks. On GPUs that reach each other collectives
+// there go by copy engines, and then they add in rank order to the bit, as on the CPU; elsewhere
+// the same calls are what they always are.
 #include "comm_test.h"
 #include "core/ops.h"
 
@@ -9,7 +10,8 @@ namespace {
 
 template <class T>
 Tensor symmetric(const std::vector<T>& values, const Communicator& group = world()) {
-    Tensor x = Tensor::empty({int64_t(values.size())}, dtype_of<T>, Memory::workspace, group.symmetric_memory());
+    Tensor x = Tensor::empty({int64_t(values.size())}, dtype_of<T>, Memory::workspace,
+                             group.symmetric_memory());
     x.copy_from_host(values.data());
     return x;
 }
@@ -20,7 +22,8 @@ std::vector<CommunicationSettings> copy_ways() {
     return {{.copies_from_bytes = 0}, {.copies_from_bytes = 100000}, {.copy_engines = false}};
 }
 
-// Whether x is the sum of numbers(r, count) from element `begin` on: to the bit where no kernel of NCCL's has added.
+// Whether x is the sum of numbers(r, count) from element `begin` on: to the bit where no kernel of
+// NCCL's has added.
 template <class T>
 bool is_sum(const Tensor& x, int64_t count, int64_t begin, bool copied, int seed = 0) {
     if (!copied) return is_reduction<T>(x, Reduce::sum, count, seed, begin);
@@ -34,13 +37,17 @@ TYPED_TEST_SUITE(Symmetric, CommunicatedTypes);
 TYPED_TEST(Symmetric, CollectivesAreRight) {
     using T = TypeParam;
     const int n = world().size(), me = world().rank();
-    const bool summed = std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, fp16>;
+    const bool summed =
+        std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, fp16>;
     for (const CommunicationSettings& settings : copy_ways()) {
         Way way(settings);
         const bool copies = settings.copy_engines && world().symmetric_memory() && summed;
-        const auto copied = [&](const Tensor& whole) { return copies && whole.bytes() >= settings.copies_from_bytes; };
+        const auto copied = [&](const Tensor& whole) {
+            return copies && whole.bytes() >= settings.copies_from_bytes;
+        };
         for (int64_t count : {0, 1, 7, 1000, 5003, 16384}) {
-            SCOPED_TRACE(fmt::format("count {} copies {} from {}", count, copies, settings.copies_from_bytes));
+            SCOPED_TRACE(fmt::format("count {} copies {} from {}", count, copies,
+                                     settings.copies_from_bytes));
             Tensor x = symmetric(numbers<T>(me, count));
             world().all_reduce(x);
             EXPECT_TRUE(is_sum<T>(x, count, 0, copied(x)));
@@ -63,7 +70,8 @@ TYPED_TEST(Symmetric, CollectivesAreRight) {
             world().reduce_scatter(slice, in);
             EXPECT_TRUE(is_sum<T>(slice, n * count, me * count, copied(in) && packs));
 
-            Tensor all = symmetric(std::vector<T>(size_t(n * count), T(0))), mine = tensor(numbers<T>(me, count));
+            Tensor all = symmetric(std::vector<T>(size_t(n * count), T(0))),
+                   mine = tensor(numbers<T>(me, count));
             world().all_gather(all, mine);
             EXPECT_TRUE(same(all, joined<T>(n, count)));
             all = symmetric(std::vector<T>(size_t(n * count), T(0)));
@@ -75,7 +83,8 @@ TYPED_TEST(Symmetric, CollectivesAreRight) {
     }
 }
 
-// A block that was let go is given out again while its last communication may still run, on three streams, of two groups.
+// A block that was let go is given out again while its last communication may still run, on three
+// streams, of two groups.
 void reuse_on_three_streams(int64_t unsummed_bytes) {
     Way way({.copies_from_bytes = 0, .copies_unsummed_bytes = unsummed_bytes});
     const int n = world().size(), me = world().rank();
@@ -89,7 +98,8 @@ void reuse_on_three_streams(int64_t unsummed_bytes) {
         const Communicator& group = k % 4 == 3 ? twin : world();
         Stream& stream = *streams[size_t(k % 3)];
         if (k % 5 == 4) {  // its result is not looked at: the block goes back with the Work
-            work.push_back(group.all_reduce(symmetric(numbers<float>(me, count, k), group), Reduce::sum, stream));
+            work.push_back(group.all_reduce(symmetric(numbers<float>(me, count, k), group),
+                                            Reduce::sum, stream));
             work.back() = {};
             kept.push_back({});
         } else if (k % 2) {
@@ -105,16 +115,20 @@ void reuse_on_three_streams(int64_t unsummed_bytes) {
         work[size_t(k)].wait();
         if (!kept.back()) continue;
         const bool copied = bool(world().symmetric_memory());
-        EXPECT_TRUE(k % 2 ? same(kept.back(), joined<float>(n, count)) : is_sum<float>(kept.back(), count, 0, copied, k)) << k;
+        EXPECT_TRUE(k % 2 ? same(kept.back(), joined<float>(n, count))
+                          : is_sum<float>(kept.back(), count, 0, copied, k))
+            << k;
     }
 }
 
 TEST(SymmetricMemory, ReusedOnThreeStreams) {
     const std::vector<int64_t> limits = {0, 100'000, 256 << 20};
-    for (size_t i = 0; i < (world().symmetric_memory() ? limits.size() : 1); ++i) reuse_on_three_streams(limits[i]);
+    for (size_t i = 0; i < (world().symmetric_memory() ? limits.size() : 1); ++i)
+        reuse_on_three_streams(limits[i]);
 }
 
-// A rank that comes late to a sum finds there what its peers had sent for it, whatever they have sent since.
+// A rank that comes late to a sum finds there what its peers had sent for it, whatever they have
+// sent since.
 TEST(SymmetricMemory, SummedLate) {
     Way way({.copies_from_bytes = 0});
     const int n = world().size(), me = world().rank(), rounds = 6;
@@ -126,22 +140,27 @@ TEST(SymmetricMemory, SummedLate) {
         out.push_back(blank<float>(share));
     }
     for (int k = 0; k < rounds; ++k) {
-        Work work = world().reduce_scatter(out[size_t(k)], in[size_t(k)], Reduce::sum, communication_stream());
+        Work work = world().reduce_scatter(out[size_t(k)], in[size_t(k)], Reduce::sum,
+                                           communication_stream());
         for (int i = 0; i < 200 && k % n == me; ++i) ops::add(busy, busy);
         work.wait();
     }
     for (int k = 0; k < rounds; ++k)
-        EXPECT_TRUE(is_sum<float>(out[size_t(k)], n * share, me * share, bool(world().symmetric_memory()), k)) << k;
+        EXPECT_TRUE(is_sum<float>(out[size_t(k)], n * share, me * share,
+                                  bool(world().symmetric_memory()), k))
+            << k;
 }
 
-// A call sees the result of the one before it on its stream, whoever sums it, and of another group's as well.
+// A call sees the result of the one before it on its stream, whoever sums it, and of another
+// group's as well.
 TEST(SymmetricMemory, CallsOnOneStreamFollowEachOther) {
     Way way({.copies_from_bytes = 0});
     const int n = world().size(), me = world().rank();
     const Communicator twin = world().split(0, me, "twin");
     constexpr int64_t share = 5000;
     const Tensor in = tensor(numbers<float>(me, n * share)), out = blank<float>(share);
-    const Tensor all = Tensor::zeros({n * share}, DType::fp32, Memory::workspace, twin.symmetric_memory());
+    const Tensor all =
+        Tensor::zeros({n * share}, DType::fp32, Memory::workspace, twin.symmetric_memory());
     Work scattered = world().reduce_scatter(out, in, Reduce::sum, communication_stream());
     Work gathered = twin.all_gather(all, out, communication_stream());
     gathered.wait();
@@ -158,7 +177,8 @@ TEST(SymmetricMemory, IsCounted) {
     x = {};
     EXPECT_EQ(memory_now()[int(Memory::gradient)], before);
     memory_set_limit(total(memory_now()) + 1000);
-    EXPECT_THROW(Tensor::empty({1000}, DType::fp32, Memory::gradient, world().symmetric_memory()), OutOfMemory);
+    EXPECT_THROW(Tensor::empty({1000}, DType::fp32, Memory::gradient, world().symmetric_memory()),
+                 OutOfMemory);
     memory_set_limit(device_memory_bytes());
 }
 

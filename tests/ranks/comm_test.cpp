@@ -1,7 +1,7 @@
 // Communication, on any number of ranks:  mpirun -n 4 build/cpu/comm_test
 //
-// Every rank can compute every rank's data, so each compares what it got with what it should have, bit by bit (sums by NCCL:
-// as near as its rounding allows).
+// Every rank can compute every rank's data, so each compares what it got with what it should have,
+// bit by bit (sums by NCCL: as near as its rounding allows).
 #include "comm_test.h"
 
 #include <ctime>
@@ -23,7 +23,8 @@ TEST(PointToPoint, Ring) {
     }
 }
 
-// Receives on two streams, taken in another order than the sends were given: the k-th still meets the k-th.
+// Receives on two streams, taken in another order than the sends were given: the k-th still meets
+// the k-th.
 TEST(PointToPoint, KthMeetsKth) {
     if (world().size() < 2 || world().rank() > 1) return;
     Stream one("one"), two("two");
@@ -32,7 +33,8 @@ TEST(PointToPoint, KthMeetsKth) {
     for (int k = 0; k < 20; ++k) {
         Stream& stream = (k + world().rank()) % 3 == 0 ? one : two;
         x.push_back(world().rank() == 0 ? tensor<int32_t>({k}) : blank<int32_t>(1));
-        work.push_back(world().rank() == 0 ? world().send(x[k], 1, stream) : world().recv(x[k], 0, stream));
+        work.push_back(world().rank() == 0 ? world().send(x[k], 1, stream)
+                                           : world().recv(x[k], 0, stream));
     }
     work.clear();
     for (int k = 0; k < 20; ++k) EXPECT_EQ(first<int32_t>(x[k]), k);
@@ -71,7 +73,8 @@ TEST(Async, ManyOnThreeStreams) {
 }
 
 TEST(Async, DroppedAndReplacedWorkIsWaitedFor) {
-    Tensor x = tensor(numbers<float>(world().rank(), 100000)), y = tensor(numbers<float>(world().rank(), 100000));
+    Tensor x = tensor(numbers<float>(world().rank(), 100000)),
+           y = tensor(numbers<float>(world().rank(), 100000));
     Work work = world().all_reduce(x, Reduce::sum, communication_stream());
     work = world().all_reduce(y, Reduce::sum, communication_stream());
     EXPECT_TRUE(is_reduction<float>(x, Reduce::sum, 100000));
@@ -118,7 +121,8 @@ TEST(Memory, ReturnsToTheBaseline) {
     Tensor x = blank<float>(30000);
     int64_t before = total(memory_now());
     Work work = world().all_reduce(x, Reduce::sum, communication_stream());
-    bool scratch = world().size() > 1 && !on_gpu;  // held from the call to the wait, whatever the stream has done
+    bool scratch = world().size() > 1 &&
+                   !on_gpu;  // held from the call to the wait, whatever the stream has done
     EXPECT_EQ(total(memory_now()) > before, scratch);
     while (!work.done()) std::this_thread::yield();
     EXPECT_EQ(total(memory_now()) > before, scratch);
@@ -144,7 +148,8 @@ TEST(Counters, CallsAndBytes) {
     while (!work.done()) std::this_thread::yield();
     work.wait();
     if (!on_gpu || !transport::over_mpi()) {
-        EXPECT_EQ(communication_counts()[int(Collective::all_reduce)].exposed, 0);  // compute never stood still
+        EXPECT_EQ(communication_counts()[int(Collective::all_reduce)].exposed,
+                  0);  // compute never stood still
     }
     EXPECT_GT(communication_counts()[int(Collective::all_reduce)].seconds, 0);
     world().all_reduce(one);
@@ -156,20 +161,27 @@ TEST(Counters, CallsAndBytes) {
     world().gather(all, one, 0);
     world().scatter(one, all, 0);
     world().all_to_all(other, all);
-    world().send_recv({{Transfer::send, all, (me + 1) % n}, {Transfer::recv, other, (me + n - 1) % n}});
+    world().send_recv(
+        {{Transfer::send, all, (me + 1) % n}, {Transfer::recv, other, (me + n - 1) % n}});
     resolve_communication_times();
     trace_record(false);
     world().barrier();
     CommunicationCounts counts = communication_counts();
     for (int kind = 0; kind < collective_kinds; ++kind) {
         bool whole = kind != int(Collective::reduce) && kind != int(Collective::broadcast);
-        int64_t bytes = kind == int(Collective::all_reduce) ? 80 : kind == int(Collective::barrier) ? 0 : whole ? 40 * n : 40;
-        EXPECT_EQ(counts[kind].calls, kind == int(Collective::all_reduce) ? 2 : 1) << collective_names[kind];
+        int64_t bytes = kind == int(Collective::all_reduce) ? 80
+                        : kind == int(Collective::barrier)  ? 0
+                        : whole                             ? 40 * n
+                                                            : 40;
+        EXPECT_EQ(counts[kind].calls, kind == int(Collective::all_reduce) ? 2 : 1)
+            << collective_names[kind];
         EXPECT_EQ(counts[kind].bytes, bytes) << collective_names[kind];
         EXPECT_GE(counts[kind].seconds, counts[kind].exposed);
     }
     std::vector<Span> spans = trace_spans();
-    std::erase_if(spans, [](const Span& span) { return std::ranges::find(collective_names, span.name) == collective_names.end(); });
+    std::erase_if(spans, [](const Span& span) {
+        return std::ranges::find(collective_names, span.name) == collective_names.end();
+    });
     ASSERT_EQ(spans.size(), 10u);
     EXPECT_EQ(spans[0].name, "all-reduce");
     EXPECT_EQ(spans[0].lane, "communication");
@@ -180,7 +192,8 @@ TEST(Counters, CallsAndBytes) {
 
 TEST(Mistakes, AreNamed) {
     int n = world().size();
-    Tensor x = blank<float>(4), y = blank<float>(4 * n), z = blank<bf16>(4 * n), more = blank<float>(4 * n + 1);
+    Tensor x = blank<float>(4), y = blank<float>(4 * n), z = blank<bf16>(4 * n),
+           more = blank<float>(4 * n + 1);
     EXPECT_THROW(world().broadcast(x, n), std::logic_error);
     EXPECT_THROW(world().reduce(x, -1), std::logic_error);
     EXPECT_THROW(world().send(x, n), std::logic_error);
@@ -193,14 +206,17 @@ TEST(Mistakes, AreNamed) {
     EXPECT_THROW(world().all_to_all(y, blank<float>(4 * n), {1}, {1}), std::logic_error);
     if (n > 1) {
         EXPECT_THROW(world().all_to_all(more, blank<float>(4 * n + 1)), std::logic_error);
-        EXPECT_THROW(world().all_gather(y, y.slice(world().rank() ? 0 : 4, world().rank() ? 4 : 8)), std::logic_error);
+        EXPECT_THROW(world().all_gather(y, y.slice(world().rank() ? 0 : 4, world().rank() ? 4 : 8)),
+                     std::logic_error);
     }
     // The two ends of a message disagree: the shorter one is noticed.
-    EXPECT_THROW(world().send_recv({{Transfer::send, y.slice(0, 3), world().rank()}, {Transfer::recv, x, world().rank()}}),
+    EXPECT_THROW(world().send_recv({{Transfer::send, y.slice(0, 3), world().rank()},
+                                    {Transfer::recv, x, world().rank()}}),
                  std::logic_error);
 }
 
-// An exception passes a Work that can never end: no hang, and its memory stays where MPI may write to it.
+// An exception passes a Work that can never end: no hang, and its memory stays where MPI may write
+// to it.
 TEST(Mistakes, UnwindingDoesNotWait) {
     if (on_gpu) GTEST_SKIP() << "a rank's messages to itself are in one call there";
     {
@@ -218,7 +234,9 @@ TEST(Mistakes, UnwindingDoesNotWait) {
 
 // Strings of different lengths, also none. And all ranks arrive, each at its own time.
 TEST(Host, StringsAndArrivals) {
-    const auto text = [](int rank) { return std::string(size_t(rank % 3) * 40000, char('a' + rank)); };
+    const auto text = [](int rank) {
+        return std::string(size_t(rank % 3) * 40000, char('a' + rank));
+    };
     const std::vector<std::string> all = world().gather_strings(text(world().rank()));
     ASSERT_EQ(int(all.size()), world().size());
     for (int r = 0; r < world().size(); ++r) EXPECT_EQ(all[r], text(r));
@@ -229,14 +247,16 @@ TEST(Host, StringsAndArrivals) {
     EXPECT_EQ(rank_prefix(), world().size() == 1 ? "" : fmt::format("rank {}: ", world().rank()));
 }
 
-// Groups that share ranks never share tags, whatever order they came in; a split of a split works like any other.
+// Groups that share ranks never share tags, whatever order they came in; a split of a split works
+// like any other.
 TEST(Split, NestedAndOverlapping) {
     int n = world().size(), me = world().rank();
     Communicator half = world().split(me < (n + 1) / 2, me, "half");
     if (me < (n + 1) / 2) half.split(0, 0, "only one half makes this");
     Communicator pair = half.split(half.rank() / 2, 0, "pair"), all = world().split(0, -me, "all");
     Tensor a = tensor<int32_t>({1}), b = tensor<int32_t>({me}), c = tensor<int32_t>({me});
-    Work one = all.broadcast(c, 0, communication_stream()), other = pair.all_reduce(a, Reduce::sum, communication_stream());
+    Work one = all.broadcast(c, 0, communication_stream()),
+         other = pair.all_reduce(a, Reduce::sum, communication_stream());
     half.all_reduce(b, Reduce::max);
     one.wait();
     other.wait();

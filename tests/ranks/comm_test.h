@@ -1,4 +1,5 @@
-// What comm_test.cpp compares with, on every backend: every rank's numbers, what their reduction must be, and the ways data can travel.
+// What comm_test.cpp compares with, on every backend: every rank's numbers, what their reduction
+// must be, and the ways data can travel.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,18 +27,20 @@ inline const Communicator& world() { return Communicator::world(); }
 inline bool exact() { return transport::over_mpi() || world().size() == 1; }
 inline const std::vector<Reduce> operations = {Reduce::sum, Reduce::max, Reduce::average};
 
-// Rank r's numbers. They use all of their bits at very different magnitudes, so that another order of summation gives other
-// bits; sums of int32 pass 32 bits.
+// Rank r's numbers. They use all of their bits at very different magnitudes, so that another order
+// of summation gives other bits; sums of int32 pass 32 bits.
 template <class T>
 const std::vector<T>& numbers(int r, int64_t count, int seed = 0) {
-    static std::map<std::tuple<int, int64_t, int>, std::vector<T>> made;  // they are asked for again and again
+    // they are asked for again and again
+    static std::map<std::tuple<int, int64_t, int>, std::vector<T>> made;
     std::vector<T>& values = made[{r, count, seed}];
     if (int64_t(values.size()) == count) return values;
     values.resize(count);
     std::minstd_rand random(1 + r + 1000 * seed);
     for (T& value : values) {
         int mantissa = int(random() % (1 << 24)) - (1 << 23), exponent = int(random() % 12);
-        double real = std::ldexp(mantissa + 1.0 / 3, -11 - exponent);  // up to 4096: 8 of them fit fp16
+        double real =
+            std::ldexp(mantissa + 1.0 / 3, -11 - exponent);  // up to 4096: 8 of them fit fp16
         if constexpr (std::is_same_v<T, int32_t>)
             value = mantissa * 200;
         else if constexpr (std::is_same_v<T, double>)
@@ -50,16 +53,20 @@ const std::vector<T>& numbers(int r, int64_t count, int seed = 0) {
 
 template <class T>
 std::vector<T> reduced(Reduce op, int n, int64_t count, int seed = 0, bool backwards = false) {
-    using Wide = std::conditional_t<std::is_same_v<T, int32_t>, int64_t, std::conditional_t<std::is_same_v<T, double>, double, float>>;
+    using Wide = std::conditional_t<std::is_same_v<T, int32_t>, int64_t,
+                                    std::conditional_t<std::is_same_v<T, double>, double, float>>;
     std::vector<Wide> sum(count);
     for (int k = 0; k < n; ++k) {
         const std::vector<T>& x = numbers<T>(backwards ? n - 1 - k : k, count, seed);
         for (int64_t i = 0; i < count; ++i) {
-            sum[i] = k == 0 ? Wide(x[i]) : op == Reduce::max ? std::max(sum[i], Wide(x[i])) : sum[i] + Wide(x[i]);
+            sum[i] = k == 0              ? Wide(x[i])
+                     : op == Reduce::max ? std::max(sum[i], Wide(x[i]))
+                                         : sum[i] + Wide(x[i]);
         }
     }
     std::vector<T> result(count);
-    for (int64_t i = 0; i < count; ++i) result[i] = T(op == Reduce::average ? sum[i] / Wide(n) : sum[i]);
+    for (int64_t i = 0; i < count; ++i)
+        result[i] = T(op == Reduce::average ? sum[i] / Wide(n) : sum[i]);
     return result;
 }
 
@@ -75,7 +82,8 @@ Tensor blank(int64_t count) {
 
 template <class T>
 bool same(const Tensor& a, const std::vector<T>& b) {
-    return a.numel() == int64_t(b.size()) && (b.empty() || std::memcmp(a.to_host<T>().data(), b.data(), a.bytes()) == 0);
+    return a.numel() == int64_t(b.size()) &&
+           (b.empty() || std::memcmp(a.to_host<T>().data(), b.data(), a.bytes()) == 0);
 }
 
 template <class T>
@@ -83,12 +91,14 @@ T first(const Tensor& x) {
     return x.to_host<T>().at(0);
 }
 
-// Whether x is the reduction of numbers(r, count), from element `begin` on: to the bit, or where NCCL reduced as near as its
-// rounding allows: one rounding error of the sum of the magnitudes for each rank.
+// Whether x is the reduction of numbers(r, count), from element `begin` on: to the bit, or where
+// NCCL reduced as near as its rounding allows: one rounding error of the sum of the magnitudes for
+// each rank.
 template <class T>
 bool is_reduction(const Tensor& x, Reduce op, int64_t count, int seed = 0, int64_t begin = 0) {
     int n = world().size();
-    std::vector<T> all = reduced<T>(op, n, count, seed), wanted(all.begin() + begin, all.begin() + begin + x.numel());
+    std::vector<T> all = reduced<T>(op, n, count, seed),
+                   wanted(all.begin() + begin, all.begin() + begin + x.numel());
     if (exact() || op == Reduce::max) return same(x, wanted);
     std::vector<T> got = x.to_host<T>();
     if constexpr (std::is_same_v<T, int32_t>) {
@@ -101,7 +111,10 @@ bool is_reduction(const Tensor& x, Reduce op, int64_t count, int seed = 0, int64
         return got.empty() || std::memcmp(got.data(), sum.data() + begin, x.bytes()) == 0;
     } else {
         using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
-        constexpr int digits = std::is_same_v<T, double> ? 53 : std::is_same_v<T, float> ? 24 : std::is_same_v<T, fp16> ? 11 : 8;
+        constexpr int digits = std::is_same_v<T, double>  ? 53
+                               : std::is_same_v<T, float> ? 24
+                               : std::is_same_v<T, fp16>  ? 11
+                                                          : 8;
         std::vector<double> magnitude(count);
         for (int r = 0; r < n; ++r) {
             const std::vector<T>& more = numbers<T>(r, count, seed);
@@ -110,7 +123,9 @@ bool is_reduction(const Tensor& x, Reduce op, int64_t count, int seed = 0, int64
         double subnormal = std::is_same_v<T, fp16> ? std::ldexp(n, -24) : 0;
         for (int64_t i = 0; i < x.numel(); ++i) {
             double off = std::abs(double(Real(got[i])) - double(Real(wanted[i])));
-            double allowed = std::ldexp(n * magnitude[begin + i], -digits) / (op == Reduce::average ? n : 1) + subnormal;
+            double allowed =
+                std::ldexp(n * magnitude[begin + i], -digits) / (op == Reduce::average ? n : 1) +
+                subnormal;
             if (!(off <= allowed)) return false;
         }
         return true;
@@ -131,13 +146,15 @@ std::vector<T> joined(int n, int64_t count) {  // all ranks' numbers
     return all;
 }
 
-// Once with each of the ways that data can travel: as set; everything in chunks; everything in one round; in pieces.
+// Once with each of the ways that data can travel: as set; everything in chunks; everything in one
+// round; in pieces.
 struct Way {
     CommunicationSettings saved = communication_settings();
     explicit Way(CommunicationSettings settings) { communication_settings() = settings; }
     ~Way() { communication_settings() = saved; }
 };
-inline const std::vector<CommunicationSettings> ways = {{}, {1 << 30, 0, 4096}, {1 << 30, 1 << 30, 1 << 30}, {1001, 512, 4096}};
+inline const std::vector<CommunicationSettings> ways = {
+    {}, {1 << 30, 0, 4096}, {1 << 30, 1 << 30, 1 << 30}, {1001, 512, 4096}};
 
 // The last size is long enough for several chunks and pieces, and divides by nothing.
 inline std::vector<int64_t> sizes(const CommunicationSettings& settings) {
@@ -148,11 +165,13 @@ inline std::vector<int64_t> sizes(const CommunicationSettings& settings) {
 class FailuresOnly : public testing::EmptyTestEventListener {
     std::string test_;
 
-    void OnTestStart(const testing::TestInfo& test) override { test_ = std::string(test.test_suite_name()) + "." + test.name(); }
+    void OnTestStart(const testing::TestInfo& test) override {
+        test_ = std::string(test.test_suite_name()) + "." + test.name();
+    }
     void OnTestPartResult(const testing::TestPartResult& result) override {
         if (!result.failed()) return;
-        std::fprintf(stderr, "rank %d, %s: %s:%d: %s\n", world().rank(), test_.c_str(), result.file_name(), result.line_number(),
-                     result.message());
+        std::fprintf(stderr, "rank %d, %s: %s:%d: %s\n", world().rank(), test_.c_str(),
+                     result.file_name(), result.line_number(), result.message());
     }
 };
 

@@ -1,5 +1,5 @@
-// Breaks the techniques of 01_data_parallel on purpose, one at a time, and sees --verify, the memory check or the communication check
-// fail, on any number of ranks (part of comm_test).
+// Breaks the techniques of 01_data_parallel on purpose, one at a time, and sees --verify, the
+// memory check or the communication check fail, on any number of ranks (part of comm_test).
 #include "01_data_parallel/bucket.h"
 #include "01_data_parallel/hierarchical.h"
 #include "01_data_parallel/naive.h"
@@ -17,7 +17,8 @@ TEST(DataParallelBreak, UnchangedTechniquesPass) {
     expect(train_data_parallel<OverlapSync>(), true, true, true);
     expect(train_data_parallel<BucketSync>(bucket_bytes), true, true, true);
     expect(train_data_parallel<RingSync>(RingDirections::both), true, true, true);
-    expect(train_data_parallel<HierarchicalSync>(bucket_bytes, world().size() % 2 == 0 ? 2 : 1), true, true, true);
+    expect(train_data_parallel<HierarchicalSync>(bucket_bytes, world().size() % 2 == 0 ? 2 : 1),
+           true, true, true);
 }
 
 TEST(DataParallelBreak, NaiveForgetsTheLastParameter) {
@@ -25,7 +26,8 @@ TEST(DataParallelBreak, NaiveForgetsTheLastParameter) {
     struct Broken : NaiveSync {
         using NaiveSync::NaiveSync;
         void finish() override {
-            for (size_t i = 0; i + 1 < parameters_.size(); ++i) ranks_.all_reduce(parameters_.begin()[ptrdiff_t(i)]->grad);
+            for (size_t i = 0; i + 1 < parameters_.size(); ++i)
+                ranks_.all_reduce(parameters_.begin()[ptrdiff_t(i)]->grad);
         }
     };
     expect(train_data_parallel<Broken>(), false, true, false);
@@ -36,7 +38,8 @@ TEST(DataParallelBreak, TheRingsLastChunkDoesNotArrive) {
     struct Broken : RingSync {
         using RingSync::RingSync;
         void finish() override {
-            const Tensor all = parameters_.flat_grads(), chunk = all.slice(part_begin(all.numel(), 1, 2), all.numel());
+            const Tensor all = parameters_.flat_grads(),
+                         chunk = all.slice(part_begin(all.numel(), 1, 2), all.numel());
             const Tensor before = Tensor::empty(chunk.shape(), chunk.dtype(), Memory::workspace);
             ops::copy(before, chunk);
             RingSync::finish();
@@ -64,16 +67,19 @@ TEST(DataParallelBreak, TheNodesNeverMeet) {
     struct Broken : HierarchicalSync {
         using HierarchicalSync::HierarchicalSync;
         void start(Bucket& bucket) override {  // summed inside the node only
-            bucket.under_way.push_back(node.all_reduce(bucket.gradients, Reduce::sum, communication_stream()));
+            bucket.under_way.push_back(
+                node.all_reduce(bucket.gradients, Reduce::sum, communication_stream()));
         }
-        const Communicator node = world().split(world().rank() / (world().size() / 2), world().rank(), "half of the ranks");
+        const Communicator node = world().split(world().rank() / (world().size() / 2),
+                                                world().rank(), "half of the ranks");
     };
     expect(train_data_parallel<Broken>(bucket_bytes, world().size() / 2), false, true, false);
 }
 
 TEST(DataParallelBreak, OneParameterIsNotSummed) {
     NEEDS_RANKS();
-    for (const char* name : {"model.norm.weight", "model.layers.1.self_attn.k_proj.weight", "model.embed_tokens.weight"}) {
+    for (const char* name : {"model.norm.weight", "model.layers.1.self_attn.k_proj.weight",
+                             "model.embed_tokens.weight"}) {
         static std::string dropped;
         dropped = name;
         struct Broken : OverlapSync {

@@ -1,4 +1,5 @@
-// Parts of tensors, put together on rank 0: any cuts, replicas and slices, on any number of ranks (part of comm_test).
+// Parts of tensors, put together on rank 0: any cuts, replicas and slices, on any number of ranks
+// (part of comm_test).
 #include "files/gather_parts.h"
 
 #include <gtest/gtest.h>
@@ -15,11 +16,13 @@ const Communicator& world() { return Communicator::world(); }
 // Element i of a tensor is `first` + i: exact in fp32. bf16 holds integers up to 256 only.
 std::vector<float> values_of(int64_t count, int64_t first, DType dtype) {
     std::vector<float> values(size_t(count), 0);
-    for (size_t i = 0; i < values.size(); ++i) values[i] = float(dtype == DType::bf16 ? (first + int64_t(i)) % 251 : first + int64_t(i));
+    for (size_t i = 0; i < values.size(); ++i)
+        values[i] = float(dtype == DType::bf16 ? (first + int64_t(i)) % 251 : first + int64_t(i));
     return values;
 }
 Tensor tensor_of(const std::vector<float>& values, DType dtype) {
-    if (dtype == DType::fp32) return Tensor::from_host<float>(values, {int64_t(values.size())}, Memory::workspace);
+    if (dtype == DType::fp32)
+        return Tensor::from_host<float>(values, {int64_t(values.size())}, Memory::workspace);
     std::vector<bf16> narrow;
     for (float value : values) narrow.push_back(bf16(value));
     return Tensor::from_host<bf16>(narrow, {int64_t(values.size())}, Memory::workspace);
@@ -42,12 +45,14 @@ struct Whole {
         const Range cols = parameter.slice.back();
         const int64_t first_row = parameter.slice.size() > 1 ? parameter.slice[0].begin : 0;
         for (int64_t k = begin; k < end; ++k)
-            own.push_back(all[size_t((first_row + k / cols.size()) * shape.back() + cols.begin + k % cols.size())]);
+            own.push_back(all[size_t((first_row + k / cols.size()) * shape.back() + cols.begin +
+                                     k % cols.size())]);
         return {parameter, tensor_of(own, dtype), begin};
     }
 };
 
-// Where `pieces` pieces of `count` elements begin and end: pieces + 1 numbers, the same on all ranks. Some pieces are empty.
+// Where `pieces` pieces of `count` elements begin and end: pieces + 1 numbers, the same on all
+// ranks. Some pieces are empty.
 std::vector<int64_t> random_cuts(int64_t count, int pieces, std::minstd_rand& random) {
     std::vector<int64_t> cuts = {0, count};
     while (int(cuts.size()) < pieces + 1) cuts.push_back(int64_t(random() >> 4) % (count + 1));
@@ -72,8 +77,10 @@ void expect_gathered(const std::vector<Whole>& wholes, const std::vector<TensorP
 }
 
 const std::vector<Whole> wholes = {
-    {"matrix", {7, 13}}, {"vector", {29}}, {"bf16", {5, 6}, DType::bf16}, {"row", {1, 17}},
-    {"column", {17, 1}}, {"one", {1}},     {"long", {301, 64}},           {"wide bf16", {3, 1000}, DType::bf16}};
+    {"matrix", {7, 13}},           {"vector", {29}},
+    {"bf16", {5, 6}, DType::bf16}, {"row", {1, 17}},
+    {"column", {17, 1}},           {"one", {1}},
+    {"long", {301, 64}},           {"wide bf16", {3, 1000}, DType::bf16}};
 
 TEST(GatherParts, FlatCuts) {
     std::minstd_rand random(1);
@@ -82,7 +89,8 @@ TEST(GatherParts, FlatCuts) {
         for (const Whole& whole : wholes) {
             const auto cuts = random_cuts(numel(whole.shape), world().size(), random);
             const auto r = size_t(world().rank());
-            if (cuts[r] < cuts[r + 1] || round % 2 == 0) mine.push_back(whole.part({}, cuts[r], cuts[r + 1]));
+            if (cuts[r] < cuts[r + 1] || round % 2 == 0)
+                mine.push_back(whole.part({}, cuts[r], cuts[r + 1]));
         }
         expect_gathered(wholes, mine);
     }
@@ -96,7 +104,8 @@ TEST(GatherParts, SeveralPiecesOfATensorOnOneRank) {
         for (const Whole& whole : wholes) {
             const auto cuts = random_cuts(numel(whole.shape), 3 * n, random);
             for (int piece = 0; piece < 3 * n; ++piece)
-                if ((piece * 7 + round) % n == world().rank()) mine.push_back(whole.part({}, cuts[size_t(piece)], cuts[size_t(piece) + 1]));
+                if ((piece * 7 + round) % n == world().rank())
+                    mine.push_back(whole.part({}, cuts[size_t(piece)], cuts[size_t(piece) + 1]));
         }
         expect_gathered(wholes, mine);
     }
@@ -104,7 +113,8 @@ TEST(GatherParts, SeveralPiecesOfATensorOnOneRank) {
 
 TEST(GatherParts, Replicas) {
     std::minstd_rand random(3);
-    for (int copies : {2, 3, world().size()}) {  // neighbours hold the same; as many groups of them as there are
+    for (int copies :
+         {2, 3, world().size()}) {  // neighbours hold the same; as many groups of them as there are
         std::vector<TensorPart> mine;
         for (const Whole& whole : wholes) {
             const int groups = (world().size() + copies - 1) / copies;
@@ -120,13 +130,16 @@ TEST(GatherParts, Replicas) {
 TEST(GatherParts, ColumnSlicesCutFlat) {
     std::minstd_rand random(4);
     const int n = world().size(), slices = n % 2 == 0 ? 2 : n, ranks_of_slice = n / slices;
-    const std::vector<Whole> matrices = {{"a", {7, 13}}, {"b", {4, 6}, DType::bf16}, {"c", {200, 31}}, {"d", {1, 9}}};
+    const std::vector<Whole> matrices = {
+        {"a", {7, 13}}, {"b", {4, 6}, DType::bf16}, {"c", {200, 31}}, {"d", {1, 9}}};
     for (int round = 0; round < 10; ++round) {
         std::vector<TensorPart> mine;
         for (const Whole& whole : matrices) {
-            const int64_t rows = whole.shape[0], cols = whole.shape[1], mine_of = world().rank() % slices;
+            const int64_t rows = whole.shape[0], cols = whole.shape[1],
+                          mine_of = world().rank() % slices;
             for (int s = 0; s < slices; ++s) {
-                const std::vector<Range> slice = {{0, rows}, {cols * s / slices, cols * (s + 1) / slices}};
+                const std::vector<Range> slice = {{0, rows},
+                                                  {cols * s / slices, cols * (s + 1) / slices}};
                 const auto cuts = random_cuts(rows * slice[1].size(), ranks_of_slice, random);
                 const auto at = size_t(world().rank() / slices);
                 if (s == mine_of) mine.push_back(whole.part(slice, cuts[at], cuts[at + 1]));
@@ -155,14 +168,17 @@ TEST(GatherParts, OneRankHasEverything) {
     EXPECT_EQ(alone.gather(0).to_host_float(), wholes[0].values());
 }
 
-// What the parts do not cover is a mistake of the program, noticed where the tensor is put together.
+// What the parts do not cover is a mistake of the program, noticed where the tensor is put
+// together.
 TEST(GatherParts, AMissingPieceIsNamed) {
     std::minstd_rand random(5);
     const int n = world().size();
     for (int missing = 0; missing < n; ++missing) {
         const Whole& whole = wholes[0];
-        const int64_t count = numel(whole.shape), begin = count * world().rank() / n, end = count * (world().rank() + 1) / n;
-        const GatherParts gather(&world(), {whole.part({}, begin, end - (world().rank() == missing))});
+        const int64_t count = numel(whole.shape), begin = count * world().rank() / n,
+                      end = count * (world().rank() + 1) / n;
+        const GatherParts gather(&world(),
+                                 {whole.part({}, begin, end - (world().rank() == missing))});
         if (world().rank() == 0)
             EXPECT_THROW(gather.gather(0), std::logic_error) << missing;
         else
@@ -175,20 +191,24 @@ TEST(TensorPart, BlocksCoverExactlyItsElements) {
     const auto below = [&](int64_t limit) { return int64_t(random() >> 4) % limit; };
     for (int round = 0; round < 2000; ++round) {
         const bool matrix = round % 4 > 0;
-        Parameter parameter{.name = "x", .shape = matrix ? Shape{1 + below(9), 1 + below(9)} : Shape{1 + below(30)}};
+        Parameter parameter{
+            .name = "x",
+            .shape = matrix ? Shape{1 + below(9), 1 + below(9)} : Shape{1 + below(30)}};
         for (int64_t size : parameter.shape) {
             const int64_t begin = below(size);
             parameter.slice.push_back({begin, begin + 1 + below(size - begin)});
         }
-        const int64_t cols = parameter.shape.back(), of_slice = parameter.local_numel(), begin = below(of_slice),
-                      count = below(of_slice - begin + 1);
+        const int64_t cols = parameter.shape.back(), of_slice = parameter.local_numel(),
+                      begin = below(of_slice), count = below(of_slice - begin + 1);
         std::vector<int64_t> expected, visited;  // places in the whole tensor
         for (int64_t i = 0; i < of_slice; ++i) {
             const Range last = parameter.slice.back();
             const int64_t row = matrix ? parameter.slice[0].begin + i / last.size() : 0;
-            if (i >= begin && i < begin + count) expected.push_back(row * cols + last.begin + i % last.size());
+            if (i >= begin && i < begin + count)
+                expected.push_back(row * cols + last.begin + i % last.size());
         }
-        const TensorPart part(parameter, Tensor::empty({count}, DType::fp32, Memory::workspace), begin);
+        const TensorPart part(parameter, Tensor::empty({count}, DType::fp32, Memory::workspace),
+                              begin);
         int blocks = 0;
         part.for_each_block([&](const std::vector<Range>& block, int64_t first, int64_t size) {
             ++blocks;
@@ -196,7 +216,8 @@ TEST(TensorPart, BlocksCoverExactlyItsElements) {
             const Range rows = matrix ? block[0] : Range{0, 1};
             EXPECT_EQ(size, rows.size() * block.back().size());
             for (int64_t i = rows.begin; i < rows.end; ++i)
-                for (int64_t j = block.back().begin; j < block.back().end; ++j) visited.push_back(i * cols + j);
+                for (int64_t j = block.back().begin; j < block.back().end; ++j)
+                    visited.push_back(i * cols + j);
         });
         EXPECT_EQ(visited, expected) << round;
         EXPECT_LE(blocks, matrix ? 3 : 1);

@@ -13,7 +13,9 @@ namespace {
 // The world's ranks in the group, in its order.
 std::vector<int> members(const Communicator& group) {
     std::vector<int> ranks;
-    for (const std::string& text : group.gather_strings(std::to_string(Communicator::world().rank()))) ranks.push_back(std::stoi(text));
+    for (const std::string& text :
+         group.gather_strings(std::to_string(Communicator::world().rank())))
+        ranks.push_back(std::stoi(text));
     return ranks;
 }
 
@@ -38,7 +40,8 @@ TEST(Mesh, NeighboursAreOfTheLastAxis) {
     if (n == 8) {
         const Mesh cube(world, {{"pp", 2}, {"dp", 2}, {"tp", 2}});
         EXPECT_EQ(members(cube.group("pp")), (std::vector<int>{r % 4, r % 4 + 4}));
-        EXPECT_EQ(members(cube.group("dp")), (std::vector<int>{r / 4 * 4 + r % 2, r / 4 * 4 + r % 2 + 2}));
+        EXPECT_EQ(members(cube.group("dp")),
+                  (std::vector<int>{r / 4 * 4 + r % 2, r / 4 * 4 + r % 2 + 2}));
     }
     EXPECT_THROW(Mesh(world, {{"dp", 2 * n}}), std::logic_error);
 }
@@ -78,11 +81,13 @@ TEST(Gradients, AreSummedAsTheParametersSay) {
                                      .also_summed_over = c.also_summed_over});
             list.allocate_grads(DType::fp32);
             ops::fill(p->grad, float(mine));
-            EXPECT_THROW(sum_gradients(list, mesh), std::logic_error);  // nobody says that it is complete
+            EXPECT_THROW(sum_gradients(list, mesh),
+                         std::logic_error);  // nobody says that it is complete
             p->complete = true;
             sum_gradients(list, mesh);
             EXPECT_EQ(p->grad.to_host<float>(), std::vector<float>(3, float(expected)));
-            // Every rank of dp and cp has the whole sum; along the others the ranks add up what they count.
+            // Every rank of dp and cp has the whole sum; along the others the ranks add up what
+            // they count.
             const auto counts = c.counts.find(axis);
             if (counts != c.counts.end()) { EXPECT_EQ(mesh.counts(*p), counts->second); }
         }
@@ -98,10 +103,12 @@ TEST(Mesh, JointGroupsAreOfSeveralAxes) {
     EXPECT_EQ(row.group({"cp", "tp"}).size(), 1);
     if (n != 8) return;
     const Mesh cube(world, {{"dp", 2}, {"cp", 2}, {"tp", 2}});
-    EXPECT_EQ(members(cube.group({"cp", "dp"})), (std::vector<int>{r % 2, r % 2 + 2, r % 2 + 4, r % 2 + 6}));
+    EXPECT_EQ(members(cube.group({"cp", "dp"})),
+              (std::vector<int>{r % 2, r % 2 + 2, r % 2 + 4, r % 2 + 6}));
     EXPECT_EQ(cube.group({"cp", "dp"}).name(), "dp x cp");
-    EXPECT_EQ(members(cube.group({"dp", "tp"})),
-              (std::vector<int>{r / 2 % 2 * 2, r / 2 % 2 * 2 + 1, r / 2 % 2 * 2 + 4, r / 2 % 2 * 2 + 5}));
+    EXPECT_EQ(
+        members(cube.group({"dp", "tp"})),
+        (std::vector<int>{r / 2 % 2 * 2, r / 2 % 2 * 2 + 1, r / 2 % 2 * 2 + 4, r / 2 % 2 * 2 + 5}));
     EXPECT_EQ(&cube.norm_group(), &cube.group("tp"));
 }
 

@@ -1,4 +1,5 @@
-// A small training by a technique of 01_data_parallel or 02_zero, for the tests that break it on purpose.
+// A small training by a technique of 01_data_parallel or 02_zero, for the tests that break it on
+// purpose.
 #pragma once
 
 #include "01_data_parallel/gradient_sync.h"
@@ -11,7 +12,8 @@
 namespace ultrascale {
 
 constexpr int64_t T = 24, B = 1, A = 2, steps = 3;  // sequence, micro-batch, micro-batches, steps
-inline const LlamaConfig config{.layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 48, .vocab = 256};
+inline const LlamaConfig config{
+    .layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 48, .vocab = 256};
 inline const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
 
 inline const Communicator& world() { return Communicator::world(); }
@@ -42,7 +44,10 @@ inline Checks train(const Options& options, Llama& model, const Technique& techn
         const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         for (int64_t m = 0; m < A; ++m) {
             const Batch batch = to_device(loader.batch(step * G + (m * N + world().rank()) * B, B));
-            Context context{.batch = batch, .token_weight = float(1 / double(G * T)), .loss = loss, .micro_batch = int(m)};
+            Context context{.batch = batch,
+                            .token_weight = float(1 / double(G * T)),
+                            .loss = loss,
+                            .micro_batch = int(m)};
             context.hooks = technique.hooks;
             Saved saved;
             technique.begin_micro_batch(m);
@@ -67,7 +72,8 @@ inline Options options_of_runs() {
 // For a broken technique that does something then.
 template <class Sync>
 void begin_micro_batch(Sync& sync, ParameterList& parameters) {
-    if constexpr (requires { sync.begin_micro_batch(parameters); }) sync.begin_micro_batch(parameters);
+    if constexpr (requires { sync.begin_micro_batch(parameters); })
+        sync.begin_micro_batch(parameters);
 }
 
 template <class Sync, class... Arguments>
@@ -82,7 +88,8 @@ Checks train_data_parallel(Arguments... arguments) {
     AdamW optimizer(parameters, options.optimizer);
     const Mesh mesh(world(), {{"dp", world().size()}});
     Sync sync(parameters, mesh, arguments...);
-    Technique technique{.hooks = &sync, .predicted = predict_one_device(shape, parameters.local_numel())};
+    Technique technique{.hooks = &sync,
+                        .predicted = predict_one_device(shape, parameters.local_numel())};
     sync.add_to(technique.predicted);
     technique.predicted.communication.add(world(), Collective::all_reduce, 1, 8);  // the loss
     technique.begin_step = [&] { parameters.begin_gradients(A); };
@@ -90,7 +97,9 @@ Checks train_data_parallel(Arguments... arguments) {
     technique.end_micro_batch = [&](int64_t m) {
         if (m + 1 == A) sync.finish();
     };
-    technique.update = [&] { optimizer.step(options.optimizer.lr, squared_gradient_norm(parameters)); };
+    technique.update = [&] {
+        optimizer.step(options.optimizer.lr, squared_gradient_norm(parameters));
+    };
     technique.gradients = [&] { return parameters.parts(&Parameter::grad); };
     technique.values = [&] { return parameters.parts(&Parameter::value); };
     return train(options, model, technique);
@@ -106,8 +115,9 @@ Checks train_zero(ZeroOptions zero_options) {
     for (const Unit& unit : model.units()) units.push_back(&unit);
     Stage zero(model.parameters(), units, mesh, options, zero_options);
     zero.start();
-    Technique technique{.hooks = &zero,
-                        .predicted = predict(zero.layout(), units, zero_options, shape, A, world())};
+    Technique technique{
+        .hooks = &zero,
+        .predicted = predict(zero.layout(), units, zero_options, shape, A, world())};
     technique.begin_step = [&] { zero.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t m) { zero.begin_micro_batch(m, m + 1 == A); };
     technique.end_micro_batch = [&](int64_t) { zero.end_micro_batch(); };

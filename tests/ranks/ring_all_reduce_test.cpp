@@ -1,4 +1,5 @@
-// The ring all-reduce of chapter 01, on any number of ranks. Linked into comm_test, which runs every test on every rank.
+// The ring all-reduce of chapter 01, on any number of ranks. Linked into comm_test, which runs
+// every test on every rank.
 #include "01_data_parallel/ring_all_reduce.h"
 
 #include "comm_test.h"
@@ -8,11 +9,15 @@ using namespace ultrascale;
 namespace {
 
 const std::vector<RingDirections> ways_round = {RingDirections::one, RingDirections::both};
-// From none, over fewer than ranks, to where tensors, and halves of them, are cut at multiples of 64 elements. Chunks stay below
-// 16384 elements, where ops::add begins to use threads: the thread sanitizer does not understand OpenMP's.
-std::vector<int64_t> counts(int n) { return {0, 1, 2, 3, 7, 64, 1000, 4096 * n + 5, 8192 * n, 8192 * n + 77}; }
+// From none, over fewer than ranks, to where tensors, and halves of them, are cut at multiples of
+// 64 elements. Chunks stay below 16384 elements, where ops::add begins to use threads: the thread
+// sanitizer does not understand OpenMP's.
+std::vector<int64_t> counts(int n) {
+    return {0, 1, 2, 3, 7, 64, 1000, 4096 * n + 5, 8192 * n, 8192 * n + 77};
+}
 
-// Rank r's element i: integers whose sums over 8 ranks even bf16 holds. They differ from their neighbours'.
+// Rank r's element i: integers whose sums over 8 ranks even bf16 holds. They differ from their
+// neighbours'.
 template <class T>
 std::vector<T> integers(int r, int64_t count) {
     std::vector<T> values;
@@ -24,8 +29,10 @@ template <class T>
 void expect_equal_to_all_reduce(const Communicator& group) {
     for (RingDirections directions : ways_round) {
         for (int64_t count : counts(group.size())) {
-            SCOPED_TRACE(fmt::format("{} of {} ranks, {} elements, directions {}", group.rank(), group.size(), count, int(directions)));
-            const Tensor x = tensor(integers<T>(group.rank(), count)), y = tensor(integers<T>(group.rank(), count));
+            SCOPED_TRACE(fmt::format("{} of {} ranks, {} elements, directions {}", group.rank(),
+                                     group.size(), count, int(directions)));
+            const Tensor x = tensor(integers<T>(group.rank(), count)),
+                         y = tensor(integers<T>(group.rank(), count));
             ring_all_reduce(group, x, directions);
             group.all_reduce(y);
             EXPECT_EQ(x.to_host_float(), y.to_host_float());
@@ -39,12 +46,14 @@ double relative_error(const Tensor& x, int64_t count, double epsilon) {
     std::vector<double> sum(count), magnitude(count);
     for (int r = 0; r < world().size(); ++r) {
         const std::vector<T> values = numbers<T>(r, count);
-        for (int64_t i = 0; i < count; ++i) sum[i] += float(values[i]), magnitude[i] += std::abs(float(values[i]));
+        for (int64_t i = 0; i < count; ++i)
+            sum[i] += float(values[i]), magnitude[i] += std::abs(float(values[i]));
     }
     const std::vector<float> got = x.to_host_float();
     double worst = 0;
     for (int64_t i = 0; i < count; ++i)
-        worst = std::max(worst, std::abs(got[i] - sum[i]) / (magnitude[i] * epsilon * std::max(1, world().size() - 1)));
+        worst = std::max(worst, std::abs(got[i] - sum[i]) /
+                                    (magnitude[i] * epsilon * std::max(1, world().size() - 1)));
     return worst;
 }
 
@@ -57,7 +66,8 @@ TEST(RingAllReduce, EqualsAllReduce) {
 
 TEST(RingAllReduce, RoundsOncePerAddition) {
     for (RingDirections directions : ways_round) {
-        const Tensor x = tensor(numbers<float>(world().rank(), 5003)), y = tensor(numbers<bf16>(world().rank(), 5003));
+        const Tensor x = tensor(numbers<float>(world().rank(), 5003)),
+                     y = tensor(numbers<bf16>(world().rank(), 5003));
         ring_all_reduce(world(), x, directions);
         ring_all_reduce(world(), y, directions);
         EXPECT_LE(relative_error<float>(x, 5003, std::ldexp(1, -24)), 1);
@@ -76,14 +86,16 @@ TEST(RingAllReduce, AllRanksHaveTheSameBits) {
 // Neighbours in the group are not neighbours in the world, and its order is not the world's.
 TEST(RingAllReduce, InGroups) {
     const int me = world().rank();
-    const Communicator interleaved = world().split(me % 2, -me, "interleaved"), uneven = world().split(me < 1, me, "uneven");
+    const Communicator interleaved = world().split(me % 2, -me, "interleaved"),
+                       uneven = world().split(me < 1, me, "uneven");
     expect_equal_to_all_reduce<float>(interleaved);
     expect_equal_to_all_reduce<float>(uneven);
 }
 
 TEST(RingAllReduce, OfAViewAndOfAnyShape) {
     const int n = world().size();
-    const Tensor whole = tensor(integers<float>(world().rank(), 40)), x = whole.slice(3, 33).view({2, 3, 5});
+    const Tensor whole = tensor(integers<float>(world().rank(), 40)),
+                 x = whole.slice(3, 33).view({2, 3, 5});
     ring_all_reduce(world(), x);
     std::vector<float> expected = integers<float>(world().rank(), 40);
     for (int64_t i = 3; i < 33; ++i) {
@@ -93,8 +105,9 @@ TEST(RingAllReduce, OfAViewAndOfAnyShape) {
     EXPECT_TRUE(same(whole, expected));
 }
 
-// 2(n-1) steps a direction. After the reduce-scatter chunk r is finished on rank r; each step of the all-gather brings one
-// more that was not right before, so a ring that leaves out a step, or sends another chunk, does not pass.
+// 2(n-1) steps a direction. After the reduce-scatter chunk r is finished on rank r; each step of
+// the all-gather brings one more that was not right before, so a ring that leaves out a step, or
+// sends another chunk, does not pass.
 TEST(RingAllReduce, TakesTheseSteps) {
     const int n = world().size(), me = world().rank();
     const int64_t per_chunk = 3, count = per_chunk * n;
@@ -106,7 +119,8 @@ TEST(RingAllReduce, TakesTheseSteps) {
         world().all_reduce(y);
         sum = y.to_host<float>();
         std::vector<RingStep> steps;
-        std::vector<std::vector<bool>> right;  // after each step: which chunks, of this direction, hold the sum
+        // after each step: which chunks, of this direction, hold the sum
+        std::vector<std::vector<bool>> right;
         ring_all_reduce(world(), x, directions, [&](const RingStep& step) {
             const int64_t share = steps.size() % rings * count;
             steps.push_back(step);
@@ -114,15 +128,17 @@ TEST(RingAllReduce, TakesTheseSteps) {
             right.emplace_back();
             for (int64_t c = 0; c < n; ++c) {
                 bool near = true;
+                // numbers up to 4096; parts are missing by far more
                 for (int64_t i = share + c * per_chunk; i < share + (c + 1) * per_chunk; ++i)
-                    near = near && std::abs(now[i] - sum[i]) <= 1e-2;  // numbers up to 4096; parts are missing by far more
+                    near = near && std::abs(now[i] - sum[i]) <= 1e-2;
                 right.back().push_back(near);
             }
         });
         ASSERT_EQ(steps.size(), size_t(rings * 2 * (n - 1)));
         for (size_t k = 0; k < steps.size(); ++k) {
             const RingStep& step = steps[k];
-            const int d = k % rings == 0 ? 1 : -1, s = int(k) / rings % (n - 1), gathering = int(k) / rings >= n - 1;
+            const int d = k % rings == 0 ? 1 : -1, s = int(k) / rings % (n - 1),
+                      gathering = int(k) / rings >= n - 1;
             const auto wrap = [&](int rank) { return ((rank % n) + n) % n; };
             EXPECT_EQ(step.phase, gathering ? RingStep::all_gather : RingStep::reduce_scatter);
             EXPECT_EQ(step.step, s);
@@ -131,7 +147,9 @@ TEST(RingAllReduce, TakesTheseSteps) {
             EXPECT_EQ(step.sent, wrap(me - d * (gathering ? s : s + 1)));
             EXPECT_EQ(step.received, wrap(me - d * (gathering ? s + 1 : s + 2)));
             const bool own = gathering || s == n - 2;
-            EXPECT_EQ(std::count(right[k].begin(), right[k].end(), true), gathering ? s + 2 : own ? 1 : 0);
+            EXPECT_EQ(std::count(right[k].begin(), right[k].end(), true), gathering ? s + 2
+                                                                          : own     ? 1
+                                                                                    : 0);
             EXPECT_EQ(right[k][me], own);
             EXPECT_TRUE(!gathering || right[k][step.received]);
         }
@@ -153,7 +171,8 @@ TEST(RingAllReduce, CommunicatesWhatIsPredicted) {
             EXPECT_EQ(predicted.calls, 2 * (n - 1));
             const bool divides = count % (2 * n * 64) == 0;
             EXPECT_TRUE(!divides || predicted.bytes == 2 * (n - 1) * x.bytes() / n);
-            for (int kind = 0; kind < collective_kinds; ++kind) EXPECT_TRUE(kind == int(Collective::send_recv) || counted[kind].calls == 0);
+            for (int kind = 0; kind < collective_kinds; ++kind)
+                EXPECT_TRUE(kind == int(Collective::send_recv) || counted[kind].calls == 0);
         }
     }
 }
@@ -165,7 +184,8 @@ TEST(RingAllReduce, HoldsOneChunk) {
         const int64_t before = memory_now()[int(Memory::communication)];
         memory_reset_peak();
         ring_all_reduce(world(), x, directions);
-        EXPECT_EQ(memory_peak_by_category()[int(Memory::communication)] - before, n == 1 ? 0 : x.bytes() / n);
+        EXPECT_EQ(memory_peak_by_category()[int(Memory::communication)] - before,
+                  n == 1 ? 0 : x.bytes() / n);
         EXPECT_EQ(memory_now()[int(Memory::communication)], before);
     }
 }

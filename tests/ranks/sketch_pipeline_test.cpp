@@ -44,7 +44,9 @@ std::vector<Action> schedule(bool zero_bubble, int stage) {
 class Stages {
 public:
     Stages(const Communicator& pp)
-        : rank_(pp.rank()), down_(pp.split(0, pp.rank(), "forward")), up_(pp.split(0, pp.rank(), "backward")) {}
+        : rank_(pp.rank()),
+          down_(pp.split(0, pp.rank(), "forward")),
+          up_(pp.split(0, pp.rank(), "backward")) {}
 
     void run(Llama& model, Step& step, Hooks* hooks, const std::vector<Action>& actions) {
         std::vector<Saved> saved(A);
@@ -55,12 +57,14 @@ public:
             Context& context = contexts[size_t(m)];
             Saved& kept = saved[size_t(m)];
             if (kind == 'F') {
-                const Tensor y = model.forward(rank_ == 0 ? Tensor() : receive(down_, 0, stream_down_), kept, context);
+                const Tensor y = model.forward(
+                    rank_ == 0 ? Tensor() : receive(down_, 0, stream_down_), kept, context);
                 if (rank_ == 0) sent_.push_back(down_.send(y, 1, stream_down_));
             } else if (kind == 'W') {
                 model.backward_weight(kept, context);
             } else {
-                const WeightGradient when = kind == 'D' ? WeightGradient::now : WeightGradient::later;
+                const WeightGradient when =
+                    kind == 'D' ? WeightGradient::now : WeightGradient::later;
                 const Tensor dy = rank_ == 1 ? Tensor() : receive(up_, 1, stream_up_);
                 const Tensor dx = model.backward(dy, kept, context, when);
                 if (rank_ == 1) sent_.push_back(up_.send(dx, 0, stream_up_));
@@ -70,8 +74,10 @@ public:
     }
     void add_to(PredictedCommunication& of_step) const {
         const int64_t bytes = A * B * T * config.hidden * 4;
-        of_step.add(down_, Collective::send_recv, {A, rank_ == 0 ? bytes : 0, rank_ == 0 ? double(bytes) : 0});
-        of_step.add(up_, Collective::send_recv, {A, rank_ == 1 ? bytes : 0, rank_ == 1 ? double(bytes) : 0});
+        of_step.add(down_, Collective::send_recv,
+                    {A, rank_ == 0 ? bytes : 0, rank_ == 0 ? double(bytes) : 0});
+        of_step.add(up_, Collective::send_recv,
+                    {A, rank_ == 1 ? bytes : 0, rank_ == 1 ? double(bytes) : 0});
     }
 
 private:
@@ -109,7 +115,8 @@ struct Setting {
     }
     ParameterList& parameters() { return model.parameters(); }
     Run make_run() const {
-        return Run("sketch", options, shape, {.micro_batch = B, .count = dp.size(), .replica = dp.rank()});
+        return Run("sketch", options, shape,
+                   {.micro_batch = B, .count = dp.size(), .replica = dp.rank()});
     }
 
     const Communicator& world = Communicator::world();
@@ -118,7 +125,8 @@ struct Setting {
     Mesh mesh{world, {{"pp", 2}, {"dp", world.size() / 2}}};
     const Communicator& dp = mesh.group("dp");
     const int stage = mesh.group("pp").rank();
-    Llama model{config, {}, default_parts(config, {}), {2 * stage, 2 * stage + 2, stage == 0, stage == 1}};
+    Llama model{
+        config, {}, default_parts(config, {}), {2 * stage, 2 * stage + 2, stage == 0, stage == 1}};
     Stages stages{mesh.group("pp")};
     std::vector<Action> actions;
 };
@@ -198,7 +206,8 @@ struct Kept {
     void keep(const std::vector<TensorPart>& parts) {
         for (const TensorPart& part : parts) {
             places.push_back(part.tensor);
-            copies.push_back(Tensor::empty(part.tensor.shape(), part.tensor.dtype(), Memory::workspace));
+            copies.push_back(
+                Tensor::empty(part.tensor.shape(), part.tensor.dtype(), Memory::workspace));
             ops::copy(copies.back(), part.tensor);
         }
     }

@@ -1,4 +1,5 @@
-// Pretended nodes: what travels between them takes the time that the rate allows, and arrives as it was sent. Part of comm_test.
+// Pretended nodes: what travels between them takes the time that the rate allows, and arrives as it
+// was sent. Part of comm_test.
 #include "comm/mpi/slow_links.h"
 
 #include <chrono>
@@ -11,7 +12,9 @@ namespace {
 
 // Nodes of `ranks_per_node` ranks while it lives.
 struct PretendedNodes {
-    PretendedNodes(int ranks_per_node, double bytes_per_second) { pretend_nodes(ranks_per_node, bytes_per_second * 8 / 1e9); }
+    PretendedNodes(int ranks_per_node, double bytes_per_second) {
+        pretend_nodes(ranks_per_node, bytes_per_second * 8 / 1e9);
+    }
     ~PretendedNodes() {
         world().barrier();
         slow_links() = {};
@@ -21,11 +24,14 @@ struct PretendedNodes {
 constexpr int64_t count = 100000;      // 0.4 MB
 constexpr double rate = 4e6, t = 0.1;  // seconds a message
 
-// Seconds until this rank has made the call, from when the first rank began it: ranks leave the barrier one after the other, and share
-// this machine's clock.
+// Seconds until this rank has made the call, from when the first rank began it: ranks leave the
+// barrier one after the other, and share this machine's clock.
 template <class Call>
 double seconds_of(Call call) {
-    const auto now = [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); };
+    const auto now = [] {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+            .count();
+    };
     compute_stream().synchronize();
     world().barrier();
     const double begin = now();
@@ -37,7 +43,8 @@ double seconds_of(Call call) {
     return end + first<double>(first_begin);
 }
 
-// No rank needs its limit's seconds. Other programs can keep a rank from its core for as long as a message takes: hence several tries.
+// No rank needs its limit's seconds. Other programs can keep a rank from its core for as long as a
+// message takes: hence several tries.
 template <class Call>
 bool shorter_than(double limit, Call call) {
     for (int attempt = 0; attempt < 5; ++attempt) {
@@ -69,7 +76,8 @@ TEST(SlowLinks, MessagesTakeBytesOverRate) {
     {
         const PretendedNodes nodes(1, rate);
         EXPECT_GT(seconds_of([&] { pass_on(x, y, 1); }), 0.99 * t);
-        EXPECT_GT(seconds_of([&] { pass_on(x, y, 2); }), 1.99 * t) << "messages that set out together share the card";
+        EXPECT_GT(seconds_of([&] { pass_on(x, y, 2); }), 1.99 * t)
+            << "messages that set out together share the card";
         EXPECT_GT(seconds_of([&] { pass_on(x, y, 1), pass_on(x, y, 1); }), 1.99 * t);
         EXPECT_TRUE(shorter_than(2 * t, [&] { pass_on(x, y, 1); })) << "both directions at once";
         EXPECT_TRUE(same(y, numbers<float>((me + n - 1) % n, count)));
@@ -103,9 +111,12 @@ TEST(SlowLinks, SumsAreTheSame) {
 // What CUDA waits for, by the algorithms that NCCL uses.
 TEST(SlowLinks, SecondsOfNcclsCalls) {
     const PretendedNodes nodes(2, 1e6);
-    const Communicator::Impl all("all", {0, 1, 2, 3}, 0, 1), inside("inside", {2, 3}, 1, 1), across("across", {1, 3}, 0, 1);
-    const auto seconds = [](const Communicator::Impl& group, Collective kind, int64_t out, int64_t in, int root = -1) {
-        return slow_link_seconds({.kind = kind, .out_bytes = out, .in_bytes = in, .root = root}, group);
+    const Communicator::Impl all("all", {0, 1, 2, 3}, 0, 1), inside("inside", {2, 3}, 1, 1),
+        across("across", {1, 3}, 0, 1);
+    const auto seconds = [](const Communicator::Impl& group, Collective kind, int64_t out,
+                            int64_t in, int root = -1) {
+        return slow_link_seconds({.kind = kind, .out_bytes = out, .in_bytes = in, .root = root},
+                                 group);
     };
     EXPECT_DOUBLE_EQ(seconds(all, Collective::all_reduce, 1000000, 1000000), 1.5);  // 2 (n-1)/n
     EXPECT_DOUBLE_EQ(seconds(across, Collective::all_reduce, 1000000, 1000000), 1);
@@ -113,12 +124,18 @@ TEST(SlowLinks, SecondsOfNcclsCalls) {
     EXPECT_DOUBLE_EQ(seconds(all, Collective::all_gather, 1000000, 250000), 0.75);
     EXPECT_DOUBLE_EQ(seconds(all, Collective::reduce_scatter, 250000, 1000000), 0.75);
     EXPECT_DOUBLE_EQ(seconds(all, Collective::broadcast, 1000000, 1000000, 2), 1);
-    EXPECT_DOUBLE_EQ(seconds(all, Collective::gather, 1000000, 250000, 0), 0.5);  // the root receives from two others
-    EXPECT_DOUBLE_EQ(seconds(all, Collective::gather, 1000000, 250000, 1), 0);    // this rank sends within its node
+    EXPECT_DOUBLE_EQ(seconds(all, Collective::gather, 1000000, 250000, 0),
+                     0.5);  // the root receives from two others
+    EXPECT_DOUBLE_EQ(seconds(all, Collective::gather, 1000000, 250000, 1),
+                     0);  // this rank sends within its node
     EXPECT_DOUBLE_EQ(seconds(all, Collective::scatter, 250000, 1000000, 3), 0.25);
-    const Operation to_all{.kind = Collective::all_to_all, .send_begin = {0, 100, 300, 600, 1000}, .recv_begin = {0, 100, 200, 300, 400}};
+    const Operation to_all{.kind = Collective::all_to_all,
+                           .send_begin = {0, 100, 300, 600, 1000},
+                           .recv_begin = {0, 100, 200, 300, 400}};
     EXPECT_DOUBLE_EQ(slow_link_seconds(to_all, all), 700e-6);
-    const Operation messages{.kind = Collective::send_recv,
-                             .messages = {{true, nullptr, 500, 1, 0}, {true, nullptr, 300, 2, 0}, {false, nullptr, 400, 3, 0}}};
+    const Operation messages{
+        .kind = Collective::send_recv,
+        .messages = {
+            {true, nullptr, 500, 1, 0}, {true, nullptr, 300, 2, 0}, {false, nullptr, 400, 3, 0}}};
     EXPECT_DOUBLE_EQ(slow_link_seconds(messages, all), 400e-6);
 }

@@ -116,7 +116,8 @@ TEST(Stream, EventOutlivesItsStream) {
 }
 
 TEST(Stream, ExceptionOnCompute) {
-    EXPECT_THROW(compute_stream().submit([] { throw std::runtime_error("now"); }), std::runtime_error);
+    EXPECT_THROW(compute_stream().submit([] { throw std::runtime_error("now"); }),
+                 std::runtime_error);
     compute_stream().submit([] {});  // goes on
 }
 

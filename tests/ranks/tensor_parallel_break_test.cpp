@@ -1,5 +1,5 @@
-// Breaks the techniques of 03_tensor_parallel on purpose, one at a time, and sees --verify, the memory check or the communication check
-// fail, on any number of ranks (part of comm_test).
+// Breaks the techniques of 03_tensor_parallel on purpose, one at a time, and sees --verify, the
+// memory check or the communication check fail, on any number of ranks (part of comm_test).
 #include "03_tensor_parallel/predict.h"
 #include "03_tensor_parallel/tensor_parallel.h"
 #include "break_checks.h"
@@ -12,23 +12,27 @@ namespace {
 
 constexpr int64_t T = 48, B = 1, steps = 3;
 // Splits over 1, 2, 3, 4 and 8 ranks; all ranks hold a copy of the one key-value head.
-const LlamaConfig config{.layers = 2, .hidden = 32, .heads = 24, .kv_heads = 1, .head_dim = 4, .ffn = 48, .vocab = 257};
+const LlamaConfig config{
+    .layers = 2, .hidden = 32, .heads = 24, .kv_heads = 1, .head_dim = 4, .ffn = 48, .vocab = 257};
 const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
 
 // What is done otherwise than the chapter's main does it.
 struct Breaks {
-    std::function<void(Parameter&, int rank)> parameter = [](Parameter&, int) {};  // its description, before it has storage
+    std::function<void(Parameter&, int rank)> parameter = [](Parameter&, int) {
+    };  // its description, before it has storage
     bool sum_copies = true, count_copies = false, clip_with_own_norm = false;
     TensorOptions predicted;  // options of the prediction
-    // Not broken, but another way through the parts: the weights' gradients after all of backward; the loss in chunks of tokens; lines as
-    // documents, whose last targets are ignored.
+    // Not broken, but another way through the parts: the weights' gradients after all of backward;
+    // the loss in chunks of tokens; lines as documents, whose last targets are ignored.
     bool split_backward = false;
     int64_t loss_chunk = 0;
     bool documents = false;
 };
 
 TensorOptions options_of(bool sequence_parallel, float dropout = 0) {
-    return {.tp = Communicator::world().size(), .sequence_parallel = sequence_parallel, .dropout = dropout};
+    return {.tp = Communicator::world().size(),
+            .sequence_parallel = sequence_parallel,
+            .dropout = dropout};
 }
 
 template <class Border>
@@ -43,7 +47,8 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     DataOptions data{.seq = T};
     if (breaks.documents) data.document_token = '\n';
     const DataLoader loader(file, data);
-    const TensorParallel parallel(config, tensor, mesh, options.seed, std::make_unique<Border>(mesh.group("tp"), tensor));
+    const TensorParallel parallel(config, tensor, mesh, options.seed,
+                                  std::make_unique<Border>(mesh.group("tp"), tensor));
     const ModelOptions model_options{.loss_chunk = breaks.loss_chunk};
     Llama model(config, model_options, parallel.parts(model_options), Stage::whole(config));
     ParameterList& parameters = model.parameters();
@@ -53,9 +58,10 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     parameters.initialize(options.seed);
     AdamW optimizer(parameters, options.optimizer);
     testing::internal::CaptureStdout();
-    Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), B), [&](Parts& parts) {
-        add_dropout(parts, {float(tensor.dropout), options.seed});
-    });
+    Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), B),
+                      [&](Parts& parts) {
+                          add_dropout(parts, {float(tensor.dropout), options.seed});
+                      });
     testing::internal::GetCapturedStdout();
     Report report("test", options, shape, steps);
     memory_reset_peak();
@@ -64,7 +70,8 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     for (int64_t step = 0; step < steps; ++step) {
         parameters.begin_gradients();
         const HostBatch batch = loader.batch(step * B, B);
-        Context context{.batch = to_device(batch), .token_weight = float(1 / double(batch.counted_targets))};
+        Context context{.batch = to_device(batch),
+                        .token_weight = float(1 / double(batch.counted_targets))};
         context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         Saved saved;
         model.forward({}, saved, context);
@@ -77,13 +84,16 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
         if (breaks.sum_copies) sum_gradients(parameters, mesh);
         if (step == 0) verifier.gradient(parameters.parts(&Parameter::grad));
         Tensor squared_norm = squared_gradient_norm(parameters, mesh);
-        if (breaks.clip_with_own_norm || breaks.count_copies) squared_norm = squared_gradient_norm(parameters);
+        if (breaks.clip_with_own_norm || breaks.count_copies)
+            squared_norm = squared_gradient_norm(parameters);
         if (breaks.count_copies) world.all_reduce(squared_norm);  // of every rank all that it holds
         optimizer.step(options.optimizer.lr, squared_norm);
-        verifier.after_step(step, context.loss.to_host<double>()[0], parameters.parts(&Parameter::value));
+        verifier.after_step(step, context.loss.to_host<double>()[0],
+                            parameters.parts(&Parameter::value));
     }
     if (breaks.predicted.tp == 0) breaks.predicted = tensor;
-    return checks_of(verifier, report, predict(shape, breaks.predicted, parameters, 1, 1, world.rank()), steps);
+    return checks_of(verifier, report,
+                     predict(shape, breaks.predicted, parameters, 1, 1, world.rank()), steps);
 }
 
 TEST(TensorParallelBreak, UnchangedTechniquesPass) {
@@ -104,7 +114,8 @@ TEST(TensorParallelBreak, UnchangedTechniquesPassTheOtherWays) {
     NEEDS_RANKS();
     for (int way = 0; way < 3; ++way) {
         SCOPED_TRACE(way);
-        const Breaks other{.split_backward = way == 0, .loss_chunk = way == 1 ? 20 : 0, .documents = way == 2};
+        const Breaks other{
+            .split_backward = way == 0, .loss_chunk = way == 1 ? 20 : 0, .documents = way == 2};
         EXPECT_TRUE(train<Conjugates>(options_of(false, 0.1f), other).verified);
         EXPECT_TRUE(train<SequenceParallel>(options_of(true, 0.1f), other).verified);
     }
@@ -119,7 +130,8 @@ TEST(TensorParallelBreak, OneSumIsForgotten) {
             if (calls++ != dropped) Conjugates::sum_chunk(sum, c, chunks, beside);
         }
     };
-    // The first step's: embedding, o, down, o, down of forward; head, gate and up, q k v, gate and up, q k v of backward.
+    // The first step's: embedding, o, down, o, down of forward; head, gate and up, q k v, gate and
+    // up, q k v of backward.
     for (int call : {0, 3, 4, 5, 6, 7}) {
         SCOPED_TRACE(call);
         calls = 0, dropped = call;
@@ -129,7 +141,8 @@ TEST(TensorParallelBreak, OneSumIsForgotten) {
 
 TEST(TensorParallelBreak, ACopyIsReducedAsIfItWereAPart) {
     NEEDS_RANKS();
-    struct Broken : Conjugates {  // the row linear's backward sums dy, of which every rank has the whole
+    struct Broken
+        : Conjugates {  // the row linear's backward sums dy, of which every rank has the whole
         using Conjugates::Conjugates;
         Incoming gather(const Tensor& x, bool) const override {
             Tensor sum = Tensor::empty(x.shape(), x.dtype(), Memory::activation);
@@ -173,7 +186,8 @@ TEST(TensorParallelBreak, TwoRanksSwapAShard) {
         };
         return breaks;
     };
-    for (const char* name : {"model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.o_proj.weight"})
+    for (const char* name :
+         {"model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.o_proj.weight"})
         expect(train<Conjugates>(options_of(false), swap_of(name)), false, true, true);
 }
 
@@ -186,7 +200,8 @@ TEST(TensorParallelBreak, TokensComeInTheWrongOrder) {
             Incoming in = SequenceParallel::gather(x, beside);
             in.wait();
             if (group_.rank() != 0) return in;
-            const Tensor first = chunk_of(in.whole, 0, group_.size()), second = chunk_of(in.whole, 1, group_.size());
+            const Tensor first = chunk_of(in.whole, 0, group_.size()),
+                         second = chunk_of(in.whole, 1, group_.size());
             const Tensor copy = Tensor::empty(first.shape(), first.dtype(), Memory::workspace);
             ops::copy(copy, first), ops::copy(first, second), ops::copy(second, copy);
             return in;
@@ -195,7 +210,8 @@ TEST(TensorParallelBreak, TokensComeInTheWrongOrder) {
     expect(train<Broken>(options_of(true)), false, true, true);
 }
 
-// With sequence parallelism ranks hold different tokens: numbers that start at zero on each of them give two tokens one mask.
+// With sequence parallelism ranks hold different tokens: numbers that start at zero on each of them
+// give two tokens one mask.
 TEST(TensorParallelBreak, DropoutCountsItsOwnTokens) {
     NEEDS_RANKS();
     struct Broken : SequenceParallel {
@@ -211,7 +227,8 @@ TEST(TensorParallelBreak, KeepsOrSendsOtherThanPredicted) {
     TensorOptions keeps = options_of(true);
     keeps.keep_gathered = true;
     expect(train<SequenceParallel>(keeps, {.predicted = options_of(true)}), true, false, false);
-    expect(train<Conjugates>(options_of(false), {.predicted = options_of(true)}), true, false, false);
+    expect(train<Conjugates>(options_of(false), {.predicted = options_of(true)}), true, false,
+           false);
 }
 
 }  // namespace

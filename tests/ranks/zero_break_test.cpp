@@ -1,5 +1,5 @@
-// Breaks the techniques of 02_zero on purpose, one at a time, and sees --verify, the memory check or the communication check
-// fail, on any number of ranks (part of comm_test).
+// Breaks the techniques of 02_zero on purpose, one at a time, and sees --verify, the memory check
+// or the communication check fail, on any number of ranks (part of comm_test).
 #include "parallel_break.h"
 
 namespace ultrascale {
@@ -36,7 +36,9 @@ TEST(ZeroBreak, TheHostUpdatesWithoutAUnitsGradient) {
 }
 
 // All of a unit's flat values.
-Tensor whole_values(const FlatUnit& unit) { return unit.places.front().parameter->value.extended_view({unit.padded}); }
+Tensor whole_values(const FlatUnit& unit) {
+    return unit.places.front().parameter->value.extended_view({unit.padded});
+}
 
 TEST(ZeroBreak, Zero1SkipsAnAllGather) {
     NEEDS_RANKS();
@@ -45,7 +47,9 @@ TEST(ZeroBreak, Zero1SkipsAnAllGather) {
         void update(double lr, const Tensor& squared_norm) override {
             for (size_t u = 0; u < layout_.size(); ++u) {
                 optimizers_[u].step(lr, squared_norm);
-                if (u != 1) gathers_[u] = ranks_of(u).all_gather(whole_values(layout_[u]), value_shards_[u], communication_stream());
+                if (u != 1)
+                    gathers_[u] = ranks_of(u).all_gather(whole_values(layout_[u]), value_shards_[u],
+                                                         communication_stream());
             }
         }
     };
@@ -88,7 +92,8 @@ TEST(ZeroBreak, Zero2KeepsAGradientThatWasReduced) {
         using Zero2::Zero2;
         Tensor kept;
         void gradient_complete(Parameter& parameter, const Context& context) override {
-            if (parameter.name == "lm_head.weight") kept = parameter.grad;  // and with it the whole unit's
+            if (parameter.name == "lm_head.weight")
+                kept = parameter.grad;  // and with it the whole unit's
             Zero2::gradient_complete(parameter, context);
         }
     };
@@ -99,10 +104,12 @@ TEST(ZeroBreak, Zero3UpdatesAStaleShard) {
     struct Broken : Zero3 {
         using Zero3::Zero3;
         void update(double lr, const Tensor& squared_norm) override {
-            const Tensor stale = Tensor::empty(value_shards_[1].shape(), DType::fp32, Memory::workspace);
+            const Tensor stale =
+                Tensor::empty(value_shards_[1].shape(), DType::fp32, Memory::workspace);
             ops::copy(stale, value_shards_[1]);
             Zero3::update(lr, squared_norm);
-            if (world().rank() == 0) ops::copy(value_shards_[1], stale);  // the update went to a copy
+            if (world().rank() == 0)
+                ops::copy(value_shards_[1], stale);  // the update went to a copy
         }
     };
     expect(train_zero<Broken>({.stage = 3}), false, true, true);
@@ -116,7 +123,9 @@ TEST(ZeroBreak, Zero3ComputesWithStaleParameters) {
             Zero3::before(unit, pass, context);
             if (unit.name != "layers.1") return;
             const Tensor value = unit.parameters.back()->value;
-            if (!stale) stale = Tensor::empty(value.shape(), value.dtype(), Memory::workspace), ops::copy(stale, value);
+            if (!stale)
+                stale = Tensor::empty(value.shape(), value.dtype(), Memory::workspace),
+                ops::copy(stale, value);
             ops::copy(value, stale);
         }
     };
@@ -128,7 +137,8 @@ TEST(ZeroBreak, Zero3LeaksAGatheredBuffer) {
         using Zero3::Zero3;
         Tensor kept;
         void after(const Unit& unit, Pass pass, const Context& context) override {
-            if (unit.name == "layers.0") kept = unit.parameters.front()->value;  // and with it the whole unit
+            if (unit.name == "layers.0")
+                kept = unit.parameters.front()->value;  // and with it the whole unit
             Zero3::after(unit, pass, context);
         }
     };

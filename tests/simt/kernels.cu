@@ -9,7 +9,8 @@ __global__ void indices(int* out) {
     const unsigned block = blockIdx.x + blockIdx.y * gridDim.x;
     const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
     out[block * blockDim.x * blockDim.y * blockDim.z + thread] =
-        int(((blockIdx.y * 10 + blockIdx.x) * 10 + threadIdx.z) * 10000 + threadIdx.y * 100 + threadIdx.x);
+        int(((blockIdx.y * 10 + blockIdx.x) * 10 + threadIdx.z) * 10000 + threadIdx.y * 100 +
+            threadIdx.x);
 }
 
 __global__ void block_sums(float* sums, const float* x, int count) {
@@ -88,7 +89,8 @@ __global__ void null(const int* nowhere) {
 }
 __global__ void vectors(float* to, const float* from) {
     const float4 four = *reinterpret_cast<const float4*>(from + 4 * threadIdx.x);
-    *reinterpret_cast<float2*>(to + 2 * threadIdx.x) = make_float2(four.x + four.y, four.z + four.w);
+    *reinterpret_cast<float2*>(to + 2 * threadIdx.x) =
+        make_float2(four.x + four.y, four.z + four.w);
 }
 __global__ void nothing() {}
 __global__ void past_array(int floats) {
@@ -115,14 +117,18 @@ __global__ void another_array(int* out) {
 }  // namespace
 
 void launch_indices(int* out, int grid_x, int grid_y, int block_x, int block_y, int block_z) {
-    LAUNCH(indices, dim3(unsigned(grid_x), unsigned(grid_y)), dim3(unsigned(block_x), unsigned(block_y), unsigned(block_z)), 0)(out);
+    LAUNCH(indices, dim3(unsigned(grid_x), unsigned(grid_y)),
+           dim3(unsigned(block_x), unsigned(block_y), unsigned(block_z)), 0)
+    (out);
 }
 void launch_block_sums(float* sums, const float* x, int count, int blocks) {
     LAUNCH(block_sums, unsigned(blocks), 128, 128 * sizeof(float))(sums, x, count);
 }
 void launch_warp_operations(int* out) { LAUNCH(warp_operations, 1, 32, 0)(out); }
 void launch_half_warps(int* out) { LAUNCH(half_warps, 1, 32, 0)(out); }
-void launch_atomics(int* counter, float* sum, int blocks) { LAUNCH(atomics, unsigned(blocks), 64, 0)(counter, sum); }
+void launch_atomics(int* counter, float* sum, int blocks) {
+    LAUNCH(atomics, unsigned(blocks), 64, 0)(counter, sum);
+}
 
 void launch_barrier_that_half_the_block_misses() { LAUNCH(missed_barrier, 1, 64, 0)(); }
 void launch_barrier_after_threads_have_ended() { LAUNCH(ended_threads, 1, 64, 0)(); }
@@ -130,8 +136,12 @@ void launch_shuffle_that_a_lane_misses() { LAUNCH(missed_shuffle, 1, 32, 0)(); }
 void launch_shuffle_of_different_kinds() { LAUNCH(different_shuffles, 1, 32, 0)(); }
 void launch_mask_without_its_caller() { LAUNCH(foreign_mask, 1, 32, 0)(); }
 void launch_shuffle_from_outside_the_mask(int* out) { LAUNCH(from_outside, 1, 32, 0)(out); }
-void launch_copy(float* to, const float* from, int count) { LAUNCH(copy, unsigned(count + 31) / 32, 32, 0)(to, from, count); }
-void launch_write_past_shared_memory(int floats) { LAUNCH(past_shared, 1, 64, size_t(floats) * sizeof(float))(floats); }
+void launch_copy(float* to, const float* from, int count) {
+    LAUNCH(copy, unsigned(count + 31) / 32, 32, 0)(to, from, count);
+}
+void launch_write_past_shared_memory(int floats) {
+    LAUNCH(past_shared, 1, 64, size_t(floats) * sizeof(float))(floats);
+}
 void launch_read_null() { LAUNCH(null, 1, 1, 0)(nullptr); }
 void launch_too_many_threads() { LAUNCH(foreign_mask, 1, 1025, 0)(); }
 void launch_write_past_shared_array(int floats) { LAUNCH(past_array, 1, 64, 0)(floats); }
@@ -139,7 +149,12 @@ void launch_another_array(int* out) { LAUNCH(another_array, 1, 32, 0)(out); }
 void launch_unwritten(float* out, int blocks) { LAUNCH(unwritten, unsigned(blocks), 32, 0)(out); }
 void launch_vectors(float* to, const float* from) { LAUNCH(vectors, 1, 8, 0)(to, from); }
 void launch_nothing(Size grid, Size block, size_t shared_bytes) {
-    const cudaLaunchConfig_t config = {dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), shared_bytes, {}, {}, 0};
+    const cudaLaunchConfig_t config = {dim3(grid[0], grid[1], grid[2]),
+                                       dim3(block[0], block[1], block[2]),
+                                       shared_bytes,
+                                       {},
+                                       {},
+                                       0};
     cudaLaunchKernelEx(&config, nothing);
 }
 

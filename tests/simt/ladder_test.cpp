@@ -49,16 +49,19 @@ TEST(Ladder, FindsWhatIsWrong) {
 
 // One element of a row may outweigh all others: they are looked at in pieces.
 TEST(Ladder, FindsWhatALargeElementHides) {
-    const std::string found = said_of(run_wrong_beside_the_target, problem_of(fusion(), "cross-entropy"), {2, 2000});
+    const std::string found =
+        said_of(run_wrong_beside_the_target, problem_of(fusion(), "cross-entropy"), {2, 2000});
     EXPECT_NE(found.find("relative error 4.0e-01"), std::string::npos) << "found: " << found;
 }
 
-// All 254 numbers of e4m3 (OCP 8-bit floating point: 4 bits of exponent with bias 7, 3 of mantissa; 0x7f and 0xff are NaN), what lies
-// between neighbours (ties to the even byte), and what is too large or too small.
+// All 254 numbers of e4m3 (OCP 8-bit floating point: 4 bits of exponent with bias 7, 3 of mantissa;
+// 0x7f and 0xff are NaN), what lies between neighbours (ties to the even byte), and what is too
+// large or too small.
 TEST(Ladder, RoundsToE4m3) {
     const auto value_of = [](int byte) {
         const int exponent = byte >> 3 & 15, mantissa = byte & 7;
-        const float size = exponent == 0 ? std::ldexp(float(mantissa), -9) : std::ldexp(float(8 + mantissa), exponent - 10);
+        const float size = exponent == 0 ? std::ldexp(float(mantissa), -9)
+                                         : std::ldexp(float(8 + mantissa), exponent - 10);
         return byte < 128 ? size : -size;
     };
     const auto expect = [&](float x, int byte) {
@@ -81,9 +84,11 @@ TEST(Ladder, RoundsToE4m3) {
     expect(1e-9f, 0);
 }
 
-// Why "product fp8 blocks" has scales for blocks: what they hold exactly is lost where each matrix has one scale.
+// Why "product fp8 blocks" has scales for blocks: what they hold exactly is lost where each matrix
+// has one scale.
 TEST(Ladder, AScaleAMatrixLosesSmallBlocks) {
-    const Problem blocks = problem_of(product(), "product fp8 blocks"), matrices = problem_of(product(), "product fp8");
+    const Problem blocks = problem_of(product(), "product fp8 blocks"),
+                  matrices = problem_of(product(), "product fp8");
     const Sizes size = {384, 535, 200};
     const int64_t M = size[0], K = size[2];
     const size_t N = size_t(size[1]);
@@ -94,7 +99,8 @@ TEST(Ladder, AScaleAMatrixLosesSmallBlocks) {
         float largest = 0;
         for (int64_t i = 0; i < int64_t(values.size()); ++i) {
             const int64_t row = i / K, k = i % K;
-            values[size_t(i)] *= matrix ? trial.inputs[3][size_t(row / 128 * 4 + k / 128)] : trial.inputs[2][size_t(k / 128 * M + row)];
+            values[size_t(i)] *= matrix ? trial.inputs[3][size_t(row / 128 * 4 + k / 128)]
+                                        : trial.inputs[2][size_t(k / 128 * M + row)];
             largest = std::max(largest, std::abs(values[size_t(i)]));
         }
         const float scale = largest / 448;
@@ -107,7 +113,8 @@ TEST(Ladder, AScaleAMatrixLosesSmallBlocks) {
         blocks.reference(size, trial.inputs, row, want.data());
         matrices.reference(size, one, row, got.data());
         double difference = 0, norm = 0;
-        for (size_t n = 0; n < N; ++n) difference += (got[n] - want[n]) * (got[n] - want[n]), norm += want[n] * want[n];
+        for (size_t n = 0; n < N; ++n)
+            difference += (got[n] - want[n]) * (got[n] - want[n]), norm += want[n] * want[n];
         worst = std::max(worst, std::sqrt(difference / norm));
     }
     EXPECT_GT(worst, 0.5);  // nothing is left of some rows

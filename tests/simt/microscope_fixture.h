@@ -11,7 +11,9 @@ namespace ultrascale::test {
 using simt::Access, simt::Counts, simt::KernelCounts, simt::Observation;
 using enum simt::Access;
 
-inline Tensor floats(int64_t count) { return Tensor::zeros({count}, DType::fp32, Memory::workspace); }
+inline Tensor floats(int64_t count) {
+    return Tensor::zeros({count}, DType::fp32, Memory::workspace);
+}
 
 // 4096 floats to read, as many to write, and what is seen of a launch.
 class Microscope : public testing::Test {

@@ -7,7 +7,7 @@ namespace {
 
 __device__ int global_thread() { return int(blockIdx.x * blockDim.x + threadIdx.x); }
 
-// ---- global memory -------------------------------------------------------------------------------------------------------
+// ---- global memory ------------------------------------------------------------------------------
 template <class T>
 __global__ void copy_scalars(T* to, const T* from, int count, int stride, int offset) {
     const int i = global_thread();
@@ -77,11 +77,15 @@ __global__ void long_loop(float* to, const float* from, int turns) {
 struct Three {
     float a, b, c;
 };
-__global__ void struct_of_three(Three* to, const Three* from) { to[threadIdx.x] = from[threadIdx.x]; }
+__global__ void struct_of_three(Three* to, const Three* from) {
+    to[threadIdx.x] = from[threadIdx.x];
+}
 struct Unaligned {
     float x[4];
 };
-__global__ void unaligned_struct(Unaligned* to, const Unaligned* from) { to[threadIdx.x] = from[threadIdx.x]; }
+__global__ void unaligned_struct(Unaligned* to, const Unaligned* from) {
+    to[threadIdx.x] = from[threadIdx.x];
+}
 __global__ void atomics_of_each_kind(float* sum) {
     __shared__ float of_block;
     if (threadIdx.x == 0) of_block = 0;
@@ -91,13 +95,15 @@ __global__ void atomics_of_each_kind(float* sum) {
     if (threadIdx.x < 4) atomicAdd(sum + threadIdx.x, of_block);
 }
 
-// ---- shared memory -------------------------------------------------------------------------------------------------------
+// ---- shared memory ------------------------------------------------------------------------------
 template <int pitch>
 __global__ void transpose(float* to, const float* from) {
     __shared__ float tile[32][pitch];
-    for (unsigned y = threadIdx.y; y < 32; y += blockDim.y) tile[y][threadIdx.x] = from[y * 32 + threadIdx.x];
+    for (unsigned y = threadIdx.y; y < 32; y += blockDim.y)
+        tile[y][threadIdx.x] = from[y * 32 + threadIdx.x];
     __syncthreads();
-    for (unsigned y = threadIdx.y; y < 32; y += blockDim.y) to[y * 32 + threadIdx.x] = tile[threadIdx.x][y];
+    for (unsigned y = threadIdx.y; y < 32; y += blockDim.y)
+        to[y * 32 + threadIdx.x] = tile[threadIdx.x][y];
 }
 __global__ void shared_patterns(float* to) {
     DYNAMIC_SHARED(float, x);
@@ -120,7 +126,7 @@ __global__ void shared_float4(float* to) {
     to[threadIdx.x] = near.x + half.y + far.z;
 }
 
-// ---- races ---------------------------------------------------------------------------------------------------------------
+// ---- races --------------------------------------------------------------------------------------
 template <bool correct>
 __global__ void read_after_write(float* to, const float* from) {
     DYNAMIC_SHARED(float, x);
@@ -241,11 +247,15 @@ float4* quads(float* x) { return reinterpret_cast<float4*>(x); }
 void launch_copy_floats(float* to, const float* from, int count, int stride, int offset) {
     LAUNCH(copy_scalars<float>, warps(count), 32, 0)(to, from, count, stride, offset);
 }
-void launch_copy_bf16(bf16* to, const bf16* from, int count) { LAUNCH(copy_scalars<bf16>, warps(count), 32, 0)(to, from, count, 1, 0); }
+void launch_copy_bf16(bf16* to, const bf16* from, int count) {
+    LAUNCH(copy_scalars<bf16>, warps(count), 32, 0)(to, from, count, 1, 0);
+}
 void launch_copy_float4(float* to, const float* from, int count) {
     LAUNCH(copy_float4, warps(count), 32, 0)(quads(to), quads(from), count);
 }
-void launch_sum_float4(float* to, const float* from, int count) { LAUNCH(sum_float4, warps(count), 32, 0)(to, quads(from), count); }
+void launch_sum_float4(float* to, const float* from, int count) {
+    LAUNCH(sum_float4, warps(count), 32, 0)(to, quads(from), count);
+}
 void launch_scale_packs(float* to, const float* from, int count) {
     LAUNCH((scale_packs<float, 4>), warps(count / 4), 32, 0)(to, from, count);
 }
@@ -256,47 +266,74 @@ void launch_cached_loads(float* to, const float* from) { LAUNCH(cached_loads, 1,
 void launch_broadcast(float* to, const float* from) { LAUNCH(broadcast, 1, 32, 0)(to, from); }
 void launch_some_lanes(float* to, const float* from) { LAUNCH(some_lanes, 3, 64, 0)(to, from); }
 void launch_read_modify_write(float* x) { LAUNCH(read_modify_write, 1, 32, 0)(x); }
-void launch_different_trips(float* to, const float* from) { LAUNCH(different_trips, 1, 32, 0)(to, from); }
+void launch_different_trips(float* to, const float* from) {
+    LAUNCH(different_trips, 1, 32, 0)(to, from);
+}
 void launch_nested_trips(float* to, const float* from) { LAUNCH(nested_trips, 1, 32, 0)(to, from); }
-void launch_half_warps_apart(float* to, const float* from) { LAUNCH(half_warps_apart, 1, 32, 0)(to, from); }
-void launch_long_loop(float* to, const float* from, int turns, int blocks) { LAUNCH(long_loop, unsigned(blocks), 64, 0)(to, from, turns); }
+void launch_half_warps_apart(float* to, const float* from) {
+    LAUNCH(half_warps_apart, 1, 32, 0)(to, from);
+}
+void launch_long_loop(float* to, const float* from, int turns, int blocks) {
+    LAUNCH(long_loop, unsigned(blocks), 64, 0)(to, from, turns);
+}
 void launch_struct_of_three(float* to, const float* from) {
-    LAUNCH(struct_of_three, 1, 32, 0)(reinterpret_cast<Three*>(to), reinterpret_cast<const Three*>(from));
+    LAUNCH(struct_of_three, 1, 32, 0)
+    (reinterpret_cast<Three*>(to), reinterpret_cast<const Three*>(from));
 }
 void launch_unaligned_struct(float* to, const float* from) {
-    LAUNCH(unaligned_struct, 1, 32, 0)(reinterpret_cast<Unaligned*>(to), reinterpret_cast<const Unaligned*>(from));
+    LAUNCH(unaligned_struct, 1, 32, 0)
+    (reinterpret_cast<Unaligned*>(to), reinterpret_cast<const Unaligned*>(from));
 }
-void launch_atomics_of_each_kind(float* sum, int threads) { LAUNCH(atomics_of_each_kind, 1, unsigned(threads), 0)(sum); }
+void launch_atomics_of_each_kind(float* sum, int threads) {
+    LAUNCH(atomics_of_each_kind, 1, unsigned(threads), 0)(sum);
+}
 
-void launch_transpose_unpadded(float* to, const float* from) { LAUNCH(transpose<32>, 1, dim3(32, 8), 0)(to, from); }
-void launch_transpose_padded(float* to, const float* from) { LAUNCH(transpose<33>, 1, dim3(32, 8), 0)(to, from); }
+void launch_transpose_unpadded(float* to, const float* from) {
+    LAUNCH(transpose<32>, 1, dim3(32, 8), 0)(to, from);
+}
+void launch_transpose_padded(float* to, const float* from) {
+    LAUNCH(transpose<33>, 1, dim3(32, 8), 0)(to, from);
+}
 void launch_shared_patterns(float* to) { LAUNCH(shared_patterns, 1, 32, 1024 * sizeof(float))(to); }
 void launch_shared_float4(float* to) { LAUNCH(shared_float4, 1, 32, 32 * sizeof(float4))(to); }
 
 void launch_read_after_write(float* to, const float* from, bool correct) {
-    LAUNCH(correct ? read_after_write<true> : read_after_write<false>, 2, 64, 64 * sizeof(float))(to, from);
+    LAUNCH(correct ? read_after_write<true> : read_after_write<false>, 2, 64, 64 * sizeof(float))
+    (to, from);
 }
 void launch_write_after_read(float* to, const float* from, bool correct) {
     LAUNCH(correct ? write_after_read<true> : write_after_read<false>, 1, 64, 0)(to, from);
 }
 void launch_write_after_write(float* to, bool correct) {
-    LAUNCH(correct ? write_after_write<true> : write_after_write<false>, 1, 64, 64 * sizeof(float))(to);
+    LAUNCH(correct ? write_after_write<true> : write_after_write<false>, 1, 64, 64 * sizeof(float))
+    (to);
 }
 void launch_write_of_the_same(float* to) { LAUNCH(write_of_the_same, 1, 64, 0)(to); }
 void launch_warp_reduction(float* to, const float* from, bool correct) {
     LAUNCH(correct ? warp_reduction<true> : warp_reduction<false>, 1, 64, 0)(to, from);
 }
-void launch_warp_reduction_by_shuffle(float* to, const float* from) { LAUNCH(warp_reduction_by_shuffle, 1, 32, 0)(to, from); }
+void launch_warp_reduction_by_shuffle(float* to, const float* from) {
+    LAUNCH(warp_reduction_by_shuffle, 1, 32, 0)(to, from);
+}
 void launch_neighbouring_bytes(float* to) { LAUNCH(neighbouring_bytes, 1, 64, 0)(to); }
-void launch_counter(int* to, bool correct) { LAUNCH(correct ? counter<true> : counter<false>, 1, 64, 0)(to); }
-void launch_across_warps_with_syncwarp(float* to, const float* from) { LAUNCH(across_warps_with_syncwarp, 1, 64, 0)(to, from); }
+void launch_counter(int* to, bool correct) {
+    LAUNCH(correct ? counter<true> : counter<false>, 1, 64, 0)(to);
+}
+void launch_across_warps_with_syncwarp(float* to, const float* from) {
+    LAUNCH(across_warps_with_syncwarp, 1, 64, 0)(to, from);
+}
 void launch_chain_of_syncwarps(float* to, bool correct) {
     LAUNCH(correct ? chain_of_syncwarps<true> : chain_of_syncwarps<false>, 1, 32, 0)(to);
 }
-void launch_many_readers(float* to, bool correct) { LAUNCH(correct ? many_readers<true> : many_readers<false>, 1, 128, 4)(to); }
-void launch_colliding_structs(float* to, const float* from) {
-    LAUNCH(colliding_structs, 1, 32, 0)(reinterpret_cast<Three*>(to), reinterpret_cast<const Three*>(from));
+void launch_many_readers(float* to, bool correct) {
+    LAUNCH(correct ? many_readers<true> : many_readers<false>, 1, 128, 4)(to);
 }
-void launch_copied_structs(float* to, const float* from) { LAUNCH(copied_structs, 1, 32, 0)(quads(to), quads(from)); }
+void launch_colliding_structs(float* to, const float* from) {
+    LAUNCH(colliding_structs, 1, 32, 0)
+    (reinterpret_cast<Three*>(to), reinterpret_cast<const Three*>(from));
+}
+void launch_copied_structs(float* to, const float* from) {
+    LAUNCH(copied_structs, 1, 32, 0)(quads(to), quads(from));
+}
 
 }  // namespace ultrascale::test

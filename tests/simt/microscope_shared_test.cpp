@@ -13,7 +13,8 @@ TEST_F(MicroscopeShared, ATransposesTile) {
     launch_transpose_padded(to, from);
     const KernelCounts padded = only_kernel();
     EXPECT_EQ(unpadded.name, "transpose<32>");
-    const std::string read = "to[y * 32 + threadIdx.x] = tile[threadIdx.x][y]", write = "tile[y][threadIdx.x] = from[";
+    const std::string read = "to[y * 32 + threadIdx.x] = tile[threadIdx.x][y]",
+                      write = "tile[y][threadIdx.x] = from[";
     EXPECT_EQ(unpadded.at(read, shared_load).requests, 32);
     EXPECT_EQ(unpadded.at(read, shared_load).ways(), 32.0);
     EXPECT_EQ(unpadded.at(read, shared_load).wavefronts, 1024);
@@ -41,7 +42,8 @@ TEST_F(MicroscopeShared, Banks) {
 TEST_F(MicroscopeShared, WideAccessesTakeHalvesAndQuartersOfAWarp) {
     launch_shared_float4(to);
     const KernelCounts kernel = only_kernel();
-    const Counts store = kernel.at("make_float4", shared_store), near = kernel.at("near =", shared_load);
+    const Counts store = kernel.at("make_float4", shared_store),
+                 near = kernel.at("near =", shared_load);
     const Counts half = kernel.at("half =", shared_load), far = kernel.at("far =", shared_load);
     for (const Counts& counts : {store, near}) {
         EXPECT_EQ(counts.requests, 1);
@@ -51,7 +53,8 @@ TEST_F(MicroscopeShared, WideAccessesTakeHalvesAndQuartersOfAWarp) {
     EXPECT_EQ(half.wavefronts, 2);
     EXPECT_EQ(half.ways(), 1.0);
     EXPECT_EQ(far.requests, 1);
-    EXPECT_EQ(far.ways(), 4.0);  // four rows of all banks, of which all quarters want the first four
+    EXPECT_EQ(far.ways(),
+              4.0);  // four rows of all banks, of which all quarters want the first four
 }
 
 TEST_F(MicroscopeRaces, WriteThenReadByAnother) {
@@ -112,7 +115,8 @@ TEST_F(MicroscopeRaces, OnlySyncwarpOrdersAWarpsLanes) {
     launch_warp_reduction(to, from, false);
     Observation seen = microscope.take();
     ASSERT_EQ(seen.races.size(), 2u);  // with the first store and with that of another turn
-    for (const simt::Race& race : seen.races) EXPECT_EQ(race.one.thread / 32, race.other.thread / 32);
+    for (const simt::Race& race : seen.races)
+        EXPECT_EQ(race.one.thread / 32, race.other.thread / 32);
     launch_warp_reduction_by_shuffle(to, from);
     EXPECT_EQ(microscope.take().races.size(), 1u);
     launch_chain_of_syncwarps(to, false);

@@ -1,4 +1,5 @@
-// The microscope (common/simt/microscope.h) on global memory: what it counts is known exactly for small kernels. And its table.
+// The microscope (common/simt/microscope.h) on global memory: what it counts is known exactly for
+// small kernels. And its table.
 #include "microscope_fixture.h"
 
 namespace ultrascale::test {
@@ -40,8 +41,14 @@ TEST_F(MicroscopeGlobal, StridesAndOffsets) {
         int stride, offset;
         double sectors, ideal;
     };
-    for (const Case& c :
-         {Case{1, 0, 4, 4}, {1, 1, 5, 4}, {1, 8, 4, 4}, {2, 0, 8, 4}, {4, 0, 16, 4}, {8, 0, 32, 4}, {32, 0, 32, 4}, {33, 0, 32, 4}}) {
+    for (const Case& c : {Case{1, 0, 4, 4},
+                          {1, 1, 5, 4},
+                          {1, 8, 4, 4},
+                          {2, 0, 8, 4},
+                          {4, 0, 16, 4},
+                          {8, 0, 32, 4},
+                          {32, 0, 32, 4},
+                          {33, 0, 32, 4}}) {
         launch_copy_floats(to, from, 64, c.stride, c.offset);
         const KernelCounts kernel = only_kernel();
         for (const Access access : {global_load, global_store}) {
@@ -68,9 +75,12 @@ TEST_F(MicroscopeGlobal, SixteenBytesALaneAreOneRequest) {
         EXPECT_EQ(loads.sectors_per_request(), 16.0) << kernel.name;
         EXPECT_EQ(loads.bytes_asked, 1024) << kernel.name;
         EXPECT_EQ(stores.requests, 2) << kernel.name;
-        EXPECT_EQ(stores.sectors_per_request(), kernel.name == "sum_float4" ? 4.0 : 16.0) << kernel.name;
+        EXPECT_EQ(stores.sectors_per_request(), kernel.name == "sum_float4" ? 4.0 : 16.0)
+            << kernel.name;
         for (const simt::LineCounts& line : kernel.lines)
-            EXPECT_EQ(line.bytes, kernel.name == "sum_float4" && line.access == global_store ? 4 : 16) << kernel.name;
+            EXPECT_EQ(line.bytes,
+                      kernel.name == "sum_float4" && line.access == global_store ? 4 : 16)
+                << kernel.name;
     }
     // Where load() was inlined, not its own line.
     EXPECT_EQ(all.kernels[3].at("ops::load<n>(from + i)", global_load).requests, 2);
@@ -130,10 +140,12 @@ TEST_F(MicroscopeGlobal, LoopsOfDifferentLengths) {
     Counts counts = loads();
     EXPECT_EQ(counts.requests, 32);
     EXPECT_EQ(counts.active_threads(), 16.5);
-    EXPECT_EQ(counts.sectors, 8 * (4 + 3 + 2 + 1));  // turn i: lanes i to 31, a sector for 8 of them
+    EXPECT_EQ(counts.sectors,
+              8 * (4 + 3 + 2 + 1));  // turn i: lanes i to 31, a sector for 8 of them
     launch_nested_trips(to, from);
     counts = loads();
-    EXPECT_EQ(counts.requests, 6);  // each time 32 lanes, then the 16 odd ones: nobody is a turn ahead
+    EXPECT_EQ(counts.requests,
+              6);  // each time 32 lanes, then the 16 odd ones: nobody is a turn ahead
     EXPECT_EQ(counts.lanes, 3 * 48);
     EXPECT_EQ(counts.sectors, 3 * (4 + 4));
     launch_half_warps_apart(to, from);
@@ -146,7 +158,8 @@ TEST_F(MicroscopeGlobal, LongLoopsAndManyBlocks) {
     constexpr int turns = 5000, blocks = 3;
     launch_long_loop(to, from, turns, blocks);
     const KernelCounts kernel = only_kernel();
-    const Counts all_lanes = kernel.at("% 4096", global_load), some = kernel.at("if (threadIdx.x % 2 == 0)", global_load);
+    const Counts all_lanes = kernel.at("% 4096", global_load),
+                 some = kernel.at("if (threadIdx.x % 2 == 0)", global_load);
     EXPECT_EQ(all_lanes.requests, turns * 2 * blocks);
     EXPECT_EQ(all_lanes.sectors_per_request(), 4.0);
     EXPECT_EQ(some.requests, turns * 2 * blocks);
@@ -163,7 +176,8 @@ TEST_F(MicroscopeGlobal, StructsThatNoSingleAccessCopies) {
         const Counts counts = all.kernels.at(size_t(floats - 3)).total(global_load);
         EXPECT_EQ(counts.requests, floats);
         EXPECT_EQ(counts.bytes_asked, 128 * floats);
-        EXPECT_EQ(counts.sectors_per_request(), 4.0 * double(floats));  // each request touches all of them
+        EXPECT_EQ(counts.sectors_per_request(),
+                  4.0 * double(floats));  // each request touches all of them
         EXPECT_EQ(counts.ideal_sectors, 4 * floats);
     }
 }
@@ -171,7 +185,8 @@ TEST_F(MicroscopeGlobal, StructsThatNoSingleAccessCopies) {
 TEST_F(MicroscopeGlobal, Atomics) {
     launch_atomics_of_each_kind(to, 48);
     const KernelCounts kernel = only_kernel();
-    const Counts global = kernel.at("atomicAdd", global_atomic), shared = kernel.at("atomicAdd", shared_atomic);
+    const Counts global = kernel.at("atomicAdd", global_atomic),
+                 shared = kernel.at("atomicAdd", shared_atomic);
     EXPECT_EQ(global.requests, 1);
     EXPECT_EQ(global.lanes, 4);
     EXPECT_EQ(global.sectors, 1);

@@ -1,5 +1,5 @@
-// CUDA kernels on the CPU (common/simt): threads, blocks and warps do what CUDA's guide says, and what it leaves undefined is an error
-// that names the place.
+// CUDA kernels on the CPU (common/simt): threads, blocks and warps do what CUDA's guide says, and
+// what it leaves undefined is an error that names the place.
 #include "simt/simt.h"
 
 #include <gtest/gtest.h>
@@ -26,14 +26,16 @@ TEST(Simt, EveryThreadKnowsItsPlace) {
         for (int bx = 0; bx < 3; ++bx)
             for (int z = 0; z < 2; ++z)
                 for (int y = 0; y < 3; ++y)
-                    for (int x = 0; x < 4; ++x) EXPECT_EQ(got[i++], ((by * 10 + bx) * 10 + z) * 10000 + y * 100 + x);
+                    for (int x = 0; x < 4; ++x)
+                        EXPECT_EQ(got[i++], ((by * 10 + bx) * 10 + z) * 10000 + y * 100 + x);
 }
 
 TEST(Simt, SharedMemoryAndBarriers) {
     constexpr int blocks = 37, count = 128 * blocks - 50;
     std::vector<float> x(count);
     std::iota(x.begin(), x.end(), 1.0f);
-    const Tensor from = Tensor::from_host<float>(x, {count}, Memory::workspace), sums = floats(blocks);
+    const Tensor from = Tensor::from_host<float>(x, {count}, Memory::workspace),
+                 sums = floats(blocks);
     launch_block_sums(sums.as<float>(), from.as<float>(), count, blocks);
     const std::vector<float> got = sums.to_host<float>();
     for (int b = 0; b < blocks; ++b) {
@@ -77,32 +79,39 @@ TEST(Simt, AtomicsFromAllBlocks) {
     EXPECT_EQ(sum.to_host<float>()[0], 3200);
 }
 
-// ---- mistakes -------------------------------------------------------------------------------------------------------------
+// ---- mistakes -----------------------------------------------------------------------------------
 
 void expect_error(const std::function<void()>& launch, const std::vector<std::string>& telling) {
     try {
         launch();
         ADD_FAILURE() << "no error; expected one with " << telling.front();
     } catch (const simt::KernelError& error) {
-        for (const std::string& part : telling) EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+        for (const std::string& part : telling)
+            EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
     }
 }
 
 TEST(SimtError, ABarrierThatNotAllReach) {
-    expect_error(launch_barrier_that_half_the_block_misses,
-                 {"kernel kernels.cu:", "32 threads (the first is 0) wait at __syncthreads (kernels.cu:",
-                  "1 thread (the first is 40) wait at __syncwarp (kernels.cu:", "31 threads (the first is 32) ended"});
+    expect_error(
+        launch_barrier_that_half_the_block_misses,
+        {"kernel kernels.cu:", "32 threads (the first is 0) wait at __syncthreads (kernels.cu:",
+         "1 thread (the first is 40) wait at __syncwarp (kernels.cu:",
+         "31 threads (the first is 32) ended"});
     expect_error(launch_barrier_after_threads_have_ended,
-                 {"40 threads (the first is 0) wait at __syncthreads", "24 threads (the first is 40) ended"});
+                 {"40 threads (the first is 0) wait at __syncthreads",
+                  "24 threads (the first is 40) ended"});
 }
 
 TEST(SimtError, AWarpsOperationThatNotAllReach) {
     expect_error(launch_shuffle_that_a_lane_misses,
-                 {"31 threads (the first is 0) wait at __shfl_sync (kernels.cu:", "1 thread (the first is 7) ended"});
-    expect_error(launch_shuffle_of_different_kinds, {"__ballot_sync", "while other lanes are at __shfl_sync"});
+                 {"31 threads (the first is 0) wait at __shfl_sync (kernels.cu:",
+                  "1 thread (the first is 7) ended"});
+    expect_error(launch_shuffle_of_different_kinds,
+                 {"__ballot_sync", "while other lanes are at __shfl_sync"});
     expect_error(launch_mask_without_its_caller, {"__ballot_sync", "mask 0x1", "thread (1, 0, 0)"});
     const Tensor out = ints(4);
-    expect_error([&] { launch_shuffle_from_outside_the_mask(out.as<int32_t>()); }, {"from lane 9, which the mask leaves out"});
+    expect_error([&] { launch_shuffle_from_outside_the_mask(out.as<int32_t>()); },
+                 {"from lane 9, which the mask leaves out"});
 }
 
 TEST(SimtError, OutOfBounds) {
@@ -112,12 +121,15 @@ TEST(SimtError, OutOfBounds) {
                  {"block (3, 0, 0), thread (4, 0, 0): reads 4 bytes out of bounds at kernels.cu:",
                   "400 bytes from the beginning of an allocation of 400"});
     const Tensor longer = floats(128);
-    expect_error([&] { launch_copy(to.as<float>(), longer.as<float>(), 128); }, {"thread (4, 0, 0): writes 4 bytes out of bounds"});
+    expect_error([&] { launch_copy(to.as<float>(), longer.as<float>(), 128); },
+                 {"thread (4, 0, 0): writes 4 bytes out of bounds"});
     Tensor gone = floats(50);
     float* left_over = gone.as<float>();
     gone = {};
-    expect_error([&] { launch_copy(to.as<float>(), left_over, 10); }, {"thread (0, 0, 0): reads 4 bytes out of bounds"});
-    expect_error([] { launch_write_past_shared_memory(40); }, {"thread (32, 0, 0): writes 4 bytes out of bounds"});
+    expect_error([&] { launch_copy(to.as<float>(), left_over, 10); },
+                 {"thread (0, 0, 0): reads 4 bytes out of bounds"});
+    expect_error([] { launch_write_past_shared_memory(40); },
+                 {"thread (32, 0, 0): writes 4 bytes out of bounds"});
     expect_error(launch_read_null, {"reads 4 bytes out of bounds", "in no allocation"});
 }
 
@@ -126,8 +138,10 @@ TEST(SimtError, PastASharedArray) {
     launch_another_array(out.as<int32_t>());
     EXPECT_EQ(out.to_host<int32_t>()[0], 31);
     expect_error([] { launch_write_past_shared_array(32); },
-                 {"thread (32, 0, 0): writes 4 bytes out of bounds", "128 bytes from the beginning of __shared__ tile of 128"});
-    expect_error([] { launch_write_past_shared_array(35); }, {"thread (29, 0, 0): writes 4 bytes out of bounds"});
+                 {"thread (32, 0, 0): writes 4 bytes out of bounds",
+                  "128 bytes from the beginning of __shared__ tile of 128"});
+    expect_error([] { launch_write_past_shared_array(35); },
+                 {"thread (29, 0, 0): writes 4 bytes out of bounds"});
 }
 
 // No error, but neither what the last block left nor zeros.
@@ -135,26 +149,49 @@ TEST(SimtError, UnwrittenSharedMemory) {
     const Tensor out = floats(20 * 32);
     launch_unwritten(out.as<float>(), 20);
     const std::vector<float> got = out.to_host<float>();
-    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(i % 2 == 0 ? got[i] == 1 : std::isnan(got[i])) << i << " " << got[i];
+    for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_TRUE(i % 2 == 0 ? got[i] == 1 : std::isnan(got[i])) << i << " " << got[i];
 }
 
 TEST(SimtError, Misaligned) {
     const Tensor from = floats(36), to = floats(20);
     launch_vectors(to.as<float>() + 2, from.as<float>() + 4);
     expect_error([&] { launch_vectors(to.as<float>(), from.as<float>() + 2); },
-                 {"thread (0, 0, 0): reads 16 bytes at an address that is no multiple of 16, at kernels.cu:"});
-    expect_error([&] { launch_vectors(to.as<float>() + 1, from.as<float>()); }, {"writes 8 bytes at an address that is no multiple of 8"});
+                 {"thread (0, 0, 0): reads 16 bytes at an address that is no multiple of 16, at "
+                  "kernels.cu:"});
+    expect_error([&] { launch_vectors(to.as<float>() + 1, from.as<float>()); },
+                 {"writes 8 bytes at an address that is no multiple of 8"});
 }
 
 TEST(SimtError, ALaunchTooLarge) {
     expect_error(launch_too_many_threads, {"kernel kernels.cu:", "1025 threads"});
     launch_nothing({1, 65535, 1}, {1, 1, 64}, 99 << 10);
     expect_error([] { launch_nothing({1, 1, 1}, {1, 1, 65}, 0); }, {"a block of 65 threads in z"});
-    expect_error([] { launch_nothing({1, 0, 1}, {1, 1, 1}, 0); }, {"kernel kernels.cu:", "a grid of (1, 0, 1) blocks"});
-    expect_error([] { launch_nothing({1, 65536, 1}, {1, 1, 1}, 0); }, {"a grid of (1, 65536, 1) blocks"});
-    expect_error([] { launch_nothing({1, 1, 65536}, {1, 1, 1}, 0); }, {"a grid of (1, 1, 65536) blocks"});
-    expect_error([] { launch_nothing({1u << 31, 1, 1}, {1, 1, 1}, 0); }, {"a grid of (2147483648, 1, 1) blocks"});
-    expect_error([] { launch_nothing({1, 1, 1}, {1, 1, 1}, (99 << 10) + 1); }, {"101377 bytes of dynamic shared memory"});
+    expect_error(
+        [] {
+            launch_nothing({1, 0, 1}, {1, 1, 1}, 0);
+        },
+        {"kernel kernels.cu:", "a grid of (1, 0, 1) blocks"});
+    expect_error(
+        [] {
+            launch_nothing({1, 65536, 1}, {1, 1, 1}, 0);
+        },
+        {"a grid of (1, 65536, 1) blocks"});
+    expect_error(
+        [] {
+            launch_nothing({1, 1, 65536}, {1, 1, 1}, 0);
+        },
+        {"a grid of (1, 1, 65536) blocks"});
+    expect_error(
+        [] {
+            launch_nothing({1u << 31, 1, 1}, {1, 1, 1}, 0);
+        },
+        {"a grid of (2147483648, 1, 1) blocks"});
+    expect_error(
+        [] {
+            launch_nothing({1, 1, 1}, {1, 1, 1}, (99 << 10) + 1);
+        },
+        {"101377 bytes of dynamic shared memory"});
 }
 
 }  // namespace

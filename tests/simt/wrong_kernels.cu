@@ -13,7 +13,8 @@ enum Mistake { none, wrong_sum, forgets, too_far };
 template <Mistake mistake>
 __global__ void add(float* c, const float* a, const float* b, int64_t n) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n || mistake == too_far) c[i] = a[i < n ? i : 0] + b[i < n ? i : 0] * (mistake == wrong_sum ? 1.001f : 1.0f);
+    if (i < n || mistake == too_far)
+        c[i] = a[i < n ? i : 0] + b[i < n ? i : 0] * (mistake == wrong_sum ? 1.001f : 1.0f);
 }
 
 // Through shared memory: a thread adds what its right neighbour has fetched, and nobody waits.
@@ -38,13 +39,16 @@ __global__ void add_neighbour(float* c, const float* a, const float* b, int64_t 
 }
 
 // A thread a row: (softmax - [target]) / rows, with a softmax that is 1.4 times too large.
-__global__ void gradient(__nv_bfloat16* to, const __nv_bfloat16* logits, const int* targets, int rows, int columns) {
+__global__ void gradient(__nv_bfloat16* to, const __nv_bfloat16* logits, const int* targets,
+                         int rows, int columns) {
     const int row = int(blockIdx.x);
     logits += int64_t(row) * columns, to += int64_t(row) * columns;
     float sum = 0;
     for (int i = 0; i < columns; ++i) sum += expf(__bfloat162float(logits[i]));
     for (int i = 0; i < columns; ++i)
-        to[i] = __float2bfloat16_rn((1.4f * expf(__bfloat162float(logits[i])) / sum - (i == targets[row] ? 1.0f : 0.0f)) / float(rows));
+        to[i] = __float2bfloat16_rn(
+            (1.4f * expf(__bfloat162float(logits[i])) / sum - (i == targets[row] ? 1.0f : 0.0f)) /
+            float(rows));
 }
 
 template <int stride>
@@ -74,7 +78,8 @@ void run_transpose(const Arguments& args) {
 template <Mistake mistake>
 void run(const Arguments& args) {
     const int64_t n = args.size[0], blocks = mistake == forgets ? n / 64 : ceil_div(n, 64);
-    LAUNCH(add<mistake>, unsigned(blocks), 64, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
+    LAUNCH(add<mistake>, unsigned(blocks), 64, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
 }
 template <bool all_wait, bool wait>
 void run_neighbour(const Arguments& args) {
@@ -92,14 +97,15 @@ void run_writes_too_far(const Arguments& args) { run<too_far>(args); }
 void run_misses_a_barrier(const Arguments& args) { run_neighbour<false, true>(args); }
 void run_reads_too_early(const Arguments& args) {
     const int64_t n = args.size[0];
-    LAUNCH(add_early, unsigned(ceil_div(n, 64)), 64, 0)(args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
+    LAUNCH(add_early, unsigned(ceil_div(n, 64)), 64, 0)
+    (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
 }
 void run_races(const Arguments& args) { run_neighbour<false, false>(args); }
 void run_wrong_beside_the_target(const Arguments& args) {
     const int rows = int(args.size[0]), columns = int(args.size[1]);
     LAUNCH(gradient, unsigned(rows), 1, 0)
-    (static_cast<__nv_bfloat16*>(args.out.data()), static_cast<const __nv_bfloat16*>(args.in[0].data()), args.in[1].as<int32_t>(), rows,
-     columns);
+    (static_cast<__nv_bfloat16*>(args.out.data()),
+     static_cast<const __nv_bfloat16*>(args.in[0].data()), args.in[1].as<int32_t>(), rows, columns);
 }
 
 void run_transpose_conflicts(const Arguments& args) { run_transpose<32>(args); }

@@ -13,8 +13,9 @@ void run_forgets_the_rest(const Arguments& args);  // of the last block
 void run_writes_too_far(const Arguments& args);
 void run_misses_a_barrier(const Arguments& args);
 void run_reads_too_early(const Arguments& args);
-void run_races(const Arguments& args);                    // right on the executor, which runs threads in order
-void run_wrong_beside_the_target(const Arguments& args);  // the target's element, which is by far the largest, is right
+void run_races(const Arguments& args);  // right on the executor, which runs threads in order
+void run_wrong_beside_the_target(
+    const Arguments& args);  // the target's element, which is by far the largest, is right
 
 // "transpose" through a tile of shared memory, with and without 32-way bank conflicts.
 void run_transpose_conflicts(const Arguments& args);

@@ -41,8 +41,8 @@ TEST(Activations, OfATensorParallelRank) {
     // F.
     EXPECT_EQ(peak_activation_bytes(s), (4 * layer + 64 + 64 + 1 + 64 + 64) * row);
 
-    s.stream_tokens /=
-        4;  // sequence parallelism: 16 numbers a token of the stream, and a quarter of rstd
+    // sequence parallelism: 16 numbers a token of the stream, and a quarter of rstd
+    s.stream_tokens /= 4;
     const int64_t shards = (4 * (2 * (16 + 16) + (2 * 16 + 2 * 8 + 2) + 2 * 48) + 2) * row;
     // SwiGLU's backward: dy, gathered dy, 3 F; of 4 layers.
     EXPECT_EQ(peak_activation_bytes(s), shards + (16 + 64 + 3 * 48) * row);

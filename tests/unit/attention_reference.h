@@ -46,8 +46,12 @@ struct Reference {
         if (c.causal && c.k_offset + j > c.q_offset + i) return false;
         return starts.empty() || double(c.k_offset + j) >= starts[b * c.Tq + i];
     }
-    size_t q_at(int64_t b, int64_t i, int64_t h) const { return size_t(((b * c.Tq + i) * c.H + h) * c.D); }
-    size_t k_at(int64_t b, int64_t j, int64_t h) const { return size_t(((b * c.Tk + j) * c.K + h / (c.H / c.K)) * c.D); }
+    size_t q_at(int64_t b, int64_t i, int64_t h) const {
+        return size_t(((b * c.Tq + i) * c.H + h) * c.D);
+    }
+    size_t k_at(int64_t b, int64_t j, int64_t h) const {
+        return size_t(((b * c.Tk + j) * c.K + h / (c.H / c.K)) * c.D);
+    }
     double scalar(const double* a, const double* b) const {
         double sum = 0;
         for (int64_t d = 0; d < c.D; ++d) sum += a[d] * b[d];
@@ -64,13 +68,16 @@ struct Reference {
                 for (int64_t i = 0; i < c.Tq; ++i) f(b, h, i);
     }
 
-    Doubles forward(const Doubles& q, const Doubles& k, const Doubles& v, Doubles* lse = nullptr, Doubles* probabilities = nullptr) const {
+    Doubles forward(const Doubles& q, const Doubles& k, const Doubles& v, Doubles* lse = nullptr,
+                    Doubles* probabilities = nullptr) const {
         Doubles o(q.size(), 0);
         rows([&](int64_t b, int64_t h, int64_t i) {
             Doubles p(size_t(c.Tk), 0);
             double sum = 0;
             for (int64_t j = 0; j < c.Tk; ++j)
-                if (visible(b, i, j)) sum += p[j] = std::exp(scalar(&q[q_at(b, i, h)], &k[k_at(b, j, h)]) / std::sqrt(c.D));
+                if (visible(b, i, j))
+                    sum += p[j] =
+                        std::exp(scalar(&q[q_at(b, i, h)], &k[k_at(b, j, h)]) / std::sqrt(c.D));
             for (double& x : p) x = sum > 0 ? x / sum : 0;
             for (int64_t j = 0; j < c.Tk; ++j)
                 if (p[j] != 0) add(&o[q_at(b, i, h)], p[j], &v[k_at(b, j, h)]);
@@ -83,7 +90,8 @@ struct Reference {
     struct Gradients {
         Doubles dq, dk, dv, delta;
     };
-    Gradients backward(const Doubles& q, const Doubles& k, const Doubles& v, const Doubles& dout) const {
+    Gradients backward(const Doubles& q, const Doubles& k, const Doubles& v,
+                       const Doubles& dout) const {
         Doubles p;
         const Doubles o = forward(q, k, v, nullptr, &p);
         Gradients g = {Doubles(q.size(), 0), Doubles(k.size(), 0), Doubles(v.size(), 0), {}};
@@ -94,7 +102,8 @@ struct Reference {
             for (int64_t j = 0; j < c.Tk; ++j) {
                 if (row[j] == 0) continue;
                 const size_t kj = k_at(b, j, h);
-                const double ds = row[j] * (scalar(&dout[qi], &v[kj]) - g.delta.back()) / std::sqrt(c.D);
+                const double ds =
+                    row[j] * (scalar(&dout[qi], &v[kj]) - g.delta.back()) / std::sqrt(c.D);
                 add(&g.dv[kj], row[j], &dout[qi]);
                 add(&g.dq[qi], ds, &k[kj]);
                 add(&g.dk[kj], ds, &q[qi]);
@@ -111,8 +120,10 @@ struct Tensors {
         const Shape query = {c.B, c.Tq, c.H, c.D}, key = {c.B, c.Tk, c.K, c.D};
         q = random_tensor(query, dtype, seed), dout = random_tensor(query, dtype, seed + 1);
         k = random_tensor(key, dtype, seed + 2), v = random_tensor(key, dtype, seed + 3);
-        o = poisoned(query, dtype), dq = poisoned(query, dtype), dk = poisoned(key, dtype), dv = poisoned(key, dtype);
-        lse = poisoned({c.B, c.H, c.Tq}, DType::fp32), delta = poisoned({c.B, c.H, c.Tq}, DType::fp32);
+        o = poisoned(query, dtype), dq = poisoned(query, dtype), dk = poisoned(key, dtype),
+        dv = poisoned(key, dtype);
+        lse = poisoned({c.B, c.H, c.Tq}, DType::fp32),
+        delta = poisoned({c.B, c.H, c.Tq}, DType::fp32);
         probabilities = poisoned({c.B, c.H, c.Tq, c.Tk}, dtype);
     }
     Reference::Gradients expected(const Reference& reference) const {

@@ -15,8 +15,8 @@ using test::put;
 using test::TempDir;
 
 json minimal() {
-    return {{"model_type", "llama"}, {"hidden_size", 64}, {"num_hidden_layers", 2}, {"num_attention_heads", 4},
-            {"intermediate_size", 96}, {"vocab_size", 100}};
+    return {{"model_type", "llama"},    {"hidden_size", 64},       {"num_hidden_layers", 2},
+            {"num_attention_heads", 4}, {"intermediate_size", 96}, {"vocab_size", 100}};
 }
 
 LlamaConfig config_of(const json& value) {
@@ -51,8 +51,13 @@ TEST(Config, DefaultsAreThoseOfTransformers) {
 }
 
 TEST(Config, ReadsEveryField) {
-    LlamaConfig c = config_with({{"num_key_value_heads", 2}, {"head_dim", 20}, {"tie_word_embeddings", true}, {"rope_theta", 5e5},
-                                 {"rms_norm_eps", 1e-3}, {"initializer_range", 0.1}, {"max_position_embeddings", 77}});
+    LlamaConfig c = config_with({{"num_key_value_heads", 2},
+                                 {"head_dim", 20},
+                                 {"tie_word_embeddings", true},
+                                 {"rope_theta", 5e5},
+                                 {"rms_norm_eps", 1e-3},
+                                 {"initializer_range", 0.1},
+                                 {"max_position_embeddings", 77}});
     EXPECT_EQ(c.layers, 2);
     EXPECT_EQ(c.hidden, 64);
     EXPECT_EQ(c.heads, 4);
@@ -73,7 +78,10 @@ TEST(Config, ReadsEveryField) {
 }
 
 TEST(Config, RopeOfTransformers4And5) {
-    const json llama3 = {{"factor", 32.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
+    const json llama3 = {{"factor", 32.0},
+                         {"low_freq_factor", 1.0},
+                         {"high_freq_factor", 4.0},
+                         {"original_max_position_embeddings", 8192}};
     auto with_type = [&](const char* key, double theta = 0) {
         json value = llama3;
         value[key] = "llama3";
@@ -83,7 +91,9 @@ TEST(Config, RopeOfTransformers4And5) {
     for (const json& changes : {json{{"rope_theta", 5e5}, {"rope_scaling", with_type("rope_type")}},
                                 json{{"rope_theta", 5e5}, {"rope_scaling", with_type("type")}},
                                 json{{"rope_parameters", with_type("rope_type", 5e5)}},
-                                json{{"rope_theta", 5e5}, {"rope_scaling", nullptr}, {"rope_parameters", with_type("rope_type")}}}) {
+                                json{{"rope_theta", 5e5},
+                                     {"rope_scaling", nullptr},
+                                     {"rope_parameters", with_type("rope_type")}}}) {
         LlamaConfig c = config_with(changes);
         EXPECT_EQ(c.rope_theta, 5e5);
         EXPECT_EQ(c.rope_scaling.type, RopeScaling::Type::llama3);
@@ -92,10 +102,11 @@ TEST(Config, RopeOfTransformers4And5) {
         EXPECT_EQ(c.rope_scaling.high_freq_factor, 4);
         EXPECT_EQ(c.rope_scaling.original_max_positions, 8192);
     }
-    for (const json& changes : {json{{"rope_theta", 77.0}, {"rope_scaling", nullptr}},
-                                json{{"rope_parameters", {{"rope_theta", 77}, {"rope_type", "default"}}}},
-                                json{{"rope_theta", 77}, {"rope_parameters", nullptr}},
-                                json{{"rope_theta", 77}, {"rope_scaling", {{"type", "default"}}}}}) {
+    for (const json& changes :
+         {json{{"rope_theta", 77.0}, {"rope_scaling", nullptr}},
+          json{{"rope_parameters", {{"rope_theta", 77}, {"rope_type", "default"}}}},
+          json{{"rope_theta", 77}, {"rope_parameters", nullptr}},
+          json{{"rope_theta", 77}, {"rope_scaling", {{"type", "default"}}}}}) {
         LlamaConfig c = config_with(changes);
         EXPECT_EQ(c.rope_theta, 77);
         EXPECT_EQ(c.rope_scaling.type, RopeScaling::Type::none);
@@ -105,40 +116,53 @@ TEST(Config, RopeOfTransformers4And5) {
     expect_refused({{"rope_scaling", incomplete}}, "rope_scaling: lacks the field \"factor\"");
     incomplete["factor"] = -1;
     expect_refused({{"rope_scaling", incomplete}}, "rope_scaling: needs factor > 0");
-    expect_refused({{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}, "rope_scaling: rope_type \"linear\" is not supported; \"default\" and \"llama3\" are");
-    expect_refused({{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_parameters: rope_type \"yarn\" is not supported");
+    expect_refused(
+        {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}},
+        "rope_scaling: rope_type \"linear\" is not supported; \"default\" and \"llama3\" are");
+    expect_refused({{"rope_parameters", {{"rope_type", "yarn"}}}},
+                   "rope_parameters: rope_type \"yarn\" is not supported");
     expect_refused({{"rope_scaling", 3}}, "rope_scaling = 3 is not an object");
     expect_refused({{"rope_theta", "big"}}, "rope_theta = \"big\" is not a number");
     expect_refused({{"rope_theta", 0}}, "config: rms_norm_eps and rope_theta must be positive");
-    expect_refused({{"partial_rotary_factor", 0.5}}, "partial_rotary_factor = 0.5 is not supported; 1.0 is");
+    expect_refused({{"partial_rotary_factor", 0.5}},
+                   "partial_rotary_factor = 0.5 is not supported; 1.0 is");
 }
 
 TEST(Config, RefusesWhatIsNotSupported) {
-    expect_refused({{"model_type", "mistral"}}, "model_type = \"mistral\" is not supported; \"llama\" is");
-    expect_refused({{"architectures", {"LlamaForSequenceClassification"}}}, "architectures = [\"LlamaForSequenceClassification\"] is not supported");
+    expect_refused({{"model_type", "mistral"}},
+                   "model_type = \"mistral\" is not supported; \"llama\" is");
+    expect_refused({{"architectures", {"LlamaForSequenceClassification"}}},
+                   "architectures = [\"LlamaForSequenceClassification\"] is not supported");
     expect_refused({{"hidden_act", "gelu"}}, "hidden_act = \"gelu\" is not supported; \"silu\" is");
     expect_refused({{"attention_bias", true}}, "attention_bias = true is not supported; false is");
     expect_refused({{"mlp_bias", true}}, "mlp_bias = true is not supported; false is");
-    expect_refused({{"attention_dropout", 0.1}}, "attention_dropout = 0.1 is not supported; 0.0 is");
+    expect_refused({{"attention_dropout", 0.1}},
+                   "attention_dropout = 0.1 is not supported; 0.0 is");
     expect_refused({{"quantization_config", {{"bits", 4}}}}, "quantization_config");
 }
 
 TEST(Config, RefusesWrongSizes) {
-    for (const char* field : {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}) {
+    for (const char* field : {"hidden_size", "num_hidden_layers", "num_attention_heads",
+                              "intermediate_size", "vocab_size"}) {
         json value = minimal();
         value.erase(field);
-        expect_error([&] { config_of(value); }, fmt::format("config.json: lacks the field \"{}\"", field));
+        expect_error([&] { config_of(value); },
+                     fmt::format("config.json: lacks the field \"{}\"", field));
         expect_refused({{field, 0}}, fmt::format("config: {} = 0", field));
         expect_refused({{field, -3}}, "= -3");
         expect_refused({{field, 2.5}}, fmt::format("{} = 2.5 is not an integer", field));
-        expect_refused({{field, UINT64_MAX}}, fmt::format("{} = 18446744073709551615 is too large", field));
+        expect_refused({{field, UINT64_MAX}},
+                       fmt::format("{} = 18446744073709551615 is too large", field));
         expect_refused({{field, INT64_MAX}}, "");
     }
     json value = minimal();
     value.erase("model_type");
     expect_error([&] { config_of(value); }, "lacks the field \"model_type\"");
-    expect_refused({{"num_attention_heads", 3}}, "hidden_size = 64 is not a multiple of num_attention_heads = 3, and head_dim is not given");
-    expect_refused({{"num_key_value_heads", 3}}, "config: num_attention_heads = 4 is not a multiple of num_key_value_heads = 3");
+    expect_refused(
+        {{"num_attention_heads", 3}},
+        "hidden_size = 64 is not a multiple of num_attention_heads = 3, and head_dim is not given");
+    expect_refused({{"num_key_value_heads", 3}},
+                   "config: num_attention_heads = 4 is not a multiple of num_key_value_heads = 3");
     expect_refused({{"num_key_value_heads", 0}}, "config: num_key_value_heads = 0");
     expect_refused({{"head_dim", 15}}, "config: head_dim = 15 is odd");
     expect_refused({{"head_dim", 0}}, "config: head_dim = 0");
@@ -150,9 +174,11 @@ TEST(Config, RefusesWrongSizes) {
 
 TEST(Config, RefusesFilesThatAreNone) {
     TempDir dir;
-    expect_error([&] { load_config(dir.path()); }, "config.json: cannot be read: No such file or directory");
+    expect_error([&] { load_config(dir.path()); },
+                 "config.json: cannot be read: No such file or directory");
     put(dir / "config.json", "{\"hidden_size\": 64,");
-    expect_error([&] { load_config(dir.path()); }, "config.json: the config is not JSON (wrong from byte 20 on)");
+    expect_error([&] { load_config(dir.path()); },
+                 "config.json: the config is not JSON (wrong from byte 20 on)");
     put(dir / "config.json", "[1]");
     expect_error([&] { load_config(dir.path()); }, "config.json: the config is not a JSON object");
     put(dir / "config.json", "");

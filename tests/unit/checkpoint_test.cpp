@@ -30,16 +30,24 @@ void add_parameters(ParameterList& list, const LlamaConfig& c) {
     list.add({.name = "model.embed_tokens.weight", .shape = {c.vocab, c.hidden}});
     for (int64_t i = 0; i < c.layers; ++i) {
         std::string layer = fmt::format("model.layers.{}.", i);
-        list.add({.name = layer + "input_layernorm.weight", .shape = {c.hidden}, .start = Start::ones, .decays = false});
+        list.add({.name = layer + "input_layernorm.weight",
+                  .shape = {c.hidden},
+                  .start = Start::ones,
+                  .decays = false});
         list.add({.name = layer + "self_attn.q_proj.weight", .shape = {c.q_size(), c.hidden}});
         list.add({.name = layer + "self_attn.k_proj.weight", .shape = {c.kv_size(), c.hidden}});
         list.add({.name = layer + "self_attn.v_proj.weight", .shape = {c.kv_size(), c.hidden}});
         list.add({.name = layer + "self_attn.o_proj.weight", .shape = {c.hidden, c.q_size()}});
-        list.add({.name = layer + "post_attention_layernorm.weight", .shape = {c.hidden}, .start = Start::ones, .decays = false});
-        for (const char* up : {"mlp.gate_proj.weight", "mlp.up_proj.weight"}) list.add({.name = layer + up, .shape = {c.ffn, c.hidden}});
+        list.add({.name = layer + "post_attention_layernorm.weight",
+                  .shape = {c.hidden},
+                  .start = Start::ones,
+                  .decays = false});
+        for (const char* up : {"mlp.gate_proj.weight", "mlp.up_proj.weight"})
+            list.add({.name = layer + up, .shape = {c.ffn, c.hidden}});
         list.add({.name = layer + "mlp.down_proj.weight", .shape = {c.hidden, c.ffn}});
     }
-    list.add({.name = "model.norm.weight", .shape = {c.hidden}, .start = Start::ones, .decays = false});
+    list.add(
+        {.name = "model.norm.weight", .shape = {c.hidden}, .start = Start::ones, .decays = false});
     if (!c.tied) list.add({.name = "lm_head.weight", .shape = {c.vocab, c.hidden}});
 }
 
@@ -56,7 +64,8 @@ TEST(LoadParameters, ReadsTheReferences) {
         Safetensors file = Safetensors::directory(reference(name));
         EXPECT_EQ(list.size(), file.entries().size()) << name;
         for (const auto& p : list)
-            for (float v : p->value.to_host_float()) ASSERT_TRUE(std::isfinite(v) && std::abs(v) < 3);
+            for (float v : p->value.to_host_float())
+                ASSERT_TRUE(std::isfinite(v) && std::abs(v) < 3);
     }
 }
 
@@ -64,8 +73,12 @@ TEST(LoadParameters, ReadsSlicesAndConverts) {
     ParameterList whole, part;
     load(reference("gqa_untied"), whole);
     const Shape shape = whole.find("model.layers.1.self_attn.q_proj.weight")->shape;  // (48, 48)
-    part.add({.name = "model.layers.1.self_attn.q_proj.weight", .shape = shape, .slice = {{12, 24}, {0, 48}}});
-    part.add({.name = "model.layers.1.self_attn.o_proj.weight", .shape = shape, .slice = {{0, 48}, {12, 24}}});
+    part.add({.name = "model.layers.1.self_attn.q_proj.weight",
+              .shape = shape,
+              .slice = {{12, 24}, {0, 48}}});
+    part.add({.name = "model.layers.1.self_attn.o_proj.weight",
+              .shape = shape,
+              .slice = {{0, 48}, {12, 24}}});
     part.allocate_values(DType::bf16);
     load_parameters(reference("gqa_untied"), part);
     auto q = whole.find("model.layers.1.self_attn.q_proj.weight")->value.to_host_float();
@@ -83,14 +96,16 @@ TEST(LoadParameters, NamesWhatIsMissingOrOfAnotherShape) {
     ParameterList list;
     list.add({.name = "lm_head.weight", .shape = {128, 40}});
     list.allocate_values(DType::fp32);
-    expect_error([&] { load_parameters(reference("tied_head_dim"), list); }, "model.safetensors: has no tensor \"lm_head.weight\"");
+    expect_error([&] { load_parameters(reference("tied_head_dim"), list); },
+                 "model.safetensors: has no tensor \"lm_head.weight\"");
     ParameterList other;
     other.add({.name = "model.norm.weight", .shape = {41}});
     other.allocate_values(DType::fp32);
     expect_error([&] { load_parameters(reference("tied_head_dim"), other); },
                  "tensor \"model.norm.weight\" has shape (40), but the model needs (41)");
     TempDir dir;
-    expect_error([&] { load_parameters(dir.path(), other); }, "has neither model.safetensors nor model.safetensors.index.json");
+    expect_error([&] { load_parameters(dir.path(), other); },
+                 "has neither model.safetensors nor model.safetensors.index.json");
 }
 
 std::string fnv1a(const std::string& bytes) {
@@ -99,8 +114,8 @@ std::string fnv1a(const std::string& bytes) {
     return fmt::format("{:016x}", hash);
 }
 
-// tests/reference/saved.json holds hashes of the files that check_saved.py loaded with transformers and found to give the
-// original's logits. If this fails because the format was changed on purpose:
+// tests/reference/saved.json holds hashes of the files that check_saved.py loaded with transformers
+// and found to give the original's logits. If this fails because the format was changed on purpose:
 //   ULTRASCALE_SAVED_DIR=/tmp/saved build/cpu/unit_test --gtest_filter=SaveCheckpoint.WritesWhatTransformersLoaded
 //   python3 tests/reference/check_saved.py --write /tmp/saved
 TEST(SaveCheckpoint, WritesWhatTransformersLoaded) {
@@ -113,10 +128,13 @@ TEST(SaveCheckpoint, WritesWhatTransformersLoaded) {
         load(reference(name), list);
         const bool bf16 = name == "llama3_bf16";
         save_checkpoint(root + "/" + name, load_config(reference(name)), list,
-                        {.dtype = bf16 ? DType::bf16 : DType::fp32, .max_shard_bytes = bf16 ? 30000 : default_shard_bytes});
+                        {.dtype = bf16 ? DType::bf16 : DType::fp32,
+                         .max_shard_bytes = bf16 ? 30000 : default_shard_bytes});
         for (const auto& [file, hash] : files.items())
-            EXPECT_EQ(fnv1a(slurp(root + "/" + name + "/" + file)), hash.get<std::string>()) << name << "/" << file;
-        EXPECT_EQ(size_t(std::distance(fs::directory_iterator(root + "/" + name), {})), files.size());
+            EXPECT_EQ(fnv1a(slurp(root + "/" + name + "/" + file)), hash.get<std::string>())
+                << name << "/" << file;
+        EXPECT_EQ(size_t(std::distance(fs::directory_iterator(root + "/" + name), {})),
+                  files.size());
     }
 }
 
@@ -126,19 +144,29 @@ protected:
         config = load_config(reference("tied_head_dim"));
         load(reference("tied_head_dim"), list);
         std::vector<float> m(40), v(40);
-        for (size_t i = 0; i < 40; ++i) m[i] = Random(1, "m").normal(i), v[i] = Random(1, "v").normal(i);
-        optimizer = {{"exp_avg.model.norm.weight", Tensor::from_host(std::span<const float>(m), {40}, Memory::optimizer)},
-                     {"exp_avg_sq.model.norm.weight", Tensor::from_host(std::span<const float>(v), {40}, Memory::optimizer)}};
+        for (size_t i = 0; i < 40; ++i)
+            m[i] = Random(1, "m").normal(i), v[i] = Random(1, "v").normal(i);
+        optimizer = {{"exp_avg.model.norm.weight",
+                      Tensor::from_host(std::span<const float>(m), {40}, Memory::optimizer)},
+                     {"exp_avg_sq.model.norm.weight",
+                      Tensor::from_host(std::span<const float>(v), {40}, Memory::optimizer)}};
     }
     std::vector<TensorPart> blank(DType dtype = DType::fp32, int64_t size = 40) {
         std::vector<TensorPart> result;
-        for (const TensorPart& part : optimizer) result.emplace_back(part.name, Tensor::zeros({size}, dtype, Memory::optimizer));
+        for (const TensorPart& part : optimizer)
+            result.emplace_back(part.name, Tensor::zeros({size}, dtype, Memory::optimizer));
         return result;
     }
     void save(int64_t step, int64_t max_shard_bytes = default_shard_bytes) {
-        TrainingState at{.step = step, .next_sample = 8 * step, .tokens_seen = 1l << 60, .seed = UINT64_MAX, .shuffled = true, .seq = 96};
+        TrainingState at{.step = step,
+                         .next_sample = 8 * step,
+                         .tokens_seen = 1l << 60,
+                         .seed = UINT64_MAX,
+                         .shuffled = true,
+                         .seq = 96};
         at.data = "/data/a \"b\".bin", at.data_tokens = 1l << 40;
-        save_checkpoint(dir.path(), config, list, {.max_shard_bytes = max_shard_bytes, .state = &at, .optimizer = optimizer});
+        save_checkpoint(dir.path(), config, list,
+                        {.max_shard_bytes = max_shard_bytes, .state = &at, .optimizer = optimizer});
     }
     std::set<std::string> files() {
         std::set<std::string> names;
@@ -153,10 +181,12 @@ protected:
 
 TEST_F(Saved, ComesBackBitwise) {
     save(7);
-    EXPECT_EQ(files(), (std::set<std::string>{"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"}));
+    EXPECT_EQ(files(), (std::set<std::string>{"config.json", "model.safetensors",
+                                              "optimizer.safetensors", "trainer_state.json"}));
     ParameterList again;
     load(dir.path(), again);
-    for (const auto& p : list) EXPECT_EQ(again.find(p->name)->value.to_host_float(), p->value.to_host_float());
+    for (const auto& p : list)
+        EXPECT_EQ(again.find(p->name)->value.to_host_float(), p->value.to_host_float());
     LlamaConfig c = load_config(dir.path());
     EXPECT_EQ(c.head_dim, config.head_dim);
     EXPECT_EQ(c.rope_theta, config.rope_theta);
@@ -173,26 +203,39 @@ TEST_F(Saved, ComesBackBitwise) {
     EXPECT_EQ(load_training_state(dir.path()).seq, 96);
     EXPECT_EQ(state.data, "/data/a \"b\".bin");
     EXPECT_EQ(state.data_tokens, int64_t(1) << 40);
-    for (size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i].tensor.to_host_float(), optimizer[i].tensor.to_host_float());
+    for (size_t i = 0; i < read.size(); ++i)
+        EXPECT_EQ(read[i].tensor.to_host_float(), optimizer[i].tensor.to_host_float());
 }
 
 TEST_F(Saved, RefusesAnotherOptimizerState) {
     save(7);
     expect_error([&] { load_training_state(dir.path(), blank(DType::bf16)); },
                  "\"exp_avg.model.norm.weight\" is F32; this run keeps it as BF16");
-    expect_error([&] { load_training_state(dir.path(), blank(DType::fp32, 41)); }, "has shape (40), but the model needs (41)");
+    expect_error([&] { load_training_state(dir.path(), blank(DType::fp32, 41)); },
+                 "has shape (40), but the model needs (41)");
     const Tensor tensor = Tensor::zeros({40}, DType::fp32, Memory::optimizer);
-    expect_error([&] { load_training_state(dir.path(), {{"master.x", tensor}}); }, "optimizer.safetensors: has no master weights");
+    expect_error(
+        [&] {
+            load_training_state(dir.path(), {{"master.x", tensor}});
+        },
+        "optimizer.safetensors: has no master weights");
     for (TensorPart& part : optimizer) part.name = "master." + part.name;
     save(7);
-    expect_error([&] { load_training_state(dir.path(), {{"exp_avg.x", tensor}}); }, "optimizer.safetensors: has master weights");
-    put(dir / "trainer_state.json", "{\"step\": -1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1}");
-    expect_error([&] { load_training_state(dir.path(), {}); }, "trainer_state.json: step = -1 is negative");
+    expect_error(
+        [&] {
+            load_training_state(dir.path(), {{"exp_avg.x", tensor}});
+        },
+        "optimizer.safetensors: has master weights");
+    put(dir / "trainer_state.json",
+        "{\"step\": -1, \"next_sample\": 0, \"tokens_seen\": 0, \"seed\": 1}");
+    expect_error([&] { load_training_state(dir.path(), {}); },
+                 "trainer_state.json: step = -1 is negative");
     put(dir / "trainer_state.json", "{\"step\": 1}");
     expect_error([&] { load_training_state(dir.path(), {}); }, "lacks the field \"next_sample\"");
     fs::remove(dir / "trainer_state.json");
     EXPECT_FALSE(has_training_state(dir.path()));
-    expect_error([&] { load_training_state(dir.path(), {}); }, "trainer_state.json: cannot be read");
+    expect_error([&] { load_training_state(dir.path(), {}); },
+                 "trainer_state.json: cannot be read");
 }
 
 TEST_F(Saved, ReplacesAnEarlierSaveAndKeepsOtherFiles) {
@@ -200,10 +243,12 @@ TEST_F(Saved, ReplacesAnEarlierSaveAndKeepsOtherFiles) {
     EXPECT_TRUE(fs::exists(dir / "model.safetensors.index.json"));
     put(dir / "tokenizer.json", "{}");
     save_checkpoint(dir.path(), config, list);  // one file, no training state
-    EXPECT_EQ(files(), (std::set<std::string>{"config.json", "model.safetensors", "tokenizer.json"}));
+    EXPECT_EQ(files(),
+              (std::set<std::string>{"config.json", "model.safetensors", "tokenizer.json"}));
 }
 
-// A kill before the commit: what was there counts, the half-written files do not and go with the next save.
+// A kill before the commit: what was there counts, the half-written files do not and go with the
+// next save.
 TEST_F(Saved, SurvivesAKillWhileWriting) {
     save(7);
     fs::create_directory(dir / ".saving");
@@ -222,13 +267,15 @@ TEST_F(Saved, SurvivesAKillWhileRenaming) {
     TempDir newer;
     save(7);
     TrainingState state{.step = 8};
-    save_checkpoint(newer.path(), config, list, {.max_shard_bytes = 100000, .state = &state, .optimizer = optimizer});
+    save_checkpoint(newer.path(), config, list,
+                    {.max_shard_bytes = 100000, .state = &state, .optimizer = optimizer});
     ASSERT_TRUE(fs::exists(newer / "model.safetensors.index.json"));
     fs::create_directory(dir / ".saving");
     std::string commit = "remove model.safetensors\n";
     for (const auto& f : fs::directory_iterator(newer.path())) {
         std::string name = f.path().filename();
-        fs::copy(f.path(), name == "config.json" ? dir / name : dir / (".saving/" + name), fs::copy_options::overwrite_existing);
+        fs::copy(f.path(), name == "config.json" ? dir / name : dir / (".saving/" + name),
+                 fs::copy_options::overwrite_existing);
         commit += "move " + name + "\n";
     }
     put(dir / ".saving/commit", commit);
@@ -243,7 +290,8 @@ TEST_F(Saved, SurvivesAKillWhileRenaming) {
     expect_error([&] { load_config(dir.path()); }, "names a file outside the directory: ../x");
 }
 
-// Really killed, at moments of chance: every time there is one whole checkpoint, whose files belong together.
+// Really killed, at moments of chance: every time there is one whole checkpoint, whose files belong
+// together.
 TEST_F(Saved, SurvivesBeingKilledAtAnyMoment) {
     if (device_is_gpu()) GTEST_SKIP() << "CUDA does not work in a forked process";
     auto save_all = [&](int64_t step) {
@@ -254,16 +302,19 @@ TEST_F(Saved, SurvivesBeingKilledAtAnyMoment) {
     };
     const auto start = std::chrono::steady_clock::now();
     save_all(0);
-    const double save_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double save_seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::set<int64_t> seen;
-    for (int round = 0; round < 25 || (seen.size() < 2 && round < 200); ++round) {  // longer on a busy disk
+    for (int round = 0; round < 25 || (seen.size() < 2 && round < 200);
+         ++round) {  // longer on a busy disk
         pid_t child = fork();
         ASSERT_GE(child, 0);
         if (child == 0) {
             for (int64_t step = 1; step < 1000; ++step) save_all(step);
             _exit(0);
         }
-        usleep(useconds_t(4e6 * save_seconds * (1 + round / 10.0) * Random(3, "kill").uniform(round)));
+        usleep(
+            useconds_t(4e6 * save_seconds * (1 + round / 10.0) * Random(3, "kill").uniform(round)));
         kill(child, SIGKILL);
         waitpid(child, nullptr, 0);
         std::vector<TensorPart> read = blank();
@@ -281,7 +332,8 @@ TEST_F(Saved, SurvivesBeingKilledAtAnyMoment) {
 
 TEST_F(Saved, UnwritableDirectory) {
     put(dir / "file", "");
-    expect_error([&] { save_checkpoint(dir / "file", config, list); }, "the directory cannot be made");
+    expect_error([&] { save_checkpoint(dir / "file", config, list); },
+                 "the directory cannot be made");
 }
 
 }  // namespace

@@ -42,7 +42,8 @@ TEST(TokenFile, ReadsEveryFormat) {
     EXPECT_EQ(all_of(TokenFile(dir / "bare32.bin", 128256)), (Ints{1, 128255, 3}));
     put(dir / "gpt2.bin", llmc_header(20240520, 1, 3) + bytes_of<uint16_t>({7, 8, 9}));
     EXPECT_EQ(all_of(TokenFile(dir / "gpt2.bin", 50257)), (Ints{7, 8, 9}));
-    EXPECT_EQ(all_of(TokenFile(dir / "gpt2.bin", 70000)), (Ints{7, 8, 9}));  // the header decides, not the vocabulary
+    EXPECT_EQ(all_of(TokenFile(dir / "gpt2.bin", 70000)),
+              (Ints{7, 8, 9}));  // the header decides, not the vocabulary
     put(dir / "llama3.bin", llmc_header(20240801, 7, 2) + bytes_of<uint32_t>({128000, 9}));
     EXPECT_EQ(all_of(TokenFile(dir / "llama3.bin", 128256)), (Ints{128000, 9}));
 }
@@ -71,7 +72,9 @@ TEST(TokenFile, SaysWhatItWasReadAs) {
 
 TEST(TokenFile, RefusesBadFiles) {
     TempDir dir;
-    auto open = [&](const char* name, int64_t vocab) { return [=, &dir] { TokenFile(dir / name, vocab); }; };
+    auto open = [&](const char* name, int64_t vocab) {
+        return [=, &dir] { TokenFile(dir / name, vocab); };
+    };
     expect_error(open("absent.bin", 256), "absent.bin: cannot be read: No such file or directory");
     expect_error([&] { TokenFile(dir.path(), 256); }, "cannot be read: it is a directory");
     put(dir / "odd.bin", "abc");
@@ -79,7 +82,8 @@ TEST(TokenFile, RefusesBadFiles) {
     put(dir / "odd4.bin", "abcdef");
     expect_error(open("odd4.bin", 70000), "6 bytes are no whole number of 4-byte tokens");
     put(dir / "big.bin", bytes_of<uint16_t>({1, 2, 97, 3}));
-    expect_error(open("big.bin", 97), "big.bin: token 97 at position 2 is not below the vocabulary's size 97");
+    expect_error(open("big.bin", 97),
+                 "big.bin: token 97 at position 2 is not below the vocabulary's size 97");
     put(dir / "big.txt", "ab~");
     expect_error(open("big.txt", 100), "token 126 at position 2");
     put(dir / "huge.bin", bytes_of<uint32_t>({5, 0xffffffffu}));
@@ -89,7 +93,8 @@ TEST(TokenFile, RefusesBadFiles) {
     put(dir / "version7.bin", llmc_header(20240801, 1, 1) + "abcd");
     expect_error(open("version7.bin", 256), "llm.c header with version 1; version 7 is supported");
     put(dir / "short.bin", llmc_header(20240520, 1, 100) + "ab");
-    expect_error(open("short.bin", 65536), "announces 100 tokens, which makes 1224 bytes; the file has 1026");
+    expect_error(open("short.bin", 65536),
+                 "announces 100 tokens, which makes 1224 bytes; the file has 1026");
     put(dir / "negative.bin", llmc_header(20240520, 1, -1) + "ab");
     expect_error(open("negative.bin", 65536), "announces -1 tokens");
     put(dir / "header.bin", llmc_header(20240520, 1, 0).substr(0, 100));
@@ -124,7 +129,8 @@ TEST(DataLoader, ShortestDataIsOneSample) {
     put(dir / "t.txt", "abcd");
     TokenFile file(dir / "t.txt", 256);
     EXPECT_EQ(DataLoader(file, {.seq = 3}).samples(), 1);
-    expect_error([&] { DataLoader(file, {.seq = 4}); }, "t.txt: 4 tokens are fewer than one sample needs: --seq 4 and one more");
+    expect_error([&] { DataLoader(file, {.seq = 4}); },
+                 "t.txt: 4 tokens are fewer than one sample needs: --seq 4 and one more");
     expect_error([&] { DataLoader(file, {.seq = 0}); }, "--seq 0");
     expect_error([&] { DataLoader(file, {.seq = INT64_MAX}); }, "fewer than one sample");
     put(dir / "empty.txt", "");
@@ -145,8 +151,10 @@ TEST(DataLoader, DocumentsRestartPositionsAndIgnoreTheTargetThatCrosses) {
     EXPECT_EQ(b.counted_targets, 4);
     EXPECT_EQ(loader.counted_targets(0, 2), 8);
     EXPECT_EQ(to_device(b).document_starts.to_host<int32_t>(), b.document_starts);
-    expect_error([&] { DataLoader(file, {.seq = 7, .document_token = 256}); }, "--document-token 256: is no token of a vocabulary of 256");
-    expect_error([&] { DataLoader(file, {.seq = 7, .ignore_token = -1}); }, "--ignore-token -1: is no token of a vocabulary of 256");
+    expect_error([&] { DataLoader(file, {.seq = 7, .document_token = 256}); },
+                 "--document-token 256: is no token of a vocabulary of 256");
+    expect_error([&] { DataLoader(file, {.seq = 7, .ignore_token = -1}); },
+                 "--ignore-token -1: is no token of a vocabulary of 256");
 }
 
 TEST(DataLoader, IgnoredTokensAreNoTargets) {

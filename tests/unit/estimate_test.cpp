@@ -13,16 +13,19 @@ namespace {
 
 TEST(ParameterCount, EqualsThePublishedNumbers) {
     const std::map<std::string, int64_t> published = {
-        {"smollm-135m", 134515008}, {"smollm-360m", 361821120}, {"smollm-1.7b", 1711376384},  {"llama-3.2-1b", 1235814400},
-        {"llama-2-7b", 6738415616}, {"llama-3-8b", 8030261248}, {"llama-3-70b", 70553706496}, {"llama-3-405b", 405853388800}};
-    for (const auto& [name, count] : published) EXPECT_EQ(parameter_count(preset(name)), count) << name;
+        {"smollm-135m", 134515008},   {"smollm-360m", 361821120},    {"smollm-1.7b", 1711376384},
+        {"llama-3.2-1b", 1235814400}, {"llama-2-7b", 6738415616},    {"llama-3-8b", 8030261248},
+        {"llama-3-70b", 70553706496}, {"llama-3-405b", 405853388800}};
+    for (const auto& [name, count] : published)
+        EXPECT_EQ(parameter_count(preset(name)), count) << name;
     EXPECT_EQ(preset_names().size(), published.size() + 3);  // nano, small, char
 }
 
 TEST(ParameterCount, EqualsTheModels) {
     for (const std::string& name : preset_names()) {
         LlamaConfig config = preset(name);
-        config.layers = std::min<int64_t>(config.layers, 3);  // describing parameters allocates nothing
+        config.layers =
+            std::min<int64_t>(config.layers, 3);  // describing parameters allocates nothing
         Llama model(config, {});
         EXPECT_EQ(model.parameters().local_numel(), parameter_count(config)) << name;
     }
@@ -35,7 +38,9 @@ int64_t measured_peak(const StepShape& shape) {
     model.parameters().allocate_values(shape.model.dtype);
     model.parameters().allocate_grads(shape.grad_dtype);
     model.parameters().initialize(1);
-    HostBatch host{.sequences = shape.micro_batch, .length = shape.seq, .counted_targets = shape.micro_batch * shape.seq};
+    HostBatch host{.sequences = shape.micro_batch,
+                   .length = shape.seq,
+                   .counted_targets = shape.micro_batch * shape.seq};
     for (int64_t i = 0; i < host.counted_targets; ++i) {
         host.tokens.push_back(int32_t(i * 7 % shape.config.vocab));
         host.targets.push_back(int32_t((i + 1) * 7 % shape.config.vocab));
@@ -44,12 +49,14 @@ int64_t measured_peak(const StepShape& shape) {
     const Batch batch = to_device(host);
     memory_reset_peak();
     {
-        Context context{
-            .batch = batch, .token_weight = 1 / float(host.counted_targets), .loss = Tensor::zeros({1}, DType::fp64, Memory::workspace)};
+        Context context{.batch = batch,
+                        .token_weight = 1 / float(host.counted_targets),
+                        .loss = Tensor::zeros({1}, DType::fp64, Memory::workspace)};
         Saved saved;
         model.forward({}, saved, context);
         model.backward({}, saved, context);
-        EXPECT_EQ(memory_now()[int(Memory::activation)], before) << "backward left activations behind";
+        EXPECT_EQ(memory_now()[int(Memory::activation)], before)
+            << "backward left activations behind";
         EXPECT_EQ(memory_now()[int(Memory::parameter)], estimate_memory(shape).parameters);
         EXPECT_EQ(memory_now()[int(Memory::gradient)], estimate_memory(shape).gradients);
     }
@@ -58,9 +65,12 @@ int64_t measured_peak(const StepShape& shape) {
 
 std::string describe(const StepShape& s) {
     const LlamaConfig& c = s.config;
-    return fmt::format("L {} h {} H {} K {} D {} F {} V {} tied {}, B {} T {}, {} grads {}, recompute {} attention {} chunk {}", c.layers,
-                       c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab, c.tied, s.micro_batch, s.seq, dtype_name(s.model.dtype),
-                       dtype_name(s.grad_dtype), int(s.model.recompute), int(s.model.attention), s.model.loss_chunk);
+    return fmt::format(
+        "L {} h {} H {} K {} D {} F {} V {} tied {}, B {} T {}, {} grads {}, recompute {} "
+        "attention {} chunk {}",
+        c.layers, c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab, c.tied, s.micro_batch,
+        s.seq, dtype_name(s.model.dtype), dtype_name(s.grad_dtype), int(s.model.recompute),
+        int(s.model.attention), s.model.loss_chunk);
 }
 
 // All kinds of recomputation, attention, dtypes and loss chunks of one model, to the byte.
@@ -75,13 +85,24 @@ void expect_exact(StepShape s) {
             }
 }
 
-StepShape shape_of(LlamaConfig config, int64_t micro_batch, int64_t seq, DType dtype, DType grad_dtype) {
-    return {.config = config, .model = {.dtype = dtype}, .grad_dtype = grad_dtype, .micro_batch = micro_batch, .seq = seq};
+StepShape shape_of(LlamaConfig config, int64_t micro_batch, int64_t seq, DType dtype,
+                   DType grad_dtype) {
+    return {.config = config,
+            .model = {.dtype = dtype},
+            .grad_dtype = grad_dtype,
+            .micro_batch = micro_batch,
+            .seq = seq};
 }
 
 // Each model makes another moment of the step the highest one.
 TEST(EstimateMemory, IsExactWhereverThePeakLies) {
-    const LlamaConfig base{.layers = 2, .hidden = 12, .heads = 4, .kv_heads = 2, .head_dim = 6, .ffn = 10, .vocab = 11};
+    const LlamaConfig base{.layers = 2,
+                           .hidden = 12,
+                           .heads = 4,
+                           .kv_heads = 2,
+                           .head_dim = 6,
+                           .ffn = 10,
+                           .vocab = 11};
     const auto with = [&](auto change) {
         LlamaConfig config = base;
         change(config);
@@ -90,8 +111,10 @@ TEST(EstimateMemory, IsExactWhereverThePeakLies) {
     with([](LlamaConfig&) {});
     with([](LlamaConfig& c) { c.vocab = 501; });                              // the loss
     with([](LlamaConfig& c) { c.ffn = 301; });                                // SwiGLU's backward
-    with([](LlamaConfig& c) { c.ffn = 1, c.head_dim = 50; });                 // attention's backward
-    with([](LlamaConfig& c) { c.hidden = 201, c.ffn = 1, c.head_dim = 2; });  // wide, with nearly nothing else
+    with([](LlamaConfig& c) { c.ffn = 1, c.head_dim = 50; });  // attention's backward
+    with([](LlamaConfig& c) {
+        c.hidden = 201, c.ffn = 1, c.head_dim = 2;
+    });  // wide, with nearly nothing else
     with([](LlamaConfig& c) { c.heads = c.kv_heads = 30, c.head_dim = 2; });  // T x T probabilities
     with([](LlamaConfig& c) { c.layers = 1; });
     with([](LlamaConfig& c) { c.layers = 7, c.kv_heads = 1, c.tied = true; });
@@ -104,18 +127,24 @@ TEST(EstimateMemory, IsExactForRandomSizes) {
         return std::max<int64_t>(1, int64_t(std::pow(double(most), exponent)));
     };
     for (int i = 0; i < 60; ++i) {
-        LlamaConfig c{.layers = draw(4), .hidden = draw(80), .kv_heads = draw(4), .ffn = draw(150), .vocab = draw(300)};
+        LlamaConfig c{.layers = draw(4),
+                      .hidden = draw(80),
+                      .kv_heads = draw(4),
+                      .ffn = draw(150),
+                      .vocab = draw(300)};
         c.heads = c.kv_heads * draw(4);
         c.head_dim = 2 * draw(20);
         c.tied = i % 2 == 0;
-        const DType dtype = i % 3 == 0 ? DType::fp32 : DType::bf16, grad_dtype = i % 3 == 2 ? DType::bf16 : DType::fp32;
+        const DType dtype = i % 3 == 0 ? DType::fp32 : DType::bf16,
+                    grad_dtype = i % 3 == 2 ? DType::bf16 : DType::fp32;
         expect_exact(shape_of(c, draw(4), draw(40), dtype, grad_dtype));
     }
 }
 
 TEST(EstimateMemory, BytesAParameter) {
-    for (auto [dtype, grads, ours, book] :
-         {std::tuple{DType::fp32, DType::fp32, 16, 16}, {DType::bf16, DType::bf16, 16, 16}, {DType::bf16, DType::fp32, 18, 20}}) {
+    for (auto [dtype, grads, ours, book] : {std::tuple{DType::fp32, DType::fp32, 16, 16},
+                                            {DType::bf16, DType::bf16, 16, 16},
+                                            {DType::bf16, DType::fp32, 18, 20}}) {
         const StepShape shape = shape_of(preset("llama-3-405b"), 1, 8192, dtype, grads);
         const MemoryEstimate m = estimate_memory(shape);
         EXPECT_EQ(m.parameters + m.gradients + m.optimizer, ours * 405853388800);
@@ -138,8 +167,15 @@ TEST(EstimateMemory, RecomputationNeverCostsMemoryOfWholeLayers) {
 }
 
 TEST(Book, Formulas) {
-    // GPT-3 175B of Korthikanti et al. 2022: L 96, h 12288, H 96, s 2048, b 1: 2.8 TB without and 34 s b h L with selective.
-    LlamaConfig c{.layers = 96, .hidden = 12288, .heads = 96, .kv_heads = 96, .head_dim = 128, .ffn = 49152, .vocab = 51200};
+    // GPT-3 175B of Korthikanti et al. 2022: L 96, h 12288, H 96, s 2048, b 1: 2.8 TB without and
+    // 34 s b h L with selective.
+    LlamaConfig c{.layers = 96,
+                  .hidden = 12288,
+                  .heads = 96,
+                  .kv_heads = 96,
+                  .head_dim = 128,
+                  .ffn = 49152,
+                  .vocab = 51200};
     StepShape s = shape_of(c, 1, 2048, DType::bf16, DType::fp32);
     const double sbhL = 2048.0 * 12288 * 96;
     EXPECT_DOUBLE_EQ(book_activations(s), sbhL * (34 + 80));
@@ -159,7 +195,8 @@ TEST(Flops, PerToken) {
     EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s, parameter_count(c)), 0);
     s.model.recompute = Recompute::selective;
     EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s, parameter_count(c)), 2 * scores);
-    s.model.recompute = Recompute::full;  // the layers' forward again, without embedding, head and final norm
+    s.model.recompute =
+        Recompute::full;  // the layers' forward again, without embedding, head and final norm
     EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s, parameter_count(c)),
                      2.0 * (8030261248 - 2 * 128256 * 4096 - 4096) + 2 * scores);
     s.model = {.dtype = DType::bf16};

@@ -15,7 +15,8 @@ TEST(Llama, RecomputationAndSplitBackwardGiveTheSameBits) {
             const Result result = run(*model, batches);
             if (options.recompute == Recompute::none) plain = result;
             EXPECT_EQ(result, plain) << "recomputation " << int(options.recompute);
-            EXPECT_EQ(run(*model, batches, true), plain) << "split backward, recomputation " << int(options.recompute);
+            EXPECT_EQ(run(*model, batches, true), plain)
+                << "split backward, recomputation " << int(options.recompute);
         }
     }
 }
@@ -23,16 +24,19 @@ TEST(Llama, RecomputationAndSplitBackwardGiveTheSameBits) {
 TEST(Llama, AttentionKindsChunksAndSplitsOfTheBatchAgree) {
     const HostBatch whole = random_batch(4, 19, 5);
     const auto rows = [&](int64_t begin, int64_t end) {
-        HostBatch part{.sequences = end - begin, .length = 19, .counted_targets = (end - begin) * 19};
+        HostBatch part{
+            .sequences = end - begin, .length = 19, .counted_targets = (end - begin) * 19};
         for (auto member : {&HostBatch::tokens, &HostBatch::targets, &HostBatch::positions})
-            (part.*member).assign((whole.*member).begin() + begin * 19, (whole.*member).begin() + end * 19);
+            (part.*member)
+                .assign((whole.*member).begin() + begin * 19, (whole.*member).begin() + end * 19);
         return part;
     };
     for (bool tied : {false, true}) {
         const Result plain = run(*make(small(tied), {.attention = AttentionKind::naive}), {whole});
         for (const ModelOptions& options : all_options())
-            for (const std::vector<HostBatch>& split :
-                 {std::vector{whole}, {rows(0, 1), rows(1, 4)}, {rows(0, 2), rows(2, 3), rows(3, 4)}}) {
+            for (const std::vector<HostBatch>& split : {std::vector{whole},
+                                                        {rows(0, 1), rows(1, 4)},
+                                                        {rows(0, 2), rows(2, 3), rows(3, 4)}}) {
                 const Result result = run(*make(small(tied), options), split);
                 EXPECT_NEAR(result.loss, plain.loss, 1e-6);
                 EXPECT_LT(relative_error(result.all(), plain.all()), 2e-6);
@@ -40,35 +44,39 @@ TEST(Llama, AttentionKindsChunksAndSplitsOfTheBatchAgree) {
     }
 }
 
-// The events of one micro-batch of a model with one layer, written down. Gradients are complete in the
-// last one.
+// The events of one micro-batch of a model with one layer, written down. Gradients are complete in
+// the last one.
 std::vector<std::string> expected_events(bool tied, bool split, int m, bool last) {
     std::vector<std::string> events;
-    const auto unit = [&](const char* pass, const char* name, std::vector<std::string> gradients = {}) {
+    const auto unit = [&](const char* pass, const char* name,
+                          std::vector<std::string> gradients = {}) {
         events.push_back(fmt::format("{} > {} {}", m, pass, name));
         for (const std::string& gradient : gradients)
             if (last) events.push_back(fmt::format("{} {}.weight", m, gradient));
         events.push_back(fmt::format("{} < {} {}", m, pass, name));
     };
-    const std::string layer = "model.layers.0.", attention = layer + "self_attn.", mlp = layer + "mlp.";
+    const std::string layer = "model.layers.0.", attention = layer + "self_attn.",
+                      mlp = layer + "mlp.";
     for (const char* name : {"embedding", "layers.0", "head"}) unit("forward", name);
     std::vector<std::string> head(tied ? 0 : 1, "lm_head");
     if (!split) {
         head.push_back("model.norm");
         unit("backward", "head", head);
         unit("backward", "layers.0",
-             {mlp + "down_proj", mlp + "gate_proj", mlp + "up_proj", layer + "post_attention_layernorm", attention + "o_proj",
-              attention + "q_proj", attention + "k_proj", attention + "v_proj", layer + "input_layernorm"});
+             {mlp + "down_proj", mlp + "gate_proj", mlp + "up_proj",
+              layer + "post_attention_layernorm", attention + "o_proj", attention + "q_proj",
+              attention + "k_proj", attention + "v_proj", layer + "input_layernorm"});
         unit("backward", "embedding", {"model.embed_tokens"});
         return events;
     }
     unit("backward-input", "head", {"model.norm"});  // norms add their weight's gradient at once
-    unit("backward-input", "layers.0", {layer + "post_attention_layernorm", layer + "input_layernorm"});
+    unit("backward-input", "layers.0",
+         {layer + "post_attention_layernorm", layer + "input_layernorm"});
     unit("backward-input", "embedding");
     unit("backward-weight", "head", head);
     unit("backward-weight", "layers.0",
-         {mlp + "down_proj", mlp + "gate_proj", mlp + "up_proj", attention + "o_proj", attention + "q_proj", attention + "k_proj",
-          attention + "v_proj"});
+         {mlp + "down_proj", mlp + "gate_proj", mlp + "up_proj", attention + "o_proj",
+          attention + "q_proj", attention + "k_proj", attention + "v_proj"});
     unit("backward-weight", "embedding", {"model.embed_tokens"});
     return events;
 }
@@ -81,12 +89,15 @@ TEST(Hooks, FireInOrderAndOncePerParameterAfterItsLastContribution) {
                 config.layers = 1;
                 const auto model = make(config, options);
                 Recorder recorder;
-                const Result result = run(*model, {random_batch(1, 9, 7), random_batch(1, 9, 9)}, split, &recorder);
+                const Result result =
+                    run(*model, {random_batch(1, 9, 7), random_batch(1, 9, 9)}, split, &recorder);
                 std::vector<std::string> expected = expected_events(tied, split, 0, false);
-                for (const std::string& event : expected_events(tied, split, 1, true)) expected.push_back(event);
+                for (const std::string& event : expected_events(tied, split, 1, true))
+                    expected.push_back(event);
                 EXPECT_EQ(recorder.events, expected);
                 EXPECT_EQ(recorder.complete.size(), model->parameters().size());
-                for (const auto& [name, gradient] : result.gradients) EXPECT_EQ(recorder.complete.at("1 " + name), gradient) << name;
+                for (const auto& [name, gradient] : result.gradients)
+                    EXPECT_EQ(recorder.complete.at("1 " + name), gradient) << name;
             }
 }
 
@@ -97,7 +108,8 @@ TEST(Units, HoldEveryParameterAndATiedOneTwice) {
         for (const Unit& unit : model->units())
             for (const Parameter* p : unit.parameters) ++held[p->name];
         EXPECT_EQ(held.size(), model->parameters().size());
-        for (const auto& [name, times] : held) EXPECT_EQ(times, tied && name == "model.embed_tokens.weight" ? 2 : 1) << name;
+        for (const auto& [name, times] : held)
+            EXPECT_EQ(times, tied && name == "model.embed_tokens.weight" ? 2 : 1) << name;
     }
 }
 
@@ -115,25 +127,30 @@ TEST(Stages, TwoInARowEqualTheWhole) {
                 const auto second = make(config, options, parts, {1, 3, false, true});
                 const Batch batch = to_device(host);
                 const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-                Context context{.batch = batch, .token_weight = 1 / float(host.counted_targets), .loss = loss};
+                Context context{
+                    .batch = batch, .token_weight = 1 / float(host.counted_targets), .loss = loss};
                 Saved saved_first, saved_second;
                 second->forward(first->forward({}, saved_first, context), saved_second, context);
                 const WeightGradient when = split ? WeightGradient::later : WeightGradient::now;
-                first->backward(second->backward({}, saved_second, context, when), saved_first, context, when);
+                first->backward(second->backward({}, saved_second, context, when), saved_first,
+                                context, when);
                 if (split) {
                     first->backward_weight(saved_first, context);
                     second->backward_weight(saved_second, context);
                 }
                 EXPECT_EQ(to_double(context.loss)[0], whole.loss);
-                for (const auto& [stage, other] : {std::pair{first.get(), second.get()}, {second.get(), first.get()}})
+                for (const auto& [stage, other] :
+                     {std::pair{first.get(), second.get()}, {second.get(), first.get()}})
                     for (const auto& p : stage->parameters()) {
                         const Parameter* replica = other->parameters().find(p->name);
-                        EXPECT_EQ(replica != nullptr, tied && p->name == "model.embed_tokens.weight");
+                        EXPECT_EQ(replica != nullptr,
+                                  tied && p->name == "model.embed_tokens.weight");
                         if (replica) {
                             EXPECT_EQ(p->also_summed_over, std::vector<std::string>{"tied"});
                             Doubles sum = to_double(p->grad), more = to_double(replica->grad);
                             for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
-                            EXPECT_LT(relative_error(sum, whole.gradients.at(p->name)), options.dtype == DType::fp32 ? 1e-6 : 1e-2);
+                            EXPECT_LT(relative_error(sum, whole.gradients.at(p->name)),
+                                      options.dtype == DType::fp32 ? 1e-6 : 1e-2);
                         } else {
                             EXPECT_EQ(to_double(p->grad), whole.gradients.at(p->name)) << p->name;
                         }
@@ -172,10 +189,12 @@ TEST(Documents, APackedRowEqualsItsDocumentsAlone) {
     for (bool tied : {false, true})
         for (const ModelOptions& options : all_options()) {
             const auto model = make(small(tied), options);
-            ops::scale(model->parameters().flat_values(), 8);  // attention far from uniform; rounding grows a hundredfold
+            ops::scale(model->parameters().flat_values(),
+                       8);  // attention far from uniform; rounding grows a hundredfold
             const Result together = run(*model, {packed}), separate = run(*model, alone);
             EXPECT_NEAR(together.loss, separate.loss, 1e-5 * separate.loss);
-            EXPECT_LT(relative_error(together.all(), separate.all()), 1e-4);  // 2e-5 where BLAS adds up in another order
+            EXPECT_LT(relative_error(together.all(), separate.all()),
+                      1e-4);  // 2e-5 where BLAS adds up in another order
             EXPECT_GT(relative_error(run(*model, {unmasked}).all(), separate.all()), 1e-1);
         }
 }
@@ -196,7 +215,8 @@ TEST(Llama, WithoutTrainingNothingIsKeptAndNoGradientMade) {
         EXPECT_EQ(to_double(loss)[0], trained.loss);
         for (double g : to_double(model->parameters().flat_grads())) EXPECT_EQ(g, 0);
         // logits(): their cross-entropy is the loss
-        const Tensor logits = model->logits(batch), losses = Tensor::empty({18}, DType::fp32, Memory::activation);
+        const Tensor logits = model->logits(batch),
+                     losses = Tensor::empty({18}, DType::fp32, Memory::activation);
         EXPECT_EQ(logits.shape(), (Shape{2, 9, 32}));
         ops::cross_entropy(losses, logits.view({18, 32}), batch.targets.view({18}), 0);
         double mean = 0;

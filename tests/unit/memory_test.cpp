@@ -9,13 +9,16 @@
 #include "core/stream.h"
 #include "core/tensor.h"
 
-// The address sanitizer's own, where the program has it: this file is compiled without (Makefile, PLAIN_SOURCES).
+// The address sanitizer's own, where the program has it: this file is compiled without (Makefile,
+// PLAIN_SOURCES).
 extern "C" __attribute__((weak)) void __asan_init();
 
 namespace ultrascale {
 namespace {
 
-Tensor floats(int64_t count, Memory category) { return Tensor::empty({count}, DType::fp32, category); }
+Tensor floats(int64_t count, Memory category) {
+    return Tensor::empty({count}, DType::fp32, category);
+}
 
 MemoryByCategory difference(const MemoryByCategory& a, const MemoryByCategory& b) {
     MemoryByCategory d{};
@@ -29,7 +32,8 @@ TEST(Memory, CountsEveryByteInItsCategory) {
         std::vector<Tensor> held;
         for (int c = 0; c < memory_categories; ++c) held.push_back(floats(c + 1, Memory(c)));
         for (int c = 0; c < memory_categories; ++c)
-            EXPECT_EQ(difference(memory_now(), before)[size_t(c)], 4 * (c + 1)) << memory_names[size_t(c)];
+            EXPECT_EQ(difference(memory_now(), before)[size_t(c)], 4 * (c + 1))
+                << memory_names[size_t(c)];
     }
     EXPECT_EQ(memory_now(), before);
 }
@@ -37,7 +41,8 @@ TEST(Memory, CountsEveryByteInItsCategory) {
 TEST(Memory, OfTheHostIsBesideTheDevices) {
     memory_reset_peak();
     const MemoryByCategory before = memory_now();
-    const Tensor zeros = Tensor::zeros({100}, DType::fp32, Memory::host), ones = floats(100, Memory::host);
+    const Tensor zeros = Tensor::zeros({100}, DType::fp32, Memory::host),
+                 ones = floats(100, Memory::host);
     EXPECT_TRUE(zeros.on_host() && zeros.slice(10, 20).on_host());
     EXPECT_FALSE(floats(1, Memory::workspace).on_host());
     EXPECT_EQ(difference(memory_now(), before)[int(Memory::host)], 800);
@@ -82,7 +87,8 @@ TEST(Memory, CopiesBetweenHostAndDeviceWhileBothGoOn) {
     constexpr int64_t count = 1 << 20;
     std::vector<float> numbers(count);
     for (int64_t i = 0; i < count; ++i) numbers[size_t(i)] = float(i);
-    const Tensor device = Tensor::from_host<float>(numbers, {count}, Memory::workspace), back = floats(count, Memory::workspace);
+    const Tensor device = Tensor::from_host<float>(numbers, {count}, Memory::workspace),
+                 back = floats(count, Memory::workspace);
     const Tensor host = floats(count, Memory::host);
     Stream there("there"), here("here");
     there.wait(compute_stream().record());
@@ -97,10 +103,12 @@ TEST(Memory, CopiesBetweenHostAndDeviceWhileBothGoOn) {
 
 TEST(Memory, CountsStorageOnceHoweverManyViewsHoldIt) {
     const MemoryByCategory before = memory_now();
-    Tensor whole = floats(100, Memory::activation), part = whole.slice(10, 20), copy = whole, shaped = whole.view({10, 10});
+    Tensor whole = floats(100, Memory::activation), part = whole.slice(10, 20), copy = whole,
+           shaped = whole.view({10, 10});
     EXPECT_EQ(difference(memory_now(), before)[int(Memory::activation)], 400);
     whole = {}, copy = {}, shaped = {};
-    EXPECT_EQ(difference(memory_now(), before)[int(Memory::activation)], 400);  // the slice still holds it all
+    EXPECT_EQ(difference(memory_now(), before)[int(Memory::activation)],
+              400);  // the slice still holds it all
     part = {};
     EXPECT_EQ(memory_now(), before);
 }
@@ -113,7 +121,8 @@ TEST(Memory, PeaksByCategoryAndOfTheSum) {
         a = {};
         Tensor w = floats(60, Memory::workspace), b = floats(50, Memory::activation);
     }
-    const MemoryByCategory peak = difference(memory_peak_by_category(), before), at_peak = difference(memory_at_peak(), before);
+    const MemoryByCategory peak = difference(memory_peak_by_category(), before),
+                           at_peak = difference(memory_at_peak(), before);
     EXPECT_EQ(peak[int(Memory::activation)], 400);  // at another moment than the workspace's
     EXPECT_EQ(peak[int(Memory::workspace)], 240);
     EXPECT_EQ(at_peak[int(Memory::activation)], 200);
@@ -167,7 +176,8 @@ TEST_F(Limited, RefusesWhatDoesNotFitAndSaysWhatIsHeld) {
         FAIL() << "past the limit";
     } catch (const OutOfMemory& error) {
         const std::string text = error.what();
-        for (const char* words : {"out of memory: 4 B more for gradients", "optimizer 1.00 MiB", "activations 3.91 KiB"})
+        for (const char* words : {"out of memory: 4 B more for gradients", "optimizer 1.00 MiB",
+                                  "activations 3.91 KiB"})
             EXPECT_NE(text.find(words), std::string::npos) << text;
         EXPECT_EQ(text.find('\n'), std::string::npos);
     }
@@ -178,7 +188,8 @@ TEST_F(Limited, RefusesWhatDoesNotFitAndSaysWhatIsHeld) {
 
 // What a report measures must not end a run that has fitted.
 TEST_F(Limited, TheMatmulRateIsMeasuredOnWhatFits) {
-    memory_set_limit(total(memory_now()) + (46 << 20));  // not 48 MiB; 12, and on a GPU 32 for cuBLAS
+    memory_set_limit(total(memory_now()) +
+                     (46 << 20));  // not 48 MiB; 12, and on a GPU 32 for cuBLAS
     EXPECT_GT(ops::measure_matmul_rate(DType::fp32, 2048), 1e6);
     memory_set_limit(total(memory_now()));
     EXPECT_THROW(ops::measure_matmul_rate(DType::fp32, 2048), OutOfMemory);

@@ -1,5 +1,5 @@
-// Attention, in tiles and naive: forward and backward against double precision, and that against central differences;
-// blocks of a ring add up to the whole.
+// Attention, in tiles and naive: forward and backward against double precision, and that against
+// central differences; blocks of a ring add up to the whole.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -30,7 +30,8 @@ const Case cases[] = {
     {1, 140, 90, 2, 2, 10, true, 60, 30, true},  // documents with offsets
     {1, 130, 130, 2, 1, 16, false, 0, 0, true},  // documents without causality
 };
-// The same for tensor cores' tiles: heads of 64 and 128, 64 to 192 queries and 32 to 128 keys at a time.
+// The same for tensor cores' tiles: heads of 64 and 128, 64 to 192 queries and 32 to 128 keys at a
+// time.
 const Case tile_cases[] = {
     {2, 193, 193, 3, 1, 128},
     {1, 65, 300, 3, 3, 64, false},
@@ -47,36 +48,41 @@ const Case tile_cases[] = {
 };
 
 std::string name(const Case& c, DType dtype) {
-    return fmt::format("{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {}", dtype_name(dtype), c.B, c.Tq, c.Tk, c.H, c.K, c.D,
-                       c.causal, c.q_offset, c.k_offset);
+    return fmt::format("{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {}",
+                       dtype_name(dtype), c.B, c.Tq, c.Tk, c.H, c.K, c.D, c.causal, c.q_offset,
+                       c.k_offset);
 }
 
-// Calls check(case, tensors, the right o, lse and probabilities, the right gradients, bound) for each case in both dtypes.
+// Calls check(case, tensors, the right o, lse and probabilities, the right gradients, bound) for
+// each case in both dtypes.
 template <class Check>
 void for_each_case(std::span<const Case> some, Check check) {
     for (DType dtype : {DType::fp32, DType::bf16})
         for (Case c : some) {
-#ifdef ULTRASCALE_SIMT  // three tiles of its kernels are enough: the executor needs a minute for twice as many
+// Three tiles of its kernels are enough: the executor needs a minute for twice as many.
+#ifdef ULTRASCALE_SIMT
             c.Tq = std::min<int64_t>(c.Tq, 260), c.Tk = std::min<int64_t>(c.Tk, 300);
 #endif
             SCOPED_TRACE(name(c, dtype));
             Tensors t(c, dtype, 1);
             const Reference reference(c);
             Doubles lse, p;
-            const Doubles o = reference.forward(to_double(t.q), to_double(t.k), to_double(t.v), &lse, &p);
+            const Doubles o =
+                reference.forward(to_double(t.q), to_double(t.k), to_double(t.v), &lse, &p);
             check(c, t, o, lse, p, t.expected(reference), dtype == DType::fp32 ? 5e-6 : 1e-2);
         }
 }
 
 void expect_tiled_right() {
-    const auto check = [](const Case& c, Tensors& t, const Doubles& o, const Doubles& lse, const Doubles&, const Reference::Gradients& want,
-                          double bound) {
+    const auto check = [](const Case& c, Tensors& t, const Doubles& o, const Doubles& lse,
+                          const Doubles&, const Reference::Gradients& want, double bound) {
         ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
         EXPECT_LT(relative_error(t.o, o), bound);
         EXPECT_LT(relative_error(t.lse, lse), 1e-5);
         ops::attention_delta(t.delta, t.dout, t.o);
         EXPECT_LT(relative_error(t.delta, want.delta), 3 * bound);
-        ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c));
+        ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta,
+                                mask_of(c));
         expect_gradients(t, want, bound);
     };
     for_each_case(cases, check);
@@ -102,8 +108,8 @@ TEST(OpsAttention, TiledWithoutHopper) {
 #endif
 
 TEST(OpsAttention, Naive) {
-    for_each_case(cases, [](const Case& c, Tensors& t, const Doubles& o, const Doubles&, const Doubles& p, const Reference::Gradients& want,
-                            double bound) {
+    for_each_case(cases, [](const Case& c, Tensors& t, const Doubles& o, const Doubles&,
+                            const Doubles& p, const Reference::Gradients& want, double bound) {
         ops::attention_naive_forward(t.o, t.probabilities, t.q, t.k, t.v, mask_of(c));
         EXPECT_LT(relative_error(t.o, o), bound);
         EXPECT_LT(relative_error(t.probabilities, p), bound);
@@ -113,19 +119,22 @@ TEST(OpsAttention, Naive) {
 }
 
 TEST(OpsAttention, BackwardEqualsCentralDifferences) {
-    for (const Case& c :
-         {Case{1, 5, 5, 2, 1, 4}, Case{1, 4, 6, 2, 2, 3, true, 1, 0}, Case{1, 5, 3, 1, 1, 4, true, 0, 2}, Case{1, 4, 4, 3, 1, 2, false}}) {
+    for (const Case& c : {Case{1, 5, 5, 2, 1, 4}, Case{1, 4, 6, 2, 2, 3, true, 1, 0},
+                          Case{1, 5, 3, 1, 1, 4, true, 0, 2}, Case{1, 4, 4, 3, 1, 2, false}}) {
         SCOPED_TRACE(name(c, DType::fp32));
         Tensors t(c, DType::fp32, 7);
         ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
         ops::attention_delta(t.delta, t.dout, t.o);
-        ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c));
+        ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta,
+                                mask_of(c));
         const Reference r(c);
-        const Doubles q = to_double(t.q), k = to_double(t.k), v = to_double(t.v), g = to_double(t.dout);
-        const Reference::Gradients numerical = {numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(x, k, v)); }, q),
-                                                numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(q, x, v)); }, k),
-                                                numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(q, k, x)); }, v),
-                                                {}};
+        const Doubles q = to_double(t.q), k = to_double(t.k), v = to_double(t.v),
+                      g = to_double(t.dout);
+        const Reference::Gradients numerical = {
+            numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(x, k, v)); }, q),
+            numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(q, x, v)); }, k),
+            numerical_gradient([&](const Doubles& x) { return dot(g, r.forward(q, k, x)); }, v),
+            {}};
         expect_gradients(t, numerical, 1e-5);
     }
 }
@@ -146,7 +155,8 @@ TEST(OpsAttention, RowsWithoutKeysAreZeroAndWithoutNan) {
     }
 }
 
-// Whichever end keys are walked from, the largest score of a row grows again and again, and what was summed is made smaller.
+// Whichever end keys are walked from, the largest score of a row grows again and again, and what
+// was summed is made smaller.
 TEST(OpsAttention, GrowingScores) {
     for (const int64_t D : {64, 128})
         for (const bool growing : {false, true}) {
@@ -160,7 +170,8 @@ TEST(OpsAttention, GrowingScores) {
             }
             t.k = Tensor::from_host<bf16>(k, {c.B, c.Tk, c.K, D}, Memory::activation);
             Doubles lse;
-            const Doubles o = Reference(c).forward(to_double(t.q), to_double(t.k), to_double(t.v), &lse);
+            const Doubles o =
+                Reference(c).forward(to_double(t.q), to_double(t.k), to_double(t.v), &lse);
             EXPECT_GT(*std::max_element(lse.begin(), lse.end()), 30);
             ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
             EXPECT_LT(relative_error(t.o, o), 1e-2);
@@ -168,7 +179,8 @@ TEST(OpsAttention, GrowingScores) {
         }
 }
 
-// Scores of thousands, and a maximum that comes late: the running maximum has to move without overflow.
+// Scores of thousands, and a maximum that comes late: the running maximum has to move without
+// overflow.
 TEST(OpsAttention, LargeScores) {
     const Case c = {1, 300, 600, 1, 1, 16, false};
     Tensors t(c, DType::fp32, 13);
@@ -179,15 +191,19 @@ TEST(OpsAttention, LargeScores) {
     t.k.copy_from_host(k.data());
     ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
     ops::attention_naive_forward(t.dq, t.probabilities, t.q, t.k, t.v, mask_of(c));
-    EXPECT_LT(relative_error(t.o, to_double(t.dq)), 1e-3);  // e^x of a score of thousands has lost ten bits
+    EXPECT_LT(relative_error(t.o, to_double(t.dq)),
+              1e-3);  // e^x of a score of thousands has lost ten bits
 }
 
 // Keys [j0, j1) of x (1, T, K, D), or queries.
 Tensor rows(const Tensor& x, int64_t begin, int64_t end) {
-    return x.view({x.size(1), x.size(2), x.size(3)}).slice(begin, end).view({1, end - begin, x.size(2), x.size(3)});
+    return x.view({x.size(1), x.size(2), x.size(3)})
+        .slice(begin, end)
+        .view({1, end - begin, x.size(2), x.size(3)});
 }
 
-// What a ring does: each block of queries meets each block of keys, and the parts are put together by their log-sum-exp.
+// What a ring does: each block of queries meets each block of keys, and the parts are put together
+// by their log-sum-exp.
 TEST(OpsAttention, BlocksAddUpToTheWhole) {
     for (bool documents : {false, true}) {
         const Case c = {1, 201, 201, 4, 2, 16, true, 0, 0, documents};
@@ -195,15 +211,20 @@ TEST(OpsAttention, BlocksAddUpToTheWhole) {
         Tensors t(c, DType::fp32, 17);
         const Reference::Gradients want = t.expected(Reference(c));
         Doubles whole_lse;
-        const Doubles whole_o = Reference(c).forward(to_double(t.q), to_double(t.k), to_double(t.v), &whole_lse);
+        const Doubles whole_o =
+            Reference(c).forward(to_double(t.q), to_double(t.k), to_double(t.v), &whole_lse);
         const ops::AttentionMask whole = mask_of(c);
         ops::attention_delta(t.delta, t.dout, tensor_of(whole_o, t.o.shape(), DType::fp32));
         const Doubles whole_delta = to_double(t.delta);
-        Doubles dq(whole_o.size(), 0), dk(want.dk.size(), 0), dv(want.dv.size(), 0), o(whole_o.size(), 0);
+        Doubles dq(whole_o.size(), 0), dk(want.dk.size(), 0), dv(want.dv.size(), 0),
+            o(whole_o.size(), 0);
         for (int a = 0; a < 3; ++a)
             for (int b = 0; b < 3; ++b) {
-                const int64_t i0 = bounds[a], n = bounds[a + 1] - i0, j0 = bounds[b], m = bounds[b + 1] - j0;
-                ops::AttentionMask mask = {true, i0, j0, documents ? whole.document_starts.view({201, 1}).slice(i0, i0 + n) : Tensor()};
+                const int64_t i0 = bounds[a], n = bounds[a + 1] - i0, j0 = bounds[b],
+                              m = bounds[b + 1] - j0;
+                ops::AttentionMask mask = {
+                    true, i0, j0,
+                    documents ? whole.document_starts.view({201, 1}).slice(i0, i0 + n) : Tensor()};
                 Tensors block({1, n, m, c.H, c.K, c.D}, DType::fp32, 1);
                 const Tensor q = rows(t.q, i0, i0 + n), dout = rows(t.dout, i0, i0 + n);
                 const Tensor k = rows(t.k, j0, j0 + m), v = rows(t.v, j0, j0 + m);
@@ -216,14 +237,19 @@ TEST(OpsAttention, BlocksAddUpToTheWhole) {
                         lse.push_back(total);
                         delta.push_back(whole_delta[h * 201 + i0 + i]);
                         const double weight = std::exp(block_lse[h * n + i] - total);
-                        for (int64_t d = 0; d < c.D; ++d) o[(i0 + i) * row + h * c.D + d] += weight * block_o[i * row + h * c.D + d];
+                        for (int64_t d = 0; d < c.D; ++d)
+                            o[(i0 + i) * row + h * c.D + d] +=
+                                weight * block_o[i * row + h * c.D + d];
                     }
                 const Shape per_row = {1, c.H, n};
-                ops::attention_backward(block.dq, block.dk, block.dv, dout, q, k, v, tensor_of(lse, per_row, DType::fp32),
+                ops::attention_backward(block.dq, block.dk, block.dv, dout, q, k, v,
+                                        tensor_of(lse, per_row, DType::fp32),
                                         tensor_of(delta, per_row, DType::fp32), mask);
-                const Doubles bq = to_double(block.dq), bk = to_double(block.dk), bv = to_double(block.dv);
+                const Doubles bq = to_double(block.dq), bk = to_double(block.dk),
+                              bv = to_double(block.dv);
                 for (size_t x = 0; x < bq.size(); ++x) dq[i0 * row + x] += bq[x];
-                for (size_t x = 0; x < bk.size(); ++x) dk[j0 * c.K * c.D + x] += bk[x], dv[j0 * c.K * c.D + x] += bv[x];
+                for (size_t x = 0; x < bk.size(); ++x)
+                    dk[j0 * c.K * c.D + x] += bk[x], dv[j0 * c.K * c.D + x] += bv[x];
             }
         EXPECT_LT(relative_error(o, whole_o), 5e-6);
         EXPECT_LT(relative_error(dq, want.dq), 5e-6);
@@ -232,12 +258,14 @@ TEST(OpsAttention, BlocksAddUpToTheWhole) {
     }
 }
 
-// However many threads the CPU adds up with, in one pass or two; in whatever order a GPU's blocks come to add their parts.
+// However many threads the CPU adds up with, in one pass or two; in whatever order a GPU's blocks
+// come to add their parts.
 TEST(OpsAttention, BackwardHasTheSameBitsInEveryRun) {
     const int threads = omp_get_max_threads();
     std::vector<std::pair<DType, Case>> some = {{DType::fp32, {1, 300, 300, 4, 2, 16}}};
 #ifndef ULTRASCALE_SIMT  // many tiles; the executor takes a minute for them
-    some.insert(some.end(), {{DType::bf16, {2, 600, 600, 4, 2, 64}}, {DType::bf16, {1, 600, 600, 4, 2, 128}}});
+    some.insert(some.end(),
+                {{DType::bf16, {2, 600, 600, 4, 2, 64}}, {DType::bf16, {1, 600, 600, 4, 2, 128}}});
 #endif
     for (const auto& [dtype, c] : some) {
         SCOPED_TRACE(name(c, dtype));
@@ -247,7 +275,8 @@ TEST(OpsAttention, BackwardHasTheSameBitsInEveryRun) {
             Tensors t(c, dtype, 19);
             ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
             ops::attention_delta(t.delta, t.dout, t.o);
-            ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c));
+            ops::attention_backward(t.dq, t.dk, t.dv, t.dout, t.q, t.k, t.v, t.lse, t.delta,
+                                    mask_of(c));
             results.push_back(to_double(t.o));
             for (const Tensor& x : {t.dq, t.dk, t.dv})
                 for (double value : to_double(x)) results.back().push_back(value);

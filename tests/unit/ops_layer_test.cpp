@@ -1,5 +1,5 @@
-// RMSNorm, RoPE, SwiGLU and the loss: forward and backward against double precision, and the double precision's backward
-// against central differences of its forward.
+// RMSNorm, RoPE, SwiGLU and the loss: forward and backward against double precision, and the double
+// precision's backward against central differences of its forward.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -15,7 +15,7 @@ namespace {
 constexpr DType dtypes[] = {DType::fp32, DType::bf16};
 using Size2 = std::array<int64_t, 2>;
 
-// ---- RMSNorm -----------------------------------------------------------------------------------------------------------
+// ---- RMSNorm ------------------------------------------------------------------------------------
 constexpr double eps = 1e-5;
 
 Doubles norm_forward(const Doubles& x, const Doubles& w, Doubles* rstd = nullptr) {
@@ -31,14 +31,16 @@ Doubles norm_forward(const Doubles& x, const Doubles& w, Doubles* rstd = nullptr
     return y;
 }
 
-void norm_backward(const Doubles& x, const Doubles& w, const Doubles& dy, Doubles& dx, Doubles& dw) {
+void norm_backward(const Doubles& x, const Doubles& w, const Doubles& dy, Doubles& dx,
+                   Doubles& dw) {
     const size_t h = w.size(), N = x.size() / h;
     Doubles rstd;
     norm_forward(x, w, &rstd);
     dx.assign(x.size(), 0), dw.assign(h, 0);
     for (size_t n = 0; n < N; ++n) {
         double mean = 0;
-        for (size_t i = 0; i < h; ++i) mean += dy[n * h + i] * w[i] * x[n * h + i] * rstd[n] / double(h);
+        for (size_t i = 0; i < h; ++i)
+            mean += dy[n * h + i] * w[i] * x[n * h + i] * rstd[n] / double(h);
         for (size_t i = 0; i < h; ++i) {
             const double xhat = x[n * h + i] * rstd[n];
             dx[n * h + i] = rstd[n] * (dy[n * h + i] * w[i] - xhat * mean);
@@ -49,13 +51,23 @@ void norm_backward(const Doubles& x, const Doubles& w, const Doubles& dy, Double
 
 TEST(OpsRmsNorm, ForwardAndBackward) {
     for (DType dtype : dtypes)
-        for (auto [N, h] :
-             std::vector<Size2>{{1, 1}, {3, 7}, {67, 129}, {301, 64}, {5000, 17}, {9, 520}, {5, 2048}, {3, 4096}, {2, 8192}, {2, 16392}}) {
+        for (auto [N, h] : std::vector<Size2>{{1, 1},
+                                              {3, 7},
+                                              {67, 129},
+                                              {301, 64},
+                                              {5000, 17},
+                                              {9, 520},
+                                              {5, 2048},
+                                              {3, 4096},
+                                              {2, 8192},
+                                              {2, 16392}}) {
 #ifdef ULTRASCALE_SIMT  // so many rows take the executor 4 s
             N = std::min<int64_t>(N, 500);
 #endif
-            Tensor x = random_tensor({N, h}, dtype, 1), w = random_tensor({h}, dtype, 2), dy = random_tensor({N, h}, dtype, 3);
-            Tensor y = poisoned({N, h}, dtype), rstd = poisoned({N}, DType::fp32), dx = poisoned({N, h}, dtype);
+            Tensor x = random_tensor({N, h}, dtype, 1), w = random_tensor({h}, dtype, 2),
+                   dy = random_tensor({N, h}, dtype, 3);
+            Tensor y = poisoned({N, h}, dtype), rstd = poisoned({N}, DType::fp32),
+                   dx = poisoned({N, h}, dtype);
             Tensor dw = random_tensor({h}, dtype, 4);
             const Doubles dw_before = to_double(dw);
             Doubles want_rstd, want_dx, want_dw;
@@ -66,7 +78,9 @@ TEST(OpsRmsNorm, ForwardAndBackward) {
             ops::rmsnorm_forward(y, rstd, x, w, float(eps));
             ops::rmsnorm_backward(dx, dw, dy, x, rstd, w);
             EXPECT_LT(relative_error(y, want_y), tolerance(dtype));
-            EXPECT_LT(relative_error(rstd, want_rstd), 1e-6 + 1e-7 * std::sqrt(double(h)));  // a sum of h numbers, perhaps one by one
+            EXPECT_LT(
+                relative_error(rstd, want_rstd),
+                1e-6 + 1e-7 * std::sqrt(double(h)));  // a sum of h numbers, perhaps one by one
             EXPECT_LT(relative_error(dw, want_dw), tolerance(dtype));
             const bool cancels = h == 1;  // then dx is nothing but rounding
             EXPECT_LT(cancels ? 0 : relative_error(dx, want_dx), tolerance(dtype)) << N << " " << h;
@@ -85,13 +99,20 @@ TEST(OpsRmsNorm, ForwardAndBackward) {
 TEST(OpsRmsNorm, BackwardEqualsCentralDifferences) {
     const Tensor x = random_tensor({3, 5}, DType::fp32, 6), w = random_tensor({5}, DType::fp32, 7),
                  dy = random_tensor({3, 5}, DType::fp32, 8);
-    Tensor y = poisoned({3, 5}, DType::fp32), rstd = poisoned({3}, DType::fp32), dx = poisoned({3, 5}, DType::fp32);
+    Tensor y = poisoned({3, 5}, DType::fp32), rstd = poisoned({3}, DType::fp32),
+           dx = poisoned({3, 5}, DType::fp32);
     Tensor dw = Tensor::zeros({5}, DType::fp32, Memory::gradient);
     ops::rmsnorm_forward(y, rstd, x, w, float(eps));
     ops::rmsnorm_backward(dx, dw, dy, x, rstd, w);
     const Doubles xs = to_double(x), ws = to_double(w), g = to_double(dy);
-    EXPECT_LT(relative_error(dx, numerical_gradient([&](const Doubles& v) { return dot(g, norm_forward(v, ws)); }, xs)), 1e-5);
-    EXPECT_LT(relative_error(dw, numerical_gradient([&](const Doubles& v) { return dot(g, norm_forward(xs, v)); }, ws)), 1e-5);
+    EXPECT_LT(
+        relative_error(dx, numerical_gradient(
+                               [&](const Doubles& v) { return dot(g, norm_forward(v, ws)); }, xs)),
+        1e-5);
+    EXPECT_LT(
+        relative_error(dw, numerical_gradient(
+                               [&](const Doubles& v) { return dot(g, norm_forward(xs, v)); }, ws)),
+        1e-5);
 }
 
 TEST(OpsRmsNorm, WeightGradientDoesNotDependOnTheNumberOfThreads) {
@@ -99,8 +120,10 @@ TEST(OpsRmsNorm, WeightGradientDoesNotDependOnTheNumberOfThreads) {
     std::vector<Doubles> results;
     for (int count : {1, 5}) {
         omp_set_num_threads(count);
-        Tensor x = random_tensor({999, 65}, DType::fp32, 9), w = random_tensor({65}, DType::fp32, 10), rstd = poisoned({999}, DType::fp32);
-        Tensor y = poisoned({999, 65}, DType::fp32), dw = Tensor::zeros({65}, DType::fp32, Memory::gradient);
+        Tensor x = random_tensor({999, 65}, DType::fp32, 9),
+               w = random_tensor({65}, DType::fp32, 10), rstd = poisoned({999}, DType::fp32);
+        Tensor y = poisoned({999, 65}, DType::fp32),
+               dw = Tensor::zeros({65}, DType::fp32, Memory::gradient);
         ops::rmsnorm_forward(y, rstd, x, w, float(eps));
         ops::rmsnorm_backward(y, dw, random_tensor({999, 65}, DType::fp32, 11), x, rstd, w);
         results.push_back(to_double(dw));
@@ -109,11 +132,12 @@ TEST(OpsRmsNorm, WeightGradientDoesNotDependOnTheNumberOfThreads) {
     EXPECT_EQ(results[0], results[1]);
 }
 
-// ---- RoPE --------------------------------------------------------------------------------------------------------------
+// ---- RoPE ---------------------------------------------------------------------------------------
 // One head (D) turned by `sign` * position * frequencies.
 void turn(double* head, int64_t D, double position, const Doubles& frequencies, double sign) {
     for (int64_t i = 0; i < D / 2; ++i) {
-        const double c = std::cos(position * frequencies[i]), s = sign * std::sin(position * frequencies[i]);
+        const double c = std::cos(position * frequencies[i]),
+                     s = sign * std::sin(position * frequencies[i]);
         const double a = head[i], b = head[i + D / 2];
         head[i] = a * c - b * s, head[i + D / 2] = b * c + a * s;
     }
@@ -121,29 +145,38 @@ void turn(double* head, int64_t D, double position, const Doubles& frequencies, 
 
 TEST(OpsRope, ForwardAndItsAdjoint) {
     for (DType dtype : dtypes)
-        for (auto [B, T, H, K, D] : std::vector<std::array<int64_t, 5>>{
-                 {1, 1, 1, 1, 2}, {2, 5, 6, 2, 10}, {3, 67, 4, 4, 16}, {1, 130, 3, 1, 64}, {1, 9, 2, 1, 128}}) {
+        for (auto [B, T, H, K, D] : std::vector<std::array<int64_t, 5>>{{1, 1, 1, 1, 2},
+                                                                        {2, 5, 6, 2, 10},
+                                                                        {3, 67, 4, 4, 16},
+                                                                        {1, 130, 3, 1, 64},
+                                                                        {1, 9, 2, 1, 128}}) {
             const int64_t columns = (H + 2 * K) * D;
-            Tensor qkv = random_tensor({B, T, columns}, dtype, 12), positions = random_integers({B, T}, 0, 100, 13);
+            Tensor qkv = random_tensor({B, T, columns}, dtype, 12),
+                   positions = random_integers({B, T}, 0, 100, 13);
             Tensor frequencies = random_tensor({D / 2}, DType::fp32, 14);
-            Tensor q = poisoned({B, T, H, D}, dtype), k = poisoned({B, T, K, D}, dtype), v = poisoned({B, T, K, D}, dtype);
+            Tensor q = poisoned({B, T, H, D}, dtype), k = poisoned({B, T, K, D}, dtype),
+                   v = poisoned({B, T, K, D}, dtype);
             Tensor back = poisoned({B, T, columns}, dtype);
             ops::rope_forward(q, k, v, qkv, positions, frequencies);
 
-            const Doubles input = to_double(qkv), frequency = to_double(frequencies), position = to_double(positions);
+            const Doubles input = to_double(qkv), frequency = to_double(frequencies),
+                          position = to_double(positions);
             Doubles want_q, want_k, want_v;
             for (int64_t n = 0; n < B * T; ++n)
                 for (int64_t head = 0; head < H + 2 * K; ++head) {
-                    Doubles x(input.begin() + n * columns + head * D, input.begin() + n * columns + (head + 1) * D);
+                    Doubles x(input.begin() + n * columns + head * D,
+                              input.begin() + n * columns + (head + 1) * D);
                     if (head < H + K) turn(x.data(), D, position[n], frequency, 1);
                     Doubles& to = head < H ? want_q : head < H + K ? want_k : want_v;
                     to.insert(to.end(), x.begin(), x.end());
                 }
-            const double bound = dtype == DType::fp32 ? 2e-5 : 5e-3;  // an angle of 100 has lost 7 bits
+            const double bound =
+                dtype == DType::fp32 ? 2e-5 : 5e-3;  // an angle of 100 has lost 7 bits
             EXPECT_LT(relative_error(q, want_q), bound);
             EXPECT_LT(relative_error(k, want_k), bound);
             EXPECT_EQ(to_double(v), want_v);
-            // The rotation is orthogonal, so its adjoint is its inverse: backward of forward is the input.
+            // The rotation is orthogonal, so its adjoint is its inverse: backward of forward is the
+            // input.
             ops::rope_backward(back, q, k, v, positions, frequencies);
             EXPECT_LT(relative_error(back, input), dtype == DType::fp32 ? 1e-6 : 1e-2);
         }
@@ -151,36 +184,46 @@ TEST(OpsRope, ForwardAndItsAdjoint) {
 
 TEST(OpsRope, BackwardEqualsCentralDifferences) {
     const int64_t B = 1, T = 3, H = 1, K = 1, D = 4;
-    Tensor positions = integers({0, 2, 7}, {B, T}), frequencies = tensor_of({1, 0.25}, {2}, DType::fp32);
-    Tensor dq = random_tensor({B, T, H, D}, DType::fp32, 15), dk = random_tensor({B, T, K, D}, DType::fp32, 16);
-    Tensor dv = random_tensor({B, T, K, D}, DType::fp32, 17), dqkv = poisoned({B, T, 3 * D}, DType::fp32);
+    Tensor positions = integers({0, 2, 7}, {B, T}),
+           frequencies = tensor_of({1, 0.25}, {2}, DType::fp32);
+    Tensor dq = random_tensor({B, T, H, D}, DType::fp32, 15),
+           dk = random_tensor({B, T, K, D}, DType::fp32, 16);
+    Tensor dv = random_tensor({B, T, K, D}, DType::fp32, 17),
+           dqkv = poisoned({B, T, 3 * D}, DType::fp32);
     ops::rope_backward(dqkv, dq, dk, dv, positions, frequencies);
-    const Doubles gq = to_double(dq), gk = to_double(dk), gv = to_double(dv), position = to_double(positions);
+    const Doubles gq = to_double(dq), gk = to_double(dk), gv = to_double(dv),
+                  position = to_double(positions);
     auto loss = [&](const Doubles& x) {
         Doubles y = x;
         double sum = 0;
         for (int64_t n = 0; n < T; ++n) {
-            turn(&y[n * 12], D, position[n], {1, 0.25}, 1), turn(&y[n * 12 + 4], D, position[n], {1, 0.25}, 1);
+            turn(&y[n * 12], D, position[n], {1, 0.25}, 1),
+                turn(&y[n * 12 + 4], D, position[n], {1, 0.25}, 1);
             for (int64_t i = 0; i < D; ++i)
-                sum += gq[n * D + i] * y[n * 12 + i] + gk[n * D + i] * y[n * 12 + 4 + i] + gv[n * D + i] * y[n * 12 + 8 + i];
+                sum += gq[n * D + i] * y[n * 12 + i] + gk[n * D + i] * y[n * 12 + 4 + i] +
+                       gv[n * D + i] * y[n * 12 + 8 + i];
         }
         return sum;
     };
-    EXPECT_LT(relative_error(dqkv, numerical_gradient(loss, to_double(random_tensor({T * 12}, DType::fp32, 18)))), 1e-5);
+    EXPECT_LT(relative_error(dqkv, numerical_gradient(
+                                       loss, to_double(random_tensor({T * 12}, DType::fp32, 18)))),
+              1e-5);
 }
 
-// ---- SwiGLU ------------------------------------------------------------------------------------------------------------
+// ---- SwiGLU -------------------------------------------------------------------------------------
 Doubles swiglu(const Doubles& x, int64_t F) {
     Doubles out;
     for (size_t row = 0; row < x.size(); row += size_t(2 * F))
-        for (int64_t i = 0; i < F; ++i) out.push_back(x[row + i] / (1 + std::exp(-x[row + i])) * x[row + F + i]);
+        for (int64_t i = 0; i < F; ++i)
+            out.push_back(x[row + i] / (1 + std::exp(-x[row + i])) * x[row + F + i]);
     return out;
 }
 
 TEST(OpsSwiglu, ForwardBackwardAndCentralDifferences) {
     for (DType dtype : dtypes)
         for (auto [N, F] : std::vector<Size2>{{1, 1}, {3, 5}, {67, 257}, {2, 8}, {4, 9000}}) {
-            Tensor x = random_tensor({N, 2 * F}, dtype, 19), dout = random_tensor({N, F}, dtype, 20);
+            Tensor x = random_tensor({N, 2 * F}, dtype, 19),
+                   dout = random_tensor({N, F}, dtype, 20);
             ops::scale(x, 4);
             Tensor out = poisoned({N, F}, dtype), dx = poisoned({N, 2 * F}, dtype);
             const Doubles xs = to_double(x), dy = to_double(dout);
@@ -191,23 +234,26 @@ TEST(OpsSwiglu, ForwardBackwardAndCentralDifferences) {
             Doubles want(xs.size());
             for (int64_t n = 0; n < N; ++n)
                 for (int64_t i = 0; i < F; ++i) {
-                    const double g = xs[n * 2 * F + i], u = xs[n * 2 * F + F + i], s = 1 / (1 + std::exp(-g)), d = dy[n * F + i];
+                    const double g = xs[n * 2 * F + i], u = xs[n * 2 * F + F + i],
+                                 s = 1 / (1 + std::exp(-g)), d = dy[n * F + i];
                     want[n * 2 * F + i] = d * u * (s + g * s * (1 - s));
                     want[n * 2 * F + F + i] = d * g * s;
                 }
             EXPECT_LT(relative_error(dx, want), tolerance(dtype));
             if (N > 3) continue;
             auto loss = [&, F = F](const Doubles& at) { return dot(dy, swiglu(at, F)); };
-            EXPECT_LT(relative_error(dx, numerical_gradient(loss, xs)), dtype == DType::fp32 ? 1e-5 : 5e-3);
+            EXPECT_LT(relative_error(dx, numerical_gradient(loss, xs)),
+                      dtype == DType::fp32 ? 1e-5 : 5e-3);
         }
-    Tensor extreme = tensor_of({-1e30, 200, -200, 0, 1, 1, 1, 1}, {1, 8}, DType::fp32), out = poisoned({1, 4}, DType::fp32);
+    Tensor extreme = tensor_of({-1e30, 200, -200, 0, 1, 1, 1, 1}, {1, 8}, DType::fp32),
+           out = poisoned({1, 4}, DType::fp32);
     ops::swiglu_forward(out, extreme);
     EXPECT_NEAR(to_double(out)[0], 0, 1e-7);
     EXPECT_EQ(to_double(out)[1], 200);
     EXPECT_NEAR(to_double(out)[2], 0, 1e-30);
 }
 
-// ---- loss --------------------------------------------------------------------------------------------------------------
+// ---- loss ---------------------------------------------------------------------------------------
 double log_sum_exp(const double* x, int64_t V) {
     const double highest = *std::max_element(x, x + V);
     double sum = 0;
@@ -219,9 +265,16 @@ TEST(OpsCrossEntropy, LossesAndGradientInPlace) {
     const int64_t rows = device_is_gpu() ? 150 : 6;  // more than blocks run at once
     for (DType dtype : dtypes)
         for (double size : {1.0, 100.0})
-            for (auto [N, V] :
-                 std::vector<Size2>{{1, 1}, {5, 3}, {601, 257}, {9, 10007}, {5, 16}, {2, 65528}, {3, 80001}, {rows, 128256}}) {
-                Tensor logits = random_tensor({N, V}, dtype, 21), targets = random_integers({N}, 0, int32_t(V - 1), 22);
+            for (auto [N, V] : std::vector<Size2>{{1, 1},
+                                                  {5, 3},
+                                                  {601, 257},
+                                                  {9, 10007},
+                                                  {5, 16},
+                                                  {2, 65528},
+                                                  {3, 80001},
+                                                  {rows, 128256}}) {
+                Tensor logits = random_tensor({N, V}, dtype, 21),
+                       targets = random_integers({N}, 0, int32_t(V - 1), 22);
                 ops::scale(logits, float(size));
                 std::vector<int32_t> target_of = targets.to_host<int32_t>();
                 for (size_t n = 1; n < target_of.size(); n += 5) target_of[n] = ops::ignored_target;
@@ -234,7 +287,8 @@ TEST(OpsCrossEntropy, LossesAndGradientInPlace) {
                     if (target == ops::ignored_target) continue;
                     const double lse = log_sum_exp(&x[n * V], V);
                     want[n] = lse - x[n * V + target];
-                    for (int64_t i = 0; i < V; ++i) gradient[n * V + i] = 0.25 * (std::exp(x[n * V + i] - lse) - (i == target));
+                    for (int64_t i = 0; i < V; ++i)
+                        gradient[n * V + i] = 0.25 * (std::exp(x[n * V + i] - lse) - (i == target));
                 }
                 ops::cross_entropy(losses, logits, targets, 0);
                 EXPECT_EQ(to_double(logits), x);  // without dscale nothing is written
@@ -246,10 +300,13 @@ TEST(OpsCrossEntropy, LossesAndGradientInPlace) {
 }
 
 TEST(OpsCrossEntropy, CentralDifferencesAndBadTargets) {
-    Tensor x = random_tensor({2, 7}, DType::fp32, 23), targets = integers({3, 6}, {2}), losses = poisoned({2}, DType::fp32);
+    Tensor x = random_tensor({2, 7}, DType::fp32, 23), targets = integers({3, 6}, {2}),
+           losses = poisoned({2}, DType::fp32);
     const Doubles at = to_double(x);
     ops::cross_entropy(losses, x, targets, 0.5f);
-    auto loss = [&](const Doubles& v) { return 0.5 * (log_sum_exp(&v[0], 7) - v[3] + log_sum_exp(&v[7], 7) - v[7 + 6]); };
+    auto loss = [&](const Doubles& v) {
+        return 0.5 * (log_sum_exp(&v[0], 7) - v[3] + log_sum_exp(&v[7], 7) - v[7 + 6]);
+    };
     EXPECT_LT(relative_error(x, numerical_gradient(loss, at)), 1e-5);
 #ifndef ULTRASCALE_SIMT  // there and on GPUs the host does not see the targets
     if (!device_is_gpu()) {

@@ -25,7 +25,8 @@ struct Model {
     }
 };
 
-// AdamW as PyTorch's documentation writes it, in double, with the clipping of clip_grad_norm_ before it.
+// AdamW as PyTorch's documentation writes it, in double, with the clipping of clip_grad_norm_
+// before it.
 struct PlainAdamW {
     OptimizerOptions options;
     Doubles weight, m = Doubles(42), v = Doubles(42);
@@ -35,18 +36,22 @@ struct PlainAdamW {
         const double norm = std::sqrt(dot(gradient, gradient));
         ++steps;
         for (size_t i = 0; i < weight.size(); ++i) {
-            const double g = options.clip > 0 ? gradient[i] * std::min(1.0, options.clip / (norm + 1e-6)) : gradient[i];
+            const double g = options.clip > 0
+                                 ? gradient[i] * std::min(1.0, options.clip / (norm + 1e-6))
+                                 : gradient[i];
             if (i < 35) weight[i] *= 1 - lr * options.weight_decay;  // the matrix
             m[i] = options.beta1 * m[i] + (1 - options.beta1) * g;
             v[i] = options.beta2 * v[i] + (1 - options.beta2) * g * g;
-            const double m_hat = m[i] / (1 - std::pow(options.beta1, steps)), v_hat = v[i] / (1 - std::pow(options.beta2, steps));
+            const double m_hat = m[i] / (1 - std::pow(options.beta1, steps)),
+                         v_hat = v[i] / (1 - std::pow(options.beta2, steps));
             weight[i] -= lr * m_hat / (std::sqrt(v_hat) + options.eps);
         }
     }
 };
 
 // Relative error of the fp32 weights (bf16: of the master copy) after 12 steps.
-double error_after_steps(const OptimizerOptions& options, DType dtype, DType grad_dtype, float gradient_scale, double wrong_lr = 1) {
+double error_after_steps(const OptimizerOptions& options, DType dtype, DType grad_dtype,
+                         float gradient_scale, double wrong_lr = 1) {
     Model model(dtype, grad_dtype);
     AdamW optimizer(model.list, options);
     PlainAdamW plain{.options = options, .weight = to_double(model.list.flat_values())};
@@ -63,7 +68,8 @@ double error_after_steps(const OptimizerOptions& options, DType dtype, DType gra
             const Doubles part = to_double(state.tensor);
             master.insert(master.end(), part.begin(), part.end());
         }
-    EXPECT_LT(relative_error(model.list.flat_values(), master), 4e-3);  // values are the rounded master
+    EXPECT_LT(relative_error(model.list.flat_values(), master),
+              4e-3);  // values are the rounded master
     return relative_error(master, plain.weight);
 }
 
@@ -75,13 +81,17 @@ TEST(AdamW, EqualsThePlainFormulaInDouble) {
                 for (float scale : {1e-4f, 1.0f}) {
                     OptimizerOptions options = base;
                     options.clip = clip;
-                    EXPECT_LT(error_after_steps(options, dtype, grad_dtype, scale), 1e-6) << clip << " " << scale;
+                    EXPECT_LT(error_after_steps(options, dtype, grad_dtype, scale), 1e-6)
+                        << clip << " " << scale;
                 }
-    EXPECT_GT(error_after_steps(base, DType::fp32, DType::fp32, 1, 1.01), 1e-4);  // the comparison sees 1 % more learning rate
+    EXPECT_GT(error_after_steps(base, DType::fp32, DType::fp32, 1, 1.01),
+              1e-4);  // the comparison sees 1 % more learning rate
 }
 
 TEST(AdamW, OtherHyperparameters) {
-    EXPECT_LT(error_after_steps({.lr = 0.1, .beta1 = 0.5, .beta2 = 0.99, .eps = 1e-3, .weight_decay = 0.7}, DType::fp32, DType::fp32, 1),
+    EXPECT_LT(error_after_steps(
+                  {.lr = 0.1, .beta1 = 0.5, .beta2 = 0.99, .eps = 1e-3, .weight_decay = 0.7},
+                  DType::fp32, DType::fp32, 1),
               1e-6);
     EXPECT_LT(error_after_steps({.lr = 0.1, .weight_decay = 0}, DType::fp32, DType::fp32, 1), 1e-6);
 }
@@ -92,7 +102,8 @@ TEST(AdamW, DecaysMatricesAndNotNorms) {
     const Doubles before = to_double(model.list.flat_values());
     optimizer.step(0.1, squared_gradient_norm(model.list));  // gradients are zero
     const Doubles after = to_double(model.list.flat_values());
-    for (size_t i = 0; i < 42; ++i) EXPECT_FLOAT_EQ(float(after[i]), float(before[i] * (i < 35 ? 0.95 : 1)));
+    for (size_t i = 0; i < 42; ++i)
+        EXPECT_FLOAT_EQ(float(after[i]), float(before[i] * (i < 35 ? 0.95 : 1)));
 }
 
 TEST(AdamW, StatesAppearWithTheFirstStepAndHaveTheirNames) {
@@ -101,7 +112,8 @@ TEST(AdamW, StatesAppearWithTheFirstStepAndHaveTheirNames) {
         AdamW optimizer(model.list, {});
         const int64_t before = memory_now()[int(Memory::optimizer)];
         optimizer.step(1e-3, squared_gradient_norm(model.list));
-        EXPECT_EQ(memory_now()[int(Memory::optimizer)] - before, 42 * (dtype == DType::fp32 ? 8 : 12));
+        EXPECT_EQ(memory_now()[int(Memory::optimizer)] - before,
+                  42 * (dtype == DType::fp32 ? 8 : 12));
         std::vector<std::string> names;
         for (const TensorPart& state : optimizer.states()) {
             EXPECT_EQ(state.tensor.dtype(), DType::fp32);
@@ -109,7 +121,9 @@ TEST(AdamW, StatesAppearWithTheFirstStepAndHaveTheirNames) {
         }
         std::vector<std::string> expected = {"exp_avg.matrix", "exp_avg_sq.matrix", "master.matrix",
                                              "exp_avg.norm",   "exp_avg_sq.norm",   "master.norm"};
-        if (dtype == DType::fp32) std::erase_if(expected, [](const std::string& name) { return name.starts_with("master"); });
+        if (dtype == DType::fp32)
+            std::erase_if(expected,
+                          [](const std::string& name) { return name.starts_with("master"); });
         EXPECT_EQ(names, expected);
         EXPECT_EQ(optimizer.steps_done(), 1);
     }
@@ -147,7 +161,8 @@ TEST(GradientNorm, CountsEachElement) {
 TEST(LearningRate, ConstantAfterLinearWarmUp) {
     const OptimizerOptions options{.lr = 2, .warmup = 4};
     const double expected[] = {0.5, 1, 1.5, 2, 2, 2};
-    for (int64_t step = 0; step < 6; ++step) EXPECT_DOUBLE_EQ(learning_rate(options, step), expected[step]);
+    for (int64_t step = 0; step < 6; ++step)
+        EXPECT_DOUBLE_EQ(learning_rate(options, step), expected[step]);
     EXPECT_DOUBLE_EQ(learning_rate({.lr = 2}, 0), 2);
     EXPECT_DOUBLE_EQ(learning_rate(options, 1'000'000), 2);
 }
@@ -156,11 +171,13 @@ TEST(LearningRate, CosineFallsToATenthAndStaysThere) {
     const OptimizerOptions options{.lr = 2, .cosine = true, .warmup = 10, .total_steps = 110};
     EXPECT_DOUBLE_EQ(learning_rate(options, 9), 2);
     EXPECT_DOUBLE_EQ(learning_rate(options, 10), 2);
-    EXPECT_NEAR(learning_rate(options, 35), 0.2 + 1.8 * (1 + std::sqrt(0.5)) / 2, 1e-12);  // a quarter
-    EXPECT_NEAR(learning_rate(options, 60), 1.1, 1e-12);                                   // half way: the mean of 2 and 0.2
+    EXPECT_NEAR(learning_rate(options, 35), 0.2 + 1.8 * (1 + std::sqrt(0.5)) / 2,
+                1e-12);                                   // a quarter
+    EXPECT_NEAR(learning_rate(options, 60), 1.1, 1e-12);  // half way: the mean of 2 and 0.2
     EXPECT_NEAR(learning_rate(options, 110), 0.2, 1e-12);
     EXPECT_NEAR(learning_rate(options, 5000), 0.2, 1e-12);
-    for (int64_t step = 10; step < 109; ++step) EXPECT_GT(learning_rate(options, step), learning_rate(options, step + 1));
+    for (int64_t step = 10; step < 109; ++step)
+        EXPECT_GT(learning_rate(options, step), learning_rate(options, step + 1));
 }
 
 TEST(LearningRate, WarmUpAsLongAsTheRun) {

@@ -14,11 +14,14 @@ using Words = std::array<uint32_t, 4>;
 
 // Random123, tests/kat_vectors, "philox4x32 10".
 TEST(Random, KnownAnswers) {
-    EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+    EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),
+              (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
     uint32_t f = 0xffffffff;
-    EXPECT_EQ(philox4x32({f, f, f, f}, {f, f}), (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-    EXPECT_EQ(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
-              (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+    EXPECT_EQ(philox4x32({f, f, f, f}, {f, f}),
+              (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+    EXPECT_EQ(
+        philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+        (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
 // The same numbers drawn with NumPy by tests/reference/make_reference.py.
@@ -31,7 +34,8 @@ TEST(Random, EqualsNumPy) {
         for (uint64_t i = 0; i < c["bits"].size(); ++i) {
             EXPECT_EQ(random.bits(first + i), c["bits"][i].get<uint32_t>());
             EXPECT_EQ(random.uniform(first + i), c["uniform"][i].get<float>());
-            // libm and NumPy may differ in the last bit of a double, which rarely shows after rounding to float
+            // libm and NumPy may differ in the last bit of a double, which rarely shows after
+            // rounding to float
             EXPECT_FLOAT_EQ(random.normal(first + i), c["normal"][i].get<float>());
         }
     }

@@ -49,10 +49,12 @@ void expect_refused(const std::string& header, const std::string& message, size_
 
 TEST(Safetensors, ReadsWhatTheFormatAllows) {
     TempDir dir;
-    std::string header = R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[2,2],"data_offsets":[2,18]},)"
-                         R"("none":{"dtype":"F32","shape":[3,0],"data_offsets":[18,18]},)"
-                         R"("a":{"shape":[],"dtype":"F16","data_offsets":[0,2]}}    )";
-    put(dir / "x.safetensors", with_header(header, bytes_of<uint16_t>({0x3c00}) + bytes_of<float>({1, 2, 3, 4})));
+    std::string header =
+        R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[2,2],"data_offsets":[2,18]},)"
+        R"("none":{"dtype":"F32","shape":[3,0],"data_offsets":[18,18]},)"
+        R"("a":{"shape":[],"dtype":"F16","data_offsets":[0,2]}}    )";
+    put(dir / "x.safetensors",
+        with_header(header, bytes_of<uint16_t>({0x3c00}) + bytes_of<float>({1, 2, 3, 4})));
     Safetensors file = Safetensors::file(dir / "x.safetensors");
     EXPECT_EQ(file.metadata().at("format"), "pt");
     EXPECT_EQ(file.entries().size(), 3u);
@@ -73,13 +75,17 @@ TEST(Safetensors, ReadsAnySlice) {
     for (int64_t a = 0; a <= 2; ++a)
         for (int64_t b = 0; b <= 3; ++b)
             for (int64_t c = 0; c <= 4; ++c)
-                for (auto [i, j, k] : {std::array{a, int64_t(0), int64_t(0)}, {int64_t(0), b, int64_t(0)}, {int64_t(0), int64_t(0), c}, {a, b, c}}) {
+                for (auto [i, j, k] : {std::array{a, int64_t(0), int64_t(0)},
+                                       {int64_t(0), b, int64_t(0)},
+                                       {int64_t(0), int64_t(0), c},
+                                       {a, b, c}}) {
                     std::vector<Range> slice = {{i, 2}, {0, b < j ? j : b}, {k, 4}};
                     if (j > 0) slice[1] = {j, 3};
                     std::vector<float> expected;
                     for (int64_t x = slice[0].begin; x < slice[0].end; ++x)
                         for (int64_t y = slice[1].begin; y < slice[1].end; ++y)
-                            for (int64_t z = slice[2].begin; z < slice[2].end; ++z) expected.push_back(values[size_t((x * 3 + y) * 4 + z)]);
+                            for (int64_t z = slice[2].begin; z < slice[2].end; ++z)
+                                expected.push_back(values[size_t((x * 3 + y) * 4 + z)]);
                     EXPECT_EQ(read_floats(file, "t", {2, 3, 4}, slice), expected);
                 }
 }
@@ -96,8 +102,13 @@ TEST(Safetensors, ConvertsEachFloatingDtypeToEachOther) {
         for (DType wanted : {DType::fp32, DType::bf16, DType::fp16}) {
             std::vector<float> got = read_floats(file, "t", {6}, {}, wanted);
             for (size_t i = 0; i < values.size(); ++i) {
-                auto round = [](float v, DType d) { return d == DType::bf16 ? float(bf16(v)) : d == DType::fp16 ? float(fp16(v)) : v; };
-                EXPECT_EQ(got[i], round(round(values[i], stored), wanted)) << dtype_name(stored) << " to " << dtype_name(wanted);
+                auto round = [](float v, DType d) {
+                    return d == DType::bf16   ? float(bf16(v))
+                           : d == DType::fp16 ? float(fp16(v))
+                                              : v;
+                };
+                EXPECT_EQ(got[i], round(round(values[i], stored), wanted))
+                    << dtype_name(stored) << " to " << dtype_name(wanted);
             }
         }
     }
@@ -108,28 +119,39 @@ TEST(Safetensors, KeepsEveryBitOfEveryDtype) {
     std::vector<double> doubles = {0.1, -0.0, 1e300};
     std::vector<int32_t> ints = {-1, INT32_MAX};
     std::vector<float> floats = {std::bit_cast<float>(0x7fc12345u), -0.0f, 1e-45f};
-    SafetensorsWriter writer(dir.path(), "x", {{"d", {3}, DType::fp64}, {"i", {2}, DType::int32}, {"f", {3}, DType::fp32}});
+    SafetensorsWriter writer(
+        dir.path(), "x",
+        {{"d", {3}, DType::fp64}, {"i", {2}, DType::int32}, {"f", {3}, DType::fp32}});
     writer.write(Tensor::from_host(std::span<const double>(doubles), {3}, Memory::workspace));
     writer.write(Tensor::from_host(std::span<const int32_t>(ints), {2}, Memory::workspace));
     writer.write(tensor(floats, {3}));
     writer.finish();
     Safetensors file = Safetensors::file(dir / "x.safetensors");
-    Tensor d = Tensor::empty({3}, DType::fp64, Memory::workspace), i = Tensor::empty({1}, DType::int32, Memory::workspace);
+    Tensor d = Tensor::empty({3}, DType::fp64, Memory::workspace),
+           i = Tensor::empty({1}, DType::int32, Memory::workspace);
     file.read("d", {3}, {}, d);
     file.read("i", {2}, {{1, 2}}, i);
     EXPECT_EQ(bytes_of(d.to_host<double>()), bytes_of(doubles));
     EXPECT_EQ(i.to_host<int32_t>(), (std::vector<int32_t>{INT32_MAX}));
     EXPECT_EQ(bytes_of(read_floats(file, "f", {3})), bytes_of(floats));
-    expect_error([&] { read_floats(file, "d", {3}); }, "tensor \"d\" is F64; fp32 can be read from F32, BF16 and F16");
-    expect_error([&] { file.read("f", {3}, {}, d); }, "tensor \"f\" is F32; fp64 can be read from F64");
+    expect_error([&] { read_floats(file, "d", {3}); },
+                 "tensor \"d\" is F64; fp32 can be read from F32, BF16 and F16");
+    expect_error([&] { file.read("f", {3}, {}, d); },
+                 "tensor \"f\" is F32; fp64 can be read from F64");
     expect_error([&] { read_floats(file, "g", {3}); }, "x.safetensors: has no tensor \"g\"");
-    expect_error([&] { read_floats(file, "f", {3, 1}); }, "tensor \"f\" has shape (3), but the model needs (3, 1)");
+    expect_error(
+        [&] {
+            read_floats(file, "f", {3, 1});
+        },
+        "tensor \"f\" has shape (3), but the model needs (3, 1)");
 }
 
 TEST(Safetensors, ListsOtherDtypesAndRefusesToConvertThem) {
     TempDir dir;
-    put(dir / "x.safetensors", with_header(R"({"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]},)"
-                                           R"("b":{"dtype":"F4","shape":[2,2],"data_offsets":[4,6]}})", "abcdef"));
+    put(dir / "x.safetensors",
+        with_header(R"({"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]},)"
+                    R"("b":{"dtype":"F4","shape":[2,2],"data_offsets":[4,6]}})",
+                    "abcdef"));
     Safetensors file = Safetensors::file(dir / "x.safetensors");
     EXPECT_EQ(file.entries().at("a").dtype, "F8_E4M3");
     expect_error([&] { read_floats(file, "a", {4}); }, "tensor \"a\" is F8_E4M3");
@@ -137,7 +159,9 @@ TEST(Safetensors, ListsOtherDtypesAndRefusesToConvertThem) {
 
 TEST(Safetensors, RefusesFilesThatAreNone) {
     TempDir dir;
-    auto open = [&](const std::string& name) { return [=, &dir] { Safetensors::file(dir / name); }; };
+    auto open = [&](const std::string& name) {
+        return [=, &dir] { Safetensors::file(dir / name); };
+    };
     expect_error(open("absent"), "absent: cannot be read: No such file or directory");
     put(dir / "empty", "");
     expect_error(open("empty"), "empty: 0 bytes are too short for a safetensors file");
@@ -155,32 +179,50 @@ TEST(Safetensors, RefusesBadHeaders) {
     expect_refused("{\"a\":{" + ok + "}", "the safetensors header is not JSON");
     expect_refused(std::string("{\"\xff\":1}"), "the safetensors header is not JSON");
     expect_refused("[]", "the safetensors header is not a JSON object");
-    expect_refused("{\"a\":{" + ok + "},\"a\":{" + ok + "}}", "the safetensors header names \"a\" twice");
+    expect_refused("{\"a\":{" + ok + "},\"a\":{" + ok + "}}",
+                   "the safetensors header names \"a\" twice");
     expect_refused("{\"a\":[[[[[[]]]]]]}", "the safetensors header is nested too deeply");
     expect_refused(std::string(100000, '['), "the safetensors header is nested too deeply");
     expect_refused("{\"a\":1e999}", "a number is out of range");
     expect_refused("{\"a\\n\":7}", "tensor \"a\\x0a\" is not a JSON object");
-    expect_refused(R"({"a":{"shape":[2,3],"data_offsets":[0,24]}})", "tensor \"a\" has no \"dtype\"");
-    expect_refused(R"({"a":{"dtype":"F33","shape":[2,3],"data_offsets":[0,24]}})", "tensor \"a\": unknown dtype \"F33\"");
-    expect_refused(R"({"a":{"dtype":"F32","data_offsets":[0,24]}})", "tensor \"a\" has no array \"shape\"");
-    expect_refused(R"({"a":{"dtype":"F32","shape":[2,-3],"data_offsets":[0,24]}})", "tensor \"a\": \"shape\" must hold non-negative integers");
-    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3.0],"data_offsets":[0,24]}})", "\"shape\" must hold non-negative integers");
-    expect_refused(R"({"a":{"dtype":"F32","shape":[2,18446744073709551615],"data_offsets":[0,24]}})", "\"shape\" must hold");
-    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3]}})", "tensor \"a\" has no array \"data_offsets\"");
-    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[24]}})", "data_offsets must be [begin, end] with begin <= end");
-    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[24,0]}})", "data_offsets must be [begin, end] with begin <= end");
-    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]}})", "its data ends at byte 28, but the file holds 24 (truncated?)");
-    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,20]}})", "F32 of shape (2, 3) takes 24 bytes, but data_offsets give it 20");
-    expect_refused(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,24]}})", "is absurd");
-    expect_refused(R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,24]}})", "tensor \"a\": 3 elements of 4 bits do not fill whole bytes");
-    expect_refused(R"({"__metadata__":{"a":1},"a":{)" + ok + "}}", "__metadata__ \"a\" is not a text");
+    expect_refused(R"({"a":{"shape":[2,3],"data_offsets":[0,24]}})",
+                   "tensor \"a\" has no \"dtype\"");
+    expect_refused(R"({"a":{"dtype":"F33","shape":[2,3],"data_offsets":[0,24]}})",
+                   "tensor \"a\": unknown dtype \"F33\"");
+    expect_refused(R"({"a":{"dtype":"F32","data_offsets":[0,24]}})",
+                   "tensor \"a\" has no array \"shape\"");
+    expect_refused(R"({"a":{"dtype":"F32","shape":[2,-3],"data_offsets":[0,24]}})",
+                   "tensor \"a\": \"shape\" must hold non-negative integers");
+    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3.0],"data_offsets":[0,24]}})",
+                   "\"shape\" must hold non-negative integers");
+    expect_refused(
+        R"({"a":{"dtype":"F32","shape":[2,18446744073709551615],"data_offsets":[0,24]}})",
+        "\"shape\" must hold");
+    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3]}})",
+                   "tensor \"a\" has no array \"data_offsets\"");
+    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[24]}})",
+                   "data_offsets must be [begin, end] with begin <= end");
+    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[24,0]}})",
+                   "data_offsets must be [begin, end] with begin <= end");
+    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]}})",
+                   "its data ends at byte 28, but the file holds 24 (truncated?)");
+    expect_refused(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,20]}})",
+                   "F32 of shape (2, 3) takes 24 bytes, but data_offsets give it 20");
+    expect_refused(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,24]}})",
+                   "is absurd");
+    expect_refused(R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,24]}})",
+                   "tensor \"a\": 3 elements of 4 bits do not fill whole bytes");
+    expect_refused(R"({"__metadata__":{"a":1},"a":{)" + ok + "}}",
+                   "__metadata__ \"a\" is not a text");
     expect_refused(R"({"__metadata__":7})", "tensor \"__metadata__\" is not a JSON object");
 }
 
 TEST(Safetensors, RefusesOverlapsHolesAndLeftovers) {
     const std::string a = R"("a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]})";
-    expect_refused("{" + a + R"(,"b":{"dtype":"F32","shape":[3],"data_offsets":[8,20]}})", "tensors overlap at data byte 8");
-    expect_refused("{" + a + R"(,"b":{"dtype":"F32","shape":[2],"data_offsets":[16,24]}})", "tensors leave a hole at data byte 12");
+    expect_refused("{" + a + R"(,"b":{"dtype":"F32","shape":[3],"data_offsets":[8,20]}})",
+                   "tensors overlap at data byte 8");
+    expect_refused("{" + a + R"(,"b":{"dtype":"F32","shape":[2],"data_offsets":[16,24]}})",
+                   "tensors leave a hole at data byte 12");
     expect_refused("{" + a + "}", "the tensors end at data byte 12, but the file goes on to 24");
 }
 
@@ -188,8 +230,13 @@ class Sharded : public ::testing::Test {
 protected:
     void SetUp() override {
         SafetensorsWriter writer(dir.path(), "model",
-                                 {{"a", {4}, DType::fp32}, {"b", {2}, DType::fp32}, {"c", {8}, DType::fp32}, {"d", {1}, DType::fp32}}, 24);
-        for (int64_t size : {4, 2, 8, 1}) writer.write(tensor(std::vector<float>(size_t(size), float(size)), {size}));
+                                 {{"a", {4}, DType::fp32},
+                                  {"b", {2}, DType::fp32},
+                                  {"c", {8}, DType::fp32},
+                                  {"d", {1}, DType::fp32}},
+                                 24);
+        for (int64_t size : {4, 2, 8, 1})
+            writer.write(tensor(std::vector<float>(size_t(size), float(size)), {size}));
         writer.finish();
     }
     void break_index(const std::string& from, const std::string& to, const std::string& message) {
@@ -205,7 +252,9 @@ protected:
 
 TEST_F(Sharded, WritesAndReads) {
     EXPECT_EQ(slurp(index).substr(0, 46), "{\n  \"metadata\": {\n    \"total_size\": 60\n  },\n  ");
-    for (const char* shard : {"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"})
+    for (const char* shard :
+         {"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
+          "model-00003-of-00003.safetensors"})
         EXPECT_TRUE(std::filesystem::exists(dir / shard));
     Safetensors all = Safetensors::directory(dir.path());
     EXPECT_EQ(all.entries().size(), 4u);
@@ -216,35 +265,51 @@ TEST_F(Sharded, WritesAndReads) {
 
 TEST_F(Sharded, MissingShard) {
     std::filesystem::remove(dir / "model-00002-of-00003.safetensors");
-    expect_error([&] { Safetensors::directory(dir.path()); }, "model-00002-of-00003.safetensors: missing; ");
+    expect_error([&] { Safetensors::directory(dir.path()); },
+                 "model-00002-of-00003.safetensors: missing; ");
 }
 TEST_F(Sharded, TruncatedShard) {
     std::filesystem::resize_file(dir / "model-00002-of-00003.safetensors", 100);
-    expect_error([&] { Safetensors::directory(dir.path()); }, "model-00002-of-00003.safetensors: tensor \"c\": its data ends at byte 32, but the file holds");
+    expect_error([&] { Safetensors::directory(dir.path()); },
+                 "model-00002-of-00003.safetensors: tensor \"c\": its data ends at byte 32, but "
+                 "the file holds");
 }
-TEST_F(Sharded, ShardOutsideTheDirectory) { break_index("model-00003", "../model-00003", "is not a plain file name in this directory"); }
-TEST_F(Sharded, WrongShard) { break_index("\"a\": \"model-00001", "\"a\": \"model-00002", "tensor \"a\" is not in model-00002-of-00003.safetensors, where the index says it is"); }
+TEST_F(Sharded, ShardOutsideTheDirectory) {
+    break_index("model-00003", "../model-00003", "is not a plain file name in this directory");
+}
+TEST_F(Sharded, WrongShard) {
+    break_index(
+        "\"a\": \"model-00001", "\"a\": \"model-00002",
+        "tensor \"a\" is not in model-00002-of-00003.safetensors, where the index says it is");
+}
 TEST_F(Sharded, UnknownTensor) { break_index("\"a\"", "\"z\"", "tensor \"z\" is not in"); }
 TEST_F(Sharded, NameTwice) { break_index("\"a\"", "\"b\"", "the index names \"b\" twice"); }
 TEST_F(Sharded, NoMap) { break_index("weight_map", "weight_mop", "has no object \"weight_map\""); }
-TEST_F(Sharded, NoText) { break_index("\"model-00003-of-00003.safetensors\"", "3", "weight_map \"d\" is not a file name"); }
+TEST_F(Sharded, NoText) {
+    break_index("\"model-00003-of-00003.safetensors\"", "3", "weight_map \"d\" is not a file name");
+}
 TEST_F(Sharded, NotJson) { break_index("{", "", "the index is not"); }
 TEST_F(Sharded, TensorInTwoShards) {
-    std::filesystem::copy_file(dir / "model-00002-of-00003.safetensors", dir / "model-00003-of-00003.safetensors",
+    std::filesystem::copy_file(dir / "model-00002-of-00003.safetensors",
+                               dir / "model-00003-of-00003.safetensors",
                                std::filesystem::copy_options::overwrite_existing);
-    expect_error([&] { Safetensors::directory(dir.path()); }, "tensor \"c\" is in another shard too");
+    expect_error([&] { Safetensors::directory(dir.path()); },
+                 "tensor \"c\" is in another shard too");
 }
 
 TEST(Safetensors, DirectoryWithoutModel) {
     TempDir dir;
-    expect_error([&] { Safetensors::directory(dir.path()); }, "has neither model.safetensors nor model.safetensors.index.json");
-    expect_error([&] { Safetensors::directory(dir / "absent"); }, "has neither model.safetensors nor model.safetensors.index.json");
+    expect_error([&] { Safetensors::directory(dir.path()); },
+                 "has neither model.safetensors nor model.safetensors.index.json");
+    expect_error([&] { Safetensors::directory(dir / "absent"); },
+                 "has neither model.safetensors nor model.safetensors.index.json");
 }
 
 TEST(SafetensorsWriter, LeavesNothingBehindWhenItIsNotFinished) {
     TempDir dir;
     {
-        SafetensorsWriter writer(dir.path(), "x", {{"a", {2}, DType::fp32}, {"b", {2}, DType::fp32}});
+        SafetensorsWriter writer(dir.path(), "x",
+                                 {{"a", {2}, DType::fp32}, {"b", {2}, DType::fp32}});
         writer.write(tensor({1, 2}, {2}));
         EXPECT_THROW(writer.finish(), std::logic_error);
         EXPECT_THROW(writer.write(tensor({1, 2, 3}, {3})), std::logic_error);
@@ -256,9 +321,11 @@ TEST(SafetensorsWriter, UnwritableDirectory) {
     TempDir dir;
     put(dir / "file", "");
     SafetensorsWriter writer(dir / "file", "x", {{"a", {1}, DType::fp32}});
-    expect_error([&] { writer.write(tensor({1}, {1})); }, "file/x.safetensors: cannot be written: Not a directory");
+    expect_error([&] { writer.write(tensor({1}, {1})); },
+                 "file/x.safetensors: cannot be written: Not a directory");
     SafetensorsWriter other(dir / "absent", "x", {});
-    expect_error([&] { other.finish(); }, "absent/x.safetensors: cannot be written: No such file or directory");
+    expect_error([&] { other.finish(); },
+                 "absent/x.safetensors: cannot be written: No such file or directory");
 }
 
 TEST(AtomicFile, ReplacesOnlyAtCommit) {

@@ -31,7 +31,8 @@ struct Setting {
     int64_t steps = 3, warmup = 0;
 };
 
-// What a chapter's main does, with a model whose parts `change` has changed; the numbers break the step itself.
+// What a chapter's main does, with a model whose parts `change` has changed; the numbers break the
+// step itself.
 Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1, double lr_scale = 1,
              int64_t shifted_samples = 0, const Setting& setting = {}) {
     Options options;
@@ -66,8 +67,12 @@ Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1, d
             model.parameters().begin_gradients(2);
             const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
             for (int64_t m = 0; m < 2; ++m) {
-                const Batch batch = to_device(loader.batch((2 * step + m) * B + shifted_samples, B));
-                Context context{.batch = batch, .token_weight = float(loss_scale / double(2 * B * T)), .loss = loss, .micro_batch = int(m)};
+                const Batch batch =
+                    to_device(loader.batch((2 * step + m) * B + shifted_samples, B));
+                Context context{.batch = batch,
+                                .token_weight = float(loss_scale / double(2 * B * T)),
+                                .loss = loss,
+                                .micro_batch = int(m)};
                 Saved saved;
                 model.forward({}, saved, context);
                 model.backward({}, saved, context);
@@ -75,7 +80,8 @@ Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1, d
             if (step == 0) verifier.gradient(model.parameters().parts(&Parameter::grad));
             optimizer.step(learning_rate(options.optimizer, step) * lr_scale,
                            squared_gradient_norm(model.parameters()));
-            verifier.after_step(step, loss.to_host<double>()[0], model.parameters().parts(&Parameter::value));
+            verifier.after_step(step, loss.to_host<double>()[0],
+                                model.parameters().parts(&Parameter::value));
         }
         testing::internal::CaptureStdout();
         checks.verified = verifier.finish(report);
@@ -97,7 +103,8 @@ template <class Broken>
 auto linear(const std::string& ending) {
     return [ending](Parts& parts) {
         parts.linear = [ending, original = parts.linear](
-                           ParameterList& list, const Parts& all, const Place& place, LinearRole role,
+                           ParameterList& list, const Parts& all, const Place& place,
+                           LinearRole role,
                            const Parts::LinearShape& shape) -> std::unique_ptr<Linear> {
             auto unbroken = original(list, all, place, role, shape);  // registers the parameters
             if (!place.part(shape.rows.front().first).weight().ends_with(ending)) return unbroken;
@@ -128,7 +135,8 @@ void attention(Parts& parts) {
 
 TEST(Verify, AnUnchangedRunPasses) {
     expect(train([](Parts&) {}), true, true);
-    expect(train(linear<Linear>("layers.1.self_attn.o_proj.weight")), true, true);  // parts made by the helpers above are fine
+    expect(train(linear<Linear>("layers.1.self_attn.o_proj.weight")), true,
+           true);  // parts made by the helpers above are fine
     expect(train(norm<Norm>), true, true);
     expect(train(attention<FlashAttention>), true, true);
 }
@@ -141,7 +149,8 @@ TEST(Verify, SeesAWeightGradientThatIsSkipped) {
             saved.take("x"), saved.take("dy");  // the second micro-batch's contribution is lost
         }
     };
-    for (const char* name : {"layers.1.self_attn.o_proj.weight", "layers.0.self_attn.q_proj.weight", "layers.0.mlp.gate_proj.weight"})
+    for (const char* name : {"layers.1.self_attn.o_proj.weight", "layers.0.self_attn.q_proj.weight",
+                             "layers.0.mlp.gate_proj.weight"})
         expect(train(linear<Broken>(name)), false, true);
 }
 
@@ -238,7 +247,8 @@ TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
     EXPECT_TRUE(right.verified && right.memory) << right.printed;
     EXPECT_NE(right.printed.find(" measured "), std::string::npos) << right.printed;
 
-    // A real error of a tenth is still seen beside what rounding comes to, however the compiler orders its sums.
+    // A real error of a tenth is still seen beside what rounding comes to, however the compiler
+    // orders its sums.
     const Checks faster = train(nothing, 1, 1.1, 0, sensitive);
     EXPECT_FALSE(faster.verified) << faster.printed;
     EXPECT_NE(faster.printed.find(" measured "), std::string::npos) << faster.printed;
@@ -275,7 +285,8 @@ TEST(Verify, SeesAWeightThatIsNoNumberInTheEnd) {
         using Linear::Linear;
         void backward_weight(Saved& saved, Context& context) override {
             Linear::backward_weight(saved, context);
-            if (++calls_ == 2 * 3) ops::fill(parameters_[0]->grad, NAN);  // in the last step, after all losses
+            if (++calls_ == 2 * 3)
+                ops::fill(parameters_[0]->grad, NAN);  // in the last step, after all losses
         }
         int calls_ = 0;
     };
@@ -285,7 +296,8 @@ TEST(Verify, SeesAWeightThatIsNoNumberInTheEnd) {
 TEST(MemoryCheck, SeesALeakedActivation) {
     struct Leaks : Linear {
         using Linear::Linear;
-        Tensor forward(const Tensor& x, Saved& saved, Context& context, const Tensor& residual) override {
+        Tensor forward(const Tensor& x, Saved& saved, Context& context,
+                       const Tensor& residual) override {
             Tensor y = Linear::forward(x, saved, context, residual);
             saved.keep("y", y);  // nobody takes it
             return y;
@@ -296,13 +308,16 @@ TEST(MemoryCheck, SeesALeakedActivation) {
 
 TEST(MemoryCheck, SeesAnActivationThatIsNotKept) {
     struct Broken : FlashAttention {
-        Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved, Context& context) override {
+        Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved,
+                       Context& context) override {
             Tensor o = FlashAttention::forward(q, k, v, saved, context);
             saved.take("lse"), saved.take("q");
             return o;
         }
         Gradients backward(const Tensor& dout, Saved& saved, Context&) override {
-            const auto zeros = [](const Tensor& like) { return Tensor::zeros(like.shape(), like.dtype(), Memory::activation); };
+            const auto zeros = [](const Tensor& like) {
+                return Tensor::zeros(like.shape(), like.dtype(), Memory::activation);
+            };
             saved.take("o");
             return {zeros(dout), zeros(saved.take("k")), zeros(saved.take("v"))};
         }
@@ -312,7 +327,8 @@ TEST(MemoryCheck, SeesAnActivationThatIsNotKept) {
 
 TEST(MemoryCheck, SeesAPersistentTensorTooMany) {
     static Tensor extra;
-    const Checks checks = train([](Parts&) { extra = Tensor::empty({1}, DType::fp32, Memory::gradient); });
+    const Checks checks =
+        train([](Parts&) { extra = Tensor::empty({1}, DType::fp32, Memory::gradient); });
     extra = {};
     expect(checks, true, false);
 }

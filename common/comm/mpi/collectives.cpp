@@ -1,7 +1,7 @@
 // The collectives over MPI, made of MPI_Isend and MPI_Irecv only, on host memory.
 //
-// Reductions do not use MPI_Reduce*: which rank adds first would then depend on the message's size and on the collective.
-// Here every element is summed in the order rank 0, 1, ..., n-1 by one rank:
+// Reductions do not use MPI_Reduce*: which rank adds first would then depend on the message's size
+// and on the collective. Here every element is summed in the order rank 0, 1, ..., n-1 by one rank:
 //
 //     all-reduce, small     everyone sends everything to everyone, then adds:  1 round,  n (n-1) messages
 //     all-reduce, large     slice i of everyone's x goes to rank i  --+
@@ -28,7 +28,8 @@ struct Slice {
     int64_t count;
 };
 
-// One round: slice_for(r) of this rank's data goes to rank r, and this rank's own slice of everyone's is reduced to `out`.
+// One round: slice_for(r) of this rank's data goes to rank r, and this rank's own slice of
+// everyone's is reduced to `out`.
 template <class SliceFor>
 void reduce_round(Exchange& exchange, const Operation& reduction, SliceFor slice_for, void* out) {
     Slice own = slice_for(exchange.rank());
@@ -38,7 +39,9 @@ void reduce_round(Exchange& exchange, const Operation& reduction, SliceFor slice
         inputs[r] = r == exchange.rank() ? own.data : slot;
         if (r != exchange.rank()) slot += own.count * reduction.width();
     }
-    exchange.for_each_peer([&](int peer) { exchange.recv(const_cast<void*>(inputs[peer]), own.count * reduction.width(), peer); });
+    exchange.for_each_peer([&](int peer) {
+        exchange.recv(const_cast<void*>(inputs[peer]), own.count * reduction.width(), peer);
+    });
     exchange.for_each_peer([&](int peer) {
         Slice slice = slice_for(peer);
         exchange.send(slice.data, slice.count * reduction.width(), peer);
@@ -95,7 +98,8 @@ void broadcast(const Operation& x, Exchange& exchange) {
 }
 
 void all_gather(const Operation& x, Exchange& exchange) {
-    exchange.for_each_peer([&](int peer) { exchange.recv(x.out + peer * x.in_bytes, x.in_bytes, peer); });
+    exchange.for_each_peer(
+        [&](int peer) { exchange.recv(x.out + peer * x.in_bytes, x.in_bytes, peer); });
     exchange.for_each_peer([&](int peer) { exchange.send(x.in, x.in_bytes, peer); });
     copy(x.out + exchange.rank() * x.in_bytes, x.in, x.in_bytes);
     exchange.wait();
@@ -103,7 +107,8 @@ void all_gather(const Operation& x, Exchange& exchange) {
 
 void gather(const Operation& x, Exchange& exchange) {
     if (exchange.rank() == x.root) {
-        exchange.for_each_peer([&](int peer) { exchange.recv(x.out + peer * x.in_bytes, x.in_bytes, peer); });
+        exchange.for_each_peer(
+            [&](int peer) { exchange.recv(x.out + peer * x.in_bytes, x.in_bytes, peer); });
         copy(x.out + x.root * x.in_bytes, x.in, x.in_bytes);
     } else {
         exchange.send(x.in, x.in_bytes, x.root);
@@ -113,7 +118,8 @@ void gather(const Operation& x, Exchange& exchange) {
 
 void scatter(const Operation& x, Exchange& exchange) {
     if (exchange.rank() == x.root) {
-        exchange.for_each_peer([&](int peer) { exchange.send(x.in + peer * x.out_bytes, x.out_bytes, peer); });
+        exchange.for_each_peer(
+            [&](int peer) { exchange.send(x.in + peer * x.out_bytes, x.out_bytes, peer); });
         copy(x.out, x.in + x.root * x.out_bytes, x.out_bytes);
     } else {
         exchange.recv(x.out, x.out_bytes, x.root);
@@ -123,8 +129,10 @@ void scatter(const Operation& x, Exchange& exchange) {
 
 void all_to_all(const Operation& x, Exchange& exchange) {
     const auto &to = x.recv_begin, &from = x.send_begin;
-    exchange.for_each_peer([&](int peer) { exchange.recv(x.out + to[peer], to[peer + 1] - to[peer], peer); });
-    exchange.for_each_peer([&](int peer) { exchange.send(x.in + from[peer], from[peer + 1] - from[peer], peer); });
+    exchange.for_each_peer(
+        [&](int peer) { exchange.recv(x.out + to[peer], to[peer + 1] - to[peer], peer); });
+    exchange.for_each_peer(
+        [&](int peer) { exchange.send(x.in + from[peer], from[peer + 1] - from[peer], peer); });
     int me = exchange.rank();
     copy(x.out + to[me], x.in + from[me], from[me + 1] - from[me]);
     exchange.wait();
@@ -153,7 +161,8 @@ void plan_reduction(Operation& x, int rank, int size) {
     const CommunicationSettings& settings = communication_settings();
     int64_t n = size, numel = x.out_bytes / x.width(), slot = 0;
     if (x.kind == Collective::reduce_scatter) {
-        x.chunk = slot = std::clamp<int64_t>(settings.chunk_bytes / x.width() / n, 1, std::max<int64_t>(1, numel));
+        x.chunk = slot = std::clamp<int64_t>(settings.chunk_bytes / x.width() / n, 1,
+                                             std::max<int64_t>(1, numel));
     } else if (x.kind == Collective::all_reduce || x.kind == Collective::reduce) {
         x.small = x.out_bytes <= settings.small_bytes;
         x.chunk = x.small ? numel : std::min(numel, std::max(n, settings.chunk_bytes / x.width()));

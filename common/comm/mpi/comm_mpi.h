@@ -1,4 +1,5 @@
-// Private to communication: what a Communicator holds, how messages travel over MPI, and the collectives made of them.
+// Private to communication: what a Communicator holds, how messages travel over MPI, and the
+// collectives made of them.
 #pragma once
 
 #define MPICH_SKIP_MPICXX  // the C interface is enough; the old C++ one would have to be linked
@@ -14,14 +15,16 @@
 
 namespace ultrascale {
 
-// A group of ranks. Groups are ours, not MPI's: all messages travel in MPI_COMM_WORLD, and a group has a range of tags to
-// itself. (MPI_Comm_split spins, like every blocking call: 100 ms for 8 ranks on 2 cores with MPICH 4.0.2; ours takes 0.05.)
+// A group of ranks. Groups are ours, not MPI's: all messages travel in MPI_COMM_WORLD, and a group
+// has a range of tags to itself. (MPI_Comm_split spins, like every blocking call: 100 ms for 8
+// ranks on 2 cores with MPICH 4.0.2; ours takes 0.05.)
 //
-// The range is the group's number. A split gives the lowest number that is new to each of its ranks; so two groups that have
-// two ranks in common have two numbers, and groups without may share one.
+// The range is the group's number. A split gives the lowest number that is new to each of its
+// ranks; so two groups that have two ranks in common have two numbers, and groups without may share
+// one.
 //
-// Within the range a call's place in the program order, which all ranks share, makes its tag, so that calls which run on
-// different streams at the same time cannot take each other's messages.
+// Within the range a call's place in the program order, which all ranks share, makes its tag, so
+// that calls which run on different streams at the same time cannot take each other's messages.
 struct Communicator::Impl {
     std::string name;
     std::vector<int> world_ranks;  // of the group's ranks
@@ -35,7 +38,8 @@ struct Communicator::Impl {
 
     Impl(std::string name, std::vector<int> world_ranks, int rank, int number);
     int size() const { return int(world_ranks.size()); }
-    // Calls body(peer) for every other rank, the next one first, so that not all ranks begin with rank 0.
+    // Calls body(peer) for every other rank, the next one first, so that not all ranks begin with
+    // rank 0.
     template <class Body>
     void for_each_peer(Body body) const {
         for (int i = 1; i < size(); ++i) body((rank + i) % size());
@@ -45,20 +49,26 @@ struct Communicator::Impl {
     int send_tag(int peer) { return tag(1, sends[peer]++); }
     int receive_tag(int peer) { return tag(1, receives[peer]++); }
 
-    static int group_tags();  // tags of one group: the lower half for collectives, the upper for send/recv
+    static int
+    group_tags();  // tags of one group: the lower half for collectives, the upper for send/recv
     static int groups();      // how many groups there can be
     int tag(int half, uint64_t call) const;
 };
 
-// Where one way ends and another begins. Variable so that tests reach every path with little data; equal on all ranks.
+// Where one way ends and another begins. Variable so that tests reach every path with little data;
+// equal on all ranks.
 struct CommunicationSettings {
-    int64_t piece_bytes = 1 << 30;  // MPI counts with an int: longer messages travel in pieces of this size
+    int64_t piece_bytes =
+        1 << 30;  // MPI counts with an int: longer messages travel in pieces of this size
     int64_t small_bytes = 4 << 10;  // an all-reduce or reduce up to this size takes one round
-    int64_t chunk_bytes = 1 << 20;  // longer reductions go through scratch of about this size, chunk after chunk
-    // CUDA, by copy engines (cuda/comm_copies.h): whether at all; tensors from which size and up to which (a reduction's scratch is almost
-    // as large); how much scratch a group's reductions may hold whose sum is still to come (the latest one's is always allowed).
+    int64_t chunk_bytes =
+        1 << 20;  // longer reductions go through scratch of about this size, chunk after chunk
+    // CUDA, by copy engines (cuda/comm_copies.h): whether at all; tensors from which size and up to
+    // which (a reduction's scratch is almost as large); how much scratch a group's reductions may
+    // hold whose sum is still to come (the latest one's is always allowed).
     bool copy_engines = true;
-    int64_t copies_from_bytes = 1 << 20, copies_up_to_bytes = int64_t(4) << 30, copies_unsummed_bytes = 256 << 20;
+    int64_t copies_from_bytes = 1 << 20, copies_up_to_bytes = int64_t(4) << 30,
+            copies_unsummed_bytes = 256 << 20;
 };
 CommunicationSettings& communication_settings();
 
@@ -67,14 +77,15 @@ struct SlowTrip {
     double begin, end;
 };
 
-// Bytes that this rank has given to MPI or to copy engines for other ranks, since the program's start. Tests compare it with
-// the formula by which communication is counted (comm.h: bytes_sent).
+// Bytes that this rank has given to MPI or to copy engines for other ranks, since the program's
+// start. Tests compare it with the formula by which communication is counted (comm.h: bytes_sent).
 std::atomic<int64_t>& bytes_handed_over();
 
 // A set of messages that progress together.
 //
-// Waiting is a loop of MPI_Testall and sched_yield(): MPI's blocking calls spin, which with more ranks than cores keeps
-// the rank one waits for off the core (8 ranks on 2 cores, MPICH 4.0.2: 24 ms for an all-reduce of one float).
+// Waiting is a loop of MPI_Testall and sched_yield(): MPI's blocking calls spin, which with more
+// ranks than cores keeps the rank one waits for off the core (8 ranks on 2 cores, MPICH 4.0.2: 24
+// ms for an all-reduce of one float).
 class Exchange {
 public:
     Exchange(const Communicator::Impl& group, int tag) : group_(&group), tag_(tag) {}
@@ -125,8 +136,9 @@ std::vector<T> tell_all(Communicator::Impl& group, const T& mine) {
     return all;
 }
 
-// A Work went down with an exception before its communication had ended: its ranks may never meet again. From then on
-// every wait of an Exchange throws instead of hanging, by check_not_abandoned(). (false: a test is done with it.)
+// A Work went down with an exception before its communication had ended: its ranks may never meet
+// again. From then on every wait of an Exchange throws instead of hanging, by
+// check_not_abandoned(). (false: a test is done with it.)
 void abandon_communication(bool abandoned = true);
 void check_not_abandoned();
 
@@ -135,7 +147,8 @@ void watch_this_rank(int rank);
 void stop_watching();
 
 // out[i] = reduction over r of inputs[r][i], r = 0, 1, ...; `out` may be one of the inputs.
-void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int64_t count, DType dtype, Reduce op);
+void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int64_t count,
+                          DType dtype, Reduce op);
 
 // A call as numbers and addresses, on whatever device; it owns nothing.
 struct Operation {
@@ -146,12 +159,16 @@ struct Operation {
         int peer, tag;
     };
     Collective kind;
-    char *out = nullptr, *in = nullptr;  // the same for all-reduce, reduce and broadcast; null where this rank has none
+    // the same for all-reduce, reduce and broadcast; null where this rank has none
+    char *
+        out = nullptr,
+       *in = nullptr;
     int64_t out_bytes = 0, in_bytes = 0;
     DType dtype = DType::fp32;
     Reduce op = Reduce::sum;
     int root = -1;
-    std::vector<int64_t> send_begin, recv_begin;  // all-to-all: where each rank's slice begins, in bytes, and the end
+    std::vector<int64_t> send_begin,
+        recv_begin;  // all-to-all: where each rank's slice begins, in bytes, and the end
     std::vector<Message> messages;
 
     // How a reduction goes over MPI; plan_reduction() fills it in.

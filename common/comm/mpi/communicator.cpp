@@ -19,11 +19,17 @@ static bool mpi_is_running() {
 }
 
 Communicator::Impl::Impl(std::string name, std::vector<int> world_ranks, int rank, int number)
-    : name(std::move(name)), world_ranks(std::move(world_ranks)), rank(rank), number(number), sends(size()), receives(size()) {
+    : name(std::move(name)),
+      world_ranks(std::move(world_ranks)),
+      rank(rank),
+      number(number),
+      sends(size()),
+      receives(size()) {
     check(number < groups(), "too many groups were made: MPI has no tags left");
 }
 
-// MPI promises 32768 tags (then 64 groups, and 256 calls of a kind can be under way at once); MPICH and Open MPI have more.
+// MPI promises 32768 tags (then 64 groups, and 256 calls of a kind can be under way at once); MPICH
+// and Open MPI have more.
 static int64_t mpi_tags() {
     int* upper_bound = nullptr;
     int found = 0;
@@ -44,7 +50,8 @@ int Communicator::Impl::tag(int half, uint64_t call) const {
 }
 
 static int world_size = 1, world_rank = 0, node_ranks = 1, node_rank = 0;
-static Communicator::Impl* arrivals = nullptr;  // all ranks again: other ranks may be in any call of world's when one arrives
+static Communicator::Impl* arrivals =
+    nullptr;  // all ranks again: other ranks may be in any call of world's when one arrives
 static int next_group = 0;                      // the lowest number that is new to this rank
 
 Communicator& Communicator::world() {
@@ -63,7 +70,8 @@ Communicator& Communicator::world() {
         MPI_Comm_free(&node);
         std::vector<int> all(world_size);
         std::iota(all.begin(), all.end(), 0);
-        auto* communicator = new Communicator(std::make_shared<Impl>("world", all, world_rank, next_group++));
+        auto* communicator =
+            new Communicator(std::make_shared<Impl>("world", all, world_rank, next_group++));
         arrivals = new Impl("arrivals", all, world_rank, next_group++);
         return communicator;
     }();
@@ -126,7 +134,9 @@ int Communicator::rank() const { return impl_->rank; }
 int Communicator::size() const { return impl_->size(); }
 const std::string& Communicator::name() const { return impl_->name; }
 
-std::string rank_prefix() { return world_size > 1 ? "rank " + std::to_string(world_rank) + ": " : ""; }
+std::string rank_prefix() {
+    return world_size > 1 ? "rank " + std::to_string(world_rank) + ": " : "";
+}
 int ranks_on_this_node() { return node_ranks; }
 int rank_on_this_node() { return node_rank; }
 
@@ -148,7 +158,8 @@ bool all_ranks_arrive(double seconds) {
 
 void finalize_communication() {
     if (!mpi_is_running()) return;
-    // MPI_Finalize spins: it should not have to wait for anyone. Another tag than all_ranks_arrive's, which a rank that fails may be in.
+    // MPI_Finalize spins: it should not have to wait for anyone. Another tag than
+    // all_ranks_arrive's, which a rank that fails may be in.
     Exchange all(*arrivals, arrivals->tag(0, 1));
     run_over_mpi({.kind = Collective::barrier}, all);
     transport::close();
@@ -159,7 +170,8 @@ void finalize_communication() {
 void abort_all_ranks(int exit_code) {
     std::fflush(nullptr);
     stop_watching();
-    // The launcher drops what it has not read yet when it is told to abort (MPICH 4.0.2: 2 messages of 30).
+    // The launcher drops what it has not read yet when it is told to abort (MPICH 4.0.2: 2 messages
+    // of 30).
     if (world_size > 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, exit_code);
     std::_Exit(exit_code);

@@ -22,20 +22,22 @@ static std::atomic<bool> communication_abandoned = false;
 void abandon_communication(bool abandoned) { communication_abandoned = abandoned; }
 bool communication_is_abandoned() { return communication_abandoned; }
 void check_not_abandoned() {
-    check(!communication_abandoned, "communication was given up when an exception passed a Work that was not waited for");
+    check(!communication_abandoned,
+          "communication was given up when an exception passed a Work that was not waited for");
 }
 
 void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
     if (peer != rank()) bytes_handed_over() += bytes;
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
         int piece = int(std::min(communication_settings().piece_bytes, bytes - begin));
-        MPI_Isend(static_cast<const char*>(data) + begin, piece, MPI_BYTE, group_->world_ranks[peer], tag, MPI_COMM_WORLD,
-                  &requests_.emplace_back());
+        MPI_Isend(static_cast<const char*>(data) + begin, piece, MPI_BYTE,
+                  group_->world_ranks[peer], tag, MPI_COMM_WORLD, &requests_.emplace_back());
         expected_.push_back(-1);
     }
     if (slow_links().between(group_->world_ranks[peer], group_->world_ranks[rank()]) && bytes > 0) {
         SlowMessage& slow = slow_.emplace_back(bytes, false, send_over_slow_link(bytes, set_out_));
-        MPI_Isend(&slow.trip, sizeof slow.trip, MPI_BYTE, group_->world_ranks[peer], tag, MPI_COMM_WORLD, &requests_.emplace_back());
+        MPI_Isend(&slow.trip, sizeof slow.trip, MPI_BYTE, group_->world_ranks[peer], tag,
+                  MPI_COMM_WORLD, &requests_.emplace_back());
         expected_.push_back(-1);
     }
 }
@@ -43,13 +45,14 @@ void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
 void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
         int piece = int(std::min(communication_settings().piece_bytes, bytes - begin));
-        MPI_Irecv(static_cast<char*>(data) + begin, piece, MPI_BYTE, group_->world_ranks[peer], tag, MPI_COMM_WORLD,
-                  &requests_.emplace_back());
+        MPI_Irecv(static_cast<char*>(data) + begin, piece, MPI_BYTE, group_->world_ranks[peer], tag,
+                  MPI_COMM_WORLD, &requests_.emplace_back());
         expected_.push_back(piece);
     }
     if (slow_links().between(group_->world_ranks[peer], group_->world_ranks[rank()]) && bytes > 0) {
         SlowMessage& slow = slow_.emplace_back(bytes, true, SlowTrip{});
-        MPI_Irecv(&slow.trip, sizeof slow.trip, MPI_BYTE, group_->world_ranks[peer], tag, MPI_COMM_WORLD, &requests_.emplace_back());
+        MPI_Irecv(&slow.trip, sizeof slow.trip, MPI_BYTE, group_->world_ranks[peer], tag,
+                  MPI_COMM_WORLD, &requests_.emplace_back());
         expected_.push_back(sizeof slow.trip);
     }
 }
@@ -62,7 +65,9 @@ void Exchange::wait() {
     if (slow_until_ > 0) sleep_until(slow_until_);
 }
 
-bool Exchange::done() { return arrived() && (slow_until_ == 0 || machine_seconds() >= slow_until_); }
+bool Exchange::done() {
+    return arrived() && (slow_until_ == 0 || machine_seconds() >= slow_until_);
+}
 
 bool Exchange::arrived() {
     statuses_.resize(requests_.size());
@@ -71,7 +76,8 @@ bool Exchange::arrived() {
     if (!done) return false;
     check_sizes();
     for (const SlowMessage& m : slow_)
-        slow_until_ = std::max(slow_until_, m.received ? receive_over_slow_link(m.bytes, m.trip) : m.trip.end);
+        slow_until_ = std::max(slow_until_,
+                               m.received ? receive_over_slow_link(m.bytes, m.trip) : m.trip.end);
     slow_.clear();
     set_out_ = 0;
     return true;
@@ -82,19 +88,23 @@ void Exchange::check_sizes() {
         if (expected_[i] < 0) continue;
         int received = 0;
         MPI_Get_count(&statuses_[i], MPI_BYTE, &received);
-        check(received == expected_[i], "a message was shorter than expected: the ranks' tensors differ in size");
+        check(received == expected_[i],
+              "a message was shorter than expected: the ranks' tensors differ in size");
     }
     requests_.clear();
     expected_.clear();
 }
 
-// ---- reductions ----------------------------------------------------------------------------------------------------------
+// ---- reductions ---------------------------------------------------------------------------------
 
 template <class T>
 static void reduce_typed(T* out, const std::vector<const void*>& inputs, int64_t count, Reduce op) {
-    // Sums are kept wider than the elements and rounded once; an int32 sum may need 64 bits before it is divided.
-    using Sum = std::conditional_t<std::is_same_v<T, int32_t>, int64_t, std::conditional_t<std::is_same_v<T, double>, double, float>>;
-    constexpr int64_t block = 1024;  // stays in the first-level cache while the ranks' blocks pass by
+    // Sums are kept wider than the elements and rounded once; an int32 sum may need 64 bits before
+    // it is divided.
+    using Sum = std::conditional_t<std::is_same_v<T, int32_t>, int64_t,
+                                   std::conditional_t<std::is_same_v<T, double>, double, float>>;
+    // stays in the first-level cache while the ranks' blocks pass by
+    constexpr int64_t block = 1024;
     Sum sum[block];
     for (int64_t begin = 0; begin < count; begin += block) {
         int64_t length = std::min(block, count - begin);
@@ -119,7 +129,8 @@ static void reduce_typed(T* out, const std::vector<const void*>& inputs, int64_t
     }
 }
 
-void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int64_t count, DType dtype, Reduce op) {
+void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int64_t count,
+                          DType dtype, Reduce op) {
     switch (dtype) {
         case DType::fp32: return reduce_typed(static_cast<float*>(out), inputs, count, op);
         case DType::bf16: return reduce_typed(static_cast<bf16*>(out), inputs, count, op);

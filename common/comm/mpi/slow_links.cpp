@@ -17,11 +17,13 @@ void pretend_nodes(int ranks_per_node, double gbit_per_second) {
     slow_links() = {ranks_per_node, gbit_per_second * 1e9 / 8};
 }
 
-// ---- the cards' clocks ---------------------------------------------------------------------------------------------------
+// ---- the cards' clocks --------------------------------------------------------------------------
 
 using Clock = std::chrono::steady_clock;
 
-double machine_seconds() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+double machine_seconds() {
+    return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
 
 void sleep_until(double machine_time) {
     const std::chrono::duration<double> left(machine_time - machine_seconds());
@@ -40,14 +42,17 @@ SlowTrip send_over_slow_link(int64_t bytes, double& since) {
 
 double receive_over_slow_link(int64_t bytes, const SlowTrip& sent) {
     std::lock_guard lock(card_mutex);
-    receiving_until = std::max(sent.begin, receiving_until) + double(bytes) / slow_links().bytes_per_second;
+    receiving_until =
+        std::max(sent.begin, receiving_until) + double(bytes) / slow_links().bytes_per_second;
     return std::max(sent.end, receiving_until);
 }
 
-// ---- NCCL ----------------------------------------------------------------------------------------------------------------
+// ---- NCCL ---------------------------------------------------------------------------------------
 
 double slow_link_seconds(const Operation& x, const Communicator::Impl& group) {
-    const auto far = [&](int peer) { return slow_links().between(group.world_ranks[peer], group.world_ranks[group.rank]); };
+    const auto far = [&](int peer) {
+        return slow_links().between(group.world_ranks[peer], group.world_ranks[group.rank]);
+    };
     const double n = group.size();
     bool crosses = false;  // the group has ranks of several nodes
     int64_t far_ranks = 0, out = 0, in = 0;
@@ -55,7 +60,9 @@ double slow_link_seconds(const Operation& x, const Communicator::Impl& group) {
         far_ranks += far(r);
         crosses = crosses || slow_links().between(group.world_ranks[r], group.world_ranks[0]);
     }
-    const auto ring = [&](double times, int64_t bytes) { return crosses ? times * double(bytes) / slow_links().bytes_per_second : 0; };
+    const auto ring = [&](double times, int64_t bytes) {
+        return crosses ? times * double(bytes) / slow_links().bytes_per_second : 0;
+    };
     const bool root = group.rank == x.root, far_from_root = x.root >= 0 && far(x.root);
     switch (x.kind) {
         case Collective::all_reduce: return ring(2 * (n - 1) / n, x.in_bytes);
@@ -72,7 +79,8 @@ double slow_link_seconds(const Operation& x, const Communicator::Impl& group) {
             }
             break;
         case Collective::send_recv:
-            for (const Operation::Message& m : x.messages) (m.send ? out : in) += far(m.peer) * m.bytes;
+            for (const Operation::Message& m : x.messages)
+                (m.send ? out : in) += far(m.peer) * m.bytes;
             break;
         case Collective::barrier: break;
     }

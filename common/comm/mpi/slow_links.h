@@ -1,4 +1,5 @@
-// Pretended nodes (comm.h: pretend_nodes): what travels between them takes as long as over a slow network.
+// Pretended nodes (comm.h: pretend_nodes): what travels between them takes as long as over a slow
+// network.
 //
 //         node 0                 node 1
 //     rank 0   rank 1        rank 2   rank 3        inside a node: as fast as the machine is
@@ -7,10 +8,12 @@
 //       |        |             |        |           so many bytes a second out, and at the same time as many in
 //     ==+========+=============+========+==         the switches between the cards are never the narrow place
 //
-// A message occupies its sender's card for bytes / rate seconds once that is free, and its receiver's likewise. Messages that set out
-// together share a card. On the CPU each message is followed by a note of when the sender's card carries it, and neither side calls it
-// complete before both cards are through; the waiting rank sleeps, as it would while a network card works. NCCL's messages are
-// its own, so on CUDA the stream waits behind a call for as long as the cards would have worked (cuda/slow_link.cu).
+// A message occupies its sender's card for bytes / rate seconds once that is free, and its
+// receiver's likewise. Messages that set out together share a card. On the CPU each message is
+// followed by a note of when the sender's card carries it, and neither side calls it complete
+// before both cards are through; the waiting rank sleeps, as it would while a network card works.
+// NCCL's messages are its own, so on CUDA the stream waits behind a call for as long as the cards
+// would have worked (cuda/slow_link.cu).
 #pragma once
 
 #include "comm_mpi.h"
@@ -20,7 +23,9 @@ namespace ultrascale {
 struct SlowLinks {
     int ranks_per_node = 0;  // 0: no nodes are pretended
     double bytes_per_second = 0;
-    bool between(int a, int b) const { return ranks_per_node > 0 && a / ranks_per_node != b / ranks_per_node; }  // ranks of the world
+    bool between(int a, int b) const {
+        return ranks_per_node > 0 && a / ranks_per_node != b / ranks_per_node;
+    }  // ranks of the world
 };
 SlowLinks& slow_links();
 
@@ -28,13 +33,15 @@ SlowLinks& slow_links();
 double machine_seconds();
 void sleep_until(double machine_time);
 
-// This rank's card sends `bytes`. `since`: when the messages that it sets out with did; 0 for the first of them, which fills it in.
+// This rank's card sends `bytes`. `since`: when the messages that it sets out with did; 0 for the
+// first of them, which fills it in.
 SlowTrip send_over_slow_link(int64_t bytes, double& since);
 // When this rank's card has received what its sender's card carried then.
 double receive_over_slow_link(int64_t bytes, const SlowTrip& sent);
 
-// How long the cards need for an operation as NCCL runs it: all-reduce, all-gather, reduce-scatter, broadcast and reduce along one
-// ring in rank order, whose boundary links are the narrow place; the others are messages from rank to rank.
+// How long the cards need for an operation as NCCL runs it: all-reduce, all-gather, reduce-scatter,
+// broadcast and reduce along one ring in rank order, whose boundary links are the narrow place; the
+// others are messages from rank to rank.
 double slow_link_seconds(const Operation& operation, const Communicator::Impl& group);
 
 }  // namespace ultrascale

@@ -1,14 +1,17 @@
 // A rank that is killed is named: "rank 2 (pid 1234) died; the job ends".
 //
-// It cannot say so itself, and its peers have no time to: MPICH's launcher kills them as soon as it sees that a rank has gone
-// (measured with MPICH 4.0.2: a thread of theirs that waits for the pid to end gets its line out in one run of four). So
-// every rank starts a shell that reads from a pipe which only the rank could write to, and never does. When the rank is gone,
-// however that came, the pipe ends, the shell says so and ends too. It has inherited the rank's connection to the launcher,
-// so the launcher hears of the death after the line has been written (30 of 30 runs). When the launcher ends a job it kills
-// each rank's process group, and the shell with it, in silence. While all is well the shell sleeps, and the rank does nothing.
+// It cannot say so itself, and its peers have no time to: MPICH's launcher kills them as soon as it
+// sees that a rank has gone (measured with MPICH 4.0.2: a thread of theirs that waits for the pid
+// to end gets its line out in one run of four). So every rank starts a shell that reads from a pipe
+// which only the rank could write to, and never does. When the rank is gone, however that came, the
+// pipe ends, the shell says so and ends too. It has inherited the rank's connection to the
+// launcher, so the launcher hears of the death after the line has been written (30 of 30 runs).
+// When the launcher ends a job it kills each rank's process group, and the shell with it, in
+// silence. While all is well the shell sleeps, and the rank does nothing.
 //
-// A peer may be copying from the dead rank's memory at that moment; then MPI's transport fails and calls abort(), and that peer's shell
-// would name an innocent one, now and then the only one (3 of 24 kills). So a rank that aborts waits first for the launcher to end it.
+// A peer may be copying from the dead rank's memory at that moment; then MPI's transport fails and
+// calls abort(), and that peer's shell would name an innocent one, now and then the only one (3 of
+// 24 kills). So a rank that aborts waits first for the launcher to end it.
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
@@ -36,9 +39,10 @@ void watch_this_rank(int rank) {
     sigaction(SIGABRT, &action, nullptr);
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return;  // a job without watchers works too
-    std::string text = "rank " + std::to_string(rank) + " (pid " + std::to_string(getpid()) + ") died; the job ends";
-    char* command[] = {const_cast<char*>("sh"), const_cast<char*>("-c"), const_cast<char*>("read -r _ || echo \"$0\" >&2"), text.data(),
-                       nullptr};
+    std::string text = "rank " + std::to_string(rank) + " (pid " + std::to_string(getpid()) +
+                       ") died; the job ends";
+    char* command[] = {const_cast<char*>("sh"), const_cast<char*>("-c"),
+                       const_cast<char*>("read -r _ || echo \"$0\" >&2"), text.data(), nullptr};
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO);

@@ -26,11 +26,13 @@ std::vector<Work::Impl*>& unsummed() {  // of all groups, in the order of their 
 
 PeerMemory& peers_of(const Work::Impl& work) { return *work.communicator->link->peers; }
 
-// Copies that wait for nothing of each other: side by side where CUDA can do that, as each one alone takes 10 us to begin.
+// Copies that wait for nothing of each other: side by side where CUDA can do that, as each one
+// alone takes 10 us to begin.
 class Copies {
 public:
     void add(void* to, const void* from, int64_t bytes) {
-        if (bytes > 0 && to != from) to_.push_back(to), from_.push_back(from), bytes_.push_back(size_t(bytes));
+        if (bytes > 0 && to != from)
+            to_.push_back(to), from_.push_back(from), bytes_.push_back(size_t(bytes));
     }
     void add_to_peer(void* to, const void* from, int64_t bytes) {
         bytes_handed_over() += bytes;
@@ -43,10 +45,12 @@ public:
         by_engine.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
         by_engine.flags = cudaMemcpyFlagPreferOverlapWithCompute;
         size_t first = 0;
-        cuda_check(cudaMemcpyBatchAsync(to_.data(), from_.data(), bytes_.data(), to_.size(), &by_engine, &first, 1, cuda_stream(stream)));
+        cuda_check(cudaMemcpyBatchAsync(to_.data(), from_.data(), bytes_.data(), to_.size(),
+                                        &by_engine, &first, 1, cuda_stream(stream)));
 #else
         for (size_t i = 0; i < to_.size(); ++i)
-            cuda_check(cudaMemcpyAsync(to_[i], from_[i], bytes_[i], cudaMemcpyDeviceToDevice, cuda_stream(stream)));
+            cuda_check(cudaMemcpyAsync(to_[i], from_[i], bytes_[i], cudaMemcpyDeviceToDevice,
+                                       cuda_stream(stream)));
 #endif
     }
 
@@ -56,22 +60,29 @@ private:
     std::vector<size_t> bytes_;
 };
 
-int slot(int from, int at) { return from < at ? from : from - 1; }  // a rank's own slice stays where it is
+int slot(int from, int at) {
+    return from < at ? from : from - 1;
+}  // a rank's own slice stays where it is
 
 // This rank's slice of `out` goes to everybody's.
 void give(const Work::Impl& work, char* mine, const char* from, int64_t bytes, Copies& copies) {
-    work.communicator->for_each_peer([&](int peer) { copies.add_to_peer(peers_of(work).at(peer, mine), from, bytes); });
+    work.communicator->for_each_peer(
+        [&](int peer) { copies.add_to_peer(peers_of(work).at(peer, mine), from, bytes); });
     copies.add(mine, from, bytes);
 }
 
-// Bytes of a rank's slice of a reduction, a multiple of 16; of an all-reduce's the last ones may be shorter.
+// Bytes of a rank's slice of a reduction, a multiple of 16; of an all-reduce's the last ones may be
+// shorter.
 int64_t slice_bytes(const Operation& x, int ranks) {
-    return x.kind == Collective::reduce_scatter ? x.out_bytes : (x.in_bytes + 16 * ranks - 1) / (16 * ranks) * 16;
+    return x.kind == Collective::reduce_scatter ? x.out_bytes
+                                                : (x.in_bytes + 16 * ranks - 1) / (16 * ranks) * 16;
 }
-int64_t length_of(const Operation& x, int64_t slice, int rank) { return std::clamp<int64_t>(x.in_bytes - rank * slice, 0, slice); }
+int64_t length_of(const Operation& x, int64_t slice, int rank) {
+    return std::clamp<int64_t>(x.in_bytes - rank * slice, 0, slice);
+}
 
-// Queues the copies in the group's turn, after a meeting where others may still need what is written to; `work` is then finished when
-// everybody's have come.
+// Queues the copies in the group's turn, after a meeting where others may still need what is
+// written to; `work` is then finished when everybody's have come.
 void copy_in_turn(Work::Impl& work, Copies& copies, bool meet_first, Stream& stream) {
     PeerMemory& peers = peers_of(work);
     const Timestamp begin = Timestamp::in(stream);
@@ -94,7 +105,8 @@ bool fit(const Operation& x, const PeerMemory* peers) {
     const int64_t bytes = std::max(x.in_bytes, x.out_bytes);
     if (bytes < settings.copies_from_bytes || bytes > settings.copies_up_to_bytes) return false;
     if (x.kind == Collective::all_gather) return peers->holds(x.out);
-    const bool summed = x.op == Reduce::sum && (x.dtype == DType::fp32 || x.dtype == DType::bf16 || x.dtype == DType::fp16);
+    const bool summed = x.op == Reduce::sum && (x.dtype == DType::fp32 || x.dtype == DType::bf16 ||
+                                                x.dtype == DType::fp16);
     if (x.kind == Collective::reduce_scatter) return summed && x.out_bytes % 16 == 0;
     return x.kind == Collective::all_reduce && summed && peers->holds(x.in);
 }
@@ -102,7 +114,8 @@ bool fit(const Operation& x, const PeerMemory* peers) {
 Tensor scratch(const Operation& x, PeerMemory& peers) {
     if (x.kind == Collective::all_gather) return {};
     std::vector<Work::Impl*> before;
-    std::ranges::copy_if(unsummed(), std::back_inserter(before), [&](Work::Impl* work) { return &peers_of(*work) == &peers; });
+    std::ranges::copy_if(unsummed(), std::back_inserter(before),
+                         [&](Work::Impl* work) { return &peers_of(*work) == &peers; });
     const int64_t bytes = slice_bytes(x, peers.ranks()) * (peers.ranks() - 1);
     int64_t held = bytes;
     for (const Work::Impl* work : before) held += work->tensors.back().bytes();
@@ -124,8 +137,8 @@ void start(Work::Impl& work, const Operation& x, Stream& stream) {
     }
     const int64_t slice = slice_bytes(x, group.size());
     group.for_each_peer([&](int peer) {
-        copies.add_to_peer(peers.at(peer, x.scratch) + slot(group.rank, peer) * slice, x.in + peer * slice,
-                           length_of(x, slice, peer));
+        copies.add_to_peer(peers.at(peer, x.scratch) + slot(group.rank, peer) * slice,
+                           x.in + peer * slice, length_of(x, slice, peer));
     });
     copy_in_turn(work, copies, !peers.met_since_let_go(x.scratch), stream);
     work.unsummed = std::make_shared<Work::Impl::Unsummed>(x, &stream);
@@ -141,8 +154,8 @@ void sum(Work::Impl& work) {
     char* const mine = x.in + group.rank * slice;
     transport::wait(work);  // for the copies
     const Timestamp begin = Timestamp::in(compute_stream());
-    ops::sum_slots(x.kind == Collective::all_reduce ? mine : x.out, mine, x.scratch, slice / x.width(), own / x.width(), x.dtype,
-                   group.rank, group.size());
+    ops::sum_slots(x.kind == Collective::all_reduce ? mine : x.out, mine, x.scratch,
+                   slice / x.width(), own / x.width(), x.dtype, group.rank, group.size());
     work.end = Timestamp::in(compute_stream());
     work.finished = compute_stream().record();
     std::shared_ptr<Span> span;
@@ -160,15 +173,20 @@ void sum(Work::Impl& work) {
 }
 
 void sum_for(const Operation& x, Stream& stream) {
-    const auto overlap = [](const char* a, int64_t a_bytes, const char* b, int64_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; };
+    const auto overlap = [](const char* a, int64_t a_bytes, const char* b, int64_t b_bytes) {
+        return a < b + b_bytes && b < a + a_bytes;
+    };
     const auto touches = [&](const Operation& before, const char* data, int64_t bytes) {
-        return overlap(before.out, before.out_bytes, data, bytes) || overlap(before.in, before.in_bytes, data, bytes);
+        return overlap(before.out, before.out_bytes, data, bytes) ||
+               overlap(before.in, before.in_bytes, data, bytes);
     };
     bool any = false;
     for (Work::Impl* work : std::vector<Work::Impl*>(unsummed())) {
         const Operation& before = work->unsummed->operation;
         if (touches(before, x.in, x.in_bytes) || touches(before, x.out, x.out_bytes) ||
-            std::ranges::any_of(x.messages, [&](const Operation::Message& m) { return touches(before, m.data, m.bytes); }))
+            std::ranges::any_of(x.messages, [&](const Operation::Message& m) {
+                return touches(before, m.data, m.bytes);
+            }))
             sum(*work), any = true;
     }
     if (any) stream.wait(compute_stream().record());

@@ -1,5 +1,5 @@
-// CUDA's transport: NCCL, and beside it copy engines (comm_copies.h). Ranks that share a GPU cannot use either; then everything goes
-// through the host (comm_staged.cpp).
+// CUDA's transport: NCCL, and beside it copy engines (comm_copies.h). Ranks that share a GPU cannot
+// use either; then everything goes through the host (comm_staged.cpp).
 #include "comm_nccl.h"
 
 #include <algorithm>
@@ -25,8 +25,8 @@ bool sharing = false;  // some GPU is used by several ranks
 
 void nccl_check(ncclResult_t result, const Link& link) {
     if (result == ncclSuccess) return;
-    throw std::runtime_error(
-        fmt::format("communicator {}: NCCL: {}: {}", link.name, ncclGetErrorString(result), ncclGetLastError(link.nccl)));
+    throw std::runtime_error(fmt::format("communicator {}: NCCL: {}: {}", link.name,
+                                         ncclGetErrorString(result), ncclGetLastError(link.nccl)));
 }
 
 void check_link(const Link& link) {
@@ -35,15 +35,17 @@ void check_link(const Link& link) {
     nccl_check(error, link);
 }
 
-// All of this process's NCCL communicators, and a thread that asks after them five times a second. An operation that fails (a rank at the
-// other end of a socket has died) fails while it runs: then it never ends, and the host may be inside any call of CUDA's, waiting for
-// it. So it is the thread that ends the job. Over NVLink NCCL does not notice that a rank is gone; there the launcher does.
+// All of this process's NCCL communicators, and a thread that asks after them five times a second.
+// An operation that fails (a rank at the other end of a socket has died) fails while it runs: then
+// it never ends, and the host may be inside any call of CUDA's, waiting for it. So it is the thread
+// that ends the job. Over NVLink NCCL does not notice that a rank is gone; there the launcher does.
 class Links {
 public:
     void add(std::shared_ptr<Link> link) {
         std::lock_guard lock(mutex_);
         links_.push_back(std::move(link));
-        if (!watch_.joinable()) watch_ = std::jthread([this](std::stop_token stop) { watch(stop); });
+        if (!watch_.joinable())
+            watch_ = std::jthread([this](std::stop_token stop) { watch(stop); });
     }
     void close() {  // in the order in which they were made, which all ranks share
         if (!watch_.joinable()) return;
@@ -82,12 +84,14 @@ Links& links() {
     return links;
 }
 
-// Whether each rank of the world has a GPU of its own: all ranks tell each other which one they will use.
+// Whether each rank of the world has a GPU of its own: all ranks tell each other which one they
+// will use.
 void compare_gpus(Communicator::Impl& world) {
     using Uuid = std::array<char, 16>;
     Uuid mine{};
     int count = 0;
-    if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) {  // without one, the first stream speaks of it
+    if (cudaGetDeviceCount(&count) == cudaSuccess &&
+        count > 0) {  // without one, the first stream speaks of it
         cuda_select_device();
         int device = 0;
         cudaDeviceProp properties;
@@ -99,12 +103,12 @@ void compare_gpus(Communicator::Impl& world) {
     std::set<Uuid> different(gpus.begin(), gpus.end());
     sharing = int(different.size()) < world.size() || different.contains(Uuid{});
     if (sharing && world.rank == 0 && !different.contains(Uuid{})) {
-        std::fprintf(stderr, "%d ranks share %d GPU%s: communication goes through the host\n", world.size(), int(different.size()),
-                     different.size() == 1 ? "" : "s");
+        std::fprintf(stderr, "%d ranks share %d GPU%s: communication goes through the host\n",
+                     world.size(), int(different.size()), different.size() == 1 ? "" : "s");
     }
 }
 
-// ---- operations ----------------------------------------------------------------------------------------------------------
+// ---- operations ---------------------------------------------------------------------------------
 
 ncclDataType_t type_of(DType dtype) {
     switch (dtype) {
@@ -117,7 +121,9 @@ ncclDataType_t type_of(DType dtype) {
     return ncclFloat32;
 }
 
-ncclRedOp_t op_of(Reduce op) { return op == Reduce::sum ? ncclSum : op == Reduce::max ? ncclMax : ncclAvg; }
+ncclRedOp_t op_of(Reduce op) {
+    return op == Reduce::sum ? ncclSum : op == Reduce::max ? ncclMax : ncclAvg;
+}
 
 // The messages of one operation, which progress together. This rank's own slice is a copy.
 struct Messages {
@@ -139,20 +145,24 @@ struct Messages {
         std::vector<Message> own_sends, own_receives;
         for (const Message& m : all)
             if (m.peer == rank) (m.send ? own_sends : own_receives).push_back(m);
-        check(own_sends.size() == own_receives.size(), "on CUDA a rank's messages to itself must be in one call");
+        check(own_sends.size() == own_receives.size(),
+              "on CUDA a rank's messages to itself must be in one call");
         for (size_t i = 0; i < own_sends.size(); ++i) {
             const Message &from = own_sends[i], &to = own_receives[i];
-            check(from.bytes == to.bytes, "a message was shorter than expected: the ranks' tensors differ in size");
+            check(from.bytes == to.bytes,
+                  "a message was shorter than expected: the ranks' tensors differ in size");
             if (to.data != from.data && to.bytes > 0)
-                cuda_check(cudaMemcpyAsync(to.data, from.data, size_t(to.bytes), cudaMemcpyDeviceToDevice, stream));
+                cuda_check(cudaMemcpyAsync(to.data, from.data, size_t(to.bytes),
+                                           cudaMemcpyDeviceToDevice, stream));
         }
         std::erase_if(all, [this](const Message& m) { return m.peer == rank || m.bytes == 0; });
         if (all.empty()) return;
         nccl_check(ncclGroupStart(), *link);
         for (const Message& m : all) {
-            nccl_check(m.send ? ncclSend(m.data, size_t(m.bytes), ncclUint8, m.peer, link->nccl, stream)
-                              : ncclRecv(m.data, size_t(m.bytes), ncclUint8, m.peer, link->nccl, stream),
-                       *link);
+            nccl_check(
+                m.send ? ncclSend(m.data, size_t(m.bytes), ncclUint8, m.peer, link->nccl, stream)
+                       : ncclRecv(m.data, size_t(m.bytes), ncclUint8, m.peer, link->nccl, stream),
+                *link);
         }
         nccl_check(ncclGroupEnd(), *link);
     }
@@ -168,18 +178,25 @@ void run_messages(const Operation& x, const Communicator::Impl& group, cudaStrea
     switch (x.kind) {
         case Collective::gather:
             messages.send(x.in, x.in_bytes, x.root);
-            if (root) all_ranks([&](int r) { messages.recv(x.out + r * x.in_bytes, x.in_bytes, r); });
+            if (root)
+                all_ranks([&](int r) { messages.recv(x.out + r * x.in_bytes, x.in_bytes, r); });
             break;
         case Collective::scatter:
-            if (root) all_ranks([&](int r) { messages.send(x.in + r * x.out_bytes, x.out_bytes, r); });
+            if (root)
+                all_ranks([&](int r) { messages.send(x.in + r * x.out_bytes, x.out_bytes, r); });
             messages.recv(x.out, x.out_bytes, x.root);
             break;
         case Collective::all_to_all:
-            all_ranks([&](int r) { messages.send(x.in + x.send_begin[r], x.send_begin[r + 1] - x.send_begin[r], r); });
-            all_ranks([&](int r) { messages.recv(x.out + x.recv_begin[r], x.recv_begin[r + 1] - x.recv_begin[r], r); });
+            all_ranks([&](int r) {
+                messages.send(x.in + x.send_begin[r], x.send_begin[r + 1] - x.send_begin[r], r);
+            });
+            all_ranks([&](int r) {
+                messages.recv(x.out + x.recv_begin[r], x.recv_begin[r + 1] - x.recv_begin[r], r);
+            });
             break;
         case Collective::send_recv:
-            for (const auto& m : x.messages) messages.all.push_back({m.send, m.data, m.bytes, m.peer});
+            for (const auto& m : x.messages)
+                messages.all.push_back({m.send, m.data, m.bytes, m.peer});
             break;
         default:  // a collective of one rank
             messages.send(x.in, x.in_bytes, group.rank);
@@ -198,19 +215,25 @@ void run_over_nccl(const Operation& x, const Communicator::Impl& group, cudaStre
     bool root = group.rank == x.root;
     switch (x.kind) {
         case Collective::all_reduce:
-            if (in > 0) nccl_check(ncclAllReduce(x.in, x.out, in, type, op, link.nccl, stream), link);
+            if (in > 0)
+                nccl_check(ncclAllReduce(x.in, x.out, in, type, op, link.nccl, stream), link);
             return;
         case Collective::reduce:
-            if (in > 0) nccl_check(ncclReduce(x.in, root ? x.out : nullptr, in, type, op, x.root, link.nccl, stream), link);
+            if (in > 0)
+                nccl_check(ncclReduce(x.in, root ? x.out : nullptr, in, type, op, x.root, link.nccl,
+                                      stream),
+                           link);
             return;
         case Collective::broadcast:
-            if (in > 0) nccl_check(ncclBroadcast(x.in, x.out, in, type, x.root, link.nccl, stream), link);
+            if (in > 0)
+                nccl_check(ncclBroadcast(x.in, x.out, in, type, x.root, link.nccl, stream), link);
             return;
         case Collective::all_gather:
             if (in > 0) nccl_check(ncclAllGather(x.in, x.out, in, type, link.nccl, stream), link);
             return;
         case Collective::reduce_scatter:
-            if (out > 0) nccl_check(ncclReduceScatter(x.in, x.out, out, type, op, link.nccl, stream), link);
+            if (out > 0)
+                nccl_check(ncclReduceScatter(x.in, x.out, out, type, op, link.nccl, stream), link);
             return;
         default: return run_messages(x, group, stream);
     }
@@ -218,7 +241,7 @@ void run_over_nccl(const Operation& x, const Communicator::Impl& group, cudaStre
 
 }  // namespace
 
-// ---- the transport -------------------------------------------------------------------------------------------------------
+// ---- the transport ------------------------------------------------------------------------------
 
 namespace transport {
 
@@ -268,7 +291,8 @@ void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
     if (copying_peers(group, operation)) return copies::start(work, operation, stream);
     Timestamp begin = Timestamp::in(stream);
     run_over_nccl(operation, group, cuda_stream(stream));
-    if (slow_links().ranks_per_node > 0) wait_for_slow_link(slow_link_seconds(operation, group), cuda_stream(stream));
+    if (slow_links().ranks_per_node > 0)
+        wait_for_slow_link(slow_link_seconds(operation, group), cuda_stream(stream));
     work.end = Timestamp::in(stream);
     work.finished = stream.record();
     add_measurement({work.communicator->name, work.kind, begin, work.end, !work.asynchronous, false,

@@ -10,14 +10,16 @@ namespace ultrascale {
 
 class PeerMemory;
 
-// A group's NCCL communicator. Kept until finalize_communication(): destroying one waits for the other ranks.
+// A group's NCCL communicator. Kept until finalize_communication(): destroying one waits for the
+// other ranks.
 struct Communicator::Impl::Link {
     std::string name;  // of the group
     ncclComm_t nccl = nullptr;
     std::shared_ptr<PeerMemory> peers;  // null where the ranks cannot map each other's memory
 };
 
-// Pretended nodes: the stream goes on when this rank's network card, once free, has worked for `seconds`. slow_link.cu
+// Pretended nodes: the stream goes on when this rank's network card, once free, has worked for
+// `seconds`. slow_link.cu
 void wait_for_slow_link(double seconds, cudaStream_t stream);
 
 // Communication of ranks that share a GPU: copies to the host, MPI, copies back. comm_staged.cpp

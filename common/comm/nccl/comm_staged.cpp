@@ -1,11 +1,14 @@
-// Communication of ranks that share a GPU, which NCCL does not allow: through the host's memory, over MPI.
+// Communication of ranks that share a GPU, which NCCL does not allow: through the host's memory,
+// over MPI.
 //
-// A call waits for its inputs, copies them to the host, communicates, and copies the result back before it returns. Only an
-// asynchronous send_recv returns once its messages are on their way, because ranks rely on that: two that each send and then
-// receive would wait for each other. It is finished by Work::wait() or by the next call on its stream. All of this is the
-// host's time, so compute stands still in it.
+// A call waits for its inputs, copies them to the host, communicates, and copies the result back
+// before it returns. Only an asynchronous send_recv returns once its messages are on their way,
+// because ranks rely on that: two that each send and then receive would wait for each other. It is
+// finished by Work::wait() or by the next call on its stream. All of this is the host's time, so
+// compute stands still in it.
 //
-// For trying out a chapter on one GPU; nothing here is meant to be fast. One thread of a process communicates.
+// For trying out a chapter on one GPU; nothing here is meant to be fast. One thread of a process
+// communicates.
 #include <algorithm>
 #include <optional>
 
@@ -35,7 +38,9 @@ struct Work::Impl::Staged {
           span(work.span) {}
 
     void copy(void* to, const void* from, int64_t size) const {
-        if (size > 0) cuda_check(cudaMemcpyAsync(to, from, size_t(size), cudaMemcpyDefault, cuda_stream(*stream)));
+        if (size > 0)
+            cuda_check(
+                cudaMemcpyAsync(to, from, size_t(size), cudaMemcpyDefault, cuda_stream(*stream)));
     }
 
     void count(double exposed_since) const {
@@ -46,7 +51,8 @@ struct Work::Impl::Staged {
 
     void run_collective(const Communicator::Impl& group) {
         char* device_out = host.out;
-        // All-reduce, reduce, broadcast. (A gather may have its input in its output, which begins there on rank 0.)
+        // All-reduce, reduce, broadcast. (A gather may have its input in its output, which begins
+        // there on rank 0.)
         bool in_place = host.in == host.out && host.in_bytes == host.out_bytes;
         plan_reduction(host, group.rank, group.size());
         scratch.resize(size_t(host.scratch_count * host.width()));
@@ -79,7 +85,8 @@ struct Work::Impl::Staged {
     void finish_messages(double exposed_since) {
         exchange.wait();
         for (size_t i = 0; i < host.messages.size(); ++i)
-            if (!host.messages[i].send) copy(devices[i], host.messages[i].data, host.messages[i].bytes);
+            if (!host.messages[i].send)
+                copy(devices[i], host.messages[i].data, host.messages[i].bytes);
         stream->synchronize();
         finished = true;
         count(exposed_since);
@@ -90,7 +97,8 @@ namespace staged {
 
 using Staged = Work::Impl::Staged;
 
-// The asynchronous send_recvs under way, in the order of their calls. Their tensors live: a Work waits before it lets go.
+// The asynchronous send_recvs under way, in the order of their calls. Their tensors live: a Work
+// waits before it lets go.
 static std::vector<std::shared_ptr<Staged>>& under_way() {
     static auto& under_way = *new std::vector<std::shared_ptr<Staged>>;
     return under_way;
@@ -100,7 +108,8 @@ static std::vector<std::shared_ptr<Staged>>& under_way() {
 static void finish_stream(const Stream* stream, const Staged* last) {
     double now = now_seconds();
     for (bool more = true; more;) {
-        auto next = std::ranges::find(under_way(), stream, [](const auto& staged) { return staged->stream; });
+        auto next = std::ranges::find(under_way(), stream,
+                                      [](const auto& staged) { return staged->stream; });
         if (next == under_way().end()) return;
         std::shared_ptr<Staged> staged = *next;
         staged->finish_messages(now);
@@ -112,7 +121,8 @@ static void finish_stream(const Stream* stream, const Staged* last) {
 void start(Work::Impl& work, const Operation& operation, int tag, Stream& stream) {
     finish_stream(&stream, nullptr);
     work.staged = std::make_shared<Staged>(operation, work, tag, stream);
-    if (operation.kind != Collective::send_recv) return work.staged->run_collective(*work.communicator);
+    if (operation.kind != Collective::send_recv)
+        return work.staged->run_collective(*work.communicator);
     work.staged->post();
     if (work.asynchronous)
         under_way().push_back(work.staged);

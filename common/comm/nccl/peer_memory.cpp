@@ -10,7 +10,10 @@ namespace ultrascale {
 
 namespace {
 
-constexpr int64_t grain = 2 << 20;  // an allocation smaller than a page of the device shares it, and its handle stands for the page
+// an allocation smaller than a page of the device shares it, and its handle stands for the page
+constexpr int64_t grain =
+    2
+    << 20;
 
 PeerMemory::Occupancy& total_occupancy() {
     static PeerMemory::Occupancy total;
@@ -19,7 +22,8 @@ PeerMemory::Occupancy& total_occupancy() {
 
 struct Export {
     bool ok;
-    std::array<char, 36> machine;  // the kernel's name for it since it started: a handle means nothing on another one
+    // the kernel's name for it since it started: a handle means nothing on another one
+    std::array<char, 36> machine;
     cudaIpcMemHandle_t handle;
 };
 
@@ -29,7 +33,8 @@ std::array<char, 36> boot_id() {
     return id;
 }
 
-// The device's memory, and if there is none left what the allocator of tensors keeps without using it.
+// The device's memory, and if there is none left what the allocator of tensors keeps without using
+// it.
 char* allocate_exportable(int64_t bytes) {
     void* data = nullptr;
     if (cudaMalloc(&data, size_t(bytes)) == cudaSuccess) return static_cast<char*>(data);
@@ -45,7 +50,8 @@ BatchMemOp batch_mem_op() {
     static const BatchMemOp function = [] {
         void* f = nullptr;
         cudaDriverEntryPointQueryResult found;
-        cuda_check(cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &f, 12000, cudaEnableDefault, &found));
+        cuda_check(cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &f, 12000,
+                                                    cudaEnableDefault, &found));
         return found == cudaDriverEntryPointSuccess ? reinterpret_cast<BatchMemOp>(f) : nullptr;
     }();
     return function;
@@ -55,7 +61,8 @@ BatchMemOp batch_mem_op() {
 
 const PeerMemory::Occupancy& PeerMemory::occupancy() { return total_occupancy(); }
 
-PeerMemory::PeerMemory(Communicator::Impl& group) : group_(&group), rank_(group.rank), size_(group.size()) {
+PeerMemory::PeerMemory(Communicator::Impl& group)
+    : group_(&group), rank_(group.rank), size_(group.size()) {
     cuda_check(cudaEventCreateWithFlags(&turn_ended_, cudaEventDisableTiming));
 }
 
@@ -73,18 +80,23 @@ std::shared_ptr<PeerMemory> PeerMemory::open(Communicator::Impl& group) {
 
 // All ranks make a block of their own and map the others', or none does.
 std::optional<PeerMemory::Block> PeerMemory::map_new(int64_t bytes) {
-    Block block = {.of_rank = std::vector<char*>(size_t(size_)), .bytes = bytes, .let_go_at = meetings_ - 1};
+    Block block = {
+        .of_rank = std::vector<char*>(size_t(size_)), .bytes = bytes, .let_go_at = meetings_ - 1};
     char* const own = allocate_exportable(bytes);
     Export exported = {own && batch_mem_op(), boot_id(), {}};
     if (exported.ok) exported.ok = cudaIpcGetMemHandle(&exported.handle, own) == cudaSuccess;
     const std::vector<Export> all = tell_all(*group_, exported);
-    bool ok = std::ranges::all_of(all, [&](const Export& e) { return e.ok && e.machine == exported.machine; });
+    bool ok = std::ranges::all_of(
+        all, [&](const Export& e) { return e.ok && e.machine == exported.machine; });
     for (int r = 0; r < size_ && ok; ++r) {
         void* mapped = own;
-        if (r != rank_) ok = cudaIpcOpenMemHandle(&mapped, all[size_t(r)].handle, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess;
+        if (r != rank_)
+            ok = cudaIpcOpenMemHandle(&mapped, all[size_t(r)].handle,
+                                      cudaIpcMemLazyEnablePeerAccess) == cudaSuccess;
         block.of_rank[size_t(r)] = static_cast<char*>(mapped);
     }
-    if (std::ranges::all_of(tell_all(*group_, char(ok)), [](char there) { return there != 0; })) return block;
+    if (std::ranges::all_of(tell_all(*group_, char(ok)), [](char there) { return there != 0; }))
+        return block;
     cudaGetLastError();
     cudaFree(own);
     return std::nullopt;
@@ -92,7 +104,8 @@ std::optional<PeerMemory::Block> PeerMemory::map_new(int64_t bytes) {
 
 void* PeerMemory::allocate(int64_t bytes) {
     const int64_t taken = (bytes + grain - 1) / grain * grain;
-    auto block = std::ranges::find_if(blocks_, [&](const Block& b) { return !b.used && b.bytes == taken; });
+    auto block =
+        std::ranges::find_if(blocks_, [&](const Block& b) { return !b.used && b.bytes == taken; });
     Occupancy& total = total_occupancy();
     if (block == blocks_.end()) {
         std::optional<Block> added = map_new(taken);
@@ -116,7 +129,8 @@ void PeerMemory::free(void* data) {
 
 const PeerMemory::Block* PeerMemory::block_of(const void* data) const {
     const auto* address = static_cast<const char*>(data);
-    auto block = std::ranges::find_if(blocks_, [&](const Block& b) { return mine(b) <= address && address < mine(b) + b.bytes; });
+    auto block = std::ranges::find_if(
+        blocks_, [&](const Block& b) { return mine(b) <= address && address < mine(b) + b.bytes; });
     return block == blocks_.end() ? nullptr : &*block;
 }
 
@@ -143,11 +157,13 @@ void PeerMemory::meet(const Stream& stream) {
         wait.waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32};
         wait.waitValue.address = reinterpret_cast<CUdeviceptr>(arrived_ + r);
         wait.waitValue.value = meetings_;
-        wait.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;  // it may have come to the next one already
+        // it may have come to the next one already
+        wait.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
         all.push_back(wait);
     }
     if (batch_mem_op()(cuda_stream(stream), unsigned(all.size()), all.data(), 0) != CUDA_SUCCESS)
-        throw std::runtime_error("CUDA: cuStreamBatchMemOp failed; --copy-engines off does without it");
+        throw std::runtime_error(
+            "CUDA: cuStreamBatchMemOp failed; --copy-engines off does without it");
 }
 
 }  // namespace ultrascale

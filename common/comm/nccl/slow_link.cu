@@ -1,11 +1,13 @@
-// Pretended nodes on GPUs: a thread that watches the clock, in the stream behind a call of NCCL (mpi/slow_links.h).
+// Pretended nodes on GPUs: a thread that watches the clock, in the stream behind a call of NCCL
+// (mpi/slow_links.h).
 #include "cuda/cuda_common.h"
 
 namespace ultrascale {
 
 namespace {
 
-__device__ unsigned long long card_free_at = 0;  // this rank's network card, in nanoseconds; several streams use it
+__device__ unsigned long long card_free_at =
+    0;  // this rank's network card, in nanoseconds; several streams use it
 
 __device__ unsigned long long now_nanoseconds() {
     unsigned long long now;

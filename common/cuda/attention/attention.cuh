@@ -1,8 +1,9 @@
-// What the attention kernels share: the sizes, and which keys a query sees, as DeviceMask tells it on the device.
-// Private to common/cuda.
+// What the attention kernels share: the sizes, and which keys a query sees, as DeviceMask tells it
+// on the device. Private to common/cuda.
 //
-// The keys that query i of sequence b sees are always one stretch, [begin, end), perhaps an empty one. Its end comes from
-// causality and grows with i; its begin comes from the documents and costs a read of document_starts[b, i].
+// The keys that query i of sequence b sees are always one stretch, [begin, end), perhaps an empty
+// one. Its end comes from causality and grows with i; its begin comes from the documents and costs
+// a read of document_starts[b, i].
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,34 +17,44 @@ namespace ultrascale::ops {
 
 struct AttentionSizes {
     int64_t B, Tq, Tk, H, K, D;
-    __host__ __device__ int64_t q_row() const { return H * D; }  // elements from one token to the next in q, o, dout, dq
+    __host__ __device__ int64_t q_row() const {
+        return H * D;
+    }  // elements from one token to the next in q, o, dout, dq
     __host__ __device__ int64_t k_row() const { return K * D; }  // in k, v, dk, dv
-    __host__ __device__ int64_t group() const { return H / K; }  // query heads that share a key head
+    __host__ __device__ int64_t group() const {
+        return H / K;
+    }  // query heads that share a key head
     __host__ __device__ float scale() const { return 1.0f / sqrtf(float(D)); }
 };
 inline AttentionSizes attention_sizes(const Tensor& q, const Tensor& k, const Tensor& v) {
-    check(q.shape().size() == 4 && k.shape().size() == 4, "attention: q is (B, Tq, H, D), k and v (B, Tk, K, D)");
+    check(q.shape().size() == 4 && k.shape().size() == 4,
+          "attention: q is (B, Tq, H, D), k and v (B, Tk, K, D)");
     const AttentionSizes n = {q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3)};
-    check(k.shape() == v.shape() && k.size(0) == n.B && k.size(3) == n.D, "attention: k and v are (B, Tk, K, D)");
+    check(k.shape() == v.shape() && k.size(0) == n.B && k.size(3) == n.D,
+          "attention: k and v are (B, Tk, K, D)");
     check(n.K > 0 && n.H % n.K == 0, "attention: H is a multiple of K");
     check(n.Tq < INT_MAX / 2 && n.Tk < INT_MAX / 2, "attention: kernels count keys in int");
     return n;
 }
 
-// What a block of queries sees: the lowest and highest begin and end of their stretches. All of them see the keys from
-// highest_begin to lowest_end (no mask needed there), none of them a key before lowest_begin or from highest_end on.
+// What a block of queries sees: the lowest and highest begin and end of their stretches. All of
+// them see the keys from highest_begin to lowest_end (no mask needed there), none of them a key
+// before lowest_begin or from highest_end on.
 struct BlockRange {
     int lowest_begin, highest_begin, lowest_end, highest_end;
 };
 
 struct DeviceMask {
     bool causal;
-    int64_t shift, k_offset;  // shift = q_offset - k_offset: query i stands where key i + shift does
+    int64_t shift,
+        k_offset;  // shift = q_offset - k_offset: query i stands where key i + shift does
     const int32_t* starts;    // document_starts (B, Tq), or null
     int64_t Tq, Tk;
 
     // Where the keys that query i may see end, documents aside.
-    __device__ int key_end(int64_t i) const { return !causal ? int(Tk) : int(min(max(shift + i + 1, int64_t(0)), Tk)); }
+    __device__ int key_end(int64_t i) const {
+        return !causal ? int(Tk) : int(min(max(shift + i + 1, int64_t(0)), Tk));
+    }
     // The keys [begin, end) that query i of sequence b sees; none where there is no such query.
     __device__ void range(int64_t b, int64_t i, int& begin, int& end) const {
         begin = end = 0;
@@ -52,9 +63,12 @@ struct DeviceMask {
         if (starts) begin = int(min(max(starts[b * Tq + i] - k_offset, int64_t(0)), int64_t(end)));
     }
     // The first query that sees this key, documents aside; Tq or more where none does.
-    __device__ int64_t first_query(int64_t key) const { return causal ? max(key - shift, int64_t(0)) : 0; }
+    __device__ int64_t first_query(int64_t key) const {
+        return causal ? max(key - shift, int64_t(0)) : 0;
+    }
 
-    // For queries first .. first + rows - 1 (as far as there are any; first < Tq). Each warp finds it by itself, all lanes together.
+    // For queries first .. first + rows - 1 (as far as there are any; first < Tq). Each warp finds
+    // it by itself, all lanes together.
     template <int rows>
     __device__ BlockRange block_range(int64_t b, int64_t first) const {
         const int64_t last = min(first + rows, Tq) - 1;
@@ -67,44 +81,55 @@ struct DeviceMask {
             range(b, i, begin, end);
             low = min(low, begin), high = max(high, begin);
         }
-        all.lowest_begin = __reduce_min_sync(0xffffffffu, low), all.highest_begin = __reduce_max_sync(0xffffffffu, high);
+        all.lowest_begin = __reduce_min_sync(0xffffffffu, low),
+        all.highest_begin = __reduce_max_sync(0xffffffffu, high);
         return all;
     }
 };
 inline DeviceMask device_mask(const AttentionMask& mask, const AttentionSizes& n) {
     const Tensor& starts = mask.document_starts;
     check(!starts || starts.numel() == n.B * n.Tq, "attention: document_starts is (B, Tq)");
-    return {mask.causal, mask.q_offset - mask.k_offset, mask.k_offset, starts ? starts.as<int32_t>() : nullptr, n.Tq, n.Tk};
+    return {mask.causal,   mask.q_offset - mask.k_offset,
+            mask.k_offset, starts ? starts.as<int32_t>() : nullptr,
+            n.Tq,          n.Tk};
 }
 
-// Pairs of a query and a key that it sees, over all sequences, for FLOP counts. Documents are on the device and are not
-// looked at: they count as if there were none.
+// Pairs of a query and a key that it sees, over all sequences, for FLOP counts. Documents are on
+// the device and are not looked at: they count as if there were none.
 inline double visible_pairs(const AttentionMask& mask, const AttentionSizes& n) {
     if (!mask.causal) return double(n.B) * double(n.Tq) * double(n.Tk);
-    // Query i sees i + shift + 1 keys, but at least 0 (queries before `some`) and at most Tk (queries from `all` on).
+    // Query i sees i + shift + 1 keys, but at least 0 (queries before `some`) and at most Tk
+    // (queries from `all` on).
     const int64_t shift = mask.q_offset - mask.k_offset;
-    const int64_t some = std::clamp<int64_t>(-shift, 0, n.Tq), all = std::clamp<int64_t>(n.Tk - shift, some, n.Tq);
+    const int64_t some = std::clamp<int64_t>(-shift, 0, n.Tq),
+                  all = std::clamp<int64_t>(n.Tk - shift, some, n.Tq);
     const double first = double(some + shift + 1), last = double(all + shift);
-    return double(n.B) * (double(all - some) * (first + last) / 2 + double(n.Tq - all) * double(n.Tk));
+    return double(n.B) *
+           (double(all - some) * (first + last) / 2 + double(n.Tq - all) * double(n.Tk));
 }
 
 // The tensor-core kernels (attention_mma_*.cu).
 bool attention_mma_supported(DType dtype, int64_t D);
-void attention_forward_mma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
-                           const DeviceMask& mask);
+void attention_forward_mma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                           const Tensor& v, const AttentionSizes& s, const DeviceMask& mask);
 struct AttentionBackwardInputs {
     const __nv_bfloat16 *dout, *q, *k, *v;
     const float *lse, *delta;
 };
-void attention_backward_keys_mma(__nv_bfloat16* dk, __nv_bfloat16* dv, const AttentionBackwardInputs& in, const AttentionSizes& s,
+void attention_backward_keys_mma(__nv_bfloat16* dk, __nv_bfloat16* dv,
+                                 const AttentionBackwardInputs& in, const AttentionSizes& s,
                                  const DeviceMask& mask);
-void attention_backward_queries_mma(__nv_bfloat16* dq, const AttentionBackwardInputs& in, const AttentionSizes& s, const DeviceMask& mask);
+void attention_backward_queries_mma(__nv_bfloat16* dq, const AttentionBackwardInputs& in,
+                                    const AttentionSizes& s, const DeviceMask& mask);
 
-// Hopper's kernels (attention_wgmma_*.cu), for what the other ones do; the addresses are multiples of 16.
+// Hopper's kernels (attention_wgmma_*.cu), for what the other ones do; the addresses are multiples
+// of 16.
 bool attention_wgmma_supported(DType dtype, const AttentionSizes& s);
-void attention_forward_wgmma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
-                             const DeviceMask& mask);
-void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                              const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask);
+void attention_forward_wgmma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                             const Tensor& v, const AttentionSizes& s, const DeviceMask& mask);
+void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                              const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& lse, const Tensor& delta, const AttentionSizes& s,
+                              const DeviceMask& mask);
 
 }  // namespace ultrascale::ops

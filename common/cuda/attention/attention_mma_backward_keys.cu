@@ -1,13 +1,14 @@
-// The backward's first half: dK and dV. FlashAttention on tensor cores, bf16, head dimension 64 or 128. With
-// P = exp(scale S - lse), dP = dO V^T and dS = P (dP - delta):
+// The backward's first half: dK and dV. FlashAttention on tensor cores, bf16, head dimension 64 or
+// 128. With P = exp(scale S - lse), dP = dO V^T and dS = P (dP - delta):
 //     dV = P^T dO     dK = scale dS^T Q     here: a block owns 128 keys and walks over the queries that see them
-//     dQ = scale dS K                       attention_mma_backward_queries.cu: a block owns 128 queries and walks over their keys
-// FlashAttention-2 does all three in one kernel of five products and adds dQ with atomics, in another order every time. Two
-// kernels compute S and dP twice (seven products), but every sum has its order: the same bits in every run, which
-// recomputation, resuming and debugging live on.
+//     dQ = scale dS K                       attention_mma_backward_queries.cu: a block owns 128
+//                                           queries and walks over their keys
+// FlashAttention-2 does all three in one kernel of five products and adds dQ with atomics, in
+// another order every time. Two kernels compute S and dP twice (seven products), but every sum has
+// its order: the same bits in every run, which recomputation, resuming and debugging live on.
 //
-// This kernel computes S^T = K Q^T, with keys as rows: then P^T and dS^T are where the next product wants them, in registers.
-// Query heads that share a key head are added up in it.
+// This kernel computes S^T = K Q^T, with keys as rows: then P^T and dS^T are where the next product
+// wants them, in registers. Query heads that share a key head are added up in it.
 #include "attention.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/ops_common.cuh"
@@ -18,38 +19,51 @@ namespace {
 
 // 4 bytes to shared memory, or zero.
 __device__ inline void copy_async_4(void* to, const void* from, bool valid) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(valid ? 4 : 0));
 }
 
 template <int D>
 struct KeyBlock {
-    static constexpr int keys = 128, queries = 64, step = 32;  // queries that are loaded, and computed on, together
+    static constexpr int keys = 128, queries = 64,
+                         step = 32;  // queries that are loaded, and computed on, together
     static constexpr int warps = D == 64 ? 4 : 8, threads = 32 * warps, tiles = keys / warps / 16;
-    static constexpr size_t shared_bytes = (2 * keys + 4 * queries) * D * sizeof(Element) + 2 * 3 * queries * sizeof(float);
+    static constexpr size_t shared_bytes =
+        (2 * keys + 4 * queries) * D * sizeof(Element) + 2 * 3 * queries * sizeof(float);
 };
 
 template <int D>
 __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
-    backward_keys(Element* dk, Element* dv, AttentionBackwardInputs in, AttentionSizes s, DeviceMask mask) {
+    backward_keys(Element* dk, Element* dv, AttentionBackwardInputs in, AttentionSizes s,
+                  DeviceMask mask) {
     using Block = KeyBlock<D>;
-    constexpr int tiles = Block::tiles, queries = Block::queries, step = Block::step, threads = Block::threads;
+    constexpr int tiles = Block::tiles, queries = Block::queries, step = Block::step,
+                  threads = Block::threads;
     extern __shared__ __align__(128) unsigned char shared[];
-    Element *k_tile = reinterpret_cast<Element*>(shared), *v_tile = k_tile + Block::keys * D, *stages = v_tile + Block::keys * D;
+    Element *k_tile = reinterpret_cast<Element*>(shared), *v_tile = k_tile + Block::keys * D,
+            *stages = v_tile + Block::keys * D;
     float* rows = reinterpret_cast<float*>(stages + 4 * queries * D);
     const auto q_tile = [&](int stage) { return stages + stage * 2 * queries * D; };
     const auto dout_tile = [&](int stage) { return q_tile(stage) + queries * D; };
-    const auto row_values = [&](int stage, int which) { return rows + (stage * 3 + which) * queries; };  // lse, delta, starts
+    const auto row_values = [&](int stage, int which) {
+        return rows + (stage * 3 + which) * queries;
+    };  // lse, delta, starts
 
-    const int blocks = int((s.Tk + Block::keys - 1) / Block::keys), head_index = int(blockIdx.x) / blocks;
-    const int first = int(blockIdx.x) % blocks * Block::keys, b = head_index / int(s.K), kv_head = head_index % int(s.K);
+    const int blocks = int((s.Tk + Block::keys - 1) / Block::keys),
+              head_index = int(blockIdx.x) / blocks;
+    const int first = int(blockIdx.x) % blocks * Block::keys, b = head_index / int(s.K),
+              kv_head = head_index % int(s.K);
     const int group = int(s.H / s.K);
     const int64_t q_stride = s.H * D, k_stride = s.K * D, k_begin = (b * s.Tk * s.K + kv_head) * D;
-    const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-    const int row = warp * 16 * tiles, warp_first = first + row, warp_last = warp_first + 16 * tiles - 1;
+    const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4,
+              t = lane % 4;
+    const int row = warp * 16 * tiles, warp_first = first + row,
+              warp_last = warp_first + 16 * tiles - 1;
 
     // Queries that see any of these keys, rounded down to what is loaded together.
     const int i_begin = int(mask.first_query(first)) / queries * queries;
-    const int per_head = i_begin < s.Tq ? int((s.Tq - i_begin + queries - 1) / queries) : 0, all = per_head * group;
+    const int per_head = i_begin < s.Tq ? int((s.Tq - i_begin + queries - 1) / queries) : 0,
+              all = per_head * group;
     const auto load = [&](int stage, int index) {
         const int h = kv_head * group + index / per_head, i = i_begin + index % per_head * queries;
         const int64_t begin = (b * s.Tq * s.H + h) * D, statistics = (b * s.H + h) * s.Tq;
@@ -60,7 +74,8 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
             const int64_t at = valid ? i + r : 0;
             copy_async_4(row_values(stage, 0) + r, in.lse + statistics + at, valid);
             copy_async_4(row_values(stage, 1) + r, in.delta + statistics + at, valid);
-            if (mask.starts) copy_async_4(row_values(stage, 2) + r, mask.starts + b * s.Tq + at, valid);
+            if (mask.starts)
+                copy_async_4(row_values(stage, 2) + r, mask.starts + b * s.Tq + at, valid);
         }
         copy_async_commit();
     };
@@ -78,12 +93,15 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
         if (index + 1 < all) load(1 - stage, index + 1);
 #pragma unroll 1
         for (int sub = 0; sub < queries; sub += step) {
-            if (mask.causal && mask.key_end(i + sub + step - 1) <= warp_first) continue;  // these queries come before these keys
-            const int column = sub + 2 * t;                                               // of the stage: this thread's first query
-            float p[tiles][step / 8][4] = {}, ds[tiles][step / 8][4];                     // scores and dP - delta first
+            if (mask.causal && mask.key_end(i + sub + step - 1) <= warp_first)
+                continue;                    // these queries come before these keys
+            const int column = sub + 2 * t;  // of the stage: this thread's first query
+            float p[tiles][step / 8][4] = {},
+                                  ds[tiles][step / 8][4];  // scores and dP - delta first
 #pragma unroll
             for (int j = 0; j < step / 8; ++j) {
-                const float2 delta = *reinterpret_cast<const float2*>(row_values(stage, 1) + column + j * 8);
+                const float2 delta =
+                    *reinterpret_cast<const float2*>(row_values(stage, 1) + column + j * 8);
 #pragma unroll
                 for (int m = 0; m < tiles; ++m)
 #pragma unroll
@@ -115,7 +133,10 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
 #pragma unroll
                     for (int e = 0; e < 4; ++e) {
                         const int query = column + j * 8 + e % 2, end = mask.key_end(i + query);
-                        const int begin = mask.starts ? __float_as_int(row_values(stage, 2)[query]) - int(mask.k_offset) : 0;
+                        const int begin =
+                            mask.starts
+                                ? __float_as_int(row_values(stage, 2)[query]) - int(mask.k_offset)
+                                : 0;
 #pragma unroll
                         for (int m = 0; m < tiles; ++m) {
                             const int key = warp_first + m * 16 + e / 2 * 8 + g;
@@ -124,7 +145,8 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
                     }
 #pragma unroll
             for (int j = 0; j < step / 8; ++j) {
-                const float2 lse = *reinterpret_cast<const float2*>(row_values(stage, 0) + column + j * 8);
+                const float2 lse =
+                    *reinterpret_cast<const float2*>(row_values(stage, 0) + column + j * 8);
                 const float log2_sum[2] = {log2_sum_of(lse.x), log2_sum_of(lse.y)};
 #pragma unroll
                 for (int m = 0; m < tiles; ++m)
@@ -170,14 +192,17 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
 }
 
 template <int D>
-void launch(Element* dk, Element* dv, const AttentionBackwardInputs& in, const AttentionSizes& s, const DeviceMask& mask) {
-    LAUNCH(backward_keys<D>, unsigned(ceil_div(s.Tk, KeyBlock<D>::keys) * s.B * s.K), KeyBlock<D>::threads, KeyBlock<D>::shared_bytes)
+void launch(Element* dk, Element* dv, const AttentionBackwardInputs& in, const AttentionSizes& s,
+            const DeviceMask& mask) {
+    LAUNCH(backward_keys<D>, unsigned(ceil_div(s.Tk, KeyBlock<D>::keys) * s.B * s.K),
+           KeyBlock<D>::threads, KeyBlock<D>::shared_bytes)
     (dk, dv, in, s, mask);
 }
 
 }  // namespace
 
-void attention_backward_keys_mma(__nv_bfloat16* dk, __nv_bfloat16* dv, const AttentionBackwardInputs& in, const AttentionSizes& s,
+void attention_backward_keys_mma(__nv_bfloat16* dk, __nv_bfloat16* dv,
+                                 const AttentionBackwardInputs& in, const AttentionSizes& s,
                                  const DeviceMask& mask) {
     (s.D == 64 ? launch<64> : launch<128>)(dk, dv, in, s, mask);
 }

@@ -1,5 +1,6 @@
-// The backward's second half: dQ = scale dS K. A block owns 128 queries of one head, a warp 32 of them, and walks over their keys;
-// S and dP are computed again (why: attention_mma_backward_keys.cu).
+// The backward's second half: dQ = scale dS K. A block owns 128 queries of one head, a warp 32 of
+// them, and walks over their keys; S and dP are computed again (why:
+// attention_mma_backward_keys.cu).
 #include "attention.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/ops_common.cuh"
@@ -10,7 +11,8 @@ namespace {
 
 template <int D>
 struct QueryBlock {
-    static constexpr int queries = 128, keys = D == 64 ? 64 : 32, step = 32, warps = 4, threads = 32 * warps, tiles = queries / warps / 16;
+    static constexpr int queries = 128, keys = D == 64 ? 64 : 32, step = 32, warps = 4,
+                         threads = 32 * warps, tiles = queries / warps / 16;
     static constexpr size_t shared_bytes = (2 * queries + 4 * keys) * D * sizeof(Element);
 };
 
@@ -18,19 +20,23 @@ template <int D>
 __global__ void __launch_bounds__(QueryBlock<D>::threads, 2)
     backward_queries(Element* dq, AttentionBackwardInputs in, AttentionSizes s, DeviceMask mask) {
     using Block = QueryBlock<D>;
-    constexpr int tiles = Block::tiles, keys = Block::keys, step = Block::step, threads = Block::threads;
+    constexpr int tiles = Block::tiles, keys = Block::keys, step = Block::step,
+                  threads = Block::threads;
     extern __shared__ __align__(128) unsigned char shared[];
     Element *q_tile = reinterpret_cast<Element*>(shared), *dout_tile = q_tile + Block::queries * D,
             *stages = dout_tile + Block::queries * D;
     const auto k_tile = [&](int stage) { return stages + stage * 2 * keys * D; };
     const auto v_tile = [&](int stage) { return k_tile(stage) + keys * D; };
 
-    const int blocks = int((s.Tq + Block::queries - 1) / Block::queries), head_index = int(blockIdx.x) / blocks;
+    const int blocks = int((s.Tq + Block::queries - 1) / Block::queries),
+              head_index = int(blockIdx.x) / blocks;
     const int first = (blocks - 1 - int(blockIdx.x) % blocks) * Block::queries;  // long rows first
     const int b = head_index / int(s.H), h = head_index % int(s.H);
     const int64_t q_stride = s.H * D, k_stride = s.K * D;
-    const int64_t q_begin = (b * s.Tq * s.H + h) * D, k_begin = (b * s.Tk * s.K + h / (s.H / s.K)) * D;
-    const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4, row = warp * 16 * tiles;
+    const int64_t q_begin = (b * s.Tq * s.H + h) * D,
+                  k_begin = (b * s.Tk * s.K + h / (s.H / s.K)) * D;
+    const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4,
+              t = lane % 4, row = warp * 16 * tiles;
 
     float log2_sum[tiles][2], delta[tiles][2];
 #pragma unroll
@@ -63,7 +69,8 @@ __global__ void __launch_bounds__(QueryBlock<D>::threads, 2)
         if (n + keys < range.highest_end) load(1 - stage, n + keys);
 #pragma unroll 1
         for (int sub = 0; sub < keys; sub += step) {
-            float p[tiles][step / 8][4] = {}, ds[tiles][step / 8][4];  // scores and dP - delta first
+            float p[tiles][step / 8][4] = {},
+                                  ds[tiles][step / 8][4];  // scores and dP - delta first
 #pragma unroll
             for (int m = 0; m < tiles; ++m)
 #pragma unroll
@@ -110,7 +117,8 @@ __global__ void __launch_bounds__(QueryBlock<D>::threads, 2)
 #pragma unroll
                 for (int j = 0; j < step / 8; ++j)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) ds[m][j][e] *= exp2_fast(p[m][j][e] * factor - log2_sum[m][e / 2]);
+                    for (int e = 0; e < 4; ++e)
+                        ds[m][j][e] *= exp2_fast(p[m][j][e] * factor - log2_sum[m][e / 2]);
 #pragma unroll
             for (int kk = 0; kk < step / 16; ++kk) {
                 uint32_t ds_a[tiles][4];
@@ -136,15 +144,17 @@ __global__ void __launch_bounds__(QueryBlock<D>::threads, 2)
 }
 
 template <int D>
-void launch(Element* dq, const AttentionBackwardInputs& in, const AttentionSizes& s, const DeviceMask& mask) {
-    LAUNCH(backward_queries<D>, unsigned(ceil_div(s.Tq, QueryBlock<D>::queries) * s.B * s.H), QueryBlock<D>::threads,
-           QueryBlock<D>::shared_bytes)
+void launch(Element* dq, const AttentionBackwardInputs& in, const AttentionSizes& s,
+            const DeviceMask& mask) {
+    LAUNCH(backward_queries<D>, unsigned(ceil_div(s.Tq, QueryBlock<D>::queries) * s.B * s.H),
+           QueryBlock<D>::threads, QueryBlock<D>::shared_bytes)
     (dq, in, s, mask);
 }
 
 }  // namespace
 
-void attention_backward_queries_mma(__nv_bfloat16* dq, const AttentionBackwardInputs& in, const AttentionSizes& s, const DeviceMask& mask) {
+void attention_backward_queries_mma(__nv_bfloat16* dq, const AttentionBackwardInputs& in,
+                                    const AttentionSizes& s, const DeviceMask& mask) {
     (s.D == 64 ? launch<64> : launch<128>)(dq, in, s, mask);
 }
 

@@ -4,9 +4,10 @@
 //     S = Q K^T                        in registers
 //     m' = max(m, rowmax S),  P = exp(scale (S - m')),  l = l exp(scale (m - m')) + rowsum P
 //     O = O exp(scale (m - m')) + P V  P goes into the next product in registers (mma.cuh)
-// and divides by l at the end. While it computes on one pair of K and V tiles the next one is on its way (cp.async).
-// Two tiles of 16 queries a warp share each K and V fragment: shared memory would feed only half of the tensor cores' rate
-// to one. FLOPs 4 Tq Tk D a head, half of it causal; memory: q, k, v, o once (k and v come from L2 for other query blocks).
+// and divides by l at the end. While it computes on one pair of K and V tiles the next one is on
+// its way (cp.async). Two tiles of 16 queries a warp share each K and V fragment: shared memory
+// would feed only half of the tensor cores' rate to one. FLOPs 4 Tq Tk D a head, half of it causal;
+// memory: q, k, v, o once (k and v come from L2 for other query blocks).
 #include "attention.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/ops_common.cuh"
@@ -15,14 +16,16 @@ namespace ultrascale::ops {
 
 namespace {
 
-constexpr int query_rows = 128, key_rows = 64, warps = 4, threads = 32 * warps, tiles = query_rows / warps / 16;
+constexpr int query_rows = 128, key_rows = 64, warps = 4, threads = 32 * warps,
+              tiles = query_rows / warps / 16;
 
 template <int D>
 constexpr size_t shared_bytes = (query_rows + 4 * key_rows) * D * sizeof(Element);
 
 template <int D>
 __global__ void __launch_bounds__(threads, 2)
-    forward(Element* o, float* lse, const Element* q, const Element* k, const Element* v, AttentionSizes s, DeviceMask mask) {
+    forward(Element* o, float* lse, const Element* q, const Element* k, const Element* v,
+            AttentionSizes s, DeviceMask mask) {
     extern __shared__ __align__(128) unsigned char shared[];
     Element* q_tile = reinterpret_cast<Element*>(shared);
     Element* kv_tiles = q_tile + query_rows * D;  // K, V, and the next K, V
@@ -30,14 +33,17 @@ __global__ void __launch_bounds__(threads, 2)
     const auto v_tile = [&](int stage) { return k_tile(stage) + key_rows * D; };
 
     // The longest causal rows first: short blocks fill the gaps at the end.
-    const int blocks = int((s.Tq + query_rows - 1) / query_rows), head_index = int(blockIdx.x) / blocks;
+    const int blocks = int((s.Tq + query_rows - 1) / query_rows),
+              head_index = int(blockIdx.x) / blocks;
     const int first = (blocks - 1 - int(blockIdx.x) % blocks) * query_rows;
     const int b = head_index / int(s.H), h = head_index % int(s.H);
     const int64_t q_stride = s.H * s.D, k_stride = s.K * s.D;
-    const int64_t q_begin = (b * s.Tq * s.H + h) * s.D, k_begin = (b * s.Tk * s.K + h / (s.H / s.K)) * s.D;
+    const int64_t q_begin = (b * s.Tq * s.H + h) * s.D,
+                  k_begin = (b * s.Tk * s.K + h / (s.H / s.K)) * s.D;
     q += q_begin, o += q_begin, k += k_begin, v += k_begin;
 
-    const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+    const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4,
+              t = lane % 4;
     const int row = warp * 16 * tiles;  // of the q tile: where this warp's queries begin
     const BlockRange range = mask.template block_range<query_rows>(b, first);
 
@@ -97,7 +103,8 @@ __global__ void __launch_bounds__(threads, 2)
             for (int r = 0; r < 2; ++r) {
                 float top = highest[m][r];
 #pragma unroll
-                for (int j = 0; j < key_rows / 8; ++j) top = fmaxf(top, fmaxf(score[m][j][2 * r], score[m][j][2 * r + 1]));
+                for (int j = 0; j < key_rows / 8; ++j)
+                    top = fmaxf(top, fmaxf(score[m][j][2 * r], score[m][j][2 * r + 1]));
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));  // four lanes share a row
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
                 const float shift = top == -INFINITY ? 0 : top * factor;
@@ -113,7 +120,8 @@ __global__ void __launch_bounds__(threads, 2)
                         sum[m][r] += score[m][j][e];
                     }
             }
-        if (!__all_sync(0xffffffffu, unchanged))  // after the first blocks of keys a new maximum is rare
+        if (!__all_sync(0xffffffffu,
+                        unchanged))  // after the first blocks of keys a new maximum is rare
 #pragma unroll
             for (int m = 0; m < tiles; ++m)
 #pragma unroll
@@ -148,7 +156,9 @@ __global__ void __launch_bounds__(threads, 2)
             l += __shfl_xor_sync(0xffffffffu, l, 2);
             inverse[r] = l > 0 ? 1 / l : 0;
             const int i = row + m * 16 + r * 8 + g;
-            if (t == 0 && first + i < s.Tq) lse[(b * s.H + h) * s.Tq + first + i] = l > 0 ? highest[m][r] * s.scale() + logf(l) : -INFINITY;
+            if (t == 0 && first + i < s.Tq)
+                lse[(b * s.H + h) * s.Tq + first + i] =
+                    l > 0 ? highest[m][r] * s.scale() + logf(l) : -INFINITY;
         }
         store_c<D>(q_tile, row + m * 16, out[m], inverse[0], inverse[1]);
     }
@@ -157,14 +167,17 @@ __global__ void __launch_bounds__(threads, 2)
 
 }  // namespace
 
-bool attention_mma_supported(DType dtype, int64_t D) { return dtype == DType::bf16 && (D == 64 || D == 128); }
+bool attention_mma_supported(DType dtype, int64_t D) {
+    return dtype == DType::bf16 && (D == 64 || D == 128);
+}
 
-void attention_forward_mma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
-                           const DeviceMask& mask) {
+void attention_forward_mma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                           const Tensor& v, const AttentionSizes& s, const DeviceMask& mask) {
     const dim3 grid = unsigned(ceil_div(s.Tq, query_rows) * s.B * s.H);
     const auto launch = [&](auto kernel, size_t shared) {
         LAUNCH(kernel, grid, threads, shared)
-        (data<Element>(o), data<float>(lse), data<Element>(q), data<Element>(k), data<Element>(v), s, mask);
+        (data<Element>(o), data<float>(lse), data<Element>(q), data<Element>(k), data<Element>(v),
+         s, mask);
     };
     if (s.D == 64)
         launch(forward<64>, shared_bytes<64>);

@@ -1,5 +1,5 @@
-// What Hopper's attention kernels (attention_wgmma_*.cu) share: how TMA reads a head, in which order tiles are worked on, and the online
-// softmax on a warpgroup's scores.
+// What Hopper's attention kernels (attention_wgmma_*.cu) share: how TMA reads a head, in which
+// order tiles are worked on, and the online softmax on a warpgroup's scores.
 #pragma once
 
 #include <algorithm>
@@ -11,58 +11,73 @@
 
 namespace ultrascale::ops {
 
-// ---- heads in shared memory --------------------------------------------------------------------------------------------
+// ---- heads in shared memory ---------------------------------------------------------------------
 
-// (B, T, heads, D) as (B, heads and parts of a row, T, 64): boxes of `rows` rows of one head, each part behind the other.
+// (B, T, heads, D) as (B, heads and parts of a row, T, 64): boxes of `rows` rows of one head, each
+// part behind the other.
 template <int D>
 inline CUtensorMap head_map(const Tensor& x, int rows) {
-    const int64_t B = x.size(0), T = x.size(1), row_bytes = x.size(2) * D * int64_t(sizeof(Element)), part_bytes = 128;
-    return tensor_map(
-        x.data(), {{64, sizeof(Element), 64}, {T, row_bytes, rows}, {row_bytes / part_bytes, part_bytes, D / 64}, {B, T * row_bytes, 1}});
+    const int64_t B = x.size(0), T = x.size(1),
+                  row_bytes = x.size(2) * D * int64_t(sizeof(Element)), part_bytes = 128;
+    return tensor_map(x.data(), {{64, sizeof(Element), 64},
+                                 {T, row_bytes, rows},
+                                 {row_bytes / part_bytes, part_bytes, D / 64},
+                                 {B, T * row_bytes, 1}});
 }
 
-// A warp's 16 rows, times a factor for this thread's row g and one for row g + 8 (mma.cuh), as bf16 to rows first_row .. first_row + 15 of a
-// tile (parts, rows, 64).
+// A warp's 16 rows, times a factor for this thread's row g and one for row g + 8 (mma.cuh), as bf16
+// to rows first_row .. first_row + 15 of a tile (parts, rows, 64).
 template <int D, int tile_rows>
-__device__ void store_fragments(Element* tile, int first_row, const float (&rows)[D / 8][4], float low, float high) {
+__device__ void store_fragments(Element* tile, int first_row, const float (&rows)[D / 8][4],
+                                float low, float high) {
     const int row = first_row + int(threadIdx.x) % 16, chunk = int(threadIdx.x) % 32 / 16;
 #pragma unroll
     for (int j = 0; j < D / 8; j += 2)
-        stmatrix(tile_chunk<64>(tile + j / 8 * tile_rows * 64, row, j % 8 + chunk), pack(rows[j][0] * low, rows[j][1] * low),
-                 pack(rows[j][2] * high, rows[j][3] * high), pack(rows[j + 1][0] * low, rows[j + 1][1] * low),
+        stmatrix(tile_chunk<64>(tile + j / 8 * tile_rows * 64, row, j % 8 + chunk),
+                 pack(rows[j][0] * low, rows[j][1] * low),
+                 pack(rows[j][2] * high, rows[j][3] * high),
+                 pack(rows[j + 1][0] * low, rows[j + 1][1] * low),
                  pack(rows[j + 1][2] * high, rows[j + 1][3] * high));
 }
 
-// ---- who works on what -------------------------------------------------------------------------------------------------
+// ---- who works on what --------------------------------------------------------------------------
 
-// Tiles in the order in which they are taken: those of a few heads at a time, whose other side (of queries the keys) fits into L2; of
-// these the longest of all heads first. Neighbouring heads share keys (grouped-query attention).
+// Tiles in the order in which they are taken: those of a few heads at a time, whose other side (of
+// queries the keys) fits into L2; of these the longest of all heads first. Neighbouring heads share
+// keys (grouped-query attention).
 struct Tile {
     int b, h, rank;  // sequence, head; 0: the longest of the head
 };
 struct TileOrder {
-    int heads, at_once, tiles, heads_of_sequence;  // of all sequences, of these at once, tiles of a head, heads of one sequence
+    // of all sequences, of these at once, tiles of a head, heads of one sequence
+    int heads, at_once, tiles,
+        heads_of_sequence;
     __host__ __device__ int count() const { return heads * tiles; }
     __device__ Tile at(int index) const {
         const int section = index / (at_once * tiles), in_section = index % (at_once * tiles);
-        const int here = min(at_once, heads - section * at_once), head = section * at_once + in_section % here;
+        const int here = min(at_once, heads - section * at_once),
+                  head = section * at_once + in_section % here;
         return {head / heads_of_sequence, head % heads_of_sequence, in_section / here};
     }
 };
 constexpr int64_t bytes_in_l2 = 32 << 20;
 inline TileOrder tile_order(int64_t B, int64_t heads, int64_t tiles, int64_t bytes_of_other_side) {
-    const uint64_t at_once = std::clamp<uint64_t>(bytes_in_l2 / std::max<int64_t>(bytes_of_other_side, 1), 1, uint64_t(B * heads));
+    const uint64_t at_once = std::clamp<uint64_t>(
+        bytes_in_l2 / std::max<int64_t>(bytes_of_other_side, 1), 1, uint64_t(B * heads));
     return {int(B * heads), int(std::bit_floor(at_once)), int(tiles), int(heads)};
 }
-// How many tiles were taken beyond each block's first one. The last taker sets it back for the next launch (on the same stream).
+// How many tiles were taken beyond each block's first one. The last taker sets it back for the next
+// launch (on the same stream).
 static __device__ int tiles_taken = 0;
 __device__ inline int take_tile(int count) {
     const int taken = atomicAdd(&tiles_taken, 1);
-    if (taken == count - 1) atomicExch(&tiles_taken, 0);  // every block takes one too many: `count` in all
+    if (taken == count - 1)
+        atomicExch(&tiles_taken, 0);  // every block takes one too many: `count` in all
     return int(gridDim.x) + taken;
 }
 
-// The tiles of keys that any of the queries first .. first + queries - 1 sees: begin, begin + keys, ...
+// The tiles of keys that any of the queries first .. first + queries - 1 sees: begin, begin + keys,
+// ...
 struct KeyTiles {
     int begin, count;
     BlockRange range;
@@ -71,12 +86,16 @@ template <int queries, int keys>
 __device__ KeyTiles key_tiles(const DeviceMask& mask, int b, int first) {
     const BlockRange range = mask.template block_range<queries>(b, first);
     const int begin = range.lowest_begin / keys * keys;
-    return {begin, range.highest_end > range.lowest_begin ? (range.highest_end - begin + keys - 1) / keys : 0, range};
+    return {
+        begin,
+        range.highest_end > range.lowest_begin ? (range.highest_end - begin + keys - 1) / keys : 0,
+        range};
 }
 
-// ---- softmax -----------------------------------------------------------------------------------------------------------
+// ---- softmax ------------------------------------------------------------------------------------
 
-inline constexpr float rescale_above = 8;  // a new maximum counts when exponentials would pass 2^8: O is rarely rescaled then
+inline constexpr float rescale_above =
+    8;  // a new maximum counts when exponentials would pass 2^8: O is rarely rescaled then
 inline constexpr float ln_2 = 0.693147181f;
 
 // Row g (r = 0) or g + 8 (r = 1) of the scores is left with columns begin .. end - 1.
@@ -91,11 +110,14 @@ __device__ void hide_keys(float (&score)[tiles][4], int r, int begin, int end) {
             if (8 * j + e < begin || 8 * j + e >= end) score[j][2 * r + e] = -INFINITY;
 }
 
-// A thread's part of the softmax of 64 queries: rows g and g + 8 of its warp's 16 (mma.cuh). Exponents are base 2.
+// A thread's part of the softmax of 64 queries: rows g and g + 8 of its warp's 16 (mma.cuh).
+// Exponents are base 2.
 struct Softmax {
     float factor;                               // exp(scale x) = 2^(factor x)
-    float highest[2] = {-INFINITY, -INFINITY};  // what is taken off the exponents: about the highest one so far
-    float sum[2] = {}, rescale[2];              // of this thread's keys; for what was summed before the last tile
+    float highest[2] = {
+        -INFINITY, -INFINITY};  // what is taken off the exponents: about the highest one so far
+    float sum[2] = {},
+          rescale[2];  // of this thread's keys; for what was summed before the last tile
 
     // S becomes P.
     template <int tiles>
@@ -104,7 +126,8 @@ struct Softmax {
         for (int r = 0; r < 2; ++r) {
             float top = -INFINITY;
 #pragma unroll
-            for (int j = 0; j < tiles; ++j) top = fmaxf(top, fmaxf(score[j][2 * r], score[j][2 * r + 1]));
+            for (int j = 0; j < tiles; ++j)
+                top = fmaxf(top, fmaxf(score[j][2 * r], score[j][2 * r + 1]));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));  // four lanes share a row
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             top = fmaxf(highest[r], top * factor);
@@ -138,7 +161,9 @@ struct Softmax {
             sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
         }
     }
-    __device__ float log_sum(int r) const { return sum[r] > 0 ? (highest[r] + log2f(sum[r])) * ln_2 : -INFINITY; }
+    __device__ float log_sum(int r) const {
+        return sum[r] > 0 ? (highest[r] + log2f(sum[r])) * ln_2 : -INFINITY;
+    }
 };
 
 }  // namespace ultrascale::ops

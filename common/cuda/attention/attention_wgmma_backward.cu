@@ -1,11 +1,14 @@
-// FlashAttention-3's backward for Hopper (Shah et al. 2024, https://arxiv.org/abs/2407.08608): bf16, head dimension 64 or 128. With
-// P = exp(scale S - lse), dP = dO V^T and dS = P (dP - delta), five products:
+// FlashAttention-3's backward for Hopper (Shah et al. 2024, https://arxiv.org/abs/2407.08608):
+// bf16, head dimension 64 or 128. With P = exp(scale S - lse), dP = dO V^T and dS = P (dP - delta),
+// five products:
 //
 //     S^T = K Q^T    dP^T = V dO^T    dV += P^T dO    dK += dS^T Q    dQ += dS K
 //
-// A block has 128 keys and walks over the queries that see them. Each of its two consumers has 64 of the keys, so P^T and dS^T have keys as
-// rows and dK and dV stay in registers. dS goes to shared memory, where both consumers read all of it: each one makes a part of dQ of
-// 64 queries x 64 columns. What a consumer asks for, and what it computes meanwhile; dV, dK and dQ come a step late:
+// A block has 128 keys and walks over the queries that see them. Each of its two consumers has 64
+// of the keys, so P^T and dS^T have keys as rows and dK and dV stay in registers. dS goes to shared
+// memory, where both consumers read all of it: each one makes a part of dQ of 64 queries x 64
+// columns. What a consumer asks for, and what it computes meanwhile; dV, dK and dQ come a step
+// late:
 //
 //     tensor cores     S2 | dV1 | dK1 | dP2 | dQ1      |                                | S3 | dV2 | dK2 ...
 //     this warpgroup      | P2 .......|     | dS2 .... | dS2 -> shared memory, send dQ1 |    | P3 ...
@@ -17,10 +20,12 @@
 //                  `ds_free`: both have made dQ of it
 //     each warp    its part of dQ in shared memory -> the copy engine adds it to the sums in memory, while the next step goes on
 //
-// The sums are integers, and so do not depend on the order of the tiles of keys: attention_wgmma_sums.cuh. Only the warp that sent a part
-// of dQ looks, a step later, whether it has left. P is kept as bf16, as the product takes it, so that dP has S's registers: the relative
-// error of dQ and dK is 2.8e-3 then, instead of 2.3e-3. Query heads that share a key head are added up, by several blocks where there are
-// few tiles of keys (Pieces). FLOPs 10 Tq Tk D a head, half of it causal.
+// The sums are integers, and so do not depend on the order of the tiles of keys:
+// attention_wgmma_sums.cuh. Only the warp that sent a part of dQ looks, a step later, whether it
+// has left. P is kept as bf16, as the product takes it, so that dP has S's registers: the relative
+// error of dQ and dK is 2.8e-3 then, instead of 2.3e-3. Query heads that share a key head are added
+// up, by several blocks where there are few tiles of keys (Pieces). FLOPs 10 Tq Tk D a head, half
+// of it causal.
 #include "attention_wgmma_backward.cuh"
 
 namespace ultrascale::ops {
@@ -29,19 +34,25 @@ namespace {
 
 // One warpgroup, number `consumer`: keys 64 consumer .. 64 consumer + 63 of each tile.
 template <int D>
-__device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorMap* dk, const CUtensorMap* dv, int* sums,
-                        const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order, const Pieces& pieces) {
+__device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorMap* dk,
+                        const CUtensorMap* dv, int* sums, const AttentionSizes& s,
+                        const DeviceMask& mask, const TileOrder& order, const Pieces& pieces) {
     using Shape = BackwardShape<D>;
     constexpr int queries = Shape::queries;
     const float factor = s.scale() * log2_e;
     // This consumer's part of dQ: for D = 64 its 64 of the queries, for D = 128 of the columns.
     const int dq_query = D == 64 ? 64 * consumer : 0, dq_part = D == 64 ? 0 : consumer;
-    Element *const k = shared.k[consumer], *const v = shared.v[consumer], *const ds = shared.ds[consumer];
+    Element *const k = shared.k[consumer], *const v = shared.v[consumer],
+                   *const ds = shared.ds[consumer];
 
     RingPlace<1> kv_place;
     StepPlace<Shape::stages> place;
-    const auto arrive = [&](Barrier& barrier) { first_lane() ? barrier_arrive(&barrier) : void(); };  // for the warp
-    const auto outgoing = [&] { return shared.outgoing[4 * consumer + int(thread_here()) / 32]; };    // of the warp
+    const auto arrive = [&](Barrier& barrier) {
+        first_lane() ? barrier_arrive(&barrier) : void();
+    };  // for the warp
+    const auto outgoing = [&] {
+        return shared.outgoing[4 * consumer + int(thread_here()) / 32];
+    };  // of the warp
     for (;; kv_place.advance()) {
         barrier_wait(&shared.kv_full, kv_place.parity);
         const int index = shared.tile[kv_place.parity];
@@ -57,32 +68,38 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             const uint64_t a0 = k_major(a, 0), b0 = k_major(b, 0);
 #pragma unroll
             for (int kk = 0; kk < D / 16; ++kk)
-                wgmma(p, further(a0, kk / 4 * 64 * 64 + kk % 4 * 16), further(b0, kk / 4 * queries * 64 + kk % 4 * 16), kk > 0);
+                wgmma(p, further(a0, kk / 4 * 64 * 64 + kk % 4 * 16),
+                      further(b0, kk / 4 * queries * 64 + kk % 4 * 16), kk > 0);
             wgmma_commit();
         };
         const auto begin_dv = [&](const Element* dout) {
             const uint64_t b0 = mn_major(dout, 0, queries);
 #pragma unroll
-            for (int kk = 0; kk < queries / 16; ++kk) wgmma<Major::mn>(dv_sum, p_a[kk], further(b0, kk * 16 * 64), true);
+            for (int kk = 0; kk < queries / 16; ++kk)
+                wgmma<Major::mn>(dv_sum, p_a[kk], further(b0, kk * 16 * 64), true);
             wgmma_commit();
         };
         const auto begin_dk = [&](const Element* q) {
             const uint64_t a0 = k_major(ds, 0), b0 = mn_major(q, 0, queries);
 #pragma unroll
             for (int kk = 0; kk < queries / 16; ++kk)
-                wgmma<Major::k, Major::mn>(dk_sum, further(a0, kk / 4 * 64 * 64 + kk % 4 * 16), further(b0, kk * 16 * 64), true);
+                wgmma<Major::k, Major::mn>(dk_sum, further(a0, kk / 4 * 64 * 64 + kk % 4 * 16),
+                                           further(b0, kk * 16 * 64), true);
             wgmma_commit();
         };
         const auto begin_dq = [&] {  // over both consumers' keys
-            const uint64_t a0 = mn_major(shared.ds[0] + dq_query * 64, 0, 64), b0 = mn_major(shared.k[0] + dq_part * 64 * 64, 0, 64);
+            const uint64_t a0 = mn_major(shared.ds[0] + dq_query * 64, 0, 64),
+                           b0 = mn_major(shared.k[0] + dq_part * 64 * 64, 0, 64);
 #pragma unroll
             for (int kk = 0; kk < Shape::keys / 16; ++kk)
-                wgmma<Major::mn, Major::mn>(part, further(a0, kk / 4 * 64 * queries + kk % 4 * 16 * 64),
-                                            further(b0, kk / 4 * 64 * D + kk % 4 * 16 * 64), kk > 0);
+                wgmma<Major::mn, Major::mn>(
+                    part, further(a0, kk / 4 * 64 * queries + kk % 4 * 16 * 64),
+                    further(b0, kk / 4 * 64 * D + kk % 4 * 16 * 64), kk > 0);
             wgmma_commit();
         };
-        // Of a tile's rows, log2_sum or delta, those of this thread's columns. It asks for them before it asks for products: behind these,
-        // whose operands are in shared memory too, it would wait until they are done.
+        // Of a tile's rows, log2_sum or delta, those of this thread's columns. It asks for them
+        // before it asks for products: behind these, whose operands are in shared memory too, it
+        // would wait until they are done.
         float of_rows[queries / 16][4];
         const auto load_rows = [&](const float(&from)[queries]) {
             const float* const first = from + 4 * (thread_here() % 4);
@@ -90,15 +107,19 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             for (int kk = 0; kk < queries / 16; ++kk) load_floats(of_rows[kk], first + 16 * kk);
         };
         // P, in p: not yet in p_a, which dV still reads.
-        const auto to_probabilities = [&](const BackwardRows<D>& rows, int highest_begin, int key_end) {
-            const int thread = int(thread_here()), key = first + thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
+        const auto to_probabilities = [&](const BackwardRows<D>& rows, int highest_begin,
+                                          int key_end) {
+            const int thread = int(thread_here()), key = first + thread / 32 * 16 + thread % 32 / 4,
+                      t = thread % 4;
             if (highest_begin > first || key_end < first + 64)
 #pragma unroll
                 for (int j = 0; j < queries / 8; ++j)
 #pragma unroll
                     for (int e = 0; e < 4; ++e) {
                         const int column = 8 * j + 2 * t + e % 2, its_key = key + e / 2 * 8;
-                        if (its_key < rows.begin[column] || its_key >= min(key_end + column, int(mask.Tk))) p[j][e] = -INFINITY;
+                        if (its_key < rows.begin[column] ||
+                            its_key >= min(key_end + column, int(mask.Tk)))
+                            p[j][e] = -INFINITY;
                     }
 #pragma unroll
             for (int kk = 0; kk < queries / 16; ++kk)
@@ -119,17 +140,20 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
                 for (int i = 0; i < 8; ++i) {
                     const uint32_t both = p_a[kk][i / 2];
                     float& x = p[2 * kk + i / 4][i % 4];
-                    x = __uint_as_float(i % 2 == 0 ? both << 16 : both & 0xffff0000u) * (x - of_rows[kk][i / 4 * 2 + i % 2]);
+                    x = __uint_as_float(i % 2 == 0 ? both << 16 : both & 0xffff0000u) *
+                        (x - of_rows[kk][i / 4 * 2 + i % 2]);
                 }
         };
         const auto store_ds = [&] {
             barrier_wait(&shared.ds_free, place.step_parity() ^ 1);
             store_fragments<queries, 64>(ds, int(thread_here()) / 32 * 16, p, 1, 1);
         };
-        float low = 0, high = 0;  // of the dQ in `part`: the factors of this thread's rows g and g + 8
+        float low = 0,
+              high = 0;  // of the dQ in `part`: the factors of this thread's rows g and g + 8
         const auto load_factors = [&] {
             const BackwardRows<D>& rows = shared.rows[place.stage_before()];
-            const int thread = int(thread_here()), row = dq_query + thread / 32 * 16 + thread % 32 / 4;
+            const int thread = int(thread_here()),
+                      row = dq_query + thread / 32 * 16 + thread % 32 / 4;
             low = rows.factor[row], high = rows.factor[row + 8];
         };
         // To this warp's own place.
@@ -143,19 +167,23 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             int too_large = 0;
 #pragma unroll
             for (int j = 0; j < 8; ++j)
-                to[j * 32] = {quick_round(part[j][0], low, too_large), quick_round(part[j][1], low, too_large),
-                              quick_round(part[j][2], high, too_large), quick_round(part[j][3], high, too_large)};
+                to[j * 32] = {quick_round(part[j][0], low, too_large),
+                              quick_round(part[j][1], low, too_large),
+                              quick_round(part[j][2], high, too_large),
+                              quick_round(part[j][3], high, too_large)};
             if (__any_sync(0xffffffffu, uint32_t(too_large) >> 23))
 #pragma unroll
                 for (int j = 0; j < 8; ++j)
-                    to[j * 32] = {__float2int_rn(part[j][0] * low), __float2int_rn(part[j][1] * low), __float2int_rn(part[j][2] * high),
-                                  __float2int_rn(part[j][3] * high)};
+                    to[j * 32] = {
+                        __float2int_rn(part[j][0] * low), __float2int_rn(part[j][1] * low),
+                        __float2int_rn(part[j][2] * high), __float2int_rn(part[j][3] * high)};
         };
         // By the copy engine, after fence_async_proxy().
         const auto send_dq = [&] {
             if (first_lane()) {
                 const int64_t to = int64_t(tiles.index()) * (queries * D) + consumer * dq_tile;
-                bulk_add(sums + to + int(thread_here()) / 32 * dq_of_warp, outgoing(), sizeof(shared.outgoing[0]));
+                bulk_add(sums + to + int(thread_here()) / 32 * dq_of_warp, outgoing(),
+                         sizeof(shared.outgoing[0]));
                 tma_store_commit();
             }
             tiles.advance();
@@ -174,7 +202,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             }
             wgmma_wait<later ? 2 : 0>(p);
             to_probabilities(rows, highest_begin, key_end);
-            // This wait is a branch, across which the compiler does not move the exponentials: else they came after dV.
+            // This wait is a branch, across which the compiler does not move the exponentials: else
+            // they came after dV.
             if constexpr (later) barrier_wait(&shared.ds_ready, place.step_parity() ^ 1);
             wgmma_wait<1>(dv_sum);
             hold(p_a);
@@ -192,7 +221,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             }
             store_ds();
             fence_async_proxy();
-            sync_some<128>(1 + consumer);  // dK reads this consumer's dS without looking at ds_ready
+            sync_some<128>(1 +
+                           consumer);  // dK reads this consumer's dS without looking at ds_ready
             arrive(shared.ds_ready);
             if constexpr (later) send_dq();
             place.advance();
@@ -219,21 +249,25 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             arrive(shared.kv_empty);
         }
 
-        const KeyTile tile(order.at(shared.tile[kv_place.parity]), pieces);  // read again: registers are all in use
+        const KeyTile tile(order.at(shared.tile[kv_place.parity]),
+                           pieces);  // read again: registers are all in use
         const int first_of_warp = first + int(thread_here()) / 32 * 16;
         if (pieces.count > 1)
             store_piece<D>(pieces, tile, first_of_warp, dv_sum, dk_sum, s);
         else
-            send_rows<D>(reinterpret_cast<Element*>(outgoing()), dv, dk, tile, first_of_warp, dv_sum, dk_sum, s);
+            send_rows<D>(reinterpret_cast<Element*>(outgoing()), dv, dk, tile, first_of_warp,
+                         dv_sum, dk_sum, s);
     }
     if (first_lane()) tma_store_wait_read<0>();  // a block that has ended has no shared memory
 }
 
 template <int D>
 __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
-    backward(int* sums, const BackwardRows<D>* rows, const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap dout,
-             const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap dk,
-             const __grid_constant__ CUtensorMap dv, AttentionSizes s, DeviceMask mask, TileOrder order, Pieces pieces) {
+    backward(int* sums, const BackwardRows<D>* rows, const __grid_constant__ CUtensorMap q,
+             const __grid_constant__ CUtensorMap dout, const __grid_constant__ CUtensorMap k,
+             const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap dk,
+             const __grid_constant__ CUtensorMap dv, AttentionSizes s, DeviceMask mask,
+             TileOrder order, Pieces pieces) {
     using Shape = BackwardShape<D>;
     extern __shared__ __align__(1024) unsigned char bytes[];
     BackwardShared<D>& shared = *reinterpret_cast<BackwardShared<D>*>(bytes);
@@ -244,14 +278,16 @@ __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
             barrier_init(&shared.empty[i], warps);
         }
         barrier_init(&shared.kv_full, 1);
-        for (Barrier* barrier : {&shared.kv_empty, &shared.ds_ready, &shared.ds_free}) barrier_init(barrier, warps);
+        for (Barrier* barrier : {&shared.kv_empty, &shared.ds_ready, &shared.ds_free})
+            barrier_init(barrier, warps);
         barrier_init_fence();
     }
     __syncthreads();
     const int warpgroup = same_in_warp(int(threadIdx.x) / 128);
     if (warpgroup == Shape::consumers) {
         registers_fewer<Shape::producer_registers>();
-        if (threadIdx.x % 128 == 0) produce<D>(shared, rows, &q, &dout, &k, &v, s, mask, order, pieces);
+        if (threadIdx.x % 128 == 0)
+            produce<D>(shared, rows, &q, &dout, &k, &v, s, mask, order, pieces);
     } else {
         registers_more<Shape::consumer_registers>();
         consume<D>(shared, warpgroup, &dk, &dv, sums, s, mask, order, pieces);
@@ -259,23 +295,31 @@ __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
 }
 
 template <int D>
-void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const Tensor& dout, const Tensor& q, const Tensor& k,
-            const Tensor& v, const AttentionSizes& s, const DeviceMask& mask) {
+void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const Tensor& dout,
+            const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
+            const DeviceMask& mask) {
     using Shape = BackwardShape<D>;
     const int pieces = piece_count(s, mask);
-    const Tensor parts = pieces > 1 ? Tensor::empty({2, pieces, s.B, s.Tk, s.K, D}, DType::fp32, Memory::workspace) : Tensor();
-    const TileOrder order = tile_order(s.B, s.K, ceil_div(s.Tk, Shape::keys) * pieces, 8 * s.Tq * s.D * s.group());  // Q, dO, dQ's sums
-    LAUNCH(backward<D>, unsigned(std::min(order.count(), multiprocessors())), Shape::threads, sizeof(BackwardShared<D>))
-    (data<int>(sums.sums), reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()), head_map<D>(q, Shape::queries),
-     head_map<D>(dout, Shape::queries), head_map<D>(k, 64), head_map<D>(v, 64), head_map<D>(dk, 16), head_map<D>(dv, 16), s, mask, order,
+    const Tensor parts =
+        pieces > 1 ? Tensor::empty({2, pieces, s.B, s.Tk, s.K, D}, DType::fp32, Memory::workspace)
+                   : Tensor();
+    const TileOrder order = tile_order(s.B, s.K, ceil_div(s.Tk, Shape::keys) * pieces,
+                                       8 * s.Tq * s.D * s.group());  // Q, dO, dQ's sums
+    LAUNCH(backward<D>, unsigned(std::min(order.count(), multiprocessors())), Shape::threads,
+           sizeof(BackwardShared<D>))
+    (data<int>(sums.sums), reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()),
+     head_map<D>(q, Shape::queries), head_map<D>(dout, Shape::queries), head_map<D>(k, 64),
+     head_map<D>(v, 64), head_map<D>(dk, 16), head_map<D>(dv, 16), s, mask, order,
      Pieces{pieces, static_cast<float*>(parts.data())});
     if (pieces > 1) add_pieces(dk, dv, parts, s);
 }
 
 }  // namespace
 
-void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                              const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask) {
+void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                              const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& lse, const Tensor& delta, const AttentionSizes& s,
+                              const DeviceMask& mask) {
     const BackwardSums sums = backward_sums(dout, k, v, lse, delta, s, mask);
     (s.D == 64 ? launch<64> : launch<128>)(dk, dv, sums, dout, q, k, v, s, mask);
     dq_from_sums(dq, sums, s);

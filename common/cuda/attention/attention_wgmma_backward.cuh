@@ -18,17 +18,21 @@ struct BackwardShape {
 template <int D>
 struct BackwardShared {
     using Shape = BackwardShape<D>;
-    Element k[Shape::consumers][64 * D], v[Shape::consumers][64 * D];                       // (parts, 64, 64)
-    Element q[Shape::stages][Shape::queries * D], dout[Shape::stages][Shape::queries * D];  // (parts, queries, 64)
-    Element ds[Shape::consumers][64 * Shape::queries];                                      // (queries / 64, 64 keys, 64)
-    int outgoing[4 * Shape::consumers][dq_of_warp];                                         // each warp's part of dQ; at the end dK, dV
+    Element k[Shape::consumers][64 * D], v[Shape::consumers][64 * D];  // (parts, 64, 64)
+    Element q[Shape::stages][Shape::queries * D],
+        dout[Shape::stages][Shape::queries * D];        // (parts, queries, 64)
+    Element ds[Shape::consumers][64 * Shape::queries];  // (queries / 64, 64 keys, 64)
+    int outgoing[4 * Shape::consumers][dq_of_warp];     // each warp's part of dQ; at the end dK, dV
     BackwardRows<D> rows[Shape::stages];
     Barrier full[Shape::stages], empty[Shape::stages], kv_full, kv_empty, ds_ready, ds_free;
-    int tile[2];  // which one has its K and V there, and by turns the one before; past the last one: there are no more
+    // which one has its K and V there, and by turns the one before; past the last one: there are no
+    // more
+    int tile[2];
 };
 static_assert(sizeof(BackwardShared<64>) <= 227 << 10 && sizeof(BackwardShared<128>) <= 227 << 10);
 
-// This thread's number in its warpgroup, read anew: what is computed from it would else be held in registers through all loops.
+// This thread's number in its warpgroup, read anew: what is computed from it would else be held in
+// registers through all loops.
 __device__ inline unsigned thread_here() {
     unsigned thread = threadIdx.x;
     SM90A("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -37,8 +41,9 @@ __device__ inline unsigned thread_here() {
 
 __device__ inline bool first_lane() { return thread_here() % 32 == 0; }
 
-// x y, if it is below 2^22, rounded to an integer: in the float with round_shift added, units are the last bit. Conversions are slow, as
-// the special function unit makes them. What is larger sets bits from 2^23 on in `too_large`.
+// x y, if it is below 2^22, rounded to an integer: in the float with round_shift added, units are
+// the last bit. Conversions are slow, as the special function unit makes them. What is larger sets
+// bits from 2^23 on in `too_large`.
 constexpr float round_shift = 12582912;  // 1.5 2^23
 constexpr int round_shift_bits = 0x4b400000;
 __device__ inline int quick_round(float x, float y, int& too_large) {
@@ -54,7 +59,9 @@ struct StepPlace {
     __device__ int stage() const { return n < stages ? n : n - stages; }
     __device__ int stage_before() const { return stage() == 0 ? stages - 1 : stage() - 1; }
     __device__ uint32_t parity() const { return n < stages ? 0 : 1; }
-    __device__ uint32_t step_parity() const { return uint32_t(n) % 2; }  // of a ring of one; the step before has the other one
+    __device__ uint32_t step_parity() const {
+        return uint32_t(n) % 2;
+    }  // of a ring of one; the step before has the other one
     __device__ void advance() { n = n + 1 == 2 * stages ? 0 : n + 1; }
 };
 
@@ -62,22 +69,29 @@ struct StepPlace {
 struct KeyTile {
     int b, h, first, piece;
     __device__ KeyTile(const Tile& tile, const Pieces& pieces)
-        : b(tile.b), h(tile.h), first(tile.rank / pieces.count * backward_keys), piece(tile.rank % pieces.count) {}
+        : b(tile.b),
+          h(tile.h),
+          first(tile.rank / pieces.count * backward_keys),
+          piece(tile.rank % pieces.count) {}
 };
 
-// A piece's tiles of queries, of those that see any of the keys: of the first head of the group, then of the second, ...
+// A piece's tiles of queries, of those that see any of the keys: of the first head of the group,
+// then of the second, ...
 template <int queries>
 struct QueryTiles {
-    int begin, of_head, count;  // tiles: the first one that sees the keys, all of a head, and those of the piece
+    int begin, of_head,
+        count;  // tiles: the first one that sees the keys, all of a head, and those of the piece
     int head, number;           // of this one; the heads of all sequences, one after the other
-    __device__ QueryTiles(const DeviceMask& mask, const AttentionSizes& s, const KeyTile& keys, const Pieces& pieces) {
+    __device__ QueryTiles(const DeviceMask& mask, const AttentionSizes& s, const KeyTile& keys,
+                          const Pieces& pieces) {
         const int group = int(s.H) / int(s.K);
         of_head = (int(s.Tq) + queries - 1) / queries;
         begin = int(min(mask.first_query(keys.first), s.Tq)) / queries;
         const int seen = max(of_head - begin, 0), all = seen * group;
         const int skipped = int(int64_t(all) * keys.piece / pieces.count);
         count = int(int64_t(all) * (keys.piece + 1) / pieces.count) - skipped;
-        head = (keys.b * int(s.K) + keys.h) * group + skipped / max(seen, 1), number = begin + skipped % max(seen, 1);
+        head = (keys.b * int(s.K) + keys.h) * group + skipped / max(seen, 1),
+        number = begin + skipped % max(seen, 1);
     }
     __device__ void advance() {
         if (++number == of_head) number = begin, ++head;
@@ -88,27 +102,33 @@ struct QueryTiles {
 
 // A warp's 16 rows of dV or dK (mma.cuh), keys `first_key` and following, as far as there are any.
 template <int D>
-__device__ void store_rows(float* to, int first_key, const float (&rows)[D / 8][4], const AttentionSizes& s) {
+__device__ void store_rows(float* to, int first_key, const float (&rows)[D / 8][4],
+                           const AttentionSizes& s) {
     const int lane = int(thread_here()) % 32, key = first_key + lane / 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
         if (key + 8 * r < s.Tk)
 #pragma unroll
             for (int j = 0; j < D / 8; ++j)
-                *reinterpret_cast<float2*>(to + (key + 8 * r) * s.k_row() + 8 * j + lane % 4 * 2) = {rows[j][2 * r], rows[j][2 * r + 1]};
+                *reinterpret_cast<float2*>(to + (key + 8 * r) * s.k_row() + 8 * j +
+                                           lane % 4 * 2) = {rows[j][2 * r], rows[j][2 * r + 1]};
 }
 template <int D>
-__device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first_key, const float (&dv)[D / 8][4],
-                            const float (&dk)[D / 8][4], const AttentionSizes& s) {
-    float* const to = pieces.sums + ((int64_t(tile.piece) * s.B + tile.b) * s.Tk * s.K + tile.h) * D;
+__device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first_key,
+                            const float (&dv)[D / 8][4], const float (&dk)[D / 8][4],
+                            const AttentionSizes& s) {
+    float* const to =
+        pieces.sums + ((int64_t(tile.piece) * s.B + tile.b) * s.Tk * s.K + tile.h) * D;
     store_rows<D>(to, first_key, dv, s);
     store_rows<D>(to + pieces.count * s.B * s.Tk * s.k_row(), first_key, dk, s);
 }
 
-// The same as bf16, by the copy engine through the warp's own `place`: by the way of dQ, both at once where there is room.
+// The same as bf16, by the copy engine through the warp's own `place`: by the way of dQ, both at
+// once where there is room.
 template <int D>
-__device__ void send_rows(Element* place, const CUtensorMap* dv_map, const CUtensorMap* dk_map, const KeyTile& tile, int first_key,
-                          const float (&dv)[D / 8][4], const float (&dk)[D / 8][4], const AttentionSizes& s) {
+__device__ void send_rows(Element* place, const CUtensorMap* dv_map, const CUtensorMap* dk_map,
+                          const KeyTile& tile, int first_key, const float (&dv)[D / 8][4],
+                          const float (&dk)[D / 8][4], const AttentionSizes& s) {
     const auto make_room = [&] {
         if (first_lane()) tma_store_wait_read<0>();
         __syncwarp();
@@ -117,7 +137,8 @@ __device__ void send_rows(Element* place, const CUtensorMap* dv_map, const CUten
         fence_async_proxy();
         __syncwarp();
         if (first_lane()) {
-            tma_store(map, from, 0, first_key, tile.h * BackwardShape<D>::parts, tile.b);  // not the rows from Tk on
+            tma_store(map, from, 0, first_key, tile.h * BackwardShape<D>::parts,
+                      tile.b);  // not the rows from Tk on
             tma_store_commit();
         }
     };
@@ -132,13 +153,15 @@ __device__ void send_rows(Element* place, const CUtensorMap* dv_map, const CUten
 
 // One thread: it asks for what the consumers need, in the order in which they need it.
 template <int D>
-__device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows, const CUtensorMap* q, const CUtensorMap* dout,
-                        const CUtensorMap* k, const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order,
-                        const Pieces& pieces) {
+__device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows,
+                        const CUtensorMap* q, const CUtensorMap* dout, const CUtensorMap* k,
+                        const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask,
+                        const TileOrder& order, const Pieces& pieces) {
     using Shape = BackwardShape<D>;
     RingPlace<Shape::stages> place;
     RingPlace<1> kv_place;
-    const auto publish = [&](int index, int bytes) {  // a tile's number, and that so many bytes come
+    const auto publish = [&](int index,
+                             int bytes) {  // a tile's number, and that so many bytes come
         barrier_wait(&shared.kv_empty, kv_place.parity ^ 1);
         shared.tile[kv_place.parity] = index;
         barrier_arrive_expect(&shared.kv_full, bytes);
@@ -151,17 +174,23 @@ __device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows, 
             Barrier* const full = &shared.full[place.stage];
             const int part = (tiles.head - tile.b * int(s.H)) * Shape::parts;
             barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
-            barrier_arrive_expect(full, sizeof(shared.q[0]) + sizeof(shared.dout[0]) + sizeof(shared.rows[0]));
-            tma_load(shared.q[place.stage], q, full, 0, tiles.number * Shape::queries, part, tile.b);
-            tma_load(shared.dout[place.stage], dout, full, 0, tiles.number * Shape::queries, part, tile.b);
-            bulk_load(&shared.rows[place.stage], &rows[tiles.index()], full, sizeof(shared.rows[0]));
+            barrier_arrive_expect(
+                full, sizeof(shared.q[0]) + sizeof(shared.dout[0]) + sizeof(shared.rows[0]));
+            tma_load(shared.q[place.stage], q, full, 0, tiles.number * Shape::queries, part,
+                     tile.b);
+            tma_load(shared.dout[place.stage], dout, full, 0, tiles.number * Shape::queries, part,
+                     tile.b);
+            bulk_load(&shared.rows[place.stage], &rows[tiles.index()], full,
+                      sizeof(shared.rows[0]));
             tiles.advance(), place.advance();
         };
         if (tiles.count > 0) load_queries();  // while the tile before still needs its K and V
         publish(index, sizeof(shared.k) + sizeof(shared.v));
         for (int c = 0; c < Shape::consumers; ++c) {
-            tma_load(shared.k[c], k, &shared.kv_full, 0, tile.first + 64 * c, tile.h * Shape::parts, tile.b);
-            tma_load(shared.v[c], v, &shared.kv_full, 0, tile.first + 64 * c, tile.h * Shape::parts, tile.b);
+            tma_load(shared.k[c], k, &shared.kv_full, 0, tile.first + 64 * c, tile.h * Shape::parts,
+                     tile.b);
+            tma_load(shared.v[c], v, &shared.kv_full, 0, tile.first + 64 * c, tile.h * Shape::parts,
+                     tile.b);
         }
         for (int i = 1; i < tiles.count; ++i) load_queries();
     }

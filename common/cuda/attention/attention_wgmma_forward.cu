@@ -1,19 +1,24 @@
-// FlashAttention-3 forward for Hopper (Shah et al. 2024, https://arxiv.org/abs/2407.08608): bf16, head dimension 64 or 128.
+// FlashAttention-3 forward for Hopper (Shah et al. 2024, https://arxiv.org/abs/2407.08608): bf16,
+// head dimension 64 or 128.
 //
-// The formulas are those of attention_mma_forward.cu. What is new is who waits for whom. A block has one warpgroup that loads
-// (TMA) and two or three that compute, each on 64 queries of its own; K and V tiles of 128 keys pass through one ring of slots:
+// The formulas are those of attention_mma_forward.cu. What is new is who waits for whom. A block
+// has one warpgroup that loads (TMA) and two or three that compute, each on 64 queries of its own;
+// K and V tiles of 128 keys pass through one ring of slots:
 //
 //     producer     Q | K0 K1 V0 K2 V1 K3 V2 ...     waits for `empty`, TMA arrives at `full`
 //     consumer 0   S0 = Q K0 | turn: S1, O += P0 V0 | softmax of S1 ........ | turn: S2, O += P1 V1 | softmax of S2 ...
 //     consumer 1             | softmax of S0 ...... | turn: S1, O += P0 V0 | softmax of S1 ........ | turn: ...
 //
-// Tensor cores and exponentials run at the same time in two ways. Between warpgroups: whoever has the turn issues its two products
-// and passes the turn on, so that one's softmax runs under the other's products. Inside one: the softmax of S1 begins when S1 is
-// there, while P0 V0 is still under way. P stays in registers (two C tiles are one A tile, mma.cuh); V is read with its keys as rows.
+// Tensor cores and exponentials run at the same time in two ways. Between warpgroups: whoever has
+// the turn issues its two products and passes the turn on, so that one's softmax runs under the
+// other's products. Inside one: the softmax of S1 begins when S1 is there, while P0 V0 is still
+// under way. P stays in registers (two C tiles are one A tile, mma.cuh); V is read with its keys as
+// rows.
 //
-// Keys are walked from the last to the first, so the masked tiles come first. One block for each multiprocessor stays until no tile
-// of queries is left and takes them longest first, so that all end together; it takes the next tile's Q while this one is computed.
-// O leaves through the place where Q was. FLOPs 4 Tq Tk D a head, half of it causal.
+// Keys are walked from the last to the first, so the masked tiles come first. One block for each
+// multiprocessor stays until no tile of queries is left and takes them longest first, so that all
+// end together; it takes the next tile's Q while this one is computed. O leaves through the place
+// where Q was. FLOPs 4 Tq Tk D a head, half of it causal.
 #include <algorithm>
 
 #include "attention_wgmma.cuh"
@@ -29,13 +34,16 @@ struct Shape {
     static constexpr int slots = D == 64 ? 8 : 4;  // K or V tiles under way: 16 or 32 KiB each
     static constexpr int threads = 128 * (consumers + 1);
     // Of the 65,536 registers, (consumers + 1) * 128 * what a thread has at launch.
-    static constexpr int consumer_registers = consumers == 3 ? 160 : 232, producer_registers = consumers == 3 ? 32 : 40;
-    static constexpr int parts = D / 64;  // a row of D is this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
+    static constexpr int consumer_registers = consumers == 3 ? 160 : 232,
+                         producer_registers = consumers == 3 ? 32 : 40;
+    static constexpr int parts =
+        D / 64;  // a row of D is this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
 };
 
 template <int D>
 struct Shared {
-    Element q[2][Shape<D>::consumers][64 * D];  // (parts, 64, 64): this tile's and the next one's; at the end O
+    Element q[2][Shape<D>::consumers]
+             [64 * D];  // (parts, 64, 64): this tile's and the next one's; at the end O
     Element kv[Shape<D>::slots][Shape<D>::keys * D];
     Barrier full[Shape<D>::slots], empty[Shape<D>::slots], q_full[2], q_empty[2];
     int tile[2];  // which one has its Q there; past the last one: there are no more
@@ -44,13 +52,15 @@ static_assert(sizeof(Shared<64>) <= 227 << 10 && sizeof(Shared<128>) <= 227 << 1
 
 // One warp: it loads what the consumers need, in the order in which they need it.
 template <int D>
-__device__ void produce(Shared<D>& shared, const CUtensorMap* q, const CUtensorMap* k, const CUtensorMap* v, const AttentionSizes& s,
-                        const DeviceMask& mask, const TileOrder& order) {
+__device__ void produce(Shared<D>& shared, const CUtensorMap* q, const CUtensorMap* k,
+                        const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask,
+                        const TileOrder& order) {
     using Shape = Shape<D>;
     const int lane = int(threadIdx.x) % 32;
     RingPlace<Shape::slots> place;
     RingPlace<2> q_place;
-    const auto publish = [&](int index, int bytes) {  // a tile's number, and that so many bytes come
+    const auto publish = [&](int index,
+                             int bytes) {  // a tile's number, and that so many bytes come
         barrier_wait(&shared.q_empty[q_place.stage], q_place.parity ^ 1);
         shared.tile[q_place.stage] = index;
         barrier_arrive_expect(&shared.q_full[q_place.stage], bytes);
@@ -62,12 +72,14 @@ __device__ void produce(Shared<D>& shared, const CUtensorMap* q, const CUtensorM
         if (lane == 0) {
             publish(index, sizeof(shared.q[0]));
             for (int c = 0; c < Shape::consumers; ++c)
-                tma_load(shared.q[q_place.stage][c], q, &shared.q_full[q_place.stage], 0, first + 64 * c, tile.h * Shape::parts, tile.b);
+                tma_load(shared.q[q_place.stage][c], q, &shared.q_full[q_place.stage], 0,
+                         first + 64 * c, tile.h * Shape::parts, tile.b);
             const int kv_part = tile.h / (int(s.H) / int(s.K)) * Shape::parts;
             const auto load = [&](const CUtensorMap* matrix, int i) {
                 barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
                 barrier_arrive_expect(&shared.full[place.stage], sizeof(shared.kv[0]));
-                tma_load(shared.kv[place.stage], matrix, &shared.full[place.stage], 0, tiles.begin + i * Shape::keys, kv_part, tile.b);
+                tma_load(shared.kv[place.stage], matrix, &shared.full[place.stage], 0,
+                         tiles.begin + i * Shape::keys, kv_part, tile.b);
                 place.advance();
             };
             for (int i = tiles.count - 1; i >= 0; --i) {
@@ -84,20 +96,26 @@ __device__ void produce(Shared<D>& shared, const CUtensorMap* q, const CUtensorM
 
 // One warpgroup, number `consumer`: queries 64 consumer .. 64 consumer + 63 of each tile.
 template <int D>
-__device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, float* lse, const AttentionSizes& s, const DeviceMask& mask,
-                        const TileOrder& order) {
+__device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, float* lse,
+                        const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order) {
     using Shape = Shape<D>;
     constexpr int keys = Shape::keys;
-    const int warp = int(threadIdx.x) / 32 % 4, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+    const int warp = int(threadIdx.x) / 32 % 4, lane = int(threadIdx.x) % 32, g = lane / 4,
+              t = lane % 4;
     const bool leader = threadIdx.x % 128 == 0;  // asks TMA to store, and waits for it
     // Named barriers. A turn: those who wait for it and those who pass it on.
     constexpr int first_turn = 1, first_group = first_turn + Shape::consumers, two = 256;
-    const int own_turn = first_turn + consumer, next_turn = first_turn + (consumer + 1) % Shape::consumers;
+    const int own_turn = first_turn + consumer,
+              next_turn = first_turn + (consumer + 1) % Shape::consumers;
 
     RingPlace<Shape::slots> place;
     RingPlace<2> q_place;
-    const auto wait = [&](const RingPlace<Shape::slots>& at) { barrier_wait(&shared.full[at.stage], at.parity); };
-    const auto release = [&](int stage) { lane == 0 ? barrier_arrive(&shared.empty[stage]) : void(); };
+    const auto wait = [&](const RingPlace<Shape::slots>& at) {
+        barrier_wait(&shared.full[at.stage], at.parity);
+    };
+    const auto release = [&](int stage) {
+        lane == 0 ? barrier_arrive(&shared.empty[stage]) : void();
+    };
     const auto skip = [&] {
         wait(place);
         __syncwarp();  // a lane that came late would miss the phase
@@ -116,7 +134,8 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
         const Tile tile = order.at(index);
         const int first_of_tile = (order.tiles - 1 - tile.rank) * Shape::queries;
         const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile.b, first_of_tile);
-        const int first = first_of_tile + 64 * consumer, row = first + 16 * warp + g;  // of this warpgroup; of this thread, and row + 8
+        const int first = first_of_tile + 64 * consumer,
+                  row = first + 16 * warp + g;  // of this warpgroup; of this thread, and row + 8
 
         float score[keys / 8][4], out[D / 8][4] = {};
         uint32_t p[keys / 16][4] = {};
@@ -125,13 +144,15 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
             const uint64_t q0 = k_major(q, 0), k0 = k_major(k, 0);
 #pragma unroll
             for (int kk = 0; kk < D / 16; ++kk)
-                wgmma(score, further(q0, kk / 4 * 64 * 64 + kk % 4 * 16), further(k0, kk / 4 * keys * 64 + kk % 4 * 16), kk > 0);
+                wgmma(score, further(q0, kk / 4 * 64 * 64 + kk % 4 * 16),
+                      further(k0, kk / 4 * keys * 64 + kk % 4 * 16), kk > 0);
             wgmma_commit();
         };
         const auto begin_output = [&](const Element* v) {  // O += P V
             const uint64_t v0 = mn_major(v, 0, keys);
 #pragma unroll
-            for (int kk = 0; kk < keys / 16; ++kk) wgmma<Major::mn>(out, p[kk], further(v0, kk * 16 * 64), true);
+            for (int kk = 0; kk < keys / 16; ++kk)
+                wgmma<Major::mn>(out, p[kk], further(v0, kk * 16 * 64), true);
             wgmma_commit();
         };
         const auto to_probabilities = [&](int i) {
@@ -156,8 +177,12 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
             for (int kk = 0; kk < keys / 16; ++kk) as_a(p[kk], score[2 * kk], score[2 * kk + 1]);
         };
 
-        // Of the tiles, from the first one on, those of which this warpgroup sees keys. The others pass by.
-        const int own = first < s.Tq ? min(max((mask.key_end(first + 63) - tiles.begin + keys - 1) / keys, 0), tiles.count) : 0;
+        // Of the tiles, from the first one on, those of which this warpgroup sees keys. The others
+        // pass by.
+        const int own =
+            first < s.Tq ? min(max((mask.key_end(first + 63) - tiles.begin + keys - 1) / keys, 0),
+                               tiles.count)
+                         : 0;
         for (int i = tiles.count - 1; i >= own; --i) {
             skip();
             if (i + 1 == tiles.count) continue;
@@ -177,12 +202,13 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
             release(k.stage);
             to_probabilities(own - 1);
         }
-        if (leader && stored) {  // TMA has long read the tile before: its place is free for the Q of the tile after this one
+        // TMA has long read the tile before: its place is free for the Q of the tile after this one
+        if (leader && stored) {
             tma_store_wait_read<0>();
             barrier_arrive(&shared.q_empty[q_place.stage ^ 1]);
         }
-        // finish_output comes at the beginning of a round, not at the end of the one before: inside a loop's body the compiler would move
-        // its wait up before the exponentials.
+        // finish_output comes at the beginning of a round, not at the end of the one before: inside
+        // a loop's body the compiler would move its wait up before the exponentials.
         for (int i = own - 2; i >= 0; --i) {
             finish_output();
             const RingPlace k = place;
@@ -216,7 +242,8 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             inverse[r] = softmax.sum[r] > 0 ? 1 / softmax.sum[r] : 0;
-            if (t == 0 && row + 8 * r < s.Tq) lse[(tile.b * s.H + tile.h) * s.Tq + row + 8 * r] = softmax.log_sum(r);
+            if (t == 0 && row + 8 * r < s.Tq)
+                lse[(tile.b * s.H + tile.h) * s.Tq + row + 8 * r] = softmax.log_sum(r);
         }
         sync_some<128>(first_group + consumer);  // all four warps' products have read Q
         store_fragments<D, 64>(q, 16 * warp, out, inverse[0], inverse[1]);
@@ -234,8 +261,10 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
 
 template <int D>
 __global__ void __launch_bounds__(Shape<D>::threads, 1)
-    forward(float* lse, const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
-            const __grid_constant__ CUtensorMap o, AttentionSizes s, DeviceMask mask, TileOrder order) {
+    forward(float* lse, const __grid_constant__ CUtensorMap q,
+            const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
+            const __grid_constant__ CUtensorMap o, AttentionSizes s, DeviceMask mask,
+            TileOrder order) {
     using Shape = Shape<D>;
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared<D>& shared = *reinterpret_cast<Shared<D>*>(bytes);
@@ -262,22 +291,26 @@ __global__ void __launch_bounds__(Shape<D>::threads, 1)
 }
 
 template <int D>
-void launch(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
-            const DeviceMask& mask) {
+void launch(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+            const AttentionSizes& s, const DeviceMask& mask) {
     using Shape = Shape<D>;
-    const TileOrder order = tile_order(s.B, s.H, ceil_div(s.Tq, Shape::queries), 4 * s.Tk * s.D / s.group());
-    LAUNCH(forward<D>, unsigned(std::min(order.count(), multiprocessors())), Shape::threads, sizeof(Shared<D>))
-    (data<float>(lse), head_map<D>(q, 64), head_map<D>(k, Shape::keys), head_map<D>(v, Shape::keys), head_map<D>(o, 64), s, mask, order);
+    const TileOrder order =
+        tile_order(s.B, s.H, ceil_div(s.Tq, Shape::queries), 4 * s.Tk * s.D / s.group());
+    LAUNCH(forward<D>, unsigned(std::min(order.count(), multiprocessors())), Shape::threads,
+           sizeof(Shared<D>))
+    (data<float>(lse), head_map<D>(q, 64), head_map<D>(k, Shape::keys), head_map<D>(v, Shape::keys),
+     head_map<D>(o, 64), s, mask, order);
 }
 
 }  // namespace
 
 bool attention_wgmma_supported(DType dtype, const AttentionSizes& s) {
-    return hopper() && attention_mma_supported(dtype, s.D) && s.B * s.H * s.Tq > 0 && s.Tk > 0;  // TMA knows no empty tensors
+    return hopper() && attention_mma_supported(dtype, s.D) && s.B * s.H * s.Tq > 0 &&
+           s.Tk > 0;  // TMA knows no empty tensors
 }
 
-void attention_forward_wgmma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
-                             const DeviceMask& mask) {
+void attention_forward_wgmma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                             const Tensor& v, const AttentionSizes& s, const DeviceMask& mask) {
     (s.D == 64 ? launch<64> : launch<128>)(o, lse, q, k, v, s, mask);
 }
 

@@ -1,4 +1,5 @@
-// Before and after attention_wgmma_backward.cu: what its rows need, and dQ from the sums (attention_wgmma_sums.cuh).
+// Before and after attention_wgmma_backward.cu: what its rows need, and dQ from the sums
+// (attention_wgmma_sums.cuh).
 #include "attention_wgmma_sums.cuh"
 
 namespace ultrascale::ops {
@@ -7,8 +8,8 @@ namespace {
 
 constexpr int threads = 256;
 
-// The length of a row of D, of which a thread has 8 numbers and D / 8 neighbouring threads have all: each gets it. Never too short: squares
-// below 2^-149 become zero, for which there is `tiny`.
+// The length of a row of D, of which a thread has 8 numbers and D / 8 neighbouring threads have
+// all: each gets it. Never too short: squares below 2^-149 become zero, for which there is `tiny`.
 constexpr float tiny = 1e-20f;
 template <int D>
 __device__ float row_length(const Pack<Element, 8>& pack) {
@@ -20,15 +21,19 @@ __device__ float row_length(const Pack<Element, 8>& pack) {
     return sqrtf(sum) + tiny;
 }
 
-// The longest rows of k and v (B, T, heads, D): each head's to longest (2, B, heads), as the float's bits, which are ordered as the numbers
-// are, and a NaN's are above them. A block has `tokens` of one sequence and all their heads, which lie together in memory.
+// The longest rows of k and v (B, T, heads, D): each head's to longest (2, B, heads), as the
+// float's bits, which are ordered as the numbers are, and a NaN's are above them. A block has
+// `tokens` of one sequence and all their heads, which lie together in memory.
 constexpr int tokens = 16, at_once = 4;
 template <int D>
-__global__ void __launch_bounds__(threads) longest_rows(int* longest, const Element* k, const Element* v, int64_t T, int heads) {
+__global__ void __launch_bounds__(threads)
+    longest_rows(int* longest, const Element* k, const Element* v, int64_t T, int heads) {
     constexpr int lanes = D / 8, groups = threads / lanes;
     DYNAMIC_SHARED(int, of_head);
-    const int64_t blocks = (T + tokens - 1) / tokens, b = blockIdx.x / blocks, first = blockIdx.x % blocks * tokens;
-    const Element* const x = (blockIdx.y == 0 ? k : v) + (b * T + first) * heads * D + int(threadIdx.x) % lanes * 8;
+    const int64_t blocks = (T + tokens - 1) / tokens, b = blockIdx.x / blocks,
+                  first = blockIdx.x % blocks * tokens;
+    const Element* const x =
+        (blockIdx.y == 0 ? k : v) + (b * T + first) * heads * D + int(threadIdx.x) % lanes * 8;
     const int rows = int(min(T - first, int64_t(tokens))) * heads, group = int(threadIdx.x) / lanes;
     for (int h = int(threadIdx.x); h < heads; h += threads) of_head[h] = 0;
     __syncthreads();
@@ -36,11 +41,13 @@ __global__ void __launch_bounds__(threads) longest_rows(int* longest, const Elem
         Pack<Element, 8> pack[at_once] = {};
 #pragma unroll
         for (int u = 0; u < at_once; ++u)
-            if (const int row = i + u * groups + group; row < rows) pack[u] = load<8>(x + int64_t(row) * D);
+            if (const int row = i + u * groups + group; row < rows)
+                pack[u] = load<8>(x + int64_t(row) * D);
 #pragma unroll
         for (int u = 0; u < at_once; ++u) {
             const int bits = __float_as_int(row_length<D>(pack[u])) & INT_MAX;
-            if (int(threadIdx.x) % lanes == 0) atomicMax(&of_head[(i + u * groups + group) % heads], bits);  // of no row: tiny
+            if (int(threadIdx.x) % lanes == 0)
+                atomicMax(&of_head[(i + u * groups + group) % heads], bits);  // of no row: tiny
         }
     }
     __syncthreads();
@@ -50,12 +57,14 @@ __global__ void __launch_bounds__(threads) longest_rows(int* longest, const Elem
 
 // A tile of queries a block.
 template <int D>
-__global__ void __launch_bounds__(threads) fill_rows(BackwardRows<D>* tiles, int4* sums, const Element* dout, const float* lse,
-                                                     const float* delta, const int* longest, AttentionSizes s, DeviceMask mask) {
+__global__ void __launch_bounds__(threads)
+    fill_rows(BackwardRows<D>* tiles, int4* sums, const Element* dout, const float* lse,
+              const float* delta, const int* longest, AttentionSizes s, DeviceMask mask) {
     constexpr int queries = backward_queries(D), lanes = D / 8;
     __shared__ float length[queries];
     __shared__ int highest_begin;
-    const int64_t tiles_of_head = (s.Tq + queries - 1) / queries, head = blockIdx.x / tiles_of_head, b = head / s.H, h = head % s.H;
+    const int64_t tiles_of_head = (s.Tq + queries - 1) / queries, head = blockIdx.x / tiles_of_head,
+                  b = head / s.H, h = head % s.H;
     const int first = int(blockIdx.x % tiles_of_head) * queries, thread = int(threadIdx.x);
     if (thread == 0) highest_begin = 0;
     const Element* const x = dout + ((b * s.Tq + first) * s.H + h) * D + thread % lanes * 8;
@@ -63,8 +72,10 @@ __global__ void __launch_bounds__(threads) fill_rows(BackwardRows<D>* tiles, int
     Pack<Element, 8> pack[queries / groups] = {};
 #pragma unroll
     for (int i = 0; i < queries / groups; ++i)
-        if (const int row = i * groups + thread / lanes; first + row < s.Tq) pack[i] = load<8>(x + row * s.q_row());
-    for (int i = thread; i < queries * D / 4; i += threads) sums[blockIdx.x * int64_t(queries * D / 4) + i] = {};
+        if (const int row = i * groups + thread / lanes; first + row < s.Tq)
+            pack[i] = load<8>(x + row * s.q_row());
+    for (int i = thread; i < queries * D / 4; i += threads)
+        sums[blockIdx.x * int64_t(queries * D / 4) + i] = {};
 #pragma unroll
     for (int i = 0; i < queries / groups; ++i) {
         const float found = row_length<D>(pack[i]);
@@ -74,35 +85,47 @@ __global__ void __launch_bounds__(threads) fill_rows(BackwardRows<D>* tiles, int
     BackwardRows<D>& tile = tiles[blockIdx.x];
     if (thread < queries) {
         const int query = min(first + thread, int(s.Tq) - 1);
-        const bool valid = query == first + thread;  // behind the last one Q and dO are zero, and so is all that comes of them
+        // behind the last one Q and dO are zero, and so is all that comes of them
+        const bool valid =
+            query ==
+            first + thread;
         const int64_t at = head * s.Tq + query, kv_head = head / s.group();
         const float bound =
-            (length[thread] * __int_as_float(longest[s.B * s.K + kv_head]) + fabsf(delta[at])) * __int_as_float(longest[kv_head]);
+            (length[thread] * __int_as_float(longest[s.B * s.K + kv_head]) + fabsf(delta[at])) *
+            __int_as_float(longest[kv_head]);
         const int exponent = max(__float_as_int(bound) >> 23, 30);  // bound < 2^(exponent - 126)
         const int begin = mask.starts ? mask.starts[b * s.Tq + query] - int(mask.k_offset) : 0;
         tile.log2_sum[row_place(thread)] = valid ? log2_sum_of(lse[at]) : 0;
         tile.delta[row_place(thread)] = valid ? delta[at] : 0;
-        tile.factor[thread] = bound < INFINITY && lse[at] < INFINITY ? __int_as_float((127 + 156 - exponent) << 23) : NAN;
+        tile.factor[thread] = bound < INFINITY && lse[at] < INFINITY
+                                  ? __int_as_float((127 + 156 - exponent) << 23)
+                                  : NAN;
         tile.begin[thread] = begin;
         atomicMax(&highest_begin, begin);
     }
     __syncthreads();
     if (thread == 0) {
         tile.highest_begin = highest_begin;
-        tile.key_end = int(mask.causal ? min(max(mask.shift + first + 1, int64_t(-queries)), mask.Tk) : mask.Tk);
+        tile.key_end = int(
+            mask.causal ? min(max(mask.shift + first + 1, int64_t(-queries)), mask.Tk) : mask.Tk);
     }
 }
 
-// A thread has eight columns, j of a tile, of the rows g and g + 8 of a warp: the sums of four lanes, 64 bytes. A block has a tile.
+// A thread has eight columns, j of a tile, of the rows g and g + 8 of a warp: the sums of four
+// lanes, 64 bytes. A block has a tile.
 template <int D>
-__global__ void __launch_bounds__(threads) to_dq(Element* dq, const int4* sums, const BackwardRows<D>* rows, AttentionSizes s) {
+__global__ void __launch_bounds__(threads)
+    to_dq(Element* dq, const int4* sums, const BackwardRows<D>* rows, AttentionSizes s) {
     constexpr int queries = backward_queries(D), parts = D / 64, tiles = queries * D / dq_tile;
     const BackwardRows<D>& tile = rows[blockIdx.x / tiles];
-    const int64_t tiles_of_head = (s.Tq + queries - 1) / queries, head = blockIdx.x / tiles / tiles_of_head;
+    const int64_t tiles_of_head = (s.Tq + queries - 1) / queries,
+                  head = blockIdx.x / tiles / tiles_of_head;
     const int j = int(threadIdx.x) % 8, g = int(threadIdx.x) / 8 % 8, warp = int(threadIdx.x) / 64;
-    const int part = int(blockIdx.x) % parts, row = int(blockIdx.x) % tiles / parts * 64 + 16 * warp + g;
+    const int part = int(blockIdx.x) % parts,
+              row = int(blockIdx.x) % tiles / parts * 64 + 16 * warp + g;
     const int first = int(blockIdx.x / tiles % tiles_of_head) * queries;
-    const int4* const from = sums + int64_t(blockIdx.x) * (dq_tile / 4) + warp * (dq_of_warp / 4) + j * 32 + g * 4;
+    const int4* const from =
+        sums + int64_t(blockIdx.x) * (dq_tile / 4) + warp * (dq_of_warp / 4) + j * 32 + g * 4;
     int4 four[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t) four[t] = from[t];
@@ -122,7 +145,8 @@ __global__ void __launch_bounds__(threads) to_dq(Element* dq, const int4* sums, 
 }
 
 // Four neighbours a thread; blockIdx.y says of what.
-__global__ void __launch_bounds__(threads) sum_pieces(Element* dv, Element* dk, const float* sums, int pieces, int64_t numel, float scale) {
+__global__ void __launch_bounds__(threads) sum_pieces(Element* dv, Element* dk, const float* sums,
+                                                      int pieces, int64_t numel, float scale) {
     const int64_t i = (blockIdx.x * int64_t(threads) + threadIdx.x) * 4;
     if (i >= numel) return;
     const float* const from = sums + int64_t(blockIdx.y) * pieces * numel + i;
@@ -132,53 +156,63 @@ __global__ void __launch_bounds__(threads) sum_pieces(Element* dv, Element* dk, 
         for (int j = 0; j < 4; ++j) sum.x[j] += more.x[j];
     }
     Pack<Element, 4> out;
-    for (int j = 0; j < 4; ++j) out.x[j] = from_float<Element>(blockIdx.y == 0 ? sum.x[j] : sum.x[j] * scale);
+    for (int j = 0; j < 4; ++j)
+        out.x[j] = from_float<Element>(blockIdx.y == 0 ? sum.x[j] : sum.x[j] * scale);
     store((blockIdx.y == 0 ? dv : dk) + i, out);
 }
 
 template <int D>
-BackwardSums begin_sums(const Tensor& dout, const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
-                        const AttentionSizes& s, const DeviceMask& mask) {
+BackwardSums begin_sums(const Tensor& dout, const Tensor& k, const Tensor& v, const Tensor& lse,
+                        const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask) {
     constexpr int queries = backward_queries(D);
     const int64_t tiles = s.B * s.H * ceil_div(s.Tq, queries);
     const Tensor longest = Tensor::zeros({2, s.B, s.K}, DType::int32, Memory::workspace);
-    LAUNCH(longest_rows<D>, dim3(unsigned(ceil_div(s.Tk, tokens) * s.B), 2), threads, size_t(s.K) * sizeof(int))
+    LAUNCH(longest_rows<D>, dim3(unsigned(ceil_div(s.Tk, tokens) * s.B), 2), threads,
+           size_t(s.K) * sizeof(int))
     (data<int>(longest), data<Element>(k), data<Element>(v), s.Tk, int(s.K));
-    const BackwardSums out = {Tensor::empty({tiles, int64_t(sizeof(BackwardRows<D>) / 4)}, DType::int32, Memory::workspace),
+    const BackwardSums out = {Tensor::empty({tiles, int64_t(sizeof(BackwardRows<D>) / 4)},
+                                            DType::int32, Memory::workspace),
                               Tensor::empty({tiles, queries, D}, DType::int32, Memory::workspace)};
     LAUNCH(fill_rows<D>, unsigned(tiles), threads, 0)
-    (reinterpret_cast<BackwardRows<D>*>(out.rows.data()), reinterpret_cast<int4*>(out.sums.data()), data<Element>(dout), data<float>(lse),
-     data<float>(delta), data<int>(longest), s, mask);
+    (reinterpret_cast<BackwardRows<D>*>(out.rows.data()), reinterpret_cast<int4*>(out.sums.data()),
+     data<Element>(dout), data<float>(lse), data<float>(delta), data<int>(longest), s, mask);
     return out;
 }
 template <int D>
 void finish_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s) {
     LAUNCH(to_dq<D>, unsigned(sums.sums.numel() / dq_tile), threads, 0)
-    (data<Element>(dq), reinterpret_cast<const int4*>(sums.sums.data()), reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()), s);
+    (data<Element>(dq), reinterpret_cast<const int4*>(sums.sums.data()),
+     reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()), s);
 }
 
 }  // namespace
 
-BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
-                           const AttentionSizes& s, const DeviceMask& mask) {
+BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v, const Tensor& lse,
+                           const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask) {
     return (s.D == 64 ? begin_sums<64> : begin_sums<128>)(dout, k, v, lse, delta, s, mask);
 }
 void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s) {
     (s.D == 64 ? finish_sums<64> : finish_sums<128>)(dq, sums, s);
 }
 
-// So many pieces that the longest one, which has all queries of its tile, takes about as long as the work of all tiles (half of which a
-// causal mask hides) divided by the multiprocessors. And two where a few hundred tiles are long: heads are worked on a few at a time
-// (TileOrder), so that the longest tile of the last ones begins late. (H200, Llama-3-8B's heads: one sequence of 4096 0.99 -> 0.80 ms, of
-// 8192 3.14 -> 2.86; but twice the pieces of the first rule are slower than these.) A piece of less than four steps is not worth beginning.
+// So many pieces that the longest one, which has all queries of its tile, takes about as long as
+// the work of all tiles (half of which a causal mask hides) divided by the multiprocessors. And two
+// where a few hundred tiles are long: heads are worked on a few at a time (TileOrder), so that the
+// longest tile of the last ones begins late. (H200, Llama-3-8B's heads: one sequence of 4096 0.99
+// -> 0.80 ms, of 8192 3.14 -> 2.86; but twice the pieces of the first rule are slower than these.)
+// A piece of less than four steps is not worth beginning.
 int piece_count(const AttentionSizes& s, const DeviceMask& mask) {
-    const int64_t tiles = s.B * s.K * ceil_div(s.Tk, backward_keys), steps = s.group() * ceil_div(s.Tq, backward_queries(int(s.D)));
-    const int64_t at_once = multiprocessors(), least = mask.causal && steps >= 128 && tiles <= 4 * at_once ? 2 : 1;
-    return int(std::clamp<int64_t>(at_once * (mask.causal ? 2 : 1) / tiles, least, std::max<int64_t>(steps / 4, 1)));
+    const int64_t tiles = s.B * s.K * ceil_div(s.Tk, backward_keys),
+                  steps = s.group() * ceil_div(s.Tq, backward_queries(int(s.D)));
+    const int64_t at_once = multiprocessors(),
+                  least = mask.causal && steps >= 128 && tiles <= 4 * at_once ? 2 : 1;
+    return int(std::clamp<int64_t>(at_once * (mask.causal ? 2 : 1) / tiles, least,
+                                   std::max<int64_t>(steps / 4, 1)));
 }
 void add_pieces(const Tensor& dk, const Tensor& dv, const Tensor& sums, const AttentionSizes& s) {
     LAUNCH(sum_pieces, dim3(unsigned(ceil_div(dk.numel(), int64_t(threads) * 4)), 2), threads, 0)
-    (data<Element>(dv), data<Element>(dk), data<float>(sums), int(sums.size(1)), dk.numel(), s.scale());
+    (data<Element>(dv), data<Element>(dk), data<float>(sums), int(sums.size(1)), dk.numel(),
+     s.scale());
 }
 
 }  // namespace ultrascale::ops

@@ -1,14 +1,16 @@
-// Attention in tiles with an online softmax (FlashAttention: Dao et al. 2022, https://arxiv.org/abs/2205.14135): the operations,
-// and plain kernels for what the tensor-core kernels (attention_mma_*.cu, on Hopper attention_wgmma_*.cu) do not do: fp32, and bf16 of
-// other head dimensions.
+// Attention in tiles with an online softmax (FlashAttention: Dao et al. 2022,
+// https://arxiv.org/abs/2205.14135): the operations, and plain kernels for what the tensor-core
+// kernels (attention_mma_*.cu, on Hopper attention_wgmma_*.cu) do not do: fp32, and bf16 of other
+// head dimensions.
 //
-// All three kernels have one form. A warp owns a few rows (queries, or in dk and dv keys) in shared memory, and the block walks
-// over the other side in tiles of 32, staged in shared memory as fp32:
+// All three kernels have one form. A warp owns a few rows (queries, or in dk and dv keys) in shared
+// memory, and the block walks over the other side in tiles of 32, staged in shared memory as fp32:
 //     each lane takes one row of the tile      dots:        its products with the warp's rows, e.g. S = Q K^T
 //     the warp writes weights (32, rows)                    P = exp(S - max), or dS
 //     each lane takes some columns             accumulate:  rows += weights^T * tile, e.g. O += P V
-// What is read from shared memory, the narrowest place, is used for all rows of the warp. FLOPs: forward 4 D, backward 14 D a
-// visible pair and head (both of its kernels compute S and dP). No atomics: the same bits in every run.
+// What is read from shared memory, the narrowest place, is used for all rows of the warp. FLOPs:
+// forward 4 D, backward 14 D a visible pair and head (both of its kernels compute S and dP). No
+// atomics: the same bits in every run.
 #include "attention.cuh"
 #include "cuda/ops_common.cuh"
 
@@ -27,25 +29,35 @@ struct Inputs {
     bool aligned;  // to 16 bytes, all tensors
 };
 
-// A thread's place, for heads of at most 32 * c columns: a lane accumulates columns lane, lane + 32, ... of its warp's rows.
+// A thread's place, for heads of at most 32 * c columns: a lane accumulates columns lane, lane +
+// 32, ... of its warp's rows.
 template <int c>
 struct Place {
-    // rows: of a warp. stride: of rows in shared memory, 16 bytes more than it needs, so that lanes read from different banks.
+    // rows: of a warp. stride: of rows in shared memory, 16 bytes more than it needs, so that lanes
+    // read from different banks.
     static constexpr int rows = c <= 4 ? 8 : 2, block_rows = warps * rows, stride = 32 * c + 4;
-    // Two tiles, two matrices of the block's rows and the warps' weights: 84 KB at most; the smallest GPUs have 99.
-    static constexpr int tile_size = tile_rows * stride, rows_size = block_rows * stride, weights_size = tile_rows * rows;
-    static constexpr size_t shared_bytes = (2 * tile_size + 2 * rows_size + warps * weights_size) * sizeof(float);
-    static unsigned blocks(int64_t T, int64_t heads) { return unsigned(ceil_div(T, block_rows) * heads); }
+    // Two tiles, two matrices of the block's rows and the warps' weights: 84 KB at most; the
+    // smallest GPUs have 99.
+    static constexpr int tile_size = tile_rows * stride, rows_size = block_rows * stride,
+                         weights_size = tile_rows * rows;
+    static constexpr size_t shared_bytes =
+        (2 * tile_size + 2 * rows_size + warps * weights_size) * sizeof(float);
+    static unsigned blocks(int64_t T, int64_t heads) {
+        return unsigned(ceil_div(T, block_rows) * heads);
+    }
 
-    int64_t b, head, block_first, first;  // the block's and the warp's first row, of one head of sequence b
+    int64_t b, head, block_first,
+        first;  // the block's and the warp's first row, of one head of sequence b
     int lane;
     float *tiles[2], *block_own[2], *own[2], *weights;  // own: the block's and the warp's rows
 
     // T rows a head. The last rows come first: under a causal mask, queries there have most to do.
     __device__ Place(int64_t T, int64_t heads) {
         DYNAMIC_SHARED(float, shared);
-        const int64_t blocks = (T + block_rows - 1) / block_rows, index = blockIdx.x / blocks, warp = threadIdx.x / 32;
-        b = index / heads, head = index % heads, block_first = (blocks - 1 - blockIdx.x % blocks) * block_rows;
+        const int64_t blocks = (T + block_rows - 1) / block_rows, index = blockIdx.x / blocks,
+                      warp = threadIdx.x / 32;
+        b = index / heads, head = index % heads,
+        block_first = (blocks - 1 - blockIdx.x % blocks) * block_rows;
         first = block_first + warp * rows, lane = int(threadIdx.x) % 32;
         for (int i = 0; i < 2; ++i) {
             tiles[i] = shared + i * tile_size;
@@ -56,9 +68,11 @@ struct Place {
     }
 };
 
-// Rows of x, and of y if it is there, to shared memory as fp32; what is to the right of D and below `present` becomes zero.
+// Rows of x, and of y if it is there, to shared memory as fp32; what is to the right of D and below
+// `present` becomes zero.
 template <int c, int rows, class T>
-__device__ void stage(float* const (&to)[2], const T* x, const T* y, int64_t from_stride, int64_t present, const Inputs<T>& in) {
+__device__ void stage(float* const (&to)[2], const T* x, const T* y, int64_t from_stride,
+                      int64_t present, const Inputs<T>& in) {
     __syncthreads();  // nobody reads what was there before any more
     constexpr int packs = 32 * c / 4;
     const int D = int(in.s.D);
@@ -72,7 +86,8 @@ __device__ void stage(float* const (&to)[2], const T* x, const T* y, int64_t fro
                 const Pack<T, 4> pack = load<4>(from);
                 for (int j = 0; j < 4; ++j) value.x[j] = to_float(pack.x[j]);
             } else {
-                for (int j = 0; j < 4 && row < present && column + j < D; ++j) value.x[j] = to_float(from[j]);
+                for (int j = 0; j < 4 && row < present && column + j < D; ++j)
+                    value.x[j] = to_float(from[j]);
             }
             store(to[i] + row * Place<c>::stride + column, value);
         }
@@ -82,7 +97,8 @@ __device__ void stage(float* const (&to)[2], const T* x, const T* y, int64_t fro
 
 // dot[r] = this lane's row of the tile times the warp's row r.
 template <int c, int rows>
-__device__ void dots(float (&dot)[rows], const float* tile, const float* own, const Place<c>& at, int64_t D) {
+__device__ void dots(float (&dot)[rows], const float* tile, const float* own, const Place<c>& at,
+                     int64_t D) {
     for (int r = 0; r < rows; ++r) dot[r] = 0;
 #pragma unroll 4
     for (int d = 0; d < int(D); d += 4) {
@@ -94,9 +110,11 @@ __device__ void dots(float (&dot)[rows], const float* tile, const float* own, co
     }
 }
 
-// sum[r] += the tile's rows, each times its weight for the warp's row r. Lane l brings the weights of the tile's row l.
+// sum[r] += the tile's rows, each times its weight for the warp's row r. Lane l brings the weights
+// of the tile's row l.
 template <int c, int rows>
-__device__ void accumulate(float (&sum)[rows][c], const float (&weight)[rows], const float* tile, const Place<c>& at) {
+__device__ void accumulate(float (&sum)[rows][c], const float (&weight)[rows], const float* tile,
+                           const Place<c>& at) {
     __syncwarp();  // the weights may still be read by the call before
     for (int r = 0; r < rows; ++r) at.weights[at.lane * rows + r] = weight[r];
     __syncwarp();
@@ -112,7 +130,8 @@ __device__ void accumulate(float (&sum)[rows][c], const float (&weight)[rows], c
 }
 
 template <int c, class T>
-__device__ void store_row(T* to, const float (&sum)[c], float factor, const Place<c>& at, int64_t D) {
+__device__ void store_row(T* to, const float (&sum)[c], float factor, const Place<c>& at,
+                          int64_t D) {
     for (int x = 0; x < c; ++x)
         if (at.lane + 32 * x < D) to[at.lane + 32 * x] = from_float<T>(sum[x] * factor);
 }
@@ -122,22 +141,27 @@ __global__ void __launch_bounds__(threads) forward(T* o, float* lse, Inputs<T> i
     const Place<c> at(in.s.Tq, in.s.H);
     constexpr int rows = at.rows;
     const AttentionSizes& s = in.s;
-    const int64_t q_begin = (at.b * s.Tq * s.H + at.head) * s.D, k_begin = (at.b * s.Tk * s.K + at.head / s.group()) * s.D;
+    const int64_t q_begin = (at.b * s.Tq * s.H + at.head) * s.D,
+                  k_begin = (at.b * s.Tk * s.K + at.head / s.group()) * s.D;
     int begin[rows], end[rows];
     float highest[rows], sum[rows] = {}, out[rows][c] = {};  // sum: only of this lane's keys
-    for (int r = 0; r < rows; ++r) in.mask.range(at.b, at.first + r, begin[r], end[r]), highest[r] = -INFINITY;
+    for (int r = 0; r < rows; ++r)
+        in.mask.range(at.b, at.first + r, begin[r], end[r]), highest[r] = -INFINITY;
     const BlockRange range = in.mask.template block_range<at.block_rows>(at.b, at.block_first);
-    stage<c, at.block_rows, T>(at.block_own, in.q + q_begin + at.block_first * s.q_row(), nullptr, s.q_row(), s.Tq - at.block_first, in);
+    stage<c, at.block_rows, T>(at.block_own, in.q + q_begin + at.block_first * s.q_row(), nullptr,
+                               s.q_row(), s.Tq - at.block_first, in);
     for (int n = range.lowest_begin; n < range.highest_end; n += tile_rows) {
         const int64_t tile_begin = k_begin + n * s.k_row();
-        stage<c, tile_rows>(at.tiles, in.k + tile_begin, in.v + tile_begin, s.k_row(), s.Tk - n, in);
+        stage<c, tile_rows>(at.tiles, in.k + tile_begin, in.v + tile_begin, s.k_row(), s.Tk - n,
+                            in);
         const int key = n + at.lane;
         float p[rows];
         dots(p, at.tiles[0], at.own[0], at, s.D);
         for (int r = 0; r < rows; ++r) {
             const float score = key >= begin[r] && key < end[r] ? p[r] * s.scale() : -INFINITY;
             const float top = fmaxf(highest[r], warp_max(score));
-            const float shift = top == -INFINITY ? 0 : top, factor = expf(highest[r] - shift);  // no key so far: -inf - 0
+            const float shift = top == -INFINITY ? 0 : top,
+                        factor = expf(highest[r] - shift);  // no key so far: -inf - 0
             p[r] = expf(score - shift), highest[r] = top;
             sum[r] = sum[r] * factor + p[r];
             for (int x = 0; x < c; ++x) out[r][x] *= factor;
@@ -147,12 +171,15 @@ __global__ void __launch_bounds__(threads) forward(T* o, float* lse, Inputs<T> i
     for (int r = 0; r < rows; ++r) {
         const float total = warp_sum(sum[r]);
         if (at.first + r >= s.Tq) continue;
-        store_row(o + q_begin + (at.first + r) * s.q_row(), out[r], total > 0 ? 1 / total : 0.0f, at, s.D);
-        if (at.lane == 0) lse[(at.b * s.H + at.head) * s.Tq + at.first + r] = highest[r] + logf(total);  // no key: -inf + -inf
+        store_row(o + q_begin + (at.first + r) * s.q_row(), out[r], total > 0 ? 1 / total : 0.0f,
+                  at, s.D);
+        if (at.lane == 0)
+            lse[(at.b * s.H + at.head) * s.Tq + at.first + r] =
+                highest[r] + logf(total);  // no key: -inf + -inf
     }
 }
 
-// ---- backward: P = exp(scale S - lse), dP = dO V^T, dS = P * (dP - delta), and scale at the end ------------------------
+// ---- backward: P = exp(scale S - lse), dP = dO V^T, dS = P * (dP - delta), and scale at the end -
 
 // dQ = dS K: the rows are queries, the tiles keys.
 template <int c, class T>
@@ -160,7 +187,8 @@ __global__ void __launch_bounds__(threads) backward_queries(T* dq, Inputs<T> in)
     const Place<c> at(in.s.Tq, in.s.H);
     constexpr int rows = at.rows;
     const AttentionSizes& s = in.s;
-    const int64_t q_begin = (at.b * s.Tq * s.H + at.head) * s.D, k_begin = (at.b * s.Tk * s.K + at.head / s.group()) * s.D;
+    const int64_t q_begin = (at.b * s.Tq * s.H + at.head) * s.D,
+                  k_begin = (at.b * s.Tk * s.K + at.head / s.group()) * s.D;
     int begin[rows], end[rows];
     float lse[rows], delta[rows], sum[rows][c] = {};
     for (int r = 0; r < rows; ++r) {
@@ -170,38 +198,51 @@ __global__ void __launch_bounds__(threads) backward_queries(T* dq, Inputs<T> in)
     }
     const BlockRange range = in.mask.template block_range<at.block_rows>(at.b, at.block_first);
     const int64_t block_begin = q_begin + at.block_first * s.q_row();
-    stage<c, at.block_rows>(at.block_own, in.q + block_begin, in.dout + block_begin, s.q_row(), s.Tq - at.block_first, in);
+    stage<c, at.block_rows>(at.block_own, in.q + block_begin, in.dout + block_begin, s.q_row(),
+                            s.Tq - at.block_first, in);
     for (int n = range.lowest_begin; n < range.highest_end; n += tile_rows) {
         const int64_t tile_begin = k_begin + n * s.k_row();
-        stage<c, tile_rows>(at.tiles, in.k + tile_begin, in.v + tile_begin, s.k_row(), s.Tk - n, in);
+        stage<c, tile_rows>(at.tiles, in.k + tile_begin, in.v + tile_begin, s.k_row(), s.Tk - n,
+                            in);
         const int key = n + at.lane;
         float score[rows], ds[rows];
         dots(score, at.tiles[0], at.own[0], at, s.D);
         dots(ds, at.tiles[1], at.own[1], at, s.D);
         for (int r = 0; r < rows; ++r)
-            ds[r] = key >= begin[r] && key < end[r] ? expf(score[r] * s.scale() - lse[r]) * (ds[r] - delta[r]) : 0;
+            ds[r] = key >= begin[r] && key < end[r]
+                        ? expf(score[r] * s.scale() - lse[r]) * (ds[r] - delta[r])
+                        : 0;
         accumulate(sum, ds, at.tiles[0], at);
     }
     for (int r = 0; r < rows; ++r)
-        if (at.first + r < s.Tq) store_row(dq + q_begin + (at.first + r) * s.q_row(), sum[r], s.scale(), at, s.D);
+        if (at.first + r < s.Tq)
+            store_row(dq + q_begin + (at.first + r) * s.q_row(), sum[r], s.scale(), at, s.D);
 }
 
-// dV = P^T dO and dK = dS^T Q: the rows are keys, the tiles queries of each of the heads that share them.
+// dV = P^T dO and dK = dS^T Q: the rows are keys, the tiles queries of each of the heads that share
+// them.
 template <int c, class T>
 __global__ void __launch_bounds__(threads) backward_keys(T* dk, T* dv, Inputs<T> in) {
     const Place<c> at(in.s.Tk, in.s.K);
     constexpr int rows = at.rows;
     const AttentionSizes& s = in.s;
-    const int64_t k_begin = (at.b * s.Tk * s.K + at.head) * s.D, block_begin = k_begin + at.block_first * s.k_row();
+    const int64_t k_begin = (at.b * s.Tk * s.K + at.head) * s.D,
+                  block_begin = k_begin + at.block_first * s.k_row();
     float dk_sum[rows][c] = {}, dv_sum[rows][c] = {};
-    stage<c, at.block_rows>(at.block_own, in.k + block_begin, in.v + block_begin, s.k_row(), s.Tk - at.block_first, in);
+    stage<c, at.block_rows>(at.block_own, in.k + block_begin, in.v + block_begin, s.k_row(),
+                            s.Tk - at.block_first, in);
     for (int64_t h = at.head * s.group(); h < (at.head + 1) * s.group(); ++h)
         for (int64_t n = in.mask.first_query(at.block_first); n < s.Tq; n += tile_rows) {
             int begin, end;
-            in.mask.range(at.b, n + at.lane, begin, end);  // of this lane's query: the same in every warp, so all skip or none
-            if (!__any_sync(0xffffffffu, begin < end && begin < at.block_first + at.block_rows && end > at.block_first)) continue;
+            in.mask.range(
+                at.b, n + at.lane, begin,
+                end);  // of this lane's query: the same in every warp, so all skip or none
+            if (!__any_sync(0xffffffffu, begin < end && begin < at.block_first + at.block_rows &&
+                                             end > at.block_first))
+                continue;
             const int64_t tile_begin = ((at.b * s.Tq + n) * s.H + h) * s.D;
-            stage<c, tile_rows>(at.tiles, in.q + tile_begin, in.dout + tile_begin, s.q_row(), s.Tq - n, in);
+            stage<c, tile_rows>(at.tiles, in.q + tile_begin, in.dout + tile_begin, s.q_row(),
+                                s.Tq - n, in);
             const int64_t index = (at.b * s.H + h) * s.Tq + min(n + at.lane, s.Tq - 1);
             const float lse = in.lse[index], delta = in.delta[index];
             float p[rows], ds[rows];
@@ -233,31 +274,45 @@ void with_columns(int64_t D, F&& f) {
 
 }  // namespace
 
-void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask) {
+void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                       const AttentionMask& mask) {
     const AttentionSizes n = attention_sizes(q, k, v);
-    check(o.numel() == q.numel() && lse.numel() == n.B * n.H * n.Tq, "attention_forward: o (B, Tq, H, D), lse (B, H, Tq)");
+    check(o.numel() == q.numel() && lse.numel() == n.B * n.H * n.Tq,
+          "attention_forward: o (B, Tq, H, D), lse (B, H, Tq)");
     const DeviceMask visible = device_mask(mask, n);
-    OpSpan span("attention_forward", 4.0 * visible_pairs(mask, n) * double(n.q_row()), bytes_of(o, lse, q, k, v));
+    OpSpan span("attention_forward", 4.0 * visible_pairs(mask, n) * double(n.q_row()),
+                bytes_of(o, lse, q, k, v));
     const bool aligned = aligned16({o.data(), q.data(), k.data(), v.data()});
-    if (attention_wgmma_supported(q.dtype(), n) && aligned) return attention_forward_wgmma(o, lse, q, k, v, n, visible);
-    if (attention_mma_supported(q.dtype(), n.D) && aligned) return attention_forward_mma(o, lse, q, k, v, n, visible);
+    if (attention_wgmma_supported(q.dtype(), n) && aligned)
+        return attention_forward_wgmma(o, lse, q, k, v, n, visible);
+    if (attention_mma_supported(q.dtype(), n.D) && aligned)
+        return attention_forward_mma(o, lse, q, k, v, n, visible);
     with_type(q.dtype(), [&]<class T>(T) {
-        const Inputs<T> in = {data<T>(q), data<T>(k), data<T>(v), nullptr, nullptr, nullptr, n, visible, aligned};
+        const Inputs<T> in = {data<T>(q), data<T>(k), data<T>(v), nullptr, nullptr,
+                              nullptr,    n,          visible,    aligned};
         with_columns(n.D, [&]<int c>(std::integral_constant<int, c>) {
-            LAUNCH((forward<c, T>), Place<c>::blocks(n.Tq, n.B * n.H), threads, Place<c>::shared_bytes)(data<T>(o), lse.as<float>(), in);
+            LAUNCH((forward<c, T>), Place<c>::blocks(n.Tq, n.B * n.H), threads,
+                   Place<c>::shared_bytes)
+            (data<T>(o), lse.as<float>(), in);
         });
     });
 }
 
-void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Tensor& lse, const Tensor& delta, const AttentionMask& mask) {
+void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
+                        const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
+                        const AttentionMask& mask) {
     const AttentionSizes n = attention_sizes(q, k, v);
-    check(dout.numel() == q.numel() && dq.numel() == q.numel(), "attention_backward: dout, dq are (B, Tq, H, D)");
-    check(dk.numel() == k.numel() && dv.numel() == k.numel(), "attention_backward: dk, dv are (B, Tk, K, D)");
-    check(lse.numel() == n.B * n.H * n.Tq && delta.numel() == lse.numel(), "attention_backward: lse, delta are (B, H, Tq)");
+    check(dout.numel() == q.numel() && dq.numel() == q.numel(),
+          "attention_backward: dout, dq are (B, Tq, H, D)");
+    check(dk.numel() == k.numel() && dv.numel() == k.numel(),
+          "attention_backward: dk, dv are (B, Tk, K, D)");
+    check(lse.numel() == n.B * n.H * n.Tq && delta.numel() == lse.numel(),
+          "attention_backward: lse, delta are (B, H, Tq)");
     const DeviceMask visible = device_mask(mask, n);
-    OpSpan span("attention_backward", 10.0 * visible_pairs(mask, n) * double(n.q_row()), bytes_of(dq, dk, dv, dout, q, k, v, lse, delta));
-    const bool aligned = aligned16({dq.data(), dk.data(), dv.data(), dout.data(), q.data(), k.data(), v.data()});
+    OpSpan span("attention_backward", 10.0 * visible_pairs(mask, n) * double(n.q_row()),
+                bytes_of(dq, dk, dv, dout, q, k, v, lse, delta));
+    const bool aligned =
+        aligned16({dq.data(), dk.data(), dv.data(), dout.data(), q.data(), k.data(), v.data()});
     if (attention_wgmma_supported(q.dtype(), n) && aligned)
         return attention_backward_wgmma(dq, dk, dv, dout, q, k, v, lse, delta, n, visible);
     if (attention_mma_supported(q.dtype(), n.D) && aligned) {
@@ -269,10 +324,16 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
         return;
     }
     with_type(q.dtype(), [&]<class T>(T) {
-        const Inputs<T> in = {data<T>(q), data<T>(k), data<T>(v), data<T>(dout), lse.as<float>(), delta.as<float>(), n, visible, aligned};
+        const Inputs<T> in = {data<T>(q),      data<T>(k),        data<T>(v), data<T>(dout),
+                              lse.as<float>(), delta.as<float>(), n,          visible,
+                              aligned};
         with_columns(n.D, [&]<int c>(std::integral_constant<int, c>) {
-            LAUNCH((backward_keys<c, T>), Place<c>::blocks(n.Tk, n.B * n.K), threads, Place<c>::shared_bytes)(data<T>(dk), data<T>(dv), in);
-            LAUNCH((backward_queries<c, T>), Place<c>::blocks(n.Tq, n.B * n.H), threads, Place<c>::shared_bytes)(data<T>(dq), in);
+            LAUNCH((backward_keys<c, T>), Place<c>::blocks(n.Tk, n.B * n.K), threads,
+                   Place<c>::shared_bytes)
+            (data<T>(dk), data<T>(dv), in);
+            LAUNCH((backward_queries<c, T>), Place<c>::blocks(n.Tq, n.B * n.H), threads,
+                   Place<c>::shared_bytes)
+            (data<T>(dq), in);
         });
     });
 }

@@ -1,4 +1,5 @@
-// delta = rowsum(dout * o), what attention's backward needs of the output: reads both once (4 bytes per element in bf16).
+// delta = rowsum(dout * o), what attention's backward needs of the output: reads both once (4 bytes
+// per element in bf16).
 #include "cuda/ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -7,13 +8,14 @@ namespace {
 
 constexpr int threads = 128;
 
-// A warp takes 32 tokens of one head, so that it writes 32 neighbours: 8 lanes for each row (b, t, h) of D elements, n in one
-// access, four rows at a time.
+// A warp takes 32 tokens of one head, so that it writes 32 neighbours: 8 lanes for each row (b, t,
+// h) of D elements, n in one access, four rows at a time.
 template <int n, class T>
-__global__ void __launch_bounds__(threads)
-    delta_rows(float* delta, const T* dout, const T* o, int64_t B, int64_t Tq, int64_t H, int64_t D) {
+__global__ void __launch_bounds__(threads) delta_rows(float* delta, const T* dout, const T* o,
+                                                      int64_t B, int64_t Tq, int64_t H, int64_t D) {
     constexpr int lanes = 8;
-    const int64_t blocks = (Tq + 31) / 32, warp = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;  // neighbours: heads
+    const int64_t blocks = (Tq + 31) / 32,
+                  warp = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;  // neighbours: heads
     const int64_t h = warp % H, first = warp / H % blocks * 32, b = warp / H / blocks;
     if (b >= B) return;
     const int lane = threadIdx.x % 32, group = lane / lanes;
@@ -26,8 +28,11 @@ __global__ void __launch_bounds__(threads)
             const Pack<T, n> a = load<n>(dout + row * D + d), c = load<n>(o + row * D + d);
             for (int j = 0; j < n; ++j) sum += to_float(a.x[j]) * to_float(c.x[j]);
         }
-        for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-        const float of_group = __shfl_sync(0xffffffffu, sum, lane % (32 / lanes) * lanes);  // token lane % (32 / lanes) of this turn
+        for (int offset = lanes / 2; offset > 0; offset /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+        const float of_group =
+            __shfl_sync(0xffffffffu, sum,
+                        lane % (32 / lanes) * lanes);  // token lane % (32 / lanes) of this turn
         if (lane / (32 / lanes) == turn) mine = of_group;
     }
     if (first + lane < Tq) delta[(b * H + h) * Tq + first + lane] = mine;
@@ -37,7 +42,8 @@ __global__ void __launch_bounds__(threads)
 
 void attention_delta(Tensor delta, const Tensor& dout, const Tensor& o) {
     const int64_t B = o.size(0), Tq = o.size(1), H = o.size(2), D = o.size(3), N = B * Tq * H;
-    check(dout.numel() == o.numel() && delta.numel() == N, "attention_delta: dout, o (B, Tq, H, D), delta (B, H, Tq)");
+    check(dout.numel() == o.numel() && delta.numel() == N,
+          "attention_delta: dout, o (B, Tq, H, D), delta (B, H, Tq)");
     OpSpan span("attention_delta", 2.0 * double(o.numel()), bytes_of(delta, dout, o));
     with_type(o.dtype(), [&]<class T>(T) {
         const bool packs = packs_fit<T>(D, {dout.data(), o.data()});

@@ -1,12 +1,15 @@
-// Attention the plain way: the whole matrix of probabilities is written to memory, and the backward reads it.
+// Attention the plain way: the whole matrix of probabilities is written to memory, and the backward
+// reads it.
 //
 //   P = softmax(Q K^T / sqrt(D))    O = P V
 //   dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP))    dQ = dS K / sqrt(D)    dK = dS^T Q / sqrt(D)
 //
-// cuBLAS multiplies straight on (B, T, H, D): a head is a matrix whose rows are H * D elements apart. One call does all key
-// heads of a sequence, with one query head of each. Scores and dP are fp32, in a workspace of one sequence (H, Tq, Tk).
-// FLOPs: 4 D forward, 8 D backward a pair of query and key, hidden or not. Memory, not the tensor cores, sets the time: in
-// bf16 the forward moves 14 bytes a pair (fp32 scores out and in twice, P out and in), which attention in tiles never does.
+// cuBLAS multiplies straight on (B, T, H, D): a head is a matrix whose rows are H * D elements
+// apart. One call does all key heads of a sequence, with one query head of each. Scores and dP are
+// fp32, in a workspace of one sequence (H, Tq, Tk). FLOPs: 4 D forward, 8 D backward a pair of
+// query and key, hidden or not. Memory, not the tensor cores, sets the time: in bf16 the forward
+// moves 14 bytes a pair (fp32 scores out and in twice, P out and in), which attention in tiles
+// never does.
 #include <cublas_v2.h>
 
 #include "attention.cuh"
@@ -16,9 +19,11 @@ namespace ultrascale::ops {
 
 namespace {
 
-void cublas_check(cublasStatus_t status, std::source_location at = std::source_location::current()) {
+void cublas_check(cublasStatus_t status,
+                  std::source_location at = std::source_location::current()) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    throw std::runtime_error(std::string(at.file_name()) + ":" + std::to_string(at.line()) + ": cuBLAS: " + cublasGetStatusString(status));
+    throw std::runtime_error(std::string(at.file_name()) + ":" + std::to_string(at.line()) +
+                             ": cuBLAS: " + cublasGetStatusString(status));
 }
 
 cublasHandle_t handle() {
@@ -27,49 +32,63 @@ cublasHandle_t handle() {
         cublasHandle_t h;
         cublas_check(cublasCreate(&h));
         // fp32 stays fp32 (no TF32), and sums of bf16 products stay fp32 to their end.
-        cublas_check(cublasSetMathMode(h, cublasMath_t(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+        cublas_check(cublasSetMathMode(
+            h,
+            cublasMath_t(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
         return h;
     }();
     cublas_check(cublasSetStream(handle, cuda_compute()));
     return handle;
 }
 
-// A row-major matrix for each key head: its rows are `row` elements apart, the next key head's matrix is `head` further on.
+// A row-major matrix for each key head: its rows are `row` elements apart, the next key head's
+// matrix is `head` further on.
 struct Matrices {
     void* data;
     DType dtype;
     int64_t row, head;
     // Of the g-th query head that shares a key head; heads are `size` elements apart.
-    Matrices of_head(int64_t g, int64_t size) const { return {static_cast<char*>(data) + g * size * dtype_bytes(dtype), dtype, row, head}; }
+    Matrices of_head(int64_t g, int64_t size) const {
+        return {static_cast<char*>(data) + g * size * dtype_bytes(dtype), dtype, row, head};
+    }
 };
 
-// c (m, n) = alpha * op(a) * op(b) + beta * c, `heads` times. cuBLAS reads by columns, and so sees every matrix transposed:
-// it is asked for c^T = op(b)^T op(a)^T.
-void multiply(int64_t heads, int64_t m, int64_t n, int64_t k, float alpha, const Matrices& a, Transpose ta, const Matrices& b, Transpose tb,
-              float beta, const Matrices& c) {
-    const auto operation = [](Transpose t) { return t == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N; };
-    const auto type = [](const Matrices& x) { return x.dtype == DType::fp32 ? CUDA_R_32F : CUDA_R_16BF; };
-    check(std::max({m, n, k, a.row, b.row, c.row}) <= INT_MAX, "attention_naive: sizes that cuBLAS counts in int");
-    cublas_check(cublasGemmStridedBatchedEx(handle(), operation(tb), operation(ta), int(n), int(m), int(k), &alpha, b.data, type(b),
-                                            int(b.row), b.head, a.data, type(a), int(a.row), a.head, &beta, c.data, type(c), int(c.row),
-                                            c.head, int(heads), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+// c (m, n) = alpha * op(a) * op(b) + beta * c, `heads` times. cuBLAS reads by columns, and so sees
+// every matrix transposed: it is asked for c^T = op(b)^T op(a)^T.
+void multiply(int64_t heads, int64_t m, int64_t n, int64_t k, float alpha, const Matrices& a,
+              Transpose ta, const Matrices& b, Transpose tb, float beta, const Matrices& c) {
+    const auto operation = [](Transpose t) {
+        return t == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N;
+    };
+    const auto type = [](const Matrices& x) {
+        return x.dtype == DType::fp32 ? CUDA_R_32F : CUDA_R_16BF;
+    };
+    check(std::max({m, n, k, a.row, b.row, c.row}) <= INT_MAX,
+          "attention_naive: sizes that cuBLAS counts in int");
+    cublas_check(cublasGemmStridedBatchedEx(
+        handle(), operation(tb), operation(ta), int(n), int(m), int(k), &alpha, b.data, type(b),
+        int(b.row), b.head, a.data, type(a), int(a.row), a.head, &beta, c.data, type(c), int(c.row),
+        c.head, int(heads), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 // Sequence b of x (B, T, K * group, D), and of a matrix (H, Tq, Tk) of scores or probabilities.
 Matrices sequence(const Tensor& x, int64_t b, int64_t group) {
     const int64_t T = x.size(1), heads = x.size(2), D = x.size(3);
-    return {static_cast<char*>(x.data()) + b * T * heads * D * dtype_bytes(x.dtype()), x.dtype(), heads * D, group * D};
+    return {static_cast<char*>(x.data()) + b * T * heads * D * dtype_bytes(x.dtype()), x.dtype(),
+            heads * D, group * D};
 }
 Matrices pairs(const Tensor& x, int64_t b, const AttentionSizes& n) {
-    return {static_cast<char*>(x.data()) + b * n.H * n.Tq * n.Tk * dtype_bytes(x.dtype()), x.dtype(), n.Tk, n.group() * n.Tq * n.Tk};
+    return {static_cast<char*>(x.data()) + b * n.H * n.Tq * n.Tk * dtype_bytes(x.dtype()),
+            x.dtype(), n.Tk, n.group() * n.Tq * n.Tk};
 }
 
-// ---- softmax: a warp takes a row ---------------------------------------------------------------------------------------
+// ---- softmax: a warp takes a row ----------------------------------------------------------------
 constexpr int threads = 256;
 
 // probabilities (H, Tq, Tk) of sequence b, zeros where the mask hides the key.
 template <class T>
-__global__ void __launch_bounds__(threads) softmax(T* probabilities, const float* scores, int64_t b, int64_t rows, DeviceMask mask) {
+__global__ void __launch_bounds__(threads)
+    softmax(T* probabilities, const float* scores, int64_t b, int64_t rows, DeviceMask mask) {
     const int64_t row = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;
     if (row >= rows) return;  // the whole warp
     const int lane = int(threadIdx.x) % 32, Tk = int(mask.Tk);
@@ -83,12 +102,14 @@ __global__ void __launch_bounds__(threads) softmax(T* probabilities, const float
     sum = warp_sum(sum);
     const float inverse = sum > 0 ? 1 / sum : 0;
     for (int j = lane; j < Tk; j += 32)
-        probabilities[row * Tk + j] = from_float<T>(j >= begin && j < end ? expf(s[j] - highest) * inverse : 0.0f);
+        probabilities[row * Tk + j] =
+            from_float<T>(j >= begin && j < end ? expf(s[j] - highest) * inverse : 0.0f);
 }
 
 // ds = p * (dp - sum of p * dp); ds may be dp.
 template <class T>
-__global__ void __launch_bounds__(threads) softmax_backward(T* ds, const float* dp, const T* probabilities, int64_t rows, int64_t Tk) {
+__global__ void __launch_bounds__(threads)
+    softmax_backward(T* ds, const float* dp, const T* probabilities, int64_t rows, int64_t Tk) {
     const int64_t row = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;
     if (row >= rows) return;
     const int lane = int(threadIdx.x) % 32;
@@ -96,7 +117,8 @@ __global__ void __launch_bounds__(threads) softmax_backward(T* ds, const float* 
     float sum = 0;
     for (int64_t j = lane; j < Tk; j += 32) sum += to_float(probabilities[j]) * dp[j];
     sum = warp_sum(sum);
-    for (int64_t j = lane; j < Tk; j += 32) ds[j] = from_float<T>(to_float(probabilities[j]) * (dp[j] - sum));
+    for (int64_t j = lane; j < Tk; j += 32)
+        ds[j] = from_float<T>(to_float(probabilities[j]) * (dp[j] - sum));
 }
 
 template <class T>
@@ -107,51 +129,66 @@ __global__ void __launch_bounds__(threads) narrow(T* to, const float* from, int6
 
 unsigned blocks_for(int64_t rows) { return unsigned(ceil_div(rows, threads / 32)); }
 
-// dk or dv of sequence b = alpha * the sum over the query heads g that share a key head of a_g^T b_g.
-void sum_over_group(const Tensor& out, int64_t b, const AttentionSizes& n, float alpha, const Matrices& weights, const Matrices& x) {
-    const bool direct = n.group() == 1 || out.dtype() == DType::fp32;  // else summed in fp32 and rounded once
-    const Tensor wide = direct ? Tensor() : Tensor::empty({1, n.Tk, n.K, n.D}, DType::fp32, Memory::workspace);
+// dk or dv of sequence b = alpha * the sum over the query heads g that share a key head of a_g^T
+// b_g.
+void sum_over_group(const Tensor& out, int64_t b, const AttentionSizes& n, float alpha,
+                    const Matrices& weights, const Matrices& x) {
+    const bool direct =
+        n.group() == 1 || out.dtype() == DType::fp32;  // else summed in fp32 and rounded once
+    const Tensor wide =
+        direct ? Tensor() : Tensor::empty({1, n.Tk, n.K, n.D}, DType::fp32, Memory::workspace);
     const Matrices to = direct ? sequence(out, b, 1) : sequence(wide, 0, 1);
     for (int64_t g = 0; g < n.group(); ++g)
-        multiply(n.K, n.Tk, n.D, n.Tq, alpha, weights.of_head(g, n.Tq * n.Tk), Transpose::yes, x.of_head(g, n.D), Transpose::no,
-                 g == 0 ? 0 : 1, to);
+        multiply(n.K, n.Tk, n.D, n.Tq, alpha, weights.of_head(g, n.Tq * n.Tk), Transpose::yes,
+                 x.of_head(g, n.D), Transpose::no, g == 0 ? 0 : 1, to);
     if (direct) return;
     const int64_t count = n.Tk * n.k_row();
     with_type(out.dtype(), [&]<class T>(T) {
-        LAUNCH(narrow<T>, unsigned(ceil_div(count, threads)), threads, 0)(data<T>(out) + b * count, wide.as<float>(), count);
+        LAUNCH(narrow<T>, unsigned(ceil_div(count, threads)), threads, 0)
+        (data<T>(out) + b * count, wide.as<float>(), count);
     });
 }
 
 }  // namespace
 
-void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMask& mask) {
+void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k,
+                             const Tensor& v, const AttentionMask& mask) {
     const AttentionSizes n = attention_sizes(q, k, v);
     check(o.shape() == q.shape(), "attention_naive_forward: o is (B, Tq, H, D)");
-    check(probabilities.numel() == n.B * n.H * n.Tq * n.Tk, "attention_naive_forward: probabilities are (B, H, Tq, Tk)");
-    OpSpan span("attention_naive_forward", 4.0 * double(n.B * n.H * n.Tq) * double(n.Tk * n.D), bytes_of(o, q, k, v, probabilities));
+    check(probabilities.numel() == n.B * n.H * n.Tq * n.Tk,
+          "attention_naive_forward: probabilities are (B, H, Tq, Tk)");
+    OpSpan span("attention_naive_forward", 4.0 * double(n.B * n.H * n.Tq) * double(n.Tk * n.D),
+                bytes_of(o, q, k, v, probabilities));
     if (probabilities.numel() == 0) return device_zero(o.data(), o.bytes());
     const DeviceMask visible = device_mask(mask, n);
     const Tensor scores = Tensor::empty({n.H, n.Tq, n.Tk}, DType::fp32, Memory::workspace);
     for (int64_t b = 0; b < n.B; ++b) {
         const Matrices s = pairs(scores, 0, n), p = pairs(probabilities, b, n);
-        const Matrices qs = sequence(q, b, n.group()), ks = sequence(k, b, 1), vs = sequence(v, b, 1), os = sequence(o, b, n.group());
+        const Matrices qs = sequence(q, b, n.group()), ks = sequence(k, b, 1),
+                       vs = sequence(v, b, 1), os = sequence(o, b, n.group());
         for (int64_t g = 0; g < n.group(); ++g)
-            multiply(n.K, n.Tq, n.Tk, n.D, n.scale(), qs.of_head(g, n.D), Transpose::no, ks, Transpose::yes, 0, s.of_head(g, n.Tq * n.Tk));
+            multiply(n.K, n.Tq, n.Tk, n.D, n.scale(), qs.of_head(g, n.D), Transpose::no, ks,
+                     Transpose::yes, 0, s.of_head(g, n.Tq * n.Tk));
         with_type(q.dtype(), [&]<class T>(T) {
             LAUNCH(softmax<T>, blocks_for(n.H * n.Tq), threads, 0)
-            (data<T>(probabilities) + b * scores.numel(), scores.as<float>(), b, n.H * n.Tq, visible);
+            (data<T>(probabilities) + b * scores.numel(), scores.as<float>(), b, n.H * n.Tq,
+             visible);
         });
         for (int64_t g = 0; g < n.group(); ++g)
-            multiply(n.K, n.Tq, n.D, n.Tk, 1, p.of_head(g, n.Tq * n.Tk), Transpose::no, vs, Transpose::no, 0, os.of_head(g, n.D));
+            multiply(n.K, n.Tq, n.D, n.Tk, 1, p.of_head(g, n.Tq * n.Tk), Transpose::no, vs,
+                     Transpose::no, 0, os.of_head(g, n.D));
     }
 }
 
-void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Tensor& probabilities) {
+void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
+                              const Tensor& k, const Tensor& v, const Tensor& probabilities) {
     const AttentionSizes n = attention_sizes(q, k, v);
-    check(dout.shape() == q.shape() && dq.shape() == q.shape(), "attention_naive_backward: dout, dq are (B, Tq, H, D)");
-    check(dk.shape() == k.shape() && dv.shape() == k.shape(), "attention_naive_backward: dk, dv are (B, Tk, K, D)");
-    check(probabilities.numel() == n.B * n.H * n.Tq * n.Tk, "attention_naive_backward: probabilities are (B, H, Tq, Tk)");
+    check(dout.shape() == q.shape() && dq.shape() == q.shape(),
+          "attention_naive_backward: dout, dq are (B, Tq, H, D)");
+    check(dk.shape() == k.shape() && dv.shape() == k.shape(),
+          "attention_naive_backward: dk, dv are (B, Tk, K, D)");
+    check(probabilities.numel() == n.B * n.H * n.Tq * n.Tk,
+          "attention_naive_backward: probabilities are (B, H, Tq, Tk)");
     OpSpan span("attention_naive_backward", 8.0 * double(n.B * n.H * n.Tq) * double(n.Tk * n.D),
                 bytes_of(dq, dk, dv, dout, q, k, v, probabilities));
     if (probabilities.numel() == 0) {
@@ -159,20 +196,24 @@ void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dou
         return;
     }
     const Tensor dp = Tensor::empty({n.H, n.Tq, n.Tk}, DType::fp32, Memory::workspace);
-    const Tensor ds = q.dtype() == DType::fp32 ? dp : Tensor::empty(dp.shape(), q.dtype(), Memory::workspace);
+    const Tensor ds =
+        q.dtype() == DType::fp32 ? dp : Tensor::empty(dp.shape(), q.dtype(), Memory::workspace);
     for (int64_t b = 0; b < n.B; ++b) {
         const Matrices dps = pairs(dp, 0, n), dss = pairs(ds, 0, n), p = pairs(probabilities, b, n);
-        const Matrices qs = sequence(q, b, n.group()), douts = sequence(dout, b, n.group()), dqs = sequence(dq, b, n.group());
+        const Matrices qs = sequence(q, b, n.group()), douts = sequence(dout, b, n.group()),
+                       dqs = sequence(dq, b, n.group());
         const Matrices ks = sequence(k, b, 1), vs = sequence(v, b, 1);
         for (int64_t g = 0; g < n.group(); ++g)
-            multiply(n.K, n.Tq, n.Tk, n.D, 1, douts.of_head(g, n.D), Transpose::no, vs, Transpose::yes, 0, dps.of_head(g, n.Tq * n.Tk));
+            multiply(n.K, n.Tq, n.Tk, n.D, 1, douts.of_head(g, n.D), Transpose::no, vs,
+                     Transpose::yes, 0, dps.of_head(g, n.Tq * n.Tk));
         with_type(q.dtype(), [&]<class T>(T) {
             LAUNCH(softmax_backward<T>, blocks_for(n.H * n.Tq), threads, 0)
-            (data<T>(ds), dp.as<float>(), data<T>(probabilities) + b * dp.numel(), n.H * n.Tq, n.Tk);
+            (data<T>(ds), dp.as<float>(), data<T>(probabilities) + b * dp.numel(), n.H * n.Tq,
+             n.Tk);
         });
         for (int64_t g = 0; g < n.group(); ++g)
-            multiply(n.K, n.Tq, n.D, n.Tk, n.scale(), dss.of_head(g, n.Tq * n.Tk), Transpose::no, ks, Transpose::no, 0,
-                     dqs.of_head(g, n.D));
+            multiply(n.K, n.Tq, n.D, n.Tk, n.scale(), dss.of_head(g, n.Tq * n.Tk), Transpose::no,
+                     ks, Transpose::no, 0, dqs.of_head(g, n.D));
         sum_over_group(dk, b, n, n.scale(), dss, qs);
         sum_over_group(dv, b, n, 1, p, douts);
     }

@@ -1,4 +1,5 @@
-// Stands in for CUDA's header where kernels run on the CPU: IEEE half precision, by tensor.h's conversions.
+// Stands in for CUDA's header where kernels run on the CPU: IEEE half precision, by tensor.h's
+// conversions.
 #pragma once
 
 #include "core/tensor.h"

@@ -1,4 +1,5 @@
-// Stands in for CUDA's header where kernels run on the CPU: asynchronous copies that are complete at once.
+// Stands in for CUDA's header where kernels run on the CPU: asynchronous copies that are complete
+// at once.
 #pragma once
 
 #include "cuda_runtime.h"

@@ -1,5 +1,6 @@
-// Stands in for CUDA's header where kernels run on the CPU (../simt.h): what the kernels of this project use of it.
-// Names and meanings are CUDA's (CUDA C++ Programming Guide, "C++ Language Extensions"; CUDA Math API).
+// Stands in for CUDA's header where kernels run on the CPU (../simt.h): what the kernels of this
+// project use of it. Names and meanings are CUDA's (CUDA C++ Programming Guide, "C++ Language
+// Extensions"; CUDA Math API).
 #pragma once
 
 #include <algorithm>
@@ -11,19 +12,23 @@
 
 #include "simt/simt.h"
 
-#define __global__ __attribute__((flatten))  // all it calls is inlined, as CUDA's compiler does: each load has an address of its own
+#define __global__  \
+    // all it calls is inlined, as CUDA's compiler does: each load has an address of its own
+    __attribute__(( \
+        flatten))
 #define __device__
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// A core runs one block at a time: what belongs to the core is shared by the block. constinit: no code that makes it before its first use.
-// The tag becomes part of its name in the symbol table, where shared_arrays.cpp looks for it.
+// A core runs one block at a time: what belongs to the core is shared by the block. constinit: no
+// code that makes it before its first use. The tag becomes part of its name in the symbol table,
+// where shared_arrays.cpp looks for it.
 #define __shared__ __attribute__((abi_tag("shared"))) thread_local constinit
 
 inline constexpr int warpSize = simt::warp_size;
 
-// ---- vectors -------------------------------------------------------------------------------------------------------------
+// ---- vectors ------------------------------------------------------------------------------------
 // clang-format off
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
@@ -33,7 +38,7 @@ struct alignas(16) uint4 { unsigned x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-// ---- a block's and a warp's threads together -----------------------------------------------------------------------------
+// ---- a block's and a warp's threads together ----------------------------------------------------
 #define __syncthreads() ::simt::sync_block()
 
 namespace simt {
@@ -65,35 +70,47 @@ template <class T>
 
 }  // namespace simt
 
-#define __syncwarp(...) static_cast<void>(::simt::exchange(::simt::mask_or_all(__VA_ARGS__), 0, "__syncwarp"))
+#define __syncwarp(...) \
+    static_cast<void>(::simt::exchange(::simt::mask_or_all(__VA_ARGS__), 0, "__syncwarp"))
 namespace simt {
 inline uint32_t mask_or_all(uint32_t mask = ~0u) { return mask; }
 }  // namespace simt
 
 template <class T>
-[[gnu::always_inline]] inline T __shfl_sync(uint32_t mask, T value, int lane, int width = warpSize) {
+[[gnu::always_inline]] inline T __shfl_sync(uint32_t mask, T value, int lane,
+                                            int width = warpSize) {
     return simt::shuffled(mask, value, simt::lane() / width * width + lane % width, "__shfl_sync");
 }
 template <class T>
-[[gnu::always_inline]] inline T __shfl_xor_sync(uint32_t mask, T value, int lanes, int width = warpSize) {
+[[gnu::always_inline]] inline T __shfl_xor_sync(uint32_t mask, T value, int lanes,
+                                                int width = warpSize) {
     const int self = simt::lane(), source = self ^ lanes;
-    return simt::shuffled(mask, value, source / width == self / width ? source : self, "__shfl_xor_sync");
+    return simt::shuffled(mask, value, source / width == self / width ? source : self,
+                          "__shfl_xor_sync");
 }
 template <class T>
-[[gnu::always_inline]] inline T __shfl_down_sync(uint32_t mask, T value, unsigned lanes, int width = warpSize) {
+[[gnu::always_inline]] inline T __shfl_down_sync(uint32_t mask, T value, unsigned lanes,
+                                                 int width = warpSize) {
     const int self = simt::lane(), source = self + int(lanes);
-    return simt::shuffled(mask, value, source / width == self / width ? source : self, "__shfl_down_sync");
+    return simt::shuffled(mask, value, source / width == self / width ? source : self,
+                          "__shfl_down_sync");
 }
 template <class T>
-[[gnu::always_inline]] inline T __shfl_up_sync(uint32_t mask, T value, unsigned lanes, int width = warpSize) {
+[[gnu::always_inline]] inline T __shfl_up_sync(uint32_t mask, T value, unsigned lanes,
+                                               int width = warpSize) {
     const int self = simt::lane(), source = self - int(lanes);
-    return simt::shuffled(mask, value, self % width >= int(lanes) ? source : self, "__shfl_up_sync");
+    return simt::shuffled(mask, value, self % width >= int(lanes) ? source : self,
+                          "__shfl_up_sync");
 }
 [[gnu::always_inline]] inline uint32_t __ballot_sync(uint32_t mask, bool vote) {
     return simt::ballot(simt::exchange(mask, vote, "__ballot_sync"), mask);
 }
-[[gnu::always_inline]] inline int __any_sync(uint32_t mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
-[[gnu::always_inline]] inline int __all_sync(uint32_t mask, bool vote) { return __ballot_sync(mask, vote) == mask; }
+[[gnu::always_inline]] inline int __any_sync(uint32_t mask, bool vote) {
+    return __ballot_sync(mask, vote) != 0;
+}
+[[gnu::always_inline]] inline int __all_sync(uint32_t mask, bool vote) {
+    return __ballot_sync(mask, vote) == mask;
+}
 template <class T>
 [[gnu::always_inline]] inline T __reduce_max_sync(uint32_t mask, T value) {
     const simt::Lanes lanes = simt::exchange(mask, simt::to_bits(value), "__reduce_max_sync");
@@ -113,7 +130,7 @@ T atomicAdd(T* address, std::type_identity_t<T> x) {
     return simt::atomic_add(address, x);
 }
 
-// ---- arithmetic ----------------------------------------------------------------------------------------------------------
+// ---- arithmetic ---------------------------------------------------------------------------------
 using std::max;
 using std::min;
 inline float __expf(float x) { return std::exp(x); }
@@ -137,11 +154,17 @@ void __stcs(T* to, T value) {
     *to = value;
 }
 
-// ---- the host's side -----------------------------------------------------------------------------------------------------
+// ---- the host's side ----------------------------------------------------------------------------
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess = 0 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+enum cudaMemcpyKind {
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t) {
     std::memmove(to, from, bytes);
     return cudaSuccess;
 }
@@ -170,8 +193,8 @@ template <class... Parameters>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                std::type_identity_t<Parameters>... arguments) {
     const auto call = [=] { kernel(arguments...); };
-    simt::launch({[](const void* closure) { (*static_cast<const decltype(call)*>(closure))(); }, &call, sizeof call,
-                  reinterpret_cast<const void*>(kernel)},
+    simt::launch({[](const void* closure) { (*static_cast<const decltype(call)*>(closure))(); },
+                  &call, sizeof call, reinterpret_cast<const void*>(kernel)},
                  config->gridDim, config->blockDim, config->dynamicSmemBytes);
     return cudaSuccess;
 }
