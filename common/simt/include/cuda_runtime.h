@@ -12,10 +12,8 @@
 
 #include "simt/simt.h"
 
-#define __global__  \
-    // all it calls is inlined, as CUDA's compiler does: each load has an address of its own
-    __attribute__(( \
-        flatten))
+// All it calls is inlined, as CUDA's compiler does: each load has an address of its own.
+#define __global__ __attribute__((flatten))
 #define __device__
 #define __host__
 #define __forceinline__ inline
