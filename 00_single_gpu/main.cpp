@@ -96,8 +96,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
 
 bool run(const Options& options, Chapter& chapter) {
     chapter.check(options);
-    const StepShape shape =
-        step_shape(options, options.config(), chapter.attention, chapter.loss_chunk);
+    const StepShape shape = step_shape(options, options.config());
     if (chapter.estimate) return print_estimate(options, shape), true;
     if (chapter.compare == "attention") return compare_attention(options, shape), true;
     check_fits(shape, memory_limit());

@@ -9,20 +9,12 @@
 namespace ultrascale {
 
 struct Chapter {
-    AttentionKind attention = AttentionKind::flash;
-    int64_t loss_chunk = 0, sample = 0;
+    int64_t sample = 0;
     double temperature = 0.8;
     std::string prompt = "The ", batch_ramp, compare;
     bool naive_mean = false, noise_scale = false, estimate = false;
 
     void add_options(OptionList& options, const Options& shared) {
-        options.choice("--attention", attention,
-                       {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
-                       "In tiles (flash) or with the T x T matrix in memory (naive)");
-        options
-            .add("--loss-chunk", loss_chunk,
-                 "Tokens whose logits exist at once; 0: the whole micro-batch's")
-            .at_least(0);
         options
             .flag("--naive-mean", naive_mean,
                   "Average each micro-batch's own mean: wrong where they count different numbers "

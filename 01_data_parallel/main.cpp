@@ -104,7 +104,6 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             "DiLoCo is another algorithm, its ranks train apart between the outer steps";
     }
     run.start(what);
-    chapter.slow_down();
     while (Step* step = run.next()) {
         const int64_t done = run.steps_done() + 1;
         if (diloco)
@@ -131,7 +130,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
 bool run(const Options& options, Chapter& chapter) {
     const Communicator& world = Communicator::world();
     chapter.check_and_find_nodes(options, world);
-    if (!chapter.demo.empty() || chapter.compare) chapter.slow_down();
+    if (!chapter.demo.empty() || chapter.compare) slow_down(options);
     if (chapter.demo == "collectives") return demo_collectives(world);
     if (chapter.demo == "bandwidth") return demo_bandwidth(options, world, chapter.largest_bytes());
     const StepShape shape = step_shape(options, options.config());
@@ -143,7 +142,7 @@ bool run(const Options& options, Chapter& chapter) {
     const auto step_with = [&](Step& step, Llama& model, AdamW& optimizer, GradientSync& sync) {
         train_step(step, model, optimizer, sync, {}, alone);
     };
-    return compare_syncs(options, chapter.sync, shape, chapter.node_size > 0, step_with);
+    return compare_syncs(options, chapter.sync, shape, options.node_size > 0, step_with);
 }
 
 }  // namespace

@@ -10,8 +10,6 @@ namespace ultrascale {
 struct Chapter {
     SyncOptions sync;
     bool no_sync = true, compare = false;
-    int node_size = 0;  // of --node-size; 0: the machines are the nodes
-    double inter_gbps = 0;
     std::string demo;
     double largest_mib = 0;
 
@@ -61,16 +59,6 @@ struct Chapter {
             .between(0, 1)
             .only_if(diloco, of_diloco)
             .show_default();
-        const OneOption size = options
-                                   .add("--node-size", node_size,
-                                        "Pretend nodes of this many ranks, slow between them")
-                                   .between(1, 1e6);
-        const OneOption rate =
-            options
-                .add("--inter-gbps", inter_gbps,
-                     "Rate of each rank's network card between the pretended nodes, Gbit/s")
-                .between(1e-3, 1e5);
-        size.needs(rate), rate.needs(size);
         options.flag("--compare", compare, "Train with each technique in turn and print one table")
             .excludes(training_outputs)
             .excludes({"--sync", "--grad-accum", "--no-sync"});
@@ -97,16 +85,7 @@ struct Chapter {
             user_error("--no-sync off: --sync diloco sums no gradients at all");
         if (demo == "collectives" && !options.json.empty())
             user_error("--json: --demo collectives has no figures to write; --demo bandwidth has");
-        if (node_size > 0 && world.size() % node_size != 0)
-            user_error(
-                "--node-size {}: {} ranks cannot be cut into nodes of {}, which must divide their "
-                "number",
-                node_size, world.size(), node_size);
-        if (node_size > 0 && ranks_on_this_node() != world.size())
-            user_error(
-                "--node-size pretends the nodes of one machine; these ranks are on several "
-                "already");
-        sync.ranks_per_node = node_size > 0 ? node_size : ranks_on_this_node();
+        sync.ranks_per_node = options.node_size > 0 ? options.node_size : ranks_on_this_node();
         if (sync.kind != SyncKind::hierarchical) return;
         for (const std::string& there : world.gather_strings(std::to_string(sync.ranks_per_node)))
             if (there != std::to_string(sync.ranks_per_node))
@@ -117,13 +96,6 @@ struct Chapter {
     int64_t largest_bytes() const {  // of --demo bandwidth
         const double mib = largest_mib > 0 ? largest_mib : device_is_gpu() ? 1024 : 16;
         return int64_t(mib * (1 << 20));
-    }
-    void slow_down() const {
-        if (node_size == 0) return;
-        print(fmt::format(
-            "  nodes   {} of {}, pretended: {:.4g} Gbit/s for each rank's network card",
-            Communicator::world().size() / node_size, format_count(node_size, "rank"), inter_gbps));
-        pretend_nodes(node_size, inter_gbps);
     }
 };
 

@@ -97,6 +97,7 @@ bool run(const Options& options, Chapter& chapter) {
     const StepShape shape = step_shape(options, options.config());
     if (!chapter.compare)
         return train_within_memory(options, [&] { return train(options, chapter.zero, shape); });
+    slow_down(options);
     return compare_stages(options, chapter.zero, shape, [](Step& step, Llama& model, Zero& zero) {
         train_step(step, model, zero, Communicator::world());
     });

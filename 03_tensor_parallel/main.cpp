@@ -93,12 +93,14 @@ bool run(const Options& options, Chapter& chapter) {
     const TensorOptions& tensor = chapter.tensor;
     const StepShape shape = step_shape(options, options.config());
     check_splits(shape.config, tensor, shape.micro_batch, shape.seq);
-    if (chapter.compare)
+    if (chapter.compare) {
+        slow_down(options);
         return compare_sequence_parallel(
             options, tensor, shape,
             [](Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh) {
                 train_step(step, model, optimizer, mesh, nullptr);
             });
+    }
     return train_within_memory(options, [&] { return train(options, tensor, shape); });
 }
 

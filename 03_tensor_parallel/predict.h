@@ -61,6 +61,8 @@ inline void add_to(Prediction& prediction, const StepShape& shape, const TensorO
                   bytes = tokens * c.hidden * dtype_bytes(shape.model.dtype);
     const int64_t C = row_chunks(o, tokens);
     const int64_t forwards = shape.model.recompute == Recompute::full ? 2 : 1;  // of a layer
+    const int64_t chunk = shape.model.loss_chunk,  // of the loss; 0: it is in one piece
+        chunks = chunk == 0 ? 0 : (tokens + chunk - 1) / chunk;
     PredictedCommunication& p = prediction.communication;
     // tensors of (N, h), each in `calls` calls
     const auto send = [&](Collective kind, int64_t tensors, int64_t calls) {
@@ -77,9 +79,11 @@ inline void add_to(Prediction& prediction, const StepShape& shape, const TensorO
         send(Collective::reduce_scatter, 2 * L * forwards + 2 * L, C);
         send(Collective::all_gather, 2, C);      // head; the embedding's backward
         send(Collective::reduce_scatter, 2, C);  // embedding; the head's backward
-        if (!o.keep_gathered) send(Collective::all_gather, 2 * L + 1, C);
+        // Again for the weights' gradients; a loss in chunks has made the head's in forward.
+        if (!o.keep_gathered) send(Collective::all_gather, 2 * L + (chunks == 0), C);
     }
-    p.add(tp, Collective::all_gather, A, A * 3 * 4 * tokens * o.tp);  // of the loss
+    p.add(tp, Collective::all_gather, A * std::max<int64_t>(chunks, 1),
+          A * 3 * 4 * tokens * o.tp);  // of the loss
     // Gradients of what several ranks hold: norms, which saw other tokens on each; key-value heads,
     // which saw other queries.
     const int64_t g = dtype_bytes(shape.grad_dtype);

@@ -85,6 +85,13 @@ void add_shared_options(OptionList& options, Options& o) {
         "--recompute", o.recompute,
         {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
         "Activation recomputation");
+    options.choice("--attention", o.attention,
+                   {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
+                   "In tiles (flash) or with the T x T matrix in memory (naive)");
+    options
+        .add("--loss-chunk", o.loss_chunk,
+             "Tokens whose logits exist at once; 0: the whole micro-batch's")
+        .at_least(0);
     options.flag(
         "--verify,!--no-verify", [&o](bool on) { o.verify = on; },
         "Compare the first 6 steps with one plain device. Default: for models under 5 M "
@@ -109,8 +116,30 @@ void add_shared_options(OptionList& options, Options& o) {
     options.choice("--copy-engines", o.copy_engines, {{"on", true}, {"off", false}},
                    "On GPUs of one machine: large collectives by copies to the others' memory "
                    "(on), or all by NCCL's kernels");
+    const OneOption size = options
+                               .add("--node-size", o.node_size,
+                                    "Pretend nodes of this many ranks, slow between them")
+                               .between(1, 1e6);
+    const OneOption rate =
+        options
+            .add("--inter-gbps", o.inter_gbps,
+                 "Rate of each rank's network card between the pretended nodes, Gbit/s")
+            .between(1e-3, 1e5);
+    size.needs(rate), rate.needs(size);
     options.add("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")
         .between(1e-6, 1e9);
+}
+
+void check_nodes(const Options& o) {
+    const int ranks = Communicator::world().size();
+    if (o.node_size > 0 && ranks % o.node_size != 0)
+        user_error(
+            "--node-size {}: {} ranks cannot be cut into nodes of {}, which must divide their "
+            "number",
+            o.node_size, ranks, o.node_size);
+    if (o.node_size > 0 && ranks_on_this_node() != ranks)
+        user_error(
+            "--node-size pretends the nodes of one machine; these ranks are on several already");
 }
 
 using Words = std::vector<std::string>;
@@ -279,6 +308,7 @@ Options parse_options(int argc, char** argv, const std::string& name,
     });
     o.load = Communicator::world().broadcast_string(o.load, 0);
     take_data_of_run(o);
+    check_nodes(o);
     use_copy_engines(o.copy_engines);
     if (o.device_memory_gib > 0) memory_set_limit(int64_t(o.device_memory_gib * double(1 << 30)));
     return o;

@@ -24,6 +24,10 @@ struct Options {
     DType dtype = DType::fp32;
     bool fp32_grads = false;
     Recompute recompute = Recompute::none;
+    AttentionKind attention = AttentionKind::flash;
+    int64_t loss_chunk = 0;  // tokens; 0: the whole micro-batch's
+    int node_size = 0;       // ranks of a pretended node; 0: the machines are the nodes
+    double inter_gbps = 0;   // between pretended nodes
     std::optional<bool> verify;  // not given: on for models under 5 M parameters
     bool explain = false, profile = false, full_report = false;
     int64_t log_every = 1;  // steps

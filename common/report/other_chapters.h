@@ -14,12 +14,11 @@ namespace ultrascale {
 inline std::string chapters_with_option(std::string_view name) {
     static const std::map<std::string_view, std::string_view> options = {
         {"00_single_gpu",
-         "--attention --loss-chunk --naive-mean --batch-ramp --noise-scale --estimate "
+         "--naive-mean --batch-ramp --noise-scale --estimate "
          "--compare --sample --prompt --temperature"},
         {"01_data_parallel",
          "--sync --bucket-mb --ring-directions --no-sync --inner-steps --outer-lr --outer-momentum "
-         "--node-size "
-         "--inter-gbps --compare --demo --largest-mib"},
+         "--compare --demo --largest-mib"},
         {"02_zero", "--stage --gather-overlap --prefetch --offload --no-sync --compare"},
         {"03_tensor_parallel",
          "--tp --sequence-parallel --keep-gathered --overlap --chunks --partition-checkpoints "

@@ -72,6 +72,7 @@ void Run::start(Trained what) {
     }
     memory_reset_peak();
     if (world.size() > 1) world.barrier();  // the verifying run kept rank 0 busy
+    slow_down(options_);
     communication_reset_counts();
 }
 
@@ -143,6 +144,14 @@ bool Run::finish(const std::function<bool(Report&)>& sections,
     return ok;
 }
 
+void slow_down(const Options& options) {
+    if (options.node_size == 0) return;
+    print(fmt::format("  nodes   {} of {}, pretended: {:.4g} Gbit/s for each rank's network card",
+                      Communicator::world().size() / options.node_size,
+                      format_count(options.node_size, "rank"), options.inter_gbps));
+    pretend_nodes(options.node_size, options.inter_gbps);
+}
+
 bool train_within_memory(const Options& options, const std::function<bool()>& train) {
     try {
         return train();
@@ -211,10 +220,9 @@ double measure_call(const Communicator& ranks, const std::function<void()>& call
     return largest_of_ranks(ranks, median(seconds));
 }
 
-StepShape step_shape(const Options& options, const LlamaConfig& config, AttentionKind attention,
-                     int64_t loss_chunk) {
+StepShape step_shape(const Options& options, const LlamaConfig& config) {
     return {.config = config,
-            .model = {options.dtype, options.recompute, attention, loss_chunk},
+            .model = {options.dtype, options.recompute, options.attention, options.loss_chunk},
             .grad_dtype = options.grad_dtype(),
             .micro_batch = options.micro_batch,
             .seq = options.seq > 0 ? options.seq : config.default_seq};

@@ -100,6 +100,10 @@ private:
     std::optional<SectionSpan> span_;
 };
 
+// What --node-size asks for: from here on what travels between the pretended nodes is slow. Run does it
+// once the training starts; a comparison or a demo does it itself.
+void slow_down(const Options& options);
+
 // Runs the training after its estimate was found to fit. What may still not fit is workspace, or
 // the verifying run beside it.
 bool train_within_memory(const Options& options, const std::function<bool()>& train);
@@ -124,8 +128,7 @@ Measured measure(const DataLoader& loader, const Share& share, int64_t sequences
 double measure_call(const Communicator& ranks, const std::function<void()>& call);
 
 // One rank's share of a step as the shared options ask for it.
-StepShape step_shape(const Options& options, const LlamaConfig& config,
-                     AttentionKind attention = AttentionKind::flash, int64_t loss_chunk = 0);
+StepShape step_shape(const Options& options, const LlamaConfig& config);
 // Which samples the shared options ask for.
 DataOptions data_options(const Options& options, int64_t seq);
 // Sequences of a step. UserError: more than 10^7. Of sequences_of_step(), each of `replicas` has a

@@ -1,0 +1,43 @@
+// Options of the model and of the network that every chapter has, where several ranks train: the
+// result is one device's, and memory and communication are as predicted.
+#include "run_program.h"
+
+namespace ultrascale::test {
+namespace {
+
+void expect_equal(int ranks, const std::string& chapter, const std::string& arguments) {
+    SCOPED_TRACE(fmt::format("{} {}", chapter, arguments));
+    const Outcome outcome = run_ranks(
+        ranks, chapter, "--layers 2 --seq 48 --micro-batch 2 --steps 3 " + arguments, 60);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+}
+
+TEST(SharedOptions, OfTheModel) {
+    for (const auto& [chapter, its] : {std::pair{"01_data_parallel", ""},
+                                       {"02_zero", "--stage 3 "},
+                                       {"03_tensor_parallel", "--sequence-parallel "}}) {
+        const std::string own = its;
+        expect_equal(2, chapter, own + "--loss-chunk 20 --document-token 10 --grad-accum 2");
+        expect_equal(2, chapter,
+                     own + "--attention naive --recompute selective --loss-chunk 70 "
+                           "--ignore-token 32");
+    }
+    expect_equal(2, "03_tensor_parallel", "--loss-chunk 20 --overlap chunk");
+    expect_equal(2, "03_tensor_parallel",
+                 "--loss-chunk 20 --sequence-parallel --keep-gathered on");
+}
+
+TEST(SharedOptions, OfTheNetwork) {
+    for (const auto& [chapter, its] :
+         {std::pair{"02_zero", "--stage 2 "}, {"03_tensor_parallel", "--tp 2 "}}) {
+        const std::string own = its;
+        expect_equal(4, chapter, own + "--node-size 2 --inter-gbps 1");
+        const Outcome refused =
+            run_ranks(2, chapter, own + "--node-size 4 --inter-gbps 1", 60);
+        EXPECT_EQ(refused.exit_code, 2);
+        EXPECT_TRUE(contains(refused.err, "--node-size 4: 2 ranks")) << refused.err;
+    }
+}
+
+}  // namespace
+}  // namespace ultrascale::test
