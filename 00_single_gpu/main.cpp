@@ -4,7 +4,6 @@
 #include "memory_anatomy.h"
 #include "options.h"
 #include "train/run.h"
-#include "sampling.h"
 
 using namespace ultrascale;
 
@@ -87,15 +86,11 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         if (watched.noise.count() > 0)
             print_noise_scale(report, watched.noise, options.micro_batch, shape.seq);
         return ok;
-    }, [&] {
-        if (chapter.sample > 0)
-            print_sample(model, chapter.prompt, chapter.sample, shape.seq, chapter.temperature,
-                         options.seed);
     });
 }
 
 bool run(const Options& options, Chapter& chapter) {
-    chapter.check(options);
+    chapter.check();
     const StepShape shape = step_shape(options, options.config());
     if (chapter.estimate) return print_estimate(options, shape), true;
     if (chapter.compare == "attention") return compare_attention(options, shape), true;

@@ -9,9 +9,7 @@
 namespace ultrascale {
 
 struct Chapter {
-    int64_t sample = 0;
-    double temperature = 0.8;
-    std::string prompt = "The ", batch_ramp, compare;
+    std::string batch_ramp, compare;
     bool naive_mean = false, noise_scale = false, estimate = false;
 
     void add_options(OptionList& options, const Options& shared) {
@@ -35,24 +33,11 @@ struct Chapter {
                  "attention or recompute: measure the alternatives in one table")
             .one_of({"attention", "recompute"})
             .excludes(training_outputs);
-        options.add("--sample", sample, "Draw this many bytes at the end").at_least(0);
-        const auto samples = [this] { return sample > 0; };
-        options.add("--prompt", prompt, "What the sample continues")
-            .only_if(samples, "it is for --sample")
-            .show_default();
-        options.add("--temperature", temperature, "Of the sample")
-            .between(1e-3, 1e3)
-            .only_if(samples, "it is for --sample")
-            .show_default();
     }
 
-    void check(const Options& options) const {
+    void check() const {
         if (Communicator::world().size() > 1)
             user_error("00_single_gpu runs on one device: start it with one rank");
-        if (sample > 0 && (options.config().vocab < 256 || prompt.empty()))
-            user_error(
-                "--sample reads and prints bytes: it needs a vocabulary of at least 256 and a "
-                "--prompt");
     }
     // How large a step is, which may grow. UserError: where it is too small or too large.
     BatchRamp ramp(const Options& options) const {

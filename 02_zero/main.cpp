@@ -70,6 +70,11 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
                        Saved nothing;
                        model.forward({}, nothing, context);
                    },
+               .next_token =
+                   [&](const HostBatch& text) {
+                       zero->finish();
+                       return logits_of_next(model, text, zero.get());
+                   },
                .label = "ZeRO",
                .technique = describe(zero_options, ranks.size()),
                .layout = {{"dp", ranks.size()}}});

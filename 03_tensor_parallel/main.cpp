@@ -8,6 +8,7 @@
 #include "options.h"
 #include "overlap_ratio.h"
 #include "predict.h"
+#include "sampling.h"
 #include "train/run.h"
 #include "sections.h"
 
@@ -61,6 +62,10 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     what.layout = {{"tp", tensor.tp}, {"dp", dp.size()}};
     what.plain_parts = [&](Parts& parts) {
         add_dropout(parts, {float(tensor.dropout), options.seed});
+    };
+    const int64_t multiple = tensor.sequence_parallel ? tensor.tp : 1;
+    what.next_token = [&](const HostBatch& text) {
+        return logits_of_next(model, text, shape.config.vocab, tp, multiple);
     };
     if (!tensor.same_seed) what.not_equal = "each rank drops other elements";
     run.start(what);

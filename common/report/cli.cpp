@@ -96,6 +96,17 @@ void add_shared_options(OptionList& options, Options& o) {
         "--verify,!--no-verify", [&o](bool on) { o.verify = on; },
         "Compare the first 6 steps with one plain device. Default: for models under 5 M "
         "parameters");
+    options.add("--sample", o.sample, "Draw this many bytes at the end").at_least(0);
+    const auto samples = [&o] { return o.sample > 0; };
+    options.add("--prompt", o.prompt, "With --sample: the text that it continues")
+        .only_if(samples, "it is for --sample")
+        .show_default();
+    options
+        .add("--temperature", o.temperature,
+             "With --sample: below 1 likely tokens become likelier, above 1 less so")
+        .between(1e-3, 1e3)
+        .only_if(samples, "it is for --sample")
+        .show_default();
     options.flag("--explain", o.explain, "Print one step's events in firing order");
     options.flag("--profile", o.profile, "Print the most expensive operations");
     options.choice("--report", o.full_report, {{"short", false}, {"full", true}},
@@ -309,6 +320,10 @@ Options parse_options(int argc, char** argv, const std::string& name,
     o.load = Communicator::world().broadcast_string(o.load, 0);
     take_data_of_run(o);
     check_nodes(o);
+    if (o.sample > 0 && (o.config().vocab < 256 || o.prompt.empty()))
+        user_error(
+            "--sample reads and prints bytes: it needs a vocabulary of at least 256 and a "
+            "--prompt");
     use_copy_engines(o.copy_engines);
     if (o.device_memory_gib > 0) memory_set_limit(int64_t(o.device_memory_gib * double(1 << 30)));
     return o;

@@ -31,6 +31,9 @@ struct Options {
     std::optional<bool> verify;  // not given: on for models under 5 M parameters
     bool explain = false, profile = false, full_report = false;
     int64_t log_every = 1;  // steps
+    int64_t sample = 0;     // tokens to draw at the end
+    double temperature = 0.8;
+    std::string prompt = "The ";
     std::string json, trace;
     double peak_tflops = 0;        // 0: the device's own
     double device_memory_gib = 0;  // 0: the device's own
@@ -53,7 +56,8 @@ struct Options {
 // The shared options for what a training prints and writes besides its report: what does not train
 // (--compare, --demo) excludes them.
 inline const std::vector<std::string> training_outputs{
-    "--save", "--trace", "--val-data", "--explain", "--profile", "--log-every", "--report"};
+    "--save",    "--trace",     "--val-data", "--sample",
+    "--explain", "--profile", "--log-every", "--report"};
 
 // Reads the command line into the options that `add_options` adds; then `check_values` may throw
 // UserError. Prints --help and ends the program where it is asked for. Throws UserError: an unknown

@@ -15,7 +15,7 @@ inline std::string chapters_with_option(std::string_view name) {
     static const std::map<std::string_view, std::string_view> options = {
         {"00_single_gpu",
          "--naive-mean --batch-ramp --noise-scale --estimate "
-         "--compare --sample --prompt --temperature"},
+         "--compare"},
         {"01_data_parallel",
          "--sync --bucket-mb --ring-directions --no-sync --inner-steps --outer-lr --outer-momentum "
          "--compare --demo --largest-mib"},

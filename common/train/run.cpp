@@ -20,7 +20,8 @@ Trained trained(Llama& model, AdamW& optimizer) {
             .forward = [&](Context& context) {
                 Saved nothing;
                 model.forward({}, nothing, context);
-            }};
+            },
+            .next_token = [&](const HostBatch& text) { return logits_of_next(model, text); }};
 }
 
 Run::Run(std::string chapter, const Options& options, const StepShape& shape, const Share& share,
@@ -124,8 +125,7 @@ double Run::validation_loss() {
     return validation_->loss(what_.forward, what_.sum_loss, share_.part);
 }
 
-bool Run::finish(const std::function<bool(Report&)>& sections,
-                 const std::function<void()>& last) {
+bool Run::finish(const std::function<bool(Report&)>& sections) {
     check(done_ == begun_, "a step has not finished");
     bool ok = true;
     if (options_.steps > 0) {
@@ -138,7 +138,7 @@ bool Run::finish(const std::function<bool(Report&)>& sections,
     } else if (validation_) {  // of what --load brought
         report_->validation(state_.step, validation_loss());
     }
-    if (last) last();
+    if (options_.sample > 0) print_sample(what_.next_token, options_, shape_.seq);
     saves_->at_end(state_.step);
     report_->finish();
     return ok;

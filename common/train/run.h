@@ -13,6 +13,7 @@
 
 #include "model/optimizer.h"
 #include "report/report.h"
+#include "sampling.h"
 #include "saves.h"
 #include "setup.h"
 #include "step.h"
@@ -29,6 +30,7 @@ struct Trained {
     // Forward alone, for --val-data: adds to context.loss what this rank has of the loss.
     std::function<void(Context&)> forward = {};
     std::function<void(const Tensor& loss)> sum_loss = {};  // where that is not all of it
+    NextToken next_token = {};                              // for --sample
     // The header's line on the technique ("  sync    bucket: ..."), and the ranks' layout ({"dp", 4}).
     std::string label = {}, technique = {};
     JsonFields layout = {};
@@ -68,11 +70,9 @@ public:
         return validation_ ? validation_->sent() : CommunicationCounts{};
     }
 
-    // The end: verification, the sections that the chapter prints and checks, what comes `last`
-    // (also after a run of no steps), the final save, the report's files. False if a check found an
-    // error.
-    bool finish(const std::function<bool(Report&)>& sections,
-                const std::function<void()>& last = {});
+    // The end: verification, the sections that the chapter prints and checks, the sample (also after
+    // a run of no steps), the final save, the report's files. False if a check found an error.
+    bool finish(const std::function<bool(Report&)>& sections);
 
 private:
     struct Begun {

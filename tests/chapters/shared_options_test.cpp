@@ -27,6 +27,24 @@ TEST(SharedOptions, OfTheModel) {
                  "--loss-chunk 20 --sequence-parallel --keep-gathered on");
 }
 
+// All ranks draw the same text as one device.
+TEST(SharedOptions, OfTheSample) {
+    const auto sample_of = [](const Outcome& outcome) {
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+        return outcome.out.substr(std::min(outcome.out.size(), outcome.out.find("\nsample at")));
+    };
+    // 100 bytes are more than the 48 that the model looks back.
+    const std::string same = " --layers 2 --seq 48 --micro-batch 2 --steps 2 --sample 100";
+    const std::string alone = sample_of(run("00_single_gpu", "--grad-accum 2" + same));
+    EXPECT_GT(alone.size(), 100u);
+    EXPECT_EQ(sample_of(run_ranks(2, "01_data_parallel", same, 60)), alone);
+    EXPECT_EQ(sample_of(run_ranks(2, "02_zero", "--stage 3" + same, 60)), alone);
+    for (const char* own : {"", "--sequence-parallel ", "--overlap chunk "})
+        EXPECT_EQ(sample_of(run_ranks(2, "03_tensor_parallel",
+                                      own + std::string("--grad-accum 2") + same, 60)),
+                  alone);
+}
+
 TEST(SharedOptions, OfTheNetwork) {
     for (const auto& [chapter, its] :
          {std::pair{"02_zero", "--stage 2 "}, {"03_tensor_parallel", "--tp 2 "}}) {

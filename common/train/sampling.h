@@ -5,18 +5,31 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string>
+#include <vector>
 
-#include "train/data.h"
-#include "model/llama.h"
 #include "core/random.h"
+#include "data.h"
+#include "model/llama.h"
 #include "report/report.h"
 
 namespace ultrascale {
 
+// The logits (V) of the token that follows a sequence. Where ranks share the model all of them call it.
+using NextToken = std::function<std::vector<float>(const HostBatch&)>;
+
+inline std::vector<float> logits_of_next(Llama& model, const HostBatch& sequence,
+                                         Hooks* hooks = nullptr) {
+    const int64_t length = sequence.length;
+    const Tensor logits = model.logits(to_device(sequence), hooks);  // (1, T, V)
+    return logits.view({length, logits.cols()}).slice(length - 1, length).to_host_float();
+}
+
 // Draws `count` tokens after `prompt`, looking back at most `window` tokens.
-inline std::vector<int32_t> sample_tokens(Llama& model, std::vector<int32_t> prompt, int64_t count,
-                                          int64_t window, double temperature, uint64_t seed) {
+inline std::vector<int32_t> sample_tokens(const NextToken& next, std::vector<int32_t> prompt,
+                                          int64_t count, int64_t window, double temperature,
+                                          uint64_t seed) {
     const Random random(seed, "sample");
     const size_t prompt_size = prompt.size();
     for (int64_t n = 0; n < count; ++n) {
@@ -25,9 +38,7 @@ inline std::vector<int32_t> sample_tokens(Llama& model, std::vector<int32_t> pro
         host.tokens.assign(prompt.end() - length, prompt.end());
         host.targets.assign(size_t(length), ops::ignored_target);
         for (int64_t t = 0; t < length; ++t) host.positions.push_back(int32_t(t));
-        const Tensor logits = model.logits(to_device(host));  // (1, T, V)
-        const std::vector<float> last =
-            logits.view({length, logits.cols()}).slice(length - 1, length).to_host_float();
+        const std::vector<float> last = next(host);
         // softmax(logits / temperature), then the token at which the running sum passes a uniform
         // number
         const float highest = *std::max_element(last.begin(), last.end());
@@ -51,13 +62,14 @@ inline std::string bytes_to_text(const std::vector<int32_t>& tokens) {
     return text;
 }
 
-inline void print_sample(Llama& model, const std::string& prompt, int64_t count, int64_t window,
-                         double temperature, uint64_t seed) {
-    std::vector<int32_t> tokens;
-    for (unsigned char c : prompt) tokens.push_back(c);
-    print(
-        fmt::format("\nsample at temperature {}\n  {}{}", temperature, prompt,
-                    bytes_to_text(sample_tokens(model, tokens, count, window, temperature, seed))));
+// What --sample asks for.
+inline void print_sample(const NextToken& next, const Options& options, int64_t window) {
+    std::vector<int32_t> prompt;
+    for (unsigned char c : options.prompt) prompt.push_back(c);
+    const std::vector<int32_t> drawn = sample_tokens(next, prompt, options.sample, window,
+                                                     options.temperature, options.seed);
+    print(fmt::format("\nsample at temperature {}\n  {}{}", options.temperature, options.prompt,
+                      bytes_to_text(drawn)));
 }
 
 }  // namespace ultrascale
