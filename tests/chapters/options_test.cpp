@@ -75,6 +75,35 @@ std::set<std::string> options_of(const std::string& chapter) {
     return names;
 }
 
+// README.md's table of which chapter has which option, as the programs tell it by --help.
+std::string option_table() {
+    const std::vector<std::string> chapters = {"00_single_gpu", "01_data_parallel", "02_zero",
+                                               "03_tensor_parallel", "07_kernels"};
+    std::map<std::string, std::string> has;  // option: a column for each chapter
+    for (size_t c = 0; c < chapters.size(); ++c)
+        for (const std::string& name : options_of(chapters[c])) {
+            std::string& columns = has[name];
+            columns.resize(std::max(columns.size(), chapters.size()), ' ');
+            columns[c] = 'x';
+        }
+    std::map<std::string, std::string> rows;  // the columns: all options that have these
+    for (const auto& [name, columns] : has)
+        rows[columns] += (rows[columns].empty() ? "`" : ", `") + name + "`";
+    std::string table = "| option |";
+    for (const std::string& chapter : chapters) table += " " + chapter.substr(0, 2) + " |";
+    table += "\n|---|---|---|---|---|---|\n";
+    for (auto row = rows.rbegin(); row != rows.rend(); ++row) {
+        table += "| " + row->second + " |";
+        for (const char mark : row->first) table += fmt::format(" {} |", mark);
+        table += "\n";
+    }
+    return table;
+}
+
+TEST(Options, ReadmeHasTheTable) {
+    EXPECT_TRUE(contains(slurp("README.md"), option_table())) << option_table();
+}
+
 // The table behind "is an option of" (common/report/other_chapters.h) against what the programs say
 // themselves.
 TEST(Options, OfOtherChaptersAreKnown) {
