@@ -25,25 +25,6 @@
 
 namespace ultrascale {
 
-// Each rank's text, in rank order, on rank 0; elsewhere nothing. Ranks that print for themselves
-// print into each other.
-inline std::vector<std::string> gather_text(const Communicator& world, const std::string& text) {
-    Tensor longest = Tensor::from_host<int32_t>(std::vector<int32_t>{int32_t(text.size())}, {1},
-                                                Memory::workspace);
-    world.all_reduce(longest, Reduce::max);
-    const int64_t length = longest.to_host<int32_t>()[0];
-    std::vector<int32_t> mine(text.begin(), text.end());
-    mine.resize(size_t(length), 0);
-    Tensor all = Tensor::zeros({world.size(), length}, DType::int32, Memory::workspace);
-    world.gather(all, Tensor::from_host<int32_t>(mine, {length}, Memory::workspace), 0);
-    if (world.rank() > 0) return {};
-    std::vector<std::string> texts(size_t(world.size()));
-    const std::vector<int32_t> characters = all.to_host<int32_t>();
-    for (size_t i = 0; i < characters.size(); ++i)
-        if (characters[i] != 0) texts[i / size_t(length)] += char(characters[i]);
-    return texts;
-}
-
 // A table with a line per rank, from each rank's own cells. All ranks call it; rank 0 prints.
 inline void print_by_rank(const Communicator& world, const std::vector<std::string>& heads,
                           const std::vector<std::string>& cells) {
@@ -56,7 +37,7 @@ inline void print_by_rank(const Communicator& world, const std::vector<std::stri
             width = std::max(width, (lines[l] += column[l]).size());
         if (c == cells.size()) break;
         for (std::string& line : lines) line.resize(width + 3, ' ');
-        column = gather_text(world, cells[c]);
+        column = world.gather_strings(cells[c]);
         column.insert(column.begin(), heads[c]);
         column.resize(lines.size());
     }

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Is a change slower? Builds another revision beside this tree and runs the same training with both by turns.
+#   tests/bench/against.sh REVISION BACKEND RANKS CHAPTER [OPTIONS...]
+#   tests/bench/against.sh HEAD~5 cuda 2 02_zero --stage 3 --model llama-3-8b --dtype bf16 --micro-batch 1 --steps 8
+# ROUNDS=3 runs of each; DIR: where the other revision is built (kept, so that a second call is quick).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+revision=$1 backend=$2 ranks=$3 chapter=$4
+shift 4
+commit=$(git rev-parse --short "$revision")
+other=${DIR:-/tmp/ultrascale-against}/$commit
+if [ ! -d "$other" ]; then
+    mkdir -p "$other"
+    git archive "$commit" | tar x -C "$other"
+    [ ! -d .deps ] || cp -a .deps "$other"
+fi
+for tree in "$other" .; do make -s -C "$tree" -j"$(nproc)" BACKEND="$backend" "$chapter" >/dev/null; done
+mpirun=$(make -s BACKEND="$backend" mpirun)
+
+# Tokens a second of one run, of all ranks together.
+rate() {
+    local json
+    json=$(mktemp)
+    $mpirun -n "$ranks" "$1/build/$backend/$chapter" "${@:2}" --no-verify --json "$json" >/dev/null
+    tail -1 "$json" | sed -nE 's/.*"speed":\{[^}]*"tokens_per_second":([0-9.]+).*/\1/p'
+    rm -f "$json"
+}
+median() { sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
+
+before=() now=()
+for ((round = 0; round < ${ROUNDS:-3}; ++round)); do
+    before+=("$(rate "$other" "$@")")
+    now+=("$(rate . "$@")")
+done
+printf '%s: %s\nhere: %s\n' "$commit" "${before[*]}" "${now[*]}"
+awk -v a="$(printf '%s\n' "${before[@]}" | median)" -v b="$(printf '%s\n' "${now[@]}" | median)" \
+    'BEGIN { printf "medians %d and %d tokens/s: %.3f times as fast\n", a, b, b / a }'
