@@ -1,14 +1,17 @@
 // Batch size: how it grows during training, and how large it is worth making it.
 //
 // Batch-size ramp: small batches make quick progress while the gradient is large, big ones average
-// the noise away later.
-//   DeepSeek-V3's report raises the batch from 3,072 to 15,360 sequences over the first 469 B
-//   tokens.
+// the noise away later. DeepSeek-V3's report raises the batch from 3,072 to 15,360 sequences over
+// the first 469 B tokens.
+//
 // Gradient noise scale (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training",
-// appendix A.1): the gradient of
-//   a batch of B sequences has E|g_B|^2 = |G|^2 + tr(S)/B, with G the true gradient and S the covariance of one sequence's.
-//   Two batch sizes give two equations, so  tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)  and  |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b).
-//   B_noise = tr(S) / |G|^2 estimates the critical batch size: below it twice the batch halves the steps, far above it does not.
+// appendix A.1): the gradient g_B of a batch of B sequences has
+//   E|g_B|^2 = |G|^2 + tr(S)/B,
+// with G the true gradient and S the covariance of one sequence's. Two batch sizes give two
+// equations, so
+//   tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)  and  |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b).
+// B_noise = tr(S) / |G|^2 estimates the critical batch size: below it twice the batch halves the
+// steps, far above it does not.
 #pragma once
 
 #include <algorithm>

@@ -1,15 +1,18 @@
 // Memory anatomy: what one training step holds, and when.
 //
-//   weights        n parameters x e bytes                     e = 4 (fp32) or 2 (bf16)
-//   gradients      n x 4 or 2                                 accumulated in fp32 or in the weights' dtype
-//   optimizer      n x 8 (fp32) or 12 (bf16)                  Adam's two moments, and the fp32 master copy of bf16 weights
+//   weights        n parameters x e bytes       e = 4 (fp32) or 2 (bf16)
+//   gradients      n x 4 or 2                   accumulated in fp32 or in the weights' dtype
+//   optimizer      n x 8 (fp32) or 12 (bf16)    Adam's two moments, and the fp32 master copy of
+//                                               bf16 weights
 //   activations    L x s x b x (what a token keeps per layer) + the loss's logits and what the
 //                  layer at work needs
 //
-//   fp32                                4 + 4 + 8        = 16 bytes a parameter
-//   bf16, fp32 master weights           2 + 2 + 12       = 16
-//   bf16, fp32 gradients besides        2 + 4 + 12       = 18 here, where the GEMM accumulates straight into fp32;
-//                                       2 + 2 + 4 + 12   = 20 in the playbook, where bf16 gradients are added to an fp32 copy
+//   fp32                            4 + 4 + 8        = 16 bytes a parameter
+//   bf16, fp32 master weights       2 + 2 + 12       = 16
+//   bf16, fp32 gradients besides    2 + 4 + 12       = 18 here, where the GEMM accumulates straight
+//                                                      into fp32;
+//                                   2 + 2 + 4 + 12   = 20 in the playbook, where bf16 gradients are
+//                                                      added to an fp32 copy
 #pragma once
 
 #include <algorithm>

@@ -9,8 +9,9 @@
 // one flat tensor (parameter.h), so a bucket is a stretch of it that is filled from its end:
 // nothing is copied.
 //
-//     flat gradients   [ embedding | L1 ......... | L2 ......... | ... | L8 ......... | norm, head ]
-//                      [ bucket 3              |  bucket 2               |  bucket 1             ]   <- backward goes this way
+//     flat gradients  [ embedding | L1 ......... | L2 ......... | ... | L8 ......... | norm, head ]
+//                     [ bucket 3              |  bucket 2               |  bucket 1             ]
+//                     <- backward goes this way
 #pragma once
 
 #include <map>

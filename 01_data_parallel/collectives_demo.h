@@ -1,12 +1,15 @@
 // --demo collectives: what each collective does, on tensors small enough to read, with the values
-// of the playbook's appendix
-// A0, "Parallel Programming Crash Course". a b c d: four ranks' tensors; S: their sum.
+// of the playbook's appendix A0, "Parallel Programming Crash Course". a b c d: four ranks' tensors;
+// S: their sum.
 //
-//                rank 0   1    2    3                                rank 0        1         2         3
-//   broadcast         a   -    -    -   ->  a   a   a   a       gather      a b c d   -         -         -
-//   reduce            a   b    c    d   ->  S   b   c   d       all-gather  a b c d   a b c d   a b c d   a b c d
-//   all-reduce        a   b    c    d   ->  S   S   S   S       scatter     (a0 a1 a2 a3 on rank 0)  ->  a0  a1  a2  a3
-//                                                               reduce-scatter      (a0 a1 a2 a3 and so on) -> S0 S1 S2 S3
+//                    rank 0   1    2    3
+//   broadcast             a   -    -    -   ->  a   a   a   a
+//   reduce                a   b    c    d   ->  S   b   c   d
+//   all-reduce            a   b    c    d   ->  S   S   S   S
+//   gather                a   b    c    d   ->  a b c d   -         -         -
+//   all-gather            a   b    c    d   ->  a b c d   a b c d   a b c d   a b c d
+//   scatter           (a0 a1 a2 a3 on rank 0)      ->  a0  a1  a2  a3
+//   reduce-scatter    (a0 a1 a2 a3 and so on)      ->  S0  S1  S2  S3
 //   all-to-all        rank r's slices r0 r1 r2 r3  ->  0r 1r 2r 3r: the transpose of who holds what
 //
 // Then ring_all_reduce.h step by step, and a barrier. Every result is compared with what it should

@@ -1,21 +1,19 @@
 // --sync diloco: ranks that meet only every H steps (DiLoCo; Douillard et al. 2023,
 // https://arxiv.org/abs/2311.08105).
 //
-//     rank 0   | AdamW step | step | ... | step H |--.                               .--> theta --> H steps ...
-//     rank 1   | AdamW step | step | ... | step H |--+-- all-reduce, outer update ---+--> theta --> H steps ...
-//     rank 2   | AdamW step | step | ... | step H |--'                               '--> theta --> H steps ...
-//                no communication, own data              once in H steps
+//     rank 0   | AdamW step | ... | step H |--.                              .--> theta --> ...
+//     rank 1   | AdamW step | ... | step H |--+-- all-reduce, outer update --+--> theta --> ...
+//     rank 2   | AdamW step | ... | step H |--'                              '--> theta --> ...
+//                no communication, own data       once in H steps
 //
 // Each rank trains its own copy of the weights on its own samples. How far it went is its part of
 // an "outer gradient", and Nesterov's momentum follows the mean of all ranks' (theta: the outer
 // weights, the same everywhere):
 //
-//     delta = mean over ranks of (theta - local weights)           one all-reduce of Psi elements,
-//                                                                  fp32
-//     m     = mu m + delta                                         mu = --outer-momentum
-//     theta = theta - eta (delta + mu m)                           eta = --outer-lr
-//     local weights = theta                                        AdamW's own moments stay with
-//                                                                  the rank
+//     delta = mean over ranks of (theta - local weights)    one all-reduce of Psi elements, fp32
+//     m     = mu m + delta                                  mu = --outer-momentum
+//     theta = theta - eta (delta + mu m)                    eta = --outer-lr
+//     local weights = theta                                 AdamW's own moments stay with the rank
 //
 // An all-reduce of the gradients moves Psi elements every step, this moves them every H-th: the
 // answer where the links are so slow that nothing hides them (other data centres). It is another

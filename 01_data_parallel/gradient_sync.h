@@ -5,8 +5,8 @@
 // *global* count of targets, so the sum is the gradient of the mean):
 //
 //     rank 0   samples 0..7    forward  backward  --.
-//     rank 1   samples 8..15   forward  backward  --+--> all-reduce --> the same gradient --> the same update everywhere
-//     rank 2   samples 16..23  forward  backward  --'
+//     rank 1   samples 8..15   forward  backward  --+--> all-reduce --> the same gradient and so
+//     rank 2   samples 16..23  forward  backward  --'                   the same update everywhere
 //
 // The techniques differ in when the all-reduces start and how large they are. The book: "Data
 // Parallelism", first, second and third optimization; Li et al. 2020, PyTorch Distributed,

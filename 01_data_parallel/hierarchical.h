@@ -1,13 +1,14 @@
 // --sync hierarchical: buckets as in bucket.h, each summed in three steps that know which links are
 // slow.
 //
-//               node 0: rank 0, rank 1            node 1: rank 2, rank 3            a bucket of C elements, S = 2 ranks a node
+// A bucket of C elements, S = 2 ranks a node:
+//
+//               node 0: rank 0, rank 1            node 1: rank 2, rank 3
 //     before      a0 a1     b0 b1                   c0 c1     d0 d1
-//   1 reduce-scatter inside the node                                                each rank gets
-//   C / S elements summed
+//   1 reduce-scatter inside the node: each rank gets C / S elements summed
 //                 a0+b0     a1+b1                   c0+d0     c1+d1
-//   2 all-reduce across nodes, among ranks with the same place in their node        only these
-//   travel on the slow links
+//   2 all-reduce across nodes, among ranks with the same place in their node: only these travel on
+//     the slow links
 //                 sum 0     sum 1                   sum 0     sum 1
 //   3 all-gather inside the node
 //     after       sum 0 1   sum 0 1                 sum 0 1   sum 0 1

@@ -6,7 +6,8 @@
 //
 //   reduce-scatter   A chunk sets out at the rank behind its home and takes every rank's part
 //                    along. Chunk 0 of 4:
-//                        rank 1 --[1]--> rank 2 --[1+2]--> rank 3 --[1+2+3]--> rank 0, which adds its own: the sum
+//                        rank 1 --[1]--> rank 2 --[1+2]--> rank 3 --[1+2+3]--> rank 0,
+//                    which adds its own: the sum
 //   all-gather       The finished chunk goes round once more; it is stored and passed on, nobody
 //                    adds:
 //                        rank 0 --[sum]--> rank 1 --[sum]--> rank 2 --[sum]--> rank 3

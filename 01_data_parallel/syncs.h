@@ -33,9 +33,8 @@ inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options,
         case SyncKind::hierarchical:
             return std::make_unique<HierarchicalSync>(parameters, mesh, bucket_bytes,
                                                       options.ranks_per_node);
-        case SyncKind::diloco:
-            return std::make_unique<NoSync>(parameters,
-                                            mesh);  // the ranks' weights meet, not their gradients
+        // the ranks' weights meet, not their gradients
+        case SyncKind::diloco: return std::make_unique<NoSync>(parameters, mesh);
     }
     return nullptr;
 }

@@ -5,17 +5,20 @@
 //
 //     cudaMalloc(&a, 4 * n);                                    // here Tensor does this,
 //     cudaMemcpy(a, on_host, 4 * n, cudaMemcpyHostToDevice);    // and this
-//     vector_add<<<blocks, threads>>>(c, a, b, n);              // LAUNCH(vector_add, blocks, threads, shared bytes)(c, a, b, n), which
-//     cudaMemcpy(result, c, 4 * n, cudaMemcpyDeviceToHost);     //   also looks for errors, and without a GPU calls common/simt
+//     vector_add<<<blocks, threads>>>(c, a, b, n);              // here LAUNCH, see below
+//     cudaMemcpy(result, c, 4 * n, cudaMemcpyDeviceToHost);
 //     cudaFree(a);
+//
+// LAUNCH(vector_add, blocks, threads, shared bytes)(c, a, b, n) also looks for errors, and without
+// a GPU calls common/simt.
 //
 // Device code is what a single thread does. __global__: a kernel, called from the host; __device__:
 // a function that kernels call. A thread finds its element from where it stands in the grid, and
 // does nothing where the last block reaches past the end.
 //
-//     block 0              block 1              block 2
-//     [0 1 2 ... 255]      [0 1 2 ... 255]      [0 1 2 ... ]       threadIdx.x
-//      a[0]   a[255]        a[256] a[511]        a[512] ...        i = blockIdx.x * blockDim.x + threadIdx.x
+//     block 0           block 1           block 2
+//     [0 1 2 ... 255]   [0 1 2 ... 255]   [0 1 2 ... ]   threadIdx.x
+//      a[0]   a[255]     a[256] a[511]     a[512] ...    i = blockIdx.x * blockDim.x + threadIdx.x
 #include "../kernel.h"
 
 namespace ultrascale::kernels {

@@ -11,9 +11,8 @@ namespace {
 
 __global__ void elu(float* y, const float* x, int64_t n) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n)
-        y[i] = x[i] > 0 ? x[i]
-                        : expm1f(x[i]);  // expm1: accurate for small x, where exp(x) - 1 cancels
+    // expm1: accurate for small x, where exp(x) - 1 cancels
+    if (i < n) y[i] = x[i] > 0 ? x[i] : expm1f(x[i]);
 }
 
 void run(const Arguments& args) {

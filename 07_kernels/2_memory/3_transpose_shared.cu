@@ -3,8 +3,8 @@
 //
 //     in, by rows            tile                out, by rows
 //     [-> -> -> ->]     [a b c d]           [a e i m]
-//     [-> -> -> ->]     [e f g h]     -->   [b f j n]        thread x of the writing warp reads tile[x][y]: a column
-//     [-> -> -> ->]     [i j k l]           [c g k o]
+//     [-> -> -> ->]     [e f g h]     -->   [b f j n]        thread x of the writing warp
+//     [-> -> -> ->]     [i j k l]           [c g k o]        reads tile[x][y]: a column
 //
 // But the tile's columns lie in one bank: word 32 y + x is in bank x. 32 threads that read a column
 // wait for each other, 32 turns.

@@ -2,8 +2,8 @@
 // a column has all 32 banks, as a row has.
 //
 //     bank    0 1 2 3 ...             0 1 2 3 ...
-//     row 0   a b c d                 a b c d .
-//     row 1   e f g h                 . e f g h          column a e i m: before in bank 0 alone, now in banks 0 1 2 3
+//     row 0   a b c d                 a b c d .          column a e i m: before in bank 0 alone,
+//     row 1   e f g h                 . e f g h          now in banks 0 1 2 3
 //     row 2   i j k l                 . . i j k l
 #include "../kernel.h"
 

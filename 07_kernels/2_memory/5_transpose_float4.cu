@@ -2,12 +2,12 @@
 // eight and eight, and 256 adjacent bytes a row of the tile. The tile keeps columns, so what a
 // thread loads goes to four of its rows.
 //
-//     in (rows, columns)                tile[column][row]                    out (columns, rows)
-//     [t0 t0 t0 t0|t1 t1 t1 t1| ..      [t0 .. ]                             [t0 t0 t0 t0|t1 t1 t1 t1| ..
-//     [t16 ...                          [t0 .. ]      a word unused in       [t16 ...
-//                                       [t0 .. ]      each row, as before
-//                                       [t0 .. ]
-//                                       [t1 .. ]
+//     in (rows, columns)              tile[column][row]                out (columns, rows)
+//     [t0 t0 t0 t0|t1 t1 t1 t1| ..    [t0 .. ]                         [t0 t0 t0 t0|t1 t1 t1 t1| ..
+//     [t16 ...                        [t0 .. ]    a word unused in     [t16 ...
+//                                     [t0 .. ]    each row, as before
+//                                     [t0 .. ]
+//                                     [t1 .. ]
 //
 // With 16 bytes to one side, columns are 4 words apart: some conflicts are left, two turns instead
 // of one, and the memory hides them.

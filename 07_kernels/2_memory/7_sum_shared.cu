@@ -3,9 +3,9 @@
 //
 //     thread   0   1   2   3   4   5   6   7
 //              a   b   c   d   e   f   g   h
-//     step 4   a+e b+f c+g d+h                    half of the threads, then a quarter, ...: neighbours stay at work, so that whole
-//     step 2   ae+cg bf+dh                        warps go idle together, and they read neighbouring banks
-//     step 1   all
+//     step 4   a+e b+f c+g d+h                half of the threads, then a quarter, ...:
+//     step 2   ae+cg bf+dh                    neighbours stay at work, so that whole warps go idle
+//     step 1   all                            together, and they read neighbouring banks
 #include "../kernel.h"
 
 namespace ultrascale::kernels {

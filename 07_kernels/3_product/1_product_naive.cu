@@ -1,12 +1,15 @@
-// C = A B, one thread a result: the dot product of a row of A and a column of B.
+// C = A B, one thread a result: the dot product of a row of A and a column of B. threadIdx.x walks
+// down the rows, so the 32 threads of a warp have 32 rows and one column.
 //
 //                   column
-//                B    |                threadIdx.x walks down the rows, so the 32 threads of a warp have 32 rows and one column:
-//                     |                - a load of A is of 32 addresses, K floats apart: 32 sectors of 32 bytes for 4 bytes each
-//        A            |                - a load of B is one address for all
+//                B    |              - a load of A is of 32 addresses, K floats apart: 32 sectors
+//                     |                of 32 bytes for 4 bytes each
+//        A            |              - a load of B is one address for all
 //   row 0 ------->    0
-//   row 1 ------->    1   C            Two loads for each multiply-add, and the memory system moves eight times what A's asks for.
+//   row 1 ------->    1   C
 //   row 2 ------->    2
+//
+// Two loads for each multiply-add, and the memory system moves eight times what A's asks for.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {

@@ -2,11 +2,11 @@
 // to its SM once, 32 of K at a time.
 //
 //                       B  +----+
-//              k ->        | b  |  32 x 32         for each step along K:
-//                          +----+                      each thread brings one element of a and one of b; wait for all
-//          A  +----+       +----+                      each thread adds 32 products, read from shared memory; wait for all
-//             | a  |  ->   | C  |
-//             +----+       +----+
+//              k ->        | b  |  32 x 32    for each step along K:
+//                          +----+                 each thread brings one element of a and one of b;
+//          A  +----+       +----+                 wait for all
+//             | a  |  ->   | C  |                 each thread adds 32 products, read from shared
+//             +----+       +----+                 memory; wait for all
 //
 // An element that came from global memory is used 32 times: a 32nd of the traffic. What it costs:
 // two loads from shared memory for each multiply-add (nvcc joins four of a's neighbours into one

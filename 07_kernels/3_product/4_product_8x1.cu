@@ -1,15 +1,15 @@
 // More work for a thread (thread coarsening): 8 results below each other. What it reads of b serves
 // all eight.
 //
-//                      b  16 x 64                 for each k:
-//                    +----------+                     1 load  of b[k][column], kept in a register
-//                    |    |     |                     8 loads of a[rows][k], the same for a whole warp: broadcasts
-//        a           |    |     |                     8 multiply-adds
-//      +------+      +----------+
-//      | ---- |      |    0     |                 9 loads from shared memory for 8 multiply-adds instead of 16; and a block with
-//      | ---- |  ->  |    1     |  C              512 threads now has 64 x 64 results: half the traffic of 32 x 32.
-//      | ---- |      |   ...    |  64 x 64
-//      | ---- |      |    7     |
+//                      b  16 x 64               for each k:
+//                    +----------+                   1 load  of b[k][column], kept in a register
+//                    |    |     |                   8 loads of a[rows][k], the same for a whole
+//        a           |    |     |                           warp: broadcasts
+//      +------+      +----------+                   8 multiply-adds
+//      | ---- |      |    0     |
+//      | ---- |  ->  |    1     |  C            9 loads from shared memory for 8 multiply-adds
+//      | ---- |      |   ...    |  64 x 64      instead of 16; and a block with 512 threads now has
+//      | ---- |      |    7     |               64 x 64 results: half the traffic of 32 x 32.
 //      +------+      +----------+
 #include "../kernel.h"
 

@@ -3,12 +3,16 @@
 //
 //                      b  8 x 128                     for each k:
 //                    +-------------+                      8 loads of a, 8 of b
-//        a           | |  |  |  |  |                     64 multiply-adds: a quarter of a load for each, where one result needs two
+//        a           | |  |  |  |  |                     64 multiply-adds: a quarter of a load for
+//      +-----+       +-------------+                     each, where one result needs two
+//      |  -  |       | x  x  x  x  |  C  128 x 128
+//      |  -  |  ->   | x  x  x  x  |
+//      |  -  |       | x  x  x  x  |
 //      +-----+       +-------------+
-//      |  -  |       | x  x  x  x  |  C  128 x 128    A thread's rows and columns are 16 apart, not neighbours: its warp's 16 columns at
-//      |  -  |  ->   | x  x  x  x  |                  a time are neighbours, in 16 different banks. (8 neighbours a thread would put
-//      |  -  |       | x  x  x  x  |                  the threads' numbers 8 apart: 4 of them in each bank they use.)
-//      +-----+       +-------------+
+//
+// A thread's rows and columns are 16 apart, not neighbours: its warp's 16 columns at a time are
+// neighbours, in 16 different banks. (8 neighbours a thread would put the threads' numbers 8 apart:
+// 4 of them in each bank they use.)
 //
 // 64 sums take 64 registers, so fewer threads fit on an SM; 64 independent multiply-adds hide
 // latency as well as more warps would.

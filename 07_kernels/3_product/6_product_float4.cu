@@ -4,7 +4,8 @@
 //   From shared memory a thread wants four rows of a at one k. They are neighbours if a lies there
 //   transposed, k by k:
 //
-//       A in memory           a in shared memory                 a thread's 8 x 8 results: four 4 x 4 squares, 64 apart
+//                                                                a thread's 8 x 8 results: four
+//       A in memory           a in shared memory                 4 x 4 squares, 64 apart
 //       row 0  k0 k1 ... k7   k0  row 0, 1, 2, 3, ... 127 + 4        b:   x          x + 64
 //       row 1  k0 k1 ... k7   k1  row 0, 1, 2, 3, ... 127 + 4    a: y     [4 x 4]    [4 x 4]
 //       ...                   ...                                   y+64  [4 x 4]    [4 x 4]
@@ -28,9 +29,8 @@ __device__ float4 load4(const float* matrix, int64_t rows, int64_t columns, int6
                         int64_t column) {
     const float* from = matrix + row * columns + column;
     if (row >= rows || column >= columns) return make_float4(0, 0, 0, 0);
-    if (columns % 4 == 0)
-        return *reinterpret_cast<const float4*>(
-            from);  // else a row does not begin at a multiple of 16 bytes
+    // else a row does not begin at a multiple of 16 bytes
+    if (columns % 4 == 0) return *reinterpret_cast<const float4*>(from);
     const int64_t left = columns - column;
     return make_float4(from[0], left > 1 ? from[1] : 0, left > 2 ? from[2] : 0,
                        left > 3 ? from[3] : 0);

@@ -1,11 +1,13 @@
 // Double buffering: while the block multiplies one pair of tiles, the next pair is on its way to a
 // second pair of buffers.
 //
-//     before    load 0 | multiply 0 | load 1 | multiply 1 | load 2 | ...      the block's multipliers wait through each load
+//     before    load 0 | multiply 0 | load 1     | multiply 1 | load 2 | ...
+//               the block's multipliers wait through each load
 //
-//     now       load 0 | load 1     | load 2     | load 3     |               a load has as long as a multiplication takes
+//     now       load 0 | load 1     | load 2     | load 3     |
 //                      | multiply 0 | multiply 1 | multiply 2 |
 //                        buffer 0     buffer 1     buffer 0
+//               a load has as long as a multiplication takes
 //
 // __pipeline_memcpy_async (cp.async, since Ampere) copies from global to shared memory without
 // passing through a register, and the thread does not wait for it: it commits a batch of copies and

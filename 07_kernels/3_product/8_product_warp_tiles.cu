@@ -2,13 +2,15 @@
 // registers. Each level reuses what the one above has brought, and the narrowest way is now from
 // shared memory to registers, so what a warp's 32 threads need should be as square as it can.
 //
-//     block 128 x 128: 8 warps         warp 32 x 64: its lanes, 4 below each other and 8 abreast,     lane 8 x 8: 2 x 2 squares of
-//     +-----------+-----------+        cover 16 x 32; the warp has 2 x 2 of these                     4 x 4, 16 rows and 32 columns
-//     |  warp 0   |  warp 1   |        +-------+-------+      lane  0  1  8  9 16 17 24 25            apart
+//     block 128 x 128: 8 warps         warp 32 x 64: its lanes, 4 below each other and 8 abreast,
+//     +-----------+-----------+        cover 16 x 32; the warp has 2 x 2 of these
+//     |  warp 0   |  warp 1   |        +-------+-------+      lane  0  1  8  9 16 17 24 25
 //     |  warp 2   |  warp 3   |        |       |       |            2  3 10 11 18 19 26 27
 //     |  warp 4   |  warp 5   |        +-------+-------+            4  5 12 13 20 21 28 29
 //     |  warp 6   |  warp 7   |        |       |       |            6  7 14 15 22 23 30 31
 //     +-----------+-----------+        +-------+-------+
+//
+//     lane 8 x 8: 2 x 2 squares of 4 x 4, 16 rows and 32 columns apart
 //
 // Before, a warp was 2 x 16 threads, and read 144 different numbers of a k for 2048 multiply-adds;
 // this one reads 96. The order of the lanes: 1 apart they want the same rows, 2 apart the same
@@ -54,9 +56,8 @@ __global__ void __launch_bounds__(threads, 2)
     const bool whole = row0 + tile <= M && column0 + tile <= N && N % 4 == 0;
     const float *a_from = A + (row0 + a_row) * K + a_k, *b_from = B + b_k * N + column0 + b_column;
     const auto begin_load = [&](int buffer, int64_t k0) {  // and moves on to the next
-        if (whole &&
-            k0 + k_step <=
-                K) {  // no questions asked: they would cost as many instructions as the copies
+        // no questions asked: they would cost as many instructions as the copies
+        if (whole && k0 + k_step <= K) {
 #pragma unroll
             for (int r = 0; r < tile; r += a_rows)
 #pragma unroll

@@ -2,25 +2,26 @@
 // warp, mma.sync m16n8k16: 2048 multiply-adds of registers that its 32 lanes hold in common.
 // (common/cuda/mma.cuh: who holds what, and what the functions here do.)
 //
-//     block 128 x 256, 64 of K at a time            warp 64 x 64, 16 of K at a time: 4 x 8
-//                                                   instructions
-//                  B: 256 rows of 64 k                           b: 4 loads of ldmatrix, two 16 x 8
-//                                                                each
-//              +------+------+------+------+                 +--+--+--+--+--+--+--+--+
-//     A: 128   |warp 0|warp 1|warp 2|warp 3|         a:  --  |  |  |  |  |  |  |  |  |
-//     rows of  +------+------+------+------+         4 of    +--+--+--+--+--+--+--+--+
-//     64 k     |warp 4|warp 5|warp 6|warp 7|       ldmatrix  |  |  |  |  |  |  |  |  |  128 registers of sums a thread
-//              +------+------+------+------+           ...
+//     block 128 x 256, 64 of K at a time        warp 64 x 64, 16 of K at a time: 4 x 8 instructions
+//                  B: 256 rows of 64 k                      b: 4 loads of ldmatrix, two 16 x 8 each
+//              +------+------+------+------+              +--+--+--+--+--+--+--+--+
+//     A: 128   |warp 0|warp 1|warp 2|warp 3|      a:  --  |  |  |  |  |  |  |  |  |  128 registers
+//     rows of  +------+------+------+------+      4 of    +--+--+--+--+--+--+--+--+  of sums
+//     64 k     |warp 4|warp 5|warp 6|warp 7|    ldmatrix  |  |  |  |  |  |  |  |  |  a thread
+//              +------+------+------+------+        ...
 //
 // Tensor cores multiply fifteen times as fast as the other units, and everything else has to keep
 // up:
 //   - L2 to shared memory: a large tile (85 FLOP for each byte), and several stages of copies under
 //     way:
-//         step     0         1         2         3                 In step s the copies for s + stages - 1 begin, into the stage that
-//         stage 0  multiply  copy      |         |                 step s - 1 has read; a third of them with each of the first three
-//         stage 1  |         multiply  copy      |                 16 k, so that ldmatrix need not queue behind all of them.
+//         step     0         1         2         3
+//         stage 0  multiply  copy      |         |
+//         stage 1  |         multiply  copy      |
 //         stage 2  |         |         multiply  copy
 //         stage 3  copy      |         |         multiply
+//     In step s the copies for s + stages - 1 begin, into the stage that step s - 1 has read; a
+//     third of them with each of the first three 16 k, so that ldmatrix need not queue behind all
+//     of them.
 //   - shared memory to registers: 64 x 64 results a warp, 32 instructions for 8 of ldmatrix;
 //     16-byte chunks swizzled (mma.cuh), so that the 8 rows ldmatrix reads at a time, and the 8
 //     chunks of a row that copies write, lie in different banks
@@ -102,19 +103,18 @@ __global__ void __launch_bounds__(threads, 1)
     const int a_rows = int(min(M - row0, int64_t(tile_rows))) - copy_row,
               b_rows = int(min(N - column0, int64_t(tile_columns))) - copy_row;
     int ks = int(K) - copy_k;
-    const auto begin_part =
-        [&](int part,
-            int stage) {  // of the next step that was not copied yet; behind the last: zeros
-            Element* to = all_stages + stage * stage_elements + part * part_rows * k_step;
-            if (part == 0)
-                begin_copy<aligned>(to, a_from, K, a_rows, ks);
-            else
-                begin_copy<aligned>(to, b_from + (part - 1) * part_rows * K, K,
-                                    b_rows - (part - 1) * part_rows, ks);
-            if (part < parts - 1) return;
-            copy_async_commit();
-            a_from += k_step, b_from += k_step, ks -= k_step;
-        };
+    // of the next step that was not copied yet; behind the last: zeros
+    const auto begin_part = [&](int part, int stage) {
+        Element* to = all_stages + stage * stage_elements + part * part_rows * k_step;
+        if (part == 0)
+            begin_copy<aligned>(to, a_from, K, a_rows, ks);
+        else
+            begin_copy<aligned>(to, b_from + (part - 1) * part_rows * K, K,
+                                b_rows - (part - 1) * part_rows, ks);
+        if (part < parts - 1) return;
+        copy_async_commit();
+        a_from += k_step, b_from += k_step, ks -= k_step;
+    };
     float sum[a_tiles][2 * b_pairs][4] = {};
     uint32_t a[2][a_tiles][4], b[2][b_pairs][4];  // fragments of these 16 k, and of the next
     const auto load_fragments = [&](int which, int stage, int k16) {
@@ -167,9 +167,8 @@ __global__ void __launch_bounds__(threads, 1)
     __syncthreads();
 
     const int64_t row = row0 + warp_row, column = column0 + warp_column;
-    if (N % 8 == 0 &&
-        column + warp_tile <=
-            N) {  // through shared memory, where each warp has 8 KiB, so that whole sectors go out
+    // through shared memory, where each warp has 8 KiB, so that whole sectors go out
+    if (N % 8 == 0 && column + warp_tile <= N) {
         Element* results = all_stages + warp * warp_tile * warp_tile;
 #pragma unroll
         for (int i = 0; i < a_tiles; ++i) store_c<warp_tile>(results, 16 * i, sum[i], 1, 1);

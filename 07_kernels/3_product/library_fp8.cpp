@@ -28,9 +28,8 @@ public:
                                                       : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
         set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
                                                       : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
-        if (!blocks)
-            set(CUBLASLT_MATMUL_DESC_FAST_ACCUM,
-                int8_t(1));  // all of K on tensor cores, as 7_product_fp8.cu
+        // all of K on tensor cores, as 7_product_fp8.cu
+        if (!blocks) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(1));
         cublas_check(cublasLtMatrixLayoutCreate(&b_, CUDA_R_8F_E4M3, K, N, int64_t(K)));
         cublas_check(cublasLtMatrixLayoutCreate(&a_, CUDA_R_8F_E4M3, K, M, int64_t(K)));
         cublas_check(cublasLtMatrixLayoutCreate(&c_, CUDA_R_16BF, N, M, int64_t(N)));

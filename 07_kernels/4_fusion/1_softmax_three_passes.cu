@@ -5,9 +5,10 @@
 // A block takes a row; thread i has elements i, i + 256, i + 512, ... so that a warp's threads read
 // neighbours.
 //
-//     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> max    read   2 bytes an element
-//     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> sum    read   2
-//     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> y      read   2, write 2: 8 bytes where 4 are needed
+//     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> max    read 2    bytes an element
+//     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> sum    read 2
+//     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> y      read 2, write 2
+//                                                          together 8, where 4 are needed
 //
 // A GPU's L1 and L2 may still have the row (the microscope, which has no caches, counts all 8); but
 // nothing is on its way from memory while a block waits for the others' maximum, or computes.

@@ -2,11 +2,13 @@
 // operation: what a framework does that looks at one operation at a time. Each result goes to
 // memory, and the next kernel reads it from there.
 //
-//     squares = x * x                  read 2           write 4     bytes an element; squares and means are fp32, as their sum needs it
+//     squares = x * x                  read 2        write 4    bytes an element; squares and means
+//                                                               are fp32, as their sum needs it
 //     mean    = mean of squares        read 4
-//     inverse = rsqrt(mean + 1e-5)                                  a number a row
-//     scaled  = x * inverse            read 2 + 1       write 2     the row's number: a warp reads 32 bytes for its 32 elements
-//     y       = scaled * weight        read 2 + 2       write 2
+//     inverse = rsqrt(mean + 1e-5)                              a number a row
+//     scaled  = x * inverse            read 2 + 1    write 2    the row's number: a warp reads 32
+//                                                               bytes for its 32 elements
+//     y       = scaled * weight        read 2 + 2    write 2
 //                                      together 21, where 4 are needed; 2 of them the weight, which
 //                                      the caches have
 //

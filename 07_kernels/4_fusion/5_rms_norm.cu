@@ -1,7 +1,8 @@
 // RMS norm in one kernel: the row waits in registers between the sum of its squares and the
 // product. What was five kernels' memory is a few registers, and no temporary exists.
 //
-//     x   -> registers, squares -> block_sum -> * rsqrt * weight -> y       read 2, write 2 bytes an element
+//     x -> registers, squares -> block_sum -> * rsqrt * weight -> y
+//     read 2                                                      write 2    bytes an element
 //
 // The weight is 2 more, read for each row anew: after its first rows a multiprocessor has it in L1.
 // The microscope, which has no caches, counts 6 bytes; the memory sees 4.

@@ -3,7 +3,8 @@
 // of which is as good as it can be alone:
 //
 //     add      read 2 + 2    write 2     bytes an element
-//     norm     read 2        write 2     5_rms_norm.cu; s has just been written, and is read again (and 2 bytes of the weight)
+//     norm     read 2        write 2     5_rms_norm.cu; s has just been written, and is read again
+//                                        (and 2 bytes of the weight)
 //                            together 10, of which 8 are needed
 #include "rows.cuh"
 

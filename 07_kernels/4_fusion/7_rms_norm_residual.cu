@@ -1,8 +1,9 @@
 // The addition and the norm in one kernel: s is written and stays in registers, where the norm
 // finds it.
 //
-//     x, residual -> s -> memory                          read 2 + 2    write 2    bytes an element
-//                    s    (registers) -> norm -> y                      write 2    8: nothing is read twice (but the weight, from L1)
+//     x, residual -> s -> memory                   read 2 + 2   write 2   bytes an element
+//                    s    (registers) -> norm -> y              write 2   8: nothing is read twice
+//                                                                         (but the weight, from L1)
 //
 // A pack of x and one of the residual a thread, so that a row of 8192 is 1024 threads', and 32
 // registers, so that an SM has two such blocks (97 % of a copy on an H200; with four packs and 256

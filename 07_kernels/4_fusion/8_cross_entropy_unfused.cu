@@ -3,7 +3,8 @@
 // between the kernels is twice as large again: it must be fp32, since a probability near 1 that
 // bf16 has rounded has nothing left when 1 is subtracted.
 //
-//     p = softmax(logits)       read 2 + 2    write 4      bytes an element (online: 2_softmax_two_passes.cu)
+//     p = softmax(logits)       read 2 + 2    write 4      bytes an element
+//                                                          (online: 2_softmax_two_passes.cu)
 //     p[target] -= 1                                       one element a row
 //     gradient = p / rows       read 4        write 2      together 14, where 4 are needed
 #include "rows.cuh"

@@ -7,9 +7,13 @@
 // the first part while the others are still coming.
 //
 //     memory   [ part 0 ][ part 1 ][ part 2 ][ part 3 ]
-//                  |         |         |         |        cp.async, each part a group that can be waited for
-//     shared   [ part 0 ][ part 1 ][ part 2 ][ part 3 ]   -> max and sum, online; barrier; softmax - one-hot, scaled -> memory
-//                t0 t1 ..  t0 t1 ..                       a thread reads only packs that it loaded itself: no barrier for them
+//                  |         |         |         |        cp.async, each part a group that can be
+//                  |         |         |         |        waited for
+//     shared   [ part 0 ][ part 1 ][ part 2 ][ part 3 ]   a thread reads only packs that it loaded
+//                t0 t1 ..  t0 t1 ..                       itself: no barrier for them
+//                                |
+//                                +-> max and sum, online; barrier; softmax - one-hot, scaled
+//                                    -> memory
 //
 // What does not fit is read a second time from memory. In training the gradient may overwrite the
 // logits (common/cuda's kernel does, and returns the losses, which take one logarithm a row).

@@ -4,15 +4,17 @@
 // Three kernels, and between them the T x T matrix of every head in memory, here as fp32: 4096
 // tokens and 64 heads take 4.3 GB.
 //
-//     scores     32 x 32 of S a block       writes 4                   bytes for each pair of query and key
-//     softmax    a warp a row, in place     reads 4 + 4 + 4, writes 4
-//     weigh      32 queries of O a block    reads 4                    together 24; q, k, v and o are little beside it
+//     scores     32 x 32 of S a block     writes 4                    bytes for each pair of query
+//                                                                     and key
+//     softmax    a warp a row, in place   reads 4 + 4 + 4, writes 4
+//     weigh      32 queries of O a block  reads 4                     together 24; q, k, v and o
+//                                                                     are little beside it
 //
 //                       keys                     D
 //                 +---+---+---+---+        +-----------+
 //                 | x |   |   |   |        | V tile    |   x   a tile of S that is computed
-//       queries   | x | x |   |   |   *    |           |       above the diagonal nothing is computed or read
-//                 | x | x | x |   |        |           |
+//       queries   | x | x |   |   |   *    |           |       above the diagonal nothing is
+//                 | x | x | x |   |        |           |       computed or read
 //                 | x | x | x | x |        +-----------+
 //                 +---+---+---+---+
 #include <cuda_bf16.h>

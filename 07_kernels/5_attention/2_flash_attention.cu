@@ -5,13 +5,13 @@
 // would need the whole row; the online softmax (4_fusion/2_softmax_two_passes.cu) does with what
 // came so far, and corrects when a larger score comes:
 //
-//                       K tiles  ->                          for each tile
-//                 +---+---+---+---+                              S   = Q K^T / sqrt(D)
-//                 |   |   |   |   |                              m'  = max(m, rows of S)
-//      Q: 64 rows | 1 | 2 | 3 | . |  . : beyond the diagonal     P   = exp(S - m')
-//                 +---+---+---+---+                              sum = sum * exp(m - m') + rows of P
-//        V tiles    1   2   3                                    O   =   O * exp(m - m') + P V
-//                                                            at last O / sum
+//                       K tiles  ->                        for each tile
+//                 +---+---+---+---+                            S   = Q K^T / sqrt(D)
+//                 |   |   |   |   |                            m'  = max(m, rows of S)
+//      Q: 64 rows | 1 | 2 | 3 | . |  . : beyond the            P   = exp(S - m')
+//                 +---+---+---+---+  diagonal                  sum = sum * exp(m - m') + rows of P
+//        V tiles    1   2   3                                  O   =   O * exp(m - m') + P V
+//                                                          at last O / sum
 //
 // Memory sees q, k, v and o: no byte for a pair of query and key. (k and v are read once for each
 // 64 queries; L2 has them.)
@@ -118,9 +118,8 @@ __global__ void __launch_bounds__(threads, 2)
             float larger = largest[r];
 #pragma unroll
             for (int c = 0; c < own; ++c) {
-                const bool hidden =
-                    key == first &&
-                    x + c * across > y * own + r;  // right of the diagonal; so are keys from T on
+                // right of the diagonal; so are keys from T on
+                const bool hidden = key == first && x + c * across > y * own + r;
                 s[r][c] = hidden ? -INFINITY : s[r][c] * scale;
                 larger = fmaxf(larger, s[r][c]);
             }

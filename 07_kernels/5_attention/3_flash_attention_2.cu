@@ -8,13 +8,13 @@
 //     tile, so warps exchange nothing (the first FlashAttention gave them different keys, and added
 //     up their parts of O); and the layout in which mma leaves S is the one in which it takes P:
 //
-//                      K tile: 64 keys                                V tile
-//              +---------------------+                             +---------+
-//       warp 0 |  S, P: registers    |   each row's max and sum:   |         |    O += P V: registers
-//       warp 1 |                     |   four threads' shuffles    |         |
-//       warp 2 |                     |                             |         |
-//       warp 3 |                     |                             |         |
-//              +---------------------+                             +---------+
+//                      K tile: 64 keys                              V tile
+//              +---------------------+                           +---------+
+//       warp 0 |  S, P: registers    |  each row's max and sum:  |         |   O += P V: registers
+//       warp 1 |                     |  four threads' shuffles   |         |
+//       warp 2 |                     |                           |         |
+//       warp 3 |                     |                           |         |
+//              +---------------------+                           +---------+
 //
 //   - The next K and V tiles are on their way to shared memory (cp.async) while it computes on
 //     these.

@@ -12,8 +12,9 @@
 //
 //       warpgroup 0   | products | softmax .... | products | softmax .... |
 //       warpgroup 1              | products     | softmax  | products     | softmax
-//                                ^ the turn is passed on (bar.arrive, bar.sync), and inside a warpgroup the softmax of the next keys
-//                                  begins while this one's P V is still under way
+//                                ^ the turn is passed on (bar.arrive, bar.sync), and inside a
+//                                  warpgroup the softmax of the next keys begins while this one's
+//                                  P V is still under way
 //
 //   - One block for each multiprocessor takes tile after tile, the longest first, and loads the
 //     next queries while it computes.

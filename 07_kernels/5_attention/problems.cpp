@@ -43,7 +43,7 @@ std::vector<Problem> attention() {
     problem.refuses = [](const Sizes& s) {
         return s[3] == 64 || s[3] == 128 ? "" : "D is 64 or 128";
     };
-    // P is rounded to bf16 before the tensor cores take it, and the output is
+    // P is rounded to bf16 before the tensor cores take it, and so is the output.
     problem.tolerance = 1e-2;
     // Two products of 2 T T D each, of which the causal mask leaves half.
     problem.flops = [](const Sizes& s) {

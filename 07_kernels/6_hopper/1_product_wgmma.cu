@@ -6,9 +6,9 @@
 //                  B: 128 rows of 64 k                TMA:         [copy]         [copy]
 //              +-----------------------+              all:               [wgmma]        [wgmma]
 //     A: 128   | warpgroup 0: 64 x 128 |
-//     rows of  +-----------------------+              One stage: a copy and the product of what it brings take turns. Several
-//     64 k     | warpgroup 1: 64 x 128 |              blocks on an SM fill each other's gaps.
-//              +-----------------------+
+//     rows of  +-----------------------+              One stage: a copy and the product of what it
+//     64 k     | warpgroup 1: 64 x 128 |              brings take turns. Several blocks on an SM
+//              +-----------------------+              fill each other's gaps.
 //
 // The tensor map, a kernel's parameter, says where the matrix lies, its sizes, and the box to copy.
 // TMA writes the box swizzled, zeros where the matrix has ended, and counts its bytes at an

@@ -1,8 +1,10 @@
 // Warp specialisation: one warp, the producer, does nothing but ask for tiles; two warpgroups, the
 // consumers, do nothing but multiply. A ring of stages lies between them, each with two barriers:
 //
-//     full[s]    the tiles of stage s are here: their bytes have come               consumers wait, the producer announces
-//     empty[s]   both consumers have multiplied, stage s may be written again       the producer waits, consumers arrive
+//     full[s]    the tiles of stage s are here: their bytes have come
+//                (consumers wait, the producer announces)
+//     empty[s]   both consumers have multiplied, stage s may be written again
+//                (the producer waits, consumers arrive)
 //
 //     TMA:         | copy 0 | copy 1 | copy 2 | copy 3 | copy 4 |
 //     consumers:            | wgmma 0| wgmma 1| wgmma 2| wgmma 3|         stage = step % 3

@@ -3,11 +3,13 @@
 // each wgmma reads its 64 rows of A for 256 columns instead of 128.
 //
 //                  B: 256 rows of 64 k                    registers a thread     at launch    then
-//              +-----------------------------------+      consumer 0                168       232, of them 128 sums
+//              +-----------------------------------+      consumer 0                168       232
 //     A: 128   |       consumer 0: 64 x 256        |      consumer 1                168       232
 //     rows of  +-----------------------------------+      producer                  168        40
 //     64 k     |       consumer 1: 64 x 256        |
-//              +-----------------------------------+      x 128 threads             64512    64512, of an SM's 65536
+//              +-----------------------------------+      x 128 threads             64512    64512
+//
+// Of a consumer's 232 registers 128 are sums; an SM has 65536.
 //
 // 128 sums and what else a consumer needs come near the 168 registers that each of 384 threads can
 // have, while the producer needs hardly any: setmaxnreg moves registers from one warpgroup to

@@ -4,8 +4,8 @@
 //
 //                                    B: rows 0-127   B: rows 128-255
 //                                         |               |
-//     block 0: asks for its A, B 0-127    +---> both      |         full[s] of each block: 48 KiB come, whoever asked for them
-//     block 1: asks for its A, B 128-255                  +---> both
+//     block 0: asks for its A, B 0-127    +---> both      |          full[s] of each block: 48 KiB
+//     block 1: asks for its A, B 128-255                  +---> both  come, whoever asked for them
 //
 // So stage s of *both* blocks must be free before either asks: empty[s] counts the consumers of
 // both, and a consumer arrives at the barrier of each (barrier_arrive_at). The blocks must live as

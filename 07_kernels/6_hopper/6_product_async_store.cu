@@ -3,9 +3,9 @@
 // thread asks TMA to write the 16 x 64 to C, and the warp goes on, to the next 64 columns and to
 // the next tile's products.
 //
-//     registers of a warp                    shared memory, swizzled            memory
-//     sums 16 x 256  --- stmatrix, 64 columns -->  box 0  --- tma_store -----> C, whole rows of 128 bytes
-//                                                  box 1      while the warp fills the other box
+//     registers of a warp                   shared memory, swizzled        memory
+//     sums 16 x 256 --- stmatrix, 64 columns --> box 0 -- tma_store ---> C, whole rows of 128 bytes
+//                                                box 1     while the warp fills the other box
 //
 // Before, a thread wrote 4 bytes here and 4 there, 16 neighbouring bytes a row and instruction. Now
 // a warp waits only where TMA has not yet read the box that it wants to fill again. TMA leaves out

@@ -2,13 +2,15 @@
 // matrix. A row of 128 bytes has 128 k, and wgmma takes 32 of them where it took 16: the same
 // kernel moves the same bytes and does twice the products in the same time.
 //
-//     A, B   fp8, up to 448: a matrix divided by its scale           C = scale_a scale_b sum, rounded to bf16
+//     A, B   fp8, up to 448: a matrix divided by its scale
+//     C      scale_a scale_b sum, rounded to bf16
 //     sums   fp32 registers, but less exact than these: each time, 32 products and the sum before
 //            them are shifted to the exponent of the largest, and what is 14 bits or more behind
 //            its leading one is cut off:
 //
-//            sum       1.0110100111010 |                                 a sum that has grown: the last bits of products are lost, and of
-//            product   0.0000000011011 | 101      <- cut off             those that are less than 2^-13 of it all
+//            sum       1.0110100111010 |                     a sum that has grown: the last bits of
+//            product   0.0000000011011 | 101  <- cut off     products are lost, and of those that
+//                                                            are less than 2^-13 of it all
 //
 // Products of both signs lose in both directions: 1.3e-3 of a typical sum of K = 4096 (standard
 // normal numbers, computed as pictured). Those of one sign add up what they lose, 7 % of it. This

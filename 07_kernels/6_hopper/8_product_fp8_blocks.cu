@@ -4,8 +4,10 @@
 // rounded with steps made for it. And what tensor cores add goes no further than 128 k.
 //
 //     A  1 x 128 blocks                  B  128 x 128 blocks             for each 128 of K:
-//     row 0  [ s00 ][ s01 ][ s02 ]       [  t00  ][  t01  ]              P   = the 128 k's products, summed by tensor cores
-//     row 1  [ s10 ][ s11 ][ s12 ]       [  t10  ][  t11  ]              sum += s t P   on CUDA cores, in fp32: the "promotion"
+//     row 0  [ s00 ][ s01 ][ s02 ]       [  t00  ][  t01  ]              P   = the 128 k's products
+//     row 1  [ s10 ][ s11 ][ s12 ]       [  t10  ][  t11  ]              sum += s t P
+//
+// Tensor cores sum P; CUDA cores add s t P, in fp32: the "promotion".
 //
 // Why promotion: what tensor cores lose of a product grows with the sum that they add it to
 // (7_product_fp8.cu). P stays small: 1.3e-4 of it is lost, 6e-4 where all products have one sign,
@@ -15,9 +17,12 @@
 // 64 x 128: two halves one after the other (128 + 64 registers). And while a warpgroup promotes, it
 // has no product under way: so the other one must.
 //
-//     tensor cores  | 0: P left  | 1: P left  | 0: P right | 1: P right | 0: P left     256 cycles each
-//     consumer 0    |   waits    |promote|....|   waits    |promote|....|               64 multiply-adds a thread: some 100 cycles
-//     consumer 1    |promote|....|   waits    |promote|....|   waits    |               ....: its next P is asked for, and has to wait
+//     tensor cores  | 0: P left  | 1: P left  | 0: P right | 1: P right | 0: P left
+//     consumer 0    |   waits    |promote|....|   waits    |promote|....|
+//     consumer 1    |promote|....|   waits    |promote|....|   waits    |
+//
+// A P takes tensor cores 256 cycles; to promote it is 64 multiply-adds a thread, some 100 cycles.
+// ....: the consumer's next P is asked for, and has to wait.
 //
 // The two run apart by themselves: whose products come second, promotes later. Scales are loaded
 // from memory to registers a step before they are needed. All else is 7_product_fp8.cu.

@@ -3,10 +3,13 @@
 //
 // Every call names its tensors and returns a Work. Work owns the tensors until it has been waited
 // for; a Work that is dropped waits at once, so
-//     world.all_reduce(x);                                                  blocks as a plain call
-//     would, and Work work = world.all_reduce(x, Reduce::sum, communication_stream());  runs while
-//     the compute stream goes on, ...
-//     until work.wait();
+//     world.all_reduce(x);
+// blocks as a plain call would, and
+//     Work work = world.all_reduce(x, Reduce::sum, communication_stream());
+//     ...
+//     work.wait();
+// runs while the compute stream goes on, until work.wait().
+//
 // While an exception unwinds the stack a dropped Work does not wait: the other ranks may never make
 // the matching call. Its tensors are then kept, and all other communication of this process fails
 // instead of waiting.
@@ -70,14 +73,14 @@ inline constexpr std::array<const char*, collective_kinds> collective_names = {
 // The bytes that this rank sends in calls on tensors of S bytes in all, over n ranks, by the
 // formula of the algorithm:
 //
-//     all-reduce                               2 (n-1)/n S     a ring: a reduce-scatter, then an all-gather
+//     all-reduce                               2 (n-1)/n S     a ring: a reduce-scatter, then an
+//                                                              all-gather
 //     all-gather, reduce-scatter, all-to-all     (n-1)/n S     all but the own slice
 //     send/recv                                          S
-//     broadcast, scatter                       the root sends (n-1) S, (n-1)/n S; the others
-//                                              nothing
-//     reduce                                   the root sends (n-1)/n S, the others S: a
-//                                              reduce-scatter, then to the root
-//     gather                                   the root sends nothing, the others S/n
+//     broadcast, scatter    the root sends (n-1) S, (n-1)/n S; the others nothing
+//     reduce                the root sends (n-1)/n S, the others S: a reduce-scatter, then to the
+//                           root
+//     gather                the root sends nothing, the others S/n
 //
 // S is the size of the full tensor: the gathered output of all-gather and gather, the input of the
 // others. Our own transports hand over as many bytes (comm_sent_test.cpp counts them), except that

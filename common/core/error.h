@@ -1,8 +1,7 @@
 // Two ways to fail on purpose.
 //
 // UserError: the input is wrong (an option, a file, a size). main's wrapper (cli.h: run_program)
-// prints one line on
-//   rank 0 and every rank ends with exit code 2.
+// prints one line on rank 0 and every rank ends with exit code 2.
 // check(): a mistake of the programmer's, e.g. two shapes that do not fit. Ends the program with
 // the place and the reason.
 #pragma once

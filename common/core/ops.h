@@ -136,7 +136,8 @@ struct AdamWItem {
     float weight_decay;  // 0 for norms
 };
 // One update as PyTorch's AdamW (Loshchilov & Hutter 2019), element by element in one pass:
-//   g = gradient * min(1, max_norm / (sqrt(squared_norm) + 1e-6));  m, v, bias correction;  master *= 1 - lr * weight_decay
+//   g = gradient * min(1, max_norm / (sqrt(squared_norm) + 1e-6));  m, v, bias correction;
+//   master *= 1 - lr * weight_decay
 // master, m, v fp32; gradient fp32 or bf16; value (fp32 or bf16) receives the rounded master (it
 // may be master itself). squared_norm (1) fp64 stays on the device, so the host need not wait for
 // it. All parameters in one call (on CUDA one launch); the items share the dtype of their values

@@ -1,8 +1,9 @@
 // Attention in tiles with an online softmax (FlashAttention: Dao et al. 2022,
 // https://arxiv.org/abs/2205.14135).
 //
-//   for a tile of queries:            S = Q K^T / sqrt(D)     P = exp(S - max)     O = O * exp(old max - max) + P V
-//     for each tile of keys           and at the end O / sum(P), lse = max + log(sum(P))
+//   for a tile of queries, for each tile of keys:
+//     S = Q K^T / sqrt(D)     P = exp(S - max)     O = O * exp(old max - max) + P V
+//   and at the end O / sum(P), lse = max + log(sum(P))
 //
 // The backward computes P = exp(S - lse) anew, then with dS = P * (dO V^T - delta) / sqrt(D)
 //   dV += P^T dO      dK += dS^T Q      dQ += dS K

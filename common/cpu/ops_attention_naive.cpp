@@ -2,7 +2,8 @@
 // reads it.
 //
 //   P = softmax(Q K^T / sqrt(D))    O = P V
-//   dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP)) / sqrt(D)    dQ = dS K    dK = dS^T Q
+//   dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP)) / sqrt(D)
+//   dQ = dS K      dK = dS^T Q
 #include "ops_common.h"
 
 namespace ultrascale::ops {

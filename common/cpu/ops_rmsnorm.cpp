@@ -1,6 +1,7 @@
 // RMSNorm: y = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps).
 //
-// With xhat = x * rstd and g = dy * weight:  dx = rstd * (g - xhat * mean(g * xhat)),  dweight = sum over rows of dy * xhat.
+// With xhat = x * rstd and g = dy * weight:
+//   dx = rstd * (g - xhat * mean(g * xhat)),  dweight = sum over rows of dy * xhat.
 #include "ops_common.h"
 
 namespace ultrascale::ops {

@@ -27,8 +27,7 @@ bool programmatic_launch();         // whether this rank's device has it
 // ULTRASCALE_NO_HOPPER
 bool hopper();
 // bytes that a block may ask for: 227 KiB on Hopper, 163 on A100, 99 on GeForce
-int64_t
-shared_memory_per_block();
+int64_t shared_memory_per_block();
 
 // DYNAMIC_SHARED(T, name): `name` points to the block's dynamic shared memory, 16-byte aligned.
 #ifdef ULTRASCALE_SIMT
@@ -57,8 +56,7 @@ public:
     void operator()(Arguments&&... arguments) const {
         if (grid_.x == 0 || grid_.y == 0 || grid_.z == 0) return;  // nothing to do
         // with what the kernel declares itself it may pass 48 KiB, which must be asked for
-        if (shared_bytes_ >
-            40 * 1024)
+        if (shared_bytes_ > 40 * 1024)
             cuda_check(cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             int(shared_bytes_)));
         cudaLaunchAttribute early;

@@ -2,11 +2,11 @@
 // memory that count bytes (mbarrier), the copy engine that moves whole tiles and then tells a
 // barrier (TMA), clusters of blocks. wgmma.cuh: the product, and how a tile lies in shared memory.
 //
-//     memory                      shared memory                           registers
-//     matrix --- tma_load ------> tile --- wgmma -----------------------> sums: 64 x n, of 128 threads (a warpgroup)
-//        ^       then the bytes                                              |
-//        |       arrive at `full`                                            |
-//        +------ tma_store ------ tile <---- stmatrix, fence_async_proxy ----+
+//     memory                 shared memory                           registers
+//     matrix -- tma_load --> tile --- wgmma -----------------------> sums: 64 x n, of 128 threads
+//        ^      then the bytes                                          |  (a warpgroup)
+//        |      arrive at `full`                                        |
+//        +----- tma_store -- tile <---- stmatrix, fence_async_proxy ----+
 //
 // Sections are those of the PTX ISA: "Parallel Synchronization and Communication Instructions:
 // mbarrier" and "Data Movement and Conversion Instructions: Bulk Tensor Copy". For other GPUs
@@ -30,9 +30,8 @@ namespace ultrascale {
 // barrier waiting for parity 1 returns at once ("Phase of the mbarrier object").
 //
 //     full[stage]: data are here           empty[stage]: everybody has read them
-//     producer  wait(empty, 1) arrive_expect(full, bytes), tma_load | next round: wait(empty, 0)
-//               ...
-//     consumer  wait(full, 0)  multiply  arrive(empty)              |             wait(full, 1)  ...
+//     producer  wait(empty, 1) arrive_expect(full, bytes), tma_load | next: wait(empty, 0) ...
+//     consumer  wait(full, 0)  multiply  arrive(empty)              |       wait(full, 1)  ...
 using Barrier = uint64_t;
 
 __device__ inline void barrier_init(Barrier* barrier, int arrivals) {
@@ -202,8 +201,7 @@ __device__ inline void tma_store(const CUtensorMap* map, const void* from, int x
 __device__ inline void tma_store_commit() { SM90A("cp.async.bulk.commit_group;" ::: "memory"); }
 // until at most `pending` committed groups have not read their tiles yet: the others' tiles may be
 // written again
-template <
-    int pending>
+template <int pending>
 __device__ void tma_store_wait_read() {
     SM90A("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }

@@ -8,7 +8,8 @@
 //
 // Who holds what (lane = 0..31, g = lane / 4, t = lane % 4), PTX ISA, "Matrix Fragments for
 // mma.m16n8k16":
-//   A (16 x 16, rows x k)   a[0]: row g, k 2t..2t+1   a[1]: row g + 8   a[2]: row g, k + 8   a[3]: row g + 8, k + 8
+//   A (16 x 16, rows x k)   a[0]: row g, k 2t..2t+1   a[1]: row g + 8
+//                           a[2]: row g, k + 8        a[3]: row g + 8, k + 8
 //   B (16 x 8, k x columns) b[0]: k 2t..2t+1, column g   b[1]: k + 8
 //   C (16 x 8)              c[0], c[1]: row g, columns 2t, 2t+1   c[2], c[3]: row g + 8
 // So two neighbouring C tiles, rounded to bf16, are one A tile: how P = softmax(S) enters the next

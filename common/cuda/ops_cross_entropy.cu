@@ -14,9 +14,7 @@ namespace ultrascale::ops {
 namespace {
 
 // packs that a thread works on at once; as many batches at most are waited for one by one
-constexpr int
-    unroll = 4,
-    batches_ahead = 8;
+constexpr int unroll = 4, batches_ahead = 8;
 
 // Of some logits: their maximum, and the sum of exp(logit - maximum), computed as 2^(logit log2_e -
 // shift): one multiply-add and one exponential. The shift is rounded, but to the same number
@@ -76,8 +74,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
     if (target == ignored_target) {
         if (threadIdx.x == 0) losses[row] = 0;
         // for the first batch: nobody needs it, but it must not arrive behind the block's end
-        __pipeline_wait_prior(
-            0);
+        __pipeline_wait_prior(0);
         if (dscale == 0) return;
         Pack<T, n> zeros;
 #pragma unroll

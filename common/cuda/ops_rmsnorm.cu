@@ -3,10 +3,11 @@
 // Forward: reads x and writes y once (4 bytes per element in bf16); a warp (or, for long rows, a
 // block) takes one row and keeps it in registers between the sum and the product.
 //
-// Backward, with xhat = x * rstd and g = dy * weight:  dx = rstd * (g - xhat * mean(g * xhat)),  dweight = sum over rows of
-// dy * xhat. Reads dy, x and dresidual and writes dx once (8 bytes per element in bf16). Blocks
-// stay for many rows, each thread with columns of its own, and sum dweight in registers; the
-// blocks' sums (blocks, h) are added in order by a second kernel.
+// Backward, with xhat = x * rstd and g = dy * weight:
+//   dx = rstd * (g - xhat * mean(g * xhat)),  dweight = sum over rows of dy * xhat.
+// Reads dy, x and dresidual and writes dx once (8 bytes per element in bf16). Blocks stay for many
+// rows, each thread with columns of its own, and sum dweight in registers; the blocks' sums
+// (blocks, h) are added in order by a second kernel.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {

@@ -3,7 +3,9 @@
 //
 //     sum (64, n) = A (64, 16) B (16, n) + sum       bf16 in, fp32 out; n = 64, 128, 256
 //
-//     wgmma_fence();  wgmma(sum, k_major(a, 0), k_major(b, 0), false);  wgmma(sum, k_major(a, 1), k_major(b, 1), true);  ...
+//     wgmma_fence();
+//     wgmma(sum, k_major(a, 0), k_major(b, 0), false);
+//     wgmma(sum, k_major(a, 1), k_major(b, 1), true);  ...
 //     wgmma_commit(); ... wgmma_wait<0>(sum);
 //
 // Warp w of the four has rows 16 w .. 16 w + 15; sum[j] are columns 8 j .. 8 j + 7, held as mma.cuh

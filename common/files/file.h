@@ -55,8 +55,8 @@ void make_directories(const std::string& dir);  // and its parents
 //
 //   1. the new files are written to dir/.saving/
 //   2. dir/.saving/commit, a list of what is to be moved and removed, appears by a rename: from
-//   here on the save is done 3. the files are renamed into dir, stale ones removed, and dir/.saving
-//   goes
+//      here on the save is done
+//   3. the files are renamed into dir, stale ones removed, and dir/.saving goes
 // Killed before 2, the directory still holds the former files; killed after 2, recover() finishes
 // 3. Every load calls it.
 class StagedFiles {

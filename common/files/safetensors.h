@@ -2,8 +2,8 @@
 // "Format").
 //
 //   8 bytes          header length n, little endian, at most 100 MB
-//   n bytes          JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin,
-//                    end]}, ...,
+//   n bytes          JSON: {"name": {"dtype": "F32", "shape": [2, 3],
+//                                    "data_offsets": [begin, end]}, ...,
 //                           "__metadata__": {"key": "text"}}, padded with spaces
 //   the rest         the tensors, row-major, little endian, one after the other without gaps;
 //                    offsets count from here

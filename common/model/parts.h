@@ -44,14 +44,12 @@ public:
     bool enabled() const { return enabled_; }
     const Tensor& get(const std::string& name) const { return tensors_.at(name); }
     Tensor take(const std::string& name);                         // hands it out and forgets it
-    void drop(const std::string& name) {
-        tensors_.erase(name);
-    }  // where backward can make it again
+    // where backward can make it again
+    void drop(const std::string& name) { tensors_.erase(name); }
     Saved& operator[](const std::string& child);
     // keeps nothing from here on, nor do its children: validation, a forward that will be
     // recomputed
-    void
-    disable();
+    void disable();
     // Calls visit(path, tensor) for everything kept, e.g. "layers.0/qkv_proj/x".
     void for_each(const std::function<void(const std::string&, const Tensor&)>& visit,
                   const std::string& prefix = "") const;

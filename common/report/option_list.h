@@ -62,8 +62,7 @@ public:
     JsonFields values() const;     // of all options, as they are now
 
     // --name VALUE. The value is what it was where the option is not given. T: int, int64_t,
-    // uint64_t, double, std::string, or a
-    // std::vector of int, int64_t or std::string.
+    // uint64_t, double, std::string, or a std::vector of int, int64_t or std::string.
     template <class T>
     OneOption add(const std::string& name, T& value, const std::string& what);
     // --name. "--verify,!--no-verify" has both; `set` is called where one of them is given.

@@ -38,7 +38,8 @@ public:
     // `replicas` of the model (0: each rank has one).
     void configuration(int64_t global_batch, const std::string& data_description,
                        int64_t replicas = 0);
-    // Another of them: what the chapter does ("  sync    bucket: ..."), and how the ranks are laid out ({"dp", 4}).
+    // Another of them: what the chapter does ("  sync    bucket: ..."), and how the ranks are laid
+    // out ({"dp", 4}).
     void technique(const std::string& label, const std::string& words, const JsonFields& layout);
     // Progress: a line every --log-every steps, and a line of JSON for each step.
     void step(const StepRecord& record);

@@ -29,9 +29,8 @@
 //   - No caches: sectors are those that a request asks L1 for, also where L1 or L2 has them
 //     already.
 //   - An 8-byte access to shared memory takes two halves of a warp in turn, a 16-byte access four
-//     quarters, also where a GPU would join
-//   them.
-//     Atomic operations on one bank are counted one after another.
+//     quarters, also where a GPU would join them. Atomic operations on one bank are counted one
+//     after another.
 //   - Threads' stacks are registers; kernel arguments and threadIdx etc. are not counted. PTX is
 //     not executed at all.
 //   - Lanes that drift more than some thousand accesses apart without meeting are no longer

@@ -31,7 +31,8 @@ struct Trained {
     std::function<void(Context&)> forward = {};
     std::function<void(const Tensor& loss)> sum_loss = {};  // where that is not all of it
     NextToken next_token = {};                              // for --sample
-    // The header's line on the technique ("  sync    bucket: ..."), and the ranks' layout ({"dp", 4}).
+    // The header's line on the technique ("  sync    bucket: ..."), and the ranks' layout
+    // ({"dp", 4}).
     std::string label = {}, technique = {};
     JsonFields layout = {};
     std::string of_validation = {};  // ends the header's line on it

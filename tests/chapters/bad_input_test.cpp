@@ -174,9 +174,8 @@ TEST_F(BadInputCheckpoint, Weights) {
     }
     put(model, weights + "x");
     expect({model});
-    put(model,
-        "PK\3\4" +
-            weights.substr(4));  // a zip, as torch.save writes it: its header would have petabytes
+    // a zip, as torch.save writes it: its header would have petabytes
+    put(model, "PK\3\4" + weights.substr(4));
     expect({model, "header"});
     put(model,
         weights.substr(0, 8) + std::string(header_bytes, 'x') + weights.substr(8 + header_bytes));

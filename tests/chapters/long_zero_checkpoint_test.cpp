@@ -178,9 +178,8 @@ TEST(ZeroCheckpoint, SurvivesBeingKilledWhileSaving) {
         const Outcome next =
             train(3, "02_zero", common + fmt::format("--steps 1 --load {}", saved));
         ASSERT_EQ(next.steps.size(), 1u);
-        std::filesystem::remove_all(
-            saved +
-            "/.saving");  // half a save, which the next one would forget: now its beginning is seen
+        // half a save, which the next one would forget: now its beginning is seen
+        std::filesystem::remove_all(saved + "/.saving");
         const auto step = next.steps[0].at("step").get<int64_t>();
         seen.insert(step - 1);
         EXPECT_LE(std::abs(next.of("loss")[0] - losses.at(size_t(step - 1))), on_gpu ? 1e-5 : 0)

@@ -179,8 +179,7 @@ TEST(TensorParallelCosts, PartitionedCheckpointsHoldLess) {
 }
 
 // --same-seed off: copies of the residual stream part, and with them the weights; with sequence
-// parallelism nothing is copied, and the
-// masks are merely others.
+// parallelism nothing is copied, and the masks are merely others.
 TEST(TensorParallelDropout, ASeedForEachRankGoesWrong) {
     const auto apart = [](const std::string& arguments) {
         const Outcome run = train_split(2, "--dropout 0.2 --verify --same-seed off " + arguments);

@@ -1,7 +1,9 @@
 // Feeds damaged files to every reader: safetensors, its index, config.json, trainer_state.json,
 // token files.
 //
-//   fuzz_readers SECONDS [SEED]       (make fuzz builds it with the address and undefined-behaviour sanitizers)
+//   fuzz_readers SECONDS [SEED]
+//
+// (make fuzz builds it with the address and undefined-behaviour sanitizers.)
 //
 // Starts from valid files and damages them: flipped bits and bytes, inserted, removed and doubled
 // stretches, truncation, numbers replaced by evil ones, fields of the JSON replaced or renamed,

@@ -26,9 +26,7 @@ void launch_write_past_shared_memory(int floats);
 void launch_write_past_shared_array(int floats);  // of 32
 void launch_another_array(int* out);              // 32 threads, the array in the other direction
 // 32 threads; the odd ones' results come from shared memory that nobody has written
-void launch_unwritten(
-    float* out,
-    int blocks);
+void launch_unwritten(float* out, int blocks);
 void launch_read_null();
 void launch_too_many_threads();
 void launch_vectors(float* to, const float* from);  // reads 8 float4, writes 8 float2

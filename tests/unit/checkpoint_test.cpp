@@ -116,7 +116,8 @@ std::string fnv1a(const std::string& bytes) {
 
 // tests/reference/saved.json holds hashes of the files that check_saved.py loaded with transformers
 // and found to give the original's logits. If this fails because the format was changed on purpose:
-//   ULTRASCALE_SAVED_DIR=/tmp/saved build/cpu/unit_test --gtest_filter=SaveCheckpoint.WritesWhatTransformersLoaded
+//   export ULTRASCALE_SAVED_DIR=/tmp/saved
+//   build/cpu/unit_test --gtest_filter=SaveCheckpoint.WritesWhatTransformersLoaded
 //   python3 tests/reference/check_saved.py --write /tmp/saved
 TEST(SaveCheckpoint, WritesWhatTransformersLoaded) {
     TempDir temporary;

@@ -78,9 +78,8 @@ TEST(OpsRmsNorm, ForwardAndBackward) {
             ops::rmsnorm_forward(y, rstd, x, w, float(eps));
             ops::rmsnorm_backward(dx, dw, dy, x, rstd, w);
             EXPECT_LT(relative_error(y, want_y), tolerance(dtype));
-            EXPECT_LT(
-                relative_error(rstd, want_rstd),
-                1e-6 + 1e-7 * std::sqrt(double(h)));  // a sum of h numbers, perhaps one by one
+            // a sum of h numbers, perhaps one by one
+            EXPECT_LT(relative_error(rstd, want_rstd), 1e-6 + 1e-7 * std::sqrt(double(h)));
             EXPECT_LT(relative_error(dw, want_dw), tolerance(dtype));
             const bool cancels = h == 1;  // then dx is nothing but rounding
             EXPECT_LT(cancels ? 0 : relative_error(dx, want_dx), tolerance(dtype)) << N << " " << h;

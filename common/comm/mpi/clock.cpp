@@ -5,7 +5,7 @@
 // with each other, so the first rank of each machine asks rank 0 for the time, again and again:
 //
 //     asks      asked ------.                       ,---> back
-//     rank 0                 \---> theirs ---------'          theirs is taken for (asked + back) / 2
+//     rank 0                 \---> theirs ---------'     theirs is taken for (asked + back) / 2
 //
 // However a message is delayed, rank 0 looked at its clock between `asked` and `back`: the error is
 // at most half of the round trip, so the fastest one counts (Cristian 1989, "Probabilistic clock

@@ -3,7 +3,8 @@
 // Reductions do not use MPI_Reduce*: which rank adds first would then depend on the message's size
 // and on the collective. Here every element is summed in the order rank 0, 1, ..., n-1 by one rank:
 //
-//     all-reduce, small     everyone sends everything to everyone, then adds:  1 round,  n (n-1) messages
+//     all-reduce, small     everyone sends everything to everyone, then adds:
+//                           1 round, n (n-1) messages
 //     all-reduce, large     slice i of everyone's x goes to rank i  --+
 //                           rank i adds the n slices in rank order    |  = reduce-scatter
 //                           rank i's sum goes to everyone           --+-> all-gather

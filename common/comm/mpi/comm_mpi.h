@@ -160,9 +160,7 @@ struct Operation {
     };
     Collective kind;
     // the same for all-reduce, reduce and broadcast; null where this rank has none
-    char *
-        out = nullptr,
-       *in = nullptr;
+    char *out = nullptr, *in = nullptr;
     int64_t out_bytes = 0, in_bytes = 0;
     DType dtype = DType::fp32;
     Reduce op = Reduce::sum;

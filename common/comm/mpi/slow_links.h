@@ -2,11 +2,13 @@
 // network.
 //
 //         node 0                 node 1
-//     rank 0   rank 1        rank 2   rank 3        inside a node: as fast as the machine is
+//     rank 0   rank 1        rank 2   rank 3      inside a node: as fast as the machine is
 //       |        |             |        |
-//      NIC      NIC           NIC      NIC          every rank has a network card of its own, as a DGX has one for each GPU:
-//       |        |             |        |           so many bytes a second out, and at the same time as many in
-//     ==+========+=============+========+==         the switches between the cards are never the narrow place
+//      NIC      NIC           NIC      NIC        every rank has a network card of its own, as a
+//       |        |             |        |         DGX has one for each GPU: so many bytes a second
+//       |        |             |        |         out, and at the same time as many in
+//     ==+========+=============+========+==       the switches between the cards are never the
+//                                                 narrow place
 //
 // A message occupies its sender's card for bytes / rate seconds once that is free, and its
 // receiver's likewise. Messages that set out together share a card. On the CPU each message is

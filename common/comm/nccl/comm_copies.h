@@ -6,8 +6,11 @@
 // over NVLink they write into a peer's memory at full speed. So with memory that the ranks have
 // mapped (peer_memory.h) data travel without a kernel, and only sums need one, a short one:
 //
-//     all-gather        meet   rank r copies its slice to slice r of everybody's `out`                         meet
-//     reduce-scatter   (meet)  rank r copies slice s of its `in` to its slot of rank s's scratch, for all s    meet   sum the slots
+//     all-gather        meet   rank r copies its slice to slice r of everybody's `out`
+//                       meet
+//     reduce-scatter   (meet)  rank r copies slice s of its `in` to its slot of rank s's scratch,
+//                              for all s
+//                       meet   sum the slots
 //     all-reduce        a reduce-scatter into x's own slices, then an all-gather of them in place
 //
 // Every rank begins with the next one, so that none receives from two at once. meet() is a wait in
@@ -21,8 +24,8 @@
 // the Work, when a later reduction of the group needs the scratch, or when a call touches its
 // result; by then the copies are over:
 //
-//     compute          backward L8          backward L7          | sum L8 | backward L6          | sum L7 | ...
-//     communication                         copies L8                       copies L7
+//     compute         backward L8      backward L7      | sum L8 | backward L6      | sum L7 | ...
+//     communication                    copies L8                   copies L7
 #pragma once
 
 #include "comm_nccl.h"

@@ -11,9 +11,7 @@ namespace ultrascale {
 namespace {
 
 // an allocation smaller than a page of the device shares it, and its handle stands for the page
-constexpr int64_t grain =
-    2
-    << 20;
+constexpr int64_t grain = 2 << 20;
 
 PeerMemory::Occupancy& total_occupancy() {
     static PeerMemory::Occupancy total;

@@ -1,8 +1,10 @@
 // Memory that the ranks of a group have mapped into each other's address spaces, so that one GPU's
 // copy engines can write to another's memory over NVLink.
 //
-//     rank 0's addresses    [ its block      ]  [ rank 1's block ]   at(1, x): where in rank 1's block lies what lies at x in its own
+//     rank 0's addresses    [ its block      ]  [ rank 1's block ]
 //     rank 1's addresses    [ rank 0's block ]  [ its block      ]
+//
+//     at(1, x): where in rank 1's block lies what lies at x in its own
 //
 // A process exports an allocation as a handle of 64 bytes, the handles travel over MPI, and the
 // others map them (CUDA's programming guide: "Interprocess communication"). That takes

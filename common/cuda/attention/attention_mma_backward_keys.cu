@@ -1,6 +1,7 @@
 // The backward's first half: dK and dV. FlashAttention on tensor cores, bf16, head dimension 64 or
 // 128. With P = exp(scale S - lse), dP = dO V^T and dS = P (dP - delta):
-//     dV = P^T dO     dK = scale dS^T Q     here: a block owns 128 keys and walks over the queries that see them
+//     dV = P^T dO     dK = scale dS^T Q     here: a block owns 128 keys and walks over the queries
+//                                           that see them
 //     dQ = scale dS K                       attention_mma_backward_queries.cu: a block owns 128
 //                                           queries and walks over their keys
 // FlashAttention-2 does all three in one kernel of five products and adds dQ with atomics, in

@@ -50,8 +50,7 @@ struct Tile {
 };
 struct TileOrder {
     // of all sequences, of these at once, tiles of a head, heads of one sequence
-    int heads, at_once, tiles,
-        heads_of_sequence;
+    int heads, at_once, tiles, heads_of_sequence;
     __host__ __device__ int count() const { return heads * tiles; }
     __device__ Tile at(int index) const {
         const int section = index / (at_once * tiles), in_section = index % (at_once * tiles);

@@ -10,15 +10,16 @@
 // columns. What a consumer asks for, and what it computes meanwhile; dV, dK and dQ come a step
 // late:
 //
-//     tensor cores     S2 | dV1 | dK1 | dP2 | dQ1      |                                | S3 | dV2 | dK2 ...
-//     this warpgroup      | P2 .......|     | dS2 .... | dS2 -> shared memory, send dQ1 |    | P3 ...
+//     tensor cores  S2 | dV1 | dK1 | dP2 | dQ1      |                         | S3 | dV2 | dK2 ...
+//     this warpgroup   | P2 .......|     | dS2 .... | dS2 -> shared, send dQ1 |    | P3 ...
 //
-//     producer     `full`: Q, dO and their rows are there     consumers
+//     producer     `full`: Q, dO and their rows are there   consumers
 //                  `empty`: a stage has been read
 //                  `kv_full`, `kv_empty`: likewise K and V
-//     consumers    `ds_ready`: dS is there, of both           consumers, who may be half a step apart
+//     consumers    `ds_ready`: dS is there, of both         consumers, who may be half a step apart
 //                  `ds_free`: both have made dQ of it
-//     each warp    its part of dQ in shared memory -> the copy engine adds it to the sums in memory, while the next step goes on
+//     each warp    its part of dQ in shared memory -> the copy engine adds it to the sums in
+//                  memory, while the next step goes on
 //
 // The sums are integers, and so do not depend on the order of the tiles of keys:
 // attention_wgmma_sums.cuh. Only the warp that sent a part of dQ looks, a step later, whether it

@@ -86,9 +86,7 @@ __global__ void __launch_bounds__(threads)
     if (thread < queries) {
         const int query = min(first + thread, int(s.Tq) - 1);
         // behind the last one Q and dO are zero, and so is all that comes of them
-        const bool valid =
-            query ==
-            first + thread;
+        const bool valid = query == first + thread;
         const int64_t at = head * s.Tq + query, kv_head = head / s.group();
         const float bound =
             (length[thread] * __int_as_float(longest[s.B * s.K + kv_head]) + fabsf(delta[at])) *

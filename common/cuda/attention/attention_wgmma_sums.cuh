@@ -5,8 +5,13 @@
 // it comes to it. So that every run has the same bits, what is added are integers: in fixed point,
 // with a factor for each query that no sum overflows.
 //
-//     |dS_ij| = P_ij |dP_ij - delta_i| <= P_ij (|dO_i| |V_j| + |delta_i|),   and the P_ij of a row add up to 1 at most, so all partial sums
-//     |sum of dS_ij K_jd| <= (|dO_i| max |V_j| + |delta_i|) max |K_j|  =: bound_i      (lengths of rows; maxima over the keys of a head)
+//     |dS_ij| = P_ij |dP_ij - delta_i| <= P_ij (|dO_i| |V_j| + |delta_i|),
+//
+// and the P_ij of a row add up to 1 at most, so all partial sums
+//
+//     |sum of dS_ij K_jd| <= (|dO_i| max |V_j| + |delta_i|) max |K_j|  =: bound_i
+//
+// (lengths of rows; maxima over the keys of a head).
 //
 // The factor is the power of two that brings bound_i below 2^30: one bit remains for what P and dS
 // gained when they were rounded. What is lost: each tile's part is rounded to bound_i / 2^30, and
@@ -34,10 +39,9 @@ struct alignas(16) BackwardRows {
     static constexpr int queries = backward_queries(D);
     float log2_sum[queries], delta[queries], factor[queries];
     int begin[queries];          // of the documents, as keys
-    // where the keys that the first query sees end; behind it one more for each query, if causal,
-    // up to Tk
-    int highest_begin,
-        key_end;
+    // key_end: where the keys that the first query sees end; behind it one more for each query, if
+    // causal, up to Tk
+    int highest_begin, key_end;
 };
 // S^T has queries as columns, of which a thread holds 8 j + 2 t and the next one (mma.cuh, t = lane
 // % 4). Those of two neighbouring j lie side by side here: four numbers in one access, at 16 (j /

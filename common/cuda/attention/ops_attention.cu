@@ -5,9 +5,10 @@
 //
 // All three kernels have one form. A warp owns a few rows (queries, or in dk and dv keys) in shared
 // memory, and the block walks over the other side in tiles of 32, staged in shared memory as fp32:
-//     each lane takes one row of the tile      dots:        its products with the warp's rows, e.g. S = Q K^T
-//     the warp writes weights (32, rows)                    P = exp(S - max), or dS
-//     each lane takes some columns             accumulate:  rows += weights^T * tile, e.g. O += P V
+//     each lane takes one row of the tile   dots:        its products with the warp's rows, e.g.
+//                                                        S = Q K^T
+//     the warp writes weights (32, rows)                 P = exp(S - max), or dS
+//     each lane takes some columns          accumulate:  rows += weights^T * tile, e.g. O += P V
 // What is read from shared memory, the narrowest place, is used for all rows of the warp. FLOPs:
 // forward 4 D, backward 14 D a visible pair and head (both of its kernels compute S and dP). No
 // atomics: the same bits in every run.
@@ -234,9 +235,8 @@ __global__ void __launch_bounds__(threads) backward_keys(T* dk, T* dv, Inputs<T>
     for (int64_t h = at.head * s.group(); h < (at.head + 1) * s.group(); ++h)
         for (int64_t n = in.mask.first_query(at.block_first); n < s.Tq; n += tile_rows) {
             int begin, end;
-            in.mask.range(
-                at.b, n + at.lane, begin,
-                end);  // of this lane's query: the same in every warp, so all skip or none
+            // of this lane's query: the same in every warp, so all skip or none
+            in.mask.range(at.b, n + at.lane, begin, end);
             if (!__any_sync(0xffffffffu, begin < end && begin < at.block_first + at.block_rows &&
                                              end > at.block_first))
                 continue;

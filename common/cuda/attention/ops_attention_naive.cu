@@ -2,7 +2,8 @@
 // reads it.
 //
 //   P = softmax(Q K^T / sqrt(D))    O = P V
-//   dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP))    dQ = dS K / sqrt(D)    dK = dS^T Q / sqrt(D)
+//   dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP))
+//   dQ = dS K / sqrt(D)    dK = dS^T Q / sqrt(D)
 //
 // cuBLAS multiplies straight on (B, T, H, D): a head is a matrix whose rows are H * D elements
 // apart. One call does all key heads of a sequence, with one query head of each. Scores and dP are
