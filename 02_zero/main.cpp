@@ -86,7 +86,7 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
         if (options.steps > settled_steps)
             ok = print_constancy(report, early, options.steps) && ok;
         ok = report.communication(of_step, options.steps, run.of_validation()) && ok;
-        zero->print_offload(report);
+        if (zero->offloaded()) print_offload(report, *zero->offloaded());
         report.throughput(of_step);
         return ok;
     });
