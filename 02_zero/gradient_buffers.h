@@ -37,8 +37,8 @@ public:
             const FlatUnit& flat = (*layout_)[u];
             const TraceName name(TraceName::whole, flat.unit->name);
             buffers_[u] = Tensor::empty({flat.padded}, dtype_, Memory::communication);
-            ops::fill(buffers_[u].slice(flat.numel, flat.padded),
-                      0);  // the padding, which is reduced and counted too
+            // The padding, which is reduced and counted too.
+            ops::fill(buffers_[u].slice(flat.numel, flat.padded), 0);
             layout_->place(u, buffers_[u], &Parameter::grad);
             for (const FlatUnit::Place& place : flat.places) place.parameter->has_grad = false;
         }

@@ -1,9 +1,9 @@
-// How stages 0 and 1 add up several micro-batches: backward adds to the gradients that are there,
-// and they are communicated once, in the last micro-batch. With --no-sync off they travel after
-// each, as those of stages 2 and 3 must, and what has arrived is added to sums beside them.
+// How stages 0 and 1 add up several micro-batches: each backward adds to the gradients that are
+// there, and they are communicated once, in the last micro-batch. With --no-sync off they travel
+// after each, as those of stages 2 and 3 must, and what has arrived is added to sums beside them.
 //
-//     --no-sync on     backward 0    backward 1    ...    backward A-1 | communication
-//     --no-sync off    backward 0 | communication | sum =    backward 1 | communication | sum += ...
+//     --no-sync on     backward 0    backward 1    ...   backward A-1 | communication
+//     --no-sync off    backward 0 | communication | sum =   backward 1 | communication | sum +=
 #pragma once
 
 #include <string_view>

@@ -65,11 +65,10 @@ public:
     // new weights.
     void run(std::vector<AdamW>& optimizers, double lr, const Tensor& squared_norm,
              const std::function<void(size_t)>& ready) {
-        *host_norm_.as<double>() = scalar(
-            squared_norm);  // waits for the device: all gradients are there, all former copies done
-        if (steps_ == 1)
-            fetched_ = {}, updated_ = {}, sent_ = {},
-            seconds_ = 0;  // the first step's allocations are no part of an update
+        // Waits for the device: all gradients are there, all former copies done.
+        *host_norm_.as<double>() = scalar(squared_norm);
+        if (steps_ == 1)  // the first step's allocations are no part of an update
+            fetched_ = {}, updated_ = {}, sent_ = {}, seconds_ = 0;
         fetched_.add_up(), sent_.add_up();
         const double begin = now_seconds();
         Event arrived = copy(0, grads(0), grads_[0], to_host_, fetched_);

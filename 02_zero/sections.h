@@ -34,8 +34,7 @@ inline void print_formula(const ZeroOptions& zero, const StepShape& shape, int n
 constexpr int64_t settled_steps = 10;
 struct Occupancy {
     // bytes: the most gathered so far; what the allocator holds beyond the most that tensors used
-    int64_t buffers,
-        fragmentation;
+    int64_t buffers, fragmentation;
 };
 inline Occupancy occupancy() {
     return {memory_peak_by_category()[int(Memory::communication)], device_overhead().fragmentation};

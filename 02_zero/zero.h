@@ -24,12 +24,13 @@
 //     update()
 //     finish()                                            before anybody else reads parameters
 //
-// What each stage does in them; a column is a file. [B]: in the buffers of gradient_buffers.h. [M]:
-// and once a step or once a micro-batch, micro_batch_sums.h. [Z]: in this file, for all of them;
-// update_shards is offload.h's with --offload optimizer.
+// What each stage does in these calls; a column is a file, and "+" means: besides what the column
+// to its left does. [B]: with the buffers of gradient_buffers.h. [M]: once a step or once a
+// micro-batch, as micro_batch_sums.h has it. [Z]: the code is in this file; update_shards turns to
+// offload.h with --offload optimizer.
 //
 //                       zero0.h            zero1.h            zero2.h            zero3.h
-//     start             all whole          optimizer sharded  + gradients        + parameters
+//     start             all is whole       optimizer sharded  + gradients        + parameters
 //     before a forward  -                  wait for gather    wait for gather    all-gather ahead
 //     before backward   -                  -                  buffer [B]         + all-gather ahead
 //     gradient_complete all-reduce         reduce-scatter     count [B]          count [B]
@@ -38,8 +39,8 @@
 //     end_micro_batch   wait [M]           wait [M]           wait, add [B]      wait, add [B]
 //     squared_norm      of shards          of shards [Z]      of shards [Z]      of shards [Z]
 //     update            AdamW of all       update_shards [Z]  update_shards [Z]  update_shards [Z]
-//                                          + all-gather       + all-gather
-//     finish            -                  wait for gather    wait for gather    -
+//                                          and all-gather     and all-gather
+//     finish            -                  wait [Z]           wait [Z]           -
 //
 // All stages cut the model alike (flat_layout.h), and add up the gradient's norm shard by shard in
 // rank order, so on a CPU they give the same bits.
@@ -75,8 +76,12 @@ public:
     // The units are of one model or of several, whose parameters are in one list.
     Zero(ParameterList& parameters, std::vector<const Unit*> units, const Mesh& mesh,
          const Options& options, const ZeroOptions& zero)
-        : parameters_(parameters), units_(std::move(units)), mesh_(mesh), options_(options),
-          zero_(zero), layout_(units_, mesh) {}
+        : parameters_(parameters),
+          units_(std::move(units)),
+          mesh_(mesh),
+          options_(options),
+          zero_(zero),
+          layout_(units_, mesh) {}
 
     // Gives parameters and gradients their storage, values from --load or --seed, and the optimizer
     // its states. Returns where training stands.
