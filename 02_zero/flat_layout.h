@@ -3,8 +3,8 @@
 // into n equal shards. Rank r owns the r-th shard of every unit.
 //
 //     unit layers.3, 4 ranks
-//     [ norm | q ..... | k . | v . | o ..... | norm | gate ....... | up ........ | down ...... |pad]
-//     [ shard of rank 0     | shard of rank 1     | shard of rank 2      | shard of rank 3         ]
+//     [ norm | q ..... | k . | v . | o ..... | norm | gate ...... | up ........ | down ..... |pad]
+//     [ shard of rank 0     | shard of rank 1     | shard of rank 2     | shard of rank 3        ]
 //
 // A shard ends where it ends, in the middle of a matrix and of a row: what AdamW does to an element
 // does not depend on its neighbours. Unit by unit, and not the whole model in n pieces, so that a

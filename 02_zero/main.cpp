@@ -88,10 +88,9 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
     return run.finish([&](Report& report) {
         bool ok = report.memory(of_step);
         if (report.full()) print_formula(zero_options, shape, ranks.size());
-        if (options.steps > settled_steps)
-            ok = print_constancy(report, early, options.steps) && ok;
+        if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
         ok = report.communication(of_step, options.steps, run.of_validation()) && ok;
-        zero->print_offload(report);
+        if (zero->offloaded()) print_offload(report, *zero->offloaded());
         report.throughput(of_step);
         return ok;
     });

@@ -1,8 +1,7 @@
 // --offload optimizer: the optimizer's states live in the host's memory and the host updates
-// (ZeRO-Offload: Ren et al. 2021,
-// https://arxiv.org/abs/2101.06840). A rank's device then holds no states at all; the host holds,
-// for each parameter that the rank owns, Adam's two moments, the master weight and the weight as
-// the device has it, and gradients in two buffers of one unit each.
+// (ZeRO-Offload: Ren et al. 2021, https://arxiv.org/abs/2101.06840). A rank's device then holds no
+// states at all; the host holds, for each parameter that the rank owns, Adam's two moments, the
+// master weight and the weight as the device has it, and gradients in two buffers of one unit each.
 //
 // Three things take turns at each unit, on two streams and the host's threads, and run at the same
 // time for different units:
@@ -22,7 +21,6 @@
 
 #include "flat_layout.h"
 #include "model/optimizer.h"
-#include "report/report.h"
 #include "train/step.h"
 #include "core/stream.h"
 #include "core/trace.h"
@@ -31,6 +29,19 @@ namespace ultrascale {
 
 class OffloadedUpdate {
 public:
+    // Bytes that travelled one way, or that the host updated, and the time it took.
+    struct Part {
+        double bytes = 0, seconds = 0;
+        struct Span {
+            Timestamp begin, end;
+        };
+        std::deque<Span> spans;  // of copies that may not have ended
+        void add_up() {
+            for (const Span& span : spans) seconds += span.end.seconds() - span.begin.seconds();
+            spans.clear();
+        }
+    };
+
     // Of each unit: this rank's shard of the weights, which are copied to the host now, and of the
     // gradients.
     OffloadedUpdate(const FlatLayout& layout, const std::vector<Tensor>& values,
@@ -54,11 +65,10 @@ public:
     // new weights.
     void run(std::vector<AdamW>& optimizers, double lr, const Tensor& squared_norm,
              const std::function<void(size_t)>& ready) {
-        *host_norm_.as<double>() = scalar(
-            squared_norm);  // waits for the device: all gradients are there, all former copies done
-        if (steps_ == 1)
-            fetched_ = {}, updated_ = {}, sent_ = {},
-            seconds_ = 0;  // the first step's allocations are no part of an update
+        // Waits for the device: all gradients are there, all former copies done.
+        *host_norm_.as<double>() = scalar(squared_norm);
+        if (steps_ == 1)  // the first step's allocations are no part of an update
+            fetched_ = {}, updated_ = {}, sent_ = {}, seconds_ = 0;
         fetched_.add_up(), sent_.add_up();
         const double begin = now_seconds();
         Event arrived = copy(0, grads(0), grads_[0], to_host_, fetched_);
@@ -88,38 +98,17 @@ public:
         ++steps_;
     }
 
-    // What an update consists of, on rank 0; of the steps after the first one, if there are any.
-    void print_times(Report& report) {
+    // What the updates consisted of: of the steps after the first one, if there are any.
+    struct Times {
+        Part fetched, updated, sent;  // gradients to the host, AdamW, weights to the device
+        double seconds, steps;        // of whole updates, which run the three side by side
+    };
+    Times times() {
         fetched_.add_up(), sent_.add_up();
-        const double steps = double(std::max<int64_t>(steps_ - 1, 1));
-        print("\noffloaded update, per step       bytes    time ms       GB/s");
-        const auto row = [&](const char* name, const Part& part) {
-            print(fmt::format("  {:<24} {:>12} {:>10.2f} {:>10.1f}", name,
-                              format_bytes(part.bytes / steps), part.seconds * 1e3 / steps,
-                              part.bytes / part.seconds * 1e-9));
-            report.value("offload", fmt::format("{}_bytes", name), part.bytes / steps);
-            report.value("offload", fmt::format("{}_seconds", name), part.seconds / steps);
-        };
-        row("gradients to the host", fetched_);
-        row("AdamW on the host", updated_);
-        row("weights to the device", sent_);
-        print(fmt::format("  {:<24} {:>12} {:>10.2f}", "side by side", "", seconds_ * 1e3 / steps));
-        report.value("offload", "update_seconds", seconds_ / steps);
+        return {fetched_, updated_, sent_, seconds_, double(std::max<int64_t>(steps_ - 1, 1))};
     }
 
 private:
-    // Bytes that travelled one way, or that the host updated, and the time it took.
-    struct Part {
-        double bytes = 0, seconds = 0;
-        struct Span {
-            Timestamp begin, end;
-        };
-        std::deque<Span> spans;  // of copies that may not have ended
-        void add_up() {
-            for (const Span& span : spans) seconds += span.end.seconds() - span.begin.seconds();
-            spans.clear();
-        }
-    };
     Event copy(size_t unit, Tensor to, const Tensor& from, Stream& stream, Part& part) const {
         part.spans.push_back({Timestamp::in(stream)});
         copy_async(to, from, stream);

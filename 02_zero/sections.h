@@ -1,8 +1,9 @@
-// What the chapter's report has besides: the book's formula, and whether the buffers stay as large
-// as they are.
+// What the chapter's report has besides: the book's formula, whether the buffers stay as large as
+// they are, and what offloaded updates took.
 #pragma once
 
 #include "report/estimate.h"
+#include "offload.h"
 #include "report/report.h"
 #include "zero.h"
 
@@ -33,8 +34,7 @@ inline void print_formula(const ZeroOptions& zero, const StepShape& shape, int n
 constexpr int64_t settled_steps = 10;
 struct Occupancy {
     // bytes: the most gathered so far; what the allocator holds beyond the most that tensors used
-    int64_t buffers,
-        fragmentation;
+    int64_t buffers, fragmentation;
 };
 inline Occupancy occupancy() {
     return {memory_peak_by_category()[int(Memory::communication)], device_overhead().fragmentation};
@@ -54,6 +54,25 @@ inline bool print_constancy(Report& report, const Occupancy& early, int64_t step
     report.value("constancy", "fragmentation_early", double(early.fragmentation));
     report.value("constancy", "fragmentation_late", double(late.fragmentation));
     return as_predicted_everywhere(constant);
+}
+
+// What an update on the host consists of, on rank 0.
+inline void print_offload(Report& report, OffloadedUpdate& update) {
+    const OffloadedUpdate::Times times = update.times();
+    print("\noffloaded update, per step       bytes    time ms       GB/s");
+    const auto row = [&](const char* name, const OffloadedUpdate::Part& part) {
+        print(fmt::format("  {:<24} {:>12} {:>10.2f} {:>10.1f}", name,
+                          format_bytes(part.bytes / times.steps), part.seconds * 1e3 / times.steps,
+                          part.bytes / part.seconds * 1e-9));
+        report.value("offload", fmt::format("{}_bytes", name), part.bytes / times.steps);
+        report.value("offload", fmt::format("{}_seconds", name), part.seconds / times.steps);
+    };
+    row("gradients to the host", times.fetched);
+    row("AdamW on the host", times.updated);
+    row("weights to the device", times.sent);
+    print(fmt::format("  {:<24} {:>12} {:>10.2f}", "side by side", "",
+                      times.seconds * 1e3 / times.steps));
+    report.value("offload", "update_seconds", times.seconds / times.steps);
 }
 
 }  // namespace ultrascale

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "zero0.h"
+#include "zero1.h"
+#include "zero2.h"
 #include "zero3.h"
 
 namespace ultrascale {

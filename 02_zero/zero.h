@@ -1,28 +1,60 @@
-// What the stages of ZeRO have in common (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations
-// Toward Training Trillion Parameter Models", https://arxiv.org/abs/1910.02054; the playbook's
-// "ZeRO").
+// ZeRO: data parallelism whose n ranks share out what each of them would otherwise hold whole
+// (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+// https://arxiv.org/abs/1910.02054; the playbook's "ZeRO"). Each stage shards one thing more. Bytes
+// per rank for Psi parameters in bf16 with fp32 master weights (k = 12: the master weights and
+// Adam's two moments), and what a rank sends in a step of A micro-batches, in (n-1)/n Psi:
 //
-// Data parallelism keeps everything n times. Each stage shards one thing more over the n ranks;
-// bytes per rank for Psi parameters in bf16 with fp32 master weights (k = 12: master weights and
-// Adam's two moments):
+//     stage   parameters   gradients   optimizer   sent
+//       0       2 Psi        2 Psi      k Psi      2       all-reduce of gradients
+//       1       2 Psi        2 Psi      k Psi/n    2       reduce-scatter, all-gather of parameters
+//       2       2 Psi        2 Psi/n    k Psi/n    A + 1   a reduce-scatter each micro-batch
+//       3       2 Psi/n      2 Psi/n    k Psi/n    3 A     and two all-gathers each micro-batch
 //
-//     stage   parameters   gradients   optimizer       sent by a rank per step, in (n-1)/n Psi
-//       0        2 Psi       2 Psi      k Psi           all-reduce of gradients (2)                         zero0.h
-//       1        2 Psi       2 Psi      k Psi / n       reduce-scatter (1), all-gather of parameters (1)    zero1.h
-//       2        2 Psi       2 Psi/n    k Psi / n       the same, the reduce-scatter each micro-batch       zero2.h
-//       3        2 Psi/n     2 Psi/n    k Psi / n       two all-gathers and a reduce-scatter each           zero3.h
+// One step, whatever the stage (train_step in main.cpp). The model makes the calls in the two rows
+// of a micro-batch, for each unit: the embedding; each layer; the final norm and the head.
+//
+//     start()                                             once, before the first step
+//     begin_step()
+//     for each micro-batch:
+//         begin_micro_batch()
+//         forward, first unit to last:  before(unit), after(unit)
+//         backward, last to first:      before(unit), gradient_complete(parameter), after(unit)
+//         end_micro_batch()
+//     squared_norm()                                      of the gradient, which is complete
+//     update()
+//     finish()                                            before anybody else reads parameters
+//
+// What each stage does in these calls; a column is a file, and "+" means: besides what the column
+// to its left does. [B]: with the buffers of gradient_buffers.h. [M]: once a step or once a
+// micro-batch, as micro_batch_sums.h has it. [Z]: the code is in this file; update_shards turns to
+// offload.h with --offload optimizer.
+//
+//                       zero0.h            zero1.h            zero2.h            zero3.h
+//     start             all is whole       optimizer sharded  + gradients        + parameters
+//     before a forward  -                  wait for gather    wait for gather    all-gather ahead
+//     before backward   -                  -                  buffer [B]         + all-gather ahead
+//     gradient_complete all-reduce         reduce-scatter     count [B]          count [B]
+//     after a forward   -                  -                  -                  free parameters
+//     after backward    -                  -                  reduce-scatter     + free parameters
+//     end_micro_batch   wait [M]           wait [M]           wait, add [B]      wait, add [B]
+//     squared_norm      of shards          of shards [Z]      of shards [Z]      of shards [Z]
+//     update            AdamW of all       update_shards [Z]  update_shards [Z]  update_shards [Z]
+//                                          and all-gather     and all-gather
+//     finish            -                  wait [Z]           wait [Z]           -
 //
 // All stages cut the model alike (flat_layout.h), and add up the gradient's norm shard by shard in
 // rank order, so on a CPU they give the same bits.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/comm.h"
 #include "flat_layout.h"
 #include "core/ops.h"
-#include "report/report.h"
+#include "offload.h"
 #include "train/setup.h"
 #include "core/trace.h"
 
@@ -33,7 +65,7 @@ enum class GatherOverlap { optimizer, forward };
 struct ZeroOptions {
     int stage = 1;
     GatherOverlap gather_overlap = GatherOverlap::forward;
-    int64_t prefetch = 1;            // of stage 3, in units
+    int64_t prefetch = 1;  // of stage 3, in units
     bool offload = false;  // of stages 1 to 3: the optimizer's states and work to the host
     // stages 0 and 1: communicate gradients after each micro-batch, as 2 and 3 do anyway
     bool every_micro_batch = false;
@@ -44,29 +76,32 @@ public:
     // The units are of one model or of several, whose parameters are in one list.
     Zero(ParameterList& parameters, std::vector<const Unit*> units, const Mesh& mesh,
          const Options& options, const ZeroOptions& zero)
-        : parameters_(parameters), units_(std::move(units)), mesh_(mesh), options_(options),
-          zero_(zero), layout_(units_, mesh) {}
+        : parameters_(parameters),
+          units_(std::move(units)),
+          mesh_(mesh),
+          options_(options),
+          zero_(zero),
+          layout_(units_, mesh) {}
 
     // Gives parameters and gradients their storage, values from --load or --seed, and the optimizer
     // its states. Returns where training stands.
     virtual TrainingState start() = 0;
-
-    // One step: begin_step; for each micro-batch begin_micro_batch, forward, backward,
-    // end_micro_batch; then squared_norm (1, fp64: the gradient is complete) and update. finish()
-    // waits until the parameters are complete.
-    virtual void begin_step(int64_t micro_batches) {
-        parameters_.begin_gradients(zero_.every_micro_batch ? 1 : micro_batches);
-    }
+    virtual void begin_step(int64_t micro_batches) = 0;
     virtual void begin_micro_batch(int64_t micro_batch, bool last) {
         first_ = micro_batch == 0, last_ = last;
     }
-    virtual void end_micro_batch() {}
-    virtual Tensor squared_norm() = 0;
+    virtual void end_micro_batch() = 0;
+    virtual Tensor squared_norm() {  // (1) fp64
+        sum_besides(grad_shards_);
+        return sum_squares(grad_shards_);
+    }
     virtual void update(double lr, const Tensor& squared_norm) = 0;
-    virtual void finish() {}
+    virtual void finish() {
+        for (Work& gather : gathers_) gather.wait();
+    }
 
     // What this rank holds: to verify and to save.
-    virtual std::vector<TensorPart> gradients() = 0;
+    virtual std::vector<TensorPart> gradients() { return shard_parts(grad_shards_); }
     virtual std::vector<TensorPart> values() { return parameters_.parts(&Parameter::value); }
     std::vector<TensorPart> optimizer_states() {
         std::vector<TensorPart> all;
@@ -77,30 +112,40 @@ public:
     }
     const FlatLayout& layout() const { return layout_; }
     const std::vector<const Unit*>& units() const { return units_; }
-    virtual void print_offload(Report&) {}
+    OffloadedUpdate* offloaded() { return offload_ ? &*offload_ : nullptr; }
 
 protected:
-    // Flat storage for all units, one after the other, where other ranks may write to it; and where
-    // a unit's part of it is.
+    // ---- A unit: its name in the trace, its ranks, its part of a flat tensor of all units -------
+    TraceName name_of(size_t unit) const { return {TraceName::whole, layout_[unit].unit->name}; }
+    const Communicator& ranks_of(size_t unit) const { return *layout_[unit].group; }
+    Tensor of_unit(const Tensor& flat, size_t unit) const {
+        int64_t begin = 0;
+        for (size_t u = 0; u < unit; ++u) begin += layout_[u].padded;
+        return flat.slice(begin, begin + layout_[unit].padded);
+    }
+    // This rank's shard of a flat tensor that holds all of the unit.
+    Tensor my_shard(size_t unit, const Tensor& flat) const {
+        const int64_t shard = layout_[unit].shard, rank = ranks_of(unit).rank();
+        return flat.slice(rank * shard, (rank + 1) * shard);
+    }
+    // Flat storage for all units, one after the other, where other ranks may write to it.
     Tensor allocate_flat(DType dtype, Memory category, Tensor Parameter::*member) {
         const auto reachable = mesh_.group({"dp", "cp", "ep"}).symmetric_memory();
         Tensor flat = Tensor::zeros({layout_.padded()}, dtype, category, reachable);
         for (size_t u = 0; u < layout_.size(); ++u) layout_.place(u, of_unit(flat, u), member);
         return flat;
     }
-    Tensor of_unit(const Tensor& flat, size_t unit) const {
-        int64_t begin = 0;
-        for (size_t u = 0; u < unit; ++u) begin += layout_[u].padded;
-        return flat.slice(begin, begin + layout_[unit].padded);
+    // Counts the gradients of a unit's flat tensor that are complete in this micro-batch; true at
+    // the last one.
+    bool unit_complete(const Parameter& parameter) {
+        const size_t unit = layout_.flat_of(parameter);
+        if (complete_.empty()) complete_.resize(layout_.size());
+        if (++complete_[unit] < layout_[unit].places.size()) return false;
+        complete_[unit] = 0;
+        return true;
     }
-    // What a unit's communication and update are called in the trace.
-    TraceName name_of(size_t unit) const { return {TraceName::whole, layout_[unit].unit->name}; }
-    // The ranks that share out a unit, and this rank's shard of a flat tensor that holds all of it.
-    const Communicator& ranks_of(size_t unit) const { return *layout_[unit].group; }
-    Tensor my_shard(size_t unit, const Tensor& flat) const {
-        const int64_t shard = layout_[unit].shard, rank = ranks_of(unit).rank();
-        return flat.slice(rank * shard, (rank + 1) * shard);
-    }
+
+    // ---- The norm ------------------------------------------------------------------------------
     // The squared norm of the whole gradient from each rank's shards: one number travels. Of what
     // ranks of a model axis hold copies of, one counts.
     Tensor sum_squares(const std::vector<Tensor>& shards) const {
@@ -121,19 +166,43 @@ protected:
                 mesh_.group(group).all_reduce(shards[u]);
             }
     }
+
+    // ---- This rank's shards (stages 1 to 3) ----------------------------------------------------
+    // Gives each unit's shard an optimizer, whose states are here or on the host.
+    TrainingState start_optimizers() {
+        if (zero_.offload) offload_.emplace(layout_, value_shards_, grad_shards_);
+        for (size_t u = 0; u < layout_.size(); ++u) {
+            const Tensor values = offload_ ? offload_->values(u) : value_shards_[u],
+                         grads = offload_ ? offload_->grads(u) : grad_shards_[u];
+            optimizers_.emplace_back(layout_.shard_items(u, ranks_of(u).rank(), values, grads),
+                                     options_.optimizer);
+        }
+        gathers_.resize(layout_.size());
+        return resume();
+    }
+    // Updates the shards, one unit after the other, here or on the host; calls ready(unit) after
+    // each.
+    void update_shards(double lr, const Tensor& squared_norm,
+                       const std::function<void(size_t)>& ready) {
+        if (offload_) return offload_->run(optimizers_, lr, squared_norm, ready);
+        for (size_t u = 0; u < layout_.size(); ++u) {
+            const TraceName name = name_of(u);
+            optimizers_[u].step(lr, squared_norm);
+            ready(u);
+        }
+    }
+    std::vector<TensorPart> shard_parts(const std::vector<Tensor>& shards) const {
+        std::vector<TensorPart> parts;
+        for (size_t u = 0; u < layout_.size(); ++u)
+            for (const AdamW::Item& item :
+                 layout_.shard_items(u, ranks_of(u).rank(), shards[u], shards[u]))
+                parts.emplace_back(*item.parameter, item.value, item.begin);
+        return parts;
+    }
     TrainingState resume() {
         std::vector<AdamW*> all;
         for (AdamW& optimizer : optimizers_) all.push_back(&optimizer);
         return resume_or_start(options_, all, parameters_.buffers());
-    }
-    // Counts the gradients of a unit's flat tensor that are complete in this micro-batch; true at
-    // the last one.
-    bool unit_complete(const Parameter& parameter) {
-        const size_t unit = layout_.flat_of(parameter);
-        if (complete_.empty()) complete_.resize(layout_.size());
-        if (++complete_[unit] < layout_[unit].places.size()) return false;
-        complete_[unit] = 0;
-        return true;
     }
 
     ParameterList& parameters_;
@@ -142,10 +211,13 @@ protected:
     const Options& options_;
     ZeroOptions zero_;
     FlatLayout layout_;
-    std::vector<AdamW> optimizers_;    // one, or one for each unit's shard
-    bool first_ = true, last_ = true;  // micro-batch of the step
+    std::vector<Tensor> value_shards_, grad_shards_;  // of each unit: (shard)
+    std::vector<AdamW> optimizers_;                   // stage 0: one; or one for each unit's shard
+    std::vector<Work> gathers_;                       // of each unit's parameters
+    bool first_ = true, last_ = true;                 // micro-batch of the step
 
 private:
+    std::optional<OffloadedUpdate> offload_;
     std::vector<size_t> complete_;  // of each unit
 };
 

@@ -1,11 +1,11 @@
 // --stage 0: plain data parallelism, to compare with. Everything is held n times; each unit's
-// gradients are all-reduced when they are
-// complete, under the backward of the units below.
+// gradients are all-reduced when they are complete, under the backward of the units below.
 //
 //     compute        | forward | backward  head    L8    L7  ...  L1 |  | update of everything |
 //     communication  |                        | all-reduce head | L8 | ... | L1 |
 #pragma once
 
+#include "micro_batch_sums.h"
 #include "zero.h"
 
 namespace ultrascale {
@@ -17,12 +17,12 @@ public:
     TrainingState start() override {
         values_ = allocate_flat(options_.dtype, Memory::parameter, &Parameter::value);
         grads_ = allocate_flat(options_.grad_dtype(), Memory::gradient, &Parameter::grad);
-        if (zero_.every_micro_batch)
-            sums_ = Tensor::zeros(grads_.shape(), grads_.dtype(), Memory::gradient);
+        sums_.sum_of(grads_);
         load_or_initialize(options_, parameters_);
         optimizers_.emplace_back(parameters_, options_.optimizer);
         return resume();
     }
+    void begin_step(int64_t micro_batches) override { sums_.begin_step(micro_batches); }
 
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!unit_complete(parameter)) return;
@@ -32,15 +32,13 @@ public:
             ranks_of(u).all_reduce(of_unit(grads_, u), Reduce::sum, communication_stream()));
     }
     void end_micro_batch() override {
-        if (last_ || zero_.every_micro_batch) parameters_.check_complete();
+        sums_.check_complete(last_);
         for (Work& work : under_way_) work.wait();
         under_way_.clear();
-        if (!zero_.every_micro_batch) return;
-        // The sum over micro-batches of what the ranks summed each time; the last one leaves it
-        // where it belongs.
-        first_ ? ops::copy(sums_, grads_) : ops::add(sums_, grads_);
-        last_ ? ops::copy(grads_, sums_) : parameters_.begin_gradients();
+        sums_.add(first_, last_);
+        if (last_) sums_.put_in_place();
     }
+
     // Every rank has the whole gradient, yet looks at its shards only: less work, and the other
     // stages' bits.
     Tensor squared_norm() override {
@@ -59,8 +57,9 @@ public:
     std::vector<TensorPart> gradients() override { return parameters_.parts(&Parameter::grad); }
 
 private:
-    Tensor values_, grads_, sums_;  // (all units, padded)
+    Tensor values_, grads_;  // (all units, padded)
     std::vector<Work> under_way_;
+    MicroBatchSums sums_{parameters_, zero_.every_micro_batch};
 };
 
 }  // namespace ultrascale

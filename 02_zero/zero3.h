@@ -1,23 +1,28 @@
 // --stage 3: the parameters are sharded too. A unit's whole parameters exist only around its
-// forward and its backward: gathered
-// just before, freed just after (PyTorch's FSDP: Zhao et al. 2023,
-// https://arxiv.org/abs/2304.11277).
+// forward and its backward: gathered just before, freed just after (PyTorch's FSDP: Zhao et al.
+// 2023, https://arxiv.org/abs/2304.11277). Gradients are those of stage 2.
 //
-//     compute          forward L1    forward L2    forward L3   ...   head: forward, backward    backward L8    backward L7
-//     communication    gather L2     gather L3     gather L4          gather L8                  gather L7      gather L6
-//                                                                                                               reduce-scatter L8
-//     parameters held  [L1][L2]      [L2][L3]      [L3][L4]           [head][L8]                 [L8][L7]       and 1/n of everything
+//     compute          forward L1   forward L2   forward L3  ...  head: forward, backward
+//     communication    gather L2    gather L3    gather L4        gather L8
+//     parameters held  [L1][L2]     [L2][L3]     [L3][L4]         [head][L8]
+//
+//     compute          ...   backward L8           backward L7           backward L6
+//     communication          gather L7             gather L6             gather L5
+//                            reduce-scatter head   reduce-scatter L8     reduce-scatter L7
+//     parameters held        [L8][L7]              [L7][L6]              [L6][L5]
+//                                                             and 1/n of everything at all times
 //
 // --prefetch N gathers N units ahead: N + 1 units exist at a time. A micro-batch's passes are 2 U
-// steps, forward of unit 0..U-1
-// and backward of unit U-1..0, and each step names the units it needs. Two gathers are saved: the
-// head's backward follows its forward, so it keeps its parameters; and the embedding's backward
-// reads no parameters. A tied head needs the embedding's once more.
+// steps, forward of unit 0..U-1 and backward of unit U-1..0, and each step names the units it
+// needs. Two gathers are saved: the head's backward follows its forward, so it keeps its
+// parameters; and the embedding's backward reads no parameters. A tied head needs the embedding's
+// once more.
 #pragma once
 
 #include <algorithm>
 
-#include "zero2.h"
+#include "gradient_buffers.h"
+#include "zero.h"
 
 namespace ultrascale {
 
@@ -42,24 +47,43 @@ inline std::vector<size_t> units_needed(const FlatLayout& layout,
     return all;
 }
 
-class Zero3 : public Zero2 {
+class Zero3 : public Zero {
 public:
-    using Zero2::Zero2;
+    using Zero::Zero;
+
+    TrainingState start() override {
+        whole_.resize(layout_.size());
+        for (size_t u = 0; u < layout_.size(); ++u) {
+            value_shards_.push_back(
+                Tensor::zeros({layout_[u].shard}, options_.dtype, Memory::parameter));
+            load_or_draw(options_, layout_.shard_items(u, ranks_of(u).rank(), value_shards_[u],
+                                                       value_shards_[u]));
+        }
+        grad_shards_ = buffers_.allocate_shards(layout_, options_.grad_dtype());
+        return start_optimizers();
+    }
+    void begin_step(int64_t) override {  // a sum is of one micro-batch
+        parameters_.begin_gradients();
+        buffers_.begin_step();
+    }
 
     void before(const Unit& unit, Pass pass, const Context& context) override {
-        if (pass == Pass::backward_weight)
-            return make_room_for_gradients(unit, pass);  // reads no parameters
-        const size_t now = step_of(unit, pass);
-        for (size_t u : needed(now, now + size_t(zero_.prefetch), context))
-            gather(u);  // the first of them is this step's own
-        for (size_t u : needed(now, now, context)) {
-            gathers_[u].wait();
-            layout_.place(u, whole_[u], &Parameter::value);
+        if (pass != Pass::backward_weight) {  // which reads no parameters
+            const size_t now = step_of(unit, pass);
+            for (size_t u : needed(now, now + size_t(zero_.prefetch), context))
+                gather(u);  // the first of them is this step's own
+            for (size_t u : needed(now, now, context)) {
+                gathers_[u].wait();
+                layout_.place(u, whole_[u], &Parameter::value);
+            }
         }
-        make_room_for_gradients(unit, pass);
+        buffers_.make_room(unit, pass);
+    }
+    void gradient_complete(Parameter& parameter, const Context&) override {
+        buffers_.complete(parameter);
     }
     void after(const Unit& unit, Pass pass, const Context& context) override {
-        Zero2::after(unit, pass, context);
+        for (size_t u : buffers_.take_complete(unit)) reduce(u);
         if (pass == Pass::backward_weight) return;
         const size_t now = step_of(unit, pass);
         const std::vector<size_t> kept =
@@ -70,24 +94,33 @@ public:
             whole_[u] = {};
         }
     }
+    void end_micro_batch() override {
+        parameters_.check_complete();
+        for (size_t u : buffers_.take_rest()) reduce(u);
+        buffers_.wait(0);
+    }
+
     void update(double lr, const Tensor& squared_norm) override {
         update_shards(lr, squared_norm, [](size_t) {});  // the next forward gathers what it needs
     }
 
     std::vector<TensorPart> values() override { return shard_parts(value_shards_); }
 
-protected:
-    void allocate_values() override {
-        whole_.resize(layout_.size());
-        for (size_t u = 0; u < layout_.size(); ++u) {
-            value_shards_.push_back(
-                Tensor::zeros({layout_[u].shard}, options_.dtype, Memory::parameter));
-            load_or_draw(options_, layout_.shard_items(u, ranks_of(u).rank(), value_shards_[u],
-                                                       value_shards_[u]));
-        }
-    }
-
 private:
+    void gather(size_t u) {
+        if (whole_[u]) return;
+        const TraceName name = name_of(u);
+        whole_[u] = Tensor::empty({layout_[u].padded}, options_.dtype, Memory::communication,
+                                  ranks_of(u).symmetric_memory());
+        gathers_[u] = ranks_of(u).all_gather(whole_[u], value_shards_[u], communication_stream());
+    }
+    void reduce(size_t u) {
+        const TraceName name = name_of(u);
+        GradientBuffers::Reduction r = buffers_.take(u);
+        r.work = ranks_of(u).reduce_scatter(r.sum, r.whole, Reduce::sum, communication_stream());
+        buffers_.under_way(std::move(r));
+    }
+    // The steps of a micro-batch, and what they need.
     size_t step_of(const Unit& unit, Pass pass) const {
         const auto index = size_t(std::ranges::find(units_, &unit) - units_.begin());
         return pass == Pass::forward ? index : 2 * units_.size() - 1 - index;
@@ -95,16 +128,9 @@ private:
     std::vector<size_t> needed(size_t first, size_t last, const Context& context) const {
         return units_needed(layout_, units_, first, last, context.training);
     }
-    void gather(size_t unit) {
-        if (whole_[unit]) return;
-        const TraceName name = name_of(unit);
-        whole_[unit] = Tensor::empty({layout_[unit].padded}, options_.dtype, Memory::communication,
-                                     ranks_of(unit).symmetric_memory());
-        gathers_[unit] =
-            ranks_of(unit).all_gather(whole_[unit], value_shards_[unit], communication_stream());
-    }
 
     std::vector<Tensor> whole_;  // of each unit that is in use: its parameters (padded)
+    GradientBuffers buffers_;
 };
 
 }  // namespace ultrascale

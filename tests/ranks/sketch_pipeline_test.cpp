@@ -8,8 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "01_data_parallel/bucket.h"
-#include "02_zero/zero0.h"
-#include "02_zero/zero3.h"
+#include "02_zero/stages.h"
 #include "report/prediction.h"
 #include "train/run.h"
 #include "core/threads.h"

@@ -1,0 +1,61 @@
+// How stages 0 and 1 add up several micro-batches: each backward adds to the gradients that are
+// there, and they are communicated once, in the last micro-batch. With --no-sync off they travel
+// after each, as those of stages 2 and 3 must, and what has arrived is added to sums beside them.
+//
+//     --no-sync on     backward 0    backward 1    ...   backward A-1 | communication
+//     --no-sync off    backward 0 | communication | sum =   backward 1 | communication | sum +=
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "core/ops.h"
+#include "core/trace.h"
+#include "model/parameter.h"
+
+namespace ultrascale {
+
+class MicroBatchSums {
+public:
+    MicroBatchSums(ParameterList& parameters, bool every_micro_batch)
+        : parameters_(parameters), every_(every_micro_batch) {}
+
+    // Where the sum over micro-batches of `reduced` will be: just there, or in a tensor beside it.
+    Tensor sum_of(const Tensor& reduced, std::string_view unit = "") {
+        if (!every_) return reduced;
+        sums_.push_back(
+            {reduced, Tensor::zeros(reduced.shape(), reduced.dtype(), Memory::gradient), unit});
+        return sums_.back().sum;
+    }
+    void begin_step(int64_t micro_batches) {
+        parameters_.begin_gradients(every_ ? 1 : micro_batches);
+    }
+    // Where gradients should be complete: before their communication is waited for.
+    void check_complete(bool last) const {
+        if (last || every_) parameters_.check_complete();
+    }
+    // After it.
+    void add(bool first, bool last) {
+        if (!every_) return;
+        for (const auto& [reduced, sum, unit] : sums_) {
+            const TraceName name(TraceName::whole, unit);
+            first ? ops::copy(sum, reduced) : ops::add(sum, reduced);
+        }
+        if (!last) parameters_.begin_gradients();
+    }
+    // For who looks for the sums where the gradients are.
+    void put_in_place() const {
+        for (const auto& [reduced, sum, unit] : sums_) ops::copy(reduced, sum);
+    }
+
+private:
+    struct Sum {
+        Tensor reduced, sum;
+        std::string_view unit;  // in the trace
+    };
+    ParameterList& parameters_;
+    bool every_;
+    std::vector<Sum> sums_;
+};
+
+}  // namespace ultrascale
