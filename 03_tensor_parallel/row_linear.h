@@ -50,9 +50,7 @@ public:
     }
 
     void backward_weight(Saved& saved, Context& context) override {
-        const TraceName name(TraceName::part, name_);
-        const Tensor x = saved.take("x");
-        gemm_->add_weight_gradient(saved.take("dy"), x, context);
+        gemm_->backward_weight(saved, context);  // as on one device
     }
 
 protected:

@@ -1,6 +1,6 @@
 // Rung 2, after column_linear.h and row_linear.h: sequence parallelism. Outside the linears each
-// rank holds the residual stream, and computes the norms and the dropout, for 1/tp of the tokens.
-// f and f* become g and g*:
+// rank holds the residual stream, and computes the norms and the dropout, for 1/tp of the tokens. f
+// and f* become g and g*:
 //
 //            (N/tp, h)                 (N, h)                (N, h)                    (N/tp, h)
 //     forward    x ---- g: all-gather ------> column --> ... --> row --> g*: reduce-scatter --> y
