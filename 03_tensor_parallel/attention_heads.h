@@ -2,8 +2,9 @@
 // were no others: q, k, v are a column linear, o a row linear, and between them nothing is
 // communicated.
 //
-//     H 8, K 8, tp 4       rank 0: q 0 1, k v 0 1     rank 1: q 2 3, k v 2 3     ...
-//     H 8, K 2, tp 4       rank 0: q 0 1, k v 0       rank 1: q 2 3, k v 0       rank 2: q 4 5, k v 1     rank 3: q 6 7, k v 1
+//     tp 4         rank 0             rank 1             rank 2             rank 3
+//     H 8, K 8     q 0 1, k v 0 1     q 2 3, k v 2 3     q 4 5, k v 4 5     q 6 7, k v 6 7
+//     H 8, K 2     q 0 1, k v 0       q 2 3, k v 0       q 4 5, k v 1       q 6 7, k v 1
 //
 // The stacked weight of a rank is [q_r; k_r; v_r], not a slice of [q; k; v]. With grouped queries
 // (K < H) and tp above K, a key-value head is needed by tp/K ranks: each of them keeps a copy and

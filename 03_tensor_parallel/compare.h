@@ -1,6 +1,5 @@
 // --compare: a few steps without and with sequence parallelism, on the same data, and one table:
-// what a rank holds, what it sends, how
-// long a step takes.
+// what a rank holds, what it sends, how long a step takes.
 #pragma once
 
 #include <algorithm>
@@ -61,9 +60,8 @@ inline bool compare_sequence_parallel(
         parameters.allocate_grads(options.grad_dtype(), dp.symmetric_memory());
         load_or_initialize(options, parameters);
         AdamW optimizer(parameters, options.optimizer);
-        const Measured m =
-            measure(loader, share, sequences, options.steps,
-                    [&](Step& step) { train_step(step, model, optimizer, mesh); });
+        const Measured m = measure(loader, share, sequences, options.steps,
+                                   [&](Step& step) { train_step(step, model, optimizer, mesh); });
 
         const Prediction predicted = predict(shape, tensor, parameters, A, N, tp.rank());
         const MemoryEstimate& want = predicted.memory;

@@ -8,12 +8,12 @@
 // none: the mask of an element is a function of (seed, place in the model, number of the element in
 // the whole run), whoever computes it and how often:
 //
-//     number = (sample T + token) h + feature          the same on one device as on any grid of ranks
+//     number = (sample T + token) h + feature      the same on one device as on any grid of ranks
 //
 // --same-seed off gives every rank a seed of its own, to see what goes wrong.
 #pragma once
 
-#include "conjugates.h"
+#include "parallel_region.h"
 #include "core/ops.h"
 
 namespace ultrascale {
@@ -22,7 +22,7 @@ struct Dropout {
     float p = 0;
     uint64_t seed = 0;
     // says which tokens this rank's rows are; none: one device, all of them
-    const Conjugates* border = nullptr;
+    const ParallelRegion* region = nullptr;
 
     // y = x with some elements dropped, and the others scaled (+ addend).
     void apply(Tensor y, const Tensor& x, const std::string& place, const Context& context,
@@ -32,16 +32,16 @@ struct Dropout {
         const auto matrix = [&](const Tensor& t) { return t ? t.view({rows, h}) : Tensor(); };
         const Tensor to = matrix(y), from = matrix(x), add = matrix(addend);
         const auto first = uint64_t(context.batch.first_sample * context.batch.length());
-        const auto part = [&](int64_t local, int64_t global, int64_t count) {
+        const auto part = [&](int64_t row, int64_t token, int64_t count) {
             const auto slice = [&](const Tensor& t) {
-                return t ? t.slice(local, local + count) : Tensor();
+                return t ? t.slice(row, row + count) : Tensor();
             };
-            ops::dropout(slice(to), slice(from), p, random,
-                         (first + uint64_t(global)) * uint64_t(h), slice(add));
+            ops::dropout(slice(to), slice(from), p, random, (first + uint64_t(token)) * uint64_t(h),
+                         slice(add));
         };
-        if (!border) return part(0, 0, rows);
-        for (const Conjugates::Stretch& s : border->stretches(rows))
-            part(s.local, s.global, s.rows);
+        if (!region) return part(0, 0, rows);
+        for (const ParallelRegion::TokenRange& range : region->tokens(rows))
+            part(range.first_row, range.first_token, range.count);
     }
 };
 

@@ -4,13 +4,12 @@
 // A column linear (h -> h) of N tokens with sequence parallelism: every rank receives (tp - 1)/tp
 // of the N h elements and computes 2 N h h/tp FLOP.
 //
-//     communication   N h (tp-1)/tp elements / bandwidth      tp - 1   FLOP/s
-//     ------------- = --------------------------------------- = ------ * ---------      below 1: it
-//     fits under the GEMM
-//      computation    2 N h h/tp FLOP / (FLOP/s)                 2 h    bandwidth
+//     communication   N h (tp-1)/tp elements / bandwidth    tp - 1    FLOP/s
+//     ------------- = ---------------------------------- = ------ * ---------
+//      computation        2 N h h/tp FLOP / (FLOP/s)          2 h    bandwidth
 //
-// It does not depend on the batch; it grows with tp and with every GPU generation that computes
-// faster without a faster network.
+// Below 1 it fits under the GEMM. It does not depend on the batch; it grows with tp and with every
+// GPU generation that computes faster without a faster network.
 #pragma once
 
 #include "core/device.h"
@@ -35,9 +34,9 @@ inline void print_overlap_ratio(Report& report, const Communicator& group, int64
         return measure_call(group, [&] { group.all_gather(whole, mine); });
     };
     const Tensor x = tensor({rows, h}), w = tensor({h / n, h}), y = tensor({rows, h / n});
-    const double gather = gather_seconds(rows), gemm = measure_call(group, [&] {
-        ops::matmul(y, x, ops::Transpose::no, w, ops::Transpose::yes);
-    });
+    const double gather = gather_seconds(rows),
+                 gemm = measure_call(
+                     group, [&] { ops::matmul(y, x, ops::Transpose::no, w, ops::Transpose::yes); });
     // The rates: of a message four times as large, and of the device's matrix product.
     const double share = double(n - 1) / double(n),
                  bandwidth = 4 * double(rows * h) * share / gather_seconds(4 * rows);

@@ -1,5 +1,5 @@
-// What a rank holds and sends, by formula: from the configuration and the description of the
-// rank's parameters, without running anything.
+// What a rank holds and sends, by formula: from the configuration and the description of the rank's
+// parameters, without running anything.
 #pragma once
 
 #include <numeric>

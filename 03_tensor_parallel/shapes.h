@@ -2,14 +2,14 @@
 //
 // The parts know nothing of it. Each is wrapped in one that sees what goes in and what comes out;
 // what is whole on every rank only between the two (a gathered input, a partial sum) is seen where
-// it crosses a region's border, by conjugates that are wrapped, too.
+// it enters or leaves a region, by a region that is derived from the one in use.
 #pragma once
 
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "conjugates.h"
+#include "parallel_region.h"
 #include "model/llama.h"
 #include "report/report.h"
 
@@ -68,22 +68,22 @@ private:
     std::string region_;
 };
 
-// Border is the conjugates' class. What crosses a border has all its columns.
-template <class Border>
-class RecordedBorder : public Border {
+// Region is the class of the region in use. What enters or leaves it has all its columns.
+template <class Region>
+class RecordedRegion : public Region {
 public:
-    RecordedBorder(const Communicator& group, const TensorOptions& options, ShapeTable& shapes)
-        : Border(group, options), shapes_(shapes) {}
+    RecordedRegion(const Communicator& group, const TensorOptions& options, ShapeTable& shapes)
+        : Region(group, options), shapes_(shapes) {}
 
-    Incoming gather(const Tensor& x, bool beside) const override {
-        Incoming in = Border::gather(x, beside);
+    Pending begin_enter(const Tensor& x, Stream& stream) const override {
+        Pending in = Region::begin_enter(x, stream);
         shapes_.note("norm's output", x, x.cols());
-        shapes_.note("input", in.whole, x.cols());
+        shapes_.note("input", in.result, x.cols());
         return in;
     }
-    Outgoing begin_sum(Tensor partial) const override {
+    Tensor empty_sum(const Tensor& partial) const override {
         shapes_.note("partial sum", partial, partial.cols());
-        return Border::begin_sum(std::move(partial));
+        return Region::empty_sum(partial);
     }
 
 private:

@@ -6,9 +6,13 @@
 #include <cstdint>
 #include <string>
 
-#include "overlap.h"
+#include "core/tensor.h"
 
 namespace ultrascale {
+
+// How communication is hidden: not; async_backward.h; that and chunked_linear.h.
+enum class Overlap { none, async, chunk };
+inline constexpr const char* overlap_names[] = {"none", "async", "chunk"};
 
 struct TensorOptions {
     int tp = 0;                      // ranks that share a layer; 0: all
@@ -28,6 +32,12 @@ struct TensorOptions {
 inline int64_t row_chunks(const TensorOptions& options, int64_t rows) {
     const int64_t parts = options.chunks * (options.sequence_parallel ? options.tp : 1);
     return options.overlap == Overlap::chunk && rows % parts == 0 ? options.chunks : 1;
+}
+
+// Rows of chunk c of `chunks`, which divides the rows; x is read as a matrix.
+inline Tensor chunk_of(const Tensor& x, int64_t c, int64_t chunks) {
+    const int64_t rows = x.rows() / chunks;
+    return x.view({x.rows(), x.cols()}).slice(c * rows, (c + 1) * rows);
 }
 
 // "tp 4 x dp 2, sequence parallel; overlap none", for micro-batches of so many rows.

@@ -1,15 +1,18 @@
 // The model's parts under tensor parallelism, each in its own file, put together: which slice of
 // each parameter a rank holds, and over which ranks its gradient is summed.
 //
-//                          slice               split over   gradient summed over, besides the data axes
-//     embedding, head      V/tp rows           tp
-//     q; gate, up          rows / tp           tp
-//     k, v                 rows / min(tp, K)   tp           "kv", where tp/K ranks hold copies
-//     o, down              columns / tp        tp
-//     norms                whole               -            "tp" with sequence parallelism
+//                        slice               split over   gradient summed over,
+//                                                         besides the data axes
+//     embedding, head    V/tp rows           tp
+//     q; gate, up        rows / tp           tp
+//     k, v               rows / min(tp, K)   tp           "kv", where tp/K ranks hold copies
+//     o, down            columns / tp        tp
+//     norms              whole               -            "tp" with sequence parallelism
 #pragma once
 
+#include "async_backward.h"
 #include "attention_heads.h"
+#include "chunked_linear.h"
 #include "dropout.h"
 #include "model/llama.h"
 #include "comm/mesh.h"
@@ -49,25 +52,26 @@ inline void check_splits(const LlamaConfig& config, const TensorOptions& options
 class TensorParallel {
 public:
     // All ranks call it. `mesh` has the axis "tp", and gets the group "kv" where there are copies.
-    // `border`: other conjugates than the options ask for.
+    // `region`: another one than the options ask for.
     TensorParallel(const LlamaConfig& config, const TensorOptions& options, Mesh& mesh,
-                   uint64_t seed, std::unique_ptr<Conjugates> border = nullptr)
+                   uint64_t seed, std::unique_ptr<ParallelRegion> region = nullptr)
         : config_(config),
           options_(options),
           tp_(mesh.group("tp")),
           heads_(split_heads(config, tp_.size(), tp_.rank())) {
         if (heads_.copies > 1)
             mesh.add_copies(tp_.split(tp_.rank() / heads_.copies, tp_.rank(), "kv"));
-        if (border)
-            border_ = std::move(border);
+        if (region)
+            region_ = std::move(region);
         else if (options.sequence_parallel)
-            border_ = std::make_unique<RecordedBorder<SequenceParallel>>(tp_, options, *shapes_);
+            region_ =
+                std::make_unique<RecordedRegion<SequenceParallelRegion>>(tp_, options, *shapes_);
         else
-            border_ = std::make_unique<RecordedBorder<Conjugates>>(tp_, options, *shapes_);
+            region_ = std::make_unique<RecordedRegion<ParallelRegion>>(tp_, options, *shapes_);
         const uint64_t own = options.same_seed
                                  ? 0
                                  : 0x9E3779B97F4A7C15u * uint64_t(Communicator::world().rank() + 1);
-        dropout_ = {float(options.dropout), seed + own, border_.get()};
+        dropout_ = {float(options.dropout), seed + own, region_.get()};
     }
 
     // Of the model that `plain` parts would make. Keeps pointing to this object.
@@ -89,12 +93,12 @@ public:
         };
         parts.embedding = [this](ParameterList& list) {
             return std::make_unique<VocabularyEmbedding>(
-                list.add(vocabulary_weight("model.embed_tokens.weight")), *border_);
+                list.add(vocabulary_weight("model.embed_tokens.weight")), *region_);
         };
         parts.head = [this, model](ParameterList& list, const Stage&) {
             Parameter* weight = head_weight(
                 list, config_, [this](const char* name) { return vocabulary_weight(name); });
-            return std::make_unique<VocabularyHead>(weight, model.loss_chunk, *border_);
+            return vocabulary_head(weight, model.loss_chunk);
         };
         if (options_.partition_checkpoints)
             parts.checkpoint = [this](const Place&) {
@@ -133,8 +137,29 @@ private:
             rows.push_back(list.add(std::move(p)));
         }
         std::unique_ptr<Linear> gemm = parts.gemm(list, place, std::move(rows), role);
-        if (role == LinearRole::row) return std::make_unique<RowLinear>(std::move(gemm), *border_);
-        return std::make_unique<ColumnLinear>(std::move(gemm), *border_);
+        return role == LinearRole::row ? row_linear(std::move(gemm))
+                                       : column_linear(std::move(gemm));
+    }
+
+    // The ladder's rung that the options ask for.
+    std::unique_ptr<Linear> column_linear(std::unique_ptr<Linear> gemm) const {
+        if (options_.overlap == Overlap::chunk)
+            return std::make_unique<ChunkedColumnLinear>(std::move(gemm), *region_);
+        if (options_.overlap == Overlap::async)
+            return std::make_unique<AsyncColumnLinear>(std::move(gemm), *region_);
+        if (region_->gathers_again())
+            return std::make_unique<RegatheringColumnLinear>(std::move(gemm), *region_);
+        return std::make_unique<ColumnLinear>(std::move(gemm), *region_);
+    }
+    std::unique_ptr<Linear> row_linear(std::unique_ptr<Linear> gemm) const {
+        if (options_.overlap == Overlap::chunk)
+            return std::make_unique<ChunkedRowLinear>(std::move(gemm), *region_);
+        return std::make_unique<RowLinear>(std::move(gemm), *region_);
+    }
+    std::unique_ptr<Head> vocabulary_head(Parameter* weight, int64_t loss_chunk) const {
+        if (options_.overlap != Overlap::none)
+            return std::make_unique<AsyncVocabularyHead>(weight, loss_chunk, *region_);
+        return std::make_unique<VocabularyHead>(weight, loss_chunk, *region_);
     }
 
     Parameter vocabulary_weight(const char* name) const {
@@ -151,7 +176,7 @@ private:
     const Communicator& tp_;
     HeadSplit heads_;
     std::unique_ptr<ShapeTable> shapes_ = std::make_unique<ShapeTable>();
-    std::unique_ptr<Conjugates> border_;
+    std::unique_ptr<ParallelRegion> region_;
     Dropout dropout_;
 };
 

@@ -1,82 +1,70 @@
 // The output head split over the vocabulary, and the loss without ever gathering the logits.
 //
 //     logits (N, V/tp) on each rank = X W_r^T: a column linear
-//     of each row, on each rank:  m_r = max logit,  s_r = sum of exp(logit - m_r),  t_r = the target's logit, 0 where it is another rank's
+//     of each row, on each rank:  m_r = max logit,  s_r = sum of exp(logit - m_r),
+//                                 t_r = the target's logit, 0 where it is another rank's
 //     all-gather of (m, s, t): 3 numbers a token and rank, whatever V
 //     m = max m_r,  s = sum of s_r exp(m_r - m),  t = sum of t_r        loss = log s + m - t
 //     gradient, in place and without any further communication:  exp(logit - m) / s - [target]
 //
 // No exponent is positive, so nothing overflows, whichever rank has the largest logit. An ignored
 // target (-100) gives loss and gradient 0. The gradient of X is f's backward, as for every column
-// linear.
+// linear; rung 2 gathers X again for dW, and async_backward.h is rung 3.
 #pragma once
 
-#include "conjugates.h"
+#include "parallel_region.h"
 #include "core/ops.h"
 
 namespace ultrascale {
 
 class VocabularyHead : public Head {
 public:
-    VocabularyHead(Parameter* weight, int64_t chunk, const Conjugates& border)
-        : Head(weight, chunk), border_(border) {}
+    VocabularyHead(Parameter* weight, int64_t chunk, const ParallelRegion& region)
+        : Head(weight, chunk), region_(region) {}
 
     Tensor logits(const Tensor& x) const override {  // (N, V/tp): those of this rank's tokens
-        return local_logits(border_.gather(x, false).wait());
+        return local_logits(region_.enter(x));
     }
 
     void forward(const Tensor& x, Saved& saved, Context& context) override {
-        Incoming in = border_.gather(x, false);
-        Head::forward(in.wait(), saved, context);
-        if (chunk_ == 0 && border_.gathers_again()) saved.keep("x", x);
+        Head::forward(region_.enter(x), saved, context);
+        if (chunk_ == 0 && region_.gathers_again()) saved.keep("x", x);
     }
 
     Tensor backward_input(Saved& saved, Context& context) override {
-        return sum_of_dx(saved, context, false).wait();
+        return region_.leave(Head::backward_input(saved, context));
     }
 
     void backward_weight(Saved& saved, Context& context) override {
-        Incoming x = whole_input(saved, false);
-        add_weight_gradient(x, saved, context);
-    }
-
-    Tensor backward(Saved& saved, Context& context, WeightGradient when) override {
-        if (when == WeightGradient::later || !border_.backward_overlaps())
-            return Head::backward(saved, context, when);
-        Incoming x = whole_input(saved, true);          // under dX's GEMM
-        Outgoing dx = sum_of_dx(saved, context, true);  // under dW's GEMM
-        add_weight_gradient(x, saved, context);
-        return dx.wait();
+        add_weight_gradient(whole_input(saved, compute_stream()).wait(), saved, context);
     }
 
 protected:
     void loss(Tensor logits, const Tensor& targets, Context& context) const override {
         const int64_t N = targets.numel(), first = weight_->slice[0].begin;
         const Tensor all =
-            Tensor::empty({border_.group().size(), 3, N}, DType::fp32, Memory::activation);
-        const Tensor mine = all.slice(border_.group().rank(), border_.group().rank() + 1);
+            Tensor::empty({region_.group().size(), 3, N}, DType::fp32, Memory::activation);
+        const Tensor mine = all.slice(region_.group().rank(), region_.group().rank() + 1);
         ops::cross_entropy_partial(mine, logits, targets, first);
-        if (border_.group().size() > 1) border_.group().all_gather(all, mine);
+        if (region_.group().size() > 1) region_.group().all_gather(all, mine);
         Tensor losses = Tensor::empty({N}, DType::fp32, Memory::activation);
         ops::cross_entropy_combine(losses, logits, all, targets, first,
                                    context.training ? context.token_weight : 0);
         ops::accumulate_sum(context.loss, losses, context.token_weight);
     }
 
-private:
-    Incoming whole_input(Saved& saved, bool beside) const {
-        if (chunk_ > 0) return {};  // its gradient is there already
-        return border_.gather_again(saved.take("x"), beside);
+    // In backward; where the loss is in chunks of tokens its gradient is there already.
+    Pending whole_input(Saved& saved, Stream& stream) const {
+        if (chunk_ > 0) return {};
+        Tensor kept = saved.take("x");
+        return region_.gathers_again() ? region_.begin_enter(kept, stream) : Pending{kept};
     }
-    Outgoing sum_of_dx(Saved& saved, Context& context, bool beside) {
-        return border_.sum(Head::backward_input(saved, context), beside);
-    }
-    void add_weight_gradient(Incoming& x, Saved& saved, Context& context) {
-        if (chunk_ == 0) saved.keep("x", x.wait());
+    void add_weight_gradient(Tensor x, Saved& saved, Context& context) {
+        if (chunk_ == 0) saved.keep("x", std::move(x));
         Head::backward_weight(saved, context);
     }
 
-    const Conjugates& border_;
+    const ParallelRegion& region_;
 };
 
 }  // namespace ultrascale

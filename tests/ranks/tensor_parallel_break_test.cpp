@@ -35,7 +35,7 @@ TensorOptions options_of(bool sequence_parallel, float dropout = 0) {
             .dropout = dropout};
 }
 
-template <class Border>
+template <class Region>
 Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     use_threads(ranks_on_this_node());
     const Communicator& world = Communicator::world();
@@ -48,7 +48,7 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     if (breaks.documents) data.document_token = '\n';
     const DataLoader loader(file, data);
     const TensorParallel parallel(config, tensor, mesh, options.seed,
-                                  std::make_unique<Border>(mesh.group("tp"), tensor));
+                                  std::make_unique<Region>(mesh.group("tp"), tensor));
     const ModelOptions model_options{.loss_chunk = breaks.loss_chunk};
     Llama model(config, model_options, parallel.parts(model_options), Stage::whole(config));
     ParameterList& parameters = model.parameters();
@@ -97,16 +97,16 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
 }
 
 TEST(TensorParallelBreak, UnchangedTechniquesPass) {
-    expect(train<Conjugates>(options_of(false)), true, true, true);
-    expect(train<Conjugates>(options_of(false, 0.1f)), true, true, true);
+    expect(train<ParallelRegion>(options_of(false)), true, true, true);
+    expect(train<ParallelRegion>(options_of(false, 0.1f)), true, true, true);
     if (Communicator::world().size() == 1) return;
-    expect(train<SequenceParallel>(options_of(true)), true, true, true);
-    expect(train<SequenceParallel>(options_of(true, 0.1f)), true, true, true);
+    expect(train<SequenceParallelRegion>(options_of(true)), true, true, true);
+    expect(train<SequenceParallelRegion>(options_of(true, 0.1f)), true, true, true);
     for (const Overlap overlap : {Overlap::async, Overlap::chunk}) {
         TensorOptions plain = options_of(false), shards = options_of(true);
         plain.overlap = shards.overlap = overlap;
-        expect(train<Conjugates>(plain), true, true, true);
-        expect(train<SequenceParallel>(shards), true, true, true);
+        expect(train<ParallelRegion>(plain), true, true, true);
+        expect(train<SequenceParallelRegion>(shards), true, true, true);
     }
 }
 
@@ -116,18 +116,18 @@ TEST(TensorParallelBreak, UnchangedTechniquesPassTheOtherWays) {
         SCOPED_TRACE(way);
         const Breaks other{
             .split_backward = way == 0, .loss_chunk = way == 1 ? 20 : 0, .documents = way == 2};
-        EXPECT_TRUE(train<Conjugates>(options_of(false, 0.1f), other).verified);
-        EXPECT_TRUE(train<SequenceParallel>(options_of(true, 0.1f), other).verified);
+        EXPECT_TRUE(train<ParallelRegion>(options_of(false, 0.1f), other).verified);
+        EXPECT_TRUE(train<SequenceParallelRegion>(options_of(true, 0.1f), other).verified);
     }
 }
 
 TEST(TensorParallelBreak, OneSumIsForgotten) {
     NEEDS_RANKS();
     static int calls, dropped;
-    struct Broken : Conjugates {
-        using Conjugates::Conjugates;
-        void sum_chunk(Outgoing& sum, int64_t c, int64_t chunks, bool beside) const override {
-            if (calls++ != dropped) Conjugates::sum_chunk(sum, c, chunks, beside);
+    struct Broken : ParallelRegion {
+        using ParallelRegion::ParallelRegion;
+        Work sum_rows(Tensor sum, Tensor partial, Stream& stream) const override {
+            return calls++ != dropped ? ParallelRegion::sum_rows(sum, partial, stream) : Work();
         }
     };
     // The first step's: embedding, o, down, o, down of forward; head, gate and up, q k v, gate and
@@ -142,13 +142,13 @@ TEST(TensorParallelBreak, OneSumIsForgotten) {
 TEST(TensorParallelBreak, ACopyIsReducedAsIfItWereAPart) {
     NEEDS_RANKS();
     struct Broken
-        : Conjugates {  // the row linear's backward sums dy, of which every rank has the whole
-        using Conjugates::Conjugates;
-        Incoming gather(const Tensor& x, bool) const override {
+        : ParallelRegion {  // the row linear's backward sums dy, of which every rank has the whole
+        using ParallelRegion::ParallelRegion;
+        Pending begin_enter(const Tensor& x, Stream&) const override {
             Tensor sum = Tensor::empty(x.shape(), x.dtype(), Memory::activation);
             ops::copy(sum, x);
             group_.all_reduce(sum);
-            return {sum, {}};
+            return {sum};
         }
     };
     const Checks checks = train<Broken>(options_of(false));
@@ -159,19 +159,21 @@ TEST(TensorParallelBreak, ACopyIsReducedAsIfItWereAPart) {
 TEST(TensorParallelBreak, CopiesGradientsAreNotSummed) {
     NEEDS_RANKS();
     // Without sequence parallelism: key-value heads; with it the norms too.
-    expect(train<Conjugates>(options_of(false), {.sum_copies = false}), false, true, false);
-    expect(train<SequenceParallel>(options_of(true), {.sum_copies = false}), false, true, false);
+    expect(train<ParallelRegion>(options_of(false), {.sum_copies = false}), false, true, false);
+    expect(train<SequenceParallelRegion>(options_of(true), {.sum_copies = false}), false, true,
+           false);
     Breaks norms_only;
     norms_only.parameter = [](Parameter& p, int) {
         if (p.start == Start::ones) p.also_summed_over.clear();
     };
-    expect(train<SequenceParallel>(options_of(true), norms_only), false, true, false);
+    expect(train<SequenceParallelRegion>(options_of(true), norms_only), false, true, false);
 }
 
 TEST(TensorParallelBreak, CopiesAreCountedTwiceInTheNorm) {
     NEEDS_RANKS();
-    expect(train<Conjugates>(options_of(false), {.count_copies = true}), false, true, false);
-    expect(train<Conjugates>(options_of(false), {.clip_with_own_norm = true}), false, true, true);
+    expect(train<ParallelRegion>(options_of(false), {.count_copies = true}), false, true, false);
+    expect(train<ParallelRegion>(options_of(false), {.clip_with_own_norm = true}), false, true,
+           true);
 }
 
 TEST(TensorParallelBreak, TwoRanksSwapAShard) {
@@ -188,23 +190,22 @@ TEST(TensorParallelBreak, TwoRanksSwapAShard) {
     };
     for (const char* name :
          {"model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.o_proj.weight"})
-        expect(train<Conjugates>(options_of(false), swap_of(name)), false, true, true);
+        expect(train<ParallelRegion>(options_of(false), swap_of(name)), false, true, true);
 }
 
 // Every rank gathers the tokens in an order of its own.
 TEST(TensorParallelBreak, TokensComeInTheWrongOrder) {
     NEEDS_RANKS();
-    struct Broken : SequenceParallel {
-        using SequenceParallel::SequenceParallel;
-        Incoming gather(const Tensor& x, bool beside) const override {
-            Incoming in = SequenceParallel::gather(x, beside);
-            in.wait();
-            if (group_.rank() != 0) return in;
-            const Tensor first = chunk_of(in.whole, 0, group_.size()),
-                         second = chunk_of(in.whole, 1, group_.size());
+    struct Broken : SequenceParallelRegion {
+        using SequenceParallelRegion::SequenceParallelRegion;
+        Pending begin_enter(const Tensor& x, Stream& stream) const override {
+            const Tensor whole = SequenceParallelRegion::begin_enter(x, stream).wait();
+            if (group_.rank() != 0) return {whole};
+            const Tensor first = chunk_of(whole, 0, group_.size()),
+                         second = chunk_of(whole, 1, group_.size());
             const Tensor copy = Tensor::empty(first.shape(), first.dtype(), Memory::workspace);
             ops::copy(copy, first), ops::copy(first, second), ops::copy(second, copy);
-            return in;
+            return {whole};
         }
     };
     expect(train<Broken>(options_of(true)), false, true, true);
@@ -214,9 +215,9 @@ TEST(TensorParallelBreak, TokensComeInTheWrongOrder) {
 // give two tokens one mask.
 TEST(TensorParallelBreak, DropoutCountsItsOwnTokens) {
     NEEDS_RANKS();
-    struct Broken : SequenceParallel {
-        using SequenceParallel::SequenceParallel;
-        std::vector<Stretch> stretches(int64_t rows) const override { return {{0, 0, rows}}; }
+    struct Broken : SequenceParallelRegion {
+        using SequenceParallelRegion::SequenceParallelRegion;
+        std::vector<TokenRange> tokens(int64_t rows) const override { return {{0, 0, rows}}; }
     };
     expect(train<Broken>(options_of(true, 0.1f)), false, true, true);
     expect(train<Broken>(options_of(true)), true, true, true);  // it is the only one to ask
@@ -226,8 +227,9 @@ TEST(TensorParallelBreak, KeepsOrSendsOtherThanPredicted) {
     NEEDS_RANKS();
     TensorOptions keeps = options_of(true);
     keeps.keep_gathered = true;
-    expect(train<SequenceParallel>(keeps, {.predicted = options_of(true)}), true, false, false);
-    expect(train<Conjugates>(options_of(false), {.predicted = options_of(true)}), true, false,
+    expect(train<SequenceParallelRegion>(keeps, {.predicted = options_of(true)}), true, false,
+           false);
+    expect(train<ParallelRegion>(options_of(false), {.predicted = options_of(true)}), true, false,
            false);
 }
 

@@ -1,0 +1,53 @@
+// Rung 3, after sequence_parallel.h: the backward of a column linear hides its communication. dW
+// needs nothing of dX's sum, and dX nothing of the second gather of X:
+//
+//   one after    compute   [ dX = dY W ]               [ dW = dY^T X ]
+//   the other    network                [ sum dX      ]
+//
+//   async        compute   [ dX = dY W ][ dW = dY^T X ]
+//                network   [ X again   ][ sum dX      ]       X again: rung 2 only
+//
+// On another stream than compute a call first waits for what compute has been given so far: the sum
+// of dX is issued behind dX's GEMM and before dW's, so it waits for the one and not for the other.
+// Compute waits for the communication only in wait(). This is Megatron-LM's asynchronous gradient
+// all-reduce. The head is a column linear too.
+#pragma once
+
+#include "sequence_parallel.h"
+#include "vocabulary_head.h"
+
+namespace ultrascale {
+
+class AsyncColumnLinear : public RegatheringColumnLinear {
+public:
+    using RegatheringColumnLinear::RegatheringColumnLinear;
+
+    Tensor backward(const Tensor& dy, Saved& saved, Context& context,
+                    WeightGradient when) override {
+        if (when == WeightGradient::later) return Linear::backward(dy, saved, context, when);
+        const TraceName name(TraceName::part, name_);
+        Pending x = whole_input(saved, communication_stream());  // under dX's GEMM
+        Tensor partial = partial_dx(dy, context);
+        // Waits for dX's GEMM, and runs under dW's.
+        Pending dx = region_.begin_leave(std::move(partial), communication_stream());
+        gemm_->add_weight_gradient(dy, x.wait(), context);
+        return dx.wait();
+    }
+};
+
+class AsyncVocabularyHead : public VocabularyHead {
+public:
+    using VocabularyHead::VocabularyHead;
+
+    Tensor backward(Saved& saved, Context& context, WeightGradient when) override {
+        if (when == WeightGradient::later) return Head::backward(saved, context, when);
+        Pending x = whole_input(saved, communication_stream());  // under dX's GEMM
+        Tensor partial = Head::backward_input(saved, context);
+        // Waits for dX's GEMM, and runs under dW's.
+        Pending dx = region_.begin_leave(std::move(partial), communication_stream());
+        add_weight_gradient(x.wait(), saved, context);
+        return dx.wait();
+    }
+};
+
+}  // namespace ultrascale

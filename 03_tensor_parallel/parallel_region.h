@@ -1,0 +1,103 @@
+// Rung 1 of the linears' ladder begins here: what stands at the two borders of a region that is
+// computed in parts, f and f*.
+//
+//          every rank holds x | each has its columns (heads, features) | every rank holds y
+//
+//     forward    x ----- f ----> column linear --> ... --> row linear ---- f* ---> y
+//     backward   dx <--- f ----- column linear <-- ... <-- row linear <--- f* ---- dy
+//
+//                         f                f*
+//     forward             nothing          all-reduce
+//     backward            all-reduce       nothing
+//
+// They are conjugate: each one's backward is the other's forward. Why f sums in backward: every
+// rank used the same x, so x's gradient is the sum of what each of them makes of its own columns.
+// Why f* does nothing: each rank's partial sum enters y with factor one, so the gradient of each is
+// dy. (Shoeybi et al. 2019, Megatron-LM; the playbook's appendix "TP backward pass".)
+//
+// So there are two operations: enter() is f forward and f* backward, leave() is f* forward and f
+// backward. Next: column_linear.h and row_linear.h. What is virtual here becomes g and g* on rung 2
+// (sequence_parallel.h); streams and chunks matter on rung 3 (async_backward.h, chunked_linear.h).
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "comm/comm.h"
+#include "tensor_options.h"
+#include "model/parts.h"
+
+namespace ultrascale {
+
+// A tensor that is there once its communication, issued chunk by chunk, has ended.
+struct Pending {
+    Tensor result;
+    Tensor partial = {};            // what is being summed: let go when the sum is there
+    std::vector<Work> chunks = {};  // none: the result is there
+
+    Tensor wait() {
+        for (Work& work : chunks) work.wait();
+        partial = {};
+        return std::move(result);
+    }
+    // Chunk by chunk (rung 3).
+    int64_t count() const { return std::max<int64_t>(1, int64_t(chunks.size())); }
+    void wait(int64_t chunk) {
+        if (!chunks.empty()) chunks[size_t(chunk)].wait();
+    }
+};
+
+class ParallelRegion {
+public:
+    ParallelRegion(const Communicator& group, const TensorOptions& options)
+        : group_(group), options_(options) {}
+    virtual ~ParallelRegion() = default;
+
+    // The whole of x (or dy), of which this rank holds what the residual stream has on it.
+    Tensor enter(const Tensor& x) const { return begin_enter(x, compute_stream()).wait(); }
+    // The sum of the ranks' partial sums (or of their dx), as the residual stream has it.
+    Tensor leave(Tensor partial) const {
+        return begin_leave(std::move(partial), compute_stream()).wait();
+    }
+    // Room for this rank's partial sum.
+    virtual Tensor empty_partial(Shape shape, DType dtype) const {
+        return Tensor::empty(std::move(shape), dtype, Memory::activation,
+                             group_.symmetric_memory());
+    }
+
+    // f forward, f* backward: nothing.
+    virtual Pending begin_enter(const Tensor& x, Stream&) const { return {x}; }
+    // f* forward, f backward: all-reduce, in place.
+    virtual Pending begin_leave(Tensor partial, Stream& stream) const {
+        Pending sum{empty_sum(partial), std::move(partial)};
+        sum.chunks.push_back(sum_rows(sum.result, sum.partial, stream));
+        return sum;
+    }
+    // Its two steps: where the sum will be, and the sum of some rows of it.
+    virtual Tensor empty_sum(const Tensor& partial) const { return partial; }
+    virtual Work sum_rows(Tensor sum, Tensor /*partial*/, Stream& stream) const {
+        return group_.size() > 1 ? group_.all_reduce(sum, Reduce::sum, stream) : Work();
+    }
+
+    // Whether a linear's whole input is not kept for backward (rung 2).
+    virtual bool gathers_again() const { return false; }
+    // Into how many chunks a GEMM with so many rows is cut (rung 3).
+    int64_t chunks(int64_t rows) const { return row_chunks(options_, rows); }
+    // Shape of the residual stream on this rank, (B, T, h) here; and which of the micro-batch's
+    // tokens so many rows of it are.
+    virtual Shape stream_shape(const Batch& batch, int64_t h) const {
+        return {batch.sequences(), batch.length(), h};
+    }
+    struct TokenRange {
+        int64_t first_row, first_token, count;
+    };
+    virtual std::vector<TokenRange> tokens(int64_t rows) const { return {{0, 0, rows}}; }
+
+    const Communicator& group() const { return group_; }
+
+protected:
+    const Communicator& group_;
+    TensorOptions options_;
+};
+
+}  // namespace ultrascale
