@@ -26,7 +26,7 @@
 // on the collective, the size and the machine; bf16 and fp16 are rounded at every step; int32 wraps
 // around at 32 bits; what it makes of a NaN in a maximum or of an average of int32 is not promised.
 // Between GPUs of one machine, large reduce-scatters, and what is gathered or all-reduced in
-// symmetric memory, go by copy engines instead (cuda/comm_copies.h); they add by the CPU's rules.
+// symmetric memory, go by copy engines instead (nccl/comm_copies.h); they add by the CPU's rules.
 // With more ranks than GPUs all goes through the host (rank 0 says so once), by the CPU's rules:
 // right, but slow. A collective then runs during its call, whichever stream it was given.
 //

@@ -3,8 +3,8 @@
 //
 // comm.cpp checks the arguments, counts and explains; mpi/communicator.cpp makes the groups; both
 // serve both backends. Then an Operation, which is nothing but numbers and addresses, goes to the
-// transport: cpu/comm_cpu.cpp runs it over MPI in the stream's order (mpi/collectives.cpp);
-// cuda/comm_nccl.cpp runs it over NCCL, or with more ranks than GPUs over MPI too.
+// transport: cpu/comm.cpp runs it over MPI in the stream's order (mpi/collectives.cpp);
+// nccl/comm_nccl.cpp runs it over NCCL, or with more ranks than GPUs over MPI too.
 #pragma once
 
 #include "comm/mpi/comm_mpi.h"

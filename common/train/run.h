@@ -71,8 +71,9 @@ public:
         return validation_ ? validation_->sent() : CommunicationCounts{};
     }
 
-    // The end: verification, the sections that the chapter prints and checks, the sample (also after
-    // a run of no steps), the final save, the report's files. False if a check found an error.
+    // The end: verification, the sections that the chapter prints and checks, the sample (also
+    // after a run of no steps), the final save, the report's files. False if a check found an
+    // error.
     bool finish(const std::function<bool(Report&)>& sections);
 
 private:
@@ -101,8 +102,8 @@ private:
     std::optional<SectionSpan> span_;
 };
 
-// What --node-size asks for: from here on what travels between the pretended nodes is slow. Run does it
-// once the training starts; a comparison or a demo does it itself.
+// What --node-size asks for: from here on what travels between the pretended nodes is slow. Run does
+// it once the training starts; a comparison or a demo does it itself.
 void slow_down(const Options& options);
 
 // Runs the training after its estimate was found to fit. What may still not fit is workspace, or

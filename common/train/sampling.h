@@ -16,7 +16,8 @@
 
 namespace ultrascale {
 
-// The logits (V) of the token that follows a sequence. Where ranks share the model all of them call it.
+// The logits (V) of the token that follows a sequence. Where ranks share the model all of them call
+// it.
 using NextToken = std::function<std::vector<float>(const HostBatch&)>;
 
 inline std::vector<float> logits_of_next(Llama& model, const HostBatch& sequence,

@@ -1,4 +1,4 @@
-// A program that goes wrong on one rank, for tests/chapters/faults_test.cpp:
+// A program that goes wrong on one rank, for tests/chapters/long_faults_test.cpp:
 //     mpirun -n 3 build/cpu/fault_program --fault killed --on 2
 // The other ranks go on and wait for that rank in an all-reduce, as in the middle of a step.
 #include <unistd.h>

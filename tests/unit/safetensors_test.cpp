@@ -50,7 +50,8 @@ void expect_refused(const std::string& header, const std::string& message, size_
 TEST(Safetensors, ReadsWhatTheFormatAllows) {
     TempDir dir;
     std::string header =
-        R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[2,2],"data_offsets":[2,18]},)"
+        R"({"__metadata__":{"format":"pt"},)"
+        R"("b":{"dtype":"F32","shape":[2,2],"data_offsets":[2,18]},)"
         R"("none":{"dtype":"F32","shape":[3,0],"data_offsets":[18,18]},)"
         R"("a":{"shape":[],"dtype":"F16","data_offsets":[0,2]}}    )";
     put(dir / "x.safetensors",

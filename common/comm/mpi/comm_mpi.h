@@ -63,7 +63,7 @@ struct CommunicationSettings {
     int64_t small_bytes = 4 << 10;  // an all-reduce or reduce up to this size takes one round
     int64_t chunk_bytes =
         1 << 20;  // longer reductions go through scratch of about this size, chunk after chunk
-    // CUDA, by copy engines (cuda/comm_copies.h): whether at all; tensors from which size and up to
+    // CUDA, by copy engines (nccl/comm_copies.h): whether at all; tensors from which size and up to
     // which (a reduction's scratch is almost as large); how much scratch a group's reductions may
     // hold whose sum is still to come (the latest one's is always allowed).
     bool copy_engines = true;

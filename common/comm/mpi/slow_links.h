@@ -15,7 +15,7 @@
 // followed by a note of when the sender's card carries it, and neither side calls it complete
 // before both cards are through; the waiting rank sleeps, as it would while a network card works.
 // NCCL's messages are its own, so on CUDA the stream waits behind a call for as long as the cards
-// would have worked (cuda/slow_link.cu).
+// would have worked (comm/nccl/slow_link.cu).
 #pragma once
 
 #include "comm_mpi.h"
