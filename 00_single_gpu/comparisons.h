@@ -5,8 +5,8 @@
 #include <cmath>
 #include <vector>
 
-#include "report/estimate.h"
 #include "core/random.h"
+#include "report/estimate.h"
 #include "train/run.h"
 
 namespace ultrascale {

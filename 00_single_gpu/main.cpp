@@ -1,8 +1,8 @@
 // Chapter 00: training on one device. train_step() is the whole of it: forward, backward, update.
 #include "comparisons.h"
-#include "train/gradients.h"
 #include "memory_anatomy.h"
 #include "options.h"
+#include "train/gradients.h"
 #include "train/run.h"
 
 using namespace ultrascale;

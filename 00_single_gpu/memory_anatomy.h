@@ -18,10 +18,10 @@
 #include <algorithm>
 #include <map>
 
-#include "report/estimate.h"
-#include "model/parts.h"
-#include "report/report.h"
 #include "core/trace.h"
+#include "model/parts.h"
+#include "report/estimate.h"
+#include "report/report.h"
 
 namespace ultrascale {
 

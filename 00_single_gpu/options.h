@@ -2,8 +2,8 @@
 #pragma once
 
 #include "batch_size.h"
-#include "report/cli.h"
 #include "comm/comm.h"
+#include "report/cli.h"
 #include "train/run.h"
 
 namespace ultrascale {

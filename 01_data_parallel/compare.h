@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "core/median_seconds.h"
-#include "train/run.h"
 #include "syncs.h"
+#include "train/run.h"
 
 namespace ultrascale {
 

@@ -28,12 +28,12 @@
 #include <vector>
 
 #include "comm/comm.h"
-#include "report/estimate.h"
-#include "train/gradients.h"
-#include "model/llama.h"
 #include "core/ops.h"
+#include "model/llama.h"
 #include "model/optimizer.h"
+#include "report/estimate.h"
 #include "report/report.h"
+#include "train/gradients.h"
 #include "train/step.h"
 
 namespace ultrascale {

@@ -14,10 +14,10 @@
 #pragma once
 
 #include "comm/comm.h"
-#include "train/gradients.h"
+#include "core/trace.h"
 #include "model/llama.h"
 #include "report/report.h"
-#include "core/trace.h"
+#include "train/gradients.h"
 
 namespace ultrascale {
 

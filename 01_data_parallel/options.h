@@ -1,8 +1,8 @@
 // What the chapter's options choose, and which of them do not go together.
 #pragma once
 
-#include "report/cli.h"
 #include "comm/comm.h"
+#include "report/cli.h"
 #include "syncs.h"
 
 namespace ultrascale {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "predict.h"
-#include "train/run.h"
 #include "stages.h"
+#include "train/run.h"
 
 namespace ultrascale {
 

@@ -19,8 +19,8 @@
 #include <map>
 #include <vector>
 
-#include "model/llama.h"
 #include "comm/mesh.h"
+#include "model/llama.h"
 #include "model/optimizer.h"
 
 namespace ultrascale {

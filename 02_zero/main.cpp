@@ -3,9 +3,9 @@
 #include "compare.h"
 #include "options.h"
 #include "predict.h"
-#include "train/run.h"
 #include "sections.h"
 #include "stages.h"
+#include "train/run.h"
 
 using namespace ultrascale;
 

@@ -19,11 +19,11 @@
 #include <deque>
 #include <functional>
 
+#include "core/stream.h"
+#include "core/trace.h"
 #include "flat_layout.h"
 #include "model/optimizer.h"
 #include "train/step.h"
-#include "core/stream.h"
-#include "core/trace.h"
 
 namespace ultrascale {
 

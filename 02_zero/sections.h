@@ -2,8 +2,8 @@
 // they are, and what offloaded updates took.
 #pragma once
 
-#include "report/estimate.h"
 #include "offload.h"
+#include "report/estimate.h"
 #include "report/report.h"
 #include "zero.h"
 

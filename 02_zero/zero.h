@@ -52,11 +52,11 @@
 #include <vector>
 
 #include "comm/comm.h"
-#include "flat_layout.h"
 #include "core/ops.h"
+#include "core/trace.h"
+#include "flat_layout.h"
 #include "offload.h"
 #include "train/setup.h"
-#include "core/trace.h"
 
 namespace ultrascale {
 

@@ -14,8 +14,8 @@
 
 #include <string>
 
-#include "model/config.h"
 #include "core/error.h"
+#include "model/config.h"
 #include "model/parameter.h"
 
 namespace ultrascale {

@@ -12,8 +12,8 @@
 // (async_backward.h) and X's gather under Y (chunked_linear.h).
 #pragma once
 
-#include "parallel_region.h"
 #include "core/trace.h"
+#include "parallel_region.h"
 
 namespace ultrascale {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "predict.h"
-#include "train/run.h"
 #include "tensor_parallel.h"
+#include "train/run.h"
 
 namespace ultrascale {
 

@@ -2,15 +2,15 @@
 // weights and computes with them (tensor_parallel.h and the file of each part); groups train on
 // different samples.
 #include "compare.h"
-#include "train/gradients.h"
 #include "layer_communication.h"
 #include "linear_demo.h"
 #include "options.h"
 #include "overlap_ratio.h"
 #include "predict.h"
 #include "sampling.h"
-#include "train/run.h"
 #include "sections.h"
+#include "train/gradients.h"
+#include "train/run.h"
 
 using namespace ultrascale;
 
@@ -60,9 +60,6 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     Trained what = trained(model, optimizer);
     what.label = "tensor", what.technique = describe(tensor, dp.size(), tokens);
     what.layout = {{"tp", tensor.tp}, {"dp", dp.size()}};
-    what.plain_parts = [&](Parts& parts) {
-        add_dropout(parts, {float(tensor.dropout), options.seed});
-    };
     const int64_t multiple = tensor.sequence_parallel ? tensor.tp : 1;
     what.next_token = [&](const HostBatch& text) {
         return logits_of_next(model, text, shape.config.vocab, tp, multiple);

@@ -1,8 +1,8 @@
 // Which options the chapter has, and which of them do not go together.
 #pragma once
 
-#include "report/cli.h"
 #include "comm/comm.h"
+#include "report/cli.h"
 #include "tensor_parallel.h"
 
 namespace ultrascale {
@@ -12,7 +12,7 @@ struct Chapter {
     bool compare = false;
     std::string demo;
 
-    void add_options(OptionList& options, const Options&) {
+    void add_options(OptionList& options, const Options& shared) {
         options
             .add("--tp", tensor.tp,
                  "Ranks that share each layer; must divide the number of ranks. Default: all")
@@ -38,14 +38,10 @@ struct Chapter {
         options.flag("--partition-checkpoints", tensor.partition_checkpoints,
                      "With --recompute full: each rank keeps 1/tp of a layer's input");
         options
-            .add("--dropout", tensor.dropout,
-                 "Probability that an element of the residual stream's summands is dropped")
-            .between(0, 0.99);
-        options
             .choice("--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
                     "Of --dropout: an element's mask does not depend on the rank (on), or each "
                     "rank draws its own (off)")
-            .only_if([this] { return tensor.dropout > 0; },
+            .only_if([&shared] { return shared.dropout > 0; },
                      "there is nothing random without --dropout");
         options
             .flag("--compare", compare,
@@ -64,6 +60,7 @@ struct Chapter {
         if (demo == "linear" && !options.json.empty())
             user_error("--json: --demo linear has no figures to write");
         const int ranks = Communicator::world().size();
+        tensor.dropout = options.dropout;
         if (tensor.tp == 0) tensor.tp = ranks;
         if (ranks % tensor.tp != 0)
             user_error("--tp {}: {} ranks cannot be cut into groups of {}, which must divide them",

@@ -24,8 +24,9 @@
 #include <vector>
 
 #include "comm/comm.h"
-#include "tensor_options.h"
+#include "model/dropout.h"
 #include "model/parts.h"
+#include "tensor_options.h"
 
 namespace ultrascale {
 
@@ -88,9 +89,6 @@ public:
     virtual Shape stream_shape(const Batch& batch, int64_t h) const {
         return {batch.sequences(), batch.length(), h};
     }
-    struct TokenRange {
-        int64_t first_row, first_token, count;
-    };
     virtual std::vector<TokenRange> tokens(int64_t rows) const { return {{0, 0, rows}}; }
 
     const Communicator& group() const { return group_; }

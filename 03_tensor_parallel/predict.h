@@ -6,8 +6,8 @@
 
 #include "attention_heads.h"
 #include "report/estimate.h"
-#include "tensor_options.h"
 #include "report/report.h"
+#include "tensor_options.h"
 #include "vocabulary_embedding.h"
 
 namespace ultrascale {

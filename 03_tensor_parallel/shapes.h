@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "parallel_region.h"
 #include "model/llama.h"
+#include "parallel_region.h"
 #include "report/report.h"
 
 namespace ultrascale {

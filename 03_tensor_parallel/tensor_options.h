@@ -22,7 +22,7 @@ struct TensorOptions {
     Overlap overlap = Overlap::none;
     int64_t chunks = 2;                  // of Overlap::chunk
     bool partition_checkpoints = false;  // partition_checkpoints.h
-    double dropout = 0;                  // on the residual stream: dropout.h
+    double dropout = 0;                  // on the residual stream: model/dropout.h
     bool same_seed = true;               // every rank draws an element's dropout alike
 };
 

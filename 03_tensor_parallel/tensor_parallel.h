@@ -13,9 +13,8 @@
 #include "async_backward.h"
 #include "attention_heads.h"
 #include "chunked_linear.h"
-#include "dropout.h"
-#include "model/llama.h"
 #include "comm/mesh.h"
+#include "model/llama.h"
 #include "partition_checkpoints.h"
 #include "row_linear.h"
 #include "sequence_parallel.h"
@@ -71,12 +70,15 @@ public:
         const uint64_t own = options.same_seed
                                  ? 0
                                  : 0x9E3779B97F4A7C15u * uint64_t(Communicator::world().rank() + 1);
-        dropout_ = {float(options.dropout), seed + own, region_.get()};
+        dropout_ = {float(options.dropout), seed + own,
+                    [this](int64_t rows) { return region_->tokens(rows); }};
     }
 
     // Of the model that `plain` parts would make. Keeps pointing to this object.
     Parts parts(const ModelOptions& model) const {
-        Parts parts = default_parts(config_, model);
+        ModelOptions plain = model;
+        plain.dropout = 0;  // it comes last, over these parts
+        Parts parts = default_parts(config_, plain);
         parts.heads = heads_.heads, parts.kv_heads = heads_.kv_heads;
         parts.linear = [this](ParameterList& list, const Parts& parts, const Place& place,
                               LinearRole role, const Parts::LinearShape& shape) {

@@ -10,8 +10,8 @@
 // vocabulary's size: no rows of padding that the loss would have to leave out.
 #pragma once
 
-#include "parallel_region.h"
 #include "core/ops.h"
+#include "parallel_region.h"
 
 namespace ultrascale {
 

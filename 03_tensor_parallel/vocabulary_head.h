@@ -12,8 +12,8 @@
 // linear; rung 2 gathers X again for dW, and async_backward.h is rung 3.
 #pragma once
 
-#include "parallel_region.h"
 #include "core/ops.h"
+#include "parallel_region.h"
 
 namespace ultrascale {
 

@@ -6,10 +6,10 @@
 #include <optional>
 #include <ranges>
 
+#include "core/trace.h"
 #include "gather_parts.h"
 #include "json_fields.h"
 #include "strict_json.h"
-#include "core/trace.h"
 
 namespace ultrascale {
 namespace {

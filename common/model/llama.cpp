@@ -4,6 +4,7 @@
 
 #include "activation.h"
 #include "core/error.h"
+#include "dropout.h"
 
 namespace ultrascale {
 
@@ -68,6 +69,7 @@ Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
                                       options.loss_chunk);
     };
     parts.checkpoint = [](const Place&) { return std::make_unique<Checkpoint>(); };
+    add_dropout(parts, {float(options.dropout), options.seed});
     return parts;
 }
 

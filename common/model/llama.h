@@ -8,8 +8,8 @@
 // Llama of its own.
 #pragma once
 
-#include "parts.h"
 #include "core/trace.h"
+#include "parts.h"
 
 namespace ultrascale {
 
@@ -21,6 +21,8 @@ struct ModelOptions {
     Recompute recompute = Recompute::none;
     AttentionKind attention = AttentionKind::flash;
     int64_t loss_chunk = 0;  // tokens per chunk of the loss; 0: all at once
+    double dropout = 0;      // dropout.h; its masks are drawn from `seed`
+    uint64_t seed = 0;
 };
 
 // Which part of the model a process holds.

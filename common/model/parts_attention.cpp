@@ -1,7 +1,7 @@
 // The attention cores. q, o and their gradients (B, T, H, D); k, v and theirs (B, T, K, D).
 #include "activation.h"
-#include "parts.h"
 #include "core/trace.h"
+#include "parts.h"
 
 namespace ultrascale {
 

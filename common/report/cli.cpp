@@ -5,13 +5,13 @@
 #include <filesystem>
 #include <ranges>
 
-#include "files/checkpoint.h"
 #include "comm/comm.h"
 #include "core/error.h"
-#include "files/file.h"
 #include "core/memory.h"
-#include "files/checkpoint_folders.h"
 #include "core/threads.h"
+#include "files/checkpoint.h"
+#include "files/checkpoint_folders.h"
+#include "files/file.h"
 
 namespace ultrascale {
 namespace {
@@ -127,6 +127,10 @@ void add_shared_options(OptionList& options, Options& o) {
     options.choice("--copy-engines", o.copy_engines, {{"on", true}, {"off", false}},
                    "On GPUs of one machine: large collectives by copies to the others' memory "
                    "(on), or all by NCCL's kernels");
+    options
+        .add("--dropout", o.dropout,
+             "Probability that an element of the residual stream's summands is dropped")
+        .between(0, 0.99);
     const OneOption size = options
                                .add("--node-size", o.node_size,
                                     "Pretend nodes of this many ranks, slow between them")

@@ -26,6 +26,7 @@ struct Options {
     Recompute recompute = Recompute::none;
     AttentionKind attention = AttentionKind::flash;
     int64_t loss_chunk = 0;  // tokens; 0: the whole micro-batch's
+    double dropout = 0;      // probability
     int node_size = 0;       // ranks of a pretended node; 0: the machines are the nodes
     double inter_gbps = 0;   // between pretended nodes
     std::optional<bool> verify;  // not given: on for models under 5 M parameters

@@ -22,7 +22,7 @@ inline std::string chapters_with_option(std::string_view name) {
         {"02_zero", "--stage --gather-overlap --prefetch --offload --no-sync --compare"},
         {"03_tensor_parallel",
          "--tp --sequence-parallel --keep-gathered --overlap --chunks --partition-checkpoints "
-         "--dropout --same-seed "
+         "--same-seed "
          "--compare --demo"},
         {"07_kernels", "--family --kernel --size --check --microscope --primer --list"}};
     std::string found;

@@ -6,10 +6,10 @@
 
 #include "core/device.h"
 #include "core/median_seconds.h"
-#include "report_tables.h"
-#include "trace_file.h"
 #include "core/threads.h"
 #include "core/trace.h"
+#include "report_tables.h"
+#include "trace_file.h"
 
 namespace ultrascale {
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "comm/comm.h"
-#include "files/file.h"
 #include "core/memory.h"
 #include "core/trace.h"
+#include "files/file.h"
 
 namespace ultrascale {
 

@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "files/file.h"
 #include "core/random.h"
+#include "files/file.h"
 
 namespace ultrascale {
 

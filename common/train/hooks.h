@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "model/parts.h"
 #include "core/trace.h"
+#include "model/parts.h"
 
 namespace ultrascale {
 

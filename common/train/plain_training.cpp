@@ -2,8 +2,8 @@
 
 #include <bit>
 
-#include "gradients.h"
 #include "core/random.h"
+#include "gradients.h"
 #include "setup.h"
 
 namespace ultrascale {
@@ -61,7 +61,9 @@ void PlainTraining::start_displaced(ParameterList& parameters, AdamW& optimizer,
 PlainTraining::Result PlainTraining::train(uint64_t displacement) {
     const ModelOptions plain{
         .dtype = options_.dtype,
-        .attention = displacement == 0 ? AttentionKind::naive : AttentionKind::flash};
+        .attention = displacement == 0 ? AttentionKind::naive : AttentionKind::flash,
+        .dropout = options_.dropout,
+        .seed = options_.seed};
     Parts parts = default_parts(config_, plain);
     if (change_) change_(parts);
     Llama model(config_, plain, parts, Stage::whole(config_));

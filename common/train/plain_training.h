@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "files/checkpoint.h"
-#include "report/cli.h"
 #include "data.h"
+#include "files/checkpoint.h"
 #include "model/optimizer.h"
+#include "report/cli.h"
 
 namespace ultrascale {
 
@@ -31,7 +31,7 @@ public:
     };
 
     // Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time; 0: all at once. `change`
-    // adds to the model's parts what is computed besides (dropout). Keeps the loader.
+    // adds to the model's parts what is computed besides (experts). Keeps the loader.
     PlainTraining(const Options& options, const LlamaConfig& config, const DataLoader& loader,
                   std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change,
                   int64_t micro_batch = 0)

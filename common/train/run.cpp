@@ -222,7 +222,8 @@ double measure_call(const Communicator& ranks, const std::function<void()>& call
 
 StepShape step_shape(const Options& options, const LlamaConfig& config) {
     return {.config = config,
-            .model = {options.dtype, options.recompute, options.attention, options.loss_chunk},
+            .model = {options.dtype, options.recompute, options.attention, options.loss_chunk,
+                      options.dropout, options.seed},
             .grad_dtype = options.grad_dtype(),
             .micro_batch = options.micro_batch,
             .seq = options.seq > 0 ? options.seq : config.default_seq};

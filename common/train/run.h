@@ -36,7 +36,7 @@ struct Trained {
     std::string label = {}, technique = {};
     JsonFields layout = {};
     std::string of_validation = {};  // ends the header's line on it
-    // What the plain training that verify compares with does besides (dropout), and in which
+    // What the plain training that verify compares with does besides (experts), and in which
     // micro-batches: 0 is all of a step at once. Why the run is not meant to be equal to it; empty:
     // it is.
     std::function<void(Parts&)> plain_parts = {};
@@ -102,8 +102,8 @@ private:
     std::optional<SectionSpan> span_;
 };
 
-// What --node-size asks for: from here on what travels between the pretended nodes is slow. Run does
-// it once the training starts; a comparison or a demo does it itself.
+// What --node-size asks for: from here on what travels between the pretended nodes is slow. Run
+// does it once the training starts; a comparison or a demo does it itself.
 void slow_down(const Options& options);
 
 // Runs the training after its estimate was found to fit. What may still not fit is workspace, or

@@ -2,10 +2,10 @@
 // earlier run.
 #pragma once
 
-#include "files/checkpoint.h"
-#include "report/cli.h"
 #include "data.h"
+#include "files/checkpoint.h"
 #include "model/optimizer.h"
+#include "report/cli.h"
 
 namespace ultrascale {
 

@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "comm/comm.h"
+#include "core/trace.h"
 #include "data.h"
 #include "hooks.h"
 #include "model/parts.h"
-#include "core/trace.h"
 
 namespace ultrascale {
 

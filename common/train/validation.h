@@ -11,11 +11,11 @@
 #include <optional>
 #include <string>
 
-#include "report/cli.h"
 #include "comm/comm.h"
+#include "core/trace.h"
 #include "data.h"
 #include "model/llama.h"
-#include "core/trace.h"
+#include "report/cli.h"
 
 namespace ultrascale {
 

@@ -47,7 +47,7 @@ public:
     // Rank 0 trains the plain way at once, from where the run starts, while the others sleep; then
     // it tells them. Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time (0: all at
     // once, unless something depends on which are together: the balance of experts, their
-    // capacity). `change` adds to the plain model's parts what the run computes besides (dropout).
+    // capacity). `change` adds to the plain model's parts what the run computes besides (experts).
     // Keeps the loader.
     Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader,
              std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change = {},

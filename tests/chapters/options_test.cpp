@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <set>
 
-#include "report/other_chapters.h"
 #include "refused.h"
+#include "report/other_chapters.h"
 
 namespace ultrascale::test {
 namespace {

@@ -18,6 +18,7 @@ TEST(SharedOptions, OfTheModel) {
                                        {"03_tensor_parallel", "--sequence-parallel "}}) {
         const std::string own = its;
         expect_equal(2, chapter, own + "--loss-chunk 20 --document-token 10 --grad-accum 2");
+        expect_equal(2, chapter, own + "--dropout 0.2 --recompute full");
         expect_equal(2, chapter,
                      own + "--attention naive --recompute selective --loss-chunk 70 "
                            "--ignore-token 32");

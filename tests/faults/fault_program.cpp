@@ -7,9 +7,9 @@
 #include <csignal>
 #include <thread>
 
-#include "report/cli.h"
 #include "comm/comm.h"
 #include "core/error.h"
+#include "report/cli.h"
 
 using namespace ultrascale;
 

@@ -6,8 +6,8 @@
 #include "02_zero/predict.h"
 #include "02_zero/stages.h"
 #include "break_checks.h"
-#include "train/data.h"
 #include "core/threads.h"
+#include "train/data.h"
 
 namespace ultrascale {
 

@@ -7,10 +7,10 @@
 #include <gtest/gtest.h>
 
 #include "01_data_parallel/bucket.h"
+#include "core/threads.h"
 #include "model/activation.h"
 #include "report/prediction.h"
 #include "train/run.h"
-#include "core/threads.h"
 
 namespace ultrascale {
 namespace {

@@ -12,9 +12,9 @@
 
 #include "03_tensor_parallel/predict.h"
 #include "03_tensor_parallel/tensor_parallel.h"
+#include "core/threads.h"
 #include "train/gradients.h"
 #include "train/run.h"
-#include "core/threads.h"
 
 namespace ultrascale {
 namespace {

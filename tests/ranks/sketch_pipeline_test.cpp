@@ -9,9 +9,9 @@
 
 #include "01_data_parallel/bucket.h"
 #include "02_zero/stages.h"
+#include "core/threads.h"
 #include "report/prediction.h"
 #include "train/run.h"
-#include "core/threads.h"
 
 namespace ultrascale {
 namespace {

@@ -13,9 +13,9 @@
 #include <cmath>
 
 #include "01_data_parallel/bucket.h"
+#include "core/threads.h"
 #include "model/activation.h"
 #include "train/run.h"
-#include "core/threads.h"
 
 namespace ultrascale {
 namespace {

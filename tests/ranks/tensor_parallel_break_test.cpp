@@ -3,9 +3,9 @@
 #include "03_tensor_parallel/predict.h"
 #include "03_tensor_parallel/tensor_parallel.h"
 #include "break_checks.h"
+#include "core/threads.h"
 #include "train/data.h"
 #include "train/gradients.h"
-#include "core/threads.h"
 
 namespace ultrascale {
 namespace {

@@ -5,8 +5,8 @@
 #include <map>
 #include <random>
 
-#include "train/data.h"
 #include "tests/test_util.h"
+#include "train/data.h"
 
 namespace ultrascale {
 namespace {

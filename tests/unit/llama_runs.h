@@ -5,9 +5,9 @@
 
 #include <map>
 
-#include "train/data.h"
 #include "model/llama.h"
 #include "tests/test_util.h"
+#include "train/data.h"
 
 namespace ultrascale::test {
 

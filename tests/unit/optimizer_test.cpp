@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include "train/gradients.h"
 #include "core/ops.h"
 #include "tests/test_util.h"
+#include "train/gradients.h"
 
 namespace ultrascale {
 namespace {

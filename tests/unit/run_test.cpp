@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include "train/gradients.h"
 #include "tests/test_files.h"
 #include "tests/test_util.h"
+#include "train/gradients.h"
 
 namespace ultrascale {
 namespace {

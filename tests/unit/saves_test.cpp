@@ -1,5 +1,4 @@
 // Which checkpoints a run keeps, and which one --load means.
-#include "files/checkpoint_folders.h"
 #include "train/saves.h"
 
 #include <gtest/gtest.h>
@@ -7,6 +6,7 @@
 #include <set>
 
 #include "files/checkpoint.h"
+#include "files/checkpoint_folders.h"
 #include "tests/test_files.h"
 
 namespace ultrascale {

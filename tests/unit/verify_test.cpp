@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include "core/trace.h"
 #include "train/gradients.h"
 #include "train/setup.h"
-#include "core/trace.h"
 
 namespace ultrascale {
 namespace {

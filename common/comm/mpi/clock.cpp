@@ -15,8 +15,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/trace.h"
 #include "comm_mpi.h"
+#include "core/trace.h"
 
 namespace ultrascale {
 

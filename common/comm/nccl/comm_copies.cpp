@@ -4,8 +4,8 @@
 
 #include "comm/mpi/slow_links.h"
 #include "core/trace.h"
-#include "peer_memory.h"
 #include "cuda/sum_slots.h"
+#include "peer_memory.h"
 
 namespace ultrascale {
 

@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "comm/mpi/slow_links.h"
-#include "core/trace.h"
 #include "comm_copies.h"
+#include "core/trace.h"
 #include "peer_memory.h"
 
 namespace ultrascale {

@@ -12,8 +12,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/trace.h"
 #include "comm_nccl.h"
+#include "core/trace.h"
 
 namespace ultrascale {
 

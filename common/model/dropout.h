@@ -10,19 +10,30 @@
 //
 //     number = (sample T + token) h + feature      the same on one device as on any grid of ranks
 //
-// --same-seed off gives every rank a seed of its own, to see what goes wrong.
+// 03_tensor_parallel's --same-seed off gives every rank a seed of its own, to see what goes wrong.
 #pragma once
 
-#include "parallel_region.h"
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "core/ops.h"
+#include "llama.h"
 
 namespace ultrascale {
+
+// Rows of the residual stream that are neighbours on this rank, and which of the micro-batch's
+// tokens they are.
+struct TokenRange {
+    int64_t first_row, first_token, count;
+};
 
 struct Dropout {
     float p = 0;
     uint64_t seed = 0;
-    // says which tokens this rank's rows are; none: one device, all of them
-    const ParallelRegion* region = nullptr;
+    // Which tokens so many rows on this rank are; none: all of the micro-batch's, in order.
+    std::function<std::vector<TokenRange>(int64_t rows)> tokens = {};
 
     // y = x with some elements dropped, and the others scaled (+ addend).
     void apply(Tensor y, const Tensor& x, const std::string& place, const Context& context,
@@ -39,8 +50,8 @@ struct Dropout {
             ops::dropout(slice(to), slice(from), p, random, (first + uint64_t(token)) * uint64_t(h),
                          slice(add));
         };
-        if (!region) return part(0, 0, rows);
-        for (const ParallelRegion::TokenRange& range : region->tokens(rows))
+        if (!tokens) return part(0, 0, rows);
+        for (const TokenRange& range : tokens(rows))
             part(range.first_row, range.first_token, range.count);
     }
 };
