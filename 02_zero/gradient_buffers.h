@@ -29,7 +29,8 @@ public:
     }
     void begin_step() { reduced_.assign(buffers_.size(), false); }
 
-    // Before a unit's backward its gradients need a place, a tied head's also in the embedding.
+    // Gives a unit's gradients a buffer before the pass that adds to them. A tied head also adds to
+    // the embedding's gradient, so it needs the embedding's buffer too.
     void make_room(const Unit& unit, Pass pass) {
         if (pass == Pass::forward && !unit.gradients_in_forward) return;
         for (size_t u : layout_->flats_of(unit)) {
@@ -43,9 +44,10 @@ public:
             for (const FlatUnit::Place& place : flat.places) place.parameter->has_grad = false;
         }
     }
-    // A unit's gradients are reduced after the pass that brings as many complete ones as it has
-    // parameters. With several micro-batches under way these may be of two of them; what is in the
-    // buffer then is sent, and no contribution is sent twice.
+    // A unit is reduced after the pass in which as many of its gradients have become complete as it
+    // has parameters. If several micro-batches are under way (a pipeline), those gradients may come
+    // from two of them: then whatever the buffer holds by then is sent. Every contribution is sent
+    // exactly once.
     void complete(const Parameter& parameter) { ++complete_[layout_->flat_of(parameter)]; }
     std::vector<size_t> take_complete(const Unit& unit) {
         std::vector<size_t> all;
@@ -57,7 +59,8 @@ public:
         }
         return all;
     }
-    // At a micro-batch's end: what another order of passes has left.
+    // At the end of a micro-batch: the units that have a buffer but were not reduced after a pass,
+    // because the passes came in another order (a pipeline).
     std::vector<size_t> take_rest() {
         std::vector<size_t> all;
         for (size_t u = 0; u < buffers_.size(); ++u)
@@ -65,13 +68,13 @@ public:
         return all;
     }
 
-    // What to reduce, and where the sum of this rank's shard goes: a step's first sum is the shard;
-    // the others are added when they have arrived.
+    // A reduce-scatter to start. The first one of a step writes its sum straight into this rank's
+    // shard. Those of later micro-batches write to a tensor of their own, which wait() adds.
     struct Reduction {
         size_t unit;
-        Tensor whole;  // (padded)
-        Tensor sum;    // (shard)
-        bool add;      // to the shard; or it is the shard
+        Tensor whole;  // (padded) the input: all of the unit's gradient
+        Tensor sum;    // (shard) the output: the shard itself, or a tensor to be added to it
+        bool add;      // whether `sum` must still be added to the shard
         Work work;
     };
     Reduction take(size_t u) {
@@ -86,15 +89,16 @@ public:
                 .add = add,
                 .work = {}};
     }
-    // The communication owns the buffer now. One reduction runs under what follows; the one before
-    // it has arrived.
+    // Hands the buffer over to a reduction that has been started. At most one reduction runs under
+    // the following computation: this waits for the one before it, and so frees its buffer.
     void under_way(Reduction reduction) {
         layout_->place(reduction.unit, {}, &Parameter::grad);
         buffers_[reduction.unit] = reduction.whole = {};
         under_way_.push_back(std::move(reduction));
         wait(1);
     }
-    // For all but the latest `left` reductions, which lets go of their buffers.
+    // Waits until at most `left` reductions are under way, oldest first. What has arrived is added
+    // to its shard where that is needed, and its buffer is freed.
     void wait(size_t left) {
         while (under_way_.size() > left) {
             Reduction& oldest = under_way_.front();

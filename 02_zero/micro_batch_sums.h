@@ -20,7 +20,8 @@ public:
     MicroBatchSums(ParameterList& parameters, bool every_micro_batch)
         : parameters_(parameters), every_(every_micro_batch) {}
 
-    // Where the sum over micro-batches of `reduced` will be: just there, or in a tensor beside it.
+    // Registers gradients whose sum over micro-batches is wanted, and returns where it will be: in
+    // `reduced` itself, or with --no-sync off in a second tensor.
     Tensor sum_of(const Tensor& reduced, std::string_view unit = "") {
         if (!every_) return reduced;
         sums_.push_back(
@@ -34,7 +35,7 @@ public:
     void check_complete(bool last) const {
         if (last || every_) parameters_.check_complete();
     }
-    // After it.
+    // When a micro-batch's communication has been waited for: adds what has arrived to the sums.
     void add(bool first, bool last) {
         if (!every_) return;
         for (const auto& [reduced, sum, unit] : sums_) {
@@ -43,7 +44,7 @@ public:
         }
         if (!last) parameters_.begin_gradients();
     }
-    // For who looks for the sums where the gradients are.
+    // Copies the sums into the gradients, where stage 0's AdamW and the verification look for them.
     void put_in_place() const {
         for (const auto& [reduced, sum, unit] : sums_) ops::copy(reduced, sum);
     }

@@ -26,7 +26,7 @@ inline int64_t predicted_transient(const FlatLayout& layout, const std::vector<c
     for (size_t step = 0; step < 2 * U; ++step) {
         int64_t bytes = 0;
         if (zero.stage == 3)  // this step's and the prefetched units' parameters
-            for (size_t u : units_needed(layout, units, step, step + size_t(zero.prefetch), true))
+            for (size_t u : flats_needed(layout, units, step, step + size_t(zero.prefetch), true))
                 bytes += layout[u].padded * value_bytes;
         // This unit's gradients, and the former one's, which are under way.
         if (zero.stage >= 2 && step >= U) {
@@ -90,14 +90,14 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout,
         const size_t ahead = size_t(zero.prefetch), kept_ahead = std::max<size_t>(1, ahead);
         std::vector<size_t> held;
         for (size_t step = 0; step < 2 * layout.size(); ++step) {
-            for (size_t u : units_needed(layout, units, step, step + ahead, true))
+            for (size_t u : flats_needed(layout, units, step, step + ahead, true))
                 if (std::ranges::find(held, u) == held.end()) {
                     held.push_back(u);
                     p.add(*layout[u].group, Collective::all_gather, A,
                           A * layout[u].padded * value_bytes);
                 }
             const std::vector<size_t> kept =
-                units_needed(layout, units, step + 1, step + kept_ahead, true);
+                flats_needed(layout, units, step + 1, step + kept_ahead, true);
             std::erase_if(held, [&](size_t u) { return std::ranges::find(kept, u) == kept.end(); });
         }
     }

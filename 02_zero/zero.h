@@ -2,16 +2,20 @@
 // (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 // https://arxiv.org/abs/1910.02054; the playbook's "ZeRO"). Each stage shards one thing more. Bytes
 // per rank for Psi parameters in bf16 with fp32 master weights (k = 12: the master weights and
-// Adam's two moments), and what a rank sends in a step of A micro-batches, in (n-1)/n Psi:
+// Adam's two moments), and what a rank sends in a step of A micro-batches. The unit of "sent" is
+// (n-1)/n Psi elements, what a reduce-scatter or an all-gather of all parameters sends. (An
+// all-reduce is one of each, and so counts 2.)
 //
 //     stage   parameters   gradients   optimizer   sent
 //       0       2 Psi        2 Psi      k Psi      2       all-reduce of gradients
 //       1       2 Psi        2 Psi      k Psi/n    2       reduce-scatter, all-gather of parameters
 //       2       2 Psi        2 Psi/n    k Psi/n    A + 1   a reduce-scatter each micro-batch
-//       3       2 Psi/n      2 Psi/n    k Psi/n    3 A     and two all-gathers each micro-batch
+//       3       2 Psi/n      2 Psi/n    k Psi/n    <= 3 A  and two all-gathers each micro-batch
 //
-// One step, whatever the stage (train_step in main.cpp). The model makes the calls in the two rows
-// of a micro-batch, for each unit: the embedding; each layer; the final norm and the head.
+// One step, whatever the stage (train_step in main.cpp). A stage is a set of Hooks (model/parts.h):
+// the model itself makes the calls in the rows "forward" and "backward", before and after each
+// unit. A unit is the embedding, one layer, or the final norm with the head. All collectives return
+// a Work (comm/comm.h), whose wait() is where compute waits for the communication.
 //
 //     start()                                             once, before the first step
 //     begin_step()
@@ -73,7 +77,8 @@ struct ZeroOptions {
 
 class Zero : public Hooks {
 public:
-    // The units are of one model or of several, whose parameters are in one list.
+    // `units`: all units that this process trains, in forward's order. They may belong to several
+    // Llamas (the stages of a pipeline) whose parameters are in one list.
     Zero(ParameterList& parameters, std::vector<const Unit*> units, const Mesh& mesh,
          const Options& options, const ZeroOptions& zero)
         : parameters_(parameters),
@@ -115,20 +120,23 @@ public:
     OffloadedUpdate* offloaded() { return offload_ ? &*offload_ : nullptr; }
 
 protected:
-    // ---- A unit: its name in the trace, its ranks, its part of a flat tensor of all units -------
-    TraceName name_of(size_t unit) const { return {TraceName::whole, layout_[unit].unit->name}; }
-    const Communicator& ranks_of(size_t unit) const { return *layout_[unit].group; }
-    Tensor of_unit(const Tensor& flat, size_t unit) const {
+    // ---- One flat tensor of the layout: its name in the trace, its ranks, its place ------------
+    // `u` is a place in layout_, not in units_: a unit has one flat tensor, or several where its
+    // parameters are sharded over different ranks. In this chapter it is always one.
+    TraceName name_of(size_t u) const { return {TraceName::whole, layout_[u].unit->name}; }
+    const Communicator& ranks_of(size_t u) const { return *layout_[u].group; }
+    Tensor of_unit(const Tensor& all, size_t u) const {
         int64_t begin = 0;
-        for (size_t u = 0; u < unit; ++u) begin += layout_[u].padded;
-        return flat.slice(begin, begin + layout_[unit].padded);
+        for (size_t before = 0; before < u; ++before) begin += layout_[before].padded;
+        return all.slice(begin, begin + layout_[u].padded);
     }
-    // This rank's shard of a flat tensor that holds all of the unit.
-    Tensor my_shard(size_t unit, const Tensor& flat) const {
-        const int64_t shard = layout_[unit].shard, rank = ranks_of(unit).rank();
-        return flat.slice(rank * shard, (rank + 1) * shard);
+    // This rank's shard of one that is whole here.
+    Tensor my_shard(size_t u, const Tensor& whole) const {
+        const int64_t shard = layout_[u].shard, rank = ranks_of(u).rank();
+        return whole.slice(rank * shard, (rank + 1) * shard);
     }
-    // Flat storage for all units, one after the other, where other ranks may write to it.
+    // All of them one after the other, in symmetric memory where there is any (comm/comm.h), so
+    // that other GPUs can write into it. `member` (value or grad) of each parameter becomes a view.
     Tensor allocate_flat(DType dtype, Memory category, Tensor Parameter::*member) {
         const auto reachable = mesh_.group({"dp", "cp", "ep"}).symmetric_memory();
         Tensor flat = Tensor::zeros({layout_.padded()}, dtype, category, reachable);
@@ -146,8 +154,9 @@ protected:
     }
 
     // ---- The norm ------------------------------------------------------------------------------
-    // The squared norm of the whole gradient from each rank's shards: one number travels. Of what
-    // ranks of a model axis hold copies of, one counts.
+    // The squared norm of the whole gradient. Each rank adds up its own shards, and only one number
+    // travels. Where several ranks hold copies of a parameter (along tp), the first one counts it.
+    // Axes that this chapter's mesh does not have add nothing.
     Tensor sum_squares(const std::vector<Tensor>& shards) const {
         Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         std::vector<Tensor> counted;
@@ -158,7 +167,9 @@ protected:
         mesh_.group({"dp", "cp", "ep", "pp", "tp"}).all_reduce(sum);
         return sum;
     }
-    // What some units sum over other groups besides: after the last backward, as in gradients.h.
+    // Some gradients must also be summed over further groups (Parameter::also_summed_over), after
+    // the last backward: as sum_besides() of train/gradients.h does, but on shards. This chapter
+    // alone has none; together with sequence parallelism (03) norms do.
     void sum_besides(const std::vector<Tensor>& shards) const {
         for (size_t u = 0; u < shards.size(); ++u)
             for (const std::string& group : layout_[u].places.front().parameter->also_summed_over) {

@@ -17,7 +17,7 @@ public:
     TrainingState start() override {
         values_ = allocate_flat(options_.dtype, Memory::parameter, &Parameter::value);
         grads_ = allocate_flat(options_.grad_dtype(), Memory::gradient, &Parameter::grad);
-        sums_.sum_of(grads_);
+        sums_.sum_of(grads_);  // only registers them: --no-sync off makes a second tensor
         load_or_initialize(options_, parameters_);
         optimizers_.emplace_back(parameters_, options_.optimizer);
         return resume();

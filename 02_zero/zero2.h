@@ -25,8 +25,8 @@ public:
         grad_shards_ = buffers_.allocate_shards(layout_, options_.grad_dtype());
         return start_optimizers();
     }
-    void begin_step(int64_t) override {  // a sum is of one micro-batch
-        parameters_.begin_gradients();
+    void begin_step(int64_t) override {
+        parameters_.begin_gradients();  // complete after every micro-batch, not after the last one
         buffers_.begin_step();
     }
 

@@ -12,11 +12,11 @@
 //     parameters held        [L8][L7]              [L7][L6]              [L6][L5]
 //                                                             and 1/n of everything at all times
 //
-// --prefetch N gathers N units ahead: N + 1 units exist at a time. A micro-batch's passes are 2 U
-// steps, forward of unit 0..U-1 and backward of unit U-1..0, and each step names the units it
-// needs. Two gathers are saved: the head's backward follows its forward, so it keeps its
-// parameters; and the embedding's backward reads no parameters. A tied head needs the embedding's
-// once more.
+// --prefetch N gathers N units ahead, so N + 1 units exist at a time. A micro-batch has 2 U passes
+// for U units: forward of unit 0 .. U-1, then backward of unit U-1 .. 0. flats_needed() says which
+// parameters each pass reads. Two gathers are saved: the head's backward follows its forward
+// directly, so the head keeps its parameters; and the embedding's backward reads none. A tied head
+// uses the embedding's matrix, which is therefore gathered once more.
 #pragma once
 
 #include <algorithm>
@@ -26,23 +26,24 @@
 
 namespace ultrascale {
 
-// The units whose parameters a step of a micro-batch reads; none past its end.
-inline std::vector<size_t> units_needed(const FlatLayout& layout,
-                                        const std::vector<const Unit*>& units, size_t step,
+// The flat tensors (places in `layout`) that hold what pass `at` of a micro-batch reads. Passes are
+// numbered 0 .. 2 U - 1: the forwards of units 0 .. U-1, then the backwards of units U-1 .. 0.
+inline std::vector<size_t> flats_needed(const FlatLayout& layout,
+                                        const std::vector<const Unit*>& units, size_t at,
                                         bool training = true) {
     const size_t U = units.size();
-    if (step < U) return layout.flats_of(*units[step]);
-    if (step >= 2 * U || !training) return {};
-    const Unit& unit = *units[2 * U - 1 - step];
+    if (at < U) return layout.flats_of(*units[at]);
+    if (at >= 2 * U || !training) return {};
+    const Unit& unit = *units[2 * U - 1 - at];
     return unit.reads_in_backward ? layout.flats_of(unit) : std::vector<size_t>{};
 }
-// Those of the steps first .. last, each once.
-inline std::vector<size_t> units_needed(const FlatLayout& layout,
+// Those of the passes first .. last, each once.
+inline std::vector<size_t> flats_needed(const FlatLayout& layout,
                                         const std::vector<const Unit*>& units, size_t first,
                                         size_t last, bool training) {
     std::vector<size_t> all;
-    for (size_t step = first; step <= last; ++step)
-        for (size_t u : units_needed(layout, units, step, training))
+    for (size_t at = first; at <= last; ++at)
+        for (size_t u : flats_needed(layout, units, at, training))
             if (std::ranges::find(all, u) == all.end()) all.push_back(u);
     return all;
 }
@@ -62,16 +63,16 @@ public:
         grad_shards_ = buffers_.allocate_shards(layout_, options_.grad_dtype());
         return start_optimizers();
     }
-    void begin_step(int64_t) override {  // a sum is of one micro-batch
-        parameters_.begin_gradients();
+    void begin_step(int64_t) override {
+        parameters_.begin_gradients();  // complete after every micro-batch, not after the last one
         buffers_.begin_step();
     }
 
     void before(const Unit& unit, Pass pass, const Context& context) override {
         if (pass != Pass::backward_weight) {  // which reads no parameters
-            const size_t now = step_of(unit, pass);
+            const size_t now = pass_of(unit, pass);
             for (size_t u : needed(now, now + size_t(zero_.prefetch), context))
-                gather(u);  // the first of them is this step's own
+                gather(u);  // the first of them is this pass's own
             for (size_t u : needed(now, now, context)) {
                 gathers_[u].wait();
                 layout_.place(u, whole_[u], &Parameter::value);
@@ -85,7 +86,9 @@ public:
     void after(const Unit& unit, Pass pass, const Context& context) override {
         for (size_t u : buffers_.take_complete(unit)) reduce(u);
         if (pass == Pass::backward_weight) return;
-        const size_t now = step_of(unit, pass);
+        const size_t now = pass_of(unit, pass);
+        // Frees the whole parameters that none of the coming passes needs (with --prefetch N the
+        // next N; always the next one). `= {}` drops the last reference to the storage.
         const std::vector<size_t> kept =
             needed(now + 1, now + std::max<size_t>(1, size_t(zero_.prefetch)), context);
         for (size_t u = 0; u < layout_.size(); ++u) {
@@ -121,12 +124,12 @@ private:
         buffers_.under_way(std::move(r));
     }
     // The steps of a micro-batch, and what they need.
-    size_t step_of(const Unit& unit, Pass pass) const {
+    size_t pass_of(const Unit& unit, Pass pass) const {
         const auto index = size_t(std::ranges::find(units_, &unit) - units_.begin());
         return pass == Pass::forward ? index : 2 * units_.size() - 1 - index;
     }
     std::vector<size_t> needed(size_t first, size_t last, const Context& context) const {
-        return units_needed(layout_, units_, first, last, context.training);
+        return flats_needed(layout_, units_, first, last, context.training);
     }
 
     std::vector<Tensor> whole_;  // of each unit that is in use: its parameters (padded)

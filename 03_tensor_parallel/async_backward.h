@@ -7,10 +7,11 @@
 //   async        compute   [ dX = dY W ][ dW = dY^T X ]
 //                network   [ X again   ][ sum dX      ]       X again: rung 2 only
 //
-// On another stream than compute a call first waits for what compute has been given so far: the sum
-// of dX is issued behind dX's GEMM and before dW's, so it waits for the one and not for the other.
-// Compute waits for the communication only in wait(). This is Megatron-LM's asynchronous gradient
-// all-reduce. The head is a column linear too.
+// Work on the communication stream first waits for everything that was queued on the compute stream
+// before it (comm/comm.h). The sum of dX is issued after dX's GEMM and before dW's, so it waits for
+// the former and runs beside the latter. Compute waits for it only in wait(). This is Megatron-LM's
+// asynchronous gradient all-reduce. The head is a column linear too, and gets the same backward.
+// Without sequence parallelism there is no second gather: whole_input() returns what was kept.
 #pragma once
 
 #include "sequence_parallel.h"
@@ -24,6 +25,7 @@ public:
 
     Tensor backward(const Tensor& dy, Saved& saved, Context& context,
                     WeightGradient when) override {
+        // A pipeline may ask for dX now and for dW later: then dW cannot hide anything here.
         if (when == WeightGradient::later) return Linear::backward(dy, saved, context, when);
         const TraceName name(TraceName::part, name_);
         Pending x = whole_input(saved, communication_stream());  // under dX's GEMM

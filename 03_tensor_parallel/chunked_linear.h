@@ -1,5 +1,6 @@
-// Rung 3, after async_backward.h: where nothing else is left to do, the GEMM itself is cut by rows
-// (tokens), and one part is under way while the next one is computed.
+// Rung 3, after async_backward.h. A forward has no second GEMM to hide its communication under. So
+// the GEMM itself is cut into chunks of rows (tokens): while one chunk is communicated the next one
+// is computed.
 //
 //   a row linear's     compute   [ Y 1st half ][ Y 2nd half ]
 //   forward            network                 [ sum 1st    ][ sum 2nd    ]
@@ -7,10 +8,10 @@
 //   a column linear's  compute                 [ Y 1st half ][ Y 2nd half ]
 //   forward, rung 2    network   [ gather 1st ][ gather 2nd ]
 //
-// and a row linear's backward on rung 2 gathers dY as a column linear gathers X. The next operation
-// needs all of Y: so the last chunk's sum (the first one's gather) stays exposed, and smaller GEMMs
-// are slower ones. Wang et al. 2023, "Overlap communication with dependent computation via
-// decomposition".
+// A row linear's backward on rung 2 gathers dY in the same way as a column linear gathers X. What
+// comes next needs all of Y, so the last chunk's sum (or the first chunk's gather) stays exposed;
+// and smaller GEMMs are less efficient. Wang et al. 2023, "Overlap communication with dependent
+// computation via decomposition".
 #pragma once
 
 #include "async_backward.h"

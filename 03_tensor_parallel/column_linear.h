@@ -8,8 +8,8 @@
 //     backward   dX = sum over r of dY_r W_r       f: all-reduce
 //                dW_r = dY_r^T X                   needs no communication
 //
-// Rung 2 gathers X first and scatters dX (sequence_parallel.h); rung 3 hides dX's sum under dW
-// (async_backward.h) and X's gather under Y (chunked_linear.h).
+// Next: row_linear.h. Rung 2 (sequence_parallel.h) gathers X first and reduce-scatters dX; rung 3
+// hides dX's sum under dW (async_backward.h) and X's gather under Y's GEMM (chunked_linear.h).
 #pragma once
 
 #include "core/trace.h"
@@ -19,7 +19,8 @@ namespace ultrascale {
 
 class ColumnLinear : public Linear {
 public:
-    // `gemm` multiplies with the rows that this rank holds.
+    // `gemm`: the plain Linear of model/parts.h with the rows of W that this rank holds. It
+    // multiplies; this class adds what is communicated before and after.
     ColumnLinear(std::unique_ptr<Linear> gemm, const ParallelRegion& region)
         : Linear(gemm->parameters()), gemm_(std::move(gemm)), region_(region) {}
 

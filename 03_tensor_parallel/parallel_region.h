@@ -15,8 +15,11 @@
 // Why f* does nothing: each rank's partial sum enters y with factor one, so the gradient of each is
 // dy. (Shoeybi et al. 2019, Megatron-LM; the playbook's appendix "TP backward pass".)
 //
-// So there are two operations: enter() is f forward and f* backward, leave() is f* forward and f
-// backward. Next: column_linear.h and row_linear.h. What is virtual here becomes g and g* on rung 2
+// So there are two operations. enter() is what f does in forward and what f* does in backward:
+// nothing. leave() is what f* does in forward and what f does in backward: the all-reduce. A column
+// linear calls enter() in its forward and leave() in its backward; a row linear does the reverse.
+//
+// Next: column_linear.h and row_linear.h. What is virtual here becomes g and g* on rung 2
 // (sequence_parallel.h); streams and chunks matter on rung 3 (async_backward.h, chunked_linear.h).
 #pragma once
 
@@ -30,11 +33,12 @@
 
 namespace ultrascale {
 
-// A tensor that is there once its communication, issued chunk by chunk, has ended.
+// The result of a communication that may still be under way, whole or in several chunks. wait()
+// waits for all of it and returns the result; wait(c) waits for chunk c only.
 struct Pending {
     Tensor result;
-    Tensor partial = {};            // what is being summed: let go when the sum is there
-    std::vector<Work> chunks = {};  // none: the result is there
+    Tensor partial = {};            // the input of a sum; freed by wait()
+    std::vector<Work> chunks = {};  // one Work for each chunk; empty if nothing was communicated
 
     Tensor wait() {
         for (Work& work : chunks) work.wait();
@@ -54,9 +58,11 @@ public:
         : group_(group), options_(options) {}
     virtual ~ParallelRegion() = default;
 
-    // The whole of x (or dy), of which this rank holds what the residual stream has on it.
+    // From what this rank holds of the residual stream (x, or in backward its gradient dy) to all
+    // of it. On rung 1 each rank holds all of it anyway; on rung 2 (g) it holds 1/tp of the tokens.
     Tensor enter(const Tensor& x) const { return begin_enter(x, compute_stream()).wait(); }
-    // The sum of the ranks' partial sums (or of their dx), as the residual stream has it.
+    // Adds up the ranks' partial sums (of y, or in backward of dx) and returns what this rank holds
+    // of the result: on rung 1 all of it, on rung 2 (g*) its 1/tp of the tokens.
     Tensor leave(Tensor partial) const {
         return begin_leave(std::move(partial), compute_stream()).wait();
     }
@@ -74,7 +80,8 @@ public:
         sum.chunks.push_back(sum_rows(sum.result, sum.partial, stream));
         return sum;
     }
-    // Its two steps: where the sum will be, and the sum of some rows of it.
+    // begin_leave() in two steps, for callers that sum chunk by chunk (chunked_linear.h): allocate
+    // the result, then sum some of its rows. On rung 1 the sum overwrites the partial sum.
     virtual Tensor empty_sum(const Tensor& partial) const { return partial; }
     virtual Work sum_rows(Tensor sum, Tensor /*partial*/, Stream& stream) const {
         return group_.size() > 1 ? group_.all_reduce(sum, Reduce::sum, stream) : Work();
@@ -84,8 +91,8 @@ public:
     virtual bool gathers_again() const { return false; }
     // Into how many chunks a GEMM with so many rows is cut (rung 3).
     int64_t chunks(int64_t rows) const { return row_chunks(options_, rows); }
-    // Shape of the residual stream on this rank, (B, T, h) here; and which of the micro-batch's
-    // tokens so many rows of it are.
+    // The shape of the residual stream on this rank: (B, T, h) on rung 1, (B T / tp, h) on rung 2.
+    // tokens(): which of the micro-batch's B T tokens this rank's `rows` rows are.
     virtual Shape stream_shape(const Batch& batch, int64_t h) const {
         return {batch.sequences(), batch.length(), h};
     }

@@ -8,8 +8,8 @@
 //     backward   dY is on every rank (f*: nothing);  dX_r = dY W_r,  dW_r = dY^T X_r
 //
 // An MLP is a column linear, an activation that works element by element, and a row linear: between
-// them nothing is communicated. A residual is added after the sum: once, not by every rank, and in
-// bf16 it is rounded once.
+// them nothing is communicated. The residual is added after the sum and not before it: otherwise it
+// would be counted tp times. In bf16 it is also rounded only once that way.
 //
 // On rung 2 the same row linear stands before g* (sequence_parallel.h); rung 3 sums Y in chunks
 // (chunked_linear.h).
@@ -23,7 +23,7 @@ namespace ultrascale {
 
 class RowLinear : public Linear {
 public:
-    // `gemm` multiplies with the columns that this rank holds.
+    // `gemm`: the plain Linear with the columns of W that this rank holds.
     RowLinear(std::unique_ptr<Linear> gemm, const ParallelRegion& region)
         : Linear(gemm->parameters()), gemm_(std::move(gemm)), region_(region) {}
 

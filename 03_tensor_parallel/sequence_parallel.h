@@ -6,17 +6,19 @@
 //     forward    x ---- g: all-gather ------> column --> ... --> row --> g*: reduce-scatter --> y
 //     backward   dx <-- g: reduce-scatter --- column <-- ... <-- row <-- g*: all-gather ------- dy
 //
-// An all-reduce is a reduce-scatter and an all-gather, so the network carries the same bytes as
-// without; but norms' inputs and outputs, residuals and dropout take s b h / tp instead of s b h. A
-// norm's weight now sees the tokens of its rank only: its gradient is summed over the ranks, once a
-// step. A column linear needs its whole input once more for dW = dY^T X: it is not kept but
-// gathered again (--keep-gathered on keeps it: one all-gather less a linear, N h more to hold).
+// An all-reduce is a reduce-scatter and an all-gather, so g and g* together send the same bytes as
+// f*; but the inputs and outputs of norms, the residuals and dropout take s b h / tp instead of
+// s b h. There are two prices. A norm's weight sees only the tokens of its rank, so its gradient is
+// summed over the ranks once a step. And a column linear needs its whole input once more for
+// dW = dY^T X: it is gathered a second time instead of being kept, which is half an all-reduce more
+// for each column linear. --keep-gathered on keeps it: N h elements more memory for each.
 // Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models".
 //
-// Which tokens? Row i of the (B, T, h) batch, read as N = B T rows, so that a shard is one range of
-// memory and nothing is transposed (Megatron-LM lays its tensors out as (T, B, h) for the same
-// purpose). Where a GEMM is cut into chunks of rows (rung 3) a rank has its share of every chunk,
-// so that a chunk alone can be gathered and scattered; without, there is one chunk:
+// Which tokens does a rank hold? The (B, T, h) batch is read as N = B T rows, and rank r holds the
+// r-th of tp equal ranges of them: one stretch of memory, so that nothing need be transposed.
+// (Megatron-LM lays its tensors out as (T, B, h) for the same purpose.) Where a GEMM is cut into
+// chunks of rows (rung 3), each chunk is shared out in this way, so that it can be gathered and
+// scattered alone:
 //
 //     N rows, tp 2, 2 chunks    [ rank 0 | rank 1 ][ rank 0 | rank 1 ]
 //                                    chunk 0             chunk 1
@@ -42,8 +44,8 @@ public:
         return whole;
     }
 
-    // g* forward, g backward: reduce-scatter. It needs no symmetric memory: what is received lies
-    // elsewhere.
+    // g* forward, g backward: reduce-scatter. Its input needs no symmetric memory (comm/comm.h): no
+    // other rank writes into it.
     Tensor empty_partial(Shape shape, DType dtype) const override {
         return Tensor::empty(std::move(shape), dtype, Memory::activation);
     }
@@ -95,7 +97,7 @@ public:
     }
 
 protected:
-    // Instead of the whole input.
+    // Replaces the whole input, which the caller has just kept as "x", by this rank's shard.
     void keep_input(const Tensor& x, Saved& saved) const {
         if (region_.gathers_again()) saved.keep("x", x);
     }
