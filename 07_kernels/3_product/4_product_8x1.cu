@@ -16,6 +16,7 @@
 namespace ultrascale::kernels {
 namespace {
 
+// Elsewhere tile is called BM = BN, k_step BK, and results TM (from the next kernel on, TM = TN).
 constexpr int tile = 64;    // rows and columns of C for a block
 constexpr int k_step = 16;  // of K at a time
 constexpr int results = 8;  // of a thread, below each other
