@@ -2,160 +2,14 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <ranges>
 
 #include "comm/comm.h"
 #include "core/error.h"
-#include "core/memory.h"
 #include "core/threads.h"
-#include "files/checkpoint.h"
-#include "files/checkpoint_folders.h"
-#include "files/file.h"
 
 namespace ultrascale {
 namespace {
-
-void add_shared_options(OptionList& options, Options& o) {
-    options.add("--model", o.model, "Preset, or a directory with a config.json")
-        .only_if([&o] { return o.load.empty(); }, "the model is the one in --load's directory")
-        .show_default();
-    options.add("--layers", o.layers, "Override the model's depth").at_least(1);
-    options.add("--load", o.load,
-                "Hugging Face Llama directory to start from; a run that was saved there goes on");
-    const OneOption save = options.add("--save", o.save, "Directory to save to at the end");
-    options
-        .add("--save-every", o.save_every,
-             "Save to checkpoint-STEP in that directory every so many steps; the last two are kept")
-        .at_least(1)
-        .needs(save);
-    options.add("--data", o.data,
-                "Text (bytes as tokens) or .bin (uint16 tokens; uint32 past 65,536). Default: our "
-                "own text, or of the run that goes on");
-    const OneOption val_data = options.add(
-        "--val-data", o.val_data, "Tokens to measure the loss on without training on them");
-    options
-        .add("--val-every", o.val_every,
-             "Steps from one validation to the next; the last step has one too")
-        .at_least(1)
-        .needs(val_data)
-        .show_default();
-    options.add("--steps", o.steps, "Optimizer steps").at_least(0).show_default();
-    options
-        .add("--seq", o.seq,
-             "Sequence length in tokens. Default: the preset's, or of the run that goes on")
-        .at_least(1);
-    options.add("--micro-batch", o.micro_batch, "Sequences per forward and backward")
-        .at_least(1)
-        .show_default();
-    options.add("--grad-accum", o.grad_accum, "Micro-batches per step").at_least(1).show_default();
-    options.add("--lr", o.optimizer.lr, "Learning rate").between(0, 1e6).show_default();
-    options.choice("--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}},
-                   "Learning-rate schedule");
-    options
-        .add("--lr-steps", o.optimizer.total_steps,
-             "Step at which the cosine ends. Default: this run's last")
-        .at_least(1)
-        .only_if([&o] { return o.optimizer.cosine; },
-                 "a constant rate has no end; --lr-schedule cosine has");
-    options.add("--warmup", o.optimizer.warmup, "Steps of linear warm-up")
-        .at_least(0)
-        .show_default();
-    options.add("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")
-        .between(0, 1e6)
-        .show_default();
-    options.add("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off")
-        .between(0, 1e30)
-        .show_default();
-    options.add("--seed", o.seed, "Seed of the weights and of --shuffle")
-        .between(0, INT64_MAX)
-        .show_default();
-    options.flag("--shuffle", o.shuffle, "Permute the samples");
-    options
-        .add("--document-token", o.document_token,
-             "Token that starts a document: no attention across, positions restart")
-        .at_least(0);
-    options
-        .add("--ignore-token", o.ignore_token, "Targets equal to this token are not counted (-100)")
-        .at_least(0);
-    options.choice("--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
-                   "Weights and activations (bf16 keeps fp32 master weights)");
-    options.flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");
-    options.choice(
-        "--recompute", o.recompute,
-        {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
-        "Activation recomputation");
-    options.choice("--attention", o.attention,
-                   {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
-                   "In tiles (flash) or with the T x T matrix in memory (naive)");
-    options
-        .add("--loss-chunk", o.loss_chunk,
-             "Tokens whose logits exist at once; 0: the whole micro-batch's")
-        .at_least(0);
-    options.flag(
-        "--verify,!--no-verify", [&o](bool on) { o.verify = on; },
-        "Compare the first 6 steps with one plain device. Default: for models under 5 M "
-        "parameters");
-    options.add("--sample", o.sample, "Draw this many bytes at the end").at_least(0);
-    const auto samples = [&o] { return o.sample > 0; };
-    options.add("--prompt", o.prompt, "With --sample: the text that it continues")
-        .only_if(samples, "it is for --sample")
-        .show_default();
-    options
-        .add("--temperature", o.temperature,
-             "With --sample: below 1 likely tokens become likelier, above 1 less so")
-        .between(1e-3, 1e3)
-        .only_if(samples, "it is for --sample")
-        .show_default();
-    options.flag("--explain", o.explain, "Print one step's events in firing order");
-    options.flag("--profile", o.profile, "Print the most expensive operations");
-    options.choice("--report", o.full_report, {{"short", false}, {"full", true}},
-                   "What is printed at the end: the results, or also the formulas, tables and "
-                   "charts that explain them");
-    options
-        .add("--log-every", o.log_every,
-             "Print a line every so many steps (and for the first and the last)")
-        .at_least(1)
-        .show_default();
-    options.add("--json", o.json,
-                "Write one JSON object a step, or a row of a table, and a summary");
-    options.add("--trace", o.trace, "Write a Chrome/Perfetto trace");
-    options
-        .add("--peak-tflops", o.peak_tflops,
-             "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")
-        .between(1e-9, 1e9);
-    options.choice("--copy-engines", o.copy_engines, {{"on", true}, {"off", false}},
-                   "On GPUs of one machine: large collectives by copies to the others' memory "
-                   "(on), or all by NCCL's kernels");
-    options
-        .add("--dropout", o.dropout,
-             "Probability that an element of the residual stream's summands is dropped")
-        .between(0, 0.99);
-    const OneOption size = options
-                               .add("--node-size", o.node_size,
-                                    "Pretend nodes of this many ranks, slow between them")
-                               .between(1, 1e6);
-    const OneOption rate =
-        options
-            .add("--inter-gbps", o.inter_gbps,
-                 "Rate of each rank's network card between the pretended nodes, Gbit/s")
-            .between(1e-3, 1e5);
-    size.needs(rate), rate.needs(size);
-    options.add("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")
-        .between(1e-6, 1e9);
-}
-
-void check_nodes(const Options& o) {
-    const int ranks = Communicator::world().size();
-    if (o.node_size > 0 && ranks % o.node_size != 0)
-        user_error(
-            "--node-size {}: {} ranks cannot be cut into nodes of {}, which must divide their "
-            "number",
-            o.node_size, ranks, o.node_size);
-    if (o.node_size > 0 && ranks_on_this_node() != ranks)
-        user_error(
-            "--node-size pretends the nodes of one machine; these ranks are on several already");
-}
 
 using Words = std::vector<std::string>;
 
@@ -232,53 +86,7 @@ void check_launcher() {
     }
 }
 
-// A run that goes on reads what it has read so far.
-void take_data_of_run(Options& o) {
-    if (o.load.empty() || !o.data.empty() || !has_training_state(o.load)) return;
-    const std::string data = load_training_state(o.load).data;
-    o.data_of_run = !data.empty();
-    if (data.empty() || data == built_in_data) return;
-    std::error_code ignored;
-    if (!std::filesystem::exists(data, ignored))
-        user_error(
-            "{}: the run in {} has read this file so far, and it is not there any more; say by "
-            "--data where it is now",
-            printable(data), o.load);
-    o.data = data;
-}
-
 }  // namespace
-
-std::string Options::data_path() const {
-    if (!data.empty()) return data;
-    // build/<backend>/<chapter> -> common/, wherever the project was cloned to
-    return (std::filesystem::canonical("/proc/self/exe").parent_path() / "../../common/text.txt")
-        .lexically_normal();
-}
-
-std::string Options::data_name() const {
-    if (data.empty()) return built_in_data;
-    std::error_code ignored;
-    const std::string path = std::filesystem::absolute(data, ignored).lexically_normal();
-    return path.empty() ? data : path;
-}
-
-LlamaConfig Options::config() const {
-    LlamaConfig c;
-    if (!load.empty()) {
-        c = load_config(load);
-        const int64_t seq_so_far = has_training_state(load) ? load_training_state(load).seq : 0;
-        if (seq_so_far > 0) c.default_seq = seq_so_far;
-    } else {
-        c = std::filesystem::is_directory(model) ? load_config(model) : preset(model);
-    }
-    if (layers > 0 && !load.empty() && layers != c.layers)
-        user_error("--layers {}: the checkpoint in {} has {} layers, and all of them are loaded",
-                   layers, load, c.layers);
-    if (layers > 0) c.layers = layers;
-    validate(c);
-    return c;
-}
 
 void parse_command_line(int argc, char** argv, const std::string& name,
                         const std::string& description,
@@ -300,37 +108,6 @@ void parse_command_line(int argc, char** argv, const std::string& name,
         finalize_communication();
         std::exit(0);
     }
-}
-
-Options parse_options(int argc, char** argv, const std::string& name,
-                      const std::string& description,
-                      const std::function<void(OptionList&, const Options&)>& add_own) {
-    Options o;
-    const auto add = [&](OptionList& options) {
-        add_shared_options(options, o);
-        add_own(options, o);
-    };
-    parse_command_line(argc, argv, name, description, add, [&](const OptionList& options) {
-        o.values = options.values();
-        if (o.fp32_grads && o.dtype == DType::fp32)
-            user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
-        if (!o.json.empty() && o.json == o.trace)
-            user_error("--json and --trace name the same file, {}", o.json);
-        for (const std::string& path : {o.json, o.trace})
-            if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
-        if (!o.save.empty()) check_can_save(o.save);
-        if (!o.load.empty() && Communicator::world().rank() == 0) o.load = folder_to_load(o.load);
-    });
-    o.load = Communicator::world().broadcast_string(o.load, 0);
-    take_data_of_run(o);
-    check_nodes(o);
-    if (o.sample > 0 && (o.config().vocab < 256 || o.prompt.empty()))
-        user_error(
-            "--sample reads and prints bytes: it needs a vocabulary of at least 256 and a "
-            "--prompt");
-    use_copy_engines(o.copy_engines);
-    if (o.device_memory_gib > 0) memory_set_limit(int64_t(o.device_memory_gib * double(1 << 30)));
-    return o;
 }
 
 int run_program(const std::function<bool()>& program) {
