@@ -202,6 +202,13 @@ protected:
             ready(u);
         }
     }
+    // Stages 1 and 2: starts the all-gather of a flat tensor whose shards have been updated, into
+    // its place in `values`, which holds all of them.
+    void start_gather(size_t u, const Tensor& values) {
+        const TraceName name = name_of(u);
+        gathers_[u] = ranks_of(u).all_gather(of_unit(values, u), value_shards_[u],
+                                             communication_stream());
+    }
     std::vector<TensorPart> shard_parts(const std::vector<Tensor>& shards) const {
         std::vector<TensorPart> parts;
         for (size_t u = 0; u < layout_.size(); ++u)

@@ -58,11 +58,7 @@ public:
     }
 
     void update(double lr, const Tensor& squared_norm) override {
-        update_shards(lr, squared_norm, [&](size_t u) {
-            const TraceName name = name_of(u);
-            gathers_[u] = ranks_of(u).all_gather(of_unit(values_, u), value_shards_[u],
-                                                 communication_stream());
-        });
+        update_shards(lr, squared_norm, [&](size_t u) { start_gather(u, values_); });
         if (zero_.gather_overlap == GatherOverlap::optimizer) finish();
     }
 
