@@ -123,7 +123,7 @@ private:
         r.work = ranks_of(u).reduce_scatter(r.sum, r.whole, Reduce::sum, communication_stream());
         buffers_.under_way(std::move(r));
     }
-    // The steps of a micro-batch, and what they need.
+    // The passes of a micro-batch, and what they need.
     size_t pass_of(const Unit& unit, Pass pass) const {
         const auto index = size_t(std::ranges::find(units_, &unit) - units_.begin());
         return pass == Pass::forward ? index : 2 * units_.size() - 1 - index;

@@ -17,6 +17,15 @@ inline double median(std::vector<double> values) {
     return *middle;
 }
 
+// One call's seconds, where so many follow each other without waiting for the device.
+inline double seconds_per_call(const std::function<void()>& call, int calls) {
+    compute_stream().synchronize();
+    const double begin = now_seconds();
+    for (int i = 0; i < calls; ++i) call();
+    compute_stream().synchronize();
+    return (now_seconds() - begin) / calls;
+}
+
 // One call's seconds, of each of `compared`: the median over batches of calls that follow each
 // other without waiting for the device, as in training. Those who are compared take turns: the
 // longer a GPU computes, the hotter and slower it gets, so for all alike. The first quarter of a
@@ -25,26 +34,19 @@ inline double median(std::vector<double> values) {
 inline std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared) {
     constexpr int rounds = 5;
     constexpr double batch_seconds = 0.03, settling_seconds = 0.25;
-    const auto batch = [](const std::function<void()>& call, int calls) {
-        compute_stream().synchronize();
-        const double begin = now_seconds();
-        for (int i = 0; i < calls; ++i) call();
-        compute_stream().synchronize();
-        return (now_seconds() - begin) / calls;
-    };
     std::vector<std::vector<double>> seconds(compared.size());
     std::vector<int> calls, settling_calls;
     for (const auto& call : compared) {
-        batch(call, 1);  // warms up
-        const double first = batch(call, 1);
+        seconds_per_call(call, 1);  // warms up
+        const double first = seconds_per_call(call, 1);
         calls.push_back(std::clamp(int(batch_seconds / first), 1, 500));
         settling_calls.push_back(std::clamp(int(settling_seconds / first), 1, 5000));
     }
     for (int round = 0; round < rounds; ++round)
         for (size_t i = 0; i < compared.size(); ++i)
             if (calls[i] > 1 || round < 3) {  // of what is slow three are enough
-                if (compared.size() > 1) batch(compared[i], settling_calls[i]);
-                seconds[i].push_back(batch(compared[i], calls[i]));
+                if (compared.size() > 1) seconds_per_call(compared[i], settling_calls[i]);
+                seconds[i].push_back(seconds_per_call(compared[i], calls[i]));
             }
     std::vector<double> medians;
     for (std::vector<double>& s : seconds) medians.push_back(median(std::move(s)));

@@ -208,10 +208,7 @@ double measure_call(const Communicator& ranks, const std::function<void()>& call
     const auto batch = [&](int calls) {
         compute_stream().synchronize();
         ranks.barrier();
-        const double begin = now_seconds();
-        for (int i = 0; i < calls; ++i) call();
-        compute_stream().synchronize();
-        return (now_seconds() - begin) / calls;
+        return seconds_per_call(call, calls);
     };
     const double estimate = largest_of_ranks(ranks, batch(2));
     const int calls = std::clamp(int(0.01 / estimate), 1, 50);
