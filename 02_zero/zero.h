@@ -108,13 +108,7 @@ public:
     // What this rank holds: to verify and to save.
     virtual std::vector<TensorPart> gradients() { return shard_parts(grad_shards_); }
     virtual std::vector<TensorPart> values() { return parameters_.parts(&Parameter::value); }
-    std::vector<TensorPart> optimizer_states() {
-        std::vector<TensorPart> all;
-        for (AdamW& optimizer : optimizers_)
-            for (TensorPart& part : optimizer.states()) all.push_back(std::move(part));
-        for (const TensorPart& buffer : parameters_.buffers()) all.push_back(buffer);
-        return all;
-    }
+    std::vector<TensorPart> optimizer_states() { return states_of(optimizers_, parameters_); }
     const FlatLayout& layout() const { return layout_; }
     const std::vector<const Unit*>& units() const { return units_; }
     OffloadedUpdate* offloaded() { return offload_ ? &*offload_ : nullptr; }
@@ -206,8 +200,8 @@ protected:
     // its place in `values`, which holds all of them.
     void start_gather(size_t u, const Tensor& values) {
         const TraceName name = name_of(u);
-        gathers_[u] = ranks_of(u).all_gather(of_unit(values, u), value_shards_[u],
-                                             communication_stream());
+        gathers_[u] =
+            ranks_of(u).all_gather(of_unit(values, u), value_shards_[u], communication_stream());
     }
     std::vector<TensorPart> shard_parts(const std::vector<Tensor>& shards) const {
         std::vector<TensorPart> parts;
@@ -217,11 +211,7 @@ protected:
                 parts.emplace_back(*item.parameter, item.value, item.begin);
         return parts;
     }
-    TrainingState resume() {
-        std::vector<AdamW*> all;
-        for (AdamW& optimizer : optimizers_) all.push_back(&optimizer);
-        return resume_or_start(options_, all, parameters_.buffers());
-    }
+    TrainingState resume() { return resume_or_start(options_, optimizers_, parameters_); }
 
     ParameterList& parameters_;
     std::vector<const Unit*> units_;

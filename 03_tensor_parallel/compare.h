@@ -29,7 +29,7 @@ inline bool compare_sequence_parallel(
     Mesh mesh(world, {{"dp", world.size() / given.tp}, {"tp", given.tp}});
     const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
     for (const auto& [name, tensor] : variants) {
-        const TensorParallel parallel(shape.config, tensor, mesh, options.seed);
+        const TensorParallel parallel(shape.config, tensor, mesh);
         Llama described(shape.config, shape.model, parallel.parts(shape.model),
                         Stage::whole(shape.config));
         check_fits(shape, tensor, described.parameters(), tp.rank(), memory_limit());
@@ -52,7 +52,7 @@ inline bool compare_sequence_parallel(
     Report report("03_tensor_parallel", options, shape, 0);
     bool ok = true;
     for (const auto& [name, tensor] : variants) {
-        const TensorParallel parallel(shape.config, tensor, mesh, options.seed);
+        const TensorParallel parallel(shape.config, tensor, mesh);
         Llama model(shape.config, shape.model, parallel.parts(shape.model),
                     Stage::whole(shape.config));
         ParameterList& parameters = model.parameters();

@@ -49,7 +49,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
             {.micro_batch = options.micro_batch, .count = dp.size(), .replica = dp.rank()});
 
     // This rank's part of the model, and an optimizer for it.
-    const TensorParallel parallel(shape.config, tensor, mesh, options.seed);
+    const TensorParallel parallel(shape.config, tensor, mesh);
     Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
     ParameterList& parameters = model.parameters();
     check_fits(shape, tensor, parameters, tp.rank(), memory_limit());
@@ -58,7 +58,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     AdamW optimizer(parameters, options.optimizer);
     run.load(parameters, optimizer);
     Trained what = trained(model, optimizer);
-    what.label = "tensor", what.technique = describe(tensor, dp.size(), tokens);
+    what.label = "tensor", what.technique = describe(tensor, dp.size(), tokens, options.dropout);
     what.layout = {{"tp", tensor.tp}, {"dp", dp.size()}};
     const int64_t multiple = tensor.sequence_parallel ? tensor.tp : 1;
     what.next_token = [&](const HostBatch& text) {

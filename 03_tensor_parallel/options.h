@@ -60,7 +60,6 @@ struct Chapter {
         if (demo == "linear" && !options.json.empty())
             user_error("--json: --demo linear has no figures to write");
         const int ranks = Communicator::world().size();
-        tensor.dropout = options.dropout;
         if (tensor.tp == 0) tensor.tp = ranks;
         if (ranks % tensor.tp != 0)
             user_error("--tp {}: {} ranks cannot be cut into groups of {}, which must divide them",

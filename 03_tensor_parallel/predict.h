@@ -25,7 +25,6 @@ inline LocalSizes local_sizes(const StepShape& shape, const TensorOptions& o, in
     sizes.keeps_gathered = o.keep_gathered;
     sizes.gathers_beside = o.overlap != Overlap::none;
     if (o.partition_checkpoints) sizes.checkpoint_parts = o.tp;
-    sizes.dropout = o.dropout > 0;
     sizes.loss_parts = o.tp;
     return sizes;
 }

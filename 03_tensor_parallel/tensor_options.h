@@ -22,7 +22,6 @@ struct TensorOptions {
     Overlap overlap = Overlap::none;
     int64_t chunks = 2;                  // of Overlap::chunk
     bool partition_checkpoints = false;  // partition_checkpoints.h
-    double dropout = 0;                  // on the residual stream: model/dropout.h
     bool same_seed = true;               // every rank draws an element's dropout alike
 };
 
@@ -41,7 +40,8 @@ inline Tensor chunk_of(const Tensor& x, int64_t c, int64_t chunks) {
 }
 
 // "tp 4 x dp 2, sequence parallel; overlap none", for micro-batches of so many rows.
-inline std::string describe(const TensorOptions& o, int64_t replicas, int64_t rows) {
+inline std::string describe(const TensorOptions& o, int64_t replicas, int64_t rows,
+                            double dropout) {
     std::string text = fmt::format("tp {} x dp {}", o.tp, replicas);
     if (o.sequence_parallel)
         text +=
@@ -51,8 +51,8 @@ inline std::string describe(const TensorOptions& o, int64_t replicas, int64_t ro
         text += fmt::format(" in {} chunks{}", o.chunks,
                             row_chunks(o, rows) > 1 ? "" : ", which do not divide the rows: one");
     if (o.partition_checkpoints) text += "; partitioned checkpoints";
-    if (o.dropout > 0)
-        text += fmt::format("; dropout {}, {}", o.dropout,
+    if (dropout > 0)
+        text += fmt::format("; dropout {}, {}", dropout,
                             o.same_seed ? "by element" : "a seed for each rank");
     return text;
 }

@@ -53,7 +53,7 @@ public:
     // All ranks call it. `mesh` has the axis "tp", and gets the group "kv" where there are copies.
     // `region`: another one than the options ask for.
     TensorParallel(const LlamaConfig& config, const TensorOptions& options, Mesh& mesh,
-                   uint64_t seed, std::unique_ptr<ParallelRegion> region = nullptr)
+                   std::unique_ptr<ParallelRegion> region = nullptr)
         : config_(config),
           options_(options),
           tp_(mesh.group("tp")),
@@ -67,11 +67,6 @@ public:
                 std::make_unique<RecordedRegion<SequenceParallelRegion>>(tp_, options, *shapes_);
         else
             region_ = std::make_unique<RecordedRegion<ParallelRegion>>(tp_, options, *shapes_);
-        const uint64_t own = options.same_seed
-                                 ? 0
-                                 : 0x9E3779B97F4A7C15u * uint64_t(Communicator::world().rank() + 1);
-        dropout_ = {float(options.dropout), seed + own,
-                    [this](int64_t rows) { return region_->tokens(rows); }};
     }
 
     // Of the model that `plain` parts would make. Keeps pointing to this object.
@@ -107,7 +102,11 @@ public:
                 return std::make_unique<PartitionedCheckpoint>(tp_);
             };
         record_shapes(parts, config_.vocab, *shapes_);
-        add_dropout(parts, dropout_);
+        const uint64_t own = options_.same_seed
+                                 ? 0
+                                 : 0x9E3779B97F4A7C15u * uint64_t(Communicator::world().rank() + 1);
+        add_dropout(parts, {float(model.dropout), model.seed + own,
+                            [this](int64_t rows) { return region_->tokens(rows); }});
         return parts;
     }
 
@@ -179,7 +178,6 @@ private:
     HeadSplit heads_;
     std::unique_ptr<ShapeTable> shapes_ = std::make_unique<ShapeTable>();
     std::unique_ptr<ParallelRegion> region_;
-    Dropout dropout_;
 };
 
 }  // namespace ultrascale

@@ -5,37 +5,17 @@
 //     S = Q K^T / sqrt(D)     P = exp(S - max)     O = O * exp(old max - max) + P V
 //   and at the end O / sum(P), lse = max + log(sum(P))
 //
-// The backward computes P = exp(S - lse) anew, then with dS = P * (dO V^T - delta) / sqrt(D)
-//   dV += P^T dO      dK += dS^T Q      dQ += dS K
-//
 // Tiles are multiplied by OpenBLAS in fp32, each on one thread; bf16 tensors are widened first. It
-// multiplies by a transposed small matrix slowly, so K (and V, in the backward) are transposed
-// once. Tiles that no query sees are left out.
-#include "ops_common.h"
+// multiplies by a transposed small matrix slowly, so K is transposed once. Tiles that no query sees
+// are left out. The backward is in ops_attention_backward.cpp.
+#include "attention.h"
 
 namespace ultrascale::ops {
 
 namespace {
 
 using enum Transpose;
-constexpr int64_t q_tile = 64,
-                  k_tile = 128;  // of the forward; OpenBLAS is fastest up to m n k = 10^6
-constexpr int64_t backward_q_tile = 128, backward_k_tile = 64;
-
-// x (B, T, K, D) -> (B, K, D, T)
-Tensor transposed_heads(const Tensor& x) {
-    const int64_t B = x.size(0), T = x.size(1), K = x.size(2), D = x.size(3);
-    Tensor out = Tensor::empty({B, K, D, T}, DType::fp32, Memory::workspace);
-    const float* from = x.as<float>();
-    float* to = out.as<float>();
-#pragma omp parallel for collapse(2) if (x.numel() > parallel_threshold)
-    for (int64_t b = 0; b < B; ++b)
-        for (int64_t k = 0; k < K; ++k)
-            cblas_somatcopy(CblasRowMajor, CblasTrans, blasint(T), blasint(D), 1,
-                            from + (b * T * K + k) * D, blasint(K * D), to + (b * K + k) * D * T,
-                            blasint(T));
-    return out;
-}
+constexpr int64_t q_tile = 64, k_tile = 128;  // OpenBLAS is fastest up to m n k = 10^6
 
 struct Row {  // of an online softmax
     float max = -INFINITY, sum = 0;
@@ -110,154 +90,7 @@ struct Forward {
     }
 };
 
-struct Backward {
-    AttentionSizes n;
-    VisibleKeys visible;
-    const float *q, *k, *k_transposed, *v_transposed, *dout, *lse, *delta;
-    float *dq, *dk, *dv;
-
-    // scores become P and dprobabilities dS, both (rows, backward_k_tile), for queries from i0 and
-    // keys [j0, j0 + width).
-    void softmax_backward(float* scores, float* dprobabilities, int64_t b, int64_t h, int64_t i0,
-                          int64_t rows, int64_t j0, int64_t width) const {
-        for (int64_t r = 0; r < rows; ++r) {
-            const KeyRange keys = visible(b, i0 + r);
-            const int64_t begin = std::clamp<int64_t>(keys.begin - j0, 0, width);
-            const int64_t end = std::clamp<int64_t>(keys.end - j0, begin, width);
-            const int64_t at = (b * n.H + h) * n.Tq + i0 + r;
-            const float row_lse = lse[at], row_delta = delta[at], scale = n.scale();
-            float *p = scores + r * backward_k_tile, *dp = dprobabilities + r * backward_k_tile;
-#pragma omp simd
-            for (int64_t j = 0; j < width; ++j) {
-                p[j] = exp_fast(p[j] - row_lse);
-                dp[j] = p[j] * (dp[j] - row_delta) * scale;
-            }
-            std::fill(p, p + begin, 0.0f), std::fill(p + end, p + width, 0.0f);
-            std::fill(dp, dp + begin, 0.0f), std::fill(dp + end, dp + width, 0.0f);
-        }
-    }
-
-    // What queries [i0, i1) of heads [h0, h1) and keys [j0, j1) of key head kv add to dk and dv,
-    // and to dq, of sequence b. scratch: 2 * backward_q_tile * backward_k_tile.
-    void block(int64_t b, int64_t kv, int64_t h0, int64_t h1, int64_t i0, int64_t i1, int64_t j0,
-               int64_t j1, bool add_dkv, bool add_dq, float* scratch) const {
-        const int64_t D = n.D, ld = backward_k_tile;
-        float *scores = scratch, *dprobabilities = scratch + backward_q_tile * ld;
-        for (int64_t j = j0; j < j1; j += backward_k_tile) {
-            const int64_t width = std::min(backward_k_tile, j1 - j),
-                          key = (b * n.Tk + j) * n.k_row() + kv * D;
-            const int64_t column = (b * n.K + kv) * D * n.Tk + j;  // of the transposed
-            for (int64_t h = h0; h < h1; ++h) {
-                for (int64_t tile = i0; tile < i1; tile += backward_q_tile) {
-                    // Only from the first to the last query that sees one of these keys.
-                    auto sees = [&](int64_t i) {
-                        const KeyRange keys = visible(b, i);
-                        return keys.begin < std::min(keys.end, j + width) && keys.end > j;
-                    };
-                    int64_t begin = tile, end = std::min(tile + backward_q_tile, i1);
-                    while (begin < end && !sees(begin)) ++begin;
-                    while (begin < end && !sees(end - 1)) --end;
-                    const int64_t rows = end - begin,
-                                  query = (b * n.Tq + begin) * n.q_row() + h * D, row = n.q_row();
-                    if (rows == 0) continue;
-                    sgemm(no, no, rows, width, D, n.scale(), q + query, row, k_transposed + column,
-                          n.Tk, 0, scores, ld);
-                    sgemm(no, no, rows, width, D, 1, dout + query, row, v_transposed + column, n.Tk,
-                          0, dprobabilities, ld);
-                    softmax_backward(scores, dprobabilities, b, h, begin, rows, j, width);
-                    if (add_dkv) {
-                        sgemm(yes, no, width, D, rows, 1, scores, ld, dout + query, row, 1,
-                              dv + key, n.k_row());
-                        sgemm(yes, no, width, D, rows, 1, dprobabilities, ld, q + query, row, 1,
-                              dk + key, n.k_row());
-                    }
-                    if (add_dq)
-                        sgemm(no, no, rows, D, width, 1, dprobabilities, ld, k + key, n.k_row(), 1,
-                              dq + query, row);
-                }
-            }
-        }
-    }
-
-    // One thread a key head adds up everything once; where there are more threads than key heads,
-    // one pass over key tiles makes dk and dv and another one over query tiles dq. Both add in the
-    // same order.
-    void all(float* scratch) const {
-        constexpr int64_t scratch_size = 2 * backward_q_tile * backward_k_tile;
-        const int64_t key_heads = n.B * n.K, heads = n.B * n.H;
-        const int64_t k_tiles = (n.Tk + backward_k_tile - 1) / backward_k_tile;
-        const int64_t q_tiles = (n.Tq + backward_q_tile - 1) / backward_q_tile;
-        if (key_heads >= omp_get_max_threads()) {
-#pragma omp parallel for schedule(dynamic)
-            for (int64_t x = 0; x < key_heads; ++x) {
-                const int64_t b = x / n.K, kv = x % n.K;
-                block(b, kv, kv * n.group(), (kv + 1) * n.group(), 0, n.Tq, 0, n.Tk, true, true,
-                      scratch + omp_get_thread_num() * scratch_size);
-            }
-            return;
-        }
-#pragma omp parallel for schedule(dynamic)
-        for (int64_t x = 0; x < key_heads * k_tiles; ++x) {
-            const int64_t b = x / k_tiles / n.K, kv = x / k_tiles % n.K,
-                          j = x % k_tiles * backward_k_tile;
-            block(b, kv, kv * n.group(), (kv + 1) * n.group(), 0, n.Tq, j,
-                  std::min(j + backward_k_tile, n.Tk), true, false,
-                  scratch + omp_get_thread_num() * scratch_size);
-        }
-#pragma omp parallel for schedule(dynamic)
-        for (int64_t x = 0; x < heads * q_tiles; ++x) {
-            const int64_t b = x / q_tiles / n.H, h = x / q_tiles % n.H,
-                          i = x % q_tiles * backward_q_tile;
-            block(b, h / n.group(), h, h + 1, i, std::min(i + backward_q_tile, n.Tq), 0, n.Tk,
-                  false, true, scratch + omp_get_thread_num() * scratch_size);
-        }
-    }
-};
-
-template <class T>
-void delta_rows(float* delta, const T* dout, const T* o, int64_t B, int64_t Tq, int64_t H,
-                int64_t D) {
-#pragma omp parallel for if (B * Tq * H * D > parallel_threshold)
-    for (int64_t n = 0; n < B * Tq; ++n)
-        for (int64_t h = 0; h < H; ++h) {
-            const T *a = dout + (n * H + h) * D, *b = o + (n * H + h) * D;
-            float sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t d = 0; d < D; ++d) sum += float(a[d]) * float(b[d]);
-            delta[(n / Tq * H + h) * Tq + n % Tq] = sum;
-        }
-}
-
 }  // namespace
-
-AttentionSizes attention_sizes(const Tensor& q, const Tensor& k, const Tensor& v) {
-    check(q.shape().size() == 4 && k.shape().size() == 4,
-          "attention: q is (B, Tq, H, D), k and v (B, Tk, K, D)");
-    AttentionSizes n = {q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3)};
-    check(k.shape() == v.shape() && k.size(0) == n.B && k.size(3) == n.D,
-          "attention: k and v are (B, Tk, K, D)");
-    check(n.K > 0 && n.H % n.K == 0, "attention: H is a multiple of K");
-    return n;
-}
-
-VisibleKeys::VisibleKeys(const AttentionMask& mask, const AttentionSizes& n)
-    : causal_(mask.causal),
-      B_(n.B),
-      Tq_(n.Tq),
-      Tk_(n.Tk),
-      shift_(mask.q_offset - mask.k_offset),
-      k_offset_(mask.k_offset),
-      starts_(mask.document_starts ? mask.document_starts.as<int32_t>() : nullptr) {
-    check(!starts_ || mask.document_starts.numel() == n.B * n.Tq,
-          "attention: document_starts is (B, Tq)");
-}
-
-double VisibleKeys::pairs() const {
-    double sum = 0;
-    for (int64_t b = 0; b < B_; ++b)
-        for (int64_t i = 0; i < Tq_; ++i) sum += double((*this)(b, i).end - (*this)(b, i).begin);
-    return sum;
-}
 
 void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, const Tensor& v,
                        const AttentionMask& mask) {
@@ -288,52 +121,6 @@ void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, c
                      scratch + omp_get_thread_num() * q_tile * k_tile);
     }
     if (o.dtype() != DType::fp32) convert(o, o32);
-}
-
-void attention_delta(Tensor delta, const Tensor& dout, const Tensor& o) {
-    const int64_t B = o.size(0), Tq = o.size(1), H = o.size(2), D = o.size(3);
-    check(dout.numel() == o.numel() && delta.numel() == B * H * Tq,
-          "attention_delta: dout, o (B, Tq, H, D), delta (B, H, Tq)");
-    OpSpan span("attention_delta", 2.0 * double(o.numel()), bytes_of(delta, dout, o));
-    with_type(o.dtype(), [&]<class T>(T) {
-        delta_rows(delta.as<float>(), dout.as<T>(), o.as<T>(), B, Tq, H, D);
-    });
-}
-
-void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
-                        const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
-                        const AttentionMask& mask) {
-    const AttentionSizes n = attention_sizes(q, k, v);
-    check(dout.numel() == q.numel() && dq.numel() == q.numel(),
-          "attention_backward: dout, dq are (B, Tq, H, D)");
-    check(dk.numel() == k.numel() && dv.numel() == k.numel(),
-          "attention_backward: dk, dv are (B, Tk, K, D)");
-    check(lse.numel() == n.B * n.H * n.Tq && delta.numel() == lse.numel(),
-          "attention_backward: lse, delta are (B, H, Tq)");
-    const VisibleKeys visible(mask, n);
-    OpSpan span("attention_backward", 10.0 * visible.pairs() * double(n.q_row()),
-                bytes_of(dq, dk, dv, dout, q, k, v, lse, delta));
-    const Tensor q32 = widened(q), k32 = widened(k), dout32 = widened(dout);
-    const Tensor k_transposed = transposed_heads(k32), v_transposed = transposed_heads(widened(v));
-    const Tensor dq32 = widened_output(dq), dk32 = widened_output(dk), dv32 = widened_output(dv);
-    for (const Tensor& sum : {dq32, dk32, dv32}) device_zero(sum.data(), sum.bytes());
-    const Tensor scratch =
-        Tensor::empty({omp_get_max_threads(), 2, backward_q_tile, backward_k_tile}, DType::fp32,
-                      Memory::workspace);
-    const Backward backward = {n,
-                               visible,
-                               q32.as<float>(),
-                               k32.as<float>(),
-                               k_transposed.as<float>(),
-                               v_transposed.as<float>(),
-                               dout32.as<float>(),
-                               lse.as<float>(),
-                               delta.as<float>(),
-                               dq32.as<float>(),
-                               dk32.as<float>(),
-                               dv32.as<float>()};
-    backward.all(scratch.as<float>());
-    if (dq.dtype() != DType::fp32) convert(dq, dq32), convert(dk, dk32), convert(dv, dv32);
 }
 
 }  // namespace ultrascale::ops

@@ -4,7 +4,7 @@
 //   P = softmax(Q K^T / sqrt(D))    O = P V
 //   dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP)) / sqrt(D)
 //   dQ = dS K      dK = dS^T Q
-#include "ops_common.h"
+#include "attention.h"
 
 namespace ultrascale::ops {
 

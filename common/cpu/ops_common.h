@@ -93,38 +93,4 @@ inline Tensor widened_output(const Tensor& x) {
     return x.dtype() == DType::fp32 ? x : Tensor::empty(x.shape(), DType::fp32, Memory::workspace);
 }
 
-// ---- attention (flash and naive) ----------------------------------------------------------------
-struct AttentionSizes {
-    int64_t B, Tq, Tk, H, K, D;
-    int64_t q_row() const {
-        return H * D;
-    }  // elements from one token to the next in q, o and their gradients
-    int64_t k_row() const { return K * D; }  // in k, v and theirs
-    int64_t group() const { return H / K; }  // query heads that share a key head
-    float scale() const { return 1.0f / std::sqrt(float(D)); }
-};
-AttentionSizes attention_sizes(const Tensor& q, const Tensor& k, const Tensor& v);
-
-// The keys that query i of sequence b sees are always one stretch, [begin, end), perhaps an empty
-// one.
-struct KeyRange {
-    int64_t begin, end;
-};
-class VisibleKeys {
-public:
-    VisibleKeys(const AttentionMask& mask, const AttentionSizes& sizes);
-    KeyRange operator()(int64_t b, int64_t i) const {
-        const int64_t end = causal_ ? std::clamp<int64_t>(shift_ + i + 1, 0, Tk_) : Tk_;
-        const int64_t begin = starts_ ? std::max<int64_t>(starts_[b * Tq_ + i] - k_offset_, 0) : 0;
-        return {std::min(begin, end), end};
-    }
-    // of query and key, over all sequences: what an implementation cannot but compute
-    double pairs() const;
-
-private:
-    bool causal_;
-    int64_t B_, Tq_, Tk_, shift_, k_offset_;
-    const int32_t* starts_;
-};
-
 }  // namespace ultrascale::ops

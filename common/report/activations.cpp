@@ -46,7 +46,7 @@ struct TensorBytes {
         input = again ? stream : whole;
         gathered = s.gathers() ? whole : 0, scattered = s.gathers() ? stream : 0;
         column_backward = whole + scattered + (again && s.gathers_beside ? whole : 0);
-        dropped = s.dropout ? stream : 0;
+        dropped = s.model.dropout > 0 ? stream : 0;
     }
 };
 

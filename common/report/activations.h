@@ -22,7 +22,7 @@ namespace ultrascale {
 // What a rank computes with. "Stream": the residual stream between the linears' regions, with its
 // norms and dropout. "Region": inside, from a column linear's input to a row linear's output.
 struct LocalSizes {
-    ModelOptions model;  // dtype, attention, recomputation, chunks of the loss
+    ModelOptions model;  // dtype, attention, recomputation, chunks of the loss, dropout
 
     // Its share of the model. `hidden` is the whole row of the stream, heads to vocabulary what the
     // rank has of them.
@@ -42,7 +42,6 @@ struct LocalSizes {
     // before the input's gradient is computed or while it is.
     bool keeps_gathered = false, gathers_beside = false;
     int64_t checkpoint_parts = 1;  // full recomputation: ranks that share a layer's kept input
-    bool dropout = false;          // on what a region adds to the stream
     int64_t loss_parts = 0;  // ranks that exchange 3 numbers a token for the loss; 0: it needs none
 
     bool gathers() const { return stream_tokens < region_tokens; }

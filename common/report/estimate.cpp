@@ -19,8 +19,7 @@ LocalSizes local_sizes(const StepShape& s) {
             .sequences = s.micro_batch,
             .seq = s.seq,
             .stream_tokens = s.seq,
-            .region_tokens = s.seq,
-            .dropout = s.model.dropout > 0};
+            .region_tokens = s.seq};
 }
 
 void add_parameters(Prediction& prediction, int64_t parameters, const StepShape& s) {

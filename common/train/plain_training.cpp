@@ -16,7 +16,7 @@ static void set_values(Tensor to, const std::vector<float>& values) {
 
 void PlainTraining::start(ParameterList& parameters, AdamW& optimizer) {
     load_or_initialize(options_, parameters);
-    state_ = resume_or_start(options_, optimizer, parameters);
+    state_ = resume_or_start(options_, {&optimizer, 1}, parameters);
     for (const auto& p : parameters) start_[p->name] = p->value.to_host_float();
     for (const TensorPart& buffer : parameters.buffers())
         start_[buffer.name] = buffer.tensor.to_host_float();

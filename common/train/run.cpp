@@ -12,15 +12,13 @@ Trained trained(Llama& model, AdamW& optimizer) {
             .gradients = [&] { return model.parameters().parts(&Parameter::grad); },
             .optimizer_states =
                 [&] {
-                    std::vector<TensorPart> states = optimizer.states();
-                    for (const TensorPart& buffer : model.parameters().buffers())
-                        states.push_back(buffer);
-                    return states;
+                    return states_of({&optimizer, 1}, model.parameters());
                 },
-            .forward = [&](Context& context) {
-                Saved nothing;
-                model.forward({}, nothing, context);
-            },
+            .forward =
+                [&](Context& context) {
+                    Saved nothing;
+                    model.forward({}, nothing, context);
+                },
             .next_token = [&](const HostBatch& text) { return logits_of_next(model, text); }};
 }
 
@@ -42,7 +40,7 @@ Run::Run(std::string chapter, const Options& options, const StepShape& shape, co
 
 void Run::load(ParameterList& parameters, AdamW& optimizer) {
     load_or_initialize(options_, parameters);
-    state_ = resume_or_start(options_, optimizer, parameters);
+    state_ = resume_or_start(options_, {&optimizer, 1}, parameters);
 }
 
 void Run::start(Trained what) {
@@ -111,8 +109,9 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     if (begun_ - done_ == 1) span_.reset();
     const int64_t tokens = step.sequences * shape_.seq;
     state_ = after_step(state_, options_, file_, step.sequences, shape_.seq);
-    StepRecord record{state_.step, loss, std::sqrt(squared_norm), step.learning_rate,
-                      now_seconds() - begun.at, tokens};
+    StepRecord record{
+        state_.step, loss, std::sqrt(squared_norm), step.learning_rate, now_seconds() - begun.at,
+        tokens};
     const bool last = done_ + 1 == options_.steps;
     if (validation_ && validation_->due(state_.step, last)) record.val_loss = validation_loss();
     report_->step(record);

@@ -2,6 +2,8 @@
 // earlier run.
 #pragma once
 
+#include <span>
+
 #include "data.h"
 #include "files/checkpoint.h"
 #include "model/optimizer.h"
@@ -27,16 +29,23 @@ inline void load_or_draw(const Options& options, const std::vector<AdamW::Item>&
         draw(*item.parameter, item.begin, item.value, options.seed);
 }
 
-// If --load holds a training state, fills the optimizers' (one, or one for each shard) and returns
-// where training stood; else it starts at zero.
-inline TrainingState resume_or_start(const Options& options, const std::vector<AdamW*>& optimizers,
-                                     const std::vector<TensorPart>& buffers = {}) {
+// What a checkpoint keeps besides the weights: the states of the optimizers (one, or one for each
+// shard), and the model's buffers.
+inline std::vector<TensorPart> states_of(std::span<AdamW> optimizers, const ParameterList& model) {
+    std::vector<TensorPart> states;
+    for (AdamW& optimizer : optimizers)
+        for (TensorPart& part : optimizer.states()) states.push_back(std::move(part));
+    for (const TensorPart& buffer : model.buffers()) states.push_back(buffer);
+    return states;
+}
+
+// If --load holds a training state, fills all of these from it and returns where training stood;
+// else it starts at zero.
+inline TrainingState resume_or_start(const Options& options, std::span<AdamW> optimizers,
+                                     const ParameterList& model) {
     if (options.load.empty() || !has_training_state(options.load))
         return {.seed = options.seed, .shuffled = options.shuffle, .seq = options.seq};
-    std::vector<TensorPart> states = buffers;
-    for (AdamW* optimizer : optimizers)
-        for (TensorPart& part : optimizer->states()) states.push_back(std::move(part));
-    const TrainingState state = load_training_state(options.load, states);
+    const TrainingState state = load_training_state(options.load, states_of(optimizers, model));
     if (options.shuffle != state.shuffled)
         user_error("the run in {} took its samples {}", options.load,
                    state.shuffled
@@ -48,13 +57,8 @@ inline TrainingState resume_or_start(const Options& options, const std::vector<A
     if (options.seq > 0 && state.seq > 0 && options.seq != state.seq)
         user_error("--seq {}: the run in {} has samples of {} tokens, and goes on with them",
                    options.seq, options.load, state.seq);
-    for (AdamW* optimizer : optimizers) optimizer->set_steps_done(state.step);
+    for (AdamW& optimizer : optimizers) optimizer.set_steps_done(state.step);
     return state;
-}
-// Of a model, its buffers too.
-inline TrainingState resume_or_start(const Options& options, AdamW& optimizer,
-                                     const ParameterList& model) {
-    return resume_or_start(options, {&optimizer}, model.buffers());
 }
 
 // Where training stands after one more step, of so many sequences of `seq` tokens from `file`.

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <limits>
-#include <sstream>
 
 #include "comm/comm.h"
 #include "core/error.h"
 #include "core/threads.h"
 #include "core/trace.h"
+#include "whole_values.h"
 
 namespace ultrascale {
 
@@ -39,27 +38,6 @@ double larger(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
 // False for NaN and for what was never compared.
 bool within(double error, double bound) { return error >= 0 && error <= bound; }
-
-double square(double x) { return x * x; }
-
-double norm(const PlainTraining::Values& values) {
-    double squares = 0;
-    for (const auto& [name, tensor] : values)
-        for (const float x : tensor) squares += square(x);
-    return std::sqrt(squares);
-}
-
-// Between ranks numbers travel as bytes: a stream would not read a NaN back.
-template <class T>
-std::string bytes_of(const std::vector<T>& values) {
-    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
-}
-template <class T>
-std::vector<T> from_bytes(const std::string& bytes) {
-    std::vector<T> values(bytes.size() / sizeof(T));
-    std::memcpy(values.data(), bytes.data(), bytes.size());
-    return values;
-}
 
 }  // namespace
 
@@ -98,56 +76,6 @@ void Verifier::tell_all_ranks() {
     reference_.losses = numbers;
     tell(reference_.gradient);
     tell(reference_.weights);
-}
-
-// `values` becomes rank 0's on all ranks.
-void Verifier::tell(PlainTraining::Values& values) const {
-    const Communicator& world = Communicator::world();
-    std::string names;
-    for (const auto& [name, tensor] : values) names += name + "\n";
-    std::istringstream lines(world.broadcast_string(names, 0));
-    for (std::string name; std::getline(lines, name);) {
-        std::vector<float>& tensor = values[name];
-        tensor = from_bytes<float>(world.broadcast_string(bytes_of(tensor), 0));
-    }
-}
-
-// Of the parts that all ranks hold from the reference, L2.
-double Verifier::distance(const std::vector<TensorPart>& parts,
-                          const PlainTraining::Values& reference) const {
-    struct Sum {  // of one tensor; every rank adds up what it holds
-        double squares = 0, elements = 0;
-    };
-    std::vector<Sum> sums(reference.size()), all(reference.size());
-    for (const TensorPart& part : parts) {
-        const auto tensor = reference.find(part.name);
-        const std::vector<float>&want = tensor->second, got = part.tensor.to_host_float();
-        Sum& sum = sums[size_t(std::distance(reference.begin(), tensor))];
-        part.for_each_block([&](const std::vector<Range>& block, int64_t first, int64_t count) {
-            const int64_t whole_cols = part.shape.back(), cols = block.back().size();
-            const int64_t row = block.size() == 2 ? block[0].begin : 0, col = block.back().begin;
-            for (int64_t k = 0; k < count; ++k) {
-                const double w = want[size_t((row + k / cols) * whole_cols + col + k % cols)];
-                sum.squares += square(got[size_t(first + k)] - w);
-            }
-            sum.elements += double(count);
-        });
-    }
-    for (const std::string& of_rank : Communicator::world().gather_strings(bytes_of(sums))) {
-        sums = from_bytes<Sum>(of_rank);
-        for (size_t t = 0; t < all.size(); ++t) {
-            all[t].squares += sums[t].squares;
-            all[t].elements += sums[t].elements;
-        }
-    }
-    // What several ranks hold counts once; what nobody holds makes it NaN.
-    double squares = 0;
-    size_t t = 0;
-    for (const auto& [name, tensor] : reference) {
-        squares += all[t].squares * double(tensor.size()) / all[t].elements;
-        ++t;
-    }
-    return std::sqrt(squares);
 }
 
 void Verifier::gradient(const std::vector<TensorPart>& grads) {

@@ -68,9 +68,6 @@ private:
         double gradient = 0, loss = 0, weights = 0;
     };
     void tell_all_ranks();
-    void tell(PlainTraining::Values& values) const;
-    double distance(const std::vector<TensorPart>& parts,
-                    const PlainTraining::Values& reference) const;
     Drift measure_drift();
     Drift drift_of(const PlainTraining::Result& other, uint64_t displacement) const;
 

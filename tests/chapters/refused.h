@@ -49,4 +49,9 @@ inline void expect_ranks_refuse(int ranks, const std::string& chapter, const std
             << file << " is another or has gone";
 }
 
+// By 00_single_gpu, on a short training.
+inline void expect_refused(const std::string& arguments, const std::vector<std::string>& telling) {
+    expect_ranks_refuse(0, "00_single_gpu", "--steps 2 --seq 32 " + arguments, telling);
+}
+
 }  // namespace ultrascale::test

@@ -20,8 +20,8 @@ namespace ultrascale {
 namespace {
 
 constexpr int64_t T = 32, B = 1, A = 2, steps = 4;
-const LlamaConfig config{.layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8,
-                         .ffn = 48, .vocab = 256};
+const LlamaConfig config{
+    .layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 48, .vocab = 256};
 
 // What is done otherwise than right.
 struct Breaks {
@@ -109,7 +109,7 @@ Outcome train(TensorOptions tensor, Breaks breaks = {}) {
     options.steps = steps, options.micro_batch = B, options.grad_accum = A, options.verify = true;
     const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
 
-    const TensorParallel parallel(config, tensor, mesh, options.seed);
+    const TensorParallel parallel(config, tensor, mesh);
     Parts parts = parallel.parts(shape.model);
     parts.gemm = [&](ParameterList& list, const Place&, std::vector<Parameter*> rows, LinearRole) {
         return std::make_unique<ScaledLinear>(list, std::move(rows), !breaks.never_scale);

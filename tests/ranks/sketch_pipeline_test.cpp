@@ -1,95 +1,16 @@
 // A sketch of chapter 05 on what common/ has, kept as a test: two stages of one model in 1F1B and
 // in zero-bubble order, beside data parallelism by buckets and by ZeRO, with a tied weight that
 // both stages hold, and with an update that is confirmed in the next step.
-//
-//                                                        gradients
-//     stage 0   F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3      B: of what came in
-//     stage 1   F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3      W: of the weights
+#include "sketch_pipeline.h"
+
 #include <gtest/gtest.h>
 
 #include "01_data_parallel/bucket.h"
 #include "02_zero/stages.h"
 #include "core/threads.h"
-#include "report/prediction.h"
-#include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 namespace {
-
-constexpr int64_t T = 16, B = 1, A = 4, steps = 4;
-const LlamaConfig config{.layers = 4, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8,
-                         .ffn = 48, .vocab = 256, .tied = true};
-
-// D: B and W in one.
-struct Action {
-    char kind;
-    int64_t m;
-};
-std::vector<Action> schedule(bool zero_bubble, int stage) {
-    std::vector<Action> actions;
-    const int64_t ahead = 1 - stage;
-    for (int64_t m = 0; m < ahead; ++m) actions.push_back({'F', m});
-    for (int64_t m = 0; m < A; ++m) {
-        if (m + ahead < A) actions.push_back({'F', m + ahead});
-        actions.push_back({zero_bubble ? 'B' : 'D', m});
-        if (zero_bubble && m > 0) actions.push_back({'W', m - 1});
-    }
-    if (zero_bubble) actions.push_back({'W', A - 1});
-    return actions;
-}
-
-// Activations go forward and gradients back, each direction in a group and on a stream of its own:
-// a rank that waits for one does not hold up the other.
-class Stages {
-public:
-    Stages(const Communicator& pp)
-        : rank_(pp.rank()),
-          down_(pp.split(0, pp.rank(), "forward")),
-          up_(pp.split(0, pp.rank(), "backward")) {}
-
-    void run(Llama& model, Step& step, Hooks* hooks, const std::vector<Action>& actions) {
-        std::vector<Saved> saved(A);
-        std::vector<Context> contexts(A);
-        step.call_hooks({hooks});
-        for (const auto& [kind, m] : actions) {
-            if (kind == 'F') contexts[size_t(m)] = step.micro_batch(m);
-            Context& context = contexts[size_t(m)];
-            Saved& kept = saved[size_t(m)];
-            if (kind == 'F') {
-                const Tensor y = model.forward(
-                    rank_ == 0 ? Tensor() : receive(down_, 0, stream_down_), kept, context);
-                if (rank_ == 0) sent_.push_back(down_.send(y, 1, stream_down_));
-            } else if (kind == 'W') {
-                model.backward_weight(kept, context);
-            } else {
-                const WeightGradient when =
-                    kind == 'D' ? WeightGradient::now : WeightGradient::later;
-                const Tensor dy = rank_ == 1 ? Tensor() : receive(up_, 1, stream_up_);
-                const Tensor dx = model.backward(dy, kept, context, when);
-                if (rank_ == 1) sent_.push_back(up_.send(dx, 0, stream_up_));
-            }
-        }
-        sent_.clear();  // waits
-    }
-    void add_to(PredictedCommunication& of_step) const {
-        const int64_t bytes = A * B * T * config.hidden * 4;
-        of_step.add(down_, Collective::send_recv,
-                    {A, rank_ == 0 ? bytes : 0, rank_ == 0 ? double(bytes) : 0});
-        of_step.add(up_, Collective::send_recv,
-                    {A, rank_ == 1 ? bytes : 0, rank_ == 1 ? double(bytes) : 0});
-    }
-
-private:
-    static Tensor receive(const Communicator& group, int from, Stream& stream) {
-        Tensor x = Tensor::empty({B, T, config.hidden}, DType::fp32, Memory::activation);
-        group.recv(x, from, stream).wait();
-        return x;
-    }
-    int rank_;
-    Communicator down_, up_;
-    Stream stream_down_{"forward"}, stream_up_{"backward"};
-    std::vector<Work> sent_;
-};
 
 // What is done otherwise than right.
 struct Breaks {
@@ -299,10 +220,10 @@ TEST_F(SketchPipeline, ZeroInEveryOrder) {
 }
 
 TEST_F(SketchPipeline, AnUpdateIsConfirmedInTheNextStep) {
-    EXPECT_EQ(train_confirmed_later(100), 0);    // never clips
+    EXPECT_EQ(train_confirmed_later(100), 0);           // never clips
     EXPECT_EQ(train_confirmed_later(0.5), int(steps));  // always does
     EXPECT_EQ(train_confirmed_later(0.5, true), -1);
 }
 
 }  // namespace
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

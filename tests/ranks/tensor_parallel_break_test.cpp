@@ -14,7 +14,6 @@ constexpr int64_t T = 48, B = 1, steps = 3;
 // Splits over 1, 2, 3, 4 and 8 ranks; all ranks hold a copy of the one key-value head.
 const LlamaConfig config{
     .layers = 2, .hidden = 32, .heads = 24, .kv_heads = 1, .head_dim = 4, .ffn = 48, .vocab = 257};
-const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
 
 // What is done otherwise than the chapter's main does it.
 struct Breaks {
@@ -23,16 +22,15 @@ struct Breaks {
     bool sum_copies = true, count_copies = false, clip_with_own_norm = false;
     TensorOptions predicted;  // options of the prediction
     // Not broken, but another way through the parts: the weights' gradients after all of backward;
-    // the loss in chunks of tokens; lines as documents, whose last targets are ignored.
+    // the loss in chunks of tokens; lines as documents, whose last targets are ignored; dropout.
     bool split_backward = false;
     int64_t loss_chunk = 0;
     bool documents = false;
+    double dropout = 0;
 };
 
-TensorOptions options_of(bool sequence_parallel, float dropout = 0) {
-    return {.tp = Communicator::world().size(),
-            .sequence_parallel = sequence_parallel,
-            .dropout = dropout};
+TensorOptions options_of(bool sequence_parallel) {
+    return {.tp = Communicator::world().size(), .sequence_parallel = sequence_parallel};
 }
 
 template <class Region>
@@ -47,10 +45,14 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     DataOptions data{.seq = T};
     if (breaks.documents) data.document_token = '\n';
     const DataLoader loader(file, data);
-    const TensorParallel parallel(config, tensor, mesh, options.seed,
+    const TensorParallel parallel(config, tensor, mesh,
                                   std::make_unique<Region>(mesh.group("tp"), tensor));
-    const ModelOptions model_options{.loss_chunk = breaks.loss_chunk};
-    Llama model(config, model_options, parallel.parts(model_options), Stage::whole(config));
+    const StepShape shape{
+        .config = config,
+        .model = {.loss_chunk = breaks.loss_chunk, .dropout = breaks.dropout, .seed = options.seed},
+        .micro_batch = B,
+        .seq = T};
+    Llama model(config, shape.model, parallel.parts(shape.model), Stage::whole(config));
     ParameterList& parameters = model.parameters();
     for (const auto& p : parameters) breaks.parameter(*p, world.rank());
     parameters.allocate_values(DType::fp32);
@@ -60,7 +62,7 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     testing::internal::CaptureStdout();
     Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), B),
                       [&](Parts& parts) {
-                          add_dropout(parts, {float(tensor.dropout), options.seed});
+                          add_dropout(parts, {float(breaks.dropout), options.seed});
                       });
     testing::internal::GetCapturedStdout();
     Report report("test", options, shape, steps);
@@ -98,10 +100,10 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
 
 TEST(TensorParallelBreak, UnchangedTechniquesPass) {
     expect(train<ParallelRegion>(options_of(false)), true, true, true);
-    expect(train<ParallelRegion>(options_of(false, 0.1f)), true, true, true);
+    expect(train<ParallelRegion>(options_of(false), {.dropout = 0.1}), true, true, true);
     if (Communicator::world().size() == 1) return;
     expect(train<SequenceParallelRegion>(options_of(true)), true, true, true);
-    expect(train<SequenceParallelRegion>(options_of(true, 0.1f)), true, true, true);
+    expect(train<SequenceParallelRegion>(options_of(true), {.dropout = 0.1}), true, true, true);
     for (const Overlap overlap : {Overlap::async, Overlap::chunk}) {
         TensorOptions plain = options_of(false), shards = options_of(true);
         plain.overlap = shards.overlap = overlap;
@@ -114,10 +116,12 @@ TEST(TensorParallelBreak, UnchangedTechniquesPassTheOtherWays) {
     NEEDS_RANKS();
     for (int way = 0; way < 3; ++way) {
         SCOPED_TRACE(way);
-        const Breaks other{
-            .split_backward = way == 0, .loss_chunk = way == 1 ? 20 : 0, .documents = way == 2};
-        EXPECT_TRUE(train<ParallelRegion>(options_of(false, 0.1f), other).verified);
-        EXPECT_TRUE(train<SequenceParallelRegion>(options_of(true, 0.1f), other).verified);
+        const Breaks other{.split_backward = way == 0,
+                           .loss_chunk = way == 1 ? 20 : 0,
+                           .documents = way == 2,
+                           .dropout = 0.1};
+        EXPECT_TRUE(train<ParallelRegion>(options_of(false), other).verified);
+        EXPECT_TRUE(train<SequenceParallelRegion>(options_of(true), other).verified);
     }
 }
 
@@ -219,7 +223,7 @@ TEST(TensorParallelBreak, DropoutCountsItsOwnTokens) {
         using SequenceParallelRegion::SequenceParallelRegion;
         std::vector<TokenRange> tokens(int64_t rows) const override { return {{0, 0, rows}}; }
     };
-    expect(train<Broken>(options_of(true, 0.1f)), false, true, true);
+    expect(train<Broken>(options_of(true), {.dropout = 0.1}), false, true, true);
     expect(train<Broken>(options_of(true)), true, true, true);  // it is the only one to ask
 }
 

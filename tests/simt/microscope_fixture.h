@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "microscope_kernels.h"
+#include "race_kernels.h"
 #include "simt/microscope.h"
 
 namespace ultrascale::test {

@@ -21,7 +21,8 @@ std::string with_header(const std::string& header, const std::string& data) {
     return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
 
-template <class T> std::string bytes_of(const std::vector<T>& values) {
+template <class T>
+std::string bytes_of(const std::vector<T>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
@@ -49,11 +50,10 @@ void expect_refused(const std::string& header, const std::string& message, size_
 
 TEST(Safetensors, ReadsWhatTheFormatAllows) {
     TempDir dir;
-    std::string header =
-        R"({"__metadata__":{"format":"pt"},)"
-        R"("b":{"dtype":"F32","shape":[2,2],"data_offsets":[2,18]},)"
-        R"("none":{"dtype":"F32","shape":[3,0],"data_offsets":[18,18]},)"
-        R"("a":{"shape":[],"dtype":"F16","data_offsets":[0,2]}}    )";
+    std::string header = R"({"__metadata__":{"format":"pt"},)"
+                         R"("b":{"dtype":"F32","shape":[2,2],"data_offsets":[2,18]},)"
+                         R"("none":{"dtype":"F32","shape":[3,0],"data_offsets":[18,18]},)"
+                         R"("a":{"shape":[],"dtype":"F16","data_offsets":[0,2]}}    )";
     put(dir / "x.safetensors",
         with_header(header, bytes_of<uint16_t>({0x3c00}) + bytes_of<float>({1, 2, 3, 4})));
     Safetensors file = Safetensors::file(dir / "x.safetensors");
@@ -225,85 +225,6 @@ TEST(Safetensors, RefusesOverlapsHolesAndLeftovers) {
     expect_refused("{" + a + R"(,"b":{"dtype":"F32","shape":[2],"data_offsets":[16,24]}})",
                    "tensors leave a hole at data byte 12");
     expect_refused("{" + a + "}", "the tensors end at data byte 12, but the file goes on to 24");
-}
-
-class Sharded : public ::testing::Test {
-protected:
-    void SetUp() override {
-        SafetensorsWriter writer(dir.path(), "model",
-                                 {{"a", {4}, DType::fp32},
-                                  {"b", {2}, DType::fp32},
-                                  {"c", {8}, DType::fp32},
-                                  {"d", {1}, DType::fp32}},
-                                 24);
-        for (int64_t size : {4, 2, 8, 1})
-            writer.write(tensor(std::vector<float>(size_t(size), float(size)), {size}));
-        writer.finish();
-    }
-    void break_index(const std::string& from, const std::string& to, const std::string& message) {
-        std::string text = slurp(index);
-        size_t at = text.find(from);
-        ASSERT_NE(at, std::string::npos);
-        put(index, text.replace(at, from.size(), to));
-        expect_error([&] { Safetensors::directory(dir.path()); }, message);
-    }
-    TempDir dir;
-    std::string index = dir / "model.safetensors.index.json";
-};
-
-TEST_F(Sharded, WritesAndReads) {
-    EXPECT_EQ(slurp(index).substr(0, 46), "{\n  \"metadata\": {\n    \"total_size\": 60\n  },\n  ");
-    for (const char* shard :
-         {"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
-          "model-00003-of-00003.safetensors"})
-        EXPECT_TRUE(std::filesystem::exists(dir / shard));
-    Safetensors all = Safetensors::directory(dir.path());
-    EXPECT_EQ(all.entries().size(), 4u);
-    EXPECT_EQ(all.entries().at("b").file, dir / "model-00001-of-00003.safetensors");
-    EXPECT_EQ(all.entries().at("c").file, dir / "model-00002-of-00003.safetensors");
-    EXPECT_EQ(read_floats(all, "c", {8}, {{2, 4}}), (std::vector<float>{8, 8}));
-}
-
-TEST_F(Sharded, MissingShard) {
-    std::filesystem::remove(dir / "model-00002-of-00003.safetensors");
-    expect_error([&] { Safetensors::directory(dir.path()); },
-                 "model-00002-of-00003.safetensors: missing; ");
-}
-TEST_F(Sharded, TruncatedShard) {
-    std::filesystem::resize_file(dir / "model-00002-of-00003.safetensors", 100);
-    expect_error([&] { Safetensors::directory(dir.path()); },
-                 "model-00002-of-00003.safetensors: tensor \"c\": its data ends at byte 32, but "
-                 "the file holds");
-}
-TEST_F(Sharded, ShardOutsideTheDirectory) {
-    break_index("model-00003", "../model-00003", "is not a plain file name in this directory");
-}
-TEST_F(Sharded, WrongShard) {
-    break_index(
-        "\"a\": \"model-00001", "\"a\": \"model-00002",
-        "tensor \"a\" is not in model-00002-of-00003.safetensors, where the index says it is");
-}
-TEST_F(Sharded, UnknownTensor) { break_index("\"a\"", "\"z\"", "tensor \"z\" is not in"); }
-TEST_F(Sharded, NameTwice) { break_index("\"a\"", "\"b\"", "the index names \"b\" twice"); }
-TEST_F(Sharded, NoMap) { break_index("weight_map", "weight_mop", "has no object \"weight_map\""); }
-TEST_F(Sharded, NoText) {
-    break_index("\"model-00003-of-00003.safetensors\"", "3", "weight_map \"d\" is not a file name");
-}
-TEST_F(Sharded, NotJson) { break_index("{", "", "the index is not"); }
-TEST_F(Sharded, TensorInTwoShards) {
-    std::filesystem::copy_file(dir / "model-00002-of-00003.safetensors",
-                               dir / "model-00003-of-00003.safetensors",
-                               std::filesystem::copy_options::overwrite_existing);
-    expect_error([&] { Safetensors::directory(dir.path()); },
-                 "tensor \"c\" is in another shard too");
-}
-
-TEST(Safetensors, DirectoryWithoutModel) {
-    TempDir dir;
-    expect_error([&] { Safetensors::directory(dir.path()); },
-                 "has neither model.safetensors nor model.safetensors.index.json");
-    expect_error([&] { Safetensors::directory(dir / "absent"); },
-                 "has neither model.safetensors nor model.safetensors.index.json");
 }
 
 TEST(SafetensorsWriter, LeavesNothingBehindWhenItIsNotFinished) {
