@@ -77,11 +77,10 @@ Json print_estimate(const Prediction& of_run, int64_t steps, const std::string& 
     for (const auto& [category, of_category] : worst["memory"].items())
         print(fmt::format("  {:<20} {:>14}", category == "peak" ? "all, at most" : category,
                           bytes(of_category["predicted"])));
-    if (fits) {
-        print(fmt::format("  fits into {}; what operations need as workspace is not predicted",
-                          bytes(worst["limit"])));
-    } else {
-        print(fmt::format("  does not fit into {}", bytes(worst["limit"])));
+    print(fmt::format(
+        "  a rank has {} here: it {}", bytes(worst["limit"]),
+        fits ? "fits; what operations need as workspace comes on top" : "does not fit"));
+    if (!fits) {
         std::string lines = advice;  // one for each clause
         for (size_t at; (at = lines.find("; ")) != std::string::npos;) lines.replace(at, 2, "\n  ");
         print("  " + lines);
