@@ -92,7 +92,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
 bool run(const Options& options, Chapter& chapter) {
     chapter.check();
     const StepShape shape = step_shape(options, options.config());
-    if (chapter.estimate) return print_estimate(options, shape), true;
+    if (options.estimate)
+        return print_estimate(options, shape, chapter.ramp(options).sequences(0)), true;
     if (chapter.compare == "attention") return compare_attention(options, shape), true;
     check_fits(shape, memory_limit());
     return train_within_memory(options, [&] { return train(options, chapter, shape); });

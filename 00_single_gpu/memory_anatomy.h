@@ -168,19 +168,14 @@ private:
     std::vector<double> ends_;
 };
 
-// --estimate: every row a sequence length, every column a way to recompute; nothing is allocated.
-inline void print_estimate(const Options& options, StepShape shape) {
-    const LlamaConfig& c = shape.config;
-    const MemoryEstimate m = estimate_memory(shape);
+// --estimate: the prediction for these options; and for others, every row a sequence length, every
+// column a way to recompute. Nothing is allocated.
+inline void print_estimate(const Options& options, const StepShape& shape, int64_t sequences) {
     Report report("00_single_gpu", options, shape, 0);
-    print(fmt::format("{}: {:.3f} M parameters, {} with {} gradients, micro-batch {}",
-                      options.model_name(), double(parameter_count(c)) / 1e6,
-                      dtype_name(shape.model.dtype), dtype_name(shape.grad_dtype),
-                      shape.micro_batch));
-    print(fmt::format("  weights {}   gradients {}   optimizer {}",
-                      format_bytes(double(m.parameters)), format_bytes(double(m.gradients)),
-                      format_bytes(double(m.optimizer))));
-    print("\n  peak activations, and all together on one device, by --recompute");
+    report.configuration(sequences, "");
+    report.estimate(predict_one_device(shape, parameter_count(shape.config)), 1,
+                    what_would_fit(shape, memory_limit()));
+    print("\npeak activations, and all together on one device, by --recompute");
     print(fmt::format("  {:>6}  {:>21}  {:>21}  {:>21}  {:>21}", "s", "none, T x T attention",
                       "none", "selective, T x T", "full"));
     for (int64_t seq = std::min<int64_t>(1024, shape.seq);
@@ -206,9 +201,6 @@ inline void print_estimate(const Options& options, StepShape shape) {
         }
         print(line);
     }
-    report.value("estimate", "parameter_bytes", double(m.parameters));
-    report.value("estimate", "gradient_bytes", double(m.gradients));
-    report.value("estimate", "optimizer_bytes", double(m.optimizer));
     report.finish();
 }
 

@@ -10,7 +10,7 @@ namespace ultrascale {
 
 struct Chapter {
     std::string batch_ramp, compare;
-    bool naive_mean = false, noise_scale = false, estimate = false;
+    bool naive_mean = false, noise_scale = false;
 
     void add_options(OptionList& options, const Options& shared) {
         options
@@ -26,13 +26,12 @@ struct Chapter {
             .excludes({"--grad-accum"});
         options.flag("--noise-scale", noise_scale,
                      "Estimate the critical batch size (needs 2 micro-batches a step)");
-        options.flag("--estimate", estimate, "Predict memory, allocate nothing")
-            .excludes(training_outputs);
         options
             .add("--compare", compare,
                  "attention or recompute: measure the alternatives in one table")
             .one_of({"attention", "recompute"})
-            .excludes(training_outputs);
+            .excludes(training_outputs)
+            .excludes({"--estimate"});
     }
 
     void check() const {

@@ -23,7 +23,8 @@ namespace ultrascale {
 
 class BucketSync : public GradientSync {
 public:
-    BucketSync(ParameterList& parameters, const Mesh& mesh, int64_t bucket_bytes)
+    // A bucket is full with `full` elements.
+    BucketSync(ParameterList& parameters, const Mesh& mesh, int64_t full)
         : GradientSync(parameters, mesh) {
         int64_t end = parameters.local_numel(), begin = end;
         std::vector<Parameter*> members;
@@ -31,13 +32,12 @@ public:
             Parameter* parameter = (--it)->get();
             begin -= parameter->local_numel();
             members.push_back(parameter);
-            const Tensor gradients = parameters.flat_grads().slice(begin, end);
             const Communicator& group = mesh.data_group(*parameter);
             const bool others =
                 it == parameters.begin() || &mesh.data_group(**std::prev(it)) != &group;
-            if (gradients.bytes() < bucket_bytes && !others) continue;
+            if (end - begin < full && !others) continue;
             for (Parameter* member : members) bucket_of_[member] = buckets_.size();
-            buckets_.push_back({gradients, group, int(members.size()), int(members.size())});
+            buckets_.push_back({{begin, end}, group, int(members.size()), int(members.size())});
             members.clear();
             end = begin;
         }
@@ -49,7 +49,7 @@ public:
         Bucket& bucket = buckets_[index];
         if (--bucket.missing > 0) return;
         bucket.missing = bucket.members;  // of the next sum
-        start(bucket);
+        start(bucket, parameters_.flat_grads().slice(bucket.elements.begin, bucket.elements.end));
     }
     void finish() override {
         parameters_.check_complete();
@@ -59,15 +59,15 @@ public:
         }
         sum_besides(parameters_, mesh_);
     }
-    void add_to(Prediction& prediction) const override {
+    void add_to(Prediction& prediction, DType gradients) const override {
         for (const Bucket& bucket : buckets_)
             prediction.communication.add(bucket.group, Collective::all_reduce, 1,
-                                         bucket.gradients.bytes());
+                                         bucket.elements.size() * dtype_bytes(gradients));
     }
 
 protected:
     struct Bucket {
-        Tensor gradients;           // a stretch of the flat gradients
+        Range elements;             // of the flat gradients
         // that sums them: experts have another than the rest of the model
         const Communicator& group;
         int members, missing;       // parameters in it; of them not yet complete
@@ -75,9 +75,9 @@ protected:
     };
     // What makes a full bucket's gradients the sum of all ranks': here one all-reduce, more in
     // hierarchical.h.
-    virtual void start(Bucket& bucket) {
+    virtual void start(Bucket& bucket, const Tensor& gradients) {
         bucket.under_way.push_back(
-            bucket.group.all_reduce(bucket.gradients, Reduce::sum, communication_stream()));
+            bucket.group.all_reduce(gradients, Reduce::sum, communication_stream()));
     }
     std::vector<Bucket> buckets_;  // in the order in which backward fills them
     std::map<const Parameter*, size_t> bucket_of_;

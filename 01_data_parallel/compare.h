@@ -112,8 +112,8 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     const auto measure = [&](const std::string& name, SyncKind kind,
                              RingDirections directions = RingDirections::one) {
         sync.kind = kind, sync.ring_directions = directions;
-        const SyncCost cost = cost_of(*make_sync(sync, parameters, mesh), model, optimizer, loader,
-                                      options, train_step);
+        const SyncCost cost = cost_of(*make_sync(sync, parameters, mesh, options.grad_dtype()),
+                                      model, optimizer, loader, options, train_step);
         if (kind == SyncKind::naive) naive = cost;
         row(name, cost);
     };

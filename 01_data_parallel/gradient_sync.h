@@ -30,14 +30,15 @@ public:
     // the sums. (With gradient accumulation that is the last micro-batch's, PyTorch's no_sync: the
     // others just add to the gradients. ParameterList::begin_gradients says how many there are.)
     virtual void finish() = 0;
-    // What one synchronisation sends but for sum_besides(), and what it holds beside the gradients.
-    virtual void add_to(Prediction& prediction) const = 0;
+    // What one synchronisation sends but for sum_besides(), and what it holds beside the gradients,
+    // which are of this dtype. (--estimate asks where they have not been allocated.)
+    virtual void add_to(Prediction& prediction, DType gradients) const = 0;
 
 protected:
-    void add_one_all_reduce_each(Prediction& prediction) const {
+    void add_one_all_reduce_each(Prediction& prediction, DType gradients) const {
         for (const auto& parameter : parameters_)
             prediction.communication.add(mesh_.data_group(*parameter), Collective::all_reduce, 1,
-                                         parameter->grad.bytes());
+                                         parameter->local_numel() * dtype_bytes(gradients));
     }
     ParameterList& parameters_;
     const Mesh& mesh_;
@@ -50,7 +51,7 @@ class NoSync : public GradientSync {
 public:
     using GradientSync::GradientSync;
     void finish() override {}
-    void add_to(Prediction&) const override {}
+    void add_to(Prediction&, DType) const override {}
 };
 
 }  // namespace ultrascale

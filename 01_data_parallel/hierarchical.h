@@ -34,9 +34,8 @@ class HierarchicalSync : public BucketSync {
 public:
     // Ranks r with equal r / ranks_per_node form a node. (If they sit elsewhere it is slower, not
     // wrong.)
-    HierarchicalSync(ParameterList& parameters, const Mesh& mesh, int64_t bucket_bytes,
-                     int ranks_per_node)
-        : BucketSync(parameters, mesh, bucket_bytes),
+    HierarchicalSync(ParameterList& parameters, const Mesh& mesh, int64_t full, int ranks_per_node)
+        : BucketSync(parameters, mesh, full),
           inside_(ranks_.split(ranks_.rank() / ranks_per_node, ranks_.rank(), "inside the node")),
           across_(ranks_.split(ranks_.rank() % ranks_per_node, ranks_.rank(), "across nodes")) {
         for (const Bucket& bucket : buckets_)
@@ -44,12 +43,12 @@ public:
                   "hierarchical: all gradients are summed over the same ranks");
     }
 
-    void add_to(Prediction& prediction) const override {
+    void add_to(Prediction& prediction, DType gradients) const override {
         PredictedCommunication& p = prediction.communication;
+        const int64_t width = dtype_bytes(gradients);
         for (const Bucket& bucket : buckets_) {
-            const int64_t width = dtype_bytes(bucket.gradients.dtype()),
-                          rest = bucket.gradients.numel() % inside_.size();
-            const int64_t bytes = bucket.gradients.bytes() - rest * width;
+            const int64_t rest = bucket.elements.size() % inside_.size(),
+                          bytes = (bucket.elements.size() - rest) * width;
             if (bytes > 0) {
                 p.add(inside_, Collective::reduce_scatter, 1, bytes);
                 p.add(across_, Collective::all_reduce, 1, bytes / inside_.size());
@@ -60,12 +59,12 @@ public:
     }
 
 protected:
-    void start(Bucket& bucket) override {
+    void start(Bucket& bucket, const Tensor& all) override {
         Stream& stream = communication_stream();
-        const int64_t total = bucket.gradients.numel(), share = total / inside_.size(),
+        const int64_t total = all.numel(), share = total / inside_.size(),
                       even = share * inside_.size();
         if (even > 0) {
-            const Tensor gradients = bucket.gradients.slice(0, even);
+            const Tensor gradients = all.slice(0, even);
             const Tensor mine =
                 gradients.slice(inside_.rank() * share, (inside_.rank() + 1) * share);
             bucket.under_way.push_back(
@@ -75,7 +74,7 @@ protected:
         }
         if (even < total)
             bucket.under_way.push_back(
-                ranks_.all_reduce(bucket.gradients.slice(even, total), Reduce::sum, stream));
+                ranks_.all_reduce(all.slice(even, total), Reduce::sum, stream));
     }
 
 private:

@@ -61,7 +61,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     parameters.allocate_grads(options.grad_dtype(), ranks.symmetric_memory());
     AdamW optimizer(parameters, options.optimizer);
     run.load(parameters, optimizer);
-    const std::unique_ptr<GradientSync> sync = make_sync(chapter.sync, parameters, mesh);
+    const std::unique_ptr<GradientSync> sync =
+        make_sync(chapter.sync, parameters, mesh, options.grad_dtype());
     std::optional<DiLoCo> diloco;
     if (meets_rarely) diloco.emplace(parameters, optimizer, ranks, chapter.sync.diloco);
     const Tensor sums = every_time ? Tensor::empty(parameters.flat_grads().shape(),
@@ -86,14 +87,12 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     }
 
     return run.finish([&](Report& report) {
-        const int64_t A = options.grad_accum, steps = options.steps;
-        Prediction of_sync;
-        sync->add_to(of_sync);
-        Prediction of_run = predict_run(options, chapter, shape, parameters.local_numel());
-        of_run += of_sync.times(steps * (every_time ? A : 1));
+        const int64_t steps = options.steps;
+        const Prediction of_run =
+            predict_run(options, chapter, shape, parameters.local_numel(), *sync);
         bool ok = report.memory(of_run);
         ok = report.communication_of_run(of_run, steps) && ok;
-        const int64_t tokens = options.micro_batch * A * shape.seq;
+        const int64_t tokens = options.micro_batch * options.grad_accum * shape.seq;
         if (diloco) diloco->print_savings(report, steps, tokens, options.grad_dtype());
         report.throughput(of_run);
         return ok;
@@ -107,6 +106,7 @@ bool run(const Options& options, Chapter& chapter) {
     if (chapter.demo == "collectives") return demo_collectives(world);
     if (chapter.demo == "bandwidth") return demo_bandwidth(options, world, chapter.largest_bytes());
     const StepShape shape = step_shape(options, options.config());
+    if (options.estimate) return print_estimate(options, chapter, shape), true;
     check_fits(options, chapter, shape);
     if (!chapter.compare)
         return train_within_memory(options, [&] { return train(options, chapter, shape); });

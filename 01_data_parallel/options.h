@@ -61,11 +61,11 @@ struct Chapter {
             .show_default();
         options.flag("--compare", compare, "Train with each technique in turn and print one table")
             .excludes(training_outputs)
-            .excludes({"--sync", "--grad-accum", "--no-sync"});
+            .excludes({"--sync", "--grad-accum", "--no-sync", "--estimate"});
         options.add("--demo", demo, "collectives: what each one does; bandwidth: how fast they are")
             .one_of({"collectives", "bandwidth"})
             .excludes(training_outputs)
-            .excludes({"--sync", "--compare"});
+            .excludes({"--sync", "--compare", "--estimate"});
         options
             .add("--largest-mib", largest_mib,
                  "Of --demo bandwidth. Default: 1024 on GPUs, 16 on the CPU")

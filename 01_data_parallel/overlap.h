@@ -30,8 +30,8 @@ public:
         under_way_.clear();
         sum_besides(parameters_, mesh_);
     }
-    void add_to(Prediction& prediction) const override {
-        add_one_all_reduce_each(prediction);
+    void add_to(Prediction& prediction, DType gradients) const override {
+        add_one_all_reduce_each(prediction, gradients);
     }
 
 private:

@@ -3,12 +3,13 @@
 
 #include "options.h"
 #include "report/estimate.h"
+#include "train/run.h"
 
 namespace ultrascale {
 
 // Of a run with so many parameters, without the way in which the gradients are summed.
-inline Prediction predict_run(const Options& options, const Chapter& chapter, const StepShape& shape,
-                       int64_t parameters) {
+inline Prediction predict_run(const Options& options, const Chapter& chapter,
+                              const StepShape& shape, int64_t parameters) {
     const Communicator& ranks = Communicator::world();
     const int64_t steps = options.steps;
     Prediction of_run = predict_one_device(shape, parameters);
@@ -21,18 +22,52 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter, co
     return of_run;
 }
 
-// UserError: it does not fit; what would.
-inline void check_fits(const Options& options, const Chapter& chapter, const StepShape& shape) {
-    const MemoryEstimate needed =
-        predict_run(options, chapter, shape, parameter_count(shape.config)).memory;
-    if (needed.total() <= memory_limit()) return;
+// The same with it: `sync` sums them once a step, or after every micro-batch.
+inline Prediction predict_run(const Options& options, const Chapter& chapter,
+                              const StepShape& shape, int64_t parameters,
+                              const GradientSync& sync) {
+    Prediction of_sync;
+    sync.add_to(of_sync, options.grad_dtype());
+    const int64_t times = chapter.every_time(options) ? options.grad_accum : 1;
+    Prediction of_run = predict_run(options, chapter, shape, parameters);
+    return of_run += of_sync.times(options.steps * times);
+}
+
+// Where so much does not fit.
+inline std::string what_needs_less(const Options& options, const Chapter& chapter,
+                                   const StepShape& shape, const MemoryEstimate& needed) {
     const int64_t of_technique =
         needed.total() - estimate_memory(shape).total();  // whatever the batch
     const char* without = chapter.sync.kind == SyncKind::diloco ? "; another --sync needs less"
                           : chapter.every_time(options)         ? "; --no-sync on needs less"
                                                                 : "";
-    check_fits(needed, memory_limit(),
-               what_would_fit(shape, memory_limit() - of_technique) + without);
+    return what_would_fit(shape, memory_limit() - of_technique) + without;
+}
+
+// UserError: it does not fit; what would.
+inline void check_fits(const Options& options, const Chapter& chapter, const StepShape& shape) {
+    const MemoryEstimate needed =
+        predict_run(options, chapter, shape, parameter_count(shape.config)).memory;
+    if (needed.total() > memory_limit())
+        check_fits(needed, memory_limit(), what_needs_less(options, chapter, shape, needed));
+}
+
+// --estimate. The model's parameters are described, and have no storage.
+inline void print_estimate(Options options, const Chapter& chapter, const StepShape& shape) {
+    const Communicator& ranks = Communicator::world();
+    const Mesh mesh(ranks, {{"dp", ranks.size()}});
+    Llama model(shape.config, shape.model);
+    const std::unique_ptr<GradientSync> sync =
+        make_sync(chapter.sync, model.parameters(), mesh, options.grad_dtype());
+    Report report("01_data_parallel", options, shape, 0);
+    report.configuration(sequences_of_step(options, ranks.size()), "");
+    report.technique("sync", describe(chapter.sync, chapter.every_time(options)),
+                     {{"dp", ranks.size()}});
+    options.steps = std::max<int64_t>(options.steps, 1);  // DiLoCo's steps differ: their mean
+    const Prediction of_run =
+        predict_run(options, chapter, shape, model.parameters().local_numel(), *sync);
+    report.estimate(of_run, options.steps, what_needs_less(options, chapter, shape, of_run.memory));
+    report.finish();
 }
 
 }  // namespace ultrascale

@@ -58,6 +58,21 @@ inline int64_t part_begin(int64_t count, int64_t p, int64_t parts) {
     return p == parts ? count : count / grain * p / parts * grain;
 }
 
+// The longest of these parts.
+inline int64_t longest_part(int64_t count, int64_t parts) {
+    int64_t longest = 0;
+    for (int64_t p = 0; p < parts; ++p)
+        longest = std::max(longest, part_begin(count, p + 1, parts) - part_begin(count, p, parts));
+    return longest;
+}
+
+// Of `count` elements, those that go each way round.
+inline std::vector<int64_t> ring_shares(int64_t count, RingDirections directions) {
+    if (directions == RingDirections::one) return {count};
+    const int64_t half = part_begin(count, 1, 2);
+    return {half, count - half};
+}
+
 // One way round: its share of the tensor, and who is where in it.
 struct Ring {
     Tensor x;  // (count)
@@ -70,19 +85,16 @@ struct Ring {
     Tensor chunk(int c) const {
         return x.slice(part_begin(x.numel(), c, n), part_begin(x.numel(), c + 1, n));
     }
-    int64_t longest_chunk() const {
-        int64_t longest = 0;
-        for (int c = 0; c < n; ++c) longest = std::max(longest, chunk(c).numel());
-        return longest;
-    }
     Tensor inbox_for(int c) const { return inbox.slice(0, chunk(c).numel()); }
 };
 
 inline std::vector<Ring> make_rings(const Tensor& x, int rank, int n, RingDirections directions) {
     const Tensor all = x.view({x.numel()});
-    if (directions == RingDirections::one) return {{all, rank, n, 1}};
-    const int64_t half = part_begin(all.numel(), 1, 2);
-    return {{all.slice(0, half), rank, n, 1}, {all.slice(half, all.numel()), rank, n, -1}};
+    const int64_t first = ring_shares(all.numel(), directions).front();
+    std::vector<Ring> rings = {{all.slice(0, first), rank, n, 1}};
+    if (directions == RingDirections::both)
+        rings.push_back({all.slice(first, all.numel()), rank, n, -1});
+    return rings;
 }
 
 // x, of any shape, becomes the sum over all ranks of `group`; fp32 or bf16 (which is rounded at
@@ -95,7 +107,8 @@ inline void ring_all_reduce(const Communicator& group, Tensor x,
     if (n == 1) return;
     std::vector<Ring> rings = make_rings(x, group.rank(), n, directions);
     for (Ring& ring : rings)
-        ring.inbox = Tensor::empty({ring.longest_chunk()}, x.dtype(), Memory::communication);
+        ring.inbox =
+            Tensor::empty({longest_part(ring.x.numel(), n)}, x.dtype(), Memory::communication);
     const auto report = [&](RingStep::Phase phase, int step, int sent_home, int received_home) {
         if (!observe) return;
         for (const Ring& ring : rings)
@@ -145,11 +158,9 @@ inline PredictedCommunication::Kind predict_ring_all_reduce(int64_t count, DType
         };
         return 2 * share - chunk(rank) - chunk(next);
     };
-    const int right = (rank + 1) % n, left = (rank + n - 1) % n;
-    const int64_t half = part_begin(count, 1, 2);
-    const int64_t elements = directions == RingDirections::one
-                                 ? sent(count, right)
-                                 : sent(half, right) + sent(count - half, left);
+    const std::vector<int64_t> shares = ring_shares(count, directions);
+    int64_t elements = sent(shares.front(), (rank + 1) % n);
+    if (directions == RingDirections::both) elements += sent(shares.back(), (rank + n - 1) % n);
     const int64_t bytes = elements * dtype_bytes(dtype);
     return {.calls = 2 * (n - 1), .bytes = bytes, .sent = double(bytes)};
 }

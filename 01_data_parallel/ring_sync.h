@@ -25,16 +25,15 @@ public:
         ring_all_reduce(ranks_, parameters_.flat_grads(), directions_);
         sum_besides(parameters_, mesh_);
     }
-    void add_to(Prediction& prediction) const override {
-        const Tensor& flat = parameters_.flat_grads();
+    void add_to(Prediction& prediction, DType gradients) const override {
+        const int64_t count = parameters_.local_numel();
         const int rank = ranks_.rank(), n = ranks_.size();
         if (n == 1) return;
         prediction.communication.add(
             ranks_, Collective::send_recv,
-            predict_ring_all_reduce(flat.numel(), flat.dtype(), rank, n, directions_));
-        for (const Ring& ring : make_rings(flat, rank, n, directions_))
-            prediction.memory.peak_communication +=
-                ring.longest_chunk() * dtype_bytes(flat.dtype());
+            predict_ring_all_reduce(count, gradients, rank, n, directions_));
+        for (const int64_t share : ring_shares(count, directions_))
+            prediction.memory.peak_communication += longest_part(share, n) * dtype_bytes(gradients);
     }
 
 private:

@@ -22,16 +22,18 @@ struct SyncOptions {
 };
 
 inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options,
-                                               ParameterList& parameters, const Mesh& mesh) {
-    const int64_t bucket_bytes = int64_t(options.bucket_mb * (1 << 20));
+                                               ParameterList& parameters, const Mesh& mesh,
+                                               DType gradients) {
+    const int64_t width = dtype_bytes(gradients),
+                  full = (int64_t(options.bucket_mb * (1 << 20)) + width - 1) / width;
     switch (options.kind) {
         case SyncKind::naive: return std::make_unique<NaiveSync>(parameters, mesh);
         case SyncKind::overlap: return std::make_unique<OverlapSync>(parameters, mesh);
-        case SyncKind::bucket: return std::make_unique<BucketSync>(parameters, mesh, bucket_bytes);
+        case SyncKind::bucket: return std::make_unique<BucketSync>(parameters, mesh, full);
         case SyncKind::ring:
             return std::make_unique<RingSync>(parameters, mesh, options.ring_directions);
         case SyncKind::hierarchical:
-            return std::make_unique<HierarchicalSync>(parameters, mesh, bucket_bytes,
+            return std::make_unique<HierarchicalSync>(parameters, mesh, full,
                                                       options.ranks_per_node);
         // the ranks' weights meet, not their gradients
         case SyncKind::diloco: return std::make_unique<NoSync>(parameters, mesh);

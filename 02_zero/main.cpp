@@ -31,21 +31,6 @@ void train_step(Step& step, Llama& model, Zero& zero, const Communicator& ranks)
     step.finish(squared_norm);
 }
 
-std::string what_needs_less(const Options& options, const ZeroOptions& zero) {
-    std::string ways = "more ranks";
-    if (zero.stage < 3) ways = "--stage 3, " + ways;
-    if (options.recompute != Recompute::full) ways += ", --recompute full";
-    if (options.micro_batch > 1) ways += ", a smaller --micro-batch";
-    return "less is needed with any of: " + ways;
-}
-
-std::string describe(const ZeroOptions& zero, int ranks) {
-    const char* sharded[] = {"nothing", "", " and gradients", ", gradients and parameters"};
-    return fmt::format(
-        "stage {}: {}{}{} sharded over {}", zero.stage, zero.stage > 0 ? "optimizer states" : "",
-        zero.offload ? " (on the host)" : "", sharded[zero.stage], format_count(ranks, "rank"));
-}
-
 // Trains; false if the run is not what one plain device does, or held or sent other than predicted.
 bool train(const Options& options, const ZeroOptions& zero_options, const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
@@ -99,6 +84,7 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
 bool run(const Options& options, Chapter& chapter) {
     chapter.check(options);
     const StepShape shape = step_shape(options, options.config());
+    if (options.estimate) return print_estimate(options, chapter.zero, shape), true;
     if (!chapter.compare)
         return train_within_memory(options, [&] { return train(options, chapter.zero, shape); });
     slow_down(options);

@@ -42,7 +42,8 @@ struct Chapter {
             .flag("--compare", compare,
                   "Train with each stage in turn and print one table; with --offload optimizer "
                   "also offloaded")
-            .excludes(training_outputs);
+            .excludes(training_outputs)
+            .excludes({"--estimate"});
     }
 
     void check(const Options& options) {

@@ -3,7 +3,8 @@
 
 #include "report/estimate.h"
 #include "report/report.h"
-#include "zero3.h"
+#include "stages.h"
+#include "train/run.h"
 
 namespace ultrascale {
 
@@ -115,6 +116,37 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
     // The gradient's norm and the loss.
     prediction.communication.add(ranks, Collective::all_reduce, 2, 16);
     return prediction;
+}
+
+inline std::string what_needs_less(const Options& options, const ZeroOptions& zero) {
+    std::string ways = "more ranks";
+    if (zero.stage < 3) ways = "--stage 3, " + ways;
+    if (options.recompute != Recompute::full) ways += ", --recompute full";
+    if (options.micro_batch > 1) ways += ", a smaller --micro-batch";
+    return "less is needed with any of: " + ways;
+}
+
+inline std::string describe(const ZeroOptions& zero, int ranks) {
+    const char* sharded[] = {"nothing", "", " and gradients", ", gradients and parameters"};
+    return fmt::format(
+        "stage {}: {}{}{} sharded over {}", zero.stage, zero.stage > 0 ? "optimizer states" : "",
+        zero.offload ? " (on the host)" : "", sharded[zero.stage], format_count(ranks, "rank"));
+}
+
+// --estimate. The stage gives parameters storage only when it starts.
+inline void print_estimate(const Options& options, const ZeroOptions& zero_options,
+                           const StepShape& shape) {
+    const Communicator& ranks = Communicator::world();
+    const Mesh mesh(ranks, {{"dp", ranks.size()}});
+    Llama model(shape.config, shape.model);
+    const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
+    Report report("02_zero", options, shape, 0);
+    report.configuration(sequences_of_step(options, ranks.size()), "");
+    report.technique("ZeRO", describe(zero_options, ranks.size()), {{"dp", ranks.size()}});
+    report.estimate(
+        predict(zero->layout(), zero->units(), zero_options, shape, options.grad_accum, ranks), 1,
+        what_needs_less(options, zero_options));
+    report.finish();
 }
 
 }  // namespace ultrascale

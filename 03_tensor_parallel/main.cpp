@@ -95,6 +95,7 @@ bool run(const Options& options, Chapter& chapter) {
     const TensorOptions& tensor = chapter.tensor;
     const StepShape shape = step_shape(options, options.config());
     check_splits(shape.config, tensor, shape.micro_batch, shape.seq);
+    if (options.estimate) return print_estimate(options, tensor, shape), true;
     if (chapter.compare) {
         slow_down(options);
         return compare_sequence_parallel(

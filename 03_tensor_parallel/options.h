@@ -47,13 +47,13 @@ struct Chapter {
             .flag("--compare", compare,
                   "Train without and with sequence parallelism and print one table")
             .excludes(training_outputs)
-            .excludes({"--sequence-parallel", "--keep-gathered"});
+            .excludes({"--sequence-parallel", "--keep-gathered", "--estimate"});
         options
             .add("--demo", demo,
                  "linear: a column and a row linear on matrices small enough to print")
             .one_of({"linear"})
             .excludes(training_outputs)
-            .excludes({"--compare"});
+            .excludes({"--compare", "--estimate"});
     }
 
     void check(const Options& options) {

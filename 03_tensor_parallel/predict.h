@@ -131,17 +131,21 @@ inline int64_t largest_micro_batch(StepShape shape, const TensorOptions& options
     return fits - fits % multiple;
 }
 
-// All ranks call it, each for its own part. Throws UserError on all of them if one's does not fit
-// into its `limit` bytes.
+// All ranks call it, each for its own part.
+inline std::string what_needs_less(const StepShape& shape, const TensorOptions& options,
+                                   const ParameterList& parameters, int64_t rank, int64_t limit) {
+    const int64_t largest = largest_micro_batch(shape, options, parameters, rank, limit);
+    return fmt::format("{}less is needed with a larger --tp{}{}",
+                       largest > 0 ? fmt::format("--micro-batch {} would fit; ", largest) : "",
+                       options.sequence_parallel ? "" : ", --sequence-parallel",
+                       shape.model.recompute == Recompute::full ? "" : ", --recompute full");
+}
+
+// Likewise. Throws UserError on all of them if one's does not fit into its `limit` bytes.
 inline void check_fits(const StepShape& shape, const TensorOptions& options,
                        const ParameterList& parameters, int64_t rank, int64_t limit) {
-    const int64_t largest = largest_micro_batch(shape, options, parameters, rank, limit);
-    check_fits_everywhere(
-        predict(shape, options, parameters, 1, 1, rank).memory, limit,
-        fmt::format("{}less is needed with a larger --tp{}{}",
-                    largest > 0 ? fmt::format("--micro-batch {} would fit; ", largest) : "",
-                    options.sequence_parallel ? "" : ", --sequence-parallel",
-                    shape.model.recompute == Recompute::full ? "" : ", --recompute full"));
+    check_fits_everywhere(predict(shape, options, parameters, 1, 1, rank).memory, limit,
+                          what_needs_less(shape, options, parameters, rank, limit));
 }
 
 }  // namespace ultrascale

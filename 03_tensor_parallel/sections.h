@@ -1,9 +1,12 @@
-// What the chapter's report has besides: which micro-batch would fit, whether copies stayed equal.
+// What the chapter's report has besides: which micro-batch would fit, whether copies stayed equal;
+// and --estimate's report.
 #pragma once
 
 #include "core/ops.h"
 #include "predict.h"
 #include "report/report.h"
+#include "tensor_parallel.h"
+#include "train/run.h"
 
 namespace ultrascale {
 
@@ -39,6 +42,24 @@ inline void print_largest_micro_batch(Report& report, int64_t largest) {
     if (report.full())
         print(fmt::format("  the largest micro-batch for {}, by formula: {}",
                           format_bytes(double(memory_limit())), largest));
+}
+
+// --estimate. The rank's parameters are described, and have no storage.
+inline void print_estimate(const Options& options, const TensorOptions& tensor,
+                           const StepShape& shape) {
+    const Communicator& world = Communicator::world();
+    Mesh mesh(world, {{"dp", world.size() / tensor.tp}, {"tp", tensor.tp}});
+    const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
+    const TensorParallel parallel(shape.config, tensor, mesh, options.seed);
+    Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
+    const ParameterList& parameters = model.parameters();
+    Report report("03_tensor_parallel", options, shape, 0);
+    report.configuration(sequences_of_step(options, dp.size()), "", dp.size());
+    report.technique("tensor", describe(tensor, dp.size(), shape.micro_batch * shape.seq),
+                     {{"tp", tensor.tp}, {"dp", dp.size()}});
+    report.estimate(predict(shape, tensor, parameters, options.grad_accum, dp.size(), tp.rank()), 1,
+                    what_needs_less(shape, tensor, parameters, tp.rank(), memory_limit()));
+    report.finish();
 }
 
 }  // namespace ultrascale

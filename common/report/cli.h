@@ -30,6 +30,7 @@ struct Options {
     int node_size = 0;       // ranks of a pretended node; 0: the machines are the nodes
     double inter_gbps = 0;   // between pretended nodes
     std::optional<bool> verify;  // not given: on for models under 5 M parameters
+    bool estimate = false;  // predict; allocate and train nothing
     bool explain = false, profile = false, full_report = false;
     int64_t log_every = 1;  // steps
     int64_t sample = 0;     // tokens to draw at the end
@@ -55,7 +56,7 @@ struct Options {
 };
 
 // The shared options for what a training prints and writes besides its report: what does not train
-// (--compare, --demo) excludes them.
+// (--compare, --demo, --estimate) excludes them.
 inline const std::vector<std::string> training_outputs{
     "--save",    "--trace",     "--val-data", "--sample",
     "--explain", "--profile", "--log-every", "--report"};

@@ -13,9 +13,7 @@ namespace ultrascale {
 // tests/chapters/options_test.cpp compares the table with the programs' --help.
 inline std::string chapters_with_option(std::string_view name) {
     static const std::map<std::string_view, std::string_view> options = {
-        {"00_single_gpu",
-         "--naive-mean --batch-ramp --noise-scale --estimate "
-         "--compare"},
+        {"00_single_gpu", "--naive-mean --batch-ramp --noise-scale --compare"},
         {"01_data_parallel",
          "--sync --bucket-mb --ring-directions --no-sync --inner-steps --outer-lr --outer-momentum "
          "--compare --demo --largest-mib"},

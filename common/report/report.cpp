@@ -82,7 +82,7 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     print(fmt::format("  batch   {} x {} tokens = {} a step: micro-batch {} x {} accumulated x {}",
                       format_count(global_batch, "sequence"), seq, global_batch * seq,
                       o.micro_batch, global_batch / o.micro_batch / replicas, copies));
-    print(fmt::format("  data    {}", data_description));
+    if (!data_description.empty()) print(fmt::format("  data    {}", data_description));
     const char* recompute[] = {"none", "selective", "full"};
     print(fmt::format("  dtype   {}, gradients {}; recomputation {}", dtype_name(o.dtype),
                       dtype_name(o.grad_dtype()), recompute[int(o.recompute)]));
@@ -195,6 +195,10 @@ void Report::throughput(const Prediction& predicted) {
                                {"mfu", flops / peak.flops},
                                {"hfu", with_recomputation / peak.flops},
                                {"peak_tflops", peak.flops / 1e12}};
+}
+
+void Report::estimate(const Prediction& of_run, int64_t steps, const std::string& advice) {
+    impl_->summary.update(print_estimate(of_run, steps, advice));
 }
 
 void Report::value(const std::string& section, const std::string& key, double number) {

@@ -35,7 +35,7 @@ public:
     bool full() const;  // --report full: chapters print what explains the figures, too
 
     // The first lines: model, batch, data, device. `global_batch` in sequences, shared out over
-    // `replicas` of the model (0: each rank has one).
+    // `replicas` of the model (0: each rank has one). No data: nothing is read.
     void configuration(int64_t global_batch, const std::string& data_description,
                        int64_t replicas = 0);
     // Another of them: what the chapter does ("  sync    bucket: ..."), and how the ranks are laid
@@ -61,6 +61,10 @@ public:
                               const CommunicationCounts& not_of_steps = {});
     // Medians of the steps after warm-up: tokens/s, TFLOP/s, MFU and HFU per device.
     void throughput(const Prediction& predicted);
+    // --estimate, in the place of these sections: each rank's own prediction alone, for `steps`
+    // steps together. Shown is that of the rank which has the least memory left, and whether it
+    // fits; `advice`: what would need less.
+    void estimate(const Prediction& of_run, int64_t steps, const std::string& advice);
     // A chapter's own figure for the JSON summary: {"summary": {section: {key: value}}}.
     void value(const std::string& section, const std::string& key, double number);
     void text(const std::string& section, const std::string& key, const std::string& words);

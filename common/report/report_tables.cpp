@@ -133,6 +133,15 @@ auto kinds_of(const Groups& groups, const std::string& name) {
 
 }  // namespace
 
+Json predicted_memory(const MemoryEstimate& predicted) {
+    Json json;
+    for (const MemoryRow& row : memory_rows(predicted))
+        json[row.name] = {{"predicted", row.predicted}};
+    if (predicted.host > 0) json["on the host"] = {{"predicted", predicted.host}};
+    json["peak"] = {{"predicted", predicted.total()}};
+    return json;
+}
+
 MemoryTable print_memory(const MemoryEstimate& predicted, bool full) {
     MemoryTable table{true, Json::object(), Json::array()};
     Json& json = table.by_category;

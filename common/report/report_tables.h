@@ -31,4 +31,12 @@ CommunicationTable print_communication(const PredictedCommunication& predicted,
                                        const CommunicationCounts& in_warmup, int64_t steps,
                                        int64_t timed, bool full);
 
+// {category: {predicted}}, as in MemoryTable.
+Json predicted_memory(const MemoryEstimate& predicted);
+
+// --estimate (estimate_tables.cpp): both tables of what is predicted alone, for the rank that has
+// the least memory left, and whether it fits there. All ranks call it. Returns the summary's
+// sections: those of a run, without what was measured.
+Json print_estimate(const Prediction& of_run, int64_t steps, const std::string& advice);
+
 }  // namespace ultrascale

@@ -139,6 +139,10 @@ void add_shared_options(OptionList& options, Options& o) {
     size.needs(rate), rate.needs(size);
     options.add("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")
         .between(1e-6, 1e9);
+    options
+        .flag("--estimate", o.estimate,
+              "Predict what this many ranks hold and send; allocate and train nothing")
+        .excludes(training_outputs);
 }
 
 void check_nodes(const Options& o) {

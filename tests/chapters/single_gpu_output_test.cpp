@@ -57,9 +57,8 @@ TEST(SingleGpuEstimate, AllocatesNothing) {
                                 "--micro-batch 1 --device-memory 0.001");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_TRUE(contains(outcome.out, "405853.389 M parameters"));
-    EXPECT_TRUE(
-        contains(outcome.out, "weights 756.0 GiB   gradients 1.48 TiB   optimizer 4.43 TiB"))
-        << outcome.out;
+    for (const char* row : {"parameters +756.0 GiB", "gradients +1.48 TiB", "optimizer +4.43 TiB"})
+        EXPECT_TRUE(std::regex_search(outcome.out, std::regex(row))) << outcome.out;
     for (const char* seq : {"1024", "2048", "4096", "8192", "16384"})
         EXPECT_TRUE(std::regex_search(outcome.out, std::regex(fmt::format("\n +{} ", seq)))) << seq;
 }

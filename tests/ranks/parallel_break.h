@@ -90,7 +90,7 @@ Checks train_data_parallel(Arguments... arguments) {
     Sync sync(parameters, mesh, arguments...);
     Technique technique{.hooks = &sync,
                         .predicted = predict_one_device(shape, parameters.local_numel())};
-    sync.add_to(technique.predicted);
+    sync.add_to(technique.predicted, DType::fp32);
     technique.predicted.communication.add(world(), Collective::all_reduce, 1, 8);  // the loss
     technique.begin_step = [&] { parameters.begin_gradients(A); };
     technique.begin_micro_batch = [&](int64_t) { begin_micro_batch(sync, parameters); };

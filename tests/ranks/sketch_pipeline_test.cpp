@@ -71,7 +71,7 @@ Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
     AdamW optimizer(parameters, s.options.optimizer);
     Run run = s.make_run();
     run.load(parameters, optimizer);
-    BucketSync sync(parameters, s.mesh, 20000);
+    BucketSync sync(parameters, s.mesh, 5000);
     run.start(trained(s.model, optimizer));
     while (Step* step = run.next()) {
         parameters.begin_gradients(A);
@@ -84,7 +84,7 @@ Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
         step->finish(squared);
     }
     Prediction of_step;
-    sync.add_to(of_step);
+    sync.add_to(of_step, DType::fp32);
     s.stages.add_to(of_step.communication);
     const Parameter& tied = *parameters.find("model.embed_tokens.weight");
     of_step.communication.add(s.mesh.group("tied"), Collective::all_reduce, 1, tied.grad.bytes());

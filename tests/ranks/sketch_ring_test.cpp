@@ -175,7 +175,7 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
                       .part = [&](const HostBatch& whole) { return part_of(whole, cp); }};
     Run run("sketch", options, shape, share);
     run.load(parameters, optimizer);
-    BucketSync sync(parameters, mesh, 20000);
+    BucketSync sync(parameters, mesh, 5000);
     run.start(trained(model, optimizer));
     while (Step* step = run.next()) {
         parameters.begin_gradients(A);
@@ -193,7 +193,7 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
     }
     Prediction of_step;
     PredictedCommunication& sent = of_step.communication;
-    if (buckets) sync.add_to(of_step);
+    if (buckets) sync.add_to(of_step, DType::fp32);
     for (const auto& p : parameters)
         if (const Communicator& group = mesh.data_group(*p); !buckets && group.size() > 1)
             sent.add(group, Collective::all_reduce, 1, p->grad.bytes());

@@ -1,0 +1,100 @@
+// --estimate in every chapter of training: it says before a run what the run's own report then
+// predicts, and needs neither the memory nor the time of one.
+#include <chrono>
+
+#include "run_program.h"
+
+namespace ultrascale::test {
+namespace {
+
+// What is predicted, without what a run measured beside it.
+Json predicted(const Json& figures) {
+    Json kept = Json::object();
+    for (const auto& [name, value] : figures.items())
+        if (name.starts_with("predicted"))
+            kept[name] = value;
+        else if (value.is_object())
+            if (const Json inside = predicted(value); !inside.empty()) kept[name] = inside;
+    return kept;
+}
+
+void expect_what_a_run_predicts(int ranks, const std::string& chapter, const std::string& options) {
+    SCOPED_TRACE(fmt::format("{} ranks: {} {}", ranks, chapter, options));
+    const std::string all = "--layers 2 --seq 16 --micro-batch 2 --no-verify --steps 2 " + options;
+    const Json estimate = train(ranks, chapter, all + " --estimate").summary,
+               run = train(ranks, chapter, all).summary;
+    for (const char* section : {"memory", "communication", "communication_by_group"})
+        EXPECT_EQ(estimate.at(section), predicted(run.at(section))) << section;
+    ASSERT_EQ(estimate.at("memory_by_rank").size(), run.at("memory_by_rank").size());
+    for (size_t rank = 0; rank < run.at("memory_by_rank").size(); ++rank)
+        EXPECT_EQ(estimate["memory_by_rank"][rank], predicted(run["memory_by_rank"][rank])) << rank;
+    EXPECT_EQ(estimate.at("estimate").at("fits"), true);
+    for (const char* key : {"model", "parameters", "layout", "global_batch", "seq"})
+        EXPECT_EQ(estimate["configuration"].at(key), run["configuration"].at(key)) << key;
+}
+
+TEST(Estimate, IsWhatASingleGpuPredicts) {
+    expect_what_a_run_predicts(0, "00_single_gpu", "--recompute full --grad-accum 2");
+}
+
+TEST(Estimate, IsWhatDataParallelismPredicts) {
+    const std::string chapter = "01_data_parallel", accumulate = " --grad-accum 2 --no-sync off";
+    for (const char* sync : {"naive", "overlap", "bucket --bucket-mb 0.1", "ring",
+                             "ring --ring-directions both", "diloco --inner-steps 2"})
+        expect_what_a_run_predicts(2, chapter, fmt::format("--sync {}", sync));
+    expect_what_a_run_predicts(2, chapter, "--dtype bf16 --bucket-mb 0.1" + accumulate);
+    expect_what_a_run_predicts(2, chapter, "--dtype bf16 --fp32-grads --sync ring" + accumulate);
+    expect_what_a_run_predicts(4, chapter,
+                               "--sync hierarchical --bucket-mb 0.1 --node-size 2 --inter-gbps 10");
+}
+
+TEST(Estimate, IsWhatZeroPredicts) {
+    for (int stage = 0; stage <= 3; ++stage)
+        expect_what_a_run_predicts(2, "02_zero", fmt::format("--grad-accum 2 --stage {}", stage));
+    expect_what_a_run_predicts(2, "02_zero", "--stage 1 --grad-accum 2 --no-sync off");
+    expect_what_a_run_predicts(2, "02_zero", "--stage 3 --offload optimizer --prefetch 2");
+}
+
+TEST(Estimate, IsWhatTensorParallelismPredicts) {
+    for (const char* options : {"", "--sequence-parallel", "--overlap async --dtype bf16",
+                                "--recompute full --partition-checkpoints"})
+        expect_what_a_run_predicts(2, "03_tensor_parallel", options);
+    expect_what_a_run_predicts(4, "03_tensor_parallel", "--tp 2 --sequence-parallel");
+}
+
+// 257 tokens: the second rank has one more of them than the first.
+TEST(Estimate, IsOfTheRankThatHasTheLeastLeft) {
+    TempDir dir;
+    put(dir / "config.json", config_json({{"vocab_size", 257}}));
+    const Outcome outcome =
+        train(2, "03_tensor_parallel", fmt::format("--estimate --model {} --seq 16", dir.path()));
+    EXPECT_EQ(outcome.summary.at("estimate").at("rank"), 1);
+    EXPECT_EQ(outcome.summary.at("memory"), outcome.summary.at("memory_by_rank").at(1));
+    EXPECT_TRUE(contains(outcome.out, "(rank 1, which has the least left)")) << outcome.out;
+}
+
+// 405 billion parameters under a limit of 1 MiB: nothing is allocated, and that nothing fits is an
+// answer, not an error.
+TEST(Estimate, OfTheLargestModelIsQuick) {
+    const std::string large =
+        "--estimate --model llama-3-405b --dtype bf16 --fp32-grads --device-memory 0.001 ";
+    for (const auto& [chapter, own] : {std::pair{"01_data_parallel", ""},
+                                       {"01_data_parallel", "--sync ring"},
+                                       {"02_zero", "--stage 3"},
+                                       {"03_tensor_parallel", "--sequence-parallel"}}) {
+        SCOPED_TRACE(fmt::format("{} {}", chapter, own));
+        const auto begin = std::chrono::steady_clock::now();
+        const Outcome outcome = train(4, chapter, large + own);
+        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+        EXPECT_LT(seconds.count(), 20);  // one, where nobody else is at work
+        EXPECT_EQ(outcome.summary.at("estimate").at("fits"), false);
+        EXPECT_TRUE(contains(outcome.out, "405853.389 M parameters")) << outcome.out;
+        EXPECT_TRUE(contains(outcome.out, "a rank has 1.02 MiB here: it does not fit"))
+            << outcome.out;
+        EXPECT_GT(outcome.summary.at("memory").at("parameters").at("predicted"), 100e9);
+        EXPECT_TRUE(outcome.steps.empty());
+    }
+}
+
+}  // namespace
+}  // namespace ultrascale::test
