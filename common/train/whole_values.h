@@ -1,5 +1,5 @@
-// Whole tensors by name, which rank 0 of a run knows from its plain training (plain_training.h), and
-// the parts of them that ranks hold: how far the ones are from the others.
+// Whole tensors by name, which rank 0 of a run knows from its plain training (plain_training.h),
+// and the parts of them that ranks hold: how far the ones are from the others.
 #pragma once
 
 #include <cstring>

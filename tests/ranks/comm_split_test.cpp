@@ -1,5 +1,5 @@
-// Groups of ranks, and groups of those: who is in them, and that what is sent in one does not arrive
-// in another (part of comm_test).
+// Groups of ranks, and groups of those: who is in them, and that what is sent in one does not
+// arrive in another (part of comm_test).
 #include "comm_test.h"
 
 using namespace ultrascale;

@@ -1,5 +1,5 @@
-// Kernels whose threads race for shared memory, and their correct twins, each behind a function that
-// launches it. `correct`: with the barrier that it takes.
+// Kernels whose threads race for shared memory, and their correct twins, each behind a function
+// that launches it. `correct`: with the barrier that it takes.
 #pragma once
 
 #include "core/tensor.h"
