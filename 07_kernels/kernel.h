@@ -36,6 +36,14 @@ public:
                const std::source_location& at = std::source_location::current());
 };
 
+// What a kernel registers that needs PTX, a GPU's own instructions. Where kernels run on the CPU it
+// is not compiled (#ifndef ULTRASCALE_SIMT), and there is no run().
+#ifdef ULTRASCALE_SIMT
+#define ON_GPU(run) nullptr
+#else
+#define ON_GPU(run) run
+#endif
+
 const std::vector<Kernel>& all_kernels();       // by family and number
 std::string why_skipped(const Kernel& kernel);  // what it needs and is not here; "": it runs
 

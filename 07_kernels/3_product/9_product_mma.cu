@@ -38,9 +38,7 @@
 namespace ultrascale::kernels {
 namespace {
 
-#ifdef ULTRASCALE_SIMT
-constexpr void (*run)(const Arguments&) = nullptr;  // PTX
-#else
+#ifndef ULTRASCALE_SIMT
 
 constexpr int tile_rows = 128, tile_columns = 256;  // of C for a block
 constexpr int k_step = 64;  // 128 bytes: a row has 8 chunks, which fill the 32 banks
@@ -210,7 +208,7 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product bf16", "mma.sync, ldmatrix, 4 stages of cp.async", run};
+const Registered here{"product bf16", "mma.sync, ldmatrix, 4 stages of cp.async", ON_GPU(run)};
 
 }  // namespace
 }  // namespace ultrascale::kernels

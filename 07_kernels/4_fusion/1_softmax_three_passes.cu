@@ -19,8 +19,7 @@ namespace {
 
 __device__ float block_max(float x) {
     __shared__ float of_warp[32];
-    for (int offset = 16; offset > 0; offset /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    x = warp_max(x);
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
     __syncthreads();
     for (unsigned w = 0; w < blockDim.x / 32; ++w) x = fmaxf(x, of_warp[w]);

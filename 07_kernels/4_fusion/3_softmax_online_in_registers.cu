@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(1024)
     const int packs = int(columns / n);
     Pack<n> pack[kept];
 #pragma unroll
-    for (int k = 0; k < kept; ++k) pack[k] = rows::load_once(&from[min(at(k), packs - 1)]);
+    for (int k = 0; k < kept; ++k) pack[k] = load_once(&from[min(at(k), packs - 1)]);
 
     float e[kept][n];
     rows::MaxSum own;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(1024)
         if (const int i = at(k); i < packs) {
 #pragma unroll
             for (int j = 0; j < n; ++j) pack[k].x[j] = __float2bfloat16_rn(e[k][j] * factor);
-            rows::store_once(&to[i], pack[k]);
+            store_once(&to[i], pack[k]);
         }
     for (int i = at(kept); i < packs; i += int(blockDim.x)) {
         Pack<n> again = from[i];

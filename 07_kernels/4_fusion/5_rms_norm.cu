@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(1024)
     wait_for_kernel_before();
     Pack<n> pack[kept];
 #pragma unroll
-    for (int k = 0; k < kept; ++k) pack[k] = rows::load_once(&from[min(at(k), packs - 1)]);
+    for (int k = 0; k < kept; ++k) pack[k] = load_once(&from[min(at(k), packs - 1)]);
 
     float squares = 0;
 #pragma unroll
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(1024)
 #pragma unroll
     for (int k = 0; k < kept; ++k)
         if (const int i = at(k); i < packs)
-            rows::store_once(&to[i], scaled(pack[k], inverse, weights[i]));
+            store_once(&to[i], scaled(pack[k], inverse, weights[i]));
     for (int i = at(kept); i < packs; i += int(blockDim.x))
         to[i] = scaled(from[i], inverse, weights[i]);
 }

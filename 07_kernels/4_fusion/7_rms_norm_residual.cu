@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(1024, 2)
 #pragma unroll
     for (int k = 0; k < kept; ++k)
         if (const int i = at(k); i < packs)
-            pack[k] = rows::load_once(&from[i]), other[k] = rows::load_once(&others[i]);
+            pack[k] = load_once(&from[i]), other[k] = load_once(&others[i]);
 
     float squares = 0;
     const auto add = [&](Pack<n> a, Pack<n> b) {
@@ -49,8 +49,7 @@ __global__ void __launch_bounds__(1024, 2)
     };
 #pragma unroll
     for (int k = 0; k < kept; ++k)
-        if (const int i = at(k); i < packs)
-            rows::store_once(&sums[i], pack[k] = add(pack[k], other[k]));
+        if (const int i = at(k); i < packs) store_once(&sums[i], pack[k] = add(pack[k], other[k]));
     for (int i = at(kept); i < packs; i += int(blockDim.x)) sums[i] = add(from[i], others[i]);
 
     const float inverse = rsqrtf(rows::block_sum(squares) / float(columns) + rms_norm_epsilon);
@@ -60,7 +59,7 @@ __global__ void __launch_bounds__(1024, 2)
         for (int j = 0; j < n; ++j)
             p.x[j] =
                 __float2bfloat16_rn(__bfloat162float(p.x[j]) * inverse * __bfloat162float(w.x[j]));
-        rows::store_once(&to[i], p);
+        store_once(&to[i], p);
     };
 #pragma unroll
     for (int k = 0; k < kept; ++k)

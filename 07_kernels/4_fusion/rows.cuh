@@ -15,7 +15,8 @@
 #include <cfloat>
 
 #include "../kernel.h"
-#include "cuda/l2.cuh"
+#include "cuda/packs.cuh"
+#include "cuda/warp.cuh"
 
 namespace ultrascale::kernels::rows {
 
@@ -23,30 +24,7 @@ namespace ultrascale::kernels::rows {
 // multiple of 8. Functions take packs by value, so that a pack in memory is loaded whole: through a
 // reference each element may become a load of its own.
 template <int n>
-struct alignas(n * sizeof(__nv_bfloat16)) Pack {
-    __nv_bfloat16 x[n];
-};
-
-// A load and a store of what nobody reads again soon (l2.cuh).
-template <int n>
-__device__ Pack<n> load_once(const Pack<n>* from) {
-    if constexpr (n == 8)
-        return load_evict_last(from);
-    else
-        return *from;
-}
-template <int n>
-__device__ void store_once(Pack<n>* to, Pack<n> pack) {
-    if constexpr (n == 8)
-        __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&pack));
-    else
-        *to = pack;
-}
-
-__device__ inline float warp_sum(float x) {
-    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-    return x;
-}
+using Pack = ultrascale::Pack<__nv_bfloat16, n>;
 
 __device__ inline float block_sum(float x) {
     __shared__ float of_warp[32];

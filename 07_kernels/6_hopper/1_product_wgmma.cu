@@ -13,17 +13,12 @@
 // The tensor map, a kernel's parameter, says where the matrix lies, its sizes, and the box to copy.
 // TMA writes the box swizzled, zeros where the matrix has ended, and counts its bytes at an
 // mbarrier: all threads wait there. (common/cuda/hopper.cuh, wgmma.cuh.)
-#ifndef ULTRASCALE_SIMT
 #include "product.cuh"
-#endif
-#include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
-#ifdef ULTRASCALE_SIMT
-constexpr void (*run)(const Arguments&) = nullptr;  // PTX
-#else
+#ifndef ULTRASCALE_SIMT
 
 constexpr int tile_rows = 128, tile_columns = 128;  // of C for a block
 constexpr int threads = 128 * (tile_rows / 64);
@@ -75,7 +70,7 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product bf16", "wgmma on tiles that TMA brings", run, Needs::hopper};
+const Registered here{"product bf16", "wgmma on tiles that TMA brings", ON_GPU(run), Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

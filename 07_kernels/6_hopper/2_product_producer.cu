@@ -16,17 +16,12 @@
 // A barrier's phase is told by its parity. In round r = step / 3 the consumers wait for phase r of
 // full[s], the producer for phase r - 1 of empty[s]; before the first round, that counts as
 // complete. (common/cuda/hopper.cuh)
-#ifndef ULTRASCALE_SIMT
 #include "product.cuh"
-#endif
-#include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
-#ifdef ULTRASCALE_SIMT
-constexpr void (*run)(const Arguments&) = nullptr;  // PTX
-#else
+#ifndef ULTRASCALE_SIMT
 
 constexpr int tile_rows = 128, tile_columns = 128;
 constexpr int stages = 3, blocks_per_sm = 2;  // 96 KiB each
@@ -100,7 +95,7 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product bf16", "a producer warp, a ring of 3 stages, mbarriers", run,
+const Registered here{"product bf16", "a producer warp, a ring of 3 stages, mbarriers", ON_GPU(run),
                       Needs::hopper};
 
 }  // namespace

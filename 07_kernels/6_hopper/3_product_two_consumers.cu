@@ -18,17 +18,12 @@
 //
 // Products stay under way: a consumer waits until those of the step *before* are complete, and
 // hands that stage back; so the tensor cores find the next step's in their queue.
-#ifndef ULTRASCALE_SIMT
 #include "product.cuh"
-#endif
-#include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
-#ifdef ULTRASCALE_SIMT
-constexpr void (*run)(const Arguments&) = nullptr;  // PTX
-#else
+#ifndef ULTRASCALE_SIMT
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int stages = 4;     // 48 KiB each
@@ -113,7 +108,8 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product bf16", "128 x 256 by two consumers, setmaxnreg", run, Needs::hopper};
+const Registered here{"product bf16", "128 x 256 by two consumers, setmaxnreg", ON_GPU(run),
+                      Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

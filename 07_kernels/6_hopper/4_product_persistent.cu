@@ -14,17 +14,12 @@
 // The ring does not know about tiles: places and parities go on through all of them. Tile i is
 // computed by block i % blocks, in the order of tile_at (product.cuh): tiles of neighbouring
 // numbers run at the same time and read the same rows of A and B, which L2 then has.
-#ifndef ULTRASCALE_SIMT
 #include "product.cuh"
-#endif
-#include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
-#ifdef ULTRASCALE_SIMT
-constexpr void (*run)(const Arguments&) = nullptr;  // PTX
-#else
+#ifndef ULTRASCALE_SIMT
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int stages = 4;     // 48 KiB each
@@ -117,8 +112,8 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product bf16", "a block an SM: copies run on while sums are stored", run,
-                      Needs::hopper};
+const Registered here{"product bf16", "a block an SM: copies run on while sums are stored",
+                      ON_GPU(run), Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

@@ -10,17 +10,12 @@
 // So stage s of *both* blocks must be free before either asks: empty[s] counts the consumers of
 // both, and a consumer arrives at the barrier of each (barrier_arrive_at). The blocks must live as
 // long as the other one may write to them: they begin and end together.
-#ifndef ULTRASCALE_SIMT
 #include "product.cuh"
-#endif
-#include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
-#ifdef ULTRASCALE_SIMT
-constexpr void (*run)(const Arguments&) = nullptr;  // PTX
-#else
+#ifndef ULTRASCALE_SIMT
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int stages = 4;     // 48 KiB each
@@ -125,7 +120,8 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product bf16", "clusters of 2 that share B: multicast", run, Needs::hopper};
+const Registered here{"product bf16", "clusters of 2 that share B: multicast", ON_GPU(run),
+                      Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

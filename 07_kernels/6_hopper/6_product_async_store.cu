@@ -14,17 +14,12 @@
 //
 // Every other tile of a block goes through K backwards: it begins with what its neighbours read
 // last, which L2 still has.
-#ifndef ULTRASCALE_SIMT
 #include "product.cuh"
-#endif
-#include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
-#ifdef ULTRASCALE_SIMT
-constexpr void (*run)(const Arguments&) = nullptr;  // PTX
-#else
+#ifndef ULTRASCALE_SIMT
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int stages = 4;     // 48 KiB each
@@ -140,8 +135,8 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product bf16", "stmatrix, and TMA stores under the next products", run,
-                      Needs::hopper};
+const Registered here{"product bf16", "stmatrix, and TMA stores under the next products",
+                      ON_GPU(run), Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

@@ -18,17 +18,12 @@
 //
 // DeepSeek-AI et al. 2024, DeepSeek-V3 Technical Report, section 3.3.2 (two random matrices, K =
 // 4096: at most 2 % of a result).
-#ifndef ULTRASCALE_SIMT
 #include "product.cuh"
-#endif
-#include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
-#ifdef ULTRASCALE_SIMT
-constexpr void (*run)(const Arguments&) = nullptr;  // PTX
-#else
+#ifndef ULTRASCALE_SIMT
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int step_k = 128;   // k in a tile's row of 128 bytes
@@ -149,7 +144,8 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product fp8", "the same in fp8, a scale a matrix", run, Needs::hopper};
+const Registered here{"product fp8", "the same in fp8, a scale a matrix", ON_GPU(run),
+                      Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

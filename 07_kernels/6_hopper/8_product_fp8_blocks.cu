@@ -29,17 +29,12 @@
 //
 // DeepSeek-AI et al. 2024, DeepSeek-V3 Technical Report, section 3.3.2;
 // github.com/deepseek-ai/DeepGEMM.
-#ifndef ULTRASCALE_SIMT
 #include "product.cuh"
-#endif
-#include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
-#ifdef ULTRASCALE_SIMT
-constexpr void (*run)(const Arguments&) = nullptr;  // PTX
-#else
+#ifndef ULTRASCALE_SIMT
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int block =
@@ -181,7 +176,7 @@ void run(const Arguments& args) {
 #endif
 
 const Registered here{"product fp8 blocks", "scales for blocks; sums of 128 k promoted to fp32",
-                      run, Needs::hopper};
+                      ON_GPU(run), Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "../kernel.h"
+
+#ifndef ULTRASCALE_SIMT
 #include "cuda/hopper.cuh"
 
 namespace ultrascale::kernels {
@@ -122,3 +124,5 @@ __device__ void store_through_boxes(const CUtensorMap* C, int row, int column,
 }
 
 }  // namespace ultrascale::kernels
+
+#endif

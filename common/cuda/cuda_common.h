@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/stream.h"
+#include "sm90.cuh"
 
 namespace ultrascale {
 
@@ -21,8 +22,8 @@ inline cudaStream_t cuda_compute() { return cuda_stream(compute_stream()); }
 void cuda_select_device();  // makes this rank's GPU the current one; UserError where there is none
 // waits for the device; the allocator of tensors gives back what it keeps
 void cuda_release_unused();
-int multiprocessors();              // of this rank's device
-bool programmatic_launch();         // whether this rank's device has it
+int multiprocessors();       // of this rank's device
+bool programmatic_launch();  // whether this rank's device has it
 // whether it has sm_90a's instructions (hopper.cuh), and the environment has no
 // ULTRASCALE_NO_HOPPER
 bool hopper();
@@ -79,15 +80,9 @@ private:
 // the multiprocessors; the next one waits, before it reads anything of the kernel before, until all
 // of that has been written. No effect before Hopper.
 __device__ inline void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+    SM90("griddepcontrol.launch_dependents;" ::: "memory");
 }
-__device__ inline void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+__device__ inline void wait_for_kernel_before() { SM90("griddepcontrol.wait;" ::: "memory"); }
 #endif
 
 }  // namespace ultrascale

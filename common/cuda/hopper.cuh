@@ -91,13 +91,7 @@ struct RingPlace {
 
 // ---- clusters, warpgroups, registers ------------------------------------------------------------
 
-// __global__ void CLUSTER(2) kernel(...): every two blocks, of neighbouring blockIdx.x, run at the
-// same time on SMs that reach each other's shared memory. The grid is a multiple of it.
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
-#else
-#define CLUSTER(blocks)
-#endif
+// A kernel with clusters: CLUSTER in sm90.cuh.
 __device__ inline uint32_t cluster_rank() {
     uint32_t rank = 0;
     SM90A("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

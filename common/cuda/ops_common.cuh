@@ -1,4 +1,4 @@
-// What the CUDA operations share: dispatch on the element type, 16-byte loads and stores, and sums
+// What the CUDA operations share: dispatch on the element type, loads into shared memory, and sums
 // over a block. Private to common/cuda/ops_*.cu.
 #pragma once
 
@@ -9,6 +9,8 @@
 #include "core/ops.h"
 #include "core/trace.h"
 #include "cuda_common.h"
+#include "packs.cuh"
+#include "warp.cuh"
 
 namespace ultrascale::ops {
 
@@ -67,29 +69,6 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
 template <>
 __device__ inline __half from_float<__half>(float x) {
     return __float2half_rn(x);
-}
-
-// n elements that travel in one access; n * sizeof(T) is at most 16.
-template <class T, int n>
-struct alignas(n * sizeof(T)) Pack {
-    T x[n];
-};
-template <int n, class T>
-__device__ Pack<T, n> load(const T* from) {
-    return *reinterpret_cast<const Pack<T, n>*>(from);
-}
-template <int n, class T>
-__device__ void store(T* to, const Pack<T, n>& pack) {
-    *reinterpret_cast<Pack<T, n>*>(to) = pack;
-}
-
-// A store of what nobody reads again soon: it does not push out of L2 what is still needed.
-template <int n, class T>
-__device__ void store_last(T* to, const Pack<T, n>& pack) {
-    if constexpr (n * sizeof(T) == 16)
-        __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&pack));
-    else
-        store(to, pack);
 }
 
 // n elements on their way to shared memory while the thread goes on (cp.async), so that far more
@@ -162,17 +141,6 @@ __device__ inline float exp2_fast(float x) {
 // row without keys gets none.
 __device__ inline float log2_sum_of(float lse) {
     return lse == -INFINITY ? INFINITY : lse * log2_e;
-}
-
-template <class T>
-__device__ T warp_sum(T x) {
-    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-    return x;
-}
-__device__ inline float warp_max(float x) {
-    for (int offset = 16; offset > 0; offset /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
-    return x;
 }
 
 // The sum over all threads of a block of `threads` (a multiple of 32), for each of them; always in

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
 #pragma unroll
         for (int j = 0; j < n; ++j) zeros.x[j] = from_float<T>(0.0f);
         for (int p = threadIdx.x; p < packs; p += threads)
-            store_last(logits + int64_t(p) * n, zeros);
+            store_once(logits + int64_t(p) * n, zeros);
         return;
     }
 
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
             for (int j = 0; j < n; ++j)
                 values[u].x[j] = from_float<T>(
                     exp2_fast(fmaf(to_float(values[u].x[j]), log2_e, -shift)) * factor);
-            store_last(logits + int64_t(p) * n, values[u]);
+            store_once(logits + int64_t(p) * n, values[u]);
         }
     });
     // The thread that wrote the target's pack corrects the one element, rounded once.

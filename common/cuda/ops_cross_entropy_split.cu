@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(threads)
             values.x[j] = from_float<T>(
                 counted ? exp_below(to_float(values.x[j]), highest) * factor - minus : 0.0f);
         }
-        store_last(logits + p * n, values);
+        store_once(logits + p * n, values);
     }
 }
 

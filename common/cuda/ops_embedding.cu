@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(32 * warps)
 #pragma unroll
         for (int p = 0; p < packs; ++p)
             if (const int64_t i = first + p * 32 * n; i < h)
-                store_last(out + token * h + i, values[p]);
+                store_once(out + token * h + i, values[p]);
     }
 }
 

@@ -1,8 +1,6 @@
 // Streams on CUDA: cudaStream_t and cudaEvent_t; submitted work runs through cudaLaunchHostFunc.
 #include "core/stream.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -10,8 +8,8 @@
 
 #include "comm/mpi/comm_mpi.h"
 #include "core/stream_failure.h"
-#include "core/trace.h"
 #include "cuda_common.h"
+#include "cuda_event.h"
 
 namespace ultrascale {
 
@@ -50,32 +48,6 @@ static std::shared_ptr<Failure> failure_of(const Dependences& dependences) {
 }
 
 // ---- events -------------------------------------------------------------------------------------
-
-// A CUDA event, which belongs to the current device, as streams do; every thread has a current
-// device of its own.
-struct CudaEvent {
-    cudaEvent_t event = nullptr;
-    explicit CudaEvent(unsigned flags) {
-        static thread_local const bool selected = (cuda_select_device(), true);
-        (void)selected;
-        cuda_check(cudaEventCreateWithFlags(&event, flags));
-    }
-    ~CudaEvent() { cudaEventDestroy(event); }  // may be called before the event is reached
-    CudaEvent(const CudaEvent&) = delete;
-
-    bool reached() const {
-        cudaError_t status = cudaEventQuery(event);
-        if (status != cudaErrorNotReady) cuda_check(status);
-        return status == cudaSuccess;
-    }
-    // Not cudaEventSynchronize: where communication was given up, the event may never be reached.
-    void wait() const {
-        while (!reached()) {
-            check_not_abandoned();
-            sched_yield();
-        }
-    }
-};
 
 struct Event::Impl : CudaEvent {
     Dependences dependences;
@@ -202,113 +174,6 @@ Stream& compute_stream() {
 Stream& communication_stream() {
     static Stream& stream = *new Stream("communication");
     return stream;
-}
-
-// ---- timestamps ---------------------------------------------------------------------------------
-//
-// CUDA gives the time between two events, as a float of milliseconds: exact to 0.1 us as long as it
-// is below a second. So there is a chain of base events, half a second apart while timestamps are
-// taken, and the GPU's clock counts from the first.
-//
-// The GPU's clock and the host's run apart, as any two quartzes do. A base is an event of a stream
-// that does nothing else, so the host sees within microseconds when it was reached, without waiting
-// for what is computed: each base is one look at both clocks. How far they are apart by then is
-// made good until the next base, by letting the GPU's seconds count a little more or less: the
-// host's time of a moment never jumps, and what the GPU did one after the other stays so.
-
-namespace {
-
-struct Base : CudaEvent {
-    double gpu = 0;                // the GPU's seconds since the first base
-    double before = 0, after = 0;  // the host's clock then: between these two
-    Base() : CudaEvent(cudaEventDefault) {}
-};
-
-double seconds_between(const CudaEvent& begin, const CudaEvent& end) {
-    float milliseconds = 0;
-    cuda_check(cudaEventElapsedTime(&milliseconds, begin.event, end.event));
-    return milliseconds * 1e-3;
-}
-
-class HostClock {
-public:
-    // The latest base; a new one where that is due.
-    std::shared_ptr<Base> base() {
-        std::lock_guard lock(mutex_);
-        if (!base_ || now_seconds() - looked_ > period) look();
-        return base_;
-    }
-    double at(double gpu) {
-        std::lock_guard lock(mutex_);
-        auto after = std::ranges::upper_bound(stretches_, gpu, {}, &Stretch::gpu);
-        return (after == stretches_.begin() ? stretches_.front() : *std::prev(after)).at(gpu);
-    }
-
-private:
-    static constexpr double period = 0.5;  // from base to base
-    struct Stretch {                       // from this moment on
-        double gpu, host, rate;
-        double at(double gpu_seconds) const { return host + (gpu_seconds - gpu) * rate; }
-    };
-    std::mutex mutex_;
-    std::shared_ptr<Base> base_;
-    double looked_ = 0;
-    std::vector<Stretch> stretches_;  // in the order of time
-    cudaStream_t stream_ = nullptr;
-
-    void look() {
-        cuda_select_device();
-        if (!stream_) cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-        auto next = std::make_shared<Base>();
-        next->before = now_seconds();
-        cuda_check(cudaEventRecord(next->event, stream_));
-        const auto slow = [&] { return base_ && now_seconds() - next->before > 200e-6; };
-        while (!next->reached() && !slow()) {
-        }
-        next->after = looked_ = now_seconds();
-        if (slow()) return;  // the host was kept from looking: the base before serves on
-        if (!base_) {
-            stretches_.push_back({0, (next->before + next->after) / 2, 1});
-        } else {
-            next->gpu = base_->gpu + seconds_between(*base_, *next);
-            const double host = stretches_.back().at(next->gpu);
-            const double behind = std::clamp(host, next->before, next->after) - host;
-            stretches_.push_back({next->gpu, host, 1 + std::clamp(behind / period, -1e-3, 1e-3)});
-        }
-        base_ = std::move(next);
-    }
-};
-
-HostClock& host_clock() {
-    static auto& clock = *new HostClock;
-    return clock;
-}
-
-}  // namespace
-
-struct Timestamp::Impl : CudaEvent {
-    std::shared_ptr<Base> base = host_clock().base();
-    std::mutex mutex;
-    double at = -1;  // asked for already
-    Impl() : CudaEvent(cudaEventDefault) {}
-};
-
-Timestamp Timestamp::in(Stream& stream) {
-    Timestamp timestamp;
-    timestamp.impl_ = std::make_shared<Impl>();
-    cuda_check(cudaEventRecord(timestamp.impl_->event, cuda_stream(stream)));
-    return timestamp;
-}
-
-double Timestamp::seconds() const {
-    if (!impl_) return seconds_;
-    std::lock_guard lock(impl_->mutex);
-    if (impl_->base) {
-        impl_->wait();
-        impl_->at = host_clock().at(impl_->base->gpu + seconds_between(*impl_->base, *impl_));
-        impl_->base = nullptr;
-    }
-    return impl_->at;
 }
 
 }  // namespace ultrascale

@@ -25,14 +25,7 @@
 #pragma once
 
 #include "mma.cuh"
-
-// For other GPUs these functions compile to nothing: whoever launches a kernel that uses them asks
-// hopper() (cuda_common.h) before.
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define SM90A(...) asm volatile(__VA_ARGS__)
-#else
-#define SM90A(...)
-#endif
+#include "sm90.cuh"
 
 namespace ultrascale {
 

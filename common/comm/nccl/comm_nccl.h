@@ -18,6 +18,15 @@ struct Communicator::Impl::Link {
     std::shared_ptr<PeerMemory> peers;  // null where the ranks cannot map each other's memory
 };
 
+// Throws what NCCL says of it, with the group's name, unless `result` is ncclSuccess.
+void nccl_check(ncclResult_t result, const Communicator::Impl::Link& link);
+
+// All of this process's communicators, which a thread watches. comm_links.cpp
+namespace links {
+void add(std::shared_ptr<Communicator::Impl::Link> link);
+void close();  // in the order in which they were made, which all ranks share
+}  // namespace links
+
 // Pretended nodes: the stream goes on when this rank's network card, once free, has worked for
 // `seconds`. slow_link.cu
 void wait_for_slow_link(double seconds, cudaStream_t stream);

@@ -47,8 +47,8 @@ struct BlockRange {
 struct DeviceMask {
     bool causal;
     int64_t shift,
-        k_offset;  // shift = q_offset - k_offset: query i stands where key i + shift does
-    const int32_t* starts;    // document_starts (B, Tq), or null
+        k_offset;           // shift = q_offset - k_offset: query i stands where key i + shift does
+    const int32_t* starts;  // document_starts (B, Tq), or null
     int64_t Tq, Tk;
 
     // Where the keys that query i may see end, documents aside.
@@ -107,6 +107,15 @@ inline double visible_pairs(const AttentionMask& mask, const AttentionSizes& n) 
     return double(n.B) *
            (double(all - some) * (first + last) / 2 + double(n.Tq - all) * double(n.Tk));
 }
+
+// The plain kernels (ops_attention_plain.cu). aligned: all tensors, to 16 bytes.
+void attention_forward_plain(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                             const Tensor& v, const AttentionSizes& s, const DeviceMask& mask,
+                             bool aligned);
+void attention_backward_plain(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                              const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& lse, const Tensor& delta, const AttentionSizes& s,
+                              const DeviceMask& mask, bool aligned);
 
 // The tensor-core kernels (attention_mma_*.cu).
 bool attention_mma_supported(DType dtype, int64_t D);

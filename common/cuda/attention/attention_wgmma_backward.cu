@@ -113,15 +113,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             const int thread = int(thread_here()), key = first + thread / 32 * 16 + thread % 32 / 4,
                       t = thread % 4;
             if (highest_begin > first || key_end < first + 64)
-#pragma unroll
-                for (int j = 0; j < queries / 8; ++j)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int column = 8 * j + 2 * t + e % 2, its_key = key + e / 2 * 8;
-                        if (its_key < rows.begin[column] ||
-                            its_key >= min(key_end + column, int(mask.Tk)))
-                            p[j][e] = -INFINITY;
-                    }
+                hide_unseen<D>(p, rows, key, 2 * t, key_end, mask);
 #pragma unroll
             for (int kk = 0; kk < queries / 16; ++kk)
 #pragma unroll
@@ -133,17 +125,6 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
         const auto keep_probabilities = [&] {
 #pragma unroll
             for (int kk = 0; kk < queries / 16; ++kk) as_a(p_a[kk], p[2 * kk], p[2 * kk + 1]);
-        };
-        const auto to_ds = [&] {
-#pragma unroll
-            for (int kk = 0; kk < queries / 16; ++kk)
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const uint32_t both = p_a[kk][i / 2];
-                    float& x = p[2 * kk + i / 4][i % 4];
-                    x = __uint_as_float(i % 2 == 0 ? both << 16 : both & 0xffff0000u) *
-                        (x - of_rows[kk][i / 4 * 2 + i % 2]);
-                }
         };
         const auto store_ds = [&] {
             barrier_wait(&shared.ds_free, place.step_parity() ^ 1);
@@ -164,20 +145,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             arrive(shared.empty[place.stage_before()]);
             if (first_lane()) tma_store_wait_read<0>();
             __syncwarp();
-            int4* const to = reinterpret_cast<int4*>(outgoing()) + thread_here() % 32;
-            int too_large = 0;
-#pragma unroll
-            for (int j = 0; j < 8; ++j)
-                to[j * 32] = {quick_round(part[j][0], low, too_large),
-                              quick_round(part[j][1], low, too_large),
-                              quick_round(part[j][2], high, too_large),
-                              quick_round(part[j][3], high, too_large)};
-            if (__any_sync(0xffffffffu, uint32_t(too_large) >> 23))
-#pragma unroll
-                for (int j = 0; j < 8; ++j)
-                    to[j * 32] = {
-                        __float2int_rn(part[j][0] * low), __float2int_rn(part[j][1] * low),
-                        __float2int_rn(part[j][2] * high), __float2int_rn(part[j][3] * high)};
+            round_dq(outgoing(), part, low, high);
         };
         // By the copy engine, after fence_async_proxy().
         const auto send_dq = [&] {
@@ -215,7 +183,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             begin_product(v, shared.dout[stage]);
             if constexpr (later) begin_dq();
             wgmma_wait<later ? 1 : 0>(p);  // and for the dK before it
-            to_ds();
+            to_ds(p, p_a, of_rows);
             if constexpr (later) {
                 wgmma_wait<0>(part);
                 store_dq();

@@ -1,4 +1,5 @@
-// What a block of attention_wgmma_backward.cu shares, and its producer.
+// What a block of attention_wgmma_backward.cu shares, its producer, and what a consumer computes in
+// registers between its products.
 #pragma once
 
 #include "attention_wgmma_sums.cuh"
@@ -52,6 +53,54 @@ __device__ inline int quick_round(float x, float y, int& too_large) {
     return bits - round_shift_bits;
 }
 
+// A warp's 16 rows of a part of dQ, times a factor for this thread's row g and one for row g + 8
+// (mma.cuh), as integers to its own place.
+__device__ inline void round_dq(int* place, const float (&part)[8][4], float low, float high) {
+    int4* const to = reinterpret_cast<int4*>(place) + thread_here() % 32;
+    int too_large = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+        to[j * 32] = {
+            quick_round(part[j][0], low, too_large), quick_round(part[j][1], low, too_large),
+            quick_round(part[j][2], high, too_large), quick_round(part[j][3], high, too_large)};
+    if (__any_sync(0xffffffffu, uint32_t(too_large) >> 23))
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            to[j * 32] = {__float2int_rn(part[j][0] * low), __float2int_rn(part[j][1] * low),
+                          __float2int_rn(part[j][2] * high), __float2int_rn(part[j][3] * high)};
+}
+
+// S^T is left with what its queries see. key and key + 8 are this thread's rows, first and first + 1
+// its columns of each tile; key_end is that of BackwardRows.
+template <int D>
+__device__ void hide_unseen(float (&score)[backward_queries(D) / 8][4], const BackwardRows<D>& rows,
+                            int key, int first, int key_end, const DeviceMask& mask) {
+#pragma unroll
+    for (int j = 0; j < backward_queries(D) / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int column = 8 * j + first + e % 2, its_key = key + e / 2 * 8;
+            if (its_key < rows.begin[column] || its_key >= min(key_end + column, int(mask.Tk)))
+                score[j][e] = -INFINITY;
+        }
+}
+
+// dP becomes dS = P (dP - delta). P is as the products take it, delta of this thread's columns as
+// BackwardRows has them.
+template <int tiles>
+__device__ void to_ds(float (&dp)[tiles][4], const uint32_t (&p)[tiles / 2][4],
+                      const float (&delta)[tiles / 2][4]) {
+#pragma unroll
+    for (int kk = 0; kk < tiles / 2; ++kk)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const uint32_t both = p[kk][i / 2];
+            float& x = dp[2 * kk + i / 4][i % 4];
+            x = __uint_as_float(i % 2 == 0 ? both << 16 : both & 0xffff0000u) *
+                (x - delta[kk][i / 4 * 2 + i % 2]);
+        }
+}
+
 // A step's place in the rings: it counts to twice the stages, and so tells all parities too.
 template <int stages>
 struct StepPlace {
@@ -81,7 +130,7 @@ template <int queries>
 struct QueryTiles {
     int begin, of_head,
         count;  // tiles: the first one that sees the keys, all of a head, and those of the piece
-    int head, number;           // of this one; the heads of all sequences, one after the other
+    int head, number;  // of this one; the heads of all sequences, one after the other
     __device__ QueryTiles(const DeviceMask& mask, const AttentionSizes& s, const KeyTile& keys,
                           const Pieces& pieces) {
         const int group = int(s.H) / int(s.K);

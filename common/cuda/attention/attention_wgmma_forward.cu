@@ -19,86 +19,17 @@
 // multiprocessor stays until no tile of queries is left and takes them longest first, so that all
 // end together; it takes the next tile's Q while this one is computed. O leaves through the place
 // where Q was. FLOPs 4 Tq Tk D a head, half of it causal.
-#include <algorithm>
-
-#include "attention_wgmma.cuh"
+#include "attention_wgmma_forward.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
-template <int D>
-struct Shape {
-    static constexpr int consumers = D == 64 ? 3 : 2;  // warpgroups of 64 queries
-    static constexpr int queries = 64 * consumers, keys = 128;
-    static constexpr int slots = D == 64 ? 8 : 4;  // K or V tiles under way: 16 or 32 KiB each
-    static constexpr int threads = 128 * (consumers + 1);
-    // Of the 65,536 registers, (consumers + 1) * 128 * what a thread has at launch.
-    static constexpr int consumer_registers = consumers == 3 ? 160 : 232,
-                         producer_registers = consumers == 3 ? 32 : 40;
-    static constexpr int parts =
-        D / 64;  // a row of D is this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
-};
-
-template <int D>
-struct Shared {
-    Element q[2][Shape<D>::consumers]
-             [64 * D];  // (parts, 64, 64): this tile's and the next one's; at the end O
-    Element kv[Shape<D>::slots][Shape<D>::keys * D];
-    Barrier full[Shape<D>::slots], empty[Shape<D>::slots], q_full[2], q_empty[2];
-    int tile[2];  // which one has its Q there; past the last one: there are no more
-};
-static_assert(sizeof(Shared<64>) <= 227 << 10 && sizeof(Shared<128>) <= 227 << 10);
-
-// One warp: it loads what the consumers need, in the order in which they need it.
-template <int D>
-__device__ void produce(Shared<D>& shared, const CUtensorMap* q, const CUtensorMap* k,
-                        const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask,
-                        const TileOrder& order) {
-    using Shape = Shape<D>;
-    const int lane = int(threadIdx.x) % 32;
-    RingPlace<Shape::slots> place;
-    RingPlace<2> q_place;
-    const auto publish = [&](int index,
-                             int bytes) {  // a tile's number, and that so many bytes come
-        barrier_wait(&shared.q_empty[q_place.stage], q_place.parity ^ 1);
-        shared.tile[q_place.stage] = index;
-        barrier_arrive_expect(&shared.q_full[q_place.stage], bytes);
-    };
-    for (int index = int(blockIdx.x); index < order.count(); q_place.advance()) {
-        const Tile tile = order.at(index);
-        const int first = (order.tiles - 1 - tile.rank) * Shape::queries;
-        const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile.b, first);
-        if (lane == 0) {
-            publish(index, sizeof(shared.q[0]));
-            for (int c = 0; c < Shape::consumers; ++c)
-                tma_load(shared.q[q_place.stage][c], q, &shared.q_full[q_place.stage], 0,
-                         first + 64 * c, tile.h * Shape::parts, tile.b);
-            const int kv_part = tile.h / (int(s.H) / int(s.K)) * Shape::parts;
-            const auto load = [&](const CUtensorMap* matrix, int i) {
-                barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
-                barrier_arrive_expect(&shared.full[place.stage], sizeof(shared.kv[0]));
-                tma_load(shared.kv[place.stage], matrix, &shared.full[place.stage], 0,
-                         tiles.begin + i * Shape::keys, kv_part, tile.b);
-                place.advance();
-            };
-            for (int i = tiles.count - 1; i >= 0; --i) {
-                load(k, i);
-                if (i + 1 < tiles.count) load(v, i + 1);
-            }
-            if (tiles.count > 0) load(v, 0);
-            index = take_tile(order.count());
-        }
-        index = __shfl_sync(0xffffffffu, index, 0);
-    }
-    if (lane == 0) publish(order.count(), 0);
-}
-
 // One warpgroup, number `consumer`: queries 64 consumer .. 64 consumer + 63 of each tile.
 template <int D>
-__device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, float* lse,
+__device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMap* o, float* lse,
                         const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order) {
-    using Shape = Shape<D>;
+    using Shape = ForwardShape<D>;
     constexpr int keys = Shape::keys;
     const int warp = int(threadIdx.x) / 32 % 4, lane = int(threadIdx.x) % 32, g = lane / 4,
               t = lane % 4;
@@ -260,14 +191,14 @@ __device__ void consume(Shared<D>& shared, int consumer, const CUtensorMap* o, f
 }
 
 template <int D>
-__global__ void __launch_bounds__(Shape<D>::threads, 1)
+__global__ void __launch_bounds__(ForwardShape<D>::threads, 1)
     forward(float* lse, const __grid_constant__ CUtensorMap q,
             const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
             const __grid_constant__ CUtensorMap o, AttentionSizes s, DeviceMask mask,
             TileOrder order) {
-    using Shape = Shape<D>;
+    using Shape = ForwardShape<D>;
     extern __shared__ __align__(1024) unsigned char bytes[];
-    Shared<D>& shared = *reinterpret_cast<Shared<D>*>(bytes);
+    ForwardShared<D>& shared = *reinterpret_cast<ForwardShared<D>*>(bytes);
     if (threadIdx.x == 0) {
         for (int i = 0; i < Shape::slots; ++i) {
             barrier_init(&shared.full[i], 1);
@@ -293,11 +224,11 @@ __global__ void __launch_bounds__(Shape<D>::threads, 1)
 template <int D>
 void launch(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
             const AttentionSizes& s, const DeviceMask& mask) {
-    using Shape = Shape<D>;
+    using Shape = ForwardShape<D>;
     const TileOrder order =
         tile_order(s.B, s.H, ceil_div(s.Tq, Shape::queries), 4 * s.Tk * s.D / s.group());
     LAUNCH(forward<D>, unsigned(std::min(order.count(), multiprocessors())), Shape::threads,
-           sizeof(Shared<D>))
+           sizeof(ForwardShared<D>))
     (data<float>(lse), head_map<D>(q, 64), head_map<D>(k, Shape::keys), head_map<D>(v, Shape::keys),
      head_map<D>(o, 64), s, mask, order);
 }

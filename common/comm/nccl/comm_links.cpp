@@ -1,0 +1,80 @@
+// All of this process's NCCL communicators, and a thread that asks after them five times a second.
+// An operation that fails (a rank at the other end of a socket has died) fails while it runs: then
+// it never ends, and the host may be inside any call of CUDA's, waiting for it. So it is the thread
+// that ends the job. Over NVLink NCCL does not notice that a rank is gone; there the launcher does.
+#include <condition_variable>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+#include "comm_nccl.h"
+
+namespace ultrascale {
+
+using Link = Communicator::Impl::Link;
+
+void nccl_check(ncclResult_t result, const Link& link) {
+    if (result == ncclSuccess) return;
+    throw std::runtime_error(fmt::format("communicator {}: NCCL: {}: {}", link.name,
+                                         ncclGetErrorString(result), ncclGetLastError(link.nccl)));
+}
+
+namespace {
+
+void check_link(const Link& link) {
+    ncclResult_t error = ncclSuccess;
+    nccl_check(ncclCommGetAsyncError(link.nccl, &error), link);
+    nccl_check(error, link);
+}
+
+class Links {
+public:
+    void add(std::shared_ptr<Link> link) {
+        std::lock_guard lock(mutex_);
+        links_.push_back(std::move(link));
+        if (!watch_.joinable())
+            watch_ = std::jthread([this](std::stop_token stop) { watch(stop); });
+    }
+    void close() {
+        if (!watch_.joinable()) return;
+        watch_.request_stop();
+        watch_.join();
+        for (const auto& link : links_) check_link(*link);
+        cuda_check(cudaDeviceSynchronize());
+        for (const auto& link : links_) ncclCommDestroy(link->nccl);
+        links_.clear();
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<std::shared_ptr<Link>> links_;  // under the mutex while the thread runs
+    std::condition_variable_any never_;
+    std::jthread watch_;
+
+    void watch(const std::stop_token& stop) {
+        std::unique_lock lock(mutex_);
+        while (!stop.stop_requested()) {
+            for (const auto& link : links_) {
+                try {
+                    check_link(*link);
+                } catch (const std::exception& error) {
+                    fmt::print(stderr, "internal error: {}{}\n", rank_prefix(), error.what());
+                    abort_all_ranks(3);
+                }
+            }
+            never_.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
+        }
+    }
+};
+
+Links& all() {
+    static auto& links = *new Links;
+    return links;
+}
+
+}  // namespace
+
+void links::add(std::shared_ptr<Link> link) { all().add(std::move(link)); }
+void links::close() { all().close(); }
+
+}  // namespace ultrascale

@@ -1,0 +1,76 @@
+// What a block of attention_wgmma_forward.cu shares, and its producer.
+#pragma once
+
+#include "attention_wgmma.cuh"
+
+namespace ultrascale::ops {
+
+template <int D>
+struct ForwardShape {
+    static constexpr int consumers = D == 64 ? 3 : 2;  // warpgroups of 64 queries
+    static constexpr int queries = 64 * consumers, keys = 128;
+    static constexpr int slots = D == 64 ? 8 : 4;  // K or V tiles under way: 16 or 32 KiB each
+    static constexpr int threads = 128 * (consumers + 1);
+    // Of the 65,536 registers, (consumers + 1) * 128 * what a thread has at launch.
+    static constexpr int consumer_registers = consumers == 3 ? 160 : 232,
+                         producer_registers = consumers == 3 ? 32 : 40;
+    static constexpr int parts =
+        D / 64;  // a row of D is this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
+};
+
+template <int D>
+struct ForwardShared {
+    using Shape = ForwardShape<D>;
+    Element q[2][Shape::consumers]
+             [64 * D];  // (parts, 64, 64): this tile's and the next one's; at the end O
+    Element kv[Shape::slots][Shape::keys * D];
+    Barrier full[Shape::slots], empty[Shape::slots], q_full[2], q_empty[2];
+    int tile[2];  // which one has its Q there; past the last one: there are no more
+};
+static_assert(sizeof(ForwardShared<64>) <= 227 << 10 && sizeof(ForwardShared<128>) <= 227 << 10);
+
+// One warp: it loads what the consumers need, in the order in which they need it.
+template <int D>
+__device__ void produce(ForwardShared<D>& shared, const CUtensorMap* q, const CUtensorMap* k,
+                        const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask,
+                        const TileOrder& order) {
+    using Shape = ForwardShape<D>;
+    const int lane = int(threadIdx.x) % 32;
+    RingPlace<Shape::slots> place;
+    RingPlace<2> q_place;
+    const auto publish = [&](int index,
+                             int bytes) {  // a tile's number, and that so many bytes come
+        barrier_wait(&shared.q_empty[q_place.stage], q_place.parity ^ 1);
+        shared.tile[q_place.stage] = index;
+        barrier_arrive_expect(&shared.q_full[q_place.stage], bytes);
+    };
+    for (int index = int(blockIdx.x); index < order.count(); q_place.advance()) {
+        const Tile tile = order.at(index);
+        const int first = (order.tiles - 1 - tile.rank) * Shape::queries;
+        const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile.b, first);
+        if (lane == 0) {
+            publish(index, sizeof(shared.q[0]));
+            for (int c = 0; c < Shape::consumers; ++c)
+                tma_load(shared.q[q_place.stage][c], q, &shared.q_full[q_place.stage], 0,
+                         first + 64 * c, tile.h * Shape::parts, tile.b);
+            const int kv_part = tile.h / (int(s.H) / int(s.K)) * Shape::parts;
+            const auto load = [&](const CUtensorMap* matrix, int i) {
+                barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+                barrier_arrive_expect(&shared.full[place.stage], sizeof(shared.kv[0]));
+                tma_load(shared.kv[place.stage], matrix, &shared.full[place.stage], 0,
+                         tiles.begin + i * Shape::keys, kv_part, tile.b);
+                place.advance();
+            };
+            for (int i = tiles.count - 1; i >= 0; --i) {
+                load(k, i);
+                if (i + 1 < tiles.count) load(v, i + 1);
+            }
+            if (tiles.count > 0) load(v, 0);
+            index = take_tile(order.count());
+        }
+        index = __shfl_sync(0xffffffffu, index, 0);
+    }
+    if (lane == 0) publish(order.count(), 0);
+}
+
+}  // namespace ultrascale::ops
