@@ -208,10 +208,11 @@ void Svg::arrow(const std::vector<Point>& points, const Line& style) {
     const Point base = {tip.x - head * along.x, tip.y - head * along.y};
     shaft.back() = base;
     polyline(shaft, style);
-    polygon({tip,
-             {base.x - half * along.y, base.y + half * along.x},
-             {base.x + half * along.y, base.y - half * along.x}},
-            style.role);
+    const std::vector<Point> triangle = {tip,
+                                         {base.x - half * along.y, base.y + half * along.x},
+                                         {base.x + half * along.y, base.y - half * along.x}};
+    body_ += fmt::format("<polygon points=\"{}\" class=\"fill {}\"/>\n", joined(triangle),
+                         look(style.role).name);
 }
 
 std::string Svg::document() const { return body_ + "</svg>\n"; }
