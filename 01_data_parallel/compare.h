@@ -119,7 +119,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
         if (kind == SyncKind::naive) naive = cost;
         row(name, cost);
         if (!options.svg.empty() && kind <= SyncKind::bucket)
-            timelines.add(name, cost.step_seconds, cost.exposed_seconds);
+            timelines.add(kind, name, cost.step_seconds, cost.exposed_seconds);
     };
     measure("naive", SyncKind::naive);
     measure("overlap", SyncKind::overlap);

@@ -13,6 +13,7 @@
 #include "collectives_demo.h"
 #include "core/trace.h"
 #include "report/charts.h"
+#include "syncs.h"
 
 namespace ultrascale {
 
@@ -22,9 +23,14 @@ class Timelines {
 public:
     // Takes from the trace, which has the technique's steps and nothing else, the step that took as
     // long as the median; the figures are the table's.
-    void add(const std::string& name, double step_seconds, double exposed_seconds) {
-        Variant variant{
-            .name = name, .step_ms = 1e3 * step_seconds, .exposed_ms = 1e3 * exposed_seconds};
+    void add(SyncKind kind, const std::string& name, double step_seconds, double exposed_seconds) {
+        constexpr const char* ways[] = {"all-reduces after the backward",
+                                        "an all-reduce as soon as a gradient is complete",
+                                        "fewer and larger all-reduces, during the backward"};
+        Variant variant{.name = name,
+                        .way = ways[int(kind)],
+                        .step_ms = 1e3 * step_seconds,
+                        .exposed_ms = 1e3 * exposed_seconds};
         const auto [begin, end] = step_nearest_to(step_seconds);
         variant.length_ms = 1e3 * (end - begin);
         for (const Span& span : trace_spans()) {
@@ -56,7 +62,7 @@ public:
         Svg svg(900, bottom + 40, "The same step with three ways to sum the gradients",
                 "For each way one step of rank 0, computation above communication. " + figures);
         svg.text(20, 52,
-                 "What is communicated during the backward costs no time. What is left over makes "
+                 "Communication during the backward is hidden. What is left after it makes "
                  "computation wait.",
                  {.size = 13});
         draw_legend(svg, 20, 66,
@@ -65,10 +71,11 @@ public:
                      {Role::update, "norm, update"},
                      {Role::communication, "all-reduce"},
                      {Role::exposed, "exposed: computation waits for communication"}});
-        const Axis across = {0, longest, 130, 880};
+        const Axis across = {0, longest, 150, 880};
         double y = top;
         for (const Variant& v : variants_) {
             svg.text(20, y + 16, v.name, {.bold = true});
+            svg.text(across.begin, y + 16, v.way);
             svg.text(across.end, y + 16, v.in_words(), {.anchor = Text::end});
             svg.text(across.begin - 8, y + 44, "computation", {.anchor = Text::end, .size = 13});
             svg.text(across.begin - 8, y + 78, "communication", {.anchor = Text::end, .size = 13});
@@ -83,12 +90,12 @@ public:
 
 private:
     struct Variant {
-        std::string name;
+        std::string name, way;
         double step_ms, exposed_ms;  // as the table has them
         double length_ms = 0;        // of the step that is drawn
         std::vector<Stretch> computation = {}, communication = {};
         std::string in_words() const {
-            return fmt::format("step {:.2f} ms, exposed {:.2f} ms", step_ms, exposed_ms);
+            return fmt::format("step {:.1f} ms, exposed {:.1f} ms", step_ms, exposed_ms);
         }
     };
     // From a forward's beginning to the end of the update that follows.
@@ -117,7 +124,7 @@ private:
 inline void draw_ring(const std::string& directory, const RingHistory& history) {
     if (directory.empty()) return;
     const int n = int(history[0].values.size());
-    constexpr double left = 190, top = 112, row = 62, box_height = 26;
+    constexpr double left = 215, top = 130, row = 62, box_height = 26;
     const double pitch = (890 - left) / n, chunk = (pitch - 40) / n;
     Svg svg(900, top + row * double(history.size()) + 10,
             fmt::format("Ring all-reduce on {} ranks", n),
@@ -139,9 +146,13 @@ inline void draw_ring(const std::string& directory, const RingHistory& history) 
         return Box{left + rank * pitch + c * chunk, top + double(moment) * row, chunk - 4,
                    box_height};
     };
-    for (int r = 0; r < n; ++r)
-        svg.text(box(0, r, 0).x + n * chunk / 2, top - 8, fmt::format("rank {}", r),
+    for (int r = 0; r < n; ++r) {
+        svg.text(box(0, r, 0).x + n * chunk / 2, top - 24, fmt::format("rank {}", r),
                  {.anchor = Text::middle, .bold = true});
+        for (int c = 0; c < n; ++c)
+            svg.text(box(0, r, c).center().x, top - 6, fmt::format("c{}", c),
+                     {.anchor = Text::middle, .size = 12});
+    }
     for (size_t m = 0; m < history.size(); ++m) {
         const auto& [values, step] = history[m];
         const bool adds = step.phase == RingStep::reduce_scatter;
@@ -151,10 +162,13 @@ inline void draw_ring(const std::string& directory, const RingHistory& history) 
                         : fmt::format("{} {} of {}", adds ? "reduce-scatter" : "all-gather",
                                       step.step + 1, n - 1),
                  {.bold = true});
+        const bool last = step.step == n - 2;
         svg.text(20, y + 28,
-                 m == 0 ? "own part only"
-                 : adds ? "what arrives is added"
-                        : "what arrives is stored",
+                 m == 0         ? "each chunk: own part only"
+                 : adds && last ? "added: one full chunk each"
+                 : adds         ? "what arrives is added"
+                 : last         ? "stored: all are full"
+                                : "what arrives is stored",
                  {.size = 12});
         for (int r = 0; r < n; ++r) {
             std::istringstream words(values[size_t(r)]);

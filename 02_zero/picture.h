@@ -44,11 +44,11 @@ public:
             900, bottom + 12,
             fmt::format("ZeRO on {}: what each rank holds and sends", format_count(ranks, "rank")),
             "Measured bars, stacked by category, with the predicted total marked. " + figures);
-        svg.text(
-            20, 52,
-            "Each stage shards one thing more, so a rank holds less. Stage 3 sends most: it gathers "
-"parameters that it does not keep.",
-{.size = 13});
+        svg.text(20, 52,
+                 "Each stage shards one thing more, so a rank holds less. Stage 3 sends most: it "
+                 "gathers "
+                 "parameters that it does not keep.",
+                 {.size = 13});
         const double end =
             draw_legend(svg, 20, 66,
                         {{Role::parameters, "parameters"},
