@@ -31,7 +31,7 @@ struct Chapter {
                  "attention or recompute: measure the alternatives in one table")
             .one_of({"attention", "recompute"})
             .excludes(training_outputs)
-            .excludes({"--estimate"});
+            .excludes({"--estimate", "--svg"});
     }
 
     void check() const {
