@@ -146,8 +146,8 @@ public:
     Norm(Parameter* weight, float eps) : weight_(weight), eps_(eps), name_(weight->part()) {}
     virtual ~Norm() = default;
     virtual Tensor forward(const Tensor& x, Saved& saved, Context& context);
-    // dx = dresidual + the norm's input gradient. The weight's gradient is added here too, as
-    // keeping dy for later would cost more memory than it saves time.
+    // dx = dresidual + the norm's input gradient. The weight's gradient is computed here too:
+    // keeping dy for later would cost more.
     virtual Tensor backward(const Tensor& dy, const Tensor& dresidual, Saved& saved,
                             Context& context);
 
