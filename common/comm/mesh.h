@@ -38,8 +38,7 @@ public:
     Mesh(const Communicator& world, const std::vector<Axis>& axes);
 
     bool has(const std::string& group) const { return groups_.contains(group); }
-    const Communicator& group(const std::string& axis) const;  // its rank() is this rank's
-                                                               // coordinate
+    const Communicator& group(const std::string& axis) const;  // rank() is the coordinate
     // The ranks that differ along these axes and along no other, in rank order: group({"dp",
     // "cp"}). Axes that the mesh does not have, or of size 1, are ignored. All ranks must ask for a
     // new group together.

@@ -52,8 +52,7 @@ int Communicator::Impl::tag(int half, uint64_t call) const {
 static int world_size = 1, world_rank = 0, node_ranks = 1, node_rank = 0;
 static Communicator::Impl* arrivals =
     nullptr;  // all ranks again: when one rank arrives, others may be in any call on world
-static int next_group = 0;  // the lowest group number that this rank has not
-                            // used
+static int next_group = 0;  // the lowest group number that is new to this rank
 
 Communicator& Communicator::world() {
     static Communicator& world = *[] {
