@@ -12,9 +12,9 @@
 //
 // What the axes mean for a parameter (parameter.h: split_over, also_summed_over):
 //
-//     dp, cp, ep   data axes: each rank sees other tokens. A gradient is summed over those along
-//                  which the parameter is not split (an expert is split over ep, all else is
-//                  copied)
+//     dp, cp, ep   data axes: each rank sees different tokens. A gradient is summed over those
+//                  along which the parameter is not split (an expert is split over ep, all
+//                  else is copied)
 //     tp           the ranks see the same tokens and hold parts of a layer, or copies of a norm
 //     pp           each rank holds layers of its own
 #pragma once

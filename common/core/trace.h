@@ -41,7 +41,7 @@ void trace_clear();
 void trace_complete_with(void (*function)());
 
 // Adds a span that has ended, or whose times the device may not have reached yet. Any thread may
-// call it. The caller checks trace_recording(), at the time when the work is issued.
+// call it. The caller checks trace_recording() when the work is issued.
 void trace_span(Span span, double begin, double end);
 void trace_span(Span span, const Timestamp& begin, const Timestamp& end);
 

@@ -118,9 +118,8 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
             // The losses are freed, and the logits are overwritten with their gradient.
             moment("in the backward of the output head",
                    {layers,
-                    {"the final norm's input and rstd, its output as it is kept",
-                     t.stream + t.rstd + t.input},
-                    {"logits, which became their own gradient", t.logits},
+                    {"the final norm's input, rstd and kept output", t.stream + t.rstd + t.input},
+                    {"logits, overwritten with their gradient", t.logits},
                     {"dx", t.column_backward}});
         }
     }
@@ -129,20 +128,20 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     // Full recomputation runs the layer's whole forward again: everything is kept, down_proj
     // computes y, and dy is held.
     if (full)
-        moment(
-            "where a layer's forward has been computed again",
-            {others,
-             {"what this layer's forward keeps", layer.total()},
-             {"the input of down_proj, its output, and dy",
-              t.features + t.whole + t.scattered + t.stream},
-             {"the norm's output beside its gathered copy", s.keeps_gathered ? t.scattered : 0}});
+        moment("where a layer's forward has been computed again",
+               {others,
+                {"what this layer's forward keeps", layer.total()},
+                {"the input of down_proj, its output, and dy",
+                 t.features + t.whole + t.scattered + t.stream},
+                {"the norm's output in addition to its gathered copy",
+                 s.keeps_gathered ? t.scattered : 0}});
     // dy is gathered for down_proj; without gathering, dropout makes a copy of it.
     moment("in the backward of SwiGLU",
            {others,
             last,
             {"dy", t.stream + t.gathered + (s.gathers() ? 0 : t.dropped)},
             {"d(gate, up)", 2 * t.features},
-            {"the gradient of down_proj's input, which becomes that input again", t.features}});
+            {"the gradient of down_proj's input, later overwritten with that input", t.features}});
     moment("in the backward of down_proj", {others,
                                             last,
                                             {"dy", t.stream + t.gathered + t.dropped},

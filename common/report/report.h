@@ -23,7 +23,7 @@ struct StepRecord {
     std::optional<double> val_loss = {};  // if a validation followed the step
 };
 
-// Whether `here` is true on all ranks. Prints which other ranks differ from their prediction; rank
+// Whether `here` is true on all ranks. Prints the numbers of the other ranks where it is not; rank
 // 0's own result is in its tables.
 bool as_predicted_everywhere(bool here);
 
@@ -39,8 +39,8 @@ public:
     // read.
     void configuration(int64_t global_batch, const std::string& data_description,
                        int64_t replicas = 0);
-    // Prints another one: what the chapter does (" sync bucket: ..."). `layout`: the layout of the
-    // ranks ({"dp", 4}).
+    // Prints another one: what the chapter does ("  sync    bucket: ..."). `layout`: the layout of
+    // the ranks ({"dp", 4}).
     void technique(const std::string& label, const std::string& words, const JsonFields& layout);
     // Progress: a printed line every --log-every steps, and a line of JSON for each step.
     void step(const StepRecord& record);

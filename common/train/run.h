@@ -31,7 +31,8 @@ struct Trained {
     std::function<void(Context&)> forward = {};
     std::function<void(const Tensor& loss)> sum_loss = {};  // if other ranks have parts of the loss
     NextToken next_token = {};                              // for --sample
-    // The technique's line in the header (" sync bucket: ..."), and the ranks' layout ({"dp", 4}).
+    // The technique's line in the header ("  sync    bucket: ..."), and the ranks' layout
+    // ({"dp", 4}).
     std::string label = {}, technique = {};
     JsonFields layout = {};
     std::string of_validation = {};  // the end of the validation's line in the header

@@ -49,9 +49,9 @@ class Verifier {
 public:
     // Rank 0 immediately trains the plain way, from the run's start, while the other ranks sleep,
     // and sends them the result. Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time
-    // (0: all at once; needed if something depends on which sequences are together, like the
-    // balance or capacity of experts). `change` adds to the plain model's parts what else the run
-    // computes (experts). Keeps a reference to the loader.
+    // (0: all at once; set it if results depend on which sequences are together, like the balance
+    // or capacity of experts). `change` adds to the plain model's parts what else the run computes
+    // (experts). Keeps a reference to the loader.
     Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader,
              std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change = {},
              int64_t micro_batch = 0);

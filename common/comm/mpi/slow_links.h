@@ -5,10 +5,10 @@
 //     rank 0   rank 1        rank 2   rank 3      inside a node: as fast as the machine is
 //       |        |             |        |
 //      NIC      NIC           NIC      NIC        every rank has a network card of its own, as a
-//       |        |             |        |         DGX has one for each GPU: so many bytes a second
-//       |        |             |        |         out, and at the same time as many in
+//       |        |             |        |         DGX has one per GPU; it sends and receives at the
+//       |        |             |        |         same time, at the full rate in each direction
 //     ==+========+=============+========+==       the switches between the cards are never the
-//                                                 narrow place
+//                                                 bottleneck
 //
 // A message occupies its sender's card for bytes / rate seconds as soon as the card is free, and
 // likewise its receiver's. Messages that start together share a card. On the CPU a second message
