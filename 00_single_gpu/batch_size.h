@@ -7,11 +7,11 @@
 // Gradient noise scale (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training",
 // appendix A.1): the gradient g_B of a batch of B sequences has
 //   E|g_B|^2 = |G|^2 + tr(S)/B,
-// with G the true gradient and S the covariance of one sequence's. Two batch sizes give two
-// equations, so
+// with G the true gradient and S the covariance of a single sequence's gradient. Two batch sizes
+// give two equations, so
 //   tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)  and  |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b).
-// B_noise = tr(S) / |G|^2 estimates the critical batch size: below it twice the batch halves the
-// steps, far above it does not.
+// B_noise = tr(S) / |G|^2 estimates the critical batch size: below it, doubling the batch halves
+// the number of steps; far above it, it no longer does.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +29,8 @@ namespace ultrascale {
 // "8:100,16:200,32": 8 sequences a step for 100 steps, then 16 for 200 steps, then 32.
 class BatchRamp {
 public:
-    // Without a text, always `batch`. Sizes must be multiples of the micro-batch, since a step is
-    // whole micro-batches.
+    // With an empty `text` every step has `batch` sequences. Sizes must be multiples of the
+    // micro-batch, because a step consists of whole micro-batches.
     BatchRamp(const std::string& text, int64_t batch, int64_t micro_batch) {
         std::stringstream parts(text);
         int64_t until = 0;
@@ -66,7 +66,7 @@ public:
     }
 
 private:
-    // The whole text as a number from 1 to 10^9, or -1.
+    // The whole text as a number from 1 to 10^9, or -1 if it is not one.
     static int64_t positive(const std::string& text) {
         int64_t value = 0;
         const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -81,12 +81,11 @@ private:
     std::vector<Stage> stages_;
 };
 
-// Both sums are averaged over steps before the division: a ratio of averages, since each step's
+// Moving averages of tr(S) and |G|^2 over steps, divided only at the end, since a single step's
 // estimate is very noisy.
 class NoiseScale {
 public:
-    // Squared gradient norms of the mean gradient over `small` and over `big` sequences of the same
-    // step.
+    // Squared norms of the mean gradient over `small` and over `big` sequences of the same step.
     void add(double small, double small_squared_norm, double big, double big_squared_norm) {
         trace_ = decay_ * trace_ +
                  (1 - decay_) * (small_squared_norm - big_squared_norm) / (1 / small - 1 / big);

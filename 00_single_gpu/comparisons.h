@@ -11,15 +11,16 @@
 
 namespace ultrascale {
 
-// Attention alone, forward and backward, one sequence: the T x T matrix against tiles. Memory is
-// all that a call holds (activations and workspace) beyond q, k, v and the incoming gradient.
+// Attention alone, forward and backward on one sequence: with the T x T matrix (naive) and in tiles
+// (flash). Memory is everything that a call holds (activations and workspace) besides q, k, v and
+// the incoming gradient.
 inline void compare_attention(const Options& options, const StepShape& shape) {
     const LlamaConfig& c = shape.config;
     Report report("00_single_gpu", options, shape, 0);
     print(fmt::format("attention of one sequence, H {} K {} D {}, {}: forward and backward",
                       c.heads, c.kv_heads, c.head_dim, dtype_name(shape.model.dtype)));
     print(fmt::format("  {:>6}  {:>12} {:>10}  {:>12} {:>10}  {:>8} {:>8}  {}", "T", "naive memory",
-                      "ms", "flash memory", "ms", "memory", "time", "gradients off"));
+                      "ms", "flash memory", "ms", "memory", "time", "gradients differ"));
     for (int64_t T = 128; T <= std::max<int64_t>(shape.seq, 2048); T *= 2) {
         const auto draw = [&](const char* name, int64_t heads) {
             std::vector<float> values(size_t(T * heads * c.head_dim));
@@ -71,8 +72,8 @@ inline void compare_attention(const Options& options, const StepShape& shape) {
     report.finish();
 }
 
-// Forward and backward of one micro-batch under every kind of recomputation and attention. Returns
-// whether recomputation left every bit of the gradient as it was.
+// Forward and backward of one micro-batch with each kind of recomputation and attention. Returns
+// whether the gradient is the same, bit by bit, with and without recomputation.
 inline bool compare_recomputation(const Options& options, const StepShape& shape,
                                   const DataLoader& loader) {
     struct Row {
@@ -88,9 +89,10 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
     const DevicePeak peak = options.peak_tflops > 0
                                 ? DevicePeak{options.peak_tflops * 1e12, "given"}
                                 : device_peak(options.dtype);
-    print(fmt::format(
-        "recomputation: forward and backward of {} x {} tokens; MFU of {:.3g} TFLOP/s ({})",
-        shape.micro_batch, shape.seq, peak.flops / 1e12, peak.source));
+    print(fmt::format("recomputation: forward and backward of {} x {} tokens", shape.micro_batch,
+                      shape.seq));
+    print(fmt::format("MFU and HFU are relative to {:.3g} TFLOP/s ({})", peak.flops / 1e12,
+                      peak.source));
     Report report("00_single_gpu", options, shape, 0);
     print(fmt::format("  {:<20} {:>10} {:>10} {:>6} {:>9} {:>10} {:>6} {:>6}  {}",
                       "attention, recompute", "peak act.", "predicted", "saved", "ms", "extra FLOP",
@@ -107,15 +109,14 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
         model.parameters().allocate_values(options.dtype);
         model.parameters().allocate_grads(options.grad_dtype());
         load_or_initialize(options, model.parameters());
-        const double seconds =
-            measure(loader, share, s.micro_batch, 3, [&](Step& step) {
-                model.parameters().begin_gradients();
-                for (MicroBatch micro_batch : step.micro_batches()) {
-                    Saved saved;
-                    model.forward({}, saved, micro_batch);
-                    model.backward({}, saved, micro_batch);
-                }
-            }).step_seconds;
+        const double seconds = measure(loader, share, s.micro_batch, 3, [&](Step& step) {
+                                   model.parameters().begin_gradients();
+                                   for (MicroBatch micro_batch : step.micro_batches()) {
+                                       Saved saved;
+                                       model.forward({}, saved, micro_batch);
+                                       model.backward({}, saved, micro_batch);
+                                   }
+                               }).step_seconds;
         const int64_t measured = memory_peak_by_category()[int(Memory::activation)];
         std::vector<float> got = model.parameters().flat_grads().to_host_float();
         const bool first = row.recompute == Recompute::none;

@@ -10,8 +10,8 @@ using namespace ultrascale;
 
 namespace {
 
-// What is looked at while a step runs: with --noise-scale the first micro-batch's gradient, and in
-// the first step what forward keeps.
+// What train_step() records for the report: with --noise-scale the norm of the first micro-batch's
+// gradient; in the first step, the tensors that forward keeps; and when steps end.
 struct Watched {
     bool noise_scale;
     NoiseScale noise = {};
@@ -38,23 +38,26 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, Watched& watched) {
         phase("gradient norm", [&] { return squared_gradient_norm(parameters); });
     phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
     const double squared = step.finish(squared_norm), a = double(step.accumulated);
-    if (watched.noise_scale &&
-        step.accumulated > 1)  // each is a mean over all of the step's targets
+    // The first micro-batch's gradient was divided by all of the step's targets: times a, it is the
+    // mean over its own.
+    if (watched.noise_scale && step.accumulated > 1)
         watched.noise.add(double(step.sequences) / a, watched.first_squared_norm * (a * a),
                           double(step.sequences), squared);
     watched.timeline.step_ended();
 }
 
 void print_noise_scale(Report& report, const NoiseScale& noise, int64_t micro_batch, int64_t seq) {
-    print(fmt::format("\ngradient noise scale from a step's first {} and all of them, over {}:",
-                      format_count(micro_batch, "sequence"), format_count(noise.count(), "step")));
+    print(fmt::format(
+        "\ngradient noise scale from each step's first {} and its whole batch, over {}:",
+        format_count(micro_batch, "sequence"), format_count(noise.count(), "step")));
     print(fmt::format("  tr(S) {:.3g}, |G|^2 {:.3g}", noise.trace(), noise.squared_gradient()));
     print(fmt::format("  critical batch size about {:.3g} sequences = {:.3g} tokens",
                       noise.sequences(), noise.sequences() * double(seq)));
     report.value("noise_scale", "sequences", noise.sequences());
 }
 
-// Trains; false if the run is not what one plain device does, or held other memory than predicted.
+// Trains. Returns false if the result differs from plain training on one device, or the memory from
+// its prediction.
 bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
     const Share share{.micro_batch = options.micro_batch,
                       .mean = chapter.naive_mean ? MeanOver::micro_batch : MeanOver::batch};

@@ -4,12 +4,12 @@
 //   gradients      n x 4 or 2                   accumulated in fp32 or in the weights' dtype
 //   optimizer      n x 8 (fp32) or 12 (bf16)    Adam's two moments, and the fp32 master copy of
 //                                               bf16 weights
-//   activations    L x s x b x (what a token keeps per layer) + the loss's logits and what the
-//                  layer at work needs
+//   activations    L x s x b x (bytes kept per token and layer), plus the loss's logits and what
+//                  the layer being computed needs
 //
 //   fp32                            4 + 4 + 8        = 16 bytes a parameter
 //   bf16, fp32 master weights       2 + 2 + 12       = 16
-//   bf16, fp32 gradients besides    2 + 4 + 12       = 18 here, where the GEMM accumulates straight
+//   bf16 with fp32 gradients        2 + 4 + 12       = 18 here, where the GEMM accumulates straight
 //                                                      into fp32;
 //                                   2 + 2 + 4 + 12   = 20 in the playbook, where bf16 gradients are
 //                                                      added to an fp32 copy
@@ -25,8 +25,8 @@
 
 namespace ultrascale {
 
-// Bytes that a forward kept, by the tensor's name within a unit, summed over layers. Tensors that
-// two parts share count for the first name (o is attention's, x of o_proj the same memory).
+// Bytes that a forward kept, by the tensor's name within a unit, summed over layers. A tensor that
+// two parts share is counted once, under the first name (attention's o is also the x of o_proj).
 class SavedByName {
 public:
     void collect(const Saved& saved) {
@@ -60,7 +60,7 @@ private:
     std::map<std::string, Entry> entries_;
 };
 
-// The formulas beside the playbook's.
+// Prints our formulas next to the playbook's.
 inline void print_anatomy(const StepShape& shape) {
     const LlamaConfig& c = shape.config;
     const MemoryEstimate m = estimate_memory(shape);
@@ -91,11 +91,11 @@ inline void print_anatomy(const StepShape& shape) {
     if (shape.model.recompute == Recompute::selective &&
         shape.model.attention == AttentionKind::flash)
         print(
-            "  selective recomputation drops what attention keeps of size T x T; in tiles (flash) "
-            "there is nothing of that size");
+            "  selective recomputation drops attention's T x T tensors; flash attention (in tiles) "
+            "has none");
 }
 
-// The moment at which activations are at their peak, and what is held then.
+// Prints when activations reach their peak and which tensors are held then.
 inline void print_peak(const StepShape& shape) {
     const ActivationMoment peak = activation_peak(local_sizes(shape));
     print(fmt::format("\nthe activations' peak, {}: {}", peak.when, format_bytes(peak.bytes())));
@@ -103,9 +103,9 @@ inline void print_peak(const StepShape& shape) {
         if (bytes > 0) print(fmt::format("  {:<68} {:>12}", what, format_bytes(bytes)));
 }
 
-// Memory over time during the first four steps, for the terminal's chart and memory_picture.h's:
-// categories stacked, each column the highest moment of its stretch of time. The first step differs from the rest: only its update
-// allocates the optimizer's states.
+// Memory over time during the first four steps, for the chart in the terminal and the picture of
+// memory_picture.h: categories stacked; each column shows the highest moment of its time slice. The
+// first step differs from the others because only its update allocates the optimizer's states.
 class StepTimeline {
 public:
     StepTimeline() : begin_(now_seconds()) { memory_timeline_record(true); }
@@ -121,7 +121,7 @@ public:
         print(fmt::format("\nmemory during the first {}",
                           format_count(int64_t(ends_.size()), "step")));
         print(
-            "  P parameters, G gradients, O optimizer, A activations, W workspace; below, + where "
+            "  P parameters, G gradients, O optimizer, A activations, W workspace; + on the axis: "
             "a step ends");
         for (int row = height; row > 0; --row) {
             const double level = (double(row) - 0.5) / height * double(highest);
@@ -142,13 +142,14 @@ public:
         print(fmt::format("  {:>10} +{}", "", axis));
     }
 
-    // Where steps end, in seconds since the first one's beginning.
+    // When each step ended, in seconds since the first one began.
     std::vector<double> ends() const {
         std::vector<double> seconds = ends_;
         for (double& end : seconds) end -= begin_;
         return seconds;
     }
-    // Of `columns` stretches of equal length, what was held at the highest moment of each.
+    // Cuts the time into `columns` equal slices and returns what was held at each one's highest
+    // moment.
     std::vector<MemoryByCategory> highest_by_column(int columns) const {
         std::vector<MemoryByCategory> highest(size_t(columns), MemoryByCategory{});
         const auto raise = [&](int column, const MemoryByCategory& held) {
@@ -176,14 +177,14 @@ private:
     std::vector<double> ends_;
 };
 
-// --estimate: the prediction for these options; and for others, every row a sequence length, every
-// column a way to recompute. Nothing is allocated.
+// --estimate: prints the prediction for these options, then a table of sequence lengths (rows) and
+// kinds of recomputation (columns). Nothing is allocated.
 inline void print_estimate(const Options& options, const StepShape& shape, int64_t sequences) {
     Report report("00_single_gpu", options, shape, 0);
     report.configuration(sequences, "");
     report.estimate(predict_one_device(shape, parameter_count(shape.config)), 1,
                     what_would_fit(shape, memory_limit()));
-    print("\npeak activations, and all together on one device, by --recompute");
+    print("\npeak activations and total memory on one device, by --recompute");
     print(fmt::format("  {:>6}  {:>21}  {:>21}  {:>21}  {:>21}", "s", "none, T x T attention",
                       "none", "selective, T x T", "full"));
     for (int64_t seq = std::min<int64_t>(1024, shape.seq);

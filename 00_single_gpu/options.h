@@ -1,4 +1,4 @@
-// What the chapter's options choose, and which of them do not go together.
+// The chapter's options, and which of them exclude each other.
 #pragma once
 
 #include "batch_size.h"
@@ -15,14 +15,14 @@ struct Chapter {
     void add_options(OptionList& options, const Options& shared) {
         options
             .flag("--naive-mean", naive_mean,
-                  "Average each micro-batch's own mean: wrong where they count different numbers "
-                  "of targets")
-            .only_if(
-                [this, &shared] { return shared.grad_accum > 1 || !batch_ramp.empty(); },
-                "with one micro-batch a step its mean is the right one; --grad-accum 2 or more");
+                  "Average the micro-batches' own means: wrong if their numbers of targets differ")
+            .only_if([this, &shared] { return shared.grad_accum > 1 || !batch_ramp.empty(); },
+                     "with one micro-batch a step its mean is the right one; use --grad-accum 2 or "
+                     "more");
         options
             .add("--batch-ramp", batch_ramp,
-                 "SIZE:STEPS,...,SIZE in sequences; replaces --grad-accum")
+                 "SIZE:STEPS,...,SIZE: sequences per step, and for how many steps; replaces "
+                 "--grad-accum")
             .excludes({"--grad-accum"});
         options.flag("--noise-scale", noise_scale,
                      "Estimate the critical batch size (needs 2 micro-batches a step)");
@@ -38,7 +38,8 @@ struct Chapter {
         if (Communicator::world().size() > 1)
             user_error("00_single_gpu runs on one device: start it with one rank");
     }
-    // How large a step is, which may grow. UserError: where it is too small or too large.
+    // The sequences per step, which may grow during training. Throws UserError if a step is too
+    // small or too large.
     BatchRamp ramp(const Options& options) const {
         const int64_t B = options.micro_batch;
         const BatchRamp ramp(batch_ramp, B * options.grad_accum, B);

@@ -5,9 +5,9 @@
 //   algbw = S / t             what the program sees
 //   busbw = algbw * factor    what the busiest link carries, comparable between collectives and
 //                             with the hardware's data sheet
-// The factor is how many bytes a rank must send per byte of the tensor, with the best algorithm
-// there is: 2(n-1)/n for an all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all (own
-// slices stay at home), 1 for broadcast and send/recv.
+// The factor is how many bytes a rank must send per byte of the tensor, with the best possible
+// algorithm: 2(n-1)/n for an all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all (a
+// rank's own slice stays where it is), 1 for broadcast and send/recv.
 //
 //   algbw ^             _________   limited by the links: time grows with S
 //         |          __/
@@ -29,7 +29,7 @@
 
 namespace ultrascale {
 
-// The tensors at one size. All have n equal slices; rank r's input is (r+1) * pattern.
+// The tensors of one message size. All have n equal slices; rank r's input is (r+1) * pattern.
 struct BandwidthBuffers {
     Tensor pattern, in, out;  // (n * slice) fp32
     int n;
@@ -95,8 +95,8 @@ inline std::vector<BandwidthCase> bandwidth_cases(const Communicator& world) {
     };
 }
 
-// One call on known values, whose result is checked on the device: what should be there is
-// subtracted, zero must be left. All numbers are integers that fp32 holds, so nothing is rounded.
+// One call on known values. The result is checked on the device: the expected values are
+// subtracted, and zeros must remain. All numbers are integers that fp32 represents exactly.
 inline bool result_is_right(const Communicator& world, const BandwidthCase& c,
                             const BandwidthBuffers& b) {
     ops::copy(b.in, b.pattern);
@@ -113,7 +113,7 @@ inline bool result_is_right(const Communicator& world, const BandwidthCase& c,
         ops::accumulate_sum_squares(left_over, {b.slice(b.out, r)});
     }
     return on_all_ranks(world,
-                        left_over.to_host<double>()[0] == 0);  // not so where it is not a number
+                        left_over.to_host<double>()[0] == 0);  // false for NaN, too
 }
 
 // All ranks call it; rank 0 prints. Holds three tensors of largest_bytes. False, on every rank, if
@@ -137,7 +137,7 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world,
     for (int64_t bytes = 1024; bytes < largest_bytes; bytes *= 4)
         slices.push_back(std::max<int64_t>(1, bytes / 4 / n));
     slices.push_back(std::max<int64_t>(1, largest_bytes / 4 / n));
-    // 251 is a prime: a slice or a chunk in another's place does not look right.
+    // 251 is prime, so a slice or chunk that lands in the wrong place has wrong values.
     std::vector<float> values(size_t(slices.back() * n));
     for (size_t i = 0; i < values.size(); ++i) values[i] = float(1 + i % 251);
     const Tensor pattern =
@@ -148,7 +148,7 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world,
                                      world.symmetric_memory());
     if (world.symmetric_memory())
         print(
-            "  from 1 MiB on all-gather, reduce-scatter and all-reduce go by copy engines "
+            "  from 1 MiB on, all-gather, reduce-scatter and all-reduce use the copy engines "
             "(--copy-engines on)");
 
     const std::vector<BandwidthCase> cases = bandwidth_cases(world);

@@ -1,13 +1,13 @@
-// --sync bucket: gradients are gathered into buckets of --bucket-mb, and a bucket travels when its
-// last gradient is complete.
+// --sync bucket: gradients are grouped into buckets of --bucket-mb. A bucket's all-reduce starts
+// when its last gradient is complete.
 //
 //     compute        | forward | backward  L8    L7    L6   ...   L1 |   | update |
 //     communication  |                    | bucket 1 | bucket 2 | ... |
 //
-// Few large messages instead of many small ones, still under the backward. Gradients appear roughly
-// in the reverse of the order in which forward uses the parameters, and they lie in that order in
-// one flat tensor (parameter.h), so a bucket is a stretch of it that is filled from its end:
-// nothing is copied.
+// This sends few large messages instead of many small ones, still during the backward. The
+// gradients lie in one flat tensor (parameter.h) in the order in which forward uses the parameters,
+// and backward completes them roughly in reverse. So a bucket is a contiguous range of that tensor,
+// filled from its end, and nothing needs to be copied.
 //
 //     flat gradients  [ embedding | L1 ......... | L2 ......... | ... | L8 ......... | norm, head ]
 //                     [ bucket 3              |  bucket 2               |  bucket 1             ]
@@ -23,7 +23,7 @@ namespace ultrascale {
 
 class BucketSync : public GradientSync {
 public:
-    // A bucket is full with `full` elements.
+    // `full`: the number of elements at which a bucket is full.
     BucketSync(ParameterList& parameters, const Mesh& mesh, int64_t full)
         : GradientSync(parameters, mesh) {
         int64_t end = parameters.local_numel(), begin = end;
@@ -48,7 +48,7 @@ public:
         const TraceName name(TraceName::whole, "bucket", int64_t(index) + 1);
         Bucket& bucket = buckets_[index];
         if (--bucket.missing > 0) return;
-        bucket.missing = bucket.members;  // of the next sum
+        bucket.missing = bucket.members;  // for the next sum
         start(bucket, parameters_.flat_grads().slice(bucket.elements.begin, bucket.elements.end));
     }
     void finish() override {
@@ -67,14 +67,14 @@ public:
 
 protected:
     struct Bucket {
-        Range elements;             // of the flat gradients
-        // that sums them: experts have another than the rest of the model
+        Range elements;  // of the flat gradients
+        // the ranks that sum them: for experts others than for the rest of the model
         const Communicator& group;
-        int members, missing;       // parameters in it; of them not yet complete
+        int members, missing;  // parameters in it; those not yet complete
         std::vector<Work> under_way = {};
     };
-    // What makes a full bucket's gradients the sum of all ranks': here one all-reduce, more in
-    // hierarchical.h.
+    // Starts to sum a full bucket's gradients over all ranks: here by one all-reduce, in
+    // hierarchical.h by three collectives.
     virtual void start(Bucket& bucket, const Tensor& gradients) {
         bucket.under_way.push_back(
             bucket.group.all_reduce(gradients, Reduce::sum, communication_stream()));

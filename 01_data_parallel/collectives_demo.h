@@ -12,8 +12,8 @@
 //   reduce-scatter    (a0 a1 a2 a3 and so on)      ->  S0  S1  S2  S3
 //   all-to-all        rank r's slices r0 r1 r2 r3  ->  0r 1r 2r 3r: the transpose of who holds what
 //
-// Then ring_all_reduce.h step by step, and a barrier. Every result is compared with what it should
-// be.
+// Then ring_all_reduce.h step by step, and a barrier. Every result is compared with the expected
+// one.
 #pragma once
 
 #include <fmt/format.h>
@@ -48,12 +48,12 @@ inline void print_by_rank(const Communicator& world, const std::vector<std::stri
         if (line.erase(line.find_last_not_of(' ') + 1) != "") print(line);
 }
 
-// One collective: remembers what the rank held before, prints before and after side by side,
-// compares.
+// One collective: remembers what the rank held before, prints it next to what it holds after, and
+// checks the result.
 class CollectiveExample {
 public:
-    // `slice` elements belong together in what is printed: one rank's. An empty tensor is printed
-    // as "-".
+    // Prints the values in groups of `slice` elements, one rank's share each. An empty tensor is
+    // printed as "-".
     CollectiveExample(const Communicator& world, const std::string& title, const Tensor& before,
                       size_t slice)
         : world_(world), slice_(slice), before_(in_words(before)) {
@@ -181,8 +181,8 @@ struct RingMoment {
 };
 using RingHistory = std::vector<RingMoment>;
 
-// The ring on n chunks of one element. Rank r starts with 10^r everywhere, so a sum's digits say
-// whose parts are in it.
+// The ring on n chunks of one element. Rank r starts with 10^r everywhere, so the digits of a sum
+// show which ranks' parts are in it.
 inline bool demo_ring(const Communicator& world, RingHistory& history) {
     const int n = world.size(), me = world.rank();
     const bool digits = n <= 8;  // fp32 holds eight of them: 11111111 < 2^24
@@ -229,7 +229,7 @@ inline bool demo_ring(const Communicator& world, RingHistory& history) {
     });
     const bool ok =
         x.to_host<float>() == std::vector<float>(size_t(n), sum) && steps == 2 * (n - 1);
-    print("the sum is everywhere:");
+    print("every rank has the sum:");
     print_by_rank(world, {"", ""},
                   {chunks(-1), ok ? "ok" : fmt::format("WRONG: expected {:.0f}", sum)});
     return ok;
@@ -268,7 +268,7 @@ inline bool demo_barrier(const Communicator& world) {
 // All ranks call it; rank 0 prints. False, on every rank, if some rank got something wrong. The
 // ring's history is for a picture.
 inline bool demo_collectives(const Communicator& world, RingHistory& ring_history) {
-    print(fmt::format("collectives on {}; a bar | stands between two ranks' slices",
+    print(fmt::format("collectives on {}; a bar | separates two ranks' slices",
                       format_count(world.size(), "rank")));
     const bool collectives = demo_each_collective(world), ring = demo_ring(world, ring_history),
                barrier = demo_barrier(world);

@@ -1,13 +1,13 @@
 // --compare: a few steps with each technique on the same data, and one table.
 //
-//   exposed   how long compute stood still for communication, in calls or in waits for them
+//   exposed   how long compute stalled for communication, in blocking calls or in waits
 //   overlap   the share of the communication's time that was hidden under compute
-//   matmul    the time of the matrix products, against that without communication: on a GPU the two
-//             share multiprocessors and memory, on a CPU cores, so what overlaps also slows down
+//   matmul    the time of the matrix products, relative to a step without communication: overlap
+//             slows them, because both share a GPU's multiprocessors and memory, or a CPU's cores
 //
-// Below it the book's condition (appendix "Math for compute/communication overlap"): the gradients
-// of Psi parameters, of b bytes each, are hidden if their all-reduce takes no longer than the
-// backward,
+// Below the table: the playbook's condition (appendix "Math for compute/communication overlap"):
+// the gradients of Psi parameters, of b bytes each, are hidden if their all-reduce takes no longer
+// than the backward,
 //
 //     t_comm / t_compute = (2 (n-1)/n * b Psi / bandwidth) / (4 * tokens * Psi / FLOP rate)  <=  1
 #pragma once
@@ -46,7 +46,7 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer,
                   .exposed_seconds = m.exposed_seconds,
                   .sent_bytes = m.sent_bytes};
     for (size_t k = 0; k < collective_kinds; ++k) cost.calls += m.counts[k].calls / m.steps;
-    cost.calls -= 1;  // the loss's
+    cost.calls -= 1;  // without the loss's
     std::vector<double> backwards;
     for (const Span& span : trace_spans()) {
         if (span.name == "backward" && span.lane == "phase")
@@ -78,7 +78,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
         "{}, {:.3f} M parameters, {} of gradients, {} x {} tokens a rank; medians in ms",
         format_count(n, "rank"), double(parameters.local_numel()) / 1e6,
         format_bytes(double(parameters.flat_grads().bytes())), options.micro_batch, shape.seq));
-    print(fmt::format("  {:<23} {:>8} {:>10} {:>6} {:>11} {:>8} {:>8} {:>7} {:>7}", "technique",
+    print(fmt::format("  {:<24} {:>8} {:>10} {:>6} {:>11} {:>8} {:>8} {:>7} {:>7}", "technique",
                       "step", "tok/s/rank", "calls", "sent", "comm.", "exposed", "overlap",
                       "matmul"));
     Report report("01_data_parallel", options, shape, 0);
@@ -94,7 +94,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
         const auto ms = [&](double seconds) {
             return talks ? fmt::format("{:.2f}", seconds * 1e3) : "-";
         };
-        print(fmt::format("  {:<23} {:>8.2f} {:>10.0f} {:>6} {:>11} {:>8} {:>8} {:>7} {:>6.2f}x",
+        print(fmt::format("  {:<24} {:>8.2f} {:>10.0f} {:>6} {:>11} {:>8} {:>8} {:>7} {:>6.2f}x",
                           name, cost.step_seconds * 1e3, double(tokens) / cost.step_seconds,
                           cost.calls, format_bytes(cost.sent_bytes), ms(cost.communication_seconds),
                           ms(cost.exposed_seconds),
@@ -110,7 +110,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
                     {"overlap", overlap},
                     {"matmul_ratio", cost.matmul_seconds / alone.matmul_seconds}});
     };
-    row("none (not trained right)", alone);
+    row("no communication (wrong)", alone);
     const auto measure = [&](const std::string& name, SyncKind kind,
                              RingDirections directions = RingDirections::one) {
         sync.kind = kind, sync.ring_directions = directions;
@@ -132,8 +132,8 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     if (!options.svg.empty()) timelines.draw(options.svg, n);
     if (n == 1) return report.finish(), true;
 
-    // The condition, from the rate of one all-reduce of everything and that of the matrix products
-    // without communication.
+    // The condition, with the bandwidth of one all-reduce of all gradients and the FLOP rate of the
+    // matrix products without communication.
     const double seconds = measure_call(ranks, [&] { ranks.all_reduce(parameters.flat_grads()); });
     const double moved = 2 * double(n - 1) / double(n) * double(parameters.flat_grads().bytes());
     const double bandwidth = moved / seconds, rate = alone.matmul_flops / alone.matmul_seconds;
@@ -146,10 +146,11 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     print(fmt::format("  predicted  t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}{}",
                       t_comm * 1e3, t_compute * 1e3, t_comm / t_compute,
                       t_comm <= t_compute ? ": it can be hidden" : ": it cannot be hidden"));
-    print(fmt::format(
-        "  measured   t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}   (naive; none)",
-        naive.communication_seconds * 1e3, alone.backward_seconds * 1e3,
-        naive.communication_seconds / alone.backward_seconds));
+    print(
+        fmt::format("  measured   t_comm {:>9.2f} ms   t_backward {:>9.2f} ms   ratio {:.2f}   "
+                    "(naive; no comm.)",
+                    naive.communication_seconds * 1e3, alone.backward_seconds * 1e3,
+                    naive.communication_seconds / alone.backward_seconds));
     report.value("overlap_condition", "predicted", t_comm / t_compute);
     report.value("overlap_condition", "measured",
                  naive.communication_seconds / alone.backward_seconds);

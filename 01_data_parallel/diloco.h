@@ -1,4 +1,4 @@
-// --sync diloco: ranks that meet only every H steps (DiLoCo; Douillard et al. 2023,
+// --sync diloco: ranks that communicate only every H steps (DiLoCo; Douillard et al. 2023,
 // https://arxiv.org/abs/2311.08105).
 //
 //     rank 0   | AdamW step | ... | step H |--.                              .--> theta --> ...
@@ -6,22 +6,22 @@
 //     rank 2   | AdamW step | ... | step H |--'                              '--> theta --> ...
 //                no communication, own data       once in H steps
 //
-// Each rank trains its own copy of the weights on its own samples. How far it went is its part of
-// an "outer gradient", and Nesterov's momentum follows the mean of all ranks' (theta: the outer
-// weights, the same everywhere):
+// Each rank trains its own copy of the weights on its own samples. How far it has moved is its part
+// of an "outer gradient". The mean over all ranks drives a Nesterov momentum update of theta, the
+// outer weights, which are the same everywhere:
 //
 //     delta = mean over ranks of (theta - local weights)    one all-reduce of Psi elements, fp32
 //     m     = mu m + delta                                  mu = --outer-momentum
 //     theta = theta - eta (delta + mu m)                    eta = --outer-lr
 //     local weights = theta                                 AdamW's own moments stay with the rank
 //
-// An all-reduce of the gradients moves Psi elements every step, this moves them every H-th: the
-// answer where the links are so slow that nothing hides them (other data centres). It is another
-// algorithm: not equal to one device with the whole batch, and how well it learns is a matter of H,
-// eta and mu. eta = 1, mu = 0 is averaging of the weights (local SGD, FedAvg); the paper takes H =
+// Summing gradients moves Psi elements in every step, DiLoCo only in every H-th. It is meant for
+// links so slow that nothing can hide them (between data centres). It is a different algorithm: the
+// result is not that of one device with the whole batch, and how well it learns depends on H, eta
+// and mu. With eta = 1, mu = 0 it averages the weights (local SGD, FedAvg); the paper takes H =
 // 500, eta = 0.7, mu = 0.9, after ordinary pre-training.
 //
-// It costs 8 bytes a parameter, theta and m in fp32; and while the ranks meet 4 more, delta.
+// It costs 8 bytes a parameter for theta and m in fp32, and 4 more for delta during an outer step.
 #pragma once
 
 #include <string>
@@ -45,15 +45,14 @@ struct DiLoCoOptions {
 
 class DiLoCo {
 public:
-    // All ranks hold the same weights now: they are theta.
+    // All ranks must hold the same weights now; these become theta.
     DiLoCo(const ParameterList& parameters, AdamW& optimizer, const Communicator& ranks,
            const DiLoCoOptions& options)
         : parameters_(parameters), ranks_(ranks), options_(options) {
         outer_ = Tensor::empty({parameters.local_numel()}, DType::fp32, Memory::optimizer);
         momentum_ = Tensor::zeros({parameters.local_numel()}, DType::fp32, Memory::optimizer);
         for (const auto& p : parameters) local_.push_back(p->value);
-        if (local_.front().dtype() !=
-            DType::fp32) {  // what AdamW updates is then the fp32 master copy
+        if (local_.front().dtype() != DType::fp32) {  // AdamW then updates the fp32 master copy
             local_.clear();
             for (const TensorPart& state : optimizer.states())
                 if (state.name.starts_with("master.")) local_.push_back(state.tensor);
@@ -62,8 +61,8 @@ public:
         for (size_t i = 0; i < local_.size(); ++i) ops::copy(of(outer_, i), local_[i]);
     }
 
-    // After the inner step number `done` of the run (1, 2, ...). The last round may be shorter, so
-    // that a run ends with one model.
+    // Called after inner step number `done` of the run (1, 2, ...); makes an outer step every H
+    // steps and after the last one, so that the run ends with one model.
     void after_step(int64_t done, bool last) {
         if (done % options_.inner_steps != 0 && !last) return;
         explain("DiLoCo: delta = mean of (theta - local weights), Nesterov, local weights = theta");
@@ -86,8 +85,8 @@ public:
     static int64_t outer_steps(const DiLoCoOptions& options, int64_t steps) {
         return (steps + options.inner_steps - 1) / options.inner_steps;
     }
-    // What it holds for so many parameters, and what a run of `steps` steps sends: not all steps
-    // send the same.
+    // Adds what DiLoCo holds for so many parameters, and what a whole run of `steps` steps sends
+    // (not every step sends the same).
     static void add_to(Prediction& of_run, const DiLoCoOptions& options, const Group& ranks,
                        int64_t parameters, int64_t steps) {
         const int64_t meetings = outer_steps(options, steps);
@@ -96,8 +95,8 @@ public:
         of_run.communication.add(ranks, Collective::all_reduce, meetings,
                                  meetings * 4 * parameters);
     }
-    // Bytes that a rank sends for each token, `tokens` in its step, beside what an all-reduce of
-    // the gradients in every step would send.
+    // Prints the bytes that a rank sends per token (a step has `tokens` of them on each rank), next
+    // to what an all-reduce of the gradients in every step would send.
     void print_savings(Report& report, int64_t steps, int64_t tokens, DType gradients) const {
         const int64_t meetings = outer_steps(options_, steps);
         const auto sent = [&](int64_t bytes) {
@@ -106,7 +105,7 @@ public:
         const double bytes = sent(meetings * outer_.bytes()) / double(steps * tokens);
         const double every_step = sent(outer_.numel() * dtype_bytes(gradients)) / double(tokens);
         print(fmt::format(
-            "  DiLoCo: {} in {}; sent {:.4g} bytes a token, with every step's gradients {:.4g}",
+            "  DiLoCo: {} in {} steps; sent {:.4g} bytes a token (gradients every step: {:.4g})",
             format_count(meetings, "outer step"), steps, bytes, every_step));
         report.value("diloco", "outer_steps", double(meetings));
         report.value("diloco", "sent_bytes_per_token", bytes);
@@ -114,7 +113,7 @@ public:
     }
 
 private:
-    // Parameter i's place in a flat tensor.
+    // Parameter i's part of a flat tensor.
     Tensor of(const Tensor& flat, size_t i) const {
         int64_t begin = 0;
         for (size_t k = 0; k < i; ++k) begin += local_[k].numel();
@@ -128,8 +127,8 @@ private:
     std::vector<Tensor> local_;  // this rank's weights in fp32, in the parameters' order
 };
 
-// One step, number `done` of the run: each rank trains for itself, on the mean over its own samples
-// (step.h: MeanOver::own_samples); every so often the ranks meet.
+// Step number `done` of the run: each rank trains on the mean over its own samples (step.h:
+// MeanOver::own_samples), followed by an outer step where one is due.
 inline void diloco_step(Step& step, Llama& model, AdamW& optimizer, DiLoCo& diloco,
                         const Communicator& ranks, int64_t done, bool last) {
     model.parameters().begin_gradients(step.accumulated);

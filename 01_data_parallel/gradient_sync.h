@@ -1,4 +1,4 @@
-// What all ways to make the ranks' gradients one have in common.
+// What all techniques of summing the ranks' gradients have in common.
 //
 // Every rank holds the whole model and trains on its own part of the batch. After the last backward
 // each must hold the sum of all ranks' gradients (each rank's loss is already divided by the
@@ -26,12 +26,13 @@ public:
     GradientSync(ParameterList& parameters, const Mesh& mesh)
         : parameters_(parameters), mesh_(mesh), ranks_(mesh.group({"dp", "cp", "ep"})) {}
 
-    // After the backward that completes the gradients: when it returns, what compute does next sees
-    // the sums. (With gradient accumulation that is the last micro-batch's, PyTorch's no_sync: the
-    // others just add to the gradients. ParameterList::begin_gradients says how many there are.)
+    // Called after the backward that completes the gradients. Whatever is queued on the compute
+    // stream afterwards sees the sums. (With gradient accumulation that is the last micro-batch's
+    // backward, as with PyTorch's no_sync: the others only add to the gradients.
+    // ParameterList::begin_gradients is told their number.)
     virtual void finish() = 0;
-    // What one synchronisation sends but for sum_besides(), and what it holds beside the gradients,
-    // which are of this dtype. (--estimate asks where they have not been allocated.)
+    // Adds what one synchronisation sends (except for sum_besides()) and what it holds besides the
+    // gradients. `gradients`: their dtype; with --estimate they are not allocated.
     virtual void add_to(Prediction& prediction, DType gradients) const = 0;
 
 protected:
@@ -42,11 +43,11 @@ protected:
     }
     ParameterList& parameters_;
     const Mesh& mesh_;
-    const Communicator& ranks_;  // that share out a batch
+    const Communicator& ranks_;  // the ranks that share a batch
 };
 
-// Without communication: each rank keeps its own gradients. To compare with (compare.h), and for
-// ranks that meet later (diloco.h).
+// No communication: each rank keeps its own gradients. The baseline of compare.h; diloco.h, which
+// communicates weights, uses it too.
 class NoSync : public GradientSync {
 public:
     using GradientSync::GradientSync;

@@ -1,5 +1,5 @@
-// --sync hierarchical: buckets as in bucket.h, each summed in three steps that know which links are
-// slow.
+// --sync hierarchical: buckets as in bucket.h, each summed in three steps that send little over
+// slow links.
 //
 // A bucket of C elements, S = 2 ranks a node:
 //
@@ -13,17 +13,17 @@
 //   3 all-gather inside the node
 //     after       sum 0 1   sum 0 1                 sum 0 1   sum 0 1
 //
-// With N ranks in M = N / S nodes a rank sends 2 (M-1)/M * C / S over its node's boundary, and all
-// network cards of the node work side by side. An all-reduce that does not know the nodes sends 2
-// (N-1)/N * C through one card where it is a single ring, and 2 (M-1)/M * C through every card
-// where ranks talk directly (as ours does on the CPU): about S times as much. (On a cluster NCCL
-// sees the cards, and lays a ring through each of them.)
+// With N ranks in M = N / S nodes, a rank sends 2 (M-1)/M * C / S elements out of its node, and all
+// network cards of the node work at the same time. An all-reduce that ignores the nodes sends about
+// S times as much: 2 (N-1)/N * C through one card if it is a single ring, or 2 (M-1)/M * C through
+// every card if all ranks exchange directly (as ours do on the CPU). (On a cluster, NCCL detects
+// the cards and lays a ring through each of them.)
 //
-// The three calls are queued on the communication stream, which runs them in order. Of a bucket
-// that does not divide by S the last few elements, less than S, go by a plain all-reduce. The sums
-// associate in another way than one all-reduce's, so the last bits differ. Book: "Data Parallelism"
-// on what limits it at 512 GPUs; Mikami et al. 2018 (2D-torus), https://arxiv.org/abs/1811.05233;
-// Jia et al. 2018, https://arxiv.org/abs/1807.11205
+// The three calls are queued on the communication stream, which runs them in order. If a bucket's
+// size is not a multiple of S, a plain all-reduce sums the last few elements (fewer than S). The
+// order of additions is not that of one all-reduce, so the last bits differ. The playbook: "Data
+// Parallelism", on what limits it at 512 GPUs; Mikami et al. 2018 (2D-torus),
+// https://arxiv.org/abs/1811.05233; Jia et al. 2018, https://arxiv.org/abs/1807.11205
 #pragma once
 
 #include "bucket.h"
@@ -32,8 +32,8 @@ namespace ultrascale {
 
 class HierarchicalSync : public BucketSync {
 public:
-    // Ranks r with equal r / ranks_per_node form a node. (If they sit elsewhere it is slower, not
-    // wrong.)
+    // Ranks r with equal r / ranks_per_node form a node. (If the machines are laid out differently,
+    // it is slower but still correct.)
     HierarchicalSync(ParameterList& parameters, const Mesh& mesh, int64_t full, int ranks_per_node)
         : BucketSync(parameters, mesh, full),
           inside_(ranks_.split(ranks_.rank() / ranks_per_node, ranks_.rank(), "inside the node")),

@@ -1,6 +1,6 @@
 // Chapter 01: data parallelism. Every rank holds the whole model and trains on its own part of the
-// batch; the ranks' gradients are summed in one of several ways (gradient_sync.h and the files
-// beside it).
+// batch; the ranks' gradients are summed in one of several ways (gradient_sync.h and the file of
+// each technique).
 #include "bandwidth_demo.h"
 #include "collectives_demo.h"
 #include "compare.h"
@@ -13,10 +13,10 @@ using namespace ultrascale;
 
 namespace {
 
-// One training step on every rank: its own micro-batches, the sum of all ranks' gradients, and so
-// the same update. `sync` communicates from its hooks and in finish(). With gradient accumulation
-// that is once a step (PyTorch's no_sync), unless there are `sums`: then after each micro-batch,
-// and they add up there.
+// One training step: each rank runs its own micro-batches, the gradients are summed over all ranks,
+// and so all make the same update. `sync` communicates in its hooks and in finish(): with gradient
+// accumulation once a step (as PyTorch's no_sync), or, if `sums` is given, after each micro-batch,
+// adding the results up in `sums`.
 void train_step(Step& step, Llama& model, AdamW& optimizer, GradientSync& sync, const Tensor& sums,
                 const Communicator& ranks) {
     ParameterList& parameters = model.parameters();
@@ -43,7 +43,8 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, GradientSync& sync, 
     step.finish(squared_norm);
 }
 
-// Trains; false if the run is not what one plain device does, or held or sent other than predicted.
+// Trains. Returns false if the result differs from plain training on one device, or memory or
+// communication from their predictions.
 bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
     const Mesh mesh(ranks, {{"dp", ranks.size()}});
@@ -55,7 +56,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
              .replica = ranks.rank(),
              .mean = meets_rarely ? MeanOver::own_samples : MeanOver::batch});
 
-    // The same model and optimizer on every rank: fresh, or where --load left off.
+    // The same model and optimizer on every rank: fresh, or from --load's checkpoint.
     Llama model(shape.config, shape.model);
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options.dtype);
@@ -74,9 +75,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     what.layout = {{"dp", ranks.size()}};
     if (diloco) {
         what.optimizer_states = {};  // each rank has moments of its own
-        what.of_validation = "; between two meetings the weights are rank 0's own";
-        what.not_equal =
-            "DiLoCo is another algorithm, its ranks train apart between the outer steps";
+        what.of_validation = "; between two outer steps the weights are rank 0's own";
+        what.not_equal = "DiLoCo is a different algorithm: ranks train apart between outer steps";
     }
     run.start(what);
     while (Step* step = run.next()) {
@@ -116,7 +116,8 @@ bool run(const Options& options, Chapter& chapter) {
     check_fits(options, chapter, shape);
     if (!chapter.compare)
         return train_within_memory(options, [&] { return train(options, chapter, shape); });
-    // The table is of the gradients: here each rank keeps its own part of the loss.
+    // The table measures the communication of gradients, so each rank keeps its own part of the
+    // loss.
     const Communicator alone = world.split(world.rank(), 0, "alone");
     const auto step_with = [&](Step& step, Llama& model, AdamW& optimizer, GradientSync& sync) {
         train_step(step, model, optimizer, sync, {}, alone);

@@ -3,7 +3,7 @@
 //     compute        | forward | backward          |                         | update |
 //     communication  |                             | p1 | p2 | p3 | ... | pn |
 //
-// The device stands still while the gradients travel, and n small messages pay the latency n times.
+// The device idles while the gradients travel, and n small messages pay the latency n times.
 #pragma once
 
 #include "gradient_sync.h"

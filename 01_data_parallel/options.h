@@ -1,4 +1,4 @@
-// What the chapter's options choose, and which of them do not go together.
+// The chapter's options, and which of them exclude each other.
 #pragma once
 
 #include "comm/comm.h"
@@ -21,7 +21,7 @@ struct Chapter {
                         {"ring", SyncKind::ring},
                         {"hierarchical", SyncKind::hierarchical},
                         {"diloco", SyncKind::diloco}},
-                       "How the gradients are summed; diloco: the weights meet, not the gradients");
+                       "How gradients are summed; diloco communicates weights instead");
         const auto with = [this](std::initializer_list<SyncKind> kinds) {
             return [this, kinds = std::vector<SyncKind>(kinds)] {
                 return compare || std::ranges::count(kinds, sync.kind) > 0;
@@ -35,27 +35,29 @@ struct Chapter {
         options
             .choice("--ring-directions", sync.ring_directions,
                     {{"one", RingDirections::one}, {"both", RingDirections::both}},
-                    "Of --sync ring: all one way, or half of it each way")
+                    "With --sync ring: send everything in one direction, or half in each")
             .only_if([this] { return sync.kind == SyncKind::ring; }, "it is for --sync ring");
         options
             .choice("--no-sync", no_sync, {{"on", true}, {"off", false}},
                     "With --grad-accum: communicate after the last micro-batch only (on) or after "
                     "each (off)")
             .only_if([&shared] { return shared.grad_accum > 1; },
-                     "a step has one micro-batch; --grad-accum 2 or more");
+                     "it needs --grad-accum 2 or more; a step has only one micro-batch");
         const auto diloco = with({SyncKind::diloco});
         const char* const of_diloco = "it is for --sync diloco";
         options
             .add("--inner-steps", sync.diloco.inner_steps,
-                 "Of --sync diloco: steps from one meeting to the next")
+                 "With --sync diloco: steps between outer updates (H)")
             .between(1, 1e9)
             .only_if(diloco, of_diloco)
             .show_default();
-        options.add("--outer-lr", sync.diloco.lr, "Of --sync diloco: how far theta follows")
+        options.add("--outer-lr", sync.diloco.lr, "With --sync diloco: outer learning rate (eta)")
             .between(0, 100)
             .only_if(diloco, of_diloco)
             .show_default();
-        options.add("--outer-momentum", sync.diloco.momentum, "Of --sync diloco: Nesterov's")
+        options
+            .add("--outer-momentum", sync.diloco.momentum,
+                 "With --sync diloco: Nesterov momentum (mu) of the outer update")
             .between(0, 1)
             .only_if(diloco, of_diloco)
             .show_default();
@@ -67,20 +69,23 @@ struct Chapter {
             .excludes(training_outputs)
             .excludes({"--sync", "--compare", "--estimate"});
         options
-            .add("--largest-mib", largest_mib,
-                 "Of --demo bandwidth. Default: 1024 on GPUs, 16 on the CPU")
+            .add(
+                "--largest-mib", largest_mib,
+                "With --demo bandwidth: size of the largest message in MiB. Default: 1024 on GPUs, "
+                "16 on the CPU")
             .between(1e-3, 1e5)
             .only_if([this] { return demo == "bandwidth"; }, "it is for --demo bandwidth");
     }
 
-    // --no-sync off: gradients are summed after each micro-batch, and added up.
+    // With --no-sync off gradients are all-reduced after each micro-batch, and the results added
+    // up.
     bool every_time(const Options& options) const { return !no_sync && options.grad_accum > 1; }
-    // How the ranks sit in nodes: as the options pretend, else as the machines are.
+    // Also sets sync.ranks_per_node: as --node-size pretends, else as the machines are.
     void check_and_find_nodes(const Options& options, const Communicator& world) {
         if (sync.kind == SyncKind::diloco && options.save_every > 0)
             user_error(
-                "--save-every: no run goes on from a checkpoint of --sync diloco, whose ranks "
-                "have an optimizer state each");
+                "--save-every: a run cannot resume from a checkpoint of --sync diloco, where "
+                "each rank has optimizer states of its own");
         if (sync.kind == SyncKind::diloco && !no_sync)
             user_error("--no-sync off: --sync diloco sums no gradients at all");
         if (demo == "collectives" && !options.json.empty())
@@ -94,7 +99,7 @@ struct Chapter {
         for (const std::string& there : world.gather_strings(std::to_string(sync.ranks_per_node)))
             if (there != std::to_string(sync.ranks_per_node))
                 user_error(
-                    "--sync hierarchical: nodes of {} and of {} ranks; all must have as many",
+                    "--sync hierarchical: there are nodes of {} and of {} ranks; all must be equal",
                     sync.ranks_per_node, there);
     }
     int64_t largest_bytes() const {  // of --demo bandwidth

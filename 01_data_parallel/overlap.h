@@ -4,9 +4,9 @@
 //     compute        | forward | backward  L8    L7    L6   ...   L1 |   | update |
 //     communication  |                 | head | L8 | L7 | L6 | ... | L1 |
 //
-// Only what is left after the last layer's backward stands in the way of the update. A hook is
-// called when a gradient is complete (parts.h: Hooks::gradient_complete); the all-reduce goes to
-// the communication stream.
+// Only the communication left over after the backward of L1 delays the update. A hook is called
+// when a gradient is complete (parts.h: Hooks::gradient_complete); it queues the all-reduce on the
+// communication stream.
 #pragma once
 
 #include <vector>

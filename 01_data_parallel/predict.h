@@ -7,13 +7,13 @@
 
 namespace ultrascale {
 
-// Of a run with so many parameters, without the way in which the gradients are summed.
+// A run of a model with so many parameters, without what it takes to sum the gradients.
 inline Prediction predict_run(const Options& options, const Chapter& chapter,
                               const StepShape& shape, int64_t parameters) {
     const Communicator& ranks = Communicator::world();
     const int64_t steps = options.steps;
     Prediction of_run = predict_one_device(shape, parameters);
-    // Buffers of a ring or of DiLoCo come after the backward.
+    // The buffers of a ring or of DiLoCo are allocated after the backward.
     of_run.memory.one_after_the_other = true;
     if (chapter.every_time(options)) of_run.memory.gradients *= 2;  // the sums over micro-batches
     if (chapter.sync.kind == SyncKind::diloco)
@@ -22,7 +22,7 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
     return of_run;
 }
 
-// The same with it: `sync` sums them once a step, or after every micro-batch.
+// The same with it: `sync` sums the gradients once a step, or after every micro-batch.
 inline Prediction predict_run(const Options& options, const Chapter& chapter,
                               const StepShape& shape, int64_t parameters,
                               const GradientSync& sync) {
@@ -33,18 +33,18 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
     return of_run += of_sync.times(options.steps * times);
 }
 
-// Where so much does not fit.
+// Advice for the case that `needed` does not fit.
 inline std::string what_needs_less(const Options& options, const Chapter& chapter,
                                    const StepShape& shape, const MemoryEstimate& needed) {
     const int64_t of_technique =
-        needed.total() - estimate_memory(shape).total();  // whatever the batch
+        needed.total() - estimate_memory(shape).total();  // whatever the batch size
     const char* without = chapter.sync.kind == SyncKind::diloco ? "; another --sync needs less"
                           : chapter.every_time(options)         ? "; --no-sync on needs less"
                                                                 : "";
     return what_would_fit(shape, memory_limit() - of_technique) + without;
 }
 
-// UserError: it does not fit; what would.
+// Throws UserError, with this advice, if the run does not fit into memory.
 inline void check_fits(const Options& options, const Chapter& chapter, const StepShape& shape) {
     const MemoryEstimate needed =
         predict_run(options, chapter, shape, parameter_count(shape.config)).memory;
@@ -52,7 +52,7 @@ inline void check_fits(const Options& options, const Chapter& chapter, const Ste
         check_fits(needed, memory_limit(), what_needs_less(options, chapter, shape, needed));
 }
 
-// --estimate. The model's parameters are described, and have no storage.
+// --estimate: the parameters are only described; nothing is allocated.
 inline void print_estimate(Options options, const Chapter& chapter, const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
     const Mesh mesh(ranks, {{"dp", ranks.size()}});
@@ -63,7 +63,7 @@ inline void print_estimate(Options options, const Chapter& chapter, const StepSh
     report.configuration(sequences_of_step(options, ranks.size()), "");
     report.technique("sync", describe(chapter.sync, chapter.every_time(options)),
                      {{"dp", ranks.size()}});
-    options.steps = std::max<int64_t>(options.steps, 1);  // DiLoCo's steps differ: their mean
+    options.steps = std::max<int64_t>(options.steps, 1);  // the mean step, as DiLoCo's differ
     const Prediction of_run =
         predict_run(options, chapter, shape, model.parameters().local_numel(), *sync);
     report.estimate(of_run, options.steps, what_needs_less(options, chapter, shape, of_run.memory));

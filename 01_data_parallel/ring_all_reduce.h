@@ -1,19 +1,20 @@
 // Ring all-reduce: every rank ends with the sum over all ranks and talks to its two neighbours
 // only.
 //
-// The tensor is cut into n chunks; chunk r is at home on rank r. In each step every rank sends one
-// chunk to the right and receives another from the left. Two phases of n-1 steps:
+// The tensor is cut into n chunks; chunk r's home is rank r, where its sum is completed. In each
+// step every rank sends one chunk to the right and receives another from the left. Two phases of
+// n-1 steps:
 //
-//   reduce-scatter   A chunk sets out at the rank behind its home and takes every rank's part
-//                    along. Chunk 0 of 4:
+//   reduce-scatter   A chunk starts at the right neighbour of its home and collects every rank's
+//                    part on its way. Chunk 0 of 4:
 //                        rank 1 --[1]--> rank 2 --[1+2]--> rank 3 --[1+2+3]--> rank 0,
 //                    which adds its own: the sum
-//   all-gather       The finished chunk goes round once more; it is stored and passed on, nobody
-//                    adds:
+//   all-gather       The complete chunk goes round once more; each rank stores it and passes it
+//                    on:
 //                        rank 0 --[sum]--> rank 1 --[sum]--> rank 2 --[sum]--> rank 3
 //
-// The n chunks travel at the same time, each one rank further on, so every rank sends and receives
-// in every step:
+// The n chunks travel at the same time, one rank apart, so every rank sends and receives in every
+// step:
 //
 //     +--> rank 0 --c3--> rank 1 --c0--> rank 2 --c1--> rank 3 --c2--+      (the first step)
 //     +--------------------------------------------------------------+
@@ -24,8 +25,8 @@
 // latency grows with n, so small tensors go faster along trees. The playbook: appendix A0, "Ring
 // AllReduce".
 //
-// RingDirections::both cuts the tensor in two halves, one for each way round: where a link carries
-// both directions at full speed, and each neighbour has its own link, that takes half the time.
+// RingDirections::both cuts the tensor in two halves, one for each direction. If links carry both
+// directions at full speed, and each neighbour has its own link, that takes half the time.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,7 @@ namespace ultrascale {
 
 enum class RingDirections { one, both };
 
-// What this rank did in one step and one direction; an observer hears of it once the received chunk
+// What this rank did in one step and one direction; an observer is called once the received chunk
 // is in place.
 struct RingStep {
     enum Phase { reduce_scatter, all_gather } phase;
@@ -50,15 +51,15 @@ struct RingStep {
 };
 using RingObserver = std::function<void(const RingStep&)>;
 
-// Where part p begins of `count` elements cut into `parts`, equal but for a remainder. A large
-// tensor is cut at multiples of 64 elements, because a GPU reads 16 bytes at once where the address
-// allows it.
+// Where part p begins if `count` elements are cut into `parts` parts, equal but for a remainder. A
+// large tensor is cut at multiples of 64 elements, because a GPU reads 16 bytes at once where the
+// address allows it.
 inline int64_t part_begin(int64_t count, int64_t p, int64_t parts) {
     const int64_t grain = count >= 4096 * parts ? 64 : 1;
     return p == parts ? count : count / grain * p / parts * grain;
 }
 
-// The longest of these parts.
+// The length of the longest of these parts.
 inline int64_t longest_part(int64_t count, int64_t parts) {
     int64_t longest = 0;
     for (int64_t p = 0; p < parts; ++p)
@@ -66,21 +67,21 @@ inline int64_t longest_part(int64_t count, int64_t parts) {
     return longest;
 }
 
-// Of `count` elements, those that go each way round.
+// How many of `count` elements travel in each direction.
 inline std::vector<int64_t> ring_shares(int64_t count, RingDirections directions) {
     if (directions == RingDirections::one) return {count};
     const int64_t half = part_begin(count, 1, 2);
     return {half, count - half};
 }
 
-// One way round: its share of the tensor, and who is where in it.
+// One direction: its share of the tensor, and which rank is where in the ring.
 struct Ring {
     Tensor x;  // (count)
     int rank, n, direction /* 1: to the right, -1: to the left */;
     Tensor inbox = {};  // room for the longest chunk
 
-    // The rank k places behind this one (k < 0: ahead), which is also the number of the chunk at
-    // home there.
+    // The rank k places behind this one (k < 0: ahead), which is also the number of the chunk whose
+    // home it is.
     int behind(int k) const { return ((rank - k * direction) % n + n) % n; }
     Tensor chunk(int c) const {
         return x.slice(part_begin(x.numel(), c, n), part_begin(x.numel(), c + 1, n));
@@ -99,7 +100,7 @@ inline std::vector<Ring> make_rings(const Tensor& x, int rank, int n, RingDirect
 
 // x, of any shape, becomes the sum over all ranks of `group`; fp32 or bf16 (which is rounded at
 // every addition). On the compute stream; all ranks call it with equal sizes. Holds one chunk
-// beside x.
+// besides x.
 inline void ring_all_reduce(const Communicator& group, Tensor x,
                             RingDirections directions = RingDirections::one,
                             const RingObserver& observe = {}) {
@@ -116,8 +117,8 @@ inline void ring_all_reduce(const Communicator& group, Tensor x,
                      ring.behind(received_home), ring.behind(1)});
     };
 
-    // Reduce-scatter: pass on the chunk that was added to last, starting with the one at home one
-    // place behind.
+    // Reduce-scatter: pass on the chunk that was added to last, starting with the one whose home is
+    // one place behind.
     for (int step = 0; step < n - 1; ++step) {
         const int sent = step + 1, received = step + 2;  // homes, in places behind this rank
         std::vector<Transfer> transfers;
@@ -131,8 +132,8 @@ inline void ring_all_reduce(const Communicator& group, Tensor x,
             ops::add(ring.chunk(ring.behind(received)), ring.inbox_for(ring.behind(received)));
         report(RingStep::reduce_scatter, step, sent, received);
     }
-    // All-gather: this rank's own chunk holds the sum now. Pass on the chunk that came last,
-    // starting with the own one.
+    // All-gather: the chunk whose home is this rank now holds the sum. Pass on the chunk that
+    // arrived last, starting with this one.
     for (int step = 0; step < n - 1; ++step) {
         const int sent = step, received = step + 1;
         std::vector<Transfer> transfers;
@@ -146,9 +147,9 @@ inline void ring_all_reduce(const Communicator& group, Tensor x,
     }
 }
 
-// What a ring all-reduce of `count` elements communicates, for the report: 2(n-1) send_recv calls;
-// and this rank sends, in each direction, every chunk but its own once (reduce-scatter) and every
-// chunk but the next rank's once (all-gather).
+// What a ring all-reduce of `count` elements communicates, for the report: 2(n-1) send_recv calls.
+// This rank sends, in each direction, every chunk but its own once (reduce-scatter) and every chunk
+// but the next rank's once (all-gather).
 inline PredictedCommunication::Kind predict_ring_all_reduce(int64_t count, DType dtype, int rank,
                                                             int n, RingDirections directions) {
     if (n == 1) return {};

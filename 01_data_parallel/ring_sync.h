@@ -1,8 +1,8 @@
-// --sync ring: the whole gradient by our own ring all-reduce (ring_all_reduce.h), after the
+// --sync ring: sums the whole gradient by our own ring all-reduce (ring_all_reduce.h), after the
 // backward.
 //
-// It moves as few bytes as any all-reduce can, yet nothing overlaps: the additions of the ring run
-// on the compute stream, where the backward runs too. (NCCL adds inside its communication kernels.)
+// It moves as few bytes as any all-reduce can, yet nothing overlaps: the ring's additions run on
+// the compute stream, where the backward runs too. (NCCL adds inside its communication kernels.)
 #pragma once
 
 #include "gradient_sync.h"

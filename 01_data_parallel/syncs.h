@@ -1,4 +1,4 @@
-// Which gradient synchroniser the options name.
+// Makes the gradient synchroniser that the options name.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ enum class SyncKind { naive, overlap, bucket, ring, hierarchical, diloco };
 
 struct SyncOptions {
     SyncKind kind = SyncKind::bucket;
-    double bucket_mb = 25;  // MiB, as PyTorch's default
+    double bucket_mb = 25;  // MiB, PyTorch's default
     RingDirections ring_directions = RingDirections::one;
     int ranks_per_node = 1;
     DiLoCoOptions diloco;
@@ -35,7 +35,7 @@ inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options,
         case SyncKind::hierarchical:
             return std::make_unique<HierarchicalSync>(parameters, mesh, full,
                                                       options.ranks_per_node);
-        // the ranks' weights meet, not their gradients
+        // communicates weights instead (diloco.h)
         case SyncKind::diloco: return std::make_unique<NoSync>(parameters, mesh);
     }
     return nullptr;
@@ -51,7 +51,7 @@ inline std::string describe(const SyncOptions& options, bool every_micro_batch) 
                     options.ring_directions == RingDirections::one ? "" : "s"),
         fmt::format("hierarchical: buckets of {:.4g} MiB, inside nodes of {} and across",
                     options.bucket_mb, options.ranks_per_node),
-        fmt::format("diloco: the weights, every {} steps, outer lr {:.4g}, momentum {:.4g}",
+        fmt::format("diloco: weights every {} steps, outer lr {:.4g}, momentum {:.4g}",
                     options.diloco.inner_steps, options.diloco.lr, options.diloco.momentum)};
     return what[int(options.kind)] + (every_micro_batch ? "; after every micro-batch" : "");
 }

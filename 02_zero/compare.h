@@ -12,8 +12,8 @@
 
 namespace ultrascale {
 
-// All ranks call it; rank 0 prints. False if a stage held or sent other than predicted, on any
-// rank.
+// All ranks call it; rank 0 prints. Returns false if, on any rank, a stage's memory or
+// communication differs from its prediction.
 inline bool compare_stages(const Options& options, ZeroOptions zero_options, const StepShape& shape,
                            const std::function<void(Step&, Llama&, Zero&)>& train_step) {
     const Communicator& ranks = Communicator::world();
@@ -27,14 +27,14 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         double(parameter_count(shape.config)) * double(dtype_bytes(shape.grad_dtype));
     const bool offload_too = zero_options.offload;
     zero_options.stage = 0,
-    zero_options.offload = false;  // the variant that needs most, and the first one below
+    zero_options.offload = false;  // the variant that needs most memory, and the first one below
     {
         Llama model(shape.config, shape.model);
         const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
         check_fits(
             predict(zero->layout(), zero->units(), zero_options, shape, A, ranks).memory,
             memory_limit(),
-            "stage 0 is compared, too; a smaller --micro-batch or --recompute full needs less");
+            "--compare runs stage 0, too; a smaller --micro-batch or --recompute full needs less");
     }
     print(fmt::format(
         "{}, {:.3f} M parameters in {}, gradients {}; {} x {} tokens a micro-batch, {} a step",
@@ -68,7 +68,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
                     held[int(Memory::gradient)] == want.gradients &&
                     held[int(Memory::optimizer)] == want.optimizer &&
                     held[int(Memory::host)] == want.host && gathered == want.peak_communication;
-        // sent, in Psi; gathered parameters are counted in elements, as gradients are
+        // sent elements in units of Psi, for parameters as for gradients, whatever their dtypes
         double psis = 0;
         for (size_t k = 0; k < collective_kinds; ++k) {
             const bool values = Collective(k) == Collective::all_gather;
@@ -106,10 +106,10 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
                     {"as_predicted", same}});
         picture.add("stage " + name, held, gathered, m.sent_bytes, want);
     }
-    print(
-        fmt::format("  x Psi: in parameters. For one micro-batch the book has 2, 2, 2, 3; times "
-                    "(n-1)/n = {:.3g} here",
-                    double(N - 1) / double(N)));
+    print(fmt::format(
+        "  x Psi: elements sent per parameter. Playbook, one micro-batch: 2, 2, 2, 3 times "
+        "(n-1)/n = {:.3g}",
+        double(N - 1) / double(N)));
     print("");
     for (const std::string& line : times) print(line);
     picture.draw(options.svg, N);

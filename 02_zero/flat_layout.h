@@ -6,13 +6,13 @@
 //     [ norm | q ..... | k . | v . | o ..... | norm | gate ...... | up ........ | down ..... |pad]
 //     [ shard of rank 0     | shard of rank 1     | shard of rank 2     | shard of rank 3        ]
 //
-// A shard ends where it ends, in the middle of a matrix and of a row: what AdamW does to an element
-// does not depend on its neighbours. Unit by unit, and not the whole model in n pieces, so that a
-// unit's shards can be gathered or reduced as soon as it is its turn.
+// A shard may end anywhere, even in the middle of a row: AdamW updates each element independently
+// of its neighbours. The model is cut unit by unit, not as a whole, so that a unit's shards can be
+// gathered or reduced as soon as it is its turn.
 //
-// The ranks among which a parameter is shared out are those over which its gradient is summed
-// (mesh.h). Where a unit's parameters have several kinds of description (the experts of a layer, a
-// norm under sequence parallelism) it has a flat tensor for each.
+// A parameter is sharded over the ranks over which its gradient is summed (mesh.h). If these differ
+// among a unit's parameters (the experts of a layer, a norm under sequence parallelism), the unit
+// has a flat tensor for each kind.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct FlatUnit {
         int64_t offset;  // in the flat tensor
     };
     const Unit* unit;
-    const Communicator* group;  // whose ranks have a shard each
+    const Communicator* group;  // each of its ranks has one shard
     std::vector<Place> places;
     int64_t numel = 0;   // elements of its parameters
     int64_t padded = 0;  // elements of its flat tensor
@@ -40,8 +40,8 @@ struct FlatUnit {
 
 class FlatLayout {
 public:
-    // Of the units of one model or of several. A tied weight belongs to the first unit that has it,
-    // the embedding; the head, which uses it too, has only the norm.
+    // `units` may belong to one model or to several. A tied weight belongs to the first unit that
+    // has it, the embedding; the head's flat tensor then has only the norm.
     FlatLayout(const std::vector<const Unit*>& units, const Mesh& mesh) {
         for (const Unit* unit : units)
             for (Parameter* parameter : unit->parameters) {
@@ -87,8 +87,8 @@ public:
                                       : Tensor();
     }
 
-    // What lies in a rank's shard, piece by piece: of `values` and `grads`, the shard's own tensors
-    // (shard elements each).
+    // The pieces of parameters that lie in a rank's shard, as views of `values` and `grads`, the
+    // shard's tensors (shard elements each).
     std::vector<AdamW::Item> shard_items(size_t u, int rank, const Tensor& values,
                                          const Tensor& grads) const {
         const int64_t first = rank * flats_[u].shard, last = first + flats_[u].shard;
@@ -105,7 +105,7 @@ public:
     }
 
 private:
-    // The unit's flat tensor for parameters of this kind; a new one where there is none yet.
+    // The unit's flat tensor for parameters of this kind; a new one if there is none yet.
     FlatUnit& flat_for(const Unit* unit, const Parameter& parameter, const Mesh& mesh) {
         for (FlatUnit& flat : flats_) {
             if (flat.unit != unit) continue;

@@ -1,10 +1,10 @@
-// Where stages 2 and 3 have whole gradients: a unit's in a buffer, from the beginning of its
-// backward until it has been reduced; of all the rest, a shard of the sum. The reduce-scatters
-// themselves are in the stages' files.
+// The gradients of stages 2 and 3: a unit's whole gradient exists only in a buffer, from the
+// beginning of its backward until it has been reduced; what stays of each unit is a shard of the
+// sum. The reduce-scatters themselves are in the stages' files.
 //
-// At most two units' buffers exist at a time: constant buffers, whatever the depth of the model
-// (ZeRO-R's C_B). A tied embedding's gradient is the exception: the head begins it and the
-// embedding, last of all, completes it.
+// At most two units' buffers exist at a time, however deep the model is (ZeRO-R's constant buffers,
+// C_B). A tied embedding's gradient is the exception: the head begins it and the embedding, last of
+// all, completes it.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,8 @@ namespace ultrascale {
 
 class GradientBuffers {
 public:
-    // Of each unit a shard, which is zero at first; begin_step() forgets what is in it.
+    // Allocates each unit's shard, filled with zeros. After begin_step() the first sum of the step
+    // overwrites it.
     std::vector<Tensor> allocate_shards(const FlatLayout& layout, DType dtype) {
         layout_ = &layout, dtype_ = dtype;
         buffers_.resize(layout.size());
@@ -38,14 +39,14 @@ public:
             const FlatUnit& flat = (*layout_)[u];
             const TraceName name(TraceName::whole, flat.unit->name);
             buffers_[u] = Tensor::empty({flat.padded}, dtype_, Memory::communication);
-            // The padding, which is reduced and counted too.
+            // The padding, which is reduced, too, and enters the norm.
             ops::fill(buffers_[u].slice(flat.numel, flat.padded), 0);
             layout_->place(u, buffers_[u], &Parameter::grad);
             for (const FlatUnit::Place& place : flat.places) place.parameter->has_grad = false;
         }
     }
     // A unit is reduced after the pass in which as many of its gradients have become complete as it
-    // has parameters. If several micro-batches are under way (a pipeline), those gradients may come
+    // has parameters. If several micro-batches are in flight (a pipeline), those gradients may come
     // from two of them: then whatever the buffer holds by then is sent. Every contribution is sent
     // exactly once.
     void complete(const Parameter& parameter) { ++complete_[layout_->flat_of(parameter)]; }
@@ -89,16 +90,17 @@ public:
                 .add = add,
                 .work = {}};
     }
-    // Hands the buffer over to a reduction that has been started. At most one reduction runs under
-    // the following computation: this waits for the one before it, and so frees its buffer.
+    // Hands the buffer over to a reduction that has been started. At most one reduction overlaps
+    // with the computation that follows: this call waits for the previous one, and so frees its
+    // buffer.
     void under_way(Reduction reduction) {
         layout_->place(reduction.unit, {}, &Parameter::grad);
         buffers_[reduction.unit] = reduction.whole = {};
         under_way_.push_back(std::move(reduction));
         wait(1);
     }
-    // Waits until at most `left` reductions are under way, oldest first. What has arrived is added
-    // to its shard where that is needed, and its buffer is freed.
+    // Waits, oldest first, until at most `left` reductions are in flight. Adds results to their
+    // shards where that is needed, and frees their buffers.
     void wait(size_t left) {
         while (under_way_.size() > left) {
             Reduction& oldest = under_way_.front();
@@ -112,7 +114,7 @@ public:
 private:
     const FlatLayout* layout_ = nullptr;
     DType dtype_ = DType::fp32;
-    std::vector<Tensor> shards_;   // of each unit: its sum (shard)
+    std::vector<Tensor> shards_;   // of each unit: the sum (shard)
     std::vector<Tensor> buffers_;  // of each unit that is in backward: its whole gradient (padded)
     std::vector<Reduction> under_way_;
     std::vector<size_t> complete_;  // of each unit: gradients complete since it was last reduced

@@ -1,5 +1,6 @@
-// Chapter 02: ZeRO. Data parallelism in which the ranks share what they would otherwise all keep:
-// optimizer states, gradients, parameters (zero.h and the file of each stage).
+// Chapter 02: ZeRO. Data parallelism in which each rank keeps only a shard of what it would
+// otherwise keep whole: optimizer states, gradients, parameters (zero.h and the file of each
+// stage).
 #include "compare.h"
 #include "options.h"
 #include "predict.h"
@@ -11,9 +12,9 @@ using namespace ultrascale;
 
 namespace {
 
-// One training step, whatever the stage. Inside forward and backward its hooks gather parameters
-// before they are needed and reduce gradients when they are complete; the update is of this rank's
-// shards.
+// One training step, whatever the stage. During forward and backward the stage's hooks gather
+// parameters before they are needed and reduce gradients when they are complete; the update changes
+// this rank's shards.
 void train_step(Step& step, Llama& model, Zero& zero, const Communicator& ranks) {
     zero.begin_step(step.accumulated);
     for (MicroBatch micro_batch : step.micro_batches({&zero})) {
@@ -31,7 +32,8 @@ void train_step(Step& step, Llama& model, Zero& zero, const Communicator& ranks)
     step.finish(squared_norm);
 }
 
-// Trains; false if the run is not what one plain device does, or held or sent other than predicted.
+// Trains. Returns false if the result differs from plain training on one device, or memory or
+// communication from their predictions.
 bool train(const Options& options, const ZeroOptions& zero_options, const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
     const Mesh mesh(ranks, {{"dp", ranks.size()}});

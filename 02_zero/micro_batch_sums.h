@@ -1,6 +1,6 @@
-// How stages 0 and 1 add up several micro-batches: each backward adds to the gradients that are
-// there, and they are communicated once, in the last micro-batch. With --no-sync off they travel
-// after each, as those of stages 2 and 3 must, and what has arrived is added to sums beside them.
+// How stages 0 and 1 add up several micro-batches: each backward adds to the gradients, and they
+// are communicated once, in the last micro-batch. With --no-sync off they are communicated after
+// each micro-batch, as in stages 2 and 3, and the results are added up in separate sums.
 //
 //     --no-sync on     backward 0    backward 1    ...   backward A-1 | communication
 //     --no-sync off    backward 0 | communication | sum =   backward 1 | communication | sum +=
@@ -31,11 +31,11 @@ public:
     void begin_step(int64_t micro_batches) {
         parameters_.begin_gradients(every_ ? 1 : micro_batches);
     }
-    // Where gradients should be complete: before their communication is waited for.
+    // Checks that gradients are complete. Called before waiting for their communication.
     void check_complete(bool last) const {
         if (last || every_) parameters_.check_complete();
     }
-    // When a micro-batch's communication has been waited for: adds what has arrived to the sums.
+    // Called when a micro-batch's communication has finished: adds its result to the sums.
     void add(bool first, bool last) {
         if (!every_) return;
         for (const auto& [reduced, sum, unit] : sums_) {
@@ -52,7 +52,7 @@ public:
 private:
     struct Sum {
         Tensor reduced, sum;
-        std::string_view unit;  // in the trace
+        std::string_view unit;  // its name in the trace
     };
     ParameterList& parameters_;
     bool every_;

@@ -1,18 +1,18 @@
-// --offload optimizer: the optimizer's states live in the host's memory and the host updates
-// (ZeRO-Offload: Ren et al. 2021, https://arxiv.org/abs/2101.06840). A rank's device then holds no
-// states at all; the host holds, for each parameter that the rank owns, Adam's two moments, the
-// master weight and the weight as the device has it, and gradients in two buffers of one unit each.
+// --offload optimizer: the optimizer's states live in the host's memory, and the host makes the
+// update (ZeRO-Offload: Ren et al. 2021, https://arxiv.org/abs/2101.06840). A rank's device then
+// holds no states at all; the host holds, for each parameter that the rank owns, Adam's two
+// moments, the master weight and a copy of the device's weight; besides, two buffers for one unit's
+// gradients each.
 //
-// Three things take turns at each unit, on two streams and the host's threads, and run at the same
-// time for different units:
+// Each unit goes through three stages, on two streams and the host's threads; different units are
+// in different stages at the same time:
 //
 //     copies to the host     gradients L1 | gradients L2 | gradients L3 | ...
 //     host                                | AdamW L1     | AdamW L2     | AdamW L3     | ...
 //     copies to the device                               | weights L1   | weights L2   | weights L3
 //
-// so that the update takes as long as the slowest of the three, and a unit more. The gradient's
-// norm must be known before the first one: the device waits, which is the price that --offload
-// shows.
+// So the update takes about as long as the slowest of the three. The gradient's norm must be known
+// before the first unit's update, so the device idles meanwhile: that is the price of offloading.
 #pragma once
 
 #include <algorithm>
@@ -29,21 +29,21 @@ namespace ultrascale {
 
 class OffloadedUpdate {
 public:
-    // Bytes that travelled one way, or that the host updated, and the time it took.
+    // Bytes that were copied in one direction, or that the host's update read and wrote, and the
+    // time it took.
     struct Part {
         double bytes = 0, seconds = 0;
         struct Span {
             Timestamp begin, end;
         };
-        std::deque<Span> spans;  // of copies that may not have ended
+        std::deque<Span> spans;  // of copies that may not have finished
         void add_up() {
             for (const Span& span : spans) seconds += span.end.seconds() - span.begin.seconds();
             spans.clear();
         }
     };
 
-    // Of each unit: this rank's shard of the weights, which are copied to the host now, and of the
-    // gradients.
+    // `values`, `grads`: this rank's shard of each unit. The values are copied to the host now.
     OffloadedUpdate(const FlatLayout& layout, const std::vector<Tensor>& values,
                     const std::vector<Tensor>& grads)
         : layout_(layout), values_(values), grads_(grads) {
@@ -61,13 +61,13 @@ public:
     const Tensor& values(size_t unit) const { return host_values_[unit]; }
     Tensor grads(size_t unit) const { return host_grads_[unit % 2].slice(0, grads_[unit].numel()); }
 
-    // One update. ready(unit) is called as soon as what compute is given next may read the unit's
-    // new weights.
+    // One update. Calls ready(unit) as soon as work that is queued next on the compute stream may
+    // read the unit's new weights.
     void run(std::vector<AdamW>& optimizers, double lr, const Tensor& squared_norm,
              const std::function<void(size_t)>& ready) {
-        // Waits for the device: all gradients are there, all former copies done.
+        // Waits for the device: then all gradients are complete and all earlier copies done.
         *host_norm_.as<double>() = scalar(squared_norm);
-        if (steps_ == 1)  // the first step's allocations are no part of an update
+        if (steps_ == 1)  // leave out the first update, which also allocates
             fetched_ = {}, updated_ = {}, sent_ = {}, seconds_ = 0;
         fetched_.add_up(), sent_.add_up();
         const double begin = now_seconds();
@@ -75,7 +75,7 @@ public:
         const bool fp32 = values_.front().dtype() == DType::fp32;
         for (size_t u = 0; u < optimizers.size(); ++u) {
             arrived.synchronize();
-            // The other buffer is free: the unit before this one has been updated.
+            // The other buffer is free, because the previous unit has been updated.
             if (u + 1 < optimizers.size())
                 arrived = copy(u + 1, grads(u + 1), grads_[u + 1], to_host_, fetched_);
             const double update_begin = now_seconds();
@@ -98,10 +98,10 @@ public:
         ++steps_;
     }
 
-    // What the updates consisted of: of the steps after the first one, if there are any.
+    // How long the parts of the updates took, without the first step if there are more.
     struct Times {
         Part fetched, updated, sent;  // gradients to the host, AdamW, weights to the device
-        double seconds, steps;        // of whole updates, which run the three side by side
+        double seconds, steps;        // of whole updates, in which the three overlap
     };
     Times times() {
         fetched_.add_up(), sent_.add_up();

@@ -1,4 +1,5 @@
-// What a stage holds and communicates, by formula: from the layout alone, without running anything.
+// What a stage holds and communicates, by formula: computed from the layout, without running
+// anything.
 #pragma once
 
 #include "report/estimate.h"
@@ -15,8 +16,8 @@ inline int64_t parameters_of(const FlatLayout& layout) {
     return numel;
 }
 
-// The most bytes of whole parameters and gradients that stages 2 and 3 gather around a unit's
-// passes (Memory::communication).
+// The peak, in bytes, of the whole parameters and gradients that stages 2 and 3 hold around a
+// unit's passes (Memory::communication).
 inline int64_t predicted_transient(const FlatLayout& layout, const std::vector<const Unit*>& units,
                                    const ZeroOptions& zero, const StepShape& shape,
                                    int64_t micro_batches) {
@@ -29,7 +30,7 @@ inline int64_t predicted_transient(const FlatLayout& layout, const std::vector<c
         if (zero.stage == 3)  // this step's and the prefetched units' parameters
             for (size_t u : flats_needed(layout, units, step, step + size_t(zero.prefetch), true))
                 bytes += layout[u].padded * value_bytes;
-        // This unit's gradients, and the former one's, which are under way.
+        // This unit's gradients, and the previous unit's, which are being reduced.
         if (zero.stage >= 2 && step >= U) {
             const size_t u = 2 * U - 1 - step;
             std::vector<size_t> held = layout.flats_of(*units[u]), under_way = {u};
@@ -46,16 +47,17 @@ inline int64_t predicted_transient(const FlatLayout& layout, const std::vector<c
     return most;
 }
 
-// What this rank shares with the others: its parameters, gradients and states, and a step's
-// communication with A micro-batches. To the byte: with the padding of flat_layout.h; states of
-// real elements only. What a rank sends, in units of (n-1)/n Psi, Psi the bytes of all parameters:
-// 2, 2, A + 1, and 3 A less what stage 3 need not gather twice.
+// Adds what sharding determines: this rank's parameters, gradients and optimizer states, and the
+// communication of a step with A micro-batches. It is exact to the byte: it includes the padding of
+// flat_layout.h, for which there are no optimizer states. In units of (n-1)/n Psi (Psi: the bytes
+// of all parameters) stages 0 to 3 send 2, 2, A + 1, and 3 A minus what stage 3 need not gather
+// twice.
 inline void add_to(Prediction& prediction, const FlatLayout& layout,
                    const std::vector<const Unit*>& units, const ZeroOptions& zero,
                    const StepShape& shape, int64_t A) {
     MemoryEstimate& m = prediction.memory;
     const int64_t whole = layout.padded();
-    // Elements of this rank's shards; of the largest one; of them parameters.
+    // Elements of this rank's shards; of the largest shard; of the shards without padding.
     int64_t shard = 0, largest = 0, owned = 0;
     for (size_t u = 0; u < layout.size(); ++u) {
         shard += layout[u].shard;
@@ -87,7 +89,7 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout,
         if (zero.stage == 1 || zero.stage == 2)
             p.add(ranks, Collective::all_gather, 1, padded * value_bytes);
     }
-    if (zero.stage == 3) {  // what a step needs or prefetches and the steps before it did not keep
+    if (zero.stage == 3) {  // what a pass needs or prefetches, unless the pass before it kept it
         const size_t ahead = size_t(zero.prefetch), kept_ahead = std::max<size_t>(1, ahead);
         std::vector<size_t> held;
         for (size_t step = 0; step < 2 * layout.size(); ++step) {
@@ -104,8 +106,8 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout,
     }
 }
 
-// Of one step: of the model, whose activations are a rank's own micro-batch's whatever the stage,
-// and of its sharding. `ranks` share out a batch.
+// The prediction for one step: activations and FLOPs of a rank's own micro-batch, which do not
+// depend on the stage, and what add_to() adds. `ranks` share a batch.
 inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit*>& units,
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
                           const Group& ranks) {
@@ -123,7 +125,7 @@ inline std::string what_needs_less(const Options& options, const ZeroOptions& ze
     if (zero.stage < 3) ways = "--stage 3, " + ways;
     if (options.recompute != Recompute::full) ways += ", --recompute full";
     if (options.micro_batch > 1) ways += ", a smaller --micro-batch";
-    return "less is needed with any of: " + ways;
+    return "to need less memory, use any of: " + ways;
 }
 
 inline std::string describe(const ZeroOptions& zero, int ranks) {
@@ -133,7 +135,7 @@ inline std::string describe(const ZeroOptions& zero, int ranks) {
         zero.offload ? " (on the host)" : "", sharded[zero.stage], format_count(ranks, "rank"));
 }
 
-// --estimate. The stage gives parameters storage only when it starts.
+// --estimate: nothing is allocated, since a stage allocates parameters only in start().
 inline void print_estimate(const Options& options, const ZeroOptions& zero_options,
                            const StepShape& shape) {
     const Communicator& ranks = Communicator::world();

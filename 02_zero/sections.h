@@ -1,5 +1,5 @@
-// What the chapter's report has besides: the book's formula, whether the buffers stay as large as
-// they are, and what offloaded updates took.
+// The report's sections that only this chapter has: the playbook's formula, whether buffers keep a
+// constant size, and what offloaded updates took.
 #pragma once
 
 #include "offload.h"
@@ -9,8 +9,8 @@
 
 namespace ultrascale {
 
-// The book's bytes for Psi parameters on n ranks in bf16, or fp32 (no master weights: k = 8),
-// beside what is held.
+// Prints the playbook's formula for Psi parameters on n ranks, in bf16 or in fp32 (k = 8: no master
+// weights), below what was measured.
 inline void print_formula(const ZeroOptions& zero, const StepShape& shape, int n) {
     const double psi = double(parameter_count(shape.config)),
                  value = double(dtype_bytes(shape.model.dtype)),
@@ -29,11 +29,11 @@ inline void print_formula(const ZeroOptions& zero, const StepShape& shape, int n
                      : ""));
 }
 
-// ZeRO-R: buffers of constant size (C_B) and no growing fragmentation (M_D). Both should stand
-// after a few steps and stay.
+// ZeRO-R: buffers of constant size (C_B) and no growing fragmentation (M_D). Both should be settled
+// after a few steps and not change any more.
 constexpr int64_t settled_steps = 10;
 struct Occupancy {
-    // bytes: the most gathered so far; what the allocator holds beyond the most that tensors used
+    // bytes: the peak of gathered tensors so far; what the allocator holds beyond all tensors' peak
     int64_t buffers, fragmentation;
 };
 inline Occupancy occupancy() {
@@ -56,7 +56,7 @@ inline bool print_constancy(Report& report, const Occupancy& early, int64_t step
     return as_predicted_everywhere(constant);
 }
 
-// What an update on the host consists of, on rank 0.
+// Prints how long the parts of an update on the host take, on rank 0.
 inline void print_offload(Report& report, OffloadedUpdate& update) {
     const OffloadedUpdate::Times times = update.times();
     print("\noffloaded update, per step       bytes    time ms       GB/s");

@@ -1,4 +1,4 @@
-// The stage that --stage names.
+// Makes the stage that --stage names.
 #pragma once
 
 #include "zero0.h"

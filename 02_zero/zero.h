@@ -1,10 +1,10 @@
-// ZeRO: data parallelism whose n ranks share out what each of them would otherwise hold whole
-// (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-// https://arxiv.org/abs/1910.02054; the playbook's "ZeRO"). Each stage shards one thing more. Bytes
-// per rank for Psi parameters in bf16 with fp32 master weights (k = 12: the master weights and
-// Adam's two moments), and what a rank sends in a step of A micro-batches. The unit of "sent" is
-// (n-1)/n Psi elements, what a reduce-scatter or an all-gather of all parameters sends. (An
-// all-reduce is one of each, and so counts 2.)
+// ZeRO: data parallelism in which each of the n ranks holds a shard of what it would otherwise hold
+// whole (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+// Models", https://arxiv.org/abs/1910.02054; the playbook's "ZeRO"). Each stage shards one thing
+// more. The table shows bytes per rank for Psi parameters in bf16 with fp32 master weights (k = 12:
+// the master weights and Adam's two moments), and what a rank sends in a step of A micro-batches.
+// The unit of "sent" is (n-1)/n Psi elements, what a reduce-scatter or an all-gather of all
+// parameters sends. (An all-reduce is one of each, and so counts 2.)
 //
 //     stage   parameters   gradients   optimizer   sent
 //       0       2 Psi        2 Psi      k Psi      2       all-reduce of gradients
@@ -26,12 +26,12 @@
 //         end_micro_batch()
 //     squared_norm()                                      of the gradient, which is complete
 //     update()
-//     finish()                                            before anybody else reads parameters
+//     finish()                                            before other code reads parameters
 //
-// What each stage does in these calls; a column is a file, and "+" means: besides what the column
-// to its left does. [B]: with the buffers of gradient_buffers.h. [M]: once a step or once a
-// micro-batch, as micro_batch_sums.h has it. [Z]: the code is in this file; update_shards turns to
-// offload.h with --offload optimizer.
+// What each stage does in these calls; a column is a file, and "+" means: in addition to what the
+// column to its left does. [B]: with the buffers of gradient_buffers.h. [M]: once a step or once a
+// micro-batch (micro_batch_sums.h). [Z]: the code is in this file; with --offload optimizer
+// update_shards uses offload.h.
 //
 //                       zero0.h            zero1.h            zero2.h            zero3.h
 //     start             all is whole       optimizer sharded  + gradients        + parameters
@@ -46,8 +46,8 @@
 //                                          and all-gather     and all-gather
 //     finish            -                  wait [Z]           wait [Z]           -
 //
-// All stages cut the model alike (flat_layout.h), and add up the gradient's norm shard by shard in
-// rank order, so on a CPU they give the same bits.
+// All stages cut the model in the same way (flat_layout.h) and add up the gradient's norm shard by
+// shard in rank order, so on a CPU their results are the same bit by bit.
 #pragma once
 
 #include <functional>
@@ -70,7 +70,7 @@ struct ZeroOptions {
     int stage = 1;
     GatherOverlap gather_overlap = GatherOverlap::forward;
     int64_t prefetch = 1;  // of stage 3, in units
-    bool offload = false;  // of stages 1 to 3: the optimizer's states and work to the host
+    bool offload = false;  // of stages 1 to 3: the optimizer's states and update are on the host
     // stages 0 and 1: communicate gradients after each micro-batch, as 2 and 3 do anyway
     bool every_micro_batch = false;
 };
@@ -88,8 +88,8 @@ public:
           zero_(zero),
           layout_(units_, mesh) {}
 
-    // Gives parameters and gradients their storage, values from --load or --seed, and the optimizer
-    // its states. Returns where training stands.
+    // Allocates parameters and gradients and creates the optimizer; values come from --load or
+    // --seed. Returns the state from which training goes on.
     virtual TrainingState start() = 0;
     virtual void begin_step(int64_t micro_batches) = 0;
     virtual void begin_micro_batch(int64_t micro_batch, bool last) {
@@ -124,21 +124,22 @@ protected:
         for (size_t before = 0; before < u; ++before) begin += layout_[before].padded;
         return all.slice(begin, begin + layout_[u].padded);
     }
-    // This rank's shard of one that is whole here.
+    // This rank's shard of a flat tensor that is whole here.
     Tensor my_shard(size_t u, const Tensor& whole) const {
         const int64_t shard = layout_[u].shard, rank = ranks_of(u).rank();
         return whole.slice(rank * shard, (rank + 1) * shard);
     }
-    // All of them one after the other, in symmetric memory where there is any (comm/comm.h), so
-    // that other GPUs can write into it. `member` (value or grad) of each parameter becomes a view.
+    // Allocates all flat tensors as one, in symmetric memory where there is any (comm/comm.h), so
+    // that other GPUs can write into it. `member` (value or grad) of each parameter becomes a view
+    // of it.
     Tensor allocate_flat(DType dtype, Memory category, Tensor Parameter::*member) {
         const auto reachable = mesh_.group({"dp", "cp", "ep"}).symmetric_memory();
         Tensor flat = Tensor::zeros({layout_.padded()}, dtype, category, reachable);
         for (size_t u = 0; u < layout_.size(); ++u) layout_.place(u, of_unit(flat, u), member);
         return flat;
     }
-    // Counts the gradients of a unit's flat tensor that are complete in this micro-batch; true at
-    // the last one.
+    // Counts the complete gradients of a flat tensor in this micro-batch; returns true at the last
+    // one.
     bool unit_complete(const Parameter& parameter) {
         const size_t unit = layout_.flat_of(parameter);
         if (complete_.empty()) complete_.resize(layout_.size());
@@ -149,8 +150,8 @@ protected:
 
     // ---- The norm ------------------------------------------------------------------------------
     // The squared norm of the whole gradient. Each rank adds up its own shards, and only one number
-    // travels. Where several ranks hold copies of a parameter (along tp), the first one counts it.
-    // Axes that this chapter's mesh does not have add nothing.
+    // travels. Where several ranks hold copies of a parameter (along tp), only the first one counts
+    // it. Axes that this chapter's mesh does not have change nothing.
     Tensor sum_squares(const std::vector<Tensor>& shards) const {
         Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         std::vector<Tensor> counted;
@@ -162,8 +163,9 @@ protected:
         return sum;
     }
     // Some gradients must also be summed over further groups (Parameter::also_summed_over), after
-    // the last backward: as sum_besides() of train/gradients.h does, but on shards. This chapter
-    // alone has none; together with sequence parallelism (03) norms do.
+    // the last backward. This does what sum_besides() of train/gradients.h does, but on shards.
+    // This chapter alone has no such gradients; with sequence parallelism (03) those of the norms
+    // are.
     void sum_besides(const std::vector<Tensor>& shards) const {
         for (size_t u = 0; u < shards.size(); ++u)
             for (const std::string& group : layout_[u].places.front().parameter->also_summed_over) {
@@ -173,7 +175,7 @@ protected:
     }
 
     // ---- This rank's shards (stages 1 to 3) ----------------------------------------------------
-    // Gives each unit's shard an optimizer, whose states are here or on the host.
+    // Creates an optimizer for each unit's shard, with its states on the device or on the host.
     TrainingState start_optimizers() {
         if (zero_.offload) offload_.emplace(layout_, value_shards_, grad_shards_);
         for (size_t u = 0; u < layout_.size(); ++u) {
@@ -185,8 +187,8 @@ protected:
         gathers_.resize(layout_.size());
         return resume();
     }
-    // Updates the shards, one unit after the other, here or on the host; calls ready(unit) after
-    // each.
+    // Updates the shards, one unit after the other, on the device or on the host, and calls
+    // ready(unit) after each.
     void update_shards(double lr, const Tensor& squared_norm,
                        const std::function<void(size_t)>& ready) {
         if (offload_) return offload_->run(optimizers_, lr, squared_norm, ready);
@@ -220,9 +222,9 @@ protected:
     ZeroOptions zero_;
     FlatLayout layout_;
     std::vector<Tensor> value_shards_, grad_shards_;  // of each unit: (shard)
-    std::vector<AdamW> optimizers_;                   // stage 0: one; or one for each unit's shard
-    std::vector<Work> gathers_;                       // of each unit's parameters
-    bool first_ = true, last_ = true;                 // micro-batch of the step
+    std::vector<AdamW> optimizers_;    // one in stage 0, else one for each unit's shard
+    std::vector<Work> gathers_;        // of each unit's parameters
+    bool first_ = true, last_ = true;  // whether it is the step's first or last micro-batch
 
 private:
     std::optional<OffloadedUpdate> offload_;

@@ -1,5 +1,5 @@
-// --stage 0: plain data parallelism, to compare with. Everything is held n times; each unit's
-// gradients are all-reduced when they are complete, under the backward of the units below.
+// --stage 0: plain data parallelism, as the baseline. Every rank holds everything; each unit's
+// gradients are all-reduced as soon as they are complete, during the backward of the units below.
 //
 //     compute        | forward | backward  head    L8    L7  ...  L1 |  | update of everything |
 //     communication  |                        | all-reduce head | L8 | ... | L1 |
@@ -17,7 +17,7 @@ public:
     TrainingState start() override {
         values_ = allocate_flat(options_.dtype, Memory::parameter, &Parameter::value);
         grads_ = allocate_flat(options_.grad_dtype(), Memory::gradient, &Parameter::grad);
-        sums_.sum_of(grads_);  // only registers them: --no-sync off makes a second tensor
+        sums_.sum_of(grads_);  // registers them; --no-sync off makes a second tensor
         load_or_initialize(options_, parameters_);
         optimizers_.emplace_back(parameters_, options_.optimizer);
         return resume();
@@ -39,8 +39,8 @@ public:
         if (last_) sums_.put_in_place();
     }
 
-    // Every rank has the whole gradient, yet looks at its shards only: less work, and the other
-    // stages' bits.
+    // Every rank has the whole gradient, but uses only its shards: that is less work, and gives the
+    // same bits as the other stages.
     Tensor squared_norm() override {
         std::vector<Tensor> wholes, shards;
         for (size_t u = 0; u < layout_.size(); ++u) {

@@ -1,17 +1,17 @@
 // --stage 1: the optimizer's states are sharded. A rank needs only its own shards' gradients to
-// update its own shards' parameters: reduce-scatter instead of all-reduce. Then everybody collects
-// the updated parameters: all-gather. Together as many bytes as an all-reduce, which is the two of
-// them one after the other.
+// update its own shards' parameters, so a reduce-scatter replaces the all-reduce. An all-gather
+// then gives every rank all updated parameters. Together they send as many bytes as an all-reduce,
+// which is just these two, one after the other.
 //
 //     gradients     [ r0 | r1 | r2 | r3 ]   reduce-scatter ->   rank r holds the sum of its quarter
 //                                                               AdamW on the quarter
-//     parameters    [ r0 | r1 | r2 | r3 ]   <- all-gather       everybody holds all of it again
+//     parameters    [ r0 | r1 | r2 | r3 ]   <- all-gather       every rank holds all of it again
 //
-// The all-gather hides in one of two places (--gather-overlap):
+// What hides the all-gather (--gather-overlap):
 //     optimizer   a unit's all-gather runs while the next unit is updated; the step ends when the
 //                 last one has arrived
-//     forward     and it may still run in the next step: a unit waits for its parameters just
-//                 before its forward
+//     forward     besides, it may run on into the next step: a unit waits for its parameters
+//                 just before its forward
 #pragma once
 
 #include "micro_batch_sums.h"
@@ -23,8 +23,8 @@ class Zero1 : public Zero {
 public:
     using Zero::Zero;
 
-    // Values and gradients are whole. The shard of the values that this rank updates is a part of
-    // them, and the reduce-scatter leaves its shard of the sum in the gradients' place.
+    // Values and gradients are whole. This rank's shard of the values is a view of them, and the
+    // reduce-scatter writes its shard of the sum into the gradients.
     TrainingState start() override {
         values_ = allocate_flat(options_.dtype, Memory::parameter, &Parameter::value);
         load_or_initialize(options_, parameters_);

@@ -1,7 +1,7 @@
 // --stage 2: the gradients are sharded too. A unit's whole gradient exists only from the beginning
 // of its backward until it has been reduced (gradient_buffers.h); what stays is the shard of the
-// sum. With several micro-batches each one's gradients must therefore travel. The parameters are
-// whole, and are gathered after the update, as in stage 1.
+// sum. The gradients of every micro-batch must therefore be communicated. The parameters are whole,
+// and are gathered after the update, as in stage 1.
 //
 //     compute         backward L8   backward L7         backward L6
 //     communication                 reduce-scatter L8   reduce-scatter L7

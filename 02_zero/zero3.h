@@ -1,6 +1,6 @@
 // --stage 3: the parameters are sharded too. A unit's whole parameters exist only around its
 // forward and its backward: gathered just before, freed just after (PyTorch's FSDP: Zhao et al.
-// 2023, https://arxiv.org/abs/2304.11277). Gradients are those of stage 2.
+// 2023, https://arxiv.org/abs/2304.11277). Gradients are handled as in stage 2.
 //
 //     compute          forward L1   forward L2   forward L3  ...  head: forward, backward
 //     communication    gather L2    gather L3    gather L4        gather L8
@@ -37,7 +37,7 @@ inline std::vector<size_t> flats_needed(const FlatLayout& layout,
     const Unit& unit = *units[2 * U - 1 - at];
     return unit.reads_in_backward ? layout.flats_of(unit) : std::vector<size_t>{};
 }
-// Those of the passes first .. last, each once.
+// The same for the passes first .. last; each flat tensor is listed once.
 inline std::vector<size_t> flats_needed(const FlatLayout& layout,
                                         const std::vector<const Unit*>& units, size_t first,
                                         size_t last, bool training) {
@@ -69,7 +69,7 @@ public:
     }
 
     void before(const Unit& unit, Pass pass, const Context& context) override {
-        if (pass != Pass::backward_weight) {  // which reads no parameters
+        if (pass != Pass::backward_weight) {  // that pass reads no parameters
             const size_t now = pass_of(unit, pass);
             for (size_t u : needed(now, now + size_t(zero_.prefetch), context))
                 gather(u);  // the first of them is this pass's own
@@ -87,8 +87,8 @@ public:
         for (size_t u : buffers_.take_complete(unit)) reduce(u);
         if (pass == Pass::backward_weight) return;
         const size_t now = pass_of(unit, pass);
-        // Frees the whole parameters that none of the coming passes needs (with --prefetch N the
-        // next N; always the next one). `= {}` drops the last reference to the storage.
+        // Frees the whole parameters that none of the coming passes needs (the next N with
+        // --prefetch N, at least one). `= {}` drops the last reference to the storage.
         const std::vector<size_t> kept =
             needed(now + 1, now + std::max<size_t>(1, size_t(zero_.prefetch)), context);
         for (size_t u = 0; u < layout_.size(); ++u) {
@@ -123,7 +123,7 @@ private:
         r.work = ranks_of(u).reduce_scatter(r.sum, r.whole, Reduce::sum, communication_stream());
         buffers_.under_way(std::move(r));
     }
-    // The passes of a micro-batch, and what they need.
+    // The number of a pass within its micro-batch, and what passes need.
     size_t pass_of(const Unit& unit, Pass pass) const {
         const auto index = size_t(std::ranges::find(units_, &unit) - units_.begin());
         return pass == Pass::forward ? index : 2 * units_.size() - 1 - index;
@@ -132,7 +132,7 @@ private:
         return flats_needed(layout_, units_, first, last, context.training);
     }
 
-    std::vector<Tensor> whole_;  // of each unit that is in use: its parameters (padded)
+    std::vector<Tensor> whole_;  // of each unit in use: its whole parameters (padded)
     GradientBuffers buffers_;
 };
 

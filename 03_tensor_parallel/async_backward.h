@@ -1,17 +1,18 @@
 // Rung 3, after sequence_parallel.h: the backward of a column linear hides its communication. dW
-// needs nothing of dX's sum, and dX nothing of the second gather of X:
+// does not depend on the sum of dX, and dX does not depend on the second gather of X:
 //
-//   one after    compute   [ dX = dY W ]               [ dW = dY^T X ]
-//   the other    network                [ sum dX      ]
+//   without      compute   [ dX = dY W ]               [ dW = dY^T X ]
+//   overlap      network                [ sum dX      ]
 //
 //   async        compute   [ dX = dY W ][ dW = dY^T X ]
 //                network   [ X again   ][ sum dX      ]       X again: rung 2 only
 //
 // Work on the communication stream first waits for everything that was queued on the compute stream
 // before it (comm/comm.h). The sum of dX is issued after dX's GEMM and before dW's, so it waits for
-// the former and runs beside the latter. Compute waits for it only in wait(). This is Megatron-LM's
-// asynchronous gradient all-reduce. The head is a column linear too, and gets the same backward.
-// Without sequence parallelism there is no second gather: whole_input() returns what was kept.
+// the former and overlaps with the latter. Compute waits for it only in wait(). This is
+// Megatron-LM's asynchronous gradient all-reduce. The head is a column linear too, and gets the
+// same backward. Without sequence parallelism there is no second gather: whole_input() returns what
+// was kept.
 #pragma once
 
 #include "sequence_parallel.h"

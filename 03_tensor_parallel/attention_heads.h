@@ -1,6 +1,5 @@
-// Attention by heads. Heads do not look at each other, so a rank computes H/tp of them as if there
-// were no others: q, k, v are a column linear, o a row linear, and between them nothing is
-// communicated.
+// Attention by heads. Heads are independent, so a rank computes H/tp of them as if there were no
+// others: q, k, v are a column linear, o a row linear, and between them nothing is communicated.
 //
 //     tp 4         rank 0             rank 1             rank 2             rank 3
 //     H 8, K 8     q 0 1, k v 0 1     q 2 3, k v 2 3     q 4 5, k v 4 5     q 6 7, k v 6 7
@@ -8,8 +7,8 @@
 //
 // The stacked weight of a rank is [q_r; k_r; v_r], not a slice of [q; k; v]. With grouped queries
 // (K < H) and tp above K, a key-value head is needed by tp/K ranks: each of them keeps a copy and
-// computes the gradient from its own query heads, so that the copies' gradients are summed, over
-// those ranks, once a step. Above H there is nothing left to split.
+// computes its gradient from its own query heads only, so the copies' gradients are summed over
+// those ranks once a step. tp can be at most H, because a head is not split.
 #pragma once
 
 #include <string>
@@ -20,7 +19,7 @@
 
 namespace ultrascale {
 
-// What rank `rank` of `tp` holds of the heads.
+// Which heads rank `rank` of `tp` holds.
 struct HeadSplit {
     int64_t heads, kv_heads;
     Range q_rows, kv_rows;  // of the whole q, k and v projections
@@ -37,19 +36,19 @@ inline HeadSplit split_heads(const LlamaConfig& config, int64_t tp, int64_t rank
             int(copies)};
 }
 
-// Throws UserError where the heads cannot be shared out.
+// Throws UserError if the heads cannot be distributed over tp ranks.
 inline void check_heads(const LlamaConfig& config, int64_t tp) {
     if (tp > config.heads)
         user_error(
             "--tp {}: the model has {} attention heads, and a head is not split; at most --tp {}",
             tp, config.heads, config.heads);
     if (config.heads % tp != 0)
-        user_error("--tp {}: {} attention heads cannot be shared out equally; tp must divide them",
-                   tp, config.heads);
+        user_error("--tp {}: {} attention heads cannot be split equally; tp must divide them", tp,
+                   config.heads);
     if (config.kv_heads % tp != 0 && tp % config.kv_heads != 0)
         user_error(
-            "--tp {}: {} key-value heads can neither be shared out equally nor copied equally "
-            "often; tp must divide them or be a multiple",
+            "--tp {}: {} key-value heads can neither be split equally nor copied equally "
+            "often; tp must divide their number or be a multiple of it",
             tp, config.kv_heads);
 }
 

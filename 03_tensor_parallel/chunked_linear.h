@@ -1,6 +1,6 @@
-// Rung 3, after async_backward.h. A forward has no second GEMM to hide its communication under. So
-// the GEMM itself is cut into chunks of rows (tokens): while one chunk is communicated the next one
-// is computed.
+// Rung 3, after async_backward.h. In forward there is no second GEMM that could hide the
+// communication. So the GEMM itself is cut into chunks of rows (tokens): while one chunk is
+// communicated, the next one is computed.
 //
 //   a row linear's     compute   [ Y 1st half ][ Y 2nd half ]
 //   forward            network                 [ sum 1st    ][ sum 2nd    ]
@@ -8,10 +8,10 @@
 //   a column linear's  compute                 [ Y 1st half ][ Y 2nd half ]
 //   forward, rung 2    network   [ gather 1st ][ gather 2nd ]
 //
-// A row linear's backward on rung 2 gathers dY in the same way as a column linear gathers X. What
-// comes next needs all of Y, so the last chunk's sum (or the first chunk's gather) stays exposed;
-// and smaller GEMMs are less efficient. Wang et al. 2023, "Overlap communication with dependent
-// computation via decomposition".
+// A row linear's backward on rung 2 gathers dY in the same way as a column linear gathers X. The
+// next operation needs all of Y, so the last chunk's sum (or the first chunk's gather) stays
+// exposed; and smaller GEMMs are less efficient. Wang et al. 2023, "Overlap communication with
+// dependent computation via decomposition".
 #pragma once
 
 #include "async_backward.h"
@@ -31,7 +31,7 @@ public:
         check(!residual, "a column linear's output is in parts: it has no residual to add");
         Pending in = region_.begin_enter(x, communication_stream());
         Tensor y = empty_output(x.dtype(), context);
-        const int64_t n = in.count();  // on rung 1: one, for nothing is gathered
+        const int64_t n = in.count();  // 1 on rung 1, where nothing is gathered
         for (int64_t c = 0; c < n; ++c) {
             in.wait(c);
             gemm_->multiply(chunk_of(y, c, n), chunk_of(in.result, c, n));
@@ -71,7 +71,7 @@ public:
         const TraceName name(TraceName::part, name_);
         Pending in = region_.begin_enter(dy, communication_stream());
         Tensor dx = empty_dx(dy.dtype(), context);
-        const int64_t n = in.count();  // on rung 1: one, for nothing is gathered
+        const int64_t n = in.count();  // 1 on rung 1, where nothing is gathered
         for (int64_t c = 0; c < n; ++c) {
             in.wait(c);
             gemm_->multiply_backward(chunk_of(dx, c, n), chunk_of(in.result, c, n));

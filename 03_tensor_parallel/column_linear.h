@@ -20,11 +20,11 @@ namespace ultrascale {
 class ColumnLinear : public Linear {
 public:
     // `gemm`: the plain Linear of model/parts.h with the rows of W that this rank holds. It
-    // multiplies; this class adds what is communicated before and after.
+    // multiplies; this class adds the communication before and after.
     ColumnLinear(std::unique_ptr<Linear> gemm, const ParallelRegion& region)
         : Linear(gemm->parameters()), gemm_(std::move(gemm)), region_(region) {}
 
-    // x: the residual stream's shape; returns (B, T, this rank's outputs).
+    // x has the residual stream's shape; returns (B, T, this rank's outputs).
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
         const TraceName name(TraceName::part, name_);

@@ -10,8 +10,8 @@
 
 namespace ultrascale {
 
-// All ranks call it; rank 0 prints. False if a variant held or sent other than predicted, on any
-// rank.
+// All ranks call it; rank 0 prints. Returns false if, on any rank, a variant's memory or
+// communication differs from its prediction.
 inline bool compare_sequence_parallel(
     const Options& options, const TensorOptions& given, const StepShape& shape,
     const std::function<void(Step&, Llama&, AdamW&, const Mesh&)>& train_step) {

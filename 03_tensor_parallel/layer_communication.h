@@ -1,4 +1,5 @@
-// What one layer sends, counted: of the first layer in the first step, forward and backward apart.
+// Counts what one layer sends: the first layer, in the first step, separately for forward and
+// backward.
 #pragma once
 
 #include "comm/comm.h"
@@ -18,8 +19,8 @@ public:
         seen_[pass != Pass::forward] = true;
     }
 
-    // "of which a layer, forward: 2 all-reduce, each of 1.00 MiB"; calls of a GEMM's chunks count
-    // one by one.
+    // "of which a layer, forward: 2 all-reduce, each of 1.00 MiB"; the calls for a GEMM's chunks
+    // are counted one by one.
     void add_to(Report& report) const {
         for (int pass = 0; pass < 2; ++pass) {
             std::string line =

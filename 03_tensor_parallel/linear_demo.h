@@ -1,5 +1,5 @@
-// --demo linear: the two ways to split Y = X W, on matrices small enough to print. W is drawn as
-// the book draws it, (inputs, outputs).
+// --demo linear: the two ways to split Y = X W, on matrices small enough to print. W is drawn as in
+// the playbook, (inputs, outputs).
 //
 //     by columns    X broadcast to all,       Y_r = X W_r    is a part of Y's columns:   all-gather
 //     by rows       X scattered by columns,   X_r W_r        is a summand of Y:          all-reduce
@@ -13,7 +13,7 @@ namespace ultrascale {
 
 namespace linear_demo {
 
-// On the host, row-major: how the demo shows and checks what the devices hold.
+// A row-major matrix on the host, for printing and checking what the devices hold.
 struct Matrix {
     int64_t rows, cols;
     std::vector<float> values;
@@ -63,10 +63,11 @@ inline std::string side_by_side(const std::string& start,
     return text;
 }
 
-// Every rank's lines, in rank order; `ok`: whether all ranks have what they should.
+// Prints every rank's lines, in rank order. `ok`: whether this rank's result is right. Returns
+// whether all ranks' are.
 inline bool print_ranks(const Communicator& ranks, const std::string& mine, bool ok) {
     for (const std::string& text : ranks.gather_strings((ok ? "+" : "-") + mine)) {
-        print(text.substr(1, text.size() - 2));  // without the last line's end
+        print(text.substr(1, text.size() - 2));  // without the last line break
         ok = ok && text[0] == '+';
     }
     print(ok ? "  Y is X W on every rank: ok\n" : "  WRONG\n");
@@ -75,7 +76,7 @@ inline bool print_ranks(const Communicator& ranks, const std::string& mine, bool
 
 }  // namespace linear_demo
 
-// All ranks call it; false if a result is wrong anywhere.
+// All ranks call it. Returns false if any rank's result is wrong.
 inline bool demo_linear(const Communicator& ranks) {
     using namespace linear_demo;
     const int64_t n = ranks.size(), r = ranks.rank(), part = std::max<int64_t>(1, 4 / n),
@@ -90,7 +91,7 @@ inline bool demo_linear(const Communicator& ranks) {
 
     if (K <= 4) {
         print(side_by_side("  whole ", {{"X", X}, {"W", W}, {"Y = X W", Y}}));
-    } else {  // they do not fit into one line
+    } else {  // three matrices do not fit side by side
         print(side_by_side("  whole ", {{"X", X}, {"Y = X W", Y}}) +
               side_by_side("        ", {{"W", W}}));
     }
@@ -102,8 +103,7 @@ inline bool demo_linear(const Communicator& ranks) {
     const Matrix W_columns = W.block(all, mine);
     const Tensor y_columns = product(x, W_columns.on_device()), gathered = empty(n * rows, part);
     ranks.all_gather(gathered, y_columns);
-    Matrix side{rows, K,
-                std::vector<float>(size_t(rows * K))};  // the ranks' columns, put beside each other
+    Matrix side{rows, K, std::vector<float>(size_t(rows * K))};  // the ranks' columns, side by side
     const Matrix pieces = Matrix::of(gathered);
     for (int64_t i = 0; i < n * rows; ++i)
         for (int64_t j = 0; j < part; ++j)
@@ -137,10 +137,8 @@ inline bool demo_linear(const Communicator& ranks) {
                                           {"Y, summed", Matrix::of(y)}}),
                      Matrix::of(y) == Y) &&
          ok;
-    print(
-        "A row linear behind a column linear takes Y_r as its X_r: the all-gather and the scatter "
-        "between");
-    print("them are saved.");
+    print("A row linear after a column linear takes Y_r as its X_r:");
+    print("this saves the all-gather and the scatter between them.");
     return ok;
 }
 

@@ -1,6 +1,6 @@
-// Chapter 03: tensor parallelism. The ranks of a group share every layer: each holds a part of its
-// weights and computes with them (tensor_parallel.h and the file of each part); groups train on
-// different samples.
+// Chapter 03: tensor parallelism. The ranks of a group share every layer: each rank holds a part of
+// the layer's weights and computes with it (tensor_parallel.h and the file of each part). Groups
+// train on different samples.
 #include "compare.h"
 #include "layer_communication.h"
 #include "linear_demo.h"
@@ -16,9 +16,9 @@ using namespace ultrascale;
 
 namespace {
 
-// One training step. The ranks of a tensor-parallel group take the same samples, and communicate
-// inside forward and backward, in the parts of every layer. What is left is summed at the end: over
-// the groups, which took different samples, and what several ranks of a group hold copies of.
+// One training step. The ranks of a tensor-parallel group take the same samples and communicate
+// during forward and backward, inside every layer. The remaining sums are made at the end: over the
+// groups, which took different samples, and over the ranks that hold copies of a parameter.
 void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh, Hooks* watch) {
     ParameterList& parameters = model.parameters();
     const Communicator& dp = mesh.group("dp");
@@ -34,12 +34,13 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh, Ho
     const Tensor squared_norm =
         phase("gradient norm", [&] { return squared_gradient_norm(parameters, mesh); });
     phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
-    // The ranks of a tensor-parallel group know the same loss.
+    // All ranks of a tensor-parallel group have the same loss already.
     if (dp.size() > 1) phase("loss", [&] { dp.all_reduce(step.loss); });
     step.finish(squared_norm);
 }
 
-// Trains; false if the run is not what one plain device does, or held or sent other than predicted.
+// Trains. Returns false if the result differs from plain training on one device, or memory or
+// communication from their predictions.
 bool train(const Options& options, const TensorOptions& tensor, const StepShape& shape) {
     const Communicator& world = Communicator::world();
     Mesh mesh(world, {{"dp", world.size() / tensor.tp}, {"tp", tensor.tp}});

@@ -1,4 +1,4 @@
-// Which options the chapter has, and which of them do not go together.
+// The chapter's options, and which of them exclude each other.
 #pragma once
 
 #include "comm/comm.h"
@@ -28,9 +28,10 @@ struct Chapter {
         options.choice(
             "--overlap", tensor.overlap,
             {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
-            "What communication runs under: nothing; the weight's gradient; besides, the rest of "
-            "its own GEMM");
-        options.add("--chunks", tensor.chunks, "Of --overlap chunk: parts of a GEMM")
+            "What hides communication: nothing; the weight gradient's GEMM (async); besides, the "
+            "rest of the GEMM it belongs to (chunk)");
+        options
+            .add("--chunks", tensor.chunks, "With --overlap chunk: parts that a GEMM is cut into")
             .between(2, 64)
             .only_if([this] { return tensor.overlap == Overlap::chunk; },
                      "it is for --overlap chunk")
@@ -39,7 +40,7 @@ struct Chapter {
                      "With --recompute full: each rank keeps 1/tp of a layer's input");
         options
             .choice("--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
-                    "Of --dropout: an element's mask does not depend on the rank (on), or each "
+                    "With --dropout: an element's mask does not depend on the rank (on), or each "
                     "rank draws its own (off)")
             .only_if([&shared] { return shared.dropout > 0; },
                      "there is nothing random without --dropout");
@@ -62,20 +63,20 @@ struct Chapter {
         const int ranks = Communicator::world().size();
         if (tensor.tp == 0) tensor.tp = ranks;
         if (ranks % tensor.tp != 0)
-            user_error("--tp {}: {} ranks cannot be cut into groups of {}, which must divide them",
-                       tensor.tp, ranks, tensor.tp);
-        // nobody to share with
+            user_error(
+                "--tp {}: {} ranks cannot be split into groups of {}; tp must divide their number",
+                tensor.tp, ranks, tensor.tp);
+        // no other rank to share with
         if (tensor.tp == 1)
             tensor.sequence_parallel = tensor.keep_gathered = tensor.partition_checkpoints = false;
         if (tensor.partition_checkpoints &&
             (options.recompute != Recompute::full || tensor.sequence_parallel))
             user_error(
-                "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, with "
-                "which the checkpoints are shards "
-                "already");
+                "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, "
+                "which makes shards of the checkpoints already");
         if (compare && tensor.tp == 1)
             user_error("--compare: one rank has nobody to share a layer with; --tp 2 or more");
-        if (compare) tensor.sequence_parallel = true;  // so that what it needs is checked
+        if (compare) tensor.sequence_parallel = true;  // so that its requirements are checked
     }
 };
 

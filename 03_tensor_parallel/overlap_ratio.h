@@ -1,4 +1,4 @@
-// Can a linear's communication hide under its computation? The playbook's ratio, with this
+// Can a linear's communication hide under its computation? Computes the playbook's ratio with this
 // machine's rates.
 //
 // A column linear (h -> h) of N tokens with sequence parallelism: every rank receives (tp - 1)/tp
@@ -8,8 +8,8 @@
 //     ------------- = ---------------------------------- = ------ * ---------
 //      computation        2 N h h/tp FLOP / (FLOP/s)          2 h    bandwidth
 //
-// Below 1 it fits under the GEMM. It does not depend on the batch; it grows with tp and with every
-// GPU generation that computes faster without a faster network.
+// If the ratio is below 1, the GEMM hides the communication. It does not depend on the batch; it
+// grows with tp and with every GPU generation that computes faster without a faster network.
 #pragma once
 
 #include "core/device.h"
@@ -18,9 +18,9 @@
 
 namespace ultrascale {
 
-// All ranks of the group call it: times an all-gather of (tokens, h) and the GEMM (tokens, h) x (h,
-// h/tp) one after the other; and puts the rates of the machine, measured on other sizes (a message
-// of the group's, a square GEMM), into the formula.
+// All ranks of the group call it. It times an all-gather of (tokens, h) and the GEMM (tokens, h) x
+// (h, h/tp), one after the other; and it evaluates the formula with the machine's rates, measured
+// with other sizes (a larger all-gather, a square GEMM).
 inline void print_overlap_ratio(Report& report, const Communicator& group, int64_t tokens,
                                 int64_t h, DType dtype) {
     const int64_t n = group.size(), rows = tokens / n * n, e = dtype_bytes(dtype);
@@ -37,7 +37,7 @@ inline void print_overlap_ratio(Report& report, const Communicator& group, int64
     const double gather = gather_seconds(rows),
                  gemm = measure_call(
                      group, [&] { ops::matmul(y, x, ops::Transpose::no, w, ops::Transpose::yes); });
-    // The rates: of a message four times as large, and of the device's matrix product.
+    // The rates: of an all-gather four times as large, and of a square matrix product.
     const double share = double(n - 1) / double(n),
                  bandwidth = 4 * double(rows * h) * share / gather_seconds(4 * rows);
     const double flops = ops::measure_matmul_rate(dtype, device_is_gpu() ? 8192 : 512);
@@ -52,7 +52,7 @@ inline void print_overlap_ratio(Report& report, const Communicator& group, int64
     print(fmt::format("             = {:.3g}   (the bandwidth is {:.4g} GB/s)", formula,
                       bandwidth * double(e) / 1e9));
     print(fmt::format("  measured   all-gather {:.1f} us / GEMM {:.1f} us = {:.3g}{}", gather * 1e6,
-                      gemm * 1e6, gather / gemm, gather < gemm ? "" : ": does not fit under it"));
+                      gemm * 1e6, gather / gemm, gather < gemm ? "" : ": the GEMM cannot hide it"));
     report.value("overlap_ratio", "formula", formula);
     report.value("overlap_ratio", "measured", gather / gemm);
 }

@@ -1,5 +1,5 @@
-// Rung 1 of the linears' ladder begins here: what stands at the two borders of a region that is
-// computed in parts, f and f*.
+// Rung 1 of the ladder of linears begins here, with f and f*, the two borders of a region that the
+// ranks compute in parts.
 //
 //          every rank holds x | each has its columns (heads, features) | every rank holds y
 //
@@ -11,9 +11,9 @@
 //     backward            all-reduce       nothing
 //
 // They are conjugate: each one's backward is the other's forward. Why f sums in backward: every
-// rank used the same x, so x's gradient is the sum of what each of them makes of its own columns.
-// Why f* does nothing: each rank's partial sum enters y with factor one, so the gradient of each is
-// dy. (Shoeybi et al. 2019, Megatron-LM; the playbook's appendix "TP backward pass".)
+// rank used the same x, so the gradient of x is the sum of what the ranks get from their own
+// columns. Why f* does nothing: each rank's partial sum enters y with factor one, so the gradient
+// of each is dy. (Shoeybi et al. 2019, Megatron-LM; the playbook's appendix "TP backward pass".)
 //
 // So there are two operations. enter() is what f does in forward and what f* does in backward:
 // nothing. leave() is what f* does in forward and what f does in backward: the all-reduce. A column
@@ -33,7 +33,7 @@
 
 namespace ultrascale {
 
-// The result of a communication that may still be under way, whole or in several chunks. wait()
+// The result of a communication, in one piece or in chunks, that may not have finished yet. wait()
 // waits for all of it and returns the result; wait(c) waits for chunk c only.
 struct Pending {
     Tensor result;
@@ -66,7 +66,7 @@ public:
     Tensor leave(Tensor partial) const {
         return begin_leave(std::move(partial), compute_stream()).wait();
     }
-    // Room for this rank's partial sum.
+    // Allocates this rank's partial sum.
     virtual Tensor empty_partial(Shape shape, DType dtype) const {
         return Tensor::empty(std::move(shape), dtype, Memory::activation,
                              group_.symmetric_memory());
@@ -87,7 +87,7 @@ public:
         return group_.size() > 1 ? group_.all_reduce(sum, Reduce::sum, stream) : Work();
     }
 
-    // Whether a linear's whole input is not kept for backward (rung 2).
+    // Whether a linear's whole input is gathered again in backward, instead of being kept (rung 2).
     virtual bool gathers_again() const { return false; }
     // Into how many chunks a GEMM with so many rows is cut (rung 3).
     int64_t chunks(int64_t rows) const { return row_chunks(options_, rows); }

@@ -1,5 +1,5 @@
-// What a rank holds and sends, by formula: from the configuration and the description of the rank's
-// parameters, without running anything.
+// What a rank holds and sends, by formula: computed from the configuration and the description of
+// the rank's parameters, without running anything.
 #pragma once
 
 #include <numeric>
@@ -12,9 +12,9 @@
 
 namespace ultrascale {
 
-// What rank `rank` of tp computes with. In the playbook's terms a layer keeps s b h / tp of
-// everything inside the linears' region, and of what is outside it (norms, residuals) s b h, with
-// sequence parallelism s b h / tp.
+// The sizes that rank `rank` of tp computes with. In the playbook's terms, a layer keeps s b h / tp
+// of each tensor inside the region of the linears; of each one outside it (norms, residuals) it
+// keeps s b h, or s b h / tp with sequence parallelism.
 inline LocalSizes local_sizes(const StepShape& shape, const TensorOptions& o, int64_t rank) {
     const HeadSplit heads = split_heads(shape.config, o.tp, rank);
     LocalSizes sizes = local_sizes(shape);
@@ -29,7 +29,7 @@ inline LocalSizes local_sizes(const StepShape& shape, const TensorOptions& o, in
     return sizes;
 }
 
-// The same in the book's terms: what one layer keeps, in units of s b h.
+// Prints it in the playbook's terms: what one layer keeps, in units of s b h.
 inline void print_layer_formula(const StepShape& shape, const TensorOptions& o, int64_t rank) {
     const LlamaConfig& c = shape.config;
     const HeadSplit heads = split_heads(c, o.tp, rank);
@@ -44,12 +44,12 @@ inline void print_layer_formula(const StepShape& shape, const TensorOptions& o, 
     print(fmt::format("    q k v o, gate, up {:.4g}) = {}; {}", inside,
                       format_bytes(sbh * (norms + inputs + inside)),
                       shape.model.recompute == Recompute::full
-                          ? "of all layers but one only the input is kept"
+                          ? "all layers but one keep only their input"
                           : "and 4 bytes a row for each norm and head"));
 }
 
-// What the ranks of a tensor-parallel group send in a step with A micro-batches; `parameters`: what
-// this one holds.
+// Adds what the ranks of a tensor-parallel group send in a step with A micro-batches. `parameters`:
+// what this rank holds.
 inline void add_to(Prediction& prediction, const StepShape& shape, const TensorOptions& o,
                    const ParameterList& parameters, int64_t A, int64_t rank) {
     if (o.tp == 1) return;
@@ -60,10 +60,10 @@ inline void add_to(Prediction& prediction, const StepShape& shape, const TensorO
                   bytes = tokens * c.hidden * dtype_bytes(shape.model.dtype);
     const int64_t C = row_chunks(o, tokens);
     const int64_t forwards = shape.model.recompute == Recompute::full ? 2 : 1;  // of a layer
-    const int64_t chunk = shape.model.loss_chunk,  // of the loss; 0: it is in one piece
+    const int64_t chunk = shape.model.loss_chunk,  // of the loss, in tokens; 0: one piece
         chunks = chunk == 0 ? 0 : (tokens + chunk - 1) / chunk;
     PredictedCommunication& p = prediction.communication;
-    // tensors of (N, h), each in `calls` calls
+    // `tensors` tensors of (N, h), each in `calls` calls
     const auto send = [&](Collective kind, int64_t tensors, int64_t calls) {
         p.add(tp, kind, A * tensors * calls, A * tensors * bytes);
     };
@@ -73,18 +73,20 @@ inline void add_to(Prediction& prediction, const StepShape& shape, const TensorO
         send(Collective::all_reduce, 2, 1);                 // embedding; the head's backward
         if (o.partition_checkpoints) send(Collective::all_gather, L, 1);
     } else {
-        // In front of column linears, in backward of row linears; and the other way round.
+        // All-gathers: before column linears, and in the backward of row linears. Reduce-scatters:
+        // the reverse.
         send(Collective::all_gather, 2 * L * forwards + 2 * L, C);
         send(Collective::reduce_scatter, 2 * L * forwards + 2 * L, C);
         send(Collective::all_gather, 2, C);      // head; the embedding's backward
         send(Collective::reduce_scatter, 2, C);  // embedding; the head's backward
-        // Again for the weights' gradients; a loss in chunks has made the head's in forward.
+        // Inputs are gathered again for weight gradients; a chunked loss computes the head's in
+        // forward.
         if (!o.keep_gathered) send(Collective::all_gather, 2 * L + (chunks == 0), C);
     }
     p.add(tp, Collective::all_gather, A * std::max<int64_t>(chunks, 1),
           A * 3 * 4 * tokens * o.tp);  // of the loss
-    // Gradients of what several ranks hold: norms, which saw other tokens on each; key-value heads,
-    // which saw other queries.
+    // The gradients of parameters that several ranks hold: norms, which saw other tokens on each
+    // rank, and key-value heads, which saw other queries.
     const int64_t g = dtype_bytes(shape.grad_dtype);
     const Group kv("kv", split_heads(c, o.tp, rank).copies);
     for (const auto& parameter : parameters) {
@@ -96,7 +98,8 @@ inline void add_to(Prediction& prediction, const StepShape& shape, const TensorO
     p.add(tp, Collective::all_reduce, 1, 8);  // the gradient's norm
 }
 
-// Of rank `rank` of tp, which holds these parameters, in one of so many replicas ("dp").
+// The prediction for rank `rank` of tp, which holds these parameters, in one of `replicas` groups
+// ("dp").
 inline Prediction predict(const StepShape& shape, const TensorOptions& options,
                           const ParameterList& parameters, int64_t A, int64_t replicas,
                           int64_t rank) {
@@ -111,8 +114,8 @@ inline Prediction predict(const StepShape& shape, const TensorOptions& options,
     return prediction;
 }
 
-// The largest micro-batch that fits into every rank's `limit` bytes, and can be shared out with
-// --partition-checkpoints; 0: none does. All ranks call it.
+// The largest micro-batch that fits into every rank's `limit` bytes and that
+// --partition-checkpoints, if given, can split; 0 if none does. All ranks call it.
 inline int64_t largest_micro_batch(StepShape shape, const TensorOptions& options,
                                    const ParameterList& parameters, int64_t rank, int64_t limit) {
     Prediction model;
@@ -131,17 +134,18 @@ inline int64_t largest_micro_batch(StepShape shape, const TensorOptions& options
     return fits - fits % multiple;
 }
 
-// All ranks call it, each for its own part.
+// The error message's advice. All ranks call it, each with its own parameters.
 inline std::string what_needs_less(const StepShape& shape, const TensorOptions& options,
                                    const ParameterList& parameters, int64_t rank, int64_t limit) {
     const int64_t largest = largest_micro_batch(shape, options, parameters, rank, limit);
-    return fmt::format("{}less is needed with a larger --tp{}{}",
+    return fmt::format("{}to need less memory, use a larger --tp{}{}",
                        largest > 0 ? fmt::format("--micro-batch {} would fit; ", largest) : "",
                        options.sequence_parallel ? "" : ", --sequence-parallel",
                        shape.model.recompute == Recompute::full ? "" : ", --recompute full");
 }
 
-// Likewise. Throws UserError on all of them if one's does not fit into its `limit` bytes.
+// All ranks call it. Throws UserError on all of them if one rank's part does not fit into its
+// `limit` bytes.
 inline void check_fits(const StepShape& shape, const TensorOptions& options,
                        const ParameterList& parameters, int64_t rank, int64_t limit) {
     check_fits_everywhere(predict(shape, options, parameters, 1, 1, rank).memory, limit,

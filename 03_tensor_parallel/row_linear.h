@@ -1,17 +1,17 @@
 // Rung 1, after column_linear.h. A linear split by the rows of the book's X W, which are the
-// columns of our weight (out, in): rank r has a part of the inputs, as a column linear's outputs
-// are, and computes one summand of Y.
+// columns of our weight (out, in): rank r has a part of the inputs, which is just what a column
+// linear leaves on it, and computes one summand of Y.
 //
 //     Y = X W^T      X = [ X_0 | X_1 ]    W = [ W_0 | W_1 ]      Y = X_0 W_0^T + X_1 W_1^T
 //
 //     forward    Y = sum over r of X_r W_r^T                     f*: all-reduce
 //     backward   dY is on every rank (f*: nothing);  dX_r = dY W_r,  dW_r = dY^T X_r
 //
-// An MLP is a column linear, an activation that works element by element, and a row linear: between
-// them nothing is communicated. The residual is added after the sum and not before it: otherwise it
-// would be counted tp times. In bf16 it is also rounded only once that way.
+// An MLP is a column linear, an elementwise activation and a row linear: between them nothing is
+// communicated. The residual is added after the sum; before it, it would be counted tp times. In
+// bf16 this also rounds it only once.
 //
-// On rung 2 the same row linear stands before g* (sequence_parallel.h); rung 3 sums Y in chunks
+// On rung 2 the same row linear is followed by g* (sequence_parallel.h); rung 3 sums Y in chunks
 // (chunked_linear.h).
 #pragma once
 
@@ -27,7 +27,7 @@ public:
     RowLinear(std::unique_ptr<Linear> gemm, const ParallelRegion& region)
         : Linear(gemm->parameters()), gemm_(std::move(gemm)), region_(region) {}
 
-    // x (B, T, this rank's inputs); returns the residual stream's shape.
+    // x is (B, T, this rank's inputs); the result has the residual stream's shape.
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
         const TraceName name(TraceName::part, name_);

@@ -1,4 +1,4 @@
-// --sample where each rank has the logits of its part of the vocabulary.
+// --sample if each rank has the logits of its part of the vocabulary only.
 #pragma once
 
 #include "core/ops.h"
@@ -8,8 +8,8 @@
 namespace ultrascale {
 
 // All ranks of the group call it; each gets the logits (V) of the token that follows `text`.
-// `multiple`: what the number of tokens must divide by, where the ranks share them out. The tokens
-// that fill it up come last, and no earlier one sees them.
+// `multiple`: the number of tokens must be a multiple of this, so that the ranks can share them.
+// Padding tokens come last; attention is causal, so no earlier token sees them.
 inline std::vector<float> logits_of_next(Llama& model, HostBatch text, int64_t vocab,
                                          const Communicator& tp, int64_t multiple) {
     const int64_t last = text.length - 1;

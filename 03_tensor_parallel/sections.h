@@ -1,5 +1,5 @@
-// What the chapter's report has besides: which micro-batch would fit, whether copies stayed equal;
-// and --estimate's report.
+// The report's sections that only this chapter has: which micro-batch would fit, and whether copies
+// stayed equal; and --estimate's report.
 #pragma once
 
 #include "core/ops.h"
@@ -10,7 +10,7 @@
 
 namespace ultrascale {
 
-// How far the ranks' copies of the norms' weights are apart: the largest difference from rank 0's.
+// How much the ranks' copies of the norms' weights differ: the largest difference from rank 0's.
 inline double largest_difference_of_copies(const ParameterList& parameters) {
     double largest = 0;
     for (const auto& p : parameters) {
@@ -25,7 +25,7 @@ inline double largest_difference_of_copies(const ParameterList& parameters) {
     return largest_of_ranks(Communicator::world(), largest);
 }
 
-// False if the ranks' copies are apart which should not be.
+// Returns false if copies differ that must be equal.
 inline bool print_copies(Report& report, const ParameterList& parameters, bool same_seed) {
     const double apart = largest_difference_of_copies(parameters);
     const bool ok = apart == 0 || !same_seed;
@@ -44,7 +44,7 @@ inline void print_largest_micro_batch(Report& report, int64_t largest) {
                           format_bytes(double(memory_limit())), largest));
 }
 
-// --estimate. The rank's parameters are described, and have no storage.
+// --estimate: the rank's parameters are only described; nothing is allocated.
 inline void print_estimate(const Options& options, const TensorOptions& tensor,
                            const StepShape& shape) {
     const Communicator& world = Communicator::world();

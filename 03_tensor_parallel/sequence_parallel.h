@@ -7,18 +7,18 @@
 //     backward   dx <-- g: reduce-scatter --- column <-- ... <-- row <-- g*: all-gather ------- dy
 //
 // An all-reduce is a reduce-scatter and an all-gather, so g and g* together send the same bytes as
-// f*; but the inputs and outputs of norms, the residuals and dropout take s b h / tp instead of
-// s b h. There are two prices. A norm's weight sees only the tokens of its rank, so its gradient is
-// summed over the ranks once a step. And a column linear needs its whole input once more for
-// dW = dY^T X: it is gathered a second time instead of being kept, which is half an all-reduce more
-// for each column linear. --keep-gathered on keeps it: N h elements more memory for each.
+// f*; but the inputs and outputs of norms, residuals and dropout take s b h / tp instead of s b h.
+// This has two costs. A norm's weight sees only the tokens of its rank, so its gradient is summed
+// over the ranks once a step. And a column linear needs its whole input once more for dW = dY^T X:
+// it is gathered a second time instead of being kept, which sends half an all-reduce more for each
+// column linear. --keep-gathered on keeps it instead, for N h more elements of memory each.
 // Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models".
 //
 // Which tokens does a rank hold? The (B, T, h) batch is read as N = B T rows, and rank r holds the
-// r-th of tp equal ranges of them: one stretch of memory, so that nothing need be transposed.
-// (Megatron-LM lays its tensors out as (T, B, h) for the same purpose.) Where a GEMM is cut into
-// chunks of rows (rung 3), each chunk is shared out in this way, so that it can be gathered and
-// scattered alone:
+// r-th of tp equal ranges of them: contiguous memory, so that nothing needs to be transposed.
+// (Megatron-LM lays its tensors out as (T, B, h) for the same purpose.) If a GEMM is cut into
+// chunks of rows (rung 3), each chunk is divided in this way, so that it can be gathered and
+// scattered on its own:
 //
 //     N rows, tp 2, 2 chunks    [ rank 0 | rank 1 ][ rank 0 | rank 1 ]
 //                                    chunk 0             chunk 1
@@ -78,7 +78,7 @@ public:
     }
 };
 
-// A column linear that keeps its rank's shard of x, and gathers it again for dW.
+// A column linear that keeps only its rank's shard of x, and gathers the whole x again for dW.
 class RegatheringColumnLinear : public ColumnLinear {
 public:
     using ColumnLinear::ColumnLinear;

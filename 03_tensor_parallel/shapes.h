@@ -1,8 +1,9 @@
-// The playbook's table of shapes in each region of a layer, read from the tensors that really ran.
+// The playbook's table of shapes in each region of a layer, read from the tensors of a real
+// forward.
 //
-// The parts know nothing of it. Each is wrapped in one that sees what goes in and what comes out;
-// what is whole on every rank only between the two (a gathered input, a partial sum) is seen where
-// it enters or leaves a region, by a region that is derived from the one in use.
+// The model's parts do not know about it. Each is wrapped in another part that records its input
+// and output. Tensors that exist only inside a part (a gathered input, a partial sum) are recorded
+// where they enter or leave the parallel region, by a class derived from the region in use.
 #pragma once
 
 #include <string>
@@ -17,7 +18,7 @@ namespace ultrascale {
 
 class ShapeTable {
 public:
-    // While it lives, tensors are of this region.
+    // While this object lives, tensors are recorded under the region `name`.
     class Region {
     public:
         Region(ShapeTable& table, std::string name) : table_(table) {
@@ -30,8 +31,8 @@ public:
         ShapeTable& table_;
     };
 
-    // Of each region and tensor the first is kept, and none outside of regions (in backward).
-    // whole_width: the columns that it has on one device.
+    // Records a tensor: only the first one of each name in each region, and none outside regions
+    // (in backward). whole_width: the columns it would have on one device.
     void note(const char* what, const Tensor& tensor, int64_t whole_width) {
         if (region_.empty()) return;
         for (const Row& row : rows_)
@@ -39,7 +40,7 @@ public:
         rows_.push_back({region_, what, {tensor.rows(), tensor.cols()}, whole_width});
     }
 
-    // tokens: of a micro-batch, B T.
+    // tokens: those of a micro-batch, B T.
     void print_table(int64_t tokens, int ranks) const {
         print(fmt::format("\nshapes on rank 0 in forward, as they ran (b s = {} tokens, tp {})",
                           tokens, ranks));
@@ -68,7 +69,7 @@ private:
     std::string region_;
 };
 
-// Region is the class of the region in use. What enters or leaves it has all its columns.
+// Region: the class of the region in use. Tensors that enter or leave it have all their columns.
 template <class Region>
 class RecordedRegion : public Region {
 public:
@@ -147,7 +148,8 @@ private:
     ShapeTable& shapes_;
 };
 
-// The logits are what forward keeps: they have become their own gradient by then.
+// Records what forward keeps as the logits: by then they have been overwritten by their gradient,
+// which has the same shape.
 class RecordedHead : public Head {
 public:
     RecordedHead(std::unique_ptr<Head> inner, int64_t vocabulary, ShapeTable& shapes)
@@ -177,7 +179,7 @@ private:
     ShapeTable& shapes_;
 };
 
-// Puts them around the parts that these make.
+// Wraps the parts that `parts` makes in these recording ones.
 inline void record_shapes(Parts& parts, int64_t vocabulary, ShapeTable& shapes) {
     parts.linear = [&shapes, linear = parts.linear](ParameterList& list, const Parts& parts,
                                                     const Place& place, LinearRole role,

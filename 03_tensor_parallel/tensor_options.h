@@ -10,30 +10,30 @@
 
 namespace ultrascale {
 
-// How communication is hidden: not; async_backward.h; that and chunked_linear.h.
+// How communication is hidden: not at all; by async_backward.h; by that and chunked_linear.h.
 enum class Overlap { none, async, chunk };
 inline constexpr const char* overlap_names[] = {"none", "async", "chunk"};
 
 struct TensorOptions {
     int tp = 0;                      // ranks that share a layer; 0: all
     bool sequence_parallel = false;  // sequence_parallel.h
-    // keep a column linear's gathered input for its weight gradient, and do not gather it again
+    // keep a column linear's gathered input for its weight gradient instead of gathering it again
     bool keep_gathered = false;
     Overlap overlap = Overlap::none;
     int64_t chunks = 2;                  // of Overlap::chunk
     bool partition_checkpoints = false;  // partition_checkpoints.h
-    bool same_seed = true;               // every rank draws an element's dropout alike
+    bool same_seed = true;               // every rank draws the same dropout mask for an element
 };
 
 // Into how many chunks a GEMM with so many rows is cut. With sequence parallelism every rank has an
-// equal share of each chunk: who has which token depends on it, so it depends on nothing but the
-// rows.
+// equal share of each chunk. So the number of chunks decides which rank has which token, and must
+// depend on the rows alone.
 inline int64_t row_chunks(const TensorOptions& options, int64_t rows) {
     const int64_t parts = options.chunks * (options.sequence_parallel ? options.tp : 1);
     return options.overlap == Overlap::chunk && rows % parts == 0 ? options.chunks : 1;
 }
 
-// Rows of chunk c of `chunks`, which divides the rows; x is read as a matrix.
+// The rows of chunk c of `chunks`, which must divide the rows; x is read as a matrix.
 inline Tensor chunk_of(const Tensor& x, int64_t c, int64_t chunks) {
     const int64_t rows = x.rows() / chunks;
     return x.view({x.rows(), x.cols()}).slice(c * rows, (c + 1) * rows);

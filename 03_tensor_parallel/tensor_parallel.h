@@ -1,5 +1,6 @@
-// The model's parts under tensor parallelism, each in its own file, put together: which slice of
-// each parameter a rank holds, and over which ranks its gradient is summed.
+// Puts together the model's parts under tensor parallelism, each of which has its own file; and
+// determines which slice of each parameter a rank holds, and over which ranks its gradient is
+// summed.
 //
 //                        slice               split over   gradient summed over,
 //                                                         besides the data axes
@@ -24,34 +25,33 @@
 
 namespace ultrascale {
 
-// Throws UserError where `config` cannot be split over options.tp ranks or a micro-batch of `seq`
-// tokens a sequence not over them.
+// Throws UserError if the model, or a micro-batch with `seq` tokens per sequence, cannot be split
+// over options.tp ranks.
 inline void check_splits(const LlamaConfig& config, const TensorOptions& options,
                          int64_t micro_batch, int64_t seq) {
     const int64_t tp = options.tp;
     check_heads(config, tp);
     if (config.ffn % tp != 0)
-        user_error(
-            "--tp {}: a feed-forward size of {} cannot be shared out equally; tp must divide it",
-            tp, config.ffn);
+        user_error("--tp {}: a feed-forward size of {} cannot be split equally; tp must divide it",
+                   tp, config.ffn);
     if (config.vocab < tp)
-        user_error("--tp {}: a vocabulary of {} has not a token for each rank", tp, config.vocab);
+        user_error("--tp {}: a vocabulary of {} does not have a token for each rank", tp,
+                   config.vocab);
     if (options.sequence_parallel && seq % tp != 0)
         user_error(
-            "--sequence-parallel: sequences of {} tokens cannot be shared out over --tp {}; --seq "
-            "{} would do",
+            "--sequence-parallel: sequences of {} tokens cannot be split over --tp {}; --seq {} "
+            "would work",
             seq, tp, std::max<int64_t>(seq / tp, 1) * tp);
     if (options.partition_checkpoints && micro_batch * seq % tp != 0)
         user_error(
-            "--partition-checkpoints: a micro-batch of {} x {} tokens cannot be shared out over "
-            "--tp {}",
+            "--partition-checkpoints: a micro-batch of {} x {} tokens cannot be split over --tp {}",
             micro_batch, seq, tp);
 }
 
 class TensorParallel {
 public:
-    // All ranks call it. `mesh` has the axis "tp", and gets the group "kv" where there are copies.
-    // `region`: another one than the options ask for.
+    // All ranks call it. `mesh` must have the axis "tp"; the group "kv" is added where there are
+    // copies. `region`, if given, replaces the one that the options ask for.
     TensorParallel(const LlamaConfig& config, const TensorOptions& options, Mesh& mesh,
                    std::unique_ptr<ParallelRegion> region = nullptr)
         : config_(config),
@@ -69,10 +69,10 @@ public:
             region_ = std::make_unique<RecordedRegion<ParallelRegion>>(tp_, options, *shapes_);
     }
 
-    // Of the model that `plain` parts would make. Keeps pointing to this object.
+    // The parts that make this rank's part of the model. They keep a pointer to this object.
     Parts parts(const ModelOptions& model) const {
         ModelOptions plain = model;
-        plain.dropout = 0;  // it comes last, over these parts
+        plain.dropout = 0;  // added last, around these parts
         Parts parts = default_parts(config_, plain);
         parts.heads = heads_.heads, parts.kv_heads = heads_.kv_heads;
         parts.linear = [this](ParameterList& list, const Parts& parts, const Place& place,
@@ -142,7 +142,7 @@ private:
                                        : column_linear(std::move(gemm));
     }
 
-    // The ladder's rung that the options ask for.
+    // The rung of the ladder that the options ask for.
     std::unique_ptr<Linear> column_linear(std::unique_ptr<Linear> gemm) const {
         if (options_.overlap == Overlap::chunk)
             return std::make_unique<ChunkedColumnLinear>(std::move(gemm), *region_);

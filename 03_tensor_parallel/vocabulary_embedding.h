@@ -6,8 +6,8 @@
 //     rank 0    ( 0 )  (E_2)  ( 0 )      backward   f*: nothing (g*: all-gather); each rank adds dx
 //     rank 1    (E_7)  ( 0 )  (E_9)                 to the rows of its own tokens
 //
-// Shards are tokens V r/tp .. V (r+1)/tp. They need not be equal, for nothing that travels has the
-// vocabulary's size: no rows of padding that the loss would have to leave out.
+// Shards are tokens V r/tp .. V (r+1)/tp. They need not be equal, since no communicated tensor has
+// the vocabulary's size. So there are no padding rows for the loss to leave out.
 #pragma once
 
 #include "core/ops.h"

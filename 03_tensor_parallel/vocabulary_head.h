@@ -3,7 +3,7 @@
 //     logits (N, V/tp) on each rank = X W_r^T: a column linear
 //     of each row, on each rank:  m_r = max logit,  s_r = sum of exp(logit - m_r),
 //                                 t_r = the target's logit, 0 where it is another rank's
-//     all-gather of (m, s, t): 3 numbers a token and rank, whatever V
+//     all-gather of (m, s, t): 3 numbers per token and rank, however large V is
 //     m = max m_r,  s = sum of s_r exp(m_r - m),  t = sum of t_r        loss = log s + m - t
 //     gradient, in place and without any further communication:  exp(logit - m) / s - [target]
 //
@@ -22,7 +22,7 @@ public:
     VocabularyHead(Parameter* weight, int64_t chunk, const ParallelRegion& region)
         : Head(weight, chunk), region_(region) {}
 
-    Tensor logits(const Tensor& x) const override {  // (N, V/tp): those of this rank's tokens
+    Tensor logits(const Tensor& x) const override {  // (N, V/tp): of this rank's part of V
         return local_logits(region_.enter(x));
     }
 
@@ -53,7 +53,8 @@ protected:
         ops::accumulate_sum(context.loss, losses, context.token_weight);
     }
 
-    // In backward; where the loss is in chunks of tokens its gradient is there already.
+    // Called in backward. If the loss is computed in chunks of tokens, the weight's gradient has
+    // already been computed in forward.
     Pending whole_input(Saved& saved, Stream& stream) const {
         if (chunk_ > 0) return {};
         Tensor kept = saved.take("x");
