@@ -145,7 +145,7 @@ CHAPTER_OBJECTS := $(call objects,$(sort $(filter-out $(LONG_SOURCES),$(wildcard
 LONG_OBJECTS := $(call objects,$(sort $(LONG_SOURCES) tests/chapters/run_program.cpp))
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
-.PHONY: all help demo mpirun test test-all compute-sanitizer run bench fuzz deps format clean test-programs all-test-programs $(CHAPTERS)
+.PHONY: all help demo pictures mpirun test test-all compute-sanitizer run bench fuzz deps format clean test-programs all-test-programs $(CHAPTERS)
 all: $(PROGRAMS) compile_commands.json  ## build all chapters of the chosen backend
 
 $(CHAPTERS): %: $(BUILD)/%
@@ -162,6 +162,8 @@ JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 demo: deps  ## install what is missing, build, run every chapter's techniques on real text and print one table
 	$(MAKE) $(JOBS) --no-print-directory $(CHAPTERS)
 	@./tests/demo.sh $(BUILD) "$$($(MAKE) -s --no-print-directory mpirun)"
+pictures: $(PROGRAMS)  ## draw the READMEs' pictures anew, each from a run of its chapter
+	@./tests/pictures.sh $(BUILD) "$(MPIRUN) $(MPIRUN_FLAGS)"
 mpirun:
 	@echo $(MPIRUN) $(MPIRUN_FLAGS)
 

@@ -1,6 +1,7 @@
 // Chapter 00: training on one device. train_step() is the whole of it: forward, backward, update.
 #include "comparisons.h"
 #include "memory_anatomy.h"
+#include "memory_picture.h"
 #include "options.h"
 #include "train/gradients.h"
 #include "train/run.h"
@@ -81,6 +82,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             watched.kept.print_table();
             watched.timeline.print_chart();
         }
+        draw_memory(options.svg, watched.timeline);
         ok = report.communication(predicted, options.steps) && ok;
         report.throughput(predicted);
         if (watched.noise.count() > 0)

@@ -103,8 +103,8 @@ inline void print_peak(const StepShape& shape) {
         if (bytes > 0) print(fmt::format("  {:<68} {:>12}", what, format_bytes(bytes)));
 }
 
-// Memory over time in the terminal, during the first four steps: categories stacked, each column
-// the highest moment of its stretch of time. The first step differs from the rest: only its update
+// Memory over time during the first four steps, for the terminal's chart and memory_picture.h's:
+// categories stacked, each column the highest moment of its stretch of time. The first step differs from the rest: only its update
 // allocates the optimizer's states.
 class StepTimeline {
 public:
@@ -115,7 +115,7 @@ public:
     }
     void print_chart() const {
         constexpr char letter[memory_categories + 1] = "PGOACWH";
-        const std::vector<MemoryByCategory> columns = highest_by_column();
+        const std::vector<MemoryByCategory> columns = highest_by_column(width);
         int64_t highest = 1;
         for (const auto& column : columns) highest = std::max(highest, total(column));
         print(fmt::format("\nmemory during the first {}",
@@ -138,31 +138,39 @@ public:
                               labelled ? format_bytes(double(highest) * row / height) : "", line));
         }
         std::string axis(width, '-');
-        for (double end : ends_) axis[size_t(std::min(width - 1, column_of(end)))] = '+';
+        for (double end : ends_) axis[size_t(std::min(width - 1, column_of(end, width)))] = '+';
         print(fmt::format("  {:>10} +{}", "", axis));
     }
 
-private:
-    static constexpr int width = 80, height = 14;
-    int column_of(double seconds) const {
-        return int(width * (seconds - begin_) / (ends_.back() - begin_));
+    // Where steps end, in seconds since the first one's beginning.
+    std::vector<double> ends() const {
+        std::vector<double> seconds = ends_;
+        for (double& end : seconds) end -= begin_;
+        return seconds;
     }
-    std::vector<MemoryByCategory> highest_by_column() const {
-        std::vector<MemoryByCategory> columns(width, MemoryByCategory{});
+    // Of `columns` stretches of equal length, what was held at the highest moment of each.
+    std::vector<MemoryByCategory> highest_by_column(int columns) const {
+        std::vector<MemoryByCategory> highest(size_t(columns), MemoryByCategory{});
         const auto raise = [&](int column, const MemoryByCategory& held) {
-            if (total(held) > total(columns[size_t(column)])) columns[size_t(column)] = held;
+            if (total(held) > total(highest[size_t(column)])) highest[size_t(column)] = held;
         };
         MemoryByCategory held{};
         int column = 0;
         for (const MemoryPoint& point : memory_timeline()) {
-            const int at = column_of(point.seconds);
-            for (; column < std::min(at, width); ++column)
+            const int at = column_of(point.seconds, columns);
+            for (; column < std::min(at, columns); ++column)
                 raise(column, held);  // between points nothing changes
             held = point.bytes;
-            if (at >= 0 && at < width) raise(at, held);
+            if (at >= 0 && at < columns) raise(at, held);
         }
-        for (; column < width; ++column) raise(column, held);
-        return columns;
+        for (; column < columns; ++column) raise(column, held);
+        return highest;
+    }
+
+private:
+    static constexpr int width = 80, height = 14;
+    int column_of(double seconds, int columns) const {
+        return int(columns * (seconds - begin_) / (ends_.back() - begin_));
     }
     double begin_;
     std::vector<double> ends_;

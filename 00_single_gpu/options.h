@@ -27,12 +27,14 @@ struct Chapter {
         options.flag("--noise-scale", noise_scale,
                      "Estimate the critical batch size (needs 2 micro-batches a step)");
         options.flag("--estimate", estimate, "Predict memory, allocate nothing")
-            .excludes(training_outputs);
+            .excludes(training_outputs)
+            .excludes({"--svg"});
         options
             .add("--compare", compare,
                  "attention or recompute: measure the alternatives in one table")
             .one_of({"attention", "recompute"})
-            .excludes(training_outputs);
+            .excludes(training_outputs)
+            .excludes({"--svg"});
     }
 
     void check() const {

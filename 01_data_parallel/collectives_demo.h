@@ -174,9 +174,16 @@ inline bool demo_each_collective(const Communicator& world) {
     return ok;
 }
 
+// What every rank held in a ring all-reduce: before the first step, and after each one.
+struct RingMoment {
+    std::vector<std::string> values;  // of each rank: its chunks' values, separated by spaces
+    RingStep step = {};               // rank 0's; none in the first moment
+};
+using RingHistory = std::vector<RingMoment>;
+
 // The ring on n chunks of one element. Rank r starts with 10^r everywhere, so a sum's digits say
 // whose parts are in it.
-inline bool demo_ring(const Communicator& world) {
+inline bool demo_ring(const Communicator& world, RingHistory& history) {
     const int n = world.size(), me = world.rank();
     const bool digits = n <= 8;  // fp32 holds eight of them: 11111111 < 2^24
     const float mine = digits ? float(std::pow(10, me)) : 1,
@@ -199,12 +206,13 @@ inline bool demo_ring(const Communicator& world) {
 
     print(
         fmt::format("\nring_all_reduce(x): a reduce-scatter and an all-gather, 2(n-1) = {} steps, "
-                    "chunks c0 to c{} of one number",
+                    "chunks c0 to c{}",
                     2 * (n - 1), n - 1));
     print(digits ? "  rank r starts with 10^r: digit r of a sum, from the right, is 1 once rank "
                    "r's part is in it"
                  : "  all start with 1: a sum says how many ranks' parts are in it");
     print_by_rank(world, {numbers}, {chunks(-1)});
+    history.push_back({world.gather_strings(chunks(-1))});
     int steps = 0;
     ring_all_reduce(world, x, RingDirections::one, [&](const RingStep& step) {
         ++steps;
@@ -217,6 +225,7 @@ inline bool demo_ring(const Communicator& world) {
             world, {"", "", numbers},
             {fmt::format("sent c{} to {},", step.sent, step.to),
              fmt::format("received c{} from {}", step.received, step.from), chunks(step.received)});
+        history.push_back({world.gather_strings(chunks(-1)), step});
     });
     const bool ok =
         x.to_host<float>() == std::vector<float>(size_t(n), sum) && steps == 2 * (n - 1);
@@ -256,11 +265,12 @@ inline bool demo_barrier(const Communicator& world) {
     return ok;
 }
 
-// All ranks call it; rank 0 prints. False, on every rank, if some rank got something wrong.
-inline bool demo_collectives(const Communicator& world) {
+// All ranks call it; rank 0 prints. False, on every rank, if some rank got something wrong. The
+// ring's history is for a picture.
+inline bool demo_collectives(const Communicator& world, RingHistory& ring_history) {
     print(fmt::format("collectives on {}; a bar | stands between two ranks' slices",
                       format_count(world.size(), "rank")));
-    const bool collectives = demo_each_collective(world), ring = demo_ring(world),
+    const bool collectives = demo_each_collective(world), ring = demo_ring(world, ring_history),
                barrier = demo_barrier(world);
     const Tensor wrong = Tensor::from_host<int32_t>(
         std::vector<int32_t>{!(collectives && ring && barrier)}, {1}, Memory::workspace);

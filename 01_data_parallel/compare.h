@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/median_seconds.h"
+#include "pictures.h"
 #include "syncs.h"
 #include "train/run.h"
 
@@ -81,6 +82,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
                       "step", "tok/s/rank", "calls", "sent", "comm.", "exposed", "overlap",
                       "matmul"));
     Report report("01_data_parallel", options, shape, 0);
+    Timelines timelines;
     const Mesh mesh(ranks, {{"dp", ranks.size()}});
     NoSync none(parameters, mesh);
     const SyncCost alone = cost_of(none, model, optimizer, loader, options, train_step);
@@ -116,6 +118,8 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
                                       options, train_step);
         if (kind == SyncKind::naive) naive = cost;
         row(name, cost);
+        if (!options.svg.empty() && kind <= SyncKind::bucket)
+            timelines.add(kind, name, cost.step_seconds, cost.exposed_seconds);
     };
     measure("naive", SyncKind::naive);
     measure("overlap", SyncKind::overlap);
@@ -125,6 +129,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     if (nodes_pretended)
         measure(fmt::format("hierarchical, nodes of {}", sync.ranks_per_node),
                 SyncKind::hierarchical);
+    if (!options.svg.empty()) timelines.draw(options.svg);
     if (n == 1) return report.finish(), true;
 
     // The condition, from the rate of one all-reduce of everything and that of the matrix products

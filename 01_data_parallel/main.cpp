@@ -5,6 +5,7 @@
 #include "collectives_demo.h"
 #include "compare.h"
 #include "options.h"
+#include "pictures.h"
 #include "predict.h"
 #include "train/run.h"
 
@@ -104,7 +105,12 @@ bool run(const Options& options, Chapter& chapter) {
     const Communicator& world = Communicator::world();
     chapter.check_and_find_nodes(options, world);
     if (!chapter.demo.empty() || chapter.compare) slow_down(options);
-    if (chapter.demo == "collectives") return demo_collectives(world);
+    if (chapter.demo == "collectives") {
+        RingHistory history;
+        const bool ok = demo_collectives(world, history);
+        draw_ring(options.svg, history);
+        return ok;
+    }
     if (chapter.demo == "bandwidth") return demo_bandwidth(options, world, chapter.largest_bytes());
     const StepShape shape = step_shape(options, options.config());
     check_fits(options, chapter, shape);

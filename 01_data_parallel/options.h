@@ -85,6 +85,10 @@ struct Chapter {
             user_error("--no-sync off: --sync diloco sums no gradients at all");
         if (demo == "collectives" && !options.json.empty())
             user_error("--json: --demo collectives has no figures to write; --demo bandwidth has");
+        if (!options.svg.empty() && !compare && demo != "collectives")
+            user_error("--svg has no effect: pictures are of --compare and of --demo collectives");
+        if (!options.svg.empty() && (world.size() < 2 || (!compare && world.size() > 8)))
+            user_error("--svg: the pictures are of 2 ranks or more, the ring's of at most 8");
         sync.ranks_per_node = options.node_size > 0 ? options.node_size : ranks_on_this_node();
         if (sync.kind != SyncKind::hierarchical) return;
         for (const std::string& there : world.gather_strings(std::to_string(sync.ranks_per_node)))

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "picture.h"
 #include "predict.h"
 #include "stages.h"
 #include "train/run.h"
@@ -45,6 +46,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
     std::vector<std::string> times = {
         fmt::format("  {:<6} {:>10} {:>10} {:>10}", "stage", "step ms", "comm. ms", "exposed")};
     Report report("02_zero", options, shape, 0);
+    StagesPicture picture;
     bool ok = true;
     for (int variant = 0; variant <= (offload_too ? 6 : 3); ++variant) {
         zero_options.stage = variant <= 3 ? variant : variant - 3;
@@ -102,6 +104,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
                     {"communication_ms", m.communication_seconds * 1e3},
                     {"exposed_ms", m.exposed_seconds * 1e3},
                     {"as_predicted", same}});
+        picture.add("stage " + name, held, gathered, m.sent_bytes, want);
     }
     print(
         fmt::format("  x Psi: in parameters. For one micro-batch the book has 2, 2, 2, 3; times "
@@ -109,6 +112,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
                     double(N - 1) / double(N)));
     print("");
     for (const std::string& line : times) print(line);
+    picture.draw(options.svg, N);
     report.text("compare", "result", ok ? "as predicted" : "not as predicted");
     report.finish();
     return ok;

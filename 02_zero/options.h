@@ -46,6 +46,8 @@ struct Chapter {
     }
 
     void check(const Options& options) {
+        if (!options.svg.empty() && !compare)
+            user_error("--svg has no effect: the picture is of --compare");
         if (zero.offload && zero.stage == 0 && !compare)
             user_error(
                 "--offload optimizer: what moves to the host is a rank's shard; --stage 1, 2 or 3");

@@ -8,6 +8,7 @@
 #include "files/checkpoint.h"
 #include "files/checkpoint_folders.h"
 #include "files/file.h"
+#include "svg.h"
 
 namespace ultrascale {
 namespace {
@@ -116,6 +117,7 @@ void add_shared_options(OptionList& options, Options& o) {
     options.add("--json", o.json,
                 "Write one JSON object a step, or a row of a table, and a summary");
     options.add("--trace", o.trace, "Write a Chrome/Perfetto trace");
+    options.add("--svg", o.svg, "Directory to write the chapter's pictures of this run to");
     options
         .add("--peak-tflops", o.peak_tflops,
              "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")
@@ -217,6 +219,7 @@ Options parse_options(int argc, char** argv, const std::string& name,
             user_error("--json and --trace name the same file, {}", o.json);
         for (const std::string& path : {o.json, o.trace})
             if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
+        if (!o.svg.empty()) check_can_draw(o.svg);
         if (!o.save.empty()) check_can_save(o.save);
         if (!o.load.empty() && Communicator::world().rank() == 0) o.load = folder_to_load(o.load);
     });

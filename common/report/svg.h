@@ -1,0 +1,111 @@
+// A picture that a program draws of its own run (--svg), to be shown in a README: readable on a
+// light and on a dark background, by the colour-blind (each colour has a texture, and chapters
+// label what they draw), and by a screen reader. The same calls give the same bytes.
+//
+//     Svg svg(900, 300, "ZeRO: what a rank holds", "Bars for stages 0 to 3, stacked by category");
+//     svg.rect({100, 40, 320, 24}, Role::parameters, "stage 0, parameters: 6.3 MiB");
+//     svg.text(94, 57, "stage 0", {.anchor = Text::end});
+//     svg.arrow({{100, 90}, {420, 90}});
+//     write_picture(options.svg, "stages.svg", svg);
+//
+// Coordinates are pixels from the upper left corner; y grows downwards. 900 is as wide as GitHub
+// shows a picture without shrinking it. Whole charts are in charts.h.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/memory.h"
+
+namespace ultrascale {
+
+// What a colour stands for. Pictures name roles and never colours, so that gradients look alike in
+// all chapters.
+enum class Role {
+    ink,      // words, axes, arrows
+    faint,    // grids
+    paper,    // the background
+    on_fill,  // words on any of the colours below
+    parameters,
+    gradients,
+    optimizer,
+    activations,
+    communication,
+    workspace,
+    host,  // from parameters to here in the order of core/memory.h's categories
+    forward,
+    backward,
+    update,
+    exposed,  // computation waits for communication
+    rank0,    // eight ranks, then the colours begin again
+    rank7 = rank0 + 7
+};
+inline Role role_of(Memory category) { return Role(int(Role::parameters) + int(category)); }
+inline Role role_of_rank(int rank) { return Role(int(Role::rank0) + rank % 8); }
+
+struct Point {
+    double x, y;
+};
+struct Box {
+    double x, y, width, height;  // of the upper left corner
+    double right() const { return x + width; }
+    double bottom() const { return y + height; }
+    Point center() const { return {x + width / 2, y + height / 2}; }
+};
+
+struct Text {
+    enum Anchor { start, middle, end };  // which end of the words is at x
+    Anchor anchor = start;
+    double size = 14;  // pixels; below 12 it is too small to read on GitHub
+    bool bold = false;
+    bool halo = false;  // outlined with the background's colour: for words over a chart
+    Role role = Role::ink;
+};
+struct Line {
+    Role role = Role::ink;
+    double width = 1;
+    bool dashed = false;
+};
+
+class Svg {
+public:
+    // The title is drawn at the top; the description is for who cannot see the picture.
+    Svg(double width, double height, std::string_view title, std::string_view description);
+    double width() const { return width_; }
+    double height() const { return height_; }
+
+    // The words' baseline is at y. UTF-8.
+    void text(double x, double y, std::string_view words, const Text& style = {});
+    // Words in the middle of a box, on its colour.
+    void label(const Box& box, std::string_view words, Text style = {.role = Role::on_fill});
+    // Filled with the role's colour and texture. A hint is shown under the mouse, where the file is
+    // opened by itself, and says to tests what the shape stands for.
+    void rect(const Box& box, Role fill, std::string_view hint = "");
+    void polygon(const std::vector<Point>& points, Role fill, std::string_view hint = "");
+    void outline(const Box& box, const Line& style = {});
+    void line(Point from, Point to, const Line& style = {}) { polyline({from, to}, style); }
+    void polyline(const std::vector<Point>& points, const Line& style = {});
+    // A polyline with a head at its end.
+    void arrow(const std::vector<Point>& points, const Line& style = {.width = 1.5});
+
+    std::string document() const;  // the file's bytes
+
+private:
+    void fill(const std::string& element, const std::string& geometry, Role role,
+              std::string_view hint);
+    double width_, height_;
+    std::string body_;
+};
+
+// How wide words are about, in pixels: to place what stands beside them.
+double text_width(std::string_view words, double size = 14);
+
+// Writes `directory`/`name` (through a temporary name); nothing where --svg was not given. All
+// ranks may call it, rank 0 writes.
+void write_picture(const std::string& directory, const std::string& name, const Svg& svg);
+
+// UserError where that could not be done: the directory cannot be made, or not be written to.
+void check_can_draw(const std::string& directory);
+
+}  // namespace ultrascale

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# `make pictures`: the READMEs' pictures, each made by its chapter's program from a run of its own.
+# Usage: tests/pictures.sh BUILD "MPIRUN FLAGS"
+set -euo pipefail
+build=$1 mpirun=$2
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+export OMP_WAIT_POLICY=passive
+
+# draw RANKS CHAPTER OPTIONS...
+draw() {
+    local ranks=$1 chapter=$2
+    shift 2
+    if ! $mpirun -n "$ranks" "$build/$chapter" --svg "$chapter/pictures" "$@" >"$log" 2>&1; then
+        cat "$log"
+        echo "$chapter $* failed"
+        exit 1
+    fi
+    sed -n 's/^picture written to //p' "$log"
+}
+
+draw 1 00_single_gpu --steps 4
+export OMP_NUM_THREADS=1  # several ranks share the cores
+# One rank a node, and a slow network between them: there is something to hide.
+draw 2 01_data_parallel --compare --bucket-mb 1 --node-size 1 --inter-gbps 1
+draw 4 01_data_parallel --demo collectives
+draw 4 02_zero --compare --steps 3
