@@ -117,7 +117,8 @@ void add_shared_options(OptionList& options, Options& o) {
     options.add("--json", o.json,
                 "Write one JSON object a step, or a row of a table, and a summary");
     options.add("--trace", o.trace, "Write a Chrome/Perfetto trace");
-    options.add("--svg", o.svg, "Directory to write the chapter's pictures of this run to");
+    options.add("--svg", o.svg, "Directory to write the chapter's pictures of this run to")
+        .only_if([&o] { return o.steps > 0; }, "there is no step to draw; --steps 1 or more");
     options
         .add("--peak-tflops", o.peak_tflops,
              "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")
