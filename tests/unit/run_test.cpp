@@ -15,9 +15,9 @@ const LlamaConfig config{.layers = 1, .hidden = 16, .heads = 2, .kv_heads = 1, .
 
 // A model with state that has no gradient: every step adds to it.
 struct Training {
-    explicit Training(const Options& options)
-        : options(options),
-          run("test", options, shape, {.micro_batch = 2}),
+    explicit Training(const Options& given)
+        : options(given),
+          run("test", options, shape, {.micro_batch = 2}),  // keeps a reference to the options
           optimizer_options(options.optimizer) {
         model.parameters().allocate_values(DType::fp32);
         model.parameters().allocate_grads(DType::fp32);
