@@ -175,7 +175,7 @@ MemoryTable print_memory(const MemoryEstimate& predicted, bool full) {
     if (device_is_gpu()) {  // the playbook's two further uses of GPU memory
         const DeviceOverhead extra = device_overhead();
         print_line("CUDA context", "-", extra.context,
-                   "kernels, cuBLAS and NCCL of all processes here");
+                   "kernels, cuBLAS, NCCL of all processes");
         print_line("fragmentation", "-", extra.fragmentation, "reserved beyond the tensors' peak");
         json["context"] = {{"measured", extra.context}};
         json["fragmentation"] = {{"measured", extra.fragmentation}};
