@@ -206,7 +206,7 @@ inline bool demo_ring(const Communicator& world, RingHistory& history) {
 
     print(
         fmt::format("\nring_all_reduce(x): a reduce-scatter and an all-gather, 2(n-1) = {} steps, "
-                    "chunks c0 to c{} of one number",
+                    "chunks c0 to c{}",
                     2 * (n - 1), n - 1));
     print(digits ? "  rank r starts with 10^r: digit r of a sum, from the right, is 1 once rank "
                    "r's part is in it"

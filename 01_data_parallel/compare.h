@@ -129,7 +129,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     if (nodes_pretended)
         measure(fmt::format("hierarchical, nodes of {}", sync.ranks_per_node),
                 SyncKind::hierarchical);
-    if (!options.svg.empty()) timelines.draw(options.svg);
+    if (!options.svg.empty()) timelines.draw(options.svg, n);
     if (n == 1) return report.finish(), true;
 
     // The condition, with the bandwidth of one all-reduce of all gradients and the FLOP rate of the

@@ -19,22 +19,31 @@ public:
         seen_[pass != Pass::forward] = true;
     }
 
-    // "of which a layer, forward: 2 all-reduce, each of 1.00 MiB"; the calls for a GEMM's chunks
-    // are counted one by one.
+    CommunicationCount forward(Collective kind) const { return sent_[0][size_t(kind)]; }
+
+    // Of forward (0) or backward (1): "2 all-reduce, each of 1.00 MiB"; calls of a GEMM's chunks
+    // count one by one.
+    std::string in_words(int pass) const {
+        std::string words;
+        for (int k = 0; k < collective_kinds; ++k) {
+            const CommunicationCount c = sent_[pass][size_t(k)];
+            if (c.calls == 0) continue;
+            words += fmt::format("{}{} {}, each of {}", words.empty() ? "" : "; ", c.calls,
+                                 collective_names[size_t(k)],
+                                 format_bytes(double(c.bytes) / double(c.calls)));
+        }
+        return words;
+    }
+
     void add_to(Report& report) const {
         for (int pass = 0; pass < 2; ++pass) {
-            std::string line =
-                pass == 0 ? "  of which a layer, forward:" : "  of which a layer, backward:";
-            for (int k = 0; k < collective_kinds; ++k) {
-                const CommunicationCount c = sent_[pass][size_t(k)];
-                if (c.calls == 0) continue;
-                line += fmt::format(" {} {}, each of {};", c.calls, collective_names[size_t(k)],
-                                    format_bytes(double(c.bytes) / double(c.calls)));
-                report.value(pass == 0 ? "layer_forward" : "layer_backward",
-                             collective_names[size_t(k)], double(c.bytes));
-            }
-            if (line.back() == ';') line.pop_back();
-            if (report.full()) print(line);
+            const char* name = pass == 0 ? "forward" : "backward";
+            for (int k = 0; k < collective_kinds; ++k)
+                if (const CommunicationCount c = sent_[pass][size_t(k)]; c.calls > 0)
+                    report.value(fmt::format("layer_{}", name), collective_names[size_t(k)],
+                                 double(c.bytes));
+            if (report.full())
+                print(fmt::format("  of which a layer, {}: {}", name, in_words(pass)));
         }
     }
 

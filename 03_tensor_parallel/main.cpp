@@ -1,6 +1,7 @@
 // Chapter 03: tensor parallelism. The ranks of a group share every layer: each rank holds a part of
 // the layer's weights and computes with it (tensor_parallel.h and the file of each part). Groups
 // train on different samples.
+#include "block_picture.h"
 #include "compare.h"
 #include "layer_communication.h"
 #include "linear_demo.h"
@@ -86,6 +87,8 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
             print_overlap_ratio(report, tp, tokens, shape.config.hidden, options.dtype);
         }
         report.throughput(predicted);
+        if (!options.svg.empty())
+            BlockPicture(parallel.shapes(), of_a_layer, tensor, tokens).draw(options.svg);
         return ok;
     });
 }

@@ -48,13 +48,13 @@ struct Chapter {
             .flag("--compare", compare,
                   "Train without and with sequence parallelism and print one table")
             .excludes(training_outputs)
-            .excludes({"--sequence-parallel", "--keep-gathered", "--estimate"});
+            .excludes({"--sequence-parallel", "--keep-gathered", "--estimate", "--svg"});
         options
             .add("--demo", demo,
                  "linear: a column and a row linear on matrices small enough to print")
             .one_of({"linear"})
             .excludes(training_outputs)
-            .excludes({"--compare", "--estimate"});
+            .excludes({"--compare", "--estimate", "--svg"});
     }
 
     void check(const Options& options) {
@@ -76,6 +76,8 @@ struct Chapter {
                 "which makes shards of the checkpoints already");
         if (compare && tensor.tp == 1)
             user_error("--compare: one rank has nobody to share a layer with; --tp 2 or more");
+        if (!options.svg.empty() && tensor.tp == 1)
+            user_error("--svg: the picture is of a layer that ranks share; --tp 2 or more");
         if (compare) tensor.sequence_parallel = true;  // so that its requirements are checked
     }
 };

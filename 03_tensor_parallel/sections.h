@@ -55,8 +55,8 @@ inline void print_estimate(const Options& options, const TensorOptions& tensor,
     const ParameterList& parameters = model.parameters();
     Report report("03_tensor_parallel", options, shape, 0);
     report.configuration(sequences_of_step(options, dp.size()), "", dp.size());
-    report.technique("tensor",
-                     describe(tensor, dp.size(), shape.micro_batch * shape.seq, options.dropout),
+    const int64_t rows = shape.micro_batch * shape.seq;
+    report.technique("tensor", describe(tensor, dp.size(), rows, options.dropout),
                      {{"tp", tensor.tp}, {"dp", dp.size()}});
     report.estimate(predict(shape, tensor, parameters, options.grad_accum, dp.size(), tp.rank()), 1,
                     what_needs_less(shape, tensor, parameters, tp.rank(), memory_limit()));

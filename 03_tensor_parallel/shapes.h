@@ -34,10 +34,19 @@ public:
     // Records a tensor: only the first one of each name in each region, and none outside regions
     // (in backward). whole_width: the columns it would have on one device.
     void note(const char* what, const Tensor& tensor, int64_t whole_width) {
-        if (region_.empty()) return;
-        for (const Row& row : rows_)
-            if (row.region == region_ && row.what == what) return;
+        if (region_.empty() || find(region_, what)) return;
         rows_.push_back({region_, what, {tensor.rows(), tensor.cols()}, whole_width});
+    }
+
+    struct Row {
+        std::string region, what;
+        Shape shape;
+        int64_t whole_width;
+    };
+    const Row* find(const std::string& region, const char* what) const {  // nullptr: not there
+        for (const Row& row : rows_)
+            if (row.region == region && row.what == what) return &row;
+        return nullptr;
     }
 
     // tokens: those of a micro-batch, B T.
@@ -60,11 +69,6 @@ public:
     }
 
 private:
-    struct Row {
-        std::string region, what;
-        Shape shape;
-        int64_t whole_width;
-    };
     std::vector<Row> rows_;
     std::string region_;
 };

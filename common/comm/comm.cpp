@@ -1,5 +1,5 @@
-// What every call does before it reaches the backend's transport: it is checked, counted, explained
-// and given a Work.
+// What every call does before the backend's transport: it checks its arguments, is counted, prints
+// its line for --explain, and gets a Work.
 #include "comm.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@ namespace ultrascale {
 Work::~Work() {
     if (!impl_) return;
     if (std::uncaught_exceptions() > impl_->exceptions && !done()) {
-        // The program is on its way out, and the other ranks may never make the matching call. MPI
-        // or NCCL may still write to the tensors, so they stay.
+        // The program is ending with an error, and the other ranks may never make the matching
+        // call. MPI or NCCL may still write to the tensors, so they must not be freed.
         static auto& abandoned = *new std::vector<std::shared_ptr<Impl>>;
         abandoned.push_back(std::move(impl_));
         abandon_communication();
@@ -46,12 +46,12 @@ bool Work::done() const { return !impl_ || transport::done(*impl_); }
 
 namespace {
 
-// What is counted and explained of a call, and the tensors that its Work owns.
+// What is counted and printed for a call, and the tensors that its Work owns.
 struct Call {
     int64_t bytes;
     std::vector<Tensor> tensors;
     std::string detail = "";
-    std::optional<double> sent = {};  // where the ranks' slices differ; otherwise by the formula
+    std::optional<double> sent = {};  // if the ranks' slices differ; otherwise by the formula
 };
 
 void announce(const Communicator::Impl& group, Collective kind, int root, const Call& call,
@@ -66,8 +66,9 @@ void announce(const Communicator::Impl& group, Collective kind, int root, const 
                         asynchronous ? ", asynchronous" : ""));
 }
 
-// The call's span in the trace, but for its times; none if nothing is recorded. All calls are
-// counted, so that ranks which began to record at different times still give one call one number.
+// The call's span in the trace, without its times; nullptr if nothing is recorded. All calls are
+// counted, so that a call has the same number even on ranks that began to record at different
+// times.
 std::shared_ptr<const Span> span_of(Communicator::Impl& group, Collective kind, int64_t bytes,
                                     const std::string& lane) {
     const int64_t call = ++group.calls[size_t(kind)];
@@ -82,7 +83,7 @@ std::shared_ptr<const Span> span_of(Communicator::Impl& group, Collective kind, 
                                        .call = call});
 }
 
-// The one road every call takes.
+// Every call goes through here.
 Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation, Call call,
            Stream& stream) {
     group->open();
@@ -213,7 +214,7 @@ Work Communicator::scatter(Tensor out, Tensor in, int root, Stream& stream) cons
 Work Communicator::all_to_all(Tensor out, Tensor in, Stream& stream) const {
     check(out.numel() == in.numel(), "all_to_all: out must hold as many elements as in");
     check(in.numel() % size() == 0,
-          "all_to_all: the elements cannot be shared out equally; give counts");
+          "all_to_all: the elements cannot be divided equally; give counts");
     std::vector<int64_t> slices(size(), in.numel() / size());
     return all_to_all(std::move(out), std::move(in), slices, slices, stream);
 }
@@ -235,7 +236,7 @@ Work Communicator::all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_c
     check(send_begin.back() == in.bytes() && recv_begin.back() == out.bytes(),
           "all_to_all: counts do not add up to the tensors");
     check(send_counts[rank()] == recv_counts[rank()],
-          "all_to_all: two counts for this rank's own slice");
+          "all_to_all: different counts for this rank's own slice");
     operation.send_begin = std::move(send_begin);
     operation.recv_begin = std::move(recv_begin);
     Call call = {in.bytes(), {out, in}};
@@ -244,7 +245,7 @@ Work Communicator::all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_c
 }
 
 Work Communicator::send_recv(std::vector<Transfer> transfers, Stream& stream) const {
-    for (const Transfer& transfer : transfers) {  // before any of them takes its number
+    for (const Transfer& transfer : transfers) {  // check all before any of them takes its number
         check_tensors({transfer.tensor});
         check_rank(transfer.peer, size());
     }

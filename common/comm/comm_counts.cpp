@@ -1,4 +1,4 @@
-// What this rank communicates, by formula and counted, and the times that calls took.
+// What this rank communicates, by formula and counted, and the times of its calls.
 #include <algorithm>
 #include <mutex>
 
@@ -25,9 +25,9 @@ double bytes_sent(Collective kind, double bytes, int ranks, bool is_root) {
 }
 
 static std::mutex counts_mutex;
-static CommunicationCounts counts;             // under the mutex
+static CommunicationCounts counts;  // under the mutex
 static std::vector<Measurement>
-    measurements;  // under the mutex: times that nobody has asked the device for
+    measurements;  // under the mutex: times not yet read from the device
 
 CommunicationCount& CommunicationCount::operator+=(const CommunicationCount& more) {
     calls += more.calls, bytes += more.bytes, sent += more.sent;
@@ -69,8 +69,8 @@ static void resolve(const std::vector<Measurement>& all) {
     }
 }
 
-// A program that never asks would fill the memory: now and then the older half, long over by then,
-// is resolved here.
+// In a program that never asks for the counts the list would grow without bound. When it is full,
+// the older half, which has long finished, is resolved here.
 void add_measurement(Measurement measurement) {
     constexpr size_t most = 8192;
     std::vector<Measurement> old;

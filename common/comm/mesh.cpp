@@ -11,19 +11,19 @@ static bool contains(const std::vector<std::string>& names, const std::string& n
 }
 
 Mesh::Mesh(const Communicator& world, const std::vector<Axis>& axes) : world_(world), axes_(axes) {
-    int stride = world.size();  // ranks between neighbours along the axis
+    int stride = world.size();  // distance in rank between neighbours along the axis
     for (const Axis& axis : axes) {
         check(axis.size > 0 && stride % axis.size == 0,
               "mesh: the axes' sizes do not make the number of ranks");
         stride /= axis.size;
         const int coordinate = world.rank() / stride % axis.size,
                   color = world.rank() - coordinate * stride;
-        // A single axis is the world itself: no communicator more than it needs.
+        // A single axis is the world itself and needs no communicator of its own.
         groups_.emplace(axis.name,
                         axes.size() == 1 ? world : world.split(color, coordinate, axis.name));
     }
     check(stride == 1, "mesh: the axes' sizes do not make the number of ranks");
-    // What parameters of any kind are summed over: made now, as ranks that hold different
+    // Create all groups over which parameters are summed now, because ranks that hold different
     // parameters would ask for them in different orders.
     const std::vector<std::vector<std::string>> needed = {{"dp", "cp", "ep"},
                                                           {std::string("dp"), "cp"},
@@ -32,7 +32,7 @@ Mesh::Mesh(const Communicator& world, const std::vector<Axis>& axes) : world_(wo
     for (const std::vector<std::string>& group : needed)
         if (std::ranges::any_of(axes, [&](const Axis& axis) { return contains(group, axis.name); }))
             joint(group);
-    if (axes.size() > 1) joint({});  // of what is summed over nobody
+    if (axes.size() > 1) joint({});  // for parameters that are not summed
 }
 
 const Communicator& Mesh::group(const std::string& axis) const {
@@ -53,7 +53,7 @@ const Communicator& Mesh::joint(const std::vector<std::string>& axes) const {
         any = axis.name;
         if (axis.size > 1) name += (name.empty() ? "" : " x ") + axis.name;
     }
-    if (name.empty()) name = any.empty() ? "one rank" : any;  // all the same
+    if (name.empty()) name = any.empty() ? "one rank" : any;  // these groups are all equal
     if (!groups_.contains(name)) groups_.emplace(name, world_.split(color, world_.rank(), name));
     return groups_.at(name);
 }

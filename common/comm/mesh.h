@@ -6,15 +6,15 @@
 //     dp 2   rank 4 rank 5        dp of rank 4: {0, 2, 4, 6}
 //     dp 3   rank 6 rank 7
 //
-// Axes are listed from the outermost to the innermost, whose groups are neighbours in rank: the
-// ranks of one machine, with the fastest links. So tensor parallelism, which communicates most,
+// Axes are listed from the outermost to the innermost. The innermost axis has groups of consecutive
+// ranks, on one machine with the fastest links. So tensor parallelism, which communicates most,
 // comes last.
 //
 // What the axes mean for a parameter (parameter.h: split_over, also_summed_over):
 //
-//     dp, cp, ep   data axes: each rank sees other tokens. A gradient is summed over those along
-//                  which the parameter is not split (an expert is split over ep, all else is
-//                  copied)
+//     dp, cp, ep   data axes: each rank sees different tokens. A gradient is summed over those
+//                  along which the parameter is not split (an expert is split over ep, all
+//                  else is copied)
 //     tp           the ranks see the same tokens and hold parts of a layer, or copies of a norm
 //     pp           each rank holds layers of its own
 #pragma once
@@ -34,35 +34,36 @@ public:
         std::string name;
         int size;
     };
-    // All ranks of `world` call it. The sizes' product must be the number of ranks.
+    // All ranks of `world` call it. The product of the sizes must be the number of ranks.
     Mesh(const Communicator& world, const std::vector<Axis>& axes);
 
     bool has(const std::string& group) const { return groups_.contains(group); }
-    const Communicator& group(const std::string& axis) const;  // its rank() is the coordinate
+    const Communicator& group(const std::string& axis) const;  // rank() is the coordinate
     // The ranks that differ along these axes and along no other, in rank order: group({"dp",
-    // "cp"}). Axes that the mesh does not have, or of one rank, add nothing. All ranks ask for a
-    // new one together.
+    // "cp"}). Axes that the mesh does not have, or of size 1, are ignored. All ranks must ask for a
+    // new group together.
     const Communicator& group(std::initializer_list<const char*> axes) const {
         return joint({axes.begin(), axes.end()});
     }
     const Communicator& world() const { return world_; }
 
-    // Some ranks of an axis along which a parameter is split hold the same of it all the same:
-    // copies of a key-value head ("kv"), a tied weight on the first and the last stage ("tied").
+    // A group of ranks that hold copies although they are along an axis over which the parameter is
+    // split: copies of a key-value head ("kv"), or a tied weight on the first and the last stage
+    // ("tied").
     void add_copies(Communicator group) {
         groups_.insert_or_assign(group.name(), std::move(group));
     }
 
-    // Over which ranks a parameter's gradient is summed, but for the groups that it names besides.
+    // The ranks over which a parameter's gradient is summed, apart from its also_summed_over.
     const Communicator& data_group(const Parameter& parameter) const;
-    // Whether this rank counts the parameter in what is summed over norm_group(): of ranks with
-    // copies the first one does.
+    // Whether this rank includes the parameter in sums over norm_group(). Of ranks that hold copies
+    // only the first one does.
     bool counts(const Parameter& parameter) const;
-    // Likewise where the ranks of data_group() hold a shard each, not the same: among them all
-    // count.
+    // The same if the ranks of data_group() hold different shards instead of copies: then all of
+    // them do.
     bool counts_shards(const Parameter& parameter) const;
-    // The ranks among which the parts of the model are spread: those along pp, ep and tp. A sum
-    // over the elements of the whole model (a norm) is a sum over this group.
+    // The ranks over which the model is distributed: those along pp, ep and tp. A sum over all
+    // elements of the model (a norm) is a sum over this group.
     const Communicator& norm_group() const { return group({"pp", "ep", "tp"}); }
 
 private:

@@ -1,4 +1,4 @@
-// The device this rank computes on, in words and numbers. Each backend answers.
+// The device this rank computes on, described in words and numbers. Each backend implements these.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +19,16 @@ struct DevicePeak {
 };
 DevicePeak device_peak(DType dtype);
 
-// The playbook's two extra occupants of a GPU, in bytes: what CUDA, its kernels, cuBLAS and NCCL
-// take before any tensor exists (of all processes on this GPU), and what the allocator holds beyond
-// the most that tensors ever used. 0 on the CPU.
+// GPU memory that no tensor accounts for, in bytes, after the playbook. context: what CUDA, its
+// kernels, cuBLAS and NCCL take before any tensor exists (all processes on this GPU together).
+// fragmentation: what the allocator holds beyond the peak of the tensors. 0 on the CPU.
 struct DeviceOverhead {
     int64_t context, fragmentation;
 };
 DeviceOverhead device_overhead();
 
-// The host's threads: OpenMP's number has been set, libraries that keep a number of their own take
-// it now (OpenBLAS).
+// Passes the number of host threads, already set for OpenMP, to libraries with a thread count of
+// their own (OpenBLAS).
 void device_use_threads(int threads);
 
 // A named range for profilers that watch the process (NVTX on CUDA; nothing on the CPU).

@@ -1,12 +1,11 @@
 // Two ways to fail on purpose.
 //
 // UserError: the input is wrong (an option, a file, a size). main's wrapper (cli.h: run_program)
-// prints one line on rank 0 and every rank ends with exit code 2.
-// check(): a mistake of the programmer's, e.g. two shapes that do not fit. Ends the program with
-// the place and the reason.
+// prints one line on rank 0 and every rank ends with exit code 2. check(): a bug in the program,
+// e.g. two shapes that do not fit together. Ends the program with the source line and the reason.
 #pragma once
 
-#ifndef __CUDACC__  // nvcc's front end does not take fmt
+#ifndef __CUDACC__  // nvcc's front end cannot compile fmt
 #include <fmt/format.h>
 #endif
 
@@ -20,13 +19,13 @@ struct UserError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The device has no room for what was asked (memory.h throws it with the memory table in its text).
+// The device is out of memory (memory.h throws it; the message includes the memory table).
 struct OutOfMemory : UserError {
     using UserError::UserError;
 };
 
 #ifndef __CUDACC__
-// Throws UserError with a text made as fmt::format makes it.
+// Throws UserError with a message formatted by fmt::format.
 template <class... Args>
 [[noreturn]] void user_error(fmt::format_string<Args...> format, Args&&... args) {
     throw UserError(fmt::format(format, std::forward<Args>(args)...));

@@ -1,4 +1,4 @@
-// How long operations of the compute stream take.
+// Measures how long operations on the compute stream take.
 #pragma once
 
 #include <algorithm>
@@ -10,14 +10,14 @@
 
 namespace ultrascale {
 
-// Of several values; of an even number of them the higher of the two in the middle.
+// For an even number of values: the higher of the two in the middle.
 inline double median(std::vector<double> values) {
     const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);
     std::ranges::nth_element(values, middle);
     return *middle;
 }
 
-// One call's seconds, where so many follow each other without waiting for the device.
+// Seconds per call when `calls` of them run back to back without waiting for the device.
 inline double seconds_per_call(const std::function<void()>& call, int calls) {
     compute_stream().synchronize();
     const double begin = now_seconds();
@@ -26,11 +26,11 @@ inline double seconds_per_call(const std::function<void()>& call, int calls) {
     return (now_seconds() - begin) / calls;
 }
 
-// One call's seconds, of each of `compared`: the median over batches of calls that follow each
-// other without waiting for the device, as in training. Those who are compared take turns: the
-// longer a GPU computes, the hotter and slower it gets, so for all alike. The first quarter of a
-// second of a turn does not count: it finds the clock that the other's power has left, and ends
-// with its own.
+// Seconds per call of each function in `compared`: the median over batches of calls that run back
+// to back without waiting for the device, as in training. The functions take turns, because a GPU
+// gets hotter and slower the longer it computes, and this way all are affected alike. The first
+// quarter of a second of a turn does not count: the GPU's clock rate still adapts from the previous
+// function's power draw to this one's.
 inline std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared) {
     constexpr int rounds = 5;
     constexpr double batch_seconds = 0.03, settling_seconds = 0.25;
@@ -44,7 +44,7 @@ inline std::vector<double> median_seconds(const std::vector<std::function<void()
     }
     for (int round = 0; round < rounds; ++round)
         for (size_t i = 0; i < compared.size(); ++i)
-            if (calls[i] > 1 || round < 3) {  // of what is slow three are enough
+            if (calls[i] > 1 || round < 3) {  // for slow calls three rounds are enough
                 if (compared.size() > 1) seconds_per_call(compared[i], settling_calls[i]);
                 seconds[i].push_back(seconds_per_call(compared[i], calls[i]));
             }

@@ -31,7 +31,7 @@ struct Tracker {
     }
 };
 
-// Never destroyed: tensors of static lifetime may still be freed while the program ends.
+// Never destroyed: tensors of static lifetime may be freed as late as program exit.
 Tracker& tracker() {
     static Tracker* t = new Tracker;
     return *t;
@@ -98,7 +98,8 @@ MemoryAside::~MemoryAside() {
     std::lock_guard lock(t.mutex);
     t.peak = peak_, t.at_peak = at_peak_, t.peak_total = peak_total_;
     for (int c = 0; c < memory_categories; ++c)
-        t.add(Memory(c), 0);  // what is still held from the time in between counts from here on
+        t.add(Memory(c), 0);  // whatever was allocated meanwhile and is still held counts from here
+                              // on
     t.recording = recording_;
 }
 

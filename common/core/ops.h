@@ -4,10 +4,10 @@
 //
 // Conventions. Floating tensors are fp32 or bf16 (the activation dtype; all floating arguments of a
 // call share it unless said otherwise) and the arithmetic inside is fp32. Outputs must exist with
-// the shape given; they are overwritten unless the comment says "adds"; what adds (dweight) may be
-// fp32 beside bf16 activations. Letters: B batch, T sequence, N = B*T tokens, h hidden, H heads, K
-// kv heads, D head dimension, F feed-forward, V vocabulary. A shape that does not fit is a
-// programmer's error (check()).
+// the shape given; they are overwritten unless the comment says "adds". An output that is added to
+// (dweight) may be fp32 while the activations are bf16. Letters: B batch, T sequence, N = B*T
+// tokens, h hidden, H heads, K kv heads, D head dimension, F feed-forward, V vocabulary. A shape
+// that does not fit is a bug and fails check().
 #pragma once
 
 #include <vector>
@@ -21,17 +21,17 @@ namespace ultrascale::ops {
 void fill(Tensor x, float value);
 void copy(Tensor to, const Tensor& from);  // converts between fp32, bf16 and fp16
 void add(Tensor y, const Tensor& x,
-         float alpha = 1);  // y += alpha * x; y fp32 or bf16, x fp32 or bf16
-void scale(Tensor x, float alpha);                                      // x *= alpha
+         float alpha = 1);          // y += alpha * x; y fp32 or bf16, x fp32 or bf16
+void scale(Tensor x, float alpha);  // x *= alpha
 void accumulate_sum(Tensor total, const Tensor& x,
                     double factor = 1);  // total (1) fp64 += factor * sum of x
 // total (1) fp64 += sum of x^2 over all of xs (one dtype), added in fp64 and in the list's order.
 void accumulate_sum_squares(Tensor total, const std::vector<Tensor>& xs);
 
-// y[i] = x[i] / (1 - p) where the uniform number first + i of `random` (random.h) is above p, else
-// 0; and + addend[i], if there is one. y may be x or addend. The numbers count the elements of some
-// whole tensor, of which x is one stretch: whoever computes an element draws the same for it. The
-// backward is the same call on the gradient. (Srivastava et al. 2014)
+// y[i] = x[i] / (1 - p) if the uniform number first + i of `random` (random.h) is above p, else 0;
+// plus addend[i], if given. y may be x or addend. The index first + i is the element's position in
+// a larger tensor of which x is a contiguous part, so every rank that computes an element draws the
+// same number for it. The backward is the same call on the gradient. (Srivastava et al. 2014)
 void dropout(Tensor y, const Tensor& x, float p, const Random& random, uint64_t first,
              const Tensor& addend = {});
 
@@ -44,20 +44,20 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
             const Tensor& addend = {});
 
 // ---- embedding ----------------------------------------------------------------------------------
-// out (N, h) = weight (V, h) row tokens[n] - first_row; rows outside the weight give zeros (a
-// vocabulary shard).
+// Row n of out (N, h) = row tokens[n] - first_row of weight (V, h); zeros for rows outside the
+// weight (a vocabulary shard).
 void embedding_forward(Tensor out, const Tensor& tokens /* (N) int32 */, const Tensor& weight,
                        int64_t first_row = 0);
-// dweight (V, h) adds dout (N, h); in the tokens' order, so the result does not depend on the
-// number of threads.
+// Adds the rows of dout (N, h) to dweight (V, h) in the tokens' order, so the result does not
+// depend on the number of threads.
 void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout,
                         int64_t first_row = 0);
 
 // ---- RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang & Sennrich 2019) ---
 void rmsnorm_forward(Tensor y, Tensor rstd /* (N) fp32 */, const Tensor& x, const Tensor& weight,
                      float eps);
-// dx = dresidual + the norm's input gradient (dresidual may be empty, or dx itself); dweight (h)
-// adds.
+// dx = dresidual + the norm's input gradient (dresidual may be empty, or dx itself); adds to
+// dweight (h).
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
                       const Tensor& rstd, const Tensor& weight, const Tensor& dresidual = {});
 
@@ -72,10 +72,10 @@ void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor
                    const Tensor& positions, const Tensor& frequencies);
 
 // ---- attention ----------------------------------------------------------------------------------
-// Which keys a query sees. Query i stands at position q_offset + i of the (whole) sequence and key
-// j at k_offset + j; with `causal` a query sees keys up to its own position. document_starts (B,
-// Tq) int32, if given, holds for each query the first position of its document; earlier keys are
-// hidden.
+// Which keys a query attends to. Query i is at position q_offset + i of the whole sequence, key j
+// at k_offset + j; with `causal` a query attends to keys up to its own position. document_starts
+// (B, Tq) int32, if given, holds for each query the first position of its document; earlier keys
+// are masked.
 struct AttentionMask {
     bool causal = true;
     int64_t q_offset = 0, k_offset = 0;
@@ -83,19 +83,19 @@ struct AttentionMask {
 };
 // o (B, Tq, H, D) = softmax(q k^T / sqrt(D)) v with q (B, Tq, H, D), k and v (B, Tk, K, D), H a
 // multiple of K; and the log-sum-exp of each row's scores, lse (B, H, Tq) fp32. In tiles with an
-// online softmax: no Tq x Tk buffer (FlashAttention, Dao et al. 2022). A query that sees no key
-// gives zeros and lse = -infinity.
+// online softmax: no Tq x Tk buffer (FlashAttention, Dao et al. 2022). A query without any visible
+// key gives zeros and lse = -infinity.
 void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, const Tensor& v,
                        const AttentionMask& mask);
-// delta (B, H, Tq) fp32 = row sums of dout * o, what the backward needs of the output.
+// delta (B, H, Tq) fp32 = row sums of dout * o, all that the backward needs of the output.
 void attention_delta(Tensor delta, const Tensor& dout, const Tensor& o);
-// Gradients for these keys given the log-sum-exp and delta of the *whole* row, so that ring
-// attention can call it per block.
+// Gradients for these keys, given the log-sum-exp and delta of the *whole* row, so that ring
+// attention can call it block by block.
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
                         const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
                         const AttentionMask& mask);
 
-// The plain way, with the whole matrix in memory: probabilities (B, H, Tq, Tk) are an output and
+// The naive way, with the whole matrix in memory: probabilities (B, H, Tq, Tk) are an output and
 // the backward's input.
 void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k,
                              const Tensor& v, const AttentionMask& mask);
@@ -104,24 +104,25 @@ void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dou
 
 // ---- SwiGLU (Shazeer 2020): out (N, F) = silu(gate) * up with gate_up (N, 2F) = [gate | up] -----
 void swiglu_forward(Tensor out, const Tensor& gate_up);
-// `dout` turns into swiglu's output, which forward did not keep: backward reads gate and up anyway.
+// `dout` is overwritten with swiglu's output, which forward did not keep and which costs little
+// here, as backward reads gate and up anyway.
 void swiglu_backward(Tensor dgate_up, Tensor dout_to_out, const Tensor& gate_up);
 
 // ---- loss ---------------------------------------------------------------------------------------
 // losses (N) fp32 = -log softmax(logits)[target], 0 where the target is ignored (-100). With dscale
-// != 0 the logits (N, V) become their own gradient, (softmax - onehot) * dscale (0 where ignored):
-// no second buffer of N x V.
+// != 0 the logits (N, V) are overwritten with their gradient, (softmax - onehot) * dscale (0 where
+// ignored), which saves a second buffer of N x V.
 inline constexpr int32_t ignored_target = -100;
 void cross_entropy(Tensor losses, Tensor logits, const Tensor& targets /* (N) int32 */,
                    float dscale);
 
-// The same where the vocabulary is split over ranks and each has the logits (N, V') of the tokens
-// first_token ... only. stats (3, N) fp32, of each row: the largest logit; the sum of exp(logit -
-// largest); the target's logit, 0 where it is not here.
+// The same with the vocabulary split over ranks: each has only the logits (N, V') of the V' tokens
+// from first_token on. stats (3, N) fp32, for each row: the largest logit; the sum of exp(logit -
+// largest); the target's logit, or 0 if the target is not in this shard.
 void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& targets,
                            int64_t first_token);
-// all_stats (n, 3, N): those of all n shards. Losses and, with dscale, gradient as above. An
-// ignored target gives 0 and 0; a target that no shard has gives a NaN or a wrong loss.
+// all_stats (n, 3, N): the stats of all n shards. Losses and, with dscale, gradients as above. An
+// ignored target gives 0 for both; a target in no shard gives NaN or a wrong loss.
 void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats,
                            const Tensor& targets, int64_t first_token, float dscale);
 
@@ -135,27 +136,27 @@ struct AdamWItem {
     Tensor value, master, m, v, gradient;
     float weight_decay;  // 0 for norms
 };
-// One update as PyTorch's AdamW (Loshchilov & Hutter 2019), element by element in one pass:
+// One update like PyTorch's AdamW (Loshchilov & Hutter 2019), element by element in one pass:
 //   g = gradient * min(1, max_norm / (sqrt(squared_norm) + 1e-6));  m, v, bias correction;
 //   master *= 1 - lr * weight_decay
 // master, m, v fp32; gradient fp32 or bf16; value (fp32 or bf16) receives the rounded master (it
 // may be master itself). squared_norm (1) fp64 stays on the device, so the host need not wait for
-// it. All parameters in one call (on CUDA one launch); the items share the dtype of their values
-// and that of their gradients.
+// it. One call updates all parameters (on CUDA in one launch); all values share a dtype, and all
+// gradients share one.
 void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
            const AdamWSettings& settings);
-// The same by the host's threads, at once, on tensors that are all in the host's memory
-// (Memory::host; the CPU backend has no other).
+// The same on the host's threads, synchronously, for tensors in the host's memory (Memory::host, or
+// any on the CPU backend).
 void adamw_on_host(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
                    const AdamWSettings& settings);
-// What such an update computes and moves. Checks the items.
+// The FLOPs and memory traffic of such an update. Checks the items.
 struct AdamWCost {
     double flops = 0, bytes = 0;
 };
 AdamWCost adamw_cost(const std::vector<AdamWItem>& items, const AdamWSettings& settings);
 
-// The device's rate at matmul for this dtype, in FLOP/s: the best of a few products, each (n, n,
-// n), or smaller where there is no room for that.
+// The device's matmul rate for this dtype, in FLOP/s: the best of a few products of size (n, n, n),
+// or smaller if they do not fit in memory.
 double measure_matmul_rate(DType dtype, int64_t n = 1024);
 
 }  // namespace ultrascale::ops

@@ -1,6 +1,6 @@
-// AdamW by the host's threads, in one pass over the parameters: torch.optim.AdamW after
-// torch.nn.utils.clip_grad_norm_. The CPU backend's update, and on every backend the update of what
-// was offloaded to the host.
+// AdamW on the host's threads, in one pass over the parameters: torch.optim.AdamW after
+// torch.nn.utils.clip_grad_norm_. The CPU backend's update, and every backend's update of what is
+// offloaded to the host.
 #include <cmath>
 
 #include "ops_host.h"
@@ -13,8 +13,8 @@ struct Factors {
     float clip, decay, beta1, beta2, step_size, root_correction, eps;
 };
 
-// value may be master itself: what is written last is the same number. (The compiler vectorises
-// std::sqrt, which else may set errno, only under -fno-math-errno.)
+// value may be master itself: both writes then store the same number. (The compiler vectorises
+// std::sqrt only under -fno-math-errno, as it may set errno otherwise.)
 template <class V, class G>
 void update(V* value, float* master, float* m, float* v, const G* gradient, Factors f, int64_t n) {
 #pragma omp parallel for simd if (n > parallel_threshold)

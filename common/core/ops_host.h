@@ -1,12 +1,12 @@
-// What operations by the host's threads share, on every backend: dispatch on the element type, and
-// stores that become vector code.
+// Shared by the operations that run on the host's threads, on every backend: dispatch on the
+// element type, and stores that the compiler can vectorise.
 #pragma once
 
 #include "ops.h"
 
 namespace ultrascale::ops {
 
-// Below this many elements a loop is done before other threads have woken up.
+// A loop over fewer elements than this ends before other threads have woken up.
 inline constexpr int64_t parallel_threshold = 16384;
 
 // Calls f(float{}) or f(bf16{}), whichever the dtype is.

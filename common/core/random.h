@@ -2,9 +2,9 @@
 // easy as 1, 2, 3").
 //
 // Element i of a stream is a pure function of (seed, name, i), so a rank that holds a shard draws
-// exactly its shard of the full tensor, in any order, on any device; NumPy's Philox bit generator
-// is another one (4x64), but twenty lines of NumPy draw the same numbers
-// (tests/reference/make_reference.py does, and a test compares).
+// exactly its shard of the full tensor, in any order, on any device. (NumPy's own Philox generator
+// is a different variant, 4x64; tests/reference/make_reference.py draws our numbers in twenty lines
+// of NumPy, and a test compares them.)
 #pragma once
 
 #include <array>
@@ -13,7 +13,8 @@
 
 namespace ultrascale {
 
-// Ten rounds on a counter of four words with a key of two. (constexpr: kernels call it, too.)
+// Ten rounds on a counter of four words with a key of two words. (constexpr, because kernels call
+// it too.)
 constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> x,
                                              std::array<uint32_t, 2> key) {
     for (int round = 0; round < 10; ++round) {
@@ -30,7 +31,7 @@ class Random {
 public:
     // The key is FNV-1a (64 bit) over the seed's 8 bytes (little endian) and then the name's.
     Random(uint64_t seed, std::string_view name);
-    // Element `index`: uniform in (0, 1], 24 bits; word index % 4 of block index / 4.
+    // Element `index`: uniform in (0, 1], 24 bits, from word index % 4 of block index / 4.
     float uniform(uint64_t index) const;
     constexpr std::array<float, 4> uniforms(
         uint64_t block) const {  // elements 4 block .. 4 block + 3

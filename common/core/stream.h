@@ -1,22 +1,24 @@
 // Streams, events and timestamps: what lets communication run while the device computes.
 //
-// A stream is a queue of work that runs in order; two streams run at the same time. On CUDA it is a
-// cudaStream_t. On the CPU the compute stream is the calling thread itself (work runs at once), and
-// every other stream is a thread with a queue. An event marks a place in a stream; another stream,
-// or the host, can wait for it.
+// A stream is a queue of work that runs in order; different streams run concurrently. On CUDA it is
+// a cudaStream_t. On the CPU the compute stream is the calling thread itself (its work runs
+// immediately), and every other stream is a thread with a queue. An event marks a place in a
+// stream; another stream, or the host, can wait for it.
 //
-// submit() on the compute stream runs its work on the calling thread, after all that was queued
-// (CUDA: the host waits for it). On other streams the work runs on some other thread. On CUDA it
-// must then call nothing of CUDA (so it may not hold the last copy of a Tensor or an Event either),
-// and it must not wait for another stream's work: one thread runs them all.
+// submit() on the compute stream runs its work on the calling thread, after everything queued
+// before (on CUDA the host waits for that). On other streams the work runs on another thread.
+// There, on CUDA, it must not call CUDA (so it must not hold the last copy of a Tensor or an Event
+// either), and it must not wait for another stream's work, because one thread runs the work of all
+// streams.
 //
-// compute_stream().wait(event): on the CPU the host waits. On CUDA the host goes on; what compute
-// is given later waits.
+// compute_stream().wait(event): on the CPU the host waits. On CUDA the host continues, and work
+// queued on the compute stream later waits.
 //
-// A failure: work that throws on the compute stream throws out of submit(). On another stream no
-// work submitted behind it runs any more, and a stream that waits for a later event of it fails as
-// well. The exception comes out wherever the host waits for such an event, on CUDA also where it
-// waits for a compute stream that was told to wait for one. Compute goes on.
+// Failures: an exception in work on the compute stream leaves submit(). On another stream, no work
+// submitted after the failing work runs any more, and a stream that waits for a later event of it
+// fails as well. The exception is thrown wherever the host waits for such an event, and on CUDA
+// also where it waits for a compute stream that waits for one. The compute stream itself keeps
+// working.
 #pragma once
 
 #include <functional>
@@ -29,19 +31,20 @@ class Event {
 public:
     Event() = default;         // already reached
     bool reached() const;      // never blocks
-    void synchronize() const;  // the host waits; throws what made the event's stream fail
+    void synchronize() const;  // the host waits; throws the exception that made the event's stream
+                               // fail
     struct Impl;
     std::shared_ptr<Impl> impl;  // of the backend
 };
 
 class Stream {
 public:
-    explicit Stream(std::string name);  // `name` is its lane in the trace
-    ~Stream();                          // waits for all that was queued
+    explicit Stream(std::string name);  // `name`: its lane in the trace
+    ~Stream();                          // waits for all queued work
     Stream(const Stream&) = delete;
 
     const std::string& name() const;
-    Event record();                           // reached when all that was queued so far is done
+    Event record();                           // reached when all work queued so far is done
     void wait(const Event& event);            // later work of this stream starts after the event
     void submit(std::function<void()> work);  // runs `work` on the host, in this stream's order
     void synchronize() { record().synchronize(); }
@@ -54,23 +57,23 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// A moment on now_seconds()' clock (trace.h): when all that was queued so far is done. On the CPU's
-// compute stream: now.
+// The time, on now_seconds()' clock (trace.h), at which all work queued so far is done. On the
+// CPU's compute stream: now.
 class Timestamp {
 public:
     Timestamp() = default;  // the program's start
     static Timestamp in(Stream& stream);
-    double seconds() const;  // the host waits until the moment has come
+    double seconds() const;  // the host waits until that time
     struct Impl;
 
 private:
-    double seconds_ = 0;          // of a moment that was known at once;
-    std::shared_ptr<Impl> impl_;  // any other is the backend's
+    double seconds_ = 0;          // if the time was known immediately;
+    std::shared_ptr<Impl> impl_;  // otherwise the backend's
 };
 
-// Both live until the process ends: leaving it with exit() does not wait for what other ranks will
+// Both live until the process ends, so that exit() does not wait for messages that other ranks will
 // never send.
 Stream& compute_stream();        // where ops.h runs
-Stream& communication_stream();  // where asynchronous collectives run unless told otherwise
+Stream& communication_stream();  // the usual stream of asynchronous collectives
 
 }  // namespace ultrascale

@@ -10,10 +10,10 @@ namespace ultrascale {
 
 struct Failure {
     std::exception_ptr exception;
-    std::atomic<bool> seen = false;  // it has come out somewhere
+    std::atomic<bool> seen = false;  // it has been thrown to the host somewhere
 };
 
-// The last chance to hear of a failure that nobody waited for.
+// Prints a failure that nobody has waited for.
 inline void report_unseen_failure(const Failure* failure, const std::string& stream_name) {
     if (!failure || failure->seen) return;
     try {

@@ -1,8 +1,8 @@
 // A tensor: a shape, a dtype, and shared storage whose bytes belong to a memory category.
 //
 // Tensors are contiguous, row-major, and cheap to copy: copies and views share storage, which is
-// freed with its last user. No broadcasting, no strides and no operators; the mathematics is in
-// ops.h.
+// freed with its last user. There is no broadcasting, and there are no strides and no operators;
+// the mathematics is in ops.h.
 #pragma once
 
 #include <bit>
@@ -43,14 +43,29 @@ struct fp16 {
     explicit operator float() const { return float(value); }
 };
 
-// The dtype that a C++ type is stored as; other types have none.
-// clang-format off
-template <class T> struct DTypeOf;
-template <> struct DTypeOf<float> { static constexpr DType value = DType::fp32; };
-template <> struct DTypeOf<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct DTypeOf<fp16> { static constexpr DType value = DType::fp16; };
-template <> struct DTypeOf<double> { static constexpr DType value = DType::fp64; };
-template <> struct DTypeOf<int32_t> { static constexpr DType value = DType::int32; };
+// The dtype of a C++ type; other types have none. clang-format off
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> {
+    static constexpr DType value = DType::fp32;
+};
+template <>
+struct DTypeOf<bf16> {
+    static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<fp16> {
+    static constexpr DType value = DType::fp16;
+};
+template <>
+struct DTypeOf<double> {
+    static constexpr DType value = DType::fp64;
+};
+template <>
+struct DTypeOf<int32_t> {
+    static constexpr DType value = DType::int32;
+};
 // clang-format on
 template <class T>
 inline constexpr DType dtype_of = DTypeOf<std::remove_cv_t<T>>::value;
@@ -63,7 +78,7 @@ class Tensor {
 public:
     Tensor() = default;  // no storage; false in a condition
 
-    // Uninitialised (empty) or all-zero memory: the device's, or the allocator's. Throws
+    // Uninitialised (empty) or zeroed memory from the device or the given allocator. Throws
     // OutOfMemory.
     static Tensor empty(Shape shape, DType dtype, Memory category,
                         std::shared_ptr<Allocator> from = nullptr);
@@ -86,13 +101,13 @@ public:
     int64_t bytes() const { return numel() * dtype_bytes(dtype_); }
     DType dtype() const { return dtype_; }
 
-    // As a matrix: all dimensions but the last together are its rows.
+    // Read as a matrix: all dimensions but the last form its rows.
     int64_t cols() const { return shape_.empty() ? 1 : shape_.back(); }
     int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
 
     void* data() const { return data_; }
-    // its category is Memory::host: other memory than the device's on CUDA, on the CPU only another
-    // account
+    // Its category is Memory::host: on CUDA not the device's memory, on the CPU only counted
+    // separately.
     bool on_host() const;
     template <class T>
     T* as() const {  // the device's address; checks the dtype
@@ -105,8 +120,8 @@ public:
     Tensor view(Shape shape) const;
     Tensor slice(int64_t begin, int64_t end) const;
 
-    // A view from this tensor's first element on, with `shape`, which may reach past this tensor's
-    // end but not past its storage: how one GEMM reads the adjacent weights q, k, v as one matrix
+    // A view with `shape` that begins at this tensor's first element and may reach past its end,
+    // but not past its storage. One GEMM reads the adjacent weights q, k, v as one matrix this way
     // (parameter.h).
     Tensor extended_view(Shape shape) const;
 
@@ -130,13 +145,13 @@ private:
     DType dtype_ = DType::fp32;
 };
 
-// to = from, of the same dtype and size, one of them on the host, in the stream's order while the
-// host goes on. The caller keeps both tensors until it is done.
+// to = from, of the same dtype and size, one of them on the host, in the stream's order; the host
+// does not wait. The caller keeps both tensors until the copy is done.
 class Stream;
 void copy_async(Tensor to, const Tensor& from, Stream& stream);
 
-// What the backend provides: copies between host and device that have completed when the call
-// returns (`device` may also be memory from host_allocate); zeroing runs on the compute stream.
+// Implemented by the backend. Copies between host and device are complete when the call returns
+// (`device` may also be memory from host_allocate); zeroing runs on the compute stream.
 void device_copy_from_host(void* device, const void* host, int64_t bytes);
 void device_copy_to_host(void* host, const void* device, int64_t bytes);
 void device_zero(void* device, int64_t bytes);

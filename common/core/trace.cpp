@@ -36,14 +36,16 @@ double now_seconds() { return std::chrono::duration<double>(Clock::now() - start
 double program_start() { return std::chrono::duration<double>(started.time_since_epoch()).count(); }
 
 void trace_record(bool on) {
-    if (recording && !on) complete_spans();  // what is under way still belongs to the record
+    if (recording && !on)
+        complete_spans();  // unfinished communication still belongs to the
+                           // recording
     recording = on;
 }
 bool trace_recording() { return recording; }
 void trace_complete_with(void (*function)()) { complete = function; }
 
-// Spans whose ends the device may not have reached yet: their times are asked for when somebody
-// reads them, since asking waits. In the order of their ends.
+// Spans whose ends the device may not have reached yet, in the order of their ends. Their times are
+// only asked for when somebody reads them, because asking waits.
 struct PendingSpan {
     Span span;
     Timestamp begin, end;

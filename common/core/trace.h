@@ -1,7 +1,7 @@
-// What happened when: --trace, --profile and --explain.
+// The recording behind --trace, --profile and --explain.
 //
-// --trace and --profile record spans: an operation's name, what it works for, a lane, begin and
-// end, the FLOPs and bytes it stands for (report/trace_file.h writes them). --explain prints one
+// --trace and --profile record spans: an operation's name, the part of the model it works for, a
+// lane, begin and end, its FLOPs and bytes (report/trace_file.h writes them). --explain prints one
 // step's events in the order in which they fire: units, passes, hooks, collectives.
 #pragma once
 
@@ -16,7 +16,7 @@
 namespace ultrascale {
 
 double now_seconds();    // since the program's start, on the host's steady clock
-double program_start();  // when that was, on the steady clock that all processes of a machine share
+double program_start();  // its time on the steady clock that all processes of a machine share
 
 struct Span {
     std::string name;  // the operation's: "matmul"
@@ -24,10 +24,10 @@ struct Span {
     std::string lane;  // the stream's name; "phase" for steps, micro-batches, phases and units
     double begin = 0, end = 0;
     double flops = 0, bytes = 0;
-    // Of a communication: its group, and which call of its kind this is in the group. All ranks of
-    // the group number a call alike, so that it can be found on each of them.
+    // For communication: its group, and the call's number among those of its kind in the group. A
+    // call has the same number on all ranks of the group, so that it can be matched between them.
     std::string group = "";
-    int first_rank = 0, ranks = 0;  // the lowest rank of world() in the group, and how many it has
+    int first_rank = 0, ranks = 0;  // the group's lowest rank in world(), and its size
     int64_t call = 0;
 };
 std::string full_name(const Span& span);  // what a viewer shows: "matmul layers.3.mlp.down_proj dX"
@@ -36,26 +36,26 @@ void trace_record(bool on);  // spans are kept while this is on
 bool trace_recording();
 const std::vector<Span>& trace_spans();  // waits until the device has reached their ends
 void trace_clear();
-// What a transport has under way and adds later: called before spans are read.
+// Sets a function that is called before spans are read and adds those that a transport still holds
+// back.
 void trace_complete_with(void (*function)());
 
-// Adds a span that has ended, or whose times the device may not have reached yet. Any thread. The
-// caller asks whether spans are kept, and asks when the work is issued.
+// Adds a span that has ended, or whose times the device may not have reached yet. Any thread may
+// call it. The caller checks trace_recording() when the work is issued.
 void trace_span(Span span, double begin, double end);
 void trace_span(Span span, const Timestamp& begin, const Timestamp& end);
 
-// What the work that this thread issues is for, from construction to destruction. Names nest.
-// Inside
+// Names what this thread's work is for, from construction to destruction. Names nest. Inside
 //     TraceName unit(TraceName::part, "layers.3"), pass(TraceName::pass, "backward");
 //     TraceName linear(TraceName::part, "mlp.down_proj"), product(TraceName::pass, "dX");
-// a product is recorded as "matmul layers.3.mlp.down_proj dX". A part is a part of the one around
-// it; of passes the innermost counts. `whole` begins anew: what a hook sends is not for the layer
-// whose backward has called the hook. The name must outlive the object. Nothing happens while
+// a product is recorded as "matmul layers.3.mlp.down_proj dX". Nested parts are joined with dots;
+// of nested passes the innermost counts. `whole` starts a new name: what a hook sends is not for
+// the layer whose backward called the hook. The name must outlive the object. Does nothing while
 // nothing is recorded.
 class TraceName {
 public:
     enum Kind { part, pass, whole };
-    // A number follows the name: "bucket 2".
+    // `number` follows the name: "bucket 2".
     TraceName(Kind kind, std::string_view name, int64_t number = -1);
     ~TraceName();
     TraceName(const TraceName&) = delete;
@@ -68,17 +68,17 @@ private:
     Kind kind_;
     bool active_;
 };
-std::string trace_name();  // of what is issued here and now
+std::string trace_name();  // for the work issued now
 
 struct OpenSpan {
     Span span;
     Timestamp begin;
 };
 
-// A span from construction to destruction in the compute stream's order, by the device's own clock:
+// A span on the compute stream from construction to destruction, timed by the device's own clock;
 // every operation of ops.h opens one. `flops` counts multiplications and additions, `bytes` each
-// input read once and each output written once. Also a named range for NVIDIA's profilers (NVTX).
-// The names are copied, and only while spans are kept.
+// input read once and each output written once. It is also a named range for NVIDIA's profilers
+// (NVTX). The names are copied, and only while recording.
 class OpSpan {
 public:
     OpSpan(std::string_view name, double flops, double bytes, std::string_view lane = "compute");
@@ -86,15 +86,15 @@ public:
     OpSpan(const OpSpan&) = delete;
 
 private:
-    std::optional<OpenSpan> open_;  // none: nothing is recorded
+    std::optional<OpenSpan> open_;  // empty while nothing is recorded
 };
 
-// Likewise a stretch of a step, in the lane "phase", where it encloses what runs in it. Nothing at
-// all unless spans are kept.
+// A span in the lane "phase" for a section of a step; it encloses the operations that run in it.
+// Does nothing unless recording.
 class SectionSpan {
 public:
     SectionSpan(std::string_view name, int64_t number);  // "step 3"
-    SectionSpan();                                       // called trace_name(): "layers.3 backward"
+    SectionSpan();                                       // named trace_name(): "layers.3 backward"
     ~SectionSpan() { end(); }
     SectionSpan(const SectionSpan&) = delete;
     void end();
@@ -103,7 +103,8 @@ private:
     std::optional<OpenSpan> open_;
 };
 
-// --explain: while on, explain() prints its line with a running number. It is on on rank 0 alone.
+// --explain: while enabled, explain() prints its line with a running number. Only rank 0 enables
+// it.
 void explain_enable(bool on);
 bool explain_enabled();
 void explain(std::string_view line);

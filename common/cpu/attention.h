@@ -1,5 +1,5 @@
-// What the attention operations share: the sizes, and which keys a query sees.
-// Private to common/cpu/ops_attention*.cpp.
+// Shared by the attention operations: the sizes, and the keys that a query attends to. Private to
+// common/cpu/ops_attention*.cpp.
 #pragma once
 
 #include "ops_common.h"
@@ -8,10 +8,10 @@ namespace ultrascale::ops {
 
 struct AttentionSizes {
     int64_t B, Tq, Tk, H, K, D;
-    // elements from one token to the next in q, o and their gradients
+    // Elements from one token to the next in q, o and their gradients.
     int64_t q_row() const { return H * D; }
-    int64_t k_row() const { return K * D; }  // in k, v and theirs
-    int64_t group() const { return H / K; }  // query heads that share a key head
+    int64_t k_row() const { return K * D; }  // in k, v and their gradients
+    int64_t group() const { return H / K; }  // query heads per key head
     float scale() const { return 1.0f / std::sqrt(float(D)); }
 };
 inline AttentionSizes attention_sizes(const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -24,8 +24,8 @@ inline AttentionSizes attention_sizes(const Tensor& q, const Tensor& k, const Te
     return n;
 }
 
-// The keys that query i of sequence b sees are always one stretch, [begin, end), perhaps an empty
-// one.
+// The keys that query i of sequence b attends to: one contiguous range [begin, end), possibly
+// empty.
 struct KeyRange {
     int64_t begin, end;
 };
@@ -47,7 +47,8 @@ public:
         const int64_t begin = starts_ ? std::max<int64_t>(starts_[b * Tq_ + i] - k_offset_, 0) : 0;
         return {std::min(begin, end), end};
     }
-    // of query and key, over all sequences: what an implementation cannot but compute
+    // The number of (query, key) pairs over all sequences, the minimum that an implementation must
+    // compute.
     double pairs() const {
         double sum = 0;
         for (int64_t b = 0; b < B_; ++b)

@@ -18,7 +18,7 @@ Tensor scratch(const Communicator::Impl& group, Operation& operation) {
 }
 
 void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
-    if (work.asynchronous) stream.wait(compute_stream().record());  // the inputs are ready then
+    if (work.asynchronous) stream.wait(compute_stream().record());  // when the inputs are ready
     stream.submit([operation = std::move(operation), exchange = Exchange(*work.communicator, tag),
                    group = work.communicator->name, span = work.span,
                    asynchronous = work.asynchronous]() mutable {
@@ -33,7 +33,7 @@ void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
 }
 
 void wait(Work::Impl& work) {
-    if (work.finished.reached()) return work.finished.synchronize();  // only to hear of a failure
+    if (work.finished.reached()) return work.finished.synchronize();  // only rethrows a failure
     double begin = now_seconds();
     work.finished.synchronize();
     add_count(work.communicator->name, work.kind, {.exposed = now_seconds() - begin});

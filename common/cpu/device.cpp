@@ -1,4 +1,4 @@
-// The CPU as a device: its memory, and how many threads compute.
+// The CPU as a device: its memory and its threads.
 #include "core/device.h"
 
 #include <cblas.h>
@@ -20,9 +20,9 @@
 namespace ultrascale {
 
 void* device_allocate(int64_t bytes) {
-    // A step frees and allocates the same sizes again and again. By default glibc hands big blocks
-    // back to the system, and every step would pay a page fault for each 4 KiB. So: no block is a
-    // mapping of its own, and the heap does not shrink.
+    // A step frees and allocates the same sizes again and again. By default glibc returns large
+    // blocks to the system, and every step would cost a page fault for each 4 KiB. So we disable
+    // separate mappings for large blocks, and the heap never shrinks.
     static const bool kept = mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
     (void)kept;
     void* data = nullptr;
@@ -38,7 +38,7 @@ int64_t device_memory_bytes() {
     return int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / ranks_on_this_node();
 }
 
-// An empty tensor may come with a null pointer, which memcpy does not take.
+// An empty tensor may have a null pointer, which memcpy does not accept.
 void device_copy_from_host(void* device, const void* host, int64_t bytes) {
     if (bytes > 0) std::memcpy(device, host, size_t(bytes));
 }

@@ -1,4 +1,4 @@
-// AdamW, where the device is the host.
+// AdamW on the CPU backend, where the device is the host.
 #include "ops_common.h"
 
 namespace ultrascale::ops {

@@ -5,9 +5,9 @@
 //     S = Q K^T / sqrt(D)     P = exp(S - max)     O = O * exp(old max - max) + P V
 //   and at the end O / sum(P), lse = max + log(sum(P))
 //
-// Tiles are multiplied by OpenBLAS in fp32, each on one thread; bf16 tensors are widened first. It
-// multiplies by a transposed small matrix slowly, so K is transposed once. Tiles that no query sees
-// are left out. The backward is in ops_attention_backward.cpp.
+// OpenBLAS multiplies the tiles in fp32, each on one thread; bf16 tensors are widened first. Its
+// products with a small transposed matrix are slow, so K is transposed once. Tiles without visible
+// keys are skipped. The backward is in ops_attention_backward.cpp.
 #include "attention.h"
 
 namespace ultrascale::ops {
@@ -17,12 +17,12 @@ namespace {
 using enum Transpose;
 constexpr int64_t q_tile = 64, k_tile = 128;  // OpenBLAS is fastest up to m n k = 10^6
 
-struct Row {  // of an online softmax
+struct Row {  // a row of an online softmax
     float max = -INFINITY, sum = 0;
 };
 
-// Scores of one row become exp(score - max), 0 outside [begin, end). Returns the factor for what
-// the row has summed so far.
+// Replaces the scores of a row by exp(score - max), and by 0 outside [begin, end). Returns the
+// factor that rescales the row's sums so far.
 float softmax_step(float* s, int64_t width, int64_t begin, int64_t end, Row& row) {
     std::fill(s, s + begin, -INFINITY);
     std::fill(s + end, s + width, -INFINITY);
@@ -49,7 +49,7 @@ struct Forward {
     const float *q, *k_transposed, *v;
     float *o, *lse;
 
-    // o and lse of queries [i0, i1) of head h; scores (q_tile, k_tile) is scratch.
+    // Computes o and lse of queries [i0, i1) of head h; scores (q_tile, k_tile) is scratch.
     void tile(int64_t b, int64_t h, int64_t i0, int64_t i1, float* scores) const {
         const int64_t rows = i1 - i0, kv = h / n.group(), D = n.D;
         const float* q0 = q + (b * n.Tq + i0) * n.q_row() + h * D;
@@ -115,7 +115,7 @@ void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, c
     const int64_t tiles = (n.Tq + q_tile - 1) / q_tile;
 #pragma omp parallel for schedule(dynamic)
     for (int64_t x = 0; x < n.B * n.H * tiles; ++x) {
-        // the last tile first: under a causal mask it has most to do
+        // the last tile first: with a causal mask it has the most work
         const int64_t i = (tiles - 1 - x % tiles) * q_tile;
         forward.tile(x / tiles / n.H, x / tiles % n.H, i, std::min(i + q_tile, n.Tq),
                      scratch + omp_get_thread_num() * q_tile * k_tile);

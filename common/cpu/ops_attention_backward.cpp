@@ -1,8 +1,8 @@
-// The backward of attention in tiles (ops_attention.cpp): it computes P = exp(S - lse) anew, then
-// with dS = P * (dO V^T - delta) / sqrt(D)
+// The backward of attention in tiles (ops_attention.cpp): it recomputes P = exp(S - lse), then with
+// dS = P * (dO V^T - delta) / sqrt(D)
 //   dV += P^T dO      dK += dS^T Q      dQ += dS K
 //
-// Both K and V are transposed once. Tiles that no query sees are left out.
+// Both K and V are transposed once. Tiles without visible keys are skipped.
 #include "attention.h"
 
 namespace ultrascale::ops {
@@ -18,8 +18,8 @@ struct Backward {
     const float *q, *k, *k_transposed, *v_transposed, *dout, *lse, *delta;
     float *dq, *dk, *dv;
 
-    // scores become P and dprobabilities dS, both (rows, k_tile), for queries from i0 and
-    // keys [j0, j0 + width).
+    // Overwrites scores with P and dprobabilities with dS, both (rows, k_tile), for queries from i0
+    // and keys [j0, j0 + width).
     void softmax_backward(float* scores, float* dprobabilities, int64_t b, int64_t h, int64_t i0,
                           int64_t rows, int64_t j0, int64_t width) const {
         for (int64_t r = 0; r < rows; ++r) {
@@ -39,8 +39,8 @@ struct Backward {
         }
     }
 
-    // What queries [i0, i1) of heads [h0, h1) and keys [j0, j1) of key head kv add to dk and dv,
-    // and to dq, of sequence b. scratch: 2 * q_tile * k_tile.
+    // Adds the contributions of queries [i0, i1) of heads [h0, h1) and keys [j0, j1) of key head kv
+    // in sequence b to dk and dv, and to dq. scratch: 2 * q_tile * k_tile.
     void block(int64_t b, int64_t kv, int64_t h0, int64_t h1, int64_t i0, int64_t i1, int64_t j0,
                int64_t j1, bool add_dkv, bool add_dq, float* scratch) const {
         const int64_t D = n.D, ld = k_tile;
@@ -48,10 +48,10 @@ struct Backward {
         for (int64_t j = j0; j < j1; j += k_tile) {
             const int64_t width = std::min(k_tile, j1 - j),
                           key = (b * n.Tk + j) * n.k_row() + kv * D;
-            const int64_t column = (b * n.K + kv) * D * n.Tk + j;  // of the transposed
+            const int64_t column = (b * n.K + kv) * D * n.Tk + j;  // in the transposed tensors
             for (int64_t h = h0; h < h1; ++h) {
                 for (int64_t tile = i0; tile < i1; tile += q_tile) {
-                    // Only from the first to the last query that sees one of these keys.
+                    // Only from the first to the last query that attends to one of these keys.
                     auto sees = [&](int64_t i) {
                         const KeyRange keys = visible(b, i);
                         return keys.begin < std::min(keys.end, j + width) && keys.end > j;
@@ -81,9 +81,9 @@ struct Backward {
         }
     }
 
-    // One thread a key head adds up everything once; where there are more threads than key heads,
-    // one pass over key tiles makes dk and dv and another one over query tiles dq. Both add in the
-    // same order.
+    // With one thread per key head, a single pass computes everything. With more threads than key
+    // heads, one pass over key tiles computes dk and dv, and another one over query tiles dq. Both
+    // ways add in the same order.
     void all(float* scratch) const {
         constexpr int64_t scratch_size = 2 * q_tile * k_tile;
         const int64_t key_heads = n.B * n.K, heads = n.B * n.H;

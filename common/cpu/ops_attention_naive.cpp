@@ -1,5 +1,5 @@
-// Attention the plain way: the whole matrix of probabilities is written to memory, and the backward
-// reads it.
+// Naive attention: the whole matrix of probabilities is written to memory, and the backward reads
+// it.
 //
 //   P = softmax(Q K^T / sqrt(D))    O = P V
 //   dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP)) / sqrt(D)
@@ -11,7 +11,7 @@ namespace ultrascale::ops {
 namespace {
 
 using enum Transpose;
-constexpr int64_t tile = 64;  // queries at a time: scratch is (tile, Tk), in fp32 also for bf16
+constexpr int64_t tile = 64;  // queries at a time: scratch is (tile, Tk), always in fp32
 
 template <class T>
 void softmax_row(float* s, T* probabilities, KeyRange keys, int64_t Tk) {
@@ -34,7 +34,7 @@ void softmax_row(float* s, T* probabilities, KeyRange keys, int64_t Tk) {
     }
 }
 
-// dp becomes dS and p32 a wide copy of the row's probabilities.
+// Overwrites dp with dS, and p32 with an fp32 copy of the row's probabilities.
 template <class T>
 void softmax_backward_row(float* dp, float* p32, const T* probabilities, float scale, int64_t Tk) {
     float sum = 0;
@@ -109,7 +109,7 @@ void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dou
         const T* p = probabilities.as<T>();
 #pragma omp parallel for
         for (int64_t x = 0; x < n.B * n.K;
-             ++x) {  // a thread owns a key head: nobody else adds to its dk and dv
+             ++x) {  // each thread has its own key heads, so no other adds to their dk and dv
             const int64_t b = x / n.K, kv = x % n.K, key = b * n.Tk * n.k_row() + kv * n.D;
             float *dp = buffers + omp_get_thread_num() * 2 * tile * n.Tk, *p32 = dp + tile * n.Tk;
             for (int64_t h = kv * n.group(); h < (kv + 1) * n.group(); ++h)

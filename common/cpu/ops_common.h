@@ -1,10 +1,10 @@
-// What the CPU operations share: a vectorisable exp, and the call to OpenBLAS.
-// Private to common/cpu/ops_*.cpp.
+// Shared by the CPU operations: a vectorisable exp, and the call to OpenBLAS. Private to
+// common/cpu/ops_*.cpp.
 //
 // Loops are plain and marked `omp simd`, so that the compiler vectorises them without -ffast-math;
-// they run on all threads only where there is enough to do. No sum depends on the number of
-// threads: what is split over threads is split into blocks of a size fixed by the shapes, and the
-// blocks' sums are added in order.
+// they run on all threads only if there is enough work. No sum depends on the number of threads:
+// work is split into blocks whose sizes depend on the shapes only, and the blocks' sums are added
+// in order.
 #pragma once
 
 #include <cblas.h>
@@ -25,14 +25,14 @@ double bytes_of(const Tensors&... tensors) {
 }
 
 // e^x within 2 units in the last place: x = n ln 2 + r with |r| <= ln(2)/2, a polynomial for e^r
-// (Cephes' expf), and 2^n put together from its bits. Below -87.3, where the result is no longer a
-// normal number, 0; above 88, e^88.
+// (Cephes' expf), and 2^n assembled from its bits. The result is 0 below -87.3, where it would be
+// denormal, and e^88 above 88.
 inline float exp_fast(float x) {
     x = 88.0f < x ? 88.0f : x;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
     float shifted = x * 1.44269504f + shift, n = shifted - shift;
-    float r = x - n * 0.693359375f +
-              n * 2.12194440e-4f;  // ln 2 in two parts, the first of few bits: no cancellation
+    float r =
+        x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts: n times the first is exact
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -45,8 +45,8 @@ inline float exp_fast(float x) {
     return x < -87.3f ? 0.0f : p * power;
 }
 
-// A row's largest element (-inf: all are), and the sum of exp(x - it), added in blocks: 128,256
-// floats one by one would lose their last digits.
+// A row's largest element (-inf if all are), and the sum of exp(x - largest). It is added in
+// blocks, because 128,256 floats added one by one would lose their last digits.
 struct SoftmaxSums {
     float highest, sum;
 };
@@ -67,8 +67,8 @@ SoftmaxSums softmax_sums(const T* x, int64_t n) {
     return {highest, float(sum)};
 }
 
-// c (m, n) = alpha * op(a) * op(b) + beta * c, all row-major; ld: elements from one row to the next
-// as stored. Uses all threads, or only the calling one inside a parallel region.
+// c (m, n) = alpha * op(a) * op(b) + beta * c, all row-major; ld: elements from one stored row to
+// the next. Uses all threads, or only the calling one inside a parallel region.
 inline void sgemm(Transpose ta, Transpose tb, int64_t m, int64_t n, int64_t k, float alpha,
                   const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
                   int64_t ldc) {
@@ -77,18 +77,18 @@ inline void sgemm(Transpose ta, Transpose tb, int64_t m, int64_t n, int64_t k, f
                 blasint(lda), b, blasint(ldb), beta, c, blasint(ldc));
 }
 
-// copy() without a span of its own: part of another operation.
+// copy() without a span of its own, for use in other operations.
 void convert(Tensor to, const Tensor& from);
 
-// x in fp32: itself, or a copy in the workspace.
+// x in fp32: x itself, or a copy in workspace memory.
 inline Tensor widened(const Tensor& x) {
     if (x.dtype() == DType::fp32) return x;
     Tensor wide = Tensor::empty(x.shape(), DType::fp32, Memory::workspace);
     convert(wide, x);
     return wide;
 }
-// Where to compute x in fp32: x itself, or a tensor of the workspace that the caller converts to x
-// at the end.
+// The fp32 tensor in which to compute x: x itself, or workspace memory that the caller converts to
+// x at the end.
 inline Tensor widened_output(const Tensor& x) {
     return x.dtype() == DType::fp32 ? x : Tensor::empty(x.shape(), DType::fp32, Memory::workspace);
 }

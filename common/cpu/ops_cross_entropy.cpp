@@ -5,7 +5,7 @@ namespace ultrascale::ops {
 
 namespace {
 
-// The loss of one row of V logits, which become their gradient where dscale is not 0.
+// The loss of one row of V logits, which are overwritten with their gradient if dscale is not 0.
 template <class T>
 float cross_entropy_row(T* logits, int64_t V, int32_t target, float dscale) {
     if (target == ignored_target) {

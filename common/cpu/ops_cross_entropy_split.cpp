@@ -1,5 +1,5 @@
-// Softmax cross-entropy over a vocabulary that is split over ranks: what a rank knows of a row, and
-// what follows from all ranks'.
+// Softmax cross-entropy over a vocabulary that is split over ranks: a rank's statistics of each
+// row, and the loss and gradient from those of all ranks.
 #include "ops_common.h"
 
 namespace ultrascale::ops {
@@ -16,7 +16,7 @@ RowStats stats_of_row(const T* logits, int64_t V, int64_t target) {
     return {highest, sum, target >= 0 && target < V ? float(logits[target]) : 0.0f};
 }
 
-// Those of the whole row, from n shards' (n, 3, N), which stand `stride` apart.
+// The whole row's statistics from those of n shards (n, 3, N), which are `stride` elements apart.
 RowStats combined(const float* stats, int64_t n, int64_t N) {
     RowStats all{-INFINITY, 0, 0};
     for (int64_t r = 0; r < n; ++r) all.highest = std::max(all.highest, stats[r * 3 * N]);

@@ -1,4 +1,4 @@
-// Dropout with counter-based random numbers: four of them a call of Philox.
+// Dropout with counter-based random numbers, four per call of Philox.
 #include "ops_common.h"
 
 namespace ultrascale::ops {

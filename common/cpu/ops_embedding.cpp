@@ -20,8 +20,8 @@ void gather(T* out, const int32_t* tokens, const T* weight, int64_t first_row, i
     }
 }
 
-// Row `row` of dweight adds the rows of dout that `tokens` lists, summed in fp32 and in order: a
-// frequent token's gradient is rounded to bf16 once, not once a token.
+// Adds the rows of dout listed in `tokens` to row `row` of dweight, summed in fp32 and in order, so
+// that a frequent token's gradient is rounded to bf16 only once.
 template <class W, class T>
 void add_rows(W* dweight, const T* dout, const int32_t* list, int64_t count, float* sum,
               int64_t h) {

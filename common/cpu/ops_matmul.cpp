@@ -1,13 +1,13 @@
-// Matrix product on OpenBLAS. It multiplies fp32 only, so bf16 operands are widened into the
-// workspace: b as a whole, a and d in panels of rows.
+// Matrix product with OpenBLAS. It multiplies fp32 only, so bf16 operands are widened into
+// workspace memory: b as a whole, a and d in panels of rows.
 #include "ops_common.h"
 
 namespace ultrascale::ops {
 
 namespace {
 
-// out (panel) = rows [begin, end) of op(a) (M, K), as they are stored: a (M, K), or a (K, M) with
-// its columns [begin, end).
+// out (panel) = rows [begin, end) of op(a) (M, K), in stored form: rows of a (M, K), or columns
+// [begin, end) of a (K, M).
 void widen_panel(float* out, const bf16* a, Transpose ta, int64_t M, int64_t K, int64_t begin,
                  int64_t end) {
     const bool transposed = ta == Transpose::yes;

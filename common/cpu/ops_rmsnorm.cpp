@@ -24,8 +24,8 @@ void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t 
     }
 }
 
-// One row of dx; adds the row's part of the weight's gradient to dweight (h) fp32. dresidual may be
-// null, or dx itself.
+// Computes a row of dx, and adds the row's part of the weight's gradient to dweight (h) fp32.
+// dresidual may be null, or dx itself.
 template <class T>
 void backward_row(T* dx, float* dweight, const T* dy, const T* x, float rstd, const T* weight,
                   const T* dresidual, int64_t h) {
@@ -71,7 +71,7 @@ void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor&
     check(!dresidual || dresidual.numel() == N * h, "rmsnorm_backward: dresidual is (N, h)");
     OpSpan span("rmsnorm_backward", 10.0 * double(N * h),
                 bytes_of(dx, dy, x, rstd, weight, dweight) + (dresidual ? bytes_of(dresidual) : 0));
-    // Blocks of rows, each with a sum of its own, added in order.
+    // Each block of rows has its own sum; these are added in order.
     const int64_t block = std::max<int64_t>(32, (N + 63) / 64), blocks = (N + block - 1) / block;
     Tensor sums = Tensor::zeros({blocks, h}, DType::fp32, Memory::workspace);
     float* partial = sums.as<float>();

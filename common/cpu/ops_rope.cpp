@@ -1,6 +1,6 @@
-// Rotary position embedding, rotate-half: elements i and i + D/2 of a head are one pair, turned by
-// position * frequency i. The same pass takes q, k and v out of (or puts their gradients back into)
-// the one matrix that the projection makes.
+// Rotary position embedding, rotate-half: elements i and i + D/2 of a head form a pair, rotated by
+// position * frequency i. The same pass splits the projection's output into q, k and v (or joins
+// their gradients).
 #include <cstring>
 
 #include "ops_common.h"
@@ -27,8 +27,8 @@ Sizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
     return s;
 }
 
-// Turns `heads` heads of D elements by the angles whose cosines and sines (D/2 each) are given;
-// `sine_sign` -1 turns back.
+// Rotates `heads` heads of D elements by the angles with the given cosines and sines (D/2 each);
+// `sine_sign` -1 rotates back.
 template <class T>
 void rotate(T* out, const T* in, int64_t heads, int64_t D, const float* cosine, const float* sine,
             float sine_sign) {
@@ -44,8 +44,8 @@ void rotate(T* out, const T* in, int64_t heads, int64_t D, const float* cosine, 
 }
 
 // Calls body(row, cosine, sine) for each token's row. Sines cost more than the rotation, and the
-// sequences of a batch mostly have the same positions: a thread takes one place t of all sequences
-// and keeps the sines of the last position.
+// sequences of a batch mostly have the same positions. So a thread processes index t of all
+// sequences in turn and reuses the last position's sines.
 template <class Body>
 void for_each_token(const Sizes& s, const Tensor& positions, const Tensor& frequencies, Body body) {
     const int64_t half = s.D / 2;

@@ -1,4 +1,4 @@
-// Streams on the CPU: the compute stream is the calling thread; any other is a thread that empties
+// Streams on the CPU: the compute stream is the calling thread; every other stream is a thread with
 // a queue.
 #include "core/stream.h"
 
@@ -28,7 +28,8 @@ struct Event::Impl {
         changed.notify_all();
     }
 
-    // Most waits are short, and waking a sleeper costs more than a few turns of the scheduler.
+    // Most waits are short, and waking a sleeping thread costs more than a few turns of the
+    // scheduler.
     void wait() {
         for (int turn = 0; turn < 50 && !reached.load(std::memory_order_acquire); ++turn)
             sched_yield();
@@ -52,7 +53,7 @@ void Event::synchronize() const {
 struct Stream::Impl {
     struct Entry {
         std::function<void()> work;
-        std::shared_ptr<Event::Impl> event;  // or an event to reach
+        std::shared_ptr<Event::Impl> event;  // an event to reach instead of work
     };
 
     std::string name;
@@ -60,8 +61,8 @@ struct Stream::Impl {
     std::condition_variable changed;
     std::deque<Entry> queue;           // under the mutex
     bool closing = false;              // under the mutex
-    std::shared_ptr<Failure> failure;  // the thread's own
-    std::thread thread;                // none: the compute stream
+    std::shared_ptr<Failure> failure;  // used by the thread only
+    std::thread thread;                // none in the compute stream
 
     explicit Impl(std::string name) : name(std::move(name)) {}
 

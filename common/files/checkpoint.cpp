@@ -18,8 +18,8 @@ using json = nlohmann::json;
 using nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
-// What is communicated and copied in its scope belongs to no step: it is not counted, --profile
-// does not see it, and --trace shows it as one span.
+// Communication and copies during its lifetime belong to no step: they are not counted, --profile
+// does not show them, and --trace shows them as one span.
 class BesideTheSteps {
 public:
     BesideTheSteps() { trace_record(false); }
@@ -36,7 +36,8 @@ private:
     const bool recording_ = trace_recording();
 };
 
-// Whether an earlier save, or Hugging Face, may have left a file of this name for the same purpose.
+// Whether an earlier save, or Hugging Face, may have written a file of this name for the same
+// purpose.
 bool is_checkpoint_file(const std::string& name) {
     for (const char* other : {"optimizer.safetensors", "trainer_state.json",
                               "model.safetensors.index.json", latest_checkpoint})
@@ -64,14 +65,14 @@ void load_parameters(const std::string& dir, const std::vector<TensorPart>& part
 
 void check_can_save(const std::string& dir) {
     make_directories(dir);
-    AtomicFile probe(dir + "/.can_save");  // vanishes, for it is not committed
+    AtomicFile probe(dir + "/.can_save");  // vanishes again, because it is not committed
     probe.write("x");
 }
 
 namespace {
 
-// Writes what all ranks hold of `parts`, tensor after tensor; `dtype` converts, none keeps each
-// tensor's own. Rank 0 has `dir`.
+// Writes the tensors of which all ranks hold `parts`, one after the other, converted to `dtype` if
+// it is given. Only rank 0 has a `dir`.
 void write_tensors(const std::string* dir, const std::string& stem, std::vector<TensorPart> parts,
                    const SaveOptions& options, std::optional<DType> dtype,
                    int64_t max_shard_bytes) {
@@ -112,8 +113,8 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config,
             {"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen},
             {"seed", s.seed}, {"shuffled", s.shuffled},       {"seq", s.seq}};
         if (!s.data.empty()) state["data"] = s.data, state["data_tokens"] = s.data_tokens;
-        // A path need not be UTF-8, as JSON must be: such a byte is replaced, and the file is then
-        // not found again.
+        // JSON must be UTF-8, but a path need not be: other bytes are replaced, and a resumed run
+        // does not find the file.
         if (to)
             write_file(*to + "/trainer_state.json",
                        state.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
@@ -127,7 +128,7 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config,
         staged->commit(stale);
     }
     if (options.spread_over)
-        options.spread_over->barrier();  // when it returns, the checkpoint is there
+        options.spread_over->barrier();  // after it, the checkpoint is complete
 }
 
 bool has_training_state(const std::string& dir) {
@@ -155,7 +156,7 @@ TrainingState load_training_state(const std::string& dir,
     if (!shuffled || !shuffled->is_boolean())
         user_error("{}: \"shuffled\" is not true or false", path);
     state.seed = seed->get<uint64_t>(), state.shuffled = shuffled->get<bool>();
-    if (const json* data = fields.find("data")) {  // older ones did not say
+    if (const json* data = fields.find("data")) {  // missing in older checkpoints
         if (!data->is_string() || data->get<std::string>().empty())
             user_error("{}: \"data\" is not a file's path", path);
         state.data = data->get<std::string>(), state.data_tokens = fields.integer("data_tokens");
@@ -168,7 +169,7 @@ TrainingState load_training_state(const std::string& dir,
     const bool saved = std::ranges::any_of(std::views::keys(tensors.entries()), is_master);
     if (!optimizer.empty() && saved != std::ranges::any_of(optimizer, is_master, &TensorPart::name))
         user_error(
-            "{0}: has {1}master weights: the run that saved it was in {2}, and goes on with "
+            "{0}: has {1}master weights: the run that saved it was in {2}, and must resume with "
             "--dtype {2}",
             tensors.path(), saved ? "" : "no ", saved ? "bf16" : "fp32");
     for (const TensorPart& part : optimizer) {

@@ -1,4 +1,4 @@
-// config.json: the model's numbers as transformers 4 and 5 write them.
+// config.json: reads and writes the model's configuration in the formats of transformers 4 and 5.
 #include <algorithm>
 #include <filesystem>
 
@@ -12,9 +12,9 @@ using json = nlohmann::json;
 using nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
-// transformers 4: rope_theta beside rope_scaling (null, or an object whose "rope_type" was once
-// "type"); 5: one object rope_parameters with both. Where both are there, rope_scaling counts, as
-// in transformers 5.
+// transformers 4 has rope_theta and rope_scaling (null, or an object whose "rope_type" used to be
+// called "type"); 5 has one object rope_parameters with both. If both forms are present,
+// rope_scaling counts, as in transformers 5.
 static void read_rope(const Fields& fields, LlamaConfig& config) {
     config.rope_theta = fields.number("rope_theta", 10000);
     fields.only("partial_rotary_factor", 1.0);
@@ -82,11 +82,10 @@ std::string config_json(const LlamaConfig& c, DType dtype) {
         {"attention_bias", false},
         {"attention_dropout", 0.0},
         {"mlp_bias", false},
-        {"rope_theta",
-         c.rope_theta},  // this and the next for transformers 4, rope_parameters for 5
+        {"rope_theta", c.rope_theta},  // this and rope_scaling: transformers 4; rope_parameters: 5
         {"rope_scaling", scaling},
         {"rope_parameters", rope},
-        {"bos_token_id", nullptr},  // we know of no special tokens
+        {"bos_token_id", nullptr},  // there are no special tokens
         {"eos_token_id", nullptr},
         {"torch_dtype", torch_name},  // transformers 4
         {"dtype", torch_name},

@@ -16,7 +16,7 @@ std::string checkpoint_folder(int64_t step) { return fmt::format("checkpoint-{}"
 
 namespace {
 
-// The step of checkpoint-STEP; -1: the name is another.
+// The step of the name checkpoint-STEP; -1 for other names.
 int64_t step_of(const std::string& name) {
     int64_t step = -1;
     const size_t digits = name.rfind('-') + 1;
@@ -34,11 +34,12 @@ std::vector<int64_t> steps_in(const std::string& dir) {
     return steps;
 }
 
-// Removes a checkpoint, out of sight first: nobody ever finds a part of one under its name.
+// Removes a checkpoint. It is renamed first, so that nobody finds a partial checkpoint under its
+// name.
 void remove_checkpoint(const std::string& dir, int64_t step) {
     const std::string folder = dir + "/" + checkpoint_folder(step), going = dir + "/.removing";
     std::error_code error;
-    fs::remove_all(going, error);  // what a killed run did not get to
+    fs::remove_all(going, error);  // left by a run that was killed
     if (!error) fs::rename(folder, going, error);
     if (!error) fs::remove_all(going, error);
     if (error) user_error("{}: cannot be removed: {}", folder, error.message());
@@ -64,7 +65,7 @@ void remove_all_but_one_behind(const std::string& dir, int64_t step) {
 std::string folder_to_load(const std::string& dir) {
     std::error_code ignored;
     if (!fs::is_directory(dir, ignored)) return dir;
-    StagedFiles::recover(dir);  // a save at the end, killed while it removed latest_checkpoint
+    StagedFiles::recover(dir);  // if the last save was killed before it removed latest_checkpoint
     const std::string latest = dir + "/" + latest_checkpoint;
     if (!fs::exists(latest, ignored)) return dir;
     std::string name(MappedFile(latest).text());

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Makes renames in `dir` durable. Not every file system can; the data itself has been synced
+// Makes renames in `dir` durable. Not every file system supports that; the data has been synced
 // before.
 void sync_directory(const std::string& dir) {
     int descriptor = open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -52,7 +52,7 @@ std::string printable(std::string_view text) {
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
     int descriptor =
-        open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not make us wait
+        open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait on a pipe
     if (descriptor < 0) user_error("{}: cannot be read: {}", path, std::strerror(errno));
     struct stat status;
     const char* wrong = nullptr;
@@ -83,10 +83,9 @@ MappedFile::~MappedFile() {
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {
     std::error_code ignored;
-    const fs::path target =
-        fs::weakly_canonical(path, ignored);  // empty: a link that leads round in circles
+    const fs::path target = fs::weakly_canonical(path, ignored);  // empty: a cycle of links
     if (fs::is_symlink(path, ignored) && !target.empty())
-        path_ = target;  // what it points to is replaced, not the link
+        path_ = target;  // replace the link's target, not the link
     if (fs::is_directory(path_, ignored))
         user_error("{}: cannot be written: it is a directory", path);
     if (fs::exists(path_, ignored) && !fs::is_regular_file(path_, ignored))

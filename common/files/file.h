@@ -1,6 +1,6 @@
-// Files: read through a mapping, written so that nobody ever sees half of one.
+// Files: read through a memory mapping, written so that nobody ever sees a partial one.
 //
-// All errors are UserError with one line that starts with the file's name.
+// All errors are UserErrors of one line that starts with the file's name.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace ultrascale {
 
-// A name or text from a file, made fit for one line of an error: control characters escaped, long
-// text cut.
+// Prepares a name or text from a file for a one-line error message: control characters are escaped,
+// long text is cut.
 std::string printable(std::string_view text);
 
 // A regular file, mapped read-only.
@@ -32,8 +32,8 @@ private:
     int64_t size_ = 0;
 };
 
-// Writes to a temporary name beside `path`; commit() makes it durable (fsync) and renames it.
-// Without commit() it vanishes.
+// Writes to a temporary file next to `path`; commit() makes it durable (fsync) and renames it to
+// `path`. Without commit() it is removed.
 class AtomicFile {
 public:
     explicit AtomicFile(const std::string& path);
@@ -49,25 +49,25 @@ private:
 };
 void write_file(const std::string& path, std::string_view text);
 
-void make_directories(const std::string& dir);  // and its parents
+void make_directories(const std::string& dir);  // and their parents
 
-// Several files of one directory that appear together, beside files that are not ours and stay.
+// Replaces several files of a directory together; other files in it stay.
 //
 //   1. the new files are written to dir/.saving/
 //   2. dir/.saving/commit, a list of what is to be moved and removed, appears by a rename: from
 //      here on the save is done
 //   3. the files are renamed into dir, stale ones removed, and dir/.saving goes
-// Killed before 2, the directory still holds the former files; killed after 2, recover() finishes
-// 3. Every load calls it.
+// If killed before 2, the directory still holds the former files; after 2, recover() finishes 3.
+// Every load calls it.
 class StagedFiles {
 public:
     explicit StagedFiles(
-        const std::string& dir);  // makes dir; finishes or forgets an earlier save that was killed
+        const std::string& dir);  // creates dir; finishes or discards a save that was killed
     StagedFiles(const StagedFiles&) = delete;
-    ~StagedFiles();  // without commit(): nothing has happened
+    ~StagedFiles();  // without commit(): discards the new files
     const std::string& staging() const { return staging_; }  // where to write the new files
-    // Moves all files of staging() into the directory and removes `stale` ones (plain names) from
-    // it.
+    // Moves all files of staging() into the directory and removes the `stale` ones (plain names)
+    // from it.
     void commit(const std::vector<std::string>& stale = {});
     // Finishes a committed save. Several ranks may call it at once.
     static void recover(const std::string& dir);

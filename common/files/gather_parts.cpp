@@ -11,7 +11,7 @@ namespace ultrascale {
 
 using nlohmann::json;
 
-// What a rank tells the others of its parts; a part without elements is left out.
+// What a rank sends the others about its parts; empty parts are left out.
 static std::string describe(const std::vector<TensorPart>& parts) {
     json all = json::array();
     for (const TensorPart& part : parts) {
@@ -53,7 +53,7 @@ bool GatherParts::same(const std::vector<Range>& a, const std::vector<Range>& b)
         a, b, [](Range x, Range y) { return x.begin == y.begin && x.end == y.end; });
 }
 
-// A copy that every transport can send.
+// A copy on the device, which every transport can send.
 static Tensor on_device(const Tensor& host) {
     Tensor copy = Tensor::empty(host.shape(), host.dtype(), Memory::workspace);
     copy.copy_from_host(host.data());
@@ -75,7 +75,7 @@ Tensor GatherParts::gather(size_t index) const {
                   cols = whole.shape.back();
     const int rank = group_ ? group_->rank() : 0;
     if (const Piece& first = pieces_[index].front();
-        first.count == elements) {  // one rank has it all
+        first.count == elements) {  // one rank has the whole tensor
         if (first.rank == 0) return rank == 0 ? own(whole.name, first).view(whole.shape) : Tensor();
     }
     std::vector<char> host(rank == 0 ? size_t(elements * width) : 0);

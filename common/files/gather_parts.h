@@ -1,5 +1,5 @@
-// Tensors of which every rank holds parts, put together on rank 0 one at a time: how a sharded
-// model is saved.
+// Assembles tensors of which every rank holds parts on rank 0, one at a time, to save a sharded
+// model.
 #pragma once
 
 #include <vector>
@@ -11,8 +11,8 @@ namespace ultrascale {
 
 class GatherParts {
 public:
-    // All ranks of `group` (nullptr: this rank has everything) call it with what they hold. Parts
-    // that are the same on several ranks (replicas) are taken from the first of them.
+    // All ranks of `group` (nullptr: this rank has everything) call it with their parts. Parts that
+    // several ranks hold (replicas) are taken from the first of them.
     GatherParts(const Communicator* group, std::vector<TensorPart> mine);
 
     struct Whole {
@@ -20,12 +20,12 @@ public:
         Shape shape;
         DType dtype;
     };
-    // On every rank the same list, by name: however the tensors are spread, the same file is
-    // written.
+    // The same list on every rank, sorted by name, so that the file is the same for every
+    // distribution of the tensors.
     const std::vector<Whole>& tensors() const { return tensors_; }
 
-    // All ranks call it for the same tensor: on rank 0 the tensor, elsewhere nothing. It is an
-    // error of the program if the parts do not cover it.
+    // All ranks call it for the same tensor. Returns the tensor on rank 0, and an empty one
+    // elsewhere. If the parts do not cover the tensor, it fails check().
     Tensor gather(size_t tensor) const;
 
 private:
@@ -35,12 +35,12 @@ private:
         int64_t begin, count;
     };
     static bool same(const std::vector<Range>& a, const std::vector<Range>& b);
-    Tensor own(const std::string& name, const Piece& piece) const;  // this rank's
+    Tensor own(const std::string& name, const Piece& piece) const;  // this rank's part
 
     const Communicator* group_;
     std::vector<TensorPart> mine_;
     std::vector<Whole> tensors_;
-    std::vector<std::vector<Piece>> pieces_;  // of each tensor
+    std::vector<std::vector<Piece>> pieces_;  // per tensor
 };
 
 }  // namespace ultrascale

@@ -1,4 +1,4 @@
-// Reads the fields of a JSON object from a file that may be wrong: every error names the file and
+// Reads the fields of a JSON object from a file that may be invalid; every error names the file and
 // the field.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace ultrascale {
 
-// The fields of one JSON object; a field that is null counts as absent, as in transformers.
+// The fields of a JSON object. A field that is null counts as absent, as in transformers.
 class Fields {
 public:
     Fields(const nlohmann::json& object, std::string where)
@@ -48,7 +48,7 @@ public:
             user_error("{}: {} = {} is not true or false", where_, field, printable(value->dump()));
         return value && value->get<bool>();
     }
-    // Throws unless the field is absent or equal to the one value that is supported.
+    // Throws unless the field is absent or equal to the only supported value.
     void only(const char* field, const nlohmann::json& supported) const {
         const nlohmann::json* value = find(field);
         if (value && *value != supported)

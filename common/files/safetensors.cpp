@@ -40,20 +40,20 @@ std::vector<int64_t> sizes(const json& info, const char* field, const std::strin
     return values;
 }
 
-// Bytes of a tensor; throws if they do not fit 63 bits.
+// The size of a tensor in bytes; throws if it exceeds 63 bits.
 int64_t tensor_bytes(const Shape& shape, int64_t bits, const std::string& where) {
     int64_t total = bits;
     bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
     for (int64_t size : shape)
         if (!empty && __builtin_mul_overflow(total, size, &total))
-            user_error("{}: shape {} is absurd", where, to_string(shape));
+            user_error("{}: shape {} is too large", where, to_string(shape));
     if (empty) return 0;
     if (total % 8 != 0)
         user_error("{}: {} elements of {} bits do not fill whole bytes", where, total / bits, bits);
     return total / 8;
 }
 
-// Calls run(offset, count) for each contiguous stretch of the slice, in order.
+// Calls run(offset, count) for each contiguous run of elements in the slice, in order.
 template <class Run>
 void for_each_run(const Shape& shape, const std::vector<Range>& slice, size_t dim, int64_t offset,
                   Run run) {
@@ -101,7 +101,7 @@ void Safetensors::add_file(const std::string& path) {
         if (name == "__metadata__") {
             for (const auto& [key, value] : info.items()) {
                 if (!value.is_string())
-                    user_error("{}: __metadata__ \"{}\" is not a text", path, printable(key));
+                    user_error("{}: __metadata__ \"{}\" is not a string", path, printable(key));
                 metadata_[key] = value.get<std::string>();
             }
             continue;
@@ -127,7 +127,7 @@ void Safetensors::add_file(const std::string& path) {
         if (!entries_.emplace(name, std::move(entry)).second)
             user_error("{} is in another shard too", where);
     }
-    // The format wants the data without holes, so that nothing can hide between tensors and no two
+    // The format requires data without holes, so that nothing hides between tensors and no two
     // share bytes.
     std::sort(extents.begin(), extents.end());
     int64_t reached = 0;
@@ -138,8 +138,8 @@ void Safetensors::add_file(const std::string& path) {
         reached = end;
     }
     if (reached != data_bytes)
-        user_error("{}: the tensors end at data byte {}, but the file goes on to {}", path, reached,
-                   data_bytes);
+        user_error("{}: the tensors end at data byte {}, but the file continues to {}", path,
+                   reached, data_bytes);
 }
 
 Safetensors Safetensors::file(const std::string& path) {

@@ -1,5 +1,5 @@
-// safetensors: Hugging Face's file of named tensors (https://huggingface.co/docs/safetensors,
-// "Format").
+// safetensors: Hugging Face's file format for named tensors
+// (https://huggingface.co/docs/safetensors, "Format").
 //
 //   8 bytes          header length n, little endian, at most 100 MB
 //   n bytes          JSON: {"name": {"dtype": "F32", "shape": [2, 3],
@@ -7,11 +7,10 @@
 //                           "__metadata__": {"key": "text"}}, padded with spaces
 //   the rest         the tensors, row-major, little endian, one after the other without gaps;
 //                    offsets count from here
-// Large models come as several such files (shards) with model.safetensors.index.json:
+// Large models are split into several such files (shards) with model.safetensors.index.json:
 // {"weight_map": {"name": "file"}}.
 //
-// The reader trusts nothing: every number is checked before it is used. All errors are UserError
-// with the file's name.
+// The reader checks every number before it is used. All errors are UserErrors with the file's name.
 #pragma once
 
 #include <map>
@@ -29,7 +28,7 @@ const char* safetensors_dtype(DType dtype);  // "F32", "BF16", ...
 class Safetensors {
 public:
     struct Entry {
-        std::string dtype;  // as the format names it: "F32", "BF16", "F16", ...
+        std::string dtype;  // the format's name: "F32", "BF16", "F16", ...
         Shape shape;
         const unsigned char* data;  // mapped; not necessarily aligned
         int64_t bytes;
@@ -37,7 +36,8 @@ public:
     };
 
     static Safetensors file(const std::string& path);
-    // `dir`/model.safetensors, or else the shards that `dir`/model.safetensors.index.json names.
+    // Reads `dir`/model.safetensors, or else the shards that `dir`/model.safetensors.index.json
+    // names.
     static Safetensors directory(const std::string& dir);
 
     const std::string& path() const { return path_; }  // the file, or the index
@@ -45,10 +45,10 @@ public:
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
     bool contains(const std::string& name) const { return entries_.count(name) > 0; }
 
-    // Fills `to` with the part `slice` (one range per dimension; none: all) of the tensor `name`.
-    // F32, BF16 and F16 are converted to fp32, bf16 or fp16; other dtypes must be `to`'s own.
-    // Throws UserError if there is no such tensor, if it is not of `shape` as a whole, or if its
-    // dtype does not fit.
+    // Fills `to` with the part `slice` (one range per dimension; empty: all) of the tensor `name`.
+    // F32, BF16 and F16 are converted to fp32, bf16 or fp16; other dtypes must equal `to`'s. Throws
+    // UserError if there is no such tensor, if the whole tensor's shape is not `shape`, or if its
+    // dtype cannot be converted.
     void read(const std::string& name, const Shape& shape, const std::vector<Range>& slice,
               Tensor to) const;
     void read(const TensorPart& part) const;  // fills part.tensor
@@ -63,12 +63,12 @@ private:
 };
 
 inline constexpr int64_t default_shard_bytes =
-    5'000'000'000;  // as Hugging Face's save_pretrained did for years
+    5'000'000'000;  // long the default of Hugging Face's save_pretrained
 
-// Writes tensors that arrive one at a time, so that a technique that holds shards can gather one,
-// write it, free it. The files are `dir`/`stem`.safetensors, or past max_shard_bytes
+// Writes tensors one at a time, so that a technique with shards can gather one, write it and free
+// it. The file is `dir`/`stem`.safetensors; above max_shard_bytes the files are
 // `dir`/`stem`-00001-of-00003.safetensors, ... with `dir`/`stem`.safetensors.index.json. Each file
-// appears by a rename when it is complete, the index last.
+// is renamed to its name when it is complete, the index last.
 class SafetensorsWriter {
 public:
     struct Item {
@@ -78,9 +78,9 @@ public:
     };
     SafetensorsWriter(const std::string& dir, const std::string& stem, std::vector<Item> items,
                       int64_t max_shard_bytes = default_shard_bytes);
-    // The next item's value; converted if its dtype is another floating one.
+    // Writes the next item's value, converted if its dtype is a different floating-point one.
     void write(const Tensor& value);
-    void finish();  // every item has been written
+    void finish();  // call it after the last item
     ~SafetensorsWriter();
 
 private:

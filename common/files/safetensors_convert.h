@@ -1,5 +1,4 @@
-// Private to safetensors.cpp and safetensors_writer.cpp: values of one floating dtype as another
-// one.
+// Private to safetensors.cpp and safetensors_writer.cpp: conversion between floating-point dtypes.
 #pragma once
 
 #include <cstring>
@@ -28,7 +27,7 @@ Convert converter_to(const std::string& from) {
 }
 
 inline Convert converter(const std::string& from,
-                         DType to) {  // nullptr: no conversion between the two
+                         DType to) {  // nullptr: not supported
     if (to == DType::fp32) return converter_to<float>(from);
     if (to == DType::bf16) return converter_to<bf16>(from);
     if (to == DType::fp16) return converter_to<fp16>(from);

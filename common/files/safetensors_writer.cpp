@@ -1,4 +1,4 @@
-// Writing safetensors: tensors that come one at a time, in shards if they are large.
+// Writing safetensors: one tensor at a time, in shards if they are large.
 #include <nlohmann/json.hpp>
 
 #include "safetensors.h"
@@ -11,7 +11,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& dir, const std::string& 
     : dir_(dir), stem_(stem), items_(std::move(items)) {
     int64_t in_shard = 0;
     for (size_t i = 0; i < items_.size();
-         ++i) {  // as Hugging Face: in order; a tensor past the limit has its own shard
+         ++i) {  // like Hugging Face: in order; a tensor above the limit has its own shard
         int64_t bytes = numel(items_[i].shape) * dtype_bytes(items_[i].dtype);
         if (in_shard > 0 && in_shard + bytes > max_shard_bytes) {
             shard_ends_.push_back(i);
@@ -37,7 +37,7 @@ void SafetensorsWriter::next_file() {
     file_ = std::make_unique<AtomicFile>(dir_ + "/" +
                                          shard_name(stem_, next_shard_, shard_ends_.size()));
     nlohmann::ordered_json header = {
-        {"__metadata__", {{"format", "pt"}}}};  // transformers 4 wants to be told
+        {"__metadata__", {{"format", "pt"}}}};  // required by transformers 4
     int64_t offset = 0;
     for (size_t i = next_item_; i < shard_ends_[next_shard_]; ++i) {
         int64_t end = offset + numel(items_[i].shape) * dtype_bytes(items_[i].dtype);
@@ -60,13 +60,13 @@ void SafetensorsWriter::write(const Tensor& value) {
     check(next_item_ < items_.size(), "more tensors written than announced");
     if (!file_ || next_item_ == shard_ends_[next_shard_ - 1]) next_file();
     const Item& item = items_[next_item_++];
-    check(value.shape() == item.shape, "tensor written with another shape than announced");
+    check(value.shape() == item.shape, "tensor written with a different shape than announced");
     if (value.numel() == 0) return;
     std::vector<unsigned char> host(size_t(value.bytes()));
     value.copy_to_host(host.data());
     if (value.dtype() != item.dtype) {
         Convert convert = converter(safetensors_dtype(value.dtype()), item.dtype);
-        check(convert, "tensor written with a dtype that is not converted");
+        check(convert, "tensor written with a dtype that cannot be converted");
         std::vector<unsigned char> converted(size_t(value.numel() * dtype_bytes(item.dtype)));
         convert(converted.data(), host.data(), value.numel());
         host.swap(converted);

@@ -13,7 +13,7 @@ using json = nlohmann::json;
 
 json parse_json_object(std::string_view text, const std::string& path, const char* what,
                        int max_depth) {
-    std::vector<std::set<std::string>> keys;  // of the objects that are open
+    std::vector<std::set<std::string>> keys;  // of the currently open objects
     auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
         if (depth > max_depth) user_error("{}: the {} is nested too deeply", path, what);
         if (event == json::parse_event_t::object_start) keys.emplace_back();

@@ -1,4 +1,5 @@
-// JSON of files that may be wrong: no key twice, no endless nesting, and errors that name the file.
+// Parses JSON from files that may be invalid: duplicate keys and deep nesting are refused, and
+// errors name the file.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,7 +8,7 @@
 
 namespace ultrascale {
 
-// The JSON object that `text` is. Throws UserError "PATH: the WHAT is not JSON ..." otherwise.
+// Parses `text` as a JSON object, or throws UserError "PATH: the WHAT is not JSON ...".
 nlohmann::json parse_json_object(std::string_view text, const std::string& path, const char* what,
                                  int max_depth);
 

@@ -19,8 +19,8 @@ RopeScaling llama3_scaling(double factor) {
     return {RopeScaling::Type::llama3, factor, 1, 4, 8192};
 }
 
-// nano divides by 8 in every way; char is Karpathy's character-level Shakespeare size; the rest are
-// published models.
+// All sizes of nano are divisible by 8 (except for its 4 key-value heads); char has the size of
+// Karpathy's character-level Shakespeare model; from smollm-135m on they are published models.
 const std::vector<Preset>& presets() {
     // clang-format off
     static const std::vector<Preset> all = {
@@ -95,10 +95,11 @@ void validate(const LlamaConfig& c) {
         user_error("config: num_attention_heads = {} is not a multiple of num_key_value_heads = {}",
                    c.heads, c.kv_heads);
     if (c.head_dim % 2 != 0)
-        user_error("config: head_dim = {} is odd; rotary embedding turns pairs", c.head_dim);
+        user_error("config: head_dim = {} is odd; rotary embedding rotates pairs of elements",
+                   c.head_dim);
     if (!(c.norm_eps > 0) || !(c.rope_theta > 0))
         user_error("config: rms_norm_eps and rope_theta must be positive");
-    // Each size may be in its range, and their product beyond 64 bits.
+    // Each size may be in its range while their product exceeds 64 bits.
     const double h = double(c.hidden),
                  layer = h * (2 * double(c.q_size()) + 2 * double(c.kv_size()) + 3 * double(c.ffn));
     if (const double n = double(c.layers) * layer + 2 * h * double(c.vocab); n > 1e15)
@@ -117,8 +118,8 @@ std::vector<float> rope_frequencies(const LlamaConfig& c) {
     for (int64_t i = 0; i < c.head_dim / 2; ++i) {
         double f = std::pow(c.rope_theta, -2.0 * double(i) / double(c.head_dim));
         if (c.rope_scaling.type == RopeScaling::Type::llama3) {
-            // Long wavelengths are slowed down by `factor`, short ones kept, those between
-            // interpolated.
+            // Low frequencies (long wavelengths) are divided by `factor`, high ones kept, those in
+            // between interpolated.
             const RopeScaling& s = c.rope_scaling;
             double wavelength = 2 * std::numbers::pi / f,
                    original = double(s.original_max_positions);

@@ -1,4 +1,4 @@
-// What a Llama looks like: the numbers of config.json, and the presets.
+// A Llama's configuration (the fields of config.json), and the presets.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ struct RopeScaling {
 
 struct LlamaConfig {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
-    bool tied = false;  // the output head is the embedding's weight
+    bool tied = false;  // the output head shares the embedding's weight
     double rope_theta = 10000, norm_eps = 1e-5, init_std = 0.02;
     RopeScaling rope_scaling = {};
     int64_t max_positions = 2048;
-    int64_t default_seq = 2048;  // --seq where the user gives none
+    int64_t default_seq = 2048;  // used when --seq is not given
 
     int64_t q_size() const { return heads * head_dim; }
     int64_t kv_size() const { return kv_heads * head_dim; }
@@ -29,15 +29,16 @@ struct LlamaConfig {
 // odd head_dim, zero or absurd sizes).
 void validate(const LlamaConfig& config);
 
-// Parameters by formula, a tied weight counted once:
+// The number of parameters, with a tied weight counted once:
 //   V h (twice if untied) + L (2 h + h (H D + 2 K D) + H D h + 3 h F) + h
 int64_t parameter_count(const LlamaConfig& config);
 
-// "nano", "small", "char", "smollm-135m", ... Throws UserError with the list of names.
+// "nano", "small", "char", "smollm-135m", ... Throws UserError with the list of names for an
+// unknown name.
 LlamaConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 
-// Inverse frequencies theta^(-2i/D), i < D/2, rescaled as rope_type "llama3" says (Llama 3.1's
+// Inverse frequencies theta^(-2i/D), i < D/2, rescaled for rope_type "llama3" (Llama 3.1's
 // long-context scaling).
 std::vector<float> rope_frequencies(const LlamaConfig& config);
 

@@ -1,4 +1,4 @@
-// The parts of a plain Llama on one device, and which parameters they register.
+// The parts of a plain Llama on one device, and the parameters that they register.
 #include <algorithm>
 
 #include "dropout.h"

@@ -1,16 +1,16 @@
-// Dropout on the residual stream, and random numbers across ranks: after the embedding, and on what
-// attention and the feed-forward add.
+// Dropout on the residual stream (after the embedding, and on the outputs of attention and
+// feed-forward), with random numbers that agree across ranks.
 //
-// Tensor-parallel ranks hold the same residual stream and must drop the same elements of it, or
-// their copies part; under sequence parallelism they hold different tokens and should drop
-// different ones; data-parallel ranks too; and recomputation must repeat what it did. Seeds that
-// are carried along need a state for each of these cases (Megatron-LM keeps two). A counter needs
-// none: the mask of an element is a function of (seed, place in the model, number of the element in
-// the whole run), whoever computes it and how often:
+// Tensor-parallel ranks hold the same residual stream and must drop the same elements, or their
+// copies diverge. Under sequence parallelism they hold different tokens and should draw different
+// masks, and so should data-parallel ranks. Recomputation must repeat the mask of the first
+// forward. A stateful generator needs a state for each of these cases (Megatron-LM keeps two). A
+// counter-based one needs none: an element's mask is a function of (seed, place in the model,
+// number of the element in the whole run), no matter which rank computes it and how often:
 //
-//     number = (sample T + token) h + feature      the same on one device as on any grid of ranks
+//     number = (sample T + token) h + feature      the same on one device and on any grid of ranks
 //
-// 03_tensor_parallel's --same-seed off gives every rank a seed of its own, to see what goes wrong.
+// 03_tensor_parallel's --same-seed off gives every rank a seed of its own, to show what goes wrong.
 #pragma once
 
 #include <functional>
@@ -23,8 +23,8 @@
 
 namespace ultrascale {
 
-// Rows of the residual stream that are neighbours on this rank, and which of the micro-batch's
-// tokens they are.
+// Consecutive rows of the residual stream on this rank, and the consecutive tokens of the
+// micro-batch that they hold.
 struct TokenRange {
     int64_t first_row, first_token, count;
 };
@@ -32,10 +32,10 @@ struct TokenRange {
 struct Dropout {
     float p = 0;
     uint64_t seed = 0;
-    // Which tokens so many rows on this rank are; none: all of the micro-batch's, in order.
+    // The tokens that this rank's `rows` rows hold; empty: all of the micro-batch's, in order.
     std::function<std::vector<TokenRange>(int64_t rows)> tokens = {};
 
-    // y = x with some elements dropped, and the others scaled (+ addend).
+    // y = dropout(x) (+ addend).
     void apply(Tensor y, const Tensor& x, const std::string& place, const Context& context,
                const Tensor& addend = {}) const {
         const Random random(seed, "dropout " + place);
@@ -74,7 +74,8 @@ public:
     }
     Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
         Tensor dropped = Tensor::empty(dy.shape(), dy.dtype(),
-                                       Memory::activation);  // dy itself is the residual's gradient
+                                       Memory::activation);  // not in place: dy is the residual's
+                                                             // gradient too
         dropout_.apply(dropped, dy, place_, context);
         return inner_->backward_input(dropped, saved, context);
     }
@@ -112,7 +113,7 @@ private:
     Dropout dropout_;
 };
 
-// Puts dropout around the parts whose output goes to the residual stream, whatever they are.
+// Wraps the parts whose output goes to the residual stream, whatever they are, in dropout.
 inline void add_dropout(Parts& parts, const Dropout& dropout) {
     if (dropout.p == 0) return;
     parts.linear = [dropout, linear = parts.linear](

@@ -35,10 +35,10 @@ Layer::Layer(ParameterList& list, const LlamaConfig& config, const Parts& parts,
 Tensor Layer::attention(const Tensor& x, Saved& saved, Context& context) {
     Tensor normed = input_norm_->forward(x, saved["input_layernorm"], context);  // (B, T, h)
     Tensor qkv = qkv_proj_->forward(normed, saved["qkv_proj"], context);  // (B, T, (H + 2K) D)
-    normed = {};  // `= {}` gives an activation up: it is freed here, if nobody has kept it
+    normed = {};  // `= {}` releases an activation: it is freed here unless `saved` keeps it
     const int64_t B = qkv.size(0), T = qkv.size(1), H = heads_, K = kv_heads_;
     check(B == context.batch.sequences() && T == context.batch.length(),
-          "attention: a layer's input is (B, T, h) as the batch");
+          "attention: a layer's input must be (B, T, h) with the batch's B and T");
     Tensor q = activation({B, T, H, head_dim_}, qkv.dtype());  // (B, T, H, D)
     Tensor k = activation({B, T, K, head_dim_}, qkv.dtype());  // (B, T, K, D)
     Tensor v = activation({B, T, K, head_dim_}, qkv.dtype());  // (B, T, K, D)

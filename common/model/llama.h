@@ -1,11 +1,11 @@
-// The model: parts put together into layers, and layers into (a range of) a Llama.
+// The model: parts combined into layers, and layers into a Llama or a range of one.
 //
 //   tokens -> embedding
 //          -> [ x + o_proj(attention(rope(qkv_proj(norm(x))))) ;
 //               x + down(silu(gate(norm(x))) * up(norm(x))) ] * L
 //          -> norm -> head -> loss
-// Names are Hugging Face's. A process may hold several ranges of layers (pipelines); each is a
-// Llama of its own.
+// The parameters' names are Hugging Face's. With pipelines a process may hold several ranges of
+// layers; each is a Llama of its own.
 #pragma once
 
 #include "core/trace.h"
@@ -20,12 +20,12 @@ struct ModelOptions {
     DType dtype = DType::fp32;  // of parameters and activations
     Recompute recompute = Recompute::none;
     AttentionKind attention = AttentionKind::flash;
-    int64_t loss_chunk = 0;  // tokens per chunk of the loss; 0: all at once
+    int64_t loss_chunk = 0;  // tokens per chunk of the loss; 0: all in one
     double dropout = 0;      // dropout.h; its masks are drawn from `seed`
     uint64_t seed = 0;
 };
 
-// Which part of the model a process holds.
+// The part of the model that a process holds.
 struct Stage {
     int64_t first_layer, last_layer;  // [first, last)
     bool embedding, head;
@@ -36,25 +36,25 @@ struct Stage {
 // parallelism splits them.
 enum class LinearRole { column, row };
 
-// Where in the model a part stands. Not every layer need be made alike: the first ones may be
-// dense, the first and the last one stay in bf16.
+// A part's place in the model. Factories can treat layers differently by it, e.g. make the first
+// ones dense, or keep the first and the last one in bf16.
 struct Place {
     static constexpr int64_t no_layer = -1;
-    int64_t layer;     // counted in the whole model; no_layer: the final norm's
+    int64_t layer;     // index in the whole model; no_layer: the final norm
     std::string name;  // "model.layers.3.self_attn"
 
     Place part(const std::string& part) const { return {layer, name + "." + part}; }
     std::string weight() const { return name + ".weight"; }  // the parameter's name
 };
 
-// How parts are made. A factory registers the parameters it wants (with the slice its rank holds)
-// and returns the part. Each field has a default (default_parts); a chapter replaces the ones it
-// changes and may call the others. `linear` decides what a rank holds and sends, `gemm` how it
+// The factories of the parts. A factory registers its part's parameters (with the slice this rank
+// holds) and returns the part. Each field has a default (default_parts); a chapter replaces those
+// it changes and may call the others. `linear` decides what a rank holds and sends, `gemm` how it
 // multiplies.
 struct Parts {
-    int64_t heads, kv_heads;  // that this rank holds
-    // Of a linear at a place: the stacked parameters there with their global row counts ("q_proj"
-    // of model.layers.3.self_attn, H D), and the columns they share.
+    int64_t heads, kv_heads;  // held by this rank
+    // A linear's shape: its stacked parameters by name, with their global row counts (e.g. "q_proj"
+    // in model.layers.3.self_attn with H D rows), and the columns that they share.
     struct LinearShape {
         std::vector<std::pair<std::string, int64_t>> rows;
         int64_t cols;
@@ -73,9 +73,9 @@ struct Parts {
 };
 Parts default_parts(const LlamaConfig& config, const ModelOptions& options);
 
-// The output head's weight: the embedding's where it is tied and in the list; else one of its own,
-// which `vocabulary_weight` describes (by its name). Where the embedding and a tied head are on two
-// ranks, both weights are also summed over the group "tied".
+// The output head's weight: the embedding's if it is tied and in the list; otherwise a new one,
+// which `vocabulary_weight` describes, given its name. If the embedding and a tied head are on two
+// ranks, the gradients of both copies are also summed over the group "tied".
 Parameter* head_weight(ParameterList& list, const LlamaConfig& config,
                        const std::function<Parameter(const char*)>& vocabulary_weight);
 
@@ -84,14 +84,14 @@ public:
     Layer(ParameterList& parameters, const LlamaConfig& config, const Parts& parts, int64_t index,
           Recompute recompute);
 
-    // x, dy and what they return: (B, T, h), or as a technique holds the residual stream.
+    // x, dy and the results: (B, T, h), or the technique's own layout of the residual stream.
     Tensor forward(const Tensor& x, Saved& saved, Context& context);
     Tensor backward(Tensor dy, Saved& saved, Context& context, WeightGradient when);
     void backward_weight(Saved& saved, Context& context);
 
-    // The segments that these two are made of, so that a schedule can interleave those of different
-    // micro-batches. With full recomputation attention_forward keeps the layer's input and nothing
-    // else is kept; feed_forward_backward then runs both segments' forward once more.
+    // forward and backward consist of these segments, so that a schedule can interleave segments of
+    // different micro-batches. With full recomputation attention_forward keeps only the layer's
+    // input; feed_forward_backward then runs the forward of both segments again.
     Tensor attention_forward(const Tensor& x, Saved& saved, Context& context);
     Tensor attention_backward(const Tensor& dy, Saved& saved, Context& context,
                               WeightGradient when);
@@ -102,7 +102,7 @@ public:
 private:
     Tensor attention(const Tensor& x, Saved& saved, Context& context);
     Tensor feed_forward(const Tensor& x, Saved& saved, Context& context);
-    // Of this forward only the layer's input is kept.
+    // Whether this forward keeps only the layer's input.
     bool recomputes_later(const Context& context) const {
         return recompute_ == Recompute::full && context.training && !context.recomputing;
     }
@@ -117,10 +117,10 @@ private:
     std::unique_ptr<Checkpoint> checkpoint_;
 };
 
-// A schedule may cut a unit's pass into segments and do something else between them.
+// A schedule may split a unit's pass into segments and do other work between them.
 enum class Segment { whole, first, middle, last };
 
-// Runs a segment of a unit's pass under the unit's name in the trace. The unit's hooks come before
+// Runs a segment of a unit's pass under the unit's name in the trace. The unit's hooks run before
 // the first segment and after the last one.
 template <class Work>
 void run_unit(const Unit& unit, Pass pass, const Context& context, Work&& work,
@@ -137,22 +137,22 @@ void run_unit(const Unit& unit, Pass pass, const Context& context, Work&& work,
 
 class Llama {
 public:
-    // Describes the parameters; gives them no storage (ParameterList::allocate_values, or a
-    // sharding technique does). Stages of one process may register in a list they share: built in
-    // the model's order, so that a tied head finds the embedding's weight there.
+    // Describes the parameters but gives them no storage (ParameterList::allocate_values or a
+    // sharding technique does). The stages of one process may register in a shared list. They must
+    // be built in the model's order, so that a tied head finds the embedding's weight there.
     Llama(const LlamaConfig& config, const ModelOptions& options, const Parts& parts, Stage stage,
           ParameterList* shared = nullptr);
     // The whole model of default parts.
     Llama(const LlamaConfig& config, const ModelOptions& options);
 
-    ParameterList& parameters() { return parameters_; }  // where they are shared, of all its stages
+    ParameterList& parameters() { return parameters_; }  // if shared, those of all stages
     const std::vector<Unit>& units() const { return units_; }
 
-    // x (B, T, h), or empty where the stage begins with the embedding; returns (B, T, h), or
-    // nothing where the stage ends with the head, which adds to context.loss.
+    // x (B, T, h), or empty if the stage begins with the embedding; returns (B, T, h), or an empty
+    // tensor if the stage ends with the head, which adds to context.loss.
     Tensor forward(Tensor x, Saved& saved, Context& context);
-    // dy empty where the stage ends with the head; returns dx, or nothing where it begins with the
-    // embedding.
+    // dy is empty if the stage ends with the head; returns dx, or an empty tensor if it begins with
+    // the embedding.
     Tensor backward(Tensor dy, Saved& saved, Context& context,
                     WeightGradient when = WeightGradient::now);
     Tensor backward_input(Tensor dy, Saved& saved, Context& context) {
@@ -160,18 +160,18 @@ public:
     }
     void backward_weight(Saved& saved, Context& context);
 
-    // What these are made of, for a schedule that does something else between units: the same for
-    // one of units(), between its hooks.
+    // The same for one of units(), with its hooks, for a schedule that does other work between
+    // units.
     Tensor forward_unit(const Unit& unit, Tensor x, Saved& saved, Context& context);
     Tensor backward_unit(const Unit& unit, Tensor dy, Saved& saved, Context& context,
                          WeightGradient when);
     void backward_weight_unit(const Unit& unit, Saved& saved, Context& context);
-    // For one that does something else within a layer: it drives the segments of the unit's layer
-    // with run_unit(). Each keeps in saved[unit.name]. nullptr: the embedding, or the final norm
-    // and head.
+    // The unit's layer, for a schedule that does other work within a layer: it runs the layer's
+    // segments with run_unit(), each with saved[unit.name]. nullptr: the embedding, or the final
+    // norm and head.
     Layer* layer(const Unit& unit) const;
 
-    // (B, T, V): forward only, for a whole model.
+    // Logits (B, T, V): forward only, needs a whole model.
     Tensor logits(const Batch& batch, Hooks* hooks = nullptr);
 
 private:
@@ -179,7 +179,7 @@ private:
 
     LlamaConfig config_;
     ModelOptions options_;
-    std::unique_ptr<ParameterList> own_parameters_;  // none: they are in a list that stages share
+    std::unique_ptr<ParameterList> own_parameters_;  // empty: they are in a shared list
     ParameterList& parameters_;
     std::vector<Unit> units_;
     std::unique_ptr<Embedding> embedding_;

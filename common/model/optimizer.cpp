@@ -36,7 +36,7 @@ void AdamW::allocate_states() {
     };
     flat(m_);
     flat(v_);
-    // An fp32 value is its own master; the others get a copy, next to each other.
+    // An fp32 value is its own master; the others get copies in one flat tensor.
     int64_t copied = 0, offset = 0;
     for (const Item& item : items_)
         copied += item.value.dtype() == DType::fp32 ? 0 : item.value.numel();

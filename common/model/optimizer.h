@@ -1,5 +1,5 @@
-// The update: AdamW with fp32 states (and an fp32 master copy where the weights are bf16), clipping
-// by the global norm, and learning-rate schedules.
+// The update: AdamW with fp32 states (and fp32 master weights if the weights are bf16), clipping by
+// the global norm, and learning-rate schedules.
 #pragma once
 
 #include <vector>
@@ -11,19 +11,19 @@ namespace ultrascale {
 struct OptimizerOptions {
     double lr = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
     double clip = 1.0;    // global norm; 0: do not clip
-    bool cosine = false;  // else constant
+    bool cosine = false;  // false: constant
     int64_t warmup = 0;
-    int64_t total_steps = 0;  // where the cosine ends
+    int64_t total_steps = 0;  // the step at which the cosine ends
 };
 
-// The learning rate of step 0, 1, ...: rises linearly over `warmup` steps, then stays, or falls as
-// a cosine to a tenth of its maximum at total_steps.
+// The learning rate of step 0, 1, ...: it rises linearly over `warmup` steps, then stays constant
+// or falls along a cosine to a tenth of its maximum at total_steps.
 double learning_rate(const OptimizerOptions& options, int64_t step);
 
 class AdamW {
 public:
-    // Elements to update: a whole parameter, or the piece of one, from its element `begin` on, that
-    // this rank owns.
+    // Elements to update: a whole parameter, or the piece that this rank owns, which begins at the
+    // parameter's element `begin`.
     struct Item {
         const Parameter* parameter;
         int64_t begin;
@@ -33,9 +33,9 @@ public:
         : items_(std::move(items)), options_(options) {}
     AdamW(const ParameterList& parameters, const OptimizerOptions& options);
 
-    // One update. The first call allocates the states (which is why the first step of a run has
-    // another memory profile than the rest). Where the items' values are on the host
-    // (Memory::host), so are the states and the norm, and the host updates.
+    // One update. The first call allocates the states (so the first step of a run has a different
+    // memory profile than the rest). If the items' values are on the host (Memory::host), so are
+    // the states and the norm, and the host computes the update.
     void step(double lr, const Tensor& squared_norm);
     int64_t steps_done() const { return steps_; }
 

@@ -62,7 +62,7 @@ void ParameterList::allocate_grads(DType dtype, std::shared_ptr<Allocator> from)
     flat_grads_ = Tensor::zeros({local_numel()}, dtype, Memory::gradient, std::move(from));
     place(flat_grads_, &Parameter::grad);
     for (const auto& p : list_)
-        p->contributions = p->missing = p->uses;  // which are added to the zeros
+        p->contributions = p->missing = p->uses;  // all of them are added to the zeros
 }
 
 void ParameterList::begin_gradients(int64_t micro_batches) {
@@ -99,7 +99,7 @@ void draw(const Parameter& p, int64_t begin, Tensor to, uint64_t seed) {
     if (p.start == Start::ones) return ops::fill(to, 1);
     if (p.start == Start::zeros) return ops::fill(to, 0);
     // Element (i, j) of the whole tensor is draw i * columns + j, whoever holds it.
-    check(p.shape.size() == 2, "draw: a parameter that is drawn is a matrix");
+    check(p.shape.size() == 2, "draw: only matrices can be drawn");
     const Random random(seed, p.name);
     const Range rows = p.slice[0], cols = p.slice[1];
     std::vector<float> values(size_t(to.numel()));
@@ -180,7 +180,8 @@ Tensor stacked_grads(const std::vector<Parameter*>& parameters) {
 Tensor begin_contributions(const std::vector<Parameter*>& parameters) {
     const auto begun = size_t(std::ranges::count_if(
         parameters, [](Parameter* p) { return bool(p->begin_contribution()); }));
-    check(begun == 0 || begun == parameters.size(), "stacked parameters' gradients begin together");
+    check(begun == 0 || begun == parameters.size(),
+          "the gradients of stacked parameters must begin together");
     return begun > 0 ? stacked_grads(parameters) : Tensor();
 }
 

@@ -34,11 +34,11 @@ void Saved::for_each(const std::function<void(const std::string&, const Tensor&)
 }
 
 void Context::contributed(Parameter& parameter) const {
-    check(parameter.missing > 0, "a backward comes after begin_gradients()");
+    check(parameter.missing > 0, "backward needs begin_gradients() before it");
     parameter.complete = --parameter.missing == 0;
     if (!parameter.complete) return;
-    parameter.missing = parameter.contributions;  // of the next sum
-    if (!parameter.has_grad) parameter.begin_contribution_in_place();  // nobody had anything: zero
+    parameter.missing = parameter.contributions;                       // for the next sum
+    if (!parameter.has_grad) parameter.begin_contribution_in_place();  // no contribution: zero
     if (hooks) hooks->gradient_complete(parameter, *this);
 }
 
@@ -148,7 +148,7 @@ Tensor SwiGLU::forward(const Tensor& x, const Tensor& residual, Saved& saved, Co
 Tensor SwiGLU::backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) {
     Tensor da = down_->backward_input(dy, saved["down_proj"], context);           // (B, T, F)
     Tensor gate_up = saved.take("gate_up"), dgate_up = activation_like(gate_up);  // (B, T, 2 F)
-    ops::swiglu_backward(dgate_up, da, gate_up);  // da becomes down's x
+    ops::swiglu_backward(dgate_up, da, gate_up);  // da now holds down's input x
     saved["down_proj"].keep("x", std::move(da));
     gate_up = {};
     if (when == WeightGradient::now) down_->backward_weight(saved["down_proj"], context);
@@ -222,7 +222,7 @@ void Head::forward(const Tensor& x, Saved& saved, Context& context) {
         const Tensor part = flat_x.slice(begin, end);  // (n, h)
         Tensor logits = local_logits(part);            // (n, V)
         loss(logits, flat_targets.slice(begin, end), context);
-        if (gradients_now) {  // the logits are their own gradient now
+        if (gradients_now) {  // the logits now hold their gradient
             input_gradient(dx.view(flat_x.shape()).slice(begin, end), logits);
             weight_gradient(logits, part);
         } else {

@@ -1,15 +1,15 @@
-// The parts a layer is made of, each with its forward and its backward written out. There is no
-// autograd: `Saved` shows what a part keeps for its backward, and that is the activation memory.
+// The parts of a layer, each with its forward and its backward written out. There is no autograd:
+// `Saved` holds what a part keeps for its backward, and that is the activation memory.
 //
-// Every part follows one scheme (x input, y output, dy gradient of y):
-//   forward(x, saved)          y; puts into `saved` what the backward will need
-//   backward_input(dy, saved)  dx; keeps in `saved` what each linear needs for its weight gradient,
-//                              frees the rest
+// Every part follows one scheme (x: input, y: output, dy: gradient of y):
+//   forward(x, saved)          returns y; puts into `saved` what the backward will need
+//   backward_input(dy, saved)  returns dx; keeps in `saved` what each linear needs for its weight
+//                              gradient, frees the rest
 //   backward_weight(saved)     adds the weight gradients in place; needs no dy, frees what is left
-//   backward(dy, saved, when)  dx, with each linear's weight gradient right after its dx (now), or
-//                              not yet (later)
-// A technique changes a part by deriving from it and passing a factory to the model (Parts); parts
-// nest, e.g. a tensor parallel linear is communication around an inner Linear.
+//   backward(dy, saved, when)  returns dx; computes each linear's weight gradient right after its
+//                              dx (now), or not yet (later)
+// A technique changes a part by deriving from it and passing a factory to the model (Parts). Parts
+// nest, e.g. a tensor-parallel linear is communication around an inner Linear.
 #pragma once
 
 #include <functional>
@@ -24,18 +24,19 @@
 
 namespace ultrascale {
 
-// One micro-batch on the device. positions restart where documents start; document_starts is empty
+// One micro-batch on the device. positions restart at each document; document_starts is empty
 // without documents.
 struct Batch {
     Tensor tokens, targets, positions, document_starts;  // (B, T) int32
-    int64_t counted_targets = 0;                         // targets that are not ignored
-    // number of its first sequence in the run, whatever the layout of ranks
+    int64_t counted_targets = 0;                         // number of targets that are not ignored
+    // Index of its first sequence in the run, independent of the layout of ranks.
     int64_t first_sample = 0;
     int64_t sequences() const { return tokens.size(0); }
     int64_t length() const { return tokens.size(1); }
 };
 
-// What forward keeps for backward, by name; a part's children keep theirs in saved["child"].
+// The tensors that forward keeps for backward, by name; a part's children keep theirs in
+// saved["child"].
 class Saved {
 public:
     void keep(const std::string& name, Tensor t) {
@@ -43,12 +44,12 @@ public:
     }
     bool enabled() const { return enabled_; }
     const Tensor& get(const std::string& name) const { return tensors_.at(name); }
-    Tensor take(const std::string& name);                         // hands it out and forgets it
-    // where backward can make it again
+    Tensor take(const std::string& name);  // returns and removes it
+    // for a tensor that backward can compute again
     void drop(const std::string& name) { tensors_.erase(name); }
     Saved& operator[](const std::string& child);
-    // keeps nothing from here on, nor do its children: validation, a forward that will be
-    // recomputed
+    // From here on it and its children keep nothing: for validation, or a forward that will be
+    // recomputed.
     void disable();
     // Calls visit(path, tensor) for everything kept, e.g. "layers.0/qkv_proj/x".
     void for_each(const std::function<void(const std::string&, const Tensor&)>& visit,
@@ -64,52 +65,55 @@ enum class Pass { forward, backward, backward_input, backward_weight };
 inline constexpr const char* pass_names[] = {"forward", "backward", "backward-input",
                                              "backward-weight"};
 
-// A stretch of the model that hooks act on: the embedding; each layer; the final norm with the
+// A section of the model that hooks act on: the embedding, a layer, or the final norm with the
 // head.
 struct Unit {
     std::string name;
     std::vector<Parameter*> parameters;
-    int index;                          // position in this process's model
-    bool reads_in_backward = true;      // its values: an embedding's backward does not
-    // its forward adds to gradients already (a head with its loss in chunks)
+    int index;                      // position in this process's model
+    bool reads_in_backward = true;  // backward reads the values; not an embedding's
+    // forward already adds to gradients (a head with its loss in chunks)
     bool gradients_in_forward = false;
 };
 
-// Called around each unit's passes. Data parallelism and ZeRO live here. A unit's values must be in
-// place when before() returns, and its gradients too for a pass that adds to them.
+// Called around each unit's passes. Data parallelism and ZeRO are implemented as hooks. A unit's
+// values must be in place when before() returns, and for a pass that adds to its gradients, these
+// too.
 struct Context;
 class Hooks {
 public:
     virtual ~Hooks() = default;
     virtual void before(const Unit&, Pass, const Context&) {}
     virtual void after(const Unit&, Pass, const Context&) {}
-    // After the last of the contributions that begin_gradients() has announced: counted, so that it
-    // holds for every order of passes. With split backward a norm's comes in backward-input and a
-    // linear's in backward-weight; a tied weight's last one is the head's or the embedding's.
+    // Called after the last of the contributions that begin_gradients() has announced. They are
+    // counted, so this works for every order of passes: with a split backward a norm contributes in
+    // backward-input and a linear in backward-weight, and a tied weight's last contribution may
+    // come from the head or from the embedding.
     virtual void gradient_complete(Parameter&, const Context&) {}
 };
 
-// What travels with one micro-batch through the model.
+// The data that accompany one micro-batch through the model.
 struct Context {
     Batch batch;
-    // each token's loss counts this much: 1 / counted targets of the global batch
+    // The weight of each token's loss: 1 / counted targets of the global batch.
     float token_weight = 1;
-    Tensor loss = {};      // (1) fp64; the head adds to it
+    Tensor loss = {};  // (1) fp64; the head adds to it
     int micro_batch = 0;
-    bool training = true;      // false: forward only, nothing is kept and no gradient is made
-    bool recomputing = false;  // true while a layer's forward runs again inside its backward
+    bool training = true;      // false: forward only; nothing is kept, no gradients
+    bool recomputing = false;  // a layer's forward runs again inside its backward
     Hooks* hooks = nullptr;
-    // Every use of a parameter calls it once in each micro-batch, when its contribution is made;
-    // also one that has nothing to contribute (an expert without tokens).
+    // Every use of a parameter calls this once per micro-batch, when it has added its contribution;
+    // so does a use with nothing to contribute (an expert without tokens).
     void contributed(Parameter& parameter) const;
 };
 
 enum class WeightGradient { now, later };
 
 // y = x W^T (+ residual); several parameters stacked by rows share one GEMM (q, k, v; gate, up). It
-// keeps its input as "x" and its gradient as "dy", one row a token, and nothing else of that size:
-// a linear that wraps another one may replace them by the shard its rank owns until backward_weight
-// needs them whole, and whoever can make x again may drop it and put it back.
+// keeps its input as "x" and its output's gradient as "dy", one row per token, and nothing else of
+// that size. A linear that wraps another one may replace them by this rank's shard until
+// backward_weight needs them whole, and whoever can compute x again may drop it and put it back
+// later.
 class Linear {
 public:
     explicit Linear(std::vector<Parameter*> rows);
@@ -120,17 +124,17 @@ public:
     virtual void backward_weight(Saved& saved, Context& context);
     virtual Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when);
 
-    // The products alone, for a linear that wraps this one and communicates before, after or
-    // between them: nothing is kept, and the result may be some rows of a larger tensor. Those
-    // above are made of them.
+    // The products alone, of which the functions above consist, for a linear that wraps this one
+    // and communicates before, after or between them. Nothing is kept, and the result may be some
+    // rows of a larger tensor.
     virtual void multiply(Tensor y, const Tensor& x,
                           const Tensor& residual = {});           // y = x W^T (+ residual)
     virtual void multiply_backward(Tensor dx, const Tensor& dy);  // dx = dy W
     virtual void add_weight_gradient(const Tensor& dy, const Tensor& x,
-                                     Context& context);  // dW += dy^T x, complete with it
+                                     Context& context);  // dW += dy^T x; reports the contribution
     const std::vector<Parameter*>& parameters() const { return parameters_; }
     int64_t inputs() const { return parameters_.front()->slice[1].size(); }
-    int64_t outputs() const;  // rows of all parameters that this rank holds
+    int64_t outputs() const;  // total rows that this rank holds
 
 protected:
     std::vector<Parameter*> parameters_;
@@ -142,8 +146,8 @@ public:
     Norm(Parameter* weight, float eps) : weight_(weight), eps_(eps), name_(weight->part()) {}
     virtual ~Norm() = default;
     virtual Tensor forward(const Tensor& x, Saved& saved, Context& context);
-    // dx = dresidual + the norm's own. The weight's gradient is added here: keeping dy for later
-    // would cost more than it.
+    // dx = dresidual + the norm's input gradient. The weight's gradient is computed here too:
+    // keeping dy for later would cost more.
     virtual Tensor backward(const Tensor& dy, const Tensor& dresidual, Saved& saved,
                             Context& context);
 
@@ -165,8 +169,8 @@ public:
     virtual Gradients backward(const Tensor& dout, Saved& saved, Context& context) = 0;
 };
 
-// In tiles: keeps q, k, v, o and one number a row; its backward recomputes the probabilities tile
-// by tile.
+// Works in tiles: keeps q, k, v, o and one number per row; backward recomputes the probabilities
+// tile by tile.
 class FlashAttention : public AttentionCore {
 public:
     Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved,
@@ -174,8 +178,8 @@ public:
     Gradients backward(const Tensor& dout, Saved& saved, Context& context) override;
 };
 
-// With the T x T probabilities in memory: kept for the backward, or (selective recomputation)
-// computed again there.
+// Holds the T x T probabilities in memory: kept for backward, or computed again there (selective
+// recomputation).
 class NaiveAttention : public AttentionCore {
 public:
     explicit NaiveAttention(bool recompute) : recompute_(recompute) {}
@@ -187,7 +191,7 @@ private:
     bool recompute_;
 };
 
-// The part of a layer after the second norm. y = residual + f(x).
+// The part of a layer after the second norm: y = residual + f(x).
 class FeedForward {
 public:
     virtual ~FeedForward() = default;
@@ -198,9 +202,9 @@ public:
     virtual void backward_weight(Saved& saved, Context& context) = 0;
 };
 
-// Keeps gate and up only. Its output, which down's weight gradient needs, is made again in
-// backward, where gate and up are read anyway: F of 3 F elements a token less to keep, for one more
-// write.
+// Keeps gate and up only. The SwiGLU output, which down's weight gradient needs, is computed again
+// in backward, where gate and up are read anyway. This saves F of 3 F kept elements per token for
+// one more write.
 class SwiGLU : public FeedForward {
 public:
     SwiGLU(std::unique_ptr<Linear> gate_up, std::unique_ptr<Linear> down)
@@ -226,7 +230,7 @@ protected:
     Parameter* weight_;
 };
 
-// What a layer keeps for full recomputation: its input.
+// Stores a layer's input, all that full recomputation keeps.
 class Checkpoint {
 public:
     virtual ~Checkpoint() = default;
@@ -234,10 +238,10 @@ public:
     virtual Tensor take(Saved& saved, Context& context);
 };
 
-// The output head with the loss: logits = x W^T, cross-entropy summed into context.loss.
-// With chunk = 0 the logits of the whole micro-batch exist at once and the gradients follow in
-// backward. With chunk > 0 the tokens go through in chunks, each making its dx and weight gradient
-// at once, so that only chunk x V logits ever exist.
+// The output head with the loss: logits = x W^T, cross-entropy summed into context.loss. With chunk
+// = 0 the logits of the whole micro-batch exist at once, and backward computes the gradients. With
+// chunk > 0 forward processes the tokens in chunks and computes each chunk's dx and weight gradient
+// immediately, so that only chunk x V logits ever exist.
 class Head {
 public:
     Head(Parameter* weight, int64_t chunk) : weight_(weight), chunk_(chunk) {}
@@ -249,8 +253,8 @@ public:
     virtual Tensor backward(Saved& saved, Context& context, WeightGradient when);
 
 protected:
-    // Adds the loss of some tokens (n) to context.loss; in training their logits (n, V) become
-    // their own gradient.
+    // Adds the loss of some tokens (n) to context.loss; in training their logits (n, V) are
+    // overwritten with their gradient.
     virtual void loss(Tensor logits, const Tensor& targets, Context& context) const;
     Tensor local_logits(const Tensor& x) const;
     void input_gradient(Tensor dx, const Tensor& dlogits) const;

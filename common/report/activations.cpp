@@ -8,26 +8,26 @@
 namespace ultrascale {
 namespace {
 
-// Bytes of the tensors that a micro-batch's forward and backward make, one of each kind. In double:
-// exact up to 2^53 (9 PB), and no overflow where somebody asks for a sequence of 10^12 tokens.
+// Bytes of the tensors in a micro-batch's forward and backward, one of each kind. In double: exact
+// up to 2^53 (9 PB), and no overflow for a sequence of 10^12 tokens.
 struct TensorBytes {
-    // Of the stream:
+    // In the stream:
     double stream;  // (tokens, h): a residual, a norm's input or output
-    double rstd;    // (tokens), fp32: of a norm
+    double rstd;    // (tokens), fp32: a norm's
     // Inside a region:
     double whole;     // (tokens, h): a column linear's input, a row linear's output
     double q, kv;     // (tokens, heads D): q or o; k or v
-    double lse;       // (tokens, heads), fp32: log-sum-exp, delta; naive attention has none
+    double lse;       // (tokens, heads), fp32: log-sum-exp or delta; not in naive attention
     double scores;    // (tokens, heads, T): naive attention's probabilities
     double features;  // (tokens, F): gate, up, or the input of down
     double logits;    // (tokens, V)
-    double losses;    // (tokens, 1 + 3 a rank), fp32: the loss; max, sum and target's logit
+    double losses;    // (tokens, 1 + 3 per rank), fp32: loss; max, sum, target's logit
 
-    // What gathering the stream writes, and scattering the sums: nothing without a technique.
+    // The outputs of gathering the stream and of scattering the sums: 0 without a technique.
     double gathered, scattered;
-    double input;            // what a column linear keeps of its input
-    double column_backward;  // dx before and after its sum; the input gathered again beside it
-    double dropped;          // dy after dropout, beside dy
+    double input;            // of a column linear, as kept
+    double column_backward;  // dx before and after its sum; the input if gathered again
+    double dropped;          // dy after dropout, in addition to dy
 
     explicit TensorBytes(const LocalSizes& s) {
         const double e = double(dtype_bytes(s.model.dtype)), D = double(s.head_dim),
@@ -76,8 +76,8 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     const double L = double(s.layers),
                  kept = full ? t.stream / double(s.checkpoint_parts) : layer.total();
 
-    // What waits meanwhile: of other micro-batches all that their forward kept, of this one the
-    // other layers.
+    // What is held meanwhile: all that forward kept of other micro-batches, and this one's other
+    // layers.
     const double of_head = s.head ? t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits) : 0;
     const std::pair<std::string, double> in_flight{
         fmt::format("what forward kept of {} other micro-batches", s.micro_batches - 1),
@@ -115,39 +115,38 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
         } else {
             moment("in the loss",
                    {layers, norm, gathered, {"logits", t.logits}, {"losses", t.losses}});
-            // The losses have gone, and the logits have become their own gradient.
+            // The losses are freed, and the logits are overwritten with their gradient.
             moment("in the backward of the output head",
                    {layers,
-                    {"the final norm's input and rstd, its output as it is kept",
-                     t.stream + t.rstd + t.input},
-                    {"logits, which became their own gradient", t.logits},
+                    {"the final norm's input, rstd and kept output", t.stream + t.rstd + t.input},
+                    {"logits, overwritten with their gradient", t.logits},
                     {"dx", t.column_backward}});
         }
     }
     if (s.layers == 0) return moments;
 
-    // Full recomputation runs the layer's forward again, to the end: everything is saved, down
-    // makes y, dy waits.
+    // Full recomputation runs the layer's whole forward again: everything is kept, down_proj
+    // computes y, and dy is held.
     if (full)
-        moment(
-            "where a layer's forward has been computed again",
-            {others,
-             {"what this layer's forward keeps", layer.total()},
-             {"the input of down_proj, its output, and dy",
-              t.features + t.whole + t.scattered + t.stream},
-             {"the norm's output beside its gathered copy", s.keeps_gathered ? t.scattered : 0}});
+        moment("where a layer's forward has been computed again",
+               {others,
+                {"what this layer's forward keeps", layer.total()},
+                {"the input of down_proj, its output, and dy",
+                 t.features + t.whole + t.scattered + t.stream},
+                {"the norm's output in addition to its gathered copy",
+                 s.keeps_gathered ? t.scattered : 0}});
     // dy is gathered for down_proj; without gathering, dropout makes a copy of it.
     moment("in the backward of SwiGLU",
            {others,
             last,
             {"dy", t.stream + t.gathered + (s.gathers() ? 0 : t.dropped)},
             {"d(gate, up)", 2 * t.features},
-            {"the gradient of down_proj's input, which becomes that input again", t.features}});
+            {"the gradient of down_proj's input, later overwritten with that input", t.features}});
     moment("in the backward of down_proj", {others,
                                             last,
                                             {"dy", t.stream + t.gathered + t.dropped},
                                             {"the gradient of its input", t.features}});
-    // Gate and up have become their own gradient.
+    // d(gate, up) takes the place of gate and up.
     moment("in the backward of gate_proj and up_proj",
            {others, last, {"dy", t.stream}, {"dx", t.column_backward}});
 
@@ -157,7 +156,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
             {"of the last layer: the first norm and attention", norm + layer.attention},
             {"dy", t.stream + t.gathered + t.dropped},
             {"the gradient of o", t.q}});
-    moment("in the backward of attention",  // o and its linear's input have gone
+    moment("in the backward of attention",  // o, the input of o_proj, is freed
            {others,
             {"of the last layer: the first norm, q, k, v and log-sum-exp",
              norm + t.q + 2 * t.kv + t.lse},

@@ -13,8 +13,8 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// What of `a` is not in `b`, as on a command line: without the words that both begin and end with,
-// but with the option that a differing value belongs to.
+// The part of command line `a` that differs from `b`: without the words at the beginning and end
+// that both share, but with the option to which a differing value belongs.
 std::string differing_part(const Words& a, const Words& b) {
     const auto same_first = std::ranges::mismatch(a, b);
     const auto same_last =
@@ -30,15 +30,15 @@ std::string differing_part(const Words& a, const Words& b) {
     for (auto word = begin; word != same_last.in1.base(); ++word)
         text += (text.empty() ? "" : " ") + *word;
     for (char& c : text)
-        if (c >= 0 && c < ' ') c = ' ';  // the message has one line
+        if (c >= 0 && c < ' ') c = ' ';  // the message must stay on one line
     constexpr size_t longest = 60;
     if (text.size() > longest) text = text.substr(0, longest) + "...";
     return text.empty() ? "nothing" : "`" + text + "`";
 }
 
-// All ranks call it, each with its program and command line and what is wrong with it ("":
-// nothing). Throws on all of them if it is wrong on any, or if they differ: ranks that do different
-// things would wait for each other forever.
+// All ranks call it, each with its program, its command line and the error found in it ("": none).
+// Throws on all ranks if any has an error, or if they differ: ranks that do different things would
+// wait for each other forever.
 void compare_with_other_ranks(const std::string& program, int argc, char** argv,
                               const std::string& error) {
     std::string line;
@@ -47,7 +47,7 @@ void compare_with_other_ranks(const std::string& program, int argc, char** argv,
         Words words;
         for (const auto word : all | std::views::split('\0'))
             words.emplace_back(word.begin(), word.end());
-        if (!words.empty()) words.pop_back();  // what follows the last \0
+        if (!words.empty()) words.pop_back();  // the empty word after the last \0
         return words;
     };
     const Communicator& world = Communicator::world();
@@ -69,19 +69,17 @@ void compare_with_other_ranks(const std::string& program, int argc, char** argv,
     if (rank < errors.size()) user_error("rank {}: {}", rank, errors[rank]);
 }
 
-// The launcher of another MPI than this program was built with starts programs that know nothing of
-// each other.
+// If mpirun belongs to a different MPI than the one this program was built with, it starts programs
+// that do not know of each other.
 void check_launcher() {
     if (Communicator::world().size() > 1) return;
     for (const char* name :
-         {"PMI_SIZE",
-          "OMPI_COMM_WORLD_SIZE"}) {  // MPICH's mpirun sets the one, Open MPI's the other
+         {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"}) {  // MPICH's and Open MPI's mpirun set these
         const char* const ranks = std::getenv(name);
         if (ranks && std::atoi(ranks) > 1)
             user_error(
-                "each of the {} programs believes it is alone: this mpirun belongs to another MPI "
-                "than they do; `make mpirun` tells the "
-                "right one",
+                "each of the {} programs believes it is alone: this mpirun belongs to a different "
+                "MPI than the one they were built with; `make mpirun` prints the right one",
                 ranks);
     }
 }
@@ -121,7 +119,8 @@ int run_program(const std::function<bool()>& program) {
     } catch (const UserError& error) {
         std::fflush(stdout);
         if (!all_ranks_arrive(
-                5)) {  // the others had no error, and wait for this rank where it will never come
+                5)) {  // the other ranks had no error and wait for this one in a call that it will
+                       // never make
             fmt::print(stderr, "error: {}{}\n", rank_prefix(), error.what());
             abort_all_ranks(2);
         }

@@ -1,4 +1,4 @@
-// The options that all chapters share, and the one way in which every program starts and ends.
+// The options that all chapters share, and how every program starts and ends.
 #pragma once
 
 #include <functional>
@@ -25,15 +25,15 @@ struct Options {
     bool fp32_grads = false;
     Recompute recompute = Recompute::none;
     AttentionKind attention = AttentionKind::flash;
-    int64_t loss_chunk = 0;  // tokens; 0: the whole micro-batch's
-    double dropout = 0;      // probability
-    int node_size = 0;       // ranks of a pretended node; 0: the machines are the nodes
-    double inter_gbps = 0;   // between pretended nodes
-    std::optional<bool> verify;  // not given: on for models under 5 M parameters
-    bool estimate = false;  // predict; allocate and train nothing
+    int64_t loss_chunk = 0;      // tokens; 0: the whole micro-batch
+    double dropout = 0;          // probability
+    int node_size = 0;           // ranks per simulated node; 0: the machines are the nodes
+    double inter_gbps = 0;       // between simulated nodes, Gbit/s
+    std::optional<bool> verify;  // no value: on for models under 5 M parameters
+    bool estimate = false;       // predict only
     bool explain = false, profile = false, full_report = false;
     int64_t log_every = 1;  // steps
-    int64_t sample = 0;     // tokens to draw at the end
+    int64_t sample = 0;     // tokens to generate at the end
     double temperature = 0.8;
     std::string prompt = "The ";
     std::string json, trace;
@@ -41,51 +41,48 @@ struct Options {
     double peak_tflops = 0;        // 0: the device's own
     double device_memory_gib = 0;  // 0: the device's own
     bool copy_engines = true;      // comm.h: use_copy_engines
-    JsonFields values;  // all options of the program with their values, the chapter's own too
+    JsonFields values;             // all options and their values, including the chapter's own
 
-    // --data was not given: `data` is what the run in --load has read so far
+    // --data was not given, and `data` is the file that the run in --load was trained on
     bool data_of_run = false;
-    // Where the data is: --data, or the text that comes with the project.
+    // The data's path: --data, or the text that comes with the project.
     std::string data_path() const;
-    std::string data_name() const;  // as a checkpoint calls it (checkpoint.h: TrainingState)
-    const std::string& model_name() const {
-        return load.empty() ? model : load;
-    }  // as a report calls it
+    std::string data_name() const;  // in a checkpoint (checkpoint.h: TrainingState)
+    const std::string& model_name() const { return load.empty() ? model : load; }  // in the report
     DType grad_dtype() const { return fp32_grads ? DType::fp32 : dtype; }
     // The model's numbers from --model (a preset or a directory), --load and --layers.
     LlamaConfig config() const;
 };
 
-// The shared options for what a training prints and writes besides its report: what does not train
-// (--compare, --demo, --estimate) excludes them.
-inline const std::vector<std::string> training_outputs{
-    "--save",    "--trace",     "--val-data", "--sample",
-    "--explain", "--profile", "--log-every", "--report"};
+// The shared options for what a training run prints and writes besides its report. Modes that do
+// not train (--compare, --demo, --estimate) exclude them.
+inline const std::vector<std::string> training_outputs{"--save",      "--trace",   "--val-data",
+                                                       "--sample",    "--explain", "--profile",
+                                                       "--log-every", "--report"};
 
 // Reads the command line into the options that `add_options` adds; then `check_values` may throw
-// UserError. Prints --help and ends the program where it is asked for. Throws UserError: an unknown
-// option, a value out of range. All ranks call it, and all throw the same if one of them has cause
-// to, or was started as another program or with other options than the others.
+// UserError. With --help it prints the help text and ends the program. An unknown option or a value
+// out of range is a UserError. All ranks call it, and all throw the same error if any of them finds
+// one, or if the ranks run different programs or were given different options.
 void parse_command_line(
     int argc, char** argv, const std::string& name, const std::string& description,
     const std::function<void(OptionList&)>& add_options,
     const std::function<void(const OptionList&)>& check_values = [](const OptionList&) {});
 
-// The same with the options that all chapters of training share; `add_own` adds the chapter's own,
-// whose rules may look at the shared ones. UserError also where an output cannot
-// be written.
+// The same with the options that all training chapters share. `add_own` adds the chapter's own,
+// whose rules may look at the shared ones. An output file that cannot be written is a UserError
+// too.
 Options parse_options(int argc, char** argv, const std::string& name,
                       const std::string& description,
                       const std::function<void(OptionList&, const Options&)>& add_own);
 
 // Runs `program` and turns its end into an exit code: 0, 1 (it returned false: verification
-// failed), 2 (UserError; rank 0 prints it in one line, every rank ends), 3 (a mistake of the
-// programmer's). Sets the number of threads to cores / ranks on this machine first. A UserError on
-// some ranks only: after 5 s each of them prints its own and ends the job. Any other exception ends
-// it at once.
+// failed), 2 (UserError; rank 0 prints it in one line, every rank ends), 3 (a bug). First sets the
+// number of threads to cores / ranks on this machine. If only some ranks throw a UserError, each of
+// them prints its own after 5 s and ends the job. Any other exception ends the job at once.
 int run_program(const std::function<bool()>& program);
-// A chapter's main(): `run` as that program, with the options that all chapters share and with its
-// own, which chapter.add_options() describes.
+// A chapter's main(): runs `run` as that program, with the shared options and the chapter's own,
+// which chapter.add_options() describes.
 template <class Chapter>
 int run_chapter(int argc, char** argv, const std::string& name, const std::string& description,
                 bool (*run)(const Options&, Chapter&)) {

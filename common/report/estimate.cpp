@@ -64,7 +64,7 @@ void check_fits(const StepShape& shape, int64_t limit) {
     if (m.total() > limit) check_fits(m, limit, what_would_fit(shape, limit));
 }
 
-// "out of memory: ..." for an estimate that is above the limit, else nothing.
+// "out of memory: ..." for an estimate above the limit, otherwise "".
 static std::string out_of_memory(const MemoryEstimate& m, int64_t limit,
                                  const std::string& advice) {
     if (m.total() <= limit) return "";
@@ -89,7 +89,7 @@ void check_fits_everywhere(const MemoryEstimate& own, int64_t limit, const std::
     const Communicator& world = Communicator::world();
     const std::vector<std::string> errors = world.gather_strings(out_of_memory(own, limit, advice)),
                                    totals = world.gather_strings(std::to_string(own.total()));
-    std::string error;  // of the rank that needs most
+    std::string error;  // the error of the rank that needs the most
     int64_t most = 0;
     for (size_t rank = 0; rank < errors.size(); ++rank)
         if (!errors[rank].empty() && std::stoll(totals[rank]) > most)
@@ -103,7 +103,7 @@ std::string what_would_fit(const StepShape& shape, int64_t limit) {
         if (estimate_memory(changed).total() <= limit)
             found += (found.empty() ? "" : ", or ") + options;
     };
-    // The first of 1, 1/2, 1/4, ... of a size that fits, and what recomputation alone would do.
+    // Tries each size at 1, 1/2, 1/4, ... of its value until it fits, and recomputation alone.
     for (Recompute recompute : {shape.model.recompute, Recompute::full}) {
         StepShape changed = shape;
         changed.model.recompute = recompute;
@@ -117,8 +117,8 @@ std::string what_would_fit(const StepShape& shape, int64_t limit) {
         if (found.empty())
             consider(changed, fmt::format("{}--micro-batch 1 --seq {}", also, changed.seq));
     }
-    return found.empty() ? "weights, gradients and optimizer alone do not: a smaller --model or "
-                           "fewer --layers would"
+    return found.empty() ? "weights, gradients and optimizer alone do not fit: a smaller --model "
+                           "or fewer --layers would"
                          : "these options would: " + found;
 }
 
@@ -154,8 +154,7 @@ double recomputed_flops_per_token(const StepShape& s, int64_t active) {
         flops += attention / 2;  // its backward computes the scores again
     else if (s.model.recompute == Recompute::selective)
         flops += attention;
-    if (s.model.recompute == Recompute::full)  // the layers' forward, not the embedding's, the
-                                               // final norm's and the head's
+    if (s.model.recompute == Recompute::full)  // the forward of the layers only
         flops += 2 * double(active - c.vocab * c.hidden * (c.tied ? 1 : 2) - c.hidden) + attention;
     return flops;
 }

@@ -1,4 +1,4 @@
-// --estimate's tables: what is predicted, with nothing measured beside it.
+// The tables of --estimate: predictions without measurements.
 #include <algorithm>
 
 #include "report.h"
@@ -9,7 +9,7 @@ namespace {
 
 using Kind = PredictedCommunication::Kind;
 
-// Of a step: a run of `steps` steps is predicted.
+// Figures per step, of the prediction for a run of `steps` steps.
 Json figures(const Kind& of_run, int64_t steps) {
     const double n = double(steps);
     return {{"predicted_calls", double(of_run.calls) / n},
@@ -49,7 +49,7 @@ void print_communication_of(const Json& rank) {
     print("\ncommunication per step       predicted");
     print(fmt::format("{:16} {:>6} {:>10} {:>10}", "", "calls", "tensors", "sent"));
     for (const auto& [kind, all] : rank["communication"].items()) {
-        std::vector<std::pair<std::string, Json>> groups;  // that make such calls
+        std::vector<std::pair<std::string, Json>> groups;  // with such calls
         for (const auto& [group, kinds] : rank["communication_by_group"].items())
             if (kinds.contains(kind)) groups.emplace_back(group, kinds[kind]);
         print_figures(kind, all, groups.size() == 1 ? groups.front().first : "");
@@ -77,11 +77,10 @@ Json print_estimate(const Prediction& of_run, int64_t steps, const std::string& 
     for (const auto& [category, of_category] : worst["memory"].items())
         print(fmt::format("  {:<20} {:>14}", category == "peak" ? "all, at most" : category,
                           bytes(of_category["predicted"])));
-    print(fmt::format(
-        "  a rank has {} here: it {}", bytes(worst["limit"]),
-        fits ? "fits; what operations need as workspace comes on top" : "does not fit"));
+    print(fmt::format("  a rank has {} here: it {}", bytes(worst["limit"]),
+                      fits ? "fits; the operations' workspace comes on top" : "does not fit"));
     if (!fits) {
-        std::string lines = advice;  // one for each clause
+        std::string lines = advice;  // one per clause
         for (size_t at; (at = lines.find("; ")) != std::string::npos;) lines.replace(at, 2, "\n  ");
         print("  " + lines);
     }

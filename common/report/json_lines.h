@@ -1,6 +1,6 @@
-// The file that --json names: one JSON object a line, each written out at once, so that a program
-// that is killed leaves the lines of what it had done. What stands in the lines is described in the
-// README, "The lines of --json".
+// The file of --json: one JSON object per line, each written immediately, so that a program that is
+// killed leaves the lines of all it has done. The README describes them under "The lines of
+// --json".
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,12 @@ using JsonFields = std::vector<std::pair<std::string, JsonValue>>;
 
 class JsonLines {
 public:
-    // Rank 0 writes to `path`; the other ranks, and an empty path, write nothing. The file is
-    // replaced by the first line, not before: a run that is refused leaves the former one as it
-    // was.
+    // Rank 0 writes to `path`; nothing is written on other ranks or with an empty path. The first
+    // line replaces the file, so that a run which is refused leaves an existing file unchanged.
     explicit JsonLines(std::string path) : path_(std::move(path)) {}
     JsonLines(const JsonLines&) = delete;
     ~JsonLines();
-    // Throws UserError if the file cannot be written. `object` is one JSON object without a
-    // newline.
+    // Throws UserError if the file cannot be written. `object` is a JSON object without newlines.
     void write(const std::string& object);
 
 private:

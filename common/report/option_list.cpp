@@ -13,14 +13,14 @@
 
 namespace ultrascale {
 
-// An integer of int64_t as one writes it: CLI11 would take 010 for 8.
+// Whether the text is a plain decimal int64_t: CLI11 would read 010 as 8.
 static bool is_decimal(const std::string& text) {
     int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     return error == std::errc() && fmt::format("{}", value) == text;
 }
 
-// Unlike CLI::Range it refuses NaN, and says so where a whole number is wanted.
+// Unlike CLI::Range it refuses NaN, and its message says whether a whole number is needed.
 OneOption OneOption::between(double least, double most) const {
     const bool whole = option_->get_type_name().find("INT") != std::string::npos;  // INT, UINT
     const auto range = [=](const char* from, const char* between, const char* and_) {
@@ -95,8 +95,8 @@ bool OptionList::parse(int argc, char** argv) {
     return true;
 }
 
-// How many characters have to be inserted, removed or replaced to make one word of the other
-// (Levenshtein's distance).
+// The number of characters to insert, remove or replace to turn one word into the other
+// (Levenshtein distance).
 static size_t distance(const std::string& a, const std::string& b) {
     std::vector<size_t> row(b.size() + 1);
     for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -165,7 +165,8 @@ OneOption OptionList::add(const std::string& name, T& value, const std::string& 
         else
             return fmt::format("{}", fmt::join(value, ","));
     });
-    if constexpr (std::is_same_v<T, std::string>)  // --load "$UNSET" is not a run without --load
+    if constexpr (std::is_same_v<T, std::string>)  // --load "$UNSET" must not run as if without
+                                                   // --load
         option->check(CLI::Validator(
             [](std::string& text) { return std::string(text.empty() ? "is empty" : ""); }, ""));
     return one(option);
@@ -187,8 +188,8 @@ OneOption OptionList::flag(const std::string& name, bool& value, const std::stri
 OneOption OptionList::flag(const std::string& name, const std::function<void(bool)>& set,
                            const std::string& what) {
     return one(app_->add_flag_function(
-                             name, [set](int64_t on) { set(on > 0); }, what)
-                         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast));
+                       name, [set](int64_t on) { set(on > 0); }, what)
+                   ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast));
 }
 
 OneOption OptionList::choice(const std::string& name, const std::vector<std::string>& words,

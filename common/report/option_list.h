@@ -1,5 +1,5 @@
-// The options of a program, as each chapter adds its own: CLI11's, behind a face of our own,
-// because its header takes seconds to compile in every file that includes it.
+// A program's options, to which each chapter adds its own. A wrapper around CLI11, whose header
+// would add seconds to the compilation of every file that includes it.
 #pragma once
 
 #include <cstdint>
@@ -19,20 +19,20 @@ class Option;
 
 namespace ultrascale {
 
-// One option, and what else is said of it: options.add("--chunks", chunks, "Parts of a
-// GEMM").between(2, 64).show_default();
+// One option and its rules: options.add("--chunks", chunks, "Parts of a GEMM").between(2,
+// 64).show_default();
 class OneOption {
 public:
-    OneOption between(double least, double most) const;  // a number in [least, most]; NaN is none
+    OneOption between(double least, double most) const;  // a number in [least, most], not NaN
     OneOption at_least(double least) const { return between(least, largest); }
     OneOption one_of(const std::vector<std::string>& words) const;
-    OneOption split_at(char delimiter) const;                          // --size 1024,1024
-    OneOption needs(const OneOption& other) const;  // given without the other one it is an error
-    OneOption excludes(const std::vector<std::string>& others)
-        const;                       // given together with one of them it is an error
+    OneOption split_at(char delimiter) const;       // --size 1024,1024
+    OneOption needs(const OneOption& other) const;  // an error without the other one
+    OneOption excludes(
+        const std::vector<std::string>& others) const;  // an error together with any of them
     OneOption show_default() const;  // in --help: the value when the option was added
-    // Given where `condition` does not hold once all options are read it would be ignored: an
-    // error, "--name has no effect: reason".
+    // If the option is given but `condition` does not hold once all options are read, it would be
+    // ignored. That is an error: "--name has no effect: reason".
     OneOption only_if(std::function<bool()> condition, std::string reason) const;
 
     struct Rule {
@@ -42,7 +42,7 @@ public:
     };
     OneOption(CLI::Option* option, std::vector<Rule>* rules) : option_(option), rules_(rules) {}
 
-    static constexpr double largest = double(int64_t(1) << 40);  // of what counts something
+    static constexpr double largest = double(int64_t(1) << 40);  // the upper limit of counts
 
 private:
     CLI::Option* option_;
@@ -54,22 +54,22 @@ public:
     OptionList(const std::string& program, const std::string& description);  // has --help
     ~OptionList();
 
-    // Reads the command line into the values. False: it asks for --help's text. UserError: an
-    // unknown option, a value that is none of its option's, an option that would have no effect. Of
-    // an option that is given twice the last one counts.
+    // Reads the command line into the values. Returns false if it asks for --help. UserError: an
+    // unknown option, an invalid value, an option that would have no effect. If an option is given
+    // twice, the last value counts.
     bool parse(int argc, char** argv);
-    std::string help() const;      // no line is longer than 100 columns
-    JsonFields values() const;     // of all options, as they are now
+    std::string help() const;   // no line is longer than 100 columns
+    JsonFields values() const;  // of all options, now
 
-    // --name VALUE. The value is what it was where the option is not given. T: int, int64_t,
+    // --name VALUE. If the option is not given, the value stays as it is. T: int, int64_t,
     // uint64_t, double, std::string, or a std::vector of int, int64_t or std::string.
     template <class T>
     OneOption add(const std::string& name, T& value, const std::string& what);
-    // --name. "--verify,!--no-verify" has both; `set` is called where one of them is given.
+    // --name. "--verify,!--no-verify" defines both; `set` is called if either is given.
     OneOption flag(const std::string& name, bool& value, const std::string& what);
     OneOption flag(const std::string& name, const std::function<void(bool)>& set,
                    const std::string& what);
-    // --name ONE|OF|THESE, each with its meaning. --help shows what `value` holds now.
+    // --name ONE|OF|THESE, each with its meaning. --help shows the current `value` as the default.
     template <class T>
     OneOption choice(const std::string& name, T& value,
                      const std::map<std::string, std::type_identity_t<T>>& meanings,

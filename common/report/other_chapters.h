@@ -1,5 +1,5 @@
-// Which chapters have an option of their own, for the message to somebody who gives it to another
-// one.
+// The options that only some chapters have, for the error message when one is given to another
+// chapter.
 #pragma once
 
 #include <map>
@@ -8,8 +8,8 @@
 
 namespace ultrascale {
 
-// "02_zero" for "--stage"; "00_single_gpu and 01_data_parallel" where several have it; "" where
-// none has. The options that all chapters of training share are not in it.
+// "02_zero" for "--stage"; "00_single_gpu and 01_data_parallel" if several have it; "" if none has.
+// The options that all training chapters share are not in the table.
 // tests/chapters/options_test.cpp compares the table with the programs' --help.
 inline std::string chapters_with_option(std::string_view name) {
     static const std::map<std::string_view, std::string_view> options = {

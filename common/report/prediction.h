@@ -1,5 +1,5 @@
-// What a rank will hold and send in a step, by formula: a sum of parts. A chapter begins with what
-// the model and its activations need, and every technique adds its own (add_to(Prediction&)):
+// What a rank will hold and send in a step, by formula. A chapter begins with what the model and
+// its activations need, and every technique adds its own part (add_to(Prediction&)):
 //
 //     Prediction p;
 //     add_parameters(p, parameters.local_numel(), shape);    estimate.h: with gradients, optimizer
@@ -8,7 +8,7 @@
 //     sync.add_to(p);                                        01: its all-reduces and its buffers
 //     report.memory(p), report.communication(p, steps), report.throughput(p)
 //
-// The report prints it beside what was measured and counted.
+// The report prints it next to what was measured and counted.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 
 namespace ultrascale {
 
-// What persists is predicted to the byte. Peaks may be off by so much of the predicted.
+// What persists is predicted to the byte. Peaks may differ by this fraction of the prediction.
 inline constexpr double peak_tolerance = 0.01;
 inline bool peak_as_predicted(int64_t predicted, int64_t measured) {
     const double off = double(measured) - double(predicted);
@@ -28,19 +28,20 @@ inline bool peak_as_predicted(int64_t predicted, int64_t measured) {
 
 // Memory in bytes, by category.
 struct MemoryEstimate {
-    int64_t parameters = 0, gradients = 0, optimizer = 0;  // they stay
-    int64_t peak_activations = 0;    // the most that forward and backward hold at once
-    int64_t peak_communication = 0;  // buffers of a technique that gathers what it does not keep
-    int64_t host = 0;                // on the host, beside them
-    // The buffers exist only where no activations do: their peaks do not add up.
+    int64_t parameters = 0, gradients = 0, optimizer = 0;  // persistent
+    int64_t peak_activations = 0;    // the most held at once in forward and backward
+    int64_t peak_communication = 0;  // buffers for what a technique gathers but does not keep
+    int64_t host = 0;                // on the host
+    // The buffers exist only while no activations do, so their peaks do not add up.
     bool one_after_the_other = false;
-    // On the device; saturating, as each part is. At most: the peaks may not meet.
+    // The total on the device, saturating like its parts. An upper bound, as the peaks may not
+    // coincide.
     int64_t total() const;
     MemoryEstimate& operator+=(const MemoryEstimate& more);
 };
 
-// A group of ranks as a prediction names it: by the Communicator's name, under which its calls are
-// counted, or where there is no Communicator.
+// A group of ranks in a prediction: its name, under which the Communicator's calls are counted, and
+// its size. It does not need a Communicator.
 struct Group {
     std::string name;
     int ranks;
@@ -48,10 +49,10 @@ struct Group {
     Group(std::string name, int64_t ranks) : name(std::move(name)), ranks(int(ranks)) {}
 };
 
-// Calls and bytes, by group and kind, of the rank that predicts.
+// This rank's calls and bytes, by group and kind.
 struct PredictedCommunication {
     struct Kind {
-        int64_t calls = 0, bytes = 0;  // bytes: the tensors'
+        int64_t calls = 0, bytes = 0;  // bytes: the tensors' size
         double sent = 0;               // by this rank, by comm.h's formula
         Kind& operator+=(const Kind& more);
         Kind times(int64_t n) const { return {calls * n, bytes * n, sent * double(n)}; }
@@ -59,7 +60,7 @@ struct PredictedCommunication {
     using Kinds = std::array<Kind, collective_kinds>;
     std::map<std::string, Kinds> groups;
 
-    // `calls` calls on tensors of `bytes` in all, none of them with a root.
+    // `calls` calls on tensors of `bytes` in total, of a kind without a root.
     void add(const Group& group, Collective kind, int64_t calls, int64_t bytes);
     void add(const Group& group, Collective kind, const Kind& more);
     Kind of(Collective kind) const;  // of all groups together
@@ -70,21 +71,22 @@ struct PredictedCommunication {
 struct Prediction {
     MemoryEstimate memory;
     PredictedCommunication communication;
-    // Of the whole model, for each token of the batch: what a token needs (the same for every
+    // The whole model's FLOPs per token of the batch: what a token needs (the same for every
     // technique), and what is computed a second time.
     double flops_per_token = 0, recomputed_flops_per_token = 0;
 
     Prediction& operator+=(const Prediction& more);
-    // Of so many steps (or synchronisations): memory is what one of them holds, and FLOPs are a
-    // token's.
+    // The prediction for n steps (or synchronisations). Memory stays that of one step, and FLOPs
+    // stay per token.
     Prediction times(int64_t n) const;
 };
 
-// Whether `counts` are what `steps` steps should send from this rank: in every group by every kind
-// of call.
+// Whether `counts` equal what `steps` steps should send from this rank, for every group and kind of
+// call.
 bool counted_as_predicted(const PredictedCommunication& of_step, int64_t steps,
                           CommunicationCounts counts);
-// The formula's bytes are no whole numbers where n does not divide a tensor's.
+// Compares `sent` with a tolerance: the formula gives no whole number if n does not divide a
+// tensor's bytes.
 bool is_as_predicted(const PredictedCommunication::Kind& predicted, const CommunicationCount& got);
 
 }  // namespace ultrascale

@@ -22,7 +22,7 @@ struct Report::Impl {
     Json summary = Json::object();
     std::vector<StepRecord> records;
     double first_step_end = 0;
-    int64_t timed_from = 0;  // so many steps were warm-up, in which so much was communicated
+    int64_t timed_from = 0;  // the steps before it are warm-up, with this communication
     CommunicationCounts in_warmup{};
     std::optional<double> best_validation;
     int64_t best_validation_step = 0;
@@ -110,12 +110,16 @@ void Report::step(const StepRecord& r) {
     if (int64_t(self.records.size()) == self.total_steps)
         trace_record(false);  // what follows belongs to no step
     const double rate = double(r.tokens) / r.seconds;
-    // A validation's communication would be among it.
+    // Not after a validation, whose communication would be included.
     const int64_t done = int64_t(self.records.size()), left = self.total_steps - done;
     if (done == Impl::warmup(self.total_steps) && !r.val_loss && !self.best_validation)
         self.timed_from = done, self.in_warmup = communication_counts();
-    Json line = {{"step", r.step}, {"loss", r.loss},          {"grad_norm", r.grad_norm},
-                 {"lr", r.lr},     {"step_ms", r.seconds * 1e3}, {"tokens_per_second", rate}};
+    Json line = {{"step", r.step},
+                 {"loss", r.loss},
+                 {"grad_norm", r.grad_norm},
+                 {"lr", r.lr},
+                 {"step_ms", r.seconds * 1e3},
+                 {"tokens_per_second", rate}};
     if (r.val_loss) line["val_loss"] = *r.val_loss;
     self.json.write(line.dump());
     if (done == 1 || left == 0 || done % self.options.log_every == 0) {
@@ -215,8 +219,8 @@ void Report::row(const JsonFields& fields) {
 void Report::finish() {
     Impl& self = *impl_;
     if (self.options.profile && !self.records.empty()) {
-        // The first step touches its memory for the first time, which costs more than the
-        // operations do.
+        // The first step touches its memory for the first time, which takes longer than the
+        // operations.
         const bool several = self.records.size() > 1;
         print(fmt::format("\nmost expensive operations{}", several ? " after the first step" : ""));
         print(profile_table(several ? self.first_step_end : 0,

@@ -11,7 +11,7 @@ namespace {
 
 // ---- memory ------------------------------------------------------------------------------------
 
-// Of peaks a little may be missing, what persists must be equal.
+// Peaks may be slightly off; what persists must be equal.
 struct MemoryRow {
     const char* name;
     int64_t predicted, measured;
@@ -21,7 +21,7 @@ struct MemoryRow {
     }
 };
 
-// On the device.
+// The categories on the device.
 std::vector<MemoryRow> memory_rows(const MemoryEstimate& want) {
     const MemoryByCategory now = memory_now(), peak = memory_peak_by_category();
     const auto of = [](const MemoryByCategory& bytes, Memory category) {
@@ -41,8 +41,8 @@ void print_line(const char* name, const std::string& predicted, int64_t measured
                       note.empty() ? "" : "   ", note));
 }
 
-// A row a rank, of what was measured: the ranks of a pipeline hold different layers. Nothing where
-// no column differs by more than the tolerance.
+// A row per rank with its measured memory, because e.g. the ranks of a pipeline hold different
+// layers. Prints nothing if no column differs by more than the tolerance.
 void print_ranks(const Json& by_rank) {
     struct Column {
         const char *category, *title;
@@ -84,7 +84,7 @@ void print_ranks(const Json& by_rank) {
 
 using Kind = PredictedCommunication::Kind;
 
-// Of a step: the calls of a run of `steps` steps, of which `timed` were timed.
+// Averages per step over the calls of a run of `steps` steps, of which `timed` were timed.
 class CommunicationRow {
 public:
     CommunicationRow(const Kind& predicted, const CommunicationCount& counted,
@@ -167,17 +167,16 @@ MemoryTable print_memory(const MemoryEstimate& predicted, bool full) {
     print_line("all, at the peak", format_bytes(double(predicted.total())), at_peak,
                fmt::format("of {}", format_bytes(double(memory_limit()))));
     print(predicted.total() <= at_peak
-              ? "  (measured at the peak has the workspace besides, which no formula predicts)"
-              : "  (predicted adds up peaks that come at different moments: it is an upper bound)");
+              ? "  (the measured peak includes the workspace, which no formula predicts)"
+              : "  (the prediction adds up peaks of different moments, so it is an upper bound)");
     json["peak"] = {{"predicted", predicted.total()}, {"measured", at_peak}};
     for (const std::string& of_rank : Communicator::world().gather_strings(json.dump()))
         table.by_rank.push_back(Json::parse(of_rank));
-    if (device_is_gpu()) {  // the playbook's two extra occupants of a GPU
+    if (device_is_gpu()) {  // the playbook's two further uses of GPU memory
         const DeviceOverhead extra = device_overhead();
         print_line("CUDA context", "-", extra.context,
-                   "kernels, cuBLAS, NCCL, of all processes here");
-        print_line("fragmentation", "-", extra.fragmentation,
-                   "reserved beyond the most that tensors used");
+                   "kernels, cuBLAS and NCCL of all processes here");
+        print_line("fragmentation", "-", extra.fragmentation, "reserved beyond the tensors' peak");
         json["context"] = {{"measured", extra.context}};
         json["fragmentation"] = {{"measured", extra.fragmentation}};
     }
@@ -218,7 +217,7 @@ CommunicationTable print_communication(const PredictedCommunication& predicted,
                               "exposed"));
         }
         print(row.line(kind, same ? "equal" : "MISMATCH"));
-        // Sums can be equal where groups are not: a mismatch is always told by group.
+        // Sums can be equal although groups differ: a mismatch is always printed by group.
         if (of_groups.size() > 1 && (full || !same))
             for (const std::string& line : of_groups) print(line);
         table.as_predicted = table.as_predicted && same;

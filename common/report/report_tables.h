@@ -1,4 +1,4 @@
-// Private to report.cpp: its tables of what was held and sent, predicted beside measured.
+// Private to report.cpp: its tables of memory and communication, predicted and measured.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,18 +9,19 @@ namespace ultrascale {
 
 using Json = nlohmann::ordered_json;
 
-// "memory per rank": rank 0 prints its own; `full`: and a row a rank, where ranks differ. All ranks
-// call it. Returns whether this rank held what it predicted.
+// "memory per rank": rank 0 prints its own table; with `full` also a row per rank if ranks differ.
+// All ranks call it. Returns whether this rank held what it predicted.
 struct MemoryTable {
     bool as_predicted;
     Json by_category;  // {category: {predicted, measured}}, of this rank
-    Json by_rank;      // the same of each rank: an array
+    Json by_rank;      // an array of the same for each rank
 };
 MemoryTable print_memory(const MemoryEstimate& predicted, bool full);
 
-// "communication per step": a row a kind of call; `full`: and a row a group, where several groups
-// make such calls. Of a run of `steps` steps, whose times were taken in the last `timed` of them,
-// after `in_warmup`. Returns whether this rank sent what it predicted, in each group.
+// "communication per step": a row per kind of call; with `full` also a row per group if several
+// groups make such calls. The figures are averages over a run of `steps` steps; times are of the
+// last `timed` steps, without `in_warmup`. Returns whether this rank sent what it predicted in each
+// group.
 struct CommunicationTable {
     bool as_predicted;
     Json by_kind;   // {kind: {calls, ...}}
@@ -34,9 +35,9 @@ CommunicationTable print_communication(const PredictedCommunication& predicted,
 // {category: {predicted}}, as in MemoryTable.
 Json predicted_memory(const MemoryEstimate& predicted);
 
-// --estimate (estimate_tables.cpp): both tables of what is predicted alone, for the rank that has
-// the least memory left, and whether it fits there. All ranks call it. Returns the summary's
-// sections: those of a run, without what was measured.
+// --estimate (estimate_tables.cpp): both tables with predictions only, for the rank that has the
+// least memory left, and whether it fits. All ranks call it. Returns the same sections of the
+// summary as a run, without measurements.
 Json print_estimate(const Prediction& of_run, int64_t steps, const std::string& advice);
 
 }  // namespace ultrascale

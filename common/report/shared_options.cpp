@@ -1,4 +1,4 @@
-// The options that all chapters of training share: what they are, and which do not go together.
+// The options that all training chapters share, and the rules on which of them go together.
 #include <filesystem>
 
 #include "cli.h"
@@ -19,28 +19,30 @@ void add_shared_options(OptionList& options, Options& o) {
         .show_default();
     options.add("--layers", o.layers, "Override the model's depth").at_least(1);
     options.add("--load", o.load,
-                "Hugging Face Llama directory to start from; a run that was saved there goes on");
-    const OneOption save = options.add("--save", o.save, "Directory to save to at the end");
+                "Hugging Face Llama directory to load; a training run saved there resumes");
+    const OneOption save =
+        options.add("--save", o.save, "Directory in which to save the model at the end");
     options
         .add("--save-every", o.save_every,
-             "Save to checkpoint-STEP in that directory every so many steps; the last two are kept")
+             "Also save to checkpoint-STEP in that directory every this many steps; the last two "
+             "are kept")
         .at_least(1)
         .needs(save);
-    options.add("--data", o.data,
-                "Text (bytes as tokens) or .bin (uint16 tokens; uint32 past 65,536). Default: our "
-                "own text, or of the run that goes on");
+    options.add(
+        "--data", o.data,
+        "Text file (each byte is a token) or .bin file (uint16 tokens; uint32 for a vocabulary "
+        "above 65,536). Default: the text that comes with the project, or a resumed run's file");
     const OneOption val_data = options.add(
-        "--val-data", o.val_data, "Tokens to measure the loss on without training on them");
+        "--val-data", o.val_data,
+        "Validation data: a file like --data's whose loss is measured but which is not trained on");
     options
-        .add("--val-every", o.val_every,
-             "Steps from one validation to the next; the last step has one too")
+        .add("--val-every", o.val_every, "Validate every this many steps, and after the last one")
         .at_least(1)
         .needs(val_data)
         .show_default();
     options.add("--steps", o.steps, "Optimizer steps").at_least(0).show_default();
     options
-        .add("--seq", o.seq,
-             "Sequence length in tokens. Default: the preset's, or of the run that goes on")
+        .add("--seq", o.seq, "Sequence length in tokens. Default: the preset's, or a resumed run's")
         .at_least(1);
     options.add("--micro-batch", o.micro_batch, "Sequences per forward and backward")
         .at_least(1)
@@ -51,10 +53,10 @@ void add_shared_options(OptionList& options, Options& o) {
                    "Learning-rate schedule");
     options
         .add("--lr-steps", o.optimizer.total_steps,
-             "Step at which the cosine ends. Default: this run's last")
+             "Step at which the cosine schedule ends. Default: this run's last step")
         .at_least(1)
         .only_if([&o] { return o.optimizer.cosine; },
-                 "a constant rate has no end; --lr-schedule cosine has");
+                 "a constant rate has no end; only --lr-schedule cosine has one");
     options.add("--warmup", o.optimizer.warmup, "Steps of linear warm-up")
         .at_least(0)
         .show_default();
@@ -70,10 +72,12 @@ void add_shared_options(OptionList& options, Options& o) {
     options.flag("--shuffle", o.shuffle, "Permute the samples");
     options
         .add("--document-token", o.document_token,
-             "Token that starts a document: no attention across, positions restart")
+             "Token that starts a document: attention does not reach into earlier documents, and "
+             "positions restart")
         .at_least(0);
     options
-        .add("--ignore-token", o.ignore_token, "Targets equal to this token are not counted (-100)")
+        .add("--ignore-token", o.ignore_token,
+             "Targets equal to this token become -100 and do not count in the loss")
         .at_least(0);
     options.choice("--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
                    "Weights and activations (bf16 keeps fp32 master weights)");
@@ -84,18 +88,20 @@ void add_shared_options(OptionList& options, Options& o) {
         "Activation recomputation");
     options.choice("--attention", o.attention,
                    {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
-                   "In tiles (flash) or with the T x T matrix in memory (naive)");
+                   "Attention in tiles (flash), or with the whole T x T matrix in memory (naive)");
     options
         .add("--loss-chunk", o.loss_chunk,
-             "Tokens whose logits exist at once; 0: the whole micro-batch's")
+             "Compute the loss in chunks of this many tokens, so that only their logits exist at "
+             "once; 0: the whole micro-batch at once")
         .at_least(0);
     options.flag(
         "--verify,!--no-verify", [&o](bool on) { o.verify = on; },
-        "Compare the first 6 steps with one plain device. Default: for models under 5 M "
-        "parameters");
-    options.add("--sample", o.sample, "Draw this many bytes at the end").at_least(0);
+        "Compare the first 6 steps with plain training on one device. Default: on for models under "
+        "5 M parameters");
+    options.add("--sample", o.sample, "Generate this many bytes of text after the training")
+        .at_least(0);
     const auto samples = [&o] { return o.sample > 0; };
-    options.add("--prompt", o.prompt, "With --sample: the text that it continues")
+    options.add("--prompt", o.prompt, "With --sample: the text to continue")
         .only_if(samples, "it is for --sample")
         .show_default();
     options
@@ -104,46 +110,53 @@ void add_shared_options(OptionList& options, Options& o) {
         .between(1e-3, 1e3)
         .only_if(samples, "it is for --sample")
         .show_default();
-    options.flag("--explain", o.explain, "Print one step's events in firing order");
+    options.flag("--explain", o.explain,
+                 "Print the events of one step in the order in which they happen");
     options.flag("--profile", o.profile, "Print the most expensive operations");
     options.choice("--report", o.full_report, {{"short", false}, {"full", true}},
-                   "What is printed at the end: the results, or also the formulas, tables and "
-                   "charts that explain them");
+                   "At the end print the results only (short), or also the formulas, tables and "
+                   "charts that explain them (full)");
     options
         .add("--log-every", o.log_every,
-             "Print a line every so many steps (and for the first and the last)")
+             "Print a line every this many steps, and for the first and the last one")
         .at_least(1)
         .show_default();
     options.add("--json", o.json,
-                "Write one JSON object a step, or a row of a table, and a summary");
-    options.add("--trace", o.trace, "Write a Chrome/Perfetto trace");
-    options.add("--svg", o.svg, "Directory to write the chapter's pictures of this run to");
+                "Write one JSON object per step or per table row, and a summary, to this file");
+    options.add("--trace", o.trace, "Write a trace for Chrome or Perfetto to this file");
+    options.add("--svg", o.svg, "Directory to write the chapter's pictures of this run to")
+        .only_if([&o] { return o.steps > 0; }, "there is no step to draw; --steps 1 or more");
     options
         .add("--peak-tflops", o.peak_tflops,
-             "The device's dense peak for MFU. Default: known (GPU) or measured (CPU)")
+             "The device's dense peak in TFLOP/s, for MFU. Default: the datasheet's (GPU) or "
+             "measured (CPU)")
         .between(1e-9, 1e9);
     options.choice("--copy-engines", o.copy_engines, {{"on", true}, {"off", false}},
-                   "On GPUs of one machine: large collectives by copies to the others' memory "
-                   "(on), or all by NCCL's kernels");
+                   "On GPUs of one machine: run large collectives as copies into the other GPUs' "
+                   "memory (on), or all with NCCL's kernels (off)");
     options
         .add("--dropout", o.dropout,
-             "Probability that an element of the residual stream's summands is dropped")
+             "Dropout probability for everything that is added to the residual stream")
         .between(0, 0.99);
-    const OneOption size = options
-                               .add("--node-size", o.node_size,
-                                    "Pretend nodes of this many ranks, slow between them")
-                               .between(1, 1e6);
+    const OneOption size =
+        options
+            .add("--node-size", o.node_size,
+                 "Simulate nodes of this many ranks, with slow links between the nodes")
+            .between(1, 1e6);
     const OneOption rate =
         options
             .add("--inter-gbps", o.inter_gbps,
-                 "Rate of each rank's network card between the pretended nodes, Gbit/s")
+                 "With --node-size: rate of each rank's network card between the nodes, Gbit/s")
             .between(1e-3, 1e5);
     size.needs(rate), rate.needs(size);
-    options.add("--device-memory", o.device_memory_gib, "Pretend that the device has this many GiB")
+    options
+        .add("--device-memory", o.device_memory_gib,
+             "Pretend that the device has this many GiB of memory")
         .between(1e-6, 1e9);
     options
         .flag("--estimate", o.estimate,
-              "Predict what this many ranks hold and send; allocate and train nothing")
+              "Predict what this many ranks would hold and send, without allocating or training "
+              "anything")
         .excludes(training_outputs)
         .excludes({"--svg"});
 }
@@ -160,7 +173,7 @@ void check_nodes(const Options& o) {
             "--node-size pretends the nodes of one machine; these ranks are on several already");
 }
 
-// A run that goes on reads what it has read so far.
+// A resumed run continues with the file it was trained on.
 void take_data_of_run(Options& o) {
     if (o.load.empty() || !o.data.empty() || !has_training_state(o.load)) return;
     const std::string data = load_training_state(o.load).data;
@@ -169,8 +182,8 @@ void take_data_of_run(Options& o) {
     std::error_code ignored;
     if (!std::filesystem::exists(data, ignored))
         user_error(
-            "{}: the run in {} has read this file so far, and it is not there any more; say by "
-            "--data where it is now",
+            "{}: the run in {} was trained on this file, which is not there any more; give its new "
+            "place with --data",
             printable(data), o.load);
     o.data = data;
 }

@@ -17,14 +17,14 @@ namespace ultrascale {
 
 namespace {
 
-// Chrome's microseconds, of whole nanoseconds: spans that touch are still side by side when they
-// are read back.
+// Chrome's microseconds, in whole nanoseconds, so that adjacent spans do not overlap when they are
+// read back.
 std::string microseconds(int64_t nanoseconds) {
     return fmt::format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000);
 }
 
-// This rank's events as Chrome's trace format writes them (one JSON object a line, each ending in a
-// comma). `later`: what is added to their times.
+// This rank's events in Chrome's trace format (one JSON object per line, each with a comma at the
+// end). `later` is added to their times.
 std::string chrome_events(int rank, double later) {
     std::string out =
         fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"args":{{"name":"rank {0}"}}}},)"

@@ -54,7 +54,8 @@ TokenFile::TokenFile(const std::string& path, int64_t vocab) : file_(path), voca
     }
     int64_t bytes = file_.size() - data_offset_;
     if (bytes % token_bytes_ != 0)
-        user_error("{}: {} bytes are no whole number of {}-byte tokens", path, bytes, token_bytes_);
+        user_error("{}: {} bytes are not a whole number of {}-byte tokens", path, bytes,
+                   token_bytes_);
     count_ = bytes / token_bytes_;
 
     std::vector<int32_t> some(1 << 16);
@@ -71,7 +72,7 @@ std::string TokenFile::read_as() const {
     const bool text = path().ends_with(".txt") ||
                       file_.text().substr(0, 1 << 16).find('\0') == std::string_view::npos;
     return text ? "text, each byte a token"
-                : "each byte a token, but it is no text; a file of tokens must be named .bin";
+                : "each byte a token, but it is not text; a file of tokens must be named .bin";
 }
 std::string TokenFile::description() const {
     return fmt::format("{} ({}): {} tokens", path(), read_as(), count_);
@@ -92,12 +93,12 @@ void TokenFile::read(int64_t first, int64_t count, int32_t* to) const {
 
 Permutation::Permutation(int64_t size, uint64_t seed, std::string_view name)
     : random_(seed, name), size_(size) {
-    check(size > 0, "a permutation of nothing");
+    check(size > 0, "permutation: it must have at least one element");
     half_bits_ = std::max(1, (int(std::bit_width(uint64_t(size - 1))) + 1) / 2);
 }
 
 int64_t Permutation::operator()(int64_t i) const {
-    check(0 <= i && i < size_, "outside the permutation");
+    check(0 <= i && i < size_, "permutation: index out of range");
     const uint64_t mask = (uint64_t(1) << half_bits_) - 1;
     uint64_t x = uint64_t(i);
     do {
@@ -113,13 +114,13 @@ DataLoader::DataLoader(const TokenFile& file, const DataOptions& options)
     : file_(file), options_(options) {
     if (options.seq < 1) user_error("--seq {}: a sample has at least one token", options.seq);
     if (file.tokens() - 1 < options.seq)
-        user_error("{}: {} tokens are fewer than one sample needs: --seq {} and one more",
-                   file.path(), file.tokens(), options.seq);
+        user_error("{}: {} tokens are fewer than one sample needs: --seq {} plus one", file.path(),
+                   file.tokens(), options.seq);
     samples_ = (file.tokens() - 1) / options.seq;
     for (auto [name, token] : {std::pair{"--document-token", options.document_token},
                                {"--ignore-token", options.ignore_token}})
         if (token && (*token < 0 || *token >= file.vocab()))
-            user_error("{} {}: is no token of a vocabulary of {}", name, *token, file.vocab());
+            user_error("{} {}: is not a token of a vocabulary of {}", name, *token, file.vocab());
 }
 
 int64_t DataLoader::shuffled(int64_t sample) const {

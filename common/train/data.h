@@ -1,14 +1,13 @@
-// Token files and what a step reads from them.
+// Token files, and the samples that a step reads from them.
 //
-//   FILE.bin         tokens, little endian: bare uint16 (nanoGPT's prepare.py), bare uint32 where
+//   FILE.bin         tokens, little endian: plain uint16 (nanoGPT's prepare.py), plain uint32 if
 //                    the vocabulary has more than 65,536 tokens, or with llm.c's header of 256
 //                    int32 {magic, version, number of tokens, 0, ...}: 20240520, 1: uint16;
 //                    20240801, 7: uint32
 //   any other name   text: its bytes are the tokens
 // Sample k is tokens[k*S .. k*S+S], k modulo the number of samples (n - 1) / S: inputs are the
-// first S, targets the last S. Step s uses samples s*G .. s*G+G-1 for a global batch of G, whatever
-// the layout of ranks.
-// All errors are UserError in one line.
+// first S, targets the last S. Step s uses samples s*G .. s*G+G-1 for a global batch of G,
+// independent of the layout of ranks. All errors are UserErrors of one line.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +24,7 @@ struct Batch;  // parts.h
 
 class TokenFile {
 public:
-    // Refuses tokens that are not below `vocab`: those among the first 2^27 now, later ones when
+    // Refuses tokens that are not below `vocab`: the first 2^27 are checked now, later ones when
     // they are read.
     TokenFile(const std::string& path, int64_t vocab);
     int64_t tokens() const { return count_; }
@@ -41,9 +40,9 @@ private:
     int64_t token_bytes_ = 1, data_offset_ = 0;
 };
 
-// A pseudo-random permutation of 0..size-1 that is computed element by element: a Feistel network
-// on the next power of four whose round function is Philox; what falls outside 0..size-1 goes
-// through it again (cycle walking).
+// A pseudo-random permutation of 0..size-1, computed element by element: a Feistel network on the
+// next power of four with Philox as its round function. A result outside 0..size-1 goes through the
+// network again (cycle walking).
 class Permutation {
 public:
     Permutation(int64_t size, uint64_t seed, std::string_view name);
@@ -57,24 +56,24 @@ private:
 
 struct DataOptions {
     int64_t seq = 0;
-    std::optional<uint64_t> shuffle_seed;  // each pass over the samples has an order of its own
-    // The token that starts a document. Positions restart there, attention is masked across
-    // (document_starts), and the target that would be this token is ignored: no document predicts
-    // the next one's beginning, so that training on a packed row equals training on its documents
-    // alone.
+    std::optional<uint64_t> shuffle_seed;  // a different order in each pass over the samples
+    // The token that starts a document. Positions restart there, attention across documents is
+    // masked (document_starts), and a target that is this token is ignored. As no document predicts
+    // the beginning of the next one, training on a packed row equals training on its documents
+    // separately.
     std::optional<int64_t> document_token;
     std::optional<int64_t> ignore_token;  // targets equal to it are ignored, e.g. padding
 };
 
-// Some samples on the host. All vectors are (B, T), row-major.
+// A batch of samples on the host. All vectors are (B, T), row-major.
 struct HostBatch {
     int64_t sequences = 0, length = 0;
     std::vector<int32_t> tokens, targets;  // ignored targets are -100
     std::vector<int32_t> positions;  // 0, 1, 2, ... from the sequence's or the document's start
-    // index in the sequence of the document's first token; empty: no documents
+    // Index in the sequence of the document's first token; empty without documents.
     std::vector<int32_t> document_starts;
     int64_t counted_targets = 0;
-    int64_t first_sample = 0;  // number of its first sequence in the run
+    int64_t first_sample = 0;  // index of its first sequence in the run
 };
 
 class DataLoader {
@@ -82,7 +81,8 @@ public:
     DataLoader(const TokenFile& file, const DataOptions& options);  // keeps a reference to the file
     int64_t samples() const { return samples_; }
     HostBatch batch(int64_t first_sample, int64_t count) const;
-    // Over which a step's loss is the mean; what batch(...).counted_targets would be.
+    // The number of targets over which a step's loss is the mean: what batch(...).counted_targets
+    // would be.
     int64_t counted_targets(int64_t first_sample, int64_t count) const;
 
 private:

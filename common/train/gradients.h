@@ -1,22 +1,24 @@
-// What becomes of the gradients between the backward and the update, the plain way: summed where
-// several ranks contributed to them, and measured. 01_data_parallel does the first under the
-// backward. Both read who holds what from the parameters' descriptions (parameter.h, mesh.h).
+// The gradients between the backward and the update, the plain way: they are summed over the ranks
+// that contributed to them, and their norm is computed. 01_data_parallel overlaps the sums with the
+// backward. Both steps read which ranks hold what from the parameters' descriptions (parameter.h,
+// mesh.h).
 #pragma once
 
 #include "comm/mesh.h"
 
 namespace ultrascale {
 
-// Every gradient becomes the sum of all contributions to it: over the data axes, one all-reduce a
-// parameter; then over the groups that some parameters name besides. All ranks of the mesh call it.
-// The programmer's error: not every contribution was made.
+// Sums every gradient over all ranks that contributed: first over the data axes, with one
+// all-reduce per parameter, then over the groups in also_summed_over. All ranks of the mesh call
+// it. Fails check() if a contribution is missing.
 void sum_gradients(const ParameterList& parameters, const Mesh& mesh);
-// The second half: what is summed besides. It comes last, also where the first half was done under
-// the backward, so that ranks which hold different parameters meet in one order.
+// The second half: the sums over also_summed_over. It comes last even if the first half was
+// overlapped with the backward, so that ranks with different parameters make their calls in the
+// same order.
 void sum_besides(const ParameterList& parameters, const Mesh& mesh);
 
 // The sum of squares of the whole model's gradient, each element counted once: (1) fp64 on the
-// device. With a mesh of the parts that its ranks hold; they all call it.
+// device. With a mesh, over the parts that its ranks hold; all of them call it.
 Tensor squared_gradient_norm(const ParameterList& parameters);
 Tensor squared_gradient_norm(const ParameterList& parameters, const Mesh& mesh);
 

@@ -8,7 +8,7 @@
 
 namespace ultrascale {
 
-// Several at once, called in this order.
+// Several hooks, called in the order in which they were added.
 class HookList : public Hooks {
 public:
     void add(Hooks* hooks) {
@@ -29,7 +29,7 @@ private:
     std::vector<Hooks*> list_;
 };
 
-// --explain: prints every call in firing order.
+// --explain: prints every call when it happens.
 class ExplainHooks : public Hooks {
 public:
     void before(const Unit& unit, Pass pass, const Context& context) override {

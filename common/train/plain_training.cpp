@@ -29,7 +29,7 @@ std::vector<float> PlainTraining::start_of(const std::string& name, uint64_t dis
     std::vector<float> values = start_.at(name);
     if (displacement == 0) return values;
     const bool is_bf16 = options_.dtype == DType::bf16;
-    const uint32_t unit = is_bf16 ? 1 << 16 : 1;  // of the bits of a float
+    const uint32_t unit = is_bf16 ? 1 << 16 : 1;  // in the bits of a float
     const Random random(displacement, name);
     for (size_t i = 0; i < values.size(); ++i) {
         const uint32_t word = random.bits(i), bits = std::bit_cast<uint32_t>(values[i]);
@@ -39,13 +39,13 @@ std::vector<float> PlainTraining::start_of(const std::string& name, uint64_t dis
     return values;
 }
 
-// The fp32 master of a bf16 weight, which is what training goes on from, moves with it.
+// The fp32 master of a bf16 weight, from which training continues, is displaced with it.
 void PlainTraining::start_displaced(ParameterList& parameters, AdamW& optimizer,
                                     uint64_t displacement) const {
     for (const auto& p : parameters) set_values(p->value, start_of(p->name, displacement));
     for (const TensorPart& buffer : parameters.buffers())
         set_values(buffer.tensor, start_.at(buffer.name));
-    if (state_.step == 0) return;  // the first step makes the states, and copies the masters
+    if (state_.step == 0) return;  // the first step creates the states, and copies the masters
     for (const TensorPart& part : optimizer.states()) {
         std::vector<float> state = start_.at(part.name);
         if (constexpr std::string_view master = "master."; part.name.starts_with(master)) {

@@ -1,13 +1,14 @@
-// What --verify compares with: the same training on this rank alone, the plain way.
+// The reference of --verify: the same training on this rank alone, the plain way.
 //
-// Plain means: the whole global batch in one forward and backward (or in micro-batches, where
-// asked), attention with the T x T matrix, no recomputation, the loss in one piece, no parallelism.
+// Plain means: the whole global batch in one forward and backward (or in micro-batches, if asked),
+// attention with the T x T matrix, no recomputation, the loss in one piece, no parallelism.
 //
-// It can be repeated from a start that is displaced: each weight by a rounding unit in fp32; in
-// bf16, where a unit is 1/256 of a value, one weight in 64. How far such a training drifts from the
-// first one is how far two correct runs may come to be apart. It takes attention in tiles: some
-// gradients are nothing but attention's rounding (with a single key the queries' and keys' are
-// exactly 0 the plain way, and not quite 0 in tiles), and AdamW makes whole steps of them.
+// It can be repeated from displaced weights: in fp32 each weight is displaced by a rounding unit;
+// in bf16, whose unit is 1/256 of a value, one weight in 64. The distance to which such a training
+// drifts from the first one is how far apart two correct runs may end. The repeated training
+// computes attention in tiles: some gradients consist of attention's rounding only (with a single
+// key the gradients of queries and keys are exactly 0 the plain way, but not quite 0 in tiles), and
+// AdamW turns them into full steps.
 #pragma once
 
 #include <functional>
@@ -27,11 +28,12 @@ public:
     using Values = std::map<std::string, std::vector<float>>;  // whole tensors by name
     struct Result {
         std::vector<double> losses;
-        Values gradient, weights;  // of the first step, before clipping; after the last step
+        Values gradient, weights;  // first step, before clipping; after the last step
     };
 
     // Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time; 0: all at once. `change`
-    // adds to the model's parts what is computed besides (experts). Keeps the loader.
+    // adds to the model's parts what else the run computes (experts). Keeps a reference to the
+    // loader.
     PlainTraining(const Options& options, const LlamaConfig& config, const DataLoader& loader,
                   std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change,
                   int64_t micro_batch = 0)
@@ -42,11 +44,11 @@ public:
           change_(change),
           micro_batch_(micro_batch) {}
 
-    // 0: from where the options say, fresh or where --load left off; this comes first. Any other
-    // number: from there displaced, each number in another way.
+    // 0: starts from --seed or from --load; this call must come first. Any other number: starts
+    // from there, displaced in a different way for each number.
     Result train(uint64_t displacement);
 
-    // A weight where such a training starts.
+    // The initial values of a weight in such a training.
     std::vector<float> start_of(const std::string& name, uint64_t displacement) const;
 
 private:
@@ -59,9 +61,8 @@ private:
     std::vector<int64_t> batch_sizes_;
     std::function<void(Parts&)> change_;
     int64_t micro_batch_;
-    // Where the first training started: the weights, and where a run goes on the optimizer's
-    // states, too. Kept, as what --load names may be another checkpoint by the time of the next
-    // training.
+    // The start of the first training: the weights, and for a resumed run the optimizer's states.
+    // Kept, because --load may name a different checkpoint by the time of the next training.
     Values start_;
     TrainingState state_;
 };

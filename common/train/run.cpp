@@ -70,13 +70,13 @@ void Run::start(Trained what) {
                           what_.plain_micro_batch);
     }
     memory_reset_peak();
-    if (world.size() > 1) world.barrier();  // the verifying run kept rank 0 busy
+    if (world.size() > 1) world.barrier();  // the plain run kept rank 0 busy
     slow_down(options_);
     communication_reset_counts();
 }
 
 Step* Run::next() {
-    check(begun_ - done_ <= 1, "the step before the former one has not finished");
+    check(begun_ - done_ <= 1, "the step before the previous one has not finished");
     if (begun_ == options_.steps) return nullptr;
     const int64_t index = first_step_ + begun_, sequences = sequences_of_(index);
     span_.reset();
@@ -134,7 +134,7 @@ bool Run::finish(const std::function<bool(Report&)>& sections) {
             report_->text("verify", "result", "not meant to be equal");
         }
         ok = sections(*report_) && ok;
-    } else if (validation_) {  // of what --load brought
+    } else if (validation_) {  // of the loaded model
         report_->validation(state_.step, validation_loss());
     }
     if (options_.sample > 0) print_sample(what_.next_token, options_, shape_.seq);
@@ -145,7 +145,7 @@ bool Run::finish(const std::function<bool(Report&)>& sections) {
 
 void slow_down(const Options& options) {
     if (options.node_size == 0) return;
-    print(fmt::format("  nodes   {} of {}, pretended: {:.4g} Gbit/s for each rank's network card",
+    print(fmt::format("  nodes   {} of {}, simulated: {:.4g} Gbit/s for each rank's network card",
                       Communicator::world().size() / options.node_size,
                       format_count(options.node_size, "rank"), options.inter_gbps));
     pretend_nodes(options.node_size, options.inter_gbps);

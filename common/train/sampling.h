@@ -1,6 +1,6 @@
-// Text from the model: the last position's logits make a distribution, a draw from it is the next
-// token, and so on. Each token runs the whole forward again (no key-value cache): slow, and nothing
-// to understand.
+// Generates text: the logits at the last position define a distribution, from which the next token
+// is drawn, and so on. Each token runs the whole forward again (there is no key-value cache), which
+// is slow but simple.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 
 namespace ultrascale {
 
-// The logits (V) of the token that follows a sequence. Where ranks share the model all of them call
-// it.
+// Returns the logits (V) of the token that follows a sequence. If ranks share the model, all of
+// them call it.
 using NextToken = std::function<std::vector<float>(const HostBatch&)>;
 
 inline std::vector<float> logits_of_next(Llama& model, const HostBatch& sequence,
@@ -27,7 +27,7 @@ inline std::vector<float> logits_of_next(Llama& model, const HostBatch& sequence
     return logits.view({length, logits.cols()}).slice(length - 1, length).to_host_float();
 }
 
-// Draws `count` tokens after `prompt`, looking back at most `window` tokens.
+// Draws `count` tokens after `prompt`, each from at most `window` previous tokens.
 inline std::vector<int32_t> sample_tokens(const NextToken& next, std::vector<int32_t> prompt,
                                           int64_t count, int64_t window, double temperature,
                                           uint64_t seed) {
@@ -40,8 +40,8 @@ inline std::vector<int32_t> sample_tokens(const NextToken& next, std::vector<int
         host.targets.assign(size_t(length), ops::ignored_target);
         for (int64_t t = 0; t < length; ++t) host.positions.push_back(int32_t(t));
         const std::vector<float> last = next(host);
-        // softmax(logits / temperature), then the token at which the running sum passes a uniform
-        // number
+        // Softmax(logits / temperature), then the token at which the running sum exceeds a uniform
+        // random number.
         const float highest = *std::max_element(last.begin(), last.end());
         std::vector<double> weight;
         double sum = 0;
@@ -55,7 +55,7 @@ inline std::vector<int32_t> sample_tokens(const NextToken& next, std::vector<int
     return {prompt.begin() + std::ptrdiff_t(prompt_size), prompt.end()};
 }
 
-// Bytes as text; what a terminal cannot show becomes '?'.
+// Bytes as text; bytes that are not printable become '?'.
 inline std::string bytes_to_text(const std::vector<int32_t>& tokens) {
     std::string text;
     for (int32_t token : tokens)
@@ -63,12 +63,12 @@ inline std::string bytes_to_text(const std::vector<int32_t>& tokens) {
     return text;
 }
 
-// What --sample asks for.
+// Prints the text of --sample.
 inline void print_sample(const NextToken& next, const Options& options, int64_t window) {
     std::vector<int32_t> prompt;
     for (unsigned char c : options.prompt) prompt.push_back(c);
-    const std::vector<int32_t> drawn = sample_tokens(next, prompt, options.sample, window,
-                                                     options.temperature, options.seed);
+    const std::vector<int32_t> drawn =
+        sample_tokens(next, prompt, options.sample, window, options.temperature, options.seed);
     print(fmt::format("\nsample at temperature {}\n  {}{}", options.temperature, options.prompt,
                       bytes_to_text(drawn)));
 }

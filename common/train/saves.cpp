@@ -8,7 +8,7 @@ namespace ultrascale {
 
 void Saves::print_plan(const TrainingState& start) const {
     if (start.step > 0)
-        print(fmt::format("  start   goes on from {}, after step {}", options_.load, start.step));
+        print(fmt::format("  start   resumes from {}, after step {}", options_.load, start.step));
     if (options_.save_every > 0)
         print(fmt::format("  saves   every {} steps to {}/checkpoint-STEP; the last two are kept",
                           options_.save_every, options_.save));

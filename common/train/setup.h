@@ -1,4 +1,4 @@
-// Where a run starts: fresh from the seed, from a checkpoint's weights, or in the middle of an
+// The start of a run: new from the seed, from a checkpoint's weights, or in the middle of an
 // earlier run.
 #pragma once
 
@@ -19,7 +19,7 @@ inline void load_or_initialize(const Options& options, ParameterList& parameters
         load_parameters(options.load, parameters);
 }
 
-// Likewise for the pieces that this rank holds.
+// The same for the pieces that this rank holds.
 inline void load_or_draw(const Options& options, const std::vector<AdamW::Item>& items) {
     std::vector<TensorPart> parts;
     for (const AdamW::Item& item : items)
@@ -29,8 +29,8 @@ inline void load_or_draw(const Options& options, const std::vector<AdamW::Item>&
         draw(*item.parameter, item.begin, item.value, options.seed);
 }
 
-// What a checkpoint keeps besides the weights: the states of the optimizers (one, or one for each
-// shard), and the model's buffers.
+// What a checkpoint contains in addition to the weights: the states of the optimizers (one, or one
+// per shard), and the model's buffers.
 inline std::vector<TensorPart> states_of(std::span<AdamW> optimizers, const ParameterList& model) {
     std::vector<TensorPart> states;
     for (AdamW& optimizer : optimizers)
@@ -39,29 +39,30 @@ inline std::vector<TensorPart> states_of(std::span<AdamW> optimizers, const Para
     return states;
 }
 
-// If --load holds a training state, fills all of these from it and returns where training stood;
-// else it starts at zero.
+// If --load contains a training state, loads the optimizers' states and the buffers from it and
+// returns it; otherwise returns the state of a new run.
 inline TrainingState resume_or_start(const Options& options, std::span<AdamW> optimizers,
                                      const ParameterList& model) {
     if (options.load.empty() || !has_training_state(options.load))
         return {.seed = options.seed, .shuffled = options.shuffle, .seq = options.seq};
     const TrainingState state = load_training_state(options.load, states_of(optimizers, model));
     if (options.shuffle != state.shuffled)
-        user_error("the run in {} took its samples {}", options.load,
-                   state.shuffled
-                       ? fmt::format("in another order: go on with --shuffle --seed {}", state.seed)
-                       : "in order: go on without --shuffle");
+        user_error(
+            "the run in {} took its samples {}", options.load,
+            state.shuffled
+                ? fmt::format("in another order: continue with --shuffle --seed {}", state.seed)
+                : "in order: continue without --shuffle");
     if (options.shuffle && state.seed != options.seed)
         user_error("--seed {}: the run in {} shuffled with seed {}", options.seed, options.load,
                    state.seed);
     if (options.seq > 0 && state.seq > 0 && options.seq != state.seq)
-        user_error("--seq {}: the run in {} has samples of {} tokens, and goes on with them",
+        user_error("--seq {}: the run in {} has samples of {} tokens and must continue with them",
                    options.seq, options.load, state.seq);
     for (AdamW& optimizer : optimizers) optimizer.set_steps_done(state.step);
     return state;
 }
 
-// Where training stands after one more step, of so many sequences of `seq` tokens from `file`.
+// The training state after one more step, of `sequences` sequences of `seq` tokens from `file`.
 inline TrainingState after_step(const TrainingState& state, const Options& options,
                                 const TokenFile& file, int64_t sequences, int64_t seq) {
     return {.step = state.step + 1,
@@ -74,26 +75,28 @@ inline TrainingState after_step(const TrainingState& state, const Options& optio
             .data_tokens = file.tokens()};
 }
 
-// The header's words on the data: "our own text: 117786 tokens, 920 samples". Of a run that goes on
-// also, in a line of its own, where that is not what the run has read so far. UserError: nobody
-// asked for other data, but the file has changed.
+// The header's description of the data: "built-in text: 117786 tokens, 920 samples". For a resumed
+// run whose data differ from what it has read so far, another line says so. UserError if --data was
+// not given, but the file has changed.
 inline std::string describe_data(const Options& options, const TokenFile& file,
                                  const DataLoader& loader, const TrainingState& start) {
     const auto called = [](const std::string& data) {
-        return data == built_in_data ? "our own text" : printable(data);
+        return data == built_in_data ? "the built-in text" : printable(data);
     };
-    std::string words = options.data.empty() ? fmt::format("our own text: {} tokens", file.tokens())
-                                             : file.description();
+    std::string words = options.data.empty()
+                            ? fmt::format("built-in text: {} tokens", file.tokens())
+                            : file.description();
     words += fmt::format(", {} samples", loader.samples());
     if (start.step == 0) return words;
     const char* next_line = "\n          ";
     if (start.data.empty())
-        return fmt::format("{}{}what the run has read so far was not recorded", words, next_line);
+        return fmt::format("{}{}the checkpoint does not record what the run has read so far", words,
+                           next_line);
     const bool same_number = start.data_tokens == file.tokens();
     if (!same_number && options.data_of_run)
         user_error(
-            "{} has {} tokens; when the run in {} read it, it had {}: to go on with what it is "
-            "now, give it by --data",
+            "{} has {} tokens, but when the run in {} read it, it had {}; to continue with its "
+            "present content, give it with --data",
             called(start.data), file.tokens(), options.load, start.data_tokens);
     if (same_number && start.data == options.data_name()) return words;
     return fmt::format("{}{}the run has read {} so far: {}", words, next_line, called(start.data),
@@ -102,7 +105,7 @@ inline std::string describe_data(const Options& options, const TokenFile& file,
 }
 
 // The learning rate of `step` in a run that started at `first_step`: the cosine ends at --lr-steps,
-// or with the run.
+// or else at the end of the run.
 inline double learning_rate_of(const Options& options, int64_t first_step, int64_t step) {
     OptimizerOptions schedule = options.optimizer;
     if (schedule.total_steps == 0) schedule.total_steps = first_step + options.steps;

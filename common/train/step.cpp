@@ -6,7 +6,7 @@
 
 namespace ultrascale {
 
-// Over how many targets the mean of a step's loss goes that takes `count` samples from `first` on.
+// The number of targets over which the loss of `count` samples from `first` on is averaged.
 static int64_t counted_targets(const DataLoader& loader, int64_t first, int64_t count) {
     const int64_t counted = loader.counted_targets(first, count);
     if (counted == 0)

@@ -1,5 +1,5 @@
-// One training step, as every chapter's main.cpp writes it out: what it trains on, and what becomes
-// of its result. A chapter's step reads
+// One training step: its samples, and its result. Every chapter's main.cpp writes the step out like
+// this:
 //
 //     for (MicroBatch micro_batch : step.micro_batches({&hooks})) {
 //         Saved saved;
@@ -11,7 +11,7 @@
 //     ...                                   norm, update, communication of the loss
 //     step.finish(squared_norm);
 //
-// The same function is called by the training (run.h) and, at learning rate 0, by measure().
+// Both the training (run.h) and, at learning rate 0, measure() call this function.
 #pragma once
 
 #include <functional>
@@ -26,10 +26,11 @@
 
 namespace ultrascale {
 
-// Of a (1) fp64 tensor; the host waits for it.
+// The value of a (1) fp64 tensor; the host waits for it.
 inline double scalar(const Tensor& t) { return t.to_host<double>()[0]; }
 
-// A span in the trace's lane "phase"; what belongs to no unit of the model carries its name.
+// Runs `work` as a span in the trace's lane "phase"; operations in it that belong to no unit of the
+// model carry its name.
 template <class F>
 auto phase(std::string_view name, F work) {
     OpSpan span(name, 0, 0, "phase");
@@ -37,25 +38,25 @@ auto phase(std::string_view name, F work) {
     return work();
 }
 
-// Over which targets the mean of the loss goes: all of the step's batch; those that this rank takes
-// (it trains for itself); each micro-batch's own, and the mean of these.
+// The targets over which the loss is averaged: all of the step's batch; only those of this rank's
+// samples (it trains independently); or each micro-batch's own, followed by the mean of these.
 enum class MeanOver { batch, own_samples, micro_batch };
 
-// Which samples this rank takes. `count` groups of ranks take different ones (data parallelism);
-// the ranks of a group, which share a model's work, the same. Micro-batch m of replica r begins at
-// sample (m * count + r) * micro_batch of the step.
+// The samples of this rank. `count` groups of ranks take different samples (data parallelism); the
+// ranks of a group, which share a model's work, take the same. Micro-batch m of replica r begins at
+// the step's sample (m * count + r) * micro_batch.
 struct Share {
     int64_t micro_batch;  // sequences
     int64_t count = 1, replica = 0;
     MeanOver mean = MeanOver::batch;
-    // What this rank takes of each sequence, where the ranks of a group cut them (context
-    // parallelism). None: all of it.
+    // This rank's part of each sequence if a group's ranks split sequences (context parallelism).
+    // Empty: all of it.
     std::function<HostBatch(const HostBatch&)> part = {};
 };
 
 class Step;
 
-// What travels through the model; a span in the trace as long as it lives.
+// A micro-batch on its way through the model, and a span in the trace during its lifetime.
 struct MicroBatch : Context {
     MicroBatch(Step& step, int64_t m);
 
@@ -65,31 +66,32 @@ private:
 
 class Step {
 public:
-    // Of `sequences` sequences from `first_sample` on. UserError: none of its targets counts.
+    // A step of `sequences` sequences from `first_sample` on. UserError if all its targets are
+    // ignored.
     Step(const DataLoader& loader, const Share& share, int64_t number, int64_t first_sample,
          int64_t sequences);
 
-    const int64_t number;       // 1, 2, ...; goes on where a run is resumed
-    const int64_t sequences;    // of all ranks
-    const int64_t accumulated;  // micro-batches of each rank
+    const int64_t number;       // 1, 2, ...; a resumed run continues the count
+    const int64_t sequences;    // over all ranks
+    const int64_t accumulated;  // micro-batches per rank
     double learning_rate = 0;
-    bool first = true;   // of this process
-    const Tensor loss;   // (1) fp64: what this rank's micro-batches add to
+    bool first = true;  // of this process
+    const Tensor loss;  // (1) fp64, to which this rank's micro-batches add
 
-    // The micro-batches one after the other. The hooks are called in this order; nullptr: none.
+    // The micro-batches, one after the other. The hooks are called in this order; nullptr: none.
     struct MicroBatches;
     MicroBatches micro_batches(std::initializer_list<Hooks*> hooks = {});
-    // For a schedule that has several under way: the same hooks, and micro-batch m alone.
+    // For a schedule with several micro-batches in flight: sets the same hooks, and returns
+    // micro-batch m alone.
     void call_hooks(std::initializer_list<Hooks*> hooks);
     Context micro_batch(int64_t m);
 
-    // Where the gradients are what the update will see: compares them in the first step, if that is
-    // asked for.
+    // Call it when the gradients are final: with --verify it compares them in the first step.
     void verify_gradient() {
         if (on_gradient) on_gradient();
     }
-    // At the end. The loss and the squared norm are the whole step's now: the host waits for the
-    // device. Returns the latter.
+    // Call it at the end, when `loss` and the squared norm are those of the whole step. The host
+    // waits for the device. Returns the squared norm.
     double finish(const Tensor& squared_norm);
 
     std::function<void()> on_gradient = {};

@@ -1,9 +1,9 @@
-// The loss on text that training does not see.
+// Validation: the loss on text that is not trained on.
 //
-// While the model learns, the loss on its training samples falls; once it starts to learn them by
-// heart, the loss on other samples rises again. --val-data names such samples and --val-every says
-// how often to look. Forward only: nothing is kept for a backward, no gradient is made, and the
-// training goes on bit for bit as without it.
+// While the model learns, the loss on its training samples falls; when it starts to memorise them
+// (overfitting), the loss on other samples rises again. --val-data names such samples, and
+// --val-every says how often to measure. It runs forward only and does not change a bit of the
+// training.
 #pragma once
 
 #include <algorithm>
@@ -19,17 +19,17 @@
 
 namespace ultrascale {
 
-// Sums and not a mean, so that ranks which took different samples can add theirs up.
+// Sums instead of a mean, so that ranks with different samples can add theirs up.
 struct LossSum {
     double sum = 0;
-    int64_t targets = 0;  // how many were counted
+    int64_t targets = 0;  // number of counted targets
     double mean() const { return sum / double(targets); }
 };
 
-// The loss of the samples in `samples`, `micro_batch` at a time; the last one may be smaller.
-// `forward` adds to context.loss what this rank has of a micro-batch's, or of its `part` of them
-// (step.h: Share); sum_loss, where there is more of it on others, adds up all at the end.
-// The host waits for the device once, at the end. --profile does not count these operations;
+// The loss of `samples`, `micro_batch` at a time (the last micro-batch may be smaller). `forward`
+// adds this rank's share of the loss to context.loss, for the whole micro-batch or this rank's
+// `part` of it (step.h: Share). If other ranks have shares too, sum_loss adds them up at the end.
+// The host waits for the device once, at the end. --profile does not include these operations;
 // --trace shows one span.
 inline LossSum validation_loss(const std::function<void(Context&)>& forward,
                                const DataLoader& loader, Range samples, int64_t micro_batch,
@@ -54,12 +54,12 @@ inline LossSum validation_loss(const std::function<void(Context&)>& forward,
     return result;
 }
 
-// What --val-data and --val-every ask for: the file, opened and checked before the training starts,
-// and when to look at it.
+// --val-data and --val-every: the file, opened and checked before the training starts, and the
+// steps after which it is used.
 class Validation {
 public:
-    // `data`: the training's, so that the same targets count. (Shuffled or not, the first samples()
-    // samples are all of them.)
+    // `data`: the training's options, so that the same targets count. (Even if shuffled, the first
+    // samples() samples are all samples.)
     Validation(const Options& options, int64_t vocab, const DataOptions& data)
         : file_(options.val_data, vocab), loader_(file_, data), options_(options) {
         if (loader_.counted_targets(0, loader_.samples()) == 0)
@@ -67,7 +67,7 @@ public:
     }
     bool due(int64_t step, bool last) const { return last || step % options_.val_every == 0; }
     const DataLoader& loader() const { return loader_; }
-    // With several ranks each of them measures it all.
+    // Without a `part` every rank computes all samples.
     double loss(const std::function<void(Context&)>& forward,
                 const std::function<void(const Tensor& loss)>& sum_loss = {},
                 const std::function<HostBatch(const HostBatch&)>& part = {}) {
@@ -80,7 +80,7 @@ public:
     }
     const CommunicationCounts& sent() const {
         return sent_;
-    }  // by all of them: it belongs to no training step
+    }  // in all validations; belongs to no training step
     std::string description() const {
         return fmt::format("{}, {} samples, every {} steps", file_.description(), loader_.samples(),
                            options_.val_every);

@@ -14,17 +14,19 @@
 namespace ultrascale {
 
 VerifyBounds verify_bounds(DType dtype) {
-    // Correct runs were up to 2 drifts from the reference in either dtype. Among 7 digits a drift
-    // is so small that 32 of them hide little; among the 2 or 3 of bf16 they would hide everything.
+    // Correct runs were up to 2 drifts away from the reference in either dtype. With fp32's 7
+    // digits a drift is so small that 32 times as much hides little; with bf16's 2 or 3 digits it
+    // would hide everything.
     if (dtype == DType::fp32) return {1e-5, 1e-5, 1e-5, 1e-4, 32, 1e-3};
     return {3e-2, 3e-3, 3e-2, 1e-2, 8, 0.25};
 }
 
 namespace {
 
-constexpr double quarter = 0.25;  // of the way that the weights moved: no error beyond it passes
+constexpr double quarter = 0.25;  // of the distance that the weights moved: no larger error passes
 
-// While rank 0 trains for comparison it has all cores, and what it holds and does is not counted.
+// While rank 0 trains for comparison, it uses all cores, and its memory and operations are not
+// counted.
 struct Aside {
     AllCores cores;
     MemoryAside memory;
@@ -33,10 +35,10 @@ struct Aside {
     ~Aside() { trace_record(recorded); }
 };
 
-// The larger one; NaN wins over every number.
+// The larger one; NaN counts as larger than any number.
 double larger(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
-// False for NaN and for what was never compared.
+// False for NaN and for -1, not compared.
 bool within(double error, double bound) { return error >= 0 && error <= bound; }
 
 }  // namespace
@@ -47,7 +49,7 @@ Verifier::Verifier(const Options& options, const LlamaConfig& config, const Data
     : bounds_(verify_bounds(options.dtype)) {
     batch_sizes.resize(std::min<size_t>(batch_sizes.size(), verified_steps));
     const size_t steps = batch_sizes.size();
-    print(fmt::format("  verify  rank 0 trains the plain way first, {} to compare with ...",
+    print(fmt::format("  verify  rank 0 first trains {} the plain way, for comparison ...",
                       format_count(int64_t(steps), "step")));
     std::fflush(stdout);
     const Communicator& world = Communicator::world();
@@ -86,7 +88,7 @@ void Verifier::gradient(const std::vector<TensorPart>& grads) {
 void Verifier::after_step(int64_t step, double loss, const std::vector<TensorPart>& values) {
     if (step >= int64_t(reference_.losses.size())) return;
     const double want = reference_.losses[size_t(step)], difference = std::abs(loss - want);
-    if (step == 0)  // relative to 1 where the loss is smaller: its logits round no less
+    if (step == 0)  // relative to at least 1: a smaller loss has logits that round as much
         first_loss_error_ = difference / std::max(1.0, std::abs(want));
     else
         later_loss_error_ = larger(difference, later_loss_error_);
@@ -96,7 +98,8 @@ void Verifier::after_step(int64_t step, double loss, const std::vector<TensorPar
     weights_error_ = distance(values, reference_.weights) / size;
     if (weights_error_ <= quarter * moved_ || !within(gradient_error_, bounds_.gradient_limit))
         return;
-    // No bound is as wide. Whether the run has trained at all decides what that is called.
+    // The error exceeds every bound. Whether the run has trained at all decides between MISSED and
+    // CANNOT TELL.
     PlainTraining::Values start;
     if (plain_)
         for (const auto& [name, tensor] : reference_.weights)
@@ -105,9 +108,11 @@ void Verifier::after_step(int64_t step, double loss, const std::vector<TensorPar
     run_moved_ = distance(values, start) / size;
 }
 
-// How far two correct runs may come to be apart: rank 0 finds out, and tells the others.
+// Rank 0 measures how far apart two correct runs may end, and sends the others the result.
 Verifier::Drift Verifier::measure_drift() {
-    print("  rank 0 measures how far plain runs drift apart that start a rounding unit apart ...");
+    print(
+        "  rank 0 measures how far plain runs drift apart whose weights start a rounding unit "
+        "apart ...");
     std::fflush(stdout);
     Drift largest;
     const Communicator& world = Communicator::world();
@@ -120,7 +125,7 @@ Verifier::Drift Verifier::measure_drift() {
                            std::max(largest.loss, drift.loss),
                            std::max(largest.weights, drift.weights)};
             }
-        } catch (const OutOfMemory& error) {  // a training that has come so far is not lost for it
+        } catch (const OutOfMemory& error) {  // must not abort a training that has come this far
             print(fmt::format("  not measured: {}", error.what()));
             largest.gradient = largest.loss = largest.weights =
                 std::numeric_limits<double>::infinity();
@@ -132,7 +137,8 @@ Verifier::Drift Verifier::measure_drift() {
     return {told[0], told[1], told[2]};
 }
 
-// Of the first gradient, the later losses, and the ways that the weights went, each from its start.
+// The drift of the first gradient, the later losses, and the weights' displacements from their
+// start.
 Verifier::Drift Verifier::drift_of(const PlainTraining::Result& other,
                                    uint64_t displacement) const {
     Drift drift{};
@@ -159,7 +165,7 @@ Verifier::Drift Verifier::drift_of(const PlainTraining::Result& other,
 }
 
 bool Verifier::finish(Report& report) {
-    // Where a run is wrong its losses may differ from rank to rank: the largest error counts.
+    // In a wrong run the losses may differ between ranks: the largest error counts.
     double* const errors[] = {&first_loss_error_, &later_loss_error_, &loss_error_};
     const std::string mine = bytes_of<double>({*errors[0], *errors[1], *errors[2]});
     for (const std::string& of_rank : Communicator::world().gather_strings(mine))
@@ -171,7 +177,7 @@ bool Verifier::finish(Report& report) {
         steps == 1 ? "the first step" : fmt::format("the first {} steps", steps)));
     const double weights_limit = quarter * moved_,
                  weights_floor = std::min(bounds_.weights, weights_limit);
-    // No drift excuses what is this wrong in step 1 already.
+    // No drift excuses larger errors in step 1.
     const bool may_be_drift = within(gradient_error_, bounds_.gradient_limit) &&
                               within(first_loss_error_, bounds_.first_loss);
     const bool fits_floors = within(gradient_error_, bounds_.gradient) &&
@@ -189,12 +195,12 @@ bool Verifier::finish(Report& report) {
     const auto line = [&](const char* name, const std::string& key, const std::string& what,
                           double error, double floor, double drift = 0,
                           double limit = std::numeric_limits<double>::infinity()) {
-        const double allowed = bounds_.drifts * drift;  // infinite: it could not be measured
+        const double allowed = bounds_.drifts * drift;  // infinite: could not be measured
         const bool by_floor = within(error, floor);
         const double bound = by_floor ? floor : std::max(floor, std::min(allowed, limit));
         const bool fits = by_floor || (within(error, bound) && std::isfinite(allowed));
-        // Where correct runs may drift further than a bound may reach, it says nothing. But a run
-        // whose weights stayed near their start was not led astray by rounding.
+        // If correct runs drift further than the bound's limit, the bound says nothing. But
+        // rounding is no excuse for a run whose weights stayed near their start.
         const bool powerless = allowed > limit || std::isinf(allowed);
         const bool untold =
             !fits && error >= 0 && powerless && (error <= limit || run_moved_ >= moved_ / 2);
@@ -224,7 +230,8 @@ bool Verifier::finish(Report& report) {
     report.text("verify", "result", ok ? "ok" : missed ? "missed" : "cannot tell");
     if (!ok && !missed)
         print(
-            "  verify cannot tell: correct runs of this model drift as far apart; that is no pass");
+            "  verify cannot tell: correct runs of this model drift as far apart; this does not "
+            "count as a pass");
     return ok;
 }
 

@@ -1,23 +1,26 @@
-// --verify: the same training on one device the plain way (plain_training.h), and how far this run
-// is from it. Only the first 6 steps are compared: later ones drift apart by chaos, not by error.
+// --verify compares this run with the same training on one device, the plain way
+// (plain_training.h). It compares only the first 6 steps: later ones differ by chaotic
+// amplification of rounding, not by errors.
 //
-// How far apart may two correct runs be? They add the same numbers in another order, so that each
+// How far apart may two correct runs be? They add the same numbers in a different order, so each
 // sum differs by rounding.
 //
-//   Step 1. AdamW has amplified nothing yet: fixed bounds of the gradient and the loss are enough
-//   for most models. (Large weights and wide heads make a softmax sharp, and with it the gradient
-//   sensitive. Where it misses its bound, that one is measured as below; but no measurement excuses
-//   an error past a limit: a thousandth of the gradient in fp32, a quarter in bf16.)
+//   Step 1. AdamW has amplified nothing yet: fixed bounds for the gradient and the loss are enough
+//   for most models. (Large weights and wide heads make a softmax sharp and thus the gradient
+//   sensitive. If the gradient misses its bound, the bound is measured as below, but no measurement
+//   excuses an error above a limit: a thousandth of the gradient in fp32, a quarter in bf16.)
 //
-//   Later steps. AdamW's first steps divide each element's gradient by its own size: the rounding
-//   of a gradient that is nearly 0 becomes a step of the learning rate. Besides, some models
-//   amplify rounding more than others. A fixed floor is enough for most runs. Where one misses it,
-//   rank 0 measures: it trains the plain way twice more, from weights that start about a rounding
-//   unit away. The bound is 32 times (bf16: 8 times) as far as those runs drift from the first one.
+//   Later steps. AdamW's first steps divide each element's gradient by its own magnitude, so the
+//   rounding error of a gradient that is nearly 0 becomes a step of the size of the learning rate.
+//   Some models also amplify rounding more than others. A fixed bound is enough for most runs. If a
+//   run misses it, rank 0 trains the plain way twice more, from weights that are about a rounding
+//   unit away. The measured bound is 32 times (bf16: 8 times) the distance to which those runs
+//   drift from the first one.
 //
-//   The weights. Their bound is never more than a quarter of the way that they moved in training,
-//   ||w_6 - w_0||, or a run that does not train at all could pass. Past that, where correct runs
-//   drift as far, verify cannot tell; but a run that has not moved half as far itself is wrong.
+//   The weights. Their bound is at most a quarter of the distance that they moved in training,
+//   ||w_6 - w_0||; otherwise a run that does not train at all could pass. If the error is larger
+//   and correct runs drift as far, verify cannot tell; but a run whose weights moved less than half
+//   that distance is wrong.
 #pragma once
 
 #include <functional>
@@ -32,35 +35,35 @@ namespace ultrascale {
 
 inline constexpr int64_t verified_steps = 6;
 
-// What two runs may always be apart by. Step 1: the relative L2 error of the gradient, the relative
-// difference of the loss. The later steps: the largest difference of a loss, the relative L2 error
-// of the weights after the last compared step.
+// The fixed bounds. Step 1: the relative L2 error of the gradient, the relative difference of the
+// loss. Later steps: the largest difference of a loss, the relative L2 error of the weights after
+// the last compared step.
 struct VerifyBounds {
     double gradient, first_loss, later_loss, weights;
-    double drifts;          // where more is measured: so many times the drift of correct runs
-    double gradient_limit;  // what a measured bound of the gradient may not exceed
+    double drifts;          // a measured bound is this many times the drift of correct runs
+    double gradient_limit;  // the largest measured bound of the gradient
 };
 VerifyBounds verify_bounds(DType dtype);
 
 class Verifier {
 public:
-    // Rank 0 trains the plain way at once, from where the run starts, while the others sleep; then
-    // it tells them. Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time (0: all at
-    // once, unless something depends on which are together: the balance of experts, their
-    // capacity). `change` adds to the plain model's parts what the run computes besides (experts).
-    // Keeps the loader.
+    // Rank 0 immediately trains the plain way, from the run's start, while the other ranks sleep,
+    // and sends them the result. Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time
+    // (0: all at once; set it if results depend on which sequences are together, like the balance
+    // or capacity of experts). `change` adds to the plain model's parts what else the run computes
+    // (experts). Keeps a reference to the loader.
     Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader,
              std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change = {},
              int64_t micro_batch = 0);
 
-    // What the run under test did. `step` counts from 0; each rank compares what it holds, whole
-    // parameters or parts of them. All call it.
+    // Compare the run under test. `step` counts from 0; each rank compares what it holds, whole
+    // parameters or parts of them. All ranks call them.
     void gradient(const std::vector<TensorPart>& grads);  // of the first step, before clipping
     void after_step(int64_t step, double loss, const std::vector<TensorPart>& values);
 
-    // Prints a line for each comparison and adds them to the report; false if a bound was missed,
-    // or if verify cannot tell. Trains twice more on rank 0 where only a measured bound can decide.
-    // All ranks call it and get the same answer.
+    // Prints a line for each comparison and adds it to the report. Returns false if a bound was
+    // missed, or if verify cannot tell. Rank 0 trains twice more if a measured bound must decide.
+    // All ranks call it and get the same result.
     bool finish(Report& report);
 
 private:
@@ -72,9 +75,9 @@ private:
     Drift drift_of(const PlainTraining::Result& other, uint64_t displacement) const;
 
     VerifyBounds bounds_;
-    std::optional<PlainTraining> plain_;  // of rank 0
+    std::optional<PlainTraining> plain_;  // on rank 0 only
     PlainTraining::Result reference_;
-    // ||w_6 - w_0|| / ||w_6|| of the plain training; and of this run, where that is asked for.
+    // ||w_6 - w_0|| / ||w_6|| of the plain training; and of this run, if it is needed.
     double moved_ = 0, run_moved_ = -1;
     // -1: not compared yet
     double gradient_error_ = -1, first_loss_error_ = -1, later_loss_error_ = -1, loss_error_ = -1,

@@ -15,7 +15,7 @@ double norm(const PlainTraining::Values& values) {
 }
 
 double distance(const std::vector<TensorPart>& parts, const PlainTraining::Values& whole) {
-    struct Sum {  // of one tensor; every rank adds up what it holds
+    struct Sum {  // of one tensor, over this rank's elements
         double squares = 0, elements = 0;
     };
     std::vector<Sum> sums(whole.size()), all(whole.size());

@@ -1,5 +1,5 @@
-// Whole tensors by name, which rank 0 of a run knows from its plain training (plain_training.h),
-// and the parts of them that ranks hold: how far the ones are from the others.
+// Distances between whole tensors, which rank 0 has from its plain training (plain_training.h), and
+// the parts of them that the ranks of a run hold.
 #pragma once
 
 #include <cstring>
@@ -12,17 +12,17 @@ namespace ultrascale {
 
 inline double square(double x) { return x * x; }
 
-// L2.
+// The L2 norm.
 double norm(const PlainTraining::Values& values);
 
-// Of the parts that all ranks hold from the whole tensors, L2. What several ranks hold counts once;
-// what nobody holds makes it NaN. All ranks call it.
+// The L2 distance of all ranks' parts from the whole tensors. Elements that several ranks hold
+// count once; a tensor that no rank holds makes the result NaN. All ranks call it.
 double distance(const std::vector<TensorPart>& parts, const PlainTraining::Values& whole);
 
-// `values` becomes rank 0's on all ranks, which all call it.
+// Broadcasts rank 0's `values`. All ranks call it.
 void tell(PlainTraining::Values& values);
 
-// Between ranks numbers travel as bytes: a stream would not read a NaN back.
+// Numbers are sent between ranks as bytes, because a text stream cannot read NaN.
 template <class T>
 std::string bytes_of(const std::vector<T>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};

@@ -51,7 +51,7 @@ TEST(SaveEvery, LeavesTheTrainingAsItIs) {
             EXPECT_LE(largest_difference(rest.of("loss"), from(straight.of("loss"), size_t(step))),
                       on_gpu ? 1e-5 : 0);
             EXPECT_TRUE(
-                contains(rest.out, fmt::format("goes on from {}, after step {}", folder, step)))
+                contains(rest.out, fmt::format("resumes from {}, after step {}", folder, step)))
                 << rest.out;
         }
         if (c.ranks > 0) continue;
@@ -161,17 +161,17 @@ TEST_F(ResumedData, OtherDataIsSaidOrRefused) {
 TEST_F(ResumedData, OurOwnText) {
     go("--layers 1 --steps 2 --save " + saved);
     EXPECT_EQ(Json::parse(slurp(saved + "/trainer_state.json")).at("data"), "built-in");
-    EXPECT_TRUE(contains(resume().out, "data    our own text: "));
+    EXPECT_TRUE(contains(resume().out, "data    built-in text: "));
     EXPECT_FALSE(contains(resume().out, "so far"));
-    expect_says("--data " + data, {"read our own text so far: ", "other data"});
+    expect_says("--data " + data, {"read the built-in text so far: ", "other data"});
     change_state([](Json& state) { state["data_tokens"] = 7; });
-    expect_refused({"our own text", "7"});
+    expect_refused({"built-in text", "7"});
 }
 
 TEST_F(ResumedData, OfAnOlderVersionIsNotKnown) {
     change_state([](Json& state) { state.erase("data"), state.erase("data_tokens"); });
-    expect_says("", {"our own text", "was not recorded"});
-    expect_says("--data " + data, {"400 tokens", "was not recorded"});
+    expect_says("", {"built-in text", "does not record"});
+    expect_says("--data " + data, {"400 tokens", "does not record"});
 }
 
 TEST_F(ResumedData, WrongRecords) {
@@ -202,7 +202,7 @@ TEST(DataReadAs, IsInTheHeader) {
     says("train.bin", "uint16 tokens): 200 tokens");
     says("notes", "text, each byte a token): 400 tokens");
     says("train.tokens",
-         "each byte a token, but it is no text; a file of tokens must be named .bin): 400 tokens");
+         "each byte a token, but it is not text; a file of tokens must be named .bin): 400 tokens");
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ __global__ void block_sums(float* sums, const float* x, int count) {
     const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
     all[blockDim.x - 1 - threadIdx.x] = i < count ? x[i] : 0.0f;
     __syncthreads();
-    const float sum = ops::warp_sum(all[threadIdx.x]);
+    const float sum = warp_sum(all[threadIdx.x]);
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x == 0) sums[blockIdx.x] = of_warps[0] + of_warps[1] + of_warps[2] + of_warps[3];

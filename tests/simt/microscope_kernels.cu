@@ -28,9 +28,9 @@ template <class T, int n>
 __global__ void scale_packs(T* to, const T* from, int count) {
     const int i = global_thread() * n;
     if (i >= count) return;
-    ops::Pack<T, n> pack = ops::load<n>(from + i);
+    Pack<T, n> pack = load<n>(from + i);
     for (int j = 0; j < n; ++j) pack.x[j] = ops::from_float<T>(2 * ops::to_float(pack.x[j]));
-    ops::store(to + i, pack);
+    store(to + i, pack);
 }
 __global__ void cached_loads(float* to, const float* from) {
     const float x = __ldg(from + threadIdx.x);
@@ -53,7 +53,7 @@ __global__ void nested_trips(float* to, const float* from) {
     float sum = 0;
     for (int turn = 0; turn < 3; ++turn) {
         for (unsigned i = 0; i <= threadIdx.x % 2; ++i) sum += from[32 * i + threadIdx.x];
-        sum = ops::warp_sum(sum);
+        sum = warp_sum(sum);
     }
     to[threadIdx.x] = sum;
 }

@@ -83,7 +83,7 @@ TEST_F(MicroscopeGlobal, SixteenBytesALaneAreOneRequest) {
                 << kernel.name;
     }
     // Where load() was inlined, not its own line.
-    EXPECT_EQ(all.kernels[3].at("ops::load<n>(from + i)", global_load).requests, 2);
+    EXPECT_EQ(all.kernels[3].at("load<n>(from + i)", global_load).requests, 2);
 }
 
 TEST_F(MicroscopeGlobal, Bf16IsTwoSectors) {

@@ -60,7 +60,7 @@ TEST(TokenFile, SaysWhatItWasReadAs) {
     EXPECT_EQ(read_as("a.bin", zeros, 70000), "uint32 tokens");
     EXPECT_EQ(read_as("a.bin", header + zeros.substr(0, 6), 256), "llm.c's uint16 tokens");
     EXPECT_EQ(read_as("a.bin", header32 + zeros.substr(0, 12), 256), "llm.c's uint32 tokens");
-    const char *text = "text, each byte a token", *binary = "each byte a token, but it is no text";
+    const char *text = "text, each byte a token", *binary = "each byte a token, but it is not text";
     EXPECT_EQ(read_as("notes", "Hi\xff", 256), text);
     EXPECT_EQ(read_as("a.txt", zeros, 256), text);
     EXPECT_EQ(read_as("train.tokens", zeros, 256).find(binary), 0u);
@@ -78,9 +78,9 @@ TEST(TokenFile, RefusesBadFiles) {
     expect_error(open("absent.bin", 256), "absent.bin: cannot be read: No such file or directory");
     expect_error([&] { TokenFile(dir.path(), 256); }, "cannot be read: it is a directory");
     put(dir / "odd.bin", "abc");
-    expect_error(open("odd.bin", 256), "odd.bin: 3 bytes are no whole number of 2-byte tokens");
+    expect_error(open("odd.bin", 256), "odd.bin: 3 bytes are not a whole number of 2-byte tokens");
     put(dir / "odd4.bin", "abcdef");
-    expect_error(open("odd4.bin", 70000), "6 bytes are no whole number of 4-byte tokens");
+    expect_error(open("odd4.bin", 70000), "6 bytes are not a whole number of 4-byte tokens");
     put(dir / "big.bin", bytes_of<uint16_t>({1, 2, 97, 3}));
     expect_error(open("big.bin", 97),
                  "big.bin: token 97 at position 2 is not below the vocabulary's size 97");
@@ -130,7 +130,7 @@ TEST(DataLoader, ShortestDataIsOneSample) {
     TokenFile file(dir / "t.txt", 256);
     EXPECT_EQ(DataLoader(file, {.seq = 3}).samples(), 1);
     expect_error([&] { DataLoader(file, {.seq = 4}); },
-                 "t.txt: 4 tokens are fewer than one sample needs: --seq 4 and one more");
+                 "t.txt: 4 tokens are fewer than one sample needs: --seq 4 plus one");
     expect_error([&] { DataLoader(file, {.seq = 0}); }, "--seq 0");
     expect_error([&] { DataLoader(file, {.seq = INT64_MAX}); }, "fewer than one sample");
     put(dir / "empty.txt", "");
@@ -152,9 +152,9 @@ TEST(DataLoader, DocumentsRestartPositionsAndIgnoreTheTargetThatCrosses) {
     EXPECT_EQ(loader.counted_targets(0, 2), 8);
     EXPECT_EQ(to_device(b).document_starts.to_host<int32_t>(), b.document_starts);
     expect_error([&] { DataLoader(file, {.seq = 7, .document_token = 256}); },
-                 "--document-token 256: is no token of a vocabulary of 256");
+                 "--document-token 256: is not a token of a vocabulary of 256");
     expect_error([&] { DataLoader(file, {.seq = 7, .ignore_token = -1}); },
-                 "--ignore-token -1: is no token of a vocabulary of 256");
+                 "--ignore-token -1: is not a token of a vocabulary of 256");
 }
 
 TEST(DataLoader, IgnoredTokensAreNoTargets) {

@@ -1,16 +1,16 @@
-// One clock for all ranks: where rank 0's stands when another rank's says now.
+// One clock for all ranks: converts every rank's time to rank 0's.
 //
-// Every rank counts from its own program's start. Ranks of one machine read one steady clock, and
-// tell each other when on that clock they started: exact. Two machines' clocks have nothing to do
-// with each other, so the first rank of each machine asks rank 0 for the time, again and again:
+// Every rank counts from its own program's start. Ranks of one machine read the same steady clock
+// and exchange their start times on it, which is exact. The clocks of two machines are unrelated,
+// so the first rank of each machine asks rank 0 for the time many times:
 //
 //     asks      asked ------.                       ,---> back
 //     rank 0                 \---> theirs ---------'     theirs is taken for (asked + back) / 2
 //
-// However a message is delayed, rank 0 looked at its clock between `asked` and `back`: the error is
-// at most half of the round trip, so the fastest one counts (Cristian 1989, "Probabilistic clock
-// synchronization"). Two quartzes also drift apart, typically by some 10 us a second; that is left
-// as it is.
+// However long a message is delayed, rank 0 read its clock between `asked` and `back`. So the error
+// is at most half the round trip, and the fastest round trip counts (Cristian 1989, "Probabilistic
+// clock synchronization"). Two quartz clocks also drift apart, typically by some 10 us per second;
+// this is not corrected.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -21,14 +21,14 @@
 namespace ultrascale {
 
 std::string this_machine() {
-    std::string boot;  // new at every start of the machine's kernel, which keeps the clock
+    std::string boot;  // new at every boot of the kernel, which keeps the clock
     std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
     if (boot.empty()) return "";
-    std::error_code missing;  // a container may be given a clock of its own
+    std::error_code missing;  // a container may have a clock of its own
     return boot + " " + std::filesystem::read_symlink("/proc/self/ns/time", missing).string();
 }
 
-// What rank 0's clock says more than the asking rank's. Those two call it.
+// Rank 0's clock minus the asking rank's. These two ranks call it.
 static double ask_rank_0(const Communicator::Impl& world, int asking, int tag) {
     double offset = 0, fastest = 1e30;
     for (int question = 0; question < 200; ++question) {

@@ -1,7 +1,7 @@
-// The collectives over MPI, made of MPI_Isend and MPI_Irecv only, on host memory.
+// The collectives over MPI on host memory, built from MPI_Isend and MPI_Irecv only.
 //
-// Reductions do not use MPI_Reduce*: which rank adds first would then depend on the message's size
-// and on the collective. Here every element is summed in the order rank 0, 1, ..., n-1 by one rank:
+// Reductions do not use MPI_Reduce*, whose order of summation depends on the message's size and on
+// the collective. Here one rank sums each element in the order of ranks 0, 1, ..., n-1:
 //
 //     all-reduce, small     everyone sends everything to everyone, then adds:
 //                           1 round, n (n-1) messages
@@ -10,7 +10,7 @@
 //                           rank i's sum goes to everyone           --+-> all-gather
 //     reduce                the same, but the last step sends to the root only
 //
-// The others are direct exchanges between each pair of ranks that has something to say.
+// The others are direct exchanges between each pair of ranks that has data for each other.
 #include <algorithm>
 #include <cstring>
 
@@ -29,8 +29,8 @@ struct Slice {
     int64_t count;
 };
 
-// One round: slice_for(r) of this rank's data goes to rank r, and this rank's own slice of
-// everyone's is reduced to `out`.
+// One round: slice_for(r) of this rank's data goes to rank r, and all ranks' slices for this rank
+// are reduced to `out`.
 template <class SliceFor>
 void reduce_round(Exchange& exchange, const Operation& reduction, SliceFor slice_for, void* out) {
     Slice own = slice_for(exchange.rank());
@@ -88,7 +88,7 @@ void reduce_scatter(const Operation& x, Exchange& exchange) {
     }
 }
 
-// The root speaks to every rank itself: within a node that costs no more copies than a tree.
+// The root sends to every rank itself: within a node a tree would not save any copies.
 void broadcast(const Operation& x, Exchange& exchange) {
     if (exchange.rank() == x.root) {
         exchange.for_each_peer([&](int peer) { exchange.send(x.in, x.in_bytes, peer); });

@@ -1,8 +1,8 @@
-// Private to communication: what a Communicator holds, how messages travel over MPI, and the
-// collectives made of them.
+// Private to communication: the state of a Communicator, messages over MPI, and the collectives
+// built from them.
 #pragma once
 
-#define MPICH_SKIP_MPICXX  // the C interface is enough; the old C++ one would have to be linked
+#define MPICH_SKIP_MPICXX  // only the C interface; the C++ one would have to be linked
 #define OMPI_SKIP_MPICXX
 #include <mpi.h>
 
@@ -15,19 +15,19 @@
 
 namespace ultrascale {
 
-// A group of ranks. Groups are ours, not MPI's: all messages travel in MPI_COMM_WORLD, and a group
-// has a range of tags to itself. (MPI_Comm_split spins, like every blocking call: 100 ms for 8
-// ranks on 2 cores with MPICH 4.0.2; ours takes 0.05.)
+// A group of ranks. We do not use MPI's groups: all messages travel in MPI_COMM_WORLD, and each
+// group has its own range of tags. (MPI_Comm_split spins, like every blocking call: it takes 100 ms
+// for 8 ranks on 2 cores with MPICH 4.0.2; ours takes 0.05.)
 //
-// The range is the group's number. A split gives the lowest number that is new to each of its
-// ranks; so two groups that have two ranks in common have two numbers, and groups without may share
+// The group's number selects the range. A split assigns the lowest number that none of its ranks
+// has used. So two groups with two ranks in common have different numbers, while others may share
 // one.
 //
-// Within the range a call's place in the program order, which all ranks share, makes its tag, so
-// that calls which run on different streams at the same time cannot take each other's messages.
+// Within the range the tag is the call's index in program order, which is the same on all ranks, so
+// that concurrent calls on different streams cannot take each other's messages.
 struct Communicator::Impl {
     std::string name;
-    std::vector<int> world_ranks;  // of the group's ranks
+    std::vector<int> world_ranks;  // the group's ranks in world()
     int rank, number;
     uint64_t collectives = 0;               // calls so far
     std::vector<uint64_t> sends, receives;  // by peer
@@ -44,48 +44,50 @@ struct Communicator::Impl {
     void for_each_peer(Body body) const {
         for (int i = 1; i < size(); ++i) body((rank + i) % size());
     }
-    void open();  // transport::open(), once: also if that fails. All ranks of the group
+    void open();  // all ranks of the group: transport::open(), once, even if it fails
     int collective_tag() { return tag(0, collectives++); }
     int send_tag(int peer) { return tag(1, sends[peer]++); }
     int receive_tag(int peer) { return tag(1, receives[peer]++); }
 
     static int
-    group_tags();  // tags of one group: the lower half for collectives, the upper for send/recv
-    static int groups();      // how many groups there can be
+    group_tags();  // tags per group: the lower half for collectives, the upper half for send/recv
+    static int groups();  // the largest number of groups
     int tag(int half, uint64_t call) const;
 };
 
-// Where one way ends and another begins. Variable so that tests reach every path with little data;
-// equal on all ranks.
+// The sizes at which one algorithm takes over from another. Variable, so that tests reach every
+// path with little data; the same on all ranks.
 struct CommunicationSettings {
     int64_t piece_bytes =
-        1 << 30;  // MPI counts with an int: longer messages travel in pieces of this size
-    int64_t small_bytes = 4 << 10;  // an all-reduce or reduce up to this size takes one round
+        1 << 30;  // MPI counts in int: longer messages are sent in pieces of this size
+    int64_t small_bytes = 4 << 10;  // up to this size an all-reduce or reduce takes one round
     int64_t chunk_bytes =
-        1 << 20;  // longer reductions go through scratch of about this size, chunk after chunk
-    // CUDA, by copy engines (nccl/comm_copies.h): whether at all; tensors from which size and up to
-    // which (a reduction's scratch is almost as large); how much scratch a group's reductions may
-    // hold whose sum is still to come (the latest one's is always allowed).
+        1 << 20;  // longer reductions proceed in chunks, with scratch of about this size
+    // Copy engines on CUDA (nccl/comm_copies.h): whether they are used at all; the smallest and
+    // largest tensor for which they are (a reduction's scratch is almost as large as the tensor);
+    // and how much scratch a group's reductions that are not yet summed may hold (the latest one's
+    // is always allowed).
     bool copy_engines = true;
     int64_t copies_from_bytes = 1 << 20, copies_up_to_bytes = int64_t(4) << 30,
             copies_unsummed_bytes = 256 << 20;
 };
 CommunicationSettings& communication_settings();
 
-// Pretended nodes (slow_links.h): from when to when a message occupies its sender's network card.
+// Simulated nodes (slow_links.h): the time during which a message occupies its sender's network
+// card.
 struct SlowTrip {
     double begin, end;
 };
 
-// Bytes that this rank has given to MPI or to copy engines for other ranks, since the program's
-// start. Tests compare it with the formula by which communication is counted (comm.h: bytes_sent).
+// The bytes that this rank has passed to MPI or copy engines for other ranks since the program's
+// start. Tests compare it with the formula for counting communication (comm.h: bytes_sent).
 std::atomic<int64_t>& bytes_handed_over();
 
 // A set of messages that progress together.
 //
-// Waiting is a loop of MPI_Testall and sched_yield(): MPI's blocking calls spin, which with more
-// ranks than cores keeps the rank one waits for off the core (8 ranks on 2 cores, MPICH 4.0.2: 24
-// ms for an all-reduce of one float).
+// Waiting is a loop of MPI_Testall and sched_yield(). MPI's blocking calls spin, and with more
+// ranks than cores this keeps the awaited rank off the core (8 ranks on 2 cores, MPICH 4.0.2: 24 ms
+// for an all-reduce of one float).
 class Exchange {
 public:
     Exchange(const Communicator::Impl& group, int tag) : group_(&group), tag_(tag) {}
@@ -96,7 +98,7 @@ public:
     void recv(void* data, int64_t bytes, int peer) { recv(data, bytes, peer, tag_); }
     void send(const void* data, int64_t bytes, int peer, int tag);
     void recv(void* data, int64_t bytes, int peer, int tag);
-    void wait();  // for all of them; their sizes must be what was expected
+    void wait();  // for all of them; checks that the sizes are as expected
     bool done();  // never blocks
 
     template <class Body>
@@ -106,7 +108,7 @@ public:
 
 private:
     const Communicator::Impl* group_;
-    int tag_;  // of the call
+    int tag_;  // the call's
     std::vector<MPI_Request> requests_;
     std::vector<int> expected_;  // bytes of a receive; -1 for a send
     std::vector<MPI_Status> statuses_;
@@ -114,16 +116,16 @@ private:
     struct SlowMessage {
         int64_t bytes;
         bool received;
-        SlowTrip trip;  // a note that follows the message
+        SlowTrip trip;  // sent after the message
     };
-    std::deque<SlowMessage> slow_;         // between pretended nodes; MPI writes to their trips
-    double set_out_ = 0, slow_until_ = 0;  // when their sends did, and when all are complete
+    std::deque<SlowMessage> slow_;         // between simulated nodes; MPI writes to their `trip`
+    double set_out_ = 0, slow_until_ = 0;  // when their sends began, and when all are complete
 
-    bool arrived();  // MPI has nothing left to do
+    bool arrived();  // MPI has completed all requests
     void check_sizes();
 };
 
-// Every rank's value, in rank order. Between hosts; all ranks of the group call it.
+// Returns every rank's value, in rank order. Runs between hosts; all ranks of the group call it.
 template <class T>
 std::vector<T> tell_all(Communicator::Impl& group, const T& mine) {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -136,13 +138,14 @@ std::vector<T> tell_all(Communicator::Impl& group, const T& mine) {
     return all;
 }
 
-// A Work went down with an exception before its communication had ended: its ranks may never meet
-// again. From then on every wait of an Exchange throws instead of hanging, by
-// check_not_abandoned(). (false: a test is done with it.)
+// Called when an exception destroys a Work before its communication has ended, since the other
+// ranks may never make their calls. From then on every wait of an Exchange throws, in
+// check_not_abandoned(), instead of hanging. (Tests reset it with false.)
 void abandon_communication(bool abandoned = true);
 void check_not_abandoned();
 
-// From now on, if this process ends in any way before stop_watching(), one line on stderr names it.
+// From now on, if this process ends in any way before stop_watching(), a line on stderr names this
+// rank.
 void watch_this_rank(int rank);
 void stop_watching();
 
@@ -150,7 +153,7 @@ void stop_watching();
 void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int64_t count,
                           DType dtype, Reduce op);
 
-// A call as numbers and addresses, on whatever device; it owns nothing.
+// A call as plain numbers and addresses, on any device; it owns nothing.
 struct Operation {
     struct Message {  // of a send_recv
         bool send;
@@ -159,20 +162,20 @@ struct Operation {
         int peer, tag;
     };
     Collective kind;
-    // the same for all-reduce, reduce and broadcast; null where this rank has none
+    // Equal for all-reduce, reduce and broadcast; null if this rank has none.
     char *out = nullptr, *in = nullptr;
     int64_t out_bytes = 0, in_bytes = 0;
     DType dtype = DType::fp32;
     Reduce op = Reduce::sum;
     int root = -1;
     std::vector<int64_t> send_begin,
-        recv_begin;  // all-to-all: where each rank's slice begins, in bytes, and the end
+        recv_begin;  // all-to-all: the byte where each rank's slice begins, and the end
     std::vector<Message> messages;
 
-    // How a reduction goes over MPI; plan_reduction() fills it in.
-    bool small = false;         // in one round
-    int64_t chunk = 0;          // elements of a round otherwise
-    int64_t scratch_count = 0;  // elements it needs at `scratch`
+    // The algorithm of a reduction over MPI; plan_reduction() sets it.
+    bool small = false;         // one round
+    int64_t chunk = 0;          // otherwise: elements per round
+    int64_t scratch_count = 0;  // elements needed at `scratch`
     char* scratch = nullptr;
 
     int64_t width() const { return dtype_bytes(dtype); }
@@ -180,6 +183,6 @@ struct Operation {
 
 void plan_reduction(Operation& operation, int rank, int size);
 void post_messages(const std::vector<Operation::Message>& messages, Exchange& exchange);
-void run_over_mpi(const Operation& operation, Exchange& exchange);  // all addresses on the host
+void run_over_mpi(const Operation& operation, Exchange& exchange);  // addresses on the host
 
 }  // namespace ultrascale

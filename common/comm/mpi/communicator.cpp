@@ -1,4 +1,4 @@
-// Groups of ranks: world, splits, tags, and MPI's beginning and end. For both backends.
+// Groups of ranks (world, splits, tags) and MPI's start and end, for both backends.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -28,8 +28,8 @@ Communicator::Impl::Impl(std::string name, std::vector<int> world_ranks, int ran
     check(number < groups(), "too many groups were made: MPI has no tags left");
 }
 
-// MPI promises 32768 tags (then 64 groups, and 256 calls of a kind can be under way at once); MPICH
-// and Open MPI have more.
+// MPI guarantees 32768 tags (then there can be 64 groups, each with 256 concurrent calls of a
+// kind); MPICH and Open MPI have more.
 static int64_t mpi_tags() {
     int* upper_bound = nullptr;
     int found = 0;
@@ -51,8 +51,8 @@ int Communicator::Impl::tag(int half, uint64_t call) const {
 
 static int world_size = 1, world_rank = 0, node_ranks = 1, node_rank = 0;
 static Communicator::Impl* arrivals =
-    nullptr;  // all ranks again: other ranks may be in any call of world's when one arrives
-static int next_group = 0;                      // the lowest number that is new to this rank
+    nullptr;  // all ranks again: when one rank arrives, others may be in any call on world
+static int next_group = 0;  // the lowest group number that is new to this rank
 
 Communicator& Communicator::world() {
     static Communicator& world = *[] {
@@ -142,7 +142,7 @@ int rank_on_this_node() { return node_rank; }
 
 bool all_ranks_arrive(double seconds) {
     Communicator::world();
-    // What MPI writes to is kept: it may do so after the wait was given up.
+    // Never freed: MPI may still write here after the wait was given up.
     static auto& exchange = *new Exchange(*arrivals, arrivals->tag(0, 0));
     static auto& received = *new std::vector<char>(size_t(world_size));
     static const char sent = 0;
@@ -158,8 +158,8 @@ bool all_ranks_arrive(double seconds) {
 
 void finalize_communication() {
     if (!mpi_is_running()) return;
-    // MPI_Finalize spins: it should not have to wait for anyone. Another tag than
-    // all_ranks_arrive's, which a rank that fails may be in.
+    // MPI_Finalize spins while it waits, so all ranks meet here first. The tag differs from that of
+    // all_ranks_arrive, in which a failing rank may be.
     Exchange all(*arrivals, arrivals->tag(0, 1));
     run_over_mpi({.kind = Collective::barrier}, all);
     transport::close();
@@ -170,8 +170,8 @@ void finalize_communication() {
 void abort_all_ranks(int exit_code) {
     std::fflush(nullptr);
     stop_watching();
-    // The launcher drops what it has not read yet when it is told to abort (MPICH 4.0.2: 2 messages
-    // of 30).
+    // When told to abort, the launcher drops output that it has not read yet (MPICH 4.0.2: 2
+    // messages of 30).
     if (world_size > 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, exit_code);
     std::_Exit(exit_code);

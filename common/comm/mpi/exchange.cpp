@@ -1,4 +1,4 @@
-// Messages over MPI, and the sums that follow them.
+// Messages over MPI, and reductions of what they bring.
 #include <sched.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void abandon_communication(bool abandoned) { communication_abandoned = abandoned
 bool communication_is_abandoned() { return communication_abandoned; }
 void check_not_abandoned() {
     check(!communication_abandoned,
-          "communication was given up when an exception passed a Work that was not waited for");
+          "communication was given up: an exception destroyed a Work that was not waited for");
 }
 
 void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
@@ -99,11 +99,11 @@ void Exchange::check_sizes() {
 
 template <class T>
 static void reduce_typed(T* out, const std::vector<const void*>& inputs, int64_t count, Reduce op) {
-    // Sums are kept wider than the elements and rounded once; an int32 sum may need 64 bits before
-    // it is divided.
+    // Sums are wider than the elements and rounded once; an int32 sum may need 64 bits before it is
+    // divided.
     using Sum = std::conditional_t<std::is_same_v<T, int32_t>, int64_t,
                                    std::conditional_t<std::is_same_v<T, double>, double, float>>;
-    // stays in the first-level cache while the ranks' blocks pass by
+    // stays in the L1 cache while all ranks' blocks are added
     constexpr int64_t block = 1024;
     Sum sum[block];
     for (int64_t begin = 0; begin < count; begin += block) {

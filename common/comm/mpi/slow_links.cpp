@@ -13,7 +13,7 @@ SlowLinks& slow_links() {
 }
 
 void pretend_nodes(int ranks_per_node, double gbit_per_second) {
-    check(ranks_per_node > 0 && gbit_per_second > 0, "pretended nodes need ranks and a rate");
+    check(ranks_per_node > 0 && gbit_per_second > 0, "simulated nodes need ranks and a rate");
     slow_links() = {ranks_per_node, gbit_per_second * 1e9 / 8};
 }
 

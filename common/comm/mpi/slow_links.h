@@ -1,21 +1,21 @@
-// Pretended nodes (comm.h: pretend_nodes): what travels between them takes as long as over a slow
+// Simulated nodes (comm.h: pretend_nodes): messages between them take as long as over a slow
 // network.
 //
 //         node 0                 node 1
 //     rank 0   rank 1        rank 2   rank 3      inside a node: as fast as the machine is
 //       |        |             |        |
 //      NIC      NIC           NIC      NIC        every rank has a network card of its own, as a
-//       |        |             |        |         DGX has one for each GPU: so many bytes a second
-//       |        |             |        |         out, and at the same time as many in
+//       |        |             |        |         DGX has one per GPU; it sends and receives at the
+//       |        |             |        |         same time, at the full rate in each direction
 //     ==+========+=============+========+==       the switches between the cards are never the
-//                                                 narrow place
+//                                                 bottleneck
 //
-// A message occupies its sender's card for bytes / rate seconds once that is free, and its
-// receiver's likewise. Messages that set out together share a card. On the CPU each message is
-// followed by a note of when the sender's card carries it, and neither side calls it complete
-// before both cards are through; the waiting rank sleeps, as it would while a network card works.
-// NCCL's messages are its own, so on CUDA the stream waits behind a call for as long as the cards
-// would have worked (comm/nccl/slow_link.cu).
+// A message occupies its sender's card for bytes / rate seconds as soon as the card is free, and
+// likewise its receiver's. Messages that start together share a card. On the CPU a second message
+// follows each one with the time during which it occupies the sender's card, and neither side
+// treats the message as complete before both cards are done; the waiting rank sleeps, as it would
+// while a network card works. NCCL's messages are out of our reach, so on CUDA the stream waits
+// after a call for as long as the cards would have worked (comm/nccl/slow_link.cu).
 #pragma once
 
 #include "comm_mpi.h"
@@ -23,11 +23,11 @@
 namespace ultrascale {
 
 struct SlowLinks {
-    int ranks_per_node = 0;  // 0: no nodes are pretended
+    int ranks_per_node = 0;  // 0: no nodes are simulated
     double bytes_per_second = 0;
     bool between(int a, int b) const {
         return ranks_per_node > 0 && a / ranks_per_node != b / ranks_per_node;
-    }  // ranks of the world
+    }  // ranks in world()
 };
 SlowLinks& slow_links();
 
@@ -35,15 +35,15 @@ SlowLinks& slow_links();
 double machine_seconds();
 void sleep_until(double machine_time);
 
-// This rank's card sends `bytes`. `since`: when the messages that it sets out with did; 0 for the
-// first of them, which fills it in.
+// This rank's card sends `bytes`. `since`: when the messages that share the card with this one
+// started; 0 for the first of them, which sets it.
 SlowTrip send_over_slow_link(int64_t bytes, double& since);
-// When this rank's card has received what its sender's card carried then.
+// When this rank's card has received a message that occupied its sender's card during `sent`.
 double receive_over_slow_link(int64_t bytes, const SlowTrip& sent);
 
-// How long the cards need for an operation as NCCL runs it: all-reduce, all-gather, reduce-scatter,
-// broadcast and reduce along one ring in rank order, whose boundary links are the narrow place; the
-// others are messages from rank to rank.
+// The time that the cards need for an operation as NCCL runs it: all-reduce, all-gather,
+// reduce-scatter, broadcast and reduce along one ring in rank order, whose links between nodes are
+// the bottleneck; the others as messages from rank to rank.
 double slow_link_seconds(const Operation& operation, const Communicator::Impl& group);
 
 }  // namespace ultrascale

@@ -1,17 +1,17 @@
 // A rank that is killed is named: "rank 2 (pid 1234) died; the job ends".
 //
-// It cannot say so itself, and its peers have no time to: MPICH's launcher kills them as soon as it
-// sees that a rank has gone (measured with MPICH 4.0.2: a thread of theirs that waits for the pid
-// to end gets its line out in one run of four). So every rank starts a shell that reads from a pipe
-// which only the rank could write to, and never does. When the rank is gone, however that came, the
-// pipe ends, the shell says so and ends too. It has inherited the rank's connection to the
-// launcher, so the launcher hears of the death after the line has been written (30 of 30 runs).
-// When the launcher ends a job it kills each rank's process group, and the shell with it, in
-// silence. While all is well the shell sleeps, and the rank does nothing.
+// It cannot print this itself, and its peers have no time to: MPICH's launcher kills them as soon
+// as it sees that a rank is gone (measured with MPICH 4.0.2: a peer's thread that waits for the pid
+// to end prints its line in only one run of four). So every rank starts a shell that reads from a
+// pipe to which only the rank could write, and never does. When the rank dies, for whatever reason,
+// the pipe ends; the shell prints the line and ends too. It has inherited the rank's connection to
+// the launcher, so the launcher notices the death only after the line has been written (30 of 30
+// runs). When the launcher ends a job, it kills each rank's process group and with it the shell,
+// which prints nothing. As long as all is well the shell sleeps and the rank has no extra work.
 //
 // A peer may be copying from the dead rank's memory at that moment; then MPI's transport fails and
-// calls abort(), and that peer's shell would name an innocent one, now and then the only one (3 of
-// 24 kills). So a rank that aborts waits first for the launcher to end it.
+// calls abort(), and that peer's shell would name an innocent rank, sometimes as the only one (3 of
+// 24 kills). So a rank that aborts first waits for the launcher to end it.
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
@@ -30,7 +30,7 @@ static pid_t watcher = 0;  // 0: none
 static void before_abort(int) {
     timespec left{.tv_sec = 2};
     while (nanosleep(&left, &left) != 0) {
-    }  // then abort() goes on
+    }  // then abort() continues
 }
 
 void watch_this_rank(int rank) {
