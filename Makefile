@@ -1,9 +1,9 @@
 # The only build file. `make help` explains the targets.
 #
-#   BACKEND   cpu (MPI, OpenBLAS) or cuda (NCCL, cuBLAS)                     default: cuda where nvcc and a GPU are both there
+#   BACKEND   cpu (MPI, OpenBLAS) or cuda (NCCL, cuBLAS)                     default: cuda if nvcc and a GPU are present
 #             simt: the CUDA kernels, executed on the CPU (for tests)
 #   CUDA_ARCH the GPU to compile for, 80, 90a, ...                           default: the one in this machine, else 90a
-#   MPI       mpich or openmpi                                               default: whichever is there, mpich first
+#   MPI       mpich or openmpi                                               default: whichever is installed, preferably mpich
 #   SANITIZE  address or thread: a build of its own under build/cpu-address  default: none
 #   NP, ARGS  ranks and arguments of `make run`
 #   WERROR=1  warnings are errors (CI)
@@ -32,7 +32,7 @@ DEPS     := $(CURDIR)/.deps/usr
 MULTIARCH := $(shell $(CXX) -print-multiarch 2>/dev/null)
 DEPS_LIB := $(wildcard $(DEPS)/lib/$(MULTIARCH) $(DEPS)/lib/$(MULTIARCH)/openblas-openmp)
 SYSTEM_LIB := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
-# OpenBLAS built with OpenMP shares our threads; the pthread build would bring its own beside them.
+# OpenBLAS built with OpenMP shares our threads; the pthread build would start its own as well.
 OPENBLAS_INCLUDE := $(firstword $(wildcard $(addsuffix /include/$(MULTIARCH)/openblas-openmp,$(DEPS) /usr) \
                       $(CONDA_PREFIX)/include /usr/include/$(MULTIARCH)/openblas-pthread))
 
@@ -52,11 +52,12 @@ MPI_LIBS  := $(filter -L% -l%,$(filter-out -lmpichcxx -lmpi_cxx,$(MPI_SHOW)))
 ifneq ($(filter $(DEPS)/%,$(MPICXX)),)
 MPI_FLAGS := $(subst -isystem /usr/,-isystem $(DEPS)/,$(MPI_FLAGS))
 endif
-# Open MPI wants to be told that root and more ranks than cores are meant, and that a rank's threads need more than one core.
+# Open MPI must be told to allow root and more ranks than cores, and not to bind a rank, which has
+# several threads, to one core.
 MPI_IS_OPENMPI := $(if $(MPIRUN),$(shell $(MPIRUN) --version 2>/dev/null | grep -c 'Open MPI\|OpenRTE'),0)
 MPIRUN_FLAGS := $(if $(filter-out 0,$(MPI_IS_OPENMPI)),--allow-run-as-root --oversubscribe --bind-to none)
 
-# What was unpacked under .deps finds its own libraries there.
+# Programs unpacked under .deps find their libraries there.
 ifneq ($(DEPS_LIB),)
 export PATH := $(DEPS)/bin:$(PATH)
 export LD_LIBRARY_PATH := $(subst $() $(),:,$(DEPS_LIB))$(if $(LD_LIBRARY_PATH),:$(LD_LIBRARY_PATH))
@@ -65,21 +66,23 @@ endif
 # ---- flags ---------------------------------------------------------------------------------------------------------------
 ARCH     ?= native
 CUDA_ARCH ?= $(or $(GPU_ARCH),90a)
-# 90 has no wgmma.
+# Hopper's wgmma needs 90a, not 90.
 override CUDA_ARCH := $(patsubst 90,90a,$(CUDA_ARCH))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
-# Operations: -O3, and sqrt without errno, so that their loops become vector code. The rest: -O2. Tests: -O0 and no debug information, which
-# compiles in half the time, but -O1 where they compute. Under a sanitizer what computes: -O1, the rest: -O0.
+# Operations get -O3, and sqrt without errno, so that their loops are vectorized; other sources get
+# -O2. Tests get -O0 without debug information, which compiles in half the time, or -O1 if they
+# compute. Under a sanitizer operations get -O1 and the rest -O0.
 IS_OPERATION = $(filter common/cpu/ops_% common/core/ops_%,$<)
 OPTIMIZE_PLAIN = $(if $(filter tests/unit/ops_%,$<),-O1 -g0,$(if $(filter tests/unit/% tests/ranks/% tests/chapters/%,$<),-O0 -g0,\
                    $(if $(IS_OPERATION),-O3 -fno-math-errno,-O2) -g1))
 OPTIMIZE  = $(if $(SANITIZED),$(if $(IS_OPERATION),-O1,-O0) -g1,$(OPTIMIZE_PLAIN)) -march=$(ARCH)
-# The address sanitizer looks at what we ship, with the plain build's tests. (The thread sanitizer must see all that synchronizes.)
+# The address sanitizer instruments what we ship, but not the unit tests, which come from the plain
+# build. (The thread sanitizer must see everything that synchronizes.)
 PLAIN_SOURCES := $(if $(filter address,$(SANITIZE)),tests/unit/%)
 SANITIZED = $(if $(filter $(PLAIN_SOURCES),$<),,$(SANITIZE))
 SANITIZE_FLAGS = $(if $(filter address,$(SANITIZED)),-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=undefined) \
                  $(if $(filter thread,$(SANITIZED)),-fsanitize=thread)
-# -Wno-array-bounds, -Wno-stringop-overflow: GCC 13 finds in fmt 9 what is not there.
+# -Wno-array-bounds, -Wno-stringop-overflow: GCC 13 has false positives in fmt 9.
 CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Wno-array-bounds -Wno-stringop-overflow $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
 CPPFLAGS += -Icommon -I. $(addprefix -isystem ,$(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
 LIBRARY_DIRS := $(DEPS_LIB) $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
@@ -93,8 +96,9 @@ else
 LDLIBS   += -lopenblas
 endif
 
-# Kernels without a GPU (common/simt): g++ compiles them against stand-ins for CUDA's headers and reports each load and store. Struct copies
-# stay whole and blocks are not doubled, so that the reports are of a kernel's loads and stores as a GPU's compiler makes them.
+# Kernels without a GPU (common/simt): g++ compiles them against stand-ins for CUDA's headers and
+# instruments each load and store. Struct copies stay whole and basic blocks are not duplicated, so
+# that the reported loads and stores are those that a GPU's compiler would make.
 ifneq ($(BACKEND),cuda)
 SIMT_CPPFLAGS := -DULTRASCALE_SIMT -Icommon/simt/include
 SIMT_FLAGS := -x c++ -O1 -fno-tree-sra -fno-thread-jumps -Wno-unknown-pragmas -fsanitize=thread --param tsan-instrument-func-entry-exit=0
@@ -109,9 +113,10 @@ else
 COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) $(foreach room,$(BACKEND_ROOMS),$(room)/*.cpp $(room)/*.cu))
 endif
 
-# Most sources are the same for all backends and are compiled once, into build/obj. Others belong to a backend, or know MPI's header, which no
-# two MPIs have in common; the flags are theirs alone, so that no other source can come to depend on either. What the executor (simt) has of
-# the CPU's it takes from there.
+# Most sources are the same for all backends and are compiled once, into build/obj. Others belong to
+# a backend, or include mpi.h, which differs between MPI implementations. Only these get the flags
+# for either, so that no other source can come to depend on them. simt takes its CPU sources from
+# the CPU backend's objects.
 BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/comm/nccl/% common/simt/% 07_kernels/% $(if $(filter simt,$(BACKEND)),tests/%)
 MPI_SOURCES := common/comm/% common/cpu/comm.cpp common/cuda/%.cpp \
                $(patsubst %,tests/ranks/%_test.cpp,comm comm_sent comm_split comm_symmetric ring_all_reduce slow_links)
@@ -128,18 +133,20 @@ FOLDERS   := $(sort build $(if $(OF_CPU),build/cpu) $(BUILD) $(OF_BACKEND) $(SHA
 COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
-# A chapter's program is all that lies in its folder. Where a concept is written for both backends,
-# its .cu stands in for the .cpp of the same name.
+# A chapter's program consists of all sources in its folder. If a concept is written for both
+# backends, its .cu replaces the .cpp of the same name.
 chapter_kernels = $(if $(filter cuda,$(BACKEND)),$(wildcard $(1)/*.cu))
 chapter_sources = $(sort $(chapter_kernels) $(filter-out $(patsubst %.cu,%.cpp,$(chapter_kernels)),\
                     $(wildcard $(1)/*.cpp)))
 KERNEL_OBJECTS := $(call objects,$(sort $(wildcard 07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu) $(EXECUTOR_SOURCES)))
 COMM_OBJECTS := $(call objects,$(sort $(wildcard tests/ranks/*.cpp)))
 UNIT_OBJECTS := $(call objects,$(sort $(wildcard tests/unit/*.cpp)))
-# The executor's own tests; what 07_kernels checks kernels with; the operations' tests, with the CUDA kernels behind them.
+# The executor's own tests; the code with which 07_kernels checks its kernels; and the operations'
+# tests, run on the CUDA kernels.
 SIMT_TEST_OBJECTS := $(call objects,$(sort $(wildcard tests/simt/*.cpp tests/simt/*.cu tests/unit/ops_*_test.cpp \
                        $(filter-out 07_kernels/main.cpp,$(wildcard 07_kernels/*.cpp)) 07_kernels/*/*.cpp)))
-# What takes long stands in files of its own, which only test-all compiles, or in tests whose names begin with Long.
+# Long tests are in files of their own, which only test-all compiles, or have names that begin with
+# Long.
 LONG_SOURCES := $(wildcard tests/chapters/long_*.cpp)
 CHAPTER_OBJECTS := $(call objects,$(sort $(filter-out $(LONG_SOURCES),$(wildcard tests/chapters/*.cpp))))
 LONG_OBJECTS := $(call objects,$(sort $(LONG_SOURCES) tests/chapters/run_program.cpp))
@@ -150,13 +157,13 @@ all: $(PROGRAMS) compile_commands.json  ## build all chapters of the chosen back
 
 $(CHAPTERS): %: $(BUILD)/%
 
-help:  ## this text
+help:  ## show this text
 	@grep -hE '^[a-z_%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([^:]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 	@echo "  make CHAPTER        build one chapter: $(CHAPTERS)"
 	@sed -n 's/^#   //p' Makefile | sed 's/^/  /'
 
 # ---- running -------------------------------------------------------------------------------------------------------------
-# A fresh shell for every target that needs what `deps` brings: this one looked for it when it started.
+# Targets that need what `deps` installs start another make: this one looked for it before.
 # Sub-makes use all cores, or the job slots of the make that was called.
 JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 demo: deps  ## install what is missing, build, run every chapter's techniques on real text and print one table
@@ -180,8 +187,9 @@ test-all: deps  ## every test; without a GPU also the CUDA kernels on the CPU, t
 	$(MAKE) $(JOBS) --no-print-directory all-test-programs
 	@tests/run_all.sh cuda "$(MPIRUN) $(MPIRUN_FLAGS)" all
 
-# racecheck and initcheck leave out what calls cuBLAS (on Hopper racecheck fails inside its kernels) and our own kernels for Hopper: they do
-# not see what the copy engine (TMA) brings and stores. memcheck has all of them.
+# racecheck and initcheck leave out what calls cuBLAS (on Hopper racecheck fails inside its kernels)
+# and our own kernels for Hopper: they do not see what the copy engine (TMA) loads and stores.
+# memcheck runs all of them.
 SANITIZER := compute-sanitizer --error-exitcode 1 --print-limit 10
 compute-sanitizer: $(BUILD)/unit_test $(BUILD)/07_kernels  ## the operations and 07_kernels under memcheck, racecheck and initcheck (needs a GPU)
 	$(SANITIZER) --tool memcheck $(BUILD)/unit_test --gtest_filter='Ops*:Llama*:Optimizer*:AdamW*:Documents*'
@@ -203,11 +211,11 @@ test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test
 all-test-programs: test-programs $(BUILD)/long_test $(BUILD)/fault_program
 
 bench: export PYTHON ?= python3
-bench: $(BENCHES) $(PROGRAMS)  ## time operations, collectives and a training step (beside PyTorch, where python3 has it)
+bench: $(BENCHES) $(PROGRAMS)  ## time operations, collectives and a training step (next to PyTorch, if python3 has it)
 	@tests/bench/run.sh $(BACKEND) $(BUILD) "$(MPIRUN) $(MPIRUN_FLAGS)"
 
 FUZZ_SECONDS ?= 60
-fuzz:  ## 60 seconds of wrong files against the readers, under the address sanitizer
+fuzz:  ## give the readers corrupted files for 60 seconds, under the address sanitizer
 	$(MAKE) $(JOBS) --no-print-directory BACKEND=cpu SANITIZE=address build/cpu-address/fuzz_readers
 	build/cpu-address/fuzz_readers $(FUZZ_SECONDS)
 
@@ -223,7 +231,7 @@ deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 	@./tests/deps.sh $(PACKAGES)
 
 # ---- compiling -----------------------------------------------------------------------------------------------------------
-# Before the rule for .cpp: of a pair in one folder the .cu is meant.
+# Must come before the rule for .cpp: if a folder has both, the .cu is compiled.
 ifeq ($(BACKEND),cuda)
 $(OF_BACKEND)/obj/%.o: %.cu Makefile
 	@mkdir -p $(@D)
@@ -236,7 +244,7 @@ $(1)/obj/%.o: %.cpp Makefile
 	    $$(CXXFLAGS) -MMD -MP -c $$< -o $$@
 endef
 $(foreach folder,$(FOLDERS),$(eval $(call compile,$(folder))))
-# What is compiled together with kernels, or runs them.
+# Sources that are compiled together with kernels, or run them.
 $(if $(filter simt,$(BACKEND)),$(OF_BACKEND)/obj/tests/%.o) $(OF_BACKEND)/obj/07_kernels/%.o: CPPFLAGS += $(SIMT_CPPFLAGS)
 
 ifneq ($(BACKEND),cuda)
@@ -249,7 +257,7 @@ $(LIBRARY): $(COMMON_OBJECTS)
 	@rm -f $@
 	ar rcs $@ $^
 
-# Its kernels are compiled with it; without a GPU the executor that runs them, too.
+# 07_kernels has its own kernels and, without a GPU, the executor that runs them.
 $(BUILD)/07_kernels: $(KERNEL_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(EXECUTOR_SOURCES),-lboost_context) -o $@
 
@@ -280,7 +288,7 @@ $(BENCHES): $(BUILD)/%: $(SHARED)/obj/tests/bench/%.o $(LIBRARY)
 $(BUILD)/fuzz_readers: $(call objects,$(wildcard tests/fuzz/*.cpp)) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
-# Its main comes from comm_test.cpp, which has to finish MPI.
+# Its main() is in comm_test.cpp, because it has to finalize MPI.
 $(BUILD)/comm_test: $(COMM_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -o $@
 

@@ -129,7 +129,7 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world,
         format_count(n, "rank")));
     Report report("01_data_parallel", options, {}, 0);
     if (n == 1) {
-        print("  one rank has nobody to talk to: start more, mpirun -n 4 ...");
+        print("  one rank has nothing to communicate: start more, mpirun -n 4 ...");
         return report.finish(), true;
     }
 

@@ -29,7 +29,7 @@ public:
     // Called after the backward that completes the gradients. Whatever is queued on the compute
     // stream afterwards sees the sums. (With gradient accumulation that is the last micro-batch's
     // backward, as with PyTorch's no_sync: the others only add to the gradients.
-    // ParameterList::begin_gradients is told their number.)
+    // ParameterList::begin_gradients takes their number.)
     virtual void finish() = 0;
     // Adds what one synchronisation sends (except for sum_besides()) and what it holds besides the
     // gradients. `gradients`: their dtype; with --estimate they are not allocated.

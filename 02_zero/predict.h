@@ -72,7 +72,7 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout,
     m.parameters += (zero.stage == 3 ? shard : whole) * value_bytes;
     m.gradients += (zero.stage >= 2 ? shard : whole) * grad_bytes;
     if (zero.every_micro_batch && zero.stage < 2)
-        m.gradients += (zero.stage == 1 ? shard : whole) * grad_bytes;  // sums beside them
+        m.gradients += (zero.stage == 1 ? shard : whole) * grad_bytes;  // the separate sums
     if (zero.offload)  // offload.h: the states, the weights, two buffers for gradients and the norm
         m.host += states + shard * value_bytes + 2 * largest * grad_bytes + 8;
     else

@@ -75,7 +75,7 @@ struct Chapter {
                 "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, "
                 "which makes shards of the checkpoints already");
         if (compare && tensor.tp == 1)
-            user_error("--compare: one rank has nobody to share a layer with; --tp 2 or more");
+            user_error("--compare: at least two ranks must share a layer; use --tp 2 or more");
         if (!options.svg.empty() && tensor.tp == 1)
             user_error("--svg: the picture is of a layer that ranks share; --tp 2 or more");
         if (compare) tensor.sequence_parallel = true;  // so that its requirements are checked

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# `make demo`: each chapter's techniques on real text, one row a run. Usage: tests/demo.sh BUILD "MPIRUN FLAGS"
-# The figures come from the summaries that --json writes; a run that is not what one device does stops the demo.
+# `make demo`: runs each chapter's techniques on real text and prints one row a run.
+# Usage: tests/demo.sh BUILD "MPIRUN FLAGS"
+# The figures come from the summaries that --json writes; a run whose result differs from one
+# device's stops the demo.
 set -euo pipefail
 build=$1 mpirun=$2
 json=$(mktemp)
@@ -21,7 +23,7 @@ row() {
     fi
     summary=$(tail -1 "$json")
     equal=$(sed -nE 's/.*"result":"([a-z]+)".*/\1/p' <<<"$summary")
-    # These rows come before those of each rank and each group, which repeat them.
+    # The totals come before the values of each rank and each group, which have the same names.
     local memory=${summary%%\"memory_by_rank\"*} communication=${summary%%\"communication_by_group\"*}
     predicted=$(sed -nE 's/.*"peak":\{"predicted":([0-9]+),.*/\1/p' <<<"$memory")
     measured=$(sed -nE 's/.*"peak":\{"predicted":[0-9]+,"measured":([0-9]+)\}.*/\1/p' <<<"$memory")

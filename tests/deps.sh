@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian packages named as arguments, those that are missing: as root with apt; without root it downloads them
-# and what they need and unpacks everything under .deps/, where the Makefile looks. Does nothing where nothing is missing.
+# Installs those of the Debian packages named as arguments that are missing: as root with apt;
+# without root it downloads them and their dependencies and unpacks everything under .deps/, where
+# the Makefile looks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

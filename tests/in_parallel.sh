@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Runs a GoogleTest program's tests N at a time, each in a process of its own: whoever is done takes the next one, so that a few long tests
-# do not wait for each other. Usage: tests/in_parallel.sh N PROGRAM ARGUMENTS...
-# Prints their outputs at the end, also where it is stopped before (timeout): what has run, and where each process was.
+# Runs a GoogleTest program's tests N at a time, each in its own process; the next test starts as
+# soon as one has finished, so that long tests hold up no others. Prints their outputs at the
+# end, also if it is stopped early (timeout): they show what has run, and how far each process came.
+# Usage: tests/in_parallel.sh N PROGRAM ARGUMENTS...
 set -u
 count=$1
 shift
 logs=$(mktemp -d)
-set -m  # the processes are a group, which can be ended as one
+set -m  # makes the processes a group, which can be killed as a whole
 finish() {
     trap - TERM INT
     kill -- -"$pool" 2>/dev/null

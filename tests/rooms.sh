@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Who may use whom (common/README.md): looks at every #include, says which one is not allowed, and ends with 1 then.
+# Checks who may use whom (common/README.md): reports every #include that is not allowed, and exits
+# with 1 if there is one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,11 +23,12 @@ while IFS=: read -r file included; do
     room=${file#common/}
     [[ $room = comm/nccl/* ]] && room=comm/nccl || room=${room%%/*}
     used=${included%%/*}
-    [[ $included = */* ]] || continue  # its own room
+    [[ $included = */* ]] || continue  # a file of its own folder
     [[ " ${may_use[$room]} " = *" $used "* ]] || complain "$file" "$included"
 done < <(grep -roE '^#include "[^"]+"' common --include=*.{h,cpp,cu,cuh} --exclude-dir=include | sed -E 's/:#include "([^"]+)"/:\1/')
 
-# A chapter uses common/ and nobody else's chapter, and neither CUDA nor NCCL nor MPI. (07 and 08 are about kernels.)
+# A chapter uses common/ but no other chapter, and neither CUDA nor NCCL nor MPI. (07 and 08 are
+# about kernels.)
 while IFS=: read -r file included; do
     case $file in 07_* | 08_* | 09_*) continue ;; esac
     case $included in

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs the test programs that were built and ends with "N passed, N failed". Usage: tests/run_all.sh cpu|cuda "MPIRUN FLAGS" [all]
-# `all` adds what takes longer: tests whose names begin with Long, more numbers of ranks, and on the CPU the CUDA kernels, the sanitizers,
-# Open MPI and a minute of fuzzing.
+# Runs the test programs that were built and ends with "N passed, N failed".
+# Usage: tests/run_all.sh cpu|cuda "MPIRUN FLAGS" [all]
+# `all` adds what takes longer: tests whose names begin with Long, other numbers of ranks, and on
+# the CPU the CUDA kernels, the sanitizers, Open MPI and a minute of fuzzing.
 set -u
 cd "$(dirname "$0")/.."
 backend=$1 mpirun=$2 all=${3:+yes}
@@ -30,9 +31,10 @@ suite "unit" build/$backend/unit_test "$filter"
 for ranks in ${all:+1 2} 3 ${all:+4 8}; do  # on GPUs: more ranks than GPUs communicate through the host
     suite "communication, $ranks ranks" $mpirun -n $ranks build/$backend/comm_test "$filter"
 done
-# Several chapter tests at a time: most of a short run is starting up and waiting. On GPUs the driver makes one context after the other:
-# more than 12 at a time only wait for each other, until tests find that refusing an option takes too long. What little they do on the
-# CPU must not be 16 threads each, which wait for each other's cores.
+# Runs several chapter tests at a time, because a short run mostly starts up and waits. On GPUs the
+# driver creates one context after the other: with more than 12 programs at a time, a test may find
+# that refusing an option takes too long. The little they compute on the CPU gets 2 threads each, so
+# that they do not wait for each other's cores.
 if [ "$backend" = cuda ]; then
     at_once=$(($(nproc) / 2))
     at_once=$((at_once < 4 ? 4 : at_once > 12 ? 12 : at_once))
@@ -50,8 +52,9 @@ if [ "$backend" = cpu ] && [ -n "$all" ]; then
     fi
     suite "unit, address and undefined sanitizers" build/cpu-address/unit_test
     suite "bad input, address and undefined sanitizers" env CHAPTERS_DIR=build/cpu-address build/cpu/chapter_test --gtest_filter='BadInput*'
-    # One thread a rank: the sanitizer does not see how OpenMP orders its threads. A rank's other threads meet in the same way however many
-    # ranks there are, and whatever the type of what they carry.
+    # One OpenMP thread a rank, because the sanitizer does not see how OpenMP synchronizes its
+    # threads. Two ranks and one data type suffice: a rank's other threads synchronize in the same
+    # way with any.
     suite "streams and communication, thread sanitizer" env OMP_NUM_THREADS=1 $mpirun -n 2 build/cpu-thread/comm_test \
         --gtest_filter=-Collectives/1.*:Collectives/2.*:Collectives/3.*
     suite "wrong files, made at random for a minute" bash -c 'build/cpu-address/fuzz_readers 60 && echo "[       OK ] Fuzz (60000 ms)"'

@@ -1,5 +1,5 @@
-// What tests of files share: a folder of their own, files made in one line, and the text of a
-// UserError.
+// Shared by tests that use files: a temporary folder, files written and read in one line, and the
+// message of a UserError.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -45,8 +45,8 @@ inline std::string reference(const std::string& name) {  // tests/reference/NAME
     return (std::filesystem::path(__FILE__).parent_path() / "reference" / name).string();
 }
 
-// The message of the UserError that `action` throws; a test failure if it throws none, or one of
-// several lines.
+// The message of the UserError that `action` throws; the test fails if it throws none, or one whose
+// message has several lines.
 inline std::string error_of(const std::function<void()>& action) {
     try {
         action();
@@ -61,7 +61,7 @@ inline std::string error_of(const std::function<void()>& action) {
 inline void expect_error(const std::function<void()>& action, const std::string& part) {
     std::string message = error_of(action);
     EXPECT_NE(message.find(part), std::string::npos)
-        << "message: " << message << "\nwithout: " << part;
+        << "message: " << message << "\ndoes not contain: " << part;
 }
 
 }  // namespace ultrascale::test

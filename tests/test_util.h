@@ -64,8 +64,8 @@ inline Tensor poisoned(Shape shape, DType dtype) {
     return tensor_of(Doubles(size_t(numel(shape)), std::nan("")), shape, dtype);
 }
 
-// |got - want| / |want| in the Euclidean norm (|got| where want is zero); infinite if a NaN is
-// there or the sizes differ.
+// |got - want| / |want| in the Euclidean norm (|got| where want is zero); infinite if there is a
+// NaN or the sizes differ.
 inline double relative_error(const Doubles& got, const Doubles& want) {
     if (got.size() != want.size()) return INFINITY;
     double difference = 0, norm = 0;
@@ -105,7 +105,8 @@ inline Doubles numerical_gradient(const std::function<double(const Doubles&)>& f
     return gradient;
 }
 
-// What one operation may lose: sums of fp32, or one rounding to bf16 of inputs that are exact.
+// The relative error allowed for one operation: of sums in fp32, or of one rounding to bf16 (the
+// inputs are exact).
 inline double tolerance(DType dtype) { return dtype == DType::fp32 ? 2e-6 : 5e-3; }
 
 }  // namespace ultrascale

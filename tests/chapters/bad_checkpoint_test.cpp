@@ -1,5 +1,5 @@
-// A checkpoint that 00_single_gpu cannot go on from: its weights, its configuration, the state of
-// its training.
+// A checkpoint from which 00_single_gpu cannot continue: its weights, its configuration, the state
+// of its training.
 #include <cstring>
 
 #include "refused.h"

@@ -75,15 +75,15 @@ TEST(BadInput, OutOfMemory) {
                     "10.2 MiB", "--model", "--layers"});
     expect_refused("--device-memory 0.03 --no-verify --micro-batch 64",
                    {"activations", "30.7 MiB", "these options would: --micro-batch 2"});
-    if (!on_gpu) {  // and they do; on a GPU cuBLAS may want workspace on top
+    if (!on_gpu) {  // there they do fit; on a GPU cuBLAS may want workspace on top
         EXPECT_EQ(run("00_single_gpu",
                       "--steps 2 --seq 32 --peak-tflops 1 --device-memory 0.03 --no-verify "
                       "--micro-batch 2")
                       .exit_code,
                   0);
     }
-    // Beside what was predicted: the plain run of --verify, and the table of what is held at that
-    // moment.
+    // Besides what was predicted, --verify's plain run needs memory; the message has the table of
+    // what is held at that moment.
     expect_refused("--device-memory 0.05 --verify --recompute full",
                    {"out of memory", "held: parameters", "--no-verify"});
 }
@@ -126,7 +126,7 @@ TEST(BadInput, ValidationData) {
                    {file, "every target is ignored"});
 }
 
-// Also for root, who may write nearly everywhere: under a regular file, and under /proc.
+// Paths where not even root can write: under a regular file, and under /proc.
 TEST(BadInput, UnwritableOutputs) {
     TempDir dir;
     put(dir / "file", "before\n");

@@ -1,4 +1,4 @@
-// Whether two runs of chapters did the same: to the bit, or nearly.
+// Compares two runs of chapters: bit by bit, or within rounding.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ inline void expect_same_bits(const Outcome& a, const Outcome& b) {
     EXPECT_EQ(a.of("lr"), b.of("lr"));
 }
 
-// Files are written in one order, whoever held what.
+// Tensors are written in the same order, whichever rank held what.
 inline void expect_same_checkpoints(const std::string& a, const std::string& b) {
     for (const char* file :
          {"config.json", "trainer_state.json", "model.safetensors", "optimizer.safetensors"})
@@ -29,19 +29,19 @@ inline double largest_difference(const std::vector<double>& a, const std::vector
     return most;
 }
 
-// Losses and norms of runs whose sums have another order.
+// Losses and norms of runs whose sums are in different orders.
 inline void expect_close(const Outcome& a, const Outcome& b) {
     EXPECT_LE(largest_difference(a.of("loss"), b.of("loss")), on_gpu ? 1e-5 : 1e-6);
     EXPECT_LE(largest_difference(a.of("grad_norm"), b.of("grad_norm")), on_gpu ? 1e-4 : 1e-5);
 }
-// And of runs whose sums have one order. On GPUs NCCL adds as it likes: an all-reduce otherwise
-// than a reduce-scatter.
+// And of runs whose sums are in the same order. On GPUs NCCL chooses the order: an all-reduce may
+// add differently from a reduce-scatter.
 inline void expect_the_same(const Outcome& a, const Outcome& b) {
     on_gpu ? expect_close(a, b) : expect_same_bits(a, b);
 }
 
-// What a run says of itself: that it equals one plain device, and that it held and sent what was
-// predicted.
+// Expects that a run reports that it equals one plain device, and that memory and communication are
+// as predicted.
 inline void expect_as_predicted(const Outcome& run) {
     for (const char* name : {"parameters", "gradients", "optimizer"}) {
         const Json bytes = run.summary.at("memory").at(name);
@@ -68,8 +68,8 @@ inline int gpus() {  // of this machine
     return count;
 }
 
-// The numbers of ranks that every technique is tried on. On GPUs, whose start takes seconds, fewer;
-// as many as there are is one of them.
+// The numbers of ranks with which every technique is tested. On GPUs, where starting takes seconds,
+// there are fewer; the number of GPUs is one of them.
 inline std::vector<int> rank_counts() {
     if (!on_gpu) return {3};
     return gpus() > 3 ? std::vector<int>{2, 3, gpus()} : std::vector<int>{2, 3};
@@ -83,8 +83,8 @@ inline std::string load(const std::string& name) {
     return fmt::format("--load {0} --data {0}/tokens.bin", reference(name));
 }
 
-// A small model whose parameters divide by no number of ranks: a directory with a config.json for
-// --model.
+// A small model whose parameters are divisible by no number of ranks: a directory with a
+// config.json for --model.
 class SmallModel {
 public:
     explicit SmallModel(bool tied = false) {

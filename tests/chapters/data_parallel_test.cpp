@@ -1,5 +1,5 @@
-// 01_data_parallel: every way to sum the gradients gives what one device gives, and holds and sends
-// what was predicted.
+// 01_data_parallel: with every way to sum the gradients, results equal one device's, and memory and
+// communication are as predicted.
 #include <set>
 
 #include "compare_runs.h"
@@ -147,7 +147,7 @@ TEST(DataParallel, ExplainShowsBucketsUnderTheBackward) {
 }
 
 TEST(DataParallel, OverlapHidesSomeOfIt) {
-    // On a GPU the backward of a small model is over before anything could hide under it.
+    // On a GPU the backward of a small model is too short to hide anything.
     const char* size = on_gpu ? "--model char --micro-batch 64" : "--layers 4 --micro-batch 8";
     EXPECT_TRUE(in_one_of_three_tries([&] {
         const Outcome run =

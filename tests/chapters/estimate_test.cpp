@@ -1,5 +1,5 @@
-// --estimate in every chapter of training: it says before a run what the run's own report then
-// predicts, and needs neither the memory nor the time of one.
+// --estimate in every training chapter: it prints the same prediction as the run's own report, and
+// takes neither the memory nor the time of a run.
 #include <chrono>
 
 #include "run_program.h"
@@ -7,7 +7,7 @@
 namespace ultrascale::test {
 namespace {
 
-// What is predicted, without what a run measured beside it.
+// The predictions, without the measurements that a run adds.
 Json predicted(const Json& figures) {
     Json kept = Json::object();
     for (const auto& [name, value] : figures.items())
@@ -86,7 +86,7 @@ TEST(Estimate, OfTheLargestModelIsQuick) {
         const auto begin = std::chrono::steady_clock::now();
         const Outcome outcome = train(4, chapter, large + own);
         const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-        EXPECT_LT(seconds.count(), 20);  // one, where nobody else is at work
+        EXPECT_LT(seconds.count(), 20);  // takes one second on an idle machine
         EXPECT_EQ(outcome.summary.at("estimate").at("fits"), false);
         EXPECT_TRUE(contains(outcome.out, "405853.389 M parameters")) << outcome.out;
         EXPECT_TRUE(contains(outcome.out, "a rank has 1.02 MiB here: it does not fit"))

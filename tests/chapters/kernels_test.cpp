@@ -1,4 +1,4 @@
-// 07_kernels: every kernel is right at every size, the tables show what each rung teaches, and a
+// 07_kernels: every kernel is correct at every size, the tables show what each rung teaches, and a
 // student's kernel is ranked.
 #include <algorithm>
 #include <map>

@@ -1,5 +1,5 @@
-// kill -9 at moments of chance: whatever a run was doing, under --save is its last complete save,
-// from which the training goes on as if nothing had happened.
+// kill -9 at random moments: whatever a run was doing, --save's directory has its last complete
+// save, from which training resumes as if nothing had happened.
 #include <atomic>
 #include <random>
 #include <set>
@@ -65,7 +65,7 @@ private:
     bool anything_saved() const {
         return fs::exists(saved_ + "/latest_checkpoint") || fs::exists(saved_ + "/config.json");
     }
-    // Goes on from the last save and saves after each step.
+    // Resumes from the last save and saves after each step.
     void run_a_while() {
         const std::string from = anything_saved() ? "--load " + saved_ : "--model " + model_.path();
         const std::string arguments =
@@ -73,7 +73,7 @@ private:
                         arguments_, steps_of_a_run, saved_);
         ranks_ == 0 ? run(chapter_, arguments) : run_ranks(ranks_, chapter_, arguments, 60);
     }
-    // So many saves after the run has begun, and a moment more.
+    // Waits for so many saves of the run, and a moment more.
     void kill_after(int saves, std::chrono::duration<double> moment) {
         const ProcessMark mark;
         std::atomic<bool> over = false;
@@ -90,7 +90,7 @@ private:
         killer.join();
         mark.kill_all();
     }
-    // What a kill in the midst of a save has left.
+    // What a kill in the middle of a save left behind.
     std::set<std::string> unfinished() const {
         std::set<std::string> found;
         if (!fs::exists(saved_)) return found;

@@ -1,4 +1,4 @@
-// 01_data_parallel on pretended nodes: what the slow links cost, the hierarchical all-reduce, and
+// 01_data_parallel on pretended nodes: the cost of slow links, the hierarchical all-reduce, and
 // DiLoCo.
 #include <algorithm>
 
@@ -60,8 +60,8 @@ TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
     })) << "inside a node nothing is slowed down";
 }
 
-// Buckets that do not divide by the ranks of a node: h = 49 leaves one element of a norm over, and
-// of h = 3 nothing can be shared out.
+// Buckets whose sizes are not multiples of a node's ranks: h = 49 leaves one element of a norm
+// over, and with h = 3 there is nothing to split.
 TEST(DataParallelNodes, HierarchicalWithRemainders) {
     TempDir dir;
     for (const auto& [hidden, node_size] :
@@ -138,7 +138,7 @@ TEST(DiLoCo, CommunicatesEveryHthStep) {
         << "the loss is the mean over all ranks' samples";
 }
 
-// Averaging one rank's weights with nobody's and following them all the way is plain training.
+// On one rank, with eta = 1 and mu = 0, DiLoCo is plain training.
 TEST(DiLoCo, OfOneRankIsPlainTraining) {
     for (const std::string dtype : {"fp32", "bf16"}) {
         const std::string arguments =
@@ -157,8 +157,8 @@ TEST(DiLoCo, OfOneRankIsPlainTraining) {
 TEST(DiLoCo, OuterStepByHand) {
     const std::string arguments = "--layers 2 --seq 32 --micro-batch 4 --steps 3 --sync ";
     const std::vector<double> plain = train_on(1, arguments + "bucket").of("loss");
-    // The first Nesterov step goes eta (1 + mu) delta: with eta = 1 / 1.9 as far as AdamW went. The
-    // second goes further.
+    // The first Nesterov step moves by eta (1 + mu) delta: with eta = 1 / 1.9 as far as AdamW
+    // moved. The second moves further.
     const std::vector<double> nesterov =
         train_on(1, arguments +
                         "diloco --inner-steps 1 --outer-lr 0.5263157894736842 --outer-momentum 0.9")

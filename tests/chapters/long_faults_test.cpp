@@ -1,5 +1,5 @@
-// One rank of several goes wrong (tests/faults/fault_program.cpp): the job ends within seconds,
-// says why, and leaves nothing behind.
+// One rank of several fails (tests/faults/fault_program.cpp): the job ends within seconds, says
+// why, and leaves nothing behind.
 #include "processes.h"
 
 namespace ultrascale::test {
@@ -17,7 +17,7 @@ std::vector<std::string> lines_with(const std::string& text, const std::string& 
 
 class Faults : public testing::Test {
 protected:
-    // The end comes within seconds. (On a GPU the start alone takes some.)
+    // The job ends within seconds. (On a GPU starting alone takes some.)
     static Outcome in_time(const std::function<Outcome()>& run) {
         const auto begin = Clock::now();
         Outcome outcome = run();
@@ -25,7 +25,7 @@ protected:
         return outcome;
     }
 
-    // Three ranks, of which rank 1 goes wrong.
+    // Three ranks, of which rank 1 fails.
     static Outcome run_fault(const std::string& fault, int on = 1) {
         return in_time([&] {
             return run_ranks(3, "fault_program", {"--fault", fault, "--on", fmt::format("{}", on)},
@@ -33,8 +33,8 @@ protected:
         });
     }
 
-    // `line` is on stderr, and there is no other line of the program's own. (Open MPI's launcher
-    // adds some of its own.)
+    // Expects `line` on stderr, and no other line from the program. (Open MPI's launcher adds lines
+    // of its own.)
     void expect_line(const Outcome& outcome, int exit_code, const std::string& line) {
         EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err << outcome.out;
         EXPECT_EQ(lines_with(outcome.err, "error: "), (std::vector<std::string>{line}))
@@ -101,7 +101,7 @@ TEST_F(Faults, DifferentPrograms) {
                    "rank 1 was started as 02_zero, rank 0 as 03_tensor_parallel");
 }
 
-// As the launcher of the other MPI starts it: n times, alone.
+// As if started by another MPI's launcher: n times, each process alone.
 TEST_F(Faults, LauncherOfAnotherMpi) {
     setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
     const Outcome outcome = run("01_data_parallel", "--demo collectives");
@@ -125,7 +125,7 @@ TEST_F(Faults, UserErrorOnOneRank) {
     expect_line(run_fault("user error"), 2, "error: rank 1: the file is wrong");
 }
 
-// While communication is under way that can never end.
+// While a communication is in flight that can never end.
 TEST_F(Faults, UserErrorUnderWay) {
     expect_line(run_fault("user error under way", -1), 2, "error: the file is wrong");
 }
@@ -142,7 +142,7 @@ TEST_F(Faults, KilledRankIsNamed) {
     for (int rank : {0, 1, 2}) expect_death(run_fault("killed", rank), rank);
 }
 
-// Its peers fail themselves where they were copying from its memory; they are not to be named.
+// Peers that were copying from its memory fail, too; they must not be named.
 TEST_F(Faults, RankKilledUnderWayIsNamed) {
     if (on_gpu) GTEST_SKIP() << "on GPUs tests/faults/kill_rank.sh tries it";
     for (int time = 0; time < 6; ++time)

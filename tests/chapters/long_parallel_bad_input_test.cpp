@@ -83,7 +83,7 @@ TEST_F(ParallelBadInput, Files) {
     EXPECT_EQ(slurp(dir / "file"), "before\n");
 }
 
-// Each rank needs room for what is predicted, and says what that is.
+// Each rank needs memory for what is predicted, and the message says how much.
 TEST_F(ParallelBadInput, OutOfMemory) {
     expect(data_parallel, "--device-memory 0.01",
            {"out of memory",
@@ -97,8 +97,8 @@ TEST_F(ParallelBadInput, OutOfMemory) {
            {"out of memory", "parameters 3.13 MiB, gradients 3.13 MiB, optimizer 6.26 MiB"});
     expect(zero, "--stage 3 --recompute full --micro-batch 1 --no-verify --device-memory 0.01",
            {"any of: more ranks\n"});
-    // What is advised fits, with the weights and gradients that diloco and --no-sync off hold
-    // beside the model's.
+    // What the message advises fits, together with the weights and gradients that diloco and
+    // --no-sync off hold besides the model's.
     for (const char* way : {"--sync diloco", "--no-sync off --grad-accum 2"}) {
         const std::string arguments =
             fmt::format("--steps 2 --seq 32 --peak-tflops 1 --no-verify {} --device-memory", way);
@@ -115,8 +115,8 @@ TEST_F(ParallelBadInput, OutOfMemory) {
                       0);
         }
     }
-    // A byte less than what rank 0 needs, and it alone, as the others' shards end in padding: one
-    // message, from all ranks.
+    // One byte less than rank 0 needs. The others need less, as their shards end in padding; still
+    // there is one message, from all ranks.
     const std::string odd = "--stage 1 --seq 16 --micro-batch 1 --layers 1 --steps 1 --no-verify";
     const double needed =
         train(7, zero, odd).summary.at("memory").at("peak").at("predicted").get<double>();
@@ -143,7 +143,7 @@ protected:
         for (const char* file : {"config.json", "model.safetensors"})
             fs::copy(reference("gqa_untied") + "/" + file, dir.path());
     }
-    // With every kind of sharding: each loads pieces of its own.
+    // With every kind of sharding, since each loads different pieces.
     void expect_all(const std::vector<std::string>& telling, const std::string& others = "") {
         const std::string arguments = fmt::format("--load {} --data {}/tokens.bin {}", dir.path(),
                                                   reference("gqa_untied"), others);

@@ -1,4 +1,4 @@
-// --val-data: the loss of all samples of a file, and a training that does not notice.
+// --val-data: the loss over all samples of a file, without an effect on training.
 #include <cmath>
 #include <map>
 #include <regex>
@@ -15,7 +15,7 @@ std::string some_text(int samples) {
     return text;
 }
 
-// Steps with a validation, and what it measured.
+// The validation losses, by step.
 std::map<int, double> validations(const Outcome& outcome) {
     std::map<int, double> losses;
     for (const Json& step : outcome.steps)
@@ -24,8 +24,8 @@ std::map<int, double> validations(const Outcome& outcome) {
     return losses;
 }
 
-// With a learning rate of 0 the same model trains on the file in one batch of 5 samples, and looks
-// at it in micro-batches of 2, 2 and 1.
+// With a learning rate of 0 the same model trains on the file in one batch of 5 samples, and
+// validates on it in micro-batches of 2, 2 and 1.
 TEST(SingleGpuValidation, IsTheLossThatTrainingWouldHaveOnTheFile) {
     TempDir dir;
     const std::string file = dir / "validation.txt";
@@ -94,7 +94,7 @@ TEST(SingleGpuValidation, ComesEveryNStepsAndAfterTheLast) {
     const std::map<int, double> losses = validations(run);
     ASSERT_EQ(losses.size(), 3u);
     for (int step : {2, 4, 5}) ASSERT_TRUE(losses.count(step)) << step;
-    EXPECT_LT(losses.at(2), losses.at(5));  // who reads nothing but a's forgets the others
+    EXPECT_LT(losses.at(2), losses.at(5));  // a model trained on nothing but a's forgets the others
     const Json& summary = run.summary.at("validation");
     EXPECT_EQ(summary.at("best"), losses.at(2));
     EXPECT_EQ(summary.at("best_step"), 2);
@@ -102,8 +102,7 @@ TEST(SingleGpuValidation, ComesEveryNStepsAndAfterTheLast) {
     EXPECT_TRUE(
         contains(run.out, fmt::format("validation at step 4: loss {:.4f} (best {:.4f} at step 2)",
                                       losses.at(4), losses.at(2))));
-    // Steps count on from a checkpoint; without a step it is the checkpoint itself that is
-    // measured.
+    // Steps are counted on from a checkpoint; without a step, the checkpoint itself is validated.
     const std::string load = base + fmt::format("--data {} --val-data {} --load {} ", dir / "a.txt",
                                                 dir / "b.txt", dir / "saved");
     EXPECT_EQ(validations(train("00_single_gpu", load + "--steps 3 --val-every 3")).count(6), 1u);

@@ -1,5 +1,5 @@
-// 03_tensor_parallel's checkpoints: Hugging Face's in, the same out, and on from there on any grid
-// of ranks; and its refusals.
+// 03_tensor_parallel's checkpoints: Hugging Face's are loaded, saved unchanged, and continued on
+// any grid of ranks; and the options that it refuses.
 #include "compare_runs.h"
 #include "processes.h"
 #include "refused.h"
@@ -113,7 +113,7 @@ TEST_F(TensorParallelBadInput, OfACompare) {
             {"1099511627776 sequences", "--grad-accum"});
 }
 
-// Before anything is allocated: these sizes would fit nowhere.
+// Refused before anything is allocated: these sizes would not fit anywhere.
 TEST_F(TensorParallelBadInput, WhatDoesNotSplit) {
     expect(3, "--tp 2", {"--tp 2", "3 ranks", "divide"});
     expect(2, "--tp 4", {"--tp 4", "2 ranks"});

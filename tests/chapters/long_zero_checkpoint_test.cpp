@@ -1,5 +1,5 @@
-// Checkpoints of 02_zero: saved from any stage and number of ranks, they go on at any other, and in
-// the other chapters.
+// Checkpoints of 02_zero: saved by any stage and number of ranks, they can be resumed by any other,
+// and in the other chapters.
 #include <random>
 #include <set>
 #include <thread>
@@ -48,7 +48,7 @@ void expect_resumes(const Setting& saved, const SmallModel& model, const std::st
         EXPECT_EQ(run.of("step"), (std::vector<double>{3, 4, 5}));
         EXPECT_LE(largest_difference(run.of("loss"), rest), within);
     };
-    for (int stage : {0, 1, 2, 3}) {  // the same ranks: on a CPU the same bits
+    for (int stage : {0, 1, 2, 3}) {  // with the same ranks, on a CPU, the same bits
         SCOPED_TRACE(fmt::format("stage {}", stage));
         expect_goes_on(train_12({stage, saved.ranks, saved.micro_batch}, go_on + " --no-verify"),
                        on_gpu ? 1e-5 : 0);
@@ -95,13 +95,13 @@ TEST(ZeroCheckpoint, GoesOnWhereverTheStatesLive) {
     }
 }
 
-// Master weights come along. In bf16 another order of sums is another rounding.
+// Master weights are saved, too. In bf16 another order of sums means another rounding.
 TEST(ZeroCheckpoint, GoesOnAnywhereInBf16) {
     const SmallModel tied(true);
     expect_resumes({1, 4, 3}, tied, "--dtype bf16 --shuffle", 5e-3);
 }
 
-// What was loaded is saved unchanged, through any sharding.
+// What was loaded is saved unchanged with any sharding.
 TEST(ZeroCheckpoint, ComesBackBitwise) {
     for (const char* dtype : {"fp32", "bf16"}) {
         TempDir dir;
@@ -144,8 +144,8 @@ TEST(ZeroCheckpoint, HuggingFaceAnywhere) {
     }
 }
 
-// kill -9 of all processes while they save, at moments of chance: every time a whole checkpoint is
-// there, the former or the new one, from which training goes on as if nothing had happened.
+// kill -9 of all processes while they save, at random moments: there is always a complete
+// checkpoint, the previous or the new one, from which training resumes as if nothing had happened.
 TEST(ZeroCheckpoint, SurvivesBeingKilledWhileSaving) {
     TempDir dir;
     const SmallModel model;

@@ -1,6 +1,5 @@
-// Options: what has no effect is refused with the reason, what is unknown with what may have been
-// meant; and what all programs write about themselves: --json's lines, --log-every, lines on a
-// terminal.
+// Options without effect are refused with the reason, unknown ones with what may have been meant.
+// And the output that all programs have: --json's lines, --log-every, lines on a terminal.
 #include <cstdlib>
 #include <set>
 
@@ -75,7 +74,7 @@ std::set<std::string> options_of(const std::string& chapter) {
     return names;
 }
 
-// README.md's table of which chapter has which option, as the programs tell it by --help.
+// README.md's table of which chapter has which option agrees with the programs' --help.
 std::string option_table() {
     const std::vector<std::string> chapters = {"00_single_gpu", "01_data_parallel", "02_zero",
                                                "03_tensor_parallel", "07_kernels"};
@@ -104,8 +103,8 @@ TEST(Options, ReadmeHasTheTable) {
     EXPECT_TRUE(contains(slurp("README.md"), option_table())) << option_table();
 }
 
-// The table behind "is an option of" (common/report/other_chapters.h) against what the programs say
-// themselves.
+// The table behind "is an option of" (common/report/other_chapters.h) agrees with the programs'
+// --help.
 TEST(Options, OfOtherChaptersAreKnown) {
     const std::vector<std::string> chapters = {"00_single_gpu", "01_data_parallel", "02_zero",
                                                "03_tensor_parallel"};
@@ -210,7 +209,7 @@ TEST(StepLines, EveryNth) {
     EXPECT_EQ(fifth.steps.size(), 11u);
 }
 
-// On a terminal they stay as well, and fit into 80 columns.
+// On a terminal the lines stay as well, and fit into 80 columns.
 TEST(StepLines, OnATerminal) {
     if (std::system("command -v script >/dev/null") != 0) GTEST_SKIP() << "needs script(1)";
     TempDir dir;

@@ -1,5 +1,5 @@
 // The processes that a test has started: ranks, their watchers, the launcher's helpers. Each
-// inherits a variable with the test's own value, by which it is found again wherever it has gone.
+// inherits an environment variable with a value unique to the test, by which it can be found later.
 #pragma once
 
 #include <map>

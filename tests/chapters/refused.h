@@ -26,8 +26,8 @@ inline void expect_one_error_line(const Outcome& outcome, const std::vector<std:
         EXPECT_TRUE(contains(outcome.err, part)) << "without \"" << part << "\": " << outcome.err;
 }
 
-// Runs on so many ranks (0: without the launcher) with every kind of output asked for, some of them
-// there from before, and expects them as they were.
+// Runs on so many ranks (0: without the launcher), asking for every kind of output. Some of these
+// files exist before; all must be unchanged afterwards.
 inline void expect_ranks_refuse(int ranks, const std::string& chapter, const std::string& arguments,
                                 const std::vector<std::string>& telling) {
     SCOPED_TRACE(fmt::format("{} {}", chapter, arguments));
@@ -46,7 +46,7 @@ inline void expect_ranks_refuse(int ranks, const std::string& chapter, const std
     for (const auto& [file, content] : after) EXPECT_TRUE(before.count(file)) << file << " is new";
     for (const auto& [file, content] : before)
         EXPECT_TRUE(after.count(file) && after.at(file) == content)
-            << file << " is another or has gone";
+            << file << " was changed or removed";
 }
 
 // By 00_single_gpu, on a short training.

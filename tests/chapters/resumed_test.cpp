@@ -1,4 +1,4 @@
-// A run that saves on its way (--save-every) trains as one that does not; and a run that goes on
+// A run that saves in between (--save-every) trains like one that does not; and a run that goes on
 // reads the data that it has read.
 #include "compare_runs.h"
 #include "refused.h"
@@ -11,7 +11,7 @@ std::vector<double> from(const std::vector<double>& values, size_t first) {
 }
 
 // In every chapter: the same losses, memory and communication as predicted, and each checkpoint
-// goes on with the same bits.
+// resumes with the same bits.
 TEST(SaveEvery, LeavesTheTrainingAsItIs) {
     const SmallModel model;
     struct Case {

@@ -96,8 +96,8 @@ static std::vector<std::string> mpirun() {
     return {std::system("command -v mpirun.mpich >/dev/null") == 0 ? "mpirun.mpich" : "mpirun"};
 }
 
-// What the programs themselves said: without Open MPI's remarks, which stand between lines of
-// dashes, and without the one line that tells that ranks share a GPU.
+// The programs' own output: without Open MPI's remarks, which are between lines of dashes, and
+// without the line that says that ranks share a GPU.
 static std::string without_launcher(const std::string& text) {
     std::istringstream lines(text);
     std::string kept;

@@ -1,7 +1,7 @@
 // Runs a chapter's program as a user would, and reads what it left: exit code, both outputs, and
-// the lines of --json. CHAPTERS_DIR says where the programs are (default: beside the test program),
-// so that the same tests run against a sanitizer's build. MPIRUN is the launcher with its flags, of
-// the MPI they were built with (default: MPICH's, or whatever is called mpirun).
+// the lines of --json. CHAPTERS_DIR says where the programs are (default: next to the test
+// program), so that the same tests run against a sanitizer's build. MPIRUN is the launcher with its
+// flags, for the MPI they were built with (default: MPICH's, or whatever mpirun is).
 #pragma once
 
 #include <fmt/format.h>
@@ -19,22 +19,22 @@ namespace ultrascale::test {
 
 using Json = nlohmann::ordered_json;
 
-// The chapters are built beside this test program, build/cpu or build/cuda.
+// The chapters are built next to this test program, in build/cpu or build/cuda.
 inline const std::filesystem::path built =
     std::filesystem::read_symlink("/proc/self/exe").parent_path();
 inline const bool on_gpu = built.filename().string().starts_with("cuda");
 
 inline const int patience =
-    on_gpu ? 100 : 300;  // seconds until a program is ended, and its test has failed
+    on_gpu ? 100 : 300;  // seconds after which a program is killed and its test fails
 
 struct Outcome {
     int exit_code = -1;  // 128 + the signal that ended it
     std::string out, err;
-    // its ranks shared a GPU: communication is the host's time, in which nothing is computed
+    // its ranks shared a GPU: they communicate through the host, while nothing is computed
     bool through_host = false;
-    std::vector<Json> steps;    // --json's lines
-    std::vector<Json> rows;     // those that are a table's row
-    Json summary;               // and its last one
+    std::vector<Json> steps;  // --json's lines
+    std::vector<Json> rows;   // those that are a table's row
+    Json summary;             // and its last one
 
     std::vector<double> of(const char* field) const;  // of each step
 };
@@ -61,10 +61,10 @@ Outcome train(const std::string& chapter, const std::string& arguments, int expe
 // A config.json of a small Llama; null in `changes` removes a field.
 std::string config_json(const Json& changes = Json::object());
 
-// What the clock says on a machine that others use, too: they may keep a rank from its core for
-// longer than what is measured.
+// For checks of times: other programs on the machine may take a rank's core for longer than the
+// time that is measured.
 bool in_one_of_three_tries(const std::function<bool()>& attempt);
-// Of the time that the ranks communicated, some was hidden under computing.
+// Whether some of the communication time was hidden under computation.
 bool some_hidden(const Outcome& run, double seconds, double exposed);
 
 }  // namespace ultrascale::test

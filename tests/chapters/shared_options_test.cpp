@@ -34,7 +34,7 @@ TEST(SharedOptions, OfTheSample) {
         EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
         return outcome.out.substr(std::min(outcome.out.size(), outcome.out.find("\nsample at")));
     };
-    // 100 bytes are more than the 48 that the model looks back.
+    // 100 bytes are more than the 48 tokens of the model's context.
     const std::string same = " --layers 2 --seq 48 --micro-batch 2 --steps 2 --sample 100";
     const std::string alone = sample_of(run("00_single_gpu", "--grad-accum 2" + same));
     EXPECT_GT(alone.size(), 100u);

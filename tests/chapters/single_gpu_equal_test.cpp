@@ -47,8 +47,8 @@ TEST(SingleGpuEqual, TheSameCommandGivesTheSameBits) {
 }
 
 // A split changes the order of sums, and Adam, which divides by a gradient's size, turns the
-// rounding of the smallest gradients into steps as large as any. On a GPU every shape of a product
-// may have a kernel, and so an order, of its own.
+// rounding of the smallest gradients into steps as large as any. On a GPU every shape of a matrix
+// product may have its own kernel, and so its own order.
 const double loss_bound = on_gpu ? 1e-5 : 1e-6;
 
 TEST(SingleGpuEqual, AnySplitOfTheBatch) {

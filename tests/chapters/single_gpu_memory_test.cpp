@@ -40,7 +40,7 @@ TEST(SingleGpuMemory, IsAsPredictedForPresets) {
         "2");
 }
 
-// Odd sizes, and each moment of the step as the highest one.
+// Odd sizes, chosen so that each moment of the step is the peak once.
 TEST(SingleGpuMemory, IsAsPredictedForOddModels) {
     TempDir dir;
     for (const Json& changes :

@@ -189,7 +189,8 @@ TEST(SingleGpuNoiseScale, Prints) {
         "--layers 1 --seq 16 --steps 4 --no-verify --micro-batch 2 --grad-accum 4 --noise-scale");
     EXPECT_TRUE(contains(
         outcome.out,
-        "gradient noise scale from each step's first 2 sequences and its whole batch, over 4 steps:"));
+        "gradient noise scale from each step's first 2 sequences and its whole batch, over 4 "
+        "steps:"));
     EXPECT_TRUE(contains(outcome.out, "critical batch size about"));
     EXPECT_TRUE(std::isfinite(outcome.summary.at("noise_scale").at("sequences").get<double>()));
 }

@@ -1,5 +1,5 @@
-// 00_single_gpu against Hugging Face transformers: tests/reference/make_reference.py made the
-// numbers.
+// 00_single_gpu against Hugging Face transformers: the numbers were made by
+// tests/reference/make_reference.py.
 #include <cmath>
 
 #include "run_program.h"
@@ -68,7 +68,7 @@ TEST_P(Reference, Float32TooAndPlain) {
     EXPECT_LE(norm, 1e-4);
 }
 
-// The comparison has teeth: each of these is a small mistake.
+// The comparison detects small mistakes: each of these is one.
 TEST_P(Reference, SeesWrongOptionsAndConfigs) {
     const Json expected = expected_of(GetParam()).at("float64");
     for (const char* wrong :

@@ -1,5 +1,5 @@
-// 03_tensor_parallel: a layer shared by ranks gives what one device gives, and holds and sends what
-// was predicted.
+// 03_tensor_parallel: a layer shared by ranks gives one device's results, and memory and
+// communication are as predicted.
 #include "compare_runs.h"
 
 namespace ultrascale::test {
@@ -80,7 +80,7 @@ TEST_P(TensorParallel, TiedWithDropoutEqualsOneDevice) {
               plain.of("loss"));  // it does something
 }
 
-// Where shares are no round numbers in binary, the predicted peak is exact all the same.
+// Even if shares are not exact in binary, the predicted peak is exact.
 TEST(TensorParallelMemory, OfThirdsIsExact) {
     TempDir dir;
     put(dir / "config.json", config_json({{"hidden_size", 54},
@@ -99,7 +99,7 @@ TEST(TensorParallelMemory, OfThirdsIsExact) {
     EXPECT_EQ(peak.at("predicted"), peak.at("measured"));
 }
 
-// The same global batch from grids of other shapes: dropout's masks and all.
+// The same global batch on grids of other shapes, with the same dropout masks.
 TEST(TensorAndDataParallel, EqualsOneDevice) {
     const SplitModel model;
     const auto with = [&](int ranks, const std::string& arguments) {
@@ -178,8 +178,8 @@ TEST(TensorParallelCosts, PartitionedCheckpointsHoldLess) {
     EXPECT_EQ(activations(whole) - activations(parts), (6 - 1) * 2 * 128 * 128 * 4 / 2);
 }
 
-// --same-seed off: copies of the residual stream part, and with them the weights; with sequence
-// parallelism nothing is copied, and the masks are merely others.
+// --same-seed off: copies of the residual stream diverge, and with them the weights; with sequence
+// parallelism nothing is copied, and only the masks differ.
 TEST(TensorParallelDropout, ASeedForEachRankGoesWrong) {
     const auto apart = [](const std::string& arguments) {
         const Outcome run = train_split(2, "--dropout 0.2 --verify --same-seed off " + arguments);

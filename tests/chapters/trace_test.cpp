@@ -1,4 +1,4 @@
-// --trace: all ranks' times are on one clock, and every span says what it works for.
+// --trace: all ranks' times are on one clock, and every span says what it belongs to.
 #include <map>
 #include <set>
 
@@ -53,7 +53,7 @@ std::set<std::string> names_of(const std::vector<Event>& events) {
     return names;
 }
 
-// In a lane one span lies in another or beside it: Perfetto drops what overlaps otherwise.
+// Within a lane spans are nested or disjoint: Perfetto drops those that overlap otherwise.
 void expect_nested(std::vector<Event> events) {
     std::ranges::stable_sort(events, [](const Event& a, const Event& b) {
         return std::tuple(a.rank, a.lane, a.begin, -a.end) <
@@ -76,7 +76,7 @@ void expect_nested(std::vector<Event> events) {
     }
 }
 
-// Nobody's collective ends before everybody's has begun, for each rank's result needs all ranks'
+// On no rank a collective ends before it has begun on all, for each rank's result needs all ranks'
 // data.
 void expect_one_clock(const std::vector<Event>& events) {
     const std::set<std::string> meetings = {"all-reduce", "all-gather", "reduce-scatter",
@@ -157,7 +157,7 @@ TEST(Trace, OtherTechniquesSayWhatTravels) {
 }
 
 // Every operation of the model lies in its unit's pass, which lies in a phase, in a micro-batch, in
-// a step; and bears its name.
+// a step; and has its name.
 TEST(Trace, NamesFollowTheModel) {
     TempDir dir;
     put(dir / "other.txt", std::string(400, 'x'));
@@ -196,8 +196,7 @@ TEST(Trace, NamesFollowTheModel) {
           "embedding_forward embedding forward", "rmsnorm_forward head.norm forward",
           "layers.2 forward", "forward", "backward"})
         EXPECT_EQ(count[name], 6) << name;
-    for (const char* name : {"step 1", "step 2", "step 3"})
-        EXPECT_EQ(count[name], 1) << name;
+    for (const char* name : {"step 1", "step 2", "step 3"}) EXPECT_EQ(count[name], 1) << name;
     EXPECT_EQ(count["validation"], 2);
     EXPECT_GT(count["verification"], 0);
     for (const char* name : {"micro-batch 0", "micro-batch 1", "update"})

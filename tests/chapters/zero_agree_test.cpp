@@ -1,4 +1,5 @@
-// The stages of 02_zero do the same: on the CPU in fp32 to the bit, at any number of ranks.
+// The stages of 02_zero give the same results: on the CPU in fp32 bit by bit, with any number of
+// ranks.
 #include "compare_runs.h"
 
 namespace ultrascale::test {
@@ -37,10 +38,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ZeroAgree, testing::ValuesIn(rank_counts()),
 INSTANTIATE_TEST_SUITE_P(LongRanks, ZeroAgree, testing::ValuesIn(more_rank_counts()),
                          testing::PrintToStringParamName());
 
-// AdamW's first step divides each element's gradient by itself: where 40 tokens leave one that is
-// next to nothing its rounding error becomes a step of the learning rate's size, in another
-// direction than one device's. On some processors' arithmetic at the default rate that was a third
-// of what verification allows.
+// AdamW's first step divides each element's gradient by itself: if 40 tokens leave an element near
+// zero, its rounding error becomes a step of the learning rate's size, in another direction than
+// one device's. On some processors, at the default rate, that was a third of what verification
+// allows.
 TEST_P(ZeroAgree, UntiedAndVerified) {
     expect_stages_agree(GetParam(), load("gqa_untied") + " --verify --lr 3e-4");
 }
@@ -60,7 +61,7 @@ TEST(ZeroStages, WhatIsNotSharedOutIsNotSharded) {
 }
 
 // A model that amplifies rounding: rank 0 trains twice more to measure how far correct runs drift
-// apart, while the others sleep. What the run held and sent is told as if it had not.
+// apart, while the others sleep. The report of memory and communication is not affected.
 TEST(LongZeroStages, MeasureHowFarCorrectRunsDrift) {
     const TempDir dir;
     put(dir / "config.json", config_json({{"num_hidden_layers", 1},
@@ -176,7 +177,7 @@ TEST(ZeroStages, ComparisonObeysNoSync) {
     }
 }
 
-// A device too small for the states trains all the same.
+// With --offload optimizer training works on a device that is too small for the states.
 TEST(ZeroOffload, MakesRoom) {
     const std::string small =
         "--steps 2 --micro-batch 1 --seq 32 --peak-tflops 1 --stage 2 --no-verify --device-memory "
@@ -201,7 +202,7 @@ TEST(ZeroStages, BuffersStayConstant) {
     }
 }
 
-// The comparison has teeth: what a stage could get wrong by a little is seen.
+// The comparison detects small mistakes of a stage.
 TEST(ZeroStages, AreNotEqualByChance) {
     const Outcome run = train_stage(3, 2, load("gqa_untied") + " --no-verify");
     for (const char* other : {"--lr 3.0001e-3", "--clip 0.99", "--seq 41"})

@@ -1,5 +1,5 @@
-// What a deliberately broken technique is measured by: the three checks that a chapter's run ends
-// with, on all ranks.
+// The three checks that a chapter's run ends with, for deliberately broken techniques, on all
+// ranks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ inline void expect(const Checks& checks, bool verified, bool memory, bool commun
     EXPECT_EQ(checks.communication, communication);
 }
 
-// The checks of a run that has ended; what they print is not shown.
+// Runs the checks of a finished run, and discards what they print.
 inline Checks checks_of(Verifier& verifier, Report& report, const Prediction& predicted,
                         int64_t steps) {
     testing::internal::CaptureStdout();
@@ -29,6 +29,6 @@ inline Checks checks_of(Verifier& verifier, Report& report, const Prediction& pr
 
 }  // namespace ultrascale
 
-// What one rank alone cannot break.
+// Skips a test that needs several ranks.
 #define NEEDS_RANKS() \
     if (Communicator::world().size() == 1) GTEST_SKIP() << "one rank has nobody to share with"

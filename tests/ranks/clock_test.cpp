@@ -8,8 +8,8 @@
 
 using namespace ultrascale;
 
-// These ranks are on one machine, so what would be measured if each were on another can be compared
-// with what is known.
+// These ranks share one machine's clock, so the measurement made between machines can be checked
+// against a known answer.
 TEST(Clock, MeasuredAgreesWithExact) {
     const Communicator& world = Communicator::world();
     ASSERT_NE(this_machine(), "");
@@ -24,7 +24,7 @@ TEST(Clock, MeasuredAgreesWithExact) {
     }
 }
 
-// Nobody leaves a barrier before all have come to it, by the one clock.
+// By the common clock, no rank leaves a barrier before all have reached it.
 TEST(Clock, OrdersWhatRanksDo) {
     const Communicator& world = Communicator::world();
     const double mine = world.clock_offsets()[size_t(world.rank())];

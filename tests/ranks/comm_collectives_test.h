@@ -89,7 +89,7 @@ TEST(Reductions, ABrokenOneIsSeen) {
     EXPECT_FALSE(is_reduction<float>(x, Reduce::sum, 1000));
     if (n >= 3) {
         EXPECT_TRUE(reduced<float>(Reduce::sum, n, 1000) !=
-                    reduced<float>(Reduce::sum, n, 1000, 0, true));  // the order shows
+                    reduced<float>(Reduce::sum, n, 1000, 0, true));  // depends on the order
     }
 }
 

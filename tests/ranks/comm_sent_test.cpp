@@ -1,4 +1,4 @@
-// The bytes that a rank sends by comm.h's formula are those that it really hands over: to MPI, and
+// The bytes that a rank sends by comm.h's formula are those that it really passes to MPI, or
 // between GPUs to copy engines.
 #include "comm_test.h"
 #include "core/trace.h"
@@ -17,7 +17,7 @@ Bytes bytes_of(const std::function<void()>& call) {
     return {counted() - counted_before, double(bytes_handed_over() - before)};
 }
 
-// Slices differ by an element in each chunk where n does not divide their number.
+// If n does not divide the number of elements, slices differ by one element in each chunk.
 void expect_equal(const Bytes& bytes, int64_t tensor_bytes, const char* what) {
     const double n = world().size(),
                  chunks = double(tensor_bytes) / double(communication_settings().chunk_bytes) + 1;
@@ -35,7 +35,7 @@ TEST(Sent, IsWhatIsHandedOver) {
                  part = Tensor::zeros({slice}, DType::fp32, Memory::workspace);
     const double S = double(bytes), share = double(n - 1) / n;
     const auto expect = [&](const char* what, double formula, const std::function<void()>& call) {
-        call();  // the first one may map memory, about which ranks talk
+        call();  // the first one may map memory, for which ranks exchange messages
         const Bytes got = bytes_of(call);
         EXPECT_NEAR(got.counted, formula, 1e-3) << what << ", rank " << me;
         expect_equal(got, bytes, what);
@@ -75,7 +75,7 @@ TEST(Sent, OfAGroupAndOfASmallTensor) {
     EXPECT_NEAR(of_group.counted, 2.0 * (group.size() - 1) / group.size() * (4 << 18), 1e-3);
     if (!transport::over_mpi()) return;
     expect_equal(of_group, 4 << 18, "all-reduce in a group");
-    // Up to 4 KiB: one round instead of two, in which everybody sends everything to everybody.
+    // Up to 4 KiB: one round instead of two, in which every rank sends everything to every other.
     const Bytes small = bytes_of([&] { world().all_reduce(blank<float>(2)); });
     EXPECT_NEAR(small.counted, 2.0 * (n - 1) / n * 8, 1e-3);
     EXPECT_EQ(small.handed_over, (n - 1) * 8);

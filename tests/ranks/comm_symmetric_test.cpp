@@ -1,6 +1,6 @@
-// Symmetric memory (comm.h), on any number of ranks. On GPUs that reach each other collectives
-// there go by copy engines, and then they add in rank order to the bit, as on the CPU; elsewhere
-// the same calls are what they always are.
+// Symmetric memory (comm.h), on any number of ranks. On GPUs that can access each other's memory,
+// its collectives use copy engines, and then sums are in rank order, bit by bit as on the CPU;
+// elsewhere the same calls work as usual.
 #include "comm_test.h"
 #include "core/ops.h"
 
@@ -16,14 +16,15 @@ Tensor symmetric(const std::vector<T>& values, const Communicator& group = world
     return x;
 }
 
-// By copies everything; what is large; nothing. Without copies all of them are the same.
+// Use copies for everything, for large messages, for nothing. Where there are no copies, all three
+// are the same.
 std::vector<CommunicationSettings> copy_ways() {
     if (!world().symmetric_memory()) return {{}};
     return {{.copies_from_bytes = 0}, {.copies_from_bytes = 100000}, {.copy_engines = false}};
 }
 
-// Whether x is the sum of numbers(r, count) from element `begin` on: to the bit where no kernel of
-// NCCL's has added.
+// Whether x is the sum of numbers(r, count) from element `begin` on: exactly, unless a kernel of
+// NCCL did the addition.
 template <class T>
 bool is_sum(const Tensor& x, int64_t count, int64_t begin, bool copied, int seed = 0) {
     if (!copied) return is_reduction<T>(x, Reduce::sum, count, seed, begin);
@@ -83,8 +84,8 @@ TYPED_TEST(Symmetric, CollectivesAreRight) {
     }
 }
 
-// A block that was let go is given out again while its last communication may still run, on three
-// streams, of two groups.
+// A freed block is reused while its last communication may still be running, on three streams, in
+// two groups.
 void reuse_on_three_streams(int64_t unsummed_bytes) {
     Way way({.copies_from_bytes = 0, .copies_unsummed_bytes = unsummed_bytes});
     const int n = world().size(), me = world().rank();
@@ -127,8 +128,8 @@ TEST(SymmetricMemory, ReusedOnThreeStreams) {
         reuse_on_three_streams(limits[i]);
 }
 
-// A rank that comes late to a sum finds there what its peers had sent for it, whatever they have
-// sent since.
+// A rank that is late for a sum still gets what its peers sent for it, whatever they have sent
+// since.
 TEST(SymmetricMemory, SummedLate) {
     Way way({.copies_from_bytes = 0});
     const int n = world().size(), me = world().rank(), rounds = 6;
@@ -151,8 +152,8 @@ TEST(SymmetricMemory, SummedLate) {
             << k;
 }
 
-// A call sees the result of the one before it on its stream, whoever sums it, and of another
-// group's as well.
+// A call sees the result of the previous one on its stream, whoever does the summing, even if that
+// call was another group's.
 TEST(SymmetricMemory, CallsOnOneStreamFollowEachOther) {
     Way way({.copies_from_bytes = 0});
     const int n = world().size(), me = world().rank();
@@ -168,7 +169,7 @@ TEST(SymmetricMemory, CallsOnOneStreamFollowEachOther) {
     EXPECT_TRUE(is_sum<float>(all, n * share, 0, bool(world().symmetric_memory())));
 }
 
-// Memory is counted by its tensors, whoever keeps the block.
+// Memory is counted by the tensors in it, whoever keeps the block.
 TEST(SymmetricMemory, IsCounted) {
     const int64_t before = memory_now()[int(Memory::gradient)];
     Tensor x = Tensor::zeros({1000}, DType::fp32, Memory::gradient, world().symmetric_memory());

@@ -23,8 +23,8 @@ TEST(PointToPoint, Ring) {
     }
 }
 
-// Receives on two streams, taken in another order than the sends were given: the k-th still meets
-// the k-th.
+// Receives on two streams, called in another order than the sends: the k-th receive still gets the
+// k-th send.
 TEST(PointToPoint, KthMeetsKth) {
     if (world().size() < 2 || world().rank() > 1) return;
     Stream one("one"), two("two");
@@ -40,7 +40,7 @@ TEST(PointToPoint, KthMeetsKth) {
     for (int k = 0; k < 20; ++k) EXPECT_EQ(first<int32_t>(x[k]), k);
 }
 
-// One communicator, three streams; each rank shares the calls out differently.
+// One communicator, three streams; each rank distributes the calls differently.
 TEST(Async, ManyOnThreeStreams) {
     int n = world().size(), me = world().rank();
     Stream other("other");
@@ -84,7 +84,7 @@ TEST(Async, DroppedAndReplacedWorkIsWaitedFor) {
     work.wait();
 }
 
-// Who waits asleep leaves the cores to root.
+// Ranks that wait asleep leave the cores to root.
 TEST(WaitAsleep, TakesAlmostNoTimeOfTheProcessor) {
     const auto processor_seconds = [] {
         timespec now;
@@ -98,7 +98,7 @@ TEST(WaitAsleep, TakesAlmostNoTimeOfTheProcessor) {
     world().wait_asleep_for(root);
     EXPECT_GE(now_seconds() - begin, 0.2);
     EXPECT_LE(processor_seconds() - before, 0.1);
-    world().wait_asleep_for(0);  // and again, for another one
+    world().wait_asleep_for(0);  // and once more, for another rank
 }
 
 TEST(Memory, ReturnsToTheBaseline) {
@@ -133,7 +133,7 @@ TEST(Counters, CallsAndBytes) {
     work.wait();
     if (!on_gpu || !transport::over_mpi()) {
         EXPECT_EQ(communication_counts()[int(Collective::all_reduce)].exposed,
-                  0);  // compute never stood still
+                  0);  // compute never stalled
     }
     EXPECT_GT(communication_counts()[int(Collective::all_reduce)].seconds, 0);
     world().all_reduce(one);
@@ -199,8 +199,8 @@ TEST(Mistakes, AreNamed) {
                  std::logic_error);
 }
 
-// An exception passes a Work that can never end: no hang, and its memory stays where MPI may write
-// to it.
+// An exception unwinds past a Work that can never end: it does not hang, and its memory stays
+// allocated, since MPI may still write to it.
 TEST(Mistakes, UnwindingDoesNotWait) {
     if (on_gpu) GTEST_SKIP() << "a rank's messages to itself are in one call there";
     {
@@ -216,7 +216,7 @@ TEST(Mistakes, UnwindingDoesNotWait) {
     world().send(blank<float>(1), world().rank());  // what it waited for
 }
 
-// Strings of different lengths, also none. And all ranks arrive, each at its own time.
+// Strings of different lengths, also empty ones, from ranks that arrive at different times.
 TEST(Host, StringsAndArrivals) {
     const auto text = [](int rank) {
         return std::string(size_t(rank % 3) * 40000, char('a' + rank));
@@ -233,7 +233,7 @@ TEST(Host, StringsAndArrivals) {
 
 int main(int argc, char** argv) {
     testing::InitGoogleTest(&argc, argv);
-    if (ranks_on_this_node() != 1) return 1;  // nobody asked for MPI yet
+    if (ranks_on_this_node() != 1) return 1;  // MPI is not initialized yet
     finalize_communication();
     if (world().rank() != 0) {
         auto& listeners = testing::UnitTest::GetInstance()->listeners();

@@ -23,12 +23,12 @@ using CommunicatedTypes = testing::Types<float, bf16, fp16, double, int32_t>;
 
 inline const Communicator& world() { return Communicator::world(); }
 
-// Reductions add in rank order, to the bit. Else NCCL has added, in whatever order.
+// Whether reductions add in rank order, bit by bit. If not, NCCL adds, in an order of its own.
 inline bool exact() { return transport::over_mpi() || world().size() == 1; }
 inline const std::vector<Reduce> operations = {Reduce::sum, Reduce::max, Reduce::average};
 
 // Rank r's numbers. They use all of their bits at very different magnitudes, so that another order
-// of summation gives other bits; sums of int32 pass 32 bits.
+// of summation gives other bits; sums of int32 overflow.
 template <class T>
 const std::vector<T>& numbers(int r, int64_t count, int seed = 0) {
     // they are asked for again and again
@@ -91,9 +91,8 @@ T first(const Tensor& x) {
     return x.to_host<T>().at(0);
 }
 
-// Whether x is the reduction of numbers(r, count), from element `begin` on: to the bit, or where
-// NCCL reduced as near as its rounding allows: one rounding error of the sum of the magnitudes for
-// each rank.
+// Whether x is the reduction of numbers(r, count), from element `begin` on: exactly, or, if NCCL
+// reduced, within its rounding: one rounding error of the sum of the magnitudes for each rank.
 template <class T>
 bool is_reduction(const Tensor& x, Reduce op, int64_t count, int seed = 0, int64_t begin = 0) {
     int n = world().size();
@@ -107,7 +106,7 @@ bool is_reduction(const Tensor& x, Reduce op, int64_t count, int seed = 0, int64
             const std::vector<T>& more = numbers<T>(r, count, seed);
             for (int64_t i = 0; i < count; ++i) sum[i] += uint32_t(more[i]);
         }
-        if (op == Reduce::average) return true;  // NCCL does not say
+        if (op == Reduce::average) return true;  // NCCL does not specify it
         return got.empty() || std::memcmp(got.data(), sum.data() + begin, x.bytes()) == 0;
     } else {
         using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -156,12 +155,13 @@ struct Way {
 inline const std::vector<CommunicationSettings> ways = {
     {}, {1 << 30, 0, 4096}, {1 << 30, 1 << 30, 1 << 30}, {1001, 512, 4096}};
 
-// The last size is long enough for several chunks and pieces, and divides by nothing.
+// The last size is long enough for several chunks and pieces, and is divisible by no number of
+// ranks.
 inline std::vector<int64_t> sizes(const CommunicationSettings& settings) {
     return {0, 1, 7, 1000, settings.chunk_bytes == 4096 ? 5003 : 65537};
 }
 
-// Ranks other than 0 speak only of failures.
+// Ranks other than 0 print only failures.
 class FailuresOnly : public testing::EmptyTestEventListener {
     std::string test_;
 

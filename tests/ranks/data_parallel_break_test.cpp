@@ -1,5 +1,5 @@
-// Breaks the techniques of 01_data_parallel on purpose, one at a time, and sees --verify, the
-// memory check or the communication check fail, on any number of ranks (part of comm_test).
+// Breaks the techniques of 01_data_parallel on purpose, one at a time, and expects --verify, the
+// memory check or the communication check to fail, on any number of ranks (part of comm_test).
 #include "01_data_parallel/bucket.h"
 #include "01_data_parallel/hierarchical.h"
 #include "01_data_parallel/naive.h"
@@ -97,7 +97,8 @@ TEST(DataParallelBreak, SynchronisedAfterEveryMicroBatch) {
     NEEDS_RANKS();
     struct Broken : OverlapSync {
         using OverlapSync::OverlapSync;
-        void begin_micro_batch(ParameterList& parameters) {  // sums again what is a sum already
+        void begin_micro_batch(
+            ParameterList& parameters) {  // sums again what has already been summed
             if ((*parameters.begin())->complete) finish();
             for (const auto& p : parameters) p->contributions = p->missing = p->uses;
         }

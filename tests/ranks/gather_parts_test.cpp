@@ -35,7 +35,7 @@ struct Whole {
     DType dtype = DType::fp32;
 
     std::vector<float> values() const { return values_of(numel(shape), 1, dtype); }
-    // Of `slice` (empty: all of it) the elements from begin to end, row-major.
+    // The elements from begin to end of `slice` (empty: of the whole tensor), row-major.
     TensorPart part(std::vector<Range> slice, int64_t begin, int64_t end) const {
         Parameter parameter{.name = name, .shape = shape, .slice = slice};
         if (slice.empty())
@@ -126,7 +126,7 @@ TEST(GatherParts, Replicas) {
     }
 }
 
-// Tensor parallelism's column slices, each cut flat over the ranks that share it, as ZeRO does.
+// Tensor parallelism's column slices, each sharded flat over the ranks that share it, as in ZeRO.
 TEST(GatherParts, ColumnSlicesCutFlat) {
     std::minstd_rand random(4);
     const int n = world().size(), slices = n % 2 == 0 ? 2 : n, ranks_of_slice = n / slices;
@@ -168,8 +168,7 @@ TEST(GatherParts, OneRankHasEverything) {
     EXPECT_EQ(alone.gather(0).to_host_float(), wholes[0].values());
 }
 
-// What the parts do not cover is a mistake of the program, noticed where the tensor is put
-// together.
+// Parts that do not cover the tensor are a programming error, detected when it is put together.
 TEST(GatherParts, AMissingPieceIsNamed) {
     std::minstd_rand random(5);
     const int n = world().size();

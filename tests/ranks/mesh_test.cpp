@@ -46,7 +46,7 @@ TEST(Mesh, NeighboursAreOfTheLastAxis) {
     EXPECT_THROW(Mesh(world, {{"dp", 2 * n}}), std::logic_error);
 }
 
-// n ranks in a row, as an axis of each kind: what happens to a gradient that is r + 1 on rank r.
+// n ranks along one axis, of each kind in turn: what happens to a gradient that is r + 1 on rank r.
 TEST(Gradients, AreSummedAsTheParametersSay) {
     const Communicator& world = Communicator::world();
     const int n = world.size(), r = world.rank();
@@ -58,8 +58,10 @@ TEST(Gradients, AreSummedAsTheParametersSay) {
     };
     const bool first = r == 0;
     const Case cases[] = {
-        // says nothing: copied, and summed over every data axis
-        {{}, {}, {{"dp", sum}, {"cp", sum}, {"ep", sum}, {"tp", mine}, {"pp", mine}},
+        // no description: copied, and summed over every data axis
+        {{},
+         {},
+         {{"dp", sum}, {"cp", sum}, {"ep", sum}, {"tp", mine}, {"pp", mine}},
          {{"dp", true}, {"cp", true}, {"ep", first}, {"tp", first}, {"pp", true}}},
         // a linear under tensor parallelism
         {{"tp"}, {}, {{"dp", sum}, {"tp", mine}}, {{"dp", true}, {"tp", true}}},
@@ -77,19 +79,23 @@ TEST(Gradients, AreSummedAsTheParametersSay) {
             Mesh mesh(world, {{axis, n}, {"other", 1}});
             mesh.add_copies(world.split(0, r, "copies"));
             ParameterList list;
-            Parameter* p = list.add({.name = "a", .shape = {3}, .split_over = c.split_over,
+            Parameter* p = list.add({.name = "a",
+                                     .shape = {3},
+                                     .split_over = c.split_over,
                                      .also_summed_over = c.also_summed_over});
             list.allocate_grads(DType::fp32);
             ops::fill(p->grad, float(mine));
             EXPECT_THROW(sum_gradients(list, mesh),
-                         std::logic_error);  // nobody says that it is complete
+                         std::logic_error);  // its gradient was never marked complete
             p->complete = true;
             sum_gradients(list, mesh);
             EXPECT_EQ(p->grad.to_host<float>(), std::vector<float>(3, float(expected)));
-            // Every rank of dp and cp has the whole sum; along the others the ranks add up what
-            // they count.
+            // Every rank of dp and cp has the whole sum; along the others the ranks' counted parts
+            // are added up.
             const auto counts = c.counts.find(axis);
-            if (counts != c.counts.end()) { EXPECT_EQ(mesh.counts(*p), counts->second); }
+            if (counts != c.counts.end()) {
+                EXPECT_EQ(mesh.counts(*p), counts->second);
+            }
         }
 }
 

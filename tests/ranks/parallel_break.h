@@ -69,7 +69,7 @@ inline Options options_of_runs() {
     return options;
 }
 
-// For a broken technique that does something then.
+// A broken technique may do something then.
 template <class Sync>
 void begin_micro_batch(Sync& sync, ParameterList& parameters) {
     if constexpr (requires { sync.begin_micro_batch(parameters); })

@@ -11,8 +11,8 @@
 namespace ultrascale {
 namespace {
 
-// Rank 0's figures are what is printed; one that is off elsewhere fails the run on all ranks, and
-// is named.
+// Rank 0's figures are printed; a wrong one on another rank fails the run on all ranks, and the
+// message names it.
 TEST(Report, WhatIsOffOnOneRankFailsOnAll) {
     const int n = Communicator::world().size(), last = n - 1, me = Communicator::world().rank();
     Report report("test", Options{}, StepShape{}, 1);
@@ -56,8 +56,8 @@ nlohmann::json summary_of(const std::string& file) {
     return nlohmann::json::parse(last).at("summary");
 }
 
-// The ranks of a group make their calls under its name. Two groups that send the same bytes are not
-// the same, even where the sums of a kind are equal.
+// Calls are counted under their group's name. Two groups must not be confused, even if they send
+// the same bytes and the totals of a kind are equal.
 TEST(Report, CommunicationIsPredictedByGroup) {
     const Communicator& world = Communicator::world();
     const int n = world.size(), me = world.rank();

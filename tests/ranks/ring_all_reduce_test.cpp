@@ -9,9 +9,9 @@ using namespace ultrascale;
 namespace {
 
 const std::vector<RingDirections> ways_round = {RingDirections::one, RingDirections::both};
-// From none, over fewer than ranks, to where tensors, and halves of them, are cut at multiples of
-// 64 elements. Chunks stay below 16384 elements, where ops::add begins to use threads: the thread
-// sanitizer does not understand OpenMP's.
+// From no elements, through fewer than ranks, to sizes at which tensors and their halves are cut at
+// multiples of 64 elements. Chunks stay below 16384 elements, where ops::add begins to use threads:
+// the thread sanitizer does not understand OpenMP.
 std::vector<int64_t> counts(int n) {
     return {0, 1, 2, 3, 7, 64, 1000, 4096 * n + 5, 8192 * n, 8192 * n + 77};
 }
@@ -40,7 +40,7 @@ void expect_equal_to_all_reduce(const Communicator& group) {
     }
 }
 
-// The largest error in units of what n-1 additions may round.
+// The largest error, relative to the rounding error that n-1 additions may have.
 template <class T>
 double relative_error(const Tensor& x, int64_t count, double epsilon) {
     std::vector<double> sum(count), magnitude(count);
@@ -106,8 +106,8 @@ TEST(RingAllReduce, OfAViewAndOfAnyShape) {
 }
 
 // 2(n-1) steps a direction. After the reduce-scatter chunk r is finished on rank r; each step of
-// the all-gather brings one more that was not right before, so a ring that leaves out a step, or
-// sends another chunk, does not pass.
+// the all-gather brings one more that was not complete before, so a ring that leaves out a step, or
+// sends a wrong chunk, fails.
 TEST(RingAllReduce, TakesTheseSteps) {
     const int n = world().size(), me = world().rank();
     const int64_t per_chunk = 3, count = per_chunk * n;
@@ -128,7 +128,7 @@ TEST(RingAllReduce, TakesTheseSteps) {
             right.emplace_back();
             for (int64_t c = 0; c < n; ++c) {
                 bool near = true;
-                // numbers up to 4096; parts are missing by far more
+                // numbers up to 4096; a missing part makes a far larger difference
                 for (int64_t i = share + c * per_chunk; i < share + (c + 1) * per_chunk; ++i)
                     near = near && std::abs(now[i] - sum[i]) <= 1e-2;
                 right.back().push_back(near);

@@ -16,10 +16,16 @@ namespace ultrascale {
 namespace {
 
 constexpr int64_t T = 16, A = 4, steps = 4, h = 32, F = 48;
-const LlamaConfig config{.layers = 3, .hidden = h, .heads = 4, .kv_heads = 2, .head_dim = 8,
-                         .ffn = F, .vocab = 256, .init_std = 0.1};
+const LlamaConfig config{.layers = 3,
+                         .hidden = h,
+                         .heads = 4,
+                         .kv_heads = 2,
+                         .head_dim = 8,
+                         .ffn = F,
+                         .vocab = 256,
+                         .init_std = 0.1};
 
-// In place of a router: how many rows of a sample go to an expert, the first ones to expert 0.
+// Instead of a router: how many rows of a sample go to an expert. The first ones go to expert 0.
 // Layer 1 sends all of the first four samples to expert 1 and all later ones to expert 0: an expert
 // has no rows in some micro-batches, expert 1 in whole steps. In layer 2 it never has any.
 int64_t rows_to(int expert, int64_t layer, int64_t sample) {
@@ -27,7 +33,7 @@ int64_t rows_to(int expert, int64_t layer, int64_t sample) {
     return expert == 0 ? to_0 : T - to_0;
 }
 
-// What is done otherwise than right.
+// What is done wrong.
 enum class Break { nothing, sum_over_ep, not_over_dp, norm_lacks_experts, forget_idle };
 
 class Experts : public FeedForward {
@@ -54,7 +60,7 @@ public:
         ops::add(y, residual);
         return y;
     }
-    // A row's gradient travels as the row did.
+    // A row's gradient takes the same way as the row.
     Tensor backward(const Tensor& dy, Saved& saved, Context& c, WeightGradient when) override {
         const Tensor dx = through_experts(dy, c.batch, [&](Expert& expert, const Tensor& dout) {
             return expert.mlp.backward(dout, saved[expert.name], c, WeightGradient::later);
@@ -90,7 +96,7 @@ private:
         if (ep_) return f(experts_[0], {0, n.from[0] + n.from[1]});
         f(experts_[0], {0, n.to[0]}), f(experts_[1], {n.to[0], T});
     }
-    // What `run` makes of the rows of x, each where its expert is.
+    // The results of `run` for the rows of x, each computed where its expert is.
     Tensor through_experts(const Tensor& x, const Batch& batch, auto run) {
         const Rows n = rows(batch);
         const Tensor in = exchange(x.view({T, h}), n.to, n.from), out = activation_like(in);
@@ -121,7 +127,8 @@ int train(bool bucketed, Break wrong = Break::nothing) {
     const Communicator& ep = mesh.group("ep");
     Options options;
     options.steps = steps, options.micro_batch = 1, options.grad_accum = A, options.verify = true;
-    // With so large an eps an update depends on the gradient's size, so on the norm that clips it.
+    // With so large an eps an update depends on the gradient's size, and so on the norm that clips
+    // it.
     options.optimizer.clip = 0.5, options.optimizer.eps = 1e-3;
     Parts parts = default_parts(config, {});
     parts.feed_forward = [&](auto&... at) { return std::make_unique<Experts>(at..., &ep, wrong); };
@@ -160,8 +167,8 @@ int train(bool bucketed, Break wrong = Break::nothing) {
         world.all_reduce(step->loss);
         step->finish(squared);
     }
-    PredictedCommunication sent;  // in a step; then for the experts, in all
-    sent.add(world, Collective::all_reduce, 1, 8);              // the loss
+    PredictedCommunication sent;                    // in a step; then for the experts, in all
+    sent.add(world, Collective::all_reduce, 1, 8);  // the loss
     sent.add(mesh.norm_group(), Collective::all_reduce, 1, 8);  // the norm
     const Communicator* former = nullptr;
     for (const auto& p : parameters) {
@@ -190,7 +197,9 @@ TEST(SketchExperts, TrainAsOneDevice) {
     for (const bool bucketed : {false, true}) {
         EXPECT_EQ(train(bucketed), verified + sent_as_predicted);
         EXPECT_EQ(train(bucketed, Break::sum_over_ep), 0);
-        if (ranks > 2) { EXPECT_EQ(train(bucketed, Break::not_over_dp), 0); }
+        if (ranks > 2) {
+            EXPECT_EQ(train(bucketed, Break::not_over_dp), 0);
+        }
     }
     EXPECT_EQ(train(true, Break::norm_lacks_experts), sent_as_predicted);
     if (ranks <= 4) {  // of more ranks some have no idle expert in the first step, and would wait

@@ -3,9 +3,9 @@
 // of fp32 but ends at 1, so that a tensor has to be scaled before it fits (FP8's E4M3: 448). With
 // the right scales a run is equal to one device's; with wrong ones, large elements are cut off.
 //
-// Scaling is delayed: a tensor's scale comes from its largest element (its amax) in the step
-// before, so that it is known when this step begins. All ranks use the largest amax that any of
-// them saw, as if the tensor were in one place.
+// Scaling is delayed: a tensor's scale comes from its largest element (its amax) in the previous
+// step, so that it is known when this step begins. All ranks use the largest amax that any of them
+// saw, as if the tensor were in one place.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,7 +23,7 @@ constexpr int64_t T = 32, B = 1, A = 2, steps = 4;
 const LlamaConfig config{
     .layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 48, .vocab = 256};
 
-// What is done otherwise than right.
+// What is done wrong.
 struct Breaks {
     bool never_scale = false, own_amax = false;
 };
@@ -60,7 +60,7 @@ public:
         for (Parameter* parameter : parameters_) context.contributed(*parameter);
     }
 
-    // At the end of a step: the next one scales by what this one saw.
+    // At the end of a step: this step's amax will scale the next step.
     static void next_step(const Tensor& amax, const Communicator& ranks, Breaks breaks) {
         const Tensor former = amax.slice(0, operands);
         const Tensor seen = amax.slice(operands, 2 * operands);

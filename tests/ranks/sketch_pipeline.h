@@ -21,7 +21,7 @@ inline const LlamaConfig config{.layers = 4,
                                 .vocab = 256,
                                 .tied = true};
 
-// D: B and W in one.
+// D: B and W together.
 struct Action {
     char kind;
     int64_t m;

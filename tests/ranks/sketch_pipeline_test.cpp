@@ -12,7 +12,7 @@
 namespace ultrascale::pipeline {
 namespace {
 
-// What is done otherwise than right.
+// What is done wrong.
 struct Breaks {
     bool forget_tied = false, forget_layer = false, count_tied_twice = false;
 };
@@ -29,7 +29,7 @@ struct Setting {
         for (const auto& p : parameters()) {
             if (breaks.forget_tied) p->also_summed_over.clear();
             if (breaks.forget_layer && p->name.ends_with("layers.2.mlp.up_proj.weight"))
-                p->split_over = {"dp"};  // so that its gradient is summed over nobody
+                p->split_over = {"dp"};  // so that its gradient is not summed
         }
         actions = schedule(zero_bubble, stage);
     }
@@ -136,9 +136,9 @@ struct Kept {
     }
 };
 
-// Each stage updates with the norm of its own gradient, and learns the whole one only in the next
-// step. Where that clips, it goes back and updates again. Returns how often, or -1: not as one
-// device does.
+// Each stage updates with the norm of its own gradient, and learns the global norm only in the next
+// step. If that norm clips, it goes back and updates again. Returns how often, or -1 if the result
+// differs from one device's.
 int train_confirmed_later(double clip, bool never_confirm = false) {
     testing::internal::CaptureStdout();
     Setting s(true, {}, clip);
@@ -208,7 +208,8 @@ TEST_F(SketchPipeline, BucketsInEveryOrder) {
     }
 }
 
-// Several micro-batches are under way: stages 2 and 3 reduce and gather in between, the same sums.
+// Several micro-batches are in flight: stages 2 and 3 reduce and gather in between, with the same
+// sums.
 TEST_F(SketchPipeline, ZeroInEveryOrder) {
     for (const bool zero_bubble : {false, true}) {
         EXPECT_TRUE(train_with_zero<Zero0>(zero_bubble));

@@ -1,8 +1,8 @@
 // A sketch of chapter 04 on what common/ has, kept as a test: ring attention and data parallelism.
 //
-// Each sequence is cut over cp. Queries stay; keys and values go round, and a rank attends to those
-// it holds while they travel on. In the backward their gradients follow behind, one hop further:
-// the last one takes them home.
+// Each sequence is cut over cp. Queries stay; keys and values go round the ring, and a rank attends
+// to those it holds while they travel on. In backward their gradients follow them, with one hop
+// more, which brings them home.
 //
 //     hop            0       1       2      in brackets: later than all of this rank's queries
 //     rank 0         k0     (k2)    (k1)
@@ -21,8 +21,14 @@ namespace ultrascale {
 namespace {
 
 constexpr int64_t T = 16, B = 2, A = 2, steps = 4;
-const LlamaConfig config{.layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .head_dim = 8,
-                         .ffn = 48, .vocab = 256, .tied = true};
+const LlamaConfig config{.layers = 2,
+                         .hidden = 32,
+                         .heads = 4,
+                         .kv_heads = 2,
+                         .head_dim = 8,
+                         .ffn = 48,
+                         .vocab = 256,
+                         .tied = true};
 
 enum class Break { none, sum_over_dp_only, forget_block, never_home };  // what is done wrong
 
@@ -30,7 +36,8 @@ Tensor zeros_like(const Tensor& x) {
     return Tensor::zeros(x.shape(), DType::fp32, Memory::activation);
 }
 
-// (o, lse) takes in that of another block of keys. On the host: the chapter will need a kernel.
+// Merges the (o, lse) of another block of keys into (o, lse). On the host; the chapter will need a
+// kernel.
 void merge(Tensor o, Tensor lse, const Tensor& o_block, const Tensor& lse_block) {
     std::vector<float> sum = o.to_host<float>(), all = lse.to_host<float>();
     const std::vector<float> more = o_block.to_host<float>(), block = lse_block.to_host<float>();
@@ -78,8 +85,7 @@ public:
                 ops::attention_backward(of.dq, of.dk, of.dv, dout, q, held.k, held.v, lse, delta,
                                         mask(q, owner));
             under_way.wait();  // now the sums of the ranks before this one are here
-            if (sees(owner))
-                ops::add(dq, of.dq), ops::add(sums.k, of.dk), ops::add(sums.v, of.dv);
+            if (sees(owner)) ops::add(dq, of.dq), ops::add(sums.k, of.dk), ops::add(sums.v, of.dv);
             if (broken_ == Break::never_home && owner == (rank_ + 1) % n_) return;
             sums = pass_on(sums, under_way);
         });
@@ -88,7 +94,9 @@ public:
     }
 
 private:
-    struct KeysValues { Tensor k, v; };
+    struct KeysValues {
+        Tensor k, v;
+    };
     // Calls block(owner, held) for the keys and values of all ranks, its own first.
     void go_round(KeysValues held, const std::function<void(int, const KeysValues&)>& block) const {
         Work under_way;
@@ -99,12 +107,14 @@ private:
             held = next;
         }
     }
-    // Returns where those of the rank before this one will be.
+    // Returns where those of the previous rank will be.
     KeysValues pass_on(const KeysValues& held, Work& under_way) const {
         const KeysValues next{activation_like(held.k), activation_like(held.v)};
         const int to = (rank_ + 1) % n_, from = (rank_ + n_ - 1) % n_;
-        under_way = cp_.send_recv({{Transfer::send, held.k, to}, {Transfer::send, held.v, to},
-                                   {Transfer::recv, next.k, from}, {Transfer::recv, next.v, from}},
+        under_way = cp_.send_recv({{Transfer::send, held.k, to},
+                                   {Transfer::send, held.v, to},
+                                   {Transfer::recv, next.k, from},
+                                   {Transfer::recv, next.v, from}},
                                   stream_);
         return next;
     }
@@ -120,7 +130,7 @@ private:
     const Break broken_;
 };
 
-// What a rank of cp takes of each sequence.
+// Which tokens of each sequence a rank of cp takes.
 HostBatch part_of(const HostBatch& whole, const Communicator& cp) {
     const int64_t length = whole.length / cp.size();
     HostBatch part{.sequences = whole.sequences, .length = length};
@@ -171,7 +181,9 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
         parameters.find("model.layers.1.mlp.up_proj.weight")->split_over = {"cp"};
     parameters.allocate_values(DType::fp32), parameters.allocate_grads(DType::fp32);
     AdamW optimizer(parameters, options.optimizer);
-    const Share share{.micro_batch = B, .count = dp.size(), .replica = dp.rank(),
+    const Share share{.micro_batch = B,
+                      .count = dp.size(),
+                      .replica = dp.rank(),
                       .part = [&](const HostBatch& whole) { return part_of(whole, cp); }};
     Run run("sketch", options, shape, share);
     run.load(parameters, optimizer);
@@ -216,7 +228,7 @@ TEST(SketchRing, EqualsOneDeviceUnlessBroken) {
     for (const bool buckets : {false, true}) {
         EXPECT_EQ(train(2, buckets), Checks(true, true));
         EXPECT_EQ(train(ranks % 4 == 0 ? 4 : 2, buckets), Checks(true, true));
-        // The prediction reads the same wrong description.
+        // The prediction uses the same wrong description.
         EXPECT_EQ(train(2, buckets, Break::sum_over_dp_only), Checks(false, true));
         EXPECT_EQ(train(2, buckets, Break::never_home), Checks(false, false));
         EXPECT_EQ(train(2, buckets, Break::forget_block), Checks(false, true));

@@ -1,5 +1,5 @@
-// Pretended nodes: what travels between them takes the time that the rate allows, and arrives as it
-// was sent. Part of comm_test.
+// Pretended nodes: messages between them take the time that the rate dictates, and arrive
+// unchanged. Part of comm_test.
 #include "comm/mpi/slow_links.h"
 
 #include <chrono>
@@ -10,7 +10,7 @@ using namespace ultrascale;
 
 namespace {
 
-// Nodes of `ranks_per_node` ranks while it lives.
+// Pretends nodes of `ranks_per_node` ranks while it lives.
 struct PretendedNodes {
     PretendedNodes(int ranks_per_node, double bytes_per_second) {
         pretend_nodes(ranks_per_node, bytes_per_second * 8 / 1e9);
@@ -24,8 +24,8 @@ struct PretendedNodes {
 constexpr int64_t count = 100000;      // 0.4 MB
 constexpr double rate = 4e6, t = 0.1;  // seconds a message
 
-// Seconds until this rank has made the call, from when the first rank began it: ranks leave the
-// barrier one after the other, and share this machine's clock.
+// Seconds from when the first rank began the call until this rank has finished it: ranks leave the
+// barrier one after the other, but share this machine's clock.
 template <class Call>
 double seconds_of(Call call) {
     const auto now = [] {
@@ -43,8 +43,8 @@ double seconds_of(Call call) {
     return end + first<double>(first_begin);
 }
 
-// No rank needs its limit's seconds. Other programs can keep a rank from its core for as long as a
-// message takes: hence several tries.
+// Whether every rank stays below its limit of seconds. There are several tries, because other
+// programs may take a rank's core for as long as a message takes.
 template <class Call>
 bool shorter_than(double limit, Call call) {
     for (int attempt = 0; attempt < 5; ++attempt) {
@@ -108,7 +108,7 @@ TEST(SlowLinks, SumsAreTheSame) {
     }
 }
 
-// What CUDA waits for, by the algorithms that NCCL uses.
+// The seconds that the CUDA backend waits, computed from NCCL's algorithms.
 TEST(SlowLinks, SecondsOfNcclsCalls) {
     const PretendedNodes nodes(2, 1e6);
     const Communicator::Impl all("all", {0, 1, 2, 3}, 0, 1), inside("inside", {2, 3}, 1, 1),

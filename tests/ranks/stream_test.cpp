@@ -68,7 +68,7 @@ TEST(Stream, WaitsForAnotherStreamsEvent) {
 }
 
 TEST(Stream, PingPong) {
-    int value = 0;  // the events alone keep the two threads apart
+    int value = 0;  // only the events order the two threads
     Stream a("a"), b("b");
     for (int i = 0; i < 200; ++i) {
         a.submit([&value, i] { EXPECT_EQ(value++, 2 * i); });

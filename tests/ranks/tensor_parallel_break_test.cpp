@@ -1,5 +1,5 @@
-// Breaks the techniques of 03_tensor_parallel on purpose, one at a time, and sees --verify, the
-// memory check or the communication check fail, on any number of ranks (part of comm_test).
+// Breaks the techniques of 03_tensor_parallel on purpose, one at a time, and expects --verify, the
+// memory check or the communication check to fail, on any number of ranks (part of comm_test).
 #include "03_tensor_parallel/predict.h"
 #include "03_tensor_parallel/tensor_parallel.h"
 #include "break_checks.h"
@@ -15,13 +15,13 @@ constexpr int64_t T = 48, B = 1, steps = 3;
 const LlamaConfig config{
     .layers = 2, .hidden = 32, .heads = 24, .kv_heads = 1, .head_dim = 4, .ffn = 48, .vocab = 257};
 
-// What is done otherwise than the chapter's main does it.
+// What is done differently from the chapter's main.
 struct Breaks {
     std::function<void(Parameter&, int rank)> parameter = [](Parameter&, int) {
     };  // its description, before it has storage
     bool sum_copies = true, count_copies = false, clip_with_own_norm = false;
     TensorOptions predicted;  // options of the prediction
-    // Not broken, but another way through the parts: the weights' gradients after all of backward;
+    // Not broken, but other paths through the parts: the weights' gradients after all of backward;
     // the loss in chunks of tokens; lines as documents, whose last targets are ignored; dropout.
     bool split_backward = false;
     int64_t loss_chunk = 0;
@@ -88,7 +88,8 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
         Tensor squared_norm = squared_gradient_norm(parameters, mesh);
         if (breaks.clip_with_own_norm || breaks.count_copies)
             squared_norm = squared_gradient_norm(parameters);
-        if (breaks.count_copies) world.all_reduce(squared_norm);  // of every rank all that it holds
+        if (breaks.count_copies)
+            world.all_reduce(squared_norm);  // counts everything that every rank holds
         optimizer.step(options.optimizer.lr, squared_norm);
         verifier.after_step(step, context.loss.to_host<double>()[0],
                             parameters.parts(&Parameter::value));
@@ -134,8 +135,8 @@ TEST(TensorParallelBreak, OneSumIsForgotten) {
             return calls++ != dropped ? ParallelRegion::sum_rows(sum, partial, stream) : Work();
         }
     };
-    // The first step's: embedding, o, down, o, down of forward; head, gate and up, q k v, gate and
-    // up, q k v of backward.
+    // Of the first step: embedding, o, down, o, down in forward; head, gate and up, q k v, gate and
+    // up, q k v in backward.
     for (int call : {0, 3, 4, 5, 6, 7}) {
         SCOPED_TRACE(call);
         calls = 0, dropped = call;
@@ -162,7 +163,7 @@ TEST(TensorParallelBreak, ACopyIsReducedAsIfItWereAPart) {
 
 TEST(TensorParallelBreak, CopiesGradientsAreNotSummed) {
     NEEDS_RANKS();
-    // Without sequence parallelism: key-value heads; with it the norms too.
+    // Without sequence parallelism key-value heads; with it the norms, too.
     expect(train<ParallelRegion>(options_of(false), {.sum_copies = false}), false, true, false);
     expect(train<SequenceParallelRegion>(options_of(true), {.sum_copies = false}), false, true,
            false);

@@ -1,5 +1,5 @@
-// Breaks the techniques of 02_zero on purpose, one at a time, and sees --verify, the memory check
-// or the communication check fail, on any number of ranks (part of comm_test).
+// Breaks the techniques of 02_zero on purpose, one at a time, and expects --verify, the memory
+// check or the communication check to fail, on any number of ranks (part of comm_test).
 #include "parallel_break.h"
 
 namespace ultrascale {
