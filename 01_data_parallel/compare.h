@@ -129,7 +129,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     if (nodes_pretended)
         measure(fmt::format("hierarchical, nodes of {}", sync.ranks_per_node),
                 SyncKind::hierarchical);
-    if (!options.svg.empty()) timelines.draw(options.svg, n);
+    if (!options.svg.empty()) timelines.draw(options.svg);
     if (n == 1) return report.finish(), true;
 
     // The condition, from the rate of one all-reduce of everything and that of the matrix products

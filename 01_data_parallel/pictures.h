@@ -52,17 +52,15 @@ public:
         variants_.push_back(std::move(variant));
     }
 
-    void draw(const std::string& directory, int64_t ranks) const {
+    void draw(const std::string& directory) const {
         constexpr double top = 100, pitch = 112, lane = 30;
         const double bottom = top + pitch * double(variants_.size());
         double longest = 0;
         for (const Variant& v : variants_) longest = std::max(longest, v.length_ms);
         std::string figures;
         for (const Variant& v : variants_) figures += v.name + ": " + v.in_words() + ". ";
-        Svg svg(
-            900, bottom + 40,
-            fmt::format("The same step with three ways to sum the gradients of {} ranks", ranks),
-            "For each way one step of rank 0, computation above communication. " + figures);
+        Svg svg(900, bottom + 40, "The same step with three ways to sum the gradients",
+                "For each way one step of rank 0, computation above communication. " + figures);
         svg.text(20, 52,
                  "Communication during the backward is hidden. What is left after it makes "
                  "computation wait.",

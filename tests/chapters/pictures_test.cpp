@@ -1,0 +1,184 @@
+// --svg: each picture shows the figures that the run tells otherwise, by --json or on the screen.
+#include <cmath>
+#include <ranges>
+
+#include "refused.h"
+#include "tests/picture_checks.h"
+
+namespace ultrascale::test {
+namespace {
+
+const std::string small = "--layers 2 --seq 32 --micro-batch 2 --peak-tflops 1 ";
+
+std::vector<Drawn> picture(const std::string& path) {
+    const std::vector<Drawn> all = read_picture(slurp(path));
+    expect_readable(all);
+    return all;
+}
+
+// The rows of --json that a table of `chapter` has, drawn to `dir`.
+std::vector<Json> compare(int ranks, const std::string& chapter, const TempDir& dir,
+                          const std::string& arguments) {
+    const std::string json = dir / "out.jsonl";
+    const Outcome outcome = run_ranks(ranks, chapter,
+                                      fmt::format("{} --steps 3 --compare --svg {} --json {} {}",
+                                                  small, dir.path(), json, arguments));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    std::vector<Json> rows;
+    std::istringstream lines(slurp(json));
+    for (std::string line; std::getline(lines, line);) {
+        const Json object = Json::parse(line, nullptr, false);
+        if (object.contains("row")) rows.push_back(object["row"]);
+    }
+    return rows;
+}
+
+double height_of(const Drawn& area) {
+    const auto points = area.points();
+    const auto [least, most] = std::ranges::minmax(points | std::views::values);
+    return most - least;
+}
+
+TEST(Pictures, MemoryOverSteps) {
+    TempDir dir;
+    const Outcome run =
+        train("00_single_gpu", small + "--steps 5 --no-verify --svg " + dir / "new/folder");
+    const std::vector<Drawn> all = picture(dir / "new/folder/memory.svg");
+    const auto area = [&](const std::string& category) {
+        const std::vector<Drawn> areas = drawn_as(all, "polygon", category);
+        EXPECT_EQ(areas.size(), 1u) << category;
+        return areas.at(0);
+    };
+    const auto bytes = [&](const char* category) {
+        return run.summary.at("memory").at(category).at("measured").get<double>();
+    };
+    const double pixels_a_byte = height_of(area("parameters")) / bytes("parameters");
+    EXPECT_NEAR(height_of(area("gradients")), bytes("gradients") * pixels_a_byte, 0.02);
+    // The stairs of the optimizer's states: nothing in the first step, all of it in the last.
+    const auto corners = area("optimizer").points();
+    EXPECT_EQ(corners.front(), corners.back());
+    const double optimizer = bytes("optimizer") * pixels_a_byte;
+    EXPECT_NEAR(height_of(area("optimizer")), optimizer, 0.02);
+    const auto workspace = area("workspace").points();
+    const double highest = std::ranges::min(workspace | std::views::values),
+                 lowest = std::ranges::max(area("parameters").points() | std::views::values);
+    EXPECT_NEAR(lowest - highest, bytes("peak") * pixels_a_byte, 0.5);
+    for (int step = 1; step <= 4; ++step) EXPECT_TRUE(has_words(all, fmt::format("step {}", step)));
+    EXPECT_FALSE(has_words(all, "step 5"));
+}
+
+TEST(Pictures, TimelinesOfTheWaysToSum) {
+    TempDir dir;
+    const std::vector<Json> rows = compare(2, "01_data_parallel", dir, "--bucket-mb 0.2");
+    ASSERT_EQ(rows.size(), 6u);
+    const std::vector<Drawn> all = picture(dir / "timelines.svg");
+    const auto lanes = [&](const char* role) {  // of naive, overlap, bucket, from above
+        std::map<double, std::vector<Drawn>> by_height;
+        for (const Drawn& d : drawn_as(all, "rect", role))
+            if (!d.hint.empty()) by_height[d.number("y")].push_back(d);
+        std::vector<std::vector<Drawn>> of_variants;
+        for (const auto& [y, of_variant] : by_height) of_variants.push_back(of_variant);
+        return of_variants;
+    };
+    const auto backward = lanes("backward"), reduces = lanes("communication");
+    ASSERT_TRUE(backward.size() == 3 && reduces.size() == 3 && lanes("exposed").size() == 3);
+    for (size_t v = 0; v < 3; ++v) {
+        const Json& row = rows[v + 1];
+        EXPECT_TRUE(has_words(all, row.at("technique").get<std::string>()));
+        EXPECT_TRUE(has_words(
+            all, fmt::format("step {:.1f} ms, exposed {:.1f} ms", row.at("step_ms").get<double>(),
+                             row.at("exposed_ms").get<double>())))
+            << row;
+        EXPECT_EQ(int64_t(reduces[v].size()), row.at("calls").get<int64_t>());
+        const double first = std::ranges::min_element(reduces[v], {}, [](const Drawn& d) {
+                                 return d.number("x");
+                             })->number("x");
+        const double end = backward[v].at(0).right();
+        EXPECT_EQ(first >= end - 0.02, v == 0) << first << " " << end;
+    }
+}
+
+TEST(Pictures, TheRingStepByStep) {
+    TempDir dir;
+    const Outcome run = run_ranks(4, "01_data_parallel", "--demo collectives --svg " + dir.path());
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    const std::vector<Drawn> all = picture(dir / "ring.svg");
+    // Parts of chunks, by the moment (from above) and by the rank that they come from.
+    std::map<double, std::vector<int>> parts;
+    std::map<double, int> full;
+    for (int rank = 0; rank < 4; ++rank)
+        for (const Drawn& d : drawn_as(all, "rect", fmt::format("rank{}", rank), "c")) {
+            parts[d.number("y")].resize(4);
+            ++parts[d.number("y")][size_t(rank)];
+            const bool is_full = d.hint.ends_with(": 1111");
+            EXPECT_TRUE(is_full || d.hint[d.hint.size() - 1 - size_t(rank)] == '1') << d.hint;
+            full[d.number("y")] += is_full && rank == 0;
+            EXPECT_TRUE(contains(run.out, d.hint.substr(d.hint.size() - 4))) << d.hint;
+        }
+    std::vector<std::vector<int>> of_moments;
+    std::vector<int> full_chunks;
+    for (const auto& [y, of_ranks] : parts)
+        of_moments.push_back(of_ranks), full_chunks.push_back(full[y]);
+    ASSERT_EQ(of_moments.size(), 7u);
+    EXPECT_EQ(of_moments.front(), std::vector<int>(4, 4));
+    EXPECT_EQ(of_moments[3], std::vector<int>(4, 10));  // 4 + 1 + 2 + 3
+    EXPECT_EQ(of_moments.back(), std::vector<int>(4, 16));
+    EXPECT_EQ(full_chunks, (std::vector<int>{0, 0, 0, 4, 8, 12, 16}));
+}
+
+TEST(Pictures, WhatAStageHoldsAndSends) {
+    TempDir dir;
+    const std::vector<Json> rows = compare(2, "02_zero", dir, "");
+    ASSERT_EQ(rows.size(), 4u);
+    const std::vector<Drawn> all = picture(dir / "stages.svg");
+    double pixels_a_byte = 0, pixels_a_sent_byte = 0;
+    for (int stage = 0; stage < 4; ++stage) {
+        const Json& row = rows[size_t(stage)];
+        double right = 0;
+        const auto expect_bar = [&](const char* role, const char* what, const char* field,
+                                    double& scale) {
+            const double bytes = row.at(field).get<double>();
+            const std::vector<Drawn> bars = drawn_as(
+                all, "rect", role, fmt::format("stage {}, {}: {:.0f} bytes", stage, what, bytes));
+            ASSERT_EQ(bars.size(), bytes > 0 ? 1u : 0u) << row << what;
+            if (bytes == 0) return;
+            if (scale == 0) scale = bars[0].number("width") / bytes;
+            EXPECT_NEAR(bars[0].number("width"), bytes * scale, 0.1) << row << what;
+            right = bars[0].right();
+        };
+        expect_bar("parameters", "parameters", "parameter_bytes", pixels_a_byte);
+        expect_bar("gradients", "gradients", "gradient_bytes", pixels_a_byte);
+        expect_bar("optimizer", "optimizer", "optimizer_bytes", pixels_a_byte);
+        expect_bar("communication", "communication", "gathered_bytes", pixels_a_byte);
+        EXPECT_TRUE(row.at("as_predicted").get<bool>());
+        // So the mark of the prediction is at the bar's end.
+        EXPECT_TRUE(std::ranges::any_of(all, [&](const Drawn& d) {
+            return d.name == "polyline" && d.attributes.at("stroke-width") == "3" &&
+                   std::abs(d.points().at(0).first - right) < 0.02;
+        })) << stage;
+        expect_bar("communication", "sent", "sent_bytes", pixels_a_sent_byte);
+    }
+}
+
+TEST(Pictures, WithoutEffectOrPlaceAreRefused) {
+    const auto refuses = [](const std::string& chapter, const std::string& arguments,
+                            const std::vector<std::string>& telling) {
+        expect_one_error_line(run(chapter, arguments), telling);
+    };
+    TempDir dir;
+    const std::string svg = "--svg " + dir.path();
+    refuses("00_single_gpu", "--steps 0 " + svg, {"--svg has no effect", "--steps"});
+    refuses("00_single_gpu", "--estimate " + svg, {"--estimate", "--svg"});
+    refuses("00_single_gpu", "--compare recompute " + svg, {"--compare", "--svg"});
+    refuses("01_data_parallel", svg, {"--svg has no effect", "--compare"});
+    refuses("01_data_parallel", svg + " --demo bandwidth", {"--svg has no effect", "--demo"});
+    refuses("01_data_parallel", svg + " --demo collectives", {"--svg", "2 ranks"});
+    refuses("02_zero", svg, {"--svg has no effect", "--compare"});
+    put(dir / "file", "");
+    refuses("00_single_gpu", "--svg " + dir / "file", {dir / "file", "cannot be made"});
+    refuses("00_single_gpu", "--svg " + dir / "file/below", {dir / "file/below", "cannot be made"});
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
+}
+
+}  // namespace
+}  // namespace ultrascale::test
