@@ -6,12 +6,14 @@
 #include <random>
 #include <set>
 
-#include "report/cli.h"
 #include "core/device.h"
 #include "files/file.h"
-#include "report/json_lines.h"
 #include "measure.h"
 #include "primer.h"
+#include "report/cli.h"
+#include "report/json_lines.h"
+#include "report/svg.h"
+#include "tiling.h"
 
 using namespace ultrascale;
 using namespace ultrascale::kernels;
@@ -23,7 +25,7 @@ struct Chapter {
     std::vector<std::string> kernels;
     LadderOptions ladder{.seed = std::random_device{}()};
     bool primer = false, list = false;
-    std::string json;
+    std::string json, svg;
 
     void add_options(OptionList& options) {
         const auto runs = [this] { return !list; };
@@ -66,6 +68,14 @@ struct Chapter {
                  "Write what the tables show, one JSON object a kernel, and a summary")
             .only_if(runs, lists)
             .only_if(measures, primes);
+        options
+            .add("--svg", svg,
+                 "Directory to write tiles.svg to: how the last of the fp32 product's kernels cuts "
+                 "its "
+                 "work (without a GPU)")
+            .only_if(runs, lists)
+            .only_if(measures, primes)
+            .only_if([this] { return ladder.size.empty(); }, "--svg draws the problem's own size");
     }
 };
 
@@ -100,12 +110,26 @@ std::vector<Kernel> chosen(const Chapter& chapter) {
     return kernels;
 }
 
+// Whose tiles --svg draws: the last of the fp32 product's kernels that run here, or the student's.
+const Kernel& to_draw(const std::vector<Kernel>& kernels) {
+    const Kernel* last = nullptr;
+    for (const Kernel& k : kernels)
+        if (k.problem == "product" && k.run && (last == nullptr || last->family > 0)) last = &k;
+    if (last == nullptr)
+        user_error("--svg: the picture is of a kernel of the problem \"product\"; --family 3");
+    return *last;
+}
+
 bool run(const Chapter& chapter) {
     if (chapter.ladder.by_line && on_gpu)
         user_error(
             "--microscope executes kernels on the CPU: make BACKEND=cpu 07_kernels; on a GPU, ncu "
             "shows the same (README.md)");
     const std::vector<Kernel> kernels = chosen(chapter);
+    if (!chapter.svg.empty()) {
+        if (on_gpu) user_error("--svg watches a kernel on the CPU: make BACKEND=cpu 07_kernels");
+        to_draw(kernels), check_can_draw(chapter.svg);
+    }
     if (chapter.list) {
         fmt::print("  {:<27} {:<19} {}\n", "kernel", "problem", "adds");
         for (const Kernel& k : kernels)
@@ -126,8 +150,9 @@ bool run(const Chapter& chapter) {
     JsonLines json(chapter.json);
     fmt::print("{}; seed {}\n", device_description(), chapter.ladder.seed);
     if (!on_gpu && !chapter.ladder.check_only && !chapter.primer)
-        fmt::print("cost: a model's time for memory (moved / least) or for shared memory (turns), "
-                   "the longer one\n");
+        fmt::print(
+            "cost: a model's time for memory (moved / least) or for shared memory (turns), "
+            "the longer one\n");
     bool ok = true;
     int checked = 0;
     std::vector<std::pair<Kernel, std::vector<LaunchNote>>> launched;
@@ -171,6 +196,12 @@ bool run(const Chapter& chapter) {
         }
     }
     if (chapter.primer) print_primer(launched);
+    if (!chapter.svg.empty() && ok) {
+        const Kernel& kernel = to_draw(kernels);
+        const Problem& its = *std::ranges::find(problems, kernel.problem, &Problem::name);
+        const Trial trial = make_trial(its, its.observed[0], 1);
+        draw_tiles(chapter.svg, kernel, observe_tiling(kernel, trial.arguments));
+    }
     const nlohmann::ordered_json configuration = {
         {"chapter", "07_kernels"}, {"device", device_description()}, {"seed", chapter.ladder.seed}};
     json.write(nlohmann::ordered_json{{"summary",

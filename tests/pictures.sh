@@ -25,3 +25,5 @@ export OMP_NUM_THREADS=1  # several ranks share the cores
 draw 2 01_data_parallel --compare --bucket-mb 1 --node-size 1 --inter-gbps 1
 draw 4 01_data_parallel --demo collectives
 draw 4 02_zero --compare --steps 3
+draw 4 03_tensor_parallel --tp 4 --sequence-parallel --steps 1
+case $build in *cuda*) ;; *) draw 1 07_kernels --check --kernel product_warp_tiles ;; esac  # seen only without a GPU
