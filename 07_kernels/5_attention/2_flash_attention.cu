@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(threads, 2)
     // of this head
     const int64_t stride = H * D,
                   begin = (int64_t(blockIdx.x) / H * T * H + int64_t(blockIdx.x) % H) * D;
-    const int64_t first = int64_t(gridDim.y - 1 - blockIdx.y) *
-                          tile;  // query; the last ones first: they have most keys
+    const int64_t first =
+        int64_t(gridDim.y - 1 - blockIdx.y) * tile;  // the last queries first: most keys
     q += begin, k += begin, v += begin, o += begin;
 
     load<D>(shared.q, q + first * stride, stride, T - first);
