@@ -23,7 +23,7 @@ uint8_t round_to_e4m3(float& x) {
 
 namespace {
 
-// As Input says of e4m3; rounds `host`.
+// Packs fp8 numbers as Input describes, and rounds `host` to them.
 Tensor e4m3_tensor(const Shape& shape, std::vector<float>& host) {
     const int64_t rows = shape[0], K = shape[1], words = (K + 15) / 16 * 4;
     std::vector<int32_t> packed(size_t(rows * words));
@@ -117,7 +117,7 @@ double error_of(const std::function<void(const Arguments&)>& run, const Trial& t
 
 std::string verdict(const Problem& problem, const Sizes& size, double error) {
     if (std::isnan(error))
-        return fmt::format("{}: part of the output was not written, or is no number",
+        return fmt::format("{}: part of the output was not written, or is not a number",
                            text(problem, size));
     if (error > problem.tolerance)
         return fmt::format("{}: relative error {:.1e} > {:.0e}", text(problem, size), error,

@@ -1,13 +1,13 @@
-// Is a kernel's output right? Against float64, row by row, with fresh random inputs and an output
-// full of NaN.
+// Checks a kernel's output against float64, row by row. The inputs are random, and the output is
+// filled with NaN before the kernel runs.
 #pragma once
 
 #include "kernel.h"
 
 namespace ultrascale::kernels {
 
-// The fp8 number (e4m3: 3 bits of mantissa, exponents -6 .. 8) nearest to x, ties to even, and its
-// byte. 448 is the largest.
+// Rounds x to the nearest fp8 number (e4m3: 3 bits of mantissa, exponents -6 .. 8, 448 at most;
+// ties to even), and returns its byte.
 uint8_t round_to_e4m3(float& x);
 
 struct Trial {
@@ -16,21 +16,21 @@ struct Trial {
 };
 Trial make_trial(const Problem& problem, const Sizes& size, uint64_t seed);
 
-// Rows of the output in float64, computed once for all kernels: all of them, or 16, the first and
-// the last among them.
+// Rows of the right output in float64, computed once for all kernels: all rows, or 16 of them,
+// including the first and the last.
 struct Answer {
     std::vector<int64_t> rows;
     std::vector<double> values;  // row after row
 };
 Answer answer_of(const Problem& problem, const Trial& trial, bool all_rows);
 
-// Runs a kernel (or a library's) on a poisoned output; returns the largest relative L2 error of a
-// piece of a row (256 columns: one large element must not hide what is wrong with the others). NaN:
-// something was not written, or is not a number.
+// Fills the output with NaN, runs a kernel (ours or a library's), and returns the largest relative
+// L2 error of a piece of a row: 256 columns, so that one large element cannot hide errors in the
+// others. NaN: part of the output was not written, or is not a number.
 double error_of(const std::function<void(const Arguments&)>& run, const Trial& trial,
                 const Answer& answer);
 
-// "": the error is within the problem's tolerance. Else what is wrong at this size.
+// "" if the error is within the problem's tolerance, else what is wrong at this size.
 std::string verdict(const Problem& problem, const Sizes& size, double error);
 
 std::string text(const Problem& problem, const Sizes& size);  // "rows 64, columns 512"

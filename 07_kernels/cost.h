@@ -1,20 +1,19 @@
-// What a kernel's memory accesses cost, by a model: the rank of a kernel where there is no clock.
+// Estimates what a kernel's memory accesses cost, to rank kernels where there is no clock.
 //
 //     cost    = max(memory, shared memory), over what memory needs for the problem's least bytes
 //     memory  = 32 bytes for each sector that is loaded or stored,
 //               32 bytes for each thread's atomic operation, which are done one after another
 //     shared memory = 16 bytes for each turn (wavefront) of its banks, so bank conflicts count
 //
-// Both memories work at the same time, so the slower one is waited for, as in the roofline; of
-// several kernels that follow each other the costs are added up. 1 is perfect. The 16 bytes: an
-// H200 moves 4.24 TB/s, which is 16 bytes a clock (1.98 GHz) for each of its 132 SMs, and in a
-// clock an SM's shared memory takes one turn. So while one sector comes from memory, two turns go
-// by.
+// Both memories work at the same time, so the slower one decides, as in the roofline. Where several
+// kernels follow each other, their costs are added up. 1 is perfect. The 16 bytes: an H200 moves
+// 4.24 TB/s, which is 16 bytes per clock (1.98 GHz) for each of its 132 SMs, and an SM's shared
+// memory takes one turn per clock. So shared memory takes two turns in the time of one sector.
 //
 // Measured on that H200, transpose_naive takes 6.0 times and transpose_shared 1.85 times as long as
-// transpose_padded; the model says 4.50 and 2.06. It knows no caches, no arithmetic, no latency and
-// no launches, and that atomic operations on one address cost more than others: kernels that it
-// calls level may differ on a GPU.
+// transpose_padded; the estimate says 4.50 and 2.06. It ignores caches, arithmetic, latency and
+// launches, and that atomic operations on the same address cost more than others: kernels that it
+// ranks equal may differ on a GPU.
 #pragma once
 
 #include <string>
@@ -22,11 +21,11 @@
 namespace ultrascale::kernels {
 
 struct Cost {
-    double total = 0;               // this ranks; 0: not observed
-    double memory = 0, shared = 0;  // what the two take by themselves, in the same unit
+    double total = 0;               // kernels are ranked by this; 0: not observed
+    double memory = 0, shared = 0;  // what each takes by itself, in the same unit
     double atomics = 0;             // threads' operations on global memory
-    std::string conflicts = {};  // the shared accesses that lose most turns: "loads", "stores", ...
-    double turns = 0, at_best = 0;  // of one request among those, and without bank conflicts
+    std::string conflicts = {};     // which shared accesses lose most turns: "loads", "stores", ...
+    double turns = 0, at_best = 0;  // turns per request of those; at best: without bank conflicts
 };
 inline constexpr double sector_bytes = 32, turn_bytes = 16;
 

@@ -1,11 +1,11 @@
-// What a kernel's file includes: CUDA (or common/simt's stand-in for it), and the list that a
-// kernel enters.
+// What a kernel's file includes: CUDA (or common/simt's stand-in for it), and the list in which
+// kernels are registered.
 //
 // A file holds one kernel, run(), which launches it, and a line that registers it:
 //
-//     const Registered here{"vector add", "one thread an element", run};
+//     const Registered here{"vector add", "one thread per element", run};
 //
-// Its name and place are those of the file: 1_first_steps/2_vector_add_grid_stride.cu is family 1,
+// The file's path gives its name and number: 1_first_steps/2_vector_add_grid_stride.cu is family 1,
 // number 2, "vector_add_grid_stride".
 #pragma once
 
@@ -24,7 +24,7 @@ struct Kernel {
     int family, number;
     std::string name, problem;
     std::string idea;               // what it adds to the one before
-    void (*run)(const Arguments&);  // nullptr: it needs PTX, and there is none here
+    void (*run)(const Arguments&);  // nullptr: it needs PTX, which the CPU cannot run
     std::string file;               // 1_first_steps/1_vector_add.cu
     Needs needs = Needs::any_gpu;
 };
@@ -36,8 +36,8 @@ public:
                const std::source_location& at = std::source_location::current());
 };
 
-// What a kernel registers that needs PTX, a GPU's own instructions. Where kernels run on the CPU it
-// is not compiled (#ifndef ULTRASCALE_SIMT), and there is no run().
+// A kernel that needs PTX, a GPU's own instructions, registers ON_GPU(run). Where kernels run on
+// the CPU, it is not compiled (#ifndef ULTRASCALE_SIMT) and has no run().
 #ifdef ULTRASCALE_SIMT
 #define ON_GPU(run) nullptr
 #else
@@ -45,7 +45,7 @@ public:
 #endif
 
 const std::vector<Kernel>& all_kernels();       // by family and number
-std::string why_skipped(const Kernel& kernel);  // what it needs and is not here; "": it runs
+std::string why_skipped(const Kernel& kernel);  // what it needs that is missing; "": it runs
 
 // The launches since the last call, for the primer.
 struct LaunchNote {
@@ -60,7 +60,7 @@ std::vector<LaunchNote> take_launches();
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 #if defined(__CUDACC__) || defined(ULTRASCALE_SIMT)
-// What LAUNCH makes here: as common/cuda's, and noted.
+// In this chapter LAUNCH does what common/cuda's does, and notes the launch.
 template <class... Parameters>
 Launch<Parameters...> noted_launch(void (*kernel)(Parameters...), const char* name, dim3 grid,
                                    dim3 block, size_t shared_bytes, bool early = false) {

@@ -10,7 +10,7 @@
 namespace ultrascale::kernels {
 namespace {
 
-// At every size that is not timed; a kernel that is wrong at one is not tried at more.
+// Checks at every size that is not timed, and drops a kernel at the first size where it is wrong.
 void check_all(const Problem& problem, const LadderOptions& options, std::vector<Rung>& rungs) {
     std::vector<Sizes> sizes = problem.awkward;
     sizes.insert(sizes.end(), problem.observed.begin(), problem.observed.end());
@@ -26,10 +26,10 @@ void check_all(const Problem& problem, const LadderOptions& options, std::vector
                 rung.wrong = verdict(problem, size, error);
                 if (!rung.wrong.empty()) rung.wrong += races_of(*rung.kernel, trial);
                 rung.error = std::isnan(error) ? error : std::max(rung.error, error);
-            } catch (const std::logic_error& error) {  // what common/simt finds in a kernel
+            } catch (const std::logic_error& error) {  // an error that common/simt finds
                 rung.wrong = fmt::format("{}: {}", text(problem, size), error.what());
             } catch (const std::runtime_error&
-                         error) {  // CUDA's: nothing runs on the device after an illegal access
+                         error) {  // from CUDA: after an illegal access nothing runs on the device
                 user_error("{}, {}: {}", rung.kernel->name, text(problem, size), error.what());
             }
         }

@@ -1,5 +1,4 @@
-// A problem's kernels beside each other: are they right, and how near do they come to what is
-// possible?
+// Compares a problem's kernels: are they right, and how close do they come to what is possible?
 #pragma once
 
 #include "check.h"
@@ -14,17 +13,17 @@ struct LadderOptions {
     bool by_line = false;     // the microscope: every line that loads or stores
 };
 
-// What came of one kernel at one size.
+// One kernel's results at one size.
 struct Rung {
     const Kernel* kernel = nullptr;
     Sizes size;
-    double error = 0;    // the largest of all sizes that were checked
-    int checked = 0;     // sizes
+    double error = 0;    // the largest over all sizes that were checked
+    int checked = 0;     // how many sizes
     std::string wrong;   // "": nothing
     double seconds = 0;  // GPU: the median of a launch
     double traffic = 0;  // CPU: bytes that global memory moves, over the least possible
     Cost cost = {};      // CPU
-    std::vector<std::pair<std::string, double>> seen = {};  // CPU: the sums, named as in --json
+    std::vector<std::pair<std::string, double>> seen = {};  // CPU: counts, named as in --json
     // Lower is better; 0: not measured.
     double rank() const { return seconds > 0 ? seconds : cost.total; }
 };
@@ -35,12 +34,12 @@ struct Rung {
 std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels,
                         const LadderOptions& options);
 
-// How a row of the table is called: by its kernel, or, where one kernel is measured at several
-// sizes, by the size.
+// The label of a table's row: the kernel's name, with the size if there are several; the size alone
+// if there is only one kernel.
 std::string label(const Problem& problem, const Rung& rung, const std::vector<Sizes>& sizes,
                   const std::vector<Rung>& right);
 
-// Where `mine` stands among the rungs of its size, and what it loses by, e.g.
+// The rank of `mine` among the kernels at its size, and why it is not the first, e.g.
 //   mine: number 4 of 5 by cost, behind transpose_padded:
 //         it moves no more, but its shared loads take 32.0 turns instead of 1.0
 // "" if it was not measured, or is wrong.

@@ -1,6 +1,6 @@
 // Chapter 07: kernels. Every file in the numbered folders is one kernel with one idea; this program
-// checks all of them against float64 and measures them: with a clock on a GPU, under the microscope
-// without one.
+// checks them all against float64 and measures them: on a GPU it times them, without one it counts
+// their memory accesses (the microscope).
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -39,40 +39,42 @@ struct Chapter {
             .between(1, 6)
             .only_if([this] { return kernels.empty(); }, "--kernel names the kernels");
         options.add("--kernel", kernels,
-                    "Kernels by name (--list shows them); mine: yours in mine.cu, among those of "
-                    "its problem");
+                    "Only these kernels (--list shows their names); mine: your kernel in mine.cu, "
+                    "beside those of its problem");
         options
             .add("--size", ladder.size,
-                 "The problem's dimensions, e.g. 1024,1024. Default: its own")
+                 "The problem's dimensions, e.g. 1024,1024. Default: each problem's own")
             .split_at(',')
             .between(1, int64_t(1) << 32)
             .only_if(runs, lists);
-        options.flag("--check", ladder.check_only, "Only compare with float64")
+        options.flag("--check", ladder.check_only, "Only compare the results with float64")
             .only_if(runs, lists)
             .only_if(measures, primes);
         options
-            .flag(
-                "--microscope", ladder.by_line,
-                "Each line that loads or stores: sectors, bank conflicts, threads (without a GPU)")
+            .flag("--microscope", ladder.by_line,
+                  "Sectors, bank conflicts and threads of each line that loads or stores (without "
+                  "a GPU)")
             .only_if(runs, lists)
             .only_if(measures, primes)
             .only_if([this] { return !ladder.check_only; }, "--check looks at the results only");
-        options.flag("--primer", primer, "This GPU's hierarchy, and the kernels' occupancy")
+        options
+            .flag("--primer", primer,
+                  "Show the GPU's units and memories, and each kernel's occupancy")
             .only_if(runs, lists);
-        options.flag("--list", list, "All kernels");
-        options.add("--seed", ladder.seed, "Of the random inputs. Default: another one each time")
+        options.flag("--list", list, "List all kernels and what each adds");
+        options
+            .add("--seed", ladder.seed, "Seed of the random inputs. Default: a new one each time")
             .only_if(runs, lists)
             .only_if(measures, primes);
         options
             .add("--json", json,
-                 "Write what the tables show, one JSON object a kernel, and a summary")
+                 "Write the tables to this file: one JSON object per kernel, then a summary")
             .only_if(runs, lists)
             .only_if(measures, primes);
         options
             .add("--svg", svg,
-                 "Directory to write tiles.svg to: how the last of the fp32 product's kernels cuts "
-                 "its "
-                 "work (without a GPU)")
+                 "Directory to write tiles.svg to: how the last kernel of the fp32 product cuts its "
+                 "work (CPU only)")
             .only_if(runs, lists)
             .only_if(measures, primes)
             .only_if([this] { return ladder.size.empty(); }, "--svg draws the problem's own size");
@@ -86,7 +88,7 @@ std::vector<Problem> all_problems() {
     return all;
 }
 
-// The kernels that --family or --kernel names.
+// The kernels that --family or --kernel selects.
 std::vector<Kernel> chosen(const Chapter& chapter) {
     const auto has = [](const auto& list, const auto& x) {
         return std::ranges::find(list, x) != list.end();
@@ -123,8 +125,8 @@ const Kernel& to_draw(const std::vector<Kernel>& kernels) {
 bool run(const Chapter& chapter) {
     if (chapter.ladder.by_line && on_gpu)
         user_error(
-            "--microscope executes kernels on the CPU: make BACKEND=cpu 07_kernels; on a GPU, ncu "
-            "shows the same (README.md)");
+            "--microscope executes kernels on the CPU: build it with make BACKEND=cpu 07_kernels; "
+            "on a GPU, ncu counts the same (MEASURED.md)");
     const std::vector<Kernel> kernels = chosen(chapter);
     if (!chapter.svg.empty()) {
         if (on_gpu) user_error("--svg watches a kernel on the CPU: make BACKEND=cpu 07_kernels");
@@ -151,8 +153,8 @@ bool run(const Chapter& chapter) {
     fmt::print("{}; seed {}\n", device_description(), chapter.ladder.seed);
     if (!on_gpu && !chapter.ladder.check_only && !chapter.primer)
         fmt::print(
-            "cost: a model's time for memory (moved / least) or for shared memory (turns), "
-            "the longer one\n");
+            "cost: estimated time, the longer of global and shared memory's; 1 = memory moves the "
+            "least bytes\n");
     bool ok = true;
     int checked = 0;
     std::vector<std::pair<Kernel, std::vector<LaunchNote>>> launched;

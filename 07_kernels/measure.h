@@ -1,5 +1,5 @@
-// Measures kernels that are right: measure_gpu.cpp with a clock, observe_cpu.cpp with the
-// microscope.
+// Measures the kernels that are right: measure_gpu.cpp times them, observe_cpu.cpp counts their
+// memory accesses with the microscope.
 #pragma once
 
 #include "ladder.h"
@@ -13,15 +13,15 @@ inline constexpr bool on_gpu = false;
 #endif
 
 // Prints a table of the kernels at each of the sizes. Returns what it measured: `seconds`, or
-// `traffic` and `seen`; `wrong` where a large size or a race shows it.
+// `traffic` and `seen`; and `wrong` if a large size or a race shows an error.
 std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
                           const std::vector<Sizes>& sizes, const std::vector<Rung>& right);
 
 // Above a table: what each of its kernels adds to the one before.
 void print_ideas(const std::vector<Rung>& right);
 
-// What a wrong kernel's races may have to do with it: "; race: 3_transpose_shared.cu:21 (store) and
-// :24 (load)", or "" (on a GPU: always).
+// A race that may be why a kernel is wrong: "; race: 3_transpose_shared.cu:24 (store) and
+// 3_transpose_shared.cu:29 (load)", or "" (on a GPU: always).
 std::string races_of(const Kernel& kernel, const Trial& trial);
 
 }  // namespace ultrascale::kernels

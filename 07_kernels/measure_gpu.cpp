@@ -1,4 +1,4 @@
-// On a GPU: time, and what of the roofline a kernel reaches (Williams et al. 2009).
+// On a GPU: times the kernels, and compares them with the roofline (Williams et al. 2009).
 #ifdef ULTRASCALE_CUDA
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@
 namespace ultrascale::kernels {
 namespace {
 
-// Bytes/s that a plain copy reads and writes, together.
+// Bytes/s that a plain copy reads and writes, added up.
 double copy_rate() {
     static const double rate = [] {
         const Tensor from = Tensor::zeros({1 << 28}, DType::fp32, Memory::workspace),
@@ -25,8 +25,8 @@ double copy_rate() {
     return rate;
 }
 
-// The same problem in several places, as a model has several layers: a call that follows another
-// finds nothing of its own in L2.
+// Several copies of the same problem, as a model has several layers: a call does not find its data
+// in L2, where the call before would have left it.
 std::vector<Arguments> copies_of(const Arguments& arguments) {
     constexpr int count = 4;
     const auto copy_of = [](const Tensor& from) {
@@ -80,7 +80,7 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
         if (problem.library && problem.library(trial.arguments))
             compared.push_back(in_turn(problem.library));
         double library = 0,
-               library_default = 0;  // their seconds, beside the last rung that was measured
+               library_default = 0;  // their seconds, taken beside the rung measured last
         const auto line = [&](const std::string& name, double error, double seconds) {
             fmt::print("  {:<36} {:>8.1e} {:>10.4f} {:>8.1f} {:>8.3f} {:>7.1f} % {:>10}\n", name,
                        error, seconds * 1e3, problem.bytes(size) / seconds / 1e9,

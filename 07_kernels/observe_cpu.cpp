@@ -1,4 +1,5 @@
-// Without a GPU: what each kernel does to memory, from the microscope (common/simt/microscope.h).
+// Without a GPU: counts each kernel's memory accesses with the microscope
+// (common/simt/microscope.h).
 #ifndef ULTRASCALE_CUDA
 #include <fmt/format.h>
 
@@ -10,12 +11,12 @@
 namespace ultrascale::kernels {
 namespace {
 
-// Over all kernels that one run launched.
+// Summed over all kernels that one run launched.
 struct Traffic {
     simt::Counts load, store, atomic, shared_load, shared_store, shared_atomic, all;
-    double cost = 0;  // of the kernels, one after the other (cost.h), in bytes
+    double cost = 0;  // the sum of the kernels' costs (cost.h), in bytes
 
-    // Of loads or of stores, whichever have more; 0: none.
+    // Bank conflicts of loads or of stores, whichever have more; 0: no such accesses.
     double ways() const { return std::max(shared_load.ways(), shared_store.ways()); }
 };
 double memory_bytes(const Traffic& t) {

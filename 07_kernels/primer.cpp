@@ -7,7 +7,7 @@
 namespace ultrascale::kernels {
 namespace {
 
-// What the machine code takes. Registers: 0 where nothing was compiled for a GPU.
+// What the machine code takes. registers is 0 if nothing was compiled for a GPU.
 struct Code {
     int registers;
     int64_t static_shared;
@@ -63,7 +63,7 @@ Occupancy occupancy(const Hierarchy& gpu, const LaunchNote& launch) {
     o.shared_per_block = code.static_shared + int64_t(launch.shared_bytes);
     o.by_warps = gpu.warps / warps;
     o.by_blocks = gpu.blocks;
-    // Registers are given out to warps, 256 at a time; each of an SM's four quarters has its own.
+    // Registers are allocated to warps in units of 256; each quarter of an SM has its own.
     const int64_t of_warp = (int64_t(code.registers) * 32 + 255) / 256 * 256;
     o.by_registers = of_warp ? int(gpu.registers / 4 / of_warp * 4 / warps) : gpu.blocks;
     const int64_t shared = (o.shared_per_block + gpu.shared_of_system + 127) / 128 * 128;
@@ -82,29 +82,32 @@ void print_primer(const std::vector<std::pair<Kernel, std::vector<LaunchNote>>>&
 #ifdef ULTRASCALE_CUDA
     fmt::print("{}\n", gpu.name);
 #else
-    fmt::print("no GPU here: numbers of an {}; only nvcc knows registers and __shared__ arrays\n",
-               gpu.name);
+    fmt::print(
+        "no GPU here, so these are an {}'s numbers; only nvcc knows a kernel's registers and "
+        "__shared__ "
+        "arrays\n",
+        gpu.name);
 #endif
     const auto line = [](const std::string& part, const std::string& what) {
         fmt::print("  {:<35}{}\n", part, what);
     };
-    line("grid", "threads come in blocks; 32 of a block, a warp, execute together");
+    line("grid", "threads come in blocks; 32 threads of a block, a warp, execute together");
     line(fmt::format("{:>4} SMs", gpu.multiprocessors),
          fmt::format("a block runs on one of them, with up to {} threads", gpu.threads_per_block));
     line(fmt::format("     each SM: {:3} warps, {} blocks", gpu.warps, gpu.blocks),
-         "at once; each clock 4 schedulers issue an instruction of a warp");
+         "at once; in each clock 4 schedulers issue one warp's instruction each");
     line(fmt::format("     {:6} registers of 4 bytes", gpu.registers),
-         fmt::format("{} KiB: a thread's own, {} each at full occupancy, 255 at most",
+         fmt::format("{} KiB, private to each thread: {} at full occupancy, 255 at most",
                      gpu.registers * 4 >> 10, gpu.registers / (gpu.warps * 32)));
     line(fmt::format("     {:6} KiB shared memory", gpu.shared >> 10),
-         fmt::format("a block's own, {} KiB at most; 32 banks of 4 bytes a clock",
+         fmt::format("private to each block, {} KiB at most; 32 banks of 4 bytes per clock",
                      gpu.shared_per_block >> 10));
-    line(fmt::format("{:>4} MiB L2", gpu.l2 >> 20), "all SMs'");
+    line(fmt::format("{:>4} MiB L2", gpu.l2 >> 20), "shared by all SMs");
     line(fmt::format("{:>4.0f} GB memory", double(gpu.memory) / 1e9),
          fmt::format("{:.2f} TB/s by the data sheet\n", gpu.memory_rate / 1e12));
 
     fmt::print(
-        "occupancy: blocks that an SM holds at once, as each resource allows; the least counts,\n"
+        "occupancy: how many blocks each resource lets an SM hold at once; the smallest counts,\n"
         "{} at most\n",
         gpu.blocks);
     constexpr const char* row = "  {:<27} {:>7} {:>4} {:>8} | {:>5} {:>4} {:>6} | {:>6} {:>5} {}\n";

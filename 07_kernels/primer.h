@@ -1,33 +1,33 @@
-// The hierarchy that a kernel runs on, and how much of it a kernel can occupy.
+// The units and memories of a GPU, and how many of them a kernel can occupy.
 #pragma once
 
 #include "kernel.h"
 
 namespace ultrascale::kernels {
 
-// What one multiprocessor (SM) and the whole GPU have. Of this GPU, or, where there is none, of an
-// H200 (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0; the
-// product's data sheet).
+// The resources of one multiprocessor (SM) and of the whole GPU: of this GPU or, if there is none,
+// of an H200 (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0;
+// the product's data sheet).
 struct Hierarchy {
     std::string name = "H200 SXM";
     int multiprocessors = 132, warps = 64, blocks = 32, threads_per_block = 1024;
-    int64_t registers = 65536;                                     // 4 bytes each
+    int64_t registers = 65536;  // 4 bytes each
     int64_t shared = 228 << 10,
-            shared_of_system = 1 << 10;  // bytes of an SM, and what each block loses to the system
-    int64_t shared_per_block = 227 << 10;                          // bytes
+            shared_of_system = 1 << 10;    // bytes of an SM, and those reserved in each block
+    int64_t shared_per_block = 227 << 10;  // bytes
     int64_t l2 = 50 << 20, memory = int64_t(141) * 1'000'000'000;  // bytes
     double memory_rate = 4.8e12;                                   // bytes/s, by the data sheet
 };
 Hierarchy this_gpu();
 
-// Blocks of one launch that an SM can hold at once: what each resource allows; the least of them
+// How many blocks of one launch an SM can hold at once. Each resource allows a number; the smallest
 // counts.
 struct Occupancy {
     int registers_per_thread = 0;  // 0: not known without nvcc's machine code
     int64_t shared_per_block = 0;  // bytes, static and dynamic
     int by_warps = 0, by_blocks = 0, by_registers = 0, by_shared = 0;
     int blocks = 0;
-    double share = 0;  // warps held, of those that an SM can hold
+    double share = 0;  // the warps it holds, over the most it can hold
     const char* limit = "";
 };
 Occupancy occupancy(const Hierarchy& gpu, const LaunchNote& launch);

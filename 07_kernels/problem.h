@@ -1,8 +1,8 @@
-// What a kernel has to compute: a Problem says its sizes, its inputs, the answer in float64, and
-// what it costs at least.
+// A Problem describes what a kernel has to compute: its sizes, its inputs, the answer in float64,
+// and the FLOPs and bytes that it takes at least.
 //
-// Kernels of one problem are compared with each other, so a problem is stated once, in its family's
-// problems.cpp, and a kernel's file holds nothing but the kernel.
+// Kernels of one problem are compared with each other, so a problem is defined once, in its
+// family's problems.cpp, and a kernel's file holds nothing but the kernel.
 #pragma once
 
 #include <functional>
@@ -15,17 +15,16 @@ namespace ultrascale::kernels {
 
 using Sizes = std::vector<int64_t>;  // the values of Problem::dimensions, in their order
 
-// What a kernel is given. The output is full of NaN: what a kernel does not write is seen.
+// What a kernel is given. The output is full of NaN, which shows what a kernel does not write.
 struct Arguments {
     Sizes size;
     std::vector<Tensor> in;
     Tensor out;
 };
 
-// An input: standard normal numbers, their absolute values, or 2 to the power of `octaves` times
-// them; int32: uniform in [0, below). e4m3: a matrix (rows, K) of fp8 numbers, which the kernels
-// see as a tensor of int32, four of them in each; a row is filled up with zeros to a multiple of 16
-// bytes.
+// An input: standard normal numbers x, |x| (positive), or 2^(octaves x); int32: uniform in [0,
+// below). e4m3: a matrix (rows, K) of fp8 numbers, which the kernels see as a tensor of int32, four
+// numbers in each; every row is padded with zeros to a multiple of 16 bytes.
 struct Input {
     Shape shape;
     DType dtype = DType::fp32;
@@ -35,7 +34,7 @@ struct Input {
     bool e4m3 = false;
 };
 using HostInputs = std::vector<std::vector<
-    float>>;  // as the kernels see them, i.e. rounded to bf16 where they are bf16, to fp8 likewise
+    float>>;  // as the kernels see them: rounded to bf16 or fp8 if they are of that type
 
 struct Problem {
     std::string name;
@@ -44,7 +43,7 @@ struct Problem {
     std::vector<Sizes> observed;          // on the CPU; also checked on a GPU
     std::vector<Sizes> awkward;  // checked everywhere: tiny, odd, not a multiple of any tile
 
-    // "": the sizes make sense, else what would, for --size.
+    // For --size: "" if the sizes make sense, else which sizes would.
     std::function<std::string(const Sizes&)> refuses = [](const Sizes&) { return ""; };
     std::function<std::vector<Input>(const Sizes&)> inputs;
     std::function<Input(const Sizes&)> output;
@@ -54,20 +53,20 @@ struct Problem {
 
     std::function<double(const Sizes&)> flops;
     std::function<double(const Sizes&)> bytes;  // each input read once, the output written once
-    bool tensor_cores = false;  // which peak its FLOP count is held against: bf16's or fp32's,
-    double peaks = 1;                           // times this (fp8: 2)
-    // The vendor's function for the same, if there is one: cuBLAS. Measured beside the kernels on a
-    // GPU. False: it has none for these sizes.
+    bool tensor_cores = false;  // compares its rate with the peak of bf16, else of fp32,
+    double peaks = 1;           // times this (fp8: 2)
+    // cuBLAS's function for the same problem, if there is one. Measured beside the kernels on a
+    // GPU. It returns false if cuBLAS has none for these sizes.
     std::function<bool(const Arguments&)> library = nullptr;
-    // What cuBLAS takes by itself, where `library` is the fastest of several: cublasGemmEx.
+    // cublasGemmEx, which chooses a kernel by itself, while `library` is the fastest of several.
     // Measured beside the last kernel and `library`.
     std::function<void(const Arguments&)> library_default = nullptr;
 };
 
-// cuBLAS's product of fp8 matrices with a scale each, or with scales for blocks
+// cuBLAS's product of fp8 matrices with one scale per matrix, or one per block
 // (3_product/library_fp8.cpp); nullptr without CUDA.
 std::function<bool(const Arguments&)> fp8_library();
-// Its product of bf16 matrices by cublasGemmEx (3_product/library_gemm_ex.cpp); likewise.
+// cublasGemmEx's product of bf16 matrices (3_product/library_gemm_ex.cpp); nullptr without CUDA.
 std::function<void(const Arguments&)> gemm_ex_library();
 
 std::vector<Problem> first_steps(), memory(), product(), fusion(),

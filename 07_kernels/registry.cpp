@@ -36,7 +36,7 @@ const std::vector<Kernel>& all_kernels() { return registry(); }
 
 std::string why_skipped(const Kernel& kernel) {
     if (kernel.needs == Needs::hopper && !hopper()) return "it needs Hopper (sm_90a: H100, H200)";
-    return kernel.run ? "" : "it needs PTX, that is a GPU";
+    return kernel.run ? "" : "it uses tensor cores (PTX), which need a GPU";
 }
 
 void note_launch(const void* kernel, const char* name, dim3 block, size_t shared_bytes) {

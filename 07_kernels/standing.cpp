@@ -1,4 +1,4 @@
-// Where a student's kernel stands among the kernels of its problem, and why.
+// Ranks a student's kernel among the kernels of its problem, and says why it is not the first.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 namespace ultrascale::kernels {
 namespace {
 
-constexpr double rounding = 1.005;  // what differs by less prints the same figures
+constexpr double rounding = 1.005;  // smaller differences do not show in print
 
-// What `mine` loses by, as far as the model of cost.h knows.
+// Why `mine` takes longer than `best`, as far as the estimate of cost.h tells.
 std::string loses_by(const Rung& mine, const Rung& best) {
     const Cost& cost = mine.cost;
     std::string also;  // what costs more than the bytes that it moves

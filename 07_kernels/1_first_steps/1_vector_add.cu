@@ -1,4 +1,4 @@
-// The first kernel: c = a + b, one thread an element.
+// The first kernel: c = a + b, one thread per element.
 //
 // Host code allocates device memory, copies the inputs there, launches a grid of blocks of threads
 // and copies the result back:
@@ -9,12 +9,12 @@
 //     cudaMemcpy(result, c, 4 * n, cudaMemcpyDeviceToHost);
 //     cudaFree(a);
 //
-// LAUNCH(vector_add, blocks, threads, shared bytes)(c, a, b, n) also looks for errors, and without
-// a GPU calls common/simt.
+// LAUNCH(vector_add, blocks, threads, shared bytes)(c, a, b, n) also checks for errors; without a
+// GPU it executes the kernel on the CPU (common/simt).
 //
-// Device code is what a single thread does. __global__: a kernel, called from the host; __device__:
-// a function that kernels call. A thread finds its element from where it stands in the grid, and
-// does nothing where the last block reaches past the end.
+// Device code is what a single thread does. __global__ marks a kernel, which the host launches, and
+// __device__ a function that kernels call. A thread computes from its place in the grid which
+// element is its own, and does nothing if there is none: the last block may reach past the end.
 //
 //     block 0           block 1           block 2
 //     [0 1 2 ... 255]   [0 1 2 ... 255]   [0 1 2 ... ]   threadIdx.x
@@ -36,7 +36,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
 }
 
-const Registered here{"vector add", "one thread an element", run};
+const Registered here{"vector add", "one thread per element", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

@@ -1,9 +1,9 @@
-// A grid-stride loop: as many blocks as the GPU can hold at once, each thread takes every (number
-// of threads)-th element.
+// A grid-stride loop: there are as many blocks as the GPU can hold at once, and each thread takes
+// every (number of threads)-th element.
 //
-// The same kernel works for any n and any grid, blocks are started once, and what is common to all
-// elements is computed once. Threads of a warp still touch neighbouring elements in each turn: a
-// stride of the whole grid, not of a thread, keeps the accesses coalesced.
+// The same kernel works for any n and any grid, blocks are started once, and what all elements have
+// in common is computed once per thread. In each iteration the threads of a warp still touch
+// neighbouring elements: since the stride is the whole grid, the accesses stay coalesced.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -17,7 +17,7 @@ __global__ void vector_add(float* c, const float* a, const float* b, int64_t n) 
 
 void run(const Arguments& args) {
     const int64_t n = args.size[0], threads = 256,
-                  resident = 8 * multiprocessors();  // 2048 threads a multiprocessor (A100, Hopper)
+                  resident = 8 * multiprocessors();  // 2048 threads per SM (A100, Hopper)
     const unsigned blocks = unsigned(std::min(ceil_div(n, threads), resident));
     LAUNCH(vector_add, blocks, unsigned(threads), 0)
     (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);

@@ -1,13 +1,14 @@
 // 16-byte accesses: a thread loads float4s. A quarter of the instructions ask for the same bytes,
-// so each thread has more bytes under way: what hides the memory's latency is bytes in flight
-// (Little's law: 4.8 TB/s times 600 ns are 2.9 MB at any moment, on all SMs).
+// so each thread has more bytes in flight, which is what hides the memory's latency (Little's law:
+// 4.8 TB/s times 600 ns are 2.9 MB at any moment, over all SMs).
 //
-// And no loop again. In a grid-stride loop every thread has the same share, but not every SM gets
-// the same share of the memory's speed: the slowest decides. A block for each 256 float4s goes to
-// whichever SM is free. (float4s in a loop: 94 % of a copy on an H200; so: 101 %.)
+// There is no loop any more. In a grid-stride loop every thread has the same share of the work, but
+// not every SM gets the same share of the bandwidth, and the slowest decides. Here each block takes
+// 256 float4s and goes to whichever SM is free. (On an H200, float4s in a loop reach 94 % of a
+// copy's bandwidth, this kernel 101 %.)
 //
-// Addresses must be multiples of 16. Tensors begin so; what is left behind the last float4 is added
-// element by element.
+// Addresses must be multiples of 16. A tensor's first address is one; the elements after the last
+// float4 are added one by one.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -30,7 +31,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
 }
 
-const Registered here{"vector add", "16-byte loads and stores, blocks as SMs are free", run};
+const Registered here{"vector add", "16-byte accesses; blocks go to whichever SM is free", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

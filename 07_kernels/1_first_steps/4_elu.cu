@@ -1,9 +1,9 @@
 // ELU: y = x where x > 0, else exp(x) - 1; the playbook's example of what torch.compile and Triton
 // make of a few element-wise operations.
 //
-// Written as operations of their own (compare, exp, subtract, select) it would move the tensor
-// through memory four times; in one kernel the values between stay in registers. exp costs some
-// instructions, but far fewer than the memory gives time for.
+// As separate operations (compare, exp, subtract, select) it would move the tensor through memory
+// four times; in one kernel the intermediate values stay in registers. exp takes some instructions,
+// but far fewer than there is time for while memory delivers the data.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {

@@ -1,6 +1,6 @@
-// ELU with what vector_add showed: float4s, and blocks that go where an SM is free. Two float4s a
-// thread, both loaded before the first one is looked at: the exponential takes its time, and
-// meanwhile too little would be under way.
+// ELU with what vector_add showed: float4s, and blocks that go to whichever SM is free. Each thread
+// loads two float4s before it looks at the first: while it computes the exponentials, too few bytes
+// would be in flight otherwise.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -31,7 +31,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), n);
 }
 
-const Registered here{"elu", "two 16-byte loads a thread at once", run};
+const Registered here{"elu", "two 16-byte loads per thread at once", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

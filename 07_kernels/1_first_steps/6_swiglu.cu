@@ -1,7 +1,7 @@
 // SwiGLU: y = silu(gate) * up, where a row of the input holds gate and up side by side, (N, 2F) ->
 // (N, F), in bf16.
 //
-// One thread an element. A warp's load of 2-byte elements is two sectors: as many requests as for
+// One thread per element. A warp's load of 2-byte elements is two sectors: as many requests as for
 // floats move half the bytes.
 #include <cuda_bf16.h>
 
@@ -26,7 +26,7 @@ void run(const Arguments& args) {
     LAUNCH(swiglu, unsigned(ceil_div(n, 256)), 256, 0)(y, x, n, F);
 }
 
-const Registered here{"swiglu", "one thread an element", run};
+const Registered here{"swiglu", "one thread per element", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

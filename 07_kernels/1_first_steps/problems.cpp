@@ -1,4 +1,4 @@
-// Family 1: element by element. All are bound by the memory.
+// Family 1: element-wise operations, all of them memory-bound.
 #include <cmath>
 
 #include "../problem.h"

@@ -1,8 +1,9 @@
 // Control divergence: a warp issues one instruction at a time, for those of its threads that have
-// come to it. Where they go different ways the ways take turns, each without the other's threads.
+// reached it. Where threads take different branches, the warp executes one branch after the other,
+// each without the other's threads.
 //
-// Here odd elements and even elements are treated differently (256 multiply-adds; x is added or
-// taken away), so each warp does 512.
+// Here odd and even elements are treated differently (256 multiply-adds; x is added or subtracted),
+// so each warp executes 512.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -29,7 +30,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), n);
 }
 
-const Registered here{"branches", "neighbours go different ways", run};
+const Registered here{"branches", "neighbouring threads take different branches", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

@@ -1,8 +1,8 @@
-// The same with the decision in the data: each thread selects what it adds, then all threads of the
-// warp go one way, and a warp does 256 multiply-adds instead of 512.
+// The same with the decision in the data: each thread selects what it adds. Then all threads of the
+// warp take the same path, and a warp executes 256 multiply-adds instead of 512.
 //
-// Where the two ways have nothing in common, sort the elements so that whole warps go one way: i /
-// 32 % 2 instead of i % 2.
+// Where two branches have nothing in common, sort the elements so that whole warps take one branch:
+// i / 32 % 2 instead of i % 2.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -24,7 +24,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), n);
 }
 
-const Registered here{"branches", "the choice is data: all threads go one way", run};
+const Registered here{"branches", "the choice is data: all threads take one path", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

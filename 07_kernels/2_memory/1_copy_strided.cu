@@ -1,8 +1,8 @@
 // Coalescing, seen as bandwidth: out[i] = in[i * stride].
 //
-// Memory comes in sectors of 32 bytes, eight floats. At stride 1 a warp's load is 128 adjacent
-// bytes, four sectors, all of them used. At stride 8 and beyond each of the 32 threads needs a
-// sector of its own, and 28 of its 32 bytes are moved for nothing.
+// Memory delivers sectors of 32 bytes, eight floats. At stride 1 a warp's load is 128 adjacent
+// bytes, four sectors, all of them used. From stride 8 on, each of the 32 threads needs a sector of
+// its own, and 28 of its 32 bytes are moved for nothing.
 //
 //     stride 1   [0 1 2 3 4 5 6 7][8 ...                          4 sectors for 32 threads
 //     stride 2   [0 . 1 . 2 . 3 .][4 . 5 . 6 . 7 .][8 ...         8

@@ -1,7 +1,7 @@
-// Transpose: out (columns, rows) = in (rows, columns). One thread an element.
+// Transpose: out (columns, rows) = in (rows, columns). One thread per element.
 //
 // A warp reads 32 neighbours of a row: four sectors. It writes them to 32 rows of the output: 32
-// sectors, of which it fills an eighth each. Neighbouring warps fill the rest, if the sectors are
+// sectors, and it fills an eighth of each. Neighbouring warps fill the rest, if the sectors are
 // still in L2 by then.
 #include "../kernel.h"
 

@@ -1,13 +1,13 @@
-// Transpose through shared memory: a block reads a tile of 32 x 32 by rows, and writes it by
-// columns, so that both are coalesced.
+// Transpose through shared memory: a block reads the rows of a 32 x 32 tile, and writes its
+// columns as rows of the output, so both accesses are coalesced.
 //
 //     in, by rows            tile                out, by rows
 //     [-> -> -> ->]     [a b c d]           [a e i m]
 //     [-> -> -> ->]     [e f g h]     -->   [b f j n]        thread x of the writing warp
 //     [-> -> -> ->]     [i j k l]           [c g k o]        reads tile[x][y]: a column
 //
-// But the tile's columns lie in one bank: word 32 y + x is in bank x. 32 threads that read a column
-// wait for each other, 32 turns.
+// But each column of the tile lies in one bank: word 32 y + x is in bank x. The 32 threads that
+// read a column wait for each other, for 32 turns.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {

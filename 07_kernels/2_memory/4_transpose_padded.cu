@@ -1,5 +1,5 @@
 // One unused word at the end of each of the tile's rows: word 33 y + x is in bank (y + x) % 32, so
-// a column has all 32 banks, as a row has.
+// a column is spread over all 32 banks, as a row is.
 //
 //     bank    0 1 2 3 ...             0 1 2 3 ...
 //     row 0   a b c d                 a b c d .          column a e i m: before in bank 0 alone,

@@ -1,6 +1,6 @@
-// 16-byte accesses on both sides of a tile of 64 x 64: two loads and two stores a thread instead of
-// eight and eight, and 256 adjacent bytes a row of the tile. The tile keeps columns, so what a
-// thread loads goes to four of its rows.
+// 16-byte accesses on both sides of a tile of 64 x 64: two loads and two stores per thread instead
+// of eight of each, and 256 adjacent bytes per row of the tile. The tile is stored by columns, so
+// the four numbers that a thread loads go to four of its rows.
 //
 //     in (rows, columns)              tile[column][row]                out (columns, rows)
 //     [t0 t0 t0 t0|t1 t1 t1 t1| ..    [t0 .. ]                         [t0 t0 t0 t0|t1 t1 t1 t1| ..
@@ -9,13 +9,14 @@
 //                                     [t0 .. ]
 //                                     [t1 .. ]
 //
-// With 16 bytes to one side, columns are 4 words apart: some conflicts are left, two turns instead
-// of one, and the memory hides them.
+// Neighbouring threads now use banks that are 4 apart, so some conflicts remain: two turns instead
+// of one. The time that global memory takes hides them.
 //
-// Blocks that run at the same time stand below each other in `in`, thus side by side in `out`:
-// memory likes neighbouring writes even more than neighbouring reads (94.5 % of a copy on an H200
-// if they are side by side in `in`, 96.2 % so). No element is needed again: load_evict_last and
-// __stcs say what L2 may give up first (l2.cuh; 91.5 % without, 96.9 with __ldcs, 97.8 so).
+// Blocks that run at the same time lie below each other in `in`, so side by side in `out`:
+// neighbouring writes matter even more than neighbouring reads (on an H200, 96.2 % of a copy's
+// bandwidth, and 94.5 % if the blocks lie side by side in `in`). No element is needed again:
+// load_evict_last and __stcs tell L2 what to give up first (l2.cuh; 97.8 %, with __ldcs 96.9,
+// without hints 91.5).
 #include "../kernel.h"
 #include "cuda/l2.cuh"
 
@@ -24,7 +25,7 @@ namespace {
 
 constexpr int side = 64, threads = 512;
 constexpr int groups = side / 4,
-              turns = side * groups / threads;  // float4s in a row of the tile, and of a thread
+              turns = side * groups / threads;  // float4s per row of the tile, and per thread
 
 __global__ void __launch_bounds__(threads)
     transpose(float* out, const float* in, int64_t rows, int64_t columns) {

@@ -1,9 +1,9 @@
-// A sum over all elements. Each thread adds up every (number of threads)-th one; then all threads
-// add to one number, atomically.
+// The sum of all elements. Each thread adds up every (number of threads)-th element; then all
+// threads add their sums to one number, atomically.
 //
-// atomicAdd makes read, add and write one step that no other thread interrupts. Adds to one address
-// happen one after another, in L2: here as many as there are threads. Their order differs from run
-// to run, and so does the last bit.
+// atomicAdd makes read, add and write one step that no other thread can interrupt. Additions to one
+// address happen one after another, in L2: here as many as there are threads. Their order differs
+// from run to run, and so does the last bit of the result.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -24,7 +24,7 @@ void run(const Arguments& args) {
     LAUNCH(sum, blocks, 256, 0)(args.out.as<float>(), args.in[0].as<float>(), args.size[0]);
 }
 
-const Registered here{"sum", "an atomic addition a thread", run};
+const Registered here{"sum", "one atomic addition per thread", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

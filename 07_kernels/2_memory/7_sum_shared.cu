@@ -1,5 +1,5 @@
-// A block adds up its threads' sums in shared memory, as a tree, and only one thread of it adds
-// atomically.
+// A block adds up its threads' sums in shared memory, as a tree, and only one of its threads adds
+// to the total atomically.
 //
 //     thread   0   1   2   3   4   5   6   7
 //              a   b   c   d   e   f   g   h
@@ -35,7 +35,7 @@ void run(const Arguments& args) {
     LAUNCH(sum, blocks, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.size[0]);
 }
 
-const Registered here{"sum", "a tree in shared memory, an atomic add a block", run};
+const Registered here{"sum", "a tree in shared memory, one atomic add per block", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

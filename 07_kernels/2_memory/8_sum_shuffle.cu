@@ -1,5 +1,5 @@
-// Within a warp registers can be read from other threads (shuffle): no shared memory, no barrier,
-// five steps for 32 threads. Shared memory is left for one number a warp.
+// The threads of a warp can read each other's registers (shuffle): five steps for 32 threads, with
+// no shared memory and no barrier. Shared memory is left with one number per warp.
 //
 //     lane     0   1   2   3   4 ...         __shfl_down_sync(mask, x, 16): x of the lane 16 higher
 //     down 16  0+16 1+17 ...                 then 8, 4, 2, 1: lane 0 has the sum
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int threads = 256, warps = threads / 32;
 
-__device__ float warp_sum(float x) {  // right in lane 0
+__device__ float warp_sum(float x) {  // valid in lane 0
     for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_down_sync(~0u, x, lanes);
     return x;
 }

@@ -1,6 +1,6 @@
-// The end of a sum costs nothing any more; its reads do. Eight float4s a thread, loaded before the
-// first is added, keep 128 bytes a thread under way; and a block for each 4096 of them, so that SMs
-// take blocks as they are free (1_first_steps/3_vector_add_float4.cu).
+// The end of a sum now takes no time; the reads do. Each thread loads eight float4s before it adds
+// the first, which keeps 128 bytes per thread in flight. Each block takes 4096 of them and goes to
+// whichever SM is free (1_first_steps/3_vector_add_float4.cu).
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -41,7 +41,7 @@ void run(const Arguments& args) {
     LAUNCH(sum, blocks, threads, 0)(args.out.as<float>(), args.in[0].as<float>(), args.size[0]);
 }
 
-const Registered here{"sum", "eight 16-byte loads at once, blocks for idle SMs", run};
+const Registered here{"sum", "eight 16-byte loads at once; blocks go to free SMs", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

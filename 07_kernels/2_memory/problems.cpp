@@ -1,4 +1,4 @@
-// Family 2: how memory is asked for.
+// Family 2: how a kernel accesses memory.
 #include <cmath>
 
 #include "../problem.h"
@@ -42,7 +42,7 @@ std::vector<Problem> memory() {
         *out = 0;
         for (float x : in[0]) *out += x;
     };
-    // of 270,000 additions to one float, in any order, each is off by up to 6e-8 of the sum so far
+    // 270,000 additions to one float, in any order; each is off by up to 6e-8 of the sum so far
     sum.tolerance = 1e-4;
     sum.flops = [](const Sizes& s) { return double(s[0]); };
     sum.bytes = [](const Sizes& s) { return 4.0 * double(s[0]); };

@@ -1,15 +1,15 @@
-// C = A B, one thread a result: the dot product of a row of A and a column of B. threadIdx.x walks
+// C = A B, one thread per result: the dot product of a row of A and a column of B. threadIdx.x walks
 // down the rows, so the 32 threads of a warp have 32 rows and one column.
 //
 //                   column
-//                B    |              - a load of A is of 32 addresses, K floats apart: 32 sectors
+//                B    |              - a load of A has 32 addresses, K floats apart: 32 sectors
 //                     |                of 32 bytes for 4 bytes each
 //        A            |              - a load of B is one address for all
 //   row 0 ------->    0
 //   row 1 ------->    1   C
 //   row 2 ------->    2
 //
-// Two loads for each multiply-add, and the memory system moves eight times what A's asks for.
+// Each multiply-add takes two loads, and memory moves eight times what A's load asks for.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -36,7 +36,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
-const Registered here{"product", "one thread a result; a warp has 32 rows", run};
+const Registered here{"product", "one thread per result; a warp has 32 rows", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

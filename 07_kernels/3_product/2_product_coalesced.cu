@@ -2,13 +2,13 @@
 // and 32 neighbouring columns.
 //
 //                columns
-//                B  | | | |            - a load of B is of 32 neighbours: 128 bytes, 4 sectors, all
+//                B  | | | |            - a load of B has 32 neighbours: 128 bytes, 4 sectors, all
 //                   | | | |              of them used (it is coalesced)
 //        A          | | | |            - a load of A is one address for all
 //   row  ------->   0 1 2 3  C         - results are neighbours, too
 //
-// Not a word of arithmetic has changed. Still each result reads a row and a column: every element
-// of A is asked for N times.
+// The arithmetic has not changed at all. Each result still reads a whole row and a whole column, so
+// N threads ask for the same element of A.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {

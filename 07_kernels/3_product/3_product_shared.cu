@@ -8,10 +8,10 @@
 //             | a  |  ->   | C  |                 each thread adds 32 products, read from shared
 //             +----+       +----+                 memory; wait for all
 //
-// An element that came from global memory is used 32 times: a 32nd of the traffic. What it costs:
-// two loads from shared memory for each multiply-add (nvcc joins four of a's neighbours into one
-// load). An SM does 128 multiply-adds a clock, but shared memory serves one warp's load: 32
-// numbers, or one number to 32 threads.
+// An element that came from global memory is used 32 times: a 32nd of the traffic. The price is two
+// loads from shared memory for each multiply-add (nvcc joins the loads of four neighbours in a into
+// one). An SM can do 128 multiply-adds per clock, but in a clock its shared memory serves only one
+// warp's load: 32 numbers, or one number for 32 threads.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(tile* tile)
     const int64_t row = int64_t(blockIdx.y) * tile + y, column = int64_t(blockIdx.x) * tile + x;
     float sum = 0;
     for (int64_t k0 = 0; k0 < K; k0 += tile) {
-        // Zeros outside: they add nothing. A thread without a result still brings its elements and
-        // waits with the others.
+        // Zeros outside the matrices add nothing. A thread without a result still brings its
+        // elements and waits with the others.
         a[y][x] = row < M && k0 + x < K ? A[row * K + k0 + x] : 0;
         b[y][x] = k0 + y < K && column < N ? B[(k0 + y) * N + column] : 0;
         __syncthreads();

@@ -1,5 +1,5 @@
-// More work for a thread (thread coarsening): 8 results below each other. What it reads of b serves
-// all eight.
+// More work per thread (thread coarsening): each has 8 results in one column, and a number that it
+// reads from b serves all eight.
 //
 //                      b  16 x 64               for each k:
 //                    +----------+                   1 load  of b[k][column], kept in a register
@@ -16,10 +16,10 @@
 namespace ultrascale::kernels {
 namespace {
 
-// Elsewhere tile is called BM = BN, k_step BK, and results TM (from the next kernel on, TM = TN).
-constexpr int tile = 64;    // rows and columns of C for a block
-constexpr int k_step = 16;  // of K at a time
-constexpr int results = 8;  // of a thread, below each other
+// Other texts call tile BM = BN, k_step BK, and results TM (from the next kernel on, TM = TN).
+constexpr int tile = 64;    // rows and columns of C per block
+constexpr int k_step = 16;  // k per step
+constexpr int results = 8;  // of a thread, in one column
 constexpr int threads = tile * tile / results;
 
 __global__ void __launch_bounds__(threads)
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(threads)
             b[k][c] = k0 + k < K && column0 + c < N ? B[(k0 + k) * N + column0 + c] : 0;
         }
         __syncthreads();
-#pragma unroll 4  // a thread's four neighbours in a row of a become one 16-byte load
+#pragma unroll 4  // nvcc then loads four neighbours in a row of a at once
         for (int k = 0; k < k_step; ++k) {
             const float b_value = b[k][column];
 #pragma unroll
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(threads)
         }
         __syncthreads();
     }
-// a register has no index: `sum` stays in registers only where each r is known to the compiler.
+// Registers have no index: `sum` stays in them only if the compiler knows every r.
 #pragma unroll
     for (int r = 0; r < results; ++r)
         if (row0 + row + r < M && column0 + column < N)
@@ -62,7 +62,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
-const Registered here{"product", "8 results a thread: b's value serves all", run};
+const Registered here{"product", "8 results per thread share one value of b", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

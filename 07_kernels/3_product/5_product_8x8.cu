@@ -10,24 +10,24 @@
 //      |  -  |       | x  x  x  x  |
 //      +-----+       +-------------+
 //
-// A thread's rows and columns are 16 apart, not neighbours: its warp's 16 columns at a time are
-// neighbours, in 16 different banks. (8 neighbours a thread would put the threads' numbers 8 apart:
-// 4 of them in each bank they use.)
+// A thread's columns are 16 apart, so the 16 columns that its warp reads at a time are neighbours,
+// in 16 different banks. (If each thread had 8 neighbouring columns, the threads' numbers would be
+// 8 apart: 4 of them in each of 4 banks.)
 //
-// 64 sums take 64 registers, so fewer threads fit on an SM; 64 independent multiply-adds hide
+// 64 sums take 64 registers, so fewer threads fit on an SM; but 64 independent multiply-adds hide
 // latency as well as more warps would.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
-constexpr int tile = 128;               // rows and columns of C for a block
-constexpr int k_step = 8;               // of K at a time: 4 KiB of a and 4 of b
+constexpr int tile = 128;               // rows and columns of C per block
+constexpr int k_step = 8;               // k per step: 4 KiB of a and 4 of b
 constexpr int results = 8;              // of a thread, in each direction
-constexpr int across = tile / results;  // 16 x 16 threads; a thread's results are so far apart
+constexpr int across = tile / results;  // 16 x 16 threads, and the distance of a thread's rows
 constexpr int threads = across * across;
 
-__global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 registers a thread at most
+__global__ void __launch_bounds__(threads, 2)  // 2 blocks per SM: at most 128 registers per thread
     product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */,
             int64_t M, int64_t N, int64_t K) {
     __shared__ float a[tile][k_step], b[k_step][tile];
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 register
             b[k][c] = k0 + k < K && column0 + c < N ? B[(k0 + k) * N + column0 + c] : 0;
         }
         __syncthreads();
-#pragma unroll 2  // wholly unrolled it would not fit into 128 registers
+#pragma unroll 2  // fully unrolled, it would need more than 128 registers
         for (int k = 0; k < k_step; ++k) {
             float a_values[results], b_values[results];
 #pragma unroll
@@ -74,7 +74,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
-const Registered here{"product", "8 x 8 results a thread, in registers", run};
+const Registered here{"product", "8 x 8 results per thread, in registers", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

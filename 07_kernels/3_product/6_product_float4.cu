@@ -1,8 +1,8 @@
-// 16-byte loads, from global and from shared memory: a quarter of the load instructions, so that
-// more of what is issued multiplies.
+// 16-byte loads, from global and from shared memory: a quarter of the load instructions, so
+// that more of the instructions multiply.
 //
-//   From shared memory a thread wants four rows of a at one k. They are neighbours if a lies there
-//   transposed, k by k:
+//   A thread needs four rows of a at one k. In shared memory they are neighbours if a is stored
+//   there transposed, k by k:
 //
 //                                                                a thread's 8 x 8 results: four
 //       A in memory           a in shared memory                 4 x 4 squares, 64 apart
@@ -10,9 +10,9 @@
 //       row 1  k0 k1 ... k7   k1  row 0, 1, 2, 3, ... 127 + 4    a: y     [4 x 4]    [4 x 4]
 //       ...                   ...                                   y+64  [4 x 4]    [4 x 4]
 //
-//   A warp that transposes stores 16 rows of two k that are 4 apart. In rows of 128 floats both k
-//   would be in the same banks; 4 unused floats at the end of each row move the second 16 banks
-//   away.
+//   A warp's transposed store covers 16 rows of two k that are 4 apart. In rows of 128 floats both
+//   k would be in the same banks; 4 unused floats at the end of each row move the second k by 16
+//   banks.
 //
 // Now 64 multiply-adds need 4 loads instead of 16.
 #include "tiles.cuh"
@@ -20,8 +20,8 @@
 namespace ultrascale::kernels {
 namespace {
 
-constexpr int tile = 128;  // rows and columns of C for a block
-constexpr int k_step = 8;  // of K at a time: a float4 of A and one of B for each thread
+constexpr int tile = 128;  // rows and columns of C per block
+constexpr int k_step = 8;  // k per step: a float4 of A and one of B for each thread
 constexpr int across = 16, threads = across * across, half = tile / 2, padding = 4;
 
 // Elements column .. column + 3 of a row, zeros outside; column is a multiple of 4.
@@ -29,13 +29,13 @@ __device__ float4 load4(const float* matrix, int64_t rows, int64_t columns, int6
                         int64_t column) {
     const float* from = matrix + row * columns + column;
     if (row >= rows || column >= columns) return make_float4(0, 0, 0, 0);
-    // else a row does not begin at a multiple of 16 bytes
+    // otherwise rows do not all begin at multiples of 16 bytes
     if (columns % 4 == 0) return *reinterpret_cast<const float4*>(from);
     const int64_t left = columns - column;
     return make_float4(from[0], left > 1 ? from[1] : 0, left > 2 ? from[2] : 0,
                        left > 3 ? from[3] : 0);
 }
-__global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 registers a thread at most
+__global__ void __launch_bounds__(threads, 2)  // 2 blocks per SM: at most 128 registers per thread
     product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */,
             int64_t M, int64_t N, int64_t K) {
     __shared__ __align__(16) float a[k_step][tile + padding], b[k_step][tile];

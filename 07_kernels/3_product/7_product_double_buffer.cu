@@ -2,26 +2,26 @@
 // second pair of buffers.
 //
 //     before    load 0 | multiply 0 | load 1     | multiply 1 | load 2 | ...
-//               the block's multipliers wait through each load
+//               no multiplication can run during a load
 //
 //     now       load 0 | load 1     | load 2     | load 3     |
 //                      | multiply 0 | multiply 1 | multiply 2 |
 //                        buffer 0     buffer 1     buffer 0
-//               a load has as long as a multiplication takes
+//               a load has as much time as a multiplication takes
 //
 // __pipeline_memcpy_async (cp.async, since Ampere) copies from global to shared memory without
 // passing through a register, and the thread does not wait for it: it commits a batch of copies and
-// asks later whether the batch has come. Copies of 4 bytes transpose A on the way.
+// waits for the batch later. Copies of 4 bytes transpose A on the way.
 //
-// One __syncthreads() for each pair of tiles: it says that this pair is here for all, and that
-// nobody reads the other pair any more.
+// One __syncthreads() for each pair of tiles is enough: behind it, all threads' copies of this pair
+// have arrived, and no thread reads the other pair any more.
 #include "tiles.cuh"
 
 namespace ultrascale::kernels {
 namespace {
 
-constexpr int tile = 128;  // rows and columns of C for a block
-constexpr int k_step = 8;  // of K at a time
+constexpr int tile = 128;  // rows and columns of C per block
+constexpr int k_step = 8;  // k per step
 constexpr int across = 16, threads = across * across, half = tile / 2, padding = 4;
 
 // begin_copy for elements column .. column + 3 of a row; column is a multiple of 4.
@@ -35,15 +35,15 @@ __device__ void begin_copy4(float* to, const float* matrix, int64_t rows, int64_
         for (int i = 0; i < 4; ++i)
             begin_copy(to + i, from + i, row < rows && column + i < columns);
 }
-__global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 registers a thread at most
+__global__ void __launch_bounds__(threads, 2)  // 2 blocks per SM: at most 128 registers per thread
     product(float* C /* (M, N) */, const float* A /* (M, K) */, const float* B /* (K, N) */,
             int64_t M, int64_t N, int64_t K) {
     __shared__ __align__(16) float a[2][k_step][tile + padding], b[2][k_step][tile];
     const int64_t row0 = int64_t(blockIdx.y) * tile,
                   column0 = int64_t(blockIdx.x) * tile;  // of the block
     const int thread = int(threadIdx.x), x = thread % across * 4, y = thread / across * 4;
-    // What this thread brings: of A a k of every 32nd row (a warp: 8 k, a sector, of 4 rows; in 32
-    // different banks), of B four columns.
+    // This thread brings one k of every 32nd row of A (a warp: 8 k, one sector, of 4 rows, into 32
+    // different banks) and four columns of B.
     const int a_k = thread % k_step, a_row = thread / k_step;
     const int b_k = thread / (tile / 4), b_column = thread % (tile / 4) * 4;
     const auto begin_load = [&](int buffer, int64_t k0) {
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(threads, 2)  // two blocks an SM: 128 register
     begin_load(now, 0);
     for (int64_t k0 = 0; k0 < K; k0 += k_step, now = 1 - now) {
         __pipeline_wait_prior(0);  // this thread's copies have come
-        __syncthreads();           // everybody's; and all have read the other buffer
+        __syncthreads();           // so have all threads'; and all have read the other buffer
         if (k0 + k_step < K) begin_load(1 - now, k0 + k_step);
 #pragma unroll
         for (int k = 0; k < k_step; ++k) {
@@ -96,7 +96,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
-const Registered here{"product", "the next tiles come while these are multiplied", run};
+const Registered here{"product", "the next tiles arrive while these are multiplied", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

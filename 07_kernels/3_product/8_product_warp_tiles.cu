@@ -1,6 +1,6 @@
-// Tiles for warps: a block's tile is cut into one for each warp, and this into a thread's
-// registers. Each level reuses what the one above has brought, and the narrowest way is now from
-// shared memory to registers, so what a warp's 32 threads need should be as square as it can.
+// Tiles for warps: a block's tile is divided into one tile for each warp, and this into a tile in
+// each thread's registers. Each level reuses what the level above has loaded. The bottleneck is now
+// the path from shared memory to registers, so a warp's tile should be as square as possible.
 //
 //     block 128 x 128: 8 warps         warp 32 x 64: its lanes, 4 below each other and 8 abreast,
 //     +-----------+-----------+        cover 16 x 32; the warp has 2 x 2 of these
@@ -12,19 +12,19 @@
 //
 //     lane 8 x 8: 2 x 2 squares of 4 x 4, 16 rows and 32 columns apart
 //
-// Before, a warp was 2 x 16 threads, and read 144 different numbers of a k for 2048 multiply-adds;
-// this one reads 96. The order of the lanes: 1 apart they want the same rows, 2 apart the same
-// columns, and a GPU serves neighbours with the same 16 bytes together. (ncu counts fewer turns of
-// shared memory than the microscope, which has no such rule.)
+// Before, a warp was 2 x 16 threads, and read 144 different numbers per k for 2048 multiply-adds;
+// this one reads 96. Lanes that are 1 apart need the same rows, lanes that are 2 apart the same
+// columns, because a GPU serves neighbours that read the same 16 bytes together. (ncu counts fewer
+// turns of shared memory than the microscope, which does not know this rule.)
 //
-// A k's numbers are loaded while the k before it is multiplied, into registers of their own, and
-// all 16 k are unrolled, so that addresses are constants: nine of ten instructions are
-// multiply-adds. 128 registers a thread, two blocks an SM: one multiplies while the other is at its
-// barrier. 16 of K at a time: a barrier for 1024 multiply-adds of a thread, and 33 KB of shared
-// memory a block.
+// The numbers of each k are loaded while the k before it is multiplied, into registers of their
+// own, and all 16 k are unrolled, so that addresses are constants: nine of ten instructions are
+// multiply-adds. With 128 registers per thread an SM holds two blocks: one multiplies while the
+// other waits at its barrier. A step of 16 k means one barrier for 1024 multiply-adds of a thread,
+// and 33 KB of shared memory per block.
 //
-// What is left to cuBLAS: a multiply-add has three operands, and registers lie in banks too. ncu
-// calls this wait "dispatch stall".
+// What still separates it from cuBLAS: a multiply-add has three operands, and registers lie in
+// banks, too. ncu calls the wait for them "dispatch stall".
 #include "tiles.cuh"
 
 namespace ultrascale::kernels {
@@ -52,11 +52,11 @@ __global__ void __launch_bounds__(threads, 2)
 
     // What this thread brings: two k of every 32nd row of A, four columns of every 8th row of B.
     const int a_k = thread % 8, a_row = thread / 8, b_k = thread / 32, b_column = thread % 32 * 4;
-    constexpr int a_rows = threads / 8, b_rows = threads / 32;  // of all threads at a time
+    constexpr int a_rows = threads / 8, b_rows = threads / 32;  // that all threads bring at a time
     const bool whole = row0 + tile <= M && column0 + tile <= N && N % 4 == 0;
     const float *a_from = A + (row0 + a_row) * K + a_k, *b_from = B + b_k * N + column0 + b_column;
-    const auto begin_load = [&](int buffer, int64_t k0) {  // and moves on to the next
-        // no questions asked: they would cost as many instructions as the copies
+    const auto begin_load = [&](int buffer, int64_t k0) {  // and moves on to the next step
+        // no bounds checks: they would take as many instructions as the copies
         if (whole && k0 + k_step <= K) {
 #pragma unroll
             for (int r = 0; r < tile; r += a_rows)
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(threads, 2)
     begin_load(now, 0);
     for (int64_t k0 = 0; k0 < K; k0 += k_step, now = 1 - now) {
         __pipeline_wait_prior(0);  // this thread's copies have come
-        __syncthreads();           // everybody's; and all have read the other buffer
+        __syncthreads();           // so have all threads'; and all have read the other buffer
         load_values(0);
         if (k0 + k_step < K) begin_load(1 - now, k0 + k_step);
 #pragma unroll
@@ -131,7 +131,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), M, N, K);
 }
 
-const Registered here{"product", "32 x 64 a warp; the next k is loaded meanwhile", run};
+const Registered here{"product", "32 x 64 per warp; the next k is loaded meanwhile", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

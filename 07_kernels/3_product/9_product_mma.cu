@@ -1,6 +1,6 @@
-// Tensor cores: a linear layer C = A B^T in bf16, with the instruction that multiplies for a whole
-// warp, mma.sync m16n8k16: 2048 multiply-adds of registers that its 32 lanes hold in common.
-// (common/cuda/mma.cuh: who holds what, and what the functions here do.)
+// Tensor cores: a linear layer C = A B^T in bf16, with an instruction that a whole warp executes
+// together, mma.sync m16n8k16: 2048 multiply-adds on operands that are spread over its 32 lanes.
+// (common/cuda/mma.cuh: which lane holds what, and what the functions here do.)
 //
 //     block 128 x 256, 64 of K at a time        warp 64 x 64, 16 of K at a time: 4 x 8 instructions
 //                  B: 256 rows of 64 k                      b: 4 loads of ldmatrix, two 16 x 8 each
@@ -12,24 +12,25 @@
 //
 // Tensor cores multiply fifteen times as fast as the other units, and everything else has to keep
 // up:
-//   - L2 to shared memory: a large tile (85 FLOP for each byte), and several stages of copies under
-//     way:
+//   - L2 to shared memory: a large tile (85 FLOP per byte), and several stages of copies in
+//     flight:
 //         step     0         1         2         3
 //         stage 0  multiply  copy      |         |
 //         stage 1  |         multiply  copy      |
 //         stage 2  |         |         multiply  copy
 //         stage 3  copy      |         |         multiply
-//     In step s the copies for s + stages - 1 begin, into the stage that step s - 1 has read; a
-//     third of them with each of the first three 16 k, so that ldmatrix need not queue behind all
-//     of them.
-//   - shared memory to registers: 64 x 64 results a warp, 32 instructions for 8 of ldmatrix;
-//     16-byte chunks swizzled (mma.cuh), so that the 8 rows ldmatrix reads at a time, and the 8
-//     chunks of a row that copies write, lie in different banks
+//     In step s the copies for step s + stages - 1 begin, into the stage that step s - 1 has read:
+//     a third of them with each of the first three groups of 16 k, so that ldmatrix need not queue
+//     behind all of them.
+//   - shared memory to registers: 64 x 64 results per warp, 32 mma for 8 ldmatrix; 16-byte chunks
+//     are swizzled (mma.cuh), so that the 8 rows that ldmatrix reads at a time, and the 8 chunks of
+//     a row that copies write, lie in different banks
 //   - registers: the fragments for the next 16 k are loaded while these are multiplied, also across
-//     steps: the barrier comes 16 k early
+//     steps: a step's barrier comes before its last 16 k
 //   - memory to L2: blocks that run at the same time have neighbouring tiles, 16 below each other
-//     (they share rows of B), then the next column. 132 of them, 16 x 8, read some 2048 rows of A
-//     and as many of B; in rows of 16 it would be 1056 of A and all 4096 of B.
+//     (they share rows of B), then the next column. 132 blocks, some 16 x 8 tiles, read about 2048
+//     rows of A and as many of B; with 16 tiles side by side it would be 1056 rows of A and all
+//     4096 of B.
 #ifndef ULTRASCALE_SIMT
 #include "cuda/mma.cuh"
 #endif
@@ -54,9 +55,9 @@ static_assert(parts * part_rows == tile_rows + tile_columns && part_rows == tile
 template <int stages>
 constexpr size_t shared_bytes = stages* stage_elements * sizeof(Element);
 
-// Begins to copy 128 rows of 64 k, of which `rows` and `ks` are inside (as this thread counts);
-// zeros outside. 8 threads bring a row's 128 bytes, so a thread has every 32nd row; `from` is its
-// first chunk.
+// Begins to copy 128 rows of 64 k; zeros outside the matrix. 8 threads bring a row's 128 bytes, so
+// a thread has every 32nd row. `from` is its first chunk; `rows` and `ks`, counted from there, are
+// inside.
 template <bool aligned>
 __device__ void begin_copy(Element* part, const Element* from, int64_t K, int rows, int ks) {
     const int first = int(threadIdx.x) / 8, chunk = int(threadIdx.x) % 8;
@@ -66,7 +67,7 @@ __device__ void begin_copy(Element* part, const Element* from, int64_t K, int ro
         Element* to = tile_chunk<k_step>(part, first + r, chunk);
         if constexpr (aligned) {  // K is a multiple of 8: a chunk is inside or outside as a whole
             copy_async(to, from + r * K, r < rows && ks > 0);
-        } else {  // rows begin anywhere, and cp.async wants multiples of 4 bytes at least
+        } else {  // rows may begin anywhere, but cp.async needs multiples of 4 bytes
 #pragma unroll
             for (int j = 0; j < 8; ++j)
                 to[j] = r < rows && j < ks ? from[r * K + j] : __float2bfloat16_rn(0.0f);
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(threads, 1)
     extern __shared__ __align__(128) unsigned char shared[];
     Element* const all_stages = reinterpret_cast<Element*>(shared);
 
-    // Which tile: groups of `tiles_below` rows of tiles, in a group column by column.
+    // This block's tile: groups of `tiles_below` rows of tiles, column by column within a group.
     const int64_t tiles_down = (M + tile_rows - 1) / tile_rows,
                   tiles_across = (N + tile_columns - 1) / tile_columns;
     const int64_t group = blockIdx.x / (tiles_below * tiles_across),
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(threads, 1)
     const int a_rows = int(min(M - row0, int64_t(tile_rows))) - copy_row,
               b_rows = int(min(N - column0, int64_t(tile_columns))) - copy_row;
     int ks = int(K) - copy_k;
-    // of the next step that was not copied yet; behind the last: zeros
+    // Begins to copy a part of the next step; after the last step: zeros.
     const auto begin_part = [&](int part, int stage) {
         Element* to = all_stages + stage * stage_elements + part * part_rows * k_step;
         if (part == 0)
@@ -140,14 +141,14 @@ __global__ void __launch_bounds__(threads, 1)
             const bool last = k16 == k_step / 16 - 1;
             if (last) {
                 // Up to here step s has committed groups 0 .. s + stages - 1, and 0 .. s + 1 must
-                // be here.
+                // have arrived.
                 copy_async_wait<stages - 2>();
-                // Everybody's are here; and nobody reads this step's stage any more, its fragments
-                // are all in registers.
+                // All threads' copies have arrived, and nobody reads this step's stage any more:
+                // its fragments are all in registers.
                 __syncthreads();
             }
             load_fragments((k16 + 1) % 2, last ? next : stage,
-                           last ? 0 : k16 + 1);  // behind the last step for nothing
+                           last ? 0 : k16 + 1);  // unused after the last step
             if (k16 < parts) begin_part(k16, before);
 #pragma unroll
             for (int i = 0; i < a_tiles; ++i)
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(threads, 1)
     __syncthreads();
 
     const int64_t row = row0 + warp_row, column = column0 + warp_column;
-    // through shared memory, where each warp has 8 KiB, so that whole sectors go out
+    // through shared memory, where each warp has 8 KiB, so that whole sectors are written
     if (N % 8 == 0 && column + warp_tile <= N) {
         Element* results = all_stages + warp * warp_tile * warp_tile;
 #pragma unroll

@@ -1,8 +1,8 @@
-// cuBLAS's fp8 product, for the column "of cuBLAS": e4m3 in, bf16 out, a scale for each matrix or
-// scales for blocks. As in common/cuda/ops_matmul.cpp row-major tensors are columns to cuBLAS, so
-// its A is our B, its D is our C transposed, and the fastest of its proposals is taken.
-// Descriptions: cuBLAS manual, "Narrow Precision Data Types Usage" and "128-element 1D and 128x128
-// 2D Block Scaling".
+// cuBLAS's fp8 product, for the column "of cuBLAS": e4m3 in, bf16 out, with one scale per matrix or
+// per block. As in common/cuda/ops_matmul.cpp, our row-major tensors are column-major to cuBLAS, so
+// its A is our B and its D is our C transposed; and the fastest of the kernels that it proposes is
+// used. Described in the cuBLAS manual, "Narrow Precision Data Types Usage" and "128-element 1D and
+// 128x128 2D Block Scaling".
 #include "../problem.h"
 
 #ifdef ULTRASCALE_CUDA
@@ -20,7 +20,7 @@ public:
     explicit Plan(const Arguments& args) {
         const uint64_t M = uint64_t(args.size[0]), N = uint64_t(args.size[1]);
         const uint64_t K =
-            uint64_t(4 * args.in[0].cols());  // with the zeros at its end (problem.h)
+            uint64_t(4 * args.in[0].cols());  // with the zeros at a row's end (problem.h)
         const bool blocks = args.in[3].numel() > 1;
         cublas_check(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
         set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
@@ -28,7 +28,7 @@ public:
                                                       : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
         set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
                                                       : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
-        // all of K on tensor cores, as 7_product_fp8.cu
+        // sums all of K on tensor cores, as 7_product_fp8.cu does
         if (!blocks) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(1));
         cublas_check(cublasLtMatrixLayoutCreate(&b_, CUDA_R_8F_E4M3, K, N, int64_t(K)));
         cublas_check(cublasLtMatrixLayoutCreate(&a_, CUDA_R_8F_E4M3, K, M, int64_t(K)));
@@ -76,7 +76,7 @@ private:
     }
     cublasLtMatmulDesc_t operation_ = nullptr;
     cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, c_ = nullptr;
-    // the fastest; none: cuBLAS has none for this size
+    // the fastest kernel; empty if cuBLAS has none for this size
     std::optional<cublasLtMatmulHeuristicResult_t> kernel_;
 };
 

@@ -1,6 +1,6 @@
-// Family 3: the matrix product, the operation a Transformer spends most of its time in. K
-// multiply-adds for each of M N results from K (M + N) inputs: large products are bound by
-// arithmetic, but only if what was read is used again and again.
+// Family 3: the matrix product, the operation in which a Transformer spends most of its time. Each
+// of M N results takes K multiply-adds, on K (M + N) inputs in all: large products are limited by
+// arithmetic, but only if each number that was read is used again and again.
 #include <algorithm>
 #include <utility>
 
@@ -22,8 +22,8 @@ std::vector<Problem> product() {
     Problem fp32{.name = "product", .dimensions = dimensions};
     fp32.timed = {{4096, 4096, 4096}};
     fp32.observed = {{256, 256, 64}};
-    // No K > 1 with a column or two: so short a row is now and then near 0, and its relative error
-    // large.
+    // Where K > 1, a row has more than two columns: a shorter one is sometimes near 0, and its
+    // relative error large.
     fp32.awkward = {{1, 1, 1},  {37, 1, 1},   {3, 5, 7},     {70, 6, 100},
                     {1, 64, 9}, {33, 65, 17}, {64, 132, 36}, {130, 131, 129}};
     fp32.inputs = [](const Sizes& s) { return std::vector<Input>{{{s[0], s[2]}}, {{s[2], s[1]}}}; };
@@ -47,12 +47,12 @@ std::vector<Problem> product() {
     Problem bf16{.name = "product bf16", .dimensions = dimensions};
     bf16.timed = {{4096, 4096, 4096}, {8192, 8192, 8192}};
     bf16.observed = {{256, 512, 448}};
-    // No K > 1 with a column or two here either, nor at the end of a row behind pieces of 256
-    // (check.h). The last two: several tiles for each block of a kernel that stays.
+    // Here, too, rows have more than two columns where K > 1, also in their last piece of 256
+    // (check.h). In the last two sizes each block of a persistent kernel computes several tiles.
     bf16.awkward = {{1, 1, 1},       {3, 5, 7},        {1, 8, 64},      {33, 65, 17},
                     {128, 256, 64},  {130, 264, 72},   {257, 24, 1000}, {100, 278, 130},
                     {384, 535, 200}, {2100, 4500, 72}, {1900, 4303, 40}};
-    bf16.refuses = [](const Sizes& s) {  // they are ints in kernels
+    bf16.refuses = [](const Sizes& s) {  // the kernels use int
         return std::ranges::max(s) < (int64_t(1) << 31) - 256 ? "" : "dimensions below 2147483392";
     };
     bf16.inputs = [](const Sizes& s) {
@@ -88,17 +88,18 @@ std::vector<Problem> product() {
         reference(s, in, row, out);
         for (int64_t n = 0; n < s[1]; ++n) out[n] *= double(in[2][0]) * in[3][0];
     };
-    // Of bf16 4e-3. And tensor cores cut products off 13 bits behind the leading one of their sum:
-    // of K = 8192 of both signs 2e-3 of a typical sum are lost, computed so (7_product_fp8.cu).
-    // There is room for what is not known of them.
+    // 4e-3 for the rounding to bf16. Tensor cores also cut products off 13 bits behind the leading
+    // one of their sum: computed that way, a typical sum of K = 8192 products of both signs loses
+    // 2e-3 (7_product_fp8.cu). The rest is a margin for what is not known about them.
     fp8.tolerance = 2e-2;
     fp8.bytes = [=](const Sizes& s) { return elements(s) + double(s[0] * s[1]); };
     fp8.peaks = 2;
     fp8.library = fp8_library();
 
     // ... and with a scale for each 1 x 128 of A, and for each 128 x 128 of B: scales_a (K / 128,
-    // M), scales_b (N / 128, K / 128 filled up to a multiple of 4), which is how cuBLAS wants them.
-    // Scales differ by many powers of two: with one for a matrix small blocks would be zeros.
+    // M), scales_b (N / 128, K / 128 padded to a multiple of 4), the layout that cuBLAS requires.
+    // The scales differ by many powers of two: with one scale per matrix, small blocks would be
+    // zeros.
     Problem blocks = fp8;
     blocks.name = "product fp8 blocks";
     blocks.awkward.insert(blocks.awkward.end(), {{130, 150, 129}, {66, 300, 128}, {129, 140, 700}});
@@ -123,7 +124,7 @@ std::vector<Problem> product() {
                           in[3][size_t(n / 128 * b_columns + begin / 128)];
             }
     };
-    // Of bf16 4e-3. Sums of 128 products lose 1.3e-4 of themselves, whatever K is.
+    // 4e-3 for the rounding to bf16. Sums of 128 products lose 1.3e-4 of themselves, whatever K is.
     blocks.tolerance = 6e-3;
     blocks.bytes = [=](const Sizes& s) {
         return elements(s) + double(s[0] * s[1]) +

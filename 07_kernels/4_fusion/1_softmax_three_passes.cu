@@ -1,17 +1,17 @@
-// Softmax of rows: y = exp(x - max) / sum of exp(x - max). Without the maximum exp would overflow
-// from 89 on.
+// Softmax of rows: y = exp(x - max) / sum of exp(x - max). If the maximum were not subtracted, exp
+// would overflow from x = 89 on.
 //
-// The formula as it stands needs the row three times: for the maximum, for the sum, for the result.
-// A block takes a row; thread i has elements i, i + 256, i + 512, ... so that a warp's threads read
-// neighbours.
+// The formula as it stands reads the row three times: for the maximum, for the sum and for the
+// result. Each block works on one row; thread i has elements i, i + 256, i + 512, ... so that a
+// warp's threads read neighbours.
 //
-//     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> max    read 2    bytes an element
+//     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> max    read 2    bytes per element
 //     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> sum    read 2
 //     x  [ 0 1 2 ... 255 | 256 ... 511 | ... ]   -> y      read 2, write 2
 //                                                          together 8, where 4 are needed
 //
-// A GPU's L1 and L2 may still have the row (the microscope, which has no caches, counts all 8); but
-// nothing is on its way from memory while a block waits for the others' maximum, or computes.
+// A GPU's L1 and L2 may still have the row (the microscope, which has no caches, counts all 8). But
+// no data is in flight from memory while a block computes, or waits for its threads' maximum.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {
@@ -45,7 +45,7 @@ void run(const Arguments& args) {
     (rows::data(args.out), rows::data(args.in[0]), args.size[1]);
 }
 
-const Registered here{"softmax", "max, sum, result: 8 bytes an element", run};
+const Registered here{"softmax", "max, sum, result: 8 bytes per element", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

@@ -1,16 +1,16 @@
-// The row waits in registers: it is read once and written once, 4 bytes an element, all that
-// softmax needs.
+// The row stays in registers: it is read once and written once, 4 bytes per element, the least that
+// softmax can move.
 //
-// Each thread loads its four packs of 8 elements at once, before it looks at the first one, so that
-// 64 bytes a thread are under way (the row's last pack where it has fewer: 5_rms_norm.cu); a row of
-// 8192 is 256 threads' registers. Instead of the numbers a thread keeps exp(x - its own maximum),
-// which costs the exponential once; after the only barrier one factor for all its numbers makes
-// them relative to the row's maximum, and divides by the row's sum:
+// Each thread loads its four packs of 8 elements before it looks at the first one, so that 64 bytes
+// per thread are in flight (a thread with fewer packs loads the row's last one instead:
+// 5_rms_norm.cu). A row of 8192 fits into the registers of 256 threads. Instead of x a thread keeps
+// exp(x - its own maximum), so each exponential is computed once. After the only barrier, one
+// factor makes all its numbers relative to the row's maximum and divides them by the row's sum:
 //
 //     exp(x - own max)  *  [ exp(own max - row's max) / row's sum ]
 //
-// Rows of more than 32768 (1024 threads' packs) read the rest twice; rows that are no multiple of 8
-// have packs of one element.
+// Of rows longer than 32768 (what 1024 threads keep) the rest is read twice. Rows that are not a
+// multiple of 8 have packs of one element.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {

@@ -1,24 +1,24 @@
-// RMS norm (Zhang & Sennrich 2019), y = x * rsqrt(mean(x²) + 1e-5) * weight, a kernel for each
-// operation: what a framework does that looks at one operation at a time. Each result goes to
-// memory, and the next kernel reads it from there.
+// RMS norm (Zhang & Sennrich 2019), y = x * rsqrt(mean(x²) + 1e-5) * weight, with one kernel per
+// operation, as a framework does that looks at one operation at a time. Each result goes to memory,
+// and the next kernel reads it from there.
 //
-//     squares = x * x                  read 2        write 4    bytes an element; squares and means
-//                                                               are fp32, as their sum needs it
+//     squares = x * x                  read 2        write 4    bytes per element; squares and means
+//                                                               are fp32, as a sum needs it
 //     mean    = mean of squares        read 4
-//     inverse = rsqrt(mean + 1e-5)                              a number a row
+//     inverse = rsqrt(mean + 1e-5)                              one number per row
 //     scaled  = x * inverse            read 2 + 1    write 2    the row's number: a warp reads 32
 //                                                               bytes for its 32 elements
 //     y       = scaled * weight        read 2 + 2    write 2
 //                                      together 21, where 4 are needed; 2 of them the weight, which
 //                                      the caches have
 //
-// Each of the five is bound by memory. That is the point: only fewer bytes help.
+// All five are memory-bound, so only moving fewer bytes helps.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {
 namespace {
 
-// A thread an element: blockIdx is (row, part of the row).
+// One thread per element: blockIdx is (row, part of the row).
 __device__ int64_t my_column() { return int64_t(blockIdx.y) * blockDim.x + threadIdx.x; }
 
 __global__ void square(float* squares, const __nv_bfloat16* x, int64_t columns) {
@@ -28,7 +28,7 @@ __global__ void square(float* squares, const __nv_bfloat16* x, int64_t columns) 
     squares[i] = number * number;
 }
 
-// A block a row.
+// One block per row.
 __global__ void row_mean(float* mean, const float* squares, int64_t columns) {
     float sum = 0;
     for (int64_t i = threadIdx.x; i < columns; i += blockDim.x)
@@ -37,7 +37,7 @@ __global__ void row_mean(float* mean, const float* squares, int64_t columns) {
     if (threadIdx.x == 0) mean[blockIdx.x] = sum / float(columns);
 }
 
-// A thread a row.
+// One thread per row.
 __global__ void inverse_root(float* inverse, const float* mean, int64_t row_count) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < row_count) inverse[i] = rsqrtf(mean[i] + rms_norm_epsilon);
@@ -74,7 +74,7 @@ void run(const Arguments& args) {
     (rows::data(args.out), rows::data(scaled), weight, columns);
 }
 
-const Registered here{"rms norm", "a kernel an operation: 21 bytes an element", run};
+const Registered here{"rms norm", "one kernel per operation: 21 bytes per element", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

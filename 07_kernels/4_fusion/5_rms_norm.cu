@@ -1,23 +1,24 @@
-// RMS norm in one kernel: the row waits in registers between the sum of its squares and the
-// product. What was five kernels' memory is a few registers, and no temporary exists.
+// RMS norm in one kernel: the row stays in registers from the sum of its squares to the product.
+// What five kernels passed on through memory takes a few registers, and there are no temporaries.
 //
 //     x -> registers, squares -> block_sum -> * rsqrt * weight -> y
-//     read 2                                                      write 2    bytes an element
+//     read 2                                                      write 2    bytes per element
 //
-// The weight is 2 more, read for each row anew: after its first rows a multiprocessor has it in L1.
-// The microscope, which has no caches, counts 6 bytes; the memory sees 4.
+// The weight takes 2 more, and is read again for each row; but after its first rows an SM has it in
+// L1. The microscope, which has no caches, counts 6 bytes; memory moves 4.
 //
-// Two packs of 8 elements a thread, loaded at once; of longer rows than 16384 the rest is read
-// twice. __restrict__ promises that y is not the weight, so that the loads of the weight need not
-// wait for the stores before them.
+// Each thread loads two packs of 8 elements at once; of rows longer than 16384 the rest is read
+// twice. __restrict__ promises that y and the weight do not overlap, so that loads of the weight
+// need not wait for the stores before them.
 //
-// The last per cents: which lines leave L2 first (load_once, store_once; l2.cuh: 96 and now 100 %
-// of a copy on an H200); and the next kernel's blocks take the places of this one's as they become
-// free, instead of when the last one has ended (LAUNCH_EARLY). They wait there until they may read.
+// The last few per cent: load_once and store_once tell L2 which lines to give up first (l2.cuh; 100
+// instead of 96 % of a copy's bandwidth on an H200). And with LAUNCH_EARLY the next kernel's blocks
+// take the places of this kernel's blocks as these become free, not only when the last one has
+// ended. They wait there until they may read.
 //
-// A thread that has no pack loads the row's last one. It could leave it out, but a load with a hint
-// is not one that a condition can switch off: the compiler makes a branch of it, and the second
-// load would be asked for when the first one has come (0.147 instead of 0.127 ms).
+// A thread without a pack loads the row's last one. It could skip the load, but a load with a hint
+// cannot be predicated: the compiler makes it a branch, and issues the second load only when the
+// first one has arrived (0.147 instead of 0.127 ms).
 #include "rows.cuh"
 
 namespace ultrascale::kernels {

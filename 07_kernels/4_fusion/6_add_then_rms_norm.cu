@@ -1,8 +1,8 @@
-// A transformer's layers add to a residual stream and norm it: s = x + residual, y = norm(s). Both
-// are outputs: s goes on to the next addition (and to the backward pass). Here in two kernels, each
-// of which is as good as it can be alone:
+// A transformer's layers add to a residual stream and normalise it: s = x + residual, y = norm(s).
+// Both are outputs: s goes on to the next addition (and to the backward pass). Here two kernels do
+// it, each as good as it can be by itself:
 //
-//     add      read 2 + 2    write 2     bytes an element
+//     add      read 2 + 2    write 2     bytes per element
 //     norm     read 2        write 2     5_rms_norm.cu; s has just been written, and is read again
 //                                        (and 2 bytes of the weight)
 //                            together 10, of which 8 are needed
@@ -43,7 +43,7 @@ void run(const Arguments& args) {
     rms_norm(y, s, args.in[2]);
 }
 
-const Registered here{"rms norm + residual", "two kernels: 10 bytes an element", run};
+const Registered here{"rms norm + residual", "two kernels: 10 bytes per element", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

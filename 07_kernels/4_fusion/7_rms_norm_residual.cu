@@ -1,16 +1,16 @@
-// The addition and the norm in one kernel: s is written and stays in registers, where the norm
-// finds it.
+// The addition and the norm in one kernel: s is written to memory, and also stays in registers for
+// the norm.
 //
-//     x, residual -> s -> memory                   read 2 + 2   write 2   bytes an element
+//     x, residual -> s -> memory                   read 2 + 2   write 2   bytes per element
 //                    s    (registers) -> norm -> y              write 2   8: nothing is read twice
 //                                                                         (but the weight, from L1)
 //
-// A pack of x and one of the residual a thread, so that a row of 8192 is 1024 threads', and 32
-// registers, so that an SM has two such blocks (97 % of a copy on an H200; with four packs and 256
-// threads 92.7, with two and 512 91.5).
+// Each thread has one pack of x and one of the residual, so a row of 8192 takes 1024 threads; with
+// 32 registers per thread, an SM holds two such blocks (97 % of a copy's bandwidth on an H200; with
+// four packs and 256 threads 92.7 %, with two and 512 threads 91.5 %).
 //
-// The norm is of s as it was rounded to bf16: who reads s later (the backward pass) computes the
-// same norm.
+// The norm is computed from s as rounded to bf16, so that the backward pass, which reads s later,
+// computes the same norm.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {

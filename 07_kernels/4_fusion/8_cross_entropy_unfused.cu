@@ -1,11 +1,11 @@
 // The gradient of the cross-entropy, (softmax(logits) - onehot(target)) / rows, in three kernels.
 // With V = 49152 words the logits are the largest tensor of a training step, and the temporary
-// between the kernels is twice as large again: it must be fp32, since a probability near 1 that
-// bf16 has rounded has nothing left when 1 is subtracted.
+// between the kernels is twice as large: it must be fp32, because of a probability near 1 that was
+// rounded to bf16 hardly any digit is left when 1 is subtracted.
 //
-//     p = softmax(logits)       read 2 + 2    write 4      bytes an element
+//     p = softmax(logits)       read 2 + 2    write 4      bytes per element
 //                                                          (online: 2_softmax_two_passes.cu)
-//     p[target] -= 1                                       one element a row
+//     p[target] -= 1                                       one element per row
 //     gradient = p / rows       read 4        write 2      together 14, where 4 are needed
 #include "rows.cuh"
 
@@ -23,14 +23,14 @@ __global__ void softmax(float* p, const __nv_bfloat16* logits, int64_t columns) 
         p[i] = __expf(__bfloat162float(logits[i]) - row.max) * factor;
 }
 
-// A thread a row.
+// One thread per row.
 __global__ void subtract_one_hot(float* p, const int32_t* targets, int64_t row_count,
                                  int64_t columns) {
     const int64_t row = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (row < row_count) p[row * columns + targets[row]] -= 1.0f;
 }
 
-// A thread an element.
+// One thread per element.
 __global__ void scale(__nv_bfloat16* gradient, const float* p, float factor, int64_t n) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) gradient[i] = __float2bfloat16_rn(p[i] * factor);
@@ -47,7 +47,7 @@ void run(const Arguments& args) {
     (rows::data(args.out), p.as<float>(), 1.0f / float(row_count), n);
 }
 
-const Registered here{"cross-entropy", "softmax, - one-hot, scale: 14 bytes an element", run};
+const Registered here{"cross-entropy", "softmax, - one-hot, scale: 14 bytes per element", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels

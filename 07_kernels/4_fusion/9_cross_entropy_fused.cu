@@ -1,10 +1,10 @@
 // The cross-entropy's gradient in one kernel: logits are read once, the gradient is written once, 4
-// bytes an element.
+// bytes per element.
 //
-// A row of 49152 logits is 96 KB: too much for registers, but it fits into shared memory, for two
-// blocks on a multiprocessor of Hopper. cp.async (__pipeline_memcpy_async) loads it there without
-// registers on the way, all of it under way at once, in four parts; a thread works on its packs of
-// the first part while the others are still coming.
+// A row of 49152 logits is 96 KB: too much for registers, but it fits into shared memory, on Hopper
+// even for two blocks per SM. cp.async (__pipeline_memcpy_async) loads it there without passing
+// through registers, in four parts that are all in flight at once; a thread works on its packs of
+// the first part while the others are still arriving.
 //
 //     memory   [ part 0 ][ part 1 ][ part 2 ][ part 3 ]
 //                  |         |         |         |        cp.async, each part a group that can be
@@ -16,7 +16,7 @@
 //                                    -> memory
 //
 // What does not fit is read a second time from memory. In training the gradient may overwrite the
-// logits (common/cuda's kernel does, and returns the losses, which take one logarithm a row).
+// logits (common/cuda's kernel does that, and returns the losses, too: one logarithm per row).
 #include <cuda_pipeline_primitives.h>
 
 #include "rows.cuh"
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(threads, 2)
     rows::MaxSum own;
 #pragma unroll
     for (int i = 0; i < parts; ++i) {
-        __pipeline_wait_prior(parts - 1 - i);  // all but the last so many
+        __pipeline_wait_prior(parts - 1 - i);  // for all groups but the last ones
         for (int p = i * part + me; p < min((i + 1) * part, kept); p += threads)
             own.add(waiting[p]);
     }

@@ -1,5 +1,5 @@
-// Family 4: several operations in one kernel. All are bound by the memory, so what counts is the
-// bytes that each version moves.
+// Family 4: several operations in one kernel. All are memory-bound, so what counts is how many
+// bytes each version moves.
 #include <algorithm>
 #include <cmath>
 
@@ -29,7 +29,7 @@ void softmax_of(const float* x, int64_t n, double* out) {
     for (int64_t i = 0; i < n; ++i) out[i] /= sum;
 }
 
-// x is n numbers and becomes their norm.
+// Normalises the n numbers in x.
 void norm_in_place(double* x, const float* weight, int64_t n) {
     double squares = 0;
     for (int64_t i = 0; i < n; ++i) squares += x[i] * x[i];
@@ -74,7 +74,7 @@ std::vector<Problem> fusion() {
             out[i] = double(in[0][first + size_t(i)]) + in[1][first + size_t(i)];
         if (row >= s[0]) norm_in_place(out, in[2].data(), s[1]);
     };
-    residual.tolerance = 8e-3;  // so does the norm of s in bf16
+    residual.tolerance = 8e-3;  // here, too: s, and its norm
     residual.flops = [](const Sizes& s) { return 5 * elements(s); };
     residual.bytes = [](const Sizes& s) { return 8 * elements(s) + 2.0 * double(s[1]); };
 

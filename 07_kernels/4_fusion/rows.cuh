@@ -1,13 +1,13 @@
-// What this family's kernels share. All of them work on rows, a block on one row, so they load
-// packs of a row and reduce over a block:
+// What this family's kernels share. Each block works on one row: its threads load packs of the row,
+// and reduce over the block:
 //
 //     a warp:   lane i exchanges with lane i ^ 16, i ^ 8, i ^ 4, i ^ 2, i ^ 1; after five steps
 //               each lane has the sum of all 32
-//     a block:  a warp's first lane leaves its sum in shared memory; behind a barrier each warp
-//               sums what the warps (32 at most) left
+//     a block:  a warp's first lane leaves its sum in shared memory; after a barrier each warp
+//               adds up what the warps (32 at most) left
 //
-// Each once in a kernel: what a reduction shares is not free for another call. Blocks are whole
-// warps.
+// A kernel may call each reduction only once: its shared memory is not free for a second call.
+// Blocks must be whole warps.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,7 +20,7 @@
 
 namespace ultrascale::kernels::rows {
 
-// n elements that travel in one access: 8 are 16 bytes, the widest there is; 1 where rows are no
+// n elements that one access moves: 8 (16 bytes, the widest access), or 1 where rows are not a
 // multiple of 8. Functions take packs by value, so that a pack in memory is loaded whole: through a
 // reference each element may become a load of its own.
 template <int n>
@@ -35,11 +35,11 @@ __device__ inline float block_sum(float x) {
     return warp_sum(lane < blockDim.x / 32 ? of_warp[lane] : 0.0f);
 }
 
-// What softmax needs to know of a row, in one pass (Milakov & Gimelshein 2018): the largest number
-// so far, and the sum of exp(number - largest). A larger one makes all that was summed smaller by
-// the same factor.
+// What softmax needs to know about a row, in one pass (Milakov & Gimelshein 2018): the largest
+// number so far, and the sum of exp(number - largest). When a larger number comes, one factor
+// corrects the sum.
 struct MaxSum {
-    float max = -FLT_MAX, sum = 0;  // not -infinity: -infinity - -infinity is no number
+    float max = -FLT_MAX, sum = 0;  // not -infinity: -infinity - -infinity is NaN
 
     __device__ void add(const MaxSum& other) {
         const float larger = fmaxf(max, other.max);
@@ -84,7 +84,7 @@ inline __nv_bfloat16* data(const Tensor& tensor) {
     return static_cast<__nv_bfloat16*>(tensor.data());
 }
 
-// Threads for a row, so that each has `packs` of them: whole warps, 1024 at most.
+// Threads for a row of which each thread has `packs` packs: whole warps, 1024 at most.
 inline unsigned threads_for(int64_t packs_of_row, int64_t packs) {
     return unsigned(std::min<int64_t>(ceil_div(ceil_div(packs_of_row, packs), 32) * 32, 1024));
 }

@@ -1,7 +1,7 @@
-// Attention as its formula says: S = Q K^T / sqrt(D), P = softmax(S), O = P V. Causal: query i sees
-// the keys 0 .. i.
+// Attention as its formula states it: S = Q K^T / sqrt(D), P = softmax(S), O = P V. Causal: query i
+// sees the keys 0 .. i.
 //
-// Three kernels, and between them the T x T matrix of every head in memory, here as fp32: 4096
+// Three kernels, which pass on the T x T matrix of every head through memory, here in fp32: 4096
 // tokens and 64 heads take 4.3 GB.
 //
 //     scores     32 x 32 of S a block     writes 4                    bytes for each pair of query

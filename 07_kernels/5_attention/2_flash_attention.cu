@@ -1,9 +1,9 @@
 // FlashAttention (Dao et al. 2022, https://arxiv.org/abs/2205.14135): S exists only as one tile of
 // 64 x 64 in registers.
 //
-// A block has 64 queries of one head and walks over the keys, 64 at a time. The softmax of a row
-// would need the whole row; the online softmax (4_fusion/2_softmax_two_passes.cu) does with what
-// came so far, and corrects when a larger score comes:
+// A block has 64 queries of one head and walks over the keys, 64 at a time. The usual softmax needs
+// the whole row; the online softmax (4_fusion/2_softmax_two_passes.cu) works with the scores so
+// far, and corrects its results when a larger score comes:
 //
 //                       K tiles  ->                        for each tile
 //                 +---+---+---+---+                            S   = Q K^T / sqrt(D)
@@ -13,14 +13,14 @@
 //        V tiles    1   2   3                                  O   =   O * exp(m - m') + P V
 //                                                          at last O / sum
 //
-// Memory sees q, k, v and o: no byte for a pair of query and key. (k and v are read once for each
-// 64 queries; L2 has them.)
+// Memory moves only q, k, v and o, and no byte for a pair of query and key. (k and v are read once
+// for each 64 queries, but from L2.)
 //
-// 256 threads stand 16 x 16. Thread (x, y) computes queries 4y .. 4y + 3 for keys x, x + 16, x +
-// 32, x + 48, and in O the same queries for four neighbouring columns of each 64. A value read from
-// shared memory serves four products: without that, shared memory would be the limit. Sixteen
-// threads, half a warp, share a query: shuffles make its maximum and its sum, and P passes through
-// shared memory within the warp.
+// The 256 threads form a grid of 16 x 16. Thread (x, y) computes queries 4y .. 4y + 3 for keys x, x
+// + 16, x + 32, x + 48, and in O the same queries for four neighbouring columns of each 64. A value
+// read from shared memory serves four products; otherwise shared memory would be the limit. Sixteen
+// threads, half a warp, share a query: they find its maximum and its sum by shuffles, and P passes
+// through shared memory within the warp.
 #include <cuda_bf16.h>
 
 #include "../kernel.h"
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(threads, 2)
     const int64_t stride = H * D,
                   begin = (int64_t(blockIdx.x) / H * T * H + int64_t(blockIdx.x) % H) * D;
     const int64_t first =
-        int64_t(gridDim.y - 1 - blockIdx.y) * tile;  // query; the last first: they have most keys
+        int64_t(gridDim.y - 1 - blockIdx.y) * tile;  // the last queries first: most keys
     q += begin, k += begin, v += begin, o += begin;
 
     load<D>(shared.q, q + first * stride, stride, T - first);
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(threads, 2)
     for (int r = 0; r < own; ++r) largest[r] = -INFINITY;
 
     for (int64_t key = 0; key <= first; key += tile) {
-        __syncthreads();  // nobody reads the tiles before any more
+        __syncthreads();  // nobody reads the previous tiles any more
         load<D>(shared.k, k + key * stride, stride, T - key);
         load<D>(shared.v, v + key * stride, stride, T - key);
         __syncthreads();

@@ -2,19 +2,20 @@
 // project trains with on Hopper, common/cuda/attention/attention_wgmma_forward.cu. What it adds to
 // 3_flash_attention_2:
 //
-//   - The products are wgmma (6_hopper): 128 threads ask for 64 x 128 x 16 at once, both operands
-//     from shared memory, and go on. On Hopper mma reaches some 60 % of the tensor cores' rate.
-//   - Loads are TMA's. One warp asks for them and keeps few registers; those who compute get the
-//     others'.
-//   - The exponentials, which have a unit of their own with 1/256 of the tensor cores' rate, run
-//     while tensor cores multiply. Without that they would cost as much time as the products at D =
-//     64 (4 D FLOP for each exponential), and half of it at D = 128:
+//   - The products are wgmma (6_hopper): 128 threads together start a product of 64 x 128 x 16, with
+//     both operands in shared memory, and go on. On Hopper mma reaches only some 60 % of the tensor
+//     cores' rate.
+//   - TMA does the loads. One warp asks for them and needs few registers; the warps that compute
+//     get the rest.
+//   - The exponentials, which a unit of their own computes at 1/256 of the tensor cores' rate, run
+//     while the tensor cores multiply. Otherwise they would take as much time again as the products
+//     at D = 64 (4 D FLOP per exponential), and half as much at D = 128:
 //
 //       warpgroup 0   | products | softmax .... | products | softmax .... |
 //       warpgroup 1              | products     | softmax  | products     | softmax
 //                                ^ the turn is passed on (bar.arrive, bar.sync), and inside a
 //                                  warpgroup the softmax of the next keys begins while this one's
-//                                  P V is still under way
+//                                  P V is still running
 //
 //   - One block for each multiprocessor takes tile after tile, the longest first, and loads the
 //     next queries while it computes.

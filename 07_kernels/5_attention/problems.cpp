@@ -12,7 +12,7 @@ std::vector<Problem> attention() {
     problem.observed = {{1, 128, 2, 64}};
     problem.awkward = {
         {1, 1, 1, 64}, {2, 17, 3, 128}, {1, 65, 2, 64}, {2, 100, 1, 128}, {1, 129, 1, 64}};
-#ifdef ULTRASCALE_CUDA  // several tiles for each block of a kernel that stays
+#ifdef ULTRASCALE_CUDA  // several tiles for each block of a persistent kernel
     problem.awkward.insert(problem.awkward.end(), {{3, 700, 24, 64}, {2, 600, 40, 128}});
 #endif
     // (q, k, v) -> o, all (B, T, H, D)

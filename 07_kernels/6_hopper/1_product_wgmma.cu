@@ -1,6 +1,6 @@
-// Hopper's product: C = A B^T in bf16 with wgmma. Four warps (a warpgroup) multiply 64 x 128 by 16
-// in one instruction, whose operands come from shared memory, so nobody loads fragments; and one
-// thread asks the copy engine (TMA) for a whole tile, so nobody computes addresses.
+// Hopper's product: C = A B^T in bf16 with wgmma. Four warps (a warpgroup) add 16 k to 64 x 128
+// results in one instruction, whose operands come from shared memory, so no thread loads fragments;
+// and one thread asks the copy engine (TMA) for a whole tile, so the others compute no addresses.
 //
 //     block 128 x 128, 64 of K at a time              thread 0:   [ask]          [ask]
 //                  B: 128 rows of 64 k                TMA:         [copy]         [copy]
@@ -10,9 +10,9 @@
 //     64 k     | warpgroup 1: 64 x 128 |              brings take turns. Several blocks on an SM
 //              +-----------------------+              fill each other's gaps.
 //
-// The tensor map, a kernel's parameter, says where the matrix lies, its sizes, and the box to copy.
-// TMA writes the box swizzled, zeros where the matrix has ended, and counts its bytes at an
-// mbarrier: all threads wait there. (common/cuda/hopper.cuh, wgmma.cuh.)
+// The tensor map, a parameter of the kernel, holds the matrix's address and sizes and the size of
+// the box to copy. TMA writes the box swizzled, with zeros outside the matrix, and counts its bytes
+// at an mbarrier, where all threads wait. (common/cuda/hopper.cuh, wgmma.cuh.)
 #include "product.cuh"
 
 namespace ultrascale::kernels {

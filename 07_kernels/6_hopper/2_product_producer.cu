@@ -9,13 +9,13 @@
 //     TMA:         | copy 0 | copy 1 | copy 2 | copy 3 | copy 4 |
 //     consumers:            | wgmma 0| wgmma 1| wgmma 2| wgmma 3|         stage = step % 3
 //
-// Nobody meets at __syncthreads any more: the producer runs ahead until the ring is full, and
-// copies never wait for products that are not theirs. The two consumers need not be in the same
-// step.
+// There is no __syncthreads any more: the producer runs ahead until the ring is full, and a copy
+// waits only for the products that read the stage it overwrites. The two consumers need not be in
+// the same step.
 //
-// A barrier's phase is told by its parity. In round r = step / 3 the consumers wait for phase r of
-// full[s], the producer for phase r - 1 of empty[s]; before the first round, that counts as
-// complete. (common/cuda/hopper.cuh)
+// A barrier's phase is identified by its parity. In round r = step / 3 the consumers wait for phase
+// r of full[s], the producer for phase r - 1 of empty[s]; phase -1 counts as complete.
+// (common/cuda/hopper.cuh)
 #include "product.cuh"
 
 namespace ultrascale::kernels {

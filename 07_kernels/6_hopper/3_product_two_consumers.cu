@@ -1,6 +1,6 @@
-// A larger tile: 128 x 256, of which each consumer sums 64 x 256. A step reads 48 KiB for 128 x 256
-// x 64 multiply-adds, 85 FLOP a byte instead of 64, so L2 has less to do; so has shared memory, as
-// each wgmma reads its 64 rows of A for 256 columns instead of 128.
+// A larger tile: 128 x 256, of which each consumer computes 64 x 256. A step reads 48 KiB for 128 x
+// 256 x 64 multiply-adds, 85 FLOP per byte instead of 64, so L2 has less to do; so has shared
+// memory, as each wgmma reads its 64 rows of A for 256 columns instead of 128.
 //
 //                  B: 256 rows of 64 k                    registers a thread     at launch    then
 //              +-----------------------------------+      consumer 0                168       232
@@ -11,13 +11,13 @@
 //
 // Of a consumer's 232 registers 128 are sums; an SM has 65536.
 //
-// 128 sums and what else a consumer needs come near the 168 registers that each of 384 threads can
+// A consumer's 128 sums and other values come near the 168 registers that each of 384 threads can
 // have, while the producer needs hardly any: setmaxnreg moves registers from one warpgroup to
-// others. It is for whole warpgroups, so the producer is one, too, of which 127 threads have
+// others. It works on whole warpgroups, so the producer is one, too, and 127 of its threads have
 // nothing to do.
 //
-// Products stay under way: a consumer waits until those of the step *before* are complete, and
-// hands that stage back; so the tensor cores find the next step's in their queue.
+// Products stay in flight: a consumer waits only for those of the step *before*, and then frees
+// that step's stage. So the tensor cores always have the next products in their queue.
 #include "product.cuh"
 
 namespace ultrascale::kernels {
@@ -27,7 +27,7 @@ namespace {
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int stages = 4;     // 48 KiB each
-constexpr int under_way = 1;  // steps whose products a consumer leaves under way
+constexpr int under_way = 1;  // steps whose products a consumer leaves in flight
 constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int launch_registers = 168, consumer_registers = 232,
               producer_registers = 40;  // 65536 / 384, rounded down to a multiple of 8
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(threads, 1)
     } else {
         registers_more<consumer_registers>();
         float sum[tile_columns / 8][4];
-        RingPlace<stages> to_free;  // the first stage that was not handed back
+        RingPlace<stages> to_free;  // the first stage that is not yet free again
         for (int step = 0; step < steps; ++step, place.advance()) {
             const Stage& stage = shared.stage[place.stage];
             barrier_wait(&shared.full[place.stage], place.parity);
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(threads, 1)
             if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[to_free.stage]);
             to_free.advance();
         }
-        wgmma_wait<0>(sum);  // nobody waits for the last stages any more
+        wgmma_wait<0>(sum);  // nobody waits for the last stages to become free
         store_sums(C, M, N, row0 + warpgroup * 64, column0, sum);
     }
 }

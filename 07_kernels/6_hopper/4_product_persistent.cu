@@ -1,19 +1,19 @@
-// A persistent kernel: as many blocks as there are SMs, and each computes one tile after the other.
+// A persistent kernel: there are as many blocks as SMs, and each computes one tile after another.
 // While the consumers store the sums of a tile, the producer is already filling the ring for the
-// next one; before, a block that stored had no copies under way, and a new block began with an
-// empty ring.
+// next one. Without that, a block has no copies in flight while it stores, and each new block
+// begins with an empty ring.
 //
 //     a block a tile:    [fill][   multiply   ][store][fill][   multiply   ][store]
 //     persistent:        [fill][   multiply   ][store][   multiply   ][store]
 //         producer:      [copy .................][copy ahead][copy ........]
 //
-// On an H200 the fill alone is worth nothing at 4096^3 and 0.4 % at 8192^3: with 64 steps a tile it
-// is short, and the consumers still multiply nothing while they store. But from here on a tile's
-// stores can run under the next one's products, which 6_product_async_store.cu does.
+// On an H200, saving the fill alone gains nothing at 4096^3 and 0.4 % at 8192^3: compared with 64
+// steps per tile it is short, and the consumers still multiply nothing while they store. But now a
+// tile's stores can overlap with the next tile's products, as in 6_product_async_store.cu.
 //
-// The ring does not know about tiles: places and parities go on through all of them. Tile i is
-// computed by block i % blocks, in the order of tile_at (product.cuh): tiles of neighbouring
-// numbers run at the same time and read the same rows of A and B, which L2 then has.
+// The ring's positions and parities simply continue from tile to tile. Tile i is computed by block
+// i % blocks, in the order of tile_at (product.cuh): tiles with neighbouring numbers run at the
+// same time and read the same rows of A and B, which are then in L2.
 #include "product.cuh"
 
 namespace ultrascale::kernels {
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int stages = 4;     // 48 KiB each
-constexpr int under_way = 1;  // steps whose products a consumer leaves under way
+constexpr int under_way = 1;  // steps whose products a consumer leaves in flight
 constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int consumer_registers = 232, producer_registers = 40;  // 3_product_two_consumers.cu
 constexpr int tiles_below = 16;
@@ -112,7 +112,7 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product bf16", "a block an SM: copies run on while sums are stored",
+const Registered here{"product bf16", "a block per SM: copies go on while sums are stored",
                       ON_GPU(run), Needs::hopper};
 
 }  // namespace

@@ -8,8 +8,8 @@
 //     block 1: asks for its A, B 128-255                  +---> both  come, whoever asked for them
 //
 // So stage s of *both* blocks must be free before either asks: empty[s] counts the consumers of
-// both, and a consumer arrives at the barrier of each (barrier_arrive_at). The blocks must live as
-// long as the other one may write to them: they begin and end together.
+// both, and a consumer arrives at the barrier of each (barrier_arrive_at). A block must exist as
+// long as the other may write to it, so they begin and end together.
 #include "product.cuh"
 
 namespace ultrascale::kernels {
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int stages = 4;     // 48 KiB each
-constexpr int under_way = 1;  // steps whose products a consumer leaves under way
+constexpr int under_way = 1;  // steps whose products a consumer leaves in flight
 constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int consumer_registers = 232, producer_registers = 40;  // 3_product_two_consumers.cu
 constexpr int cluster = 2;                                        // blocks
@@ -80,7 +80,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         const auto free_stage = [&] {
             if (threadIdx.x % 128 < cluster)
                 barrier_arrive_at(&shared.empty[to_free.stage],
-                                  threadIdx.x % 128);  // a thread a block
+                                  threadIdx.x % 128);  // one thread per block
             to_free.advance();
         };
         for (int index = first; index < down * across; index += clusters) {
@@ -105,7 +105,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                        tile.column * tile_columns, sum);
         }
     }
-    // The other block multiplies what this one has sent, and arrives at its barriers.
+    // The other block arrives at this one's barriers until it has multiplied what this one sent.
     cluster_sync();
 }
 

@@ -1,16 +1,16 @@
-// Results leave through the copy engine as well. A warp rounds its 16 x 256 sums and lays them into
+// Results leave through the copy engine as well. A warp rounds its 16 x 256 sums and stores them in
 // shared memory, 64 columns at a time (stmatrix: four 8 x 8 matrices in one instruction); then one
-// thread asks TMA to write the 16 x 64 to C, and the warp goes on, to the next 64 columns and to
-// the next tile's products.
+// thread asks TMA to write the 16 x 64 to C, and the warp goes on to the next 64 columns, and then
+// to the next tile's products.
 //
 //     registers of a warp                   shared memory, swizzled        memory
 //     sums 16 x 256 --- stmatrix, 64 columns --> box 0 -- tma_store ---> C, whole rows of 128 bytes
 //                                                box 1     while the warp fills the other box
 //
-// Before, a thread wrote 4 bytes here and 4 there, 16 neighbouring bytes a row and instruction. Now
-// a warp waits only where TMA has not yet read the box that it wants to fill again. TMA leaves out
-// what is outside of C, but wants rows that begin at multiples of 16 bytes: where N is no multiple
-// of 8, sums are stored as before.
+// In the kernels before, each thread stores 4 bytes at a time, and an instruction only 16
+// neighbouring bytes per row. Now a warp waits only if TMA has not yet read the box that it wants
+// to fill again. TMA skips what is outside C, but requires rows that begin at multiples of 16
+// bytes: where N is not a multiple of 8, sums are stored as in the kernels before.
 //
 // Every other tile of a block goes through K backwards: it begins with what its neighbours read
 // last, which L2 still has.
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int stages = 4;     // 48 KiB each
-constexpr int under_way = 1;  // steps whose products a consumer leaves under way
+constexpr int under_way = 1;  // steps whose products a consumer leaves in flight
 constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int consumer_registers = 232, producer_registers = 40;  // 3_product_two_consumers.cu
 constexpr int cluster = 2;                                        // blocks
@@ -88,7 +88,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         const auto free_stage = [&] {
             if (threadIdx.x % 128 < cluster)
                 barrier_arrive_at(&shared.empty[to_free.stage],
-                                  threadIdx.x % 128);  // a thread a block
+                                  threadIdx.x % 128);  // one thread per block
             to_free.advance();
         };
         for (int index = first; index < down * across; index += clusters) {
@@ -118,9 +118,9 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                 store_sums(C, M, N, row0, column0, sum);
         }
         if (threadIdx.x % 32 == 0)
-            tma_store_wait_read<0>();  // a block that has ended has no shared memory
+            tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
     }
-    // The other block multiplies what this one has sent, and arrives at its barriers.
+    // The other block arrives at this one's barriers until it has multiplied what this one sent.
     cluster_sync();
 }
 
@@ -135,8 +135,8 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product bf16", "stmatrix, and TMA stores under the next products",
-                      ON_GPU(run), Needs::hopper};
+const Registered here{"product bf16", "stmatrix; TMA stores during the next products", ON_GPU(run),
+                      Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

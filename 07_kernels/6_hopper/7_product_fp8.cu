@@ -4,7 +4,7 @@
 //
 //     A, B   fp8, up to 448: a matrix divided by its scale
 //     C      scale_a scale_b sum, rounded to bf16
-//     sums   fp32 registers, but less exact than these: each time, 32 products and the sum before
+//     sums   fp32 registers, but less exact than fp32: each time, 32 products and the sum before
 //            them are shifted to the exponent of the largest, and what is 14 bits or more behind
 //            its leading one is cut off:
 //
@@ -12,12 +12,12 @@
 //            product   0.0000000011011 | 101  <- cut off     products are lost, and of those that
 //                                                            are less than 2^-13 of it all
 //
-// Products of both signs lose in both directions: 1.3e-3 of a typical sum of K = 4096 (standard
-// normal numbers, computed as pictured). Those of one sign add up what they lose, 7 % of it. This
-// is cuBLAS's "fast accumulation"; 8_product_fp8_blocks.cu is the cure.
+// With products of both signs the losses have both signs, too: 1.3e-3 of a typical sum of K = 4096
+// (standard normal numbers, computed as pictured). With products of one sign they add up to 7 % of
+// the sum. This is cuBLAS's "fast accumulation"; 8_product_fp8_blocks.cu avoids the loss.
 //
-// DeepSeek-AI et al. 2024, DeepSeek-V3 Technical Report, section 3.3.2 (two random matrices, K =
-// 4096: at most 2 % of a result).
+// DeepSeek-AI et al. 2024, DeepSeek-V3 Technical Report, section 3.3.2 (reports errors of nearly 2
+// % at most, for two random matrices with K = 4096).
 #include "product.cuh"
 
 namespace ultrascale::kernels {
@@ -28,7 +28,7 @@ namespace {
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int step_k = 128;   // k in a tile's row of 128 bytes
 constexpr int stages = 4;     // 48 KiB each
-constexpr int under_way = 1;  // steps whose products a consumer leaves under way
+constexpr int under_way = 1;  // steps whose products a consumer leaves in flight
 constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int consumer_registers = 232, producer_registers = 40;  // 3_product_two_consumers.cu
 constexpr int cluster = 2;                                        // blocks
@@ -93,7 +93,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         const auto free_stage = [&] {
             if (threadIdx.x % 128 < cluster)
                 barrier_arrive_at(&shared.empty[to_free.stage],
-                                  threadIdx.x % 128);  // a thread a block
+                                  threadIdx.x % 128);  // one thread per block
             to_free.advance();
         };
         for (int index = first; index < down * across; index += clusters) {
@@ -126,9 +126,9 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                 store_sums(C, M, N, row0, column0, sum);
         }
         if (threadIdx.x % 32 == 0)
-            tma_store_wait_read<0>();  // a block that has ended has no shared memory
+            tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
     }
-    // The other block multiplies what this one has sent, and arrives at its barriers.
+    // The other block arrives at this one's barriers until it has multiplied what this one sent.
     cluster_sync();
 }
 
@@ -144,7 +144,7 @@ void run(const Arguments& args) {
 
 #endif
 
-const Registered here{"product fp8", "the same in fp8, a scale a matrix", ON_GPU(run),
+const Registered here{"product fp8", "the same in fp8, one scale per matrix", ON_GPU(run),
                       Needs::hopper};
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The product in fp8 as DeepSeek-V3 was trained with it: a scale for each 1 x 128 of A (128
-// features of one token) and for each 128 x 128 of B (weights). One number that is far larger than
-// the others then costs precision in its own block only; with a scale a matrix all others would be
-// rounded with steps made for it. And what tensor cores add goes no further than 128 k.
+// features of one token) and for each 128 x 128 of B (weights). A number that is far larger than
+// the others then costs precision only in its own block; with one scale per matrix, all others
+// would be rounded in steps that fit this number. And tensor cores add up no more than 128 k.
 //
 //     A  1 x 128 blocks                  B  128 x 128 blocks             for each 128 of K:
 //     row 0  [ s00 ][ s01 ][ s02 ]       [  t00  ][  t01  ]              P   = the 128 k's products
@@ -10,22 +10,23 @@
 // Tensor cores sum P; CUDA cores add s t P, in fp32: the "promotion".
 //
 // Why promotion: what tensor cores lose of a product grows with the sum that they add it to
-// (7_product_fp8.cu). P stays small: 1.3e-4 of it is lost, 6e-4 where all products have one sign,
-// for any K. And the scales come along for nothing: the promotion is a multiply-add anyway.
+// (7_product_fp8.cu). P stays small, so for any K only 1.3e-4 of it is lost, or 6e-4 if all
+// products have one sign. And the scales cost nothing: the promotion is a multiply-add anyway.
 //
-// What it costs: registers for P beside the sums. 64 x 256 of both would be 256 a thread, so P is
-// 64 x 128: two halves one after the other (128 + 64 registers). And while a warpgroup promotes, it
-// has no product under way: so the other one must.
+// What it costs: registers for P besides the sums. 64 x 256 of both would be 256 per thread, so P
+// is 64 x 128: two halves, one after the other (128 + 64 registers). And while a warpgroup
+// promotes, it has no products in flight, so the other one must have some.
 //
 //     tensor cores  | 0: P left  | 1: P left  | 0: P right | 1: P right | 0: P left
 //     consumer 0    |   waits    |promote|....|   waits    |promote|....|
 //     consumer 1    |promote|....|   waits    |promote|....|   waits    |
 //
-// A P takes tensor cores 256 cycles; to promote it is 64 multiply-adds a thread, some 100 cycles.
-// ....: the consumer's next P is asked for, and has to wait.
+// A P takes the tensor cores 256 cycles; promoting it takes 64 multiply-adds per thread, some 100
+// cycles. "....": the consumer has asked for its next P, which has to wait.
 //
-// The two run apart by themselves: whose products come second, promotes later. Scales are loaded
-// from memory to registers a step before they are needed. All else is 7_product_fp8.cu.
+// The two consumers come to alternate by themselves: the one whose products come second promotes
+// later. Scales are loaded from memory to registers a step before they are needed. Everything else
+// is as in 7_product_fp8.cu.
 //
 // DeepSeek-AI et al. 2024, DeepSeek-V3 Technical Report, section 3.3.2;
 // github.com/deepseek-ai/DeepGEMM.
@@ -111,7 +112,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
             const int row0 = (tile.row * cluster + rank) * tile_rows + warpgroup * 64,
                       column0 = tile.column * tile_columns;
             const int row = row0 + warp % 4 * 16 + int(threadIdx.x) % 32 / 4;  // and row + 8
-            const auto scales_of = [&](int step) {  // what lies outside of C has some scale
+            const auto scales_of = [&](int step) {  // rows outside C take any scale
                 Scales s;
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
@@ -139,7 +140,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                                    k_major(stage.b + part * block * 64, k32), k32 > 0);
                     wgmma_commit();
                     wgmma_wait<0>(P);
-                    if (part == parts - 1 && threadIdx.x % 128 < cluster)  // a thread a block
+                    if (part == parts - 1 && threadIdx.x % 128 < cluster)  // one thread per block
                         barrier_arrive_at(&shared.empty[place.stage], threadIdx.x % 128);
 #pragma unroll
                     for (int j = 0; j < block / 8; ++j)
@@ -156,9 +157,9 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                 store_sums(C, M, N, row0, column0, sum);
         }
         if (threadIdx.x % 32 == 0)
-            tma_store_wait_read<0>();  // a block that has ended has no shared memory
+            tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
     }
-    // The other block multiplies what this one has sent, and arrives at its barriers.
+    // The other block arrives at this one's barriers until it has multiplied what this one sent.
     cluster_sync();
 }
 

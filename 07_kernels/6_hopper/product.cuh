@@ -9,12 +9,12 @@
 
 namespace ultrascale::kernels {
 
-constexpr int k_step = 64;  // of K for a tile in shared memory: rows of 128 bytes
+constexpr int k_step = 64;  // k per tile in shared memory: rows of 128 bytes
 
 // ---- on the host --------------------------------------------------------------------------------
 
-// A bf16 matrix (rows, K) as TMA reads it, in boxes of box_rows x k_step; what lies behind the last
-// k or the last row is zero. TMA wants rows that begin at multiples of 16 bytes: other matrices are
+// A bf16 matrix (rows, K) as TMA reads it, in boxes of box_rows x k_step, with zeros after the last
+// k and the last row. TMA requires rows that begin at multiples of 16 bytes: other matrices are
 // copied to workspace first, which must live until the kernel is launched.
 class Operand {
 public:
@@ -35,14 +35,14 @@ private:
     Tensor matrix_;
 };
 
-// The same of an e4m3 matrix (rows, K), which is a tensor of int32 in rows of whole 16 bytes
-// (problem.h), in boxes of 128 bytes.
+// The same for an e4m3 matrix (rows, K), in boxes of 128 bytes. It is a tensor of int32 whose rows
+// are padded to multiples of 16 bytes (problem.h).
 inline CUtensorMap e4m3_map(const Tensor& matrix, int64_t K, int box_rows) {
     return tensor_map(matrix.data(), {{K, 1, 128}, {matrix.rows(), 4 * matrix.cols(), box_rows}});
 }
 
-// A bf16 matrix C as TMA writes it, in boxes of a warp's 16 rows x 64 columns: 2 KiB. Only where a
-// row is a multiple of 16 bytes.
+// A bf16 matrix C as TMA writes it, in boxes of a warp's 16 rows x 64 columns: 2 KiB. Only if rows
+// are a multiple of 16 bytes.
 constexpr int box_rows = 16, box_columns = 64;
 inline CUtensorMap result_map(const Tensor& C) {
     const int64_t N = C.cols(), size = sizeof(Element);
@@ -54,7 +54,7 @@ inline CUtensorMap result_map(const Tensor& C) {
 // ---- on the device ------------------------------------------------------------------------------
 
 // Tile `index` of `down` x `across`, in an order in which tiles that are computed at the same time
-// share rows of A and B in L2: groups of `below` rows of tiles, in a group column by column.
+// share rows of A and B in L2: groups of `below` rows of tiles, column by column within a group.
 struct Tile {
     int row, column;
 };
@@ -65,8 +65,8 @@ __device__ inline Tile tile_at(int index, int down, int across, int below) {
     return {group * below + in_group % here, in_group / here};
 }
 
-// The sums of a warpgroup to rows row0 .. row0 + 63 and columns column0 .. of C (M, N), those that
-// exist.
+// Stores the sums of a warpgroup in rows row0 .. row0 + 63 and columns column0 .. of C (M, N), as
+// far as these exist.
 template <int tiles>
 __device__ void store_sums(Element* C, int64_t M, int64_t N, int64_t row0, int64_t column0,
                            const float (&sum)[tiles][4]) {
@@ -95,8 +95,8 @@ __device__ void store_sums(Element* C, int64_t M, int64_t N, int64_t row0, int64
     }
 }
 
-// A warp's 16 x 8 `tiles` sums to C, from (row, column) on, through its boxes in turn; lane 0 waits
-// for the last ones (6_product_async_store.cu).
+// Stores a warp's 16 x (8 tiles) sums in C, from (row, column) on, through its boxes in turn. The
+// caller's lane 0 waits for the last ones (6_product_async_store.cu).
 template <int boxes, int tiles>
 __device__ void store_through_boxes(const CUtensorMap* C, int row, int column,
                                     Element (&box)[boxes][box_rows * box_columns],

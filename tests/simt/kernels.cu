@@ -38,7 +38,7 @@ __global__ void warp_operations(int* out) {
     mine[7] = __shfl_xor_sync(~0u, lane, 3, 4) + 100 * __shfl_sync(~0u, lane, 1, 8);
 }
 
-// The halves of a warp go different ways, each with a mask of its own.
+// The halves of a warp take different branches, each with a mask of its own.
 __global__ void half_warps(int* out) {
     const int lane = int(threadIdx.x);
     if (lane < 16)

@@ -9,7 +9,7 @@ namespace ultrascale::test {
 
 void launch_indices(int* out, int grid_x, int grid_y, int block_x, int block_y, int block_z);
 void launch_block_sums(float* sums, const float* x, int count,
-                       int blocks);     // 128 threads a block, static and dynamic shared memory
+                       int blocks);     // 128 threads per block, static and dynamic shared memory
 void launch_warp_operations(int* out);  // 32 threads, 8 results each
 void launch_half_warps(int* out);
 void launch_atomics(int* counter, float* sum, int blocks);
@@ -21,9 +21,9 @@ void launch_shuffle_of_different_kinds();
 void launch_mask_without_its_caller();
 void launch_shuffle_from_outside_the_mask(int* out);
 void launch_copy(float* to, const float* from,
-                 int count);  // out of bounds where count is more than there is
+                 int count);  // out of bounds if count is too large
 void launch_write_past_shared_memory(int floats);
-void launch_write_past_shared_array(int floats);  // of 32
+void launch_write_past_shared_array(int floats);  // the array has 32
 void launch_another_array(int* out);              // 32 threads, the array in the other direction
 // 32 threads; the odd ones' results come from shared memory that nobody has written
 void launch_unwritten(float* out, int blocks);

@@ -21,7 +21,7 @@ Problem problem_of(const std::vector<Problem>& family, const std::string& name) 
 }
 Problem vector_add() { return problem_of(first_steps(), "vector add"); }
 
-// What is said to be wrong with a kernel.
+// What the check reports as wrong with a kernel.
 std::string said_of(void (*run)(const Arguments&), const Problem& problem, const Sizes& size = {}) {
     testing::internal::CaptureStdout();
     const std::vector<Kernel> list = {{0, 0, "tried", problem.name, "", run, ""}};
@@ -47,7 +47,7 @@ TEST(Ladder, FindsWhatIsWrong) {
     expect_found(run_races, "1 race");
 }
 
-// One element of a row may outweigh all others: they are looked at in pieces.
+// One element of a row may outweigh all others, so a row is checked in pieces.
 TEST(Ladder, FindsWhatALargeElementHides) {
     const std::string found =
         said_of(run_wrong_beside_the_target, problem_of(fusion(), "cross-entropy"), {2, 2000});
@@ -84,8 +84,8 @@ TEST(Ladder, RoundsToE4m3) {
     expect(1e-9f, 0);
 }
 
-// Why "product fp8 blocks" has scales for blocks: what they hold exactly is lost where each matrix
-// has one scale.
+// Why "product fp8 blocks" has scales for blocks: what fits into a block exactly is lost if each
+// matrix has only one scale.
 TEST(Ladder, AScaleAMatrixLosesSmallBlocks) {
     const Problem blocks = problem_of(product(), "product fp8 blocks"),
                   matrices = problem_of(product(), "product fp8");
@@ -120,7 +120,7 @@ TEST(Ladder, AScaleAMatrixLosesSmallBlocks) {
     EXPECT_GT(worst, 0.5);  // nothing is left of some rows
 }
 
-// What is said of a student's kernel, the first of the list.
+// The rank that is printed for a student's kernel, the first of the list.
 std::string standing_of(
     const Problem& problem, const Sizes& size,
     const std::vector<std::pair<std::string, void (*)(const Arguments&)>>& all) {
@@ -132,7 +132,7 @@ std::string standing_of(
     return standing(rungs.at(0), rungs);
 }
 
-// The same bytes from memory are not the same time: bank conflicts put a kernel behind.
+// Kernels that move the same bytes may take different times: bank conflicts lower a kernel's rank.
 TEST(Ladder, RanksByBankConflictsToo) {
     const Problem transpose = problem_of(memory(), "transpose");
     const auto stands = [&](const auto& mine, const auto& other) {
@@ -165,13 +165,13 @@ TEST(Ladder, SaysWhatAKernelLosesBy) {
         {.total = 4, .memory = 1.5, .shared = 4, .conflicts = "stores", .turns = 8, .at_best = 4},
         "it moves 1.50 times the least instead of 1.00,\n"
         "        and its shared stores take 8.0 turns instead of 4.0");
-    // By time where there is one, then without a reason; a wrong kernel has no rank.
+    // Measured kernels are ranked by time, without a reason; a wrong kernel has no rank.
     const Rung slow{.kernel = &mine, .seconds = 2}, fast{.kernel = &other, .seconds = 1.999};
     EXPECT_EQ(standing(slow, {slow, fast}), "  mine: number 2 of 2 by time, behind other\n");
     EXPECT_EQ(standing({.kernel = &mine, .wrong = "n 1", .seconds = 1}, {fast}), "");
 }
 
-// Turns are 16 bytes' time each, atomic operations a sector's, and kernels follow each other.
+// A turn takes the time of 16 bytes, an atomic operation that of a sector; kernels' costs add up.
 TEST(Ladder, CountsWhatAccessesCost) {
     const auto cost_of = [](void (*run)(const Arguments&), const std::string& problem,
                             const Sizes& size) {

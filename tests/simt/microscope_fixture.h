@@ -1,4 +1,4 @@
-// What the microscope's tests share: arrays, and what is seen of a launch.
+// What the microscope's tests share: arrays, and what the microscope sees of a launch.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ inline Tensor floats(int64_t count) {
     return Tensor::zeros({count}, DType::fp32, Memory::workspace);
 }
 
-// 4096 floats to read, as many to write, and what is seen of a launch.
+// 4096 floats to read, as many to write, and what the microscope sees of a launch.
 class Microscope : public testing::Test {
 protected:
     Tensor from_tensor = floats(4096), to_tensor = floats(4096);

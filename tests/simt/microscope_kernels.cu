@@ -42,13 +42,13 @@ __global__ void some_lanes(float* to, const float* from) {
     if (lane < 8) to[threadIdx.x] = from[threadIdx.x];
 }
 __global__ void read_modify_write(float* x) { x[threadIdx.x] += 1; }
-// Lane l goes round l + 1 times.
+// Lane l executes the loop l + 1 times.
 __global__ void different_trips(float* to, const float* from) {
     float sum = 0;
     for (unsigned i = 0; i <= threadIdx.x; ++i) sum += from[32 * i + threadIdx.x];
     to[threadIdx.x] = sum;
 }
-// Three times a loop of different lengths; the lanes meet after each.
+// Three times a loop whose length differs between lanes; the lanes meet after each.
 __global__ void nested_trips(float* to, const float* from) {
     float sum = 0;
     for (int turn = 0; turn < 3; ++turn) {

@@ -7,7 +7,7 @@
 
 namespace ultrascale::test {
 
-// One warp a block; `to` and `from` have at least 64 elements for each thread.
+// One warp per block; `to` and `from` have at least 64 elements for each thread.
 void launch_copy_floats(float* to, const float* from, int count, int stride = 1, int offset = 0);
 void launch_copy_bf16(bf16* to, const bf16* from, int count);
 void launch_copy_float4(float* to, const float* from, int count);

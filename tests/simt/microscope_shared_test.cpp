@@ -75,7 +75,7 @@ TEST_F(MicroscopeRaces, WriteThenReadByAnother) {
     EXPECT_TRUE(microscope.take().races.empty());
 }
 
-// Here no thread has run yet that reads, when another one writes.
+// Here the write comes before any thread that reads has run.
 TEST_F(MicroscopeRaces, ReadThenWriteByAnother) {
     launch_write_after_read(to, from, false);
     Observation seen = microscope.take();

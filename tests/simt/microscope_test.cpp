@@ -1,5 +1,5 @@
-// The microscope (common/simt/microscope.h) on global memory: what it counts is known exactly for
-// small kernels. And its table.
+// The microscope (common/simt/microscope.h) on global memory, with small kernels whose counts are
+// known exactly; and its table.
 #include "microscope_fixture.h"
 
 namespace ultrascale::test {
@@ -15,7 +15,7 @@ TEST_F(MicroscopeGlobal, OneFloatALaneIsFourSectors) {
     EXPECT_EQ(kernel.launches, 1);
     EXPECT_EQ(kernel.blocks, 8);
     EXPECT_EQ(kernel.threads, 256);
-    ASSERT_EQ(kernel.lines.size(), 2u);  // threadIdx, blockIdx and the arguments are none
+    ASSERT_EQ(kernel.lines.size(), 2u);  // threadIdx, blockIdx and the arguments do not count
     EXPECT_EQ(kernel.lines[0].source, "const T x = from[i * stride + offset];");
     EXPECT_EQ(kernel.lines[1].source, "to[i * stride + offset] = x;");
     EXPECT_EQ(kernel.lines[1].line, kernel.lines[0].line + 1);
@@ -82,7 +82,7 @@ TEST_F(MicroscopeGlobal, SixteenBytesALaneAreOneRequest) {
                       kernel.name == "sum_float4" && line.access == global_store ? 4 : 16)
                 << kernel.name;
     }
-    // Where load() was inlined, not its own line.
+    // The line where load() was inlined, not a line inside it.
     EXPECT_EQ(all.kernels[3].at("load<n>(from + i)", global_load).requests, 2);
 }
 

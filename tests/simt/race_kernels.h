@@ -1,5 +1,5 @@
 // Kernels whose threads race for shared memory, and their correct twins, each behind a function
-// that launches it. `correct`: with the barrier that it takes.
+// that launches it. `correct`: with the barrier that it needs.
 #pragma once
 
 #include "core/tensor.h"
@@ -21,6 +21,6 @@ void launch_chain_of_syncwarps(float* to, bool correct);
 void launch_many_readers(float* to, bool correct);
 void launch_copied_structs(float* to, const float* from);
 void launch_colliding_structs(
-    float* to, const float* from);  // different ones in one place; `from` must differ
+    float* to, const float* from);  // threads store different ones in one place; `from` must differ
 
 }  // namespace ultrascale::test

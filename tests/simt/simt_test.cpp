@@ -144,7 +144,7 @@ TEST(SimtError, PastASharedArray) {
                  {"thread (29, 0, 0): writes 4 bytes out of bounds"});
 }
 
-// No error, but neither what the last block left nor zeros.
+// Reading it is no error, but gives neither what the last block left nor zeros.
 TEST(SimtError, UnwrittenSharedMemory) {
     const Tensor out = floats(20 * 32);
     launch_unwritten(out.as<float>(), 20);

@@ -17,7 +17,7 @@ __global__ void add(float* c, const float* a, const float* b, int64_t n) {
         c[i] = a[i < n ? i : 0] + b[i < n ? i : 0] * (mistake == wrong_sum ? 1.001f : 1.0f);
 }
 
-// Through shared memory: a thread adds what its right neighbour has fetched, and nobody waits.
+// Through shared memory: a thread adds what its left neighbour has fetched, and does not wait.
 __global__ void add_early(float* c, const float* a, const float* b, int64_t n) {
     __shared__ float fetched[64];
     const int64_t i = int64_t(blockIdx.x) * 64 + threadIdx.x;
@@ -26,7 +26,7 @@ __global__ void add_early(float* c, const float* a, const float* b, int64_t n) {
     if (i < n) c[i] = fetched[threadIdx.x] + b[i];
 }
 
-// The same from the left neighbour.
+// Reads the left neighbour's element, behind a barrier of all threads, of some, or of none.
 template <bool all_wait, bool wait>
 __global__ void add_neighbour(float* c, const float* a, const float* b, int64_t n) {
     __shared__ float fetched[64];
@@ -38,7 +38,7 @@ __global__ void add_neighbour(float* c, const float* a, const float* b, int64_t 
     if (i < n) c[i] = before - before + a[i] + b[i];
 }
 
-// A thread a row: (softmax - [target]) / rows, with a softmax that is 1.4 times too large.
+// One block per row: (softmax - [target]) / rows, with a softmax that is 1.4 times too large.
 __global__ void gradient(__nv_bfloat16* to, const __nv_bfloat16* logits, const int* targets,
                          int rows, int columns) {
     const int row = int(blockIdx.x);

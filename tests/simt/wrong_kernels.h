@@ -1,5 +1,5 @@
-// Kernels for problems of 07_kernels, as a student may write them; for ladder_test.cpp. For "vector
-// add" each with another mistake, one for "cross-entropy", and right ones that are slow.
+// Kernels for problems of 07_kernels, as a student may write them; for ladder_test.cpp. Those for
+// "vector add" have different mistakes, as has one for "cross-entropy"; others are right, but slow.
 #pragma once
 
 #include "07_kernels/problem.h"
@@ -13,13 +13,13 @@ void run_forgets_the_rest(const Arguments& args);  // of the last block
 void run_writes_too_far(const Arguments& args);
 void run_misses_a_barrier(const Arguments& args);
 void run_reads_too_early(const Arguments& args);
-void run_races(const Arguments& args);  // right on the executor, which runs threads in order
+void run_races(const Arguments& args);  // right on the CPU, which runs threads in order
 void run_wrong_beside_the_target(
     const Arguments& args);  // the target's element, which is by far the largest, is right
 
 // "transpose" through a tile of shared memory, with and without 32-way bank conflicts.
 void run_transpose_conflicts(const Arguments& args);
 void run_transpose_padded(const Arguments& args);
-void run_sum_by_atomics(const Arguments& args);  // "sum", an atomic operation an element
+void run_sum_by_atomics(const Arguments& args);  // "sum", one atomic operation per element
 
 }  // namespace ultrascale::test
