@@ -46,9 +46,8 @@ struct BlockRange {
 
 struct DeviceMask {
     bool causal;
-    int64_t shift,
-        // shift = q_offset - k_offset: query i has the same position as key i + shift
-        k_offset;
+    // shift = q_offset - k_offset: query i has the same position as key i + shift
+    int64_t shift, k_offset;
     const int32_t* starts;  // document_starts (B, Tq), or null
     int64_t Tq, Tk;
 

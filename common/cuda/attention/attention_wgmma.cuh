@@ -115,10 +115,8 @@ struct Softmax {
     float factor;                               // exp(scale x) = 2^(factor x)
     float highest[2] = {
         -INFINITY, -INFINITY};  // subtracted from the exponents: about the highest one so far
-    float sum[2] = {},
-          // sum: over this thread's keys; rescale: the factor for what was summed before the last
-          // tile
-          rescale[2];
+    // sum: over this thread's keys; rescale: the factor for what was summed before the last tile
+    float sum[2] = {}, rescale[2];
 
     // Turns S into P.
     template <int tiles>

@@ -14,9 +14,8 @@ struct ForwardShape {
     // Registers per thread after their redistribution; a multiprocessor has 65,536 in all.
     static constexpr int consumer_registers = consumers == 3 ? 160 : 232,
                          producer_registers = consumers == 3 ? 32 : 40;
-    static constexpr int parts =
-        // a row of D consists of this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
-        D / 64;
+    // a row of D consists of this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
+    static constexpr int parts = D / 64;
 };
 
 template <int D>
