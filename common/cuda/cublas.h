@@ -1,5 +1,5 @@
-// What our users of cuBLASLt share: errors, the handle, and the choice among its kernels for a
-// product.
+// What all code that calls cuBLASLt shares: error checks, the handle, and the choice among its
+// kernels for a product.
 #pragma once
 
 #include <cublasLt.h>
@@ -31,8 +31,8 @@ inline cublasLtHandle_t cublas_handle() {
     return handle;
 }
 
-// For cublasLtMatmulAlgoGetHeuristic: kernels with up to 32 MiB of workspace. Whoever asks for it
-// destroys it.
+// For cublasLtMatmulAlgoGetHeuristic: kernels with up to 32 MiB of workspace. The caller destroys
+// it.
 inline cublasLtMatmulPreference_t cublas_preference() {
     cublasLtMatmulPreference_t preference;
     cublas_check(cublasLtMatmulPreferenceCreate(&preference));
@@ -42,14 +42,14 @@ inline cublasLtMatmulPreference_t cublas_preference() {
     return preference;
 }
 
-// What the kernel asks for; an empty tensor if nothing.
+// The workspace that the kernel needs; an empty tensor if it needs none.
 inline Tensor cublas_workspace(const cublasLtMatmulHeuristicResult_t& kernel) {
     if (kernel.workspaceSize == 0) return {};
     return Tensor::empty({int64_t(kernel.workspaceSize + 3) / 4}, DType::int32, Memory::workspace);
 }
 
-// The place of the fastest of these kernels (one at least); run(kernel) launches one on the compute
-// stream.
+// Times these kernels (at least one) and returns the index of the fastest; run(kernel) launches one
+// on the compute stream.
 template <class Run>
 size_t fastest_of(const std::vector<cublasLtMatmulHeuristicResult_t>& kernels, const Run& run) {
     cudaEvent_t begin, end;
@@ -58,7 +58,7 @@ size_t fastest_of(const std::vector<cublasLtMatmulHeuristicResult_t>& kernels, c
     float best = 0;
     size_t winner = 0;
     for (size_t i = 0; i < kernels.size(); ++i) {
-        run(kernels[i]);  // not counted: it loads the kernel
+        run(kernels[i]);  // not timed: the first run loads the kernel
         cuda_check(cudaEventRecord(begin, cuda_compute()));
         for (int repeat = 0; repeat < 3; ++repeat) run(kernels[i]);
         cuda_check(cudaEventRecord(end, cuda_compute()));

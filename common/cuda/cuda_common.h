@@ -19,15 +19,16 @@ void cuda_check(cudaError_t status, std::source_location at = std::source_locati
 cudaStream_t cuda_stream(const Stream& stream);
 inline cudaStream_t cuda_compute() { return cuda_stream(compute_stream()); }
 
-void cuda_select_device();  // makes this rank's GPU the current one; UserError where there is none
-// waits for the device; the allocator of tensors gives back what it keeps
+void cuda_select_device();  // makes this rank's GPU the current one; UserError if there is none
+// waits for the device, then returns the memory pool's unused memory to the driver
 void cuda_release_unused();
 int multiprocessors();       // of this rank's device
-bool programmatic_launch();  // whether this rank's device has it
-// whether it has sm_90a's instructions (hopper.cuh), and the environment has no
-// ULTRASCALE_NO_HOPPER
+bool programmatic_launch();  // whether this rank's device has programmatic dependent launch
+// whether it has sm_90a's instructions (hopper.cuh) and the environment variable
+// ULTRASCALE_NO_HOPPER is not set
 bool hopper();
-// bytes that a block may ask for: 227 KiB on Hopper, 163 on A100, 99 on GeForce
+// the most dynamic shared memory that a block may request, in bytes: 227 KiB on Hopper, 163 on
+// A100, 99 on GeForce
 int64_t shared_memory_per_block();
 
 // DYNAMIC_SHARED(T, name): `name` points to the block's dynamic shared memory, 16-byte aligned.
@@ -38,8 +39,9 @@ int64_t shared_memory_per_block();
 #endif
 
 #if defined(__CUDACC__) || defined(ULTRASCALE_SIMT)
-// LAUNCH(kernel, grid, block, shared_bytes)(arguments...): on the compute stream. A kernel with
-// several template arguments goes in parentheses. (Without a GPU simt.h runs them.)
+// LAUNCH(kernel, grid, block, shared_bytes)(arguments...) launches a kernel on the compute stream.
+// Put a kernel with several template arguments in parentheses. (Without a GPU, simt.h runs the
+// kernels.)
 #define LAUNCH(kernel, grid, block, shared_bytes) \
     ::ultrascale::Launch(kernel, grid, block, shared_bytes)
 // The same for a kernel whose blocks may start while the kernel before it ends (programmatic
@@ -56,7 +58,7 @@ public:
     template <class... Arguments>
     void operator()(Arguments&&... arguments) const {
         if (grid_.x == 0 || grid_.y == 0 || grid_.z == 0) return;  // nothing to do
-        // with what the kernel declares itself it may pass 48 KiB, which must be asked for
+        // with the kernel's static shared memory this may exceed 48 KiB, which must be requested
         if (shared_bytes_ > 40 * 1024)
             cuda_check(cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             int(shared_bytes_)));
@@ -76,9 +78,9 @@ private:
     bool early_;
 };
 
-// The two halves of LAUNCH_EARLY: the kernel before says when the next one may take what is left of
-// the multiprocessors; the next one waits, before it reads anything of the kernel before, until all
-// of that has been written. No effect before Hopper.
+// The two halves of LAUNCH_EARLY. The first kernel signals when the next one may start on
+// multiprocessors that are free. The next one waits until everything that the first kernel writes
+// is visible, before it reads any of it. Neither has an effect before Hopper.
 __device__ inline void let_next_kernel_start() {
     SM90("griddepcontrol.launch_dependents;" ::: "memory");
 }

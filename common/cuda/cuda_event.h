@@ -1,4 +1,4 @@
-// A CUDA event and its end: what an Event of stream.cpp and a Timestamp of timestamp.cpp hold.
+// A CUDA event that destroys itself. Event (stream.cpp) and Timestamp (timestamp.cpp) hold one.
 #pragma once
 
 #include <sched.h>
@@ -8,8 +8,8 @@
 
 namespace ultrascale {
 
-// A CUDA event, which belongs to the current device, as streams do; every thread has a current
-// device of its own.
+// Like a stream, an event belongs to the current device. Every thread has its own current device,
+// so the constructor selects it once per thread.
 struct CudaEvent {
     cudaEvent_t event = nullptr;
     explicit CudaEvent(unsigned flags) {
@@ -25,7 +25,8 @@ struct CudaEvent {
         if (status != cudaErrorNotReady) cuda_check(status);
         return status == cudaSuccess;
     }
-    // Not cudaEventSynchronize: where communication was given up, the event may never be reached.
+    // Polls instead of calling cudaEventSynchronize: if communication was abandoned, the event may
+    // never be reached.
     void wait() const {
         while (!reached()) {
             check_not_abandoned();

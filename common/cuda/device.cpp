@@ -1,11 +1,11 @@
-// The GPU as a device: which one, its memory, copies to and from the host.
+// The GPU as a device: which GPU a rank uses, its memory, and copies to and from the host.
 //
 // Tensors come from CUDA's stream-ordered pool, and every allocation and every free is queued on
-// the compute stream. So a freed block is used again by later work of the same stream at once,
-// without waiting; nothing is handed back to the driver while the program runs (but to make room
-// for memory that peers map: peer_memory.h); and no reuse makes one stream wait for another: a
-// tensor that another stream uses is owned by a Work until the compute stream has been told to wait
-// for it (comm.h).
+// the compute stream. So later work of that stream can reuse a freed block at once, without
+// waiting. Nothing is returned to the driver while the program runs (except to make room for memory
+// that peers map: peer_memory.h). And no reuse makes one stream wait for another: a tensor that
+// another stream uses is owned by a Work until the compute stream has queued a wait for it
+// (comm.h).
 #include "core/device.h"
 
 #include <cuda_runtime.h>
@@ -49,7 +49,7 @@ const cudaDeviceProp& properties() {
     return properties;
 }
 
-// The pool that cudaMallocAsync takes from: it keeps what it has.
+// The pool that cudaMallocAsync allocates from; it keeps freed memory.
 cudaMemPool_t pool() {
     static const cudaMemPool_t pool = [] {
         int device = 0;
@@ -65,10 +65,9 @@ cudaMemPool_t pool() {
     return pool;
 }
 
-// Host memory that the GPU can read while the host goes on: copies to the device pass through it,
-// so that the caller's buffer is free when the call returns and nothing waits for what the compute
-// stream still has to do. Two halves take turns; a half is filled again only when the copies out of
-// it have run.
+// Pinned host memory that copies to the device pass through, so that the caller may reuse its
+// buffer when the call returns, and the host does not wait for the work queued on the compute
+// stream. Two halves alternate; a half is refilled only when the copies out of it have run.
 class Staging {
 public:
     Staging() {
@@ -122,13 +121,13 @@ void* device_allocate(int64_t bytes) {
     const cudaStream_t stream = cuda_compute();  // selects the device
     pool();
     if (cudaMallocAsync(&data, size_t(bytes), stream) == cudaSuccess) return data;
-    cudaGetLastError();  // out of memory is told by the null pointer
+    cudaGetLastError();  // the null pointer reports out of memory
     return nullptr;
 }
 
 void device_free(void* data) {
     if (data)
-        cudaFreeAsync(data, cuda_compute());  // fails only when the process ends and CUDA has gone
+        cudaFreeAsync(data, cuda_compute());  // fails only at exit, when CUDA is already gone
 }
 
 void cuda_release_unused() {
@@ -140,12 +139,12 @@ void* host_allocate(int64_t bytes) {
     void* data = nullptr;
     cuda_compute();  // selects the device
     if (cudaHostAlloc(&data, size_t(bytes), cudaHostAllocDefault) == cudaSuccess) return data;
-    cudaGetLastError();  // out of memory is told by the null pointer
+    cudaGetLastError();  // the null pointer reports out of memory
     return nullptr;
 }
 
 void host_free(void* data) {
-    if (data) cudaFreeHost(data);  // fails only when the process ends and CUDA has gone
+    if (data) cudaFreeHost(data);  // fails only at exit, when CUDA is already gone
 }
 
 int64_t device_memory_bytes() {
@@ -198,7 +197,7 @@ std::string device_description() {
 void device_use_threads(int) {}
 
 void device_range_begin(std::string_view name) {
-    char terminated[256];  // as NVTX wants it, without an allocation
+    char terminated[256];  // as NVTX requires, without an allocation
     terminated[name.copy(terminated, sizeof terminated - 1)] = 0;
     nvtxRangePushA(terminated);
 }
@@ -210,7 +209,7 @@ DevicePeak device_peak(DType dtype) {
         const char* name;
         double bf16, fp32;
     };
-    // Dense FLOP/s by NVIDIA's datasheets: bf16 on tensor cores, fp32 without TF32.
+    // Dense FLOP/s from NVIDIA's datasheets: bf16 on tensor cores, fp32 without TF32.
     const Known known[] = {{"H200", 989.5e12, 66.9e12},    {"H100 PCIe", 756.5e12, 51.2e12},
                            {"H100", 989.5e12, 66.9e12},    {"B200", 2250e12, 75e12},
                            {"A100", 312e12, 19.5e12},      {"L40S", 362e12, 91.6e12},

@@ -1,6 +1,7 @@
-// What Hopper (sm_90a) has for moving tiles and for waiting, as plain functions: barriers in shared
-// memory that count bytes (mbarrier), the copy engine that moves whole tiles and then tells a
-// barrier (TMA), clusters of blocks. wgmma.cuh: the product, and how a tile lies in shared memory.
+// Hopper's (sm_90a) instructions for moving tiles and for synchronization, as plain functions:
+// barriers in shared memory that count bytes (mbarrier), the copy engine that moves whole tiles and
+// then signals a barrier (TMA), and clusters of blocks. The matrix product and the layout of a tile
+// in shared memory are in wgmma.cuh.
 //
 //     memory                 shared memory                           registers
 //     matrix -- tma_load --> tile --- wgmma -----------------------> sums: 64 x n, of 128 threads
@@ -8,9 +9,9 @@
 //        |      arrive at `full`                                        |
 //        +----- tma_store -- tile <---- stmatrix, fence_async_proxy ----+
 //
-// Sections are those of the PTX ISA: "Parallel Synchronization and Communication Instructions:
-// mbarrier" and "Data Movement and Conversion Instructions: Bulk Tensor Copy". For other GPUs
-// everything compiles to nothing: whoever launches asks hopper() (cuda_common.h) before.
+// Section names in quotes are those of the PTX ISA: "Parallel Synchronization and Communication
+// Instructions: mbarrier" and "Data Movement and Conversion Instructions: Bulk Tensor Copy". For
+// other GPUs everything compiles to nothing: check hopper() (cuda_common.h) before a launch.
 #pragma once
 
 #include <cuda.h>  // CUtensorMap
@@ -25,9 +26,10 @@ namespace ultrascale {
 
 // ---- mbarrier -----------------------------------------------------------------------------------
 // A barrier has phases 0, 1, 2, ... A phase is complete when `arrivals` threads have arrived and
-// all bytes that they announced have come; then the next one begins. barrier_wait(b, p) returns
-// when the phase of parity p that is the current one, or the one before it, is complete: on a new
-// barrier waiting for parity 1 returns at once ("Phase of the mbarrier object").
+// all bytes that they announced have been written; then the next phase begins. barrier_wait(b, p)
+// waits until the phase of parity p, which is either the current one or the one before it, is
+// complete: on a new barrier, waiting for parity 1 returns at once ("Phase of the mbarrier
+// object").
 //
 //     full[stage]: data are here           empty[stage]: everybody has read them
 //     producer  wait(empty, 1) arrive_expect(full, bytes), tma_load | next: wait(empty, 0) ...
@@ -38,8 +40,8 @@ __device__ inline void barrier_init(Barrier* barrier, int arrivals) {
     SM90A("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
           : "memory");
 }
-// After the last barrier_init; then __syncthreads() or cluster_sync(): others, TMA too, see the
-// barriers only so.
+// Call it after the last barrier_init, then __syncthreads() or cluster_sync(): only then do other
+// threads, and TMA, see the initialized barriers.
 __device__ inline void barrier_init_fence() {
     SM90A("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -47,15 +49,15 @@ __device__ inline void barrier_init_fence() {
 __device__ inline void barrier_arrive(Barrier* barrier) {
     SM90A("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Arrives, and the phase waits for that many bytes of tma_load.
+// Arrives, and makes the phase wait for that many bytes from tma_load.
 __device__ inline void barrier_arrive_expect(Barrier* barrier, int bytes) {
     SM90A("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
           "r"(bytes)
           : "memory");
 }
-// At the same barrier of block `rank` of the cluster, which may be this one. It says that tiles
-// have been read, and publishes no stores: with .release.cluster it would also wait until all
-// stores of this thread are visible everywhere.
+// Arrives at the same barrier in block `rank` of the cluster, which may be this block. It signals
+// that tiles have been read and publishes no stores: with .release.cluster it would also wait until
+// all of this thread's stores are visible everywhere.
 __device__ inline void barrier_arrive_at(Barrier* barrier, uint32_t rank) {
     SM90A(
         "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
@@ -63,7 +65,8 @@ __device__ inline void barrier_arrive_at(Barrier* barrier, uint32_t rank) {
         "r"(rank)
         : "memory");
 }
-__device__ inline bool barrier_try_wait(Barrier* barrier, uint32_t parity) {  // waits for a while
+// waits up to a time limit
+__device__ inline bool barrier_try_wait(Barrier* barrier, uint32_t parity) {
     uint32_t complete = 1;
     SM90A(
         "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, "
@@ -78,8 +81,8 @@ __device__ inline void barrier_wait(Barrier* barrier, uint32_t parity) {
     }
 }
 
-// A place in a ring of stages. The parity is that of the full barriers' phase in this round, and
-// changes with each round.
+// A position in a ring of stages. `parity` is the parity of the full barriers' phase in this round;
+// it flips each time the ring wraps around.
 template <int stages>
 struct RingPlace {
     int stage = 0;
@@ -91,36 +94,37 @@ struct RingPlace {
 
 // ---- clusters, warpgroups, registers ------------------------------------------------------------
 
-// A kernel with clusters: CLUSTER in sm90.cuh.
+// To declare a kernel with clusters, see CLUSTER in sm90.cuh.
 __device__ inline uint32_t cluster_rank() {
     uint32_t rank = 0;
     SM90A("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// All threads of all blocks of the cluster. A block that others write to or arrive at must not end
-// before they have.
+// A barrier for all threads of all blocks of the cluster. A block must not exit while other blocks
+// may still write to its shared memory or arrive at its barriers.
 __device__ inline void cluster_sync() {
     SM90A("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Barrier `id` (1 .. 15; __syncthreads is 0) for `threads` threads, whole warps.
+// Waits at named barrier `id` (1 .. 15; __syncthreads is 0), which `threads` threads (whole warps)
+// share.
 template <int threads>
 __device__ void sync_some(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(threads) : "memory");
 }
-template <int threads>  // one of them that does not wait
+template <int threads>  // arrives there without waiting
 __device__ void arrive_some(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
 }
 
-// A number that all threads of a warp have, by way of a shuffle: so the compiler sees that they do,
-// and keeps what follows from it (wgmma's descriptors) in the warp's uniform registers, where wgmma
-// wants it.
+// Passes a number that is the same in all threads of a warp through a shuffle. So the compiler
+// knows that it is uniform, and keeps what is computed from it (wgmma's descriptors) in the warp's
+// uniform registers, where wgmma needs it.
 __device__ inline int same_in_warp(int number) { return __shfl_sync(0xffffffffu, number, 0); }
 
-// Registers of each thread of this warpgroup from here on: a multiple of 8 in 24 .. 256. A block's
-// registers stay as many as at its launch: _more waits until others have given theirs back. All
-// warps of the warpgroup call it ("setmaxnreg").
+// Sets the number of registers per thread of this warpgroup from here on: a multiple of 8 in 24 ..
+// 256. The block's total stays what it was at launch, so registers_more waits until other
+// warpgroups have released theirs. All warps of the warpgroup must call it ("setmaxnreg").
 template <int n>
 __device__ void registers_more() {
     SM90A("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
@@ -131,8 +135,8 @@ __device__ void registers_fewer() {
 }
 
 // ---- TMA ----------------------------------------------------------------------------------------
-// One thread asks for a box of a matrix by its coordinates, the fastest dimension first. What lies
-// outside of the matrix is read as zeros (and its bytes are counted) and is not written.
+// One thread requests a box of a matrix by its coordinates, fastest dimension first. Elements
+// outside the matrix are read as zeros (and their bytes are counted), and are not written.
 
 __device__ inline void tma_prefetch(const CUtensorMap* map) {
     SM90A("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -153,8 +157,8 @@ __device__ inline void tma_load(void* to, const CUtensorMap* map, Barrier* barri
         "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
 }
-// To the same place in all blocks of the cluster whose bits are set in `blocks`; the bytes arrive
-// at the same barrier of each.
+// Loads to the same place in every block of the cluster whose bit is set in `blocks`; the bytes are
+// counted at the same barrier of each.
 __device__ inline void tma_load_multicast(void* to, const CUtensorMap* map, Barrier* barrier,
                                           uint16_t blocks, int x, int y) {
     SM90A(
@@ -165,7 +169,7 @@ __device__ inline void tma_load_multicast(void* to, const CUtensorMap* map, Barr
         : "memory");
 }
 
-// Bytes that lie together, both addresses and the number multiples of 16.
+// Copies contiguous bytes; both addresses and the size are multiples of 16.
 __device__ inline void bulk_load(void* to, const void* from, Barrier* barrier, int bytes) {
     SM90A(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -174,9 +178,9 @@ __device__ inline void bulk_load(void* to, const void* from, Barrier* barrier, i
         : "memory");
 }
 
-// Stores are committed and waited for by the thread that began them. Before: each thread that wrote
-// the tile calls fence_async_proxy(), then they meet at a barrier; for TMA and wgmma see shared
-// memory by another way than loads and stores do ("async proxy").
+// The thread that issues a store also commits it and waits for it. Beforehand, each thread that
+// wrote the tile calls fence_async_proxy(), and then all of them synchronize: TMA and wgmma access
+// shared memory through another path than ordinary loads and stores do (the "async proxy").
 __device__ inline void fence_async_proxy() { SM90A("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ inline void tma_store(const CUtensorMap* map, const void* from, int x, int y) {
     SM90A("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
@@ -193,15 +197,15 @@ __device__ inline void tma_store(const CUtensorMap* map, const void* from, int x
         : "memory");
 }
 __device__ inline void tma_store_commit() { SM90A("cp.async.bulk.commit_group;" ::: "memory"); }
-// until at most `pending` committed groups have not read their tiles yet: the others' tiles may be
-// written again
+// waits until at most `pending` committed groups have still to read their tiles; the other groups'
+// tiles may be overwritten
 template <int pending>
 __device__ void tma_store_wait_read() {
     SM90A("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-// Adds integers to as many in memory, which other blocks may add to as well; a multiple of 16
-// bytes. Committed and waited for as stores are.
+// Atomically adds `bytes` (a multiple of 16) of int32 values to memory, where other blocks may add,
+// too. It is committed and waited for like a store.
 __device__ inline void bulk_add(int* to, const int* from, int bytes) {
     SM90A("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;" ::"l"(to),
           "r"(shared_address(from)), "r"(bytes)
@@ -212,18 +216,19 @@ __device__ inline void bulk_add(int* to, const int* from, int bytes) {
 
 struct TensorDimension {
     int64_t size;          // elements
-    // from one to the next: of the first dimension the element's size, of others a multiple of 16
+    // from one element to the next: the element's size in the first dimension, a multiple of 16 in
+    // the others
     int64_t stride_bytes;
-    // elements of a tile, up to 256; the first dimension's are 128 bytes at most, as rows are
-    // swizzled
+    // the tile's size in elements, up to 256; at most 128 bytes in the first dimension, because
+    // rows are swizzled
     int box;
 };
 
-// What TMA has to know of a matrix of bf16 or bytes (fp8): the fastest dimension first. `base` is a
-// multiple of 16. A kernel's parameter is `const __grid_constant__ CUtensorMap`.
+// What TMA needs to know about a matrix of bf16 or bytes (fp8); the fastest dimension comes first.
+// `base` is a multiple of 16. Kernels take it as `const __grid_constant__ CUtensorMap`.
 inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDimension> dimensions) {
     using Encode = decltype(&cuTensorMapEncodeTiled);
-    static const Encode encode = [] {  // the driver's, and no program links with the driver
+    static const Encode encode = [] {  // looked up, as no program links with the driver
         void* function = nullptr;
         cudaDriverEntryPointQueryResult found;
         cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
@@ -258,8 +263,8 @@ inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDime
     return map;
 }
 
-// Clusters of this kernel that the device runs at once: fewer than SMs / cluster where its groups
-// of SMs are no multiples of the cluster.
+// How many clusters of this kernel the device runs at once: fewer than SMs / cluster if its groups
+// of SMs are not multiples of the cluster's size.
 template <class... Parameters>
 int clusters_at_once(void (*kernel)(Parameters...), int cluster, int threads, size_t shared_bytes) {
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -1,19 +1,19 @@
-// Tensor-core instructions that every GPU since Ampere has (sm_80), as plain functions: how tiles
-// come to shared memory (cp.async), from there to registers (ldmatrix), and are multiplied
+// Tensor-core instructions that every GPU since Ampere has (sm_80), as plain functions: tiles are
+// copied to shared memory (cp.async), loaded from there into registers (ldmatrix), and multiplied
 // (mma.sync m16n8k16, bf16 in, fp32 out).
 //
 // A tile is ROWS x D bf16 in shared memory, row after row. Its 16-byte chunks are swizzled: chunk c
-// of row r lies at place c ^ (r % 8) of the row. Rows are a multiple of 128 bytes, so without it
-// the eight rows that one ldmatrix reads would lie in the same banks.
+// of row r lies at place c ^ (r % 8) of the row. Rows are a multiple of 128 bytes, so without the
+// swizzle the eight rows that one ldmatrix reads would lie in the same banks.
 //
-// Who holds what (lane = 0..31, g = lane / 4, t = lane % 4), PTX ISA, "Matrix Fragments for
-// mma.m16n8k16":
+// Which lane holds which elements (lane = 0..31, g = lane / 4, t = lane % 4), PTX ISA, "Matrix
+// Fragments for mma.m16n8k16":
 //   A (16 x 16, rows x k)   a[0]: row g, k 2t..2t+1   a[1]: row g + 8
 //                           a[2]: row g, k + 8        a[3]: row g + 8, k + 8
 //   B (16 x 8, k x columns) b[0]: k 2t..2t+1, column g   b[1]: k + 8
 //   C (16 x 8)              c[0], c[1]: row g, columns 2t, 2t+1   c[2], c[3]: row g + 8
-// So two neighbouring C tiles, rounded to bf16, are one A tile: how P = softmax(S) enters the next
-// product in registers.
+// So two neighbouring C tiles, rounded to bf16, form one A tile: this is how P = softmax(S) enters
+// the next product without leaving the registers.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,14 +28,15 @@ __device__ inline uint32_t shared_address(const void* pointer) {
     return uint32_t(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes to shared memory, or 16 zeros where `valid` is false (then `from` is not read).
+// Copies 16 bytes to shared memory, or writes 16 zeros if `valid` is false (then `from` is not
+// read).
 __device__ inline void copy_async(void* to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
                  "l"(from), "r"(valid ? 16 : 0));
 }
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;"); }
 template <int pending>
-__device__ void copy_async_wait() {  // until at most `pending` committed groups are under way
+__device__ void copy_async_wait() {  // until at most `pending` committed groups are in flight
     asm volatile("cp.async.wait_group %0;" ::"n"(pending));
 }
 
@@ -44,8 +45,8 @@ __device__ Element* tile_chunk(Element* tile, int row, int chunk) {
     return tile + row * D + ((chunk ^ (row & 7)) * 8);
 }
 
-// Rows first .. first + ROWS - 1 of a matrix whose rows are `stride` elements apart; rows from
-// `end` on are zeros.
+// Loads rows first .. first + ROWS - 1 of a matrix whose rows are `stride` elements apart; rows
+// from `end` on are zeros.
 template <int ROWS, int D, int THREADS>
 __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, int64_t first,
                           int64_t end) {
@@ -61,7 +62,7 @@ __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, 
     }
 }
 
-// Rows first .. first + ROWS - 1 from shared memory to a matrix, by one warp; rows from `end` on
+// One warp stores rows first .. first + ROWS - 1 from shared memory to a matrix; rows from `end` on
 // are left out.
 template <int ROWS, int D>
 __device__ void store_rows(Element* tile, int tile_row, Element* matrix, int64_t stride,
@@ -88,21 +89,21 @@ __device__ inline void ldmatrix_transposed(uint32_t (&r)[4], const Element* addr
                  : "r"(shared_address(address)));
 }
 
-// A: rows row .. row+15, columns 16 k .. 16 k + 15 of the tile.
+// Loads A: rows row .. row+15, columns 16 k .. 16 k + 15 of the tile.
 template <int D>
 __device__ void load_a(uint32_t (&a)[4], Element* tile, int row, int k) {
     const int lane = int(threadIdx.x) % 32;
     ldmatrix(a, tile_chunk<D>(tile, row + lane % 16, 2 * k + lane / 16));
 }
-// B = tile^T: two neighbouring tiles; their columns are the tile's rows row .. row+15, k its
-// columns 16 k .. 16 k + 15.
+// Loads two neighbouring B tiles, B = tile^T: their columns are the tile's rows row .. row+15,
+// their k are its columns 16 k .. 16 k + 15.
 template <int D>
 __device__ void load_b_rows(uint32_t (&b)[4], Element* tile, int row, int k) {
     const int lane = int(threadIdx.x) % 32;
     ldmatrix(b, tile_chunk<D>(tile, row + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
 }
-// B = tile: two neighbouring tiles; k are the tile's rows row .. row+15, their columns its columns
-// 16 n .. 16 n + 15.
+// Loads two neighbouring B tiles, B = tile: their k are the tile's rows row .. row+15, their
+// columns are its columns 16 n .. 16 n + 15.
 template <int D>
 __device__ void load_b_columns(uint32_t (&b)[4], Element* tile, int row, int n) {
     const int lane = int(threadIdx.x) % 32;
@@ -117,8 +118,7 @@ __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The C tiles 2 j and 2 j + 1 += a times the two B tiles that load_b_rows or load_b_columns
-// brought.
+// The C tiles 2 j and 2 j + 1 += a times the two B tiles that load_b_rows or load_b_columns loaded.
 template <int n>
 __device__ void mma_pair(float (&c)[n][4], int j, const uint32_t (&a)[4], const uint32_t (&b)[4]) {
     mma(c[2 * j], a, b[0], b[1]);
@@ -137,8 +137,8 @@ __device__ inline void as_a(uint32_t (&a)[4], const float (&left)[4], const floa
     a[3] = pack(right[2], right[3]);
 }
 
-// C tiles of 16 rows, times a factor for this thread's row g and one for row g + 8, to the tile's
-// rows row .. row+15.
+// Stores C tiles of 16 rows to the tile's rows row .. row+15, multiplied by one factor for this
+// thread's row g and another for row g + 8.
 template <int D>
 __device__ void store_c(Element* tile, int row, const float (&c)[D / 8][4], float factor_low,
                         float factor_high) {

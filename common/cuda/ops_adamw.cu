@@ -1,9 +1,10 @@
-// AdamW in one pass over all parameters: torch.optim.AdamW after torch.nn.utils.clip_grad_norm_.
+// AdamW in one pass over all parameters; does the same as torch.nn.utils.clip_grad_norm_ followed
+// by torch.optim.AdamW.
 //
 // Bytes moved per element (bf16 value and gradient): reads master, m, v (12) and the gradient (2),
 // writes the three (12) and the value (2). One launch for the whole model: the parameters'
-// addresses travel in a list, each block updates a chunk of one parameter. The clipping factor is
-// computed here from the squared norm, so that the host waits for nothing.
+// addresses are passed in a list, and each block updates a chunk of one parameter. The clipping
+// factor is computed here from the squared norm, so that the host need not wait for it.
 #include <cmath>
 
 #include "ops_common.cuh"
@@ -28,8 +29,8 @@ struct Item {
     float decay;
 };
 
-// One chunk, n elements to an access, `unroll` accesses to each array in flight. value may be
-// master itself.
+// Updates one chunk with n elements per access and `unroll` accesses to each array in flight. value
+// may be master itself.
 template <int n, int unroll, class V, class G>
 __device__ void update(V* value, float* master, float* m, float* v, const G* gradient,
                        int64_t count, float decay, float clip, Factors f) {

@@ -14,7 +14,7 @@
 
 namespace ultrascale::ops {
 
-// Calls f(float{}) or f(__nv_bfloat16{}), whichever the dtype is.
+// Calls f(float{}) or f(__nv_bfloat16{}), depending on the dtype.
 template <class F>
 void with_type(DType dtype, F&& f) {
     check(dtype == DType::fp32 || dtype == DType::bf16,
@@ -25,7 +25,7 @@ void with_type(DType dtype, F&& f) {
         f(__nv_bfloat16{});
 }
 
-// The device's address as the type that kernels use; with_type has looked at the dtype.
+// The tensor's address on the device as a pointer to T, the type that with_type chose.
 template <class T>
 T* data(const Tensor& tensor) {
     check(int64_t(sizeof(T)) == dtype_bytes(tensor.dtype()),
@@ -40,7 +40,7 @@ double bytes_of(const Tensors&... tensors) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A list of plain structs in the device's workspace. The copy takes its bytes from `list` before it
+// Copies a list of plain structs to workspace memory on the device; `list` has been read when it
 // returns.
 template <class Item>
 Tensor list_on_device(const std::vector<Item>& list) {
@@ -71,9 +71,9 @@ __device__ inline __half from_float<__half>(float x) {
     return __float2half_rn(x);
 }
 
-// n elements on their way to shared memory while the thread goes on (cp.async), so that far more
-// bytes are under way than registers could hold. They are there for this thread once
-// __pipeline_wait_prior has waited for their __pipeline_commit.
+// Copies n elements to shared memory while the thread goes on (cp.async), so that far more bytes
+// are in flight than registers could hold. This thread may read them once __pipeline_wait_prior has
+// waited for their __pipeline_commit.
 template <int n, class T>
 __device__ void load_async(T* shared, const T* from) {
     if constexpr (n * sizeof(T) >= 4)
@@ -95,13 +95,14 @@ bool packs_fit(int64_t columns, std::initializer_list<const void*> addresses) {
 template <class T>
 inline constexpr int pack_size = 16 / int(sizeof(T));
 
-// Whether these addresses are multiples of 16: enough where a kernel does a last, incomplete pack
-// element by element.
+// Whether these addresses are multiples of 16. That is enough for a kernel that handles the last,
+// incomplete pack element by element.
 inline bool aligned16(std::initializer_list<const void*> addresses) {
     return packs_fit<char>(0, addresses);
 }
 
-// n floats as the wide accesses they need: for tables and sums in fp32 beside packs of n bf16.
+// Loads or stores n floats in accesses of up to 16 bytes: for fp32 tables and sums that go with
+// packs of n bf16.
 template <int n>
 __device__ void load_floats(float (&to)[n], const float* from) {
     constexpr int width = n < 4 ? n : 4;
@@ -124,9 +125,9 @@ __device__ void store_floats(float* to, const float (&from)[n]) {
     }
 }
 
-// Exponents are base 2: exp(x) = 2^(x log2_e).
+// The kernels use base-2 exponents: exp(x) = 2^(x log2_e).
 inline constexpr float log2_e = 1.44269504f;
-// 2^x by the special function unit, in one instruction; results below 2^-126 become 0. Relative
+// 2^x in one instruction of the special function unit; results below 2^-126 become 0. Relative
 // error below 2^-22.
 __device__ inline float exp2_fast(float x) {
 #ifdef __CUDA_ARCH__
@@ -137,14 +138,14 @@ __device__ inline float exp2_fast(float x) {
     return exp2f(x);
 #endif
 }
-// What the exponent loses so that 2^(score log2_e - this) is a probability, from the log-sum-exp; a
-// row without keys gets none.
+// Converts a log-sum-exp to base 2, so that 2^(score log2_e - result) is a probability. A row
+// without keys gets infinity, which makes its probabilities 0.
 __device__ inline float log2_sum_of(float lse) {
     return lse == -INFINITY ? INFINITY : lse * log2_e;
 }
 
-// The sum over all threads of a block of `threads` (a multiple of 32), for each of them; always in
-// the same order.
+// Every thread gets the sum of x over the block, which has `threads` threads (a multiple of 32);
+// always added in the same order.
 template <int threads, class T>
 __device__ T block_sum(T x) {
     __shared__ T partial[threads / 32];
@@ -157,7 +158,8 @@ __device__ T block_sum(T x) {
     return sum;
 }
 
-// Likewise the largest. Once in a kernel: what it shares is not free for another call.
+// Likewise the maximum. A kernel may call it only once: no barrier protects its shared memory from
+// a second call.
 template <int threads>
 __device__ float block_max(float x) {
     __shared__ float partial[threads / 32];

@@ -1,39 +1,39 @@
 // Softmax cross-entropy: loss = log(sum exp(logits - max)) + max - logits[target], and its gradient
 // in place.
 //
-// A block takes a row. First pass: maximum and sum together, each thread over its own packs (online
-// softmax: Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867). Second pass: the gradient
-// over the logits. Reads the logits once from memory and writes them once (4 bytes per element in
-// bf16): the row is loaded into shared memory, all of it under way at once, and waits there for the
-// second pass; a thread reads only what it loaded itself. What does not fit waits in registers, and
-// beyond that it is read again from L2.
+// Each block handles a row. First pass: maximum and sum together, each thread over its own packs
+// (online softmax: Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867). Second pass: the
+// gradient overwrites the logits. The kernel reads the logits once from memory and writes them once
+// (4 bytes per element in bf16): the row is loaded into shared memory, with all loads in flight at
+// once, and stays there for the second pass; a thread reads only what it loaded itself. What does
+// not fit stays in registers, and what does not fit there either is read again from L2.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
-// packs that a thread works on at once; as many batches at most are waited for one by one
+// packs that a thread works on at once; batches of the row that are waited for one by one
 constexpr int unroll = 4, batches_ahead = 8;
 
-// Of some logits: their maximum, and the sum of exp(logit - maximum), computed as 2^(logit log2_e -
-// shift): one multiply-add and one exponential. The shift is rounded, but to the same number
-// wherever this maximum is used, so that it cancels.
+// The maximum of some logits, and the sum of exp(logit - maximum), computed as 2^(logit log2_e -
+// shift) with one multiply-add and one exponential. The shift is rounded, but to the same number
+// wherever this maximum is used, so the error cancels.
 struct Softmax {
     float highest = -INFINITY, sum = 0;
 
-    // Only -inf so far: -inf - 0, not -inf - -inf.
+    // If all logits so far are -inf, the shift is 0: -inf - -inf would be NaN.
     __device__ static float shift_of(float highest) {
         return highest == -INFINITY ? 0.0f : __fmul_rn(highest, log2_e);
     }
     __device__ float shift() const { return shift_of(highest); }
-    __device__ void raise(float larger) {  // to another maximum
+    __device__ void raise(float larger) {  // the maximum
         if (sum > 0) sum *= exp2_fast(shift() - shift_of(larger));
         highest = larger;
     }
 };
 
-// Of all the block's threads.
+// Combines what all the block's threads have.
 template <int threads>
 __device__ Softmax block_softmax(Softmax mine) {
     __shared__ float highest[threads / 32], sum[threads / 32];  // of the warps
@@ -49,7 +49,7 @@ __device__ Softmax block_softmax(Softmax mine) {
     return together(lane < threads / 32 ? Softmax{highest[lane], sum[lane]} : Softmax{});
 }
 
-// A row is `packs` packs: the first `kept` of them wait in shared memory, the next in_registers of
+// A row has `packs` packs: the first `kept` of them stay in shared memory, the next in_registers of
 // each thread in its registers.
 template <int threads, int in_registers, int n, class T>
 __global__ void __launch_bounds__(threads, 1024 / threads)
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
 
     if (target == ignored_target) {
         if (threadIdx.x == 0) losses[row] = 0;
-        // for the first batch: nobody needs it, but it must not arrive behind the block's end
+        // for the first batch: nobody needs it, but it must not arrive after the block's end
         __pipeline_wait_prior(0);
         if (dscale == 0) return;
         Pack<T, n> zeros;
@@ -187,12 +187,12 @@ void cross_entropy(Tensor losses, Tensor logits, const Tensor& targets, float ds
             (losses.as<float>(), data<T>(logits), targets.as<int32_t>(), dscale, int(row),
              int(kept));
         };
-        // Two blocks share a multiprocessor where their rows fit beside each other. A longer row
-        // has it for itself, registers included: with the 227 + 32 KiB of Hopper that is enough for
-        // 128,256 logits in bf16.
+        // Two blocks share a multiprocessor if their rows fit together. A longer row has one to
+        // itself, including the registers: Hopper's 227 + 32 KiB are enough for 128,256 logits in
+        // bf16.
         constexpr int full = pack_size<T>;
         const int64_t most = (shared_memory_per_block() - 2048) / pack_bytes;
-        if (dscale == 0)  // no second pass to keep anything for
+        if (dscale == 0)  // no second pass to keep the row for
             packs ? start(cross_entropy_rows<256, 0, full, T>, 256, 0)
                   : start(cross_entropy_rows<256, 0, 1, T>, 256, 0);
         else if (row <= most / 2)

@@ -1,15 +1,15 @@
-// Softmax cross-entropy over a vocabulary that is split over ranks. A block takes a row. `partial`
-// reads the logits once, maximum and sum together (online softmax: Milakov & Gimelshein 2018,
-// https://arxiv.org/abs/1805.02867); `combine` reads and writes them once.
+// Softmax cross-entropy over a vocabulary that is split over ranks. Each block handles a row.
+// `partial` reads the logits once, maximum and sum together (online softmax: Milakov & Gimelshein
+// 2018, https://arxiv.org/abs/1805.02867); `combine` reads and writes them once.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
-constexpr int threads = 256, unroll = 4;  // packs that a thread has under way at once
+constexpr int threads = 256, unroll = 4;  // packs that a thread has in flight at once
 
-// e^(x - highest); nothing but -infinity so far: 0.
+// e^(x - highest), or 0 if all logits so far are -infinity.
 __device__ float exp_below(float x, float highest) {
     return highest == -INFINITY ? 0.0f : exp2_fast((x - highest) * log2_e);
 }
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(threads)
     stats += row;
     float highest = -INFINITY, sum = 0, at_target = 0;
     for (int r = 0; r < shards; ++r) highest = fmaxf(highest, stats[r * 3 * N]);
-    for (int r = 0; r < shards; ++r) {  // every thread for itself: a few numbers from the cache
+    for (int r = 0; r < shards; ++r) {  // every thread reads these few numbers itself, from cache
         sum += stats[(r * 3 + 1) * N] * exp_below(stats[r * 3 * N], highest);
         at_target += stats[(r * 3 + 2) * N];
     }

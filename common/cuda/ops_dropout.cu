@@ -1,19 +1,19 @@
-// Dropout with counter-based random numbers: a thread calls Philox once and takes the four elements
-// whose numbers it gives. Bound by memory (reads x and the addend, writes y).
+// Dropout with counter-based random numbers: each thread calls Philox once and handles the four
+// elements whose random numbers it returns. Memory-bound (reads x and the addend, writes y).
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
-// Element i of x has the number first + i. packs: first and n are multiples of 4, and the addresses
-// allow for packs.
+// Element i of x uses random number first + i. packs: first and n are multiples of 4, and the
+// addresses are aligned.
 template <bool packs, class T>
 __global__ void __launch_bounds__(256)
     drop(T* y, const T* x, const T* addend, float p, float factor, Random random, uint64_t first,
          int64_t n) {
     const uint64_t block = first / 4 + uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    const int64_t begin = int64_t(4 * block - first);  // may be before x begins
+    const int64_t begin = int64_t(4 * block - first);  // may lie before the beginning of x
     if (begin >= n) return;
     const std::array<float, 4> u = random.uniforms(block);
     if constexpr (packs) {

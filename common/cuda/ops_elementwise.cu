@@ -1,7 +1,7 @@
 // Element-wise operations, conversions and sums.
 //
-// All of them are bound by memory: each element of each input is read once, each output written
-// once (the same dtype's copy is left to cudaMemcpyAsync). A thread has four packs of up to 16
+// All of them are memory-bound: each element of each input is read once, and each output is written
+// once (a copy without conversion is left to cudaMemcpyAsync). A thread has four packs of up to 16
 // bytes of each input in flight before it uses the first.
 //
 // Sums are the same in every run: chunks of a fixed size are summed in fp64 by one block each, and
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int threads = 256, unroll = 4;
 
-// What happens to an element y and the element x beside it, and which of the two are read at all.
+// The operation on an element y and the corresponding element x, and which of the two it reads.
 struct Fill {
     static constexpr bool reads_x = false, reads_y = false;
     float value;
@@ -85,7 +85,7 @@ void map(Y* y, const X* x, int64_t count, Op op) {
         (y, x, count, op);
 }
 
-// copy() also knows fp16.
+// copy() also handles fp16.
 template <class F>
 void with_any_float(DType dtype, F&& f) {
     if (dtype == DType::fp16)

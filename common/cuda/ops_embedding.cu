@@ -3,12 +3,12 @@
 //
 // Forward reads and writes N rows (4 bytes per element in bf16; frequent rows come from L2).
 //
-// Backward sorts the tokens' indices by row, stably, and sums each row's stretch of the sorted list
-// in order, in fp32. Some rows occur once and some thousands of times, so the work is split by the
-// list and not by row: a warp takes 32 places of the list. It adds what begins and ends there to
-// dweight; a stretch that goes on beyond leaves partial sums, one for each warp it touches, and a
-// second kernel adds them in order. Reads dout once, reads and writes each row of dweight that
-// occurs once.
+// Backward sorts the tokens' indices by row, stably, and sums each row's segment of the sorted list
+// (a stretch) in order, in fp32. Some rows occur once and some thousands of times, so the work is
+// split by the list and not by row: each warp takes 32 entries of the list (a chunk). It adds the
+// stretches that begin and end in its chunk to dweight. A stretch that spans several chunks leaves
+// one partial sum per chunk, and a second kernel adds these in order. Backward reads dout once; it
+// reads and writes each row of dweight that occurs once.
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
@@ -20,8 +20,8 @@ namespace {
 
 constexpr int warps = 8;
 
-// A warp copies a token's row, `packs` packs a lane in flight at once (2048 bf16). The output is
-// not read soon; the weight's rows are.
+// A warp copies a token's row; each lane has `packs` packs in flight (2048 bf16 per warp). The
+// output is not read again soon; the weight's rows are.
 template <int n, class T>
 __global__ void __launch_bounds__(32 * warps)
     gather(T* out, const int32_t* tokens, const T* weight, int64_t first_row, int64_t N, int64_t V,
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(32 * warps)
     }
 }
 
-// What is sorted: each token's row of dweight (V where it has none) and its place in the batch.
+// What is sorted: each token's row of dweight (V if it has none) and its index in the batch.
 __global__ void make_keys(uint32_t* rows, int32_t* places, const int32_t* tokens, int64_t first_row,
                           int N, int64_t V) {
     const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
@@ -57,9 +57,9 @@ __global__ void make_keys(uint32_t* rows, int32_t* places, const int32_t* tokens
     places[i] = i;
 }
 
-// The rows of dout that stand in one warp's 32 places of the sorted list. partial (2 * chunks, h):
-// what a chunk has of a stretch that began before it, and of one that begins in it and goes on.
-// Block (group of chunks, part of the columns).
+// Each warp adds up the rows of dout in its chunk. partial (2 * chunks, h) gets the chunk's sum of
+// a stretch that began before it, and of one that begins in it and continues beyond. Blocks: (group
+// of chunks, part of the columns).
 template <int n, class W, class T>
 __global__ void __launch_bounds__(32 * warps)
     add_chunks(W* dweight, float* partial, const uint32_t* rows, const int32_t* places,
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(32 * warps)
     const uint32_t begins = __ballot_sync(~0u, row != before),
                    ends = __ballot_sync(~0u, row != after);
     const bool goes_on =
-        !(ends >> 31);  // the last place's stretch (if it is one) beyond this chunk
+        !(ends >> 31);  // the last entry's stretch (if any) goes on beyond this chunk
 
     const int64_t column = (int64_t(blockIdx.y) * 32 + lane) * n;
     const bool mine = column < h;
@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(32 * warps)
     }
 }
 
-// Adds up a stretch that begins in this chunk and goes on: its partial sum here, then those of the
-// chunks behind, in order.
+// Adds up a stretch that begins in this chunk and goes on: its partial sum in this chunk, then
+// those of the following chunks, in order.
 template <class W>
 __global__ void __launch_bounds__(256)
     add_stretches(W* dweight, const float* partial, const uint32_t* rows, int N, int64_t V,
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(256)
     const uint32_t row = rows[behind - 1];
     if (row == uint32_t(V) || rows[behind] != row || (chunk > 0 && rows[chunk * 32 - 1] == row))
         return;
-    // The stretch's last chunk: the first places of the chunks behind are looked at 32 at a time.
+    // Find the stretch's last chunk by the first entries of the following chunks, 32 at a time.
     int last = chunk;
     for (uint32_t same = ~0u; same == ~0u;) {
         const int64_t i = (int64_t(last) + 1 + threadIdx.x % 32) * 32;

@@ -1,11 +1,11 @@
-// Matrix products by cuBLASLt. Our tensors are row-major and cuBLAS thinks in columns; a row-major
-// matrix read by columns is its transpose, so d = a b is asked for as d^T = b^T a^T and nothing is
+// Matrix products by cuBLASLt. Our tensors are row-major and cuBLAS's are column-major. A row-major
+// matrix read by columns is its transpose, so d = a b is computed as d^T = b^T a^T, and no data is
 // moved.
 //
 // Which of cuBLAS's kernels is fastest depends on the shape. A large product's candidates are timed
-// at its first use and the winner is kept for the rest of the run. Small ones take cuBLAS's first
-// proposal, so that two runs of a small model give the same bits; ULTRASCALE_GEMM_TUNING=0 does
-// that for all sizes.
+// at its first use and the winner is kept for the rest of the run. Small products use cuBLAS's
+// first proposal, so that two runs of a small model give the same bits; ULTRASCALE_GEMM_TUNING=0
+// does that for all sizes.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -25,12 +25,12 @@ cudaDataType_t cuda_type(DType dtype) {
     return dtype == DType::fp32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
-// What makes two products the same to cuBLAS.
+// Products with the same key share a cuBLAS kernel.
 struct Product {
     int64_t M, N, K;
     bool ta, tb;
     DType in, out;
-    float beta;        // 1: adds to c
+    float beta;        // 1: adds c
     int alignment[4];  // of a, b, c, d in bytes, up to 16
     auto key() const {
         return std::tuple(M, N, K, ta, tb, in, out, beta, alignment[0], alignment[1], alignment[2],
@@ -101,8 +101,7 @@ public:
         run(candidates_.front(), a, b, c, d);
     }
 
-    // Puts the fastest candidate first. The result of the product is in d afterwards only if beta
-    // is 0.
+    // Puts the fastest candidate first. Afterwards d holds the product only if beta is 0.
     void tune(const void* a, const void* b, const void* c, void* d) {
         std::swap(candidates_[0], candidates_[fastest_of(candidates_, [&](const auto& kernel) {
                       run(kernel, a, b, c, d);

@@ -5,9 +5,9 @@
 //
 // Backward, with xhat = x * rstd and g = dy * weight:
 //   dx = rstd * (g - xhat * mean(g * xhat)),  dweight = sum over rows of dy * xhat.
-// Reads dy, x and dresidual and writes dx once (8 bytes per element in bf16). Blocks stay for many
-// rows, each thread with columns of its own, and sum dweight in registers; the blocks' sums
-// (blocks, h) are added in order by a second kernel.
+// Reads dy, x and dresidual and writes dx once (8 bytes per element in bf16). Each block processes
+// many rows, each thread its own columns of them, and sums dweight in registers; a second kernel
+// adds the blocks' sums (blocks, h) in order.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -17,13 +17,13 @@ namespace {
 // ---- forward ------------------------------------------------------------------------------------
 constexpr int packs_kept = 8;  // in each thread's registers
 
-// `group` threads for a row of h elements, h at most group * packs_kept * n; blockDim is (group,
-// rows of a block).
+// `group` threads handle a row of h elements, h at most group * packs_kept * n; blockDim is (group,
+// rows per block).
 template <int group, int n, class T>
 __global__ void __launch_bounds__(256)
     forward_kept(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int h) {
     const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= N) return;  // all of a group
+    if (row >= N) return;  // the whole group
     x += row * h, y += row * h;
     Pack<T, n> kept[packs_kept];
 #pragma unroll
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(256)
         }
 }
 
-constexpr int threads = 256;  // of a block, where not said otherwise
+constexpr int threads = 256;  // per block, unless stated otherwise
 
 // Rows of any length and alignment, read twice (the second time from a cache).
 template <class T>
@@ -86,13 +86,13 @@ void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t 
 }
 
 // ---- backward -----------------------------------------------------------------------------------
-// A block is 1024 threads, `row_threads` of them for a row, each with one pack of its columns:
-// row_threads * n is at least h. The next rows are under way to a ring in shared memory, where a
-// thread reads only what it loaded itself; that is what keeps the memory busy while a row's sum
-// goes round. partial (blocks, h) gets the block's part of dweight. dresidual may be dx.
+// A block has 1024 threads; `row_threads` of them work on a row, each on one pack of its columns:
+// row_threads * n is at least h. Meanwhile the next rows are loaded into a ring in shared memory,
+// where a thread reads only what it loaded itself; this keeps the memory busy while a row's sum is
+// reduced. partial (blocks, h) gets the block's part of dweight. dresidual may be dx.
 constexpr int stages = 2, backward_threads = 1024;
 constexpr size_t ring_bytes =
-    stages * 3 * backward_threads * 16;  // 96 KiB: GeForce has 99 for a block
+    stages * 3 * backward_threads * 16;  // 96 KiB: GeForce allows 99 per block
 
 template <int row_threads, bool has_residual, int n, class T>
 __global__ void __launch_bounds__(backward_threads, 1)
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(backward_threads, 1)
     float next_rstd = first_row < N ? rstd[first_row] : 0.0f;
     int stage = 0, parity = 0;
     for (int64_t row = first_row; row - group < N;
-         row += step) {  // the same number of turns for all groups
+         row += step) {  // the same number of iterations for all groups
         const float r = next_rstd;
         if (row + step < N) next_rstd = rstd[row + step];
         __pipeline_wait_prior(stages - 1);
@@ -141,10 +141,11 @@ __global__ void __launch_bounds__(backward_threads, 1)
                 dweight[j] += product * r;
             }
         }
-        fetch(row + stages * step, stage);  // into the place that was just read
+        fetch(row + stages * step, stage);  // into the slot that was just read
         stage = stage + 1 == stages ? 0 : stage + 1;
 
-        // The row's sum. Two buffers by turns: who writes the next one has passed this barrier.
+        // The row's sum. Two buffers alternate, so the next row's sums do not overwrite these while
+        // some threads still read them.
         dot = warp_sum(dot);
         if (threadIdx.x % 32 == 0) sums[parity][group][place / 32] = dot;
         __syncthreads();
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(backward_threads, 1)
         store(dx + row * h + column, out);
     }
 
-    // The groups' dweight, added in order through shared memory.
+    // Adds the groups' dweight in order, through shared memory.
     let_next_kernel_start();
     float* const all = reinterpret_cast<float*>(ring);  // (rows, row_threads * n)
     __pipeline_wait_prior(0);
@@ -203,8 +204,8 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-// dweight (h) += the sum of the rows of partial (blocks, h). A block adds 32 columns; its thread
-// rows take turns at the blocks' sums, and the first one adds up what the 32 have, in order.
+// dweight (h) += the sum of the rows of partial (blocks, h). A block adds 32 columns: each of its
+// 32 rows of threads adds every 32nd row of partial, and then the 32 results are added in order.
 __device__ float column_sum(const float* partial, int blocks, int64_t h, int64_t column) {
     __shared__ float sums[32][33];
     float sum = 0;

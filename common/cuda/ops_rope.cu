@@ -1,9 +1,9 @@
-// Rotary position embedding, rotate-half: elements i and i + D/2 of a head are one pair, turned by
-// position * frequency i.
+// Rotary position embedding, rotate-half: elements i and i + D/2 of a head form a pair, which is
+// rotated by the angle position * frequency[i].
 //
-// One pass between qkv and q, k, v: each element is read once and written once (4 bytes per element
-// in bf16). A block takes a few tokens; its threads first make the tokens' sines and cosines (D/2
-// of each, shared by all heads) in shared memory, since they cost more than the rotation.
+// One pass from qkv to q, k, v (or back) reads and writes each element once (4 bytes per element in
+// bf16). Each block handles a few tokens; its threads first compute the tokens' sines and cosines
+// (D/2 of each, shared by all heads) in shared memory, since these cost more than the rotation.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -30,13 +30,14 @@ Sizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
 
 constexpr int threads = 256, unroll = 2, tokens_of_block = 8;
 
-// forward: qkv -> q, k, v. Else q, k, v are gradients and become qkv's, turned back. A thread takes
-// n pairs at a time: n elements from the lower half of a head and n from the upper one.
+// forward: qkv -> q, k, v. Otherwise q, k, v are gradients, which are rotated back into qkv's
+// gradient. A thread handles n pairs at a time: n elements from the lower half of a head and n from
+// the upper one.
 template <bool forward, int n, class T>
 __global__ void __launch_bounds__(threads)
     rotate(T* q, T* k, T* v, T* qkv, const int32_t* positions, const float* frequencies, int64_t N,
            int H, int K, int half) {
-    DYNAMIC_SHARED(float4, table);  // of a token: D/2 cosines, then D/2 sines
+    DYNAMIC_SHARED(float4, table);  // per token: D/2 cosines, then D/2 sines
     float* tables = reinterpret_cast<float*>(table);
     const int64_t first = int64_t(blockIdx.x) * tokens_of_block;
     const int tokens = int(min(int64_t(tokens_of_block), N - first));

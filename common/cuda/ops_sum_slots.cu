@@ -1,5 +1,5 @@
-// The one kernel of the collectives by copy engines. Bound by memory: n values read and one written
-// for each element.
+// The only kernel of the copy-engine collectives. Memory-bound: for each element it reads one value
+// per rank and writes one.
 #include "ops_common.cuh"
 #include "sum_slots.h"
 
@@ -9,8 +9,8 @@ namespace {
 
 constexpr int threads = 512, blocks_per_multiprocessor = 2;
 
-// A thread adds packs of n elements of all ranks, up to four of them in flight; the last,
-// incomplete one element by element.
+// Each thread adds up packs of n elements from all ranks, with up to four loads in flight, and
+// handles the last, incomplete pack element by element.
 template <int n, class T>
 __global__ void __launch_bounds__(threads)
     sum_slots_kernel(T* out, const T* own, const T* slots, int64_t stride, int64_t count, int rank,

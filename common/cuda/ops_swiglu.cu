@@ -1,8 +1,8 @@
 // SwiGLU: out = silu(gate) * up, silu(x) = x * sigmoid(x).
 //
 // Forward reads gate and up and writes out: 6 bytes per element of out in bf16. Backward reads
-// gate, up and dout and writes their gradients and, over dout, the output: 12 bytes. A block takes
-// a stretch of one row.
+// gate, up and dout, writes the gradients of gate and up, and overwrites dout with the output: 12
+// bytes. Each block handles part of one row.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -11,11 +11,11 @@ namespace {
 
 constexpr int threads = 256;
 
-// The division is not rounded exactly (2 units in the last place): exact ones would take as long as
-// the memory does.
+// The division is not rounded exactly (its error is up to 2 units in the last place): an exact
+// division would take as long as the memory accesses.
 __device__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
-// Block (row, part of the row); each thread has `unroll` packs, a block's width apart.
+// Blocks: (row, part of the row). Each thread has `unroll` packs, a block's width apart.
 template <int n, int unroll, class T>
 __global__ void __launch_bounds__(threads) forward_kernel(T* out, const T* gate_up, int64_t F) {
     const int64_t row = blockIdx.x,

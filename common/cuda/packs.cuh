@@ -1,12 +1,12 @@
-// Several elements in one access. The widest is 16 bytes: with it a kernel has the most bytes under
-// way for its instructions.
+// Vectorized accesses: several elements at once. The widest access, 16 bytes, gives a kernel the
+// most bytes in flight per instruction.
 #pragma once
 
 #include "l2.cuh"
 
 namespace ultrascale {
 
-// n elements that travel in one access; n * sizeof(T) is at most 16.
+// n elements that one access loads or stores; n * sizeof(T) is at most 16.
 template <class T, int n>
 struct alignas(n * sizeof(T)) Pack {
     T x[n];
@@ -20,8 +20,8 @@ __device__ void store(T* to, const Pack<T, n>& pack) {
     *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
 
-// A load and a store of what nobody reads again soon (l2.cuh). The store does not push out of L2
-// what is still needed.
+// A load and a store of data that nobody reads again soon (l2.cuh). The store does not evict from
+// L2 what is still needed.
 template <int n, class T>
 __device__ Pack<T, n> load_once(const Pack<T, n>* from) {
     if constexpr (sizeof *from == 16)
@@ -29,7 +29,7 @@ __device__ Pack<T, n> load_once(const Pack<T, n>* from) {
     else
         return *from;
 }
-template <int n, class T>  // by value the cross-entropy would have 7 % more instructions
+template <int n, class T>  // by value, cross-entropy would have 7 % more instructions
 __device__ void store_once(T* to, const Pack<T, n>& pack) {
     if constexpr (sizeof pack == 16)
         __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&pack));

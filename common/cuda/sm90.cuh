@@ -1,5 +1,5 @@
-// What GPUs have since Hopper. For others it compiles to nothing: whoever launches a kernel that
-// needs it asks before (cuda_common.h: hopper(), programmatic_launch()).
+// Features that GPUs have only since Hopper. For older GPUs they compile to nothing, so check
+// hopper() or programmatic_launch() (cuda_common.h) before launching a kernel that needs them.
 #pragma once
 
 // An instruction that all GPUs have since Hopper.
@@ -9,16 +9,17 @@
 #define SM90(...)
 #endif
 
-// An instruction of Hopper's alone (sm_90a): wgmma.cuh, hopper.cuh.
+// An instruction that only Hopper has (sm_90a): wgmma.cuh, hopper.cuh.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define SM90A(...) asm volatile(__VA_ARGS__)
 #else
 #define SM90A(...)
 #endif
 
-// __global__ void CLUSTER(2) kernel(...): every two blocks, of neighbouring blockIdx.x, run at the
-// same time on SMs that reach each other's shared memory. The grid is a multiple of it.
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)  // the host has to know it, too
+// __global__ void CLUSTER(2) kernel(...): every two blocks with neighbouring blockIdx.x run at the
+// same time, on SMs that can access each other's shared memory. The grid's size must be a multiple
+// of the cluster's.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)  // the host needs it, too
 #define CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
 #else
 #define CLUSTER(blocks)

@@ -15,13 +15,13 @@ namespace ultrascale {
 
 // ---- failures -----------------------------------------------------------------------------------
 
-// What host functions share with their stream; it outlives both.
+// The failure state that host functions share with their stream; it outlives both.
 struct Health {
     std::mutex mutex;
     std::shared_ptr<Failure> failure;  // under the mutex
-    uint64_t failed_at = UINT64_MAX;   // under the mutex: the number of the work that failed
+    uint64_t failed_at = UINT64_MAX;   // under the mutex: the work item that failed
 
-    // What keeps the stream's work number `number` from running.
+    // The failure, if any, that keeps work item `number` of the stream from running.
     std::shared_ptr<Failure> failure_before(uint64_t number) {
         std::lock_guard lock(mutex);
         return failed_at < number ? failure : nullptr;
@@ -33,8 +33,8 @@ struct Health {
     }
 };
 
-// "The first `number` pieces of work of that stream": an event depends on them. Only streams that
-// were given work on the host can fail, so most events depend on none.
+// An event depends on the first `number` work items of that stream. Only streams with work
+// submitted on the host can fail, so most events depend on none.
 struct Dependence {
     std::shared_ptr<Health> health;
     uint64_t number;
@@ -63,15 +63,15 @@ struct Stream::Impl {
     std::string name;
     bool compute;
     cudaStream_t stream = nullptr;
-    std::mutex mutex;  // numbers are given in the order in which CUDA gets the work
+    std::mutex mutex;  // work is numbered in the order in which CUDA gets it
     uint64_t submitted = 0;
     std::shared_ptr<Health> health = std::make_shared<Health>();
-    Dependences waited_for;  // compute: what it was told to wait for, the latest of each stream
+    Dependences waited_for;  // compute only: the latest wait for each stream
 
     Impl(std::string name, bool compute) : name(std::move(name)), compute(compute) {
         cuda_select_device();
         int lowest = 0,
-            highest = 0;  // communication goes first where both want to run: its work is small
+            highest = 0;  // communication has priority when both can run: its work is small
         cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
         cuda_check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
                                                 compute ? lowest : highest));
@@ -109,7 +109,7 @@ Stream::Stream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Stream::Stream(std::string name) : impl_(std::make_unique<Impl>(std::move(name), false)) {}
 
 Stream::~Stream() {
-    if (communication_is_abandoned()) return;  // it might never be done
+    if (communication_is_abandoned()) return;  // its work might never end
     cudaStreamSynchronize(impl_->stream);
     report_unseen_failure(impl_->health->failure_before(impl_->submitted).get(), impl_->name);
     cudaStreamDestroy(impl_->stream);

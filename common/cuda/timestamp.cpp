@@ -1,14 +1,14 @@
 // Timestamps on CUDA.
 //
-// CUDA gives the time between two events, as a float of milliseconds: exact to 0.1 us as long as it
-// is below a second. So there is a chain of base events, half a second apart while timestamps are
-// taken, and the GPU's clock counts from the first.
+// CUDA reports the time between two events as a float in milliseconds, exact to 0.1 us as long as
+// it is below a second. So there is a chain of base events, half a second apart while timestamps
+// are taken; GPU time is counted from the first one.
 //
-// The GPU's clock and the host's run apart, as any two quartzes do. A base is an event of a stream
-// that does nothing else, so the host sees within microseconds when it was reached, without waiting
-// for what is computed: each base is one look at both clocks. How far they are apart by then is
-// made good until the next base, by letting the GPU's seconds count a little more or less: the
-// host's time of a moment never jumps, and what the GPU did one after the other stays so.
+// The GPU's clock and the host's drift apart, as any two oscillators do. A base is an event on a
+// stream that does nothing else, so the host sees within microseconds when it was reached, without
+// waiting for any computation: each base reads both clocks at once. The drift found at a base is
+// corrected gradually until the next one, by counting each GPU second as slightly more or less than
+// one. So converted times never jump, and the GPU's events stay in order.
 #include <algorithm>
 #include <mutex>
 #include <vector>
@@ -23,7 +23,7 @@ namespace {
 
 struct Base : CudaEvent {
     double gpu = 0;                // the GPU's seconds since the first base
-    double before = 0, after = 0;  // the host's clock then: between these two
+    double before = 0, after = 0;  // the host's clock then is between these
     Base() : CudaEvent(cudaEventDefault) {}
 };
 
@@ -35,7 +35,7 @@ double seconds_between(const CudaEvent& begin, const CudaEvent& end) {
 
 class HostClock {
 public:
-    // The latest base; a new one where that is due.
+    // The latest base; records a new one if it is due.
     std::shared_ptr<Base> base() {
         std::lock_guard lock(mutex_);
         if (!base_ || now_seconds() - looked_ > period) look();
@@ -49,7 +49,7 @@ public:
 
 private:
     static constexpr double period = 0.5;  // from base to base
-    struct Stretch {                       // from this moment on
+    struct Stretch {                       // the linear map from GPU to host time from here on
         double gpu, host, rate;
         double at(double gpu_seconds) const { return host + (gpu_seconds - gpu) * rate; }
     };
@@ -69,7 +69,7 @@ private:
         while (!next->reached() && !slow()) {
         }
         next->after = looked_ = now_seconds();
-        if (slow()) return;  // the host was kept from looking: the base before serves on
+        if (slow()) return;  // the host was interrupted: keep the previous base
         if (!base_) {
             stretches_.push_back({0, (next->before + next->after) / 2, 1});
         } else {
@@ -92,7 +92,7 @@ HostClock& host_clock() {
 struct Timestamp::Impl : CudaEvent {
     std::shared_ptr<Base> base = host_clock().base();
     std::mutex mutex;
-    double at = -1;  // asked for already
+    double at = -1;  // the result, once known
     Impl() : CudaEvent(cudaEventDefault) {}
 };
 

@@ -1,5 +1,5 @@
-// Hopper's matrix product (sm_90a), wgmma: the 128 threads of a warpgroup ask for it together, it
-// reads its operands from shared memory and runs while they go on.
+// Hopper's asynchronous matrix product (sm_90a), wgmma: the 128 threads of a warpgroup issue it
+// together; it reads its operands from shared memory and runs while the threads go on.
 //
 //     sum (64, n) = A (64, 16) B (16, n) + sum       bf16 in, fp32 out; n = 64, 128, 256
 //
@@ -8,20 +8,20 @@
 //     wgmma(sum, k_major(a, 1), k_major(b, 1), true);  ...
 //     wgmma_commit(); ... wgmma_wait<0>(sum);
 //
-// Warp w of the four has rows 16 w .. 16 w + 15; sum[j] are columns 8 j .. 8 j + 7, held as mma.cuh
-// says of C ("Register Fragments for wgmma.mma_async.m64nNk16"). A may be in registers, held as
-// mma.cuh says of A. Until wgmma_wait nobody may touch sum or A's registers.
+// Warp w of the four holds rows 16 w .. 16 w + 15; sum[j] holds columns 8 j .. 8 j + 7, laid out
+// like C in mma.cuh ("Register Fragments for wgmma.mma_async.m64nNk16"). A may be in registers,
+// laid out like A in mma.cuh. Until wgmma_wait, sum and A's registers must not be touched.
 //
 // In shared memory A and B are tiles: rows of 128 bytes (64 bf16), at an address that is a multiple
-// of 1024. Chunk c (16 bytes) of row r lies at c ^ (r % 8): what TMA makes with
-// CU_TENSOR_MAP_SWIZZLE_128B, and what mma.cuh's tile_chunk<64> computes. A wider matrix is several
-// tiles.
+// of 1024. Chunk c (16 bytes) of row r lies at c ^ (r % 8): TMA writes this layout with
+// CU_TENSOR_MAP_SWIZZLE_128B, and mma.cuh's tile_chunk<64> computes it. A wider matrix consists of
+// several tiles.
 //
 //     K-major: a row is 64 k of one row of A,        MN-major: a row is one k of 64 rows of A,
 //              or of one column of B (Q K^T)                   or of 64 columns of B (P V)
 //
-// Sections are those of the PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate
-// Instructions".
+// Section names in quotes are those of the PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Multiply-Accumulate Instructions".
 #pragma once
 
 #include "mma.cuh"
@@ -31,33 +31,33 @@ namespace ultrascale {
 
 // Descriptors ("Matrix Descriptor Format"): bits 0-13 address, 16-29 leading byte offset, 32-45
 // stride byte offset, each / 16; 62-63: 1 for the 128-byte swizzle. A step of 16 k inside a tile
-// only adds to the address, as the swizzle is of address bits ("Strides").
+// only adds to the address, because the swizzle applies to address bits ("Strides").
 __device__ inline uint64_t wgmma_descriptor(const void* tile, int leading_bytes, int stride_bytes) {
     return uint64_t((shared_address(tile) & 0x3ffff) >> 4) | uint64_t(leading_bytes >> 4) << 16 |
            uint64_t(stride_bytes >> 4) << 32 | uint64_t(1) << 62;
 }
-// The descriptor of what lies so many elements (bf16) further on: one addition, where computing it
-// anew would be four instructions.
+// The descriptor for an address that many elements (bf16) further on: one addition, where computing
+// it anew would take four instructions.
 __device__ inline uint64_t further(uint64_t descriptor, int elements) {
     return descriptor + uint64_t(elements / 8);
 }
-// K-major, k 16 k16 .. 16 k16 + 15 of a tile: the next 8 rows lie 1024 bytes on; the leading offset
-// is not used.
+// K-major, k = 16 k16 .. 16 k16 + 15 of a tile: the next 8 rows lie 1024 bytes further on; the
+// leading offset is not used.
 __device__ inline uint64_t k_major(const Element* tile, int k16) {
     return further(wgmma_descriptor(tile, 16, 1024), 16 * k16);
 }
-// MN-major, k 16 k16 .. 16 k16 + 15 of a tile of `rows` k: the next 8 k lie 1024 bytes on, the next
-// 64 columns in the tile behind this one.
+// MN-major, k = 16 k16 .. 16 k16 + 15 of a tile of `rows` k: the next 8 k lie 1024 bytes further
+// on, the next 64 columns in the following tile.
 __device__ inline uint64_t mn_major(const Element* tile, int k16, int rows) {
     return further(wgmma_descriptor(tile, rows * 128, 1024), 16 * k16 * 64);
 }
 
-// Before the first wgmma after registers (sum, A) were written, and between products of different
-// shapes.
+// Needed before the first wgmma after its registers (sum, A) were written, and between products of
+// different shapes.
 __device__ inline void wgmma_fence() { SM90A("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { SM90A("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Keeps the compiler from moving what reads or writes these registers across this line: it does not
-// know that a product is under way.
+// Keeps the compiler from moving reads or writes of these registers across this line: it does not
+// know that a product is still running.
 template <int tiles>
 __device__ void hold(float (&sum)[tiles][4]) {
 #pragma unroll
@@ -65,21 +65,21 @@ __device__ void hold(float (&sum)[tiles][4]) {
         SM90A("" : "+f"(sum[j][0]), "+f"(sum[j][1]), "+f"(sum[j][2]), "+f"(sum[j][3])::"memory");
 }
 template <int tiles>
-__device__ void hold(uint32_t (&a)[tiles][4]) {  // likewise A's
+__device__ void hold(uint32_t (&a)[tiles][4]) {  // the same for A
 #pragma unroll
     for (int j = 0; j < tiles; ++j)
         SM90A("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3])::"memory");
 }
-// Until at most `pending` committed groups are under way. A product is one of all four warps, so
-// behind the wait of any warp the warpgroup has read its operands: one thread may hand a stage back
-// (as CUTLASS does).
+// Waits until at most `pending` committed groups are in flight. All four warps execute a product
+// together, so once any warp has passed the wait, the product has read all its operands, and one
+// thread may release the stage (as CUTLASS does).
 template <int pending, int tiles>
 __device__ void wgmma_wait(float (&sum)[tiles][4]) {
     SM90A("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
     hold(sum);
 }
 
-// The lists of registers: R0 .. R3 are operands 0-31, 32-63, ..., S32(d, j) the sums of tiles j ..
+// Lists of registers: R0 .. R3 are operands 0-31, 32-63, ...; S32(d, j) are the sums of tiles j ..
 // j + 7.
 #define R0                                                                                        \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%" \
@@ -98,7 +98,8 @@ __device__ void wgmma_wait(float (&sum)[tiles][4]) {
 #define S16(d, j) S4(d, j), S4(d, j + 1), S4(d, j + 2), S4(d, j + 3)
 #define S32(d, j) S16(d, j), S16(d, j + 4)
 
-// n columns, the registers of the sums, then the operands behind them. `add` false: sum = A B.
+// The instruction for n columns, given the registers of the sums and the operands that follow them.
+// If `add` is false, sum = A B.
 #define WGMMA(n, registers, a, b, add, transposes)                                    \
     "{ .reg .pred p; setp.ne.b32 p, " add ", 0; wgmma.mma_async.sync.aligned.m64n" #n \
     "k16.f32.bf16.bf16 {" registers "}, " a ", " b ", p, 1, 1, " transposes "; }"
@@ -143,8 +144,8 @@ __device__ void wgmma(float (&sum)[tiles][4], const uint32_t (&a)[4], uint64_t b
             : INPUTS);
 #undef INPUTS
 }
-// fp8: both operands e4m3, K-major; 32 k are as many bytes as 16 of bf16. sum (64, 128) or (64,
-// 256).
+// fp8: both operands are e4m3 and K-major; 32 k take as many bytes as 16 k in bf16. sum (64, 128)
+// or (64, 256).
 template <int tiles>
 __device__ void wgmma_e4m3(float (&sum)[tiles][4], uint64_t a, uint64_t b, bool add) {
     static_assert(tiles == 16 || tiles == 32);
@@ -167,9 +168,9 @@ __device__ void wgmma_e4m3(float (&sum)[tiles][4], uint64_t a, uint64_t b, bool 
 #undef WGMMA
 #undef WGMMA_E4M3
 
-// Four 8 x 8 matrices from a warp's registers; lane l gives the address of row l % 8 of matrix l /
-// 8, and holds of each matrix what mma.cuh says of half of C: row l / 4, columns 2 (l % 4) and the
-// next ("stmatrix").
+// Stores four 8 x 8 matrices from a warp's registers ("stmatrix"). Lane l gives the address of row
+// l % 8 of matrix l / 8. Of each matrix it holds two elements, as in half of a C tile (mma.cuh):
+// row l / 4, columns 2 (l % 4) and the next.
 __device__ inline void stmatrix(Element* address, uint32_t r0, uint32_t r1, uint32_t r2,
                                 uint32_t r3) {
     SM90A("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(

@@ -1,7 +1,7 @@
 // Every load and store of a kernel, as the compiler reports it. Kernels are compiled with
-// -fsanitize=thread, which makes g++ call __tsan_readN(address) before each access; we link no
-// thread sanitizer but our own functions of these names. Here: an access must lie within an
-// allocation of the device's, the block's shared memory, the thread's own stack or the program's
+// -fsanitize=thread, which makes g++ call __tsan_readN(address) before each access; instead of the
+// thread sanitizer we link our own functions of these names. They check that each access lies
+// within a device allocation, the block's shared memory, the thread's own stack or the program's
 // own variables.
 #include <fmt/format.h>
 #include <link.h>
@@ -24,20 +24,21 @@ namespace {
 
 struct Region {
     const char *begin, *end;
-    bool shared = false;  // by a block's threads
+    bool shared = false;  // by the block's threads
     bool contains(const char* first, size_t bytes) const {
         return first >= begin && first + bytes <= end;
     }
 };
 
-// The device's allocations. Never destroyed: tensors of static lifetime may still be freed while
-// the program ends.
+// The device's allocations. Never destroyed, because tensors of static lifetime may still be freed
+// while the program ends.
 struct Allocations {
     std::mutex mutex;
     std::map<const char*, int64_t> bytes;  // by address
     std::atomic<uint64_t> changes = 0;
 
-    // The one that an address lies in, or the nearest one before it; empty where there is none.
+    // The allocation that contains an address, or the nearest one before it; empty if there is
+    // none.
     Region find(const char* address) {
         std::lock_guard lock(mutex);
         const auto behind = bytes.upper_bound(address);
@@ -60,15 +61,15 @@ Allocations& allocations() {
     static auto* all = new Allocations;
     return *all;
 }
-// Before all other constructors of static objects: some of those may be tensors.
+// Runs before all other constructors of static objects, because some of these may be tensors.
 [[gnu::constructor(101)]] void watch_allocations() {
     ultrascale::memory_observe(
         {.allocated = [](const void* data, int64_t bytes) { allocations().add(data, bytes); },
          .freed = [](const void* data) { allocations().remove(data); }});
 }
 
-// The part of the program that an address lies in: static variables and this core's thread_local
-// ones. Empty if in none.
+// The part of the program that contains an address: its static variables or this core's
+// thread_local ones. Empty if neither does.
 Region part_of_program(const char* address) {
     struct Question {
         const char* address;
@@ -110,7 +111,7 @@ Region array_of_kernel(const char* address) {
     return {begin, begin + array->bytes, true};
 }
 
-// Regions found before: most accesses are near the last ones.
+// Recently found regions: most accesses are near earlier ones.
 thread_local Region recent[8];
 thread_local unsigned oldest = 0;
 thread_local uint64_t recent_of_allocations = 0;
@@ -119,7 +120,7 @@ thread_local const SharedArrays* recent_of_arrays = nullptr;
 enum class Kind { load, store, atomic };
 
 [[noreturn]] void refuse(const char* first, size_t bytes, Kind kind, const void* code) {
-    Running* const self = std::exchange(running, nullptr);  // no accesses of our own
+    Running* const self = std::exchange(running, nullptr);  // our own accesses are not checked
     std::string where = "in no allocation";
     const Region part = part_of_program(first);
     const SharedArray* const array = self->arrays->before(first);
@@ -147,7 +148,7 @@ enum class Kind { load, store, atomic };
     fail(what.c_str());
 }
 
-// Of the thread alone (its stack, the kernel's arguments), of the block, of all.
+// Memory of the thread alone (its stack, the kernel's arguments), of its block, or of all threads.
 enum class Space { own, shared, global };
 
 Space check(const char* first, size_t bytes, Kind kind, const void* code) {
@@ -186,7 +187,7 @@ Space check(const char* first, size_t bytes, Kind kind, const void* code) {
 
 void observe(const void* first, size_t bytes, Kind kind, Space space, const void* code) {
     if (space == Space::own || built_in(first)) return;
-    Running* const self = std::exchange(running, nullptr);  // no accesses of our own
+    Running* const self = std::exchange(running, nullptr);  // our own accesses are not checked
     const auto access =
         Access(int(space == Space::shared ? Access::shared_load : Access::global_load) + int(kind));
     if (self->observer->far_ahead(self->thread, access)) let_others_run(*self);
@@ -194,8 +195,8 @@ void observe(const void* first, size_t bytes, Kind kind, Space space, const void
     running = self;
 }
 
-// Of a type that lies at multiples of its size, unless `anywhere`. (On stacks g++ may place it as
-// it likes.)
+// Checks an access whose address must be a multiple of its size, unless `anywhere` is true. (On
+// stacks g++ may place variables as it likes.)
 [[gnu::always_inline]] inline void access(const void* first, size_t bytes, Kind kind,
                                           bool anywhere = false,
                                           const void* code = __builtin_return_address(0)) {
@@ -208,9 +209,9 @@ void observe(const void* first, size_t bytes, Kind kind, Space space, const void
         observe(first, bytes, kind, space, code);
 }
 
-// A struct's copy that takes several accesses, because of its size or its alignment. How it is
-// aligned g++ does not say: if it has the size of one access, for less than that; else as well as
-// its size lets it be.
+// The copy of a struct that takes several accesses, because of its size or its alignment. g++ does
+// not report the alignment. If the struct has the size of a single access, it must be aligned to
+// less than its size; otherwise we assume the largest alignment that its size permits.
 [[gnu::always_inline]] inline void access_parts(const void* first, size_t bytes, Kind kind) {
     const void* const code = __builtin_return_address(0);
     const size_t part = bytes <= 16 && std::has_single_bit(bytes)
@@ -246,7 +247,7 @@ void __tsan_write_range(void* a, size_t bytes) { simt::access_parts(a, bytes, Ki
 void __tsan_vptr_update(void*, void*) {}
 void __tsan_vptr_read(void*) {}
 void __tsan_init() {}
-// Of the host's code between the kernels (shared pointers, statics).
+// Called by host code in the kernels' files (shared pointers, statics).
 char __tsan_atomic8_load(const volatile char* a, int) {
     return __atomic_load_n(a, __ATOMIC_SEQ_CST);
 }

@@ -1,5 +1,5 @@
-// A block of threads while it runs: what launches it (simt.cpp) and what its threads call
-// (meet.cpp) know of it.
+// A running block of threads: the state shared by the code that launches it (simt.cpp) and the
+// functions that its threads call (meet.cpp).
 #pragma once
 
 #include <fmt/format.h>
@@ -16,13 +16,13 @@ namespace simt {
 struct Thread : Running {
     boost::context::fiber fiber;
     uint3 index;
-    const void* waits_at = nullptr;  // code; nullptr: it does not wait
+    const void* waits_at = nullptr;  // in the code; nullptr if it does not wait
     const char* waits_for = "";
     bool ended = false;
 };
 
-// Lanes that exchange values. Two sets of values by turns: a lane that is already at the next
-// exchange must not overwrite what another one has not read yet.
+// Lanes that exchange values. Two sets of values alternate: a lane that has already reached the
+// next exchange must not overwrite what another lane has not read yet.
 struct Meeting {
     uint32_t mask = 0, arrived = 0;
     const char* what = "";
@@ -42,7 +42,7 @@ struct Block {
     std::vector<Meeting> meetings = {};  // a warp has 32: one for each lowest lane of a mask
     unsigned at_barrier = 0;
     uint64_t barriers = 0;
-    uint64_t progress = 0;  // arrivals and ends: if a round adds none, nothing will ever happen
+    uint64_t progress = 0;  // arrivals and ends: if a round adds none, the block is deadlocked
     boost::context::fiber scheduler = {};
     std::exception_ptr failure = {};
 
@@ -52,7 +52,7 @@ struct Block {
         running = nullptr;
     }
 };
-extern thread_local constinit Block* block;  // the one that runs on this core
+extern thread_local constinit Block* block;  // the block that runs on this core
 
 // For messages: a place in the source, an index, the kernel and the block.
 inline std::string place(const char* function, const void* code) {

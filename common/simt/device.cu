@@ -1,5 +1,5 @@
-// What kernels need of their device, where they run on the CPU: everything else is the CPU
-// backend's.
+// What kernels need from their device when they run on the CPU; the CPU backend provides everything
+// else.
 #include "cuda/cuda_common.h"
 
 namespace ultrascale {

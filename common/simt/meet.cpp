@@ -1,5 +1,5 @@
-// What a running thread calls: barriers, what the lanes of a warp exchange, atomic operations. Who
-// has to wait gives its core to the next thread of its block.
+// The functions that a running thread calls: barriers, exchanges among a warp's lanes, atomic
+// operations. A thread that has to wait yields its core to the next thread of its block.
 #include <atomic>
 #include <bit>
 #include <cstring>
@@ -11,9 +11,9 @@ namespace simt {
 
 namespace {
 
-// While a thread is in our own code its accesses are not looked at. (They would be: where the same
-// inline function is in kernels' objects too, the linker keeps one of them, perhaps the one that
-// reports.)
+// While a thread is in our own code, its accesses are not checked. (Some would be reported: if an
+// inline function is also in the kernels' object files, the linker keeps only one copy, perhaps the
+// one that reports.)
 struct OwnCode {
     Thread& self = static_cast<Thread&>(*running);
     OwnCode() { running = nullptr; }
@@ -24,7 +24,7 @@ struct OwnCode {
     Block& b = *block;
     b.failure = std::make_exception_ptr(
         KernelError(fmt::format("{}, thread {}: {}", header(b), text(self.index), what)));
-    for (;;) b.wait(self, "", nullptr);  // the scheduler does not come back
+    for (;;) b.wait(self, "", nullptr);  // the scheduler never resumes it
 }
 
 }  // namespace

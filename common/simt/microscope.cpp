@@ -16,7 +16,7 @@ namespace simt {
 
 namespace {
 
-constexpr int accesses_in_a_turn = 256;  // of a thread, before the others go on
+constexpr int accesses_in_a_turn = 256;  // of a thread, before the others continue
 constexpr size_t most_races = 50;
 
 }  // namespace
@@ -42,9 +42,9 @@ struct Core : CoreObserver {
     const void* kernel;
     Requests requests;
     Races races;
-    uint32_t thread = 0;  // that had the last access
-    int turn = 0;         // accesses, since it has its turn
-    bool stored = false;  // the last access
+    uint32_t thread = 0;  // the thread that made the last access
+    int turn = 0;         // its accesses since its turn began
+    bool stored = false;  // whether the last access was a store
 
     Core(Microscope::Seen& seen, const void* kernel) : seen(seen), kernel(kernel) {}
     ~Core() override {
@@ -69,9 +69,9 @@ struct Core : CoreObserver {
         requests.access(self, first, bytes, access, code);
         if (is_shared(access)) races.access(self, first, bytes, {code, access});
     }
-    // So that not one lane's requests of a long loop wait all at once for the other lanes. Not
-    // between the write and the read of a struct's copy, which are reported in this order, before
-    // either is done.
+    // This keeps one lane from running through a long loop and leaving all its requests to wait for
+    // the other lanes. It must not interrupt the copy of a struct between its write and its read,
+    // which are reported in this order, before either is done.
     bool far_ahead(uint32_t self, Access access) override {
         if (self != thread || turn < accesses_in_a_turn) return false;
         if (stored && (access == Access::global_load || access == Access::shared_load))
@@ -105,7 +105,7 @@ std::string short_name(std::string name) {
         if (c == '<') ++depth;
         if (c == '>') --depth;
         if (c == ':' || (c == ' ' && depth == 0)) {
-            word.clear();  // what leads to a name
+            word.clear();  // the qualifier of a name
             if (depth == 0) kept.clear();
         } else if (std::isalnum(static_cast<unsigned char>(c)) || c == '_') {
             word += c;
@@ -138,8 +138,8 @@ private:
 
 class Places {
 public:
-    // Of a kernel's instruction: the innermost line that is in the kernel's own file, else the
-    // innermost one that is in no stand-in.
+    // The place of a kernel's instruction: the innermost line in the kernel's own file, else the
+    // innermost one that is not in a stand-in.
     Frame of(const void* code, const void* kernel) const {
         const std::vector<Frame>& frames = known_.at(code);
         const std::string path = of_kernel(kernel).path;

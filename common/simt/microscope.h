@@ -1,6 +1,6 @@
-// What kernels do to memory, seen without a GPU: for each line of their source what Nsight
-// Compute's source page shows (sectors, bank conflicts, threads that took part), and races in
-// shared memory as compute-sanitizer's racecheck finds them.
+// Shows without a GPU how kernels access memory: for each line of their source, what Nsight
+// Compute's source page shows (sectors, bank conflicts, active threads), and the races in shared
+// memory that compute-sanitizer's racecheck finds.
 //
 //     simt::Microscope microscope;               // from here on it watches every kernel
 //     ops::rmsnorm_forward(...);
@@ -13,9 +13,9 @@
 //                   in one bank need a turn each
 //
 // Here each thread runs by itself until it waits. So the n-th time that a lane executes an
-// instruction since its warp last met (at a barrier, a shuffle, a vote) is taken for the same
-// request as the n-th time of the warp's other lanes: what a GPU does where lanes come together
-// again after each branch and loop.
+// instruction since its warp last synchronized (at a barrier, a shuffle, a vote) counts as the same
+// request as the n-th time of the warp's other lanes. A GPU does the same if lanes reconverge after
+// each branch and loop.
 //
 // What can differ from a GPU:
 //   - The instructions are g++'s (-O1, everything inlined into the kernel, see the Makefile). It
@@ -26,8 +26,8 @@
 //     two that divides its size, 16 bytes at most; of 4 bytes, if it has the size of an access but
 //     not the alignment. g++ does not say what the alignment is. What memcpy copies is seen up to
 //     16 bytes.
-//   - No caches: sectors are those that a request asks L1 for, also where L1 or L2 has them
-//     already.
+//   - There are no caches: the sectors are those that a request asks L1 for, even if L1 or L2
+//     already has them.
 //   - An 8-byte access to shared memory takes two halves of a warp in turn, a 16-byte access four
 //     quarters, also where a GPU would join them. Atomic operations on one bank are counted one
 //     after another.
@@ -49,14 +49,14 @@ namespace simt {
 // Sums over requests.
 struct Counts {
     int64_t requests = 0;          // instructions, executed by a warp
-    int64_t lanes = 0;             // threads that took part in them
-    int64_t bytes_asked = 0;       // by the threads, each for itself
+    int64_t lanes = 0;             // threads that took part in the requests
+    int64_t bytes_asked = 0;       // by all threads, each counted by itself
     int64_t sectors = 0;           // 32 bytes each; global memory
-    int64_t ideal_sectors = 0;     // as few as hold the different bytes of each request
-    int64_t wavefronts = 0;        // turns of the banks; shared memory
+    int64_t ideal_sectors = 0;     // the fewest that hold the distinct bytes of each request
+    int64_t wavefronts = 0;        // rounds of the banks; shared memory
     int64_t ideal_wavefronts = 0;  // without conflicts
 
-    double active_threads() const { return mean(lanes); }  // a request, of 32
+    double active_threads() const { return mean(lanes); }  // per request, of 32
     double sectors_per_request() const { return mean(sectors); }
     int64_t bytes_moved() const { return 32 * sectors; }
     double ways() const {
@@ -70,10 +70,11 @@ private:
 
 struct LineCounts {
     std::string file;    // "ops_rmsnorm.cu"
-    int line = 0;        // of the kernel's own file, where a function of another file was inlined
+    // in the kernel's own file, even if a function of another file was inlined there
+    int line = 0;
     std::string source;  // that line, "" where the file cannot be read
     Access access = Access::global_load;
-    int bytes = 0;  // of one thread's access; the most, where they differ
+    int bytes = 0;  // of one thread's access; the largest if they differ
     Counts counts;
 };
 
@@ -86,14 +87,14 @@ struct KernelCounts {
 
     Counts total(Access access) const;
     Counts total() const;
-    // What the lines that contain `text` do, added up.
+    // The sum over the lines that contain `text`.
     Counts at(const std::string& text, Access access) const;
 };
 
 // Two threads of a block access the same bytes of shared memory, at least one of them writes, and
-// neither __syncthreads nor, within a warp, __syncwarp orders the two. Found in whichever order
-// they ran. As racecheck, without writes that leave what was there, and without two atomic
-// operations.
+// neither __syncthreads nor, within a warp, __syncwarp orders the two. It is found in whichever
+// order they ran. As in racecheck, writes that do not change the value and pairs of atomic
+// operations do not count.
 struct Race {
     struct Side {
         std::string file;
@@ -104,7 +105,7 @@ struct Race {
     };
     std::string kernel;
     Side one, other;
-    uint3 block{};       // of this example, the first block that has it
+    uint3 block{};       // of this example: the first block that has the race
     // from the beginning of dynamic shared memory, in bytes; -1: in a __shared__ array
     int64_t offset = 0;
     int64_t count = 0;   // how often it was seen
@@ -114,11 +115,11 @@ struct Observation {
     std::vector<KernelCounts> kernels;  // in the order of their first launches
     std::vector<Race> races;            // each pair of lines once; 50 at most
 
-    // The kernel whose name begins so; an empty one if there is none.
+    // The kernel whose name begins with `name`; an empty one if there is none.
     KernelCounts kernel(const std::string& name) const;
 };
 
-// Watches all kernels while it exists. One at a time.
+// Watches all kernels while it exists. Only one may exist at a time.
 class Microscope : public Observer {
 public:
     Microscope();
@@ -136,7 +137,8 @@ private:
     std::unique_ptr<Seen> seen_;
 };
 
-// For the terminal, 100 columns: for each kernel its lines, totals, and at the end the races.
+// Text for the terminal, 100 columns wide: each kernel's lines and totals, and at the end the
+// races.
 std::string table(const Observation& observation);
 
 }  // namespace simt

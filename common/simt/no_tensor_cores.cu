@@ -1,4 +1,4 @@
-// What the CUDA operations call beside the kernels that the CPU can execute.
+// What the CUDA operations call besides the kernels that the CPU can execute.
 #include "cuda/attention/attention.cuh"
 #include "cuda/cuda_common.h"
 
@@ -7,9 +7,9 @@ namespace ops {
 
 void convert(Tensor to, const Tensor& from) {
     copy(to, from);
-}  // of cpu/ops_common.h: the products are OpenBLAS's
+}  // declared in cpu/ops_common.h, for OpenBLAS's products
 
-// No tensor cores here: the plain kernels do it all.
+// There are no tensor cores here: the plain kernels do everything.
 bool attention_mma_supported(DType, int64_t) { return false; }
 void attention_forward_mma(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                            const Tensor&, const AttentionSizes&, const DeviceMask&) {

@@ -10,12 +10,12 @@ void Races::Found::add(const Found& other) {
     };
     const int64_t sum = count + other.count;
     if (count == 0 || place(other) < place(*this))
-        *this = other;  // the same example, whichever core was first
+        *this = other;  // the example does not depend on which core was first
     count = sum;
 }
 
 void Races::block_begins(uint3 index, uint32_t threads, const void* shared, size_t shared_bytes) {
-    rewrites_.clear();  // of a block that failed
+    rewrites_.clear();  // left by a block that failed
     ++barriers_;
     block_ = index, shared_ = reinterpret_cast<uintptr_t>(shared), shared_bytes_ = shared_bytes;
     clocks_.assign((threads + warp_size - 1) / warp_size, Clocks{});
@@ -46,8 +46,8 @@ void Races::lanes_met(uint32_t warp, uint32_t mask) {
     });
 }
 
-// Of the lanes that made a use, those that are not known to the thread, which is another one, to
-// have come before.
+// The lanes of an earlier use, other than `thread` itself, whose use is not ordered before the
+// thread's current step.
 uint32_t Races::unordered(const Use& earlier, uint32_t thread) const {
     if (earlier.warp != thread / warp_size) return earlier.lanes;
     const auto& known = clocks_[earlier.warp][thread % warp_size];
@@ -96,8 +96,8 @@ Races::Word& Races::word(uintptr_t address) {
 
 void Races::access(uint32_t thread, const void* first, size_t bytes, Instruction instruction) {
     const Access access = instruction.second;
-    // A copy of a struct tells of its write, perhaps in parts, before its read, and does both after
-    // that.
+    // The copy of a struct reports its write, perhaps in parts, before its read, and only then does
+    // both.
     const bool same_copy =
         thread == rewriter_ && !rewrites_.empty() &&
         (access == Access::shared_load || instruction == rewrites_.back().later.instruction);

@@ -1,10 +1,10 @@
 // Races in a block's shared memory (microscope.h says what counts as one).
 //
-// For each 4-byte word: who read and who wrote it since the last __syncthreads. A new access is
-// compared with those. What __syncwarp orders is told by vector clocks: clock[a][b] is up to which
-// of its own steps lane a has heard of lane b, and a step is what lies between two of a lane's
-// __syncwarp. (Lamport 1978, "Time, Clocks, and the Ordering of Events"; Flanagan and Freund 2009,
-// "FastTrack".)
+// For each 4-byte word it records who read and who wrote it since the last __syncthreads, and
+// compares each new access with these. Vector clocks record what __syncwarp orders: clock[a][b] is
+// the last step of lane b that happened before lane a's current step, where a step lies between two
+// __syncwarp of a lane. (Lamport 1978, "Time, Clocks, and the Ordering of Events"; Flanagan and
+// Freund 2009, "FastTrack".)
 #pragma once
 
 #include <array>
@@ -21,13 +21,13 @@ namespace simt {
 
 class Races {
 public:
-    // An instruction and how it accesses.
+    // An instruction and its kind of access.
     using Instruction = std::pair<const void*, Access>;
     struct Found {
         int64_t count = 0;
         uint3 block{};
         uint32_t threads[2] = {};  // in the order of the instructions
-        int64_t offset = 0;        // as Race's
+        int64_t offset = 0;        // as in Race
         void add(const Found& other);
     };
     using All =
@@ -42,24 +42,24 @@ public:
     const All& all() const { return all_; }
 
 private:
-    // By lanes of a warp that did the same in the same step.
+    // An access by lanes of a warp that made the same access in the same step.
     struct Use {
         Instruction instruction;
         uint32_t clock;  // the step
         uint32_t lanes;
         uint16_t warp;
-        uint8_t bytes;  // of the word, as a mask
+        uint8_t bytes;  // which bytes of the word, as a mask
 
         uint32_t first_thread() const {
             return warp * warp_size + uint32_t(std::countr_zero(lanes));
         }
     };
     struct Word {
-        uint64_t barrier = 0;  // the uses are since this one
+        uint64_t barrier = 0;  // the uses happened since this one
         std::vector<Use> reads, writes;
     };
-    // A write over another thread's write: a race unless it leaves the same bytes, which shows once
-    // it is made.
+    // A write over another thread's write: a race unless it leaves the same bytes, which is known
+    // only after the write.
     struct Rewrite {
         uintptr_t word;
         uint32_t before;
@@ -79,7 +79,7 @@ private:
     uintptr_t last_number_ = 0;
     Page* last_page_ = nullptr;
     std::vector<Clocks> clocks_;  // of each warp
-    uint64_t barriers_ = 0;       // of all blocks
+    uint64_t barriers_ = 0;       // counted over all blocks
     std::vector<Rewrite> rewrites_;
     uint32_t rewriter_ = 0;
     uint3 block_{};

@@ -34,8 +34,8 @@ void add_sectors(Counts& counts, const Sorted& sorted, uint32_t bytes) {
     counts.ideal_sectors += int64_t(different_bytes + 31) / 32;
 }
 
-// Turns for these lanes at once: in each bank as many as it has different words (each of the lanes'
-// own, where they are atomic).
+// Wavefronts for these lanes at once: each bank needs as many as the lanes access different words
+// in it (for atomic operations, one per lane).
 int turns(uint32_t lanes, const std::array<uintptr_t, warp_size>& all, uint32_t bytes,
           bool atomic) {
     std::array<int, 32> of_bank{};
@@ -81,7 +81,7 @@ void Requests::block_begins(uint32_t threads) {
     if (warps_.size() < running_) warps_.resize(running_);
     for (size_t i = 0; i < running_; ++i) {
         Warp& warp = warps_[i];
-        warp.open.clear(), warp.by_key.clear();  // of a block that failed
+        warp.open.clear(), warp.by_key.clear();  // left by a block that failed
         const uint32_t lanes = threads - uint32_t(i) * warp_size;
         warp.lanes = lanes >= warp_size ? ~0u : (1u << lanes) - 1;
         lanes_met(uint32_t(i), warp.lanes);
@@ -96,7 +96,7 @@ void Requests::block_ends() {
     for (size_t i = 0; i < running_; ++i) close_all(warps_[i]);
 }
 
-// Lanes that met have the same number, and so have two parts of a warp that met apart equally
+// Lanes that met have the same number. So do two parts of a warp that met separately but equally
 // often: a GPU may run them together.
 void Requests::lanes_met(uint32_t number, uint32_t mask) {
     Warp& warp = warps_[number];

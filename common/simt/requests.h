@@ -1,5 +1,5 @@
-// From the accesses of single threads to a warp's requests, and what those cost (microscope.h says
-// how and in which units).
+// Groups the accesses of single threads into a warp's requests, and counts what these cost
+// (microscope.h explains the rules and units).
 #pragma once
 
 #include <array>
@@ -12,9 +12,9 @@
 
 namespace simt {
 
-// An instruction's counts. One that is reached with pointers to both kinds of memory is two.
+// An instruction's counts. An instruction that accesses both kinds of memory has two.
 struct InstructionCounts {
-    int bytes = 0;  // of one thread's access, the most
+    int bytes = 0;  // of one thread's access, the largest
     Counts counts;
     void add(const InstructionCounts& other);
 };
@@ -40,7 +40,7 @@ private:
             return size_t(i.code) ^ size_t(i.access) << 56;
         }
     };
-    // The n-th time since the lanes last met.
+    // The n-th execution of an instruction since the lanes last met.
     struct Key {
         uint32_t instruction, meeting, n;
         bool operator==(const Key&) const = default;
@@ -57,12 +57,12 @@ private:
         std::array<uintptr_t, warp_size> address;
     };
     struct Warp {
-        uint32_t lanes = 0;                             // that exist
-        std::array<uint32_t, warp_size> meetings = {};  // each lane's last one; never begins anew
+        uint32_t lanes = 0;                             // those that exist
+        std::array<uint32_t, warp_size> meetings = {};  // each lane's last one; never reset
         struct Times {
             std::array<uint32_t, warp_size> meeting = {}, n = {};
         };
-        std::vector<Times> times;  // of each instruction
+        std::vector<Times> times;  // for each instruction
         std::list<Request> open;   // the oldest first
         std::unordered_map<Key, std::list<Request>::iterator, KeyHash> by_key;
     };
@@ -71,7 +71,7 @@ private:
     void close_all(Warp& warp);
 
     std::vector<Warp> warps_;
-    size_t running_ = 0;  // of them, in this block
+    size_t running_ = 0;  // how many of them this block has
     std::unordered_map<Instruction, uint32_t, Hash> numbers_;
     std::vector<Instruction> instructions_;
     std::vector<InstructionCounts> counts_;

@@ -27,7 +27,7 @@ using Function = std::pair<std::string, int>;
 
 struct Table {
     struct Array : SharedArray {
-        Function function;  // that declares it
+        Function function;  // the one that declares it
     };
     bool known = false;
     std::vector<Array> arrays;

@@ -17,14 +17,14 @@ struct SharedArrays {
     bool known = false;                 // false: the program has no symbol table
     std::vector<SharedArray> all = {};  // by offset
 
-    // The last one that begins at or before an address, if this core's thread-local storage has
+    // The last array that begins at or before an address, if this core's thread-local storage has
     // one.
     const SharedArray* before(const void* address) const;
     static char* begin(const SharedArray& array);  // on this core
 };
 
-// Those that a kernel may use: its own and those of device functions. Device functions are inlined,
-// so an array whose function has an address of its own is another kernel's.
+// The arrays that a kernel may use: its own and those of device functions. Device functions are
+// inlined, so an array whose function has its own address belongs to another kernel.
 const SharedArrays& shared_arrays(const void* kernel);
 
 }  // namespace simt

@@ -1,4 +1,5 @@
-// Runs a grid: its blocks on the cores, a block's threads as fibers in turn.
+// Runs a grid: distributes its blocks over the cores, and runs a block's threads in turn, as
+// fibers.
 #include <sys/mman.h>
 
 #include <cstring>
@@ -29,7 +30,7 @@ namespace context = boost::context;
 
 constexpr size_t stack_bytes = 128 << 10;
 
-// Stacks are kept for the next block: mapped once, touched where they are used.
+// Stacks are mapped once and kept for the next block; only the pages that are used take memory.
 struct Stacks {
     std::vector<void*> free;
     ~Stacks() {
@@ -61,7 +62,7 @@ struct StackAllocator {
     }
 };
 
-// Who waits where, in groups of alike.
+// Which threads wait where; threads that wait at the same place form a group.
 std::string who_waits(const Block& b) {
     std::map<std::pair<std::string, const void*>, std::vector<uint32_t>> groups;
     for (const Thread& t : b.threads)
@@ -119,15 +120,15 @@ void run_block(Block& b, dim3 grid) {
         }
     }
     block = nullptr;
-    // What did not end cannot be unwound: a fault may lie in code that g++ takes for code that does
-    // not throw. Its stack is given up.
+    // Threads that did not end cannot be unwound, because a fault may lie in code that g++ assumes
+    // not to throw. Their stacks are leaked.
     for (Thread& t : b.threads)
         if (!t.ended) new context::fiber(std::move(t.fiber));
     if (b.failure) std::rethrow_exception(b.failure);
     if (b.observer) b.observer->block_ends();
 }
 
-// As large as devices allow (CUDA C++ Programming Guide, "Compute Capabilities", technical
+// The limits are those of devices (CUDA C++ Programming Guide, "Compute Capabilities", technical
 // specifications).
 void check_launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes) {
     const auto check = [&](bool right, const std::string& what) {
@@ -171,7 +172,7 @@ void launch(const Call& call, dim3 grid, dim3 size, size_t dynamic_shared_bytes)
                 std::lock_guard lock(mutex);
                 if (failure) continue;
             }
-            // NaN and -1 to whoever reads what it did not write.
+            // Memory that is read before it is written holds NaN and -1.
             std::memset(shared, 0xff, dynamic_shared_bytes);
             for (const SharedArray& array : arrays.all)
                 std::memset(SharedArrays::begin(array), 0xff, array.bytes);

@@ -25,8 +25,8 @@ std::string next_line(FILE* pipe) {
     return text;
 }
 
-// Asks for all at once and adds the answers to `known`.
-// A return address is behind the call: one byte back is inside it.
+// Looks up all addresses at once and adds the answers to `known`. A return address lies after the
+// call: one byte before it is inside the call.
 void look_up(Known& known, const std::vector<const void*>& addresses) {
     std::string command = fmt::format("addr2line -a -f -C -i -e /proc/{}/exe", getpid());
     for (const void* address : addresses)
@@ -53,7 +53,7 @@ void look_up(Known& known, const std::vector<const void*>& addresses) {
 }  // namespace
 
 std::vector<std::vector<Frame>> source_frames(std::span<const void* const> addresses) {
-    constexpr size_t at_once = 4000;  // as a command line may hold
+    constexpr size_t at_once = 4000;  // as many as fit on a command line
     static std::mutex mutex;
     static auto& known = *new Known;
     std::lock_guard lock(mutex);

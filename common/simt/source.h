@@ -9,29 +9,29 @@
 
 namespace simt {
 
-// Distance from where the executable begins, which is what its tables know; it may lie anywhere in
-// memory.
+// The offset from the beginning of the executable, which may be loaded anywhere in memory. The
+// executable's tables use these offsets.
 size_t in_executable(const void* address);
 
-// One of the functions that an instruction belongs to: where functions are inlined in one another
-// it has several.
+// One of the functions that an instruction belongs to: it has several if functions are inlined into
+// one another.
 struct Frame {
     std::string function;  // demangled
     std::string path;      // "" if unknown
     int line = 0;
     std::string file() const { return path.substr(path.rfind('/') + 1); }
-    bool stand_in() const { return file().starts_with("cuda_"); }  // of include/
+    bool stand_in() const { return file().starts_with("cuda_"); }  // a header in include/
 };
 
-// Of each address, the innermost function first. An address is a call's return address, or one byte
-// into a function. Those that nobody asked for before are looked up in one run of addr2line, which
-// reads all debugging information.
+// The frames of each address, innermost function first. An address is a call's return address, or
+// one byte into a function. All new addresses are looked up in one run of addr2line, because each
+// run reads all debugging information.
 std::vector<std::vector<Frame>> source_frames(std::span<const void* const> addresses);
 
-// Of a kernel, which is asked for as a function is.
+// The address to pass for a function, such as a kernel.
 inline const void* inside(const void* function) { return static_cast<const char*>(function) + 1; }
 
-// "ops_rmsnorm.cu:93": the innermost place that is in no stand-in for a CUDA header.
+// "ops_rmsnorm.cu:93": the innermost place that is not in a stand-in for a CUDA header.
 std::string source_line(const void* code);
 
 }  // namespace simt

@@ -1,4 +1,4 @@
-// A microscope's observation as text.
+// Formats a microscope's observation as text.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ std::string plural(int64_t count, const char* what, const char* ending = "s") {
 
 constexpr const char* columns = "       {:<14} {:>10} {:>6} {:>6} {:>6} {:>6}  {}\n";
 
-// What a request needs and what it would need at best.
+// What a request costs on average, and what it would cost at best.
 std::string row(Access access, const Counts& counts, const std::string& bytes) {
     const bool shared = is_shared(access);
     const auto each = [&](int64_t sum) {
@@ -37,7 +37,7 @@ std::string row(Access access, const Counts& counts, const std::string& bytes) {
                        shared ? "wavefronts" : "sectors");
 }
 
-// Each line of the source, and under it its kinds of accesses.
+// Each line of the source, followed by its kinds of accesses.
 std::string lines(const KernelCounts& kernel) {
     std::string text = fmt::format(fmt::runtime(columns), "", "requests", "lanes", "bytes", "each",
                                    "ideal", "unit");

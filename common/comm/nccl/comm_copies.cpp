@@ -9,7 +9,7 @@
 
 namespace ultrascale {
 
-// A reduction whose slices are with their owners, but not yet summed.
+// A reduction whose slices have been sent to their owners, but are not yet summed.
 struct Work::Impl::Unsummed {
     Operation operation;
     Stream* stream;
@@ -26,8 +26,8 @@ std::vector<Work::Impl*>& unsummed() {  // of all groups, in the order of their 
 
 PeerMemory& peers_of(const Work::Impl& work) { return *work.communicator->link->peers; }
 
-// Copies that wait for nothing of each other: side by side where CUDA can do that, as each one
-// alone takes 10 us to begin.
+// Copies that do not depend on each other. They run concurrently if CUDA supports it, as each copy
+// takes 10 us to start.
 class Copies {
 public:
     void add(void* to, const void* from, int64_t bytes) {
@@ -62,16 +62,16 @@ private:
 
 int slot(int from, int at) {
     return from < at ? from : from - 1;
-}  // a rank's own slice stays where it is
+}  // a rank's own slice has no slot
 
-// This rank's slice of `out` goes to everybody's.
+// Copies this rank's slice of `out` to all ranks.
 void give(const Work::Impl& work, char* mine, const char* from, int64_t bytes, Copies& copies) {
     work.communicator->for_each_peer(
         [&](int peer) { copies.add_to_peer(peers_of(work).at(peer, mine), from, bytes); });
     copies.add(mine, from, bytes);
 }
 
-// Bytes of a rank's slice of a reduction, a multiple of 16; of an all-reduce's the last ones may be
+// Bytes of a rank's slice in a reduction, a multiple of 16; the last slices of an all-reduce may be
 // shorter.
 int64_t slice_bytes(const Operation& x, int ranks) {
     return x.kind == Collective::reduce_scatter ? x.out_bytes
@@ -81,8 +81,9 @@ int64_t length_of(const Operation& x, int64_t slice, int rank) {
     return std::clamp<int64_t>(x.in_bytes - rank * slice, 0, slice);
 }
 
-// Queues the copies in the group's turn, after a meeting where others may still need what is
-// written to; `work` is then finished when everybody's have come.
+// Queues the copies when the group's earlier calls are done, with a meeting before them if others
+// may still need the memory that is written to; `work` is finished when all ranks' copies have
+// arrived.
 void copy_in_turn(Work::Impl& work, Copies& copies, bool meet_first, Stream& stream) {
     PeerMemory& peers = peers_of(work);
     const Timestamp begin = Timestamp::in(stream);
@@ -152,14 +153,14 @@ void sum(Work::Impl& work) {
     const Communicator::Impl& group = *work.communicator;
     const int64_t slice = slice_bytes(x, group.size()), own = length_of(x, slice, group.rank);
     char* const mine = x.in + group.rank * slice;
-    transport::wait(work);  // for the copies
+    transport::wait(work);  // until the copies have arrived
     const Timestamp begin = Timestamp::in(compute_stream());
     ops::sum_slots(x.kind == Collective::all_reduce ? mine : x.out, mine, x.scratch,
                    slice / x.width(), own / x.width(), x.dtype, group.rank, group.size());
     work.end = Timestamp::in(compute_stream());
     work.finished = compute_stream().record();
     std::shared_ptr<Span> span;
-    if (work.span) {  // its bytes travelled before
+    if (work.span) {  // its bytes were counted with the copies
         span = std::make_shared<Span>(*work.span);
         span->lane = compute_stream().name(), span->bytes = 0;
     }

@@ -1,7 +1,8 @@
-// All of this process's NCCL communicators, and a thread that asks after them five times a second.
-// An operation that fails (a rank at the other end of a socket has died) fails while it runs: then
-// it never ends, and the host may be inside any call of CUDA's, waiting for it. So it is the thread
-// that ends the job. Over NVLink NCCL does not notice that a rank is gone; there the launcher does.
+// All of this process's NCCL communicators, and a thread that checks them for errors five times a
+// second. An operation may fail while it runs (because a rank at the other end of a socket has
+// died). Then it never ends, and the host may be waiting for it inside any CUDA call, so it is this
+// thread that ends the job. Over NVLink NCCL does not notice that a rank is gone; there the
+// launcher does.
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
@@ -47,7 +48,7 @@ public:
 
 private:
     std::mutex mutex_;
-    std::vector<std::shared_ptr<Link>> links_;  // under the mutex while the thread runs
+    std::vector<std::shared_ptr<Link>> links_;  // guarded by the mutex while the thread runs
     std::condition_variable_any never_;
     std::jthread watch_;
 

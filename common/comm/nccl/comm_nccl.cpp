@@ -1,5 +1,5 @@
-// CUDA's transport: NCCL, and beside it copy engines (comm_copies.h). Ranks that share a GPU cannot
-// use either; then everything goes through the host (comm_staged.cpp).
+// CUDA's transport: NCCL, and in some cases copy engines (comm_copies.h). Ranks that share a GPU
+// can use neither; their communication goes through the host (comm_staged.cpp).
 #include "comm_nccl.h"
 
 #include <algorithm>
@@ -20,14 +20,14 @@ using Link = Communicator::Impl::Link;
 
 bool sharing = false;  // some GPU is used by several ranks
 
-// Whether each rank of the world has a GPU of its own: all ranks tell each other which one they
-// will use.
+// Finds out whether each rank of the world has its own GPU: all ranks exchange the UUIDs of the
+// GPUs that they will use.
 void compare_gpus(Communicator::Impl& world) {
     using Uuid = std::array<char, 16>;
     Uuid mine{};
     int count = 0;
     if (cudaGetDeviceCount(&count) == cudaSuccess &&
-        count > 0) {  // without one, the first stream speaks of it
+        count > 0) {  // without a GPU, the first stream reports that
         cuda_select_device();
         int device = 0;
         cudaDeviceProp properties;
@@ -64,7 +64,7 @@ ncclRedOp_t op_of(Reduce op) {
 // The messages of one operation, which progress together. This rank's own slice is a copy.
 struct Messages {
     int rank;
-    std::shared_ptr<Link> link;  // none: a group of one rank
+    std::shared_ptr<Link> link;  // null for a group of one rank
     cudaStream_t stream;
     struct Message {
         bool send;
@@ -104,7 +104,8 @@ struct Messages {
     }
 };
 
-// What is made of messages: all that a group of one rank does, and what NCCL has no collective for.
+// Operations that consist of messages: those for which NCCL has no collective, and all operations
+// of a group of one rank.
 void run_messages(const Operation& x, const Communicator::Impl& group, cudaStream_t stream) {
     Messages messages = {group.rank, group.link, stream};
     bool root = group.rank == x.root;
@@ -185,7 +186,7 @@ void open(Communicator::Impl& group) {
     if (group.size() == 1) return;
     if (group.number == 0) compare_gpus(group);
     if (sharing) return;
-    compute_stream();  // NCCL takes the current device
+    compute_stream();  // NCCL uses the current device
     cuda_select_device();
     auto link = std::make_shared<Link>(group.name);
     ncclUniqueId id = {};
@@ -205,7 +206,7 @@ std::shared_ptr<Allocator> symmetric_memory(const Communicator::Impl& group) {
     return group.link && slow_links().ranks_per_node == 0 ? group.link->peers : nullptr;
 }
 
-// The group's mapped memory if this operation goes by it.
+// The group's mapped memory if this operation uses the copy engines, otherwise null.
 static PeerMemory* copying_peers(const Communicator::Impl& group, const Operation& operation) {
     PeerMemory* const peers = group.link ? group.link->peers.get() : nullptr;
     return copies::fit(operation, peers) ? peers : nullptr;
@@ -238,8 +239,9 @@ void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
 void wait(Work::Impl& work) {
     if (work.staged) return staged::finish(work);
     if (work.unsummed) copies::sum(work);
-    if (!work.asynchronous) return;  // compute's own order
-    // Compute stands still from here to the end of the call; not at all if the end is earlier.
+    if (!work.asynchronous) return;  // the compute stream orders it
+    // The compute stream is stalled from here to the end of the call; not at all if the call has
+    // ended.
     add_measurement({work.communicator->name, work.kind, Timestamp::in(compute_stream()), work.end,
                      true, true, nullptr});
     compute_stream().wait(work.finished);

@@ -18,23 +18,23 @@ struct Communicator::Impl::Link {
     std::shared_ptr<PeerMemory> peers;  // null where the ranks cannot map each other's memory
 };
 
-// Throws what NCCL says of it, with the group's name, unless `result` is ncclSuccess.
+// Throws NCCL's error message, with the group's name, unless `result` is ncclSuccess.
 void nccl_check(ncclResult_t result, const Communicator::Impl::Link& link);
 
-// All of this process's communicators, which a thread watches. comm_links.cpp
+// All of this process's communicators, which a thread watches for errors. comm_links.cpp
 namespace links {
 void add(std::shared_ptr<Communicator::Impl::Link> link);
 void close();  // in the order in which they were made, which all ranks share
 }  // namespace links
 
-// Pretended nodes: the stream goes on when this rank's network card, once free, has worked for
-// `seconds`. slow_link.cu
+// For simulated nodes: the stream waits until this rank's network card is free and has then worked
+// for `seconds`. slow_link.cu
 void wait_for_slow_link(double seconds, cudaStream_t stream);
 
 // Communication of ranks that share a GPU: copies to the host, MPI, copies back. comm_staged.cpp
 namespace staged {
 void start(Work::Impl& work, const Operation& operation, int tag, Stream& stream);
-void finish(Work::Impl& work);  // waits for a send_recv that start() left under way
+void finish(Work::Impl& work);  // waits for a send_recv that start() left in flight
 bool done(const Work::Impl& work);
 }  // namespace staged
 

@@ -1,14 +1,14 @@
-// Communication of ranks that share a GPU, which NCCL does not allow: through the host's memory,
-// over MPI.
+// Communication between ranks that share a GPU, which NCCL does not allow. It goes through host
+// memory and MPI.
 //
 // A call waits for its inputs, copies them to the host, communicates, and copies the result back
-// before it returns. Only an asynchronous send_recv returns once its messages are on their way,
-// because ranks rely on that: two that each send and then receive would wait for each other. It is
-// finished by Work::wait() or by the next call on its stream. All of this is the host's time, so
-// compute stands still in it.
+// before it returns. Only an asynchronous send_recv returns as soon as its messages are posted,
+// because ranks rely on that: otherwise two ranks that each send and then receive would deadlock.
+// It is finished by Work::wait() or by the next call on its stream. The host does all of this
+// itself, so nothing is computed meanwhile.
 //
-// For trying out a chapter on one GPU; nothing here is meant to be fast. One thread of a process
-// communicates.
+// For trying out a chapter on one GPU; nothing here is meant to be fast. Only one thread of a
+// process may communicate.
 #include <algorithm>
 #include <optional>
 
@@ -19,10 +19,10 @@ namespace ultrascale {
 
 // A call's copies on the host.
 struct Work::Impl::Staged {
-    Operation host;  // its addresses: of the copies
+    Operation host;  // with the addresses of the copies
     std::vector<char> in, out, scratch;
     std::vector<std::vector<char>> messages;
-    std::vector<char*> devices;  // where the messages belong
+    std::vector<char*> devices;  // the messages' addresses on the device
     Exchange exchange;
     std::string group;  // its name
     Stream* stream;
@@ -51,15 +51,15 @@ struct Work::Impl::Staged {
 
     void run_collective(const Communicator::Impl& group) {
         char* device_out = host.out;
-        // All-reduce, reduce, broadcast. (A gather may have its input in its output, which begins
-        // there on rank 0.)
+        // All-reduce, reduce, broadcast. (A gather's input may be part of its output, and on rank 0
+        // both begin at the same address.)
         bool in_place = host.in == host.out && host.in_bytes == host.out_bytes;
         plan_reduction(host, group.rank, group.size());
         scratch.resize(size_t(host.scratch_count * host.width()));
         in.resize(size_t(host.in_bytes));
         copy(in.data(), host.in, host.in_bytes);
         stream->synchronize();
-        begin = now_seconds();  // before, it waited for its inputs
+        begin = now_seconds();  // until here it waited for its inputs
         if (!in_place) out.resize(size_t(host.out_bytes));
         host.in = in.data();
         host.out = in_place ? in.data() : out.data();
@@ -97,14 +97,15 @@ namespace staged {
 
 using Staged = Work::Impl::Staged;
 
-// The asynchronous send_recvs under way, in the order of their calls. Their tensors live: a Work
-// waits before it lets go.
+// The asynchronous send_recvs in flight, in the order of their calls. Their tensors are alive, as a
+// Work waits before it releases them.
 static std::vector<std::shared_ptr<Staged>>& under_way() {
     static auto& under_way = *new std::vector<std::shared_ptr<Staged>>;
     return under_way;
 }
 
-// Finishes what was given to the stream before, up to and with `last`: a stream runs in order.
+// Finishes what was submitted to the stream earlier, up to and including `last`: a stream runs in
+// order.
 static void finish_stream(const Stream* stream, const Staged* last) {
     double now = now_seconds();
     for (bool more = true; more;) {

@@ -10,7 +10,7 @@ namespace ultrascale {
 
 namespace {
 
-// an allocation smaller than a page of the device shares it, and its handle stands for the page
+// smaller allocations share a page of the device, and a handle stands for the whole page
 constexpr int64_t grain = 2 << 20;
 
 PeerMemory::Occupancy& total_occupancy() {
@@ -20,7 +20,7 @@ PeerMemory::Occupancy& total_occupancy() {
 
 struct Export {
     bool ok;
-    // the kernel's name for it since it started: a handle means nothing on another one
+    // the machine's boot id: a handle is meaningless on another machine
     std::array<char, 36> machine;
     cudaIpcMemHandle_t handle;
 };
@@ -31,8 +31,8 @@ std::array<char, 36> boot_id() {
     return id;
 }
 
-// The device's memory, and if there is none left what the allocator of tensors keeps without using
-// it.
+// Allocates device memory; if none is left, it first releases what the tensors' memory pool keeps
+// unused.
 char* allocate_exportable(int64_t bytes) {
     void* data = nullptr;
     if (cudaMalloc(&data, size_t(bytes)) == cudaSuccess) return static_cast<char*>(data);
@@ -71,12 +71,12 @@ std::shared_ptr<PeerMemory> PeerMemory::open(Communicator::Impl& group) {
     memory->arrived_ = reinterpret_cast<uint32_t*>(memory->mine(*block));
     cuda_check(cudaMemset(memory->arrived_, 0, size_t(grain)));
     cuda_check(cudaDeviceSynchronize());
-    tell_all(group, 0);  // nobody writes to it before that
+    tell_all(group, 0);  // nobody may write to it before that
     memory->blocks_.push_back(std::move(*block));
     return memory;
 }
 
-// All ranks make a block of their own and map the others', or none does.
+// Every rank allocates a block and maps the others' blocks; if one rank fails, none gets a block.
 std::optional<PeerMemory::Block> PeerMemory::map_new(int64_t bytes) {
     Block block = {
         .of_rank = std::vector<char*>(size_t(size_)), .bytes = bytes, .let_go_at = meetings_ - 1};
@@ -155,13 +155,13 @@ void PeerMemory::meet(const Stream& stream) {
         wait.waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32};
         wait.waitValue.address = reinterpret_cast<CUdeviceptr>(arrived_ + r);
         wait.waitValue.value = meetings_;
-        // it may have come to the next one already
+        // the peer may have reached the next meeting already
         wait.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
         all.push_back(wait);
     }
     if (batch_mem_op()(cuda_stream(stream), unsigned(all.size()), all.data(), 0) != CUDA_SUCCESS)
         throw std::runtime_error(
-            "CUDA: cuStreamBatchMemOp failed; --copy-engines off does without it");
+            "CUDA: cuStreamBatchMemOp failed; --copy-engines off avoids it");
 }
 
 }  // namespace ultrascale

@@ -1,5 +1,5 @@
-// Pretended nodes on GPUs: a thread that watches the clock, in the stream behind a call of NCCL
-// (mpi/slow_links.h).
+// Simulated nodes on GPUs: after a call of NCCL, a kernel of one thread waits in the stream until
+// the simulated time is over (mpi/slow_links.h).
 #include "cuda/cuda_common.h"
 
 namespace ultrascale {
@@ -7,7 +7,7 @@ namespace ultrascale {
 namespace {
 
 __device__ unsigned long long card_free_at =
-    0;  // this rank's network card, in nanoseconds; several streams use it
+    0;  // when this rank's network card will be free, in nanoseconds; several streams use it
 
 __device__ unsigned long long now_nanoseconds() {
     unsigned long long now;
@@ -17,7 +17,7 @@ __device__ unsigned long long now_nanoseconds() {
 
 __global__ void wait_kernel(unsigned long long nanoseconds) {
     unsigned long long free_at = atomicAdd(&card_free_at, 0), seen, end;
-    do {  // takes its turn on the card
+    do {  // reserves the card's next free time
         seen = free_at;
         end = max(seen, now_nanoseconds()) + nanoseconds;
         free_at = atomicCAS(&card_free_at, seen, end);

@@ -1,9 +1,9 @@
-// What the attention kernels share: the sizes, and which keys a query sees, as DeviceMask tells it
-// on the device. Private to common/cuda.
+// What the attention kernels share: the sizes, and DeviceMask, which determines on the device which
+// keys a query sees. Private to common/cuda.
 //
-// The keys that query i of sequence b sees are always one stretch, [begin, end), perhaps an empty
-// one. Its end comes from causality and grows with i; its begin comes from the documents and costs
-// a read of document_starts[b, i].
+// The keys that query i of sequence b sees are always one contiguous range, [begin, end), which may
+// be empty. Its end comes from causality and grows with i; its begin comes from the documents and
+// costs a read of document_starts[b, i].
 #pragma once
 
 #include <cuda_bf16.h>
@@ -37,8 +37,8 @@ inline AttentionSizes attention_sizes(const Tensor& q, const Tensor& k, const Te
     return n;
 }
 
-// What a block of queries sees: the lowest and highest begin and end of their stretches. All of
-// them see the keys from highest_begin to lowest_end (no mask needed there), none of them a key
+// What a block of queries sees: the lowest and highest begin and end of their ranges. All of these
+// queries see the keys from highest_begin to lowest_end (no mask is needed there); none sees a key
 // before lowest_begin or from highest_end on.
 struct BlockRange {
     int lowest_begin, highest_begin, lowest_end, highest_end;
@@ -46,36 +46,37 @@ struct BlockRange {
 
 struct DeviceMask {
     bool causal;
-    int64_t shift,
-        k_offset;           // shift = q_offset - k_offset: query i stands where key i + shift does
+    // shift = q_offset - k_offset: query i has the same position as key i + shift
+    int64_t shift, k_offset;
     const int32_t* starts;  // document_starts (B, Tq), or null
     int64_t Tq, Tk;
 
-    // Where the keys that query i may see end, documents aside.
+    // The end of the keys that query i may see, ignoring documents.
     __device__ int key_end(int64_t i) const {
         return !causal ? int(Tk) : int(min(max(shift + i + 1, int64_t(0)), Tk));
     }
-    // The keys [begin, end) that query i of sequence b sees; none where there is no such query.
+    // The keys [begin, end) that query i of sequence b sees; an empty range if there is no such
+    // query.
     __device__ void range(int64_t b, int64_t i, int& begin, int& end) const {
         begin = end = 0;
         if (i >= Tq) return;
         end = key_end(i);
         if (starts) begin = int(min(max(starts[b * Tq + i] - k_offset, int64_t(0)), int64_t(end)));
     }
-    // The first query that sees this key, documents aside; Tq or more where none does.
+    // The first query that sees this key, ignoring documents; Tq or more if none does.
     __device__ int64_t first_query(int64_t key) const {
         return causal ? max(key - shift, int64_t(0)) : 0;
     }
 
-    // For queries first .. first + rows - 1 (as far as there are any; first < Tq). Each warp finds
-    // it by itself, all lanes together.
+    // The range for queries first .. first + rows - 1 (those below Tq; first < Tq). Each warp
+    // computes it independently, with all its lanes.
     template <int rows>
     __device__ BlockRange block_range(int64_t b, int64_t first) const {
         const int64_t last = min(first + rows, Tq) - 1;
         BlockRange all = {0, 0, key_end(first), key_end(last)};
         if (!starts) return all;
         int low = INT_MAX, high = 0;
-#pragma unroll 1  // a producer has few registers
+#pragma unroll 1  // a producer warp has few registers
         for (int64_t i = first + threadIdx.x % 32; i <= last; i += 32) {
             int begin, end;
             range(b, i, begin, end);
@@ -94,8 +95,8 @@ inline DeviceMask device_mask(const AttentionMask& mask, const AttentionSizes& n
             n.Tq,          n.Tk};
 }
 
-// Pairs of a query and a key that it sees, over all sequences, for FLOP counts. Documents are on
-// the device and are not looked at: they count as if there were none.
+// The number of pairs of a query and a key that it sees, over all sequences, for FLOP counts. It
+// ignores documents, whose starts are on the device.
 inline double visible_pairs(const AttentionMask& mask, const AttentionSizes& n) {
     if (!mask.causal) return double(n.B) * double(n.Tq) * double(n.Tk);
     // Query i sees i + shift + 1 keys, but at least 0 (queries before `some`) and at most Tk
@@ -108,7 +109,7 @@ inline double visible_pairs(const AttentionMask& mask, const AttentionSizes& n) 
            (double(all - some) * (first + last) / 2 + double(n.Tq - all) * double(n.Tk));
 }
 
-// The plain kernels (ops_attention_plain.cu). aligned: all tensors, to 16 bytes.
+// The plain kernels (ops_attention_plain.cu). aligned: all tensors are aligned to 16 bytes.
 void attention_forward_plain(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                              const Tensor& v, const AttentionSizes& s, const DeviceMask& mask,
                              bool aligned);
@@ -131,8 +132,8 @@ void attention_backward_keys_mma(__nv_bfloat16* dk, __nv_bfloat16* dv,
 void attention_backward_queries_mma(__nv_bfloat16* dq, const AttentionBackwardInputs& in,
                                     const AttentionSizes& s, const DeviceMask& mask);
 
-// Hopper's kernels (attention_wgmma_*.cu), for what the other ones do; the addresses are multiples
-// of 16.
+// Hopper's kernels (attention_wgmma_*.cu), which support the same cases as the tensor-core kernels;
+// addresses must be multiples of 16.
 bool attention_wgmma_supported(DType dtype, const AttentionSizes& s);
 void attention_forward_wgmma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                              const Tensor& v, const AttentionSizes& s, const DeviceMask& mask);

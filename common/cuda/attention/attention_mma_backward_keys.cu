@@ -1,15 +1,16 @@
-// The backward's first half: dK and dV. FlashAttention on tensor cores, bf16, head dimension 64 or
-// 128. With P = exp(scale S - lse), dP = dO V^T and dS = P (dP - delta):
+// The first half of the backward: dK and dV. FlashAttention on tensor cores, bf16, head dimension
+// 64 or 128. With P = exp(scale S - lse), dP = dO V^T and dS = P (dP - delta):
 //     dV = P^T dO     dK = scale dS^T Q     here: a block owns 128 keys and walks over the queries
 //                                           that see them
 //     dQ = scale dS K                       attention_mma_backward_queries.cu: a block owns 128
 //                                           queries and walks over their keys
-// FlashAttention-2 does all three in one kernel of five products and adds dQ with atomics, in
-// another order every time. Two kernels compute S and dP twice (seven products), but every sum has
-// its order: the same bits in every run, which recomputation, resuming and debugging live on.
+// FlashAttention-2 computes all three in one kernel of five products and adds dQ with atomics, in a
+// different order every time. Two kernels compute S and dP twice (seven products), but every sum
+// has a fixed order: the bits are the same in every run, which recomputation, resuming and
+// debugging depend on.
 //
-// This kernel computes S^T = K Q^T, with keys as rows: then P^T and dS^T are where the next product
-// wants them, in registers. Query heads that share a key head are added up in it.
+// This kernel computes S^T = K Q^T, with keys as rows: then P^T and dS^T are in registers as the
+// next product needs them. The kernel adds up the query heads that share a key head.
 #include "attention.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/ops_common.cuh"
@@ -18,7 +19,7 @@ namespace ultrascale::ops {
 
 namespace {
 
-// 4 bytes to shared memory, or zero.
+// Copies 4 bytes to shared memory, or writes zeros if `valid` is false.
 __device__ inline void copy_async_4(void* to, const void* from, bool valid) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
                  "l"(from), "r"(valid ? 4 : 0));
@@ -61,7 +62,8 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
     const int row = warp * 16 * tiles, warp_first = first + row,
               warp_last = warp_first + 16 * tiles - 1;
 
-    // Queries that see any of these keys, rounded down to what is loaded together.
+    // The first query that sees any of these keys, rounded down to a multiple of `queries`, which
+    // are loaded together.
     const int i_begin = int(mask.first_query(first)) / queries * queries;
     const int per_head = i_begin < s.Tq ? int((s.Tq - i_begin + queries - 1) / queries) : 0,
               all = per_head * group;
@@ -90,13 +92,13 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
     for (int index = 0; index < all; ++index) {
         const int stage = index % 2, i = i_begin + index % per_head * queries;
         copy_async_wait<0>();
-        __syncthreads();  // this stage is here, and nobody reads the other one any more
+        __syncthreads();  // this stage has arrived, and nobody reads the other one any more
         if (index + 1 < all) load(1 - stage, index + 1);
 #pragma unroll 1
         for (int sub = 0; sub < queries; sub += step) {
             if (mask.causal && mask.key_end(i + sub + step - 1) <= warp_first)
                 continue;                    // these queries come before these keys
-            const int column = sub + 2 * t;  // of the stage: this thread's first query
+            const int column = sub + 2 * t;  // in the stage: this thread's first query
             float p[tiles][step / 8][4] = {},
                                   ds[tiles][step / 8][4];  // scores and dP - delta first
 #pragma unroll

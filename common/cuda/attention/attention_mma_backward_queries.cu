@@ -1,6 +1,6 @@
-// The backward's second half: dQ = scale dS K. A block owns 128 queries of one head, a warp 32 of
-// them, and walks over their keys; S and dP are computed again (why:
-// attention_mma_backward_keys.cu).
+// The second half of the backward: dQ = scale dS K. A block owns 128 queries of one head, a warp 32
+// of them, and loops over their keys. It computes S and dP again; attention_mma_backward_keys.cu
+// explains why.
 #include "attention.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/ops_common.cuh"

@@ -1,13 +1,14 @@
 // FlashAttention-2 forward on tensor cores (Dao 2023): bf16, head dimension 64 or 128.
 //
-// A block owns 128 queries of one head, a warp 32 of them, and walks over the keys 64 at a time:
+// A block owns 128 queries of one head, a warp 32 of them, and loops over the keys 64 at a time:
 //     S = Q K^T                        in registers
 //     m' = max(m, rowmax S),  P = exp(scale (S - m')),  l = l exp(scale (m - m')) + rowsum P
 //     O = O exp(scale (m - m')) + P V  P goes into the next product in registers (mma.cuh)
-// and divides by l at the end. While it computes on one pair of K and V tiles the next one is on
-// its way (cp.async). Two tiles of 16 queries a warp share each K and V fragment: shared memory
-// would feed only half of the tensor cores' rate to one. FLOPs 4 Tq Tk D a head, half of it causal;
-// memory: q, k, v, o once (k and v come from L2 for other query blocks).
+// and divides O by l at the end. While it computes on one pair of K and V tiles, the next pair is
+// being loaded (cp.async). A warp's two tiles of 16 queries share each K and V fragment: with one
+// tile per warp, shared memory could feed the tensor cores at only half their rate. FLOPs: 4 Tq Tk
+// D per head, half of that if causal; memory: q, k, v, o once (other query blocks get k and v from
+// L2).
 #include "attention.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/ops_common.cuh"
@@ -28,11 +29,12 @@ __global__ void __launch_bounds__(threads, 2)
             AttentionSizes s, DeviceMask mask) {
     extern __shared__ __align__(128) unsigned char shared[];
     Element* q_tile = reinterpret_cast<Element*>(shared);
-    Element* kv_tiles = q_tile + query_rows * D;  // K, V, and the next K, V
+    Element* kv_tiles = q_tile + query_rows * D;  // K, V, then the next K, V
     const auto k_tile = [&](int stage) { return kv_tiles + stage * 2 * key_rows * D; };
     const auto v_tile = [&](int stage) { return k_tile(stage) + key_rows * D; };
 
-    // The longest causal rows first: short blocks fill the gaps at the end.
+    // Blocks with the longest causal rows come first, so that short blocks fill the gaps at the
+    // end.
     const int blocks = int((s.Tq + query_rows - 1) / query_rows),
               head_index = int(blockIdx.x) / blocks;
     const int first = (blocks - 1 - int(blockIdx.x) % blocks) * query_rows;
@@ -44,7 +46,7 @@ __global__ void __launch_bounds__(threads, 2)
 
     const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4,
               t = lane % 4;
-    const int row = warp * 16 * tiles;  // of the q tile: where this warp's queries begin
+    const int row = warp * 16 * tiles;  // of the q tile: this warp's first query
     const BlockRange range = mask.template block_range<query_rows>(b, first);
 
     float sum[tiles][2] = {}, highest[tiles][2], out[tiles][D / 8][4] = {};
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(threads, 2)
 
     for (int n = n_begin, stage = 0; n < range.highest_end; n += key_rows, stage = 1 - stage) {
         copy_async_wait<0>();
-        __syncthreads();  // this stage is here, and nobody reads the other one any more
+        __syncthreads();  // this stage has arrived, and nobody reads the other one any more
         if (n + key_rows < range.highest_end) load(1 - stage, n + key_rows);
         float score[tiles][key_rows / 8][4] = {};
 #pragma unroll
@@ -145,7 +147,8 @@ __global__ void __launch_bounds__(threads, 2)
     copy_async_wait<0>();
     __syncthreads();
 
-    // Through shared memory (a warp's queries' own rows), so that whole rows go out.
+    // Output goes through shared memory (the rows of the warp's own queries), so that whole rows
+    // are written.
 #pragma unroll
     for (int m = 0; m < tiles; ++m) {
         float inverse[2];

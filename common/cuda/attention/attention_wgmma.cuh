@@ -1,5 +1,5 @@
-// What Hopper's attention kernels (attention_wgmma_*.cu) share: how TMA reads a head, in which
-// order tiles are worked on, and the online softmax on a warpgroup's scores.
+// What Hopper's attention kernels (attention_wgmma_*.cu) share: how TMA reads a head, the order in
+// which tiles are processed, and the online softmax on a warpgroup's scores.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@ namespace ultrascale::ops {
 
 // ---- heads in shared memory ---------------------------------------------------------------------
 
-// (B, T, heads, D) as (B, heads and parts of a row, T, 64): boxes of `rows` rows of one head, each
-// part behind the other.
+// Maps (B, T, heads, D) as (B, heads * parts of a row, T, 64). A box is `rows` rows of one head,
+// one part after the other.
 template <int D>
 inline CUtensorMap head_map(const Tensor& x, int rows) {
     const int64_t B = x.size(0), T = x.size(1),
@@ -25,8 +25,8 @@ inline CUtensorMap head_map(const Tensor& x, int rows) {
                                  {B, T * row_bytes, 1}});
 }
 
-// A warp's 16 rows, times a factor for this thread's row g and one for row g + 8 (mma.cuh), as bf16
-// to rows first_row .. first_row + 15 of a tile (parts, rows, 64).
+// Stores a warp's 16 rows as bf16 to rows first_row .. first_row + 15 of a tile (parts, rows, 64),
+// multiplied by one factor for this thread's row g and another for row g + 8 (mma.cuh).
 template <int D, int tile_rows>
 __device__ void store_fragments(Element* tile, int first_row, const float (&rows)[D / 8][4],
                                 float low, float high) {
@@ -40,16 +40,16 @@ __device__ void store_fragments(Element* tile, int first_row, const float (&rows
                  pack(rows[j + 1][2] * high, rows[j + 1][3] * high));
 }
 
-// ---- who works on what --------------------------------------------------------------------------
+// ---- scheduling of tiles ------------------------------------------------------------------------
 
-// Tiles in the order in which they are taken: those of a few heads at a time, whose other side (of
-// queries the keys) fits into L2; of these the longest of all heads first. Neighbouring heads share
-// keys (grouped-query attention).
+// The order in which tiles are taken: those of a few heads at a time, so that the other side (the
+// keys, for tiles of queries) fits into L2; among these heads, the longest tiles of all heads come
+// first. Neighbouring heads share keys (grouped-query attention).
 struct Tile {
-    int b, h, rank;  // sequence, head; 0: the longest of the head
+    int b, h, rank;  // sequence, head; rank 0: the longest of the head
 };
 struct TileOrder {
-    // of all sequences, of these at once, tiles of a head, heads of one sequence
+    // heads of all sequences, heads worked on at once, tiles per head, heads per sequence
     int heads, at_once, tiles, heads_of_sequence;
     __host__ __device__ int count() const { return heads * tiles; }
     __device__ Tile at(int index) const {
@@ -65,18 +65,18 @@ inline TileOrder tile_order(int64_t B, int64_t heads, int64_t tiles, int64_t byt
         bytes_in_l2 / std::max<int64_t>(bytes_of_other_side, 1), 1, uint64_t(B * heads));
     return {int(B * heads), int(std::bit_floor(at_once)), int(tiles), int(heads)};
 }
-// How many tiles were taken beyond each block's first one. The last taker sets it back for the next
-// launch (on the same stream).
+// How many tiles were taken beyond each block's first one. The last block to take one resets it for
+// the next launch (on the same stream).
 static __device__ int tiles_taken = 0;
 __device__ inline int take_tile(int count) {
     const int taken = atomicAdd(&tiles_taken, 1);
     if (taken == count - 1)
-        atomicExch(&tiles_taken, 0);  // every block takes one too many: `count` in all
+        atomicExch(&tiles_taken, 0);  // every block makes one attempt too many: `count` in all
     return int(gridDim.x) + taken;
 }
 
-// The tiles of keys that any of the queries first .. first + queries - 1 sees: begin, begin + keys,
-// ...
+// The tiles of keys that any of the queries first .. first + queries - 1 sees; they begin at keys
+// begin, begin + keys, ...
 struct KeyTiles {
     int begin, count;
     BlockRange range;
@@ -94,10 +94,10 @@ __device__ KeyTiles key_tiles(const DeviceMask& mask, int b, int first) {
 // ---- softmax ------------------------------------------------------------------------------------
 
 inline constexpr float rescale_above =
-    8;  // a new maximum counts when exponentials would pass 2^8: O is rarely rescaled then
+    8;  // use a new maximum only if exponentials would exceed 2^8, so that O is rarely rescaled
 inline constexpr float ln_2 = 0.693147181f;
 
-// Row g (r = 0) or g + 8 (r = 1) of the scores is left with columns begin .. end - 1.
+// Masks all columns of row g (r = 0) or g + 8 (r = 1) of the scores except begin .. end - 1.
 template <int tiles>
 __device__ void hide_keys(float (&score)[tiles][4], int r, int begin, int end) {
     const int first = int(threadIdx.x) % 4 * 2;  // this thread's first column
@@ -114,11 +114,11 @@ __device__ void hide_keys(float (&score)[tiles][4], int r, int begin, int end) {
 struct Softmax {
     float factor;                               // exp(scale x) = 2^(factor x)
     float highest[2] = {
-        -INFINITY, -INFINITY};  // what is taken off the exponents: about the highest one so far
-    float sum[2] = {},
-          rescale[2];  // of this thread's keys; for what was summed before the last tile
+        -INFINITY, -INFINITY};  // subtracted from the exponents: about the highest one so far
+    // sum: over this thread's keys; rescale: the factor for what was summed before the last tile
+    float sum[2] = {}, rescale[2];
 
-    // S becomes P.
+    // Turns S into P.
     template <int tiles>
     __device__ void operator()(float (&score)[tiles][4]) {
 #pragma unroll
@@ -131,7 +131,7 @@ struct Softmax {
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             top = fmaxf(highest[r], top * factor);
             if (top - highest[r] <= rescale_above) top = highest[r];
-            const float shift = top == -INFINITY ? 0 : top;  // no key so far
+            const float shift = top == -INFINITY ? 0 : top;  // no visible key so far
             rescale[r] = exp2_fast(highest[r] - shift);
             highest[r] = top;
             float added = 0;
@@ -152,7 +152,8 @@ struct Softmax {
 #pragma unroll
             for (int e = 0; e < 4; ++e) out[j][e] *= rescale[e / 2];
     }
-    // After the last keys: sum[r] is row r's. A row without keys has 0.
+    // To be called after the last keys; then sum[r] is the sum of the whole row. A row without keys
+    // has 0.
     __device__ void finish() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {

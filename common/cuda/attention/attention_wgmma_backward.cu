@@ -4,11 +4,11 @@
 //
 //     S^T = K Q^T    dP^T = V dO^T    dV += P^T dO    dK += dS^T Q    dQ += dS K
 //
-// A block has 128 keys and walks over the queries that see them. Each of its two consumers has 64
-// of the keys, so P^T and dS^T have keys as rows and dK and dV stay in registers. dS goes to shared
-// memory, where both consumers read all of it: each one makes a part of dQ of 64 queries x 64
-// columns. What a consumer asks for, and what it computes meanwhile; dV, dK and dQ come a step
-// late:
+// A block owns 128 keys and loops over the queries that see them. Each of its two consumers owns 64
+// of the keys, so P^T and dS^T have keys as rows, and dK and dV stay in registers. dS goes to
+// shared memory, where both consumers read all of it: each one computes a part of dQ of 64 queries
+// x 64 columns. The picture shows the products that a consumer issues and what it computes
+// meanwhile; dV, dK and dQ are one step behind:
 //
 //     tensor cores  S2 | dV1 | dK1 | dP2 | dQ1      |                         | S3 | dV2 | dK2 ...
 //     this warpgroup   | P2 .......|     | dS2 .... | dS2 -> shared, send dQ1 |    | P3 ...
@@ -22,18 +22,18 @@
 //                  memory, while the next step goes on
 //
 // The sums are integers, and so do not depend on the order of the tiles of keys:
-// attention_wgmma_sums.cuh. Only the warp that sent a part of dQ looks, a step later, whether it
-// has left. P is kept as bf16, as the product takes it, so that dP has S's registers: the relative
-// error of dQ and dK is 2.8e-3 then, instead of 2.3e-3. Query heads that share a key head are added
-// up, by several blocks where there are few tiles of keys (Pieces). FLOPs 10 Tq Tk D a head, half
-// of it causal.
+// attention_wgmma_sums.cuh. Only the warp that sent a part of dQ checks, a step later, whether it
+// has been read. P is kept as bf16, as the product needs it, so that dP can use S's registers: this
+// raises the relative error of dQ and dK from 2.3e-3 to 2.8e-3. The kernel adds up the query heads
+// that share a key head; several blocks do so if there are few tiles of keys (Pieces). FLOPs: 10 Tq
+// Tk D per head, half of that if causal.
 #include "attention_wgmma_backward.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
-// One warpgroup, number `consumer`: keys 64 consumer .. 64 consumer + 63 of each tile.
+// Runs on warpgroup number `consumer`: keys 64 consumer .. 64 consumer + 63 of each tile.
 template <int D>
 __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorMap* dk,
                         const CUtensorMap* dv, int* sums, const AttentionSizes& s,
@@ -41,7 +41,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
     using Shape = BackwardShape<D>;
     constexpr int queries = Shape::queries;
     const float factor = s.scale() * log2_e;
-    // This consumer's part of dQ: for D = 64 its 64 of the queries, for D = 128 of the columns.
+    // This consumer's part of dQ: 64 of the queries if D = 64, 64 of the columns if D = 128.
     const int dq_query = D == 64 ? 64 * consumer : 0, dq_part = D == 64 ? 0 : consumer;
     Element *const k = shared.k[consumer], *const v = shared.v[consumer],
                    *const ds = shared.ds[consumer];
@@ -50,7 +50,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
     StepPlace<Shape::stages> place;
     const auto arrive = [&](Barrier& barrier) {
         first_lane() ? barrier_arrive(&barrier) : void();
-    };  // for the warp
+    };  // once per warp
     const auto outgoing = [&] {
         return shared.outgoing[4 * consumer + int(thread_here()) / 32];
     };  // of the warp
@@ -98,16 +98,16 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
                     further(b0, kk / 4 * 64 * D + kk % 4 * 16 * 64), kk > 0);
             wgmma_commit();
         };
-        // Of a tile's rows, log2_sum or delta, those of this thread's columns. It asks for them
-        // before it asks for products: behind these, whose operands are in shared memory too, it
-        // would wait until they are done.
+        // Loads log2_sum or delta for this thread's columns. It does so before it issues products:
+        // after them, whose operands are in shared memory too, the loads would wait until they are
+        // done.
         float of_rows[queries / 16][4];
         const auto load_rows = [&](const float(&from)[queries]) {
             const float* const first = from + 4 * (thread_here() % 4);
 #pragma unroll
             for (int kk = 0; kk < queries / 16; ++kk) load_floats(of_rows[kk], first + 16 * kk);
         };
-        // P, in p: not yet in p_a, which dV still reads.
+        // Computes P in p, not yet in p_a, which the product for dV still reads.
         const auto to_probabilities = [&](const BackwardRows<D>& rows, int highest_begin,
                                           int key_end) {
             const int thread = int(thread_here()), key = first + thread / 32 * 16 + thread % 32 / 4,
@@ -131,14 +131,14 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             store_fragments<queries, 64>(ds, int(thread_here()) / 32 * 16, p, 1, 1);
         };
         float low = 0,
-              high = 0;  // of the dQ in `part`: the factors of this thread's rows g and g + 8
+              high = 0;  // the factors of rows g and g + 8 of the dQ in `part`
         const auto load_factors = [&] {
             const BackwardRows<D>& rows = shared.rows[place.stage_before()];
             const int thread = int(thread_here()),
                       row = dq_query + thread / 32 * 16 + thread % 32 / 4;
             low = rows.factor[row], high = rows.factor[row + 8];
         };
-        // To this warp's own place.
+        // Writes dQ's part to this warp's buffer.
         const auto store_dq = [&] {
             __syncwarp();
             arrive(shared.ds_free);
@@ -147,7 +147,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             __syncwarp();
             round_dq(outgoing(), part, low, high);
         };
-        // By the copy engine, after fence_async_proxy().
+        // Adds it to the sums in memory by TMA, after fence_async_proxy().
         const auto send_dq = [&] {
             if (first_lane()) {
                 const int64_t to = int64_t(tiles.index()) * (queries * D) + consumer * dq_tile;
@@ -157,7 +157,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             }
             tiles.advance();
         };
-        const auto make_step = [&](auto later) {  // than the first one, which has none before it
+        const auto make_step = [&](auto later) {  // than the first step, which has no previous one
             const int stage = place.stage(), before = place.stage_before();
             const BackwardRows<D>& rows = shared.rows[stage];
             barrier_wait(&shared.full[stage], place.parity());
@@ -171,8 +171,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             }
             wgmma_wait<later ? 2 : 0>(p);
             to_probabilities(rows, highest_begin, key_end);
-            // This wait is a branch, across which the compiler does not move the exponentials: else
-            // they came after dV.
+            // This wait is a branch, across which the compiler does not move the exponentials;
+            // otherwise they would come after dV.
             if constexpr (later) barrier_wait(&shared.ds_ready, place.step_parity() ^ 1);
             wgmma_wait<1>(dv_sum);
             hold(p_a);
@@ -182,7 +182,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             wgmma_fence();
             begin_product(v, shared.dout[stage]);
             if constexpr (later) begin_dq();
-            wgmma_wait<later ? 1 : 0>(p);  // and for the dK before it
+            wgmma_wait<later ? 1 : 0>(p);  // this also waits for dK, issued before
             to_ds(p, p_a, of_rows);
             if constexpr (later) {
                 wgmma_wait<0>(part);
@@ -191,7 +191,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             store_ds();
             fence_async_proxy();
             sync_some<128>(1 +
-                           consumer);  // dK reads this consumer's dS without looking at ds_ready
+                           consumer);  // dK reads this consumer's dS without waiting for ds_ready
             arrive(shared.ds_ready);
             if constexpr (later) send_dq();
             place.advance();
@@ -219,7 +219,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
         }
 
         const KeyTile tile(order.at(shared.tile[kv_place.parity]),
-                           pieces);  // read again: registers are all in use
+                           pieces);  // read again, as all registers are in use
         const int first_of_warp = first + int(thread_here()) / 32 * 16;
         if (pieces.count > 1)
             store_piece<D>(pieces, tile, first_of_warp, dv_sum, dk_sum, s);
@@ -227,7 +227,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
             send_rows<D>(reinterpret_cast<Element*>(outgoing()), dv, dk, tile, first_of_warp,
                          dv_sum, dk_sum, s);
     }
-    if (first_lane()) tma_store_wait_read<0>();  // a block that has ended has no shared memory
+    if (first_lane()) tma_store_wait_read<0>();  // a block's shared memory ends with it
 }
 
 template <int D>

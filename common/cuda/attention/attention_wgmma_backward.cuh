@@ -1,5 +1,5 @@
-// What a block of attention_wgmma_backward.cu shares, its producer, and what a consumer computes in
-// registers between its products.
+// The shared memory of a block of attention_wgmma_backward.cu, its producer, and what a consumer
+// computes in registers between its products.
 #pragma once
 
 #include "attention_wgmma_sums.cuh"
@@ -10,10 +10,11 @@ template <int D>
 struct BackwardShape {
     static constexpr int consumers = backward_keys / 64;  // warpgroups of 64 keys
     static constexpr int keys = backward_keys, queries = backward_queries(D);
-    static constexpr int stages = 3;  // tiles of queries under way, 32 KiB each
+    static constexpr int stages = 3;  // tiles of queries in flight, 32 KiB each
     static constexpr int threads = 128 * (consumers + 1);
     static constexpr int consumer_registers = 240, producer_registers = 24;
-    static constexpr int parts = D / 64;  // a row of D is this many rows of 128 bytes (wgmma.cuh)
+    // a row of D consists of this many rows of 128 bytes (wgmma.cuh)
+    static constexpr int parts = D / 64;
 };
 
 template <int D>
@@ -26,14 +27,14 @@ struct BackwardShared {
     int outgoing[4 * Shape::consumers][dq_of_warp];     // each warp's part of dQ; at the end dK, dV
     BackwardRows<D> rows[Shape::stages];
     Barrier full[Shape::stages], empty[Shape::stages], kv_full, kv_empty, ds_ready, ds_free;
-    // which one has its K and V there, and by turns the one before; past the last one: there are no
-    // more
+    // the number of the tile whose K and V are there, and of the previous one, in alternating
+    // places; a number past the last tile ends the work
     int tile[2];
 };
 static_assert(sizeof(BackwardShared<64>) <= 227 << 10 && sizeof(BackwardShared<128>) <= 227 << 10);
 
-// This thread's number in its warpgroup, read anew: what is computed from it would else be held in
-// registers through all loops.
+// This thread's number in its warpgroup, read anew each time: otherwise the compiler would keep
+// what is computed from it in registers through all loops.
 __device__ inline unsigned thread_here() {
     unsigned thread = threadIdx.x;
     SM90A("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -42,9 +43,9 @@ __device__ inline unsigned thread_here() {
 
 __device__ inline bool first_lane() { return thread_here() % 32 == 0; }
 
-// x y, if it is below 2^22, rounded to an integer: in the float with round_shift added, units are
-// the last bit. Conversions are slow, as the special function unit makes them. What is larger sets
-// bits from 2^23 on in `too_large`.
+// x y rounded to an integer, if it is below 2^22: when round_shift is added, the last bit of the
+// float is worth 1. A conversion instruction would be slow, as it runs on the special function
+// unit. A larger x y sets bits from 2^23 on in `too_large`.
 constexpr float round_shift = 12582912;  // 1.5 2^23
 constexpr int round_shift_bits = 0x4b400000;
 __device__ inline int quick_round(float x, float y, int& too_large) {
@@ -53,8 +54,8 @@ __device__ inline int quick_round(float x, float y, int& too_large) {
     return bits - round_shift_bits;
 }
 
-// A warp's 16 rows of a part of dQ, times a factor for this thread's row g and one for row g + 8
-// (mma.cuh), as integers to its own place.
+// Writes a warp's 16 rows of a part of dQ as integers to `place`, multiplied by one factor for this
+// thread's row g and another for row g + 8 (mma.cuh).
 __device__ inline void round_dq(int* place, const float (&part)[8][4], float low, float high) {
     int4* const to = reinterpret_cast<int4*>(place) + thread_here() % 32;
     int too_large = 0;
@@ -70,8 +71,8 @@ __device__ inline void round_dq(int* place, const float (&part)[8][4], float low
                           __float2int_rn(part[j][2] * high), __float2int_rn(part[j][3] * high)};
 }
 
-// S^T is left with what its queries see. key and key + 8 are this thread's rows, first and first + 1
-// its columns of each tile; key_end is that of BackwardRows.
+// Masks the keys of S^T that its queries do not see. key and key + 8 are this thread's rows, first
+// and first + 1 its columns of each tile; key_end is that of BackwardRows.
 template <int D>
 __device__ void hide_unseen(float (&score)[backward_queries(D) / 8][4], const BackwardRows<D>& rows,
                             int key, int first, int key_end, const DeviceMask& mask) {
@@ -85,8 +86,8 @@ __device__ void hide_unseen(float (&score)[backward_queries(D) / 8][4], const Ba
         }
 }
 
-// dP becomes dS = P (dP - delta). P is as the products take it, delta of this thread's columns as
-// BackwardRows has them.
+// Turns dP into dS = P (dP - delta). P is packed as the products need it; delta, of this thread's
+// columns, is in the order of BackwardRows.
 template <int tiles>
 __device__ void to_ds(float (&dp)[tiles][4], const uint32_t (&p)[tiles / 2][4],
                       const float (&delta)[tiles / 2][4]) {
@@ -101,7 +102,8 @@ __device__ void to_ds(float (&dp)[tiles][4], const uint32_t (&p)[tiles / 2][4],
         }
 }
 
-// A step's place in the rings: it counts to twice the stages, and so tells all parities too.
+// A step's position in the rings. It counts to twice the number of stages, which determines all
+// parities as well.
 template <int stages>
 struct StepPlace {
     int n = 0;
@@ -110,11 +112,11 @@ struct StepPlace {
     __device__ uint32_t parity() const { return n < stages ? 0 : 1; }
     __device__ uint32_t step_parity() const {
         return uint32_t(n) % 2;
-    }  // of a ring of one; the step before has the other one
+    }  // of a ring with one stage; the previous step has the other parity
     __device__ void advance() { n = n + 1 == 2 * stages ? 0 : n + 1; }
 };
 
-// Which keys and which piece of their queries a tile of the order stands for.
+// The keys, and the piece of their queries, that a tile of TileOrder stands for.
 struct KeyTile {
     int b, h, first, piece;
     __device__ KeyTile(const Tile& tile, const Pieces& pieces)
@@ -124,13 +126,13 @@ struct KeyTile {
           piece(tile.rank % pieces.count) {}
 };
 
-// A piece's tiles of queries, of those that see any of the keys: of the first head of the group,
-// then of the second, ...
+// Iterates over a piece's tiles of queries, among those that see any of the keys: first those of
+// the group's first head, then of the second, ...
 template <int queries>
 struct QueryTiles {
     int begin, of_head,
-        count;  // tiles: the first one that sees the keys, all of a head, and those of the piece
-    int head, number;  // of this one; the heads of all sequences, one after the other
+        count;  // tiles: the first that sees the keys; per head; in this piece
+    int head, number;  // of the current tile; heads are numbered across all sequences
     __device__ QueryTiles(const DeviceMask& mask, const AttentionSizes& s, const KeyTile& keys,
                           const Pieces& pieces) {
         const int group = int(s.H) / int(s.K);
@@ -145,11 +147,11 @@ struct QueryTiles {
     __device__ void advance() {
         if (++number == of_head) number = begin, ++head;
     }
-    // Among those of all sequences and heads.
+    // The tile's index among those of all sequences and heads.
     __device__ int index() const { return head * of_head + number; }
 };
 
-// A warp's 16 rows of dV or dK (mma.cuh), keys `first_key` and following, as far as there are any.
+// Stores a warp's 16 rows of dV or dK (mma.cuh): keys from `first_key` on, up to Tk.
 template <int D>
 __device__ void store_rows(float* to, int first_key, const float (&rows)[D / 8][4],
                            const AttentionSizes& s) {
@@ -172,8 +174,8 @@ __device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first
     store_rows<D>(to + pieces.count * s.B * s.Tk * s.k_row(), first_key, dk, s);
 }
 
-// The same as bf16, by the copy engine through the warp's own `place`: by the way of dQ, both at
-// once where there is room.
+// Stores them as bf16 instead: TMA copies them from the warp's own `place`, which dQ's parts use
+// before; dV and dK at once if there is room.
 template <int D>
 __device__ void send_rows(Element* place, const CUtensorMap* dv_map, const CUtensorMap* dk_map,
                           const KeyTile& tile, int first_key, const float (&dv)[D / 8][4],
@@ -187,7 +189,7 @@ __device__ void send_rows(Element* place, const CUtensorMap* dv_map, const CUten
         __syncwarp();
         if (first_lane()) {
             tma_store(map, from, 0, first_key, tile.h * BackwardShape<D>::parts,
-                      tile.b);  // not the rows from Tk on
+                      tile.b);  // TMA leaves out rows from Tk on
             tma_store_commit();
         }
     };
@@ -200,7 +202,7 @@ __device__ void send_rows(Element* place, const CUtensorMap* dv_map, const CUten
     send(dk_map, behind);
 }
 
-// One thread: it asks for what the consumers need, in the order in which they need it.
+// Runs on one thread, which requests what the consumers need, in the order in which they need it.
 template <int D>
 __device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows,
                         const CUtensorMap* q, const CUtensorMap* dout, const CUtensorMap* k,
@@ -210,7 +212,7 @@ __device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows,
     RingPlace<Shape::stages> place;
     RingPlace<1> kv_place;
     const auto publish = [&](int index,
-                             int bytes) {  // a tile's number, and that so many bytes come
+                             int bytes) {  // a tile's number, and how many bytes to expect
         barrier_wait(&shared.kv_empty, kv_place.parity ^ 1);
         shared.tile[kv_place.parity] = index;
         barrier_arrive_expect(&shared.kv_full, bytes);
@@ -233,7 +235,7 @@ __device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows,
                       sizeof(shared.rows[0]));
             tiles.advance(), place.advance();
         };
-        if (tiles.count > 0) load_queries();  // while the tile before still needs its K and V
+        if (tiles.count > 0) load_queries();  // while the previous tile still needs its K and V
         publish(index, sizeof(shared.k) + sizeof(shared.v));
         for (int c = 0; c < Shape::consumers; ++c) {
             tma_load(shared.k[c], k, &shared.kv_full, 0, tile.first + 64 * c, tile.h * Shape::parts,

@@ -1,31 +1,32 @@
 // FlashAttention-3 forward for Hopper (Shah et al. 2024, https://arxiv.org/abs/2407.08608): bf16,
 // head dimension 64 or 128.
 //
-// The formulas are those of attention_mma_forward.cu. What is new is who waits for whom. A block
-// has one warpgroup that loads (TMA) and two or three that compute, each on 64 queries of its own;
-// K and V tiles of 128 keys pass through one ring of slots:
+// The formulas are those of attention_mma_forward.cu. What is new is the synchronization. A block
+// has one warpgroup that loads (TMA) and two or three that compute, each on its own 64 queries; K
+// and V tiles of 128 keys pass through one ring of slots:
 //
 //     producer     Q | K0 K1 V0 K2 V1 K3 V2 ...     waits for `empty`, TMA arrives at `full`
 //     consumer 0   S0 = Q K0 | turn: S1, O += P0 V0 | softmax of S1 ...... | turn: S2, ...
 //     consumer 1             | softmax of S0 ...... | turn: S1, O += P0 V0 | softmax of S1 ...
 //
-// Tensor cores and exponentials run at the same time in two ways. Between warpgroups: whoever has
-// the turn issues its two products and passes the turn on, so that one's softmax runs under the
-// other's products. Inside one: the softmax of S1 begins when S1 is there, while P0 V0 is still
-// under way. P stays in registers (two C tiles are one A tile, mma.cuh); V is read with its keys as
-// rows.
+// Matrix products and exponentials overlap in two ways. Between warpgroups: the one whose turn it
+// is issues its two products and passes the turn on, so that one warpgroup's softmax overlaps the
+// other's products. Within a warpgroup: the softmax of S1 begins as soon as S1 is complete, while
+// P0 V0 is still running. P stays in registers (two C tiles are one A tile, mma.cuh); V is read
+// with its keys as rows.
 //
-// Keys are walked from the last to the first, so the masked tiles come first. One block for each
-// multiprocessor stays until no tile of queries is left and takes them longest first, so that all
-// end together; it takes the next tile's Q while this one is computed. O leaves through the place
-// where Q was. FLOPs 4 Tq Tk D a head, half of it causal.
+// The loop runs from the last key to the first, so the masked tiles come first. Blocks are
+// persistent: one per multiprocessor takes tiles of queries, longest first, until none is left, so
+// that all blocks end at about the same time; it loads the next tile's Q while it computes this
+// one. O is written through the shared memory that held Q. FLOPs: 4 Tq Tk D per head, half of that
+// if causal.
 #include "attention_wgmma_forward.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
-// One warpgroup, number `consumer`: queries 64 consumer .. 64 consumer + 63 of each tile.
+// Runs on warpgroup number `consumer`: queries 64 consumer .. 64 consumer + 63 of each tile.
 template <int D>
 __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMap* o, float* lse,
                         const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order) {
@@ -33,8 +34,9 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
     constexpr int keys = Shape::keys;
     const int warp = int(threadIdx.x) / 32 % 4, lane = int(threadIdx.x) % 32, g = lane / 4,
               t = lane % 4;
-    const bool leader = threadIdx.x % 128 == 0;  // asks TMA to store, and waits for it
-    // Named barriers. A turn: those who wait for it and those who pass it on.
+    const bool leader = threadIdx.x % 128 == 0;  // issues TMA stores, and waits for them
+    // Named barriers. A turn's barrier has two warpgroups: the one that waits and the one that
+    // passes it on.
     constexpr int first_turn = 1, first_group = first_turn + Shape::consumers, two = 256;
     const int own_turn = first_turn + consumer,
               next_turn = first_turn + (consumer + 1) % Shape::consumers;
@@ -49,14 +51,14 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
     };
     const auto skip = [&] {
         wait(place);
-        __syncwarp();  // a lane that came late would miss the phase
+        __syncwarp();  // a late lane would miss the phase
         release(place.stage);
         place.advance();
     };
     const auto take_turn = [&] { sync_some<two>(own_turn); };
     const auto pass_turn = [&] { arrive_some<two>(next_turn); };
-    if (consumer == Shape::consumers - 1) pass_turn();  // consumer 0 begins
-    bool stored = false;                                // a tile before this one
+    if (consumer == Shape::consumers - 1) pass_turn();  // consumer 0 has the first turn
+    bool stored = false;                                // an earlier tile
     for (;; q_place.advance()) {
         barrier_wait(&shared.q_full[q_place.stage], q_place.parity);
         const int index = shared.tile[q_place.stage];
@@ -66,7 +68,8 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
         const int first_of_tile = (order.tiles - 1 - tile.rank) * Shape::queries;
         const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile.b, first_of_tile);
         const int first = first_of_tile + 64 * consumer,
-                  row = first + 16 * warp + g;  // of this warpgroup; of this thread, and row + 8
+                  // first query of this warpgroup; of this thread, with row + 8
+                  row = first + 16 * warp + g;
 
         float score[keys / 8][4], out[D / 8][4] = {};
         uint32_t p[keys / 16][4] = {};
@@ -97,19 +100,19 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
                 }
             softmax(score);
         };
-        int v_stage = -1;  // of the V that the product under way reads
-        // The O that is under way is there: it and P are made ready for the next product.
+        int v_stage = -1;  // of the V that the running product reads
+        // Waits for the running product with V, and prepares O and P for the next one.
         const auto finish_output = [&] {
             wgmma_wait<0>(out);
-            hold(p);  // until here the products read it
+            hold(p);  // products read it until here
             if (v_stage >= 0) release(v_stage);
             softmax.rescale_output(out);
 #pragma unroll
             for (int kk = 0; kk < keys / 16; ++kk) as_a(p[kk], score[2 * kk], score[2 * kk + 1]);
         };
 
-        // Of the tiles, from the first one on, those of which this warpgroup sees keys. The others
-        // pass by.
+        // How many tiles, from the first one on, have keys that this warpgroup sees. It skips the
+        // others.
         const int own =
             first < s.Tq ? min(max((mask.key_end(first + 63) - tiles.begin + keys - 1) / keys, 0),
                                tiles.count)
@@ -133,13 +136,13 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
             release(k.stage);
             to_probabilities(own - 1);
         }
-        // TMA has long read the tile before: its place is free for the Q of the tile after this one
+        // TMA has long read the previous tile's O: that buffer is free for the Q of the next tile
         if (leader && stored) {
             tma_store_wait_read<0>();
             barrier_arrive(&shared.q_empty[q_place.stage ^ 1]);
         }
-        // finish_output comes at the beginning of a round, not at the end of the one before: inside
-        // a loop's body the compiler would move its wait up before the exponentials.
+        // finish_output comes at the beginning of an iteration, not at the end of the previous one:
+        // within the loop's body the compiler would move its wait up before the exponentials.
         for (int i = own - 2; i >= 0; --i) {
             finish_output();
             const RingPlace k = place;
@@ -176,17 +179,18 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
             if (t == 0 && row + 8 * r < s.Tq)
                 lse[(tile.b * s.H + tile.h) * s.Tq + row + 8 * r] = softmax.log_sum(r);
         }
-        sync_some<128>(first_group + consumer);  // all four warps' products have read Q
+        sync_some<128>(first_group + consumer);  // the products of all four warps have read Q
         store_fragments<D, 64>(q, 16 * warp, out, inverse[0], inverse[1]);
         fence_async_proxy();
         sync_some<128>(first_group + consumer);
         if (leader) {
-            tma_store(o, q, 0, first, tile.h * Shape::parts, tile.b);  // not the rows from Tq on
+            // TMA leaves out rows from Tq on
+            tma_store(o, q, 0, first, tile.h * Shape::parts, tile.b);
             tma_store_commit();
         }
         stored = true;
     }
-    if (leader) tma_store_wait_read<0>();  // a block that has ended has no shared memory
+    if (leader) tma_store_wait_read<0>();  // a block's shared memory ends with it
     if (consumer == 0) take_turn();        // the last turn that was passed on
 }
 
@@ -237,7 +241,7 @@ void launch(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k
 
 bool attention_wgmma_supported(DType dtype, const AttentionSizes& s) {
     return hopper() && attention_mma_supported(dtype, s.D) && s.B * s.H * s.Tq > 0 &&
-           s.Tk > 0;  // TMA knows no empty tensors
+           s.Tk > 0;  // TMA rejects empty tensors
 }
 
 void attention_forward_wgmma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,

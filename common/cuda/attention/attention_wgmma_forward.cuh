@@ -1,4 +1,4 @@
-// What a block of attention_wgmma_forward.cu shares, and its producer.
+// The shared memory of a block of attention_wgmma_forward.cu, and its producer.
 #pragma once
 
 #include "attention_wgmma.cuh"
@@ -9,27 +9,28 @@ template <int D>
 struct ForwardShape {
     static constexpr int consumers = D == 64 ? 3 : 2;  // warpgroups of 64 queries
     static constexpr int queries = 64 * consumers, keys = 128;
-    static constexpr int slots = D == 64 ? 8 : 4;  // K or V tiles under way: 16 or 32 KiB each
+    static constexpr int slots = D == 64 ? 8 : 4;  // K or V tiles in flight: 16 or 32 KiB each
     static constexpr int threads = 128 * (consumers + 1);
-    // Of the 65,536 registers, (consumers + 1) * 128 * what a thread has at launch.
+    // Registers per thread after their redistribution; a multiprocessor has 65,536 in all.
     static constexpr int consumer_registers = consumers == 3 ? 160 : 232,
                          producer_registers = consumers == 3 ? 32 : 40;
-    static constexpr int parts =
-        D / 64;  // a row of D is this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
+    // a row of D consists of this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
+    static constexpr int parts = D / 64;
 };
 
 template <int D>
 struct ForwardShared {
     using Shape = ForwardShape<D>;
     Element q[2][Shape::consumers]
-             [64 * D];  // (parts, 64, 64): this tile's and the next one's; at the end O
+             [64 * D];  // (parts, 64, 64): for this tile and the next one; O at the end
     Element kv[Shape::slots][Shape::keys * D];
     Barrier full[Shape::slots], empty[Shape::slots], q_full[2], q_empty[2];
-    int tile[2];  // which one has its Q there; past the last one: there are no more
+    // the number of the tile whose Q is there; a number past the last tile ends the work
+    int tile[2];
 };
 static_assert(sizeof(ForwardShared<64>) <= 227 << 10 && sizeof(ForwardShared<128>) <= 227 << 10);
 
-// One warp: it loads what the consumers need, in the order in which they need it.
+// Runs on one warp, which loads what the consumers need, in the order in which they need it.
 template <int D>
 __device__ void produce(ForwardShared<D>& shared, const CUtensorMap* q, const CUtensorMap* k,
                         const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask,
@@ -39,7 +40,7 @@ __device__ void produce(ForwardShared<D>& shared, const CUtensorMap* q, const CU
     RingPlace<Shape::slots> place;
     RingPlace<2> q_place;
     const auto publish = [&](int index,
-                             int bytes) {  // a tile's number, and that so many bytes come
+                             int bytes) {  // a tile's number, and how many bytes to expect
         barrier_wait(&shared.q_empty[q_place.stage], q_place.parity ^ 1);
         shared.tile[q_place.stage] = index;
         barrier_arrive_expect(&shared.q_full[q_place.stage], bytes);

@@ -1,5 +1,5 @@
-// Before and after attention_wgmma_backward.cu: what its rows need, and dQ from the sums
-// (attention_wgmma_sums.cuh).
+// What runs before and after attention_wgmma_backward.cu: it fills BackwardRows, and computes dQ
+// from the sums (attention_wgmma_sums.cuh).
 #include "attention_wgmma_sums.cuh"
 
 namespace ultrascale::ops {
@@ -8,8 +8,9 @@ namespace {
 
 constexpr int threads = 256;
 
-// The length of a row of D, of which a thread has 8 numbers and D / 8 neighbouring threads have
-// all: each gets it. Never too short: squares below 2^-149 become zero, for which there is `tiny`.
+// The length of a row of D numbers, of which each of D / 8 neighbouring threads holds 8; each of
+// them gets the result. It must never be too small: `tiny` makes up for squares below 2^-149, which
+// become zero.
 constexpr float tiny = 1e-20f;
 template <int D>
 __device__ float row_length(const Pack<Element, 8>& pack) {
@@ -21,9 +22,9 @@ __device__ float row_length(const Pack<Element, 8>& pack) {
     return sqrtf(sum) + tiny;
 }
 
-// The longest rows of k and v (B, T, heads, D): each head's to longest (2, B, heads), as the
-// float's bits, which are ordered as the numbers are, and a NaN's are above them. A block has
-// `tokens` of one sequence and all their heads, which lie together in memory.
+// Writes the length of each head's longest row of k and v (B, T, heads, D) to longest (2, B,
+// heads), as the bits of a float: these are ordered like the numbers, with NaN above all. A block
+// handles `tokens` tokens of one sequence with all their heads, which are contiguous in memory.
 constexpr int tokens = 16, at_once = 4;
 template <int D>
 __global__ void __launch_bounds__(threads)
@@ -47,7 +48,8 @@ __global__ void __launch_bounds__(threads)
         for (int u = 0; u < at_once; ++u) {
             const int bits = __float_as_int(row_length<D>(pack[u])) & INT_MAX;
             if (int(threadIdx.x) % lanes == 0)
-                atomicMax(&of_head[(i + u * groups + group) % heads], bits);  // of no row: tiny
+                // if there is no row: tiny
+                atomicMax(&of_head[(i + u * groups + group) % heads], bits);
         }
     }
     __syncthreads();
@@ -55,7 +57,7 @@ __global__ void __launch_bounds__(threads)
         atomicMax(&longest[(blockIdx.y * (gridDim.x / blocks) + b) * heads + h], of_head[h]);
 }
 
-// A tile of queries a block.
+// Each block handles a tile of queries.
 template <int D>
 __global__ void __launch_bounds__(threads)
     fill_rows(BackwardRows<D>* tiles, int4* sums, const Element* dout, const float* lse,
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(threads)
     BackwardRows<D>& tile = tiles[blockIdx.x];
     if (thread < queries) {
         const int query = min(first + thread, int(s.Tq) - 1);
-        // behind the last one Q and dO are zero, and so is all that comes of them
+        // after the last query Q and dO are zero, and so is everything computed from them
         const bool valid = query == first + thread;
         const int64_t at = head * s.Tq + query, kv_head = head / s.group();
         const float bound =
@@ -109,8 +111,8 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-// A thread has eight columns, j of a tile, of the rows g and g + 8 of a warp: the sums of four
-// lanes, 64 bytes. A block has a tile.
+// Each block handles a tile of sums. A thread converts eight columns (column tile j) of a warp's
+// rows g and g + 8: the sums of four lanes, 64 bytes.
 template <int D>
 __global__ void __launch_bounds__(threads)
     to_dq(Element* dq, const int4* sums, const BackwardRows<D>* rows, AttentionSizes s) {
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-// Four neighbours a thread; blockIdx.y says of what.
+// Each thread adds four neighbouring elements; blockIdx.y is 0 for dV, 1 for dK.
 __global__ void __launch_bounds__(threads) sum_pieces(Element* dv, Element* dk, const float* sums,
                                                       int pieces, int64_t numel, float scale) {
     const int64_t i = (blockIdx.x * int64_t(threads) + threadIdx.x) * 4;
@@ -193,12 +195,12 @@ void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSiz
     (s.D == 64 ? finish_sums<64> : finish_sums<128>)(dq, sums, s);
 }
 
-// So many pieces that the longest one, which has all queries of its tile, takes about as long as
-// the work of all tiles (half of which a causal mask hides) divided by the multiprocessors. And two
-// where a few hundred tiles are long: heads are worked on a few at a time (TileOrder), so that the
-// longest tile of the last ones begins late. (H200, Llama-3-8B's heads: one sequence of 4096 0.99
-// -> 0.80 ms, of 8192 3.14 -> 2.86; but twice the pieces of the first rule are slower than these.)
-// A piece of less than four steps is not worth beginning.
+// Chooses enough pieces that the longest tile, whose keys all queries see, takes about as long as
+// the work of all tiles (half of which a causal mask hides) divided by the multiprocessors. It also
+// chooses two if there are a few hundred long tiles: a few heads are processed at a time
+// (TileOrder), so the longest tile of the last heads begins late. (H200, Llama-3-8B's heads: one
+// sequence of 4096 0.99 -> 0.80 ms, of 8192 3.14 -> 2.86; but doubling the first rule's pieces is
+// slower.) A piece of fewer than four steps is not worth its overhead.
 int piece_count(const AttentionSizes& s, const DeviceMask& mask) {
     const int64_t tiles = s.B * s.K * ceil_div(s.Tk, backward_keys),
                   steps = s.group() * ceil_div(s.Tq, backward_queries(int(s.D)));

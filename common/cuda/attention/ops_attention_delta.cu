@@ -1,5 +1,5 @@
-// delta = rowsum(dout * o), what attention's backward needs of the output: reads both once (4 bytes
-// per element in bf16).
+// delta = rowsum(dout * o), all that attention's backward needs from the output. Reads both once (4
+// bytes per element in bf16).
 #include "cuda/ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -8,14 +8,16 @@ namespace {
 
 constexpr int threads = 128;
 
-// A warp takes 32 tokens of one head, so that it writes 32 neighbours: 8 lanes for each row (b, t,
-// h) of D elements, n in one access, four rows at a time.
+// A warp handles 32 tokens of one head, so that it writes 32 consecutive results: 8 lanes work on
+// each row (b, t, h) of D elements, n elements per access, and the warp works on four rows at a
+// time.
 template <int n, class T>
 __global__ void __launch_bounds__(threads) delta_rows(float* delta, const T* dout, const T* o,
                                                       int64_t B, int64_t Tq, int64_t H, int64_t D) {
     constexpr int lanes = 8;
     const int64_t blocks = (Tq + 31) / 32,
-                  warp = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;  // neighbours: heads
+                  // neighbouring warps: heads
+                  warp = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;
     const int64_t h = warp % H, first = warp / H % blocks * 32, b = warp / H / blocks;
     if (b >= B) return;
     const int lane = threadIdx.x % 32, group = lane / lanes;

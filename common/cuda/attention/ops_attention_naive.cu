@@ -1,16 +1,15 @@
-// Attention the plain way: the whole matrix of probabilities is written to memory, and the backward
-// reads it.
+// Naive attention: the whole matrix of probabilities is written to memory, and the backward reads
+// it.
 //
 //   P = softmax(Q K^T / sqrt(D))    O = P V
 //   dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP))
 //   dQ = dS K / sqrt(D)    dK = dS^T Q / sqrt(D)
 //
-// cuBLAS multiplies straight on (B, T, H, D): a head is a matrix whose rows are H * D elements
-// apart. One call does all key heads of a sequence, with one query head of each. Scores and dP are
-// fp32, in a workspace of one sequence (H, Tq, Tk). FLOPs: 4 D forward, 8 D backward a pair of
-// query and key, hidden or not. Memory, not the tensor cores, sets the time: in bf16 the forward
-// moves 14 bytes a pair (fp32 scores out and in twice, P out and in), which attention in tiles
-// never does.
+// cuBLAS works directly on (B, T, H, D): a head is a matrix whose rows are H * D elements apart.
+// One call multiplies all key heads of a sequence, each with one of its query heads. Scores and dP
+// are fp32, in a workspace of one sequence (H, Tq, Tk). FLOPs per pair of query and key, masked or
+// not: 4 D forward, 8 D backward. It is memory-bound: in bf16 the forward moves 14 bytes per pair
+// (fp32 scores written once and read twice, P written and read), which tiled attention avoids.
 #include <cublas_v2.h>
 
 #include "attention.cuh"
@@ -42,20 +41,21 @@ cublasHandle_t handle() {
     return handle;
 }
 
-// A row-major matrix for each key head: its rows are `row` elements apart, the next key head's
-// matrix is `head` further on.
+// A row-major matrix for each key head: its rows are `row` elements apart, and the next key head's
+// matrix begins `head` elements further on.
 struct Matrices {
     void* data;
     DType dtype;
     int64_t row, head;
-    // Of the g-th query head that shares a key head; heads are `size` elements apart.
+    // The matrices of the g-th query head of each key head's group; heads are `size` elements
+    // apart.
     Matrices of_head(int64_t g, int64_t size) const {
         return {static_cast<char*>(data) + g * size * dtype_bytes(dtype), dtype, row, head};
     }
 };
 
-// c (m, n) = alpha * op(a) * op(b) + beta * c, `heads` times. cuBLAS reads by columns, and so sees
-// every matrix transposed: it is asked for c^T = op(b)^T op(a)^T.
+// c (m, n) = alpha * op(a) * op(b) + beta * c, `heads` times. cuBLAS is column-major, and so sees
+// every matrix transposed: it computes c^T = op(b)^T op(a)^T.
 void multiply(int64_t heads, int64_t m, int64_t n, int64_t k, float alpha, const Matrices& a,
               Transpose ta, const Matrices& b, Transpose tb, float beta, const Matrices& c) {
     const auto operation = [](Transpose t) {
@@ -72,7 +72,7 @@ void multiply(int64_t heads, int64_t m, int64_t n, int64_t k, float alpha, const
         c.head, int(heads), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
-// Sequence b of x (B, T, K * group, D), and of a matrix (H, Tq, Tk) of scores or probabilities.
+// Sequence b of x (B, T, K * group, D); below, a matrix (H, Tq, Tk) of its scores or probabilities.
 Matrices sequence(const Tensor& x, int64_t b, int64_t group) {
     const int64_t T = x.size(1), heads = x.size(2), D = x.size(3);
     return {static_cast<char*>(x.data()) + b * T * heads * D * dtype_bytes(x.dtype()), x.dtype(),
@@ -83,7 +83,8 @@ Matrices pairs(const Tensor& x, int64_t b, const AttentionSizes& n) {
             x.dtype(), n.Tk, n.group() * n.Tq * n.Tk};
 }
 
-// ---- softmax: a warp takes a row ----------------------------------------------------------------
+// ---- softmax: a warp handles a row
+// ----------------------------------------------------------------
 constexpr int threads = 256;
 
 // probabilities (H, Tq, Tk) of sequence b, zeros where the mask hides the key.
@@ -91,7 +92,7 @@ template <class T>
 __global__ void __launch_bounds__(threads)
     softmax(T* probabilities, const float* scores, int64_t b, int64_t rows, DeviceMask mask) {
     const int64_t row = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;
-    if (row >= rows) return;  // the whole warp
+    if (row >= rows) return;  // the whole warp returns
     const int lane = int(threadIdx.x) % 32, Tk = int(mask.Tk);
     const float* s = scores + row * Tk;
     int begin, end;
@@ -135,7 +136,7 @@ unsigned blocks_for(int64_t rows) { return unsigned(ceil_div(rows, threads / 32)
 void sum_over_group(const Tensor& out, int64_t b, const AttentionSizes& n, float alpha,
                     const Matrices& weights, const Matrices& x) {
     const bool direct =
-        n.group() == 1 || out.dtype() == DType::fp32;  // else summed in fp32 and rounded once
+        n.group() == 1 || out.dtype() == DType::fp32;  // otherwise sum in fp32, round once
     const Tensor wide =
         direct ? Tensor() : Tensor::empty({1, n.Tk, n.K, n.D}, DType::fp32, Memory::workspace);
     const Matrices to = direct ? sequence(out, b, 1) : sequence(wide, 0, 1);

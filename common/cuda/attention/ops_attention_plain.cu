@@ -1,15 +1,16 @@
-// Attention's plain kernels, for what the tensor-core kernels (attention_mma_*.cu, on Hopper
-// attention_wgmma_*.cu) do not do: fp32, and bf16 of other head dimensions.
+// Attention's plain kernels, for the cases that the tensor-core kernels (attention_mma_*.cu, on
+// Hopper attention_wgmma_*.cu) do not support: fp32, and bf16 with other head dimensions.
 //
-// All three kernels have one form. A warp owns a few rows (queries, or in dk and dv keys) in shared
-// memory, and the block walks over the other side in tiles of 32, staged in shared memory as fp32:
+// All three kernels have the same structure. A warp owns a few rows (queries, or in dk and dv keys)
+// in shared memory, and the block loops over the other side in tiles of 32, staged in shared memory
+// as fp32:
 //     each lane takes one row of the tile   dots:        its products with the warp's rows, e.g.
 //                                                        S = Q K^T
 //     the warp writes weights (32, rows)                 P = exp(S - max), or dS
 //     each lane takes some columns          accumulate:  rows += weights^T * tile, e.g. O += P V
-// What is read from shared memory, the narrowest place, is used for all rows of the warp. FLOPs:
-// forward 4 D, backward 14 D a visible pair and head (both of its kernels compute S and dP). No
-// atomics: the same bits in every run.
+// Shared-memory bandwidth is the bottleneck, so each value that is read is used for all rows of the
+// warp. FLOPs per visible pair and head: 4 D forward, 14 D backward (both of its kernels compute S
+// and dP). There are no atomics, so every run gives the same bits.
 #include "attention.cuh"
 #include "cuda/ops_common.cuh"
 
@@ -25,14 +26,14 @@ struct Inputs {
     const float *lse, *delta;
     AttentionSizes s;
     DeviceMask mask;
-    bool aligned;  // to 16 bytes, all tensors
+    bool aligned;  // all tensors, to 16 bytes
 };
 
-// A thread's place, for heads of at most 32 * c columns: a lane accumulates columns lane, lane +
-// 32, ... of its warp's rows.
+// Which rows a thread works on, and where they are in shared memory, for heads of at most 32 * c
+// columns. A lane accumulates columns lane, lane + 32, ... of its warp's rows.
 template <int c>
 struct Place {
-    // rows: of a warp. stride: of rows in shared memory, 16 bytes more than it needs, so that lanes
+    // rows: per warp. stride: from row to row in shared memory, padded by 16 bytes, so that lanes
     // read from different banks.
     static constexpr int rows = c <= 4 ? 8 : 2, block_rows = warps * rows, stride = 32 * c + 4;
     // Two tiles, two matrices of the block's rows and the warps' weights: 84 KB at most; the
@@ -50,7 +51,8 @@ struct Place {
     int lane;
     float *tiles[2], *block_own[2], *own[2], *weights;  // own: the block's and the warp's rows
 
-    // T rows a head. The last rows come first: under a causal mask, queries there have most to do.
+    // There are T rows per head. The last rows come first: with a causal mask, the last queries
+    // have the most work.
     __device__ Place(int64_t T, int64_t heads) {
         DYNAMIC_SHARED(float, shared);
         const int64_t blocks = (T + block_rows - 1) / block_rows, index = blockIdx.x / blocks,
@@ -67,12 +69,12 @@ struct Place {
     }
 };
 
-// Rows of x, and of y if it is there, to shared memory as fp32; what is to the right of D and below
-// `present` becomes zero.
+// Copies rows of x, and of y unless it is null, to shared memory as fp32; columns from D on and
+// rows from `present` on become zero.
 template <int c, int rows, class T>
 __device__ void stage(float* const (&to)[2], const T* x, const T* y, int64_t from_stride,
                       int64_t present, const Inputs<T>& in) {
-    __syncthreads();  // nobody reads what was there before any more
+    __syncthreads();  // until nobody reads the previous contents any more
     constexpr int packs = 32 * c / 4;
     const int D = int(in.s.D);
     const bool four = in.aligned && D % 4 == 0;  // elements in one access
@@ -109,12 +111,12 @@ __device__ void dots(float (&dot)[rows], const float* tile, const float* own, co
     }
 }
 
-// sum[r] += the tile's rows, each times its weight for the warp's row r. Lane l brings the weights
-// of the tile's row l.
+// sum[r] += the tile's rows, each times its weight for the warp's row r. Lane l provides the
+// weights of the tile's row l.
 template <int c, int rows>
 __device__ void accumulate(float (&sum)[rows][c], const float (&weight)[rows], const float* tile,
                            const Place<c>& at) {
-    __syncwarp();  // the weights may still be read by the call before
+    __syncwarp();  // the previous call may still be reading the weights
     for (int r = 0; r < rows; ++r) at.weights[at.lane * rows + r] = weight[r];
     __syncwarp();
 #pragma unroll 4

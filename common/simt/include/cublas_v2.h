@@ -1,5 +1,5 @@
-// Stands in for cuBLAS where kernels run on the CPU: the one product that ops_attention_naive.cu
-// asks for, by three loops.
+// Stands in for cuBLAS where kernels run on the CPU: the only product that ops_attention_naive.cu
+// uses, written as three loops.
 #pragma once
 
 #include "cuda_bf16.h"
@@ -26,7 +26,7 @@ inline cublasStatus_t cublasSetStream(cublasHandle_t, cudaStream_t) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// c (m, n) = alpha op(a) op(b) + beta c for each of `count`, column-major.
+// c (m, n) = alpha op(a) op(b) + beta c for each of `count` matrices, column-major.
 inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t, cublasOperation_t ta,
                                                  cublasOperation_t tb, int m, int n, int k,
                                                  const void* alpha, const void* a,

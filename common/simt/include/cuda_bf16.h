@@ -1,4 +1,4 @@
-// Stands in for CUDA's header where kernels run on the CPU: bfloat16, by tensor.h's conversions.
+// Stands in for CUDA's header where kernels run on the CPU: bfloat16, with tensor.h's conversions.
 #pragma once
 
 #include "core/tensor.h"

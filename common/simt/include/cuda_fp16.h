@@ -1,4 +1,4 @@
-// Stands in for CUDA's header where kernels run on the CPU: IEEE half precision, by tensor.h's
+// Stands in for CUDA's header where kernels run on the CPU: IEEE half precision, with tensor.h's
 // conversions.
 #pragma once
 

@@ -9,7 +9,7 @@ struct alignas(bytes) CopiedBytes {
     unsigned char all[bytes];
 };
 inline void __pipeline_memcpy_async(void* shared, const void* global, size_t bytes) {
-    // One load and one store of this width, as the instruction has.
+    // One load and one store of this width, like the instruction.
     const auto copy = [&]<size_t n>(std::integral_constant<size_t, n>) {
         *static_cast<CopiedBytes<n>*>(shared) = *static_cast<const CopiedBytes<n>*>(global);
     };

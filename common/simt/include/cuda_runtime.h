@@ -1,5 +1,5 @@
-// Stands in for CUDA's header where kernels run on the CPU (../simt.h): what the kernels of this
-// project use of it. Names and meanings are CUDA's (CUDA C++ Programming Guide, "C++ Language
+// Stands in for CUDA's header where kernels run on the CPU (../simt.h): the part of it that this
+// project's kernels use. Names and meanings are CUDA's (CUDA C++ Programming Guide, "C++ Language
 // Extensions"; CUDA Math API).
 #pragma once
 
@@ -12,16 +12,16 @@
 
 #include "simt/simt.h"
 
-// All it calls is inlined, as CUDA's compiler does: each load has an address of its own.
+// Everything it calls is inlined, as CUDA's compiler does, so each load has its own address.
 #define __global__ __attribute__((flatten))
 #define __device__
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// A core runs one block at a time: what belongs to the core is shared by the block. constinit: no
-// code that makes it before its first use. The tag becomes part of its name in the symbol table,
-// where shared_arrays.cpp looks for it.
+// A core runs one block at a time: so a variable of the core is shared by the block. constinit: no
+// code initializes it at its first use. The tag becomes part of its name in the symbol table, where
+// shared_arrays.cpp looks for it.
 #define __shared__ __attribute__((abi_tag("shared"))) thread_local constinit
 
 inline constexpr int warpSize = simt::warp_size;
@@ -138,7 +138,7 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(unsigned(x)) + 1; }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
-// Cache hints: the same loads and stores.
+// Cache hints: here ordinary loads and stores.
 template <class T>
 T __ldg(const T* from) {
     return *from;

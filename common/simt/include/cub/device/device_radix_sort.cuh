@@ -11,7 +11,7 @@
 namespace cub {
 
 struct DeviceRadixSort {
-    // As CUB's: with no scratch it says how much it needs.
+    // Like CUB's: without scratch it only reports how much it needs.
     template <class Key, class Value>
     static cudaError_t SortPairs(void* scratch, size_t& scratch_bytes, const Key* keys,
                                  Key* sorted_keys, const Value* values, Value* sorted_values,
