@@ -18,7 +18,7 @@ const Case cases[] = {
     {1, 1, 1, 1, 1, 16},
     {2, 7, 7, 2, 2, 10},            // head sizes that no vector fits
     {1, 64, 64, 4, 2, 64},          // one tile exactly
-    {2, 131, 131, 6, 2, 16},        // 3:1, several tiles and a rest
+    {2, 131, 131, 6, 2, 16},        // 3:1, several tiles and a remainder
     {1, 523, 523, 2, 1, 64},        // several tiles of keys
     {1, 65, 300, 3, 3, 10, false},  // full, Tq != Tk
     {2, 129, 67, 4, 4, 16, false},
