@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make bench`: benchmarks of operations and collectives, then of training in comparison with PyTorch.
+# `make bench`: benchmarks of operations and collectives, then of training compared with PyTorch.
 # Usage: tests/bench/run.sh cpu|cuda BUILD "MPIRUN FLAGS"
 set -eu
 cd "$(dirname "$0")/../.."

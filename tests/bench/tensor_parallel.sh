@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares 03_tensor_parallel with PyTorch's tensor parallelism on GPUs: a Llama-3-8B of 16 layers in
-# bf16, 4096 tokens per step. Prints one line per run.
+# Compares 03_tensor_parallel with PyTorch's tensor parallelism on GPUs: a Llama-3-8B of 16 layers
+# in bf16, 4096 tokens per step. Prints one line per run.
 # Usage: [PYTHON=python3] tests/bench/tensor_parallel.sh BUILD "MPIRUN FLAGS" TP...          build/cuda, then e.g. 1 2 4 8
 set -u
 cd "$(dirname "$0")/../.."

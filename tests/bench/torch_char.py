@@ -2,8 +2,8 @@
 same model learn as fast?
 
 Everything that matters for convergence is the same: initial weights (drawn as in
-common/core/random.cpp), samples and their order (common/train/data.cpp, also with --shuffle), AdamW,
-clipping, schedule, and the loss on the whole validation file. Only the precision differs: here
+common/core/random.cpp), samples and their order (common/train/data.cpp, also with --shuffle),
+AdamW, clipping, schedule, and the loss on the whole validation file. Only the precision differs: here
 autocast to bf16 with fp32 weights and an fp32 residual stream; in ours, --dtype bf16 keeps
 activations in bf16 and master weights in fp32. There is no dropout.
 
