@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Is a change slower? Builds another revision beside this tree and runs the same training with both by turns.
+# Is a change slower? Builds another revision and runs the same training alternately with it and
+# with this tree.
 #   tests/bench/against.sh REVISION BACKEND RANKS CHAPTER [OPTIONS...]
 #   tests/bench/against.sh HEAD~5 cuda 2 02_zero --stage 3 --model llama-3-8b --dtype bf16 --micro-batch 1 --steps 8
-# ROUNDS=3 runs of each; DIR: where the other revision is built (kept, so that a second call is quick).
+# ROUNDS=3: runs of each. DIR: where the other revision is built (kept, so that a second call is
+# quick).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 revision=$1 backend=$2 ranks=$3 chapter=$4
@@ -17,7 +19,7 @@ fi
 for tree in "$other" .; do make -s -C "$tree" -j"$(nproc)" BACKEND="$backend" "$chapter" >/dev/null; done
 mpirun=$(make -s BACKEND="$backend" mpirun)
 
-# Tokens a second of one run, of all ranks together.
+# Tokens per second of one run, over all ranks.
 rate() {
     local json
     json=$(mktemp)

@@ -1,9 +1,9 @@
 // How fast attention is: build/<backend>/attention_bench
 //
 // Causal, 16,384 tokens (1,024 on the CPU) of bf16 and 2,048 / D heads, in sequences of growing
-// length; then one of a quarter of them with the heads that tensor parallelism over 1, 2, 4, 8
-// ranks leaves each of Llama-3-8B's. FLOPs as the field counts them: 4 B H T^2 D forward, half of
-// it causal, and 2.5 times that backward (five products for two).
+// length; then one sequence of a quarter of the tokens, with the heads of Llama-3-8B that each rank
+// has under tensor parallelism over 1, 2, 4, 8 ranks. FLOPs as the field counts them: 4 B H T^2 D
+// forward, half of it causal, and 2.5 times that backward (five products for two).
 #include <cstdio>
 #include <vector>
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# 01_data_parallel and 02_zero on so many GPUs, by copy engines and by NCCL's kernels in turn. A line a run.
+# Runs 01_data_parallel and 02_zero on RANKS GPUs, with copy engines and with NCCL's kernels in
+# turn. Prints one line per run.
 # Usage: tests/bench/data_parallel.sh BUILD "MPIRUN FLAGS" RANKS...          build/cuda "$(make -s mpirun)" 1 2 4 8
 # SMALL and LARGE are the options of the two trainings; on a laptop: SMALL="--model nano" LARGE="--model nano --grad-accum 2"
 set -u

@@ -1,10 +1,10 @@
-// How close the memory-bound operations come to the memory's speed:  build/cuda/kernel_bench
+// How close the memory-bound operations come to the memory's bandwidth: build/cuda/kernel_bench
 //
 // The sizes are SmolLM-1.7B's (hidden 2048, feed-forward 8192, vocabulary 49152, 32 heads of 64)
-// with 16384 tokens in bf16; on the CPU 512 tokens. A line per operation: the median time of a
-// call, the bytes it cannot but move (each input read once, each output written once) per second,
-// and that as a share of what a plain copy of as many bytes reaches. Calls follow each other
-// without waiting for the device, as in training.
+// with 16384 tokens in bf16; on the CPU 512 tokens. Prints a line per operation: the median time of
+// a call, the bandwidth (the bytes that it must at least move, with each input read once and each
+// output written once, per second), and that as a share of the bandwidth of a plain copy of as many
+// bytes. Calls follow each other without waiting for the device, as in training.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -25,7 +25,8 @@ static const int64_t N = on_gpu ? 16384 : 512,
                      copy_elements = int64_t(1) << (on_gpu ? 28 : 24);
 static constexpr int64_t h = 2048, F = 8192, V = 49152, H = 32, D = 64;
 
-// Beside the operation: a plain copy that reads half as many bytes and writes the other half.
+// Measures the operation, and for comparison a plain copy that reads half as many bytes and writes
+// the other half.
 static void report(const char* name, double bytes, const std::function<void()>& call) {
     static const Tensor from = Tensor::zeros({copy_elements}, DType::fp32, Memory::workspace);
     static const Tensor to = Tensor::zeros({copy_elements}, DType::fp32, Memory::workspace);
@@ -113,7 +114,8 @@ static void loss() {
     }
 }
 
-// Tokens as frequent as words: the r-th most frequent one about 1 / r times as often as the first.
+// Tokens with the frequencies of words: the r-th most frequent occurs about 1 / r times as often as
+// the first.
 static void embedding() {
     std::mt19937 generator(2);
     std::uniform_real_distribution<double> uniform;
@@ -124,7 +126,7 @@ static void embedding() {
     Tensor tokens = Tensor::from_host<int32_t>(numbers, {N}, Memory::workspace),
            weight = random_tensor({V, h}), x = random_tensor({N, h});
     const double rows =
-        distinct * double(h * dtype_bytes(DType::bf16));  // of the weight, that occur
+        distinct * double(h * dtype_bytes(DType::bf16));  // rows of the weight that occur
     report("embedding_forward", bytes_of({x}) + rows,
            [&] { ops::embedding_forward(x, tokens, weight); });
     report("embedding_backward", bytes_of({x}) + 2 * rows,

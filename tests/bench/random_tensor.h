@@ -1,4 +1,4 @@
-// What the benchmarks compute with.
+// Random inputs for the benchmarks.
 #pragma once
 
 #include <random>
@@ -8,8 +8,8 @@
 
 namespace ultrascale {
 
-// Standard normal numbers, the same 65536 again and again: what tensor cores multiply decides how
-// much power they take, and so how fast they are. Zeros or small whole numbers would be too fast.
+// Standard normal numbers, the same 65536 repeated. The values that tensor cores multiply determine
+// how much power they draw, and so how fast they run: zeros or small integers would be too fast.
 inline Tensor random_tensor(const Shape& shape, DType dtype = DType::bf16, unsigned seed = 1) {
     std::mt19937 generator(seed);
     std::normal_distribution<float> normal;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# `make bench`: operations, collectives, then training beside PyTorch. Usage: tests/bench/run.sh cpu|cuda BUILD "MPIRUN FLAGS"
+# `make bench`: benchmarks of operations and collectives, then of training compared with PyTorch.
+# Usage: tests/bench/run.sh cpu|cuda BUILD "MPIRUN FLAGS"
 set -eu
 cd "$(dirname "$0")/../.."
 backend=$1 build=$2 mpirun=$3 threads=${OMP_NUM_THREADS:-$(nproc)}

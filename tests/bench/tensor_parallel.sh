@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# 03_tensor_parallel on GPUs, a Llama-3-8B of 16 layers in bf16, 4096 tokens a step, beside PyTorch's tensor parallelism. A line a run.
+# Compares 03_tensor_parallel with PyTorch's tensor parallelism on GPUs: a Llama-3-8B of 16 layers
+# in bf16, 4096 tokens per step. Prints one line per run.
 # Usage: [PYTHON=python3] tests/bench/tensor_parallel.sh BUILD "MPIRUN FLAGS" TP...          build/cuda, then e.g. 1 2 4 8
 set -u
 cd "$(dirname "$0")/../.."
@@ -22,7 +23,7 @@ for tp; do
     else
         for overlap in none async chunk; do ours "$tp" --overlap $overlap; done
         for overlap in none async chunk; do ours "$tp" --sequence-parallel --overlap $overlap; done
-        ours "$tp" --sequence-parallel --overlap async --copy-engines off  # by NCCL's kernels alone
+        ours "$tp" --sequence-parallel --overlap async --copy-engines off  # with NCCL's kernels alone
     fi
     for option in "" --sequence-parallel $([ "$tp" = 1 ] || echo "--sequence-parallel#--async-tp"); do
         [ "$tp$option" = 1--sequence-parallel ] || OMP_NUM_THREADS=8 "$python" -m torch.distributed.run --nproc_per_node "$tp" \

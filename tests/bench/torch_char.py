@@ -1,9 +1,11 @@
-"""PyTorch beside `00_single_gpu --model char --lr-schedule cosine --no-verify`: does the same model learn as fast?
+"""PyTorch's counterpart of `00_single_gpu --model char --lr-schedule cosine --no-verify`: does the
+same model learn as fast?
 
-The same in every respect that matters for convergence: initial weights (drawn as common/core/random.cpp draws them), samples and
-their order (common/train/data.cpp, with --shuffle too), AdamW, clipping, schedule, and the loss on the whole validation file. What
-differs is precision: autocast to bf16 over fp32 weights and an fp32 residual stream, where --dtype bf16 of ours keeps
-activations in bf16 and fp32 master weights. No dropout.
+Everything that matters for convergence is the same: initial weights (drawn as in
+common/core/random.cpp), samples and their order (common/train/data.cpp, also with --shuffle),
+AdamW, clipping, schedule, and the loss on the whole validation file. Only the precision differs: here
+autocast to bf16 with fp32 weights and an fp32 residual stream; in ours, --dtype bf16 keeps
+activations in bf16 and master weights in fp32. There is no dropout.
 
   python3 tests/bench/torch_char.py --train train.txt --val val.txt --steps 2000 --lr 1e-3 --warmup 100 --val-every 250
   build/cuda/00_single_gpu --model char --dtype bf16 --micro-batch 64 --data train.txt --val-data val.txt --val-every 250 \\
@@ -71,7 +73,7 @@ def normal(name, count):
 
 
 def permutation(size, name):
-    """common/train/data.cpp: a Feistel network on the next power of four, walked until the result is below `size`."""
+    """common/train/data.cpp: a Feistel network on the next power of four, repeated until the result is below `size`."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask, todo, result = (1 << half) - 1, torch.arange(size), torch.arange(size)
     while len(todo):
@@ -165,7 +167,7 @@ def autocast():
 
 # ---- the data ----------------------------------------------------------------------------------------------------------
 class Samples:
-    """Sample k is tokens[k*S .. k*S+S], k modulo their number; with --shuffle each pass has an order of its own."""
+    """Sample k is tokens[k*S .. k*S+S], k modulo their number; with --shuffle each pass has its own order."""
 
     def __init__(self, path, shuffle):
         self.tokens = torch.frombuffer(bytearray(open(path, "rb").read()), dtype=torch.uint8).to(args.device)

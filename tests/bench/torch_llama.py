@@ -1,10 +1,11 @@
-"""PyTorch, the same work as 00_single_gpu: forward, backward, clipping by the global norm, AdamW; real loss, nothing skipped.
+"""The same work as 00_single_gpu in PyTorch: forward, backward, clipping by the global norm, AdamW;
+with the real loss, and nothing skipped.
 
-On the CPU in fp32; on a GPU under bf16 autocast with fp32 weights, gradients and optimizer states.
+On the CPU in fp32; on a GPU with bf16 autocast with fp32 weights, gradients and optimizer states.
 Usage: python3 tests/bench/torch_llama.py [--model small] [--layers 0] [--batch 8] [--seq 256] [--steps 12] [--compile]
        [--device cpu|cuda] [--threads 2] [--peak-tflops 989.5]
-Prints one line: the median step, tokens/s, and MFU (6 N + 12 L h s FLOP per token) of the given peak, or on the CPU of torch's own
-sgemm rate; on a GPU also the most memory that tensors held.
+Prints one line: the median step, tokens/s, and MFU (6 N + 12 L h s FLOP per token) relative to the
+given peak, or on the CPU to torch's own sgemm rate; on a GPU also the peak of the tensors' memory.
 """
 import argparse
 import contextlib
@@ -29,7 +30,7 @@ torch.set_num_threads(args.threads)
 torch.set_default_device(args.device)
 torch.manual_seed(1)
 on_gpu = args.device == "cuda"
-MODELS = {  # L, h, H, K, D, F, V, tied, theta: as common/model/config.cpp
+MODELS = {  # L, h, H, K, D, F, V, tied, theta: as in common/model/config.cpp
     "small": (8, 512, 8, 4, 64, 1536, 256, False, 10000.0),
     "smollm-1.7b": (24, 2048, 32, 32, 64, 8192, 49152, True, 10000.0),
     "llama-3.2-1b": (16, 2048, 32, 8, 64, 8192, 128256, True, 500000.0),

@@ -1,4 +1,5 @@
-# What a chapter's report says, as one line that begins with `name`: speed, memory, communication. Its last line where it has no speed.
+# Prints a chapter's report as one line that begins with `name`: speed, memory, communication. If
+# the report has no speed, prints its last line instead.
 /tokens\/s .*MFU/ { speed = $1 " tokens/s a device, MFU " $6 " %" }
 /all, at the peak/ { peak = $(NF - 4) " " $(NF - 3) }
 /^  (all-reduce|all-gather|reduce-scatter) / { ms += $(NF - 2); exposed += $(NF - 1) }

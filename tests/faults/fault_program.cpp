@@ -1,6 +1,6 @@
-// A program that goes wrong on one rank, for tests/chapters/long_faults_test.cpp:
+// A program that fails on one rank, for tests/chapters/long_faults_test.cpp:
 //     mpirun -n 3 build/cpu/fault_program --fault killed --on 2
-// The other ranks go on and wait for that rank in an all-reduce, as in the middle of a step.
+// The other ranks continue and wait for that rank in an all-reduce, as in the middle of a step.
 #include <unistd.h>
 
 #include <chrono>
@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
     return run_program([&] {
         std::string fault;
         int on = 0;
-        parse_options(argc, argv, "fault_program", "Goes wrong on one rank",
+        parse_options(argc, argv, "fault_program", "Fails on one rank",
                       [&](OptionList& options, const Options&) {
                           options.add("--fault", fault, "What happens");
                           options.add("--on", on, "On which rank; -1: on all");
@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
             for (;;) world.all_reduce(large);
         }
         if (on < 0 || world.rank() == on) {
-            // The others are deep in their wait by then.
+            // By then the other ranks are waiting in the all-reduce.
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
             if (fault == "user error") user_error("the file is wrong");
             if (fault == "killed") kill(getpid(), SIGKILL);
@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
             if (fault == "internal error") throw std::runtime_error("this should not happen");
             if (fault == "out of memory") throw std::bad_alloc();
             if (fault == "false") return false;
-            if (fault == "user error under way") {  // what nobody sends never comes
+            if (fault == "user error under way") {  // receives what nobody sends
                 Work work =
                     world.recv(x, (world.rank() + 1) % world.size(), communication_stream());
                 user_error("the file is wrong");

@@ -5,11 +5,11 @@
 //
 // (make fuzz builds it with the address and undefined-behaviour sanitizers.)
 //
-// Starts from valid files and damages them: flipped bits and bytes, inserted, removed and doubled
-// stretches, truncation, numbers replaced by evil ones, fields of the JSON replaced or renamed,
-// wrong header lengths. A reader may accept the result or throw a UserError of one line; anything
-// else (a crash, a sanitizer's report, another exception) ends the program with the damaged files
-// left where it says.
+// Starts from valid files and damages them: flipped bits and bytes, inserted, removed and
+// duplicated sections, truncation, numbers replaced by extreme ones, fields of the JSON replaced or
+// renamed, wrong header lengths. A reader may accept the result or throw a UserError of one line.
+// Anything else (a crash, a sanitizer's report, another exception) ends the program, which prints
+// where it left the damaged files.
 #include <unistd.h>
 
 #include <chrono>
@@ -73,7 +73,7 @@ const char* const evil_words[] = {"\"F64\"",
                                   "\"model.norm.weight\"",
                                   "\"\\n\""};
 
-// Replaces the JSON number or text that begins at or after a random place.
+// Replaces the JSON number or string that begins at or after a random position.
 void replace_token(std::string& s) {
     size_t at = s.find_first_of("-0123456789\"", below(s.size()));
     if (at == std::string::npos) return;
@@ -102,8 +102,8 @@ void damage(std::string& s) {
     }
 }
 
-// Changes a tensor's shape and gives it offsets that fit, as far as 64 bits go: the lies that a
-// consistent header can tell.
+// Changes a tensor's shape and gives it offsets that fit, as far as 64 bits go: a header that is
+// consistent but wrong.
 void reshape_tensor(std::string& header) {
     nlohmann::json h = nlohmann::json::parse(header, nullptr, false);
     if (!h.is_object() || h.empty()) return;
@@ -123,7 +123,7 @@ void reshape_tensor(std::string& header) {
     header = h.dump();
 }
 
-// Damages the header's text and puts a fitting length before it, so that the damage gets past the
+// Damages the header's text and puts the matching length before it, so that the damage passes the
 // first check.
 void damage_safetensors(std::string& s) {
     uint64_t length = 0;
@@ -140,7 +140,7 @@ void damage_safetensors(std::string& s) {
     s = std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
 
-// A token file's header words are where the decisions are made.
+// Damages the header words of a token file, on which its reader's decisions depend.
 void damage_words(std::string& s) {
     const int32_t words[] = {20240520,
                              20240801,
@@ -176,7 +176,7 @@ struct Fuzzer {
                          e.what(), dir.c_str());
             std::abort();
         } catch (const std::exception& e) {
-            std::fprintf(stderr, "fuzz: an exception that is no UserError: %s\nfuzz: files in %s\n",
+            std::fprintf(stderr, "fuzz: an exception other than UserError: %s\nfuzz: files in %s\n",
                          e.what(), dir.c_str());
             std::abort();
         }
@@ -227,7 +227,7 @@ struct Fuzzer {
             attempt([&] { load_parameters(dir, parameters); });
             attempt([&] { load_training_state(dir, optimizer); });
             if (name.ends_with(".safetensors"))
-                attempt([&] {  // whatever the header says is there
+                attempt([&] {  // reads every tensor that the header lists
                     Safetensors file = Safetensors::file(dir + "/" + name);
                     for (const auto& [tensor, entry] : file.entries())
                         attempt([&] {

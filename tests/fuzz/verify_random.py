@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Trains random small models in random ways and sees whether --verify passes each of them, as it should: none of them is wrong.
+"""Trains random small models in random ways and checks that --verify passes each of them: all of these
+runs are correct.
 
     tests/fuzz/verify_random.py build/cpu --mpirun "$(make -s BACKEND=cpu mpirun)" --runs 300
 
-Prints one table: how many runs passed, missed and could not tell, and how near to its bound each comparison came. Run I depends
-on --seed and I alone: `--first I --runs 1 --keep DIR` repeats it and keeps its model. Exit code 1: a run missed or failed.
+Prints one table: how many runs passed, missed their bound or could not tell, and how close to its
+bound each comparison came. Run I depends only on --seed and I: `--first I --runs 1 --keep DIR`
+repeats it and keeps its model. Exit code 1 means that a run missed or failed.
 """
 
 import argparse
@@ -119,7 +121,7 @@ def random_run(rng):
 
 
 def run(index, arguments):
-    """Trains once. Returns a dictionary: what it was, and what came of it."""
+    """Trains once. Returns a dictionary that describes the run and its outcome."""
     model, chapter, ranks, options = random_run(random.Random(f"{arguments.seed}/{index}"))
     with tempfile.TemporaryDirectory(prefix="verify_") as scratch:
         where = os.path.join(arguments.keep or scratch, str(index))
@@ -130,7 +132,7 @@ def run(index, arguments):
         launcher = shlex.split(arguments.mpirun) + ["-n", str(ranks)] if ranks > 1 else []
         command = launcher + [os.path.join(arguments.build, chapter), "--model", where, "--verify", "--peak-tflops", "1"] + options.split()
         environment = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
-        if arguments.gpus:  # each run begins with another one
+        if arguments.gpus:  # each run starts at another GPU
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(str((index + i) % arguments.gpus) for i in range(arguments.gpus))
         result = {"index": index, "command": " ".join(command), "model": model, "verify": {}, "out": "",
                   "dtype": "bf16" if "bf16" in options else "fp32"}
@@ -186,15 +188,15 @@ def table(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", help="folder of the programs, such as build/cpu")
-    parser.add_argument("--mpirun", default=os.environ.get("MPIRUN", "mpirun"), help="with its flags; default: $MPIRUN")
+    parser.add_argument("--mpirun", default=os.environ.get("MPIRUN", "mpirun"), help="mpirun with its flags; default: $MPIRUN")
     parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start no run after so long")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no new run after this many seconds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--gpus", type=int, default=0, help="share the runs out over so many GPUs")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--gpus", type=int, default=0, help="distribute the runs over this many GPUs")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one run")
-    parser.add_argument("--keep", help="folder for the models and results.jsonl")
+    parser.add_argument("--keep", help="keep the models and results.jsonl in this folder")
     arguments = parser.parse_args()
     arguments.build = os.path.abspath(arguments.build)
     if arguments.keep:

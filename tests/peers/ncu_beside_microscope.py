@@ -1,9 +1,10 @@
-"""Nsight Compute's counters beside the microscope's, for kernels of 07_kernels at the microscope's sizes.
+"""Compares Nsight Compute's counters with the microscope's, for kernels of 07_kernels at the microscope's sizes.
 
 On any machine:  build/cpu/07_kernels --json seen.json
 On a GPU:        python3 tests/peers/ncu_beside_microscope.py build/cuda/07_kernels seen.json [KERNEL...]
-Prints for each kernel the requests and sectors of global loads and stores and the wavefronts of shared memory: one number where both count
-the same, else "ncu / microscope", and the machine code says why: cuobjdump -sass -fun NAME build/cuda/07_kernels.
+Prints for each kernel the requests and sectors of global loads and stores and the wavefronts of
+shared memory: one number if both count the same, else "ncu / microscope". The machine code shows the
+reason for a difference: cuobjdump -sass -fun NAME build/cuda/07_kernels.
 """
 import csv
 import json

@@ -1,8 +1,9 @@
-"""PyTorch's causal attention at the sizes of attention_bench: cuDNN's kernels and FlashAttention-2's. Run beside it on one GPU.
+"""PyTorch's causal attention at the sizes of attention_bench: cuDNN's kernels and FlashAttention-2's.
+Run both on the same GPU.
 
 Usage: python3 tests/peers/torch_attention.py
-16,384 tokens of bf16 and 2,048 / D heads. Prints milliseconds (the median over batches of launches that follow each other) and TFLOP/s,
-counted as there: 4 B H T^2 D forward, half of it causal, and 2.5 times that backward.
+16,384 tokens of bf16 and 2,048 / D heads. Prints milliseconds (the median over
+batches of back-to-back launches) and TFLOP/s, counted as in attention_bench: 4 B H T^2 D forward, half of it causal, and 2.5 times that backward.
 """
 import torch
 import torch.nn.functional as F

@@ -1,8 +1,10 @@
-"""PyTorch on the problems of 07_kernels at the same sizes: eager, and compiled where that is another kernel. Run beside it on one GPU.
+"""PyTorch on the problems of 07_kernels at the same sizes: eager, and compiled if that gives another
+kernel. Run both on the same GPU.
 
 Usage: python3 tests/peers/torch_kernels.py
-Prints for each problem the milliseconds, measured as 07_kernels measures (the median over batches of launches that follow each other, on
-arrays larger than L2, four of each in turn), and the bytes that must move at least per second.
+Prints for each problem the milliseconds, measured as in 07_kernels (the median over batches of
+back-to-back launches, on arrays larger than L2, four of each in turn), and the bandwidth: the bytes
+that must at least move, per second.
 """
 import torch
 import torch.nn.functional as F

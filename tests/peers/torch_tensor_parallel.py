@@ -37,7 +37,7 @@ rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
 if on_gpu:
     torch.cuda.set_device(rank)
 mesh = init_device_mesh(args.device, (ranks,), mesh_dim_names=("tp",))
-MODELS = {  # L, h, H, K, D, F, V, tied, theta: as common/model/config.cpp
+MODELS = {  # L, h, H, K, D, F, V, tied, theta: as in common/model/config.cpp
     "nano": (8, 128, 8, 4, 16, 384, 256, False, 10000.0),
     "smollm-1.7b": (24, 2048, 32, 32, 64, 8192, 49152, True, 10000.0),
     "llama-3-8b": (32, 4096, 32, 8, 128, 14336, 128256, False, 500000.0),

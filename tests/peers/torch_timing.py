@@ -1,4 +1,4 @@
-"""How the PyTorch peers time a call on a GPU: as common/core/median_seconds.h does."""
+"""Times a call on a GPU for the PyTorch peers, as common/core/median_seconds.h does."""
 import statistics
 import time
 
@@ -6,8 +6,9 @@ import torch
 
 
 def milliseconds(work, inputs=((),)):
-    """The median over batches of calls that follow each other, after a quarter of a second of them that does not count: it finds the clock of
-    this work's power. They take the inputs in turn, so that none finds its own in L2."""
+    """The median over batches of back-to-back calls, after a quarter of a second of warm-up, in which
+    the GPU settles on the clock for this work's power. Calls take the inputs in turn, so that none
+    finds its inputs in L2."""
     def batch(launches):
         torch.cuda.synchronize()
         begin = time.perf_counter()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Shows that transformers loads what `--save` writes, and that it gives the original's logits.
+"""Shows that transformers loads what `--save` writes, and gets the original's logits.
 
     python3 tests/reference/check_saved.py [--write] DIR
 
@@ -11,8 +11,8 @@ DIR holds gqa_untied/, tied_head_dim/ and llama3_bf16/ as saved by our program a
         --steps 0 --save DIR/gqa_untied
 
 Logits are compared in float64 with those that make_reference.py committed: the weights must be the same, so they must agree
-to the expectation's nine digits. With --write, the hashes of the files that passed go to saved.json: a C++ test holds the
-program to these very bytes, on machines without transformers.
+to the expectation's nine digits. With --write, the hashes of the files that passed are written to saved.json. A
+C++ test then checks on machines without transformers that the program writes exactly these bytes.
 """
 
 import json

@@ -3,14 +3,14 @@
 
     python3 tests/reference/make_reference.py            (torch 2.15, transformers 5.23; a minute on two cores)
 
-For each of three tiny Llamas a folder that `--load` and `--data` read:
+It writes a folder that `--load` and `--data` read for each of three tiny Llamas:
 
     gqa_untied    grouped-query attention, untied head; one fp32 file; config.json as transformers 5 writes it
     tied_head_dim tied head, head_dim != hidden / heads, another rope_theta and rms_norm_eps; one fp32 file; config.json as
                   transformers 4 wrote it, with null for rope_scaling
     llama3_bf16   rope_type llama3 (the legacy key "type"), untied; bf16, two shards with an index; as transformers 4
 
-and in each expected.json: losses and gradient norms (before clipping) of AdamW steps, in float64 and in float32, and the
+and in each folder expected.json: losses and gradient norms (before clipping) of AdamW steps, in float64 and in float32, and the
 logits of the first 16 tokens in float64.
 
     step s: samples s*8 .. s*8+7 of tokens.bin (uint16), sample k = tokens[64 k .. 64 k + 64]; loss = mean over 512 targets

@@ -1,5 +1,5 @@
-// The formula of the activations' peak, where no single device can measure it (estimate_test.cpp
-// does that for a plain one).
+// The formula for the peak of activation memory in cases that a single device cannot measure
+// (estimate_test.cpp measures the single-device case).
 #include "report/activations.h"
 
 #include <gtest/gtest.h>
@@ -26,12 +26,12 @@ TEST(Activations, TheMomentDependsOnTheSizes) {
     EXPECT_EQ(highest(c), "in the backward of attention");
 }
 
-// One rank of a tensor-parallel group of 4 (dtype fp32, B 2, T 32), by hand: bytes are 4 * 64
-// tokens times ...
+// One rank of a tensor-parallel group of 4 (dtype fp32, B 2, T 32), computed by hand: each number
+// below is stored for 64 tokens in 4 bytes.
 TEST(Activations, OfATensorParallelRank) {
     LocalSizes s = sizes_of(config);
     s.heads = 2, s.kv_heads = 1, s.features = 48, s.vocabulary = 64, s.loss_parts = 4;
-    const int64_t row = 4 * 64;  // a number a token
+    const int64_t row = 4 * 64;  // one number per token
     // norms: x and input of 64 numbers and rstd, twice; q, o 16 each, k, v 8 each, 2 log-sum-exps;
     // gate, up 48 each
     const int64_t layer = 2 * (64 + 64 + 1) + (2 * 16 + 2 * 8 + 2) + 2 * 48;
@@ -41,13 +41,13 @@ TEST(Activations, OfATensorParallelRank) {
     // F.
     EXPECT_EQ(peak_activation_bytes(s), (4 * layer + 64 + 64 + 1 + 64 + 64) * row);
 
-    // sequence parallelism: 16 numbers a token of the stream, and a quarter of rstd
+    // sequence parallelism: 16 numbers per token of the residual stream, and a quarter of rstd
     s.stream_tokens /= 4;
     const int64_t shards = (4 * (2 * (16 + 16) + (2 * 16 + 2 * 8 + 2) + 2 * 48) + 2) * row;
     // SwiGLU's backward: dy, gathered dy, 3 F; of 4 layers.
     EXPECT_EQ(peak_activation_bytes(s), shards + (16 + 64 + 3 * 48) * row);
-    // Two inputs a layer; and the highest is the head's backward, which has one, too: the final
-    // norm's x and rstd, its gathered output, logits, dx whole and scattered.
+    // Two gathered inputs per layer. The peak is in the head's backward, which keeps one, too: the
+    // final norm's x and rstd, its gathered output, logits, dx whole and scattered.
     s.keeps_gathered = true;
     EXPECT_EQ(peak_activation_bytes(s),
               shards + 4 * 2 * (64 - 16) * row + (16 + 64 + 64 + 64 + 16) * row + row / 4);
@@ -59,11 +59,11 @@ TEST(Activations, OfAPipelinesRanks) {
     const int64_t of_one = peak_activation_bytes(s);
     s.micro_batches = 5;
     EXPECT_EQ(peak_activation_bytes(s), of_one + 4 * 2 * int64_t(layer_activations(s).total()));
-    s.model.recompute = Recompute::full;  // of the other four the layers' inputs only
+    s.model.recompute = Recompute::full;  // of the other four only the layers' inputs
     const ActivationMoment peak = activation_peak(s);
     EXPECT_EQ(peak.terms.front().second, 4 * 2 * 64 * 4.0 * 64);
     EXPECT_EQ(peak.when, "in the backward of SwiGLU");
-    // A rank without layers still has what flows through it.
+    // A rank without layers still holds the activations that flow through it.
     s.layers = 0, s.micro_batches = 1;
     EXPECT_EQ(peak_activation_bytes(s), 64 * 4 * 64);
     s.embedding = false;

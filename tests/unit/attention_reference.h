@@ -1,4 +1,5 @@
-// Attention as the formulas say, in double precision, and the tensors of a case to compare with it.
+// Attention by the formulas, in double precision, and the tensors of a test case to compare with
+// it.
 #pragma once
 
 #include <cmath>
@@ -16,7 +17,7 @@ struct Case {
     bool documents = false;
 };
 
-// Documents of random lengths: for each query the first position of its own.
+// Documents of random lengths: for each query the first position of its document.
 inline Tensor document_starts(const Case& c, uint64_t seed) {
     std::mt19937_64 generator(seed);
     std::vector<int32_t> starts;
@@ -34,7 +35,7 @@ inline ops::AttentionMask mask_of(const Case& c) {
     return {c.causal, c.q_offset, c.k_offset, c.documents ? document_starts(c, 99) : Tensor()};
 }
 
-// Everything in double, as the formulas say.
+// Everything in double, by the formulas.
 struct Reference {
     Case c;
     Doubles starts;  // empty without documents

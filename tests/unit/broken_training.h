@@ -1,5 +1,5 @@
-// A short training whose model's parts a test changes, and what --verify and the memory check say
-// of it.
+// A short training in which a test replaces parts of the model, and the verdicts of --verify and
+// the memory check.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ struct Checks {
 
 inline constexpr int64_t T = 24, B = 2;
 
-// What is trained.
+// The model and the data of the training.
 struct Setting {
     LlamaConfig config{.layers = 2,
                        .hidden = 32,
@@ -31,8 +31,8 @@ struct Setting {
     int64_t steps = 3, warmup = 0;
 };
 
-// What a chapter's main does, with a model whose parts `change` has changed; the numbers break the
-// step itself.
+// Does what a chapter's main does, with a model whose parts `change` has modified; the numbers
+// break the step itself.
 inline Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1,
                     double lr_scale = 1, int64_t shifted_samples = 0, const Setting& setting = {}) {
     Options options;
@@ -98,7 +98,7 @@ inline void expect(const Checks& checks, bool verified, bool memory) {
     EXPECT_EQ(checks.memory, memory);
 }
 
-// Replaces the linear whose first parameter's name ends so.
+// Replaces the linear whose first parameter's name ends with `ending`.
 template <class Broken>
 auto linear(const std::string& ending) {
     return [ending](Parts& parts) {

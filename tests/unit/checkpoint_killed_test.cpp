@@ -1,4 +1,4 @@
-// A run that is killed while it saves leaves one whole checkpoint: the one before or the new one.
+// A run that is killed while it saves leaves one complete checkpoint: the previous or the new one.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,8 +16,8 @@ using test::put;
 using test::TempDir;
 namespace fs = std::filesystem;
 
-// A kill before the commit: what was there counts, the half-written files do not and go with the
-// next save.
+// A kill before the commit: the previous checkpoint stays valid; the next save removes the
+// incomplete files.
 TEST_F(SavedCheckpoint, SurvivesAKillWhileWriting) {
     save(7);
     fs::create_directory(dir / ".saving");
@@ -30,7 +30,7 @@ TEST_F(SavedCheckpoint, SurvivesAKillWhileWriting) {
     EXPECT_EQ(files().count(".saving"), 0u);
 }
 
-// A kill after the commit, when some files have been renamed already: the new checkpoint counts.
+// A kill after the commit, when some files have been renamed already: the new checkpoint is valid.
 TEST_F(SavedCheckpoint, SurvivesAKillWhileRenaming) {
     TempDir newer;
     save(7);
@@ -57,15 +57,16 @@ TEST_F(SavedCheckpoint, SurvivesAKillWhileRenaming) {
     expect_error([&] { load_config(dir.path()); }, "names a file outside the directory: ../x");
 }
 
-// Really killed, at moments of chance: every time there is one whole checkpoint, whose files belong
-// together.
+// A process that is really killed, at random moments: each time there is one complete checkpoint,
+// whose files belong together.
 TEST_F(SavedCheckpoint, SurvivesBeingKilledAtAnyMoment) {
     if (device_is_gpu()) GTEST_SKIP() << "CUDA does not work in a forked process";
     auto save_all = [&](int64_t step) {
         std::vector<float> values(40, float(step));
         for (TensorPart& part : optimizer) part.tensor.copy_from_host(values.data());
         model->parameters().find("model.norm.weight")->value.copy_from_host(values.data());
-        save(step, step % 2 ? default_shard_bytes : 50000);  // in one file and in shards by turns
+        // alternately in one file and in shards
+        save(step, step % 2 ? default_shard_bytes : 50000);
     };
     const auto start = std::chrono::steady_clock::now();
     save_all(0);

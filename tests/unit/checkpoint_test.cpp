@@ -73,8 +73,9 @@ std::string fnv1a(const std::string& bytes) {
     return fmt::format("{:016x}", hash);
 }
 
-// tests/reference/saved.json holds hashes of the files that check_saved.py loaded with transformers
-// and found to give the original's logits. If this fails because the format was changed on purpose:
+// tests/reference/saved.json holds hashes of files that check_saved.py loaded with transformers,
+// and whose logits equal the original's. If this test fails because the format was changed on
+// purpose:
 //   export ULTRASCALE_SAVED_DIR=/tmp/saved
 //   build/cpu/unit_test --gtest_filter=SaveCheckpoint.WritesWhatTransformersLoaded
 //   python3 tests/reference/check_saved.py --write /tmp/saved

@@ -179,7 +179,7 @@ TEST(DataLoader, ShuffleVisitsEverySampleOnceAPassInAnotherOrderEachPass) {
     EXPECT_EQ(std::set<int32_t>(first.begin(), first.end()).size(), 100u);
     EXPECT_EQ(std::set<int32_t>(second.begin(), second.end()).size(), 100u);
     EXPECT_NE(first, second);
-    EXPECT_EQ(loader.batch(37, 1).tokens[0], first[37]);  // whatever the batch it comes in
+    EXPECT_EQ(loader.batch(37, 1).tokens[0], first[37]);  // in whichever batch
     EXPECT_NE(DataLoader(file, {.seq = 1, .shuffle_seed = 6}).batch(0, 100).tokens, first);
 }
 

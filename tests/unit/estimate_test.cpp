@@ -31,7 +31,8 @@ TEST(ParameterCount, EqualsTheModels) {
     }
 }
 
-// Peak of activations over a forward and backward of random tokens, as memory.h counts it.
+// The peak of activation memory over a forward and backward of random tokens, as memory.h counts
+// it.
 int64_t measured_peak(const StepShape& shape) {
     const int64_t before = memory_now()[int(Memory::activation)];
     Llama model(shape.config, shape.model);
@@ -94,7 +95,7 @@ StepShape shape_of(LlamaConfig config, int64_t micro_batch, int64_t seq, DType d
             .seq = seq};
 }
 
-// Each model makes another moment of the step the highest one.
+// In each of these models the peak is at a different moment of the step.
 TEST(EstimateMemory, IsExactWhereverThePeakLies) {
     const LlamaConfig base{.layers = 2,
                            .hidden = 12,
@@ -114,7 +115,7 @@ TEST(EstimateMemory, IsExactWhereverThePeakLies) {
     with([](LlamaConfig& c) { c.ffn = 1, c.head_dim = 50; });  // attention's backward
     with([](LlamaConfig& c) {
         c.hidden = 201, c.ffn = 1, c.head_dim = 2;
-    });  // wide, with nearly nothing else
+    });  // wide, and little else
     with([](LlamaConfig& c) { c.heads = c.kv_heads = 30, c.head_dim = 2; });  // T x T probabilities
     with([](LlamaConfig& c) { c.layers = 1; });
     with([](LlamaConfig& c) { c.layers = 7, c.kv_heads = 1, c.tied = true; });

@@ -1,4 +1,4 @@
-// A small model and a step of it, for the tests of Llama.
+// A small model and a training step, for the tests of Llama.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ struct Result {
     }
 };
 
-// Micro-batch m of a step with these batches.
+// The context of micro-batch m in a step with these batches.
 inline Context context_of(const std::vector<HostBatch>& batches, size_t m, const Tensor& loss,
                           Hooks* hooks) {
     int64_t counted = 0;
@@ -78,12 +78,12 @@ inline Result result_of(const ParameterList& parameters, const Tensor& loss) {
     return result;
 }
 
-// Forward and backward of all batches as micro-batches of one step, through stages whose parameters
-// are in one list.
+// Runs forward and backward of all batches as micro-batches of one step, through stages whose
+// parameters are in one list.
 inline Result run(ParameterList& parameters, const std::vector<Llama*>& stages,
                   const std::vector<HostBatch>& batches, bool split = false,
                   Hooks* hooks = nullptr) {
-    ops::fill(parameters.flat_grads(), NAN);  // what was there before must not count
+    ops::fill(parameters.flat_grads(), NAN);  // earlier contents must not matter
     parameters.begin_gradients(int64_t(batches.size()));
     const WeightGradient when = split ? WeightGradient::later : WeightGradient::now;
     const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
@@ -115,7 +115,8 @@ inline std::vector<ModelOptions> all_options(std::vector<DType> dtypes = {DType:
     return all;
 }
 
-// Hooks: what fired, in order; and each gradient at the moment when it was called complete.
+// Hooks that record the events in order, and each gradient at the moment when it was reported
+// complete.
 class Recorder : public Hooks {
 public:
     std::vector<std::string> events;

@@ -1,4 +1,4 @@
-// What a pipeline's schedule does with a Llama beyond calling its passes: driving the segments of
+// What a pipeline schedule does with a Llama besides calling its passes: driving the segments of
 // two micro-batches interleaved, and holding several stages whose parameters are in one list.
 #include "llama_runs.h"
 
@@ -13,8 +13,9 @@ struct MicroBatch {
     Tensor x = {}, dy = {};
 };
 
-// One micro-batch's forward beside another one's backward, as DualPipe runs them: unit by unit, and
-// where both are layers segment by segment. Split: each unit's weight gradients follow.
+// Interleaves one micro-batch's forward with another one's backward, as DualPipe does: unit by
+// unit, and segment by segment if both units are layers. If `split`, each unit's weight gradients
+// follow.
 void forward_beside_backward(Llama& model, MicroBatch& f, MicroBatch& b, bool split) {
     const WeightGradient when = split ? WeightGradient::later : WeightGradient::now;
     const Pass backward = split ? Pass::backward_input : Pass::backward;
@@ -50,7 +51,8 @@ void forward_beside_backward(Llama& model, MicroBatch& f, MicroBatch& b, bool sp
     }
 }
 
-// Two micro-batches of a step, the second one's forward beside the first one's backward.
+// Two micro-batches of a step, with the second one's forward interleaved with the first one's
+// backward.
 Result run_interleaved(Llama& model, const std::vector<HostBatch>& batches, bool split,
                        Hooks* hooks = nullptr) {
     ops::fill(model.parameters().flat_grads(), NAN);
@@ -116,7 +118,7 @@ TEST(Schedule, WithFullRecomputationALayersSegmentsKeepItsInputOnly) {
     EXPECT_EQ(paths, std::vector<std::string>{"checkpoint"});
 }
 
-// Stages of one process, as with interleaved or V-shaped schedules.
+// Several stages in one process, as in interleaved or V-shaped schedules.
 TEST(Schedule, StagesThatShareAListOfParametersEqualTheWhole) {
     const std::vector<HostBatch> batches = {random_batch(2, 19, 11), random_batch(1, 19, 13)};
     for (bool tied : {false, true})
@@ -137,8 +139,8 @@ TEST(Schedule, StagesThatShareAListOfParametersEqualTheWhole) {
                 EXPECT_EQ(run(list, {&first, &second}, batches, split),
                           run(*whole, batches, split));
 
-                // Names and indices of the units are each stage's own, and so are their parameters;
-                // but a tied head has the embedding's.
+                // Each stage has its own unit names, indices and parameters; only a tied head
+                // shares the embedding's parameter.
                 std::vector<std::string> names;
                 for (const Llama* stage : {&first, &second})
                     for (size_t u = 0; u < stage->units().size(); ++u) {

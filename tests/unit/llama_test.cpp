@@ -44,8 +44,8 @@ TEST(Llama, AttentionKindsChunksAndSplitsOfTheBatchAgree) {
     }
 }
 
-// The events of one micro-batch of a model with one layer, written down. Gradients are complete in
-// the last one.
+// The expected events of one micro-batch of a model with one layer, written by hand. Gradients are
+// complete in the last micro-batch.
 std::vector<std::string> expected_events(bool tied, bool split, int m, bool last) {
     std::vector<std::string> events;
     const auto unit = [&](const char* pass, const char* name,
@@ -113,7 +113,7 @@ TEST(Units, HoldEveryParameterAndATiedOneTwice) {
     }
 }
 
-// Two stages after each other, as a pipeline runs them.
+// Two stages, one after the other, as a pipeline runs them.
 TEST(Stages, TwoInARowEqualTheWhole) {
     const HostBatch host = random_batch(2, 19, 11);
     for (bool tied : {false, true})
@@ -158,7 +158,7 @@ TEST(Stages, TwoInARowEqualTheWhole) {
             }
 }
 
-// A packed row against its documents alone; token 0 starts a document.
+// A packed row compared with each of its documents alone; token 0 starts a document.
 TEST(Documents, APackedRowEqualsItsDocumentsAlone) {
     test::TempDir dir;
     std::string text = {5, 9, 3};  // the end of a document that began earlier
@@ -194,7 +194,7 @@ TEST(Documents, APackedRowEqualsItsDocumentsAlone) {
             const Result together = run(*model, {packed}), separate = run(*model, alone);
             EXPECT_NEAR(together.loss, separate.loss, 1e-5 * separate.loss);
             EXPECT_LT(relative_error(together.all(), separate.all()),
-                      1e-4);  // 2e-5 where BLAS adds up in another order
+                      1e-4);  // 2e-5 if BLAS sums in another order
             EXPECT_GT(relative_error(run(*model, {unmasked}).all(), separate.all()), 1e-1);
         }
 }

@@ -1,4 +1,4 @@
-// Breaks a run on purpose, one part at a time, and sees the memory check fail.
+// Breaks a run on purpose, one part at a time, and expects the memory check to fail.
 #include "broken_training.h"
 
 namespace ultrascale::broken {
@@ -10,7 +10,7 @@ TEST(MemoryCheck, SeesALeakedActivation) {
         Tensor forward(const Tensor& x, Saved& saved, Context& context,
                        const Tensor& residual) override {
             Tensor y = Linear::forward(x, saved, context, residual);
-            saved.keep("y", y);  // nobody takes it
+            saved.keep("y", y);  // nobody takes it out again
             return y;
         }
     };

@@ -9,8 +9,8 @@
 #include "core/stream.h"
 #include "core/tensor.h"
 
-// The address sanitizer's own, where the program has it: this file is compiled without (Makefile,
-// PLAIN_SOURCES).
+// Defined by the address sanitizer if the program is linked with it; this file is compiled without
+// it (Makefile, PLAIN_SOURCES).
 extern "C" __attribute__((weak)) void __asan_init();
 
 namespace ultrascale {
@@ -76,13 +76,13 @@ TEST(Memory, WhatIsHeldAsideLeavesNoTrace) {
         kept = floats(200, Memory::activation);
     }
     EXPECT_EQ(difference(memory_peak_by_category(), peak)[int(Memory::activation)],
-              400);  // but what stays is held
+              400);  // but what is kept still counts
     kept = {};
     EXPECT_EQ(memory_timeline().size(), points + 1);  // and the timeline goes on
     memory_timeline_record(false);
 }
 
-// There and back in streams of their own, in the order that events give.
+// Copies to the device and back in separate streams, ordered by events.
 TEST(Memory, CopiesBetweenHostAndDeviceWhileBothGoOn) {
     constexpr int64_t count = 1 << 20;
     std::vector<float> numbers(count);
@@ -108,7 +108,7 @@ TEST(Memory, CountsStorageOnceHoweverManyViewsHoldIt) {
     EXPECT_EQ(difference(memory_now(), before)[int(Memory::activation)], 400);
     whole = {}, copy = {}, shaped = {};
     EXPECT_EQ(difference(memory_now(), before)[int(Memory::activation)],
-              400);  // the slice still holds it all
+              400);  // the slice keeps all of it alive
     part = {};
     EXPECT_EQ(memory_now(), before);
 }
@@ -182,11 +182,11 @@ TEST_F(Limited, RefusesWhatDoesNotFitAndSaysWhatIsHeld) {
         EXPECT_EQ(text.find('\n'), std::string::npos);
     }
     fits = {};
-    EXPECT_EQ(memory_now(), before);  // the refused one left nothing
+    EXPECT_EQ(memory_now(), before);  // the refused allocation left nothing
     EXPECT_NO_THROW(floats(1000, Memory::gradient));
 }
 
-// What a report measures must not end a run that has fitted.
+// A measurement for the report must not end a run that fits into memory.
 TEST_F(Limited, TheMatmulRateIsMeasuredOnWhatFits) {
     memory_set_limit(total(memory_now()) +
                      (46 << 20));  // not 48 MiB; 12, and on a GPU 32 for cuBLAS
@@ -198,7 +198,7 @@ TEST_F(Limited, TheMatmulRateIsMeasuredOnWhatFits) {
 TEST_F(Limited, SizesBeyondAnyMachine) {
     EXPECT_THROW(floats(int64_t(1) << 60, Memory::activation), UserError);
     if (__asan_init != nullptr) return;  // the sanitizer would end the program
-    memory_set_limit(INT64_MAX);         // the machine itself says no
+    memory_set_limit(INT64_MAX);         // the machine itself refuses
     EXPECT_THROW(floats(int64_t(1) << 46, Memory::activation), UserError);
 }
 

@@ -1,5 +1,5 @@
-// Attention, in tiles and naive: forward and backward against double precision, and that against
-// central differences; blocks of a ring add up to the whole.
+// Tiled and naive attention: forward and backward are compared with double precision, and this with
+// central differences; the blocks of a ring add up to the whole.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -18,20 +18,20 @@ const Case cases[] = {
     {1, 1, 1, 1, 1, 16},
     {2, 7, 7, 2, 2, 10},            // head sizes that no vector fits
     {1, 64, 64, 4, 2, 64},          // one tile exactly
-    {2, 131, 131, 6, 2, 16},        // 3:1, several tiles and a rest
+    {2, 131, 131, 6, 2, 16},        // 3:1, several tiles and a remainder
     {1, 523, 523, 2, 1, 64},        // several tiles of keys
     {1, 65, 300, 3, 3, 10, false},  // full, Tq != Tk
     {2, 129, 67, 4, 4, 16, false},
     {1, 70, 333, 2, 1, 32, true, 263, 0},        // the last 70 queries of 333
-    {1, 100, 100, 2, 2, 16, true, 37, 0},        // an offset that is no tile
+    {1, 100, 100, 2, 2, 16, true, 37, 0},        // an offset that is not a tile's multiple
     {1, 150, 100, 2, 1, 16, true, 0, 70},        // 70 queries see no key at all
-    {1, 80, 90, 2, 2, 16, true, 0, 500},         // nobody sees a key
+    {1, 80, 90, 2, 2, 16, true, 0, 500},         // no query sees a key
     {2, 200, 200, 4, 2, 16, true, 0, 0, true},   // documents
     {1, 140, 90, 2, 2, 10, true, 60, 30, true},  // documents with offsets
     {1, 130, 130, 2, 1, 16, false, 0, 0, true},  // documents without causality
 };
-// The same for tensor cores' tiles: heads of 64 and 128, 64 to 192 queries and 32 to 128 keys at a
-// time.
+// Likewise for the tensor-core kernels' tiles: heads of 64 and 128, 64 to 192 queries and 32 to 128
+// keys at a time.
 const Case tile_cases[] = {
     {2, 193, 193, 3, 1, 128},
     {1, 65, 300, 3, 3, 64, false},
@@ -53,13 +53,13 @@ std::string name(const Case& c, DType dtype) {
                        c.k_offset);
 }
 
-// Calls check(case, tensors, the right o, lse and probabilities, the right gradients, bound) for
-// each case in both dtypes.
+// Calls check(case, tensors, the expected o, lse and probabilities, the expected gradients, bound)
+// for each case in both dtypes.
 template <class Check>
 void for_each_case(std::span<const Case> some, Check check) {
     for (DType dtype : {DType::fp32, DType::bf16})
         for (Case c : some) {
-// Three tiles of its kernels are enough: the executor needs a minute for twice as many.
+// Three tiles of its kernels are enough: executing twice as many on the CPU takes a minute.
 #ifdef ULTRASCALE_SIMT
             c.Tq = std::min<int64_t>(c.Tq, 260), c.Tk = std::min<int64_t>(c.Tk, 300);
 #endif
@@ -86,7 +86,7 @@ void expect_tiled_right() {
         expect_gradients(t, want, bound);
     };
     for_each_case(cases, check);
-#ifdef ULTRASCALE_SIMT  // it has no tensor cores: only heads of 128 are new
+#ifdef ULTRASCALE_SIMT  // no tensor cores: only heads of 128 are new
     for_each_case(std::span(tile_cases).first(1), check);
 #else
     for_each_case(tile_cases, check);
@@ -95,7 +95,7 @@ void expect_tiled_right() {
 
 TEST(OpsAttention, Tiled) { expect_tiled_right(); }
 
-// The kernels of other GPUs, on Hopper too. The executor has no others.
+// Tests the other GPUs' kernels on Hopper, too. Without a GPU there are no Hopper kernels.
 #ifndef ULTRASCALE_SIMT
 TEST(OpsAttention, TiledWithoutHopper) {
     if (!device_is_gpu()) GTEST_SKIP() << "for GPUs";
@@ -155,8 +155,8 @@ TEST(OpsAttention, RowsWithoutKeysAreZeroAndWithoutNan) {
     }
 }
 
-// Whichever end keys are walked from, the largest score of a row grows again and again, and what
-// was summed is made smaller.
+// From whichever end a kernel walks the keys, a row's largest score grows again and again, so that
+// the earlier sums must be rescaled.
 TEST(OpsAttention, GrowingScores) {
     for (const int64_t D : {64, 128})
         for (const bool growing : {false, true}) {
@@ -179,7 +179,7 @@ TEST(OpsAttention, GrowingScores) {
         }
 }
 
-// Scores of thousands, and a maximum that comes late: the running maximum has to move without
+// Scores in the thousands, and a maximum that comes late: the running maximum has to move without
 // overflow.
 TEST(OpsAttention, LargeScores) {
     const Case c = {1, 300, 600, 1, 1, 16, false};
@@ -202,8 +202,8 @@ Tensor rows(const Tensor& x, int64_t begin, int64_t end) {
         .view({1, end - begin, x.size(2), x.size(3)});
 }
 
-// What a ring does: each block of queries meets each block of keys, and the parts are put together
-// by their log-sum-exp.
+// As in ring attention: each block of queries attends to each block of keys, and the parts are
+// combined by their log-sum-exp.
 TEST(OpsAttention, BlocksAddUpToTheWhole) {
     for (bool documents : {false, true}) {
         const Case c = {1, 201, 201, 4, 2, 16, true, 0, 0, documents};
@@ -258,12 +258,12 @@ TEST(OpsAttention, BlocksAddUpToTheWhole) {
     }
 }
 
-// However many threads the CPU adds up with, in one pass or two; in whatever order a GPU's blocks
-// come to add their parts.
+// However many threads the CPU sums with, in one pass or two; in whatever order a GPU's blocks add
+// their parts.
 TEST(OpsAttention, BackwardHasTheSameBitsInEveryRun) {
     const int threads = omp_get_max_threads();
     std::vector<std::pair<DType, Case>> some = {{DType::fp32, {1, 300, 300, 4, 2, 16}}};
-#ifndef ULTRASCALE_SIMT  // many tiles; the executor takes a minute for them
+#ifndef ULTRASCALE_SIMT  // many tiles, which take a minute without a GPU
     some.insert(some.end(),
                 {{DType::bf16, {2, 600, 600, 4, 2, 64}}, {DType::bf16, {1, 600, 600, 4, 2, 128}}});
 #endif

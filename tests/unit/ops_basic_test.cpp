@@ -181,8 +181,8 @@ TEST(OpsAdamW, EqualsTheDocumentedUpdate) {
             }
 }
 
-// A list of parameters gives the bits that one call each gives; one is empty, one begins at an odd
-// address.
+// One call with a list of parameters gives the same bits as one call per parameter; one is empty,
+// one begins at an odd address.
 TEST(OpsAdamW, AListEqualsOneCallEach) {
     for (DType dtype : dtypes) {
         const ops::AdamWSettings settings = {0.01f, 0.9f, 0.95f, 1e-8f, 1, 0.5f};

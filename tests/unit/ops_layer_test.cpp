@@ -58,7 +58,7 @@ TEST(OpsRmsNorm, ForwardAndBackward) {
                                               {3, 4096},
                                               {2, 8192},
                                               {2, 16392}}) {
-#ifdef ULTRASCALE_SIMT  // so many rows take the executor 4 s
+#ifdef ULTRASCALE_SIMT  // so many rows would take 4 s without a GPU
             N = std::min<int64_t>(N, 500);
 #endif
             Tensor x = random_tensor({N, h}, dtype, 1), w = random_tensor({h}, dtype, 2),
@@ -78,7 +78,7 @@ TEST(OpsRmsNorm, ForwardAndBackward) {
             // a sum of h numbers, perhaps one by one
             EXPECT_LT(relative_error(rstd, want_rstd), 1e-6 + 1e-7 * std::sqrt(double(h)));
             EXPECT_LT(relative_error(dw, want_dw), tolerance(dtype));
-            const bool cancels = h == 1;  // then dx is nothing but rounding
+            const bool cancels = h == 1;  // then dx is only rounding errors
             EXPECT_LT(cancels ? 0 : relative_error(dx, want_dx), tolerance(dtype)) << N << " " << h;
 
             // With a residual, of its own and in place.
@@ -129,7 +129,7 @@ TEST(OpsRmsNorm, WeightGradientDoesNotDependOnTheNumberOfThreads) {
 }
 
 // ---- RoPE ---------------------------------------------------------------------------------------
-// One head (D) turned by `sign` * position * frequencies.
+// Rotates one head (D) by `sign` * position * frequencies.
 void turn(double* head, int64_t D, double position, const Doubles& frequencies, double sign) {
     for (int64_t i = 0; i < D / 2; ++i) {
         const double c = std::cos(position * frequencies[i]),

@@ -1,5 +1,5 @@
-// The loss over a vocabulary in shards against the whole one in double precision, and dropout
-// against the numbers of random.h.
+// Compares the loss over a sharded vocabulary with the unsharded loss in double precision, and
+// dropout with the random numbers of random.h.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct Shards {
     Tensor stats;
 };
 
-// Cuts x (N, V) into `n` shards of nearly equal width, and lets each say what it knows.
+// Cuts x (N, V) into `n` shards of nearly equal width, and computes each shard's statistics.
 Shards shards_of(const Doubles& x, int64_t N, int64_t V, int64_t n, const Tensor& targets,
                  DType dtype) {
     Shards all{.stats = poisoned({n, 3, N}, DType::fp32)};
@@ -104,8 +104,8 @@ TEST(OpsCrossEntropySplit, ExtremeLogits) {
     }
 }
 
-// Element by element what the definition says, for stretches that begin and end anywhere, in place
-// or not, with an addend or none.
+// Every element is as defined, for ranges that begin and end anywhere, in place or not, with or
+// without an addend.
 TEST(OpsDropout, IsAFunctionOfTheElementsNumber) {
     const Random random(7, "dropout");
     for (DType dtype : dtypes)

@@ -25,8 +25,7 @@ struct Model {
     }
 };
 
-// AdamW as PyTorch's documentation writes it, in double, with the clipping of clip_grad_norm_
-// before it.
+// AdamW as in PyTorch's documentation, in double, after clipping as in clip_grad_norm_.
 struct PlainAdamW {
     OptimizerOptions options;
     Doubles weight, m = Doubles(42), v = Doubles(42);
@@ -85,7 +84,7 @@ TEST(AdamW, EqualsThePlainFormulaInDouble) {
                         << clip << " " << scale;
                 }
     EXPECT_GT(error_after_steps(base, DType::fp32, DType::fp32, 1, 1.01),
-              1e-4);  // the comparison sees 1 % more learning rate
+              1e-4);  // the comparison detects a 1 % higher learning rate
 }
 
 TEST(AdamW, OtherHyperparameters) {

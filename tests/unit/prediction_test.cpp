@@ -1,4 +1,4 @@
-// A prediction is a sum of parts, and what is counted must equal it in every group.
+// A prediction is a sum of parts, and the counted bytes must equal it in every group.
 #include "report/prediction.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ TEST(Prediction, IsASumOfParts) {
     sum += buffers;
     EXPECT_EQ(sum.memory.peak_communication, 100);
     EXPECT_EQ(sum.memory.total(),
-              whole.memory.total());  // less than activations, and not beside them
+              whole.memory.total());  // less than activations, at another moment
 }
 
 TEST(Prediction, OfCommunicationByGroupAndKind) {
@@ -46,7 +46,7 @@ TEST(Prediction, OfCommunicationByGroupAndKind) {
     EXPECT_EQ(run.memory.total(), p.memory.total());
 }
 
-// What fits nowhere must not become a small number.
+// Sizes that overflow must not become small numbers.
 TEST(Prediction, Saturates) {
     MemoryEstimate m{.parameters = int64_t(9e18), .peak_activations = int64_t(8e18)};
     m += m;

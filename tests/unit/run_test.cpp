@@ -1,4 +1,4 @@
-// Run: what is around a training step, with a step that is not one of the chapters'.
+// Tests Run, which does everything around a training step, with a step that belongs to no chapter.
 #include "train/run.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 const LlamaConfig config{.layers = 1, .hidden = 16, .heads = 2, .kv_heads = 1, .head_dim = 8,
                          .ffn = 24, .vocab = 256};
 
-// A model with state that has no gradient: every step adds to it.
+// A model with state that has no gradient and to which every step adds.
 struct Training {
     explicit Training(const Options& given)
         : options(given),

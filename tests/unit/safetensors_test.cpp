@@ -39,7 +39,7 @@ std::vector<float> read_floats(const Safetensors& file, const std::string& name,
     return to.numel() == 0 ? std::vector<float>() : to.to_host_float();
 }
 
-// What is wrong with a file of this header and 24 bytes of data?
+// Expects that a file with this header and `data_bytes` bytes of data is refused with `message`.
 void expect_refused(const std::string& header, const std::string& message, size_t data_bytes = 24) {
     TempDir dir;
     put(dir / "x.safetensors", with_header(header, std::string(data_bytes, 'd')));

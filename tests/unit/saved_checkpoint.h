@@ -1,4 +1,4 @@
-// Checkpoints to read and to write: a reference's model, and one that was saved in the middle of a
+// Checkpoints to read and to write: a reference model, and a checkpoint saved in the middle of a
 // training.
 #pragma once
 

@@ -20,7 +20,7 @@ using test::TempDir;
 
 class SavesOfARun : public testing::Test {
 protected:
-    // What counts as a checkpoint, as far as saves.cpp looks into it.
+    // Writes what saves.cpp recognizes as a checkpoint.
     static void write(const std::string& folder) {
         StagedFiles staged(folder);
         put(staged.staging() + "/trainer_state.json", "{}");
@@ -65,7 +65,8 @@ TEST_F(SavesOfARun, EveryNStepsTheLastTwoAreKept) {
     EXPECT_EQ(names(), (Names{"checkpoint-9", "checkpoint-12", "trainer_state.json"}));
 }
 
-// Another run has left checkpoints and its end in the folder, further on than this one.
+// Another run has left checkpoints and its final state in the folder, with more steps than this
+// one.
 TEST_F(SavesOfARun, AnotherRunsStateIsNeverTakenForThisOnes) {
     save(50, {50, 100, 150});
     save_at_end(150);
@@ -73,15 +74,15 @@ TEST_F(SavesOfARun, AnotherRunsStateIsNeverTakenForThisOnes) {
     EXPECT_EQ(names(), (Names{"checkpoint-10", "latest_checkpoint", "trainer_state.json"}));
     EXPECT_EQ(folder_to_load(dir_.path()), dir_ / "checkpoint-10");
     save(10, {20, 30, 40});
-    save(10, {20});  // a run that went on from checkpoint-10
+    save(10, {20});  // a run that continued from checkpoint-10
     EXPECT_EQ(folder_to_load(dir_.path()), dir_ / "checkpoint-20");
     EXPECT_EQ(names(), (Names{"checkpoint-20", "latest_checkpoint", "trainer_state.json"}));
-    save_at_end(15);  // and one that does not save on the way
+    save_at_end(15);  // and one that saves only at its end
     EXPECT_EQ(names(), (Names{"trainer_state.json"}));
     EXPECT_EQ(folder_to_load(dir_.path()), dir_.path());
 }
 
-// Killed at some moment: what a save has not finished is not taken, nor counted as one of the two.
+// After a kill, an unfinished save is neither loaded nor counted as one of the two checkpoints.
 TEST_F(SavesOfARun, WhatAKilledRunLeft) {
     save(1, {1, 2});
     fs::create_directories(dir_ / "checkpoint-3/.saving");

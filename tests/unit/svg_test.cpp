@@ -1,4 +1,4 @@
-// Pictures: the file is XML, says what it was told, and is the same again.
+// Pictures: the file is XML, contains the given words, and is the same in every run.
 #include "report/svg.h"
 
 #include <cmath>
@@ -39,7 +39,8 @@ TEST(Svg, WordsAreEscaped) {
     const std::vector<Drawn> all = read_picture(svg.document());
     EXPECT_EQ(all[0].hint, "a < b & \"c\" > d");
     EXPECT_EQ(all[2].words, "]]> </desc>");
-    // What XML has no place for is a question mark; multiplication sign and Psi are UTF-8.
+    // Characters that XML does not allow become question marks; the multiplication sign and Psi are
+    // UTF-8.
     EXPECT_TRUE(has_words(all, "? ? ?? <script> \xc3\x97 \xce\xa8?")) << svg.document();
     EXPECT_EQ(all.back().words, "\" onload=\"x");
 }
@@ -54,7 +55,8 @@ TEST(Svg, ThatIsBrokenIsNoticed) {
     EXPECT_THROW(Svg(900, 100, "", "").text(NAN, 0, "x"), std::logic_error);
 }
 
-// A role has a colour on both backgrounds: a class that the style defines, once for all or twice.
+// A role has a colour on both backgrounds: the style defines its class, once for both or once for
+// each.
 TEST(Svg, EveryRoleHasAColour) {
     const std::string style = read_picture(Svg(9, 9, "", "").document()).at(3).words;
     EXPECT_NE(style.find("prefers-color-scheme:dark"), std::string::npos);

@@ -8,8 +8,8 @@
 namespace ultrascale {
 namespace {
 
-// A schedule's spans are named where it runs ("F3", "B2"), and the names may be gone when they are
-// read.
+// A schedule names its spans at run time ("F3", "B2"), and the strings may be gone when the trace
+// is read.
 TEST(Trace, ASpanKeepsANameMadeAtRunTime) {
     const auto work = [](int m) {
         const OpSpan span(fmt::format("F{}", m), 1, 2, fmt::format("stage {}", m + 1));

@@ -1,4 +1,4 @@
-// Breaks a run on purpose, one part at a time, and sees --verify fail.
+// Breaks a run on purpose, one part at a time, and expects --verify to fail.
 #include "broken_training.h"
 #include "core/trace.h"
 
@@ -8,7 +8,7 @@ namespace {
 TEST(Verify, AnUnchangedRunPasses) {
     expect(train([](Parts&) {}), true, true);
     expect(train(linear<Linear>("layers.1.self_attn.o_proj.weight")), true,
-           true);  // parts made by the helpers above are fine
+           true);  // unbroken parts made by the helpers pass
     expect(train(norm<Norm>), true, true);
     expect(train(attention<FlashAttention>), true, true);
 }
@@ -74,7 +74,7 @@ TEST(Verify, SeesAWrongScaleLearningRateOrData) {
     expect(train(nothing, 1, 1, 1), false, true);
 }
 
-// However little there was to learn: no fixed bound is as wide as a quarter of the way.
+// Even if there was little to learn: no fixed bound is as wide as a quarter of the progress.
 TEST(Verify, SeesARunThatNeverUpdates) {
     const auto nothing = [](Parts&) {};
     for (const DType dtype : {DType::fp32, DType::bf16})
@@ -101,9 +101,9 @@ LlamaConfig amplifying(int64_t heads, int64_t head_dim, double init_std = 0.1) {
             .init_std = init_std};
 }
 
-// Large weights and wide heads amplify rounding, so that a correct run misses what is enough for
-// most: how far plain runs drift apart is measured, which costs the run under test nothing that its
-// report shows.
+// Large weights and wide heads amplify rounding, so that a correct run misses the bound that
+// suffices for most runs. Then --verify measures how far plain runs drift apart; this does not
+// appear in the costs that the run's report shows.
 TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
     const Setting sensitive{.config = amplifying(4, 128), .steps = 6};
     const auto nothing = [](Parts&) {};
@@ -119,7 +119,7 @@ TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
     EXPECT_TRUE(right.verified && right.memory) << right.printed;
     EXPECT_NE(right.printed.find(" measured "), std::string::npos) << right.printed;
 
-    // A real error of a tenth is still seen beside what rounding comes to, however the compiler
+    // A real error of a tenth is still detected despite the rounding errors, however the compiler
     // orders its sums.
     const Checks faster = train(nothing, 1, 1.1, 0, sensitive);
     EXPECT_FALSE(faster.verified) << faster.printed;
@@ -128,7 +128,7 @@ TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
         train(linear<SlightlyWrong>("layers.1.mlp.gate_proj.weight"), 1, 1, 0, sensitive).verified);
 }
 
-// Still larger weights: rounding alone puts the first gradient past its fixed bound.
+// Even larger weights: rounding alone moves the first gradient beyond its fixed bound.
 TEST(Verify, MeasuresTheFirstGradientsBound) {
     const Setting sharp{.config = amplifying(2, 256, 0.3), .steps = 1};
     const auto nothing = [](Parts&) {};
@@ -138,7 +138,7 @@ TEST(Verify, MeasuresTheFirstGradientsBound) {
     EXPECT_FALSE(train(nothing, 1.01, 1, 0, sharp).verified);
 }
 
-// bf16, large weights, wide heads and a high learning rate: two correct runs end up anywhere.
+// bf16, large weights, wide heads and a high learning rate: two correct runs diverge arbitrarily.
 TEST(Verify, SaysWhereItCannotTell) {
     const Setting chaotic{
         .config = amplifying(2, 256), .dtype = DType::bf16, .lr = 2e-2, .steps = 6};
