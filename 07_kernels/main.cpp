@@ -73,8 +73,8 @@ struct Chapter {
             .only_if(measures, primes);
         options
             .add("--svg", svg,
-                 "Directory to write tiles.svg to: how the last kernel of the fp32 product cuts its "
-                 "work (CPU only)")
+                 "Directory to write tiles.svg to: how the last kernel of the fp32 product cuts "
+                 "its work (CPU only)")
             .only_if(runs, lists)
             .only_if(measures, primes)
             .only_if([this] { return ladder.size.empty(); }, "--svg draws the problem's own size");
