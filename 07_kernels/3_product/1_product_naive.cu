@@ -1,5 +1,5 @@
-// C = A B, one thread per result: the dot product of a row of A and a column of B. threadIdx.x walks
-// down the rows, so the 32 threads of a warp have 32 rows and one column.
+// C = A B, one thread per result: the dot product of a row of A and a column of B. threadIdx.x
+// walks down the rows, so the 32 threads of a warp have 32 rows and one column.
 //
 //                   column
 //                B    |              - a load of A has 32 addresses, K floats apart: 32 sectors

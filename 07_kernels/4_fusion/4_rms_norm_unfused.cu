@@ -2,7 +2,7 @@
 // operation, as a framework does that looks at one operation at a time. Each result goes to memory,
 // and the next kernel reads it from there.
 //
-//     squares = x * x                  read 2        write 4    bytes per element; squares and means
+//     squares = x * x                  read 2        write 4    bytes per element; squares, means
 //                                                               are fp32, as a sum needs it
 //     mean    = mean of squares        read 4
 //     inverse = rsqrt(mean + 1e-5)                              one number per row

@@ -2,9 +2,9 @@
 // project trains with on Hopper, common/cuda/attention/attention_wgmma_forward.cu. What it adds to
 // 3_flash_attention_2:
 //
-//   - The products are wgmma (6_hopper): 128 threads together start a product of 64 x 128 x 16, with
-//     both operands in shared memory, and go on. On Hopper mma reaches only some 60 % of the tensor
-//     cores' rate.
+//   - The products are wgmma (6_hopper): 128 threads together start a product of 64 x 128 x 16,
+//     with both operands in shared memory, and go on. On Hopper mma reaches only some 60 % of the
+//     tensor cores' rate.
 //   - TMA does the loads. One warp asks for them and needs few registers; the warps that compute
 //     get the rest.
 //   - The exponentials, which a unit of their own computes at 1/256 of the tensor cores' rate, run
