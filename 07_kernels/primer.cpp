@@ -83,24 +83,23 @@ void print_primer(const std::vector<std::pair<Kernel, std::vector<LaunchNote>>>&
     fmt::print("{}\n", gpu.name);
 #else
     fmt::print(
-        "no GPU here, so these are an {}'s numbers; only nvcc knows a kernel's registers and "
-        "__shared__ "
-        "arrays\n",
+        "no GPU here, so these are an {}'s numbers; only nvcc knows a kernel's registers\n"
+        "and __shared__ arrays\n",
         gpu.name);
 #endif
     const auto line = [](const std::string& part, const std::string& what) {
         fmt::print("  {:<35}{}\n", part, what);
     };
-    line("grid", "threads come in blocks; 32 threads of a block, a warp, execute together");
+    line("grid", "threads come in blocks; a warp is 32 threads that execute together");
     line(fmt::format("{:>4} SMs", gpu.multiprocessors),
          fmt::format("a block runs on one of them, with up to {} threads", gpu.threads_per_block));
     line(fmt::format("     each SM: {:3} warps, {} blocks", gpu.warps, gpu.blocks),
-         "at once; in each clock 4 schedulers issue one warp's instruction each");
+         "at once; 4 schedulers, each issues one warp's instruction a clock");
     line(fmt::format("     {:6} registers of 4 bytes", gpu.registers),
-         fmt::format("{} KiB, private to each thread: {} at full occupancy, 255 at most",
+         fmt::format("{} KiB, private to a thread: {} at full occupancy, at most 255",
                      gpu.registers * 4 >> 10, gpu.registers / (gpu.warps * 32)));
     line(fmt::format("     {:6} KiB shared memory", gpu.shared >> 10),
-         fmt::format("private to each block, {} KiB at most; 32 banks of 4 bytes per clock",
+         fmt::format("private to a block, at most {} KiB; 32 banks, each 4 bytes a clock",
                      gpu.shared_per_block >> 10));
     line(fmt::format("{:>4} MiB L2", gpu.l2 >> 20), "shared by all SMs");
     line(fmt::format("{:>4.0f} GB memory", double(gpu.memory) / 1e9),

@@ -31,7 +31,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), args.in[1].as<float>(), n);
 }
 
-const Registered here{"vector add", "16-byte accesses; blocks go to whichever SM is free", run};
+const Registered here{"vector add", "16-byte accesses; blocks go to SMs that are free", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels
