@@ -90,16 +90,16 @@ void print_primer(const std::vector<std::pair<Kernel, std::vector<LaunchNote>>>&
     const auto line = [](const std::string& part, const std::string& what) {
         fmt::print("  {:<35}{}\n", part, what);
     };
-    line("grid", "threads come in blocks; a warp is 32 threads that execute together");
+    line("grid", "threads come in blocks, and execute in warps of 32");
     line(fmt::format("{:>4} SMs", gpu.multiprocessors),
          fmt::format("a block runs on one of them, with up to {} threads", gpu.threads_per_block));
     line(fmt::format("     each SM: {:3} warps, {} blocks", gpu.warps, gpu.blocks),
-         "at once; 4 schedulers, each issues one warp's instruction a clock");
+         "at once; 4 schedulers, each one instruction a clock");
     line(fmt::format("     {:6} registers of 4 bytes", gpu.registers),
          fmt::format("{} KiB, private to a thread: {} at full occupancy, at most 255",
                      gpu.registers * 4 >> 10, gpu.registers / (gpu.warps * 32)));
     line(fmt::format("     {:6} KiB shared memory", gpu.shared >> 10),
-         fmt::format("private to a block, at most {} KiB; 32 banks, each 4 bytes a clock",
+         fmt::format("a block's own, at most {} KiB; 32 banks of 4 bytes a clock",
                      gpu.shared_per_block >> 10));
     line(fmt::format("{:>4} MiB L2", gpu.l2 >> 20), "shared by all SMs");
     line(fmt::format("{:>4.0f} GB memory", double(gpu.memory) / 1e9),
