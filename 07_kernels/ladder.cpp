@@ -58,7 +58,8 @@ std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kerne
     if (!rungs.empty()) check_all(problem, options, rungs);
     const auto print_checked = [&](const Rung& rung) {
         fmt::print("  {:<28} {:8.1e} of {} sizes  {}\n", rung.kernel->name, rung.error,
-                   rung.checked, rung.wrong.empty() ? "ok" : "WRONG at " + rung.wrong);
+                   rung.checked, rung.wrong.empty() ? "ok" : "WRONG");
+        if (!rung.wrong.empty()) fmt::print("      WRONG at {}\n", rung.wrong);
     };
     if (options.check_only) {
         fmt::print("\n{}, against float64 (<= {:.0e})\n", problem.name, problem.tolerance);
