@@ -27,7 +27,7 @@ CHAPTERS := $(patsubst %/main.cpp,%,$(sort $(wildcard [0-9][0-9]_*/main.cpp)))
 OF_BACKEND := build/$(BACKEND)$(if $(SANITIZE),-$(SANITIZE))
 BUILD    := $(OF_BACKEND)$(if $(filter openmpi,$(MPI)),-openmpi)
 
-# ---- what is installed, or unpacked under .deps by `make deps` -----------------------------------------------------------
+# ---- what is installed, or unpacked under .deps by `make deps` -----------------------------------
 DEPS     := $(CURDIR)/.deps/usr
 MULTIARCH := $(shell $(CXX) -print-multiarch 2>/dev/null)
 DEPS_LIB := $(wildcard $(DEPS)/lib/$(MULTIARCH) $(DEPS)/lib/$(MULTIARCH)/openblas-openmp)
@@ -63,7 +63,7 @@ export PATH := $(DEPS)/bin:$(PATH)
 export LD_LIBRARY_PATH := $(subst $() $(),:,$(DEPS_LIB))$(if $(LD_LIBRARY_PATH),:$(LD_LIBRARY_PATH))
 endif
 
-# ---- flags ---------------------------------------------------------------------------------------------------------------
+# ---- flags ---------------------------------------------------------------------------------------
 ARCH     ?= native
 CUDA_ARCH ?= $(or $(GPU_ARCH),90a)
 # Hopper's wgmma needs 90a, not 90.
@@ -162,7 +162,7 @@ help:  ## show this text
 	@echo "  make CHAPTER        build one chapter: $(CHAPTERS)"
 	@sed -n 's/^#   //p' Makefile | sed 's/^/  /'
 
-# ---- running -------------------------------------------------------------------------------------------------------------
+# ---- running -------------------------------------------------------------------------------------
 # Targets that need what `deps` installs start another make: this one looked for it before.
 # Sub-makes use all cores, or the job slots of the make that was called.
 JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
@@ -225,12 +225,12 @@ format:  ## clang-format all sources
 clean:  ## remove build/
 	rm -rf build compile_commands.json
 
-# ---- dependencies --------------------------------------------------------------------------------------------------------
+# ---- dependencies --------------------------------------------------------------------------------
 PACKAGES := g++ mpich libmpich-dev libopenblas-openmp-dev libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libboost-context-dev
 deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 	@./tests/deps.sh $(PACKAGES)
 
-# ---- compiling -----------------------------------------------------------------------------------------------------------
+# ---- compiling -----------------------------------------------------------------------------------
 # Must come before the rule for .cpp: if a folder has both, the .cu is compiled.
 ifeq ($(BACKEND),cuda)
 $(OF_BACKEND)/obj/%.o: %.cu Makefile

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Looks for what a reader of the documents would stumble over: links and pictures that lead nowhere, lines too wide for a
-projector, READMEs too long, files that no README names, commands with options that the programs do not have.
+"""Looks for what a reader of the documents would stumble over: links and pictures that lead
+nowhere, lines too wide for a projector, READMEs too long, files that no README names, commands with
+options that the programs do not have.
 
     tests/check_docs.py [--built] [ROOT]
 
-Prints one line a fault, "file:line: what is wrong", and ends with 1 if there is any. Programs are asked for their options if
-they are built; with --built one that is not is a fault, too. tests/check_docs_test.py tests it.
+Prints one line a fault, "file:line: what is wrong", and ends with 1 if there is any. Programs are
+asked for their options if they are built; with --built one that is not is a fault, too.
 """
 
 import argparse
@@ -58,7 +59,8 @@ class Document:
     def links(self):
         for number, text in self.prose:
             text = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text)
-            for pattern in (r'\]\(\s*<?([^)\s>]+)>?(?:\s+"[^"]*")?\s*\)', r"^ {0,3}\[[^\]]+\]:\s*<?([^\s>]+)",
+            for pattern in (r'\]\(\s*<?([^)\s>]+)>?(?:\s+"[^"]*")?\s*\)',
+                            r"^ {0,3}\[[^\]]+\]:\s*<?([^\s>]+)",
                             r'<[^>]*?\b(?:src|srcset|href)="([^"\s]+)'):
                 for target in re.findall(pattern, text):
                     yield number, target
@@ -77,10 +79,11 @@ class Checker:
         self.built = built
         self.faults = []  # (file, line, message)
         self.not_built = set()
-        self.known_options = {}  # of a chapter: its options and, for some, their values; None if it is not built
+        self.known_options = {}  # of a chapter: (options, values of some); None if it is not built
         makefile = self.root / "Makefile"
         self.makefile = makefile.read_text() if makefile.exists() else ""
-        self.chapters = sorted(path.name for path in self.root.iterdir() if path.is_dir() and CHAPTER.fullmatch(path.name))
+        self.chapters = sorted(path.name for path in self.root.iterdir()
+                               if path.is_dir() and CHAPTER.fullmatch(path.name))
         self.documents = {}
         for path in sorted(self.root.rglob("*.md")):
             inside = path.relative_to(self.root).parts
@@ -102,7 +105,7 @@ class Checker:
     def fault(self, path, line, message):
         self.faults.append((str(path.relative_to(self.root)), line, message))
 
-    # ---- links, widths, lengths, files -----------------------------------------------------------------------------
+    # ---- links, widths, lengths, files -----------------------------------------------------------
     def check_link(self, document, number, target):
         if re.match(r"[a-zA-Z][\w+.-]*:|//", target):
             return
@@ -118,7 +121,8 @@ class Checker:
         pointed = self.documents.get(path / "README.md" if path.is_dir() else path)
         if pointed:
             if anchor not in pointed.anchors():
-                self.fault(document.path, number, f"{target}: no heading makes the anchor #{anchor}")
+                self.fault(document.path, number,
+                           f"{target}: no heading makes the anchor #{anchor}")
         elif (lines := re.fullmatch(r"L(\d+)(?:-L(\d+))?", anchor)) and path.is_file():
             last = int(lines[2] or lines[1])
             if last > len(path.read_text(encoding="utf-8").splitlines()):
@@ -130,16 +134,19 @@ class Checker:
         for _, lines in document.blocks:
             for number, text in lines:
                 if len(text) > COLUMNS:
-                    self.fault(document.path, number, f"{len(text)} columns in a code block, at most {COLUMNS}")
+                    self.fault(document.path, number,
+                               f"{len(text)} columns in a code block, at most {COLUMNS}")
 
     def check_length(self, document):
         inside = document.path.relative_to(self.root).parts
-        limit = 300 if len(inside) == 1 else 100 if inside[0] == "common" else 200 if CHAPTER.fullmatch(inside[0]) else None
+        limit = (300 if len(inside) == 1 else 100 if inside[0] == "common"
+                 else 200 if CHAPTER.fullmatch(inside[0]) else None)
         if limit and len(document.lines) >= limit:
-            self.fault(document.path, len(document.lines), f"{len(document.lines)} lines, should be under {limit}")
+            self.fault(document.path, len(document.lines),
+                       f"{len(document.lines)} lines, should be under {limit}")
 
     def check_files_are_named(self, chapter):
-        """Each source is named by the README of its folder, or of the nearest folder above that has one."""
+        """Each source is named by the README of its folder, or of the nearest above it."""
         for path in sorted(chapter.rglob("*")):
             folder_with_readme = path.is_dir() and path / "README.md" in self.documents
             if path.suffix not in SOURCES and not folder_with_readme:
@@ -154,7 +161,7 @@ class Checker:
             if not re.search(rf"(?<![\w.-]){re.escape(path.name)}(?!\w)", "\n".join(readme.lines)):
                 self.fault(readme.path, 1, f"does not name {path.relative_to(folder)}")
 
-    # ---- commands --------------------------------------------------------------------------------------------------
+    # ---- commands --------------------------------------------------------------------------------
     def check_commands(self, document):
         for language, lines in document.blocks:
             is_shell = language in ("sh", "bash", "shell", "console")
@@ -178,7 +185,8 @@ class Checker:
                 self.fault(document.path, first, "a command that does not end")
 
     def check_command(self, path, line, words):
-        while words and (words[0] in ("do", "then", "else", "sudo", "time") or re.match(r"\w+=", words[0])):
+        while words and (words[0] in ("do", "then", "else", "sudo", "time")
+                         or re.match(r"\w+=", words[0])):
             words = words[1:]
         if not words:
             return
@@ -199,11 +207,12 @@ class Checker:
             name, equals, value = word.partition("=")
             if equals:
                 settings[name] = value
-                if not re.search(rf"\$\({name}\)|^#   {name} |^{name}\b *[?:]?=", self.makefile, re.MULTILINE):
+                if not re.search(rf"\$\({name}\)|^#   {name} |^{name}\b *[?:]?=", self.makefile,
+                                 re.MULTILINE):
                     self.fault(path, line, f"the Makefile knows no {name}")
             elif not word.startswith("-"):
                 targets.append(word)
-        known = set(self.chapters) | set(re.findall(r"^([\w-]+):(?!=)", self.makefile, re.MULTILINE))
+        known = {*self.chapters, *re.findall(r"^([\w-]+):(?!=)", self.makefile, re.MULTILINE)}
         for target in targets:
             program = PROGRAM.fullmatch(target)
             if program and not self.is_program(program[1]) or not program and target not in known:
@@ -213,7 +222,8 @@ class Checker:
             self.check_program(path, line, chapter, shlex.split(settings.get("ARGS", "")))
 
     def is_program(self, name):
-        return name in self.chapters or (self.root / f"tests/bench/{name}.cpp").exists() or f"/{name}:" in self.makefile
+        return (name in self.chapters or (self.root / f"tests/bench/{name}.cpp").exists()
+                or f"/{name}:" in self.makefile)
 
     def check_program(self, path, line, name, words):
         if not self.is_program(name):
@@ -231,21 +241,25 @@ class Checker:
             value = value if equals else following
             if option not in options:
                 self.fault(path, line, f"{name} has no option {option}")
-            elif option in values and value not in values[option] and not value.startswith(("$", ".")):
-                self.fault(path, line, f"{name} {option} {value}: one of {', '.join(values[option])}")
+            elif value not in values.get(option, [value]) and not value.startswith(("$", ".")):
+                self.fault(path, line,
+                           f"{name} {option} {value}: one of {', '.join(values[option])}")
 
     def options_of(self, path, line, name):
         if name not in self.known_options:
-            program = next((p for p in (self.root / "build" / b / name for b in ("cpu", "cuda")) if p.exists()), None)
+            program = next((p for p in (self.root / "build" / b / name for b in ("cpu", "cuda"))
+                            if p.exists()), None)
             self.known_options[name] = None
             if program:
-                done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60)
+                done = subprocess.run([program, "--help"], capture_output=True, text=True,
+                                      timeout=60)
                 if done.returncode != 0:
                     self.fault(path, line, f"{name} --help ends with {done.returncode}")
                 else:
                     options = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", done.stdout))
-                    values = re.findall(r"^\s+(--[\w-]+) TEXT:\{([^}]*)\}", done.stdout, re.MULTILINE)
-                    self.known_options[name] = options, {option: listed.split(",") for option, listed in values}
+                    values = re.findall(r"^\s+(--[\w-]+) TEXT:\{([^}]*)\}", done.stdout,
+                                        re.MULTILINE)
+                    self.known_options[name] = options, {o: v.split(",") for o, v in values}
             elif self.built:
                 self.fault(path, line, f"{name} is not built, so nobody knows its options")
             else:
@@ -254,7 +268,7 @@ class Checker:
 
 
 def split(text):
-    """The commands of a line of shell, each as its words. Raises ValueError where a quote is open."""
+    """The commands of a line of shell, each as its words. An open quote raises ValueError."""
     lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     commands = [[]]
@@ -267,15 +281,18 @@ def split(text):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--built", action="store_true", help="a program that is not built is a fault")
-    parser.add_argument("root", nargs="?", type=pathlib.Path, default=pathlib.Path(__file__).parent.parent)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--built", action="store_true", help="a program not built is a fault")
+    parser.add_argument("root", nargs="?", type=pathlib.Path,
+                        default=pathlib.Path(__file__).parent.parent)
     arguments = parser.parse_args()
     checker = Checker(arguments.root, arguments.built)
     found = checker.check()
     for file, line, message in found:
         print(f"{file}:{line}: {message}")
     if checker.not_built:
-        print(f"not built, so that their options were not looked at: {', '.join(sorted(checker.not_built))}")
+        print("not built, so that their options were not looked at: "
+              f"{', '.join(sorted(checker.not_built))}")
     print(f"{len(checker.documents)} documents, {len(found)} faults")
     sys.exit(1 if found else 0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests tests/check_docs.py: documents that are right, and each thing that may be wrong with them."""
+"""Tests tests/check_docs.py: documents that are right, and all that may be wrong with them."""
 
 import pathlib
 import tempfile
@@ -45,7 +45,8 @@ class CheckDocsTest(unittest.TestCase):
         """Of the repository, whose README says that."""
         if readme is not None:
             self.write("README.md", readme)
-        return [f"{file}:{line}: {message}" for file, line, message in Checker(self.root, built).check()]
+        found = Checker(self.root, built).check()
+        return [f"{file}:{line}: {message}" for file, line, message in found]
 
     def one_fault(self, readme, expected):
         self.assertEqual(self.faults(readme), ["README.md:" + expected])
@@ -53,12 +54,13 @@ class CheckDocsTest(unittest.TestCase):
     def command(self, command, expected):
         self.one_fault(f"```sh\n{command}\n```\n", "2: " + expected)
 
-    # ---- what is right ---------------------------------------------------------------------------------------------
+    # ---- what is right ---------------------------------------------------------------------------
     def test_right_documents_have_no_faults(self):
         self.write("picture.svg", "<svg/>")
         self.assertEqual(self.faults("""# Title
-[chapter](01_data/README.md#01), [folder](01_data), [its anchor](01_data#01), [here](#what-is-) and [again](#what-is--1),
-[web](https://example.org/none), [line](01_data/main.cpp#L2), ![picture](picture.svg "title"), <img src="picture.svg">,
+[chapter](01_data/README.md#01), [folder](01_data), [its anchor](01_data#01), [here](#what-is-)
+and [again](#what-is--1), [web](https://example.org/none), [line](01_data/main.cpp#L2),
+![picture](picture.svg "title"), <img src="picture.svg">,
 `[no link](nowhere.md)` and [`code`](Makefile), [by name][name], <a id="mark"></a>[mark](#mark).
 
 [name]: 01_data/main.cpp
@@ -92,11 +94,14 @@ build/cpu/01_data --no-command
 """), [])
 
     def test_anchors_are_those_of_github(self):
-        for heading, anchor in [("Where is ...?", "where-is-"), ("ZeRO-3: `zero3.h`, *fast*", "zero-3-zero3h-fast"), ("2 × 2 ranks", "2--2-ranks"),
-                                ("A [link](x.md)", "a-link"), ("snake_case _here_", "snake_case-here"), ("Größe", "größe")]:
+        for heading, anchor in [("Where is ...?", "where-is-"),
+                                ("ZeRO-3: `zero3.h`, *fast*", "zero-3-zero3h-fast"),
+                                ("2 × 2 ranks", "2--2-ranks"),
+                                ("A [link](x.md)", "a-link"),
+                                ("snake_case _here_", "snake_case-here"), ("Größe", "größe")]:
             self.assertEqual(anchor_of(heading), anchor)
 
-    # ---- links -----------------------------------------------------------------------------------------------------
+    # ---- links -----------------------------------------------------------------------------------
     def test_links(self):
         self.one_fault("\n[x](none.md)", "2: none.md does not exist")
         self.one_fault("![x](none.svg)", "1: none.svg does not exist")
@@ -112,14 +117,17 @@ build/cpu/01_data --no-command
         self.one_fault("# A\n[x](#b)", "2: #b: no heading makes the anchor #b")
         self.one_fault("# A\n[x](#a-1)", "2: #a-1: no heading makes the anchor #a-1")
         self.one_fault("[x](01_data#02)", "1: 01_data#02: no heading makes the anchor #02")
-        self.one_fault("[x](01_data/main.cpp#L3)", "1: 01_data/main.cpp#L3: the file has fewer lines")
-        self.one_fault("[x](01_data/main.cpp#two)", "1: 01_data/main.cpp#two: an anchor into what has no headings")
+        self.one_fault("[x](01_data/main.cpp#L3)",
+                       "1: 01_data/main.cpp#L3: the file has fewer lines")
+        self.one_fault("[x](01_data/main.cpp#two)",
+                       "1: 01_data/main.cpp#two: an anchor into what has no headings")
         self.one_fault("```\n# A\n```\n[x](#a)", "4: #a: no heading makes the anchor #a")
 
-    # ---- widths and lengths ----------------------------------------------------------------------------------------
+    # ---- widths and lengths ----------------------------------------------------------------------
     def test_columns_of_code(self):
         self.assertEqual(self.faults("x" * 101 + "\n```\n" + "é" * 100 + "\n```\n"), [])
-        self.one_fault("```\n\n" + "x" * 101 + "\n```", "3: 101 columns in a code block, at most 100")
+        self.one_fault("```\n\n" + "x" * 101 + "\n```",
+                       "3: 101 columns in a code block, at most 100")
         self.write("MEASURED.md", "```\n" + "x" * 101 + "\n```")
         self.assertEqual(self.faults(""), [])
 
@@ -137,34 +145,41 @@ build/cpu/01_data --no-command
         self.write("01_data/MEASURED.md", "\n" * 999)
         self.assertFalse([fault for fault in self.faults() if "should be under" in fault])
 
-    # ---- files -----------------------------------------------------------------------------------------------------
+    # ---- files -----------------------------------------------------------------------------------
     def test_files_are_named(self):
         for name in ("g.h", "f.cu", "sub/f.cuh", "string.h"):  # ring.h is named, string.h is not
             self.write("01_data/" + name, "")
-        self.assertEqual(self.faults(), [f"01_data/README.md:1: does not name {name}" for name in ("f.cu", "g.h", "string.h", "sub/f.cuh")])
+        self.assertEqual(self.faults(),
+                         [f"01_data/README.md:1: does not name {name}"
+                          for name in ("f.cu", "g.h", "string.h", "sub/f.cuh")])
         self.write("01_data/README.md", CHAPTER + "`g.h`, `f.cu`, sub/f.cuh, `string.h`")
         self.assertEqual(self.faults(), [])
 
     def test_a_folder_with_a_readme_of_its_own(self):
         self.write("01_data/sub/f.cuh", "")
         self.write("01_data/sub/README.md", "")
-        self.assertEqual(self.faults(), ["01_data/README.md:1: does not name sub", "01_data/sub/README.md:1: does not name f.cuh"])
+        self.assertEqual(self.faults(),
+                         ["01_data/README.md:1: does not name sub",
+                          "01_data/sub/README.md:1: does not name f.cuh"])
         self.write("01_data/README.md", CHAPTER + "[sub](sub)")
         self.write("01_data/sub/README.md", "`f.cuh`")
         self.assertEqual(self.faults(), [])
 
     def test_a_chapter_without_a_readme(self):
         self.write("02_zero/main.cpp", "")
-        self.assertEqual(self.faults(""), ["02_zero/main.cpp:1: there is no README.md that could name it"])
+        self.assertEqual(self.faults(""),
+                         ["02_zero/main.cpp:1: there is no README.md that could name it"])
 
-    # ---- commands --------------------------------------------------------------------------------------------------
+    # ---- commands --------------------------------------------------------------------------------
     def test_options(self):
         self.command("build/cpu/01_data --none", "01_data has no option --none")
         self.command("build/cpu/01_data --steps 3 -x", "01_data has no option -x")
         self.command("build/cuda/01_data --step 3", "01_data has no option --step")
-        self.command("mpirun -n 2 build/cpu/01_data --none=3 | tail", "01_data has no option --none")
+        self.command("mpirun -n 2 build/cpu/01_data --none=3 | tail",
+                     "01_data has no option --none")
         self.command("build/cpu/01_data --steps 3 \\\n  --none", "01_data has no option --none")
-        self.command("for x in a; do build/cpu/01_data --none; done", "01_data has no option --none")
+        self.command("for x in a; do build/cpu/01_data --none; done",
+                     "01_data has no option --none")
         self.command("build/cpu/01_data --dtype fp8", "01_data --dtype fp8: one of bf16, fp32")
         self.one_fault("```\n$ build/cpu/01_data --none\n```", "2: 01_data has no option --none")
 
@@ -188,7 +203,8 @@ build/cpu/01_data --no-command
         self.one_fault(readme, "2: 01_data --help ends with 3")
         (self.root / "build/cpu/01_data").unlink()
         self.assertEqual(self.faults(readme), [])
-        self.assertEqual(self.faults(readme, built=True), ["README.md:2: 01_data is not built, so nobody knows its options"])
+        self.assertEqual(self.faults(readme, built=True),
+                         ["README.md:2: 01_data is not built, so nobody knows its options"])
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@ same model learn as fast?
 
 Everything that matters for convergence is the same: initial weights (drawn as in
 common/core/random.cpp), samples and their order (common/train/data.cpp, also with --shuffle),
-AdamW, clipping, schedule, and the loss on the whole validation file. Only the precision differs: here
-autocast to bf16 with fp32 weights and an fp32 residual stream; in ours, --dtype bf16 keeps
+AdamW, clipping, schedule, and the loss on the whole validation file. Only the precision differs:
+here autocast to bf16 with fp32 weights and an fp32 residual stream; in ours, --dtype bf16 keeps
 activations in bf16 and master weights in fp32. There is no dropout.
 
-  python3 tests/bench/torch_char.py --train train.txt --val val.txt --steps 2000 --lr 1e-3 --warmup 100 --val-every 250
-  build/cuda/00_single_gpu --model char --dtype bf16 --micro-batch 64 --data train.txt --val-data val.txt --val-every 250 \\
-      --steps 2000 --lr 1e-3 --lr-schedule cosine --warmup 100 --no-verify
+  python3 tests/bench/torch_char.py --train train.txt --val val.txt --val-every 250 \\
+      --steps 2000 --lr 1e-3 --warmup 100
+  build/cuda/00_single_gpu --model char --dtype bf16 --micro-batch 64 --data train.txt \\
+      --val-data val.txt --val-every 250 --steps 2000 --lr 1e-3 --lr-schedule cosine \\
+      --warmup 100 --no-verify
 
 Prints the lines that 00_single_gpu prints; --json writes the same fields.
 """
@@ -34,9 +36,11 @@ parser.add_argument("--seq", type=int, default=256)
 parser.add_argument("--val-every", type=int, default=100)
 parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("--shuffle", action="store_true")
-parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+parser.add_argument("--device", choices=("cuda", "cpu"),
+                    default="cuda" if torch.cuda.is_available() else "cpu")
 parser.add_argument("--dtype", choices=("bf16", "fp32"), help="default: bf16 on cuda, fp32 on cpu")
-parser.add_argument("--load", help="start from a directory that 00_single_gpu --save wrote (needs safetensors)")
+parser.add_argument("--load", help="start from a directory that 00_single_gpu --save wrote "
+                                   "(needs safetensors)")
 parser.add_argument("--compile", action="store_true")
 parser.add_argument("--json")
 args = parser.parse_args()
@@ -45,12 +49,13 @@ S = args.seq
 bf16 = (args.dtype or ("bf16" if args.device == "cuda" else "fp32")) == "bf16"
 
 
-# ---- our random numbers: Philox4x32-10, keyed by seed and name (common/core/random.cpp) ----------------------------------------
+# ---- our random numbers: Philox4x32-10, keyed by seed and name (common/core/random.cpp) ----------
 MASK = 0xFFFFFFFF
 
 
 def bits(name, index):
-    """Words `index` (int64) of the stream (--seed, name); int64 products wrap, and their low and high words are still right."""
+    """Words `index` (int64) of the stream (--seed, name); int64 products wrap, and their low and
+    high words are still right."""
     key = 0xCBF29CE484222325
     for byte in args.seed.to_bytes(8, "little") + name.encode():
         key = ((key ^ byte) * 0x100000001B3) % 2**64
@@ -73,7 +78,8 @@ def normal(name, count):
 
 
 def permutation(size, name):
-    """common/train/data.cpp: a Feistel network on the next power of four, repeated until the result is below `size`."""
+    """common/train/data.cpp: a Feistel network on the next power of four, repeated until the result
+    is below `size`."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask, todo, result = (1 << half) - 1, torch.arange(size), torch.arange(size)
     while len(todo):
@@ -86,7 +92,7 @@ def permutation(size, name):
     return result
 
 
-# ---- the model ---------------------------------------------------------------------------------------------------------
+# ---- the model -----------------------------------------------------------------------------------
 def rotate(x, cos, sin):
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -102,7 +108,8 @@ class Layer(nn.Module):
     def forward(self, x, cos, sin):
         B, T, _ = x.shape
         q, k, v = (t.view(B, T, H, D).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
-        y = F.scaled_dot_product_attention(rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype), v, is_causal=True)
+        y = F.scaled_dot_product_attention(rotate(q, cos, sin).to(v.dtype),
+                                           rotate(k, cos, sin).to(v.dtype), v, is_causal=True)
         x = x + self.o(y.transpose(1, 2).reshape(B, T, H * D))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
@@ -151,13 +158,15 @@ with torch.no_grad():
             name += ".weight"
             if saved:
                 part.copy_(saved[name])
-            elif part.dim() == 2:
-                part.copy_((normal(name, part.numel()) * torch.tensor(0.02)).view(part.shape))  # norms are 1 already
+            elif part.dim() == 2:  # norms are 1 already
+                drawn = normal(name, part.numel()) * torch.tensor(0.02)
+                part.copy_(drawn.view(part.shape))
 model.to(args.device)
 run_model = torch.compile(model) if args.compile else model
 matrices = [p for p in model.parameters() if p.dim() == 2]
 norms = [p for p in model.parameters() if p.dim() == 1]
-optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
+optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1},
+                               {"params": norms, "weight_decay": 0.0}],
                               lr=args.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
 
@@ -165,12 +174,14 @@ def autocast():
     return torch.autocast(args.device, torch.bfloat16) if bf16 else contextlib.nullcontext()
 
 
-# ---- the data ----------------------------------------------------------------------------------------------------------
+# ---- the data ------------------------------------------------------------------------------------
 class Samples:
-    """Sample k is tokens[k*S .. k*S+S], k modulo their number; with --shuffle each pass has its own order."""
+    """Sample k is tokens[k*S .. k*S+S], k modulo their number; with --shuffle each pass has its own
+    order."""
 
     def __init__(self, path, shuffle):
-        self.tokens = torch.frombuffer(bytearray(open(path, "rb").read()), dtype=torch.uint8).to(args.device)
+        self.tokens = torch.frombuffer(bytearray(open(path, "rb").read()),
+                                       dtype=torch.uint8).to(args.device)
         self.count, self.shuffle, self.orders = (len(self.tokens) - 1) // S, shuffle, {}
         if self.count < 1:
             raise SystemExit(f"error: {path}: fewer than {S + 1} bytes")
@@ -180,11 +191,13 @@ class Samples:
             return k % self.count
         number = k // self.count
         if number not in self.orders:
-            self.orders = {number - 1: self.orders.get(number - 1), number: permutation(self.count, f"shuffle {number}").tolist()}
+            self.orders = {number - 1: self.orders.get(number - 1),
+                           number: permutation(self.count, f"shuffle {number}").tolist()}
         return self.orders[number][k % self.count]
 
     def batch(self, first, count):
-        begin = torch.tensor([self.place(k) * S for k in range(first, first + count)], device=args.device)
+        begin = torch.tensor([self.place(k) * S for k in range(first, first + count)],
+                             device=args.device)
         tokens = self.tokens[begin[:, None] + torch.arange(S + 1, device=args.device)].long()
         return tokens[:, :-1], tokens[:, 1:]
 
@@ -208,8 +221,10 @@ def learning_rate(step):  # common/model/optimizer.cpp
 
 train = Samples(args.train, args.shuffle)
 val = Samples(args.val, False) if args.val else None
-print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''} on {args.device}, {'bf16 autocast' if bf16 else 'fp32'}: "
-      f"{sum(p.numel() for p in model.parameters()) / 1e6:.3f} M parameters, {args.batch} x {S} tokens a step")
+print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''} on {args.device}, "
+      f"{'bf16 autocast' if bf16 else 'fp32'}: "
+      f"{sum(p.numel() for p in model.parameters()) / 1e6:.3f} M parameters, "
+      f"{args.batch} x {S} tokens a step")
 lines, best, validation, seconds = [], (math.inf, 0), None, []
 for step in range(1, args.steps + 1):
     begin, lr = time.perf_counter(), learning_rate(step - 1)
@@ -225,16 +240,19 @@ for step in range(1, args.steps + 1):
     seconds.append(time.perf_counter() - begin)
     rate = args.batch * S / seconds[-1]
     median = sorted(seconds[3:] or seconds)[len(seconds[3:] or seconds) // 2]
-    print(f"step {step:>5}   loss {loss:.4f}   grad norm {norm:.3f}   lr {lr:.2e}   {rate:>8.0f} tokens/s   "
-          f"{median * (args.steps - step):.0f} s left", flush=True)
-    lines.append({"step": step, "loss": loss, "grad_norm": norm, "lr": lr, "step_ms": seconds[-1] * 1e3, "tokens_per_second": rate})
+    print(f"step {step:>5}   loss {loss:.4f}   grad norm {norm:.3f}   lr {lr:.2e}   "
+          f"{rate:>8.0f} tokens/s   {median * (args.steps - step):.0f} s left", flush=True)
+    lines.append({"step": step, "loss": loss, "grad_norm": norm, "lr": lr,
+                  "step_ms": seconds[-1] * 1e3, "tokens_per_second": rate})
     if val and (step % args.val_every == 0 or step == args.steps):
         lines[-1]["val_loss"] = last = validation_loss()
         best = min(best, (last, step))
         validation = {"best": best[0], "best_step": best[1], "last": last}
-        print(f"validation at step {step}: loss {last:.4f} (best {best[0]:.4f} at step {best[1]})", flush=True)
+        print(f"validation at step {step}: loss {last:.4f} (best {best[0]:.4f} at step {best[1]})",
+              flush=True)
 if args.json:
     summary = {"torch": torch.__version__, "compiled": args.compile, "validation": validation,
-               "speed": {"step_ms": median * 1e3, "tokens_per_second": args.batch * S / median} if seconds else None}
+               "speed": {"step_ms": median * 1e3, "tokens_per_second": args.batch * S / median}
+               if seconds else None}
     with open(args.json, "w") as out:
         out.write("\n".join(json.dumps(line) for line in lines + [{"summary": summary}]) + "\n")

@@ -2,8 +2,8 @@
 with the real loss, and nothing skipped.
 
 On the CPU in fp32; on a GPU with bf16 autocast with fp32 weights, gradients and optimizer states.
-Usage: python3 tests/bench/torch_llama.py [--model small] [--layers 0] [--batch 8] [--seq 256] [--steps 12] [--compile]
-       [--device cpu|cuda] [--threads 2] [--peak-tflops 989.5]
+Usage: python3 tests/bench/torch_llama.py [--model small] [--layers 0] [--batch 8] [--seq 256]
+       [--steps 12] [--compile] [--device cpu|cuda] [--threads 2] [--peak-tflops 989.5]
 Prints one line: the median step, tokens/s, and MFU (6 N + 12 L h s FLOP per token) relative to the
 given peak, or on the CPU to torch's own sgemm rate; on a GPU also the peak of the tensors' memory.
 """
@@ -74,7 +74,8 @@ class Llama(nn.Module):
         self.norm, self.head = nn.RMSNorm(h, eps=1e-5), nn.Linear(h, V, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
-        angle = torch.outer(torch.arange(args.seq).float(), theta ** (-torch.arange(0, D, 2).float() / D))
+        angle = torch.outer(torch.arange(args.seq).float(),
+                            theta ** (-torch.arange(0, D, 2).float() / D))
         self.register_buffer("cos", angle.cos())
         self.register_buffer("sin", angle.sin())
 
@@ -92,7 +93,8 @@ for weight in model.parameters():
         nn.init.normal_(weight, std=0.02)
 parameters = sum(p.numel() for p in model.parameters())
 step_model = torch.compile(model) if args.compile else model
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1,
+                              fused=True)
 tokens = torch.randint(0, V, (args.batch, args.seq + 1))
 
 
@@ -119,7 +121,8 @@ for _ in range(4):
     step()
 if on_gpu:
     torch.cuda.reset_peak_memory_stats()
-    rate, where = args.peak_tflops * 1e12, f"{torch.cuda.get_device_name()}, peak memory {{:.1f}} GiB"
+    rate = args.peak_tflops * 1e12
+    where = f"{torch.cuda.get_device_name()}, peak memory {{:.1f}} GiB"
 else:
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     rate, where = 2 * 1024**3 / seconds(lambda: a @ b, 15), f"{args.threads} threads"
@@ -128,5 +131,6 @@ per_second = args.batch * args.seq / median
 flops = (6 * parameters + 12 * L * H * D * args.seq) * per_second
 if on_gpu:
     where = where.format(torch.cuda.max_memory_allocated() / 2**30)
-print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''}, {where}: median step {median * 1e3:.1f} ms, "
-      f"{per_second:.0f} tokens/s, {flops / rate * 100:.1f} % of {'its sgemm' if not on_gpu else 'peak'} ({rate / 1e12:.3f} TFLOP/s)")
+print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''}, {where}: "
+      f"median step {median * 1e3:.1f} ms, {per_second:.0f} tokens/s, "
+      f"{flops / rate * 100:.1f} % of {'its sgemm' if not on_gpu else 'peak'} ({rate / 1e12:.3f} TFLOP/s)")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains random small models in random ways and checks that --verify passes each of them: all of these
-runs are correct.
+"""Trains random small models in random ways and checks that --verify passes each of them: all of
+these runs are correct.
 
     tests/fuzz/verify_random.py build/cpu --mpirun "$(make -s BACKEND=cpu mpirun)" --runs 300
 
@@ -29,24 +29,28 @@ def log_uniform(rng, low, high):
 
 
 def random_model(rng):
-    """A config.json. One in eight is of the kind that amplifies rounding most: wide heads, large weights."""
+    """A config.json. One in eight is of the kind that amplifies rounding most: wide heads, large
+    weights."""
     if rng.random() < 0.125:
         head_dim, heads = rng.choice([(128, 4), (128, 7), (256, 2), (256, 3)])
-        return config(rng, heads * head_dim, heads, rng.choice([1, heads]), head_dim, rng.choice([1, 2]), rng.choice([64, 256]),
-                      log_uniform(rng, 0.05, 0.1))
+        return config(rng, heads * head_dim, heads, rng.choice([1, heads]), head_dim,
+                      rng.choice([1, 2]), rng.choice([64, 256]), log_uniform(rng, 0.05, 0.1))
     head_dim = rng.choice([8, 8, 16, 16, 32, 32, 64, 64, 128, 256])
     heads = rng.randint(1, max(1, min(8, 512 // head_dim)))
     hidden = heads * head_dim if rng.random() < 0.7 else 8 * rng.randint(1, 24)
     kv_heads = rng.choice([k for k in range(1, heads + 1) if heads % k == 0])
-    return config(rng, hidden, heads, kv_heads, head_dim, rng.randint(1, 4), 4 * rng.randint(1, 64), log_uniform(rng, 0.01, 0.1))
+    return config(rng, hidden, heads, kv_heads, head_dim, rng.randint(1, 4), 4 * rng.randint(1, 64),
+                  log_uniform(rng, 0.01, 0.1))
 
 
 def config(rng, hidden, heads, kv_heads, head_dim, layers, ffn, initializer_range):
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": hidden,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "num_hidden_layers": layers,
-        "intermediate_size": ffn, "vocab_size": rng.choice([128, 256, 256, 300, 512]), "initializer_range": initializer_range,
-        "tie_word_embeddings": rng.random() < 0.5, "max_position_embeddings": 256, "rms_norm_eps": rng.choice([1e-5, 1e-6]),
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": head_dim, "num_hidden_layers": layers, "intermediate_size": ffn,
+        "vocab_size": rng.choice([128, 256, 256, 300, 512]),
+        "initializer_range": initializer_range, "tie_word_embeddings": rng.random() < 0.5,
+        "max_position_embeddings": 256, "rms_norm_eps": rng.choice([1e-5, 1e-6]),
         "rope_theta": 10000.0,
     }
 
@@ -62,7 +66,8 @@ def random_run(rng):
     ranks = 1 if chapter.startswith("00") else rng.randint(1, 4)
     seq = rng.choice([1, 2, 3, 5, 8, 12, 16, 24, 32, 40, 48, 64])
     accumulated = rng.choice([1, 1, 2, 3])
-    options = [f"--steps {rng.choice([1, 2, 3, 6, 6, 6, 6, 6])}", f"--micro-batch {rng.choice([1, 1, 2, 3, 4])}", f"--seed {rng.randint(0, 999)}",
+    options = [f"--steps {rng.choice([1, 2, 3, 6, 6, 6, 6, 6])}",
+               f"--micro-batch {rng.choice([1, 1, 2, 3, 4])}", f"--seed {rng.randint(0, 999)}",
                f"--lr {log_uniform(rng, 1e-4, 1e-2)}"]
 
     def sometimes(probability, *choices):
@@ -91,7 +96,8 @@ def random_run(rng):
         if sync == "ring":
             sometimes(0.5, "--ring-directions one", "--ring-directions both")
         if sync == "hierarchical" and ranks > 1:
-            options.append(f"--node-size {rng.choice(divides(range(1, ranks + 1), ranks))} --inter-gbps 100")
+            node_size = rng.choice(divides(range(1, ranks + 1), ranks))
+            options.append(f"--node-size {node_size} --inter-gbps 100")
         if accumulated > 1:
             sometimes(0.3, "--no-sync off")
     elif chapter == "02_zero":
@@ -107,7 +113,8 @@ def random_run(rng):
             sometimes(0.3, "--no-sync off")
     else:
         heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
-        fits = [t for t in divides(range(1, ranks + 1), ranks, heads, model["intermediate_size"]) if kv_heads % t == 0 or t % kv_heads == 0]
+        fits = [t for t in divides(range(1, ranks + 1), ranks, heads, model["intermediate_size"])
+                if kv_heads % t == 0 or t % kv_heads == 0]
         tp = rng.choice(fits)
         options.append(f"--tp {tp}")
         if tp > 1 and rng.random() < 0.5:
@@ -130,15 +137,17 @@ def run(index, arguments):
             json.dump(model, file)
         summary_file = os.path.join(scratch, "out.json")
         launcher = shlex.split(arguments.mpirun) + ["-n", str(ranks)] if ranks > 1 else []
-        command = launcher + [os.path.join(arguments.build, chapter), "--model", where, "--verify", "--peak-tflops", "1"] + options.split()
+        command = launcher + [os.path.join(arguments.build, chapter), "--model", where, "--verify",
+                              "--peak-tflops", "1"] + options.split()
         environment = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
         if arguments.gpus:  # each run starts at another GPU
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(str((index + i) % arguments.gpus) for i in range(arguments.gpus))
-        result = {"index": index, "command": " ".join(command), "model": model, "verify": {}, "out": "",
-                  "dtype": "bf16" if "bf16" in options else "fp32"}
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+                str((index + i) % arguments.gpus) for i in range(arguments.gpus))
+        result = {"index": index, "command": " ".join(command), "model": model, "verify": {},
+                  "out": "", "dtype": "bf16" if "bf16" in options else "fp32"}
         try:
-            done = subprocess.run(command + ["--json", summary_file], env=environment, capture_output=True, text=True,
-                                  timeout=arguments.timeout)
+            done = subprocess.run(command + ["--json", summary_file], env=environment,
+                                  capture_output=True, text=True, timeout=arguments.timeout)
         except subprocess.TimeoutExpired:
             return dict(result, outcome="failed", out=f"still running after {arguments.timeout} s")
         result["out"] = done.stdout[-20000:] + done.stderr[-1000:]
@@ -150,8 +159,8 @@ def run(index, arguments):
         except (OSError, KeyError, ValueError):
             return dict(result, outcome="failed")
         word = result["verify"]["result"]
-        if word == "ok" and done.returncode != 0:  # another of the run's checks: memory, communication
-            word = "failed"
+        if word == "ok" and done.returncode != 0:
+            word = "failed"  # another of the run's checks: memory, communication
         return dict(result, outcome={"missed": "MISSED"}.get(word, word))
 
 
@@ -177,24 +186,30 @@ def table(results):
     for line in LINES:
         for kind in ("fixed", "measured", "limit"):
             def value(group):
-                chosen = [r["verify"] for r in group if r["outcome"] == "ok" and r["verify"].get(line + "_bound_is") == kind]
+                chosen = [r["verify"] for r in group
+                          if r["outcome"] == "ok" and r["verify"].get(line + "_bound_is") == kind]
                 if not chosen:
                     return "-"
-                return f"{max(ratio(v, line) for v in chosen):.2g} {max(v.get(line) or 0 for v in chosen):.1e}"
+                return (f"{max(ratio(v, line) for v in chosen):.2g} "
+                        f"{max(v.get(line) or 0 for v in chosen):.1e}")
             if kind == "fixed" or line != "loss_step_1":
                 row(f"  {line}, {kind}", value)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", help="folder of the programs, such as build/cpu")
-    parser.add_argument("--mpirun", default=os.environ.get("MPIRUN", "mpirun"), help="mpirun with its flags; default: $MPIRUN")
+    parser.add_argument("--mpirun", default=os.environ.get("MPIRUN", "mpirun"),
+                        help="mpirun with its flags; default: $MPIRUN")
     parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start no new run after this many seconds")
+    parser.add_argument("--seconds", type=float, default=math.inf,
+                        help="start no new run after this many seconds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--gpus", type=int, default=0, help="distribute the runs over this many GPUs")
+    parser.add_argument("--gpus", type=int, default=0,
+                        help="distribute the runs over this many GPUs")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one run")
     parser.add_argument("--keep", help="keep the models and results.jsonl in this folder")
     arguments = parser.parse_args()
@@ -217,8 +232,10 @@ def main():
             if kept:
                 print(json.dumps(result), file=kept, flush=True)
             if result["outcome"] not in ("ok", "refused"):
-                print(f"\n{result['outcome']}: run {result['index']}: {result['command']}\n  {json.dumps(result['model'])}")
-                print("\n".join(line for line in result["out"].splitlines() if "<=" in line or result["outcome"] == "failed"), flush=True)
+                print(f"\n{result['outcome']}: run {result['index']}: {result['command']}\n"
+                      f"  {json.dumps(result['model'])}")
+                print("\n".join(line for line in result["out"].splitlines()
+                                if "<=" in line or result["outcome"] == "failed"), flush=True)
             elif sys.stderr.isatty():
                 print(f"\r{len(results)} runs", end="", file=sys.stderr)
     table(results)

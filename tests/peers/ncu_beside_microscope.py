@@ -1,10 +1,12 @@
-"""Compares Nsight Compute's counters with the microscope's, for kernels of 07_kernels at the microscope's sizes.
+"""Compares Nsight Compute's counters with the microscope's, for kernels of 07_kernels at the
+microscope's sizes.
 
 On any machine:  build/cpu/07_kernels --json seen.json
-On a GPU:        python3 tests/peers/ncu_beside_microscope.py build/cuda/07_kernels seen.json [KERNEL...]
+On a GPU:        python3 tests/peers/ncu_beside_microscope.py build/cuda/07_kernels seen.json \\
+                     [KERNEL...]
 Prints for each kernel the requests and sectors of global loads and stores and the wavefronts of
-shared memory: one number if both count the same, else "ncu / microscope". The machine code shows the
-reason for a difference: cuobjdump -sass -fun NAME build/cuda/07_kernels.
+shared memory: one number if both count the same, else "ncu / microscope". The machine code shows
+the reason for a difference: cuobjdump -sass -fun NAME build/cuda/07_kernels.
 """
 import csv
 import json
@@ -20,14 +22,16 @@ METRICS = {
     "shared_load_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "shared_store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
 }
-KERNELS = ["vector_add", "vector_add_float4", "swiglu", "copy_strided", "transpose_naive", "transpose_shared", "transpose_padded",
-           "transpose_float4", "sum_shuffle", "product_naive", "product_coalesced", "product_shared"]
+KERNELS = ["vector_add", "vector_add_float4", "swiglu", "copy_strided", "transpose_naive",
+           "transpose_shared", "transpose_padded", "transpose_float4", "sum_shuffle",
+           "product_naive", "product_coalesced", "product_shared"]
 
 
 def counters(program, kernel, size):
     """Sums over the launches of one run; the operations that prepare it are not counted."""
-    command = ["ncu", "--clock-control", "none", "--csv", "--metrics", ",".join(METRICS.values()), "--kernel-name-base", "demangled",
-               "--kernel-name", "regex:ultrascale::kernels", program, "--check", "--kernel", kernel, "--size", ",".join(map(str, size))]
+    command = ["ncu", "--clock-control", "none", "--csv", "--metrics", ",".join(METRICS.values()),
+               "--kernel-name-base", "demangled", "--kernel-name", "regex:ultrascale::kernels",
+               program, "--check", "--kernel", kernel, "--size", ",".join(map(str, size))]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     begin = text.index('"ID"')
     sums = dict.fromkeys(METRICS.values(), 0.0)
@@ -52,7 +56,8 @@ def main():
         if row["kernel"] not in (kernels or KERNELS):
             continue
         real = counters(program, row["kernel"], row["size"])
-        cells = [f"{real[name]:.0f}" if real[name] == row[name] else f"{real[name]:.0f} / {row[name]:.0f}" for name in METRICS]
+        cells = [f"{real[name]:.0f}" if real[name] == row[name]
+                 else f"{real[name]:.0f} / {row[name]:.0f}" for name in METRICS]
         print(table_row(f"{row['kernel']} {','.join(map(str, row['size']))}", cells), flush=True)
 
 

@@ -1,5 +1,5 @@
-"""PyTorch on the problems of 07_kernels at the same sizes: eager, and compiled if that gives another
-kernel. Run both on the same GPU.
+"""PyTorch on the problems of 07_kernels at the same sizes: eager, and compiled if that gives
+another kernel. Run both on the same GPU.
 
 Usage: python3 tests/peers/torch_kernels.py
 Prints for each problem the milliseconds, measured as in 07_kernels (the median over batches of
@@ -37,7 +37,8 @@ line("swiglu", "16384 x 4096", 3 * x.numel(), lambda x: F.silu(x[:, :4096]) * x[
 line("transpose", "8192 x 8192", 8 * n, lambda a: a.t().contiguous(), a.view(8192, 8192))
 line("softmax", "16384 x 8192", 4 * x.numel(), lambda x: F.softmax(x, -1), x)
 weight, residual = torch.ones(8192, dtype=bf16), torch.randn_like(x)
-line("rms norm", "16384 x 8192", 4 * x.numel(), lambda x, weight: F.rms_norm(x, (8192,), weight, 1e-5), x, weight)
+line("rms norm", "16384 x 8192", 4 * x.numel(),
+     lambda x, weight: F.rms_norm(x, (8192,), weight, 1e-5), x, weight)
 
 
 def add_and_norm(x, residual, weight):
@@ -49,7 +50,8 @@ line("rms norm + residual", "16384 x 8192", 8 * x.numel(), add_and_norm, x, resi
 logits, targets = torch.randn(8192, 49152, dtype=bf16), torch.randint(0, 49152, (8192,))
 
 
-def gradient_of_loss(logits, targets):  # what autograd computes for the mean cross-entropy, written out
+# What autograd computes for the mean cross-entropy, written out.
+def gradient_of_loss(logits, targets):
     p = torch.softmax(logits.float(), -1)
     p[torch.arange(len(targets)), targets] -= 1
     return (p / len(targets)).to(bf16)
@@ -59,11 +61,15 @@ line("cross-entropy", "8192 x 49152", 4 * logits.numel(), gradient_of_loss, logi
 del logits
 
 for dtype, name in ((torch.float32, "product"), (bf16, "product bf16")):
-    inputs = [(torch.randn(4096, 4096, dtype=dtype), torch.randn(4096, 4096, dtype=dtype)) for _ in range(4)]
+    inputs = [(torch.randn(4096, 4096, dtype=dtype), torch.randn(4096, 4096, dtype=dtype))
+              for _ in range(4)]
     ms = milliseconds((lambda m, k: m @ k.t()) if dtype == bf16 else (lambda m, k: m @ k), inputs)
-    print(f"{name:<22} {'4096^3':<18} eager {ms:.4f} ms {2 * 4096**3 / ms / 1e9:7.1f} TFLOP/s", flush=True)
+    print(f"{name:<22} {'4096^3':<18} eager {ms:.4f} ms {2 * 4096**3 / ms / 1e9:7.1f} TFLOP/s",
+          flush=True)
 for B, T, H, D in ((4, 4096, 16, 128), (4, 4096, 16, 64)):
     inputs = [tuple(torch.randn(B, H, T, D, dtype=bf16) for _ in range(3)) for _ in range(4)]
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        ms = milliseconds(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), inputs)
-    print(f"{'attention':<22} {f'{B} x {T} x {H} x {D}':<18} eager {ms:.4f} ms {2 * B * H * T * T * D / ms / 1e9:7.1f} TFLOP/s", flush=True)
+        ms = milliseconds(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+                          inputs)
+    print(f"{'attention':<22} {f'{B} x {T} x {H} x {D}':<18} eager {ms:.4f} ms "
+          f"{2 * B * H * T * T * D / ms / 1e9:7.1f} TFLOP/s", flush=True)

@@ -1,11 +1,16 @@
-"""PyTorch's tensor parallelism on the same work as 03_tensor_parallel: forward, backward, clipping by the global norm, AdamW.
+"""PyTorch's tensor parallelism on the same work as 03_tensor_parallel: forward, backward, clipping
+by the global norm, AdamW.
 
-torch.distributed.tensor.parallel with compiled layers, as torchtitan arranges it: column and row linears, the embedding split over the
-vocabulary, the loss over split logits (loss_parallel), and with --sequence-parallel norms and residuals on 1/tp of the tokens. bf16 autocast
-with fp32 weights, gradients and optimizer states. --async-tp lets inductor pipeline all-gathers and reduce-scatters with the products.
-Usage: torchrun --nproc_per_node TP tests/peers/torch_tensor_parallel.py [--model llama-3-8b] [--layers 16] [--batch 1] [--seq 4096]
-       [--steps 12] [--sequence-parallel] [--async-tp] [--no-compile] [--device cpu|cuda] [--peak-tflops 989.5]
-Prints one line: the median step, tokens/s, MFU of all devices (6 N + 12 L h s FLOP per token), the first and the last loss, peak memory.
+torch.distributed.tensor.parallel with compiled layers, as torchtitan arranges it: column and row
+linears, the embedding split over the vocabulary, the loss over split logits (loss_parallel), and
+with --sequence-parallel norms and residuals on 1/tp of the tokens. bf16 autocast with fp32 weights,
+gradients and optimizer states. --async-tp lets inductor pipeline all-gathers and reduce-scatters
+with the products.
+Usage: torchrun --nproc_per_node TP tests/peers/torch_tensor_parallel.py [--model llama-3-8b]
+       [--layers 16] [--batch 1] [--seq 4096] [--steps 12] [--sequence-parallel] [--async-tp]
+       [--no-compile] [--device cpu|cuda] [--peak-tflops 989.5]
+Prints one line: the median step, tokens/s, MFU of all devices (6 N + 12 L h s FLOP per token), the
+first and the last loss, peak memory.
 """
 import argparse
 import os
@@ -17,7 +22,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, loss_parallel,
+from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel,
+                                               SequenceParallel, loss_parallel,
                                                parallelize_module)
 
 parser = argparse.ArgumentParser()
@@ -61,7 +67,8 @@ class Attention(nn.Module):
     def forward(self, x, cos, sin):
         B, T, _ = x.shape
         q, k, v = (p(x).view(B, T, -1, D).transpose(1, 2) for p in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True, enable_gqa=H != K)
+        y = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v,
+                                           is_causal=True, enable_gqa=H != K)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -94,7 +101,8 @@ class Llama(nn.Module):
         self.norm, self.head = nn.RMSNorm(h, eps=1e-5), nn.Linear(h, V, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
-        angle = torch.outer(torch.arange(args.seq).float(), theta ** (-torch.arange(0, D, 2).float() / D))
+        angle = torch.outer(torch.arange(args.seq).float(),
+                            theta ** (-torch.arange(0, D, 2).float() / D))
         self.register_buffer("cos", angle.cos())
         self.register_buffer("sin", angle.sin())
 
@@ -124,8 +132,10 @@ parallelize_module(model, mesh, {
 for layer in model.layers:
     plan = {
         # The gathered input is shared by q, k and v, and by gate and up.
-        "attention": PrepareModuleInput(input_layouts=(split, None, None), desired_input_layouts=(Replicate(), None, None)),
-        "feed_forward": PrepareModuleInput(input_layouts=(split,), desired_input_layouts=(Replicate(),)),
+        "attention": PrepareModuleInput(input_layouts=(split, None, None),
+                                        desired_input_layouts=(Replicate(), None, None)),
+        "feed_forward": PrepareModuleInput(input_layouts=(split,),
+                                           desired_input_layouts=(Replicate(),)),
         **{f"attention.{p}": ColwiseParallel() for p in "qkv"},
         **{f"feed_forward.{p}": ColwiseParallel() for p in ("gate", "up")},
         **{p: RowwiseParallel(output_layouts=split) for p in ("attention.o", "feed_forward.down")},
@@ -140,9 +150,11 @@ if not args.no_compile:
         layer.compile(fullgraph=True)
 
 # DTensors and tensors (norms without sequence parallelism) may not share a group.
-groups = [[p for p in model.parameters() if isinstance(p, DTensor) == sharded] for sharded in (True, False)]
+groups = [[p for p in model.parameters() if isinstance(p, DTensor) == sharded]
+          for sharded in (True, False)]
 groups = [group for group in groups if group]
-optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=1e-4, betas=(0.9, 0.95),
+                              weight_decay=0.1, fused=True)
 
 
 def clip(limit=1.0):
@@ -160,7 +172,8 @@ def step():
     clip()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return (loss.full_tensor() if isinstance(loss, DTensor) else loss).item()  # waits for the device
+    whole = loss.full_tensor() if isinstance(loss, DTensor) else loss
+    return whole.item()  # waits for the device
 
 
 losses = [step() for _ in range(4)]
@@ -176,8 +189,10 @@ per_second = args.batch * args.seq / median
 flops = (6 * parameters + 12 * L * H * D * args.seq) * per_second
 memory = f", peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if on_gpu else ""
 if rank == 0:
-    how = " + sequence parallel" * args.sequence_parallel + ", async-tp" * args.async_tp + ", not compiled" * args.no_compile
-    print(f"PyTorch {torch.__version__}, tp {ranks}{how}: median step {median * 1e3:.1f} ms, {per_second:.0f} tokens/s, "
+    how = (" + sequence parallel" * args.sequence_parallel + ", async-tp" * args.async_tp
+           + ", not compiled" * args.no_compile)
+    print(f"PyTorch {torch.__version__}, tp {ranks}{how}: median step {median * 1e3:.1f} ms, "
+          f"{per_second:.0f} tokens/s, "
           f"{flops / (args.peak_tflops * 1e12 * ranks) * 100:.1f} % of {ranks} devices' peak, "
           f"loss {losses[0]:.4f} to {losses[-1]:.4f}{memory}", flush=True)
 dist.destroy_process_group()

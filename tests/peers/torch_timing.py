@@ -6,9 +6,9 @@ import torch
 
 
 def milliseconds(work, inputs=((),)):
-    """The median over batches of back-to-back calls, after a quarter of a second of warm-up, in which
-    the GPU settles on the clock for this work's power. Calls take the inputs in turn, so that none
-    finds its inputs in L2."""
+    """The median over batches of back-to-back calls, after a quarter of a second of warm-up, in
+    which the GPU settles on the clock for this work's power. Calls take the inputs in turn, so that
+    none finds its inputs in L2."""
     def batch(launches):
         torch.cuda.synchronize()
         begin = time.perf_counter()

@@ -3,16 +3,18 @@
 
     python3 tests/reference/check_saved.py [--write] DIR
 
-DIR holds gqa_untied/, tied_head_dim/ and llama3_bf16/ as saved by our program after loading the references of those names
-(any of the three may be absent). Two ways to make them:
+DIR holds gqa_untied/, tied_head_dim/ and llama3_bf16/ as saved by our program after loading the
+references of those names (any of the three may be absent). Two ways to make them:
 
-    ULTRASCALE_SAVED_DIR=DIR build/cpu/unit_test --gtest_filter=SaveCheckpoint.WritesWhatTransformersLoaded
-    build/cpu/00_single_gpu --load tests/reference/gqa_untied --data tests/reference/gqa_untied/tokens.bin --seq 64 \\
-        --steps 0 --save DIR/gqa_untied
+    ULTRASCALE_SAVED_DIR=DIR build/cpu/unit_test \\
+        --gtest_filter=SaveCheckpoint.WritesWhatTransformersLoaded
+    build/cpu/00_single_gpu --load tests/reference/gqa_untied --seq 64 --steps 0 \\
+        --data tests/reference/gqa_untied/tokens.bin --save DIR/gqa_untied
 
-Logits are compared in float64 with those that make_reference.py committed: the weights must be the same, so they must agree
-to the expectation's nine digits. With --write, the hashes of the files that passed are written to saved.json. A
-C++ test then checks on machines without transformers that the program writes exactly these bytes.
+Logits are compared in float64 with those that make_reference.py committed: the weights must be the
+same, so they must agree to the expectation's nine digits. With --write, the hashes of the files
+that passed are written to saved.json. A C++ test then checks on machines without transformers that
+the program writes exactly these bytes.
 """
 
 import json
@@ -29,11 +31,14 @@ NAMES = ["gqa_untied", "tied_head_dim", "llama3_bf16"]
 
 
 def largest_difference(saved, name):
-    model, report = LlamaForCausalLM.from_pretrained(saved, attn_implementation="eager", dtype=torch.float64, output_loading_info=True)
+    model, report = LlamaForCausalLM.from_pretrained(saved, attn_implementation="eager",
+                                                     dtype=torch.float64, output_loading_info=True)
     problems = {key: value for key, value in report.items() if value}
     assert not problems, f"{saved}: {problems}"
-    tokens = torch.from_numpy(np.fromfile(HERE / name / "tokens.bin", dtype=np.uint16).astype(np.int64))
-    expected = torch.tensor(json.loads((HERE / name / "expected.json").read_text())["logits"], dtype=torch.float64)
+    tokens = torch.from_numpy(np.fromfile(HERE / name / "tokens.bin",
+                                          dtype=np.uint16).astype(np.int64))
+    expected = torch.tensor(json.loads((HERE / name / "expected.json").read_text())["logits"],
+                            dtype=torch.float64)
     with torch.no_grad():
         logits = model(tokens[None, :LOGIT_TOKENS], use_cache=False).logits[0]
     return float((logits - expected).abs().max())
@@ -49,8 +54,10 @@ def main():
             continue
         difference = largest_difference(root / name, name)
         failed |= difference > 1e-6
-        print(f"{name}: largest difference of a logit {difference:.1e}{'  FAILED' if difference > 1e-6 else ''}")
-        hashes[name] = {f.name: f"{fnv1a(f.read_bytes()):016x}" for f in sorted((root / name).iterdir())
+        print(f"{name}: largest difference of a logit {difference:.1e}"
+              f"{'  FAILED' if difference > 1e-6 else ''}")
+        hashes[name] = {f.name: f"{fnv1a(f.read_bytes()):016x}"
+                        for f in sorted((root / name).iterdir())
                         if f.name == "config.json" or f.name.startswith("model")}
     if write and not failed and len(hashes) == len(NAMES):
         (HERE / "saved.json").write_text(json.dumps(hashes, indent=2) + "\n")

@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
 """Makes the references under tests/reference/ with Hugging Face transformers.
 
-    python3 tests/reference/make_reference.py            (torch 2.15, transformers 5.23; a minute on two cores)
+    python3 tests/reference/make_reference.py   # torch 2.15, transformers 5.23; a minute
 
 It writes a folder that `--load` and `--data` read for each of three tiny Llamas:
 
-    gqa_untied    grouped-query attention, untied head; one fp32 file; config.json as transformers 5 writes it
-    tied_head_dim tied head, head_dim != hidden / heads, another rope_theta and rms_norm_eps; one fp32 file; config.json as
-                  transformers 4 wrote it, with null for rope_scaling
-    llama3_bf16   rope_type llama3 (the legacy key "type"), untied; bf16, two shards with an index; as transformers 4
+    gqa_untied    grouped-query attention, untied head; one fp32 file; config.json as
+                  transformers 5 writes it
+    tied_head_dim tied head, head_dim != hidden / heads, another rope_theta and rms_norm_eps; one
+                  fp32 file; config.json as transformers 4 wrote it, with null for rope_scaling
+    llama3_bf16   rope_type llama3 (the legacy key "type"), untied; bf16, two shards with an index;
+                  config.json as transformers 4 wrote it
 
-and in each folder expected.json: losses and gradient norms (before clipping) of AdamW steps, in float64 and in float32, and the
-logits of the first 16 tokens in float64.
+and in each folder expected.json: losses and gradient norms (before clipping) of AdamW steps, in
+float64 and in float32, and the logits of the first 16 tokens in float64.
 
-    step s: samples s*8 .. s*8+7 of tokens.bin (uint16), sample k = tokens[64 k .. 64 k + 64]; loss = mean over 512 targets
-    AdamW: lr 1e-3, betas 0.9 0.95, eps 1e-8, decoupled weight decay 0.1 on matrices (embeddings too), none on norms; clip 1.0
+    step s: samples s*8 .. s*8+7 of tokens.bin (uint16), sample k = tokens[64 k .. 64 k + 64];
+            loss = mean over 512 targets
+    AdamW:  lr 1e-3, betas 0.9 0.95, eps 1e-8, decoupled weight decay 0.1 on matrices (embeddings
+            too), none on norms; clip 1.0
 
 random.json holds draws of common/core/random.h's generator, made here with NumPy.
 """
@@ -32,7 +36,7 @@ HERE = pathlib.Path(__file__).parent
 SEQ, BATCH, LOGIT_TOKENS = 64, 8, 16
 
 
-# ---- common/core/random.h in NumPy ---------------------------------------------------------------------------------------------
+# ---- common/core/random.h in NumPy ---------------------------------------------------------------
 def philox4x32(counter, key):
     """Ten rounds; counter: (4, n) uint64 holding 32-bit words, key: two ints. Returns (4, n)."""
     low = np.uint64(0xFFFFFFFF)
@@ -63,7 +67,8 @@ def draw_bits(seed, name, index):
 
 
 def draw_uniform(seed, name, index):
-    return ((draw_bits(seed, name, index) >> np.uint64(8)) + np.uint64(1)).astype(np.float64) / 2.0**24
+    bits = draw_bits(seed, name, index) >> np.uint64(8)
+    return (bits + np.uint64(1)).astype(np.float64) / 2.0**24
 
 
 def draw_normal(seed, name, index):
@@ -77,7 +82,8 @@ def draw_normal(seed, name, index):
 
 def write_random():
     cases = []
-    for seed, name, first in [(1, "model.layers.3.self_attn.q_proj.weight", 0), (2**64 - 1, "", 2**34 - 4), (42, "a", 7)]:
+    for seed, name, first in [(1, "model.layers.3.self_attn.q_proj.weight", 0),
+                              (2**64 - 1, "", 2**34 - 4), (42, "a", 7)]:
         index = np.arange(first, first + 12, dtype=np.uint64)
         cases.append({"seed": seed, "name": name, "first": first,
                       "bits": [int(v) for v in draw_bits(seed, name, index)],
@@ -86,11 +92,13 @@ def write_random():
     (HERE / "random.json").write_text(json.dumps(cases, indent=1) + "\n")
 
 
-# ---- transformers in true float64 -----------------------------------------------------------------------------------------
+# ---- transformers in true float64 ----------------------------------------------------------------
 def keep_float64():
-    """transformers computes norms, softmax and rotary angles in float32 whatever the dtype; here they follow the dtype."""
+    """transformers computes norms, softmax and rotary angles in float32 whatever the dtype; here
+    they follow the dtype."""
     def norm(self, x):
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+        mean_square = x.pow(2).mean(-1, keepdim=True)
+        return self.weight * (x * torch.rsqrt(mean_square + self.variance_epsilon))
 
     def rotary(self, x, position_ids):
         angles = position_ids[..., None].to(x.dtype) * self.inv_freq.to(x.dtype)
@@ -118,11 +126,13 @@ def train(folder, dtype, steps):
         logits = model(tokens[None, :LOGIT_TOKENS], use_cache=False).logits[0]
     matrices = [p for p in model.parameters() if p.dim() == 2]
     norms = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1},
+                                   {"params": norms, "weight_decay": 0.0}],
                                   lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
     result = {"loss": [], "grad_norm": []}
     for step in range(steps):
-        batch = torch.stack([tokens[k * SEQ:k * SEQ + SEQ + 1] for k in range(step * BATCH, (step + 1) * BATCH)])
+        batch = torch.stack([tokens[k * SEQ:k * SEQ + SEQ + 1]
+                             for k in range(step * BATCH, (step + 1) * BATCH)])
         out = model(batch[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
@@ -133,9 +143,10 @@ def train(folder, dtype, steps):
     return result, logits
 
 
-# ---- the three checkpoints ------------------------------------------------------------------------------------------------
+# ---- the three checkpoints -----------------------------------------------------------------------
 def make_tokens(vocab, count, seed):
-    """A noisy walk, so that there is something to learn: the next token is often a fixed function of the last two."""
+    """A noisy walk, so that there is something to learn: the next token is often a fixed function
+    of the last two."""
     draw = np.random.default_rng(seed)
     tokens = [1, 2]
     while len(tokens) < count:
@@ -159,15 +170,18 @@ def make_model(config, seed, embedding_std=0.5):
 
 def as_transformers_4(config, rope_scaling, dtype):
     """config.json as transformers 4.4x writes it (fields in its order)."""
-    return {"architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
-            "eos_token_id": 2, "head_dim": config.head_dim, "hidden_act": "silu", "hidden_size": config.hidden_size,
+    return {"architectures": ["LlamaForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+            "head_dim": config.head_dim, "hidden_act": "silu", "hidden_size": config.hidden_size,
             "initializer_range": 0.02, "intermediate_size": config.intermediate_size,
-            "max_position_embeddings": config.max_position_embeddings, "mlp_bias": False, "model_type": "llama",
-            "num_attention_heads": config.num_attention_heads, "num_hidden_layers": config.num_hidden_layers,
-            "num_key_value_heads": config.num_key_value_heads, "pretraining_tp": 1, "rms_norm_eps": config.rms_norm_eps,
-            "rope_scaling": rope_scaling, "rope_theta": config.rope_parameters["rope_theta"],
-            "tie_word_embeddings": config.tie_word_embeddings, "torch_dtype": dtype, "transformers_version": "4.46.3",
-            "use_cache": True, "vocab_size": config.vocab_size}
+            "max_position_embeddings": config.max_position_embeddings, "mlp_bias": False,
+            "model_type": "llama", "num_attention_heads": config.num_attention_heads,
+            "num_hidden_layers": config.num_hidden_layers,
+            "num_key_value_heads": config.num_key_value_heads, "pretraining_tp": 1,
+            "rms_norm_eps": config.rms_norm_eps, "rope_scaling": rope_scaling,
+            "rope_theta": config.rope_parameters["rope_theta"],
+            "tie_word_embeddings": config.tie_word_embeddings, "torch_dtype": dtype,
+            "transformers_version": "4.46.3", "use_cache": True, "vocab_size": config.vocab_size}
 
 
 def write_json(path, value):
@@ -180,17 +194,19 @@ def finish(folder):
 
 
 def write_gqa_untied(folder):
-    config = LlamaConfig(vocab_size=97, hidden_size=48, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5)
+    config = LlamaConfig(vocab_size=97, hidden_size=48, intermediate_size=88, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+                         rms_norm_eps=1e-5)
     make_model(config, 1).save_pretrained(folder)
     finish(folder)
     make_tokens(97, 64 * SEQ + 1, 1).tofile(folder / "tokens.bin")
 
 
 def write_tied_head_dim(folder):
-    config = LlamaConfig(vocab_size=128, hidden_size=40, intermediate_size=72, num_hidden_layers=2, num_attention_heads=5,
-                         num_key_value_heads=1, head_dim=12, max_position_embeddings=128, rms_norm_eps=1e-6,
-                         tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    config = LlamaConfig(vocab_size=128, hidden_size=40, intermediate_size=72, num_hidden_layers=2,
+                         num_attention_heads=5, num_key_value_heads=1, head_dim=12,
+                         max_position_embeddings=128, rms_norm_eps=1e-6, tie_word_embeddings=True,
+                         rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     make_model(config, 2, embedding_std=0.2).save_pretrained(folder)
     finish(folder)
     write_json(folder / "config.json", as_transformers_4(config, None, "float32"))
@@ -198,20 +214,25 @@ def write_tied_head_dim(folder):
 
 
 def write_llama3_bf16(folder):
-    scaling = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 32}
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=4, max_position_embeddings=256, rms_norm_eps=1e-5,
+    scaling = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+               "original_max_position_embeddings": 32}
+    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=256,
+                         rms_norm_eps=1e-5,
                          rope_parameters={"rope_type": "llama3", "rope_theta": 10000.0, **scaling})
-    state = {name: p.detach().to(torch.bfloat16) for name, p in make_model(config, 3).named_parameters()}
+    state = {name: p.detach().to(torch.bfloat16)
+             for name, p in make_model(config, 3).named_parameters()}
     names = sorted(state)
-    shards = {"model-00001-of-00002.safetensors": names[:12], "model-00002-of-00002.safetensors": names[12:]}
+    shards = {"model-00001-of-00002.safetensors": names[:12],
+              "model-00002-of-00002.safetensors": names[12:]}
     for file, held in shards.items():
         save_file({name: state[name] for name in held}, folder / file, metadata={"format": "pt"})
         (folder / file).chmod(0o644)
     write_json(folder / "model.safetensors.index.json",
                {"metadata": {"total_size": sum(2 * t.numel() for t in state.values())},
                 "weight_map": {name: file for file, held in shards.items() for name in held}})
-    write_json(folder / "config.json", as_transformers_4(config, {**scaling, "type": "llama3"}, "bfloat16"))
+    write_json(folder / "config.json",
+               as_transformers_4(config, {**scaling, "type": "llama3"}, "bfloat16"))
     make_tokens(64, 32 * SEQ + 1, 3).tofile(folder / "tokens.bin")
 
 
@@ -223,12 +244,14 @@ def main():
     for name, write, _ in references:
         (HERE / name).mkdir(exist_ok=True)
         write(HERE / name)
-    results = {name: {"float32": train(HERE / name, torch.float32, steps)[0]} for name, _, steps in references}
+    results = {name: {"float32": train(HERE / name, torch.float32, steps)[0]}
+               for name, _, steps in references}
     keep_float64()
     for name, _, steps in references:
         results[name]["float64"], logits = train(HERE / name, torch.float64, steps)
-        difference = max(abs(a - b) for a, b in zip(results[name]["float32"]["loss"], results[name]["float64"]["loss"]))
-        print(f"{name}: losses {results[name]['float64']['loss'][0]:.4f} .. {results[name]['float64']['loss'][-1]:.4f}, "
+        losses = results[name]["float64"]["loss"]
+        difference = max(abs(a - b) for a, b in zip(results[name]["float32"]["loss"], losses))
+        print(f"{name}: losses {losses[0]:.4f} .. {losses[-1]:.4f}, "
               f"largest difference float32 - float64 {difference:.1e}")
         expected = {"seq": SEQ, "global_batch": BATCH, "steps": steps, **results[name],
                     "logits": [[float(f"{v:.9g}") for v in row] for row in logits.tolist()]}
