@@ -1,10 +1,10 @@
 # The only build file. `make help` explains the targets.
 #
-#   BACKEND   cpu (MPI, OpenBLAS) or cuda (NCCL, cuBLAS)                     default: cuda if nvcc and a GPU are present
-#             simt: the CUDA kernels, executed on the CPU (for tests)
-#   CUDA_ARCH the GPU to compile for, 80, 90a, ...                           default: the one in this machine, else 90a
-#   MPI       mpich or openmpi                                               default: whichever is installed, preferably mpich
-#   SANITIZE  address or thread: a build of its own under build/cpu-address  default: none
+#   BACKEND   cpu (MPI, OpenBLAS), cuda (NCCL, cuBLAS), or for tests simt: the CUDA kernels,
+#             executed on the CPU. Default: cuda if nvcc and a GPU are present, else cpu
+#   CUDA_ARCH the GPU to compile for: 80, 90a, ... Default: the one in this machine, else 90a
+#   MPI       mpich or openmpi. Default: whichever is installed, preferably mpich
+#   SANITIZE  address or thread: a build of its own under build/cpu-address. Default: none
 #   NP, ARGS  ranks and arguments of `make run`
 #   WERROR=1  warnings are errors (CI)
 
@@ -15,7 +15,8 @@ SHELL := /bin/bash
 , := ,
 
 NVCC    := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
-GPU_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1))
+GPU_ARCH := $(subst .,,$(shell \
+              nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1))
 BACKEND ?= $(if $(and $(NVCC),$(GPU_ARCH)),cuda,cpu)
 ifeq ($(filter cpu cuda simt,$(BACKEND)),)
 $(error BACKEND=$(BACKEND): cpu, cuda or simt)
@@ -33,10 +34,12 @@ MULTIARCH := $(shell $(CXX) -print-multiarch 2>/dev/null)
 DEPS_LIB := $(wildcard $(DEPS)/lib/$(MULTIARCH) $(DEPS)/lib/$(MULTIARCH)/openblas-openmp)
 SYSTEM_LIB := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
 # OpenBLAS built with OpenMP shares our threads; the pthread build would start its own as well.
-OPENBLAS_INCLUDE := $(firstword $(wildcard $(addsuffix /include/$(MULTIARCH)/openblas-openmp,$(DEPS) /usr) \
+OPENBLAS_INCLUDE := $(firstword $(wildcard \
+                      $(addsuffix /include/$(MULTIARCH)/openblas-openmp,$(DEPS) /usr) \
                       $(CONDA_PREFIX)/include /usr/include/$(MULTIARCH)/openblas-pthread))
 
-first_tool = $(firstword $(foreach tool,$(1),$(shell PATH="$(DEPS)/bin:$$PATH" command -v $(tool) 2>/dev/null)))
+first_tool = $(firstword $(foreach tool,$(1),$(shell \
+               PATH="$(DEPS)/bin:$$PATH" command -v $(tool) 2>/dev/null)))
 ifeq ($(MPI),openmpi)
 MPICXX := $(call first_tool,mpicxx.openmpi)
 MPIRUN := $(call first_tool,mpirun.openmpi)
@@ -44,8 +47,8 @@ else
 MPICXX := $(call first_tool,mpicxx.mpich mpicxx)
 MPIRUN := $(call first_tool,mpirun.mpich mpirun)
 endif
-# `mpicxx -show` prints "g++ -I... -L... -l..." (MPICH and Open MPI both answer to it); a wrapper that was unpacked under
-# .deps still names /usr, so its folders are looked up there first.
+# `mpicxx -show` prints "g++ -I... -L... -l..." (MPICH and Open MPI both answer to it); a wrapper
+# that was unpacked under .deps still names /usr, so its folders are looked up there first.
 MPI_SHOW  := $(if $(MPICXX),$(wordlist 2,99,$(shell $(MPICXX) -show 2>/dev/null)))
 MPI_FLAGS := $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_SHOW)))
 MPI_LIBS  := $(filter -L% -l%,$(filter-out -lmpichcxx -lmpi_cxx,$(MPI_SHOW)))
@@ -54,8 +57,10 @@ MPI_FLAGS := $(subst -isystem /usr/,-isystem $(DEPS)/,$(MPI_FLAGS))
 endif
 # Open MPI must be told to allow root and more ranks than cores, and not to bind a rank, which has
 # several threads, to one core.
-MPI_IS_OPENMPI := $(if $(MPIRUN),$(shell $(MPIRUN) --version 2>/dev/null | grep -c 'Open MPI\|OpenRTE'),0)
-MPIRUN_FLAGS := $(if $(filter-out 0,$(MPI_IS_OPENMPI)),--allow-run-as-root --oversubscribe --bind-to none)
+MPI_IS_OPENMPI := $(if $(MPIRUN),$(shell \
+                    $(MPIRUN) --version 2>/dev/null | grep -c 'Open MPI\|OpenRTE'),0)
+MPIRUN_FLAGS := $(if $(filter-out 0,$(MPI_IS_OPENMPI)),--allow-run-as-root --oversubscribe \
+                  --bind-to none)
 
 # Programs unpacked under .deps find their libraries there.
 ifneq ($(DEPS_LIB),)
@@ -73,24 +78,32 @@ CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 # -O2. Tests get -O0 without debug information, which compiles in half the time, or -O1 if they
 # compute. Under a sanitizer operations get -O1 and the rest -O0.
 IS_OPERATION = $(filter common/cpu/ops_% common/core/ops_%,$<)
-OPTIMIZE_PLAIN = $(if $(filter tests/unit/ops_%,$<),-O1 -g0,$(if $(filter tests/unit/% tests/ranks/% tests/chapters/%,$<),-O0 -g0,\
-                   $(if $(IS_OPERATION),-O3 -fno-math-errno,-O2) -g1))
+OPTIMIZE_PLAIN = $(if $(filter tests/unit/ops_%,$<),-O1 -g0,\
+                   $(if $(filter tests/unit/% tests/ranks/% tests/chapters/%,$<),-O0 -g0,\
+                     $(if $(IS_OPERATION),-O3 -fno-math-errno,-O2) -g1))
 OPTIMIZE  = $(if $(SANITIZED),$(if $(IS_OPERATION),-O1,-O0) -g1,$(OPTIMIZE_PLAIN)) -march=$(ARCH)
 # The address sanitizer instruments what we ship, but not the unit tests, which come from the plain
 # build. (The thread sanitizer must see everything that synchronizes.)
 PLAIN_SOURCES := $(if $(filter address,$(SANITIZE)),tests/unit/%)
 SANITIZED = $(if $(filter $(PLAIN_SOURCES),$<),,$(SANITIZE))
-SANITIZE_FLAGS = $(if $(filter address,$(SANITIZED)),-fsanitize=address -fsanitize=undefined -fno-sanitize-recover=undefined) \
+SANITIZE_FLAGS = $(if $(filter address,$(SANITIZED)),-fsanitize=address -fsanitize=undefined \
+                   -fno-sanitize-recover=undefined) \
                  $(if $(filter thread,$(SANITIZED)),-fsanitize=thread)
 # -Wno-array-bounds, -Wno-stringop-overflow: GCC 13 has false positives in fmt 9.
-CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Wno-array-bounds -Wno-stringop-overflow $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
-CPPFLAGS += -Icommon -I. $(addprefix -isystem ,$(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
+CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers \
+            -Wno-array-bounds -Wno-stringop-overflow $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
+CPPFLAGS += -Icommon -I. $(addprefix -isystem ,\
+              $(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
 LIBRARY_DIRS := $(DEPS_LIB) $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
-LDLIBS   += $(addprefix -L,$(LIBRARY_DIRS)) $(foreach d,$(LIBRARY_DIRS),-Wl$(,)--disable-new-dtags$(,)-rpath$(,)$(d)) $(MPI_LIBS) -lfmt -lpthread
+LDLIBS   += $(addprefix -L,$(LIBRARY_DIRS)) \
+            $(foreach d,$(LIBRARY_DIRS),-Wl$(,)--disable-new-dtags$(,)-rpath$(,)$(d)) \
+            $(MPI_LIBS) -lfmt -lpthread
 ifeq ($(BACKEND),cuda)
 CUDA_CPPFLAGS := -DULTRASCALE_CUDA -isystem $(CUDA)/include
-NVCCFLAGS += -std=c++20 -O3 -lineinfo -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) --expt-relaxed-constexpr \
-             -Xcompiler -Wall$(,)-Wextra$(,)-Wno-missing-field-initializers $(if $(WERROR),-Werror all-warnings)
+NVCCFLAGS += -std=c++20 -O3 -lineinfo -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) \
+             --expt-relaxed-constexpr \
+             -Xcompiler -Wall$(,)-Wextra$(,)-Wno-missing-field-initializers \
+             $(if $(WERROR),-Werror all-warnings)
 LDLIBS   += -lcublasLt -lcublas -lnccl -lcudart
 else
 LDLIBS   += -lopenblas
@@ -101,34 +114,42 @@ endif
 # that the reported loads and stores are those that a GPU's compiler would make.
 ifneq ($(BACKEND),cuda)
 SIMT_CPPFLAGS := -DULTRASCALE_SIMT -Icommon/simt/include
-SIMT_FLAGS := -x c++ -O1 -fno-tree-sra -fno-thread-jumps -Wno-unknown-pragmas -fsanitize=thread --param tsan-instrument-func-entry-exit=0
+SIMT_FLAGS := -x c++ -O1 -fno-tree-sra -fno-thread-jumps -Wno-unknown-pragmas -fsanitize=thread \
+              --param tsan-instrument-func-entry-exit=0
 EXECUTOR_SOURCES := $(wildcard common/simt/*.cpp) common/simt/device.cu
 endif
 SHARED_ROOMS := $(addprefix common/,core model comm comm/mpi files report train)
-BACKEND_ROOMS := $(if $(filter cuda,$(BACKEND)),common/cuda common/cuda/attention common/comm/nccl,common/cpu)
+BACKEND_ROOMS := $(if $(filter cuda,$(BACKEND)),\
+                   common/cuda common/cuda/attention common/comm/nccl,common/cpu)
 ifeq ($(BACKEND),simt)
-COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) common/simt/*.cu common/cuda/ops_*.cu common/cuda/attention/ops_*.cu) \
+COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) common/simt/*.cu common/cuda/ops_*.cu \
+                    common/cuda/attention/ops_*.cu) \
                   $(EXECUTOR_SOURCES) $(patsubst %,common/cpu/%.cpp,device stream comm ops_matmul)
 else
-COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) $(foreach room,$(BACKEND_ROOMS),$(room)/*.cpp $(room)/*.cu))
+COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) \
+                    $(foreach room,$(BACKEND_ROOMS),$(room)/*.cpp $(room)/*.cu))
 endif
 
 # Most sources are the same for all backends and are compiled once, into build/obj. Others belong to
 # a backend, or include mpi.h, which differs between MPI implementations. Only these get the flags
 # for either, so that no other source can come to depend on them. simt takes its CPU sources from
 # the CPU backend's objects.
-BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/comm/nccl/% common/simt/% 07_kernels/% $(if $(filter simt,$(BACKEND)),tests/%)
+BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/comm/nccl/% common/simt/% 07_kernels/% \
+                   $(if $(filter simt,$(BACKEND)),tests/%)
 MPI_SOURCES := common/comm/% common/cpu/comm.cpp common/cuda/%.cpp \
-               $(patsubst %,tests/ranks/%_test.cpp,comm comm_sent comm_split comm_symmetric ring_all_reduce slow_links)
+               $(patsubst %,tests/ranks/%_test.cpp,comm comm_sent comm_split comm_symmetric \
+                 ring_all_reduce slow_links)
 OF_MPI    := $(if $(filter openmpi,$(MPI)),$(MPI_SOURCES),none)
 OF_CPU    := $(if $(filter simt,$(BACKEND)),common/cpu/% common/simt/%.cpp)
 SHARED    := $(if $(SANITIZE),$(OF_BACKEND),build)
 objects_in = $(patsubst %,$(1)/obj/%.o,$(basename $(2)))
 objects   = $(call objects_in,$(BUILD),$(filter $(OF_MPI),$(1))) \
             $(call objects_in,build/cpu,$(filter $(OF_CPU),$(1))) \
-            $(call objects_in,$(OF_BACKEND),$(filter $(BACKEND_SOURCES),$(filter-out $(OF_MPI) $(OF_CPU),$(1)))) \
+            $(call objects_in,$(OF_BACKEND),\
+              $(filter $(BACKEND_SOURCES),$(filter-out $(OF_MPI) $(OF_CPU),$(1)))) \
             $(call objects_in,build,$(filter $(PLAIN_SOURCES),$(1))) \
-            $(call objects_in,$(SHARED),$(filter-out $(BACKEND_SOURCES) $(OF_MPI) $(PLAIN_SOURCES),$(1)))
+            $(call objects_in,$(SHARED),\
+              $(filter-out $(BACKEND_SOURCES) $(OF_MPI) $(PLAIN_SOURCES),$(1)))
 FOLDERS   := $(sort build $(if $(OF_CPU),build/cpu) $(BUILD) $(OF_BACKEND) $(SHARED))
 COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
 LIBRARY  := $(BUILD)/libcommon.a
@@ -138,35 +159,42 @@ PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
 chapter_kernels = $(if $(filter cuda,$(BACKEND)),$(wildcard $(1)/*.cu))
 chapter_sources = $(sort $(chapter_kernels) $(filter-out $(patsubst %.cu,%.cpp,$(chapter_kernels)),\
                     $(wildcard $(1)/*.cpp)))
-KERNEL_OBJECTS := $(call objects,$(sort $(wildcard 07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu) $(EXECUTOR_SOURCES)))
+KERNEL_OBJECTS := $(call objects,$(sort $(EXECUTOR_SOURCES) $(wildcard \
+                    07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu)))
 COMM_OBJECTS := $(call objects,$(sort $(wildcard tests/ranks/*.cpp)))
 UNIT_OBJECTS := $(call objects,$(sort $(wildcard tests/unit/*.cpp)))
 # The executor's own tests; the code with which 07_kernels checks its kernels; and the operations'
 # tests, run on the CUDA kernels.
-SIMT_TEST_OBJECTS := $(call objects,$(sort $(wildcard tests/simt/*.cpp tests/simt/*.cu tests/unit/ops_*_test.cpp \
-                       $(filter-out 07_kernels/main.cpp,$(wildcard 07_kernels/*.cpp)) 07_kernels/*/*.cpp)))
+SIMT_TEST_OBJECTS := $(call objects,$(sort $(wildcard \
+                       tests/simt/*.cpp tests/simt/*.cu tests/unit/ops_*_test.cpp \
+                       $(filter-out 07_kernels/main.cpp,$(wildcard 07_kernels/*.cpp)) \
+                       07_kernels/*/*.cpp)))
 # Long tests are in files of their own, which only test-all compiles, or have names that begin with
 # Long.
 LONG_SOURCES := $(wildcard tests/chapters/long_*.cpp)
-CHAPTER_OBJECTS := $(call objects,$(sort $(filter-out $(LONG_SOURCES),$(wildcard tests/chapters/*.cpp))))
+CHAPTER_OBJECTS := $(call objects,$(sort \
+                     $(filter-out $(LONG_SOURCES),$(wildcard tests/chapters/*.cpp))))
 LONG_OBJECTS := $(call objects,$(sort $(LONG_SOURCES) tests/chapters/run_program.cpp))
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
-.PHONY: all help demo pictures mpirun test test-all compute-sanitizer run bench fuzz deps format clean test-programs all-test-programs $(CHAPTERS)
+.PHONY: all help demo pictures mpirun test test-all compute-sanitizer run bench fuzz deps format \
+        clean test-programs all-test-programs $(CHAPTERS)
 all: $(PROGRAMS) compile_commands.json  ## build all chapters of the chosen backend
 
 $(CHAPTERS): %: $(BUILD)/%
 
 help:  ## show this text
-	@grep -hE '^[a-z_%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([^:]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
-	@echo "  make CHAPTER        build one chapter: $(CHAPTERS)"
+	@grep -hE '^[a-z_%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([^:]+):.*## /\1\t/' | \
+	    awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@echo "  make CHAPTER        build one chapter:"
+	@echo $(CHAPTERS) | fold -s -w 78 | sed 's/^/                      /'
 	@sed -n 's/^#   //p' Makefile | sed 's/^/  /'
 
 # ---- running -------------------------------------------------------------------------------------
 # Targets that need what `deps` installs start another make: this one looked for it before.
 # Sub-makes use all cores, or the job slots of the make that was called.
 JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
-demo: deps  ## install what is missing, build, run every chapter's techniques on real text and print one table
+demo: deps  ## install what is missing, build, run every technique on real text: one table
 	$(MAKE) $(JOBS) --no-print-directory $(CHAPTERS)
 	@./tests/demo.sh $(BUILD) "$$($(MAKE) -s --no-print-directory mpirun)"
 pictures: $(PROGRAMS)  ## draw the READMEs' pictures anew, each from a run of its chapter
@@ -183,7 +211,7 @@ test: deps  ## build, and run the quick tests
 	$(MAKE) $(JOBS) --no-print-directory test-programs
 	@tests/run_all.sh $(BACKEND) "$(MPIRUN) $(MPIRUN_FLAGS)"
 ifeq ($(BACKEND),cuda)
-test-all: deps  ## every test; without a GPU also the CUDA kernels on the CPU, the sanitizers, Open MPI, fuzzing
+test-all: deps  ## every test; on the CPU also the CUDA kernels, sanitizers, Open MPI, fuzzing
 	$(MAKE) $(JOBS) --no-print-directory all-test-programs
 	@tests/run_all.sh cuda "$(MPIRUN) $(MPIRUN_FLAGS)" all
 
@@ -191,19 +219,25 @@ test-all: deps  ## every test; without a GPU also the CUDA kernels on the CPU, t
 # and our own kernels for Hopper: they do not see what the copy engine (TMA) loads and stores.
 # memcheck runs all of them.
 SANITIZER := compute-sanitizer --error-exitcode 1 --print-limit 10
-compute-sanitizer: $(BUILD)/unit_test $(BUILD)/07_kernels  ## the operations and 07_kernels under memcheck, racecheck and initcheck (needs a GPU)
-	$(SANITIZER) --tool memcheck $(BUILD)/unit_test --gtest_filter='Ops*:Llama*:Optimizer*:AdamW*:Documents*'
+RACECHECKED := Ops*:-OpsMatmul*:OpsAttention.Naive*:OpsAttention.RowsWithoutKeys*
+compute-sanitizer:  ## operations, 07_kernels under memcheck, racecheck, initcheck (needs a GPU)
+compute-sanitizer: $(BUILD)/unit_test $(BUILD)/07_kernels
+	$(SANITIZER) --tool memcheck $(BUILD)/unit_test \
+	    --gtest_filter='Ops*:Llama*:Optimizer*:AdamW*:Documents*'
 	$(SANITIZER) --tool memcheck $(BUILD)/07_kernels --check
 	export ULTRASCALE_NO_HOPPER=1; for tool in racecheck initcheck; do \
 	    $(SANITIZER) --tool $$tool $(BUILD)/07_kernels --check && \
-	    $(SANITIZER) --tool $$tool $(BUILD)/unit_test --gtest_filter='Ops*:-OpsMatmul*:OpsAttention.Naive*:OpsAttention.RowsWithoutKeys*' || exit 1; done
+	    $(SANITIZER) --tool $$tool $(BUILD)/unit_test --gtest_filter='$(RACECHECKED)' || \
+	    exit 1; done
 else
 test-all: deps
 	$(MAKE) $(JOBS) --no-print-directory all-test-programs
 	$(MAKE) $(JOBS) --no-print-directory BACKEND=simt build/simt/simt_test
-	$(MAKE) $(JOBS) --no-print-directory SANITIZE=address build/cpu-address/unit_test build/cpu-address/00_single_gpu build/cpu-address/fuzz_readers
+	$(MAKE) $(JOBS) --no-print-directory SANITIZE=address \
+	    $(addprefix build/cpu-address/,unit_test 00_single_gpu fuzz_readers)
 	$(MAKE) $(JOBS) --no-print-directory SANITIZE=thread build/cpu-thread/comm_test
-	@if command -v mpicxx.openmpi >/dev/null; then $(MAKE) $(JOBS) --no-print-directory MPI=openmpi build/cpu-openmpi/comm_test; fi
+	@if command -v mpicxx.openmpi >/dev/null; then \
+	    $(MAKE) $(JOBS) --no-print-directory MPI=openmpi build/cpu-openmpi/comm_test; fi
 	@tests/run_all.sh cpu "$(MPIRUN) $(MPIRUN_FLAGS)" all
 endif
 
@@ -211,7 +245,7 @@ test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test
 all-test-programs: test-programs $(BUILD)/long_test $(BUILD)/fault_program
 
 bench: export PYTHON ?= python3
-bench: $(BENCHES) $(PROGRAMS)  ## time operations, collectives and a training step (next to PyTorch, if python3 has it)
+bench: $(BENCHES) $(PROGRAMS)  ## time operations, collectives and training, next to PyTorch
 	@tests/bench/run.sh $(BACKEND) $(BUILD) "$(MPIRUN) $(MPIRUN_FLAGS)"
 
 FUZZ_SECONDS ?= 60
@@ -226,7 +260,8 @@ clean:  ## remove build/
 	rm -rf build compile_commands.json
 
 # ---- dependencies --------------------------------------------------------------------------------
-PACKAGES := g++ mpich libmpich-dev libopenblas-openmp-dev libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libboost-context-dev
+PACKAGES := g++ mpich libmpich-dev libopenblas-openmp-dev libcli11-dev nlohmann-json3-dev \
+            libfmt-dev libgtest-dev libboost-context-dev
 deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 	@./tests/deps.sh $(PACKAGES)
 
@@ -240,17 +275,20 @@ endif
 define compile
 $(1)/obj/%.o: %.cpp Makefile
 	@mkdir -p $$(@D)
-	$$(CXX) $$(CPPFLAGS) $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) $$(if $$(filter $$(BACKEND_SOURCES),$$<),$$(CUDA_CPPFLAGS)) \
+	$$(CXX) $$(CPPFLAGS) $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) \
+	    $$(if $$(filter $$(BACKEND_SOURCES),$$<),$$(CUDA_CPPFLAGS)) \
 	    $$(CXXFLAGS) -MMD -MP -c $$< -o $$@
 endef
 $(foreach folder,$(FOLDERS),$(eval $(call compile,$(folder))))
 # Sources that are compiled together with kernels, or run them.
-$(if $(filter simt,$(BACKEND)),$(OF_BACKEND)/obj/tests/%.o) $(OF_BACKEND)/obj/07_kernels/%.o: CPPFLAGS += $(SIMT_CPPFLAGS)
+WITH_KERNELS := $(if $(filter simt,$(BACKEND)),tests) 07_kernels
+$(addsuffix /%.o,$(addprefix $(OF_BACKEND)/obj/,$(WITH_KERNELS))): CPPFLAGS += $(SIMT_CPPFLAGS)
 
 ifneq ($(BACKEND),cuda)
 $(OF_BACKEND)/obj/%.o: %.cu Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(CPPFLAGS) $(SIMT_CPPFLAGS) $(filter-out -O2 -O3,$(CXXFLAGS)) $(SIMT_FLAGS) -MMD -MP -c $< -o $@
+	$(CXX) $(CPPFLAGS) $(SIMT_CPPFLAGS) $(filter-out -O2 -O3,$(CXXFLAGS)) $(SIMT_FLAGS) \
+	    -MMD -MP -c $< -o $@
 endif
 
 $(LIBRARY): $(COMMON_OBJECTS)
@@ -294,10 +332,13 @@ $(BUILD)/comm_test: $(COMM_OBJECTS) $(LIBRARY)
 
 # For clangd: how each source is compiled.
 SOURCES := $(filter %.cpp,$(COMMON_SOURCES)) $(wildcard tests/*/*.cpp) 07_kernels/main.cpp \
-           $(filter %.cpp,$(foreach chapter,$(filter-out 07_kernels,$(CHAPTERS)),$(call chapter_sources,$(chapter))))
+           $(filter %.cpp,$(foreach chapter,$(filter-out 07_kernels,$(CHAPTERS)),\
+             $(call chapter_sources,$(chapter))))
+CLANGD_COMMAND = $(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS) -c
 compile_commands.json: Makefile
 	@{ echo '['; separator=; for source in $(SOURCES); do \
-	    printf '%s{"directory": "$(CURDIR)", "file": "%s", "command": "$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(CUDA_CPPFLAGS) $(CXXFLAGS) -c %s"}\n' "$$separator" $$source $$source; \
+	    printf '%s{"directory": "$(CURDIR)", "file": "%s", "command": "$(CLANGD_COMMAND) %s"}\n' \
+	        "$$separator" $$source $$source; \
 	    separator=,; done; echo ']'; } > $@
 
 -include $(shell find $(FOLDERS:=/obj) -name '*.d' 2>/dev/null)

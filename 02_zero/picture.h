@@ -14,8 +14,8 @@ namespace ultrascale {
 
 class StagesPicture {
 public:
-    // `measured`: what the rank held and sent, `gathered` the most of whole parameters and gradients
-    // that it held for a while.
+    // `measured`: what the rank held and sent, `gathered` the most of whole parameters and
+    // gradients that it held for a while.
     void add(const std::string& name, MemoryByCategory measured, int64_t gathered, double sent,
              const MemoryEstimate& predicted) {
         measured[int(Memory::communication)] = gathered;

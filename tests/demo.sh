@@ -16,7 +16,8 @@ mib() { awk "BEGIN { printf \"%.1f\", $1 / 1048576 }"; }
 row() {
     local ranks=$1 chapter=$2 technique=$3 summary equal predicted measured bytes rate
     shift 3
-    if ! $mpirun -n "$ranks" "$build/$chapter" --steps 6 --lr 3e-3 --json "$json" "$@" >"$log" 2>&1; then
+    if ! $mpirun -n "$ranks" "$build/$chapter" --steps 6 --lr 3e-3 --json "$json" "$@" \
+        >"$log" 2>&1; then
         cat "$log"
         echo "$chapter $* failed"
         exit 1
@@ -24,13 +25,15 @@ row() {
     summary=$(tail -1 "$json")
     equal=$(sed -nE 's/.*"result":"([a-z]+)".*/\1/p' <<<"$summary")
     # The totals come before the values of each rank and each group, which have the same names.
-    local memory=${summary%%\"memory_by_rank\"*} communication=${summary%%\"communication_by_group\"*}
+    local memory=${summary%%\"memory_by_rank\"*}
+    local communication=${summary%%\"communication_by_group\"*}
     predicted=$(sed -nE 's/.*"peak":\{"predicted":([0-9]+),.*/\1/p' <<<"$memory")
     measured=$(sed -nE 's/.*"peak":\{"predicted":[0-9]+,"measured":([0-9]+)\}.*/\1/p' <<<"$memory")
-    bytes=$({ grep -oE '"sent_bytes":[0-9.e+]+' <<<"$communication" || true; } | awk -F: '{ sum += $2 } END { printf "%d", sum }')
+    bytes=$({ grep -oE '"sent_bytes":[0-9.e+]+' <<<"$communication" || true; } |
+        awk -F: '{ sum += $2 } END { printf "%d", sum }')
     rate=$(sed -nE 's/.*"speed":\{"tokens_per_second":([0-9]+).*/\1/p' <<<"$summary")
-    printf '%-18s %-28s %5d  %-8s %8s / %-7s %8s %8d\n' "$chapter" "$technique" "$ranks" "$equal" "$(mib "$predicted")" "$(mib "$measured")" \
-        "$(mib "$bytes")" "$rate"
+    printf '%-18s %-28s %5d  %-8s %8s / %-7s %8s %8d\n' "$chapter" "$technique" "$ranks" "$equal" \
+        "$(mib "$predicted")" "$(mib "$measured")" "$(mib "$bytes")" "$rate"
 }
 
 # Columns: 100 characters at most.
@@ -59,7 +62,8 @@ family() {
         echo "07_kernels --family $1 failed"
         exit 1
     fi
-    printf '%-18s %-28s %5d  %-8s %s\n' 07_kernels "$2" 1 ok "$(grep -oE '[0-9]+ comparisons with float64' "$log")"
+    printf '%-18s %-28s %5d  %-8s %s\n' 07_kernels "$2" 1 ok \
+        "$(grep -oE '[0-9]+ comparisons with float64' "$log")"
 }
 family 1 "vector add, ELU, SwiGLU"
 family 2 "transpose, sum, branches"

@@ -14,21 +14,23 @@ done
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if ! command -v apt-get >/dev/null; then
-    echo "No apt-get here. With conda: conda install -c conda-forge cxx-compiler mpich 'openblas=*=openmp*' cli11 nlohmann_json fmt gtest libboost-devel make" >&2
+    echo "No apt-get here. With conda: conda install -c conda-forge cxx-compiler mpich \\
+    'openblas=*=openmp*' cli11 nlohmann_json fmt gtest libboost-devel make" >&2
     exit 1
 fi
 
 if [ "$(id -u)" = 0 ]; then
     echo "installing: ${missing[*]}"
     apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
     exit 0
 fi
 
 echo "no root: unpacking under .deps/: ${missing[*]}"
 mkdir -p .deps/apt/state/lists/partial .deps/apt/cache/archives/partial .deps/have
-apt=(apt-get -qq -o Debug::NoLocking=1 -o Dir::State="$PWD/.deps/apt/state" -o Dir::State::status=/var/lib/dpkg/status
-     -o Dir::Cache="$PWD/.deps/apt/cache")
+apt=(apt-get -qq -o Debug::NoLocking=1 -o Dir::State="$PWD/.deps/apt/state"
+     -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$PWD/.deps/apt/cache")
 "${apt[@]}" update
 "${apt[@]}" install -y --download-only --no-install-recommends "${missing[@]}" >/dev/null
 for archive in .deps/apt/cache/archives/*.deb; do dpkg -x "$archive" .deps; done

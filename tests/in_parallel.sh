@@ -17,7 +17,10 @@ finish() {
 }
 trap 'finish 143' TERM INT
 names=$("$@" --gtest_list_tests | awk '/^[^ ]/ { suite = $1 } /^ / { print suite $1 }')
-xargs -P "$count" -I{} bash -c 'log=$1/${2//\//-} name=$2; shift 2; "$@" --gtest_filter="$name" >"$log" 2>&1' _ "$logs" {} "$@" <<<"$names" &
+xargs -P "$count" -I{} bash -c '
+    log=$1/${2//\//-} name=$2
+    shift 2
+    "$@" --gtest_filter="$name" >"$log" 2>&1' _ "$logs" {} "$@" <<<"$names" &
 pool=$!
 wait "$pool"
 finish $?

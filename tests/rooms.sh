@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks who may use whom (common/README.md): reports every #include that is not allowed, and exits
-# with 1 if there is one.
+# Checks who may use whom (common/README.md) and that lines have at most 100 columns: reports every
+# #include that is not allowed and every longer line, and exits with 1 if there is one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,7 +25,8 @@ while IFS=: read -r file included; do
     used=${included%%/*}
     [[ $included = */* ]] || continue  # a file of its own folder
     [[ " ${may_use[$room]} " = *" $used "* ]] || complain "$file" "$included"
-done < <(grep -roE '^#include "[^"]+"' common --include=*.{h,cpp,cu,cuh} --exclude-dir=include | sed -E 's/:#include "([^"]+)"/:\1/')
+done < <(grep -roE '^#include "[^"]+"' common --include=*.{h,cpp,cu,cuh} --exclude-dir=include |
+    sed -E 's/:#include "([^"]+)"/:\1/')
 
 # A chapter uses common/ but no other chapter, and neither CUDA nor NCCL nor MPI. (07 and 08 are
 # about kernels.)
@@ -33,7 +34,16 @@ while IFS=: read -r file included; do
     case $file in 07_* | 08_* | 09_*) continue ;; esac
     case $included in
         \"0[0-9]_*) complain "$file" "$included" ;;
-        \"cuda/* | \"cpu/* | \"comm/mpi/* | \"comm/nccl/* | *cuda* | *nccl* | *mpi.h*) complain "$file" "$included" ;;
+        \"cuda/* | \"cpu/* | \"comm/mpi/* | \"comm/nccl/* | *cuda* | *nccl* | *mpi.h*)
+            complain "$file" "$included"
+            ;;
     esac
 done < <(grep -oE '^#include ["<][^">]+[">]' 0*/*.h 0*/*.cpp | sed -E 's/:#include /:/')
+
+# In UTF-8, so that grep counts characters.
+while IFS=: read -r file number _; do
+    echo "$file:$number: more than 100 columns"
+    wrong=1
+done < <(git ls-files -z -- '*.cpp' '*.h' '*.cu' '*.cuh' '*.sh' '*.py' '*Makefile' .ci |
+    LC_ALL=C.UTF-8 xargs -0 grep -anHE '^.{101}')
 exit $wrong

@@ -11,7 +11,8 @@ passed=0 failed=0
 export GTEST_COLOR=no MPIRUN=$mpirun
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp history_size=7 exitcode=66" UCX_MEM_EVENTS=n  # why: tests/tsan.supp
+# tests/tsan.supp says why.
+export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp history_size=7 exitcode=66" UCX_MEM_EVENTS=n
 export ASAN_OPTIONS="detect_leaks=0"  # MPI libraries keep what they allocated until the end
 
 # suite NAME COMMAND...: runs it, counts GoogleTest's lines, shows the whole output of a failure.
@@ -21,14 +22,17 @@ suite() {
     "$@" >"$log" 2>&1 || status=$?
     ok=$(grep -c '^\[       OK \]' "$log")
     bad=$(grep -c '^\[  FAILED  \] .*ms)$' "$log")
-    if [ "$status" -ne 0 ] && [ "$bad" -eq 0 ] || [ "$((ok + bad))" -eq 0 ]; then bad=$((bad + 1)); fi
+    if [ "$status" -ne 0 ] && [ "$bad" -eq 0 ] || [ "$((ok + bad))" -eq 0 ]; then
+        bad=$((bad + 1))
+    fi
     if [ "$bad" -gt 0 ]; then cat "$log"; echo "exit code $status: $*"; fi
     printf '%-44s %4d passed %4d failed   %4d s\n' "$name" "$ok" "$bad" $((SECONDS - begin))
     passed=$((passed + ok)) failed=$((failed + bad))
 }
 
 suite "unit" build/$backend/unit_test "$filter"
-for ranks in ${all:+1 2} 3 ${all:+4 8}; do  # on GPUs: more ranks than GPUs communicate through the host
+# On GPUs: more ranks than GPUs communicate through the host.
+for ranks in ${all:+1 2} 3 ${all:+4 8}; do
     suite "communication, $ranks ranks" $mpirun -n $ranks build/$backend/comm_test "$filter"
 done
 # Runs several chapter tests at a time, because a short run mostly starts up and waits. On GPUs the
@@ -42,22 +46,27 @@ if [ "$backend" = cuda ]; then
 else
     at_once=$(($(nproc) < 8 ? $(nproc) : 8))
 fi
-suite "chapters, $at_once at a time" tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"
+suite "chapters, $at_once at a time" \
+    tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"
 [ -z "$all" ] || suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test
 unset OMP_NUM_THREADS
 if [ "$backend" = cpu ] && [ -n "$all" ]; then
     suite "CUDA kernels, executed on the CPU" build/simt/simt_test
     if [ -x build/cpu-openmpi/comm_test ]; then
-        suite "communication, 4 ranks, Open MPI" mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 build/cpu-openmpi/comm_test
+        suite "communication, 4 ranks, Open MPI" \
+            mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 build/cpu-openmpi/comm_test
     fi
     suite "unit, address and undefined sanitizers" build/cpu-address/unit_test
-    suite "bad input, address and undefined sanitizers" env CHAPTERS_DIR=build/cpu-address build/cpu/chapter_test --gtest_filter='BadInput*'
+    suite "bad input, address and undefined sanitizers" \
+        env CHAPTERS_DIR=build/cpu-address build/cpu/chapter_test --gtest_filter='BadInput*'
     # One OpenMP thread a rank, because the sanitizer does not see how OpenMP synchronizes its
     # threads. Two ranks and one data type suffice: a rank's other threads synchronize in the same
     # way with any.
-    suite "streams and communication, thread sanitizer" env OMP_NUM_THREADS=1 $mpirun -n 2 build/cpu-thread/comm_test \
+    suite "streams and communication, thread sanitizer" \
+        env OMP_NUM_THREADS=1 $mpirun -n 2 build/cpu-thread/comm_test \
         --gtest_filter=-Collectives/1.*:Collectives/2.*:Collectives/3.*
-    suite "wrong files, made at random for a minute" bash -c 'build/cpu-address/fuzz_readers 60 && echo "[       OK ] Fuzz (60000 ms)"'
+    suite "wrong files, made at random for a minute" \
+        bash -c 'build/cpu-address/fuzz_readers 60 && echo "[       OK ] Fuzz (60000 ms)"'
 fi
 
 echo "$passed passed, $failed failed"

@@ -2,7 +2,8 @@
 # Is a change slower? Builds another revision and runs the same training alternately with it and
 # with this tree.
 #   tests/bench/against.sh REVISION BACKEND RANKS CHAPTER [OPTIONS...]
-#   tests/bench/against.sh HEAD~5 cuda 2 02_zero --stage 3 --model llama-3-8b --dtype bf16 --micro-batch 1 --steps 8
+#   tests/bench/against.sh HEAD~5 cuda 2 02_zero --stage 3 --model llama-3-8b --dtype bf16 \
+#       --micro-batch 1 --steps 8
 # ROUNDS=3: runs of each. DIR: where the other revision is built (kept, so that a second call is
 # quick).
 set -euo pipefail
@@ -16,7 +17,9 @@ if [ ! -d "$other" ]; then
     git archive "$commit" | tar x -C "$other"
     [ ! -d .deps ] || cp -a .deps "$other"
 fi
-for tree in "$other" .; do make -s -C "$tree" -j"$(nproc)" BACKEND="$backend" "$chapter" >/dev/null; done
+for tree in "$other" .; do
+    make -s -C "$tree" -j"$(nproc)" BACKEND="$backend" "$chapter" >/dev/null
+done
 mpirun=$(make -s BACKEND="$backend" mpirun)
 
 # Tokens per second of one run, over all ranks.

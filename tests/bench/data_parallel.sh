@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Runs 01_data_parallel and 02_zero on RANKS GPUs, with copy engines and with NCCL's kernels in
 # turn. Prints one line per run.
-# Usage: tests/bench/data_parallel.sh BUILD "MPIRUN FLAGS" RANKS...          build/cuda "$(make -s mpirun)" 1 2 4 8
-# SMALL and LARGE are the options of the two trainings; on a laptop: SMALL="--model nano" LARGE="--model nano --grad-accum 2"
+# Usage: tests/bench/data_parallel.sh BUILD "MPIRUN FLAGS" RANKS...
+#        e.g. build/cuda "$(make -s mpirun)" 1 2 4 8
+# SMALL and LARGE are the options of the two trainings; on a laptop: SMALL="--model nano"
+# LARGE="--model nano --grad-accum 2"
 set -u
 cd "$(dirname "$0")/../.."
 build=$1 mpirun=$2
@@ -23,7 +25,9 @@ for ranks; do
         continue
     fi
     for sync in naive overlap bucket "bucket --bucket-mb 200"; do
-        for copies in on off; do measure "$ranks" 01_data_parallel $small --sync $sync --copy-engines $copies; done
+        for copies in on off; do
+            measure "$ranks" 01_data_parallel $small --sync $sync --copy-engines $copies
+        done
     done
     for copies in on off; do
         measure "$ranks" 02_zero $small --stage 3 --copy-engines $copies

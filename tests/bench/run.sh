@@ -17,8 +17,9 @@ torch() {
 # train MODEL LAYERS SEQUENCES TOKENS: ours, then PyTorch compiled
 train() {
     echo "== $1, ${2/#0/all} layers, $3 x $4 tokens, bf16 with fp32 master weights and gradients"
-    "$build/00_single_gpu" --model "$1" $([ "$2" = 0 ] || echo --layers "$2") --micro-batch "$3" --seq "$4" --dtype bf16 --fp32-grads \
-        --data common/text.txt --steps 16 --no-verify | grep -E "tokens/s .*MFU|at the peak|activations, peak"
+    "$build/00_single_gpu" --model "$1" $([ "$2" = 0 ] || echo --layers "$2") --micro-batch "$3" \
+        --seq "$4" --dtype bf16 --fp32-grads --data common/text.txt --steps 16 --no-verify |
+        grep -E "tokens/s .*MFU|at the peak|activations, peak"
     torch --device cuda --model "$1" --layers "$2" --batch "$3" --seq "$4" --steps 12 --compile
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Compares 03_tensor_parallel with PyTorch's tensor parallelism on GPUs: a Llama-3-8B of 16 layers
 # in bf16, 4096 tokens per step. Prints one line per run.
-# Usage: [PYTHON=python3] tests/bench/tensor_parallel.sh BUILD "MPIRUN FLAGS" TP...          build/cuda, then e.g. 1 2 4 8
+# Usage: [PYTHON=python3] tests/bench/tensor_parallel.sh BUILD "MPIRUN FLAGS" TP...
+#        e.g. build/cuda "$(make -s mpirun)" 1 2 4 8
 set -u
 cd "$(dirname "$0")/../.."
 build=$1 mpirun=$2 python=${PYTHON:-python3}
@@ -11,9 +12,19 @@ ours() {  # tp options...
     local tp=$1 name
     shift
     name="tp $tp ${*:-}"
-    $mpirun -n "$tp" "$build/03_tensor_parallel" --tp "$tp" --model llama-3-8b --layers 16 --seq 4096 --micro-batch 1 --dtype bf16 \
-        --fp32-grads --data common/text.txt --steps 12 --no-verify "$@" 2>&1 |
+    $mpirun -n "$tp" "$build/03_tensor_parallel" --tp "$tp" --model llama-3-8b --layers 16 \
+        --seq 4096 --micro-batch 1 --dtype bf16 --fp32-grads --data common/text.txt \
+        --steps 12 --no-verify "$@" 2>&1 |
         awk -v name="$name" -f tests/bench/training_line.awk
+}
+
+theirs() {  # tp options...
+    local tp=$1
+    shift
+    OMP_NUM_THREADS=8 "$python" -m torch.distributed.run --nproc_per_node "$tp" \
+        --master_port $((29500 + tp)) tests/peers/torch_tensor_parallel.py --model llama-3-8b \
+        --layers 16 "$@" 2>&1 |
+        grep -E "^PyTorch|Error" | tail -1
 }
 
 for tp; do
@@ -22,12 +33,15 @@ for tp; do
         ours 1
     else
         for overlap in none async chunk; do ours "$tp" --overlap $overlap; done
-        for overlap in none async chunk; do ours "$tp" --sequence-parallel --overlap $overlap; done
-        ours "$tp" --sequence-parallel --overlap async --copy-engines off  # with NCCL's kernels alone
+        for overlap in none async chunk; do
+            ours "$tp" --sequence-parallel --overlap $overlap
+        done
+        # With NCCL's kernels alone.
+        ours "$tp" --sequence-parallel --overlap async --copy-engines off
     fi
-    for option in "" --sequence-parallel $([ "$tp" = 1 ] || echo "--sequence-parallel#--async-tp"); do
-        [ "$tp$option" = 1--sequence-parallel ] || OMP_NUM_THREADS=8 "$python" -m torch.distributed.run --nproc_per_node "$tp" \
-            --master_port $((29500 + tp)) tests/peers/torch_tensor_parallel.py --model llama-3-8b --layers 16 ${option//#/ } 2>&1 |
-            grep -E "^PyTorch|Error" | tail -1
-    done
+    theirs "$tp"
+    if [ "$tp" != 1 ]; then
+        theirs "$tp" --sequence-parallel
+        theirs "$tp" --sequence-parallel --async-tp
+    fi
 done

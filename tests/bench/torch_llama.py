@@ -133,4 +133,5 @@ if on_gpu:
     where = where.format(torch.cuda.max_memory_allocated() / 2**30)
 print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''}, {where}: "
       f"median step {median * 1e3:.1f} ms, {per_second:.0f} tokens/s, "
-      f"{flops / rate * 100:.1f} % of {'its sgemm' if not on_gpu else 'peak'} ({rate / 1e12:.3f} TFLOP/s)")
+      f"{flops / rate * 100:.1f} % of {'its sgemm' if not on_gpu else 'peak'} "
+      f"({rate / 1e12:.3f} TFLOP/s)")
