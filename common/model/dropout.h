@@ -42,7 +42,7 @@ struct Dropout {
         const int64_t rows = x.rows(), h = x.cols();
         const auto matrix = [&](const Tensor& t) { return t ? t.view({rows, h}) : Tensor(); };
         const Tensor to = matrix(y), from = matrix(x), add = matrix(addend);
-        const auto first = uint64_t(context.batch.first_sample * context.batch.length());
+        const auto first = uint64_t(context.batch.first_sample * context.batch.sample_length());
         const auto part = [&](int64_t row, int64_t token, int64_t count) {
             const auto slice = [&](const Tensor& t) {
                 return t ? t.slice(row, row + count) : Tensor();

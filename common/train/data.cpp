@@ -172,8 +172,14 @@ Batch to_device(const HostBatch& host) {
         return Tensor::from_host(std::span(values), {host.sequences, host.length},
                                  Memory::workspace);
     };
-    return {device(host.tokens),          device(host.targets), device(host.positions),
-            device(host.document_starts), host.counted_targets, host.first_sample};
+    return {.tokens = device(host.tokens),
+            .targets = device(host.targets),
+            .positions = device(host.positions),
+            .document_starts = device(host.document_starts),
+            .counted_targets = host.counted_targets,
+            .first_sample = host.first_sample,
+            .whole_length = host.whole_length,
+            .whole = host.whole};
 }
 
 }  // namespace ultrascale
