@@ -22,13 +22,18 @@ const Case cases[] = {
     {1, 523, 523, 2, 1, 64},        // several tiles of keys
     {1, 65, 300, 3, 3, 10, false},  // full, Tq != Tk
     {2, 129, 67, 4, 4, 16, false},
-    {1, 70, 333, 2, 1, 32, true, 263, 0},        // the last 70 queries of 333
-    {1, 100, 100, 2, 2, 16, true, 37, 0},        // an offset that is not a tile's multiple
-    {1, 150, 100, 2, 1, 16, true, 0, 70},        // 70 queries see no key at all
-    {1, 80, 90, 2, 2, 16, true, 0, 500},         // no query sees a key
-    {2, 200, 200, 4, 2, 16, true, 0, 0, true},   // documents
-    {1, 140, 90, 2, 2, 10, true, 60, 30, true},  // documents with offsets
-    {1, 130, 130, 2, 1, 16, false, 0, 0, true},  // documents without causality
+    {1, 70, 333, 2, 1, 32, true, 263, 0},             // the last 70 queries of 333
+    {1, 100, 100, 2, 2, 16, true, 37, 0},             // an offset that is not a tile's multiple
+    {1, 150, 100, 2, 1, 16, true, 0, 70},             // 70 queries see no key at all
+    {1, 80, 90, 2, 2, 16, true, 0, 500},              // no query sees a key
+    {2, 200, 200, 4, 2, 16, true, 0, 0, true},        // documents
+    {1, 140, 90, 2, 2, 10, true, 60, 30, true},       // documents with offsets
+    {1, 130, 130, 2, 1, 16, false, 0, 0, true},       // documents without causality
+    {1, 100, 100, 2, 1, 16, true, 1, 3, false, 4},    // every fourth token; key 0 is after query 0
+    {1, 100, 100, 2, 1, 16, true, 3, 1, false, 4},    // key 0 is before query 0, by half a stride
+    {1, 90, 130, 2, 2, 10, true, 101, 302, true, 3},  // documents begin between the stride's tokens
+    {2, 130, 100, 2, 1, 16, true, 100, 1, true, 2},
+    {1, 80, 130, 2, 1, 16, false, 1, 0, true, 2},
 };
 // Likewise for the tensor-core kernels' tiles: heads of 64 and 128, 64 to 192 queries and 32 to 128
 // keys at a time.
@@ -45,12 +50,17 @@ const Case tile_cases[] = {
     {1, 300, 300, 2, 1, 128, true, 0, 0, true},
     {1, 240, 190, 2, 2, 128, true, 60, 30, true},
     {1, 330, 330, 2, 1, 64, false, 0, 0, true},
+    {1, 260, 260, 2, 1, 64, true, 1, 3, false, 4},
+    {1, 200, 333, 2, 2, 128, true, 500, 7, true, 4},
+    {2, 300, 200, 2, 1, 64, true, 200, 301, true, 3},
+    {1, 300, 300, 2, 1, 128, true, 2, 1, true, 2},
+    {1, 130, 330, 2, 1, 64, false, 1, 0, true, 2},
 };
 
 std::string name(const Case& c, DType dtype) {
-    return fmt::format("{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {}",
+    return fmt::format("{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {} stride {}",
                        dtype_name(dtype), c.B, c.Tq, c.Tk, c.H, c.K, c.D, c.causal, c.q_offset,
-                       c.k_offset);
+                       c.k_offset, c.stride);
 }
 
 // Calls check(case, tensors, the expected o, lse and probabilities, the expected gradients, bound)
