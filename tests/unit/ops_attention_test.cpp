@@ -1,5 +1,5 @@
 // Tiled and naive attention: forward and backward are compared with double precision, and this with
-// central differences; the blocks of a ring add up to the whole.
+// central differences.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -109,10 +109,7 @@ TEST(OpsAttention, Tiled) { expect_tiled_right(); }
 #ifndef ULTRASCALE_SIMT
 TEST(OpsAttention, TiledWithoutHopper) {
     if (!device_is_gpu()) GTEST_SKIP() << "for GPUs";
-    struct NoHopper {
-        NoHopper() { setenv("ULTRASCALE_NO_HOPPER", "1", 1); }
-        ~NoHopper() { unsetenv("ULTRASCALE_NO_HOPPER"); }
-    } no_hopper;
+    const NoHopper no_hopper;
     expect_tiled_right();
 }
 #endif
@@ -203,69 +200,6 @@ TEST(OpsAttention, LargeScores) {
     ops::attention_naive_forward(t.dq, t.probabilities, t.q, t.k, t.v, mask_of(c));
     EXPECT_LT(relative_error(t.o, to_double(t.dq)),
               1e-3);  // e^x of a score of thousands has lost ten bits
-}
-
-// Keys [j0, j1) of x (1, T, K, D), or queries.
-Tensor rows(const Tensor& x, int64_t begin, int64_t end) {
-    return x.view({x.size(1), x.size(2), x.size(3)})
-        .slice(begin, end)
-        .view({1, end - begin, x.size(2), x.size(3)});
-}
-
-// As in ring attention: each block of queries attends to each block of keys, and the parts are
-// combined by their log-sum-exp.
-TEST(OpsAttention, BlocksAddUpToTheWhole) {
-    for (bool documents : {false, true}) {
-        const Case c = {1, 201, 201, 4, 2, 16, true, 0, 0, documents};
-        const int64_t bounds[] = {0, 50, 133, 201}, row = c.H * c.D;
-        Tensors t(c, DType::fp32, 17);
-        const Reference::Gradients want = t.expected(Reference(c));
-        Doubles whole_lse;
-        const Doubles whole_o =
-            Reference(c).forward(to_double(t.q), to_double(t.k), to_double(t.v), &whole_lse);
-        const ops::AttentionMask whole = mask_of(c);
-        ops::attention_delta(t.delta, t.dout, tensor_of(whole_o, t.o.shape(), DType::fp32));
-        const Doubles whole_delta = to_double(t.delta);
-        Doubles dq(whole_o.size(), 0), dk(want.dk.size(), 0), dv(want.dv.size(), 0),
-            o(whole_o.size(), 0);
-        for (int a = 0; a < 3; ++a)
-            for (int b = 0; b < 3; ++b) {
-                const int64_t i0 = bounds[a], n = bounds[a + 1] - i0, j0 = bounds[b],
-                              m = bounds[b + 1] - j0;
-                ops::AttentionMask mask = {
-                    true, i0, j0,
-                    documents ? whole.document_starts.view({201, 1}).slice(i0, i0 + n) : Tensor()};
-                Tensors block({1, n, m, c.H, c.K, c.D}, DType::fp32, 1);
-                const Tensor q = rows(t.q, i0, i0 + n), dout = rows(t.dout, i0, i0 + n);
-                const Tensor k = rows(t.k, j0, j0 + m), v = rows(t.v, j0, j0 + m);
-                ops::attention_forward(block.o, block.lse, q, k, v, mask);
-                const Doubles block_lse = to_double(block.lse), block_o = to_double(block.o);
-                Doubles lse, delta;
-                for (int64_t h = 0; h < c.H; ++h)
-                    for (int64_t i = 0; i < n; ++i) {
-                        const double total = whole_lse[h * 201 + i0 + i];
-                        lse.push_back(total);
-                        delta.push_back(whole_delta[h * 201 + i0 + i]);
-                        const double weight = std::exp(block_lse[h * n + i] - total);
-                        for (int64_t d = 0; d < c.D; ++d)
-                            o[(i0 + i) * row + h * c.D + d] +=
-                                weight * block_o[i * row + h * c.D + d];
-                    }
-                const Shape per_row = {1, c.H, n};
-                ops::attention_backward(block.dq, block.dk, block.dv, dout, q, k, v,
-                                        tensor_of(lse, per_row, DType::fp32),
-                                        tensor_of(delta, per_row, DType::fp32), mask);
-                const Doubles bq = to_double(block.dq), bk = to_double(block.dk),
-                              bv = to_double(block.dv);
-                for (size_t x = 0; x < bq.size(); ++x) dq[i0 * row + x] += bq[x];
-                for (size_t x = 0; x < bk.size(); ++x)
-                    dk[j0 * c.K * c.D + x] += bk[x], dv[j0 * c.K * c.D + x] += bv[x];
-            }
-        EXPECT_LT(relative_error(o, whole_o), 5e-6);
-        EXPECT_LT(relative_error(dq, want.dq), 5e-6);
-        EXPECT_LT(relative_error(dk, want.dk), 5e-6);
-        EXPECT_LT(relative_error(dv, want.dv), 5e-6);
-    }
 }
 
 // However many threads the CPU sums with, in one pass or two; in whatever order a GPU's blocks add
