@@ -53,6 +53,12 @@ void embedding_forward(Tensor out, const Tensor& tokens /* (N) int32 */, const T
 void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout,
                         int64_t first_row = 0);
 
+// ---- rows in another order ----------------------------------------------------------------------
+// Row n of out = row index[n] of in. index (N) int32 is on the device; out has N rows, of
+// out.numel() / N elements each whatever its shape, and in any number of such rows. Any dtype, the
+// same for both. An index outside of `in` is a bug.
+void gather_rows(Tensor out, const Tensor& in, const Tensor& index);
+
 // ---- RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang & Sennrich 2019) ---
 void rmsnorm_forward(Tensor y, Tensor rstd /* (N) fp32 */, const Tensor& x, const Tensor& weight,
                      float eps);
@@ -72,14 +78,16 @@ void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor
                    const Tensor& positions, const Tensor& frequencies);
 
 // ---- attention ----------------------------------------------------------------------------------
-// Which keys a query attends to. Query i is at position q_offset + i of the whole sequence, key j
-// at k_offset + j; with `causal` a query attends to keys up to its own position. document_starts
-// (B, Tq) int32, if given, holds for each query the first position of its document; earlier keys
-// are masked.
+// Which keys a query attends to. Query i is at position q_offset + i * stride of the whole
+// sequence, key j at k_offset + j * stride (a stride of n: every n-th token, as striped layouts
+// deal them out); with `causal` a query attends to keys up to its own position. document_starts
+// (B, Tq) int32, if given, holds for each query the first position of its document in the whole
+// sequence; earlier keys are masked.
 struct AttentionMask {
     bool causal = true;
     int64_t q_offset = 0, k_offset = 0;
     Tensor document_starts;
+    int64_t stride = 1;
 };
 // o (B, Tq, H, D) = softmax(q k^T / sqrt(D)) v with q (B, Tq, H, D), k and v (B, Tk, K, D), H a
 // multiple of K; and the log-sum-exp of each row's scores, lse (B, H, Tq) fp32. In tiles with an
@@ -89,11 +97,28 @@ void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, c
                        const AttentionMask& mask);
 // delta (B, H, Tq) fp32 = row sums of dout * o, all that the backward needs of the output.
 void attention_delta(Tensor delta, const Tensor& dout, const Tensor& o);
+// Which gradients attention_backward adds to (they must be fp32) instead of overwriting them, so
+// that ring attention sums over blocks of keys, and of queries, in fp32.
+struct AttentionAdds {
+    bool dq = false, dkv = false;
+};
 // Gradients for these keys, given the log-sum-exp and delta of the *whole* row, so that ring
-// attention can call it block by block.
+// attention can call it block by block. dq is of q's dtype or fp32, and so are dk and dv, which
+// share theirs. Keys that no query sees, and queries that see no key, have zero gradients: where it
+// adds, their sums stay as they are.
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
                         const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
-                        const AttentionMask& mask);
+                        const AttentionMask& mask, AttentionAdds add = {});
+// Merges what the same queries give with another block of keys, o_block (B, Tb, H, D) and lse_block
+// (B, H, Tb) fp32, into o (B, T, H, D) and lse (B, H, T) fp32; the block's queries are rows first
+// .. first + Tb - 1 of each sequence, and the others stay as they are. With share =
+// sigmoid(lse_block - lse), the block's part of the sum of all exponentials so far:
+//   o += share * (o_block - o)      lse += softplus(lse_block - lse)
+// o and o_block may each be fp32 or bf16 (o in bf16 is rounded at every merge). Where lse is
+// -infinity, no key has been seen so far: o may be uninitialised there and becomes the block's, or
+// zero if lse_block is -infinity, too. Elsewhere an lse_block of -infinity changes nothing.
+void attention_merge(Tensor o, Tensor lse, const Tensor& o_block, const Tensor& lse_block,
+                     int64_t first = 0);
 
 // The naive way, with the whole matrix in memory: probabilities (B, H, Tq, Tk) are an output and
 // the backward's input.

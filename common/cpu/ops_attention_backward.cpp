@@ -142,21 +142,22 @@ void attention_delta(Tensor delta, const Tensor& dout, const Tensor& o) {
 
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
                         const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
-                        const AttentionMask& mask) {
+                        const AttentionMask& mask, AttentionAdds add) {
     const AttentionSizes n = attention_sizes(q, k, v);
-    check(dout.numel() == q.numel() && dq.numel() == q.numel(),
-          "attention_backward: dout, dq are (B, Tq, H, D)");
-    check(dk.numel() == k.numel() && dv.numel() == k.numel(),
-          "attention_backward: dk, dv are (B, Tk, K, D)");
+    check(dout.numel() == q.numel(), "attention_backward: dout is (B, Tq, H, D)");
+    check_gradients(dq, dk, dv, q, k, add);
     check(lse.numel() == n.B * n.H * n.Tq && delta.numel() == lse.numel(),
           "attention_backward: lse, delta are (B, H, Tq)");
     const VisibleKeys visible(mask, n);
     OpSpan span("attention_backward", 10.0 * visible.pairs() * double(n.q_row()),
-                bytes_of(dq, dk, dv, dout, q, k, v, lse, delta));
+                bytes_of(dq, dk, dv, dout, q, k, v, lse, delta) + (add.dq ? bytes_of(dq) : 0) +
+                    (add.dkv ? bytes_of(dk, dv) : 0));
     const Tensor q32 = widened(q), k32 = widened(k), dout32 = widened(dout);
     const Tensor k_transposed = transposed_heads(k32), v_transposed = transposed_heads(widened(v));
     const Tensor dq32 = widened_output(dq), dk32 = widened_output(dk), dv32 = widened_output(dv);
-    for (const Tensor& sum : {dq32, dk32, dv32}) device_zero(sum.data(), sum.bytes());
+    if (!add.dq) device_zero(dq32.data(), dq32.bytes());
+    if (!add.dkv)
+        for (const Tensor& sum : {dk32, dv32}) device_zero(sum.data(), sum.bytes());
     const Tensor scratch =
         Tensor::empty({omp_get_max_threads(), 2, q_tile, k_tile}, DType::fp32, Memory::workspace);
     const Backward backward = {n,
@@ -172,7 +173,8 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
                                dk32.as<float>(),
                                dv32.as<float>()};
     backward.all(scratch.as<float>());
-    if (dq.dtype() != DType::fp32) convert(dq, dq32), convert(dk, dk32), convert(dv, dv32);
+    if (dq.dtype() != DType::fp32) convert(dq, dq32);
+    if (dk.dtype() != DType::fp32) convert(dk, dk32), convert(dv, dv32);
 }
 
 }  // namespace ultrascale::ops

@@ -15,6 +15,7 @@ struct Case {
     bool causal = true;
     int64_t q_offset = 0, k_offset = 0;
     bool documents = false;
+    int64_t stride = 1;
 };
 
 // Documents of random lengths: for each query the first position of its document.
@@ -24,7 +25,11 @@ inline Tensor document_starts(const Case& c, uint64_t seed) {
     for (int64_t b = 0; b < c.B; ++b) {
         int32_t start = int32_t(c.q_offset) / 2;
         for (int64_t i = 0; i < c.Tq; ++i) {
-            if (generator() % 29 == 0) start = int32_t(c.q_offset + i);
+            if (generator() % 29 == 0) {
+                start = int32_t(c.q_offset + i * c.stride);
+                // often at a token that the stride leaves out
+                if (c.stride > 1) start -= int32_t(generator() % uint64_t(c.stride));
+            }
             starts.push_back(start);
         }
     }
@@ -32,7 +37,8 @@ inline Tensor document_starts(const Case& c, uint64_t seed) {
 }
 
 inline ops::AttentionMask mask_of(const Case& c) {
-    return {c.causal, c.q_offset, c.k_offset, c.documents ? document_starts(c, 99) : Tensor()};
+    return {c.causal, c.q_offset, c.k_offset, c.documents ? document_starts(c, 99) : Tensor(),
+            c.stride};
 }
 
 // Everything in double, by the formulas.
@@ -44,8 +50,9 @@ struct Reference {
     }
 
     bool visible(int64_t b, int64_t i, int64_t j) const {
-        if (c.causal && c.k_offset + j > c.q_offset + i) return false;
-        return starts.empty() || double(c.k_offset + j) >= starts[b * c.Tq + i];
+        const int64_t key = c.k_offset + j * c.stride;
+        if (c.causal && key > c.q_offset + i * c.stride) return false;
+        return starts.empty() || double(key) >= starts[b * c.Tq + i];
     }
     size_t q_at(int64_t b, int64_t i, int64_t h) const {
         return size_t(((b * c.Tq + i) * c.H + h) * c.D);
@@ -130,6 +137,13 @@ struct Tensors {
     Reference::Gradients expected(const Reference& reference) const {
         return reference.backward(to_double(q), to_double(k), to_double(v), to_double(dout));
     }
+};
+
+// While it lives, Hopper uses the other GPUs' kernels.
+struct NoHopper {
+    NoHopper() { setenv("ULTRASCALE_NO_HOPPER", "1", 1); }
+    ~NoHopper() { unsetenv("ULTRASCALE_NO_HOPPER"); }
+    NoHopper(const NoHopper&) = delete;
 };
 
 inline void expect_gradients(const Tensors& t, const Reference::Gradients& want, double bound) {

@@ -1,5 +1,5 @@
 // Tiled and naive attention: forward and backward are compared with double precision, and this with
-// central differences; the blocks of a ring add up to the whole.
+// central differences.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -22,13 +22,18 @@ const Case cases[] = {
     {1, 523, 523, 2, 1, 64},        // several tiles of keys
     {1, 65, 300, 3, 3, 10, false},  // full, Tq != Tk
     {2, 129, 67, 4, 4, 16, false},
-    {1, 70, 333, 2, 1, 32, true, 263, 0},        // the last 70 queries of 333
-    {1, 100, 100, 2, 2, 16, true, 37, 0},        // an offset that is not a tile's multiple
-    {1, 150, 100, 2, 1, 16, true, 0, 70},        // 70 queries see no key at all
-    {1, 80, 90, 2, 2, 16, true, 0, 500},         // no query sees a key
-    {2, 200, 200, 4, 2, 16, true, 0, 0, true},   // documents
-    {1, 140, 90, 2, 2, 10, true, 60, 30, true},  // documents with offsets
-    {1, 130, 130, 2, 1, 16, false, 0, 0, true},  // documents without causality
+    {1, 70, 333, 2, 1, 32, true, 263, 0},             // the last 70 queries of 333
+    {1, 100, 100, 2, 2, 16, true, 37, 0},             // an offset that is not a tile's multiple
+    {1, 150, 100, 2, 1, 16, true, 0, 70},             // 70 queries see no key at all
+    {1, 80, 90, 2, 2, 16, true, 0, 500},              // no query sees a key
+    {2, 200, 200, 4, 2, 16, true, 0, 0, true},        // documents
+    {1, 140, 90, 2, 2, 10, true, 60, 30, true},       // documents with offsets
+    {1, 130, 130, 2, 1, 16, false, 0, 0, true},       // documents without causality
+    {1, 100, 100, 2, 1, 16, true, 1, 3, false, 4},    // every fourth token; key 0 is after query 0
+    {1, 100, 100, 2, 1, 16, true, 3, 1, false, 4},    // key 0 is before query 0, by half a stride
+    {1, 90, 130, 2, 2, 10, true, 101, 302, true, 3},  // documents begin between the stride's tokens
+    {2, 130, 100, 2, 1, 16, true, 100, 1, true, 2},
+    {1, 80, 130, 2, 1, 16, false, 1, 0, true, 2},
 };
 // Likewise for the tensor-core kernels' tiles: heads of 64 and 128, 64 to 192 queries and 32 to 128
 // keys at a time.
@@ -45,12 +50,17 @@ const Case tile_cases[] = {
     {1, 300, 300, 2, 1, 128, true, 0, 0, true},
     {1, 240, 190, 2, 2, 128, true, 60, 30, true},
     {1, 330, 330, 2, 1, 64, false, 0, 0, true},
+    {1, 260, 260, 2, 1, 64, true, 1, 3, false, 4},
+    {1, 200, 333, 2, 2, 128, true, 500, 7, true, 4},
+    {2, 300, 200, 2, 1, 64, true, 200, 301, true, 3},
+    {1, 300, 300, 2, 1, 128, true, 2, 1, true, 2},
+    {1, 130, 330, 2, 1, 64, false, 1, 0, true, 2},
 };
 
 std::string name(const Case& c, DType dtype) {
-    return fmt::format("{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {}",
+    return fmt::format("{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {} stride {}",
                        dtype_name(dtype), c.B, c.Tq, c.Tk, c.H, c.K, c.D, c.causal, c.q_offset,
-                       c.k_offset);
+                       c.k_offset, c.stride);
 }
 
 // Calls check(case, tensors, the expected o, lse and probabilities, the expected gradients, bound)
@@ -99,10 +109,7 @@ TEST(OpsAttention, Tiled) { expect_tiled_right(); }
 #ifndef ULTRASCALE_SIMT
 TEST(OpsAttention, TiledWithoutHopper) {
     if (!device_is_gpu()) GTEST_SKIP() << "for GPUs";
-    struct NoHopper {
-        NoHopper() { setenv("ULTRASCALE_NO_HOPPER", "1", 1); }
-        ~NoHopper() { unsetenv("ULTRASCALE_NO_HOPPER"); }
-    } no_hopper;
+    const NoHopper no_hopper;
     expect_tiled_right();
 }
 #endif
@@ -193,69 +200,6 @@ TEST(OpsAttention, LargeScores) {
     ops::attention_naive_forward(t.dq, t.probabilities, t.q, t.k, t.v, mask_of(c));
     EXPECT_LT(relative_error(t.o, to_double(t.dq)),
               1e-3);  // e^x of a score of thousands has lost ten bits
-}
-
-// Keys [j0, j1) of x (1, T, K, D), or queries.
-Tensor rows(const Tensor& x, int64_t begin, int64_t end) {
-    return x.view({x.size(1), x.size(2), x.size(3)})
-        .slice(begin, end)
-        .view({1, end - begin, x.size(2), x.size(3)});
-}
-
-// As in ring attention: each block of queries attends to each block of keys, and the parts are
-// combined by their log-sum-exp.
-TEST(OpsAttention, BlocksAddUpToTheWhole) {
-    for (bool documents : {false, true}) {
-        const Case c = {1, 201, 201, 4, 2, 16, true, 0, 0, documents};
-        const int64_t bounds[] = {0, 50, 133, 201}, row = c.H * c.D;
-        Tensors t(c, DType::fp32, 17);
-        const Reference::Gradients want = t.expected(Reference(c));
-        Doubles whole_lse;
-        const Doubles whole_o =
-            Reference(c).forward(to_double(t.q), to_double(t.k), to_double(t.v), &whole_lse);
-        const ops::AttentionMask whole = mask_of(c);
-        ops::attention_delta(t.delta, t.dout, tensor_of(whole_o, t.o.shape(), DType::fp32));
-        const Doubles whole_delta = to_double(t.delta);
-        Doubles dq(whole_o.size(), 0), dk(want.dk.size(), 0), dv(want.dv.size(), 0),
-            o(whole_o.size(), 0);
-        for (int a = 0; a < 3; ++a)
-            for (int b = 0; b < 3; ++b) {
-                const int64_t i0 = bounds[a], n = bounds[a + 1] - i0, j0 = bounds[b],
-                              m = bounds[b + 1] - j0;
-                ops::AttentionMask mask = {
-                    true, i0, j0,
-                    documents ? whole.document_starts.view({201, 1}).slice(i0, i0 + n) : Tensor()};
-                Tensors block({1, n, m, c.H, c.K, c.D}, DType::fp32, 1);
-                const Tensor q = rows(t.q, i0, i0 + n), dout = rows(t.dout, i0, i0 + n);
-                const Tensor k = rows(t.k, j0, j0 + m), v = rows(t.v, j0, j0 + m);
-                ops::attention_forward(block.o, block.lse, q, k, v, mask);
-                const Doubles block_lse = to_double(block.lse), block_o = to_double(block.o);
-                Doubles lse, delta;
-                for (int64_t h = 0; h < c.H; ++h)
-                    for (int64_t i = 0; i < n; ++i) {
-                        const double total = whole_lse[h * 201 + i0 + i];
-                        lse.push_back(total);
-                        delta.push_back(whole_delta[h * 201 + i0 + i]);
-                        const double weight = std::exp(block_lse[h * n + i] - total);
-                        for (int64_t d = 0; d < c.D; ++d)
-                            o[(i0 + i) * row + h * c.D + d] +=
-                                weight * block_o[i * row + h * c.D + d];
-                    }
-                const Shape per_row = {1, c.H, n};
-                ops::attention_backward(block.dq, block.dk, block.dv, dout, q, k, v,
-                                        tensor_of(lse, per_row, DType::fp32),
-                                        tensor_of(delta, per_row, DType::fp32), mask);
-                const Doubles bq = to_double(block.dq), bk = to_double(block.dk),
-                              bv = to_double(block.dv);
-                for (size_t x = 0; x < bq.size(); ++x) dq[i0 * row + x] += bq[x];
-                for (size_t x = 0; x < bk.size(); ++x)
-                    dk[j0 * c.K * c.D + x] += bk[x], dv[j0 * c.K * c.D + x] += bv[x];
-            }
-        EXPECT_LT(relative_error(o, whole_o), 5e-6);
-        EXPECT_LT(relative_error(dq, want.dq), 5e-6);
-        EXPECT_LT(relative_error(dk, want.dk), 5e-6);
-        EXPECT_LT(relative_error(dv, want.dv), 5e-6);
-    }
 }
 
 // However many threads the CPU sums with, in one pass or two; in whatever order a GPU's blocks add
