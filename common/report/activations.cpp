@@ -65,7 +65,7 @@ LayerActivations layer_activations(const LocalSizes& s) {
     // Selective recomputation computes the probabilities again.
     const double probabilities = s.model.recompute == Recompute::selective ? 0 : t.scores;
     return {.norms = 2 * (t.stream + t.input + t.rstd),
-            .attention = 2 * t.q + 2 * t.kv + t.lse + probabilities,
+            .attention = 2 * t.q + 2 * t.kv + t.lse + probabilities + s.attention_besides.kept,
             .mlp = 2 * t.features};
 }
 
@@ -125,6 +125,13 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     }
     if (s.layers == 0) return moments;
 
+    const double norm = layer.norms / 2;  // the first one's
+    if (s.attention_besides.forward > 0)
+        moment("in the forward of attention",
+               {others,
+                {"of the last layer: the first norm and attention", norm + layer.attention},
+                {"what this attention holds besides", s.attention_besides.forward},
+                {"dy, while the forward is computed again", full ? t.stream : 0}});
     // Full recomputation runs the layer's whole forward again: everything is kept, down_proj
     // computes y, and dy is held.
     if (full)
@@ -150,7 +157,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     moment("in the backward of gate_proj and up_proj",
            {others, last, {"dy", t.stream}, {"dx", t.column_backward}});
 
-    const double norm = layer.norms / 2;  // the first one's; the second norm and the MLP are done
+    // The second norm and the MLP are done.
     moment("in the backward of o_proj",
            {others,
             {"of the last layer: the first norm and attention", norm + layer.attention},
@@ -163,7 +170,8 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
             {"probabilities", t.scores},
             {"dy and the gradient of o", t.stream + t.q},
             {"delta", t.lse},
-            {"dq, dk, dv", t.q + 2 * t.kv}});
+            {"dq, dk, dv", t.q + 2 * t.kv},
+            {"what this attention holds besides", s.attention_besides.backward}});
     moment("in the backward of q_proj, k_proj and v_proj",
            {others,
             {"of the last layer: the first norm", norm},

@@ -44,6 +44,11 @@ struct LocalSizes {
     bool keeps_gathered = false, gathers_beside = false;
     int64_t checkpoint_parts = 1;  // full recomputation: ranks that share a layer's kept input
     int64_t loss_parts = 0;  // ranks that exchange 3 numbers per token for the loss; 0: no exchange
+    // What an attention core holds in addition to a plain one in tiles, in bytes: kept from forward
+    // to backward; at its forward's peak; at its backward's peak (less than a plain one: negative).
+    struct {
+        double kept = 0, forward = 0, backward = 0;
+    } attention_besides = {};
 
     bool gathers() const { return stream_tokens < region_tokens; }
 };

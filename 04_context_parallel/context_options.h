@@ -1,0 +1,53 @@
+// What the chapter's options choose.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <string>
+
+#include "core/tensor.h"
+
+namespace ultrascale {
+
+enum class Variant { ring, all_gather, ulysses, usp };
+inline constexpr const char* variant_names[] = {"ring", "all-gather", "ulysses", "usp"};
+enum class Layout { contiguous, zigzag, striped };  // zigzag.h
+inline constexpr const char* layout_names[] = {"contiguous", "zigzag", "striped"};
+// The ring's backward: keys go round as in forward, and their gradients all the way home; or it
+// starts with the keys that forward held last, and runs the other way (ring.h).
+enum class RingBackward { again, reversed };
+inline constexpr const char* ring_backward_names[] = {"again", "reversed"};
+
+struct ContextOptions {
+    int cp = 0;  // ranks that share each sequence; 0: all
+    Variant variant = Variant::ring;
+    Layout layout = Layout::zigzag;
+    int ulysses = 0;     // of usp: ranks inside which heads are exchanged; 0: not usp
+    bool tails = false;  // a zig-zag's second chunks travel the other way (tails.h)
+    RingBackward backward = RingBackward::reversed;
+    DType merge = DType::fp32;  // in which partial outputs are added up
+
+    // cp = ranks in the ring x ranks that exchange heads.
+    int exchanging() const {
+        return variant == Variant::ulysses ? cp : variant == Variant::usp ? ulysses : 1;
+    }
+    int in_ring() const { return cp / exchanging(); }
+    bool has_ring() const { return variant == Variant::ring || variant == Variant::usp; }
+};
+
+// "cp 4 x dp 2: ring, zigzag; backward reversed"
+inline std::string describe(const ContextOptions& o, int64_t replicas) {
+    std::string text =
+        fmt::format("cp {} x dp {}: {}", o.cp, replicas, variant_names[int(o.variant)]);
+    if (o.variant == Variant::usp)
+        text += fmt::format(" (heads exchanged by {}, in a ring of {})", o.ulysses, o.in_ring());
+    text += fmt::format(", {}", layout_names[int(o.layout)]);
+    if (o.tails) text += ", tails the other way";
+    if (o.has_ring() && !o.tails)
+        text += fmt::format("; backward {}", ring_backward_names[int(o.backward)]);
+    if (o.merge != DType::fp32) text += "; merged in bf16";
+    return text;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,164 @@
+// Puts context parallelism together: which tokens of a sequence a rank takes, and the attention that
+// its model's layers use. Everything else in a layer works on single tokens and stays as it is.
+// Weights are whole on every rank; their gradients are summed over dp and cp together.
+//
+//     cp ranks = in_ring x exchanging (USP); rank = place in the ring x exchanging + place inside
+//
+// The sequence is cut over the ring (zigzag.h), and each chunk of the cut over the ranks inside,
+// which put it together again before attention (ulysses.h).
+#pragma once
+
+#include "all_gather.h"
+#include "comm/mesh.h"
+#include "model/dropout.h"
+#include "model/llama.h"
+#include "ring.h"
+#include "train/data.h"
+#include "ulysses.h"
+
+namespace ultrascale {
+
+// A sequence's length must be a multiple of this.
+inline int64_t sequence_multiple(const ContextOptions& o) {
+    return SequenceCut::multiple(o.layout, o.in_ring()) * o.exchanging();
+}
+
+// Throws UserError if the model's heads or sequences of `seq` tokens cannot be shared.
+inline void check_shares(const LlamaConfig& config, const ContextOptions& o, int64_t seq) {
+    const int64_t u = o.exchanging(), multiple = sequence_multiple(o);
+    const char* option = o.variant == Variant::usp ? "--ulysses" : "--variant ulysses with --cp";
+    if (u > config.heads)
+        user_error("{} {}: the model has {} attention heads, and a head is not split; at most {}",
+                   option, u, config.heads, config.heads);
+    if (config.heads % u != 0)
+        user_error("{} {}: {} attention heads cannot be shared equally; it must divide them",
+                   option, u, config.heads);
+    if (config.kv_heads % u != 0 && u % config.kv_heads != 0)
+        user_error(
+            "{} {}: {} key-value heads can neither be shared equally nor copied equally "
+            "often; it must divide their number or be a multiple of it",
+            option, u, config.kv_heads);
+    if (seq % multiple != 0)
+        user_error("--cp {}: sequences of {} tokens cannot be cut {}; --seq {} would work", o.cp,
+                   seq,
+                   o.layout == Layout::zigzag ? "into two equal chunks a rank (zigzag)"
+                                              : "into equal parts",
+                   (seq + multiple - 1) / multiple * multiple);
+}
+
+class ContextParallel {
+public:
+    // All ranks of the group call it.
+    ContextParallel(const LlamaConfig& config, const ContextOptions& options, int64_t seq,
+                    const Communicator& cp)
+        : config_(config),
+          options_(options),
+          cp_(cp),
+          inside_rank_(cp.rank() % options.exchanging()),
+          ring_rank_(cp.rank() / options.exchanging()),
+          cut_(options.layout, options.in_ring(), seq),
+          plan_{RingPlan(cut_, options.tails, nullptr), {}},
+          stream_(std::make_unique<Stream>("ring")) {
+        if (options.exchanging() > 1) inside_ = cp.split(ring_rank_, cp.rank(), "ulysses");
+        if (options.variant == Variant::usp && options.in_ring() > 1)
+            ring_ = cp.split(inside_rank_, cp.rank(), "ring");
+    }
+    ContextParallel(const ContextParallel&) = delete;  // parts keep a pointer to it
+
+    // The parts of this rank's model; they keep a pointer to this object.
+    Parts parts(const ModelOptions& model) {
+        ModelOptions plain = model;
+        plain.dropout = 0;  // added last, around these parts
+        Parts parts = default_parts(config_, plain);
+        if (options_.cp > 1) parts.attention = [this](const Place&) { return attention(); };
+        add_dropout(parts, {float(model.dropout), model.seed,
+                            [this](int64_t rows) { return token_ranges(rows / local_length()); }});
+        return parts;
+    }
+
+    // This rank's part of each sequence. Targets come along: they were shifted in the whole
+    // sequence, so a chunk's last token still has the next chunk's first one as its target.
+    HostBatch part(const HostBatch& whole) const {
+        HostBatch part{.sequences = whole.sequences,
+                       .length = local_length(),
+                       .counted_targets = whole.counted_targets,
+                       .first_sample = whole.first_sample,
+                       .whole_length = whole.length};
+        for (const auto of : {&HostBatch::tokens, &HostBatch::targets, &HostBatch::positions,
+                              &HostBatch::document_starts})
+            for (int64_t b = 0; b < ((whole.*of).empty() ? 0 : whole.sequences); ++b)
+                for (int64_t i = 0; i < part.length; ++i)
+                    (part.*of).push_back((whole.*of)[size_t(b * whole.length + position(i))]);
+        if (!whole.document_starts.empty()) part.whole = std::make_shared<const HostBatch>(whole);
+        return part;
+    }
+    // The place in the sequence of this rank's i-th token.
+    int64_t position(int64_t i) const {
+        const int64_t chunk = cut_.chunk(0).size(), own = chunk / options_.exchanging();
+        return cut_.position(ring_rank_, i / own * chunk + inside_rank_ * own + i % own);
+    }
+    int64_t local_length() const { return cut_.seq() / options_.cp; }
+
+    const SequenceCut& cut() const { return cut_; }  // over the ring
+    const ContextOptions& options() const { return options_; }
+    const Communicator& group() const { return cp_; }
+    const Communicator& ring() const { return ring_ ? *ring_ : cp_; }
+    int ring_rank() const { return ring_rank_; }
+
+    // What goes round the ring for a batch, and the document starts of this place's tokens.
+    const PlanOfBatch& plan_of(const Batch& batch) {
+        if (!batch.whole) return plan_;
+        if (!documents_ || documents_->batch() != batch.whole.get()) {
+            documents_ = std::make_unique<Documents>(batch.whole, cut_);
+            of_documents_ =
+                std::make_unique<PlanOfBatch>(RingPlan(cut_, options_.tails, documents_.get()),
+                                              documents_->starts_of(ring_rank_));
+        }
+        return *of_documents_;
+    }
+
+private:
+    std::unique_ptr<AttentionCore> attention() {
+        const auto plans = [this](const Batch& batch) -> const PlanOfBatch& {
+            return plan_of(batch);
+        };
+        if (options_.variant == Variant::all_gather)
+            return std::make_unique<AllGatherAttention>(cp_, cut_, orders_);
+        std::unique_ptr<AttentionCore> core;
+        if (options_.in_ring() > 1)
+            core = std::make_unique<RingAttention>(ring(), *stream_, options_, plans, orders_);
+        else
+            core = std::make_unique<FlashAttention>();
+        if (options_.exchanging() == 1) return core;
+        return std::make_unique<UlyssesAttention>(
+            *inside_, cut_.chunks(), config_.kv_heads, std::move(core),
+            [this](const Batch& batch) { return plan_of(batch).document_starts; }, orders_);
+    }
+    // The tokens of a micro-batch of `sequences` sequences that this rank's rows hold, for dropout.
+    std::vector<TokenRange> token_ranges(int64_t sequences) const {
+        std::vector<TokenRange> ranges;
+        for (int64_t b = 0; b < sequences; ++b)
+            for (int64_t i = 0; i < local_length(); ++i) {
+                const int64_t row = b * local_length() + i, token = b * cut_.seq() + position(i);
+                if (!ranges.empty() && ranges.back().first_token + ranges.back().count == token)
+                    ++ranges.back().count;
+                else
+                    ranges.push_back({row, token, 1});
+            }
+        return ranges;
+    }
+
+    LlamaConfig config_;
+    ContextOptions options_;
+    const Communicator& cp_;
+    std::optional<Communicator> ring_, inside_;
+    int inside_rank_, ring_rank_;
+    SequenceCut cut_;
+    PlanOfBatch plan_;  // without documents
+    std::unique_ptr<Documents> documents_;
+    std::unique_ptr<PlanOfBatch> of_documents_;
+    std::unique_ptr<Stream> stream_;
+    RowOrders orders_;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,88 @@
+// Chapter 04: context parallelism. The ranks of a group share each sequence: every rank takes some
+// of its tokens through the whole model, and meets the others in attention only
+// (context_parallel.h and the file of each variant). Groups train on different samples.
+#include "options.h"
+#include "predict.h"
+#include "sampling.h"
+#include "train/gradients.h"
+#include "train/run.h"
+
+using namespace ultrascale;
+
+namespace {
+
+// One training step. The ranks of a context-parallel group take parts of the same sequences and
+// communicate inside attention. Weights are whole on every rank, so a gradient is summed over all
+// ranks that saw other tokens: over dp and cp at once.
+void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh, Hooks* watch) {
+    ParameterList& parameters = model.parameters();
+    parameters.begin_gradients(step.accumulated);
+    for (MicroBatch micro_batch : step.micro_batches({watch})) {
+        Saved saved;
+        phase("forward", [&] { model.forward({}, saved, micro_batch); });
+        phase("backward", [&] { model.backward({}, saved, micro_batch); });
+    }
+    explain("gradients: sum over the ranks that saw other tokens, dp x cp");
+    phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
+    step.verify_gradient();
+    const Tensor squared_norm =
+        phase("gradient norm", [&] { return squared_gradient_norm(parameters, mesh); });
+    phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
+    const Communicator& all = mesh.group({"dp", "cp"});
+    if (all.size() > 1) phase("loss", [&] { all.all_reduce(step.loss); });
+    step.finish(squared_norm);
+}
+
+// Trains. Returns false if the result differs from plain training on one device, or memory or
+// communication from their predictions.
+bool train(const Options& options, const ContextOptions& context, const StepShape& shape) {
+    const Communicator& world = Communicator::world();
+    const Mesh mesh(world, {{"dp", world.size() / context.cp}, {"cp", context.cp}});
+    const Communicator &dp = mesh.group("dp"), &cp = mesh.group("cp");
+    ContextParallel parallel(shape.config, context, shape.seq, cp);
+    const Share share{.micro_batch = options.micro_batch,
+                      .count = dp.size(),
+                      .replica = dp.rank(),
+                      .part = [&](const HostBatch& whole) { return parallel.part(whole); }};
+    Run run("04_context_parallel", options, shape, share);
+
+    Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
+    ParameterList& parameters = model.parameters();
+    parameters.allocate_values(options.dtype);
+    parameters.allocate_grads(options.grad_dtype(), mesh.group({"dp", "cp"}).symmetric_memory());
+    AdamW optimizer(parameters, options.optimizer);
+    run.load(parameters, optimizer);
+    Trained what = trained(model, optimizer);
+    what.label = "context", what.technique = describe(context, dp.size());
+    what.layout = {{"cp", context.cp}, {"dp", dp.size()}};
+    what.sum_loss = [&](const Tensor& loss) { cp.all_reduce(loss); };
+    what.next_token = [&](const HostBatch& text) {
+        return logits_of_next(model, text, shape.config.vocab, parallel);
+    };
+    run.start(what);
+    while (Step* step = run.next()) train_step(*step, model, optimizer, mesh, nullptr);
+
+    return run.finish([&](Report& report) {
+        const Prediction predicted = predict(shape, context, parameters, options.grad_accum,
+                                             mesh.group({"dp", "cp"}), parallel.ring_rank());
+        bool ok = report.memory(predicted);
+        ok = report.communication(predicted, options.steps, run.of_validation()) && ok;
+        report.throughput(predicted);
+        return ok;
+    });
+}
+
+bool run(const Options& options, Chapter& chapter) {
+    chapter.check(options);
+    const ContextOptions& context = chapter.context;
+    const StepShape shape = step_shape(options, options.config());
+    check_shares(shape.config, context, shape.seq);
+    return train_within_memory(options, [&] { return train(options, context, shape); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_chapter(argc, argv, "04_context_parallel",
+                       "Train a Llama on sequences that several devices share.", run);
+}

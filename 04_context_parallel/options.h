@@ -1,0 +1,112 @@
+// The chapter's options, and which of them exclude each other.
+#pragma once
+
+#include "comm/comm.h"
+#include "context_parallel.h"
+#include "report/cli.h"
+
+namespace ultrascale {
+
+struct Chapter {
+    ContextOptions context;
+    std::string layout;  // as given; empty: the variant's own
+    bool compare = false;
+    std::string demo;
+
+    void add_options(OptionList& options, const Options& shared) {
+        options
+            .add("--cp", context.cp,
+                 "Ranks that share each sequence; must divide the number of ranks. Default: all")
+            .between(1, 1 << 20);
+        options.choice("--variant", context.variant,
+                       {{"ring", Variant::ring},
+                        {"all-gather", Variant::all_gather},
+                        {"ulysses", Variant::ulysses},
+                        {"usp", Variant::usp}},
+                       "How a query meets the keys of other ranks: keys go round a ring; all keys "
+                       "are gathered; heads are exchanged for tokens; both, a ring of groups");
+        options
+            .add("--layout", layout,
+                 "Which tokens a rank takes: contiguous, zigzag or striped. Default: zigzag; with "
+                 "--variant ulysses contiguous")
+            .one_of({"contiguous", "zigzag", "striped"});
+        options
+            .add("--ulysses", context.ulysses,
+                 "With --variant usp: ranks of a group that exchanges heads; must divide --cp")
+            .between(1, 1 << 20)
+            .only_if([this] { return context.variant == Variant::usp; },
+                     "only --variant usp has such groups");
+        options
+            .choice("--tails", context.tails, {{"on", true}, {"off", false}},
+                    "With a zig-zag: first chunks' keys go forward, second ones' backward, only as "
+                    "far as they are needed")
+            .only_if([this] { return context.has_ring(); }, "it is about the ring");
+        options
+            .choice("--ring-backward", context.backward,
+                    {{"again", RingBackward::again}, {"reversed", RingBackward::reversed}},
+                    "Backward sends keys round once more from their owners, or starts with those "
+                    "that forward held last")
+            .only_if([this] { return context.has_ring() && !context.tails; },
+                     "it is about a ring in which every rank sends the same");
+        options
+            .choice("--merge", context.merge, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
+                    "In which type partial outputs are added up")
+            .only_if([this] { return context.has_ring(); }, "only a ring merges partial outputs");
+        options.flag("--compare", compare, "Train with all variants and print one table")
+            .excludes(training_outputs)
+            .excludes({"--variant", "--layout", "--ulysses", "--tails", "--ring-backward",
+                       "--merge", "--estimate", "--svg"});
+        options
+            .add("--demo", demo,
+                 "ring: four ranks with four tokens each, step by step; balance: who computes how "
+                 "much; merge: what rounding costs as the ring grows")
+            .one_of({"ring", "balance", "merge"})
+            .excludes(training_outputs)
+            .excludes({"--compare", "--estimate"});
+        (void)shared;
+    }
+
+    // Checks what depends on the number of ranks; the model is checked by check_shares().
+    void check(const Options& options) {
+        const int ranks = Communicator::world().size();
+        if (context.cp == 0) context.cp = ranks;
+        if (ranks % context.cp != 0)
+            user_error(
+                "--cp {}: {} ranks cannot be split into groups of {}; cp must divide their number",
+                context.cp, ranks, context.cp);
+        if (context.cp == 1 && demo.empty() && !compare)  // no other rank to share with
+            context = {.cp = 1, .layout = Layout::contiguous}, layout = "contiguous";
+        if (context.variant == Variant::usp && context.ulysses == 0)
+            user_error("--variant usp: needs --ulysses, the number of ranks that exchange heads");
+        if (context.variant == Variant::usp && context.cp % context.ulysses != 0)
+            user_error("--ulysses {}: it must divide --cp {}", context.ulysses, context.cp);
+        context.layout =
+            layout == "contiguous" || (layout.empty() && context.variant == Variant::ulysses)
+                ? Layout::contiguous
+            : layout == "striped" ? Layout::striped
+                                  : Layout::zigzag;
+        if (context.variant == Variant::ulysses && context.layout != Layout::contiguous)
+            user_error(
+                "--layout {}: --variant ulysses gives each rank all tokens of some heads, "
+                "which is balanced already; it knows contiguous only",
+                layout);
+        if (context.variant == Variant::all_gather && context.layout == Layout::striped)
+            user_error(
+                "--layout striped: --variant all-gather puts all keys in order; it knows "
+                "contiguous and zigzag");
+        if (context.tails && context.layout != Layout::zigzag)
+            user_error("--tails on: only --layout zigzag has tails");
+        if (options.attention == AttentionKind::naive && context.cp > 1)
+            user_error(
+                "--attention naive: a rank has only some of the keys at a time, and merges "
+                "what attention in tiles gives it; use --attention flash or --cp 1");
+        if (options.dropout > 0 && context.layout == Layout::striped && context.cp > 1)
+            user_error(
+                "--dropout: with --layout striped each token would need a mask of its own; "
+                "use --layout zigzag");
+        if (!demo.empty() && demo != "balance" && !options.svg.empty())
+            user_error("--svg: --demo {} draws nothing; --demo balance does", demo);
+    }
+};
+
+}  // namespace ultrascale

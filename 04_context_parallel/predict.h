@@ -1,0 +1,157 @@
+// What a rank holds and sends, by formula. In a step with A micro-batches and L layers, with K the
+// bytes of a rank's keys and values and S those of their gradients in fp32 (2 K if the activations
+// have 16 bits), each layer sends
+//
+//                              forward            backward
+//     ring, again              (n-1) K            (n-1) K + n S
+//     ring, reversed           (n-1) K            (n-1) K + (n-1) S
+//     ring with tails, rank r  (2n-1-r)/2 K, and (n-1)/2 K for rank 0; see add_tails()
+//     all-gather               (n-1) K            (n-1) K + (n-1) S
+//     Ulysses                  (u-1)/u (q, k, v, o); the same for their gradients
+//
+// and everything else nothing. Where a layer's forward runs again (full recomputation), its sends
+// count twice. With documents fewer parcels travel: what a run's batches need is added up by
+// DocumentCounts (document_counts.h).
+#pragma once
+
+#include "context_parallel.h"
+#include "report/estimate.h"
+#include "report/report.h"
+#include "ring_memory.h"
+
+namespace ultrascale {
+
+// The bytes of a rank's tensors in a layer's attention.
+struct AttentionBytes {
+    double q, kv, sums;  // q or o; k and v, as the ring or attention has them; their fp32 gradients
+    double own_kv;       // k and v of the rank's own tokens: less, if Ulysses copies key heads
+    AttentionBytes(const StepShape& shape, const ContextOptions& o) {
+        const LlamaConfig& c = shape.config;
+        const double e = double(dtype_bytes(shape.model.dtype)),
+                     tokens = double(shape.micro_batch) * double(shape.seq) / o.cp;
+        q = tokens * double(c.q_size()) * e, own_kv = 2 * tokens * double(c.kv_size()) * e;
+        kv = own_kv * double(std::max<int64_t>(c.kv_heads, o.exchanging())) / double(c.kv_heads);
+        sums = kv * 4 / e;
+    }
+};
+
+// What attention holds in memory besides a plain one: as activations, and as communication buffers.
+struct AttentionMemory {
+    double kept = 0, forward = 0, backward = 0, communication = 0;
+};
+inline AttentionMemory attention_memory(const StepShape& shape, const ContextOptions& o,
+                                        const RingPlan& plan, int rank) {
+    AttentionMemory m;
+    if (o.cp == 1) return m;
+    const AttentionBytes bytes(shape, o);
+    const bool half = shape.model.dtype != DType::fp32;
+    const double n = o.cp, dq = half ? 2 * bytes.q : bytes.q;  // dq: its sum in fp32
+    if (o.variant == Variant::all_gather) {
+        const bool in_order = shape.micro_batch == 1 && o.layout == Layout::contiguous;
+        // Keys, values and, in backward, their gradients, whole; each is put in order after it was
+        // gathered, and before it is scattered.
+        m.communication = n * (bytes.kv + bytes.sums * (in_order ? 1 : 1.5));
+        m.backward = (half ? bytes.sums / 2 : 0) - bytes.kv;
+        return m;
+    }
+    if (o.in_ring() > 1) {
+        const bool reversed = o.backward == RingBackward::reversed && plan.can_reverse();
+        const RingMemory ring = ring_memory(plan, reversed, rank, bytes.kv, bytes.sums);
+        const double merged = bytes.q / double(dtype_bytes(shape.model.dtype)) *
+                              double(dtype_bytes(o.merge));  // the sum of partial outputs
+        m.forward = (o.merge == shape.model.dtype ? 0 : merged) + (reversed ? bytes.kv : 0);
+        // dq is summed in fp32 and rounded at the end, when the last sums are home.
+        m.backward =
+            dq - bytes.q - bytes.kv + std::max(ring.sums, ring.home + (half ? bytes.q : 0));
+        m.communication = ring.communication;
+    }
+    if (o.exchanging() > 1) {
+        const bool in_order = shape.micro_batch * (o.layout == Layout::zigzag ? 2 : 1) == 1;
+        const double copies = bytes.kv - bytes.own_kv, all = in_order ? 1 : 2;
+        m.kept += bytes.q + copies;  // o with all tokens and, for the next linear, with all heads
+        m.forward += bytes.q + bytes.own_kv;
+        m.backward += bytes.q + 2 * copies;
+        const double sums = copies > 0 ? bytes.own_kv / 2 * (1 + (half ? 2 : 1)) : 0;
+        m.communication = std::max({m.communication, all * bytes.q, all * bytes.kv / 2 + sums});
+    }
+    return m;
+}
+
+// What the ring's parcels of this plan send in a step of one micro-batch and one layer. `forwards`:
+// how often forward runs.
+inline void add_tails(PredictedCommunication& p, const Group& ring, int rank, int64_t forwards,
+                      const AttentionBytes& bytes) {
+    const int64_t n = ring.ranks, kv = int64_t(bytes.kv) / 2, sums = int64_t(bytes.sums) / 2;
+    // A head goes through all ranks. The tails of ranks r .. n-1 pass through rank r on their way
+    // to rank 0, which sends their gradients home.
+    const int64_t tails = rank > 0 ? n - rank : 0, gradients = rank > 0 ? n - rank : n - 1;
+    p.add(ring, Collective::send_recv, (forwards + 1) * (n - 1),
+          (forwards + 1) * (n - 1 + tails) * kv);
+    p.add(ring, Collective::send_recv, n, (n + gradients) * sums);
+}
+
+// Adds what the ranks of a context-parallel group send in a step with A micro-batches; `rank` is the
+// place in the ring.
+inline void add_attention(Prediction& prediction, const StepShape& shape, const ContextOptions& o,
+                          int64_t A, int rank) {
+    if (o.cp == 1) return;
+    const AttentionBytes bytes(shape, o);
+    const int64_t layers = A * shape.config.layers,
+                  forwards = shape.model.recompute == Recompute::full ? 2 : 1;
+    const int64_t kv = int64_t(bytes.kv), sums = int64_t(bytes.sums), q = int64_t(bytes.q);
+    PredictedCommunication of_layer;
+    const auto add = [&](const Group& group, Collective kind, int64_t calls, int64_t of_each) {
+        of_layer.add(group, kind, calls, calls * of_each);
+    };
+    if (o.variant == Variant::all_gather) {
+        const Group cp("cp", o.cp);
+        add(cp, Collective::all_gather, 2 * (forwards + 1), o.cp * kv / 2);
+        add(cp, Collective::reduce_scatter, 2, o.cp * sums / 2);
+    }
+    if (const int64_t n = o.in_ring(); n > 1 && o.has_ring()) {
+        const Group ring(o.variant == Variant::usp ? "ring" : "cp", n);
+        if (o.tails) {
+            add_tails(of_layer, ring, rank, forwards, bytes);
+        } else {
+            add(ring, Collective::send_recv, (forwards + 1) * (n - 1), kv);
+            add(ring, Collective::send_recv, o.backward == RingBackward::reversed ? n - 1 : n,
+                sums);
+        }
+    }
+    if (const int64_t u = o.exchanging(); u > 1) {
+        const Group inside("ulysses", u);
+        add(inside, Collective::all_to_all, 2 * (forwards + 1), q);       // q, o
+        add(inside, Collective::all_to_all, 2 * (forwards + 1), kv / 2);  // k, v
+    }
+    prediction.communication += of_layer.times(layers);
+}
+
+// The sizes that a rank computes with.
+inline LocalSizes local_sizes(const StepShape& shape, const ContextOptions& o, const RingPlan& plan,
+                              int rank) {
+    LocalSizes sizes = local_sizes(shape);
+    sizes.stream_tokens /= o.cp, sizes.region_tokens /= o.cp;
+    const AttentionMemory besides = attention_memory(shape, o, plan, rank);
+    sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
+    return sizes;
+}
+
+// The prediction for place `rank` of the ring. `summed_over`: the ranks that sum gradients and loss.
+inline Prediction predict(const StepShape& shape, const ContextOptions& o,
+                          const ParameterList& parameters, int64_t A, const Group& summed_over,
+                          int rank) {
+    const RingPlan plan(SequenceCut(o.layout, o.in_ring(), shape.seq), o.tails, nullptr);
+    Prediction prediction;
+    add_parameters(prediction, parameters.local_numel(), shape);
+    add_activations(prediction, local_sizes(shape, o, plan, rank));
+    prediction.memory.peak_communication +=
+        std::llround(attention_memory(shape, o, plan, rank).communication);
+    add_flops(prediction, shape, parameter_count(shape.config));
+    add_attention(prediction, shape, o, A, rank);
+    add_gradient_sums(prediction, parameters, summed_over, shape.grad_dtype);
+    if (summed_over.ranks > 1)
+        prediction.communication.add(summed_over, Collective::all_reduce, 1, 8);  // the loss
+    return prediction;
+}
+
+}  // namespace ultrascale

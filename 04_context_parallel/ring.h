@@ -1,0 +1,202 @@
+// Ring attention (Liu et al. 2023, https://arxiv.org/abs/2310.01889): queries stay where they are;
+// keys and values go round. While a rank attends to the keys that it holds, it sends them on and
+// receives the next ones.
+//
+//     hop         0            1            2            3
+//     rank 1   q1 x k1      q1 x k0      q1 x k3      q1 x k2        attend, merge (merge.h)
+//     ring        k1 -> 2      k0 -> 2      k3 -> 2                  under way meanwhile
+//
+// Backward. q, dO, O, the log-sum-exp and delta = rowsum(dO O) stay; keys and values travel again,
+// and a gradient dK, dV travels with each, to which every rank adds its block. The sums are fp32: in
+// bf16 they weigh twice as much as K and V themselves. Two ways:
+//
+//     again      from the owner on, as in forward. After the last block the gradient has one hop
+//                more to go, home:
+//                    sends (n-1) (K + V) and n (dK + dV)
+//     reversed   forward keeps, instead of the rank's own keys, those that it held last, the next
+//                rank's. Backward starts with them and sends everything the other way. A rank's own
+//                keys come back last, and their gradient with them:
+//                    sends (n-1) (K + V) and n-1 (dK + dV), and no send is left over at the end
+//
+// Nothing else in a layer communicates. What travels how far is in ring_plan.h.
+#pragma once
+
+#include "comm/comm.h"
+#include "context_options.h"
+#include "keys_values.h"
+#include "ring_plan.h"
+
+namespace ultrascale {
+
+// The plan of a batch, and the document starts of this rank's tokens (B, T), if there are documents.
+struct PlanOfBatch {
+    RingPlan plan;
+    Tensor document_starts;
+};
+
+class RingAttention : public AttentionCore {
+public:
+    // `plan_of` gives the plan of a batch.
+    using Plans = std::function<const PlanOfBatch&(const Batch&)>;
+    RingAttention(const Communicator& ring, Stream& stream, const ContextOptions& options,
+                  Plans plan_of, RowOrders orders)
+        : ring_(ring),
+          stream_(stream),
+          options_(options),
+          rank_(ring.rank()),
+          plan_of_(std::move(plan_of)),
+          orders_(std::move(orders)) {}
+
+    Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved,
+                   Context& context) override {
+        const auto& [plan, starts] = plan_of_(context.batch);
+        const bool keep_last = reverses(plan) && saved.enabled();
+        PartialAttention sum(q, options_.merge);
+        Held held = parcels_of(plan, k, v);
+        for (int hop = 0; hop <= plan.last_hop(); ++hop) {
+            Work under_way;
+            const bool kept = keep_last && hop + 1 == plan.last_hop();
+            Held next = pass_on(plan, held, hop, k, under_way,
+                                kept ? Memory::activation : Memory::communication);
+            for_each_block(plan, hop, k.size(0), [&](size_t p, int64_t b, const Block& block) {
+                sum.add(b, block, keys_of(held[p].k, plan, p, b, block),
+                        keys_of(held[p].v, plan, p, b, block), starts);
+            });
+            under_way.wait();
+            if (hop < plan.last_hop()) held = std::move(next);
+        }
+        Tensor o = sum.output();
+        saved.keep("q", q), saved.keep("o", o), saved.keep("lse", sum.lse());
+        saved.keep("k", keep_last ? held[0].all_k() : k);
+        saved.keep("v", keep_last ? held[0].all_v() : v);
+        return o;
+    }
+
+    Gradients backward(const Tensor& dout, Saved& saved, Context& context) override {
+        const auto& [forward_plan, starts] = plan_of_(context.batch);
+        const RingPlan plan = reverses(forward_plan) ? forward_plan.reversed() : forward_plan;
+        const Tensor q = saved.take("q"), lse = saved.take("lse"), delta = activation_like(lse);
+        ops::attention_delta(delta, dout, saved.take("o"));
+        const Tensor dq = Tensor::zeros(q.shape(), DType::fp32, Memory::activation);
+        Gradients gradients{.dk = activation_like(saved.get("k")),
+                            .dv = activation_like(saved.get("v"))};
+        Held held = parcels_of(plan, saved.take("k"), saved.take("v"));
+
+        Held arrived(plan.parcels());  // the sums of the ranks that held these parcels before
+        Held home(plan.parcels());     // this rank's own parcels' finished sums
+        Work sums_under_way;
+        for (int hop = 0; hop <= plan.last_hop(); ++hop) {
+            Work under_way;
+            Held next = pass_on(plan, held, hop, gradients.dk, under_way, Memory::communication);
+            Held sums = empty_sums(plan, hop, gradients.dk);
+            for_each_block(plan, hop, q.size(0), [&](size_t p, int64_t b, const Block& block) {
+                const auto rows = [&](const Tensor& x) { return tokens_of(x, b, block.queries); };
+                ops::attention_backward(rows(dq), keys_of(sums[p].k, plan, p, b, block),
+                                        keys_of(sums[p].v, plan, p, b, block), rows(dout), rows(q),
+                                        keys_of(held[p].k, plan, p, b, block),
+                                        keys_of(held[p].v, plan, p, b, block),
+                                        rows_of(lse, b, block.queries, orders_),
+                                        rows_of(delta, b, block.queries, orders_),
+                                        mask_of(block, starts, b), {.dq = true, .dkv = true});
+            });
+            sums_under_way.wait();
+            for (size_t p = 0; p < plan.parcels(); ++p)
+                if (arrived[p]) sums[p].add(arrived[p]), arrived[p] = {};
+            pass_on_sums(plan, sums, hop, gradients.dk, sums_under_way, arrived, home);
+            under_way.wait();
+            held = std::move(next);
+        }
+        sums_under_way.wait();
+        for (size_t p = 0; p < plan.parcels(); ++p)
+            for (int64_t b = 0; b < q.size(0); ++b) {
+                ops::copy(tokens_of(gradients.dk, b, plan.keys(p)), home[p].k[size_t(b)]);
+                ops::copy(tokens_of(gradients.dv, b, plan.keys(p)), home[p].v[size_t(b)]);
+            }
+        gradients.dq = rounded(dq, q.dtype());
+        return gradients;
+    }
+
+private:
+    using Held = std::vector<KeysValues>;  // what this rank holds of each parcel of a plan
+
+    bool reverses(const RingPlan& plan) const {
+        return options_.backward == RingBackward::reversed && plan.can_reverse();
+    }
+    static Held parcels_of(const RingPlan& plan, const Tensor& k, const Tensor& v) {
+        Held held;
+        for (size_t p = 0; p < plan.parcels(); ++p)
+            held.push_back(KeysValues::tokens_of(k, v, plan.keys(p)));
+        return held;
+    }
+    // Calls visit(parcel, sequence, block) for what this rank's queries see of what it holds.
+    template <class Visit>
+    void for_each_block(const RingPlan& plan, int hop, int64_t sequences, Visit visit) const {
+        for (size_t p = 0; p < plan.parcels(); ++p)
+            if (const int owner = plan.owner(p, rank_, hop); owner != RingPlan::none)
+                for (int64_t b = 0; b < sequences; ++b)
+                    for (const Block& block : plan.blocks(p, rank_, owner, b)) visit(p, b, block);
+    }
+    // A block's keys, of a parcel's: block.keys counts from the owner's first token.
+    static Tensor keys_of(const std::vector<Tensor>& parcel, const RingPlan& plan, size_t p,
+                          int64_t b, const Block& block) {
+        const int64_t first = plan.keys(p).begin;
+        return tokens_of(parcel[size_t(b)], 0, {block.keys.begin - first, block.keys.end - first});
+    }
+
+    // Sends the parcels that travel on, and returns those that come; `like` is k.
+    Held pass_on(const RingPlan& plan, const Held& held, int hop, const Tensor& like,
+                 Work& under_way, Memory category) const {
+        Held next(plan.parcels());
+        std::vector<Transfer> transfers;
+        for (size_t p = 0; p < plan.parcels(); ++p) {
+            if (plan.goes_on(p, rank_, hop)) held[p].send(transfers, plan.to(p, rank_));
+            if (plan.owner(p, rank_, hop + 1) == RingPlan::none) continue;
+            next[p] = KeysValues::empty(like, plan.tokens(p), like.dtype(), category);
+            next[p].receive(transfers, plan.from(p, rank_));
+        }
+        if (!transfers.empty()) under_way = ring_.send_recv(std::move(transfers), stream_);
+        return next;
+    }
+    // Zeros for the gradients of what this rank holds.
+    Held empty_sums(const RingPlan& plan, int hop, const Tensor& like) const {
+        Held sums(plan.parcels());
+        for (size_t p = 0; p < plan.parcels(); ++p)
+            if (plan.owner(p, rank_, hop) != RingPlan::none) {
+                sums[p] = KeysValues::empty(like, plan.tokens(p), DType::fp32, Memory::activation);
+                sums[p].zero();
+            }
+        return sums;
+    }
+    // Sends each sum after its parcel, or home if that has ended; `arrived` and `home` receive.
+    void pass_on_sums(const RingPlan& plan, const Held& sums, int hop, const Tensor& like,
+                      Work& under_way, Held& arrived, Held& home) const {
+        std::vector<Transfer> transfers;
+        for (size_t p = 0; p < plan.parcels(); ++p) {
+            const auto receive = [&](Held& into, int from, Memory category) {
+                into[p] = KeysValues::empty(like, plan.tokens(p), DType::fp32, category);
+                into[p].receive(transfers, from);
+            };
+            const int owner = plan.owner(p, rank_, hop);
+            if (plan.goes_on(p, rank_, hop))
+                sums[p].send(transfers, plan.to(p, rank_));
+            else if (owner == rank_)
+                home[p] = sums[p];
+            else if (owner != RingPlan::none)
+                sums[p].send(transfers, owner);
+            if (plan.owner(p, rank_, hop + 1) != RingPlan::none)
+                receive(arrived, plan.from(p, rank_), Memory::communication);
+            if (plan.hops(p, rank_) == hop && plan.end(p, rank_) != rank_)
+                receive(home, plan.end(p, rank_), Memory::activation);
+        }
+        if (!transfers.empty()) under_way = ring_.send_recv(std::move(transfers), stream_);
+    }
+
+    const Communicator& ring_;
+    Stream& stream_;
+    ContextOptions options_;
+    int rank_;
+    Plans plan_of_;
+    RowOrders orders_;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,56 @@
+// The buffers of ring.h, hop by hop, from its plan: what a rank holds of other ranks' keys, and of
+// gradients on their way.
+#pragma once
+
+#include "ring_plan.h"
+
+namespace ultrascale {
+
+struct RingMemory {
+    double communication = 0;  // at the peak: keys and values received, gradients arrived
+    // As activations in backward. sums: at the peak of the hops, the gradients that are computed,
+    // sent or home, with the rank's first keys and values; home: at the end.
+    double sums = 0, home = 0;
+};
+
+// kv: bytes of all keys and values of a rank; sums: of their gradients.
+inline RingMemory ring_memory(const RingPlan& forward, bool reversed, int rank, double kv,
+                              double sums) {
+    const RingPlan plan = reversed ? forward.reversed() : forward;
+    double all = 0;  // tokens of a rank
+    for (size_t p = 0; p < plan.parcels(); ++p) all += double(plan.tokens(p));
+    const auto held = [&](const RingPlan& of, int hop) {  // the share of a rank's tokens
+        double tokens = 0;
+        for (size_t p = 0; p < of.parcels(); ++p)
+            if (of.owner(p, rank, hop) != RingPlan::none) tokens += double(of.tokens(p));
+        return tokens / all;
+    };
+    RingMemory m;
+    double sent = 0;  // gradients of the last hop, on their way during this one
+    for (int hop = 0; hop <= plan.last_hop(); ++hop) {
+        // Those held at hop 0 are the rank's own tensors, or kept as activations.
+        const auto foreign = [&](const RingPlan& of, int at) { return at == 0 ? 0 : held(of, at); };
+        // In forward the last ones are kept if backward starts with them.
+        const int last = forward.last_hop() - (reversed ? 1 : 0);
+        if (hop <= last)
+            m.communication =
+                std::max(m.communication,
+                         kv * (foreign(forward, hop) + (hop < last ? held(forward, hop + 1) : 0)));
+        const double arrived = std::max(foreign(plan, hop), held(plan, hop + 1));
+        m.communication = std::max(
+            m.communication, kv * (foreign(plan, hop) + held(plan, hop + 1)) + sums * arrived);
+
+        double now = held(plan, hop);
+        m.sums = std::max(m.sums, (hop == 0 ? kv : 0) + sums * (sent + now) + m.home);
+        for (size_t p = 0; p < plan.parcels(); ++p) {
+            if (plan.hops(p, rank) != hop) continue;
+            m.home += sums * double(plan.tokens(p)) / all;
+            if (plan.owner(p, rank, hop) == rank) now -= double(plan.tokens(p)) / all;
+        }
+        m.sums = std::max(m.sums, sums * now + m.home);
+        sent = now;
+    }
+    return m;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,46 @@
+// Permutations of rows for ops::gather_rows. Each is made once and stays on the device.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/ops.h"
+#include "model/activation.h"
+
+namespace ultrascale {
+
+class RowOrders {
+public:
+    // The rows of (a, b, row) in the order (b, a, row), where each of the a and b is a row.
+    const Tensor& swapped(int64_t a, int64_t b) {
+        return made({0, a, b}, [&](std::vector<int32_t>& rows) {
+            for (int64_t j = 0; j < b; ++j)
+                for (int64_t i = 0; i < a; ++i) rows.push_back(int32_t(i * b + j));
+        });
+    }
+    // Another permutation, which `make` writes down; `key` identifies it, and begins with 1 or more.
+    template <class Make>
+    const Tensor& made(const std::vector<int64_t>& key, Make make) {
+        Tensor& index = (*made_)[key];
+        if (!index) {
+            std::vector<int32_t> rows;
+            make(rows);
+            index = Tensor::from_host<int32_t>(rows, {int64_t(rows.size())}, Memory::workspace);
+        }
+        return index;
+    }
+
+private:
+    std::shared_ptr<std::map<std::vector<int64_t>, Tensor>> made_ =
+        std::make_shared<std::map<std::vector<int64_t>, Tensor>>();
+};
+
+// x's rows in another order, as a tensor of this shape.
+inline Tensor reordered(const Tensor& x, const Tensor& order, Shape shape, Memory category) {
+    const Tensor y = Tensor::empty(std::move(shape), x.dtype(), category);
+    ops::gather_rows(y, x, order);
+    return y;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,147 @@
+// Which tokens of a sequence a rank takes, and which keys its queries then see.
+//
+// With a causal mask query i sees keys 0 .. i, so the last tokens have the most work. If each rank
+// takes one piece of the sequence (contiguous), the last one is still busy when the first has long
+// finished: over n ranks the efficiency is only n / (2n - 1). A zig-zag cuts the sequence into 2n
+// chunks and gives rank r chunks r and 2n-1-r, a cheap one and an expensive one; then all ranks see
+// equally many pairs, s^2/2n + s/2n (Llama 3, ring-flash-attention). Stripes deal the tokens out
+// one by one (Brandon et al. 2023), which is nearly as balanced.
+//
+//     16 tokens, 4 ranks    contiguous   0000111122223333
+//                           zigzag       0011223333221100
+//                           striped      0123012301230123
+//
+// What a rank's queries see of the keys of another rank, the owner, for n = 4 and rank 1 (. hidden,
+// # seen, \ the triangle), as (queries x keys):
+//
+//                   owner 0    owner 1    owner 2    owner 3
+//     contiguous    #          \          .          .
+//     zigzag        # .        \ .        . .        . .         first chunk, the head
+//                   # .        # \        # #        # #         second chunk, the tail
+//     striped       \          \          \          \           without the diagonal if owner > rank
+//
+// So every step of a zig-zag's ring costs half of a square: all queries with the first half of the
+// keys (owner < rank), or half of the queries with all keys (owner > rank).
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "context_options.h"
+#include "core/error.h"
+#include "core/ops.h"
+#include "model/parameter.h"
+
+namespace ultrascale {
+
+// Queries of a rank and keys of an owner that meet, as local indices: a range of the tokens of
+// each, and the mask among them (ops.h). document_starts is left empty.
+struct Block {
+    Range queries, keys;
+    ops::AttentionMask mask;
+};
+
+// The cut of sequences of `seq` tokens over `ranks` ranks. Within a rank tokens stay in order.
+class SequenceCut {
+public:
+    SequenceCut(Layout layout, int64_t ranks, int64_t seq)
+        : layout_(layout), ranks_(ranks), seq_(seq) {
+        check(seq % multiple(layout, ranks) == 0, "a sequence that cannot be cut");
+    }
+    // A sequence's length must be a multiple of this.
+    static int64_t multiple(Layout layout, int64_t ranks) {
+        return layout == Layout::zigzag ? 2 * ranks : ranks;
+    }
+
+    int64_t ranks() const { return ranks_; }
+    int64_t seq() const { return seq_; }
+    int64_t length() const { return seq_ / ranks_; }  // tokens of a rank
+    // A rank's consecutive tokens: its chunks (stripes count as one).
+    int64_t chunks() const { return layout_ == Layout::zigzag ? 2 : 1; }
+    Range chunk(int64_t c) const {  // as local indices
+        return {c * length() / chunks(), (c + 1) * length() / chunks()};
+    }
+
+    // The place in the whole sequence of a rank's i-th token.
+    int64_t position(int64_t rank, int64_t i) const {
+        if (layout_ == Layout::striped) return i * ranks_ + rank;
+        const int64_t c = i / chunk(0).size();
+        return begin(rank, c) + i - chunk(c).begin;
+    }
+    // How many of a rank's tokens come before a place in the whole sequence.
+    int64_t tokens_before(int64_t rank, int64_t place) const {
+        if (layout_ == Layout::striped)
+            return std::clamp<int64_t>((place - rank + ranks_ - 1) / ranks_, 0, length());
+        int64_t count = 0;
+        for (int64_t c = 0; c < chunks(); ++c)
+            count += std::clamp<int64_t>(place - begin(rank, c), 0, chunk(c).size());
+        return count;
+    }
+
+    // What the queries of `rank` see of these keys of `owner`, in as few blocks as possible.
+    std::vector<Block> blocks(int64_t rank, int64_t owner, Range keys) const {
+        if (layout_ != Layout::zigzag) return chunk_blocks(rank, owner, keys);
+        const Range all{0, length()}, head = chunk(0), tail = chunk(1);
+        // In a rank's own order a token sees itself and all before it, as in the whole sequence.
+        if (owner == rank) {
+            const Range queries = keys.begin < head.end ? all : tail;
+            return {{queries, keys, {.q_offset = queries.begin, .k_offset = keys.begin}}};
+        }
+        if (owner > rank) return {{tail, keys, {.causal = false}}};
+        if (keys.begin >= head.end) return {};
+        return {{all, {keys.begin, std::min(keys.end, head.end)}, {.causal = false}}};
+    }
+    // The same chunk by chunk. Only these blocks have one offset between local indices and places
+    // in the sequence, which the masks of documents need.
+    std::vector<Block> chunk_blocks(int64_t rank, int64_t owner, Range keys) const {
+        const int64_t stride = layout_ == Layout::striped ? ranks_ : 1;
+        std::vector<Block> blocks;
+        for (int64_t q = 0; q < chunks(); ++q)
+            for (int64_t k = 0; k < chunks(); ++k) {
+                const Range part{std::max(keys.begin, chunk(k).begin),
+                                 std::min(keys.end, chunk(k).end)};
+                const int64_t first_query = begin(rank, q),
+                              first_key = begin(owner, k) + (part.begin - chunk(k).begin) * stride;
+                if (part.size() <= 0 || (stride == 1 && first_query + chunk(q).size() <= first_key))
+                    continue;
+                const bool causal = stride > 1 || first_query < first_key + part.size();
+                blocks.push_back({chunk(q),
+                                  part,
+                                  {.causal = causal,
+                                   .q_offset = first_query,
+                                   .k_offset = first_key,
+                                   .stride = stride}});
+            }
+        return blocks;
+    }
+
+    // The number of pairs of a query of `rank` and a key that it sees, where document_starts (one
+    // for each token of the sequence) says how far back each query sees; empty: to the beginning.
+    int64_t pairs(int64_t rank, int64_t owner, Range queries, Range keys,
+                  const int32_t* document_starts) const {
+        int64_t pairs = 0;
+        for (int64_t i = queries.begin; i < queries.end; ++i) {
+            const int64_t at = position(rank, i), from = document_starts ? document_starts[at] : 0;
+            const int64_t begin = std::max(tokens_before(owner, from), keys.begin),
+                          end = std::min(tokens_before(owner, at + 1), keys.end);
+            pairs += std::max<int64_t>(end - begin, 0);
+        }
+        return pairs;
+    }
+    int64_t pairs(int64_t rank, int64_t owner, const int32_t* document_starts = nullptr) const {
+        return pairs(rank, owner, {0, length()}, {0, length()}, document_starts);
+    }
+
+private:
+    // The place in the sequence where a rank's chunk begins.
+    int64_t begin(int64_t rank, int64_t c) const {
+        if (layout_ == Layout::striped) return rank;
+        if (layout_ == Layout::contiguous) return rank * length();
+        return (c == 0 ? rank : 2 * ranks_ - 1 - rank) * chunk(0).size();
+    }
+
+    Layout layout_;
+    int64_t ranks_, seq_;
+};
+
+}  // namespace ultrascale
