@@ -26,14 +26,13 @@ __global__ void __launch_bounds__(threads)
     if (b >= s.B) return;
     const int lane = int(threadIdx.x) % 32;
 
-    float before = -INFINITY, more = -INFINITY, share = 1;  // share: of a row's first keys
+    float before = -INFINITY, more = -INFINITY, share = 1;
     if (const int64_t i = begin + lane; i < s.Tb) {
         float& all = lse[(b * s.H + h) * s.T + first + i];
         before = all, more = lse_block[(b * s.H + h) * s.Tb + i];
-        if (before == -INFINITY) {
-            all = more;
-        } else if (more != -INFINITY) {
-            // No exponent is positive, so nothing overflows, however far apart the two are.
+        if (more != -INFINITY) {
+            // No exponent is positive, so nothing overflows, however far apart the two are: also
+            // if the first is -infinity, which makes the share 1.
             const float apart = more - before, e = expf(-fabsf(apart));
             share = (apart > 0 ? 1 : e) / (1 + e);
             all = fmaxf(before, more) + log1pf(e);
