@@ -200,8 +200,8 @@ struct WideOutput {
 // there is room.
 template <int D>
 __device__ void store_whole(const NarrowOutput& out, Element* place, const KeyTile& tile,
-                            int first_key, const float (&dv)[D / 8][4],
-                            const float (&dk)[D / 8][4], const AttentionSizes& s) {
+                            int first_key, const float (&dv)[D / 8][4], const float (&dk)[D / 8][4],
+                            const AttentionSizes& s) {
     const auto make_room = [&] {
         if (first_lane()) tma_store_wait_read<0>();
         __syncwarp();

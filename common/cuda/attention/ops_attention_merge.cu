@@ -12,16 +12,16 @@ constexpr int threads = 128;
 
 // A warp handles 32 of the block's queries of one head, so that it reads and writes 32 consecutive
 // log-sum-exps, and each lane computes one query's share. Then 8 lanes work on each row of D
-// elements, and the warp on four rows at a time. A lane has `packs` packs of n elements of both
+// elements, and the warp on four rows at a time. A lane has its part of 128 elements of both
 // rows in flight.
 template <int n, class O, class P>
 __global__ void __launch_bounds__(threads)
     merge_rows(O* o, float* lse, const P* o_block, const float* lse_block, MergeSizes s,
                int64_t first) {
-    constexpr int lanes = 8, at_once = 32 / lanes, packs = 4;
+    constexpr int lanes = 8, at_once = 32 / lanes, packs = 128 / (lanes * n);
+    // neighbouring warps: heads
     const int64_t blocks = (s.Tb + 31) / 32,
-                  // neighbouring warps: heads
-        warp = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;
+                  warp = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;
     const int64_t h = warp % s.H, begin = warp / s.H % blocks * 32, b = warp / s.H / blocks;
     if (b >= s.B) return;
     const int lane = int(threadIdx.x) % 32;
