@@ -22,7 +22,8 @@ void attention_forward_wgmma(const Tensor&, const Tensor&, const Tensor&, const 
 }
 void attention_backward_wgmma(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                               const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                              const Tensor&, const AttentionSizes&, const DeviceMask&) {
+                              const Tensor&, const AttentionSizes&, const DeviceMask&,
+                              AttentionAdds) {
     check(false, "attention on tensor cores is not for the CPU");
 }
 void attention_backward_keys_mma(__nv_bfloat16*, __nv_bfloat16*, const AttentionBackwardInputs&,

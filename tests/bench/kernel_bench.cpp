@@ -133,6 +133,25 @@ static void embedding() {
            [&] { ops::embedding_backward(weight, tokens, x); });
 }
 
+// What context parallelism adds: a block's result merged into what is there, in fp32, and the rows
+// of 8 ranks' chunks in the sequence's order.
+static void context_parallelism() {
+    const Tensor o = random_tensor({1, N, H, D}, DType::fp32),
+                 o_block = random_tensor({1, N, H, D}), lse = random_tensor({1, H, N}, DType::fp32),
+                 lse_block = random_tensor({1, H, N}, DType::fp32);
+    report("attention_merge fp32 bf16", bytes_of({o, o, o_block, lse, lse, lse_block}),
+           [&] { ops::attention_merge(o, lse, o_block, lse_block); });
+    const Tensor x = random_tensor({N, h}), y = random_tensor({N, h});
+    for (const int64_t rows : {int64_t(16), N, N * H}) {
+        std::vector<int32_t> numbers;
+        for (int64_t i = 0; i < rows; ++i) numbers.push_back(int32_t(i % 8 * (rows / 8) + i / 8));
+        const Tensor index = Tensor::from_host<int32_t>(numbers, {rows}, Memory::workspace);
+        char name[64];
+        std::snprintf(name, sizeof name, "gather_rows, %ld bytes each", long(x.bytes() / rows));
+        report(name, bytes_of({x, y, index}), [&] { ops::gather_rows(y, x, index); });
+    }
+}
+
 // A third of the model, as 22 parameters: two layers' worth and the embedding.
 static void optimizer() {
     for (const DType dtype : {DType::bf16, DType::fp32}) {  // of the gradients
@@ -177,6 +196,7 @@ int main() {
     layers();
     loss();
     embedding();
+    context_parallelism();
     optimizer();
     finalize_communication();
 }

@@ -195,26 +195,31 @@ TEST(OpsAttentionMerge, SomeOfTheQueries) {
         }
 }
 
-// One element past a multiple of 16 bytes, and rows that no wide access fits.
+// One element past a multiple of 16 bytes, either of the two, and rows that no wide access fits.
 TEST(OpsAttentionMerge, AnyAddress) {
     for (const DType dtype : dtypes)
-        for (const int64_t D : {16, 5}) {
-            const Sizes n = {1, 12, 1, D};
-            const Partial first = random_partial(n, dtype, 8), second = random_partial(n, dtype, 9);
-            const Merged aligned(n, dtype, first);
-            aligned.add(n, dtype, second);
-            const auto shifted = [&](const Doubles& values) {
-                const Tensor storage = poisoned({12 * D + 1}, dtype);
-                const Tensor view = storage.slice(1, 12 * D + 1).view(n.o());
-                ops::copy(view, tensor_of(values, n.o(), dtype));
-                return view;
-            };
-            const Tensor o = shifted(first.o), lse = tensor_of(first.lse, n.lse(), DType::fp32);
-            ops::attention_merge(o, lse, shifted(second.o),
-                                 tensor_of(second.lse, n.lse(), DType::fp32));
-            EXPECT_EQ(to_double(o), to_double(aligned.o));
-            EXPECT_EQ(to_double(lse), to_double(aligned.lse));
-        }
+        for (const DType of_block : dtypes)
+            for (const int64_t D : {16, 5})
+                for (const bool shift_block : {false, true}) {
+                    const Sizes n = {1, 12, 1, D};
+                    const Partial first = random_partial(n, dtype, 8),
+                                  second = random_partial(n, of_block, 9);
+                    const Merged aligned(n, dtype, first);
+                    aligned.add(n, of_block, second);
+                    const auto place = [&](const Doubles& values, DType of, bool shift) {
+                        const Tensor storage = poisoned({12 * D + 1}, of);
+                        const Tensor view = storage.slice(shift, 12 * D + shift).view(n.o());
+                        ops::copy(view, tensor_of(values, n.o(), of));
+                        return view;
+                    };
+                    const Tensor o = place(first.o, dtype, !shift_block),
+                                 o_block = place(second.o, of_block, shift_block),
+                                 lse = tensor_of(first.lse, n.lse(), DType::fp32);
+                    ops::attention_merge(o, lse, o_block,
+                                         tensor_of(second.lse, n.lse(), DType::fp32));
+                    EXPECT_EQ(to_double(o), to_double(aligned.o));
+                    EXPECT_EQ(to_double(lse), to_double(aligned.lse));
+                }
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "core/ops.h"
+#include "core/ops_attention.h"
 
 namespace ultrascale::ops {
 
@@ -87,8 +87,14 @@ struct DeviceMask {
         return all;
     }
 };
+// The same mask with a stride of 1: positions become numbers of keys, counted from key 0, so that
+// no kernel divides by the stride (ops_attention_mask.cu).
+AttentionMask counted_in_keys(const AttentionMask& mask);
+
+// `mask` must be counted in keys, and live until the kernels are launched.
 inline DeviceMask device_mask(const AttentionMask& mask, const AttentionSizes& n) {
     const Tensor& starts = mask.document_starts;
+    check(mask.stride == 1, "attention: kernels count keys, not positions");
     check(!starts || starts.numel() == n.B * n.Tq, "attention: document_starts is (B, Tq)");
     return {mask.causal,   mask.q_offset - mask.k_offset,
             mask.k_offset, starts ? starts.as<int32_t>() : nullptr,
@@ -96,7 +102,7 @@ inline DeviceMask device_mask(const AttentionMask& mask, const AttentionSizes& n
 }
 
 // The number of pairs of a query and a key that it sees, over all sequences, for FLOP counts. It
-// ignores documents, whose starts are on the device.
+// ignores documents, whose starts are on the device. `mask` must be counted in keys.
 inline double visible_pairs(const AttentionMask& mask, const AttentionSizes& n) {
     if (!mask.causal) return double(n.B) * double(n.Tq) * double(n.Tk);
     // Query i sees i + shift + 1 keys, but at least 0 (queries before `some`) and at most Tk
@@ -133,13 +139,13 @@ void attention_backward_queries_mma(__nv_bfloat16* dq, const AttentionBackwardIn
                                     const AttentionSizes& s, const DeviceMask& mask);
 
 // Hopper's kernels (attention_wgmma_*.cu), which support the same cases as the tensor-core kernels;
-// addresses must be multiples of 16.
+// addresses must be multiples of 16. Gradients may be fp32, and are then added to if `add` says so.
 bool attention_wgmma_supported(DType dtype, const AttentionSizes& s);
 void attention_forward_wgmma(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                              const Tensor& v, const AttentionSizes& s, const DeviceMask& mask);
 void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv,
                               const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                               const Tensor& lse, const Tensor& delta, const AttentionSizes& s,
-                              const DeviceMask& mask);
+                              const DeviceMask& mask, AttentionAdds add);
 
 }  // namespace ultrascale::ops

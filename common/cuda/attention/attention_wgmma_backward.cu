@@ -34,10 +34,10 @@ namespace ultrascale::ops {
 namespace {
 
 // Runs on warpgroup number `consumer`: keys 64 consumer .. 64 consumer + 63 of each tile.
-template <int D>
-__device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorMap* dk,
-                        const CUtensorMap* dv, int* sums, const AttentionSizes& s,
-                        const DeviceMask& mask, const TileOrder& order, const Pieces& pieces) {
+template <int D, class Output>
+__device__ void consume(BackwardShared<D>& shared, int consumer, const Output& out, int* sums,
+                        const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order,
+                        const Pieces& pieces) {
     using Shape = BackwardShape<D>;
     constexpr int queries = Shape::queries;
     const float factor = s.scale() * log2_e;
@@ -216,27 +216,23 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const CUtensorM
         } else {
             __syncwarp();  // all lanes have read the tile's number
             arrive(shared.kv_empty);
+            if (out.add && pieces.count == 1) continue;  // nothing to add
         }
 
         const KeyTile tile(order.at(shared.tile[kv_place.parity]),
                            pieces);  // read again, as all registers are in use
         const int first_of_warp = first + int(thread_here()) / 32 * 16;
-        if (pieces.count > 1)
-            store_piece<D>(pieces, tile, first_of_warp, dv_sum, dk_sum, s);
-        else
-            send_rows<D>(reinterpret_cast<Element*>(outgoing()), dv, dk, tile, first_of_warp,
-                         dv_sum, dk_sum, s);
+        store_gradients<D>(out, pieces, outgoing(), tile, first_of_warp, dv_sum, dk_sum, s);
     }
     if (first_lane()) tma_store_wait_read<0>();  // a block's shared memory ends with it
 }
 
-template <int D>
+template <int D, class Output>
 __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
     backward(int* sums, const BackwardRows<D>* rows, const __grid_constant__ CUtensorMap q,
              const __grid_constant__ CUtensorMap dout, const __grid_constant__ CUtensorMap k,
-             const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap dk,
-             const __grid_constant__ CUtensorMap dv, AttentionSizes s, DeviceMask mask,
-             TileOrder order, Pieces pieces) {
+             const __grid_constant__ CUtensorMap v, const __grid_constant__ Output out,
+             AttentionSizes s, DeviceMask mask, TileOrder order, Pieces pieces) {
     using Shape = BackwardShape<D>;
     extern __shared__ __align__(1024) unsigned char bytes[];
     BackwardShared<D>& shared = *reinterpret_cast<BackwardShared<D>*>(bytes);
@@ -259,14 +255,14 @@ __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
             produce<D>(shared, rows, &q, &dout, &k, &v, s, mask, order, pieces);
     } else {
         registers_more<Shape::consumer_registers>();
-        consume<D>(shared, warpgroup, &dk, &dv, sums, s, mask, order, pieces);
+        consume<D>(shared, warpgroup, out, sums, s, mask, order, pieces);
     }
 }
 
 template <int D>
 void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const Tensor& dout,
             const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
-            const DeviceMask& mask) {
+            const DeviceMask& mask, bool add) {
     using Shape = BackwardShape<D>;
     const int pieces = piece_count(s, mask);
     const Tensor parts =
@@ -274,13 +270,19 @@ void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const 
                    : Tensor();
     const TileOrder order = tile_order(s.B, s.K, ceil_div(s.Tk, Shape::keys) * pieces,
                                        8 * s.Tq * s.D * s.group());  // Q, dO, dQ's sums
-    LAUNCH(backward<D>, unsigned(std::min(order.count(), multiprocessors())), Shape::threads,
-           sizeof(BackwardShared<D>))
-    (data<int>(sums.sums), reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()),
-     head_map<D>(q, Shape::queries), head_map<D>(dout, Shape::queries), head_map<D>(k, 64),
-     head_map<D>(v, 64), head_map<D>(dk, 16), head_map<D>(dv, 16), s, mask, order,
-     Pieces{pieces, static_cast<float*>(parts.data())});
-    if (pieces > 1) add_pieces(dk, dv, parts, s);
+    const auto run = [&](auto kernel, const auto& out) {
+        LAUNCH(kernel, unsigned(std::min(order.count(), multiprocessors())), Shape::threads,
+               sizeof(BackwardShared<D>))
+        (data<int>(sums.sums), reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()),
+         head_map<D>(q, Shape::queries), head_map<D>(dout, Shape::queries), head_map<D>(k, 64),
+         head_map<D>(v, 64), out, s, mask, order,
+         Pieces{pieces, static_cast<float*>(parts.data())});
+    };
+    if (dk.dtype() == DType::fp32)
+        run(backward<D, WideOutput>, WideOutput{data<float>(dk), data<float>(dv), add});
+    else
+        run(backward<D, NarrowOutput>, NarrowOutput{head_map<D>(dk, 16), head_map<D>(dv, 16)});
+    if (pieces > 1) add_pieces(dk, dv, parts, s, add);
 }
 
 }  // namespace
@@ -288,10 +290,10 @@ void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const 
 void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv,
                               const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                               const Tensor& lse, const Tensor& delta, const AttentionSizes& s,
-                              const DeviceMask& mask) {
+                              const DeviceMask& mask, AttentionAdds add) {
     const BackwardSums sums = backward_sums(dout, k, v, lse, delta, s, mask);
-    (s.D == 64 ? launch<64> : launch<128>)(dk, dv, sums, dout, q, k, v, s, mask);
-    dq_from_sums(dq, sums, s);
+    (s.D == 64 ? launch<64> : launch<128>)(dk, dv, sums, dout, q, k, v, s, mask, add.dkv);
+    dq_from_sums(dq, sums, s, add.dq);
 }
 
 }  // namespace ultrascale::ops

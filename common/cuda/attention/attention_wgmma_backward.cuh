@@ -151,18 +151,30 @@ struct QueryTiles {
     __device__ int index() const { return head * of_head + number; }
 };
 
-// Stores a warp's 16 rows of dV or dK (mma.cuh): keys from `first_key` on, up to Tk.
+// Stores a warp's 16 rows of dV or dK (mma.cuh) times `factor`, plus what is there if `add`: keys
+// from `first_key` on, up to Tk.
 template <int D>
 __device__ void store_rows(float* to, int first_key, const float (&rows)[D / 8][4],
-                           const AttentionSizes& s) {
+                           const AttentionSizes& s, float factor = 1, bool add = false) {
     const int lane = int(thread_here()) % 32, key = first_key + lane / 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-        if (key + 8 * r < s.Tk)
+        if (key + 8 * r < s.Tk) {
+            float2* const row =
+                reinterpret_cast<float2*>(to + (key + 8 * r) * s.k_row() + lane % 4 * 2);
+            float2 sum[D / 8];
 #pragma unroll
             for (int j = 0; j < D / 8; ++j)
-                *reinterpret_cast<float2*>(to + (key + 8 * r) * s.k_row() + 8 * j +
-                                           lane % 4 * 2) = {rows[j][2 * r], rows[j][2 * r + 1]};
+                sum[j] = {rows[j][2 * r] * factor, rows[j][2 * r + 1] * factor};
+            if (add)
+#pragma unroll
+                for (int j = 0; j < D / 8; ++j) {
+                    const float2 before = row[4 * j];
+                    sum[j].x += before.x, sum[j].y += before.y;
+                }
+#pragma unroll
+            for (int j = 0; j < D / 8; ++j) row[4 * j] = sum[j];
+        }
 }
 template <int D>
 __device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first_key,
@@ -174,12 +186,22 @@ __device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first
     store_rows<D>(to + pieces.count * s.B * s.Tk * s.k_row(), first_key, dk, s);
 }
 
-// Stores them as bf16 instead: TMA copies them from the warp's own `place`, which dQ's parts use
-// before; dV and dK at once if there is room.
+// Where dV and dK go: to bf16 or fp32.
+struct NarrowOutput {
+    CUtensorMap dk, dv;
+    static constexpr bool add = false;
+};
+struct WideOutput {
+    float *dk, *dv;
+    bool add;
+};
+
+// TMA copies them from the warp's own `place`, which dQ's parts use before; dV and dK at once if
+// there is room.
 template <int D>
-__device__ void send_rows(Element* place, const CUtensorMap* dv_map, const CUtensorMap* dk_map,
-                          const KeyTile& tile, int first_key, const float (&dv)[D / 8][4],
-                          const float (&dk)[D / 8][4], const AttentionSizes& s) {
+__device__ void store_whole(const NarrowOutput& out, Element* place, const KeyTile& tile,
+                            int first_key, const float (&dv)[D / 8][4], const float (&dk)[D / 8][4],
+                            const AttentionSizes& s) {
     const auto make_room = [&] {
         if (first_lane()) tma_store_wait_read<0>();
         __syncwarp();
@@ -196,10 +218,30 @@ __device__ void send_rows(Element* place, const CUtensorMap* dv_map, const CUten
     Element* const behind = D == 128 ? place : place + 16 * D;
     make_room();
     store_fragments<D, 16>(place, 0, dv, 1, 1);
-    send(dv_map, place);
+    send(&out.dv, place);
     if (behind == place) make_room();
     store_fragments<D, 16>(behind, 0, dk, s.scale(), s.scale());
-    send(dk_map, behind);
+    send(&out.dk, behind);
+}
+// From the registers.
+template <int D>
+__device__ void store_whole(const WideOutput& out, Element*, const KeyTile& tile, int first_key,
+                            const float (&dv)[D / 8][4], const float (&dk)[D / 8][4],
+                            const AttentionSizes& s) {
+    const int64_t head = (tile.b * s.Tk * s.K + tile.h) * D;
+    store_rows<D>(out.dv + head, first_key, dv, s, 1, out.add);
+    store_rows<D>(out.dk + head, first_key, dk, s, s.scale(), out.add);
+}
+
+// Stores a warp's rows of dV and dK, or of a piece of them. `place` is the warp's own.
+template <int D, class Output>
+__device__ void store_gradients(const Output& out, const Pieces& pieces, int* place,
+                                const KeyTile& tile, int first_key, const float (&dv)[D / 8][4],
+                                const float (&dk)[D / 8][4], const AttentionSizes& s) {
+    if (pieces.count > 1)
+        store_piece<D>(pieces, tile, first_key, dv, dk, s);
+    else
+        store_whole<D>(out, reinterpret_cast<Element*>(place), tile, first_key, dv, dk, s);
 }
 
 // Runs on one thread, which requests what the consumers need, in the order in which they need it.

@@ -111,11 +111,31 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
+// Stores neighbouring numbers as bf16 or, plus what is there if `add`, as fp32. The address is a
+// multiple of 16 bytes in fp32, of 2 n in bf16.
+template <int n, class Out>
+__device__ void store_sums(Out* to, float (&sum)[n], bool add) {
+    if constexpr (std::is_same_v<Out, float>) {
+        float before[n];
+        if (add) {
+            load_floats(before, to);
+#pragma unroll
+            for (int j = 0; j < n; ++j) sum[j] += before[j];
+        }
+        store_floats(to, sum);
+    } else {
+        Pack<Out, n> pack;
+#pragma unroll
+        for (int j = 0; j < n; ++j) pack.x[j] = from_float<Out>(sum[j]);
+        store(to, pack);
+    }
+}
+
 // Each block handles a tile of sums. A thread converts eight columns (column tile j) of a warp's
 // rows g and g + 8: the sums of four lanes, 64 bytes.
-template <int D>
+template <int D, class Out>
 __global__ void __launch_bounds__(threads)
-    to_dq(Element* dq, const int4* sums, const BackwardRows<D>* rows, AttentionSizes s) {
+    to_dq(Out* dq, const int4* sums, const BackwardRows<D>* rows, AttentionSizes s, bool add) {
     constexpr int queries = backward_queries(D), parts = D / 64, tiles = queries * D / dq_tile;
     const BackwardRows<D>& tile = rows[blockIdx.x / tiles];
     const int64_t tiles_of_head = (s.Tq + queries - 1) / queries,
@@ -134,19 +154,22 @@ __global__ void __launch_bounds__(threads)
         const int64_t query = first + row + 8 * r;
         if (query >= s.Tq) continue;
         const float factor = s.scale() / tile.factor[row + 8 * r];
-        Pack<Element, 8> pack;
+        float sum[8];
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-            pack.x[2 * t] = from_float<Element>(float(r == 0 ? four[t].x : four[t].z) * factor);
-            pack.x[2 * t + 1] = from_float<Element>(float(r == 0 ? four[t].y : four[t].w) * factor);
+            sum[2 * t] = float(r == 0 ? four[t].x : four[t].z) * factor;
+            sum[2 * t + 1] = float(r == 0 ? four[t].y : four[t].w) * factor;
         }
-        store(dq + ((head / s.H * s.Tq + query) * s.H + head % s.H) * D + part * 64 + j * 8, pack);
+        store_sums(dq + ((head / s.H * s.Tq + query) * s.H + head % s.H) * D + part * 64 + j * 8,
+                   sum, add);
     }
 }
 
 // Each thread adds four neighbouring elements; blockIdx.y is 0 for dV, 1 for dK.
-__global__ void __launch_bounds__(threads) sum_pieces(Element* dv, Element* dk, const float* sums,
-                                                      int pieces, int64_t numel, float scale) {
+template <class Out>
+__global__ void __launch_bounds__(threads)
+    sum_pieces(Out* dv, Out* dk, const float* sums, int pieces, int64_t numel, float scale,
+               bool add) {
     const int64_t i = (blockIdx.x * int64_t(threads) + threadIdx.x) * 4;
     if (i >= numel) return;
     const float* const from = sums + int64_t(blockIdx.y) * pieces * numel + i;
@@ -155,10 +178,8 @@ __global__ void __launch_bounds__(threads) sum_pieces(Element* dv, Element* dk, 
         const Pack<float, 4> more = load<4>(from + p * numel);
         for (int j = 0; j < 4; ++j) sum.x[j] += more.x[j];
     }
-    Pack<Element, 4> out;
-    for (int j = 0; j < 4; ++j)
-        out.x[j] = from_float<Element>(blockIdx.y == 0 ? sum.x[j] : sum.x[j] * scale);
-    store((blockIdx.y == 0 ? dv : dk) + i, out);
+    for (int j = 0; j < 4; ++j) sum.x[j] = blockIdx.y == 0 ? sum.x[j] : sum.x[j] * scale;
+    store_sums((blockIdx.y == 0 ? dv : dk) + i, sum.x, add);
 }
 
 template <int D>
@@ -179,10 +200,12 @@ BackwardSums begin_sums(const Tensor& dout, const Tensor& k, const Tensor& v, co
     return out;
 }
 template <int D>
-void finish_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s) {
-    LAUNCH(to_dq<D>, unsigned(sums.sums.numel() / dq_tile), threads, 0)
-    (data<Element>(dq), reinterpret_cast<const int4*>(sums.sums.data()),
-     reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()), s);
+void finish_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s, bool add) {
+    with_type(dq.dtype(), [&]<class Out>(Out) {
+        LAUNCH((to_dq<D, Out>), unsigned(sums.sums.numel() / dq_tile), threads, 0)
+        (data<Out>(dq), reinterpret_cast<const int4*>(sums.sums.data()),
+         reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()), s, add);
+    });
 }
 
 }  // namespace
@@ -191,8 +214,8 @@ BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v,
                            const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask) {
     return (s.D == 64 ? begin_sums<64> : begin_sums<128>)(dout, k, v, lse, delta, s, mask);
 }
-void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s) {
-    (s.D == 64 ? finish_sums<64> : finish_sums<128>)(dq, sums, s);
+void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s, bool add) {
+    (s.D == 64 ? finish_sums<64> : finish_sums<128>)(dq, sums, s, add);
 }
 
 // Chooses enough pieces that the longest tile, whose keys all queries see, takes about as long as
@@ -209,10 +232,14 @@ int piece_count(const AttentionSizes& s, const DeviceMask& mask) {
     return int(std::clamp<int64_t>(at_once * (mask.causal ? 2 : 1) / tiles, least,
                                    std::max<int64_t>(steps / 4, 1)));
 }
-void add_pieces(const Tensor& dk, const Tensor& dv, const Tensor& sums, const AttentionSizes& s) {
-    LAUNCH(sum_pieces, dim3(unsigned(ceil_div(dk.numel(), int64_t(threads) * 4)), 2), threads, 0)
-    (data<Element>(dv), data<Element>(dk), data<float>(sums), int(sums.size(1)), dk.numel(),
-     s.scale());
+void add_pieces(const Tensor& dk, const Tensor& dv, const Tensor& sums, const AttentionSizes& s,
+                bool add) {
+    with_type(dk.dtype(), [&]<class Out>(Out) {
+        LAUNCH(sum_pieces<Out>, dim3(unsigned(ceil_div(dk.numel(), int64_t(threads) * 4)), 2),
+               threads, 0)
+        (data<Out>(dv), data<Out>(dk), data<float>(sums), int(sums.size(1)), dk.numel(), s.scale(),
+         add);
+    });
 }
 
 }  // namespace ultrascale::ops

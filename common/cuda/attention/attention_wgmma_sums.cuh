@@ -58,8 +58,8 @@ struct BackwardSums {
 };
 BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v, const Tensor& lse,
                            const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask);
-// dQ from the sums, multiplied by scale.
-void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s);
+// dQ (bf16 or fp32) from the sums, multiplied by scale; `add` (fp32 only): added to what is there.
+void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s, bool add);
 
 // One block processes a tile of keys, for all query heads that share them. If there are few tiles
 // for the multiprocessors (few heads, as with tensor parallelism), a tile's queries are divided
@@ -71,6 +71,7 @@ struct Pieces {
     float* sums;
 };
 int piece_count(const AttentionSizes& s, const DeviceMask& mask);
-void add_pieces(const Tensor& dk, const Tensor& dv, const Tensor& sums, const AttentionSizes& s);
+void add_pieces(const Tensor& dk, const Tensor& dv, const Tensor& sums, const AttentionSizes& s,
+                bool add);
 
 }  // namespace ultrascale::ops

@@ -12,8 +12,9 @@ void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, c
     const AttentionSizes n = attention_sizes(q, k, v);
     check(o.numel() == q.numel() && lse.numel() == n.B * n.H * n.Tq,
           "attention_forward: o (B, Tq, H, D), lse (B, H, Tq)");
-    const DeviceMask visible = device_mask(mask, n);
-    OpSpan span("attention_forward", 4.0 * visible_pairs(mask, n) * double(n.q_row()),
+    const AttentionMask in_keys = counted_in_keys(mask);
+    const DeviceMask visible = device_mask(in_keys, n);
+    OpSpan span("attention_forward", 4.0 * visible_pairs(in_keys, n) * double(n.q_row()),
                 bytes_of(o, lse, q, k, v));
     const bool aligned = aligned16({o.data(), q.data(), k.data(), v.data()});
     if (attention_wgmma_supported(q.dtype(), n) && aligned)
@@ -23,23 +24,18 @@ void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, c
     attention_forward_plain(o, lse, q, k, v, n, visible, aligned);
 }
 
-void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
-                        const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
-                        const AttentionMask& mask) {
-    const AttentionSizes n = attention_sizes(q, k, v);
-    check(dout.numel() == q.numel() && dq.numel() == q.numel(),
-          "attention_backward: dout, dq are (B, Tq, H, D)");
-    check(dk.numel() == k.numel() && dv.numel() == k.numel(),
-          "attention_backward: dk, dv are (B, Tk, K, D)");
-    check(lse.numel() == n.B * n.H * n.Tq && delta.numel() == lse.numel(),
-          "attention_backward: lse, delta are (B, H, Tq)");
+namespace {
+
+void run_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                  const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
+                  const Tensor& delta, const AttentionSizes& n, const AttentionMask& mask,
+                  AttentionAdds add, bool hopper, bool aligned) {
     const DeviceMask visible = device_mask(mask, n);
     OpSpan span("attention_backward", 10.0 * visible_pairs(mask, n) * double(n.q_row()),
-                bytes_of(dq, dk, dv, dout, q, k, v, lse, delta));
-    const bool aligned =
-        aligned16({dq.data(), dk.data(), dv.data(), dout.data(), q.data(), k.data(), v.data()});
-    if (attention_wgmma_supported(q.dtype(), n) && aligned)
-        return attention_backward_wgmma(dq, dk, dv, dout, q, k, v, lse, delta, n, visible);
+                bytes_of(dq, dk, dv, dout, q, k, v, lse, delta) + (add.dq ? bytes_of(dq) : 0) +
+                    (add.dkv ? bytes_of(dk, dv) : 0));
+    if (hopper)
+        return attention_backward_wgmma(dq, dk, dv, dout, q, k, v, lse, delta, n, visible, add);
     if (attention_mma_supported(q.dtype(), n.D) && aligned) {
         using Half = __nv_bfloat16;
         const AttentionBackwardInputs in = {data<Half>(dout), data<Half>(q),    data<Half>(k),
@@ -49,6 +45,39 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
         return;
     }
     attention_backward_plain(dq, dk, dv, dout, q, k, v, lse, delta, n, visible, aligned);
+}
+
+}  // namespace
+
+void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
+                        const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
+                        const AttentionMask& mask, AttentionAdds add) {
+    const AttentionSizes n = attention_sizes(q, k, v);
+    check(dout.numel() == q.numel(), "attention_backward: dout is (B, Tq, H, D)");
+    check_gradients(dq, dk, dv, q, k, add);
+    check(lse.numel() == n.B * n.H * n.Tq && delta.numel() == lse.numel(),
+          "attention_backward: lse, delta are (B, H, Tq)");
+    const AttentionMask in_keys = counted_in_keys(mask);
+    const bool aligned =
+        aligned16({dq.data(), dk.data(), dv.data(), dout.data(), q.data(), k.data(), v.data()});
+    if (attention_wgmma_supported(q.dtype(), n) && aligned)
+        return run_backward(dq, dk, dv, dout, q, k, v, lse, delta, n, in_keys, add, true, aligned);
+    // The other kernels overwrite gradients of q's dtype.
+    const auto written = [&](const Tensor& to, bool adds) {
+        return to.dtype() == q.dtype() && !adds
+                   ? to
+                   : Tensor::empty(to.shape(), q.dtype(), Memory::workspace);
+    };
+    const auto finish = [](const Tensor& to, const Tensor& from, bool adds) {
+        if (adds)
+            ops::add(to, from);
+        else if (to.data() != from.data())
+            ops::copy(to, from);
+    };
+    const Tensor own_dq = written(dq, add.dq), own_dk = written(dk, add.dkv),
+                 own_dv = written(dv, add.dkv);
+    run_backward(own_dq, own_dk, own_dv, dout, q, k, v, lse, delta, n, in_keys, {}, false, aligned);
+    finish(dq, own_dq, add.dq), finish(dk, own_dk, add.dkv), finish(dv, own_dv, add.dkv);
 }
 
 }  // namespace ultrascale::ops

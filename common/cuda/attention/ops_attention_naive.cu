@@ -162,7 +162,8 @@ void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, co
     OpSpan span("attention_naive_forward", 4.0 * double(n.B * n.H * n.Tq) * double(n.Tk * n.D),
                 bytes_of(o, q, k, v, probabilities));
     if (probabilities.numel() == 0) return device_zero(o.data(), o.bytes());
-    const DeviceMask visible = device_mask(mask, n);
+    const AttentionMask in_keys = counted_in_keys(mask);
+    const DeviceMask visible = device_mask(in_keys, n);
     const Tensor scores = Tensor::empty({n.H, n.Tq, n.Tk}, DType::fp32, Memory::workspace);
     for (int64_t b = 0; b < n.B; ++b) {
         const Matrices s = pairs(scores, 0, n), p = pairs(probabilities, b, n);
