@@ -35,9 +35,6 @@ struct KeysValues {
     Tensor all_k() const { return all(k); }
     Tensor all_v() const { return all(v); }
 
-    void zero() const {
-        for (size_t b = 0; b < k.size(); ++b) ops::fill(k[b], 0), ops::fill(v[b], 0);
-    }
     void add(const KeysValues& more) const {
         for (size_t b = 0; b < k.size(); ++b) ops::add(k[b], more.k[b]), ops::add(v[b], more.v[b]);
     }

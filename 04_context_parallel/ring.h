@@ -88,17 +88,16 @@ public:
         for (int hop = 0; hop <= plan.last_hop(); ++hop) {
             Work under_way;
             Held next = pass_on(plan, held, hop, gradients.dk, under_way, Memory::communication);
-            Held sums = empty_sums(plan, hop, gradients.dk);
-            for_each_block(plan, hop, q.size(0), [&](size_t p, int64_t b, const Block& block) {
-                const auto rows = [&](const Tensor& x) { return tokens_of(x, b, block.queries); };
-                ops::attention_backward(rows(dq), keys_of(sums[p].k, plan, p, b, block),
-                                        keys_of(sums[p].v, plan, p, b, block), rows(dout), rows(q),
-                                        keys_of(held[p].k, plan, p, b, block),
-                                        keys_of(held[p].v, plan, p, b, block),
-                                        rows_of(lse, b, block.queries, orders_),
-                                        rows_of(delta, b, block.queries, orders_),
-                                        mask_of(block, starts, b), {.dq = true, .dkv = true});
-            });
+            Held sums(plan.parcels());
+            for (size_t p = 0; p < plan.parcels(); ++p) {
+                const int owner = plan.owner(p, rank_, hop);
+                if (owner == RingPlan::none) continue;
+                sums[p] = KeysValues::empty(gradients.dk, plan.tokens(p), DType::fp32,
+                                            Memory::activation);
+                for (int64_t b = 0; b < q.size(0); ++b)
+                    add_gradients(plan, p, plan.blocks(p, rank_, owner, b), b,
+                                  {q, dout, lse, delta, dq}, held[p], sums[p], starts, orders_);
+            }
             sums_under_way.wait();
             for (size_t p = 0; p < plan.parcels(); ++p)
                 if (arrived[p]) sums[p].add(arrived[p]), arrived[p] = {};
@@ -114,6 +113,33 @@ public:
             }
         gradients.dq = rounded(dq, q.dtype());
         return gradients;
+    }
+
+    // What stays on this rank in backward: (B, T, H, D) and (B, H, T); dq, fp32, is added to.
+    struct Queries {
+        Tensor q, dout, lse, delta, dq;
+    };
+    // The gradients of sequence b's blocks with a parcel that is held: added to dq, and written to
+    // `sums`.
+    static void add_gradients(const RingPlan& plan, size_t p, const std::vector<Block>& blocks,
+                              int64_t b, const Queries& of, const KeysValues& held,
+                              const KeysValues& sums, const Tensor& starts, RowOrders& orders) {
+        // A block with all keys of the parcel can write its gradients without reading anything.
+        const bool writes = !blocks.empty() && blocks[0].keys.size() == plan.tokens(p);
+        if (!writes) ops::fill(sums.k[size_t(b)], 0), ops::fill(sums.v[size_t(b)], 0);
+        for (size_t i = 0; i < blocks.size(); ++i) {
+            const Block& block = blocks[i];
+            const auto rows = [&](const Tensor& x) { return tokens_of(x, b, block.queries); };
+            const auto keys = [&](const std::vector<Tensor>& x) {
+                return keys_of(x, plan, p, b, block);
+            };
+            ops::attention_backward(rows(of.dq), keys(sums.k), keys(sums.v), rows(of.dout),
+                                    rows(of.q), keys(held.k), keys(held.v),
+                                    rows_of(of.lse, b, block.queries, orders),
+                                    rows_of(of.delta, b, block.queries, orders),
+                                    mask_of(block, starts, b),
+                                    {.dq = true, .dkv = !(writes && i == 0)});
+        }
     }
 
 private:
@@ -156,16 +182,6 @@ private:
         }
         if (!transfers.empty()) under_way = ring_.send_recv(std::move(transfers), stream_);
         return next;
-    }
-    // Zeros for the gradients of what this rank holds.
-    Held empty_sums(const RingPlan& plan, int hop, const Tensor& like) const {
-        Held sums(plan.parcels());
-        for (size_t p = 0; p < plan.parcels(); ++p)
-            if (plan.owner(p, rank_, hop) != RingPlan::none) {
-                sums[p] = KeysValues::empty(like, plan.tokens(p), DType::fp32, Memory::activation);
-                sums[p].zero();
-            }
-        return sums;
     }
     // Sends each sum after its parcel, or home if that has ended; `arrived` and `home` receive.
     void pass_on_sums(const RingPlan& plan, const Held& sums, int hop, const Tensor& like,
