@@ -2,6 +2,7 @@
 // of its tokens through the whole model, and meets the others in attention only
 // (context_parallel.h and the file of each variant). Groups train on different samples.
 #include "balance_demo.h"
+#include "document_counts.h"
 #include "merge_demo.h"
 #include "options.h"
 #include "predict.h"
@@ -63,13 +64,17 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
         return logits_of_next(model, text, shape.config.vocab, parallel);
     };
     run.start(what);
-    while (Step* step = run.next()) train_step(*step, model, optimizer, mesh, nullptr);
+    DocumentCounts documents(shape, context, parallel);
+    while (Step* step = run.next()) train_step(*step, model, optimizer, mesh, &documents);
 
     return run.finish([&](Report& report) {
-        const Prediction predicted = predict(shape, context, parameters, options.grad_accum,
-                                             mesh.group({"dp", "cp"}), parallel.ring_rank());
+        Prediction predicted = predict(shape, context, parameters, options.grad_accum,
+                                       mesh.group({"dp", "cp"}), parallel.ring_rank())
+                                   .times(options.steps);
+        documents.correct(predicted);
         bool ok = report.memory(predicted);
-        ok = report.communication(predicted, options.steps, run.of_validation()) && ok;
+        ok = report.communication_of_run(predicted, options.steps, run.of_validation()) && ok;
+        documents.print_balance(report);
         report.throughput(predicted);
         return ok;
     });
