@@ -51,8 +51,7 @@ public:
     void before(const Unit& unit, Pass pass, const Context& context) override {
         if (unit.name != "embedding" || pass != Pass::forward || !context.batch.whole) return;
         count_balance(*context.batch.whole);
-        if (options_.has_ring() && options_.in_ring() > 1)
-            count_ring(parallel_.plan_of(context.batch).plan);
+        if (parallel_.has_ring()) count_ring(parallel_.plan_of(context.batch).plan);
     }
 
     // Puts what was counted in the place of what the ring would send and hold without documents.
