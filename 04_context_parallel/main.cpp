@@ -2,6 +2,7 @@
 // of its tokens through the whole model, and meets the others in attention only
 // (context_parallel.h and the file of each variant). Groups train on different samples.
 #include "balance_demo.h"
+#include "longest.h"
 #include "merge_demo.h"
 #include "options.h"
 #include "predict.h"
@@ -51,6 +52,7 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
 
     Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
     ParameterList& parameters = model.parameters();
+    check_fits(shape, context, parallel.ring_rank(), memory_limit());
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype(), mesh.group({"dp", "cp"}).symmetric_memory());
     AdamW optimizer(parameters, options.optimizer);
