@@ -2,12 +2,12 @@
 // of its tokens through the whole model, and meets the others in attention only
 // (context_parallel.h and the file of each variant). Groups train on different samples.
 #include "balance_demo.h"
-#include "longest.h"
 #include "merge_demo.h"
 #include "options.h"
 #include "predict.h"
 #include "ring_demo.h"
 #include "sampling.h"
+#include "sections.h"
 #include "train/gradients.h"
 #include "train/run.h"
 
@@ -71,6 +71,7 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
         const Prediction predicted = predict(shape, context, parameters, options.grad_accum,
                                              mesh.group({"dp", "cp"}), parallel.ring_rank());
         bool ok = report.memory(predicted);
+        report_longest(report, shape, context, memory_limit());
         ok = report.communication(predicted, options.steps, run.of_validation()) && ok;
         report.throughput(predicted);
         return ok;
@@ -85,6 +86,7 @@ bool run(const Options& options, Chapter& chapter) {
     const ContextOptions& context = chapter.context;
     const StepShape shape = step_shape(options, options.config());
     check_shares(shape.config, context, shape.seq);
+    if (options.estimate) return print_estimate(options, context, shape), true;
     return train_within_memory(options, [&] { return train(options, context, shape); });
 }
 
