@@ -158,6 +158,8 @@ inline void print_estimate(const Options& options, const ContextOptions& context
     report.estimate(predict(shape, context, model.parameters(), options.grad_accum,
                             mesh.group({"dp", "cp"}), cp.rank() / context.exchanging()),
                     1, what_needs_less(shape, context, limit));
+    if (options.document_token >= 0 && context.cp > 1 && context.has_ring())
+        print("  With documents the ring carries less; how much less depends on the data.");
     print_inputs(report, shape, context, limit);
     print_longest(report, shape, context, limit);
     report.value("fits", "longest_sequence", double(longest_sequence(shape, context, limit)));

@@ -168,8 +168,7 @@ TEST(WithRanks, OnlyWhatCanShareASequence) {
 TEST(LayerInputs, AreWhatForwardKeepsOfAllLayers) {
     const StepShape shape = shape_of("llama-3-8b", Recompute::full, 3);
     for (const ContextOptions& o : ways(4)) {
-        const RingPlan plan(SequenceCut(o.layout, o.in_ring(), shape.seq), o.tails, nullptr);
-        for (const ActivationMoment& moment : activation_moments(local_sizes(shape, o, plan, 0)))
+        for (const ActivationMoment& moment : activation_moments(local_sizes(shape, o)))
             for (const auto& [what, bytes] : moment.terms)
                 if (what == "what forward kept of all layers") {
                     EXPECT_DOUBLE_EQ(bytes, layer_inputs(shape, o));
