@@ -39,8 +39,8 @@ namespace ultrascale::copies {
 // the answer is the same on all ranks. If `peers` is null, it is no.
 bool fit(const Operation& operation, const PeerMemory* peers);
 
-// Memory that receives the other ranks' summands (empty if nothing is summed). If the group's earlier
-// reductions hold too much scratch, it queues their sums first.
+// Memory that receives the other ranks' summands (empty if nothing is summed). If the group's
+// earlier reductions hold too much scratch, it queues their sums first.
 Tensor scratch(const Operation& operation, PeerMemory& peers);
 void start(Work::Impl& work, const Operation& operation, Stream& stream);
 
