@@ -64,7 +64,8 @@ private:
     SequenceCut cut_;
 };
 
-// Attended pairs per rank of a sequence: the most of any rank, over the mean. 1 is balanced.
+// Attended pairs of a sequence, over the ranks: their mean, and the most of any rank. The work is
+// balanced if mean / most is 1.
 struct Balance {
     double mean = 0, most = 0;
     double efficiency() const { return most > 0 ? mean / most : 1; }

@@ -3,9 +3,9 @@
 // Attention over a block of keys gives o_b, a mean of its values, and lse_b = log sum exp(scores),
 // which tells how much that block weighs. Two blocks together (Milakov & Gimelshein 2018):
 //
-//     exp(lse_a)                  exp(lse_b)
-//     ---------- o_a  +  ---------------------- o_b        lse = log(exp(lse_a) + exp(lse_b))
-//           exp(lse_a) + exp(lse_b)
+//         exp(lse_a) o_a + exp(lse_b) o_b
+//     o = -------------------------------        lse = log(exp(lse_a) + exp(lse_b))
+//             exp(lse_a) + exp(lse_b)
 //
 // As it stands, exp(90) overflows in fp32. The same with differences only, which never do:
 //

@@ -16,7 +16,7 @@
 //     reversed   forward keeps, instead of the rank's own keys, those that it held last, the next
 //                rank's. Backward starts with them and sends everything the other way. A rank's own
 //                keys come back last, and their gradient with them:
-//                    sends (n-1) (K + V) and n-1 (dK + dV), and no send is left over at the end
+//                    sends (n-1) (K + V) and (n-1) (dK + dV), and no send is left over at the end
 //
 // Nothing else in a layer communicates. What travels how far is in ring_plan.h.
 #pragma once
