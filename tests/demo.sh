@@ -32,12 +32,12 @@ row() {
     bytes=$({ grep -oE '"sent_bytes":[0-9.e+]+' <<<"$communication" || true; } |
         awk -F: '{ sum += $2 } END { printf "%d", sum }')
     rate=$(sed -nE 's/.*"speed":\{"tokens_per_second":([0-9]+).*/\1/p' <<<"$summary")
-    printf '%-18s %-28s %5d  %-8s %8s / %-7s %8s %8d\n' "$chapter" "$technique" "$ranks" "$equal" \
+    printf '%-19s %-27s %5d  %-8s %8s / %-7s %8s %8d\n' "$chapter" "$technique" "$ranks" "$equal" \
         "$(mib "$predicted")" "$(mib "$measured")" "$(mib "$bytes")" "$rate"
 }
 
 # Columns: 100 characters at most.
-format='%-18s %-28s %5s  %-8s %18s %8s %8s\n'
+format='%-19s %-27s %5s  %-8s %18s %8s %8s\n'
 printf "$format" chapter technique ranks "equal to" "MiB per rank" "MiB sent" tokens/s
 printf "$format" "" "" "" "1 device" "predicted/measured" "per step" "in all"
 row 1 00_single_gpu "one device"
@@ -51,9 +51,13 @@ row 4 02_zero "stage 1: optimizer states" --stage 1 --micro-batch 2
 row 4 02_zero "stage 2: gradients too" --stage 2 --micro-batch 2
 row 4 02_zero "stage 3: parameters too" --stage 3 --micro-batch 2
 row 4 03_tensor_parallel "a layer on 4 ranks"
-row 4 03_tensor_parallel "  norms on 1/4 of the tokens" --sequence-parallel
+row 4 03_tensor_parallel "  norms on 1/4 of tokens" --sequence-parallel
 row 4 03_tensor_parallel "  GEMMs in 2 chunks" --sequence-parallel --overlap chunk
 row 4 03_tensor_parallel "  2 x 2 ranks" --tp 2 --sequence-parallel --overlap async --micro-batch 4
+row 4 04_context_parallel "a ring, zig-zag"
+row 4 04_context_parallel "  tails the other way" --tails on
+row 4 04_context_parallel "all keys gathered" --variant all-gather
+row 4 04_context_parallel "heads for tokens (Ulysses)" --variant ulysses
 
 # family NUMBER TITLE: a chapter without a training step
 family() {
@@ -62,7 +66,7 @@ family() {
         echo "07_kernels --family $1 failed"
         exit 1
     fi
-    printf '%-18s %-28s %5d  %-8s %s\n' 07_kernels "$2" 1 ok \
+    printf '%-19s %-27s %5d  %-8s %s\n' 07_kernels "$2" 1 ok \
         "$(grep -oE '[0-9]+ comparisons with float64' "$log")"
 }
 family 1 "vector add, ELU, SwiGLU"
