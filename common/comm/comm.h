@@ -164,8 +164,9 @@ public:
     // map into each other's address spaces. All-gathers and all-reduces on it use copy engines, and
     // so do the hops of a ring; everything also works without it. All ranks of the group must
     // create such tensors in the same order and with the same sizes, and free them in the same
-    // order, so that a tensor's blocks on all ranks correspond. Returns nullptr, meaning the device's own memory, if GPUs cannot access
-    // each other, between simulated nodes, and on the CPU.
+    // order, so that a tensor's blocks on all ranks correspond. Returns nullptr, meaning the
+    // device's own memory, if GPUs cannot access each other, between simulated nodes, and on the
+    // CPU.
     std::shared_ptr<Allocator> symmetric_memory() const;
 
     // In-place calls: all_gather's and gather's `in` may be this rank's slice of `out`,
