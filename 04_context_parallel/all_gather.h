@@ -1,11 +1,11 @@
-// Context parallelism by all-gather (Llama 3, section 3.3.2): every rank gathers all keys and values
-// and attends to them in one step.
+// Context parallelism by all-gather (Llama 3, section 3.3.2): every rank gathers all keys and
+// values and attends to them in one step.
 //
 //     rank r    k_r, v_r  --all-gather-->  k, v of the whole sequence;  o_r = attention(q_r, k, v)
 //     backward  the same again; dk, dv of the whole sequence, fp32  --reduce-scatter-->  dk_r, dv_r
 //
-// The communication is not hidden, but it is small where a few key heads serve many query heads, and
-// one step has one mask, however documents lie. The price is memory: all keys at once, and their
+// The communication is not hidden, but it is small where a few key heads serve many query heads,
+// and one step has one mask, however documents lie. The price is memory: all keys at once, and their
 // gradients in fp32.
 //
 // With a zig-zag the ranks' chunks arrive in the order 0 7 1 6 2 5 3 4 and are put in order.
@@ -70,8 +70,8 @@ private:
                     starts ? one(starts.view({starts.numel() / tokens, tokens}), i) : Tensor()};
     }
 
-    // The chunks of x (B, T, ..) by their place in the sequence, of the ranks' (n, B, chunks): which
-    // of the ranks' each is.
+    // Calls visit(its place among the chunks of x (B, T, ...), its place in the ranks' order
+    // (n, B, chunks)) for each chunk.
     template <class Visit>
     void for_each_chunk(int64_t B, Visit visit) const {
         const int64_t n = cut_.ranks(), C = cut_.chunks(), size = cut_.chunk(0).size();

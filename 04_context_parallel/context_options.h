@@ -24,7 +24,7 @@ struct ContextOptions {
     Variant variant = Variant::ring;
     Layout layout = Layout::zigzag;
     int ulysses = 0;     // of usp: ranks inside which heads are exchanged; 0: not usp
-    bool tails = false;  // a zig-zag's second chunks travel the other way (tails.h)
+    bool tails = false;  // a zig-zag's second chunks travel the other way (ring_plan.h)
     RingBackward backward = RingBackward::reversed;
     DType merge = DType::fp32;  // in which partial outputs are added up
 
@@ -38,6 +38,7 @@ struct ContextOptions {
 
 // "cp 4 x dp 2: ring, zigzag; backward reversed"
 inline std::string describe(const ContextOptions& o, int64_t replicas) {
+    if (o.cp == 1) return fmt::format("cp 1 x dp {}: each rank has whole sequences", replicas);
     std::string text =
         fmt::format("cp {} x dp {}: {}", o.cp, replicas, variant_names[int(o.variant)]);
     if (o.variant == Variant::usp)

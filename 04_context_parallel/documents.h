@@ -7,9 +7,9 @@
 //     chunks of 4    r0   r1   r2   r3   r3   r2   r1   r0      most blocks off the diagonal are
 //     ranks          |    |    |    |    |    |    |    |       empty, if documents are short
 //
-// This ruins the balance of a zig-zag: rank r's tail no longer sees all that lies before it. Stripes
-// stay balanced (every rank has a part of every document), and so does a zig-zag made within each
-// document (Llama 3's and Megatron's way). --document-token prints the balance of all of them.
+// This ruins the balance of a zig-zag: rank r's tail no longer sees all that lies before it.
+// Stripes stay balanced (every rank has a part of every document), and so does a zig-zag made
+// within each document (Llama 3's and Megatron's way). --document-token prints the balance of all of them.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,11 @@
 // Chapter 04: context parallelism. The ranks of a group share each sequence: every rank takes some
 // of its tokens through the whole model, and meets the others in attention only
 // (context_parallel.h and the file of each variant). Groups train on different samples.
+#include "balance_demo.h"
+#include "merge_demo.h"
 #include "options.h"
 #include "predict.h"
+#include "ring_demo.h"
 #include "sampling.h"
 #include "train/gradients.h"
 #include "train/run.h"
@@ -74,6 +77,9 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
 
 bool run(const Options& options, Chapter& chapter) {
     chapter.check(options);
+    if (chapter.demo == "ring") return demo_ring(Communicator::world());
+    if (chapter.demo == "balance") return demo_balance(options);
+    if (chapter.demo == "merge") return demo_merge();
     const ContextOptions& context = chapter.context;
     const StepShape shape = step_shape(options, options.config());
     check_shares(shape.config, context, shape.seq);

@@ -13,9 +13,9 @@
 //                                          lse <- max(lse_a, lse_b) + log1p(exp(-|lse_a - lse_b|))
 //
 // A block of which a query sees no key has lse_b = -infinity and changes nothing; -infinity minus
-// -infinity is the case to think of. ops::attention_merge does all this in fp32. Where a sum is kept
-// in 16 bits instead, it is rounded once for each block, which grows with the ring, and the loss
-// does not show it (--merge bf16, --demo merge).
+// -infinity is the case to think of. ops::attention_merge does all this in fp32. Where a sum is
+// kept in 16 bits instead, it is rounded once for each block, which grows with the ring, and the
+// loss does not show it (--merge bf16, --demo merge).
 #pragma once
 
 #include <cmath>

@@ -90,8 +90,8 @@ inline void add_tails(PredictedCommunication& p, const Group& ring, int rank, in
     p.add(ring, Collective::send_recv, n, (n + gradients) * sums);
 }
 
-// Adds what the ranks of a context-parallel group send in a step with A micro-batches; `rank` is the
-// place in the ring.
+// Adds what the ranks of a context-parallel group send in a step with A micro-batches; `rank` is
+// the place in the ring.
 inline void add_attention(Prediction& prediction, const StepShape& shape, const ContextOptions& o,
                           int64_t A, int rank) {
     if (o.cp == 1) return;
@@ -136,7 +136,8 @@ inline LocalSizes local_sizes(const StepShape& shape, const ContextOptions& o, c
     return sizes;
 }
 
-// The prediction for place `rank` of the ring. `summed_over`: the ranks that sum gradients and loss.
+// The prediction for place `rank` of the ring. `summed_over`: the ranks that sum gradients and
+// loss.
 inline Prediction predict(const StepShape& shape, const ContextOptions& o,
                           const ParameterList& parameters, int64_t A, const Group& summed_over,
                           int rank) {

@@ -7,8 +7,8 @@
 //     ring        k1 -> 2      k0 -> 2      k3 -> 2                  under way meanwhile
 //
 // Backward. q, dO, O, the log-sum-exp and delta = rowsum(dO O) stay; keys and values travel again,
-// and a gradient dK, dV travels with each, to which every rank adds its block. The sums are fp32: in
-// bf16 they weigh twice as much as K and V themselves. Two ways:
+// and a gradient dK, dV travels with each, to which every rank adds its block. The sums are fp32:
+// where K and V are bf16, they weigh twice as much as these. Two ways:
 //
 //     again      from the owner on, as in forward. After the last block the gradient has one hop
 //                more to go, home:
@@ -28,7 +28,8 @@
 
 namespace ultrascale {
 
-// The plan of a batch, and the document starts of this rank's tokens (B, T), if there are documents.
+// The plan of a batch, and the document starts of this rank's tokens (B, T), if there are
+// documents.
 struct PlanOfBatch {
     RingPlan plan;
     Tensor document_starts;
@@ -133,12 +134,11 @@ public:
             const auto keys = [&](const std::vector<Tensor>& x) {
                 return keys_of(x, plan, p, b, block);
             };
-            ops::attention_backward(rows(of.dq), keys(sums.k), keys(sums.v), rows(of.dout),
-                                    rows(of.q), keys(held.k), keys(held.v),
-                                    rows_of(of.lse, b, block.queries, orders),
-                                    rows_of(of.delta, b, block.queries, orders),
-                                    mask_of(block, starts, b),
-                                    {.dq = true, .dkv = !(writes && i == 0)});
+            ops::attention_backward(
+                rows(of.dq), keys(sums.k), keys(sums.v), rows(of.dout), rows(of.q), keys(held.k),
+                keys(held.v), rows_of(of.lse, b, block.queries, orders),
+                rows_of(of.delta, b, block.queries, orders), mask_of(block, starts, b),
+                {.dq = true, .dkv = !(writes && i == 0)});
         }
     }
 

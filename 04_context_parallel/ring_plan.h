@@ -4,12 +4,12 @@
 // They travel as parcels, each a part of its owner's tokens, one rank a hop:
 //
 //     plain             one parcel a rank, all its tokens, to the next rank, n - 1 hops
-//     tails (tails.h)   two: the head to the next rank, n - 1 hops; the tail to the previous one, as
-//                       far as rank 0
+//     tails             two: the head to the next rank, n - 1 hops; the tail to the previous one,
+//                       as far as rank 0
 //     documents         one a chunk, to the next rank, as far as some rank needs it
 //
-//     hop      0    1    2    3        whose parcel a rank holds in the plain ring; reversed() is the
-//     rank 0   0    3    2    1        same table from right to left
+//     hop      0    1    2    3        whose parcel a rank holds in the plain ring; reversed() is
+//     rank 0   0    3    2    1        the same table from right to left
 //     rank 1   1    0    3    2
 //     rank 2   2    1    0    3
 //     rank 3   3    2    1    0

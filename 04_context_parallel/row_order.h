@@ -19,7 +19,8 @@ public:
                 for (int64_t i = 0; i < a; ++i) rows.push_back(int32_t(i * b + j));
         });
     }
-    // Another permutation, which `make` writes down; `key` identifies it, and begins with 1 or more.
+    // Another permutation, which `make` writes down; `key` identifies it, and begins with 1 or
+    // more.
     template <class Make>
     const Tensor& made(const std::vector<int64_t>& key, Make make) {
         Tensor& index = (*made_)[key];

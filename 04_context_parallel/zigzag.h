@@ -18,7 +18,7 @@
 //     contiguous    #          \          .          .
 //     zigzag        # .        \ .        . .        . .         first chunk, the head
 //                   # .        # \        # #        # #         second chunk, the tail
-//     striped       \          \          \          \           without the diagonal if owner > rank
+//     striped       \          \          \          \       without the diagonal if owner > rank
 //
 // So every step of a zig-zag's ring costs half of a square: all queries with the first half of the
 // keys (owner < rank), or half of the queries with all keys (owner > rank).

@@ -26,5 +26,6 @@ draw 2 01_data_parallel --compare --bucket-mb 1 --node-size 1 --inter-gbps 1
 draw 4 01_data_parallel --demo collectives
 draw 4 02_zero --compare --steps 3
 draw 4 03_tensor_parallel --tp 4 --sequence-parallel --steps 1
+draw 1 04_context_parallel --demo balance
 # What this one shows is seen only without a GPU.
 case $build in *cuda*) ;; *) draw 1 07_kernels --check --kernel product_warp_tiles ;; esac

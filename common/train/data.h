@@ -75,8 +75,8 @@ struct HostBatch {
     std::vector<int32_t> document_starts;
     int64_t counted_targets = 0;
     int64_t first_sample = 0;  // index of its first sequence in the run
-    // If it holds only a part of each sequence: their length, and, if there are documents, the whole
-    // batch.
+    // If it holds only a part of each sequence: their length, and, if there are documents, the
+    // whole batch.
     int64_t whole_length = 0;
     std::shared_ptr<const HostBatch> whole = {};
 };

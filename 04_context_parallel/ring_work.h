@@ -1,0 +1,69 @@
+// How much each rank of a ring computes, counted as pairs of a query and a key that it sees. With a
+// causal mask this depends on the layout (zigzag.h). In the ring a hop lasts as long as its busiest
+// rank, so that a rank with fewer pairs waits.
+//
+//     pairs of rank r, for n ranks with L = s / n tokens each     mean / most
+//         contiguous    r L^2 + L (L+1) / 2                       n / (2n-1), for long sequences
+//         zigzag        s^2 / 2n + s / 2n, on every rank          1
+//         striped       n L (L-1) / 2 + (r+1) L                   (s+1) / (s+n)
+#pragma once
+
+#include <cmath>
+
+#include "documents.h"
+
+namespace ultrascale {
+
+// The pairs by the formula above.
+inline double pairs_by_formula(Layout layout, double n, double s, double r) {
+    const double L = s / n;
+    switch (layout) {
+        case Layout::contiguous: return r * L * L + L * (L + 1) / 2;
+        case Layout::zigzag: return s * s / (2 * n) + s / (2 * n);
+        case Layout::striped: return n * L * (L - 1) / 2 + (r + 1) * L;
+    }
+    return 0;
+}
+inline double efficiency_by_formula(Layout layout, double n, double s) {
+    return layout == Layout::contiguous ? n / (2 * n - 1)
+           : layout == Layout::zigzag   ? 1
+                                        : (s + 1) / (s + n);
+}
+
+// The work of a ring: of every rank at every hop, in pairs.
+struct RingWork {
+    std::vector<std::vector<double>> hops;  // by hop, then by rank
+    std::vector<double> pairs;              // by rank
+    double lasts = 0;                       // all hops, each as long as its busiest rank
+
+    RingWork(const SequenceCut& cut, const int32_t* document_starts = nullptr)
+        : pairs(size_t(cut.ranks()), 0.0) {
+        const int64_t n = cut.ranks();
+        for (int64_t hop = 0; hop < n; ++hop) {
+            std::vector<double>& of_hop = hops.emplace_back();
+            for (int64_t rank = 0; rank < n; ++rank) {
+                const int64_t owner = (rank - hop + n) % n;
+                of_hop.push_back(double(cut.pairs(rank, owner, document_starts)));
+                pairs[size_t(rank)] += of_hop.back();
+            }
+            lasts += most(hop);
+        }
+    }
+    double most(int64_t hop) const { return *std::ranges::max_element(hops[size_t(hop)]); }
+    double idle(size_t rank) const { return 1 - pairs[rank] / lasts; }
+    double efficiency() const { return balance_of(pairs).efficiency(); }
+    // Whether all counts are as they must be without documents.
+    bool is_as_formula(Layout layout, const SequenceCut& cut) const {
+        const double n = double(cut.ranks()), s = double(cut.seq());
+        double sum = 0;
+        bool ok = pairs == pairs_by_rank(cut, nullptr);
+        for (size_t r = 0; r < pairs.size(); ++r) {
+            ok = ok && pairs[r] == pairs_by_formula(layout, n, s, double(r));
+            sum += pairs[r];
+        }
+        const double formula = efficiency_by_formula(layout, n, s);
+        return ok && sum == s * (s + 1) / 2 && std::abs(efficiency() - formula) < 1 / s;
+    }
+};
+
+}  // namespace ultrascale
