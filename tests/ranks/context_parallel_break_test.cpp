@@ -238,7 +238,7 @@ TEST(ContextParallelBreak, KeepsOrSendsOtherThanPredicted) {
     const ContextOptions reversed = ring_of(Layout::zigzag),
                          again = ring_of(Layout::zigzag, RingBackward::again);
     EXPECT_FALSE(predicted_as(again, reversed).communication);
-    EXPECT_FALSE(predicted_as(reversed, again).memory);
+    EXPECT_FALSE(predicted_as(reversed, again).communication);
     EXPECT_FALSE(predicted_as(tails(), reversed).communication);
     EXPECT_FALSE(predicted_as(all_gather(Layout::zigzag), reversed).communication);
     EXPECT_FALSE(predicted_as(all_gather(Layout::zigzag), reversed).memory);
