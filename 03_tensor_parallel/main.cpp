@@ -3,7 +3,7 @@
 // train on different samples.
 #include "block_picture.h"
 #include "compare.h"
-#include "layer_communication.h"
+#include "train/layer_communication.h"
 #include "linear_demo.h"
 #include "options.h"
 #include "overlap_ratio.h"

@@ -102,6 +102,7 @@ public:
     const SequenceCut& cut() const { return cut_; }  // over the ring
     const ContextOptions& options() const { return options_; }
     const Communicator& group() const { return cp_; }
+    bool has_ring() const { return options_.has_ring() && options_.in_ring() > 1; }
     const Communicator& ring() const { return ring_ ? *ring_ : cp_; }
     int ring_rank() const { return ring_rank_; }
 

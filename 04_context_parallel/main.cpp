@@ -2,12 +2,16 @@
 // of its tokens through the whole model, and meets the others in attention only
 // (context_parallel.h and the file of each variant). Groups train on different samples.
 #include "balance_demo.h"
+#include "compare.h"
+#include "document_counts.h"
 #include "merge_demo.h"
 #include "options.h"
+#include "overlap_condition.h"
 #include "predict.h"
 #include "ring_demo.h"
 #include "sampling.h"
 #include "train/gradients.h"
+#include "train/layer_communication.h"
 #include "train/run.h"
 
 using namespace ultrascale;
@@ -63,13 +67,23 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
         return logits_of_next(model, text, shape.config.vocab, parallel);
     };
     run.start(what);
-    while (Step* step = run.next()) train_step(*step, model, optimizer, mesh, nullptr);
+    DocumentCounts documents(shape, context, parallel);
+    LayerCommunication of_a_layer;
+    HookList watch;
+    watch.add(&documents), watch.add(&of_a_layer);
+    while (Step* step = run.next()) train_step(*step, model, optimizer, mesh, &watch);
 
     return run.finish([&](Report& report) {
-        const Prediction predicted = predict(shape, context, parameters, options.grad_accum,
-                                             mesh.group({"dp", "cp"}), parallel.ring_rank());
+        Prediction predicted = predict(shape, context, parameters, options.grad_accum,
+                                       mesh.group({"dp", "cp"}), parallel.ring_rank())
+                                   .times(options.steps);
+        documents.correct(predicted);
         bool ok = report.memory(predicted);
-        ok = report.communication(predicted, options.steps, run.of_validation()) && ok;
+        ok = report.communication_of_run(predicted, options.steps, run.of_validation()) && ok;
+        if (context.cp > 1) of_a_layer.add_to(report);
+        documents.print_balance(report);
+        if (report.full() && parallel.has_ring())
+            OverlapCondition(parallel, shape).print_table(report);
         report.throughput(predicted);
         return ok;
     });
@@ -83,6 +97,10 @@ bool run(const Options& options, Chapter& chapter) {
     const ContextOptions& context = chapter.context;
     const StepShape shape = step_shape(options, options.config());
     check_shares(shape.config, context, shape.seq);
+    if (chapter.compare) {
+        slow_down(options);
+        return compare_variants(options, context.cp, shape, train_step);
+    }
     return train_within_memory(options, [&] { return train(options, context, shape); });
 }
 

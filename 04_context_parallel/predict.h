@@ -10,8 +10,8 @@
 //     Ulysses                  (u-1)/u (q, k, v, o); the same for their gradients
 //
 // and everything else nothing. Where a layer's forward runs again (full recomputation), its sends
-// count twice. With documents fewer parcels travel: what a run's batches need is added up by
-// DocumentCounts (document_counts.h).
+// count twice. With documents fewer parcels travel: document_counts.h adds up what a run's batches
+// need.
 #pragma once
 
 #include "context_parallel.h"
@@ -126,13 +126,10 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
     prediction.communication += of_layer.times(layers);
 }
 
-// The sizes that a rank computes with.
-inline LocalSizes local_sizes(const StepShape& shape, const ContextOptions& o, const RingPlan& plan,
-                              int rank) {
+// The sizes that a rank computes with, without what attention holds besides.
+inline LocalSizes local_sizes(const StepShape& shape, const ContextOptions& o) {
     LocalSizes sizes = local_sizes(shape);
     sizes.stream_tokens /= o.cp, sizes.region_tokens /= o.cp;
-    const AttentionMemory besides = attention_memory(shape, o, plan, rank);
-    sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
     return sizes;
 }
 
@@ -144,9 +141,11 @@ inline Prediction predict(const StepShape& shape, const ContextOptions& o,
     const RingPlan plan(SequenceCut(o.layout, o.in_ring(), shape.seq), o.tails, nullptr);
     Prediction prediction;
     add_parameters(prediction, parameters.local_numel(), shape);
-    add_activations(prediction, local_sizes(shape, o, plan, rank));
-    prediction.memory.peak_communication +=
-        std::llround(attention_memory(shape, o, plan, rank).communication);
+    const AttentionMemory besides = attention_memory(shape, o, plan, rank);
+    LocalSizes sizes = local_sizes(shape, o);
+    sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
+    add_activations(prediction, sizes);
+    prediction.memory.peak_communication += std::llround(besides.communication);
     add_flops(prediction, shape, parameter_count(shape.config));
     add_attention(prediction, shape, o, A, rank);
     add_gradient_sums(prediction, parameters, summed_over, shape.grad_dtype);

@@ -37,7 +37,7 @@ struct Options {
     double temperature = 0.8;
     std::string prompt = "The ";
     std::string json, trace;
-    std::string svg;  // a directory
+    std::string svg;               // a directory
     double peak_tflops = 0;        // 0: the device's own
     double device_memory_gib = 0;  // 0: the device's own
     bool copy_engines = true;      // comm.h: use_copy_engines

@@ -5,6 +5,24 @@
 #include "core/error.h"
 
 namespace ultrascale {
+namespace {
+
+// Of a forward, per token.
+double attention_flops(const LlamaConfig& c, int64_t seq) {
+    return 4 * double(c.layers) * double(c.q_size()) * double(seq);
+}
+double recomputed_attention_flops(const StepShape& s) {
+    const double attention = attention_flops(s.config, s.seq);
+    double flops = 0;
+    if (s.model.attention == AttentionKind::flash)
+        flops += attention / 2;  // its backward computes the scores again
+    else if (s.model.recompute == Recompute::selective)
+        flops += attention;
+    if (s.model.recompute == Recompute::full) flops += attention;
+    return flops;
+}
+
+}  // namespace
 
 LocalSizes local_sizes(const StepShape& s) {
     const LlamaConfig& c = s.config;
@@ -45,6 +63,8 @@ void add_gradient_sums(Prediction& prediction, const ParameterList& parameters, 
 void add_flops(Prediction& prediction, const StepShape& s, int64_t active) {
     prediction.flops_per_token += model_flops_per_token(s.config, active, s.seq);
     prediction.recomputed_flops_per_token += recomputed_flops_per_token(s, active);
+    prediction.attention_flops_per_token += 3 * attention_flops(s.config, s.seq);
+    prediction.recomputed_attention_flops_per_token += recomputed_attention_flops(s);
 }
 
 Prediction predict_one_device(const StepShape& s, int64_t parameters) {
@@ -134,28 +154,15 @@ int64_t book_bytes_per_parameter(const StepShape& s) {
     return s.model.dtype == DType::bf16 && s.grad_dtype == DType::fp32 ? 20 : 16;
 }
 
-namespace {
-
-double attention_flops(const LlamaConfig& c, int64_t seq) {
-    return 4 * double(c.layers) * double(c.q_size()) * double(seq);
-}
-
-}  // namespace
-
 double model_flops_per_token(const LlamaConfig& c, int64_t active, int64_t seq) {
     return 6 * double(active) + 3 * attention_flops(c, seq);
 }
 
 double recomputed_flops_per_token(const StepShape& s, int64_t active) {
     const LlamaConfig& c = s.config;
-    const double attention = attention_flops(c, s.seq);
-    double flops = 0;
-    if (s.model.attention == AttentionKind::flash)
-        flops += attention / 2;  // its backward computes the scores again
-    else if (s.model.recompute == Recompute::selective)
-        flops += attention;
+    double flops = recomputed_attention_flops(s);
     if (s.model.recompute == Recompute::full)  // the forward of the layers only
-        flops += 2 * double(active - c.vocab * c.hidden * (c.tied ? 1 : 2) - c.hidden) + attention;
+        flops += 2 * double(active - c.vocab * c.hidden * (c.tied ? 1 : 2) - c.hidden);
     return flops;
 }
 

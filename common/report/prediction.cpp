@@ -65,6 +65,8 @@ Prediction& Prediction::operator+=(const Prediction& more) {
     memory += more.memory, communication += more.communication;
     flops_per_token += more.flops_per_token;
     recomputed_flops_per_token += more.recomputed_flops_per_token;
+    attention_flops_per_token += more.attention_flops_per_token;
+    recomputed_attention_flops_per_token += more.recomputed_attention_flops_per_token;
     return *this;
 }
 

@@ -191,6 +191,18 @@ void Report::throughput(const Prediction& predicted) {
     print(fmt::format("  {:.0f} tokens/s   {:.4g} TFLOP/s   MFU {:.1f} %   HFU {:.1f} %", rate,
                       flops / 1e12, 100 * flops / peak.flops,
                       100 * with_recomputation / peak.flops));
+    // The usual count is past what is computed by the keys that a causal mask or a document hides,
+    // which matters where attention is most of the work.
+    const double hidden = (1 - predicted.seen) * rate,
+                 seen = flops - hidden * predicted.attention_flops_per_token,
+                 seen_with_recomputation =
+                     with_recomputation - hidden * (predicted.attention_flops_per_token +
+                                                    predicted.recomputed_attention_flops_per_token);
+    if (self.shape.seq > 8192 || predicted.seen < 0.5)
+        print(fmt::format(
+            "  counting only keys that a token sees: {:.4g} TFLOP/s   MFU {:.1f} %   "
+            "HFU {:.1f} %",
+            seen / 1e12, 100 * seen / peak.flops, 100 * seen_with_recomputation / peak.flops));
     print(fmt::format("  of {:.4g} TFLOP/s ({})", peak.flops / 1e12, peak.source));
     impl_->summary["speed"] = {{"tokens_per_second", rate * devices},
                                {"tokens_per_second_per_device", rate},
@@ -198,6 +210,8 @@ void Report::throughput(const Prediction& predicted) {
                                {"tflops", flops / 1e12},
                                {"mfu", flops / peak.flops},
                                {"hfu", with_recomputation / peak.flops},
+                               {"mfu_seen_keys", seen / peak.flops},
+                               {"hfu_seen_keys", seen_with_recomputation / peak.flops},
                                {"peak_tflops", peak.flops / 1e12}};
 }
 

@@ -61,7 +61,9 @@ public:
     // The same if steps differ: the prediction is for all `steps` of the run together.
     bool communication_of_run(const Prediction& of_run, int64_t steps,
                               const CommunicationCounts& not_of_steps = {});
-    // Medians over the steps after warm-up: tokens/s, TFLOP/s, MFU and HFU per device.
+    // Medians over the steps after warm-up: tokens/s, TFLOP/s, MFU and HFU per device; past 8,192
+    // tokens or with documents also
+    // those that count only keys that a token sees (predicted.seen).
     void throughput(const Prediction& predicted);
     // --estimate prints this instead of these sections: the prediction, for `steps` steps together,
     // of the rank that has the least memory left, and whether it fits. `advice`: which options

@@ -174,8 +174,7 @@ MemoryTable print_memory(const MemoryEstimate& predicted, bool full) {
         table.by_rank.push_back(Json::parse(of_rank));
     if (device_is_gpu()) {  // the playbook's two further uses of GPU memory
         const DeviceOverhead extra = device_overhead();
-        print_line("CUDA context", "-", extra.context,
-                   "kernels, cuBLAS, NCCL of all processes");
+        print_line("CUDA context", "-", extra.context, "kernels, cuBLAS, NCCL of all processes");
         print_line("fragmentation", "-", extra.fragmentation, "reserved beyond the tensors' peak");
         json["context"] = {{"measured", extra.context}};
         json["fragmentation"] = {{"measured", extra.fragmentation}};

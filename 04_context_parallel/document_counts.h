@@ -1,0 +1,125 @@
+// With documents (documents.h) it depends on the data what travels round the ring, what a rank
+// holds meanwhile, and how well the work is balanced. So a run's predictions are added up from the
+// plans of its batches, micro-batch by micro-batch.
+#pragma once
+
+#include "predict.h"
+
+namespace ultrascale {
+
+// What a rank sends and receives in one pass round the ring, in tokens of a parcel: keys and
+// values, or their gradients. `calls`: hops at which it does either.
+struct RingTraffic {
+    int64_t calls = 0, tokens = 0;
+};
+inline RingTraffic traffic_of_keys(const RingPlan& plan, int rank) {
+    RingTraffic traffic;
+    for (int hop = 0; hop <= plan.last_hop(); ++hop) {
+        bool any = false;
+        for (size_t p = 0; p < plan.parcels(); ++p) {
+            const bool sends = plan.goes_on(p, rank, hop);
+            traffic.tokens += sends ? plan.tokens(p) : 0;
+            any = any || sends || plan.owner(p, rank, hop + 1) != RingPlan::none;
+        }
+        traffic.calls += any;
+    }
+    return traffic;
+}
+// Gradients follow their keys, and go home at the end.
+inline RingTraffic traffic_of_gradients(const RingPlan& plan, int rank) {
+    RingTraffic traffic;
+    for (int hop = 0; hop <= plan.last_hop(); ++hop) {
+        bool any = false;
+        for (size_t p = 0; p < plan.parcels(); ++p) {
+            const int owner = plan.owner(p, rank, hop);
+            const bool sends =
+                owner != RingPlan::none && (plan.goes_on(p, rank, hop) || owner != rank);
+            const bool comes_home = plan.hops(p, rank) == hop && plan.end(p, rank) != rank;
+            traffic.tokens += sends ? plan.tokens(p) : 0;
+            any = any || sends || comes_home || plan.owner(p, rank, hop + 1) != RingPlan::none;
+        }
+        traffic.calls += any;
+    }
+    return traffic;
+}
+
+class DocumentCounts : public Hooks {
+public:
+    DocumentCounts(const StepShape& shape, const ContextOptions& o, ContextParallel& parallel)
+        : shape_(shape), options_(o), parallel_(parallel) {}
+
+    void before(const Unit& unit, Pass pass, const Context& context) override {
+        if (unit.name != "embedding" || pass != Pass::forward || !context.batch.whole) return;
+        count_balance(*context.batch.whole);
+        if (parallel_.has_ring()) count_ring(parallel_.plan_of(context.batch).plan);
+    }
+
+    // Puts what was counted in the place of what the ring would send and hold without documents.
+    // `of_run`: the prediction for all steps.
+    void correct(Prediction& of_run) const {
+        if (ring_.calls == 0 && memory_.backward == 0) return;
+        const std::string ring = options_.variant == Variant::usp ? "ring" : "cp";
+        of_run.communication.groups[ring][size_t(Collective::send_recv)] = ring_;
+        LocalSizes sizes = local_sizes(shape_, options_);
+        sizes.attention_besides = {memory_.kept, memory_.forward, memory_.backward};
+        of_run.memory.peak_activations = peak_activation_bytes(sizes);
+        of_run.memory.peak_communication = std::llround(memory_.communication);
+    }
+
+    // The balance of all layouts on this replica's samples: each sequence lasts as long as its
+    // busiest rank. Prints nothing without documents.
+    void print_balance(Report& report) const {
+        if (balance_.empty()) return;
+        std::string line = "  balance with these documents, attended pairs of a rank, mean / most:";
+        for (const auto& [layout, sum] : balance_) {
+            line += fmt::format("\n    {:<28} {:.3f}", layout, sum.efficiency());
+            report.value("balance", layout, sum.efficiency());
+        }
+        print(line);
+    }
+
+private:
+    void count_ring(const RingPlan& plan) {
+        const AttentionBytes bytes(shape_, options_);
+        const int rank = parallel_.ring_rank();
+        const int64_t layers = shape_.config.layers, tokens = parallel_.cut().length(),
+                      forwards = shape_.model.recompute == Recompute::full ? 2 : 1;
+        const auto add = [&](const RingTraffic& pass, int64_t passes, double of_all_tokens) {
+            ring_.calls += layers * passes * pass.calls;
+            const int64_t sent = layers * passes * int64_t(of_all_tokens) / tokens * pass.tokens;
+            ring_.bytes += sent, ring_.sent += double(sent);
+        };
+        add(traffic_of_keys(plan, rank), forwards + 1, bytes.kv);
+        add(traffic_of_gradients(plan, rank), 1, bytes.sums);
+        const AttentionMemory m = attention_memory(shape_, options_, plan, rank);
+        memory_ = {.kept = m.kept,
+                   .forward = std::max(memory_.forward, m.forward),
+                   .backward = std::max(memory_.backward, m.backward),
+                   .communication = std::max(memory_.communication, m.communication)};
+    }
+    void count_balance(const HostBatch& whole) {
+        const int64_t seq = whole.length, ranks = options_.cp;
+        for (int64_t b = 0; b < whole.sequences; ++b) {
+            const int32_t* starts = whole.document_starts.data() + b * seq;
+            const auto add = [&](const std::string& layout, const std::vector<double>& pairs) {
+                const Balance of_sequence = balance_of(pairs);
+                balance_[layout].mean += of_sequence.mean;
+                balance_[layout].most += of_sequence.most;
+            };
+            for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped})
+                if (seq % SequenceCut::multiple(layout, ranks) == 0)
+                    add(layout_names[int(layout)],
+                        pairs_by_rank(SequenceCut(layout, ranks, seq), starts));
+            add("zigzag within each document", pairs_by_document_zigzag(ranks, seq, starts));
+        }
+    }
+
+    StepShape shape_;
+    ContextOptions options_;
+    ContextParallel& parallel_;
+    PredictedCommunication::Kind ring_;
+    AttentionMemory memory_;
+    std::map<std::string, Balance> balance_;  // sums over sequences
+};
+
+}  // namespace ultrascale
