@@ -71,7 +71,7 @@ inline bool compare_variants(
             if (options.dropout > 0 && context.layout == Layout::striped)
                 user_error("each token would need a dropout mask of its own");
         } catch (const UserError& reason) {
-            left_out.push_back(fmt::format("  without {}: {}", name, reason.what()));
+            left_out.push_back(fmt::format("  without {}:\n    {}", name, reason.what()));
             continue;
         }
         ContextParallel parallel(shape.config, context, shape.seq, cp);

@@ -13,7 +13,7 @@ struct Chapter {
     bool compare = false;
     std::string demo;
 
-    void add_options(OptionList& options, const Options& shared) {
+    void add_options(OptionList& options, const Options&) {
         options
             .add("--cp", context.cp,
                  "Ranks that share each sequence; must divide the number of ranks. Default: all")
@@ -63,7 +63,6 @@ struct Chapter {
             .one_of({"ring", "balance", "merge"})
             .excludes(training_outputs)
             .excludes({"--compare", "--estimate"});
-        (void)shared;
     }
 
     // Checks what depends on the number of ranks; the model is checked by check_shares().
@@ -106,8 +105,8 @@ struct Chapter {
             user_error(
                 "--dropout: with --layout striped each token would need a mask of its own; "
                 "use --layout zigzag");
-        if (!demo.empty() && demo != "balance" && !options.svg.empty())
-            user_error("--svg: --demo {} draws nothing; --demo balance does", demo);
+        if (demo != "balance" && !options.svg.empty())
+            user_error("--svg has no effect: the picture is of --demo balance");
     }
 };
 

@@ -59,7 +59,8 @@ public:
           q_(tensor_of(query, mine_)),
           held_(KeysValues::tokens_of(tensor_of(key, mine_), tensor_of(value, mine_),
                                       {0, cut.length()})),
-          sum_(q_, DType::fp32) {}
+          sum_(q_, DType::fp32),
+          most_(size_t(cut.length()), -INFINITY) {}
 
     int rank() const { return rank_; }
     const KeysValues& held() const { return held_; }
@@ -78,6 +79,7 @@ public:
                 for (int d = 0; d < D; ++d)
                     score += q[size_t(i * D + d)] * k[size_t(j * D + d)] / std::sqrt(float(D));
                 const bool hidden = owner * mine_.size() + j > mine_.begin + i;
+                if (!hidden) most_[size_t(i)] = std::max(most_[size_t(i)], score);
                 // (+ 0 makes a negative zero positive.)
                 text += hidden ? "    ." : fmt::format("{:>5.1f}", score + 0.0f);
             }
@@ -86,14 +88,15 @@ public:
         changed_ = !blocks.empty();
         return text;
     }
-    // The log-sum-exp and the output of each row so far.
+    // The largest score, the sum of exp(score - largest) and the output of each row so far.
     std::string so_far() const {
         if (!changed_) return "sees none of them:\nas before\n";
         const Rows o = output(), lse = sum_.lse().to_host<float>();
-        std::string text = "       lse   output\n";
-        for (int64_t i = 0; i < mine_.size(); ++i)
-            text += fmt::format("q{:02}{:>7.3f} {:>6.3f} {:>5.3f}\n", mine_.begin + i,
-                                lse[size_t(i)], o[size_t(i * D)], o[size_t(i * D + 1)]);
+        std::string text = "     max  sum output\n";
+        for (size_t i = 0; i < most_.size(); ++i)
+            text +=
+                fmt::format("q{:02}{:>5.1f}{:>5.2f} {:.2f} {:.2f}\n", mine_.begin + int64_t(i),
+                            most_[i] + 0.0f, std::exp(lse[i] - most_[i]), o[i * D], o[i * D + 1]);
         return text;
     }
     // Each row beside that of plain attention over all tokens. Sets ok to false if they differ.
@@ -121,6 +124,7 @@ private:
     Tensor q_;
     KeysValues held_;
     PartialAttention sum_;
+    std::vector<float> most_;  // of the scores so far
     bool changed_ = false;
 };
 
@@ -154,6 +158,7 @@ inline bool demo_ring(const Communicator& world) {
     print(
         "ring attention: 16 tokens, causal; rank r has the queries qr, the keys kr and values vr");
     print("of tokens 4r to 4r+3. A dot: the key is hidden, because it comes after the query.");
+    print("A row's log-sum-exp, by which the ranks merge (merge.h), is its max + log(its sum).");
     print(real ? "The four ranks really send their keys and values."
                : fmt::format("{}, not 4: rank 0 shows all four, and nothing is sent.",
                              format_count(world.size(), "rank")));

@@ -76,8 +76,7 @@ Seconds measure_place(const Communicator& self, int n, int rank, int64_t T) {
         ops::attention_delta(delta, dout, o);
         KeysValues arrived = KeysValues::empty(k, tokens, DType::fp32, Memory::activation);
         for (int hop = 0; hop < n; ++hop) {
-            const KeysValues sums =
-                KeysValues::empty(k, tokens, DType::fp32, Memory::activation);
+            const KeysValues sums = KeysValues::empty(k, tokens, DType::fp32, Memory::activation);
             RingAttention::add_gradients(plan, 0, blocks(hop), 0, {q, dout, lse, delta, dq},
                                          KeysValues::tokens_of(k, v, {0, tokens}), sums, {},
                                          orders);
@@ -103,9 +102,9 @@ void measure_length(const Communicator& world, int64_t T) {
         return;
     }
     const auto variant = [&](const char* name, const ContextOptions& options) {
-        ContextParallel parallel({.layers = 1, .hidden = H * D, .heads = H, .kv_heads = H,
-                                  .head_dim = D},
-                                 options, T, world);
+        ContextParallel parallel(
+            {.layers = 1, .hidden = H * D, .heads = H, .kv_heads = H, .head_dim = D}, options, T,
+            world);
         const auto core = parallel.parts({}).attention({});
         const Seconds s = measure(world, *core, T / n);
         if (world.rank() == 0) print_row(name, T, s, one.both / (n * s.both));

@@ -2,7 +2,7 @@
 # the report has no speed, prints its last line instead.
 /tokens\/s .*MFU/ { speed = $1 " tokens/s a device, MFU " $6 " %" }
 /all, at the peak/ { peak = $(NF - 4) " " $(NF - 3) }
-/^  (all-reduce|all-gather|reduce-scatter) / { ms += $(NF - 2); exposed += $(NF - 1) }
+/^  (all-reduce|all-gather|reduce-scatter|all-to-all|send\/recv) / { ms += $(NF - 2); exposed += $(NF - 1) }
 { last = $0 }
 END {
     if (speed == "") speed = last
