@@ -55,6 +55,8 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
 
     Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
     ParameterList& parameters = model.parameters();
+    check_fits(shape, context, parameters, mesh.group({"dp", "cp"}), parallel.ring_rank(),
+               memory_limit());
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype(), mesh.group({"dp", "cp"}).symmetric_memory());
     AdamW optimizer(parameters, options.optimizer);

@@ -154,4 +154,15 @@ inline Prediction predict(const StepShape& shape, const ContextOptions& o,
     return prediction;
 }
 
+// All ranks call it. Throws UserError on all of them if one rank's part does not fit into its
+// `limit` bytes.
+inline void check_fits(const StepShape& shape, const ContextOptions& o,
+                       const ParameterList& parameters, const Group& summed_over, int rank,
+                       int64_t limit) {
+    check_fits_everywhere(
+        predict(shape, o, parameters, 1, summed_over, rank).memory, limit,
+        fmt::format("to need less memory, use a smaller --micro-batch, a larger --cp{}",
+                    shape.model.recompute == Recompute::full ? "" : ", --recompute full"));
+}
+
 }  // namespace ultrascale

@@ -17,27 +17,43 @@ std::string demo(int ranks, const std::string& name) {
     return outcome.out;
 }
 
-// Plain attention over the demo's sixteen tokens, by the definition.
-std::string plain_row(int i) {
+// The demo's attention of query i over the keys from `first` on, by the definition.
+struct Row {
+    double most = -1e9, sum = 0, out[2] = {};
+};
+Row plain_row(int i, int first) {
     const auto query = [](int t, int d) { return double(d == 0 ? (t + 1) % 3 : t * 5 % 4) - 1; };
     const auto key = [](int t, int d) { return double(d == 0 ? t % 4 : t * 3 % 5) - 2; };
-    double sum = 0, out[2] = {};
-    for (int j = 0; j <= i; ++j) {
+    Row row;
+    double weights = 0;
+    for (int j = first; j <= i; ++j) {
         const double score = (query(i, 0) * key(j, 0) + query(i, 1) * key(j, 1)) / std::sqrt(2),
                      weight = std::exp(score);
-        sum += weight, out[0] += weight * j / 10, out[1] += weight * (j % 2);
+        row.most = std::max(row.most, score);
+        weights += weight, row.out[0] += weight * j / 10, row.out[1] += weight * (j % 2);
     }
-    return fmt::format("{:.3f} {:.3f}", out[0] / sum, out[1] / sum);
+    row.sum = weights / std::exp(row.most);
+    for (double& out : row.out) out /= weights;
+    return row;
 }
 
 // Four ranks really send; one rank plays all four. What they show is the same.
 TEST(ContextParallelDemo, TheRingEndsWithPlainAttention) {
     const std::string real = demo(4, "ring"), played = demo(1, "ring");
     for (int i = 0; i < 16; ++i) {
-        const std::string row = plain_row(i);
+        const Row all = plain_row(i, 0);
+        const std::string row = fmt::format("{:.3f} {:.3f}", all.out[0], all.out[1]);
         EXPECT_TRUE(contains(real, fmt::format("q{:02} ring {}  plain {}  ok", i, row, row)))
             << row << "\n"
             << real;
+        // After each hop: the keys of the rank itself, of the one before it, ...
+        for (int first = i / 4 * 4; first >= 0; first -= 4) {
+            const Row some = plain_row(i, first);
+            const std::string shown =
+                fmt::format("q{:02}{:>5.1f}{:>#5.3g} {:.2f} {:.2f}", i, some.most + 0.0, some.sum,
+                            some.out[0], some.out[1]);
+            EXPECT_TRUE(contains(real, shown)) << shown << "\n" << real;
+        }
     }
     for (const char* telling :
          {"really send", "hop 0: meanwhile go k0 v0 from 0 to 1, k1 v1 from 1 to 2",

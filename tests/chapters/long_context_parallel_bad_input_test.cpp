@@ -66,7 +66,9 @@ TEST_F(ContextParallelBadInput, BeforeAnythingIsAllocated) {
            {"--cp 3", "8192 tokens", "--seq 8196 would work"});
     expect(4, "--model llama-3-405b --seq 131073 --layout striped", {"--seq 131076 would work"});
     expect(3, "--model llama-3-405b --seq 8193 --variant ulysses", {"128 attention heads"});
-    expect(2, "--micro-batch 4000000", {"out of memory", "activations"});
+    expect(2, "--micro-batch 4000000", {"out of memory", "activations", "a larger --cp"});
+    expect(4, "--cp 2 --micro-batch 4000000 --variant all-gather --recompute full",
+           {"out of memory", "communication buffers"});
 }
 
 // The message names the next length, and it does work.
@@ -104,7 +106,8 @@ TEST_F(ContextParallelBadInput, OfADemo) {
     for (const char* demo : {"ring", "balance", "merge"})
         refuses(fmt::format("--demo {} --json", demo), {"--json", demo, "no figures"});
     for (const char* demo : {"ring", "merge"})
-        refuses(fmt::format("--demo {} --svg", demo), {"--svg", demo, "--demo balance"});
+        refuses(fmt::format("--demo {} --svg", demo), {"--svg", "--demo balance"});
+    refuses("--steps 1 --svg", {"--svg", "--demo balance"});
 }
 
 TEST_F(ContextParallelBadInput, Checkpoints) {

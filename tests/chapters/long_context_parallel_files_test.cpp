@@ -98,7 +98,7 @@ TEST(ContextParallelCheckpoint, GoesOnAnywhere) {
 
 TEST(ContextParallelCheckpoint, ValidatesLikeOneDevice) {
     const std::string arguments = fmt::format(
-        "{0} --seq 48 --steps 2 --no-verify --val-data {1}/tokens.bin --val-every 2 "
+        "{0} --seq 48 --steps 1 --no-verify --val-data {1}/tokens.bin --val-every 1 "
         "--micro-batch 3",
         load("gqa_untied"), reference("gqa_untied"));
     const Outcome single = train("00_single_gpu", arguments);
