@@ -1,5 +1,5 @@
-// For the tests of 04_context_parallel's cuts: single pairs of a query and a key, counted one by one;
-// documents; and every cut.
+// For the tests of 04_context_parallel's cuts: single pairs of a query and a key, counted one by
+// one; documents; and every cut.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// 04_context_parallel: which keys travel round the ring, how far, and whether the ranks agree on it.
+// 04_context_parallel: which keys travel round the ring, how far, and whether the ranks agree on
+// it.
 #include <set>
 
 #include "04_context_parallel/ring_plan.h"
