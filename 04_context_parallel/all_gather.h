@@ -5,8 +5,8 @@
 //     backward  the same again; dk, dv of the whole sequence, fp32  --reduce-scatter-->  dk_r, dv_r
 //
 // The communication is not hidden, but it is small where a few key heads serve many query heads,
-// and one step has one mask, however documents lie. The price is memory: all keys at once, and their
-// gradients in fp32.
+// and one step has one mask, however documents lie. The price is memory: all keys at once, and
+// their gradients in fp32.
 //
 // With a zig-zag the ranks' chunks arrive in the order 0 7 1 6 2 5 3 4 and are put in order.
 #pragma once

@@ -1,6 +1,6 @@
 // Puts context parallelism together: which tokens of a sequence a rank takes, and the attention
-// that its model's layers use. Everything else in a layer works on single tokens and stays as it is.
-// Weights are whole on every rank; their gradients are summed over dp and cp together.
+// that its model's layers use. Everything else in a layer works on single tokens and stays as it
+// is. Weights are whole on every rank; their gradients are summed over dp and cp together.
 //
 //     cp ranks = in_ring x exchanging (USP); rank = place in the ring x exchanging + place inside
 //

@@ -9,7 +9,8 @@
 //
 // This ruins the balance of a zig-zag: rank r's tail no longer sees all that lies before it.
 // Stripes stay balanced (every rank has a part of every document), and so does a zig-zag made
-// within each document (Llama 3's and Megatron's way). --document-token prints the balance of all of them.
+// within each document (Llama 3's and Megatron's way). --document-token prints the balance of all
+// of them.
 #pragma once
 
 #include <algorithm>

@@ -10,6 +10,7 @@
 #include "predict.h"
 #include "ring_demo.h"
 #include "sampling.h"
+#include "sections.h"
 #include "train/gradients.h"
 #include "train/layer_communication.h"
 #include "train/run.h"
@@ -55,8 +56,7 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
 
     Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
     ParameterList& parameters = model.parameters();
-    check_fits(shape, context, parameters, mesh.group({"dp", "cp"}), parallel.ring_rank(),
-               memory_limit());
+    check_fits(shape, context, parallel.ring_rank(), memory_limit());
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype(), mesh.group({"dp", "cp"}).symmetric_memory());
     AdamW optimizer(parameters, options.optimizer);
@@ -81,6 +81,7 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
                                    .times(options.steps);
         documents.correct(predicted);
         bool ok = report.memory(predicted);
+        report_longest(report, shape, context, memory_limit());
         ok = report.communication_of_run(predicted, options.steps, run.of_validation()) && ok;
         if (context.cp > 1) of_a_layer.add_to(report);
         documents.print_balance(report);
@@ -99,6 +100,7 @@ bool run(const Options& options, Chapter& chapter) {
     const ContextOptions& context = chapter.context;
     const StepShape shape = step_shape(options, options.config());
     check_shares(shape.config, context, shape.seq);
+    if (options.estimate) return print_estimate(options, context, shape), true;
     if (chapter.compare) {
         slow_down(options);
         return compare_variants(options, context.cp, shape, train_step);

@@ -32,7 +32,8 @@ public:
           own_(shape.micro_batch * parallel.cut().length()) {}
 
     // All ranks of the ring call it. It evaluates the formula with this machine's rates, which it
-    // measures with many tokens, and times hops and blocks of 64, 128, ... tokens until a hop hides.
+    // measures with many tokens, and times hops and blocks of 64, 128, ... tokens until a hop
+    // hides.
     void print_table(Report& report) {
         const int64_t many = device_is_gpu() ? 32768 : 1024;
         const double flops = 4 * double(H_ * D_) * pairs(many) / block_seconds(many),

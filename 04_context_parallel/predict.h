@@ -133,36 +133,32 @@ inline LocalSizes local_sizes(const StepShape& shape, const ContextOptions& o) {
     return sizes;
 }
 
+// What place `rank` of the ring holds, with so many parameters: they are whole on every rank.
+inline Prediction predict_memory(const StepShape& shape, const ContextOptions& o,
+                                 int64_t parameters, int rank) {
+    const RingPlan plan(SequenceCut(o.layout, o.in_ring(), shape.seq), o.tails, nullptr);
+    Prediction prediction;
+    add_parameters(prediction, parameters, shape);
+    const AttentionMemory besides = attention_memory(shape, o, plan, rank);
+    LocalSizes sizes = local_sizes(shape, o);
+    sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
+    add_activations(prediction, sizes);
+    prediction.memory.peak_communication += std::llround(std::min(besides.communication, 9e18));
+    return prediction;
+}
+
 // The prediction for place `rank` of the ring. `summed_over`: the ranks that sum gradients and
 // loss.
 inline Prediction predict(const StepShape& shape, const ContextOptions& o,
                           const ParameterList& parameters, int64_t A, const Group& summed_over,
                           int rank) {
-    const RingPlan plan(SequenceCut(o.layout, o.in_ring(), shape.seq), o.tails, nullptr);
-    Prediction prediction;
-    add_parameters(prediction, parameters.local_numel(), shape);
-    const AttentionMemory besides = attention_memory(shape, o, plan, rank);
-    LocalSizes sizes = local_sizes(shape, o);
-    sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
-    add_activations(prediction, sizes);
-    prediction.memory.peak_communication += std::llround(besides.communication);
+    Prediction prediction = predict_memory(shape, o, parameters.local_numel(), rank);
     add_flops(prediction, shape, parameter_count(shape.config));
     add_attention(prediction, shape, o, A, rank);
     add_gradient_sums(prediction, parameters, summed_over, shape.grad_dtype);
     if (summed_over.ranks > 1)
         prediction.communication.add(summed_over, Collective::all_reduce, 1, 8);  // the loss
     return prediction;
-}
-
-// All ranks call it. Throws UserError on all of them if one rank's part does not fit into its
-// `limit` bytes.
-inline void check_fits(const StepShape& shape, const ContextOptions& o,
-                       const ParameterList& parameters, const Group& summed_over, int rank,
-                       int64_t limit) {
-    check_fits_everywhere(
-        predict(shape, o, parameters, 1, summed_over, rank).memory, limit,
-        fmt::format("to need less memory, use a smaller --micro-batch, a larger --cp{}",
-                    shape.model.recompute == Recompute::full ? "" : ", --recompute full"));
 }
 
 }  // namespace ultrascale

@@ -161,11 +161,12 @@ public:
     const std::string& name() const;
 
     // An allocator for Tensor::empty and zeros of symmetric memory, which the ranks of this group
-    // map into each other's address spaces. All-gathers and all-reduces on it use copy engines;
-    // everything also works without it. All ranks of the group must create such tensors in the same
-    // order and with the same sizes, and free them in the same order, so that a tensor's blocks on
-    // all ranks correspond. Returns nullptr, meaning the device's own memory, if GPUs cannot access
-    // each other, between simulated nodes, and on the CPU.
+    // map into each other's address spaces. All-gathers and all-reduces on it use copy engines, and
+    // so do the hops of a ring; everything also works without it. All ranks of the group must
+    // create such tensors in the same order and with the same sizes, and free them in the same
+    // order, so that a tensor's blocks on all ranks correspond. Returns nullptr, meaning the
+    // device's own memory, if GPUs cannot access each other, between simulated nodes, and on the
+    // CPU.
     std::shared_ptr<Allocator> symmetric_memory() const;
 
     // In-place calls: all_gather's and gather's `in` may be this rank's slice of `out`,
@@ -194,7 +195,9 @@ public:
                     std::vector<int64_t> recv_counts, Stream& stream = compute_stream()) const;
     // All transfers progress together, so a ring does not deadlock. The k-th send from a to b
     // matches the k-th recv on b from a. A call blocks its stream until its peers have made theirs:
-    // two ranks that each queue send and then recv may deadlock.
+    // two ranks that each queue send and then recv may deadlock. If all receive into symmetric
+    // memory, all ranks must make the same call with other peers, like the hops of a ring: what a
+    // rank sends first arrives in what its peer receives first, and so on.
     Work send_recv(std::vector<Transfer> transfers, Stream& stream = compute_stream()) const;
     Work send(Tensor x, int to, Stream& stream = compute_stream()) const;
     Work recv(Tensor x, int from, Stream& stream = compute_stream()) const;

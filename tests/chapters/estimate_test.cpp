@@ -62,6 +62,14 @@ TEST(Estimate, IsWhatTensorParallelismPredicts) {
     expect_what_a_run_predicts(4, "03_tensor_parallel", "--tp 2 --sequence-parallel");
 }
 
+TEST(Estimate, IsWhatContextParallelismPredicts) {
+    for (const char* options : {"--recompute full --grad-accum 2", "--variant all-gather",
+                                "--variant ulysses --dtype bf16", "--tails on"})
+        expect_what_a_run_predicts(2, "04_context_parallel", options);
+    expect_what_a_run_predicts(4, "04_context_parallel", "--variant usp --ulysses 2");
+    expect_what_a_run_predicts(4, "04_context_parallel", "--cp 2 --ring-backward again");
+}
+
 // 257 tokens: the second rank has one more of them than the first.
 TEST(Estimate, IsOfTheRankThatHasTheLeastLeft) {
     TempDir dir;
@@ -81,7 +89,8 @@ TEST(Estimate, OfTheLargestModelIsQuick) {
     for (const auto& [chapter, own] : {std::pair{"01_data_parallel", ""},
                                        {"01_data_parallel", "--sync ring"},
                                        {"02_zero", "--stage 3"},
-                                       {"03_tensor_parallel", "--sequence-parallel"}}) {
+                                       {"03_tensor_parallel", "--sequence-parallel"},
+                                       {"04_context_parallel", ""}}) {
         SCOPED_TRACE(fmt::format("{} {}", chapter, own));
         const auto begin = std::chrono::steady_clock::now();
         const Outcome outcome = train(4, chapter, large + own);

@@ -84,6 +84,35 @@ TYPED_TEST(Symmetric, CollectivesAreRight) {
     }
 }
 
+// Hops of a ring in both directions; what arrives is sent on, on another stream than it is used.
+TEST(SymmetricMemory, HopsOfARing) {
+    const int n = world().size(), me = world().rank();
+    for (const CommunicationSettings& settings : copy_ways())
+        for (const int direction : {1, -1}) {
+            Way way(settings);
+            const auto neighbour = [&](int hops) { return ((me + hops) % n + n) % n; };
+            for (const int64_t count : {1, 7, 5003, 100000}) {
+                Tensor a = symmetric(numbers<float>(me, count)),
+                       b = symmetric(numbers<float>(me, 3, 1));
+                for (int hop = 1; hop <= 2 * n; ++hop) {
+                    const Tensor next_a = symmetric(std::vector<float>(size_t(count))),
+                                 next_b = symmetric(std::vector<float>(3));
+                    const int to = neighbour(direction), from = neighbour(-direction);
+                    Work work = world().send_recv({{Transfer::send, a, to},
+                                                   {Transfer::recv, next_a, from},
+                                                   {Transfer::send, b, to},
+                                                   {Transfer::recv, next_b, from}},
+                                                  communication_stream());
+                    work.wait();
+                    a = next_a, b = next_b;
+                    const int owner = neighbour(-direction * hop);
+                    EXPECT_TRUE(same(a, numbers<float>(owner, count))) << hop;
+                    EXPECT_TRUE(same(b, numbers<float>(owner, 3, 1))) << hop;
+                }
+            }
+        }
+}
+
 // A freed block is reused while its last communication may still be running, on three streams, in
 // two groups.
 void reuse_on_three_streams(int64_t unsummed_bytes) {

@@ -81,6 +81,26 @@ int64_t length_of(const Operation& x, int64_t slice, int rank) {
     return std::clamp<int64_t>(x.in_bytes - rank * slice, 0, slice);
 }
 
+// Whether all messages go to symmetric memory: then all ranks make the same call (comm.h).
+bool rotates(const Operation& x, const PeerMemory& peers) {
+    return std::ranges::all_of(
+        x.messages, [&](const Operation::Message& m) { return m.send || peers.holds(m.data); });
+}
+// A rank's i-th send goes to its peer's i-th receive, whose address corresponds to its own.
+void rotate(const Work::Impl& work, const Operation& x, Copies& copies) {
+    std::vector<Operation::Message> receives;
+    std::ranges::copy_if(x.messages, std::back_inserter(receives),
+                         [](const Operation::Message& m) { return !m.send; });
+    size_t i = 0;
+    for (const Operation::Message& m : x.messages) {
+        if (!m.send) continue;
+        check(i < receives.size() && receives[i].bytes == m.bytes,
+              "with symmetric memory ranks must send as they receive");
+        copies.add_to_peer(peers_of(work).at(m.peer, receives[i++].data), m.data, m.bytes);
+    }
+    check(i == receives.size(), "with symmetric memory ranks must send as they receive");
+}
+
 // Queues the copies when the group's earlier calls are done, with a meeting before them if others
 // may still need the memory that is written to; `work` is finished when all ranks' copies have
 // arrived.
@@ -103,9 +123,11 @@ void copy_in_turn(Work::Impl& work, Copies& copies, bool meet_first, Stream& str
 bool fit(const Operation& x, const PeerMemory* peers) {
     const CommunicationSettings& settings = communication_settings();
     if (!peers || !settings.copy_engines || slow_links().ranks_per_node > 0) return false;
-    const int64_t bytes = std::max(x.in_bytes, x.out_bytes);
+    int64_t bytes = std::max(x.in_bytes, x.out_bytes);
+    for (const Operation::Message& m : x.messages) bytes += m.send ? m.bytes : 0;
     if (bytes < settings.copies_from_bytes || bytes > settings.copies_up_to_bytes) return false;
     if (x.kind == Collective::all_gather) return peers->holds(x.out);
+    if (x.kind == Collective::send_recv) return rotates(x, *peers);
     const bool summed = x.op == Reduce::sum && (x.dtype == DType::fp32 || x.dtype == DType::bf16 ||
                                                 x.dtype == DType::fp16);
     if (x.kind == Collective::reduce_scatter) return summed && x.out_bytes % 16 == 0;
@@ -113,7 +135,7 @@ bool fit(const Operation& x, const PeerMemory* peers) {
 }
 
 Tensor scratch(const Operation& x, PeerMemory& peers) {
-    if (x.kind == Collective::all_gather) return {};
+    if (x.kind == Collective::all_gather || x.kind == Collective::send_recv) return {};
     std::vector<Work::Impl*> before;
     std::ranges::copy_if(unsummed(), std::back_inserter(before),
                          [&](Work::Impl* work) { return &peers_of(*work) == &peers; });
@@ -135,6 +157,10 @@ void start(Work::Impl& work, const Operation& x, Stream& stream) {
     if (x.kind == Collective::all_gather) {
         give(work, x.out + group.rank * x.in_bytes, x.in, x.in_bytes, copies);
         return copy_in_turn(work, copies, true, stream);  // somebody may still read from `out`
+    }
+    if (x.kind == Collective::send_recv) {
+        rotate(work, x, copies);
+        return copy_in_turn(work, copies, true, stream);
     }
     const int64_t slice = slice_bytes(x, group.size());
     group.for_each_peer([&](int peer) {

@@ -13,6 +13,8 @@
 //                              for all s
 //                       meet   sum the slots
 //     all-reduce        a reduce-scatter into x's own slices, then an all-gather of them in place
+//     send/recv         meet   rank r copies its i-th message to where its peer receives the i-th
+//                       meet
 //
 // Every rank sends to the next rank first, so that none receives from two at once. meet() is a wait
 // in the stream, not in a kernel, and takes 6 to 11 us; (meet) is left out if the ranks have met
@@ -37,8 +39,8 @@ namespace ultrascale::copies {
 // the answer is the same on all ranks. If `peers` is null, it is no.
 bool fit(const Operation& operation, const PeerMemory* peers);
 
-// Memory that receives the other ranks' summands (empty for an all-gather). If the group's earlier
-// reductions hold too much scratch, it queues their sums first.
+// Memory that receives the other ranks' summands (empty if nothing is summed). If the group's
+// earlier reductions hold too much scratch, it queues their sums first.
 Tensor scratch(const Operation& operation, PeerMemory& peers);
 void start(Work::Impl& work, const Operation& operation, Stream& stream);
 

@@ -1,0 +1,149 @@
+// How long a sequence may be. Parameters, gradients and optimizer states do not depend on its
+// length s, but activations grow with it. Even full recomputation keeps the input of each of the L
+// layers, as (b, s, h) elements of e bytes. Context parallelism divides by cp whatever grows:
+//
+//     bytes(s) = parameters, gradients, optimizer states
+//              + b L s h e / cp         the layers' inputs
+//              + other(b, s) / cp       what else is held at the peak: one layer's activations,
+//                                       the logits, keys on their way (gathered ones: undivided)
+//
+// So twice the ranks take sequences of about twice the length. The playbook, "Context Parallelism";
+// Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models".
+//
+// What a length needs is asked of predict.h. It grows with the length, so the longest one that fits
+// is found by bisection.
+#pragma once
+
+#include <fmt/ranges.h>
+
+#include <limits>
+
+#include "predict.h"
+
+namespace ultrascale {
+
+// The largest multiple of `multiple` that fits, at most `most`; 0 if none does. Whatever is smaller
+// than one that fits must fit, too.
+template <class Fits>
+int64_t largest_that_fits(int64_t multiple, int64_t most, const Fits& fits) {
+    int64_t good = 0, bad = most / multiple + 1;
+    while (bad - good > 1) {
+        const int64_t middle = good + (bad - good) / 2;
+        (fits(middle * multiple) ? good : bad) = middle;
+    }
+    return good * multiple;
+}
+
+// The memory of the rank that needs the most. Only tails travel so that ranks hold different
+// amounts.
+inline MemoryEstimate largest_memory(const StepShape& shape, const ContextOptions& o) {
+    MemoryEstimate most;
+    for (int rank = 0; rank < (o.tails ? o.in_ring() : 1); ++rank) {
+        const MemoryEstimate memory =
+            predict_memory(shape, o, parameter_count(shape.config), rank).memory;
+        if (memory.total() > most.total()) most = memory;
+    }
+    return most;
+}
+inline bool fits(const StepShape& shape, const ContextOptions& o, int64_t limit) {
+    return largest_memory(shape, o).total() <= limit;
+}
+
+// The same options for `cp` ranks. Options for one rank name no variant: the default is taken.
+// nullopt if so many ranks cannot share a sequence in this way.
+inline std::optional<ContextOptions> with_ranks(const StepShape& shape, const ContextOptions& o,
+                                                int cp) {
+    if (cp == 1) return ContextOptions{.cp = 1, .layout = Layout::contiguous};
+    ContextOptions changed = o.cp == 1 ? ContextOptions{} : o;
+    changed.cp = cp;
+    if (cp % changed.exchanging() != 0 || shape.model.attention == AttentionKind::naive) return {};
+    try {
+        check_shares(shape.config, changed, sequence_multiple(changed));
+    } catch (const UserError&) {  // the model has too few heads
+        return {};
+    }
+    return changed;
+}
+
+// Positions in a sequence are 32-bit numbers.
+inline constexpr int64_t most_positions = std::numeric_limits<int32_t>::max();
+
+// The longest sequences that fit into every rank's `limit` bytes and that the layout can cut; 0 if
+// none do.
+inline int64_t longest_sequence(StepShape shape, const ContextOptions& o, int64_t limit) {
+    return largest_that_fits(sequence_multiple(o), most_positions, [&](int64_t seq) {
+        shape.seq = seq;
+        return fits(shape, o, limit);
+    });
+}
+
+inline constexpr int most_ranks = 64;  // of the table, and of the advice
+
+// The end of an error. Changes of the options that keep the length come first: each alone, or if
+// none is enough, all together; then the longest sequence, then more ranks that share it.
+inline std::string what_needs_less(const StepShape& shape, const ContextOptions& o, int64_t limit) {
+    std::vector<std::string> enough, all;
+    StepShape frugal = shape;  // with all changes
+    const auto consider = [&](const std::string& option, const auto& change) {
+        StepShape changed = shape;
+        change(changed), change(frugal);
+        all.push_back(option);
+        if (fits(changed, o, limit)) enough.push_back(option);
+    };
+    constexpr int64_t chunk = 1024;
+    const double tokens = double(shape.micro_batch) * double(shape.seq) / o.cp;
+    if (shape.model.recompute != Recompute::full)
+        consider("--recompute full", [](StepShape& s) { s.model.recompute = Recompute::full; });
+    if (tokens > chunk && (shape.model.loss_chunk == 0 || shape.model.loss_chunk > chunk))
+        consider(fmt::format("--loss-chunk {}", chunk),
+                 [](StepShape& s) { s.model.loss_chunk = chunk; });
+    if (shape.micro_batch > 1) {
+        StepShape changed = shape;
+        const int64_t largest = largest_that_fits(1, shape.micro_batch - 1, [&](int64_t micro) {
+            changed.micro_batch = micro;
+            return fits(changed, o, limit);
+        });
+        consider(fmt::format("--micro-batch {}", std::max<int64_t>(largest, 1)),
+                 [&](StepShape& s) { s.micro_batch = std::max<int64_t>(largest, 1); });
+    }
+    const std::string together = fmt::format("{}", fmt::join(all, " "));
+    if (enough.empty() && fits(frugal, o, limit)) enough.push_back(together);
+
+    // Ranks that share a sequence, twice as many, or 4 times, ... 0: not even most_ranks.
+    const auto more_ranks = [&](const StepShape& changed) -> int {
+        for (int cp = 2 * o.cp; cp <= most_ranks; cp *= 2)
+            if (const auto of_more = with_ranks(shape, o, cp);
+                of_more && shape.seq % sequence_multiple(*of_more) == 0 &&
+                fits(changed, *of_more, limit))
+                return cp;
+        return 0;
+    };
+    std::string ranks;
+    if (const int alone = more_ranks(shape); alone > 0)
+        ranks = fmt::format("--cp {}", alone);
+    else if (const int with_all = more_ranks(frugal); enough.empty() && with_all > 0)
+        ranks = fmt::format("--cp {} {}", with_all, together);
+
+    if (const int64_t seq = longest_sequence(shape, o, limit); seq > 0)
+        enough.push_back(fmt::format("--seq {}", seq));
+    else if (const int64_t least = longest_sequence(frugal, o, limit); enough.empty() && least > 0)
+        enough.push_back(fmt::format("{} --seq {}", together, least));
+    if (!ranks.empty()) ranks = fmt::format("more ranks that share a sequence would: {}", ranks);
+    if (enough.empty() && ranks.empty())
+        return "parameters, gradients and optimizer alone do not fit, and context parallelism "
+               "splits none of them; a smaller --model or fewer --layers would";
+    if (enough.empty()) return ranks;
+    const std::string last = enough.back();
+    enough.pop_back();
+    return fmt::format("these options would: {}{}{}{}{}", fmt::join(enough, ", "),
+                       enough.empty() ? "" : " or ", last, ranks.empty() ? "" : "; ", ranks);
+}
+
+// All ranks call it, each with its place in the ring. Throws UserError on all of them if one does
+// not fit into its `limit` bytes.
+inline void check_fits(const StepShape& shape, const ContextOptions& o, int rank, int64_t limit) {
+    check_fits_everywhere(predict_memory(shape, o, parameter_count(shape.config), rank).memory,
+                          limit, what_needs_less(shape, o, limit));
+}
+
+}  // namespace ultrascale

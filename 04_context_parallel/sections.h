@@ -1,0 +1,169 @@
+// What only this chapter's report has: the longest sequence that fits, by the number of ranks that
+// share it (longest.h); why recomputation alone is not enough; and --estimate's report.
+#pragma once
+
+#include <set>
+
+#include "longest.h"
+#include "train/run.h"
+
+namespace ultrascale {
+
+inline std::string recompute_name(Recompute recompute) {
+    const char* const names[] = {"none", "selective", "full"};
+    return names[int(recompute)];
+}
+
+// What the rows of a table share: "--variant ring --layout zigzag". Options for one rank name no
+// variant; with more ranks it is the default.
+inline std::string way_of(const StepShape& shape, const ContextOptions& given) {
+    const ContextOptions o = given.cp == 1 ? ContextOptions{} : given;
+    std::string way = fmt::format("--variant {} --layout {}", variant_names[int(o.variant)],
+                                  layout_names[int(o.layout)]);
+    if (o.variant == Variant::usp) way += fmt::format(" --ulysses {}", o.ulysses);
+    if (o.tails) way += " --tails on";
+    if (shape.model.loss_chunk > 0) way += fmt::format(" --loss-chunk {}", shape.model.loss_chunk);
+    return way;
+}
+
+// Parameters, gradients and optimizer states: the same for every length and every cp.
+inline int64_t fixed_bytes(const StepShape& shape) {
+    Prediction prediction;
+    add_parameters(prediction, parameter_count(shape.config), shape);
+    return prediction.memory.total();
+}
+
+// The layers' inputs, which full recomputation keeps.
+inline double layer_inputs(const StepShape& shape, const ContextOptions& o) {
+    return double(shape.micro_batch) * double(shape.config.layers) * double(shape.seq) / o.cp *
+           double(shape.config.hidden) * double(dtype_bytes(shape.model.dtype));
+}
+
+// The longest sequence for 1, 2, 4, ... ranks that share it, with each recomputation.
+inline void print_longest(Report& report, StepShape shape, const ContextOptions& o, int64_t limit) {
+    // Selective recomputation drops the scores, which only naive attention keeps.
+    const bool flash = shape.model.attention == AttentionKind::flash;
+    std::vector<Recompute> columns{Recompute::none, Recompute::selective, Recompute::full};
+    if (flash) columns.erase(columns.begin() + 1);
+    std::string header = "  ranks that share it ";
+    for (Recompute recompute : columns)
+        header += fmt::format(" {:>21}", fmt::format("--recompute {}", recompute_name(recompute)));
+
+    bool all_can = true;
+    int64_t longest = 0;
+    std::vector<std::string> lines;
+    for (int cp = 1; cp <= most_ranks; cp *= 2) {
+        const auto with = with_ranks(shape, o, cp);
+        std::string line = fmt::format("  --cp {:<15}", cp);
+        for (Recompute recompute : columns) {
+            shape.model.recompute = recompute;
+            const int64_t seq = with ? longest_sequence(shape, *with, limit) : 0;
+            line += fmt::format(" {:>21}", with ? std::to_string(seq) : "-");
+            longest = std::max(longest, seq);
+            if (with)
+                report.row({{"table", "longest"},
+                            {"cp", int64_t(cp)},
+                            {"recompute", recompute_name(recompute)},
+                            {"longest_sequence", seq}});
+        }
+        lines.push_back(line);
+        all_can = all_can && with;
+    }
+
+    print(fmt::format("\nlongest sequence on devices of {}, by formula",
+                      format_bytes(double(limit))));
+    if (const int64_t fixed = fixed_bytes(shape); fixed >= limit)
+        return print(fmt::format("  none: parameters, gradients and optimizer take {} at every cp",
+                                 format_bytes(double(fixed))));
+    print(header);
+    for (const std::string& line : lines) print(line);
+    if (flash) {
+        print("  with " + way_of(shape, o));
+        print("  --recompute selective is like none: flash attention keeps no scores to drop");
+    }
+    if (!all_can)
+        print(flash ? "  -: so many ranks cannot share this model's heads"
+                    : "  -: ranks share a sequence with --attention flash only");
+    if (longest > shape.config.max_positions)
+        print(fmt::format("  the model's configuration names {} positions; --seq may be longer",
+                          shape.config.max_positions));
+    if (longest > most_positions - 2 * most_ranks)
+        print("  there is memory for more, but positions are 32-bit numbers");
+}
+
+// In a training's report: the longest sequence for the given options, and with --report full the
+// table.
+inline void report_longest(Report& report, const StepShape& shape, const ContextOptions& o,
+                           int64_t limit) {
+    report.value("fits", "longest_sequence", double(longest_sequence(shape, o, limit)));
+    if (report.full()) print_longest(report, shape, o, limit);
+}
+
+// Why context parallelism: full recomputation still keeps b L s h elements, the layers' inputs.
+// Prints them for growing lengths, on a device alone and with the given cp.
+inline void print_inputs(Report& report, StepShape shape, const ContextOptions& o, int64_t limit) {
+    std::set<int64_t> lengths;
+    for (int64_t seq = 4096; seq <= 1 << 20; seq *= 4) lengths.insert(seq);
+    lengths.insert(shape.seq);
+    std::vector<ContextOptions> columns{*with_ranks(shape, o, 1)};
+    if (o.cp > 1) columns.push_back(o);
+    shape.model.recompute = Recompute::full;
+
+    print("\nwith --recompute full a device still keeps the layers' inputs, b L s h elements");
+    std::string title = "            ", names = "         seq";
+    for (const ContextOptions& with : columns) {
+        title += fmt::format("{:>10}{:33}", fmt::format("--cp {}", with.cp), "");
+        names += fmt::format("{:>12} {:>10} {:>10} {:8}", "inputs", "others", "in all", "");
+    }
+    print(title.substr(0, title.find_last_not_of(' ') + 1));
+    print(names.substr(0, names.find_last_not_of(' ') + 1));
+    for (int64_t length : lengths) {
+        const int64_t multiple = sequence_multiple(o);
+        shape.seq = (length + multiple - 1) / multiple * multiple;
+        std::string line = fmt::format("  {:>10}", shape.seq);
+        for (const ContextOptions& with : columns) {
+            const int64_t all = largest_memory(shape, with).total();
+            const double inputs = std::min(layer_inputs(shape, with), 9e18),  // as totals are
+                others = std::max(double(all - fixed_bytes(shape)) - inputs, 0.0);
+            line += fmt::format("{:>12} {:>10} {:>10} {:<8}", format_bytes(inputs),
+                                format_bytes(others), format_bytes(double(all)),
+                                all <= limit ? "fits" : "too much");
+            report.row({{"table", "inputs"},
+                        {"cp", int64_t(with.cp)},
+                        {"seq", shape.seq},
+                        {"input_bytes", std::llround(inputs)},
+                        {"other_bytes", std::llround(others)},
+                        {"total_bytes", all},
+                        {"fits", all <= limit}});
+        }
+        print(line.substr(0, line.find_last_not_of(' ') + 1));
+    }
+    print("  others: what else is held at the peak, activations and what came from other ranks");
+    print(fmt::format("  in all: with {} of parameters, gradients and optimizer; a device has {}",
+                      format_bytes(double(fixed_bytes(shape))), format_bytes(double(limit))));
+}
+
+// --estimate: the rank's parameters are only described; nothing is allocated.
+inline void print_estimate(const Options& options, const ContextOptions& context,
+                           const StepShape& shape) {
+    const Communicator& world = Communicator::world();
+    const int64_t limit = memory_limit();
+    const Mesh mesh(world, {{"dp", world.size() / context.cp}, {"cp", context.cp}});
+    const Communicator &dp = mesh.group("dp"), &cp = mesh.group("cp");
+    Llama model(shape.config, shape.model);  // its weights are whole on every rank
+    Report report("04_context_parallel", options, shape, 0);
+    report.configuration(sequences_of_step(options, dp.size()), "", dp.size());
+    report.technique("context", describe(context, dp.size()),
+                     {{"cp", context.cp}, {"dp", dp.size()}});
+    report.estimate(predict(shape, context, model.parameters(), options.grad_accum,
+                            mesh.group({"dp", "cp"}), cp.rank() / context.exchanging()),
+                    1, what_needs_less(shape, context, limit));
+    if (options.document_token >= 0 && context.cp > 1 && context.has_ring())
+        print("  With documents the ring carries less; how much less depends on the data.");
+    print_inputs(report, shape, context, limit);
+    print_longest(report, shape, context, limit);
+    report.value("fits", "longest_sequence", double(longest_sequence(shape, context, limit)));
+    report.finish();
+}
+
+}  // namespace ultrascale
