@@ -145,6 +145,20 @@ TEST(ContextParallelDemo, MergingInBf16LosesMoreAsTheRingGrows) {
     EXPECT_GT(before / first, 3);
 }
 
+// A hop hides from so many tokens of a sequence on; how many sequences there are does not matter.
+TEST(ContextParallelReport, TellsWhenAHopHides) {
+    const Outcome run = train(4, chapter,
+                              "--layers 1 --seq 64 --micro-batch 3 --steps 1 --no-verify --report "
+                              "full --variant usp --ulysses 2");
+    const Json figures = run.summary.at("overlap_condition");
+    EXPECT_GT(figures.at("formula_tokens"), 0);
+    EXPECT_GE(figures.at("measured_tokens"), 0);
+    EXPECT_TRUE(contains(run.out, fmt::format("= {:.0f} tokens a rank; this run has 32\n",
+                                              figures.at("formula_tokens").get<double>())))
+        << run.out;
+    EXPECT_TRUE(contains(run.out, "GB/s * 2 * 4 / 4\n")) << run.out;  // K e / H of a rank
+}
+
 TEST(ContextParallelCompare, HasARowForEachVariant) {
     TempDir dir;
     const Outcome outcome = run_ranks(
