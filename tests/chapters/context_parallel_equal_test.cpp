@@ -183,6 +183,44 @@ TEST(ContextParallelCosts, AreThoseOfTheFormulas) {
     EXPECT_EQ(count("--variant ulysses", "all-to-all", "sent_bytes"), 2 * (3. / 4) * 3 * K);
 }
 
+// In most models the peak is in the feed-forward or the logits, and attention's part of the
+// prediction is not seen. Here it is in attention.
+TEST(ContextParallelCosts, MemoryIsExactWhereAttentionNeedsTheMost) {
+    for (const int kv_heads : {2, 8}) {
+        TempDir dir;
+        put(dir / "config.json", config_json({{"hidden_size", 16},
+                                              {"num_hidden_layers", 1},
+                                              {"num_attention_heads", 8},
+                                              {"num_key_value_heads", kv_heads},
+                                              {"head_dim", 32},
+                                              {"intermediate_size", 8},
+                                              {"tie_word_embeddings", true}}));
+        const std::vector<const char*> few = {"--layout zigzag", "--variant all-gather"},
+                                       all = {"--layout zigzag",
+                                              "--tails on --dtype bf16",
+                                              "--dtype bf16 --merge bf16",
+                                              "--variant all-gather",
+                                              "--variant all-gather --dtype bf16",
+                                              "--variant ulysses",
+                                              "--variant ulysses --dtype bf16",
+                                              "--variant usp --ulysses 2",
+                                              "--ring-backward again --dtype bf16"};
+        for (const char* way : kv_heads == 8 ? few : all) {
+            SCOPED_TRACE(fmt::format("{} key heads: {}", kv_heads, way));
+            const Json memory =
+                train(4, chapter,
+                      fmt::format("--model {} --seq 64 --micro-batch 2 --steps 1 --no-verify {}",
+                                  dir.path(), way))
+                    .summary.at("memory");
+            for (const auto& [name, bytes] : memory.items())
+                if (contains(name, "activations, peak") || contains(name, "communication")) {
+                    EXPECT_EQ(bytes.at("predicted"), bytes.at("measured")) << name;
+                }
+            EXPECT_TRUE(memory.contains("activations, peak"));
+        }
+    }
+}
+
 TEST(ContextParallelCosts, HoldLessAsTheRingGrows) {
     const auto activations = [](int ranks, const std::string& arguments) {
         return train(ranks, chapter,
