@@ -99,10 +99,10 @@ TEST(LongContextParallel, EveryWayByEveryNumberOfRanks) {
 TEST(ContextParallel, EqualsChapter00) {
     const SharedModel model(false);
     const auto with = [&](int ranks, const char* program, const std::string& arguments) {
-        return train(
-            ranks, program,
-            fmt::format("--model {0} --data {0}/text.txt {1} --no-verify --dropout 0.1 {2}",
-                        model.path(), sizes, arguments));
+        return train(ranks, program,
+                     fmt::format("--model {0} --data {0}/text.txt {1} --val-data {0}/text.txt "
+                                 "--val-every 3 --no-verify --dropout 0.1 {2}",
+                                 model.path(), sizes, arguments));
     };
     const Outcome single = with(0, "00_single_gpu", "--micro-batch 4");
     const auto expect_as_single = [&](int ranks, const std::string& arguments) {
@@ -110,6 +110,8 @@ TEST(ContextParallel, EqualsChapter00) {
         const Outcome run = with(ranks, chapter, arguments);
         expect_as_predicted(run);
         expect_close(run, single);
+        EXPECT_NEAR(run.steps.back().at("val_loss").get<double>(),
+                    single.steps.back().at("val_loss").get<double>(), 1e-5);
         EXPECT_EQ(run.summary.at("configuration").at("global_batch"), 4);
     };
     expect_same_bits(with(1, chapter, "--micro-batch 4"), single);
