@@ -85,6 +85,9 @@ TEST(ContextParallelDemo, BalanceIsThatOfTheFormulas) {
     EXPECT_EQ(numbers_after(text, "  hop 0"), (std::vector<double>{10, 10, 10, 10, 10,  //
                                                                    10, 10, 10, 10, 10,  //
                                                                    10, 10, 10, 10, 10}));
+    EXPECT_EQ(numbers_after(text, "  hop 1"), (std::vector<double>{0, 16, 16, 16, 16,  //
+                                                                   8, 8, 8, 8, 8,      //
+                                                                   6, 10, 10, 10, 10}));
     EXPECT_EQ(numbers_after(text, "  hop 2"), (std::vector<double>{0, 0, 16, 16, 16,  //
                                                                    8, 8, 8, 8, 8,     //
                                                                    6, 6, 10, 10, 10}));

@@ -21,7 +21,7 @@ public:
     const std::string& path() const { return dir_.path(); }
 
 private:
-    // Token 10 ends a document; their lengths are between 1 and 60.
+    // Token 10 begins a document; their lengths are between 1 and 60.
     static std::string text() {
         std::string text;
         for (int i = 0; i < 3000; ++i)
@@ -136,6 +136,23 @@ TEST(ContextParallelDocuments, EqualOneDevice) {
     };
     EXPECT_LT(sent(train_shared(4, documents + "--layout contiguous --ring-backward again")),
               sent(train_shared(4, "--micro-batch 2 --layout contiguous --ring-backward again")));
+}
+
+// Sequences of 48 tokens with documents of 12 and 36 (token 10 begins one): pairs of each of 4 ranks, mean / most.
+TEST(ContextParallelDocuments, BalanceIsReported) {
+    TempDir dir;
+    std::string text;
+    for (int i = 0; i < 480; ++i) text += char(i % 48 == 12 ? 10 : 97 + i * i % 23);
+    put(dir / "text.txt", text);
+    const Json balance =
+        train(4, chapter,
+              fmt::format("--data {}/text.txt --document-token 10 --layers 1 --seq 48 "
+                          "--micro-batch 2 --steps 2 --no-verify",
+                          dir.path()))
+            .summary.at("balance");
+    EXPECT_NEAR(balance.at("contiguous").get<double>(), 186. / 366, 1e-6);
+    EXPECT_NEAR(balance.at("zigzag").get<double>(), 186. / 222, 1e-6);
+    EXPECT_NEAR(balance.at("striped").get<double>(), 186. / 204, 1e-6);
 }
 
 TEST(LongContextParallelDocuments, EveryWayEqualsOneDevice) {
