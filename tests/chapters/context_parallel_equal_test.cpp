@@ -138,8 +138,8 @@ TEST(ContextParallelDocuments, EqualOneDevice) {
               sent(train_shared(4, "--micro-batch 2 --layout contiguous --ring-backward again")));
 }
 
-// Sequences of 48 tokens with documents of 12 and 36 tokens; token 10 begins one. Pairs of each of 4
-// ranks, mean / most.
+// Sequences of 48 tokens with documents of 12 and 36 tokens; token 10 begins one. Pairs of each of
+// 4 ranks, mean / most.
 TEST(ContextParallelDocuments, BalanceIsReported) {
     TempDir dir;
     std::string text;
