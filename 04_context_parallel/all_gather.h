@@ -39,8 +39,8 @@ public:
 
     Gradients backward(const Tensor& dout, Saved& saved, Context& context) override {
         const Tensor q = saved.take("q"), lse = saved.take("lse"), delta = activation_like(lse);
-        Gradients gradients{.dq = activation_like(q)};
         ops::attention_delta(delta, by_chunk(dout), by_chunk(saved.take("o")));
+        Gradients gradients{.dq = activation_like(q)};
         const Tensor k = gather(saved.take("k")), v = gather(saved.take("v"));
         const Tensor dk = Tensor::zeros(k.shape(), DType::fp32, Memory::communication),
                      dv = Tensor::zeros(k.shape(), DType::fp32, Memory::communication);

@@ -1,6 +1,6 @@
 // --demo merge: what rounding costs as the ring grows. The same attention with its keys in one
 // piece, and in 2 to 64 blocks whose outputs are merged (merge.h). Kept in fp32, the sum's error
-// stays below 1e-6. Kept in bf16, the sum is rounded at every merge: the error is a thousand times
+// stays below 5e-6. Kept in bf16, the sum is rounded at every merge: the error is a thousand times
 // as large, and grows with the number of blocks, which is the number of ranks in the ring.
 #pragma once
 
@@ -70,11 +70,11 @@ inline bool demo_merge() {
         if (blocks == 2) bf16_first = bf16_last;
         print(fmt::format("  {:>6}   {:>14.1e}   {:>14.1e}", blocks, fp32_last, bf16_last));
     }
-    const bool ok = fp32_last <= 1e-6 && bf16_last > bf16_first;
+    const bool ok = fp32_last <= 5e-6 && bf16_last > bf16_first;
     print(ok ? fmt::format("From 2 to 64 blocks the error in bf16 grows {:.1f} times; in fp32 it "
-                           "stays below 1e-6: ok",
+                           "stays below 5e-6: ok",
                            bf16_last / bf16_first)
-             : "WRONG: in fp32 it exceeds 1e-6, or in bf16 it does not grow");
+             : "WRONG: in fp32 it exceeds 5e-6, or in bf16 it does not grow");
     return ok;
 }
 

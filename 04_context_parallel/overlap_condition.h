@@ -29,7 +29,7 @@ public:
           K_(std::max<int64_t>(shape.config.kv_heads / parallel.options().exchanging(), 1)),
           D_(shape.config.head_dim),
           dtype_(shape.model.dtype),
-          own_(shape.micro_batch * parallel.cut().length()) {}
+          own_(parallel.cut().length()) {}
 
     // All ranks of the ring call it. It evaluates the formula with this machine's rates, which it
     // measures with many tokens, and times hops and blocks of 64, 128, ... tokens until a hop
@@ -100,7 +100,7 @@ private:
     Layout layout_;
     int64_t H_, K_, D_;
     DType dtype_;
-    int64_t own_;  // tokens of this rank in a micro-batch
+    int64_t own_;  // tokens of each sequence on this rank
     Stream stream_{"ring"};
 };
 

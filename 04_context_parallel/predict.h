@@ -25,11 +25,13 @@ namespace ultrascale {
 struct AttentionBytes {
     double q, kv, sums;  // q or o; k and v, as the ring or attention has them; their fp32 gradients
     double own_kv;       // k and v of the rank's own tokens: less, if Ulysses copies key heads
+    double lse;          // the log-sum-exp
     AttentionBytes(const StepShape& shape, const ContextOptions& o) {
         const LlamaConfig& c = shape.config;
         const double e = double(dtype_bytes(shape.model.dtype)),
                      tokens = double(shape.micro_batch) * double(shape.seq) / o.cp;
         q = tokens * double(c.q_size()) * e, own_kv = 2 * tokens * double(c.kv_size()) * e;
+        lse = tokens * double(c.heads) * 4;
         kv = own_kv * double(std::max<int64_t>(c.kv_heads, o.exchanging())) / double(c.kv_heads);
         sums = kv * 4 / e;
     }
@@ -51,7 +53,8 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
         // Keys, values and, in backward, their gradients, whole; each is put in order after it was
         // gathered, and before it is scattered.
         m.communication = n * (bytes.kv + bytes.sums * (in_order ? 1 : 1.5));
-        m.backward = (half ? bytes.sums / 2 : 0) - bytes.kv;
+        // While attention computes; or when dq, dk, dv are put together, and are all that is left.
+        m.backward = std::max((half ? bytes.sums / 2 : 0) - bytes.kv, -bytes.q - 2 * bytes.lse);
         return m;
     }
     if (o.in_ring() > 1) {

@@ -95,7 +95,7 @@ public:
         std::string text = "     max  sum output\n";
         for (size_t i = 0; i < most_.size(); ++i)
             text +=
-                fmt::format("q{:02}{:>5.1f}{:>5.2f} {:.2f} {:.2f}\n", mine_.begin + int64_t(i),
+                fmt::format("q{:02}{:>5.1f}{:>#5.3g} {:.2f} {:.2f}\n", mine_.begin + int64_t(i),
                             most_[i] + 0.0f, std::exp(lse[i] - most_[i]), o[i * D], o[i * D + 1]);
         return text;
     }

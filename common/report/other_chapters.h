@@ -22,6 +22,8 @@ inline std::string chapters_with_option(std::string_view name) {
          "--tp --sequence-parallel --keep-gathered --overlap --chunks --partition-checkpoints "
          "--same-seed "
          "--compare --demo"},
+        {"04_context_parallel",
+         "--cp --variant --layout --ulysses --tails --ring-backward --merge --compare --demo"},
         {"07_kernels", "--family --kernel --size --check --microscope --primer --list"}};
     std::string found;
     for (const auto& [chapter, names] : options) {

@@ -52,6 +52,13 @@ TEST(Options, WithoutEffectAreRefused) {
     refuses(2, "03_tensor_parallel", "--same-seed off", {"--same-seed " + none, "--dropout"});
     refuses(2, "03_tensor_parallel", "--compare --sequence-parallel",
             {"--compare", "--sequence-parallel"});
+    refuses(2, "04_context_parallel", "--ulysses 2", {"--ulysses " + none, "--variant usp"});
+    for (const char* option : {"--tails on", "--ring-backward again", "--merge bf16"})
+        refuses(2, "04_context_parallel", fmt::format("--variant ulysses {}", option), {none});
+    refuses(2, "04_context_parallel", "--tails on --ring-backward again",
+            {"--ring-backward " + none});
+    refuses(2, "04_context_parallel", "--compare --tails on", {"--compare", "--tails"});
+    refuses(2, "04_context_parallel", "--demo merge --json x.jsonl", {"--json", "no figures"});
 }
 
 TEST(Options, UnexpectedOnesAreNamedInOrderWithWhatWasMeant) {
@@ -108,7 +115,7 @@ TEST(Options, ReadmeHasTheTable) {
 // --help.
 TEST(Options, OfOtherChaptersAreKnown) {
     const std::vector<std::string> chapters = {"00_single_gpu", "01_data_parallel", "02_zero",
-                                               "03_tensor_parallel"};
+                                               "03_tensor_parallel", "04_context_parallel"};
     std::map<std::string, std::set<std::string>> options;
     for (const std::string& chapter : chapters) options[chapter] = options_of(chapter);
     std::set<std::string> shared = options.at(chapters[0]);

@@ -22,7 +22,8 @@ TEST(SaveEvery, LeavesTheTrainingAsItIs) {
                           {2, "01_data_parallel", "--sync overlap"},
                           {3, "02_zero", "--stage 1 --gather-overlap forward"},
                           {2, "02_zero", "--stage 3 --grad-accum 2"},
-                          {2, "03_tensor_parallel", "--sequence-parallel --overlap async"}}) {
+                          {2, "03_tensor_parallel", "--sequence-parallel --overlap async"},
+                          {2, "04_context_parallel", "--tails on --grad-accum 2"}}) {
         SCOPED_TRACE(fmt::format("{} {}", c.chapter, c.arguments));
         TempDir dir;
         put(dir / "other.txt", std::string(500, 'e'));

@@ -7,8 +7,8 @@ namespace {
 
 void expect_equal(int ranks, const std::string& chapter, const std::string& arguments) {
     SCOPED_TRACE(fmt::format("{} {}", chapter, arguments));
-    const Outcome outcome = run_ranks(
-        ranks, chapter, "--layers 2 --seq 48 --micro-batch 2 --steps 3 " + arguments, 60);
+    const Outcome outcome =
+        run_ranks(ranks, chapter, "--layers 2 --seq 48 --micro-batch 2 --steps 3 " + arguments, 60);
     EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
 }
 
@@ -20,12 +20,15 @@ TEST(SharedOptions, OfTheModel) {
         expect_equal(2, chapter, own + "--loss-chunk 20 --document-token 10 --grad-accum 2");
         expect_equal(2, chapter, own + "--dropout 0.2 --recompute full");
         expect_equal(2, chapter,
-                     own + "--attention naive --recompute selective --loss-chunk 70 "
-                           "--ignore-token 32");
+                     own +
+                         "--attention naive --recompute selective --loss-chunk 70 "
+                         "--ignore-token 32");
     }
+    expect_equal(2, "04_context_parallel", "--loss-chunk 20 --document-token 10 --grad-accum 2");
+    expect_equal(2, "04_context_parallel",
+                 "--variant ulysses --dropout 0.2 --recompute full --ignore-token 32");
     expect_equal(2, "03_tensor_parallel", "--loss-chunk 20 --overlap chunk");
-    expect_equal(2, "03_tensor_parallel",
-                 "--loss-chunk 20 --sequence-parallel --keep-gathered on");
+    expect_equal(2, "03_tensor_parallel", "--loss-chunk 20 --sequence-parallel --keep-gathered on");
 }
 
 // All ranks draw the same text as one device.
@@ -44,15 +47,19 @@ TEST(SharedOptions, OfTheSample) {
         EXPECT_EQ(sample_of(run_ranks(2, "03_tensor_parallel",
                                       own + std::string("--grad-accum 2") + same, 60)),
                   alone);
+    for (const char* own : {"--layout striped ", "--tails on ", "--variant ulysses "})
+        EXPECT_EQ(sample_of(run_ranks(2, "04_context_parallel",
+                                      own + std::string("--grad-accum 2") + same, 60)),
+                  alone);
 }
 
 TEST(SharedOptions, OfTheNetwork) {
-    for (const auto& [chapter, its] :
-         {std::pair{"02_zero", "--stage 2 "}, {"03_tensor_parallel", "--tp 2 "}}) {
+    for (const auto& [chapter, its] : {std::pair{"02_zero", "--stage 2 "},
+                                       {"03_tensor_parallel", "--tp 2 "},
+                                       {"04_context_parallel", "--cp 2 "}}) {
         const std::string own = its;
         expect_equal(4, chapter, own + "--node-size 2 --inter-gbps 1");
-        const Outcome refused =
-            run_ranks(2, chapter, own + "--node-size 4 --inter-gbps 1", 60);
+        const Outcome refused = run_ranks(2, chapter, own + "--node-size 4 --inter-gbps 1", 60);
         EXPECT_EQ(refused.exit_code, 2);
         EXPECT_TRUE(contains(refused.err, "--node-size 4: 2 ranks")) << refused.err;
     }

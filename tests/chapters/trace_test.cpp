@@ -154,6 +154,11 @@ TEST(Trace, OtherTechniquesSayWhatTravels) {
         traced(2, "03_tensor_parallel", "--sequence-parallel --no-verify"),
         {"all-gather layers.1.self_attn.q_proj+k_proj+v_proj forward",
          "reduce-scatter layers.1.self_attn.o_proj forward", "all-reduce model.norm.weight"});
+    const std::vector<Event> ring = traced(2, "04_context_parallel", "--no-verify");
+    expect_one_clock(ring);
+    expect_nested(ring);
+    expect_names(ring, {"send/recv layers.1 forward", "send/recv layers.1 backward",
+                        "all-reduce model.norm.weight"});
 }
 
 // Every operation of the model lies in its unit's pass, which lies in a phase, in a micro-batch, in

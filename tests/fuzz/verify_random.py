@@ -59,10 +59,36 @@ def divides(divisors, *numbers):
     return [d for d in divisors if all(n % d == 0 for n in numbers)]
 
 
+def context_parallel(rng, model, ranks, seq, options):
+    """Appends options of chapter 04 that fit the model. Returns a length that they can cut."""
+    heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
+    cp = rng.choice(divides(range(1, ranks + 1), ranks))
+    exchange = [u for u in divides(range(1, cp + 1), cp, heads)
+                if kv_heads % u == 0 or u % kv_heads == 0]
+    variant = rng.choice(["ring", "ring", "all-gather", "usp"]
+                         + (["ulysses"] if cp in exchange else []))
+    layout = rng.choice({"all-gather": ["contiguous", "zigzag"], "ulysses": ["contiguous"]}.get(
+        variant, ["contiguous", "zigzag", "zigzag", "striped"]))
+    options.append(f"--cp {cp} --variant {variant} --layout {layout}")
+    inside = 1
+    if variant == "usp":
+        inside = rng.choice(exchange)
+        options.append(f"--ulysses {inside}")
+    if variant in ("ring", "usp") and cp > 1:
+        choices = ["", "--ring-backward again", "--ring-backward reversed"]
+        options.append(rng.choice(choices + (["--tails on"] if layout == "zigzag" else [])))
+        options.append(rng.choice(["", "", "--merge bf16"]) if "bf16" in " ".join(options) else "")
+    if layout != "striped" and rng.random() < 0.2:
+        options.append("--dropout 0.1")
+    multiple = cp * (2 if layout == "zigzag" else 1) if variant != "ulysses" else cp
+    return max(seq // multiple, 1) * multiple
+
+
 def random_run(rng):
     """(config, chapter, ranks, its options). The chapters refuse few of them."""
     model = random_model(rng)
-    chapter = rng.choice(["00_single_gpu", "01_data_parallel", "02_zero", "03_tensor_parallel"])
+    chapter = rng.choice(["00_single_gpu", "01_data_parallel", "02_zero", "03_tensor_parallel",
+                          "04_context_parallel"])
     ranks = 1 if chapter.startswith("00") else rng.randint(1, 4)
     seq = rng.choice([1, 2, 3, 5, 8, 12, 16, 24, 32, 40, 48, 64])
     accumulated = rng.choice([1, 1, 2, 3])
@@ -111,6 +137,10 @@ def random_run(rng):
             sometimes(0.2, "--offload optimizer")
         if accumulated > 1 and stage < 2:
             sometimes(0.3, "--no-sync off")
+    elif chapter == "04_context_parallel":
+        seq = context_parallel(rng, model, ranks, seq, options)
+        if seq >= 16:
+            sometimes(0.4, "--document-token 10", "--ignore-token 101")
     else:
         heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
         fits = [t for t in divides(range(1, ranks + 1), ranks, heads, model["intermediate_size"])

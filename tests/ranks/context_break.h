@@ -1,0 +1,160 @@
+// A short training by 04_context_parallel's parts, in which something can be done wrong.
+#pragma once
+
+#include "04_context_parallel/predict.h"
+#include "break_checks.h"
+#include "core/threads.h"
+#include "train/data.h"
+#include "train/gradients.h"
+
+namespace ultrascale::context_break {
+
+inline constexpr int64_t T = 48, B = 2, steps = 3;
+// Can be shared by 1, 2, 3, 4 and 8 ranks: also its heads, of which all ranks get the one key head.
+inline LlamaConfig config_of(bool tied) {
+    return {.layers = 2,
+            .hidden = 32,
+            .heads = 24,
+            .kv_heads = 1,
+            .head_dim = 4,
+            .ffn = 48,
+            .vocab = 257,
+            .tied = tied};
+}
+
+// What an attention is made of.
+struct Ingredients {
+    const ContextOptions& options;
+    ContextParallel& parallel;
+    const Communicator& cp;
+    Stream& stream;
+    // The chapter's ring, of these ranks; `layout`: for which it is planned.
+    std::unique_ptr<AttentionCore> ring(const Communicator& of_ranks, Layout layout) const {
+        const auto plan = std::make_shared<PlanOfBatch>(
+            RingPlan(SequenceCut(layout, cp.size(), T), options.tails, nullptr), Tensor());
+        return std::make_unique<RingAttention>(
+            of_ranks, stream, options, [plan](const Batch&) -> const PlanOfBatch& { return *plan; },
+            RowOrders());
+    }
+    std::unique_ptr<AttentionCore> ring() const { return ring(cp, options.layout); }
+};
+
+// What is done differently from the chapter's main.
+struct Breaks {
+    std::function<void(HostBatch& part, const Communicator& cp)> batch = [](HostBatch&, auto&) {};
+    std::function<std::unique_ptr<AttentionCore>(const Ingredients&)> attention;  // empty: as it is
+    std::vector<std::string> summed_apart;  // of one weight: axes over which it is not summed
+    bool sum = true, own_denominator = false;
+    ContextOptions predicted;  // options of the prediction; cp 0: the same
+    // Not broken, but other paths through the parts: the weights' gradients after all of backward;
+    // the loss in chunks of tokens; lines as documents, whose last targets are ignored; ...
+    bool split_backward = false;
+    int64_t loss_chunk = 0;
+    bool documents = false;
+    double dropout = 0;
+    bool tied = false;
+};
+
+inline int ranks() { return Communicator::world().size(); }
+inline ContextOptions ring_of(Layout layout, RingBackward backward = RingBackward::reversed) {
+    return {.cp = ranks(), .layout = layout, .backward = backward};
+}
+inline ContextOptions tails() { return {.cp = ranks(), .tails = true}; }
+inline ContextOptions all_gather(Layout layout) {
+    return {.cp = ranks(), .variant = Variant::all_gather, .layout = layout};
+}
+inline ContextOptions ulysses() {
+    return {.cp = ranks(), .variant = Variant::ulysses, .layout = Layout::contiguous};
+}
+inline ContextOptions usp(Layout layout) {
+    const int inside = ranks() % 2 == 0 ? 2 : ranks();
+    return {.cp = ranks(), .variant = Variant::usp, .layout = layout, .ulysses = inside};
+}
+inline std::vector<ContextOptions> every_variant() {
+    return {ring_of(Layout::contiguous),
+            ring_of(Layout::zigzag, RingBackward::again),
+            ring_of(Layout::striped),
+            tails(),
+            all_gather(Layout::zigzag),
+            all_gather(Layout::contiguous),
+            ulysses(),
+            usp(Layout::zigzag)};
+}
+
+inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
+    use_threads(ranks_on_this_node());
+    const LlamaConfig config = config_of(breaks.tied);
+    const Communicator& world = Communicator::world();
+    const Mesh mesh(world, {{"dp", world.size() / context.cp}, {"cp", context.cp}});
+    const Communicator &dp = mesh.group("dp"), &cp = mesh.group("cp");
+    Options options;
+    options.optimizer.lr = 1e-3;
+    options.optimizer.clip = 0.1;
+    const TokenFile file("common/text.txt", config.vocab);
+    DataOptions data{.seq = T};
+    if (breaks.documents) data.document_token = '\n';
+    const DataLoader loader(file, data);
+    ContextParallel parallel(config, context, T, cp);
+    const StepShape shape{
+        .config = config,
+        .model = {.loss_chunk = breaks.loss_chunk, .dropout = breaks.dropout, .seed = options.seed},
+        .micro_batch = B,
+        .seq = T};
+    Parts parts = parallel.parts(shape.model);
+    Stream stream("broken ring");
+    if (breaks.attention)
+        parts.attention = [&](const Place&) {
+            return breaks.attention({context, parallel, cp, stream});
+        };
+    Llama model(config, shape.model, parts, Stage::whole(config));
+    ParameterList& parameters = model.parameters();
+    parameters.find("model.layers.1.mlp.up_proj.weight")->split_over = breaks.summed_apart;
+    parameters.allocate_values(DType::fp32);
+    parameters.allocate_grads(DType::fp32);
+    parameters.initialize(options.seed);
+    AdamW optimizer(parameters, options.optimizer);
+    testing::internal::CaptureStdout();
+    const int64_t sequences = B * dp.size();  // of a step
+    Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), sequences),
+                      [&](Parts& plain) {
+                          add_dropout(plain, {float(breaks.dropout), options.seed});
+                      });
+    testing::internal::GetCapturedStdout();
+    Report report("test", options, shape, steps);
+    memory_reset_peak();
+    world.barrier();
+    communication_reset_counts();
+    for (int64_t step = 0; step < steps; ++step) {
+        parameters.begin_gradients();
+        const int64_t first = step * sequences;
+        HostBatch batch = parallel.part(loader.batch(first + dp.rank() * B, B));
+        breaks.batch(batch, cp);
+        int64_t targets = loader.counted_targets(first, sequences);
+        if (breaks.own_denominator)
+            targets = std::ranges::count_if(batch.targets, [](int32_t t) { return t >= 0; });
+        Context micro_batch{.batch = to_device(batch), .token_weight = float(1 / double(targets))};
+        micro_batch.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        Saved saved;
+        model.forward({}, saved, micro_batch);
+        if (breaks.split_backward) {
+            model.backward_input({}, saved, micro_batch);
+            model.backward_weight(saved, micro_batch);
+        } else {
+            model.backward({}, saved, micro_batch);
+        }
+        if (breaks.sum) sum_gradients(parameters, mesh);
+        if (step == 0) verifier.gradient(parameters.parts(&Parameter::grad));
+        const Tensor squared_norm = squared_gradient_norm(parameters);
+        optimizer.step(options.optimizer.lr, squared_norm);
+        if (world.size() > 1) mesh.group({"dp", "cp"}).all_reduce(micro_batch.loss);
+        verifier.after_step(step, micro_batch.loss.to_host<double>()[0],
+                            parameters.parts(&Parameter::value));
+    }
+    if (breaks.predicted.cp == 0) breaks.predicted = context;
+    return checks_of(verifier, report,
+                     predict(shape, breaks.predicted, parameters, 1, mesh.group({"dp", "cp"}),
+                             parallel.ring_rank()),
+                     steps);
+}
+
+}  // namespace ultrascale::context_break
