@@ -3,6 +3,7 @@
 #pragma once
 
 #include "document_counts.h"
+#include "longest.h"
 #include "train/run.h"
 
 namespace ultrascale {
@@ -57,8 +58,7 @@ inline bool compare_variants(
                     "a step",
                     of_each, dp.size(), double(parameter_count(shape.config)) / 1e6,
                     dtype_name(shape.model.dtype), options.micro_batch, shape.seq, A));
-    print(fmt::format("  {:<28} {:>11} {:>9} {:>20} {:>7} {:>8}", "", "at the peak", "",
-                      "sent by attention", "", ""));
+    print(fmt::format("  {:<28} {:>11} {:>9} {:>20}", "", "at the peak", "", "sent by attention"));
     print(fmt::format("  {:<28} {:>11} {:>9} {:>10} {:>9} {:>7} {:>8}", "", "activations",
                       "buffers", "mean", "most", "exposed", "step ms"));
     Report report("04_context_parallel", options, shape, 0);
@@ -70,6 +70,8 @@ inline bool compare_variants(
             check_shares(shape.config, context, shape.seq);
             if (options.dropout > 0 && context.layout == Layout::striped)
                 user_error("each token would need a dropout mask of its own");
+            if (!on_all_ranks(world, fits(shape, context, memory_limit())))
+                user_error("it does not fit in {}", format_bytes(double(memory_limit())));
         } catch (const UserError& reason) {
             left_out.push_back(fmt::format("  without {}:\n    {}", name, reason.what()));
             continue;

@@ -95,6 +95,8 @@ struct Chapter {
             user_error(
                 "--layout striped: --variant all-gather puts all keys in order; it knows "
                 "contiguous and zigzag");
+        if (options.document_token >= 0)  // ranks end with different keys, or with none
+            context.backward = RingBackward::again;
         if (context.tails && context.layout != Layout::zigzag)
             user_error("--tails on: only --layout zigzag has tails");
         if (options.attention == AttentionKind::naive && context.cp > 1)
