@@ -21,6 +21,10 @@
 
 namespace ultrascale {
 
+// As totals are: bytes are added up as doubles, which are exact up to 2^53 (9 PB) and do not
+// overflow for a sequence of 10^12 tokens.
+inline int64_t whole_bytes(double bytes) { return std::llround(std::min(bytes, 9e18)); }
+
 // The bytes of a rank's tensors in a layer's attention.
 struct AttentionBytes {
     double q, kv, sums;  // q or o; k and v, as the ring or attention has them; their fp32 gradients
@@ -37,7 +41,8 @@ struct AttentionBytes {
     }
 };
 
-// What attention holds in memory besides a plain one: as activations, and as communication buffers.
+// What attention holds in memory besides what a device's own attention would: as activations, and
+// as communication buffers.
 struct AttentionMemory {
     double kept = 0, forward = 0, backward = 0, communication = 0;
 };
@@ -84,13 +89,14 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
 // how often forward runs.
 inline void add_tails(PredictedCommunication& p, const Group& ring, int rank, int64_t forwards,
                       const AttentionBytes& bytes) {
-    const int64_t n = ring.ranks, kv = int64_t(bytes.kv) / 2, sums = int64_t(bytes.sums) / 2;
+    const int64_t n = ring.ranks;
+    const double kv = bytes.kv / 2, sums = bytes.sums / 2;
     // A head goes through all ranks. The tails of ranks r .. n-1 pass through rank r on their way
     // to rank 0, which sends their gradients home.
     const int64_t tails = rank > 0 ? n - rank : 0, gradients = rank > 0 ? n - rank : n - 1;
     p.add(ring, Collective::send_recv, (forwards + 1) * (n - 1),
-          (forwards + 1) * (n - 1 + tails) * kv);
-    p.add(ring, Collective::send_recv, n, (n + gradients) * sums);
+          whole_bytes(double((forwards + 1) * (n - 1 + tails)) * kv));
+    p.add(ring, Collective::send_recv, n, whole_bytes(double(n + gradients) * sums));
 }
 
 // Adds what the ranks of a context-parallel group send in a step with A micro-batches; `rank` is
@@ -101,30 +107,29 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
     const AttentionBytes bytes(shape, o);
     const int64_t layers = A * shape.config.layers,
                   forwards = shape.model.recompute == Recompute::full ? 2 : 1;
-    const int64_t kv = int64_t(bytes.kv), sums = int64_t(bytes.sums), q = int64_t(bytes.q);
     PredictedCommunication of_layer;
-    const auto add = [&](const Group& group, Collective kind, int64_t calls, int64_t of_each) {
-        of_layer.add(group, kind, calls, calls * of_each);
+    const auto add = [&](const Group& group, Collective kind, int64_t calls, double of_each) {
+        of_layer.add(group, kind, calls, whole_bytes(double(calls) * of_each));
     };
     if (o.variant == Variant::all_gather) {
         const Group cp("cp", o.cp);
-        add(cp, Collective::all_gather, 2 * (forwards + 1), o.cp * kv / 2);
-        add(cp, Collective::reduce_scatter, 2, o.cp * sums / 2);
+        add(cp, Collective::all_gather, 2 * (forwards + 1), o.cp * bytes.kv / 2);
+        add(cp, Collective::reduce_scatter, 2, o.cp * bytes.sums / 2);
     }
     if (const int64_t n = o.in_ring(); n > 1 && o.has_ring()) {
         const Group ring(o.variant == Variant::usp ? "ring" : "cp", n);
         if (o.tails) {
             add_tails(of_layer, ring, rank, forwards, bytes);
         } else {
-            add(ring, Collective::send_recv, (forwards + 1) * (n - 1), kv);
+            add(ring, Collective::send_recv, (forwards + 1) * (n - 1), bytes.kv);
             add(ring, Collective::send_recv, o.backward == RingBackward::reversed ? n - 1 : n,
-                sums);
+                bytes.sums);
         }
     }
     if (const int64_t u = o.exchanging(); u > 1) {
         const Group inside("ulysses", u);
-        add(inside, Collective::all_to_all, 2 * (forwards + 1), q);       // q, o
-        add(inside, Collective::all_to_all, 2 * (forwards + 1), kv / 2);  // k, v
+        add(inside, Collective::all_to_all, 2 * (forwards + 1), bytes.q);       // q, o
+        add(inside, Collective::all_to_all, 2 * (forwards + 1), bytes.kv / 2);  // k, v
     }
     prediction.communication += of_layer.times(layers);
 }
@@ -146,7 +151,7 @@ inline Prediction predict_memory(const StepShape& shape, const ContextOptions& o
     LocalSizes sizes = local_sizes(shape, o);
     sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
     add_activations(prediction, sizes);
-    prediction.memory.peak_communication += std::llround(std::min(besides.communication, 9e18));
+    prediction.memory.peak_communication += whole_bytes(besides.communication);
     return prediction;
 }
 

@@ -29,8 +29,15 @@ MemoryEstimate& MemoryEstimate::operator+=(const MemoryEstimate& more) {
 using Kind = PredictedCommunication::Kind;
 
 Kind& Kind::operator+=(const Kind& more) {
-    calls += more.calls, bytes += more.bytes, sent += more.sent;
+    calls += more.calls, sent += more.sent;
+    if (__builtin_add_overflow(bytes, more.bytes, &bytes)) bytes = INT64_MAX;
     return *this;
+}
+
+Kind Kind::times(int64_t n) const {
+    Kind all{.calls = calls * n, .sent = sent * double(n)};
+    if (__builtin_mul_overflow(bytes, n, &all.bytes)) all.bytes = INT64_MAX;
+    return all;
 }
 
 void PredictedCommunication::add(const Group& group, Collective kind, int64_t calls,

@@ -51,11 +51,12 @@ struct Group {
 
 // This rank's calls and bytes, by group and kind.
 struct PredictedCommunication {
+    // Sizes that no machine has end at the largest int64_t, and do not overflow.
     struct Kind {
         int64_t calls = 0, bytes = 0;  // bytes: the tensors' size
         double sent = 0;               // by this rank, by comm.h's formula
         Kind& operator+=(const Kind& more);
-        Kind times(int64_t n) const { return {calls * n, bytes * n, sent * double(n)}; }
+        Kind times(int64_t n) const;
     };
     using Kinds = std::array<Kind, collective_kinds>;
     std::map<std::string, Kinds> groups;
