@@ -4,6 +4,7 @@
 
 #include "document_counts.h"
 #include "longest.h"
+#include "sections.h"
 #include "train/run.h"
 
 namespace ultrascale {
@@ -33,12 +34,6 @@ inline std::vector<std::pair<std::string, ContextOptions>> variants_of(int cp) {
 inline double sent_in_attention(const Measured& m) {
     return (bytes_sent_in_all(m.counts) - m.counts[size_t(Collective::all_reduce)].sent) /
            double(m.steps);
-}
-
-inline double mean_of_ranks(const Communicator& ranks, double value) {
-    const Tensor sum = Tensor::from_host<double>(std::vector{value}, {1}, Memory::workspace);
-    ranks.all_reduce(sum);
-    return scalar(sum) / ranks.size();
 }
 
 // All ranks call it; rank 0 prints. Returns false if, on any rank, a variant's memory or

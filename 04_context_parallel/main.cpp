@@ -84,6 +84,7 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
         report_longest(report, shape, context, memory_limit());
         ok = report.communication_of_run(predicted, options.steps, run.of_validation()) && ok;
         if (context.cp > 1) of_a_layer.add_to(report);
+        report_other_ranks(report, predicted, options.steps);
         documents.print_balance(report);
         if (report.full() && parallel.has_ring())
             OverlapCondition(parallel, shape).print_table(report);

@@ -1,5 +1,6 @@
 // What only this chapter's report has: the longest sequence that fits, by the number of ranks that
-// share it (longest.h); why recomputation alone is not enough; and --estimate's report.
+// share it (longest.h); why recomputation alone is not enough; what ranks send on average and at
+// most, where they differ; and --estimate's report.
 #pragma once
 
 #include <set>
@@ -143,6 +144,27 @@ inline void print_inputs(Report& report, StepShape shape, const ContextOptions& 
                       format_bytes(double(fixed_bytes(shape))), format_bytes(double(limit))));
 }
 
+inline double mean_of_ranks(const Communicator& ranks, double value) {
+    const Tensor sum = Tensor::from_host<double>(std::vector{value}, {1}, Memory::workspace);
+    ranks.all_reduce(sum);
+    return scalar(sum) / ranks.size();
+}
+
+// The report shows what rank 0 sends. With tails or documents other ranks of a ring send more or
+// less; then this adds the mean and the most. All ranks call it.
+inline void report_other_ranks(Report& report, const Prediction& of_run, int64_t steps) {
+    const Communicator& world = Communicator::world();
+    const double sent = of_run.communication.of(Collective::send_recv).sent / double(steps),
+                 mean = mean_of_ranks(world, sent), most = largest_of_ranks(world, sent);
+    if (most - mean < 1) return;
+    print(
+        fmt::format("  These are rank 0's. With send/recv a rank sends {} on average, and {} at "
+                    "most.",
+                    format_bytes(mean), format_bytes(most)));
+    report.value("send_recv_sent", "mean", mean);
+    report.value("send_recv_sent", "most", most);
+}
+
 // --estimate: the rank's parameters are only described; nothing is allocated.
 inline void print_estimate(const Options& options, const ContextOptions& context,
                            const StepShape& shape) {
@@ -155,9 +177,11 @@ inline void print_estimate(const Options& options, const ContextOptions& context
     report.configuration(sequences_of_step(options, dp.size()), "", dp.size());
     report.technique("context", describe(context, dp.size()),
                      {{"cp", context.cp}, {"dp", dp.size()}});
-    report.estimate(predict(shape, context, model.parameters(), options.grad_accum,
-                            mesh.group({"dp", "cp"}), cp.rank() / context.exchanging()),
-                    1, what_needs_less(shape, context, limit));
+    const Prediction prediction =
+        predict(shape, context, model.parameters(), options.grad_accum, mesh.group({"dp", "cp"}),
+                cp.rank() / context.exchanging());
+    report.estimate(prediction, 1, what_needs_less(shape, context, limit));
+    report_other_ranks(report, prediction, 1);
     if (options.document_token >= 0 && context.cp > 1 && context.has_ring())
         print("  With documents the ring carries less; how much less depends on the data.");
     print_inputs(report, shape, context, limit);
