@@ -70,8 +70,8 @@ private:
                     starts ? one(starts.view({starts.numel() / tokens, tokens}), i) : Tensor()};
     }
 
-    // Calls visit(its place among the chunks of x (B, T, ...), its place in the ranks' order
-    // (n, B, chunks)) for each chunk.
+    // Calls visit(a, b) for each chunk: a is its place among the chunks of whole sequences
+    // (B, T, ...), b its place in the order in which ranks send and receive chunks, (n, B, chunks).
     template <class Visit>
     void for_each_chunk(int64_t B, Visit visit) const {
         const int64_t n = cut_.ranks(), C = cut_.chunks(), size = cut_.chunk(0).size();

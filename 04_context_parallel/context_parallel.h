@@ -106,7 +106,8 @@ public:
     const Communicator& ring() const { return ring_ ? *ring_ : cp_; }
     int ring_rank() const { return ring_rank_; }
 
-    // What goes round the ring for a batch, and the document starts of this place's tokens.
+    // What goes round the ring for a batch, and the document starts of the tokens that this place
+    // in the ring has.
     const PlanOfBatch& plan_of(const Batch& batch) {
         if (!batch.whole) return plan_;
         if (!documents_ || documents_->batch() != batch.whole.get()) {

@@ -1,6 +1,6 @@
-// With documents (documents.h) it depends on the data what travels round the ring, what a rank
-// holds meanwhile, and how well the work is balanced. So a run's predictions are added up from the
-// plans of its batches, micro-batch by micro-batch.
+// With documents (documents.h) the data decide what travels round the ring, what a rank holds
+// meanwhile, and how well the work is balanced. So a run's predictions are added up from the plans
+// of its batches, micro-batch by micro-batch.
 #pragma once
 
 #include "predict.h"

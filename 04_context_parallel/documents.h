@@ -9,8 +9,7 @@
 //
 // This ruins the balance of a zig-zag: rank r's tail no longer sees all that lies before it.
 // Stripes stay balanced (every rank has a part of every document), and so does a zig-zag made
-// within each document (Llama 3's and Megatron's way). --document-token prints the balance of all
-// of them.
+// within each document (Megatron's way). --document-token prints the balance of all of them.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +22,8 @@
 
 namespace ultrascale {
 
-// The document starts of a batch's whole sequences, and what of the cut sequences they leave. The
-// batch must come from a loader with a document token.
+// The document starts of a batch's whole sequences, and which blocks of the cut sequences then
+// still hold pairs. The batch must come from a loader with a document token.
 class Documents {
 public:
     Documents(std::shared_ptr<const HostBatch> whole, const SequenceCut& cut)

@@ -6,7 +6,8 @@
 
 namespace ultrascale {
 
-// Of some tokens: a tensor (1, tokens, K, D) for each sequence of the micro-batch. Empty: none.
+// The keys and values of some tokens, as a tensor (1, tokens, K, D) for each sequence of the
+// micro-batch. Both vectors are empty if there are none.
 struct KeysValues {
     std::vector<Tensor> k, v;
     explicit operator bool() const { return !k.empty(); }

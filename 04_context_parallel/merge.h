@@ -1,7 +1,8 @@
 // Attention in parts: a softmax over all keys from softmaxes over some of them.
 //
 // Attention over a block of keys gives o_b, a mean of its values, and lse_b = log sum exp(scores),
-// which tells how much that block weighs. Two blocks together (Milakov & Gimelshein 2018):
+// which tells how much that block weighs. Two blocks together give (the running sum is Milakov &
+// Gimelshein's, 2018; that outputs are merged by it is FlashAttention's, Dao et al. 2022):
 //
 //         exp(lse_a) o_a + exp(lse_b) o_b
 //     o = -------------------------------        lse = log(exp(lse_a) + exp(lse_b))
@@ -12,10 +13,10 @@
 //     share = sigmoid(lse_b - lse_a)       o   <- o + share (o_b - o)
 //                                          lse <- max(lse_a, lse_b) + log1p(exp(-|lse_a - lse_b|))
 //
-// A block of which a query sees no key has lse_b = -infinity and changes nothing; -infinity minus
-// -infinity is the case to think of. ops::attention_merge does all this in fp32. Where a sum is
-// kept in 16 bits instead, it is rounded once for each block, which grows with the ring, and the
-// loss does not show it (--merge bf16, --demo merge).
+// A block of which a query sees no key has lse_b = -infinity and must change nothing, even as the
+// first block, where the difference -infinity minus -infinity is not a number. ops::attention_merge
+// does all this in fp32. If the sum o is kept in 16 bits instead, it is rounded once for each
+// block. That error grows with the ring, and the loss hardly shows it (--merge bf16, --demo merge).
 #pragma once
 
 #include <cmath>
@@ -43,8 +44,8 @@ inline ops::AttentionMask mask_of(const Block& block, const Tensor& document_sta
     return mask;
 }
 
-// Numbers of this rank's queries (B, H, T) for some of the queries of sequence b: (1, H, queries).
-// They are not contiguous, so they are copied.
+// x (B, H, T) has a number for each head and query of this rank, such as the log-sum-exp. Returns
+// those of some queries of sequence b, (1, H, queries): a copy, as they are not contiguous in x.
 inline Tensor rows_of(const Tensor& x, int64_t b, Range queries, RowOrders& orders) {
     const int64_t H = x.size(1), T = x.size(2);
     const Tensor of_b = x.slice(b, b + 1);

@@ -63,7 +63,7 @@ public:
     }
 
 private:
-    // Of a hop of a zig-zag or of stripes a block has half of the square.
+    // The pairs of a hop's block: of t queries and t keys, a zig-zag and stripes see half.
     double pairs(int64_t t) const {
         return double(t) * double(t) / (layout_ == Layout::contiguous ? 1 : 2);
     }

@@ -1,6 +1,7 @@
-// --demo ring: ring attention on sixteen tokens, as in the playbook: four ranks with four tokens
-// each, one head. Queries stay; keys and values go to the next rank after every hop. Each rank
-// merges what it gets from the keys that it holds (merge.h) and ends with plain attention's output.
+// --demo ring: ring attention with one head on sixteen tokens, shared by four ranks with four
+// tokens each (as many as in the playbook's picture of the causal mask). Queries stay; keys and
+// values go to the next rank after every hop. Each rank merges what it gets from the keys that it
+// holds (merge.h) and ends with plain attention's output.
 //
 // The first number of value i is i / 10, the second one i % 2. So an output tells which tokens the
 // query looks at: the mean of their places over 10, and how much of its weight is on odd ones.

@@ -12,15 +12,15 @@ namespace ultrascale {
 
 class RowOrders {
 public:
-    // The rows of (a, b, row) in the order (b, a, row), where each of the a and b is a row.
+    // The order in which the rows of a tensor (a, b, row) become those of one (b, a, row).
     const Tensor& swapped(int64_t a, int64_t b) {
         return made({0, a, b}, [&](std::vector<int32_t>& rows) {
             for (int64_t j = 0; j < b; ++j)
                 for (int64_t i = 0; i < a; ++i) rows.push_back(int32_t(i * b + j));
         });
     }
-    // Another permutation, which `make` writes down; `key` identifies it, and begins with 1 or
-    // more.
+    // Another permutation, which `make` writes into a vector. `key` identifies it, and its first
+    // number is not 0, which is swapped()'s.
     template <class Make>
     const Tensor& made(const std::vector<int64_t>& key, Make make) {
         Tensor& index = (*made_)[key];

@@ -1,4 +1,4 @@
-// --sample if the ranks of a group share each sequence.
+// --sample, the text that a trained model continues, where several ranks share each sequence.
 #pragma once
 
 #include "context_parallel.h"

@@ -34,8 +34,8 @@
 
 namespace ultrascale {
 
-// Queries of a rank and keys of an owner that meet, as local indices: a range of the tokens of
-// each, and the mask among them (ops.h). document_starts is left empty.
+// Some queries of one rank and some keys of another, the owner, and the mask between them (ops.h;
+// its document_starts is left empty). The ranges count the tokens that the rank itself has.
 struct Block {
     Range queries, keys;
     ops::AttentionMask mask;
@@ -91,8 +91,8 @@ public:
         if (keys.begin >= head.end) return {};
         return {{all, {keys.begin, std::min(keys.end, head.end)}, {.causal = false}}};
     }
-    // The same chunk by chunk. Only these blocks have one offset between local indices and places
-    // in the sequence, which the masks of documents need.
+    // The same chunk by chunk. The masks of documents need these smaller blocks: within one, places
+    // in the sequence follow from local indices by a single offset (and the stripes' stride).
     std::vector<Block> chunk_blocks(int64_t rank, int64_t owner, Range keys) const {
         const int64_t stride = layout_ == Layout::striped ? ranks_ : 1;
         std::vector<Block> blocks;
