@@ -146,18 +146,6 @@ TEST(DataParallel, ExplainShowsBucketsUnderTheBackward) {
         << run.out;
 }
 
-TEST(DataParallel, OverlapHidesSomeOfIt) {
-    // On a GPU the backward of a small model is too short to hide anything.
-    const char* size = on_gpu ? "--model char --micro-batch 64" : "--layers 4 --micro-batch 8";
-    EXPECT_TRUE(in_one_of_three_tries([&] {
-        const Outcome run =
-            train(2, chapter, fmt::format("{} --steps 6 --no-verify --sync overlap", size));
-        const Json count = run.summary.at("communication").at("all-reduce");
-        return some_hidden(run, count.at("seconds").get<double>(),
-                           count.at("exposed_seconds").get<double>());
-    }));
-}
-
 TEST(DataParallel, TraceHasALaneForCommunication) {
     TempDir dir;
     train_small(2, fmt::format("--no-verify --sync bucket --bucket-mb 0.05 --trace {}",

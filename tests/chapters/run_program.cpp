@@ -191,8 +191,4 @@ bool in_one_of_three_tries(const std::function<bool()>& attempt) {
     return attempt() || attempt() || attempt();
 }
 
-bool some_hidden(const Outcome& run, double seconds, double exposed) {
-    return seconds > 0 && (run.through_host ? exposed == seconds : exposed < seconds);
-}
-
 }  // namespace ultrascale::test

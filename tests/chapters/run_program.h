@@ -64,7 +64,5 @@ std::string config_json(const Json& changes = Json::object());
 // For checks of times: other programs on the machine may take a rank's core for longer than the
 // time that is measured.
 bool in_one_of_three_tries(const std::function<bool()>& attempt);
-// Whether some of the communication time was hidden under computation.
-bool some_hidden(const Outcome& run, double seconds, double exposed);
 
 }  // namespace ultrascale::test

@@ -191,24 +191,6 @@ TEST(TensorParallelDropout, ASeedForEachRankGoesWrong) {
     EXPECT_EQ(apart("--sequence-parallel"), 0);
 }
 
-TEST(LongTensorParallelOverlap, HidesSomeOfIt) {
-    const char* size = on_gpu ? "--model small --micro-batch 16" : "--layers 4 --micro-batch 8";
-    for (const char* arguments :
-         {"--overlap async", "--overlap chunk", "--sequence-parallel --overlap chunk"}) {
-        SCOPED_TRACE(arguments);
-        EXPECT_TRUE(in_one_of_three_tries([&] {
-            const Outcome run =
-                train(2, chapter, fmt::format("{} --steps 6 --no-verify {}", size, arguments));
-            double seconds = 0, exposed = 0;
-            for (const char* kind : {"all-reduce", "all-gather", "reduce-scatter"})
-                seconds += communicated(run, kind, "seconds"),
-                    exposed += communicated(run, kind, "exposed_seconds");
-            EXPECT_GT(exposed, 0);
-            return some_hidden(run, seconds, exposed);
-        }));
-    }
-}
-
 TEST(TensorParallelOutput, DemoCompareAndShapes) {
     for (int n : {1, 2, 3}) {
         const Outcome demo = run_ranks(n, chapter, "--demo linear");

@@ -19,18 +19,19 @@ struct Event {
     }  // written in ns
 };
 
-// Trains the small model with --trace and reads what was written.
-std::vector<Event> traced(int ranks, const char* chapter, const std::string& arguments) {
-    const SmallModel model;
+// A run's trace.
+struct Traced {
+    std::vector<Event> events;
+    bool through_host;  // run_program.h
+};
+Traced trace_of(int ranks, const char* chapter, const std::string& arguments) {
     TempDir dir;
     const std::string file = dir / "trace.json";
-    train(ranks, chapter,
-          fmt::format("--model {} --seq 40 --steps 3 --micro-batch 2 --trace {} {}", model.path(),
-                      file, arguments));
+    const Outcome run = train(ranks, chapter, fmt::format("--trace {} {}", file, arguments));
     const Json trace = Json::parse(slurp(file), nullptr, false);
     std::map<std::pair<int, int>, std::string> lanes;
     std::vector<Event> events;
-    if (!trace.is_object()) return ADD_FAILURE() << "no trace", events;
+    if (!trace.is_object()) return ADD_FAILURE() << "no trace", Traced{};
     for (const Json& event : trace.at("traceEvents"))
         if (event.at("ph") == "M" && event.at("name") == "thread_name")
             lanes[{event.at("pid"), event.at("tid")}] = event.at("args").at("name");
@@ -44,7 +45,28 @@ std::vector<Event> traced(int ranks, const char* chapter, const std::string& arg
         events.push_back({event.at("pid"), lanes.at({event.at("pid"), event.at("tid")}),
                           event.at("name"), begin, begin + duration, event.at("args")});
     }
-    return events;
+    return {events, run.through_host};
+}
+
+// The trace of a training of the small model.
+std::vector<Event> traced(int ranks, const char* chapter, const std::string& arguments) {
+    const SmallModel model;
+    return trace_of(ranks, chapter,
+                    fmt::format("--model {} --seq 40 --steps 3 --micro-batch 2 {}", model.path(),
+                                arguments))
+        .events;
+}
+
+// How often an operation of a rank runs at the same time as communication of this rank.
+int at_once(const std::vector<Event>& events) {
+    int count = 0;
+    for (const Event& sent : events)
+        if (sent.lane != "compute" && sent.args.contains("group"))
+            for (const Event& computed : events)
+                count += computed.rank == sent.rank && computed.lane == "compute" &&
+                         computed.args.at("flops") > 0 && computed.begin < sent.end &&
+                         sent.begin < computed.end;
+    return count;
 }
 
 std::set<std::string> names_of(const std::vector<Event>& events) {
@@ -159,6 +181,30 @@ TEST(Trace, OtherTechniquesSayWhatTravels) {
     expect_nested(ring);
     expect_names(ring, {"send/recv layers.1 forward", "send/recv layers.1 backward",
                         "all-reduce model.norm.weight"});
+}
+
+// Whether that is faster depends on how busy the machine is, so only `make bench` measures it.
+TEST(Trace, OverlappedCommunicationRunsWhileTheRankComputes) {
+    // On a GPU the backward of a small model is too short to hide anything.
+    const auto run = [](const char* chapter, const std::string& arguments) {
+        return trace_of(2, chapter,
+                        fmt::format("{} --steps 2 --no-verify {}",
+                                    on_gpu ? "--model small --micro-batch 16"
+                                           : "--layers 3 --micro-batch 8",
+                                    arguments));
+    };
+    for (const auto& [chapter, apart, together] :
+         std::vector<std::tuple<const char*, const char*, std::vector<const char*>>>{
+             {"01_data_parallel", "--sync naive", {"--sync overlap"}},
+             {"03_tensor_parallel",
+              "--overlap none",
+              {"--overlap async", "--overlap chunk", "--sequence-parallel --overlap chunk"}}}) {
+        EXPECT_EQ(at_once(run(chapter, apart).events), 0) << apart;
+        for (const char* arguments : together) {
+            const Traced overlapped = run(chapter, arguments);
+            EXPECT_EQ(at_once(overlapped.events) > 0, !overlapped.through_host) << arguments;
+        }
+    }
 }
 
 // Every operation of the model lies in its unit's pass, which lies in a phase, in a micro-batch, in
