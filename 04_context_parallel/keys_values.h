@@ -13,9 +13,11 @@ struct KeysValues {
     explicit operator bool() const { return !k.empty(); }
 
     // New ones for so many tokens of sequences like those of x (B, T, K, D).
-    static KeysValues empty(const Tensor& x, int64_t tokens, DType dtype, Memory category) {
+    static KeysValues empty(const Tensor& x, int64_t tokens, DType dtype, Memory category,
+                            std::shared_ptr<Allocator> from = nullptr) {
         const int64_t B = x.size(0);
-        const Tensor all = Tensor::empty({2 * B, tokens, x.size(2), x.size(3)}, dtype, category);
+        const Tensor all =
+            Tensor::empty({2 * B, tokens, x.size(2), x.size(3)}, dtype, category, std::move(from));
         KeysValues both;
         for (int64_t b = 0; b < B; ++b) {
             both.k.push_back(all.slice(b, b + 1));
@@ -36,6 +38,14 @@ struct KeysValues {
     Tensor all_k() const { return all(k); }
     Tensor all_v() const { return all(v); }
 
+    // dk and dv (B, tokens, K, D) become these plus `more`.
+    void finish(const Tensor& dk, const Tensor& dv, const KeysValues& more) const {
+        for (size_t b = 0; b < k.size(); ++b) {
+            const Range all{0, k[b].size(1)};
+            ops::add(ultrascale::tokens_of(dk, int64_t(b), all), k[b], more.k[b]);
+            ops::add(ultrascale::tokens_of(dv, int64_t(b), all), v[b], more.v[b]);
+        }
+    }
     void add(const KeysValues& more) const {
         for (size_t b = 0; b < k.size(); ++b) ops::add(k[b], more.k[b]), ops::add(v[b], more.v[b]);
     }

@@ -17,6 +17,7 @@
 // first block, where the difference -infinity minus -infinity is not a number. ops::attention_merge
 // does all this in fp32. If the sum o is kept in 16 bits instead, it is rounded once for each
 // block. That error grows with the ring, and the loss hardly shows it (--merge bf16, --demo merge).
+// With two blocks there is one merge, whose result the caller would round anyway.
 #pragma once
 
 #include <cmath>
@@ -73,24 +74,33 @@ public:
     PartialAttention(const Tensor& q, DType merge_dtype)
         : q_(q),
           o_(activation(q.shape(), merge_dtype)),
-          lse_(activation({q.size(0), q.size(2), q.size(1)}, DType::fp32)) {
+          lse_(activation({q.size(0), q.size(2), q.size(1)}, DType::fp32)),
+          begun_(size_t(q.size(0))) {
         ops::fill(lse_, -INFINITY);  // no key seen so far; o is not read then
     }
     // Attends to a block of keys and values (1, tokens, K, D) of sequence b.
     void add(int64_t b, const Block& block, const Tensor& k, const Tensor& v,
              const Tensor& document_starts) {
         const Tensor q = tokens_of(q_, b, block.queries);
-        const Tensor o = Tensor::empty(q.shape(), q.dtype(), Memory::workspace);
-        const Tensor lse = Tensor::empty({1, q.size(2), q.size(1)}, DType::fp32, Memory::workspace);
+        const Tensor sum = o_.slice(b, b + 1), sum_lse = lse_.slice(b, b + 1);
+        // The first block with all queries is the sum; there is nothing to merge it with.
+        const bool is_sum =
+            !begun_[size_t(b)] && block.queries.size() == q_.size(1) && sum.dtype() == q.dtype();
+        begun_[size_t(b)] = true;
+        const Tensor o = is_sum ? sum : Tensor::empty(q.shape(), q.dtype(), Memory::workspace);
+        const Tensor lse =
+            is_sum ? sum_lse
+                   : Tensor::empty({1, q.size(2), q.size(1)}, DType::fp32, Memory::workspace);
         ops::attention_forward(o, lse, q, k, v, mask_of(block, document_starts, b));
-        ops::attention_merge(o_.slice(b, b + 1), lse_.slice(b, b + 1), o, lse, block.queries.begin);
+        if (!is_sum) ops::attention_merge(sum, sum_lse, o, lse, block.queries.begin);
     }
     const Tensor& lse() const { return lse_; }  // (B, H, T)
     // The output in the activations' dtype.
     Tensor output() const { return rounded(o_, q_.dtype()); }
 
 private:
-    Tensor q_, o_, lse_;  // o (B, T, H, D)
+    Tensor q_, o_, lse_;       // o (B, T, H, D)
+    std::vector<bool> begun_;  // of each sequence
 };
 
 }  // namespace ultrascale

@@ -65,12 +65,14 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
     if (o.in_ring() > 1) {
         const bool reversed = o.backward == RingBackward::reversed && plan.can_reverse();
         const RingMemory ring = ring_memory(plan, reversed, rank, bytes.kv, bytes.sums);
+        const DType sum = sum_dtype(o, plan, shape.model.dtype);
         const double merged = bytes.q / double(dtype_bytes(shape.model.dtype)) *
-                              double(dtype_bytes(o.merge));  // the sum of partial outputs
-        m.forward = (o.merge == shape.model.dtype ? 0 : merged) + (reversed ? bytes.kv : 0);
-        // dq is summed in fp32 and rounded at the end, when the last sums are home.
-        m.backward =
-            dq - bytes.q - bytes.kv + std::max(ring.sums, ring.home + (half ? bytes.q : 0));
+                              double(dtype_bytes(sum));  // the sum of partial outputs
+        m.forward = (sum == shape.model.dtype ? 0 : merged) + (reversed ? bytes.kv : 0);
+        // dq is summed in fp32. It is rounded in the reversed ring's last hop, otherwise at the
+        // end, when the last sums are home.
+        m.backward = dq - bytes.q - bytes.kv +
+                     std::max(ring.sums, (reversed ? ring.last : ring.home) + (half ? bytes.q : 0));
         m.communication = ring.communication;
     }
     if (o.exchanging() > 1) {

@@ -17,6 +17,7 @@
 //                rank's. Backward starts with them and sends everything the other way. A rank's own
 //                keys come back last, and their gradient with them:
 //                    sends (n-1) (K + V) and (n-1) (dK + dV), and no send is left over at the end
+//                All own queries see own keys, so this last hop also finishes dQ.
 //
 // Nothing else in a layer communicates. What travels how far is in ring_plan.h.
 #pragma once
@@ -52,7 +53,7 @@ public:
                    Context& context) override {
         const auto& [plan, starts] = plan_of_(context.batch);
         const bool keep_last = reverses(plan) && saved.enabled();
-        PartialAttention sum(q, options_.merge);
+        PartialAttention sum(q, sum_dtype(options_, plan, q.dtype()));
         Held held = parcels_of(plan, k, v);
         for (int hop = 0; hop <= plan.last_hop(); ++hop) {
             Work under_way;
@@ -75,10 +76,13 @@ public:
 
     Gradients backward(const Tensor& dout, Saved& saved, Context& context) override {
         const auto& [forward_plan, starts] = plan_of_(context.batch);
-        const RingPlan plan = reverses(forward_plan) ? forward_plan.reversed() : forward_plan;
-        const Tensor q = saved.take("q"), lse = saved.take("lse"), delta = activation_like(lse);
-        ops::attention_delta(delta, dout, saved.take("o"));
-        const Tensor dq = Tensor::zeros(q.shape(), DType::fp32, Memory::activation);
+        const bool own_last = reverses(forward_plan);
+        const RingPlan plan = own_last ? forward_plan.reversed() : forward_plan;
+        const Tensor lse = saved.take("lse");
+        Queries of{saved.take("q"), dout, lse, activation_like(lse)};
+        ops::attention_delta(of.delta, dout, saved.take("o"));
+        of.dq = Tensor::zeros(of.q.shape(), DType::fp32, Memory::activation);
+        const int64_t B = of.q.size(0);
         Gradients gradients{.dk = activation_like(saved.get("k")),
                             .dv = activation_like(saved.get("v"))};
         Held held = parcels_of(plan, saved.take("k"), saved.take("v"));
@@ -89,17 +93,24 @@ public:
         for (int hop = 0; hop <= plan.last_hop(); ++hop) {
             Work under_way;
             Held next = pass_on(plan, held, hop, gradients.dk, under_way, Memory::communication);
+            if (own_last && hop == plan.last_hop())
+                of.whole_dq = of.q.dtype() == DType::fp32 ? of.dq : activation_like(of.q);
             Held sums(plan.parcels());
             for (size_t p = 0; p < plan.parcels(); ++p) {
                 const int owner = plan.owner(p, rank_, hop);
                 if (owner == RingPlan::none) continue;
                 sums[p] = KeysValues::empty(gradients.dk, plan.tokens(p), DType::fp32,
                                             Memory::activation);
-                for (int64_t b = 0; b < q.size(0); ++b)
-                    add_gradients(plan, p, plan.blocks(p, rank_, owner, b), b,
-                                  {q, dout, lse, delta, dq}, held[p], sums[p], starts, orders_);
+                for (int64_t b = 0; b < B; ++b)
+                    add_gradients(plan, p, plan.blocks(p, rank_, owner, b), b, of, held[p], sums[p],
+                                  starts, orders_);
             }
             sums_under_way.wait();
+            if (of.whole_dq) {
+                sums[0].finish(gradients.dk, gradients.dv, arrived[0]);
+                gradients.dq = of.whole_dq;
+                return gradients;
+            }
             for (size_t p = 0; p < plan.parcels(); ++p)
                 if (arrived[p]) sums[p].add(arrived[p]), arrived[p] = {};
             pass_on_sums(plan, sums, hop, gradients.dk, sums_under_way, arrived, home);
@@ -108,43 +119,57 @@ public:
         }
         sums_under_way.wait();
         for (size_t p = 0; p < plan.parcels(); ++p)
-            for (int64_t b = 0; b < q.size(0); ++b) {
+            for (int64_t b = 0; b < B; ++b) {
                 ops::copy(tokens_of(gradients.dk, b, plan.keys(p)), home[p].k[size_t(b)]);
                 ops::copy(tokens_of(gradients.dv, b, plan.keys(p)), home[p].v[size_t(b)]);
             }
-        gradients.dq = rounded(dq, q.dtype());
+        gradients.dq = rounded(of.dq, of.q.dtype());
         return gradients;
     }
 
-    // What stays on this rank in backward: (B, T, H, D) and (B, H, T); dq, fp32, is added to.
+    // What stays on this rank in backward: (B, T, H, D) and (B, H, T). dq, fp32, is added to; where
+    // whole_dq is given, it becomes the sum, in its own dtype.
     struct Queries {
-        Tensor q, dout, lse, delta, dq;
+        Tensor q, dout, lse, delta, dq = {}, whole_dq = {};
     };
     // The gradients of sequence b's blocks with a parcel that is held: added to dq, and written to
     // `sums`.
     static void add_gradients(const RingPlan& plan, size_t p, const std::vector<Block>& blocks,
                               int64_t b, const Queries& of, const KeysValues& held,
                               const KeysValues& sums, const Tensor& starts, RowOrders& orders) {
-        // A block with all keys of the parcel can write its gradients without reading anything.
-        const bool writes = !blocks.empty() && blocks[0].keys.size() == plan.tokens(p);
-        if (!writes) ops::fill(sums.k[size_t(b)], 0), ops::fill(sums.v[size_t(b)], 0);
+        // The first block writes the gradients of its keys, and the others add to them. Those of
+        // the parcel's keys that it does not have begin with zero.
+        const Range whole = plan.keys(p), first = blocks.empty() ? whole : blocks[0].keys;
+        for (const Range rest : {Range{whole.begin, blocks.empty() ? whole.end : first.begin},
+                                 Range{first.end, whole.end}})
+            for (const Tensor& sum : {sums.k[size_t(b)], sums.v[size_t(b)]})
+                if (rest.size() > 0)
+                    ops::fill(tokens_of(sum, 0, {rest.begin - whole.begin, rest.end - whole.begin}),
+                              0);
         for (size_t i = 0; i < blocks.size(); ++i) {
             const Block& block = blocks[i];
             const auto rows = [&](const Tensor& x) { return tokens_of(x, b, block.queries); };
             const auto keys = [&](const std::vector<Tensor>& x) {
                 return keys_of(x, plan, p, b, block);
             };
-            ops::attention_backward(
-                rows(of.dq), keys(sums.k), keys(sums.v), rows(of.dout), rows(of.q), keys(held.k),
-                keys(held.v), rows_of(of.lse, b, block.queries, orders),
-                rows_of(of.delta, b, block.queries, orders), mask_of(block, starts, b),
-                {.dq = true, .dkv = !(writes && i == 0)});
+            const Tensor dq = rows(of.whole_dq ? of.whole_dq : of.dq);
+            ops::attention_backward(dq, keys(sums.k), keys(sums.v), rows(of.dout), rows(of.q),
+                                    keys(held.k), keys(held.v),
+                                    rows_of(of.lse, b, block.queries, orders),
+                                    rows_of(of.delta, b, block.queries, orders),
+                                    mask_of(block, starts, b), {.dq = rows(of.dq), .dkv = i > 0});
         }
     }
 
 private:
     using Held = std::vector<KeysValues>;  // what this rank holds of each parcel of a plan
 
+    // Received tensors, in memory to which other GPUs can copy, if all ranks' calls are alike.
+    KeysValues received(const RingPlan& plan, size_t p, const Tensor& like, DType dtype,
+                        Memory category) const {
+        return KeysValues::empty(like, plan.tokens(p), dtype, category,
+                                 plan.is_uniform() ? ring_.symmetric_memory() : nullptr);
+    }
     bool reverses(const RingPlan& plan) const {
         return options_.backward == RingBackward::reversed && plan.can_reverse();
     }
@@ -177,7 +202,7 @@ private:
         for (size_t p = 0; p < plan.parcels(); ++p) {
             if (plan.goes_on(p, rank_, hop)) held[p].send(transfers, plan.to(p, rank_));
             if (plan.owner(p, rank_, hop + 1) == RingPlan::none) continue;
-            next[p] = KeysValues::empty(like, plan.tokens(p), like.dtype(), category);
+            next[p] = received(plan, p, like, like.dtype(), category);
             next[p].receive(transfers, plan.from(p, rank_));
         }
         if (!transfers.empty()) under_way = ring_.send_recv(std::move(transfers), stream_);
@@ -189,7 +214,7 @@ private:
         std::vector<Transfer> transfers;
         for (size_t p = 0; p < plan.parcels(); ++p) {
             const auto receive = [&](Held& into, int from, Memory category) {
-                into[p] = KeysValues::empty(like, plan.tokens(p), DType::fp32, category);
+                into[p] = received(plan, p, like, DType::fp32, category);
                 into[p].receive(transfers, from);
             };
             const int owner = plan.owner(p, rank_, hop);

@@ -9,8 +9,9 @@ namespace ultrascale {
 struct RingMemory {
     double communication = 0;  // at the peak: keys and values received, gradients arrived
     // As activations in backward. sums: at the peak of the hops, the gradients that are computed,
-    // sent or home, with the rank's first keys and values; home: at the end.
-    double sums = 0, home = 0;
+    // sent or home, with the rank's first keys and values; last: while the last hop is computed;
+    // home: at the end.
+    double sums = 0, last = 0, home = 0;
 };
 
 // kv: bytes of all keys and values of a rank; sums: of their gradients.
@@ -41,7 +42,8 @@ inline RingMemory ring_memory(const RingPlan& forward, bool reversed, int rank, 
             m.communication, kv * (foreign(plan, hop) + held(plan, hop + 1)) + sums * arrived);
 
         double now = held(plan, hop);
-        m.sums = std::max(m.sums, (hop == 0 ? kv : 0) + sums * (sent + now) + m.home);
+        m.last = sums * (sent + now) + m.home;
+        m.sums = std::max(m.sums, (hop == 0 ? kv : 0) + m.last);
         for (size_t p = 0; p < plan.parcels(); ++p) {
             if (plan.hops(p, rank) != hop) continue;
             m.home += sums * double(plan.tokens(p)) / all;

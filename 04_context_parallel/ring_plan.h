@@ -51,13 +51,18 @@ public:
 
     // The same way back: each parcel begins where it ended, and ends at its owner. Only if every
     // rank ends with one parcel, as in the plain ring.
-    bool can_reverse() const { return parcels_.size() == 1 && !documents_ && ranks_ > 1; }
+    bool can_reverse() const { return is_uniform() && ranks_ > 1; }
     RingPlan reversed() const {
         RingPlan back = *this;
         back.parcels_[0].start = (ranks_ - 1) * parcels_[0].direction;
         back.parcels_[0].direction = -parcels_[0].direction;
         return back;
     }
+
+    // Every rank sends and receives the same tokens at each hop.
+    bool is_uniform() const { return parcels_.size() == 1 && !documents_; }
+    // No query sees more than two blocks of keys.
+    bool merges_once() const { return is_uniform() && ranks_ == 2; }
 
     size_t parcels() const { return parcels_.size(); }
     int64_t tokens(size_t parcel) const { return parcels_[parcel].keys.size(); }
@@ -112,5 +117,11 @@ private:
     int ranks_;
     std::vector<Parcel> parcels_;
 };
+
+// The dtype in which a ring adds up outputs of this dtype. A single merge is computed in fp32
+// anyway, so its result may be rounded at once.
+inline DType sum_dtype(const ContextOptions& o, const RingPlan& plan, DType outputs) {
+    return plan.merges_once() && o.merge == DType::fp32 ? outputs : o.merge;
+}
 
 }  // namespace ultrascale

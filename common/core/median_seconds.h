@@ -31,14 +31,19 @@ inline double seconds_per_call(const std::function<void()>& call, int calls) {
 // gets hotter and slower the longer it computes, and this way all are affected alike. The first
 // quarter of a second of a turn does not count: the GPU's clock rate still adapts from the previous
 // function's power draw to this one's.
-inline std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared) {
+//
+// Functions that communicate are called by several ranks: `largest` returns the largest of the
+// ranks' values, so that all ranks make as many calls, and a batch lasts as long as on the slowest.
+template <class Largest>
+std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared,
+                                   Largest&& largest) {
     constexpr int rounds = 5;
     constexpr double batch_seconds = 0.03, settling_seconds = 0.25;
     std::vector<std::vector<double>> seconds(compared.size());
     std::vector<int> calls, settling_calls;
     for (const auto& call : compared) {
         seconds_per_call(call, 1);  // warms up
-        const double first = seconds_per_call(call, 1);
+        const double first = largest(seconds_per_call(call, 1));
         calls.push_back(std::clamp(int(batch_seconds / first), 1, 500));
         settling_calls.push_back(std::clamp(int(settling_seconds / first), 1, 5000));
     }
@@ -46,11 +51,14 @@ inline std::vector<double> median_seconds(const std::vector<std::function<void()
         for (size_t i = 0; i < compared.size(); ++i)
             if (calls[i] > 1 || round < 3) {  // for slow calls three rounds are enough
                 if (compared.size() > 1) seconds_per_call(compared[i], settling_calls[i]);
-                seconds[i].push_back(seconds_per_call(compared[i], calls[i]));
+                seconds[i].push_back(largest(seconds_per_call(compared[i], calls[i])));
             }
     std::vector<double> medians;
     for (std::vector<double>& s : seconds) medians.push_back(median(std::move(s)));
     return medians;
+}
+inline std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared) {
+    return median_seconds(compared, [](double seconds) { return seconds; });
 }
 
 }  // namespace ultrascale

@@ -21,7 +21,9 @@ namespace ultrascale::ops {
 void fill(Tensor x, float value);
 void copy(Tensor to, const Tensor& from);  // converts between fp32, bf16 and fp16
 void add(Tensor y, const Tensor& x,
-         float alpha = 1);          // y += alpha * x; y fp32 or bf16, x fp32 or bf16
+         float alpha = 1);  // y += alpha * x; y fp32 or bf16, x fp32 or bf16
+// y = a + b in fp32, rounded to y's dtype; a fp32, y and b fp32 or bf16.
+void add(Tensor y, const Tensor& a, const Tensor& b);
 void scale(Tensor x, float alpha);  // x *= alpha
 void accumulate_sum(Tensor total, const Tensor& x,
                     double factor = 1);  // total (1) fp64 += factor * sum of x
@@ -97,15 +99,17 @@ void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, c
                        const AttentionMask& mask);
 // delta (B, H, Tq) fp32 = row sums of dout * o, all that the backward needs of the output.
 void attention_delta(Tensor delta, const Tensor& dout, const Tensor& o);
-// Which gradients attention_backward adds to (they must be fp32) instead of overwriting them, so
-// that ring attention sums over blocks of keys, and of queries, in fp32.
+// What attention_backward adds to its gradients, so that ring attention sums over blocks of keys,
+// and of queries, in fp32. dq: fp32 like dq, and may be dq itself; empty: nothing. dkv: whether dk
+// and dv, which must be fp32, are added to instead of overwritten.
 struct AttentionAdds {
-    bool dq = false, dkv = false;
+    Tensor dq = {};
+    bool dkv = false;
 };
 // Gradients for these keys, given the log-sum-exp and delta of the *whole* row, so that ring
 // attention can call it block by block. dq is of q's dtype or fp32, and so are dk and dv, which
-// share theirs. Keys that no query sees, and queries that see no key, have zero gradients: where it
-// adds, their sums stay as they are.
+// share theirs; a sum that ends in 16 bits is rounded once. Keys that no query sees, and queries
+// that see no key, have zero gradients: where it adds, their sums stay as they are.
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
                         const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
                         const AttentionMask& mask, AttentionAdds add = {});

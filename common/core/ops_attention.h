@@ -22,9 +22,13 @@ inline void check_gradients(const Tensor& dq, const Tensor& dk, const Tensor& dv
     check(dk.numel() == k.numel() && dv.numel() == k.numel(),
           "attention_backward: dk, dv are (B, Tk, K, D)");
     check(dk.dtype() == dv.dtype(), "attention_backward: dk and dv are of one dtype");
-    for (const auto& [gradient, adds] : {std::pair(dq, add.dq), std::pair(dk, add.dkv)})
-        check(gradient.dtype() == DType::fp32 || (gradient.dtype() == q.dtype() && !adds),
-              "attention_backward: a gradient is of q's dtype or fp32, one that is added to fp32");
+    for (const Tensor& gradient : {dq, dk})
+        check(gradient.dtype() == DType::fp32 || gradient.dtype() == q.dtype(),
+              "attention_backward: a gradient is of q's dtype or fp32");
+    check(!add.dkv || dk.dtype() == DType::fp32,
+          "attention_backward: dk and dv that are added to are fp32");
+    check(!add.dq || (add.dq.dtype() == DType::fp32 && add.dq.numel() == dq.numel()),
+          "attention_backward: what is added to dq is fp32 (B, Tq, H, D)");
 }
 
 struct MergeSizes {

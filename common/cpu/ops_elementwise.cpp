@@ -20,10 +20,10 @@ void copy_bytes(char* to, const char* from, int64_t bytes) {
         std::memmove(to + i, from + i, size_t(std::min(block, bytes - i)));
 }
 
-template <class Y, class X>
-void add_elements(Y* y, const X* x, float alpha, int64_t n) {
+template <class Y, class A, class X>
+void add_elements(Y* y, const A* a, const X* x, float alpha, int64_t n) {
 #pragma omp parallel for simd if (n > parallel_threshold)
-    for (int64_t i = 0; i < n; ++i) store(y[i], float(y[i]) + alpha * float(x[i]));
+    for (int64_t i = 0; i < n; ++i) store(y[i], float(a[i]) + alpha * float(x[i]));
 }
 
 template <class T>
@@ -108,8 +108,19 @@ void add(Tensor y, const Tensor& x, float alpha) {
     check(y.numel() == x.numel(), "add: sizes differ");
     OpSpan span("add", 2.0 * double(y.numel()), bytes_of(y, y, x));
     with_type(y.dtype(), [&]<class Y>(Y) {
-        with_type(x.dtype(),
-                  [&]<class X>(X) { add_elements(y.as<Y>(), x.as<X>(), alpha, y.numel()); });
+        with_type(x.dtype(), [&]<class X>(X) {
+            add_elements(y.as<Y>(), y.as<Y>(), x.as<X>(), alpha, y.numel());
+        });
+    });
+}
+
+void add(Tensor y, const Tensor& a, const Tensor& b) {
+    check(y.numel() == a.numel() && y.numel() == b.numel(), "add: sizes differ");
+    OpSpan span("add", double(y.numel()), bytes_of(y, a, b));
+    with_type(y.dtype(), [&]<class Y>(Y) {
+        with_type(b.dtype(), [&]<class X>(X) {
+            add_elements(y.as<Y>(), a.as<float>(), b.as<X>(), 1, y.numel());
+        });
     });
 }
 

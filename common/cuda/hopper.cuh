@@ -196,6 +196,15 @@ __device__ inline void tma_store(const CUtensorMap* map, const void* from, int x
         "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
 }
+// Atomically adds to what is in memory; otherwise like a store. The matrix is fp32.
+__device__ inline void tma_add(const CUtensorMap* map, const void* from, int x, int y, int z,
+                               int w) {
+    SM90A(
+        "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, "
+        "%5}], [%1];" ::"l"(map),
+        "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+}
 __device__ inline void tma_store_commit() { SM90A("cp.async.bulk.commit_group;" ::: "memory"); }
 // waits until at most `pending` committed groups have still to read their tiles; the other groups'
 // tiles may be overwritten
@@ -215,7 +224,7 @@ __device__ inline void bulk_add(int* to, const int* from, int bytes) {
 // ---- on the host --------------------------------------------------------------------------------
 
 struct TensorDimension {
-    int64_t size;          // elements
+    int64_t size;  // elements
     // from one element to the next: the element's size in the first dimension, a multiple of 16 in
     // the others
     int64_t stride_bytes;
@@ -224,7 +233,8 @@ struct TensorDimension {
     int box;
 };
 
-// What TMA needs to know about a matrix of bf16 or bytes (fp8); the fastest dimension comes first.
+// What TMA needs to know about a matrix of fp32, bf16 or bytes (fp8); the fastest dimension comes
+// first.
 // `base` is a multiple of 16. Kernels take it as `const __grid_constant__ CUtensorMap`.
 inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDimension> dimensions) {
     using Encode = decltype(&cuTensorMapEncodeTiled);
@@ -247,9 +257,10 @@ inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDime
         if (n > 0) strides[n - 1] = cuuint64_t(d.stride_bytes);
         ++n;
     }
-    const CUtensorMapDataType type = dimensions.begin()->stride_bytes == 1
-                                         ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const int64_t element = dimensions.begin()->stride_bytes;
+    const CUtensorMapDataType type = element == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                     : element == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                    : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     CUtensorMap map;
     const CUresult result =
         encode(&map, type, cuuint32_t(n), const_cast<void*>(base), sizes, strides, boxes, ones,

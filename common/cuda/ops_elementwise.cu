@@ -14,50 +14,53 @@ namespace {
 
 constexpr int threads = 256, unroll = 4;
 
-// The operation on an element y and the corresponding element x, and which of the two it reads.
+// The operation on an element a, which is y's own unless a sum goes elsewhere, and the corresponding
+// element x; and which of the two it reads.
 struct Fill {
-    static constexpr bool reads_x = false, reads_y = false;
+    static constexpr bool reads_x = false, reads_a = false;
     float value;
     __device__ float operator()(float, float) const { return value; }
 };
 struct Convert {
-    static constexpr bool reads_x = true, reads_y = false;
+    static constexpr bool reads_x = true, reads_a = false;
     __device__ float operator()(float, float x) const { return x; }
 };
 struct Scale {
-    static constexpr bool reads_x = false, reads_y = true;
+    static constexpr bool reads_x = false, reads_a = true;
     float alpha;
-    __device__ float operator()(float y, float) const { return y * alpha; }
+    __device__ float operator()(float a, float) const { return a * alpha; }
 };
 struct Add {
-    static constexpr bool reads_x = true, reads_y = true;
+    static constexpr bool reads_x = true, reads_a = true;
     float alpha;
-    __device__ float operator()(float y, float x) const { return y + alpha * x; }
+    __device__ float operator()(float a, float x) const { return a + alpha * x; }
 };
 
-template <int n, class Y, class X, class Op>
-__global__ void __launch_bounds__(threads) map_kernel(Y* y, const X* x, int64_t count, Op op) {
+template <int n, class Y, class A, class X, class Op>
+__global__ void __launch_bounds__(threads)
+    map_kernel(Y* y, const A* a, const X* x, int64_t count, Op op) {
     const int64_t first =
         (int64_t(blockIdx.x) * unroll * threads + threadIdx.x) * n;  // of this thread's first pack
     constexpr int64_t stride = int64_t(threads) * n;                 // to its next one
     if (first + (unroll - 1) * stride + n <= count) {
-        Pack<Y, n> ys[unroll];
+        Pack<A, n> as[unroll];
         Pack<X, n> xs[unroll];
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
             if constexpr (Op::reads_x) xs[u] = load<n>(x + first + u * stride);
-            if constexpr (Op::reads_y) ys[u] = load<n>(y + first + u * stride);
+            if constexpr (Op::reads_a) as[u] = load<n>(a + first + u * stride);
         }
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
+            Pack<Y, n> ys;
 #pragma unroll
             for (int j = 0; j < n; ++j) {
-                float a = 0, b = 0;
-                if constexpr (Op::reads_y) a = to_float(ys[u].x[j]);
-                if constexpr (Op::reads_x) b = to_float(xs[u].x[j]);
-                ys[u].x[j] = from_float<Y>(op(a, b));
+                float of_a = 0, of_x = 0;
+                if constexpr (Op::reads_a) of_a = to_float(as[u].x[j]);
+                if constexpr (Op::reads_x) of_x = to_float(xs[u].x[j]);
+                ys.x[j] = from_float<Y>(op(of_a, of_x));
             }
-            store(y + first + u * stride, ys[u]);
+            store(y + first + u * stride, ys);
         }
         return;
     }
@@ -65,24 +68,27 @@ __global__ void __launch_bounds__(threads) map_kernel(Y* y, const X* x, int64_t 
         for (int j = 0; j < n; ++j) {
             const int64_t i = first + u * stride + j;
             if (i >= count) continue;
-            float a = 0, b = 0;
-            if constexpr (Op::reads_y) a = to_float(y[i]);
-            if constexpr (Op::reads_x) b = to_float(x[i]);
-            y[i] = from_float<Y>(op(a, b));
+            float of_a = 0, of_x = 0;
+            if constexpr (Op::reads_a) of_a = to_float(a[i]);
+            if constexpr (Op::reads_x) of_x = to_float(x[i]);
+            y[i] = from_float<Y>(op(of_a, of_x));
         }
 }
 
-// y[i] = op(y[i], x[i]) for all i < count
+// y[i] = op(a[i], x[i]) for all i < count
+template <class Y, class A, class X, class Op>
+void map(Y* y, const A* a, const X* x, int64_t count, Op op) {
+    constexpr int n = std::min({pack_size<Y>, pack_size<A>, pack_size<X>});
+    if (aligned16({y, a, x}))
+        LAUNCH((map_kernel<n, Y, A, X, Op>), unsigned(ceil_div(count, unroll * threads * n)),
+               threads, 0)
+    (y, a, x, count, op);
+    else LAUNCH((map_kernel<1, Y, A, X, Op>), unsigned(ceil_div(count, unroll * threads)), threads,
+                0)(y, a, x, count, op);
+}
 template <class Y, class X, class Op>
 void map(Y* y, const X* x, int64_t count, Op op) {
-    constexpr int n = std::min(pack_size<Y>, pack_size<X>);
-    if (aligned16({x, y}))
-        LAUNCH((map_kernel<n, Y, X, Op>), unsigned(ceil_div(count, unroll * threads * n)), threads,
-               0)
-        (y, x, count, op);
-    else
-        LAUNCH((map_kernel<1, Y, X, Op>), unsigned(ceil_div(count, unroll * threads)), threads, 0)
-        (y, x, count, op);
+    map(y, y, x, count, op);
 }
 
 // copy() also handles fp16.
@@ -201,6 +207,16 @@ void add(Tensor y, const Tensor& x, float alpha) {
     with_type(y.dtype(), [&]<class Y>(Y) {
         with_type(x.dtype(),
                   [&]<class X>(X) { map(data<Y>(y), data<X>(x), y.numel(), Add{alpha}); });
+    });
+}
+
+void add(Tensor y, const Tensor& a, const Tensor& b) {
+    check(y.numel() == a.numel() && y.numel() == b.numel(), "add: sizes differ");
+    OpSpan span("add", double(y.numel()), bytes_of(y, a, b));
+    with_type(y.dtype(), [&]<class Y>(Y) {
+        with_type(b.dtype(), [&]<class X>(X) {
+            map(data<Y>(y), data<float>(a), data<X>(b), y.numel(), Add{1});
+        });
     });
 }
 

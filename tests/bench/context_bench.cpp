@@ -2,16 +2,17 @@
 // [T ...]
 //
 // Causal, one sequence, 32 heads of 128, bf16, forward and backward: the work of
-// torch_context.py-like benchmarks. First one device alone with the whole sequence. Then, with
-// several ranks, each of chapter 04's variants on all of them: efficiency is t(1) / (N t(N)). With
-// one rank it computes what each rank of a ring of two computes, block by block with the merges and
-// the sums, but sends nothing: the efficiency that is left for two devices if all communication is
-// hidden.
+// tests/peers/torch_context_parallel.py. With several ranks, one device alone with the whole
+// sequence (each rank computes all of it), and each of chapter 04's variants on all of them:
+// efficiency is t(1) / (N t(N)). With one rank, what each rank of a ring of two computes, block by
+// block with the merges and the sums, but without sending anything: the efficiency that is left for
+// two devices if all communication is hidden. What is compared takes turns.
 #include <cstdio>
 #include <cstdlib>
 
 #include "04_context_parallel/context_parallel.h"
 #include "core/device.h"
+#include "core/median_seconds.h"
 #include "random_tensor.h"
 #include "train/run.h"
 
@@ -25,95 +26,97 @@ Tensor drawn(int64_t tokens, unsigned seed) {
     return random_tensor({1, tokens, H, D}, DType::bf16, seed);
 }
 
-// The seconds of forward, and of forward and backward, of an attention core on so many tokens.
-struct Seconds {
-    double forward, both;
+// A row of the table: forward alone, and forward and backward.
+struct Row {
+    std::string name;
+    std::function<void()> forward, both;
 };
-Seconds measure(const Communicator& ranks, AttentionCore& core, int64_t tokens) {
+
+// An attention core on so many tokens.
+Row row(const char* name, std::shared_ptr<AttentionCore> core, int64_t tokens) {
     const Tensor q = drawn(tokens, 1), k = drawn(tokens, 2), v = drawn(tokens, 3),
                  dout = drawn(tokens, 4);
-    Context context;
-    const auto forward = [&] {
-        Saved nothing;
-        nothing.disable();
-        core.forward(q, k, v, nothing, context);
-    };
-    const auto both = [&] {
-        Saved saved;
-        core.forward(q, k, v, saved, context);
-        core.backward(dout, saved, context);
-    };
-    return {measure_call(ranks, forward), measure_call(ranks, both)};
+    return {name,
+            [=] {
+                Context context;
+                Saved nothing;
+                nothing.disable();
+                core->forward(q, k, v, nothing, context);
+            },
+            [=] {
+                Context context;
+                Saved saved;
+                core->forward(q, k, v, saved, context);
+                core->backward(dout, saved, context);
+            }};
 }
 
-void print_row(const char* name, int64_t T, const Seconds& s, double efficiency) {
-    const double flops = 4.0 * double(H * D) * double(T) * double(T) / 2;
-    std::printf("%7ld  %-26s %9.3f %10.3f %9.0f", long(T), name, s.forward * 1e3, s.both * 1e3,
-                3.5 * flops / s.both / 1e12);
-    efficiency > 0 ? std::printf(" %10.1f %%\n", efficiency * 100) : std::printf("\n");
-    std::fflush(stdout);
-}
-
-// What place `rank` of a ring of n computes for a sequence of T tokens, without the others.
-Seconds measure_place(const Communicator& self, int n, int rank, int64_t T) {
-    const int64_t tokens = T / n;
-    const RingPlan plan(SequenceCut(Layout::zigzag, n, T), false, nullptr);
+// What place `rank` of a ring of two computes for a sequence of T tokens, without the other.
+Row computing(int rank, int64_t T) {
+    const int64_t tokens = T / 2;
     const Tensor q = drawn(tokens, 1), k = drawn(tokens, 2), v = drawn(tokens, 3),
                  dout = drawn(tokens, 4);
-    RowOrders orders;
-    const auto blocks = [&](int hop) { return plan.blocks(0, rank, plan.owner(0, rank, hop), 0); };
-    const auto forward = [&] {
-        PartialAttention sum(q, DType::fp32);
-        for (int hop = 0; hop < n; ++hop)
-            for (const Block& block : blocks(hop))
+    const SequenceCut cut(Layout::zigzag, 2, T);
+    const auto forward = [=] {
+        const RingPlan plan(cut, false, nullptr);
+        PartialAttention sum(q, sum_dtype({}, plan, q.dtype()));
+        for (int hop = 0; hop < 2; ++hop)
+            for (const Block& block : plan.blocks(0, rank, plan.owner(0, rank, hop), 0))
                 sum.add(0, block, tokens_of(k, 0, block.keys), tokens_of(v, 0, block.keys), {});
         return std::pair{sum.output(), sum.lse()};
     };
-    const auto both = [&] {
+    const auto both = [=, orders = RowOrders()]() mutable {
         const auto [o, lse] = forward();
-        const Tensor delta = activation_like(lse),
-                     dq = Tensor::zeros(q.shape(), DType::fp32, Memory::activation);
-        ops::attention_delta(delta, dout, o);
-        KeysValues arrived = KeysValues::empty(k, tokens, DType::fp32, Memory::activation);
-        for (int hop = 0; hop < n; ++hop) {
-            const KeysValues sums = KeysValues::empty(k, tokens, DType::fp32, Memory::activation);
-            RingAttention::add_gradients(plan, 0, blocks(hop), 0, {q, dout, lse, delta, dq},
-                                         KeysValues::tokens_of(k, v, {0, tokens}), sums, {},
-                                         orders);
-            if (hop > 0) sums.add(arrived);
-            arrived = sums;
+        const RingPlan plan = RingPlan(cut, false, nullptr).reversed();
+        RingAttention::Queries of{q, dout, lse, activation_like(lse)};
+        ops::attention_delta(of.delta, dout, o);
+        of.dq = Tensor::zeros(q.shape(), DType::fp32, Memory::activation);
+        KeysValues sums[2];
+        for (int hop = 0; hop < 2; ++hop) {
+            if (hop == 1) of.whole_dq = activation_like(q);
+            sums[hop] = KeysValues::empty(k, tokens, DType::fp32, Memory::activation);
+            RingAttention::add_gradients(plan, 0, plan.blocks(0, rank, plan.owner(0, rank, hop), 0),
+                                         0, of, KeysValues::tokens_of(k, v, {0, tokens}), sums[hop],
+                                         {}, orders);
         }
-        rounded(dq, q.dtype()), rounded(arrived.k[0], q.dtype()), rounded(arrived.v[0], q.dtype());
+        sums[1].finish(activation_like(k), activation_like(v), sums[0]);
     };
-    return {measure_call(self, [&] { forward(); }), measure_call(self, both)};
+    return {fmt::format("rank {} of 2, computing", rank), [=] { forward(); }, both};
 }
 
 void measure_length(const Communicator& world, int64_t T) {
     const int n = world.size();
-    FlashAttention plain;
-    const Seconds one = measure(world, plain, T);
-    if (world.rank() == 0) print_row("one device", T, one, 0);
-    if (n == 1) {
-        for (int rank = 0; rank < 2; ++rank) {
-            const Seconds s = measure_place(world, 2, rank, T);
-            print_row(rank == 0 ? "rank 0 of 2, computing" : "rank 1 of 2, computing", T, s,
-                      one.both / (2 * s.both));
-        }
-        return;
-    }
+    std::vector<Row> rows = {row("one device", std::make_shared<FlashAttention>(), T)};
+    std::vector<std::unique_ptr<ContextParallel>> parallel;
     const auto variant = [&](const char* name, const ContextOptions& options) {
-        ContextParallel parallel(
-            {.layers = 1, .hidden = H * D, .heads = H, .kv_heads = H, .head_dim = D}, options, T,
-            world);
-        const auto core = parallel.parts({}).attention({});
-        const Seconds s = measure(world, *core, T / n);
-        if (world.rank() == 0) print_row(name, T, s, one.both / (n * s.both));
+        parallel.push_back(std::make_unique<ContextParallel>(
+            LlamaConfig{.layers = 1, .hidden = H * D, .heads = H, .kv_heads = H, .head_dim = D},
+            options, T, world));
+        rows.push_back(row(name, parallel.back()->parts({}).attention({}), T / n));
     };
-    variant("ring, reversed", {.cp = n});
-    variant("ring, again", {.cp = n, .backward = RingBackward::again});
-    variant("ring, tails", {.cp = n, .tails = true});
-    variant("all-gather", {.cp = n, .variant = Variant::all_gather});
-    variant("Ulysses", {.cp = n, .variant = Variant::ulysses, .layout = Layout::contiguous});
+    if (n == 1) {
+        for (int rank = 0; rank < 2; ++rank) rows.push_back(computing(rank, T));
+    } else {
+        variant("ring, reversed", {.cp = n});
+        variant("ring, again", {.cp = n, .backward = RingBackward::again});
+        variant("ring, tails", {.cp = n, .tails = true});
+        variant("all-gather", {.cp = n, .variant = Variant::all_gather});
+        variant("Ulysses", {.cp = n, .variant = Variant::ulysses, .layout = Layout::contiguous});
+    }
+    std::vector<std::function<void()>> calls;
+    for (const Row& r : rows) calls.insert(calls.end(), {r.forward, r.both});
+    const std::vector<double> seconds =
+        median_seconds(calls, [&](double s) { return largest_of_ranks(world, s); });
+    if (world.rank() > 0) return;
+    const double flops = 4.0 * double(H * D) * double(T) * double(T) / 2;
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const double forward = seconds[2 * i], both = seconds[2 * i + 1];
+        std::printf("%7ld  %-26s %9.3f %10.3f %9.0f", long(T), rows[i].name.c_str(), forward * 1e3,
+                    both * 1e3, 3.5 * flops / both / 1e12);
+        if (i > 0) std::printf(" %10.1f %%", 100 * seconds[1] / (std::max(n, 2) * both));
+        std::printf("\n");
+    }
+    std::fflush(stdout);
 }
 
 }  // namespace

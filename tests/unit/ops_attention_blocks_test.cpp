@@ -99,7 +99,7 @@ Whole in_blocks(const Case& c, const Tensors& t, const Parts& q_parts, const Par
         each_block([&](size_t b, size_t hop, const Tensor& k, const Tensor& v,
                        const ops::AttentionMask& mask) {
             ops::attention_backward(dq, dks[b], dvs[b], dout, q, k, v, lse, delta, mask,
-                                    {.dq = hop > 0, .dkv = a > 0});
+                                    {.dq = hop > 0 ? dq : Tensor(), .dkv = a > 0});
         });
         put(all.o, o, c.Tq, own), put(all.dq, dq, c.Tq, own);
     }
@@ -170,9 +170,9 @@ TEST(OpsAttentionBlocks, HaveTheSameBitsInEveryRun) {
     }
 }
 
-// Each gradient is overwritten or added to, in q's dtype or in fp32, whatever the others are. What
-// is added to keeps its bits where the gradient is zero: at keys that no query sees, and queries
-// that see none.
+// Each gradient is overwritten or added to, in q's dtype or in fp32, whatever the others are; what dq
+// is added to may also be another tensor. What is added to keeps its bits, or is rounded, where the
+// gradient is zero: at keys that no query sees, and queries that see none.
 void expect_added() {
     std::vector<Case> cases = {
         {1, 70, 100, 2, 1, 7, true, 10, 60},  // 50 queries see no key, 20 keys no query
@@ -194,12 +194,19 @@ void expect_added() {
             const Doubles o = reference.forward(to_double(t.q), to_double(t.k), to_double(t.v));
             ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
             ops::attention_delta(t.delta, t.dout, t.o);
-            struct Output {  // and what it holds before, 0 if that is overwritten
-                Tensor tensor;
+            enum class Adds { nothing, itself, another };
+            struct Output {  // and what it is added to, 0 if it is overwritten
+                Tensor tensor, addend;
                 Doubles before;
-                Output(const Shape& shape, DType dtype, bool add, uint64_t seed)
-                    : tensor(add ? random_tensor(shape, dtype, seed) : poisoned(shape, dtype)),
-                      before(add ? to_double(tensor) : Doubles(size_t(numel(shape)), 0)) {}
+                Output(const Shape& shape, DType dtype, Adds adds, uint64_t seed)
+                    : tensor(poisoned(shape, dtype)), before(size_t(numel(shape)), 0) {
+                    if (adds == Adds::nothing) return;
+                    addend = random_tensor(shape, DType::fp32, seed), before = to_double(addend);
+                    if (adds == Adds::itself) tensor = addend;
+                }
+                double rounded(double x) const {
+                    return tensor.dtype() == DType::fp32 ? x : double(float(bf16(float(x))));
+                }
                 // `signs`: zero exactly where there is nothing to add
                 void expect(const Doubles& gradient, const Doubles& signs, double bound) const {
                     const Doubles now = to_double(tensor);
@@ -207,7 +214,7 @@ void expect_added() {
                     for (size_t i = 0; i < now.size(); ++i) {
                         sum.push_back(before[i] + gradient[i]);
                         if (signs[i] == 0) {
-                            EXPECT_EQ(now[i], before[i]) << i;
+                            EXPECT_EQ(now[i], rounded(before[i])) << i;
                         }
                     }
                     EXPECT_LT(relative_error(now, sum), bound);
@@ -215,21 +222,24 @@ void expect_added() {
             };
             struct Way {
                 DType dtype;
-                bool add;
+                Adds adds;
             };
-            const Way ways[] = {{dtype, false}, {DType::fp32, false}, {DType::fp32, true}};
-            for (const Way& of_q : ways)
+            const std::vector<Way> ways = {
+                {dtype, Adds::nothing}, {DType::fp32, Adds::nothing}, {DType::fp32, Adds::itself}};
+            std::vector<Way> ways_of_q = ways;
+            ways_of_q.push_back({dtype, Adds::another});
+            for (const Way& of_q : ways_of_q)
                 for (const Way& of_kv : ways) {
                     SCOPED_TRACE(fmt::format("{} Tq {} Tk {} D {}, dq {} {}, dk and dv {} {}",
                                              dtype_name(dtype), c.Tq, c.Tk, c.D,
-                                             dtype_name(of_q.dtype), of_q.add,
-                                             dtype_name(of_kv.dtype), of_kv.add));
-                    const Output dq(t.q.shape(), of_q.dtype, of_q.add, 31),
-                        dk(t.k.shape(), of_kv.dtype, of_kv.add, 32),
-                        dv(t.k.shape(), of_kv.dtype, of_kv.add, 33);
+                                             dtype_name(of_q.dtype), int(of_q.adds),
+                                             dtype_name(of_kv.dtype), int(of_kv.adds)));
+                    const Output dq(t.q.shape(), of_q.dtype, of_q.adds, 31),
+                        dk(t.k.shape(), of_kv.dtype, of_kv.adds, 32),
+                        dv(t.k.shape(), of_kv.dtype, of_kv.adds, 33);
                     ops::attention_backward(dq.tensor, dk.tensor, dv.tensor, t.dout, t.q, t.k, t.v,
                                             t.lse, t.delta, mask_of(c),
-                                            {.dq = of_q.add, .dkv = of_kv.add});
+                                            {.dq = dq.addend, .dkv = bool(dk.addend)});
                     const double bound = dtype == DType::fp32 ? 5e-6 : 1e-2;
                     dq.expect(want.dq, o, bound);
                     dk.expect(want.dk, want.dv, bound), dv.expect(want.dv, want.dv, bound);
@@ -258,7 +268,7 @@ TEST(OpsAttentionBlocks, SumsMustBeWide) {
                               ops::AttentionAdds add) {
         ops::attention_backward(dq, dk, dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c), add);
     };
-    EXPECT_THROW(backward(t.dq, t.dk, t.dv, {.dq = true}), std::logic_error);
+    EXPECT_THROW(backward(t.dq, t.dk, t.dv, {.dq = t.dq}), std::logic_error);
     EXPECT_THROW(backward(t.dq, t.dk, t.dv, {.dkv = true}), std::logic_error);
     EXPECT_THROW(backward(t.dq, t.dk, wide.dv, {}), std::logic_error);  // dk and dv share a dtype
 }

@@ -32,6 +32,12 @@ TEST(OpsElementwise, FillScaleAddCopy) {
                 for (size_t i = 0; i < want.size(); ++i) want[i] -= 1.5 * more[i];
                 ops::add(y, addend, -1.5f);
                 EXPECT_LT(relative_error(y, want), tolerance(dtype)) << n;
+
+                const Tensor a = random_tensor({n}, DType::fp32, 4), sum = poisoned({n}, dtype);
+                want = to_double(a);
+                for (size_t i = 0; i < want.size(); ++i) want[i] += more[i];
+                ops::add(sum, a, addend);
+                EXPECT_LT(relative_error(sum, want), tolerance(dtype)) << n;
             }
         }
 }

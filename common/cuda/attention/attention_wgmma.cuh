@@ -13,16 +13,18 @@ namespace ultrascale::ops {
 
 // ---- heads in shared memory ---------------------------------------------------------------------
 
-// Maps (B, T, heads, D) as (B, heads * parts of a row, T, 64). A box is `rows` rows of one head,
-// one part after the other.
-template <int D>
+// Maps (B, T, heads, D) as (B, heads * parts of a row, T, part), where a part has 128 bytes: 64
+// bf16 or 32 fp32. A box is `rows` rows of 64 columns, or in bf16 of a whole head, one part after
+// the other.
+template <int D, class T = Element>
 inline CUtensorMap head_map(const Tensor& x, int rows) {
-    const int64_t B = x.size(0), T = x.size(1),
-                  row_bytes = x.size(2) * D * int64_t(sizeof(Element)), part_bytes = 128;
-    return tensor_map(x.data(), {{64, sizeof(Element), 64},
-                                 {T, row_bytes, rows},
-                                 {row_bytes / part_bytes, part_bytes, D / 64},
-                                 {B, T * row_bytes, 1}});
+    constexpr int part_bytes = 128, in_part = part_bytes / int(sizeof(T));
+    const int64_t B = x.size(0), tokens = x.size(1), row_bytes = x.size(2) * D * int64_t(sizeof(T));
+    return tensor_map(x.data(), {{in_part, sizeof(T), in_part},
+                                 {tokens, row_bytes, rows},
+                                 {row_bytes / part_bytes, part_bytes,
+                                  sizeof(T) == sizeof(Element) ? D / in_part : 64 / in_part},
+                                 {B, tokens * row_bytes, 1}});
 }
 
 // Stores a warp's 16 rows as bf16 to rows first_row .. first_row + 15 of a tile (parts, rows, 64),
@@ -112,9 +114,9 @@ __device__ void hide_keys(float (&score)[tiles][4], int r, int begin, int end) {
 // A thread's part of the softmax of 64 queries: rows g and g + 8 of its warp's 16 (mma.cuh).
 // Exponents are base 2.
 struct Softmax {
-    float factor;                               // exp(scale x) = 2^(factor x)
-    float highest[2] = {
-        -INFINITY, -INFINITY};  // subtracted from the exponents: about the highest one so far
+    float factor;  // exp(scale x) = 2^(factor x)
+    float highest[2] = {-INFINITY,
+                        -INFINITY};  // subtracted from the exponents: about the highest one so far
     // sum: over this thread's keys; rescale: the factor for what was summed before the last tile
     float sum[2] = {}, rescale[2];
 

@@ -216,7 +216,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
         } else {
             __syncwarp();  // all lanes have read the tile's number
             arrive(shared.kv_empty);
-            if (out.add && pieces.count == 1) continue;  // nothing to add
+            if (Output::add && pieces.count == 1) continue;  // nothing to add
         }
 
         const KeyTile tile(order.at(shared.tile[kv_place.parity]),
@@ -278,8 +278,12 @@ void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const 
          head_map<D>(v, 64), out, s, mask, order,
          Pieces{pieces, static_cast<float*>(parts.data())});
     };
+    const auto run_wide = [&]<bool adds>(std::bool_constant<adds>) {
+        run(backward<D, WideOutput<adds>>,
+            WideOutput<adds>{head_map<D, float>(dk, 16), head_map<D, float>(dv, 16)});
+    };
     if (dk.dtype() == DType::fp32)
-        run(backward<D, WideOutput>, WideOutput{data<float>(dk), data<float>(dv), add});
+        add ? run_wide(std::true_type{}) : run_wide(std::false_type{});
     else
         run(backward<D, NarrowOutput>, NarrowOutput{head_map<D>(dk, 16), head_map<D>(dv, 16)});
     if (pieces > 1) add_pieces(dk, dv, parts, s, add);

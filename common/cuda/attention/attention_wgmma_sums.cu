@@ -111,17 +111,17 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-// Stores neighbouring numbers as bf16 or, plus what is there if `add`, as fp32. The address is a
-// multiple of 16 bytes in fp32, of 2 n in bf16.
+// Stores neighbouring numbers, plus those at `addend` if it is not null. Addresses are multiples of
+// 16 bytes in fp32, of 2 n in bf16.
 template <int n, class Out>
-__device__ void store_sums(Out* to, float (&sum)[n], bool add) {
-    if constexpr (std::is_same_v<Out, float>) {
-        float before[n];
-        if (add) {
-            load_floats(before, to);
+__device__ void store_sums(Out* to, float (&sum)[n], const float* addend) {
+    if (addend) {
+        float more[n];
+        load_floats(more, addend);
 #pragma unroll
-            for (int j = 0; j < n; ++j) sum[j] += before[j];
-        }
+        for (int j = 0; j < n; ++j) sum[j] += more[j];
+    }
+    if constexpr (std::is_same_v<Out, float>) {
         store_floats(to, sum);
     } else {
         Pack<Out, n> pack;
@@ -135,7 +135,8 @@ __device__ void store_sums(Out* to, float (&sum)[n], bool add) {
 // rows g and g + 8: the sums of four lanes, 64 bytes.
 template <int D, class Out>
 __global__ void __launch_bounds__(threads)
-    to_dq(Out* dq, const int4* sums, const BackwardRows<D>* rows, AttentionSizes s, bool add) {
+    to_dq(Out* dq, const int4* sums, const BackwardRows<D>* rows, AttentionSizes s,
+          const float* addend) {
     constexpr int queries = backward_queries(D), parts = D / 64, tiles = queries * D / dq_tile;
     const BackwardRows<D>& tile = rows[blockIdx.x / tiles];
     const int64_t tiles_of_head = (s.Tq + queries - 1) / queries,
@@ -160,8 +161,8 @@ __global__ void __launch_bounds__(threads)
             sum[2 * t] = float(r == 0 ? four[t].x : four[t].z) * factor;
             sum[2 * t + 1] = float(r == 0 ? four[t].y : four[t].w) * factor;
         }
-        store_sums(dq + ((head / s.H * s.Tq + query) * s.H + head % s.H) * D + part * 64 + j * 8,
-                   sum, add);
+        const int64_t at = ((head / s.H * s.Tq + query) * s.H + head % s.H) * D + part * 64 + j * 8;
+        store_sums(dq + at, sum, addend ? addend + at : nullptr);
     }
 }
 
@@ -179,7 +180,11 @@ __global__ void __launch_bounds__(threads)
         for (int j = 0; j < 4; ++j) sum.x[j] += more.x[j];
     }
     for (int j = 0; j < 4; ++j) sum.x[j] = blockIdx.y == 0 ? sum.x[j] : sum.x[j] * scale;
-    store_sums((blockIdx.y == 0 ? dv : dk) + i, sum.x, add);
+    Out* const to = (blockIdx.y == 0 ? dv : dk) + i;
+    if constexpr (std::is_same_v<Out, float>)
+        store_sums(to, sum.x, add ? to : nullptr);
+    else
+        store_sums(to, sum.x, nullptr);
 }
 
 template <int D>
@@ -200,11 +205,13 @@ BackwardSums begin_sums(const Tensor& dout, const Tensor& k, const Tensor& v, co
     return out;
 }
 template <int D>
-void finish_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s, bool add) {
+void finish_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s,
+                 const Tensor& addend) {
     with_type(dq.dtype(), [&]<class Out>(Out) {
         LAUNCH((to_dq<D, Out>), unsigned(sums.sums.numel() / dq_tile), threads, 0)
         (data<Out>(dq), reinterpret_cast<const int4*>(sums.sums.data()),
-         reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()), s, add);
+         reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()), s,
+         static_cast<const float*>(addend.data()));
     });
 }
 
@@ -214,8 +221,9 @@ BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v,
                            const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask) {
     return (s.D == 64 ? begin_sums<64> : begin_sums<128>)(dout, k, v, lse, delta, s, mask);
 }
-void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s, bool add) {
-    (s.D == 64 ? finish_sums<64> : finish_sums<128>)(dq, sums, s, add);
+void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s,
+                  const Tensor& addend) {
+    (s.D == 64 ? finish_sums<64> : finish_sums<128>)(dq, sums, s, addend);
 }
 
 // Chooses enough pieces that the longest tile, whose keys all queries see, takes about as long as

@@ -39,7 +39,7 @@ template <int D>
 struct alignas(16) BackwardRows {
     static constexpr int queries = backward_queries(D);
     float log2_sum[queries], delta[queries], factor[queries];
-    int begin[queries];          // of each query's document: its first key
+    int begin[queries];  // of each query's document: its first key
     // key_end: the end of the keys that the first query sees; if causal, each further query sees
     // one more, up to Tk
     int highest_begin, key_end;
@@ -58,8 +58,9 @@ struct BackwardSums {
 };
 BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v, const Tensor& lse,
                            const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask);
-// dQ (bf16 or fp32) from the sums, multiplied by scale; `add` (fp32 only): added to what is there.
-void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s, bool add);
+// dQ (bf16 or fp32) from the sums, multiplied by scale, plus `addend` (fp32), if there is one.
+void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s,
+                  const Tensor& addend);
 
 // One block processes a tile of keys, for all query heads that share them. If there are few tiles
 // for the multiprocessors (few heads, as with tensor parallelism), a tile's queries are divided

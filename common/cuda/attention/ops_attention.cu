@@ -32,7 +32,7 @@ void run_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Te
                   AttentionAdds add, bool hopper, bool aligned) {
     const DeviceMask visible = device_mask(mask, n);
     OpSpan span("attention_backward", 10.0 * visible_pairs(mask, n) * double(n.q_row()),
-                bytes_of(dq, dk, dv, dout, q, k, v, lse, delta) + (add.dq ? bytes_of(dq) : 0) +
+                bytes_of(dq, dk, dv, dout, q, k, v, lse, delta) + (add.dq ? bytes_of(add.dq) : 0) +
                     (add.dkv ? bytes_of(dk, dv) : 0));
     if (hopper)
         return attention_backward_wgmma(dq, dk, dv, dout, q, k, v, lse, delta, n, visible, add);
@@ -58,8 +58,8 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
     check(lse.numel() == n.B * n.H * n.Tq && delta.numel() == lse.numel(),
           "attention_backward: lse, delta are (B, H, Tq)");
     const AttentionMask in_keys = counted_in_keys(mask);
-    const bool aligned =
-        aligned16({dq.data(), dk.data(), dv.data(), dout.data(), q.data(), k.data(), v.data()});
+    const bool aligned = aligned16({dq.data(), add.dq.data(), dk.data(), dv.data(), dout.data(),
+                                    q.data(), k.data(), v.data()});
     if (attention_wgmma_supported(q.dtype(), n) && aligned)
         return run_backward(dq, dk, dv, dout, q, k, v, lse, delta, n, in_keys, add, true, aligned);
     // The other kernels overwrite gradients of q's dtype.
@@ -68,16 +68,17 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
                    ? to
                    : Tensor::empty(to.shape(), q.dtype(), Memory::workspace);
     };
-    const auto finish = [](const Tensor& to, const Tensor& from, bool adds) {
-        if (adds)
-            ops::add(to, from);
+    const auto finish = [](const Tensor& to, const Tensor& from, const Tensor& addend) {
+        if (addend)
+            ops::add(to, addend, from);
         else if (to.data() != from.data())
             ops::copy(to, from);
     };
-    const Tensor own_dq = written(dq, add.dq), own_dk = written(dk, add.dkv),
+    const Tensor own_dq = written(dq, bool(add.dq)), own_dk = written(dk, add.dkv),
                  own_dv = written(dv, add.dkv);
     run_backward(own_dq, own_dk, own_dv, dout, q, k, v, lse, delta, n, in_keys, {}, false, aligned);
-    finish(dq, own_dq, add.dq), finish(dk, own_dk, add.dkv), finish(dv, own_dv, add.dkv);
+    finish(dq, own_dq, add.dq);
+    finish(dk, own_dk, add.dkv ? dk : Tensor()), finish(dv, own_dv, add.dkv ? dv : Tensor());
 }
 
 }  // namespace ultrascale::ops
