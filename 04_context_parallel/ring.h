@@ -24,8 +24,7 @@
 
 #include "comm/comm.h"
 #include "context_options.h"
-#include "keys_values.h"
-#include "ring_plan.h"
+#include "partial_gradients.h"
 
 namespace ultrascale {
 
@@ -60,10 +59,16 @@ public:
             const bool kept = keep_last && hop + 1 == plan.last_hop();
             Held next = pass_on(plan, held, hop, k, under_way,
                                 kept ? Memory::activation : Memory::communication);
-            for_each_block(plan, hop, k.size(0), [&](size_t p, int64_t b, const Block& block) {
-                sum.add(b, block, keys_of(held[p].k, plan, p, b, block),
-                        keys_of(held[p].v, plan, p, b, block), starts);
-            });
+            for (size_t p = 0; p < plan.parcels(); ++p) {
+                const int owner = plan.owner(p, rank_, hop);
+                if (owner == RingPlan::none) continue;
+                for (int64_t b = 0; b < k.size(0); ++b)
+                    for (const Block& block : plan.blocks(p, rank_, owner, b)) {
+                        const Range keys = plan.in_parcel(p, block.keys);
+                        sum.add(b, block, tokens_of(held[p].k[size_t(b)], 0, keys),
+                                tokens_of(held[p].v[size_t(b)], 0, keys), starts);
+                    }
+            }
             under_way.wait();
             if (hop < plan.last_hop()) held = std::move(next);
         }
@@ -77,12 +82,10 @@ public:
     Gradients backward(const Tensor& dout, Saved& saved, Context& context) override {
         const auto& [forward_plan, starts] = plan_of_(context.batch);
         const bool own_last = reverses(forward_plan);
+        const int64_t B = dout.size(0);
         const RingPlan plan = own_last ? forward_plan.reversed() : forward_plan;
-        const Tensor lse = saved.take("lse");
-        Queries of{saved.take("q"), dout, lse, activation_like(lse)};
-        ops::attention_delta(of.delta, dout, saved.take("o"));
-        of.dq = Tensor::zeros(of.q.shape(), DType::fp32, Memory::activation);
-        const int64_t B = of.q.size(0);
+        PartialGradients partial(saved.take("q"), saved.take("o"), dout, saved.take("lse"),
+                                 orders_);
         Gradients gradients{.dk = activation_like(saved.get("k")),
                             .dv = activation_like(saved.get("v"))};
         Held held = parcels_of(plan, saved.take("k"), saved.take("v"));
@@ -93,8 +96,8 @@ public:
         for (int hop = 0; hop <= plan.last_hop(); ++hop) {
             Work under_way;
             Held next = pass_on(plan, held, hop, gradients.dk, under_way, Memory::communication);
-            if (own_last && hop == plan.last_hop())
-                of.whole_dq = of.q.dtype() == DType::fp32 ? of.dq : activation_like(of.q);
+            const bool finishes = own_last && hop == plan.last_hop();
+            if (finishes) partial.next_block_finishes();
             Held sums(plan.parcels());
             for (size_t p = 0; p < plan.parcels(); ++p) {
                 const int owner = plan.owner(p, rank_, hop);
@@ -102,13 +105,13 @@ public:
                 sums[p] = KeysValues::empty(gradients.dk, plan.tokens(p), DType::fp32,
                                             Memory::activation);
                 for (int64_t b = 0; b < B; ++b)
-                    add_gradients(plan, p, plan.blocks(p, rank_, owner, b), b, of, held[p], sums[p],
-                                  starts, orders_);
+                    partial.add(plan, p, plan.blocks(p, rank_, owner, b), b, held[p], sums[p],
+                                starts);
             }
             sums_under_way.wait();
-            if (of.whole_dq) {
+            if (finishes) {
                 sums[0].finish(gradients.dk, gradients.dv, arrived[0]);
-                gradients.dq = of.whole_dq;
+                gradients.dq = partial.dq();
                 return gradients;
             }
             for (size_t p = 0; p < plan.parcels(); ++p)
@@ -123,42 +126,8 @@ public:
                 ops::copy(tokens_of(gradients.dk, b, plan.keys(p)), home[p].k[size_t(b)]);
                 ops::copy(tokens_of(gradients.dv, b, plan.keys(p)), home[p].v[size_t(b)]);
             }
-        gradients.dq = rounded(of.dq, of.q.dtype());
+        gradients.dq = partial.dq();
         return gradients;
-    }
-
-    // What stays on this rank in backward: (B, T, H, D) and (B, H, T). dq, fp32, is added to; where
-    // whole_dq is given, it becomes the sum, in its own dtype.
-    struct Queries {
-        Tensor q, dout, lse, delta, dq = {}, whole_dq = {};
-    };
-    // The gradients of sequence b's blocks with a parcel that is held: added to dq, and written to
-    // `sums`.
-    static void add_gradients(const RingPlan& plan, size_t p, const std::vector<Block>& blocks,
-                              int64_t b, const Queries& of, const KeysValues& held,
-                              const KeysValues& sums, const Tensor& starts, RowOrders& orders) {
-        // The first block writes the gradients of its keys, and the others add to them. Those of
-        // the parcel's keys that it does not have begin with zero.
-        const Range whole = plan.keys(p), first = blocks.empty() ? whole : blocks[0].keys;
-        for (const Range rest : {Range{whole.begin, blocks.empty() ? whole.end : first.begin},
-                                 Range{first.end, whole.end}})
-            for (const Tensor& sum : {sums.k[size_t(b)], sums.v[size_t(b)]})
-                if (rest.size() > 0)
-                    ops::fill(tokens_of(sum, 0, {rest.begin - whole.begin, rest.end - whole.begin}),
-                              0);
-        for (size_t i = 0; i < blocks.size(); ++i) {
-            const Block& block = blocks[i];
-            const auto rows = [&](const Tensor& x) { return tokens_of(x, b, block.queries); };
-            const auto keys = [&](const std::vector<Tensor>& x) {
-                return keys_of(x, plan, p, b, block);
-            };
-            const Tensor dq = rows(of.whole_dq ? of.whole_dq : of.dq);
-            ops::attention_backward(dq, keys(sums.k), keys(sums.v), rows(of.dout), rows(of.q),
-                                    keys(held.k), keys(held.v),
-                                    rows_of(of.lse, b, block.queries, orders),
-                                    rows_of(of.delta, b, block.queries, orders),
-                                    mask_of(block, starts, b), {.dq = rows(of.dq), .dkv = i > 0});
-        }
     }
 
 private:
@@ -179,21 +148,6 @@ private:
             held.push_back(KeysValues::tokens_of(k, v, plan.keys(p)));
         return held;
     }
-    // Calls visit(parcel, sequence, block) for what this rank's queries see of what it holds.
-    template <class Visit>
-    void for_each_block(const RingPlan& plan, int hop, int64_t sequences, Visit visit) const {
-        for (size_t p = 0; p < plan.parcels(); ++p)
-            if (const int owner = plan.owner(p, rank_, hop); owner != RingPlan::none)
-                for (int64_t b = 0; b < sequences; ++b)
-                    for (const Block& block : plan.blocks(p, rank_, owner, b)) visit(p, b, block);
-    }
-    // A block's keys, of a parcel's: block.keys counts from the owner's first token.
-    static Tensor keys_of(const std::vector<Tensor>& parcel, const RingPlan& plan, size_t p,
-                          int64_t b, const Block& block) {
-        const int64_t first = plan.keys(p).begin;
-        return tokens_of(parcel[size_t(b)], 0, {block.keys.begin - first, block.keys.end - first});
-    }
-
     // Sends the parcels that travel on, and returns those that come; `like` is k.
     Held pass_on(const RingPlan& plan, const Held& held, int hop, const Tensor& like,
                  Work& under_way, Memory category) const {

@@ -67,6 +67,11 @@ public:
     size_t parcels() const { return parcels_.size(); }
     int64_t tokens(size_t parcel) const { return parcels_[parcel].keys.size(); }
     Range keys(size_t parcel) const { return parcels_[parcel].keys; }
+    // Keys of its owner that a parcel has, counted from the parcel's first one.
+    Range in_parcel(size_t parcel, Range of_owner) const {
+        const int64_t first = keys(parcel).begin;
+        return {of_owner.begin - first, of_owner.end - first};
+    }
     // The last hop at which any rank holds a parcel that has travelled.
     int last_hop() const {
         int last = 0;

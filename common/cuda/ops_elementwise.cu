@@ -14,8 +14,8 @@ namespace {
 
 constexpr int threads = 256, unroll = 4;
 
-// The operation on an element a, which is y's own unless a sum goes elsewhere, and the corresponding
-// element x; and which of the two it reads.
+// The operation on an element a (y's own, unless a sum goes elsewhere) and the corresponding
+// element x, and which of the two it reads.
 struct Fill {
     static constexpr bool reads_x = false, reads_a = false;
     float value;

@@ -68,16 +68,13 @@ Row computing(int rank, int64_t T) {
     const auto both = [=, orders = RowOrders()]() mutable {
         const auto [o, lse] = forward();
         const RingPlan plan = RingPlan(cut, false, nullptr).reversed();
-        RingAttention::Queries of{q, dout, lse, activation_like(lse)};
-        ops::attention_delta(of.delta, dout, o);
-        of.dq = Tensor::zeros(q.shape(), DType::fp32, Memory::activation);
+        PartialGradients queries(q, o, dout, lse, orders);
         KeysValues sums[2];
         for (int hop = 0; hop < 2; ++hop) {
-            if (hop == 1) of.whole_dq = activation_like(q);
+            if (hop == 1) queries.next_block_finishes();
             sums[hop] = KeysValues::empty(k, tokens, DType::fp32, Memory::activation);
-            RingAttention::add_gradients(plan, 0, plan.blocks(0, rank, plan.owner(0, rank, hop), 0),
-                                         0, of, KeysValues::tokens_of(k, v, {0, tokens}), sums[hop],
-                                         {}, orders);
+            queries.add(plan, 0, plan.blocks(0, rank, plan.owner(0, rank, hop), 0), 0,
+                        KeysValues::tokens_of(k, v, {0, tokens}), sums[hop], {});
         }
         sums[1].finish(activation_like(k), activation_like(v), sums[0]);
     };

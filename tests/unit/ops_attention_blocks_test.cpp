@@ -170,9 +170,9 @@ TEST(OpsAttentionBlocks, HaveTheSameBitsInEveryRun) {
     }
 }
 
-// Each gradient is overwritten or added to, in q's dtype or in fp32, whatever the others are; what dq
-// is added to may also be another tensor. What is added to keeps its bits, or is rounded, where the
-// gradient is zero: at keys that no query sees, and queries that see none.
+// Each gradient is overwritten or added to, in q's dtype or in fp32, whatever the others are; what
+// dq is added to may also be another tensor. What is added to keeps its bits, or is rounded, where
+// the gradient is zero: at keys that no query sees, and queries that see none.
 void expect_added() {
     std::vector<Case> cases = {
         {1, 70, 100, 2, 1, 7, true, 10, 60},  // 50 queries see no key, 20 keys no query
