@@ -1,5 +1,5 @@
-// The gradients of attention, added up block by block in fp32, as PartialAttention (merge.h) adds up
-// its output. dQ stays with the queries; dK and dV of a parcel go into sums that travel with it.
+// The gradients of attention, added up block by block in fp32, as PartialAttention (merge.h) adds
+// up its output. dQ stays with the queries; dK and dV of a parcel go into sums that travel with it.
 //
 // Given the log-sum-exp of the whole row, a block's probabilities P = exp(S - lse) are those of the
 // whole softmax, and so need no merging; with delta = rowsum(dO O), also of the whole row,
