@@ -1,0 +1,108 @@
+// Runs a schedule on a rank: walks over its actions, whatever they are.
+//
+//     for each action:   post receives, let go of what was sent     messages.h
+//                        wait for the input                         x, or dy
+//                        F: forward   D: backward   B: backward of inputs   W: of weights
+//                        send the output                            y, or dx
+//
+// Each micro-batch in flight has its own saved activations for each chunk, from its F to its D or
+// W. Two actions that run together in DualPipe (with_next) run one after the other here: within one
+// device's layers nothing is communicated that the other action could hide, so that to take turns
+// layer by layer would only delay the first one's message. (With expert parallelism it pays.)
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "messages.h"
+#include "stages.h"
+#include "train/step.h"
+
+namespace ultrascale {
+
+// When an action ran: on now_seconds()' clock, without the wait for its input.
+struct ActionTimes {
+    std::vector<Timestamp> begins, ends;  // by the action's index
+};
+
+class Executor {
+public:
+    // All of these must live as long.
+    Executor(const Schedule& schedule, RankStages& stages, Messages& messages, int rank,
+             const Pretend& pretend = {})
+        : schedule_(schedule),
+          actions_(schedule.actions[size_t(rank)]),
+          stages_(stages),
+          messages_(messages),
+          pretend_(pretend) {}
+
+    // Forward and backward of a step's micro-batches. Gradients and step.loss then hold what this
+    // rank's stages contribute.
+    void run(Step& step, Hooks* hooks) {
+        step.call_hooks({hooks});
+        times_.emplace_back();
+        for (int i = 0; i < int(actions_.size()); ++i) {
+            messages_.before(i);
+            run(step, i, messages_.input_of(i));
+        }
+        messages_.before(int(actions_.size()));
+        check(in_flight_.empty(), "a schedule ends with micro-batches in flight");
+    }
+    // The times of each step's actions so far.
+    const std::vector<ActionTimes>& times() const { return times_; }
+
+private:
+    void run(Step& step, int i, Tensor input) {
+        const Action& action = actions_[size_t(i)];
+        times_.back().begins.push_back(Timestamp::in(compute_stream()));
+        const double begin = now_seconds();
+        const std::string name = to_string(action, stages_.chunks() > 1);
+        explain(name);
+        Tensor output = phase(name, [&] { return compute(step, action, std::move(input)); });
+        if (pretend_.on())
+            sleep_until_seconds(begin +
+                                pretend_.seconds(action.kind, schedule_.ranks(), schedule_.stages));
+        times_.back().ends.push_back(Timestamp::in(compute_stream()));
+        messages_.output_of(i, std::move(output));
+    }
+
+    Tensor compute(Step& step, const Action& action, Tensor input) {
+        const std::pair key(action.micro_batch, action.chunk);
+        if (action.kind == ActionKind::forward) {
+            check(!in_flight_.contains(key), "a schedule runs a forward twice");
+            in_flight_[key].context = step.micro_batch(action.micro_batch);
+        }
+        check(in_flight_.contains(key), "a schedule's backward comes before its forward");
+        auto& [saved, context] = in_flight_[key];
+        Llama& model = stages_.chunk(action.chunk);
+        Tensor output;
+        switch (action.kind) {
+            case ActionKind::forward:
+                output = model.forward(std::move(input), saved, context);
+                break;
+            case ActionKind::backward:
+                output = model.backward(std::move(input), saved, context);
+                break;
+            case ActionKind::backward_input:
+                output = model.backward_input(std::move(input), saved, context);
+                break;
+            case ActionKind::backward_weight: model.backward_weight(saved, context); break;
+        }
+        if (frees(action.kind)) in_flight_.erase(key);
+        return output;
+    }
+
+    struct InFlight {
+        Saved saved;
+        Context context;
+    };
+    const Schedule& schedule_;
+    const std::vector<Action>& actions_;
+    RankStages& stages_;
+    Messages& messages_;
+    Pretend pretend_;
+    std::map<std::pair<int, int>, InFlight> in_flight_;  // by micro-batch and chunk
+    std::vector<ActionTimes> times_;
+};
+
+}  // namespace ultrascale

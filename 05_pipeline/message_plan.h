@@ -1,0 +1,169 @@
+// Which messages a schedule needs, and when each rank makes room for them: known before the step
+// begins, since the schedule is.
+//
+//     rank 0   | F0 | F1 | F2 |          sends x0 after F0, and lets go of it before F2
+//                   ....x0....
+//     rank 1   |    | F0 | F1 | F2 |     has posted the receive of x0 before its own F0
+//
+// A receive must be posted before its message comes, or the sender holds its tensor longer; but
+// from then on it occupies memory. So it is posted one action ahead of the action during which the
+// message comes, if every action takes its nominal time; and the sender lets go of the tensor one
+// action after the moment at which it has gone. Waiting for that cannot deadlock: in nominal time
+// every receive is posted before anyone waits for it. And what a rank holds follows from the
+// schedule alone, so it can be predicted.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "schedule.h"
+
+namespace ultrascale {
+
+// The output of a stage's forward, or the gradient of its input, on its way to a neighbour.
+struct Message {
+    int from, to;       // ranks; equal if a rank hands it to another of its own chunks
+    int made_by, for_;  // actions of these ranks, by their index
+    bool local() const { return from == to; }
+};
+
+class MessagePlan {
+public:
+    // Fails check() if the schedule hangs (check.h says where).
+    explicit MessagePlan(const Schedule& schedule) : schedule_(schedule) {
+        find_messages();
+        run();
+        place_receives_and_releases();
+    }
+
+    const std::vector<Message>& messages() const { return messages_; }
+    // By rank and action: the message that it takes in or hands on, as an index; -1: none.
+    int input(int rank, int action) const { return input_[size_t(rank)][size_t(action)]; }
+    int output(int rank, int action) const { return output_[size_t(rank)][size_t(action)]; }
+    // What a rank does before an action: receives to post, in the order in which their senders
+    // send; and outputs to let go of, when they have gone. Index actions.size(): after the last.
+    const std::vector<int>& posts(int rank, int action) const {
+        return posts_[size_t(rank)][size_t(action)];
+    }
+    const std::vector<int>& releases(int rank, int action) const {
+        return releases_[size_t(rank)][size_t(action)];
+    }
+    // The ordered pairs of ranks of which the first one sends to the second one.
+    std::vector<std::pair<int, int>> links() const {
+        std::vector<std::pair<int, int>> pairs;
+        for (const Message& m : messages_)
+            if (!m.local()) pairs.emplace_back(m.from, m.to);
+        std::ranges::sort(pairs);
+        pairs.erase(std::ranges::unique(pairs).begin(), pairs.end());
+        return pairs;
+    }
+
+private:
+    // An action's place: its kind (forward or backward), micro-batch and stage.
+    using Key = std::tuple<bool, int, int>;
+
+    void find_messages() {
+        const int ranks = schedule_.ranks();
+        std::map<Key, std::pair<int, int>> made_by;  // rank, action
+        const auto each = [&](auto visit) {
+            for (int r = 0; r < ranks; ++r)
+                for (int i = 0; i < int(schedule_.actions[size_t(r)].size()); ++i) {
+                    const Action& a = schedule_.actions[size_t(r)][size_t(i)];
+                    if (a.kind == ActionKind::backward_weight) continue;
+                    const int stage = schedule_.chunks[size_t(r)][size_t(a.chunk)].stage;
+                    visit(r, i, a.micro_batch, stage, a.kind == ActionKind::forward);
+                }
+        };
+        each([&](int r, int i, int m, int stage, bool forward) {
+            made_by[{forward, m, stage}] = {r, i};
+        });
+        for (const auto& actions : schedule_.actions) {
+            input_.emplace_back(actions.size(), -1);
+            output_.emplace_back(actions.size(), -1);
+        }
+        each([&](int r, int i, int m, int stage, bool forward) {
+            const int before = forward ? stage - 1 : stage + 1;
+            if (before < 0 || before == schedule_.stages) return;
+            const auto maker = made_by.find({forward, m, before});
+            check(maker != made_by.end(), "a schedule lacks an action that another one needs");
+            const auto [from, index] = maker->second;
+            input_[size_t(r)][size_t(i)] = output_[size_t(from)][size_t(index)] =
+                int(messages_.size());
+            messages_.push_back({from, r, index, i});
+        });
+    }
+
+    // When each action begins and ends: F, B, W take one unit of time each, D two.
+    void run() {
+        const int ranks = schedule_.ranks();
+        std::vector<double> free(size_t(ranks), 0.0);
+        std::vector<double> sent(messages_.size(), -1);
+        begin_.resize(size_t(ranks)), end_.resize(size_t(ranks));
+        for (bool progress = true; progress;) {
+            progress = false;
+            for (int r = 0; r < ranks; ++r) {
+                const auto& actions = schedule_.actions[size_t(r)];
+                for (int i = int(begin_[size_t(r)].size()); i < int(actions.size()); ++i) {
+                    const int in = input(r, i), out = output(r, i);
+                    if (in >= 0 && sent[size_t(in)] < 0) break;
+                    const double begin =
+                        std::max(free[size_t(r)], in >= 0 ? sent[size_t(in)] : 0.0);
+                    free[size_t(r)] =
+                        begin + (actions[size_t(i)].kind == ActionKind::backward ? 2 : 1);
+                    begin_[size_t(r)].push_back(begin), end_[size_t(r)].push_back(free[size_t(r)]);
+                    if (out >= 0) sent[size_t(out)] = free[size_t(r)];
+                    progress = true;
+                }
+            }
+        }
+        for (int r = 0; r < ranks; ++r)
+            check(begin_[size_t(r)].size() == schedule_.actions[size_t(r)].size(),
+                  "the schedule hangs");
+    }
+
+    void place_receives_and_releases() {
+        for (const auto& actions : schedule_.actions) {
+            posts_.emplace_back(actions.size() + 1);
+            releases_.emplace_back(actions.size() + 1);
+        }
+        // Of each pair of ranks, in the sender's order.
+        std::map<std::pair<int, int>, std::vector<int>> of_link;
+        for (int m = 0; m < int(messages_.size()); ++m)
+            of_link[{messages_[size_t(m)].from, messages_[size_t(m)].to}].push_back(m);
+        for (auto& [link, sent] : of_link) {
+            std::ranges::sort(sent, {}, [&](int m) { return messages_[size_t(m)].made_by; });
+            const auto [from, to] = link;
+            if (from == to) continue;
+            int latest = int(schedule_.actions[size_t(to)].size());
+            std::vector<int> post(sent.size());
+            for (size_t k = sent.size(); k-- > 0;) {  // no later than the ones behind it
+                const Message& m = messages_[size_t(sent[k])];
+                const double comes = end_[size_t(from)][size_t(m.made_by)];
+                const auto& begins = begin_[size_t(to)];
+                const int during =
+                    int(std::ranges::upper_bound(begins, comes) - begins.begin()) - 1;
+                latest = post[k] = std::max(0, std::min({latest, m.for_, during - 1}));
+            }
+            for (size_t k = 0; k < sent.size(); ++k) {
+                posts_[size_t(to)][size_t(post[k])].push_back(sent[k]);
+                const double gone = end_[size_t(from)][size_t(messages_[size_t(sent[k])].made_by)];
+                const auto& begins = begin_[size_t(from)];
+                const int next = int(std::ranges::lower_bound(begins, gone) - begins.begin());
+                releases_[size_t(from)][size_t(std::min(next + 1, int(begins.size())))].push_back(
+                    sent[k]);
+            }
+        }
+    }
+
+    Schedule schedule_;
+    std::vector<Message> messages_;
+    std::vector<std::vector<int>> input_, output_;
+    std::vector<std::vector<double>> begin_, end_;
+    std::vector<std::vector<std::vector<int>>> posts_, releases_;
+};
+
+}  // namespace ultrascale
