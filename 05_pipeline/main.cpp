@@ -4,6 +4,7 @@
 #include "executor.h"
 #include "forward_only.h"
 #include "options.h"
+#include "predict.h"
 #include "train/gradients.h"
 #include "train/run.h"
 
@@ -66,8 +67,12 @@ bool train(const Options& options, const PipelineOptions& pipeline, const Preten
         train_step(*step, executor, parameters, optimizer, mesh, schedule.copies(), nullptr);
 
     return run.finish([&](Report& report) {
-        (void)report;
-        return true;
+        const Prediction predicted =
+            predict(shape, schedule, plan, cut, parameters, pp.rank(), dp.size());
+        bool ok = report.memory(predicted);
+        ok = report.communication(predicted, options.steps, run.of_validation()) && ok;
+        report.throughput(predicted);
+        return ok;
     });
 }
 

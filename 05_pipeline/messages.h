@@ -93,18 +93,6 @@ public:
         leaving_.emplace(m, link.group.send(std::move(x), 1 - link.group.rank(), link.stream));
     }
 
-    // What this rank sends and receives in a step.
-    void add_to(PredictedCommunication& of_step) const {
-        const int64_t bytes = numel(shape_) * dtype_bytes(dtype_);
-        for (const Message& m : plan_.messages()) {
-            if (m.local() || (m.from != rank_ && m.to != rank_)) continue;
-            const bool sends = m.from == rank_;
-            of_step.add(
-                Group(m.from < m.to ? "down" : "up", 2), Collective::send_recv,
-                {.calls = 1, .bytes = sends ? bytes : 0, .sent = sends ? double(bytes) : 0});
-        }
-    }
-
 private:
     struct Link {
         Communicator group;
@@ -126,5 +114,16 @@ private:
     std::map<int, Work> leaving_;  // each holds its tensor
     std::map<int, Tensor> kept_;   // from one chunk to another
 };
+
+// What a rank sends and receives in a step, each message of so many bytes.
+inline void add_messages(PredictedCommunication& of_step, const MessagePlan& plan, int rank,
+                         int64_t bytes) {
+    for (const Message& m : plan.messages()) {
+        if (m.local() || (m.from != rank && m.to != rank)) continue;
+        const bool sends = m.from == rank;
+        of_step.add(Group(m.from < m.to ? "down" : "up", 2), Collective::send_recv,
+                    {.calls = 1, .bytes = sends ? bytes : 0, .sent = sends ? double(bytes) : 0});
+    }
+}
 
 }  // namespace ultrascale
