@@ -44,6 +44,9 @@ struct Action {
     bool operator==(const Action&) const = default;
 };
 
+// Chunks have names from a to z.
+inline constexpr int most_chunks = 26;
+
 // A stage of a copy of the model. Only DualPipe has two copies, whose micro-batches differ.
 struct Chunk {
     int stage, copy = 0;

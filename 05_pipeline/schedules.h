@@ -6,9 +6,15 @@
 #include <vector>
 
 #include "afab.h"
+#include "breadth_first.h"
 #include "core/error.h"
+#include "dual_pipe_v.h"
+#include "interleaved.h"
 #include "naive.h"
 #include "one_f_one_b.h"
+#include "v_half.h"
+#include "zb_h2.h"
+#include "zbv.h"
 
 namespace ultrascale {
 
@@ -31,6 +37,61 @@ namespace schedules {
 
 inline void takes_all(int, int, const ScheduleOptions&) {}
 
+inline void check_chunks(std::string_view name, const ScheduleOptions& options) {
+    if (options.chunks < 2 || options.chunks > most_chunks)
+        user_error("--schedule {}: --chunks {} is not between 2 and {}; {}", name, options.chunks,
+                   most_chunks,
+                   options.chunks < 2 ? "with one stage a rank it would be 1f1b or afab"
+                                      : "a rank's stages are named a to z");
+}
+
+inline void check_interleaved(int p, int m, const ScheduleOptions& options) {
+    check_chunks("interleaved", options);
+    const int n = options.group;
+    if (m < p)
+        user_error(
+            "--schedule interleaved: {} micro-batches are fewer than {} ranks, which would "
+            "wait for each of them in every round; use at least {}, or 1f1b",
+            m, p, p);
+    if (n < p || n > m)
+        user_error(
+            "--schedule interleaved: --group {} must be from {}, the number of ranks, to "
+            "{}, that of micro-batches",
+            n, p, m);
+    if (m % n != 0)
+        user_error(
+            "--schedule interleaved: {} micro-batches are not whole groups of {}; use {} or "
+            "{} of them, or another --group",
+            m, n, m / n * n, (m / n + 1) * n);
+}
+
+inline void check_dual_pipe(int p, int m, const ScheduleOptions&) {
+    if (p % 2 != 0)
+        user_error(
+            "--schedule dualpipe: {} ranks have no middle where the two directions meet; "
+            "use an even number, or dualpipev",
+            p);
+    if (m % 2 != 0)
+        user_error(
+            "--schedule dualpipe: half of the micro-batches enter at either end; {} cannot "
+            "be halved, use {}",
+            m, m + 1);
+    if (m < 2 * p)
+        user_error(
+            "--schedule dualpipe: {} micro-batches do not fill {} ranks from both ends; use "
+            "at least {}, or zbv",
+            m, p, 2 * p);
+}
+
+inline void check_dual_pipe_v(int p, int m, const ScheduleOptions&) {
+    if (m < 2 * p)
+        user_error(
+            "--schedule dualpipev: {} micro-batches do not fill the {} chunks of {} ranks; "
+            "use at least {}, or zbv",
+            m, 2 * p, p, 2 * p);
+}
+
+// In the order in which the chapter tells them.
 inline constexpr ScheduleKind all[] = {
     {.name = "naive",
      .check = takes_all,
@@ -41,6 +102,34 @@ inline constexpr ScheduleKind all[] = {
     {.name = "1f1b",
      .check = takes_all,
      .make = [](int p, int m, const ScheduleOptions&) { return one_f_one_b(p, m); }},
+    {.name = "interleaved",
+     .takes_chunks = true,
+     .takes_group = true,
+     .check = check_interleaved,
+     .make = [](int p, int m,
+                const ScheduleOptions& o) { return interleaved(p, m, o.chunks, o.group); }},
+    {.name = "breadth-first",
+     .takes_chunks = true,
+     .check = [](int, int, const ScheduleOptions& o) { check_chunks("breadth-first", o); },
+     .make = [](int p, int m, const ScheduleOptions& o) { return breadth_first(p, m, o.chunks); }},
+    {.name = "zb-h1",
+     .check = takes_all,
+     .make = [](int p, int m, const ScheduleOptions&) { return zb_h1(p, m); }},
+    {.name = "zb-h2",
+     .check = takes_all,
+     .make = [](int p, int m, const ScheduleOptions&) { return zb_h2(p, m); }},
+    {.name = "zbv",
+     .check = takes_all,
+     .make = [](int p, int m, const ScheduleOptions&) { return zbv(p, m); }},
+    {.name = "v-half",
+     .check = takes_all,
+     .make = [](int p, int m, const ScheduleOptions&) { return v_half(p, m); }},
+    {.name = "dualpipe",
+     .check = check_dual_pipe,
+     .make = [](int p, int m, const ScheduleOptions&) { return dual_pipe(p, m); }},
+    {.name = "dualpipev",
+     .check = check_dual_pipe_v,
+     .make = [](int p, int m, const ScheduleOptions&) { return dual_pipe_v(p, m); }},
 };
 
 }  // namespace schedules
