@@ -17,45 +17,40 @@
 #include "comm/mesh.h"
 #include "model/llama.h"
 #include "report/estimate.h"
-#include "schedule.h"
+#include "simulate.h"
 
 namespace ultrascale {
 
-// The FLOPs per token of a unit or a stage, by what a schedule can take apart.
-struct Cost {
-    double forward = 0, backward_input = 0, backward_weight = 0;
-    double total() const { return forward + backward_input + backward_weight; }
-    Cost& operator+=(const Cost& more) {
-        forward += more.forward;
-        backward_input += more.backward_input;
-        backward_weight += more.backward_weight;
-        return *this;
-    }
-};
-
+// FLOPs per token, by what a schedule can take apart.
+//
 // A layer's: two FLOPs for each weight of a linear in forward, in the gradient of its input and in
 // that of its weight. Attention has no weights; of its T x T scores half are masked. Its backward
 // consists of 2.5 times as many products as its forward if it computes the scores again (flash),
 // otherwise of twice as many.
-inline Cost layer_cost(const StepShape& shape) {
+inline StageCost layer_cost(const StepShape& shape) {
     const LlamaConfig& c = shape.config;
     const double h = double(c.hidden), products = 2 * h * double(2 * c.q_size() + 2 * c.kv_size()) +
                                                   2 * h * 3 * double(c.ffn);
     const double attention = 2 * double(c.q_size()) * double(shape.seq);
     const bool again = shape.model.attention == AttentionKind::flash ||
                        shape.model.recompute == Recompute::selective;
-    Cost cost{products + attention, products + (again ? 2.5 : 2) * attention, products};
+    StageCost cost{products + attention, products + (again ? 2.5 : 2) * attention, products};
     if (shape.model.recompute == Recompute::full) cost.backward_input += cost.forward;
     return cost;
 }
-inline Cost head_cost(const StepShape& shape) {
+inline StageCost head_cost(const StepShape& shape) {
     const double product = 2 * double(shape.config.hidden) * double(shape.config.vocab);
     return {product, product, product};
 }
-inline Cost stage_cost(const StepShape& shape, const Stage& stage) {
-    Cost cost = stage.head ? head_cost(shape) : Cost{};
-    for (int64_t i = stage.first_layer; i < stage.last_layer; ++i) cost += layer_cost(shape);
-    return cost;
+inline StageCost stage_cost(const StepShape& shape, const Stage& stage) {
+    const StageCost layer = layer_cost(shape), head = head_cost(shape);
+    const double layers = double(stage.last_layer - stage.first_layer), heads = stage.head ? 1 : 0;
+    return {layers * layer.forward + heads * head.forward,
+            layers * layer.backward_input + heads * head.backward_input,
+            layers * layer.backward_weight + heads * head.backward_weight};
+}
+inline double total(const StageCost& cost) {
+    return cost.forward + cost.backward_input + cost.backward_weight;
 }
 
 // Stages of so many layers each, in the model's order.
@@ -74,7 +69,7 @@ inline std::vector<Stage> stages_of(const std::vector<int64_t>& layers) {
 // the first l layers.
 inline std::vector<int64_t> cut_by_cost(const StepShape& shape, int stages) {
     const int64_t L = shape.config.layers;
-    const double layer = layer_cost(shape).total(), head = head_cost(shape).total();
+    const double layer = total(layer_cost(shape)), head = total(head_cost(shape));
     // The lowest sum of squares, or the lowest maximum, of costs of at most `limit`.
     const auto best_cut = [&](double limit, bool of_squares) {
         std::vector<std::vector<double>> best(
