@@ -11,6 +11,7 @@
 // layer by layer would only delay the first one's message. (With expert parallelism it pays.)
 #pragma once
 
+#include <deque>
 #include <map>
 #include <vector>
 
@@ -20,9 +21,11 @@
 
 namespace ultrascale {
 
-// When an action ran: on now_seconds()' clock, without the wait for its input.
-struct ActionTimes {
+// When a step's actions ran, on now_seconds()' clock, without the waits for their inputs; and when
+// the update that followed had ended.
+struct StepTimes {
     std::vector<Timestamp> begins, ends;  // by the action's index
+    Timestamp updated;
 };
 
 class Executor {
@@ -40,6 +43,7 @@ public:
     // rank's stages contribute.
     void run(Step& step, Hooks* hooks) {
         step.call_hooks({hooks});
+        if (times_.size() == kept_steps) times_.pop_front();
         times_.emplace_back();
         for (int i = 0; i < int(actions_.size()); ++i) {
             messages_.before(i);
@@ -48,8 +52,11 @@ public:
         messages_.before(int(actions_.size()));
         check(in_flight_.empty(), "a schedule ends with micro-batches in flight");
     }
-    // The times of each step's actions so far.
-    const std::vector<ActionTimes>& times() const { return times_; }
+    // To be called after the update, for its time.
+    void updated() { times_.back().updated = Timestamp::in(compute_stream()); }
+    // Of the last steps.
+    static constexpr size_t kept_steps = 10;
+    const std::deque<StepTimes>& times() const { return times_; }
 
 private:
     void run(Step& step, int i, Tensor input) {
@@ -102,7 +109,7 @@ private:
     Messages& messages_;
     Pretend pretend_;
     std::map<std::pair<int, int>, InFlight> in_flight_;  // by micro-batch and chunk
-    std::vector<ActionTimes> times_;
+    std::deque<StepTimes> times_;
 };
 
 }  // namespace ultrascale

@@ -1,7 +1,7 @@
 // Chapter 05: pipeline parallelism. Each rank has some of the model's layers, a stage, and
 // micro-batches go from rank to rank: forward down the stages, backward up again. A schedule says
 // who does what when (schedule.h and the file of each); one executor runs them all (executor.h).
-#include "executor.h"
+#include "bubbles.h"
 #include "forward_only.h"
 #include "options.h"
 #include "predict.h"
@@ -26,6 +26,7 @@ void train_step(Step& step, Executor& executor, ParameterList& parameters, AdamW
     const Tensor squared_norm =
         phase("gradient norm", [&] { return squared_gradient_norm(parameters, mesh); });
     phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
+    executor.updated();
     if (mesh.world().size() > 1) phase("loss", [&] { mesh.world().all_reduce(step.loss); });
     step.finish(squared_norm);
 }
@@ -71,6 +72,9 @@ bool train(const Options& options, const PipelineOptions& pipeline, const Preten
             predict(shape, schedule, plan, cut, parameters, pp.rank(), dp.size());
         bool ok = report.memory(predicted);
         ok = report.communication(predicted, options.steps, run.of_validation()) && ok;
+        report_time(
+            report, shape, schedule, cut, pretend,
+            Timeline(schedule, pp, executor, options.steps <= int64_t(executor.kept_steps)));
         report.throughput(predicted);
         return ok;
     });
