@@ -101,18 +101,21 @@ inline void print_message_ratio(Report& report, const StepShape& shape,
     report.value("bubbles", "hop_over_forward_by_formula", formula);
 }
 
+// What a simulation takes for F, B, W and hop: the pretended times, or the measured ones.
+inline Costs costs_of(const Timeline& timeline, const Schedule& schedule, const Pretend& pretend) {
+    const Costs measured = timeline.costs();
+    if (!pretend.on()) return measured;
+    Costs costs = Costs::even(
+        schedule, {pretend.forward, pretend.backward_input, pretend.backward_weight}, pretend.hop);
+    costs.update = measured.update, costs.apart = true;
+    return costs;
+}
+
 // The whole section.
 inline void report_time(Report& report, const StepShape& shape, const Schedule& schedule,
                         const std::vector<Stage>& stages, const Pretend& pretend,
                         const Timeline& timeline) {
-    Costs costs = timeline.costs();
-    if (pretend.on()) {
-        const double update = costs.update;
-        costs = Costs::even(schedule,
-                            {pretend.forward, pretend.backward_input, pretend.backward_weight},
-                            pretend.hop);
-        costs.update = update, costs.apart = true;
-    }
+    const Costs costs = costs_of(timeline, schedule, pretend);
     const Bubbles bubbles{
         schedule, stages, costs, simulate(schedule, costs), timeline.median_step(), pretend.on()};
     bubbles.print_table(report);

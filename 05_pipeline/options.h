@@ -19,6 +19,7 @@ struct PipelineOptions {
 struct Chapter {
     PipelineOptions pipeline;
     std::string pretend_text;
+    bool compare = false;
 
     void add_options(OptionList& options, const Options&) {
         options
@@ -49,6 +50,13 @@ struct Chapter {
                     "Actions and messages take so many milliseconds, like F=40,B=40,W=20,hop=2 "
                     "(which a missing one defaults to), so that ranks that share a processor show "
                     "their bubbles");
+        options
+            .flag(
+                "--compare", compare,
+                "Train with every schedule that can take these ranks and micro-batches, and print "
+                "one table")
+            .excludes(training_outputs)
+            .excludes({"--schedule", "--estimate", "--svg"});
     }
 
     // Checks what does not depend on the model.

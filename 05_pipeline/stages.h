@@ -144,6 +144,7 @@ public:
             for (const auto& p : parameters_) p->also_summed_over.push_back("copies");
     }
     ParameterList& parameters() { return parameters_; }
+    const ParameterList& parameters() const { return parameters_; }
     int chunks() const { return int(chunks_.size()); }
     Llama& chunk(int c) { return *models_[size_t(c)]; }
     const Stage& stage(int c) const { return stages_[size_t(chunks_[size_t(c)].stage)]; }
