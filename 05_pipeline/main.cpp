@@ -80,7 +80,7 @@ bool run(const Options& options, Chapter& chapter) {
     const PipelineOptions& pipeline = chapter.pipeline;
     const StepShape shape = step_shape(options, options.config());
     const Pretend pretend = chapter.pretend();
-    let_waits_sleep(pretend.on() ? 5e-4 : 1e-4);
+    let_waits_sleep(pretend.on() ? 2e-4 : 1e-4);
     if (chapter.compare) {
         slow_down(options);
         return compare_schedules(options, pipeline.pp, pipeline.sizes, pipeline.split, pretend,
