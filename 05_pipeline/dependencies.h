@@ -38,7 +38,7 @@ public:
 
 private:
     const Schedule& schedule_;
-    std::vector<std::vector<Place>> places_;
+    std::vector<std::vector<StagePlace>> places_;
 };
 
 // How many micro-batches' activations a rank holds during each of its actions: from F until D or W

@@ -54,9 +54,9 @@ struct Chunk {
 };
 
 // Where a stage is.
-struct Place {
+struct StagePlace {
     int rank, chunk;
-    bool operator==(const Place&) const = default;
+    bool operator==(const StagePlace&) const = default;
 };
 
 struct Schedule {
@@ -77,9 +77,9 @@ struct Schedule {
         return int(int64_t(micro_batch) * copies() / micro_batches);
     }
     // Where each stage of each copy is: places()[copy][stage].
-    std::vector<std::vector<Place>> places() const {
-        std::vector<std::vector<Place>> found(size_t(copies()),
-                                              std::vector<Place>(size_t(stages), {-1, -1}));
+    std::vector<std::vector<StagePlace>> places() const {
+        std::vector<std::vector<StagePlace>> found(
+            size_t(copies()), std::vector<StagePlace>(size_t(stages), {-1, -1}));
         for (int rank = 0; rank < ranks(); ++rank)
             for (int c = 0; c < int(chunks[size_t(rank)].size()); ++c) {
                 const Chunk& chunk = chunks[size_t(rank)][size_t(c)];
