@@ -8,6 +8,7 @@
 #pragma once
 
 #include <limits>
+#include <utility>
 
 #include "core/error.h"
 #include "dependencies.h"
@@ -41,33 +42,34 @@ private:
 
     // Each stage of each copy is on one rank.
     void stages() const {
-        const int stages = schedule_.stages;
-        size_t held = 0;
-        for (const auto& of_rank : schedule_.chunks) held += of_rank.size();
-        if (schedule_.micro_batches < 1 || stages < 1 || schedule_.ranks() < 1 ||
+        const int stages = schedule_.stages, m = schedule_.micro_batches;
+        if (m < 1 || stages < 1 || schedule_.ranks() < 1 ||
             schedule_.actions.size() != schedule_.chunks.size())
             fault("it needs ranks, stages and micro-batches");
-        if (held == 0 || held % size_t(stages) != 0 || held > size_t(2 * stages))
-            fault("its ranks hold {} stages together; a model has {}, or two copies of them", held,
-                  stages);
-        const int copies = schedule_.copies();
-        if (schedule_.micro_batches % copies != 0)
-            fault("{} micro-batches cannot be shared by {} copies of the model",
-                  schedule_.micro_batches, copies);
-        std::vector<int> holder(size_t(copies * stages), -1);
+        std::vector<int> holder(size_t(2 * stages), -1);
+        int copies = 1;
         for (int rank = 0; rank < schedule_.ranks(); ++rank) {
-            if (schedule_.chunks[size_t(rank)].size() > most_chunks)
-                fault("rank {} has {} chunks; at most {} can be named", rank,
-                      schedule_.chunks[size_t(rank)].size(), most_chunks);
-            for (const auto& [stage, copy] : schedule_.chunks[size_t(rank)]) {
-                if (stage < 0 || stage >= stages || copy < 0 || copy >= copies)
-                    fault("rank {} holds stage {}; there are stages 0 to {}", rank, stage,
-                          stages - 1);
+            const std::vector<Chunk>& chunks = schedule_.chunks[size_t(rank)];
+            if (chunks.size() > most_chunks)
+                fault("rank {} has {} chunks; letters name at most {}", rank, chunks.size(),
+                      most_chunks);
+            for (const auto& [stage, copy] : chunks) {
+                if (stage < 0 || stage >= stages || copy < 0 || copy > 1)
+                    fault(
+                        "rank {} holds stage {} of copy {}; there are stages 0 to {}, of two "
+                        "copies at most",
+                        rank, stage, copy, stages - 1);
                 int& other = holder[size_t(copy * stages + stage)];
                 if (other >= 0) fault("rank {} and rank {} both hold stage {}", other, rank, stage);
-                other = rank;
+                other = rank, copies = std::max(copies, copy + 1);
             }
         }
+        for (int i = 0; i < copies * stages; ++i)
+            if (holder[size_t(i)] < 0)
+                fault("no rank holds stage {}{}", i % stages,
+                      i < stages ? "" : " of the second copy");
+        if (m % copies != 0)
+            fault("{} micro-batches cannot be shared by two copies of the model", m);
     }
 
     // A rank's list is complete and in order: of each chunk and micro-batch F, then D or B and W.

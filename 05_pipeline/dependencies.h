@@ -45,14 +45,14 @@ private:
 // has ended. A chunk counts as what it is of a rank's share of the model: 1/v. `apart`: actions
 // that could run together are run one after the other.
 inline std::vector<double> in_flight(const Schedule& schedule, int rank, bool apart = false) {
-    const double weight = double(schedule.ranks()) / schedule.stages;
     const std::vector<Action>& actions = schedule.actions[size_t(rank)];
     std::vector<double> held(actions.size());
     int now = 0;
     for (size_t i = 0; i < actions.size();) {
         const size_t together = actions[i].with_next && !apart ? 2 : 1;
         for (size_t j = i; j < i + together; ++j) now += actions[j].kind == ActionKind::forward;
-        for (size_t j = i; j < i + together; ++j) held[j] = now * weight;
+        for (size_t j = i; j < i + together; ++j)
+            held[j] = double(now) * schedule.ranks() / schedule.stages;
         for (size_t j = i; j < i + together; ++j) now -= frees(actions[j].kind);
         i += together;
     }

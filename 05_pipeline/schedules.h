@@ -12,6 +12,7 @@
 #include "interleaved.h"
 #include "naive.h"
 #include "one_f_one_b.h"
+#include "schedule_file.h"
 #include "v_half.h"
 #include "zb_h2.h"
 #include "zbv.h"
@@ -148,13 +149,31 @@ inline const ScheduleKind& schedule_kind(std::string_view name) {
         if (kind.name == name) return kind;
         known += std::string(known.empty() ? "" : ", ") + std::string(kind.name);
     }
-    user_error("--schedule {}: there is no such schedule; there are {}", name, known);
+    user_error("--schedule {}: there is no such schedule; there are {}, optimal and file:PATH",
+               name, known);
 }
 
-// A schedule that some file here generates. UserError, in one line, if it does not exist for these
-// sizes.
+// A schedule of a student (file:PATH), which must be for these sizes.
+inline Schedule schedule_of_file(const std::string& path, int ranks, int micro_batches) {
+    Schedule schedule = read_schedule(path);
+    if (schedule.ranks() != ranks)
+        user_error("--schedule file:{}: it is for {} ranks, but {} run", path, schedule.ranks(),
+                   ranks);
+    if (schedule.micro_batches != micro_batches)
+        user_error(
+            "--schedule file:{}: it has {} micro-batches, but a step has {}; use "
+            "--grad-accum {}",
+            path, schedule.micro_batches, micro_batches, schedule.micro_batches);
+    return schedule;
+}
+
+// The schedule that --schedule names (all but optimal, which needs times: optimal.h). UserError, in
+// one line, if it does not exist for these sizes.
 inline Schedule make_schedule(std::string_view name, int ranks, int micro_batches,
                               ScheduleOptions options = {}) {
+    constexpr std::string_view file = "file:";
+    if (name.starts_with(file))
+        return schedule_of_file(std::string(name.substr(file.size())), ranks, micro_batches);
     const ScheduleKind& kind = schedule_kind(name);
     check(ranks >= 1 && micro_batches >= 1, "a schedule needs ranks and micro-batches");
     if (options.chunks != 0 && !kind.takes_chunks)
