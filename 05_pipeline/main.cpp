@@ -5,6 +5,7 @@
 #include "compare.h"
 #include "forward_only.h"
 #include "options.h"
+#include "scale.h"
 #include "sections.h"
 #include "train/gradients.h"
 #include "train/run.h"
@@ -77,19 +78,22 @@ bool train(const Options& options, const Pretend& pretend, const Schedule& sched
 
 bool run(const Options& options, Chapter& chapter) {
     chapter.check(options);
-    const PipelineOptions& pipeline = chapter.pipeline;
     const StepShape shape = step_shape(options, options.config());
+    if (!chapter.simulated.empty()) {
+        Scale scale = Scale::parse(chapter.simulated);
+        scale.message_bytes = message_bytes(shape);
+        return simulate_at_scale(scale, options.svg);
+    }
     const Pretend pretend = chapter.pretend();
     let_waits_sleep(pretend.on() ? 2e-4 : 1e-4);
     if (chapter.compare) {
         slow_down(options);
-        return compare_schedules(options, pipeline.pp, pipeline.sizes, pipeline.split, pretend,
-                                 shape, train_step);
+        return compare_schedules(options, chapter.pp, chapter.sizes, chapter.split, pretend, shape,
+                                 train_step);
     }
-    const Schedule schedule =
-        make_schedule(pipeline.schedule, pipeline.pp, int(options.grad_accum), pipeline.sizes);
+    const Schedule schedule = chapter.make(int(options.grad_accum));
     check_loss(shape, schedule);
-    const std::vector<Stage> stages = cut(shape, schedule.stages, pipeline.split);
+    const std::vector<Stage> stages = cut(shape, schedule.stages, chapter.split);
     if (options.estimate) return print_estimate(options, shape, schedule, stages), true;
     return train_within_memory(options,
                                [&] { return train(options, pretend, schedule, stages, shape); });

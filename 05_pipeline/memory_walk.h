@@ -23,16 +23,21 @@ inline LocalSizes stage_sizes(const StepShape& shape, const Stage& stage) {
     return sizes;
 }
 
+// A message's, (B, T, h).
+inline double message_bytes(const StepShape& shape) {
+    return double(shape.micro_batch) * double(shape.seq) * double(shape.config.hidden) *
+           double(dtype_bytes(shape.model.dtype));
+}
+
 // Bytes of one micro-batch on a stage.
 struct StageActivations {
-    double message;                                     // its input or output, (B, T, h)
+    double message;                                     // its input or output
     double after_forward, after_backward_input;         // kept
     double at_forward, at_backward, at_backward_input;  // the peak of a pass, kept ones included
 
     StageActivations(const StepShape& shape, const Stage& stage) {
         LocalSizes sizes = stage_sizes(shape, stage);
-        message = double(shape.micro_batch) * double(shape.seq) * double(shape.config.hidden) *
-                  double(dtype_bytes(shape.model.dtype));
+        message = message_bytes(shape);
         const KeptActivations kept = kept_activations(sizes);
         after_forward = kept.after_forward, after_backward_input = kept.after_backward_input;
         at_forward = peak_of_forward(sizes);

@@ -2,77 +2,107 @@
 #pragma once
 
 #include "comm/comm.h"
+#include "core/device.h"
 #include "pretend.h"
 #include "report/cli.h"
+#include "schedule_file.h"
 #include "schedules.h"
-#include "stages.h"
 
 namespace ultrascale {
 
-struct PipelineOptions {
+struct Chapter {
     int pp = 0;  // ranks of a pipeline; 0: all
     std::string schedule = "1f1b";
     ScheduleOptions sizes;
-    std::string split = "auto";
-};
-
-struct Chapter {
-    PipelineOptions pipeline;
-    std::string pretend_text;
+    double in_flight = 0;  // most micro-batches that a rank may hold; 0: as many as the file says
+    std::string split = "auto", pretended, simulated;
     bool compare = false;
+
+    bool from_file() const { return schedule.starts_with("file:"); }
 
     void add_options(OptionList& options, const Options&) {
         options
-            .add("--pp", pipeline.pp,
-                 "Ranks of a pipeline; must divide the number of ranks. Default: all")
+            .add("--pp", pp, "Ranks of a pipeline; must divide the number of ranks. Default: all")
             .between(1, 1 << 20);
         std::string names;
-        for (const std::string& name : schedule_names())
-            names += (names.empty() ? "" : ", ") + name;
-        options.add("--schedule", pipeline.schedule, "Who does what when: " + names).show_default();
+        for (const std::string& name : schedule_names()) names += name + ", ";
         options
-            .add(
-                "--chunks", pipeline.sizes.chunks,
-                "With --schedule interleaved or breadth-first: stages that each rank has. Default: "
-                "2")
+            .add("--schedule", schedule,
+                 "Who does what when: " + names + "or file:PATH, a file with each rank's actions")
+            .show_default();
+        options
+            .add("--chunks", sizes.chunks,
+                 "With --schedule interleaved or breadth-first: stages that each rank has. "
+                 "Default: 2")
             .between(1, 1 << 20);
         options
-            .add("--group", pipeline.sizes.group,
-                 "With --schedule interleaved: micro-batches that go through a rank's stage before "
-                 "its next stage begins. Default: --pp")
+            .add("--group", sizes.group,
+                 "With --schedule interleaved: micro-batches that pass one of a rank's stages "
+                 "before its next one begins. Default: --pp")
             .between(1, 1 << 20);
         options
-            .add("--split", pipeline.split,
+            .add("--in-flight", in_flight,
+                 "With --schedule file:PATH: refuse it if a rank holds the activations of more "
+                 "micro-batches than this")
+            .between(1, 1 << 20)
+            .only_if([this] { return from_file(); }, "only a schedule from a file can break it");
+        options
+            .add("--split", split,
                  "How many layers each stage has: auto, so that stages cost the same, or numbers "
                  "like 6,5,5")
             .show_default();
-        options.add("--pretend", pretend_text,
-                    "Actions and messages take so many milliseconds, like F=40,B=40,W=20,hop=2 "
-                    "(which a missing one defaults to), so that ranks that share a processor show "
-                    "their bubbles");
+        options.add("--pretend", pretended,
+                    "Actions and messages take so many milliseconds: F=40,B=40,W=20,hop=2, each "
+                    "with this default. So ranks that share a processor show their bubbles");
         options
-            .flag(
-                "--compare", compare,
-                "Train with every schedule that can take these ranks and micro-batches, and print "
-                "one table")
+            .flag("--compare", compare,
+                  "Train with every schedule that can take these ranks and micro-batches, and "
+                  "print one table")
             .excludes(training_outputs)
-            .excludes({"--schedule", "--estimate", "--svg"});
+            .excludes({"--schedule", "--in-flight", "--estimate", "--svg"});
+        options
+            .add("--simulate", simulated,
+                 "p=64,m=512,v=4: simulate every schedule with so many ranks, micro-batches and "
+                 "stages a rank, and print one table; N, F, B, W and hop too can be given")
+            .excludes(training_outputs)
+            .excludes({"--pp", "--schedule", "--chunks", "--group", "--in-flight", "--split",
+                       "--pretend", "--compare", "--estimate"});
     }
 
     // Checks what does not depend on the model.
-    void check(const Options&) {
+    void check(const Options& options) {
         const int ranks = Communicator::world().size();
-        if (pipeline.pp == 0) pipeline.pp = ranks;
-        if (ranks % pipeline.pp != 0)
+        if (!simulated.empty() && !options.json.empty())
+            user_error("--json: --simulate trains nothing, and writes no figures");
+        if (pp == 0) pp = ranks;
+        if (ranks % pp != 0)
             user_error(
                 "--pp {}: {} ranks cannot be split into pipelines of {}; pp must divide their "
                 "number",
-                pipeline.pp, ranks, pipeline.pp);
-        if (!pretend_text.empty() && device_is_gpu())
+                pp, ranks, pp);
+        if (!pretended.empty() && device_is_gpu())
             user_error("--pretend is for ranks that share a processor; GPUs show their bubbles");
+        if (simulated.empty() && !options.svg.empty())
+            user_error("--svg has no effect: the pictures are of --simulate");
     }
-    Pretend pretend() const {
-        return pretend_text.empty() ? Pretend{} : parse_pretend(pretend_text);
+    Pretend pretend() const { return pretended.empty() ? Pretend{} : parse_pretend(pretended); }
+
+    // The schedule for so many micro-batches. UserError if there is none, or the file has another
+    // one.
+    Schedule make(int micro_batches) const {
+        if (!from_file()) return make_schedule(schedule, pp, micro_batches, sizes);
+        if (sizes.chunks != 0)
+            user_error("--chunks has no effect: the schedule's file says which stages a rank has");
+        if (sizes.group != 0) user_error("--group has no effect with a schedule from a file");
+        const Schedule read = read_schedule(schedule.substr(5));
+        if (in_flight > 0) check_schedule(read, in_flight);
+        if (read.ranks() != pp)
+            user_error("--schedule {}: it is for {}, and --pp is {}", schedule,
+                       format_count(read.ranks(), "rank"), pp);
+        if (read.micro_batches != micro_batches)
+            user_error("--schedule {}: it is for {} micro-batches; use --grad-accum {}", schedule,
+                       read.micro_batches, read.micro_batches);
+        return read;
     }
 };
 

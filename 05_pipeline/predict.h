@@ -25,8 +25,7 @@ inline Prediction predict(const StepShape& shape, const Schedule& schedule, cons
         std::llround(walk_memory(shape, schedule, plan, stages, rank).peak);
     add_flops(prediction, shape, parameter_count(shape.config));
     const int pp = schedule.ranks();
-    const StageActivations message(shape, stages.front());
-    add_messages(prediction.communication, plan, rank, std::llround(message.message));
+    add_messages(prediction.communication, plan, rank, std::llround(message_bytes(shape)));
     add_gradient_sums(prediction, parameters, {"dp", dp}, shape.grad_dtype);
     for (const auto& p : parameters)
         for (const std::string& group : p->also_summed_over)

@@ -13,13 +13,12 @@ inline std::string describe(const Schedule& schedule, const std::vector<Stage>& 
     for (const Stage& stage : stages)
         layers +=
             fmt::format("{}{}", layers.empty() ? "" : " ", stage.last_layer - stage.first_layer);
-    return fmt::format("{}: {} of {} layers on {}{}, {}", schedule.name,
-                       format_count(schedule.stages, "stage"), layers,
-                       format_count(schedule.ranks(), "rank"),
-                       schedule.copies() > 1 ? ", which hold the model twice" : "",
-                       format_count(schedule.micro_batches, "micro-batch") == "1 micro-batch"
-                           ? "1 micro-batch"
-                           : fmt::format("{} micro-batches", schedule.micro_batches));
+    return fmt::format(
+        "{}: {} of {} layers on {}{}, {}", schedule.name, format_count(schedule.stages, "stage"),
+        layers, format_count(schedule.ranks(), "rank"),
+        schedule.copies() > 1 ? ", which hold the model twice" : "",
+        schedule.micro_batches == 1 ? "1 micro-batch"
+                                    : fmt::format("{} micro-batches", schedule.micro_batches));
 }
 
 // The ranks' peaks of activations by formula, and of how many micro-batches. All ranks can compute
@@ -45,8 +44,7 @@ inline void print_in_flight(Report& report, const Pipeline& pipeline) {
 // what it sends and what it receives.
 inline void print_messages(Report& report, const Pipeline& pipeline) {
     const StepShape& shape = pipeline.shape;
-    const double tensor = double(shape.micro_batch) * double(shape.seq) *
-                          double(shape.config.hidden) * double(dtype_bytes(shape.model.dtype)),
+    const double tensor = message_bytes(shape),
                  by_formula = 4 * double(pipeline.schedule.micro_batches) * tensor;
     double most = 0;
     int rank = 0;
