@@ -33,7 +33,7 @@ struct Scale {
             {"B", &scale.cost.backward_input},
             {"W", &scale.cost.backward_weight},
             {"hop", &scale.hop}};
-        for (size_t at = 0; at < text.size();) {
+        for (size_t at = 0; at <= text.size();) {
             const size_t end = std::min(text.find(',', at), text.size());
             const std::string_view pair = std::string_view(text).substr(at, end - at);
             const size_t equals = std::min(pair.find('='), pair.size());
