@@ -12,6 +12,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -31,21 +32,31 @@ struct StepTimes {
 class Executor {
 public:
     // All of these must live as long.
-    Executor(const Schedule& schedule, RankStages& stages, Messages& messages, int rank,
-             const Pretend& pretend = {})
+    Executor(const Schedule& schedule, const MessagePlan& plan, RankStages& stages,
+             Messages& messages, int rank, const Pretend& pretend = {})
         : schedule_(schedule),
           actions_(schedule.actions[size_t(rank)]),
           stages_(stages),
           messages_(messages),
+          provisional_(plan.provisional(rank)),
           pretend_(pretend) {}
 
     // Forward and backward of a step's micro-batches. Gradients and step.loss then hold what this
-    // rank's stages contribute.
-    void run(Step& step, Hooks* hooks) {
+    // rank's stages contribute. `confirm` (post_validation.h) is called after the first forwards,
+    // and returns whether they ran on wrong weights: then they run again.
+    void run(Step& step, Hooks* hooks, const std::function<bool()>& confirm = {}) {
         step.call_hooks({hooks});
         if (times_.size() == kept_steps) times_.pop_front();
         times_.emplace_back();
+        bool confirmed = !confirm;
         for (int i = 0; i < int(actions_.size()); ++i) {
+            if (!confirmed && i == provisional_) {
+                confirmed = true;
+                if (confirm()) {
+                    forget(step);
+                    i = 0;
+                }
+            }
             messages_.before(i);
             run(step, i, messages_.input_of(i));
         }
@@ -54,11 +65,22 @@ public:
     }
     // To be called after the update, for its time.
     void updated() { times_.back().updated = Timestamp::in(compute_stream()); }
+    // In how many steps the first forwards ran twice.
+    int64_t repeated() const { return repeated_; }
     // Of the last steps.
     static constexpr size_t kept_steps = 10;
     const std::deque<StepTimes>& times() const { return times_; }
 
 private:
+    // What the first forwards did.
+    void forget(const Step& step) {
+        ++repeated_;
+        messages_.forget_provisional(provisional_);
+        in_flight_.clear();
+        times_.back() = {};
+        ops::copy(step.loss, Tensor::zeros({1}, DType::fp64, Memory::workspace));
+    }
+
     void run(Step& step, int i, Tensor input) {
         const Action& action = actions_[size_t(i)];
         times_.back().begins.push_back(Timestamp::in(compute_stream()));
@@ -107,8 +129,10 @@ private:
     const std::vector<Action>& actions_;
     RankStages& stages_;
     Messages& messages_;
+    int provisional_;  // the first actions, before confirm()
     Pretend pretend_;
     std::map<std::pair<int, int>, InFlight> in_flight_;  // by micro-batch and chunk
+    int64_t repeated_ = 0;
     std::deque<StepTimes> times_;
 };
 

@@ -5,6 +5,7 @@
 #include "compare.h"
 #include "forward_only.h"
 #include "options.h"
+#include "post_validation.h"
 #include "scale.h"
 #include "sections.h"
 #include "train/gradients.h"
@@ -34,16 +35,35 @@ void train_step(Step& step, Pipeline& pipeline, AdamW& optimizer, Hooks* watch) 
     step.finish(squared_norm);
 }
 
+// The same without a barrier: the update is confirmed in the next step, after its first forwards.
+void train_step_without_waiting(Step& step, Pipeline& pipeline, PostValidation& validation,
+                                Hooks* watch) {
+    ParameterList& parameters = pipeline.parameters();
+    parameters.begin_gradients(step.accumulated / pipeline.schedule.copies());
+    pipeline.executor.run(step, watch, [&] { return validation.confirm(); });
+    explain("gradients: sum over data parallel ranks, and over those that hold copies");
+    phase("sum gradients", [&] { sum_gradients(parameters, pipeline.mesh); });
+    step.verify_gradient();
+    phase("update, not yet confirmed", [&] { validation.update(step); });
+    pipeline.executor.updated();
+}
+
 // Trains. Returns false if the result differs from plain training on one device, or memory or
 // communication from their predictions.
-bool train(const Options& options, const Pretend& pretend, const Schedule& schedule,
+bool train(const Options& options, const Chapter& chapter, const Schedule& schedule,
            const std::vector<Stage>& stages, const StepShape& shape) {
-    Pipeline pipeline(shape, schedule, stages, pretend);
+    const Pretend pretend = chapter.pretend();
+    Pipeline pipeline(shape, schedule, stages, pretend, chapter.post_validation);
     const Communicator &pp = pipeline.pp(), &dp = pipeline.dp();
     ParameterList& parameters = pipeline.parameters();
     Run run("05_pipeline", options, shape,
             {.micro_batch = options.micro_batch, .count = dp.size(), .replica = dp.rank()});
-    check_fits_everywhere(pipeline.prediction().memory, memory_limit(), what_needs_less);
+    const auto predict_run = [&] {
+        return chapter.post_validation ? PostValidation::predict_run(pipeline, options.steps,
+                                                                     pipeline.executor.repeated())
+                                       : pipeline.prediction().times(options.steps);
+    };
+    check_fits_everywhere(predict_run().memory, memory_limit(), what_needs_less);
     pipeline.allocate(options.dtype, options.grad_dtype());
     AdamW optimizer(parameters, options.optimizer);
     run.load(parameters, optimizer);
@@ -60,13 +80,19 @@ bool train(const Options& options, const Pretend& pretend, const Schedule& sched
                .label = "pipe",
                .technique = describe(schedule, stages),
                .layout = {{"pp", pp.size()}, {"dp", dp.size()}}});
-    while (Step* step = run.next()) train_step(*step, pipeline, optimizer, nullptr);
+    std::optional<PostValidation> validation;
+    if (chapter.post_validation) validation.emplace(pipeline, optimizer, options.optimizer.clip);
+    while (Step* step = run.next())
+        validation ? train_step_without_waiting(*step, pipeline, *validation, nullptr)
+                   : train_step(*step, pipeline, optimizer, nullptr);
+    if (validation) validation->confirm();
 
     return run.finish([&](Report& report) {
-        const Prediction predicted = pipeline.prediction();
+        const Prediction predicted = predict_run();
         bool ok = report.memory(predicted);
         if (report.full()) print_in_flight(report, pipeline);
-        ok = report.communication(predicted, options.steps, run.of_validation()) && ok;
+        ok = report.communication_of_run(predicted, options.steps, run.of_validation()) && ok;
+        if (validation) print_repeated(report, validation->repeated(), options.steps);
         print_messages(report, pipeline);
         const bool has_first = options.steps <= int64_t(Executor::kept_steps);
         report_time(report, shape, schedule, stages, pretend,
@@ -96,7 +122,7 @@ bool run(const Options& options, Chapter& chapter) {
     const std::vector<Stage> stages = cut(shape, schedule.stages, chapter.split);
     if (options.estimate) return print_estimate(options, shape, schedule, stages), true;
     return train_within_memory(options,
-                               [&] { return train(options, pretend, schedule, stages, shape); });
+                               [&] { return train(options, chapter, schedule, stages, shape); });
 }
 
 }  // namespace

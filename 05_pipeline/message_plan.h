@@ -32,14 +32,18 @@ struct Message {
 
 class MessagePlan {
 public:
-    // The schedule is one that check_schedule() accepts.
-    explicit MessagePlan(const Schedule& schedule) : schedule_(schedule) {
+    // The schedule is one that check_schedule() accepts. post_validation: what a step's first
+    // forwards do can be done again, see provisional().
+    explicit MessagePlan(const Schedule& schedule, bool post_validation = false)
+        : schedule_(schedule), provisional_(size_t(schedule.ranks()), 0) {
         find_messages();
         run();
+        if (post_validation) find_provisional();
         place_receives_and_releases();
     }
 
     const std::vector<Message>& messages() const { return messages_; }
+    int actions(int rank) const { return int(schedule_.actions[size_t(rank)].size()); }
     // By rank and action: the message that it takes in or hands on, as an index; -1: none.
     int input(int rank, int action) const { return input_[size_t(rank)][size_t(action)]; }
     int output(int rank, int action) const { return output_[size_t(rank)][size_t(action)]; }
@@ -51,6 +55,12 @@ public:
     const std::vector<int>& releases(int rank, int action) const {
         return releases_[size_t(rank)][size_t(action)];
     }
+    // With post-validation (post_validation.h): how many of a rank's first actions run before it
+    // knows whether its weights are right. They are forwards, and need nothing but such forwards of
+    // other ranks. No receive of another message is posted before their end, and nothing is let go
+    // of, so that all of them can be done again.
+    int provisional(int rank) const { return provisional_[size_t(rank)]; }
+    bool provisional(const Message& m) const { return m.made_by < provisional(m.from); }
     // The ordered pairs of ranks of which the first one sends to the second one.
     std::vector<std::pair<int, int>> links() const {
         std::vector<std::pair<int, int>> pairs;
@@ -107,6 +117,20 @@ private:
         }
     }
 
+    // The first forwards of each rank, as long as their inputs come from such forwards.
+    void find_provisional() {
+        for (size_t r = 0; r < provisional_.size(); ++r)
+            while (provisional_[r] < int(schedule_.actions[r].size()) &&
+                   schedule_.actions[r][size_t(provisional_[r])].kind == ActionKind::forward)
+                ++provisional_[r];
+        for (bool fewer = true; fewer;) {
+            fewer = false;
+            for (const Message& m : messages_)
+                if (m.for_ < provisional(m.to) && !provisional(m))
+                    provisional_[size_t(m.to)] = m.for_, fewer = true;
+        }
+    }
+
     void place_receives_and_releases() {
         for (const auto& actions : schedule_.actions) {
             posts_.emplace_back(actions.size() + 1);
@@ -128,21 +152,24 @@ private:
                 const auto& begins = begin_[size_t(to)];
                 const int during =
                     int(std::ranges::upper_bound(begins, comes) - begins.begin()) - 1;
-                latest = post[k] = std::max(0, std::min({latest, m.for_, during - 1}));
+                latest = post[k] = std::max(provisional(m) ? 0 : provisional(to),
+                                            std::min({latest, m.for_, during - 1}));
             }
             for (size_t k = 0; k < sent.size(); ++k) {
                 posts_[size_t(to)][size_t(post[k])].push_back(sent[k]);
                 const double gone = end_[size_t(from)][size_t(messages_[size_t(sent[k])].made_by)];
                 const auto& begins = begin_[size_t(from)];
                 const int next = int(std::ranges::lower_bound(begins, gone) - begins.begin());
-                releases_[size_t(from)][size_t(std::min(next + 1, int(begins.size())))].push_back(
-                    sent[k]);
+                const int release =
+                    std::max(std::min(next + 1, int(begins.size())), provisional(from));
+                releases_[size_t(from)][size_t(release)].push_back(sent[k]);
             }
         }
     }
 
     Schedule schedule_;
     std::vector<Message> messages_;
+    std::vector<int> provisional_;
     std::vector<std::vector<int>> input_, output_;
     std::vector<std::vector<double>> begin_, end_;
     std::vector<std::vector<std::vector<int>>> posts_, releases_;

@@ -93,6 +93,18 @@ public:
         leaving_.emplace(m, link.group.send(std::move(x), 1 - link.group.rank(), link.stream));
     }
 
+    // Forgets what provisional actions have sent and received (message_plan.h), as all ranks do,
+    // before they run again. They have ended; `next` is the action after them.
+    void forget_provisional(int next) {
+        for (int action = next; action <= plan_.actions(rank_); ++action)
+            for (const int m : plan_.posts(rank_, action))
+                if (plan_.provisional(plan_.messages()[size_t(m)]) && !arriving_.contains(m))
+                    post(m);
+        arriving_.clear();  // waits
+        leaving_.clear();
+        kept_.clear();
+    }
+
 private:
     struct Link {
         Communicator group;
@@ -104,6 +116,12 @@ private:
         Tensor x;
         Work work;
     };
+    void post(int m) {
+        Link& link = *links_.at({plan_.messages()[size_t(m)].from, rank_});
+        const Tensor x = Tensor::empty(shape_, dtype_, Memory::activation);
+        arriving_.emplace(m, Arriving{x, link.group.recv(x, 1 - link.group.rank(), link.stream)});
+    }
+
     const MessagePlan& plan_;
     int rank_;
     Shape shape_;
@@ -115,11 +133,13 @@ private:
     std::map<int, Tensor> kept_;   // from one chunk to another
 };
 
-// What a rank sends and receives in a step, each message of so many bytes.
+// What a rank sends and receives in a step, each message of so many bytes; `provisional`: only by
+// the actions that post-validation may repeat.
 inline void add_messages(PredictedCommunication& of_step, const MessagePlan& plan, int rank,
-                         int64_t bytes) {
+                         int64_t bytes, bool provisional = false) {
     for (const Message& m : plan.messages()) {
         if (m.local() || (m.from != rank && m.to != rank)) continue;
+        if (provisional && !plan.provisional(m)) continue;
         const bool sends = m.from == rank;
         of_step.add(Group(m.from < m.to ? "down" : "up", 2), Collective::send_recv,
                     {.calls = 1, .bytes = sends ? bytes : 0, .sent = sends ? double(bytes) : 0});

@@ -16,7 +16,7 @@ struct Chapter {
     ScheduleOptions sizes;
     double in_flight = 0;  // most micro-batches that a rank may hold; 0: as many as the file says
     std::string split = "auto", pretended, simulated;
-    bool compare = false;
+    bool post_validation = false, compare = false;
 
     bool from_file() const { return schedule.starts_with("file:"); }
 
@@ -51,6 +51,11 @@ struct Chapter {
                  "How many layers each stage has: auto, so that stages cost the same, or numbers "
                  "like 6,5,5")
             .show_default();
+        options
+            .flag("--post-validation", post_validation,
+                  "Ranks update without waiting for the global norm; if it must be clipped, they "
+                  "go back and repeat the update and the forwards since")
+            .excludes({"--val-data"});
         options.add("--pretend", pretended,
                     "Actions and messages take so many milliseconds: F=40,B=40,W=20,hop=2, each "
                     "with this default. So ranks that share a processor show their bubbles");
@@ -59,14 +64,14 @@ struct Chapter {
                   "Train with every schedule that can take these ranks and micro-batches, and "
                   "print one table")
             .excludes(training_outputs)
-            .excludes({"--schedule", "--in-flight", "--estimate", "--svg"});
+            .excludes({"--schedule", "--in-flight", "--post-validation", "--estimate", "--svg"});
         options
             .add("--simulate", simulated,
                  "p=64,m=512,v=4: simulate every schedule with so many ranks, micro-batches and "
                  "stages a rank, and print one table; N, F, B, W and hop too can be given")
             .excludes(training_outputs)
             .excludes({"--pp", "--schedule", "--chunks", "--group", "--in-flight", "--split",
-                       "--pretend", "--compare", "--estimate"});
+                       "--post-validation", "--pretend", "--compare", "--estimate"});
     }
 
     // Checks what does not depend on the model.
@@ -80,6 +85,12 @@ struct Chapter {
                 "--pp {}: {} ranks cannot be split into pipelines of {}; pp must divide their "
                 "number",
                 pp, ranks, pp);
+        if (post_validation && pp == 1)
+            user_error("--post-validation has no effect: a single stage has the whole norm");
+        if (post_validation && options.loss_chunk > 0)
+            user_error(
+                "--loss-chunk: with --post-validation forwards may run twice, but a loss in chunks "
+                "already adds to gradients there");
         if (!pretended.empty() && device_is_gpu())
             user_error("--pretend is for ranks that share a processor; GPUs show their bubbles");
         if (simulated.empty() && !options.svg.empty())

@@ -27,17 +27,17 @@ struct Pipeline {
     // All ranks call it. Parameters are described but have no storage yet. `stages`: all of the
     // model's.
     Pipeline(const StepShape& shape, const Schedule& of_all, const std::vector<Stage>& stages,
-             const Pretend& pretend)
+             const Pretend& pretend, bool post_validation = false)
         : shape(shape),
           schedule(of_all),
           cut(stages),
           mesh(Communicator::world(),
                {{"pp", schedule.ranks()}, {"dp", Communicator::world().size() / schedule.ranks()}}),
-          plan(schedule),
+          plan(schedule, post_validation),
           own(shape, schedule, cut, pp().rank()),
           messages(pp(), plan, {shape.micro_batch, shape.seq, shape.config.hidden},
                    shape.model.dtype, pretend.hop),
-          executor(schedule, own, messages, pp().rank(), pretend) {
+          executor(schedule, plan, own, messages, pp().rank(), pretend) {
         add_holders(mesh, schedule, shape.config);
     }
     Pipeline(const Pipeline&) = delete;
@@ -49,8 +49,14 @@ struct Pipeline {
         parameters().allocate_values(values);
         parameters().allocate_grads(grads, dp().symmetric_memory());
     }
-    Prediction prediction() const {
+    // Of a step: without the norm and the loss, or with them as train_step() sums them.
+    Prediction prediction_without_norm() const {
         return predict(shape, schedule, plan, cut, own.parameters(), pp().rank(), dp().size());
+    }
+    Prediction prediction() const {
+        Prediction of_step = prediction_without_norm();
+        add_norm_and_loss(of_step.communication, pp().size(), dp().size());
+        return of_step;
     }
 
     const StepShape shape;

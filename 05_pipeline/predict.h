@@ -6,7 +6,8 @@
 //
 // whatever the schedule; with v stages a rank v times as many. (The first and the last rank have a
 // neighbour on one side only.) Besides, gradients are summed over dp, and once more where two ranks
-// hold the same weight; the norm and the loss are one number each.
+// hold the same weight; the norm and the loss are one number each
+// (add_norm_and_loss(), or post_validation.h).
 #pragma once
 
 #include "memory_walk.h"
@@ -24,17 +25,19 @@ inline Prediction predict(const StepShape& shape, const Schedule& schedule, cons
     prediction.memory.peak_activations =
         std::llround(walk_memory(shape, schedule, plan, stages, rank).peak);
     add_flops(prediction, shape, parameter_count(shape.config));
-    const int pp = schedule.ranks();
     add_messages(prediction.communication, plan, rank, std::llround(message_bytes(shape)));
     add_gradient_sums(prediction, parameters, {"dp", dp}, shape.grad_dtype);
     for (const auto& p : parameters)
         for (const std::string& group : p->also_summed_over)
             prediction.communication.add({group, 2}, Collective::all_reduce, 1,
                                          p->local_numel() * dtype_bytes(shape.grad_dtype));
-    if (pp > 1) prediction.communication.add({"pp", pp}, Collective::all_reduce, 1, 8);  // norm
-    if (pp * dp > 1)
-        prediction.communication.add({"world", pp * dp}, Collective::all_reduce, 1, 8);  // loss
     return prediction;
+}
+
+// The sums that end a step which waits for its norm: of the norm, and of the loss.
+inline void add_norm_and_loss(PredictedCommunication& of_step, int pp, int dp) {
+    if (pp > 1) of_step.add({"pp", pp}, Collective::all_reduce, 1, 8);
+    if (pp * dp > 1) of_step.add({"world", pp * dp}, Collective::all_reduce, 1, 8);
 }
 
 }  // namespace ultrascale

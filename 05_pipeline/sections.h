@@ -62,6 +62,12 @@ inline void print_messages(Report& report, const Pipeline& pipeline) {
     report.value("messages", "by_formula_bytes", by_formula);
 }
 
+inline void print_repeated(Report& report, int64_t repeated, int64_t steps) {
+    print(fmt::format("  post-validation: {} of {} repeated, because the norm had to be clipped",
+                      repeated, format_count(steps, "update")));
+    report.value("post_validation", "repeated", double(repeated));
+}
+
 inline const char* const what_needs_less =
     "more ranks a pipeline (--pp), a smaller --micro-batch, --recompute full, or a schedule with "
     "fewer micro-batches in flight would need less";

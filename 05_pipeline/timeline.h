@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/median_seconds.h"
+#include "drawing.h"
 #include "executor.h"
 #include "train/whole_values.h"
 
@@ -78,17 +79,6 @@ private:
     int stage_of(const TimedAction& t) const {
         return schedule_.chunks[size_t(t.rank)][size_t(t.action.chunk)].stage;
     }
-    static double first_begin(const Simulation& step) {
-        double first = std::numeric_limits<double>::infinity();
-        for (const auto& of_rank : step.ranks) first = std::min(first, of_rank.front().begin);
-        return first;
-    }
-    static double last_end(const Simulation& step) {
-        double last = 0;
-        for (const auto& of_rank : step.ranks) last = std::max(last, of_rank.back().end);
-        return last;
-    }
-
     // Step s, from what the ranks sent each other.
     Simulation step(const std::vector<std::vector<double>>& of_ranks, size_t s) const {
         Simulation result;
