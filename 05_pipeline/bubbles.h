@@ -3,7 +3,8 @@
 //
 //     the step's bubble    a rank is idle from the first rank's first F until the last one is done
 //     a rank's own bubble  idle between its own first F and its last D or W: all that is left if no
-//                          barrier ends the step (--post-validation)
+//                          barrier ends the step (--post-validation; then a step lasts until the
+//                          next one begins)
 #pragma once
 
 #include "memory_walk.h"
@@ -116,8 +117,13 @@ inline void report_time(Report& report, const StepShape& shape, const Schedule& 
                         const std::vector<Stage>& stages, const Pretend& pretend,
                         const Timeline& timeline) {
     const Costs costs = costs_of(timeline, schedule, pretend);
-    const Bubbles bubbles{
-        schedule, stages, costs, simulate(schedule, costs), timeline.median_step(), pretend.on()};
+    const Bubbles bubbles{schedule,
+                          stages,
+                          costs,
+                          timeline.no_barrier() ? simulate_without_barrier(schedule, costs)
+                                                : simulate(schedule, costs),
+                          timeline.median_step(),
+                          pretend.on()};
     bubbles.print_table(report);
     if (!pretend.on()) print_message_ratio(report, shape, stages, costs);
 }

@@ -96,7 +96,7 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
         print_messages(report, pipeline);
         const bool has_first = options.steps <= int64_t(Executor::kept_steps);
         report_time(report, shape, schedule, stages, pretend,
-                    Timeline(schedule, pp, pipeline.executor, has_first));
+                    Timeline(schedule, pp, pipeline.executor, has_first, chapter.post_validation));
         report.throughput(predicted);
         return ok;
     });

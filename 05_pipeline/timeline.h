@@ -12,13 +12,35 @@
 
 namespace ultrascale {
 
+// Lets a step last so long: without a barrier until the next one begins. A rank that does not work
+// meanwhile is idle.
+inline void last_until(Simulation& step, double seconds) {
+    step.seconds = seconds;
+    for (size_t r = 0; r < step.ranks.size(); ++r) step.step_bubble[r] = seconds - step.work[r];
+}
+
+// One of many steps without a barrier: every rank begins the next one as soon as it has updated.
+inline Simulation simulate_without_barrier(const Schedule& schedule, const Costs& costs) {
+    Simulator simulator(schedule, costs);
+    Simulation step = simulator.run();
+    for (int again = 0; again < 4; ++again) {
+        std::vector<double> begin;
+        for (const auto& ran : step.ranks) begin.push_back(ran.back().end + costs.update);
+        Simulation next = simulator.run(begin);
+        last_until(next, first_begin(next) - first_begin(step));
+        step = std::move(next);
+    }
+    return step;
+}
+
 class Timeline {
 public:
     // All ranks of `pp` call it, after at least one step. Reads the executor's last steps; the
-    // first one of a run is left out if there are others.
+    // first one of a run is left out if there are others. no_barrier: steps follow each other as
+    // with post-validation, and a step lasts until the next one begins.
     Timeline(const Schedule& schedule, const Communicator& pp, const Executor& executor,
-             bool has_first_step)
-        : schedule_(schedule) {
+             bool has_first_step, bool no_barrier = false)
+        : schedule_(schedule), no_barrier_(no_barrier) {
         const double later = pp.clock_offsets()[size_t(pp.rank())];
         std::vector<double> mine;  // for each step: begins, ends, when it had updated
         const auto& times = executor.times();
@@ -32,8 +54,13 @@ public:
             of_ranks.push_back(from_bytes<double>(of_rank));
         const size_t steps = mine.size() / (2 * schedule.actions[size_t(pp.rank())].size() + 1);
         for (size_t s = 0; s < steps; ++s) steps_.push_back(step(of_ranks, s));
+        if (!no_barrier) return;
+        for (size_t s = 0; s + 1 < steps; ++s)
+            last_until(steps_[s], first_begin(steps_[s + 1]) - first_begin(steps_[s]));
+        if (steps > 1) steps_.pop_back();
     }
 
+    bool no_barrier() const { return no_barrier_; }
     // The step of median length among them.
     const Simulation& median_step() const {
         std::vector<size_t> order(steps_.size());
@@ -47,9 +74,8 @@ public:
     Costs costs() const {
         const auto places = schedule_.places();
         std::map<std::pair<int, ActionKind>, std::vector<double>> seconds;  // by stage
-        std::vector<double> hops, updates;
+        std::vector<double> hops;
         for (const Simulation& step : steps_) {
-            updates.push_back(step.seconds - last_end(step) + first_begin(step));
             std::map<std::tuple<int, int, bool>, double> ready;  // micro-batch, stage, backward
             for (const auto& of_rank : step.ranks)
                 for (const TimedAction& t : of_rank) {
@@ -61,7 +87,7 @@ public:
             add_hops(step, ready, hops);
         }
         Costs costs{.hop = hops.empty() ? 0 : std::max(median(hops), 0.0),
-                    .update = median(updates),
+                    .update = median(updates_),
                     .apart = true};
         for (int s = 0; s < schedule_.stages; ++s) {
             const auto of = [&](ActionKind kind) {
@@ -80,9 +106,9 @@ private:
         return schedule_.chunks[size_t(t.rank)][size_t(t.action.chunk)].stage;
     }
     // Step s, from what the ranks sent each other.
-    Simulation step(const std::vector<std::vector<double>>& of_ranks, size_t s) const {
+    Simulation step(const std::vector<std::vector<double>>& of_ranks, size_t s) {
         Simulation result;
-        double updated = 0;
+        std::vector<double> updated;
         for (size_t r = 0; r < of_ranks.size(); ++r) {
             const auto& actions = schedule_.actions[r];
             const double* const begins = of_ranks[r].data() + s * (2 * actions.size() + 1);
@@ -90,10 +116,13 @@ private:
             std::vector<TimedAction>& ran = result.ranks.emplace_back();
             for (size_t i = 0; i < actions.size(); ++i)
                 ran.push_back({int(r), actions[i], begins[i], ends[i]});
-            updated = std::max(updated, ends[actions.size()]);
+            updated.push_back(ends[actions.size()]);
         }
         const double first = first_begin(result), last = last_end(result);
-        result.seconds = updated - first;
+        result.seconds = std::ranges::max(updated) - first;
+        for (size_t r = 0; r < updated.size() && no_barrier_; ++r)
+            updates_.push_back(updated[r] - result.ranks[r].back().end);
+        if (!no_barrier_) updates_.push_back(std::ranges::max(updated) - last);
         for (size_t r = 0; r < result.ranks.size(); ++r) {
             double work = 0;
             for (const TimedAction& t : result.ranks[r]) work += t.end - t.begin;
@@ -121,7 +150,9 @@ private:
     }
 
     const Schedule& schedule_;
+    bool no_barrier_;
     std::vector<Simulation> steps_;
+    std::vector<double> updates_;  // seconds
 };
 
 }  // namespace ultrascale
