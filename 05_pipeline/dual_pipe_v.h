@@ -9,8 +9,8 @@
 //
 // m >= 2p. The bubble is that of DualPipe on 2p ranks, (p-1) (F&B + D - 3W) with the times of a
 // chunk; the activations are those of 2p+1 chunks of half a rank, p + 1/2 micro-batches.
-// "Cut-in-half" of DualPipe: Qi et al., sea-snell's note at hackmd.io/@ufotalent/r1lVXsa9Jg, 2025;
-// DeepSeek-AI's DualPipe repository, 2025.
+// Qi, Wan and Lin, "DualPipe Could Be Better Without the Dual", 2025; DeepSeek-AI's implementation,
+// 2025 (github.com/deepseek-ai/DualPipe).
 #pragma once
 
 #include "dual_pipe.h"
