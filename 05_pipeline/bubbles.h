@@ -7,7 +7,11 @@
 //                          next one begins)
 #pragma once
 
+#include <thread>
+
+#include "core/device.h"
 #include "memory_walk.h"
+#include "picture.h"
 #include "report/report.h"
 #include "timeline.h"
 
@@ -39,6 +43,12 @@ struct Bubbles {
         report.value("bubbles", "hop", costs.hop);
         print(fmt::format("  simulated: each stage's F, B and W, and a hop of {:.3g} ms, as {}",
                           costs.hop * 1e3, pretended ? "pretended" : "measured (medians)"));
+        if (const int cores = int(std::thread::hardware_concurrency());
+            !pretended && !device_is_gpu() && ranks_on_this_node() > cores)
+            print(
+                fmt::format("  {} ranks share {} processors and wait for these, too; --pretend "
+                            "shows the schedule alone",
+                            ranks_on_this_node(), cores));
         if (report.full()) print_ranks();
     }
 
@@ -64,6 +74,19 @@ struct Bubbles {
                               measured.work[r] * 1e3, simulated.step_bubble[r] * 1e3,
                               measured.step_bubble[r] * 1e3, simulated.own_bubble[r] * 1e3,
                               measured.own_bubble[r] * 1e3, measured.peak_in_flight[r]));
+    }
+
+    // The schedule as it ran; with few ranks, or if `both`, above it as it was simulated.
+    void draw(bool both) const {
+        const double until = std::max(last_end(simulated) - first_begin(simulated),
+                                      last_end(measured) - first_begin(measured));
+        const auto timeline = [&](const char* title, const Simulation& of) {
+            print(fmt::format("\n{}", title));
+            for (const std::string& line : draw_timeline(of, until)) print(line);
+        };
+        if (both || schedule.ranks() <= 4) timeline("as simulated", simulated);
+        timeline("as it ran", measured);
+        print(timeline_legend(schedule, until));
     }
 
     // In percent of a rank's work, the mean over the ranks.
@@ -103,19 +126,25 @@ inline void print_message_ratio(Report& report, const StepShape& shape,
 }
 
 // What a simulation takes for F, B, W and hop: the pretended times, or the measured ones.
+inline Costs pretended_costs(const Schedule& schedule, const Pretend& pretend) {
+    Costs costs = Costs::even(
+        schedule, {pretend.forward, pretend.backward_input, pretend.backward_weight}, pretend.hop);
+    costs.apart = true;
+    return costs;
+}
 inline Costs costs_of(const Timeline& timeline, const Schedule& schedule, const Pretend& pretend) {
     const Costs measured = timeline.costs();
     if (!pretend.on()) return measured;
-    Costs costs = Costs::even(
-        schedule, {pretend.forward, pretend.backward_input, pretend.backward_weight}, pretend.hop);
-    costs.update = measured.update, costs.apart = true;
+    Costs costs = pretended_costs(schedule, pretend);
+    costs.update = measured.update;
     return costs;
 }
 
 // The whole section.
+// svg: a directory for the picture; empty: none.
 inline void report_time(Report& report, const StepShape& shape, const Schedule& schedule,
                         const std::vector<Stage>& stages, const Pretend& pretend,
-                        const Timeline& timeline) {
+                        const Timeline& timeline, const std::string& svg) {
     const Costs costs = costs_of(timeline, schedule, pretend);
     const Bubbles bubbles{schedule,
                           stages,
@@ -126,6 +155,9 @@ inline void report_time(Report& report, const StepShape& shape, const Schedule& 
                           pretend.on()};
     bubbles.print_table(report);
     if (!pretend.on()) print_message_ratio(report, shape, stages, costs);
+    bubbles.draw(report.full());
+    if (Communicator::world().rank() == 0)
+        draw_schedule(svg, "schedule.svg", schedule, bubbles.simulated, bubbles.measured);
 }
 
 }  // namespace ultrascale

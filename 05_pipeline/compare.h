@@ -13,6 +13,7 @@ namespace ultrascale {
 struct Compared {
     std::string name;
     Measured measured;
+    Costs costs;
     Simulation simulated, ran;
     double activations, in_flight;  // the most that a rank holds, bytes and micro-batches
     double loss;
@@ -63,8 +64,8 @@ inline Compared run_one(const Options& options, const StepShape& shape, const Sc
                    peak_as_predicted(predicted.memory.peak_activations, int64_t(peak)));
     c.activations = largest_of_ranks(world, peak);
     const Timeline timeline(schedule, pipeline.pp(), pipeline.executor, false);
-    const Costs costs = costs_of(timeline, schedule, pretend);
-    c.simulated = simulate(schedule, costs), c.ran = timeline.median_step();
+    c.costs = costs_of(timeline, schedule, pretend);
+    c.simulated = simulate(schedule, c.costs), c.ran = timeline.median_step();
     c.in_flight = c.ran.peak();
     return c;
 }
@@ -104,7 +105,10 @@ inline bool compare_schedules(const Options& options, int pp, const ScheduleOpti
             apart = std::max(apart, std::abs(c.loss - first_loss));
             ok = ok && c.as_predicted;
         } catch (const UserError& reason) {
-            left_out.push_back(fmt::format("  without {}:\n    {}", name, reason.what()));
+            std::string why = reason.what();
+            for (size_t at = 0; (at = why.find("; ", at)) != std::string::npos; at += 7)
+                why.replace(at, 2, ";\n      ");
+            left_out.push_back(fmt::format("  without {}:\n    {}", name, why));
         }
     }
     for (const std::string& line : left_out) print(line);

@@ -83,9 +83,9 @@ inline std::string timeline_legend(const Schedule& schedule, double until, int c
             apart = apart || action.kind == ActionKind::backward_input;
         }
     }
-    return fmt::format("F forward{}{}{}; below: micro-batch; a column: {}",
+    return fmt::format("F forward{}{}{}; below: micro-batch; column: {}",
                        whole ? ", D backward" : "", apart ? ", B of inputs, W of weights" : "",
-                       chunks ? "; small: 2nd chunk" : "", time_words(until / columns));
+                       chunks ? "; f: 2nd chunk" : "", time_words(until / columns));
 }
 
 }  // namespace ultrascale

@@ -4,6 +4,7 @@
 #include "bubbles.h"
 #include "compare.h"
 #include "forward_only.h"
+#include "optimal_run.h"
 #include "options.h"
 #include "post_validation.h"
 #include "scale.h"
@@ -96,7 +97,8 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
         print_messages(report, pipeline);
         const bool has_first = options.steps <= int64_t(Executor::kept_steps);
         report_time(report, shape, schedule, stages, pretend,
-                    Timeline(schedule, pp, pipeline.executor, has_first, chapter.post_validation));
+                    Timeline(schedule, pp, pipeline.executor, has_first, chapter.post_validation),
+                    options.svg);
         report.throughput(predicted);
         return ok;
     });
@@ -117,7 +119,12 @@ bool run(const Options& options, Chapter& chapter) {
         return compare_schedules(options, chapter.pp, chapter.sizes, chapter.split, pretend, shape,
                                  train_step);
     }
-    const Schedule schedule = chapter.make(int(options.grad_accum));
+    const int m = int(options.grad_accum);
+    const Schedule schedule =
+        chapter.is_optimal() ? choose_optimal(measured_costs(options, shape, chapter.pp,
+                                                             chapter.split, pretend, train_step),
+                                              m, chapter.in_flight, chapter.solver_seconds)
+                             : chapter.make(m);
     check_loss(shape, schedule);
     const std::vector<Stage> stages = cut(shape, schedule.stages, chapter.split);
     if (options.estimate) return print_estimate(options, shape, schedule, stages), true;

@@ -14,11 +14,15 @@ struct Chapter {
     int pp = 0;  // ranks of a pipeline; 0: all
     std::string schedule = "1f1b";
     ScheduleOptions sizes;
-    double in_flight = 0;  // most micro-batches that a rank may hold; 0: as many as the file says
+    // With a schedule from a file or the optimal one: for how many micro-batches' activations a rank
+    // has room. 0: as many as the file needs; as there are ranks.
+    int in_flight = 0;
+    int solver_seconds = 60;
     std::string split = "auto", pretended, simulated;
     bool post_validation = false, compare = false;
 
     bool from_file() const { return schedule.starts_with("file:"); }
+    bool is_optimal() const { return schedule == "optimal"; }
 
     void add_options(OptionList& options, const Options&) {
         options
@@ -28,7 +32,9 @@ struct Chapter {
         for (const std::string& name : schedule_names()) names += name + ", ";
         options
             .add("--schedule", schedule,
-                 "Who does what when: " + names + "or file:PATH, a file with each rank's actions")
+                 "Who does what when: " + names +
+                     "file:PATH, a file with each rank's actions, or optimal, the best order for "
+                     "the stages' measured times")
             .show_default();
         options
             .add("--chunks", sizes.chunks,
@@ -42,10 +48,17 @@ struct Chapter {
             .between(1, 1 << 20);
         options
             .add("--in-flight", in_flight,
-                 "With --schedule file:PATH: refuse it if a rank holds the activations of more "
-                 "micro-batches than this")
+                 "With --schedule optimal or file:PATH: of how many micro-batches a rank may hold "
+                 "the activations. Default: --pp; as many as the file needs")
             .between(1, 1 << 20)
-            .only_if([this] { return from_file(); }, "only a schedule from a file can break it");
+            .only_if([this] { return from_file() || is_optimal(); },
+                     "the other schedules decide it themselves");
+        options
+            .add("--solver-seconds", solver_seconds,
+                 "With --schedule optimal: how long a solver may look for a better order")
+            .between(1, 1 << 20)
+            .only_if([this] { return is_optimal(); }, "only --schedule optimal asks a solver")
+            .show_default();
         options
             .add("--split", split,
                  "How many layers each stage has: auto, so that stages cost the same, or numbers "
@@ -64,14 +77,16 @@ struct Chapter {
                   "Train with every schedule that can take these ranks and micro-batches, and "
                   "print one table")
             .excludes(training_outputs)
-            .excludes({"--schedule", "--in-flight", "--post-validation", "--estimate", "--svg"});
+            .excludes({"--schedule", "--in-flight", "--solver-seconds", "--post-validation",
+                       "--estimate", "--svg"});
         options
             .add("--simulate", simulated,
                  "p=64,m=512,v=4: simulate every schedule with so many ranks, micro-batches and "
                  "stages a rank, and print one table; N, F, B, W and hop too can be given")
             .excludes(training_outputs)
-            .excludes({"--pp", "--schedule", "--chunks", "--group", "--in-flight", "--split",
-                       "--post-validation", "--pretend", "--compare", "--estimate"});
+            .excludes({"--pp", "--schedule", "--chunks", "--group", "--in-flight",
+                       "--solver-seconds", "--split", "--post-validation", "--pretend", "--compare",
+                       "--estimate"});
     }
 
     // Checks what does not depend on the model.
@@ -93,13 +108,15 @@ struct Chapter {
                 "already adds to gradients there");
         if (!pretended.empty() && device_is_gpu())
             user_error("--pretend is for ranks that share a processor; GPUs show their bubbles");
-        if (simulated.empty() && !options.svg.empty())
-            user_error("--svg has no effect: the pictures are of --simulate");
+        if (is_optimal() && (sizes.chunks != 0 || sizes.group != 0))
+            user_error("--schedule optimal: a rank has one stage; leave out --chunks and --group");
+        if (is_optimal() && options.estimate)
+            user_error("--schedule optimal: --estimate cannot measure the times that it needs");
     }
     Pretend pretend() const { return pretended.empty() ? Pretend{} : parse_pretend(pretended); }
 
-    // The schedule for so many micro-batches. UserError if there is none, or the file has another
-    // one.
+    // The schedule for so many micro-batches, if it is not the optimal one (optimal_run.h).
+    // UserError if there is none, or the file has another one.
     Schedule make(int micro_batches) const {
         if (!from_file()) return make_schedule(schedule, pp, micro_batches, sizes);
         if (sizes.chunks != 0)

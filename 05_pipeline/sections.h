@@ -7,16 +7,21 @@
 
 namespace ultrascale {
 
-// "1f1b: 4 stages of 2 2 2 2 layers on 4 ranks, 8 micro-batches".
+// "1f1b: 4 stages of 2 layers on 4 ranks, 8 micro-batches".
 inline std::string describe(const Schedule& schedule, const std::vector<Stage>& stages) {
     std::string layers;
-    for (const Stage& stage : stages)
-        layers +=
-            fmt::format("{}{}", layers.empty() ? "" : " ", stage.last_layer - stage.first_layer);
+    int64_t least = stages[0].last_layer, most = 0;
+    for (const Stage& stage : stages) {
+        const int64_t own = stage.last_layer - stage.first_layer;
+        layers += fmt::format("{}{}", layers.empty() ? "" : ",", own);
+        least = std::min(least, own), most = std::max(most, own);
+    }
+    if (least == most) layers = std::to_string(most);
+    if (layers.size() > 24) layers = fmt::format("{} to {}", least, most);
     return fmt::format(
-        "{}: {} of {} layers on {}{}, {}", schedule.name, format_count(schedule.stages, "stage"),
-        layers, format_count(schedule.ranks(), "rank"),
-        schedule.copies() > 1 ? ", which hold the model twice" : "",
+        "{}: {} of {} {} on {}{}, {}", schedule.name, format_count(schedule.stages, "stage"),
+        layers, most == 1 ? "layer" : "layers", format_count(schedule.ranks(), "rank"),
+        schedule.copies() > 1 ? ", twice" : "",
         schedule.micro_batches == 1 ? "1 micro-batch"
                                     : fmt::format("{} micro-batches", schedule.micro_batches));
 }

@@ -100,8 +100,8 @@ inline std::vector<int64_t> cut_by_cost(const StepShape& shape, int stages) {
 inline std::vector<Stage> cut(const StepShape& shape, int stages, const std::string& split) {
     const int64_t L = shape.config.layers;
     if (stages > L)
-        user_error("{} stages: the model has only {} layers, and each stage needs at least one",
-                   stages, L);
+        user_error("{} stages: the model has only {}, and each stage needs at least one", stages,
+                   format_count(L, "layer"));
     if (split == "auto") return stages_of(cut_by_cost(shape, stages));
     std::vector<int64_t> layers;
     bool numbers = true;
@@ -117,8 +117,8 @@ inline std::vector<Stage> cut(const StepShape& shape, int stages, const std::str
         user_error("--split {}: give auto, or the number of layers of each stage, like 6,5,5",
                    split);
     if (int(layers.size()) != stages)
-        user_error("--split {}: {} numbers, but this schedule has {} stages", split, layers.size(),
-                   stages);
+        user_error("--split {}: {}, but this schedule has {}", split,
+                   format_count(int64_t(layers.size()), "number"), format_count(stages, "stage"));
     if (std::ranges::min(layers) < 1)
         user_error("--split {}: each stage needs at least one layer", split);
     if (const int64_t sum = std::accumulate(layers.begin(), layers.end(), int64_t(0)); sum != L)
