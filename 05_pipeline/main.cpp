@@ -59,12 +59,8 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
     ParameterList& parameters = pipeline.parameters();
     Run run("05_pipeline", options, shape,
             {.micro_batch = options.micro_batch, .count = dp.size(), .replica = dp.rank()});
-    const auto predict_run = [&] {
-        return chapter.post_validation ? PostValidation::predict_run(pipeline, options.steps,
-                                                                     pipeline.executor.repeated())
-                                       : pipeline.prediction().times(options.steps);
-    };
-    check_fits_everywhere(predict_run().memory, memory_limit(), what_needs_less);
+    check_fits_everywhere(predict_run(pipeline, options.steps, chapter.post_validation).memory,
+                          memory_limit(), what_needs_less);
     pipeline.allocate(options.dtype, options.grad_dtype());
     AdamW optimizer(parameters, options.optimizer);
     run.load(parameters, optimizer);
@@ -89,7 +85,7 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
     if (validation) validation->confirm();
 
     return run.finish([&](Report& report) {
-        const Prediction predicted = predict_run();
+        const Prediction predicted = predict_run(pipeline, options.steps, chapter.post_validation);
         bool ok = report.memory(predicted);
         if (report.full()) print_in_flight(report, pipeline);
         ok = report.communication_of_run(predicted, options.steps, run.of_validation()) && ok;
@@ -127,7 +123,8 @@ bool run(const Options& options, Chapter& chapter) {
                              : chapter.make(m);
     check_loss(shape, schedule);
     const std::vector<Stage> stages = cut(shape, schedule.stages, chapter.split);
-    if (options.estimate) return print_estimate(options, shape, schedule, stages), true;
+    if (options.estimate)
+        return print_estimate(options, shape, schedule, stages, chapter.post_validation), true;
     return train_within_memory(options,
                                [&] { return train(options, chapter, schedule, stages, shape); });
 }

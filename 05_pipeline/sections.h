@@ -2,7 +2,7 @@
 // messages as the playbook counts them, and --estimate's report.
 #pragma once
 
-#include "pipeline.h"
+#include "post_validation.h"
 #include "train/run.h"
 
 namespace ultrascale {
@@ -74,18 +74,25 @@ inline void print_repeated(Report& report, int64_t repeated, int64_t steps) {
 }
 
 inline const char* const what_needs_less =
-    "more ranks a pipeline (--pp), a smaller --micro-batch, --recompute full, or a schedule with "
-    "fewer micro-batches in flight would need less";
+    "these would need less: more ranks in a pipeline (--pp), a smaller --micro-batch; "
+    "--recompute full, or a schedule with fewer micro-batches in flight";
+
+// What this rank sends in `steps` steps, and what it holds.
+inline Prediction predict_run(const Pipeline& pipeline, int64_t steps, bool post_validation) {
+    return post_validation
+               ? PostValidation::predict_run(pipeline, steps, pipeline.executor.repeated())
+               : pipeline.prediction().times(steps);
+}
 
 // --estimate: the rank's parameters are only described; nothing is allocated.
 inline void print_estimate(const Options& options, const StepShape& shape, const Schedule& schedule,
-                           const std::vector<Stage>& stages) {
-    Pipeline pipeline(shape, schedule, stages, {});
+                           const std::vector<Stage>& stages, bool post_validation) {
+    Pipeline pipeline(shape, schedule, stages, {}, post_validation);
     Report report("05_pipeline", options, shape, 0);
     const int dp = pipeline.dp().size();
     report.configuration(sequences_of_step(options, dp), "", dp);
     report.technique("pipe", describe(schedule, stages), {{"pp", schedule.ranks()}, {"dp", dp}});
-    report.estimate(pipeline.prediction(), 1, what_needs_less);
+    report.estimate(predict_run(pipeline, 1, post_validation), 1, what_needs_less);
     print_messages(report, pipeline);
     print_in_flight(report, pipeline);
     report.finish();

@@ -8,7 +8,7 @@ namespace {
 const char* const others[] = {"--recompute full", "--dropout 0.1", "--micro-batch 2",
                               "--attention naive --recompute selective", "--document-token 10"};
 
-TEST(Pipeline, EverySchedulesEqualsOneDevice) {
+TEST(Pipeline, EveryScheduleEqualsOneDevice) {
     const LayeredModel model(8), tied(8, true);
     size_t i = 0;
     for (const std::string& schedule : schedules) {
@@ -101,19 +101,6 @@ TEST(Pipeline, RunsASchedulesFile) {
         "0: F0 F1 B0 F2 B1 W0 B2 W1 W2\n"
         "1: F0 B0 F1 B1 W0 F2 B2 W1 W2\n");
     expect_equal(2, model, fmt::format("--grad-accum 3 --schedule file:{}", dir / "mine"));
-}
-
-TEST(Pipeline, EstimatesWhatARunHolds) {
-    const LayeredModel model(8);
-    const std::string arguments = model.arguments() + "--schedule zb-h1 --grad-accum 4 ";
-    const Outcome run = train(4, chapter, arguments + "--steps 2"),
-                  estimate = train(4, chapter, arguments + "--estimate");
-    const Json &ranks = run.summary.at("memory_by_rank"),
-               &estimated = estimate.summary.at("memory_by_rank");
-    for (size_t r = 0; r < 4; ++r)
-        for (const char* category : {"parameters", "optimizer", "activations, peak"})
-            EXPECT_EQ(ranks[r].at(category).at("predicted"),
-                      estimated[r].at(category).at("predicted"));
 }
 
 }  // namespace
