@@ -44,6 +44,11 @@ public:
 
     const std::vector<Message>& messages() const { return messages_; }
     int actions(int rank) const { return int(schedule_.actions[size_t(rank)].size()); }
+    // "F3": after the action that makes it.
+    std::string name(int message) const {
+        const Message& m = messages_[size_t(message)];
+        return to_string(schedule_, m.from, schedule_.actions[size_t(m.from)][size_t(m.made_by)]);
+    }
     // By rank and action: the message that it takes in or hands on, as an index; -1: none.
     int input(int rank, int action) const { return input_[size_t(rank)][size_t(action)]; }
     int output(int rank, int action) const { return output_[size_t(rank)][size_t(action)]; }

@@ -86,6 +86,8 @@ public:
             return;
         }
         Link& link = *links_.at({rank_, message.to});
+        const std::string name = plan_.name(m);
+        const TraceName of(TraceName::whole, name);
         if (hop_seconds_ > 0) {
             const double arrives = now_seconds() + hop_seconds_;
             link.stream.submit([arrives] { sleep_until_seconds(arrives); });
@@ -118,6 +120,8 @@ private:
     };
     void post(int m) {
         Link& link = *links_.at({plan_.messages()[size_t(m)].from, rank_});
+        const std::string name = plan_.name(m);
+        const TraceName of(TraceName::whole, name);
         const Tensor x = Tensor::empty(shape_, dtype_, Memory::activation);
         arriving_.emplace(m, Arriving{x, link.group.recv(x, 1 - link.group.rank(), link.stream)});
     }

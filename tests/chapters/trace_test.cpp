@@ -159,6 +159,12 @@ TEST(Trace, OtherTechniquesSayWhatTravels) {
     expect_nested(ring);
     expect_names(ring, {"send/recv layers.1 forward", "send/recv layers.1 backward",
                         "all-reduce model.norm.weight"});
+    const std::vector<Event> pipeline =
+        traced(2, "05_pipeline", "--schedule zb-h1 --grad-accum 6 --no-verify");
+    expect_one_clock(pipeline);
+    expect_nested(pipeline);
+    expect_names(pipeline,
+                 {"F1", "W1", "send/recv F1", "send/recv B1", "layers.2 backward-weight"});
 }
 
 // Every operation of the model lies in its unit's pass, which lies in a phase, in a micro-batch, in
