@@ -8,8 +8,8 @@
 //     rank 3   stage 3            stage 0                 the other half enters here
 //
 // p ranks and m micro-batches, both even, m >= 2p. Bubble: (p/2-1) (F&B + D - 3W), F&B the time of
-// a forward and a backward that run together. Every rank holds weights twice, and the activations of
-// p+1 micro-batches.
+// a forward and a backward that run together. Every rank holds weights twice, and the activations
+// of p+1 micro-batches.
 // DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024 (arXiv 2412.19437), section 3.2.1.
 #pragma once
 
@@ -18,13 +18,13 @@
 
 namespace ultrascale {
 
-// How a rank of DualPipe, or of DualPipeV (dual_pipe_v.h), is placed in what follows. The lines'
-// numbers are those of DeepSeek's figure, read from left to right.
+// Where a rank of DualPipe, or of DualPipeV (dual_pipe_v.h), is. The eight phases below are those
+// into which DeepSeek-AI divide the schedule.
 struct DualPipeRank {
     int below;          // ranks between it and the turning point
     int above;          // ranks between it and the end where its first chunk's micro-batches enter
     int main_pairs;     // of the main phase
-    int first, second;  // its chunks: the one that its rank begins with, and the other
+    int first, second;  // its chunks: where it begins, and the other
 };
 
 inline std::vector<Action> dual_pipe_actions(const DualPipeRank& at, std::vector<int> begin) {

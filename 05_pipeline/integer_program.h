@@ -9,8 +9,8 @@
 //     head(a) <= s_a <= limit - length(a) - tail(a)
 //
 // s_a is when task a begins. The bounds make every M as small as it can be, so that the relaxation
-// (0 <= y <= 1), by which a solver judges what is worth trying, says something. As micro-batches are
-// in order, a before a later b' follows from a before b: y(a, b) <= y(a, b').
+// (0 <= y <= 1), by which a solver judges what is worth trying, says something. As micro-batches
+// are in order, a before a later b' follows from a before b: y(a, b) <= y(a, b').
 #pragma once
 
 #include <fmt/format.h>

@@ -9,10 +9,13 @@
 // N = p is depth-first; the larger N, the later a message is needed, and the more activations a
 // rank holds: (2 (p-1-r) + (v-1) N + 1) / v micro-batches, never more than m.
 // Bubble: (p-1) (F+D)/v, F and D a whole rank's. Messages: v times as many.
-// m must be a multiple of N: a last group of fewer than p micro-batches would have come round before
-// its rank has anything else to do, and every rank would wait for it v times.
+//
+// m must be a multiple of N. A micro-batch is back for its next chunk after p ranks, and a last
+// group with fewer than p micro-batches gives a rank nothing else to do until then.
+//
 // Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021 (arXiv
-// 2104.04473), section 2.2; a free N: "The Llama 3 Herd of Models", 2024 (2407.21783), section 3.3.2.
+// 2104.04473), section 2.2; a free N: "The Llama 3 Herd of Models", 2024 (2407.21783), section
+// 3.3.2.
 #pragma once
 
 #include <algorithm>

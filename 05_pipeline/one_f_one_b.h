@@ -7,9 +7,11 @@
 //     rank 3            F0 D0 F1 D1 F2 D2 F3 D3 F4 D4 F5 D5
 //
 // Bubble: (p-1) (F+D), as all forward, all backward. But rank r holds the activations of
-// min(p-r, m) micro-batches, which no longer grow with m. A message that needs time c to arrive
-// costs 2 (p-1) c/p for every micro-batch at F = B = W: the chain of F and D that keeps rank 0 busy
-// is a circle of 2 (p-1) hops that p micro-batches share.
+// min(p-r, m) micro-batches, which no longer grow with m.
+//
+// If a message needs time c to arrive, every micro-batch costs 2 (p-1) c/p more: rank 0's next F
+// waits for a D, which has come up from rank p-1, where its F had gone down to; p micro-batches
+// share this round of 2 (p-1) hops.
 // Narayanan et al., "PipeDream", 2019 (arXiv 1806.03377); "PipeDream-Flush", 2021 (2006.09503).
 #pragma once
 

@@ -1,14 +1,14 @@
-// --schedule optimal: the order of F, B and W in which a step is shortest, for given times and given
-// memory. It shows how far the rules of other schedules are from what is possible: ZB-H1 and ZB-H2
-// are often the best there is with the memory that they use, and with less or more memory they are
-// not.
+// --schedule optimal: the order of F, B and W in which a step is shortest, for given times and
+// given memory. It shows how far the rules of other schedules are from what is possible: with the
+// memory that they use, ZB-H1 and ZB-H2 are often the best there is; with less, or with an amount
+// between theirs, they are not.
 //
 // Three things are done in turn, until it is certain that nothing is better:
 //
 //     a good schedule     the best of all that are built as ZB-H1 and ZB-H2 are: each rank with a
 //                         warm-up of its own, and with W as late as its memory allows
 //     a bound             by conclusions without searching (task_order.h): no schedule is shorter
-//     between them        an integer program (integer_program.h), which a solver searches (solver.h)
+//     between them        an integer program (integer_program.h) for a solver (solver.h)
 //
 // One stage a rank, backward always in two halves, up to four ranks. Qi et al., "Zero Bubble
 // Pipeline Parallelism", 2023 (arXiv 2401.10241), section 3.1, state such a program.
@@ -108,8 +108,8 @@ public:
 private:
     Costs costs() const { return {.stages = problem_.stages, .hop = problem_.hop}; }
 
-    // Times as multiples of a tick: one of which all are multiples, if there is one that is at least
-    // a 200th of the longest; else a 200th.
+    // Times as multiples of a tick: one of which all are multiples, if there is one that is at
+    // least a 200th of the longest; else a 200th.
     void to_ticks() {
         std::vector<double> times = {problem_.hop};
         for (const auto& [f, b, w] : problem_.stages) times.insert(times.end(), {f, b, w});

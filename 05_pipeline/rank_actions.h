@@ -34,8 +34,6 @@ public:
     // The action added last runs together with the one that comes next.
     void with_next() { actions_.back().with_next = true; }
 
-    // How many second halves wait.
-    int waiting() const { return int(waiting_.size()); }
     std::vector<Action> take() { return std::move(actions_); }
 
 private:

@@ -1,5 +1,5 @@
-// --simulate p=64,m=512,v=4: what every schedule would cost on any number of ranks. Nothing runs but
-// the simulator, whose figures stand beside the closed formulas (formulas.h); then what the
+// --simulate p=64,m=512,v=4: what every schedule would cost on any number of ranks. Nothing runs
+// but the simulator, whose figures stand beside the closed formulas (formulas.h); then what the
 // playbook's figures of pipelines show.
 #pragma once
 
@@ -18,6 +18,7 @@ struct Scale {
     ScheduleOptions options{.chunks = 4, .group = 0};
     StageCost cost{1, 1, 1};
     double hop = 0;
+    std::string own = "";      // "file:PATH": a schedule of one's own, as one row more
     double message_bytes = 0;  // of one micro-batch's activations between stages; 0: not known
 
     // "p=64,m=512,v=4", each with its default, and N, F, B, W and hop. UserError if it is not that.
@@ -88,10 +89,10 @@ inline double messages_a_micro_batch(const Schedule& schedule) {
 // A schedule's row, simulated beside its formulas.
 struct ScaleRow {
     std::string name;
-    std::string refused;  // why there is none
-    Formulas formula;
-    double seconds, step_bubble, own_bubble, peak;
-    double messages;  // a micro-batch
+    std::string refused = "";  // why there is none
+    Formulas formula = {};
+    double seconds = 0, step_bubble = 0, own_bubble = 0, peak = 0;
+    double messages = 0;  // a micro-batch
     // Whether the simulation gives what the formulas say.
     bool as_formula() const {
         const auto same = [&](const std::optional<double>& exact, double simulated) {
@@ -102,8 +103,17 @@ struct ScaleRow {
     }
 };
 
+inline ScaleRow simulate_row(const std::string& name, const Schedule& schedule,
+                             const Scale& scale) {
+    const Simulation result = simulate(schedule, Costs::even(schedule, scale.cost, scale.hop));
+    return {.name = name,
+            .seconds = result.seconds,
+            .step_bubble = result.mean_step_bubble(),
+            .own_bubble = result.worst_own_bubble(),
+            .peak = result.peak(),
+            .messages = messages_a_micro_batch(schedule)};
+}
 inline ScaleRow simulate_row(const std::string& name, const Scale& scale) {
-    ScaleRow row{.name = name};
     const ScheduleKind& kind = schedule_kind(name);
     ScheduleOptions options = scale.options;
     if (!kind.takes_chunks) options.chunks = 0;
@@ -112,23 +122,22 @@ inline ScaleRow simulate_row(const std::string& name, const Scale& scale) {
     try {
         schedule = make_schedule(name, scale.ranks, scale.micro_batches, options);
     } catch (const UserError& refused) {
-        row.refused = refused.what();
-        return row;
+        return {.name = name, .refused = refused.what()};
     }
+    ScaleRow row = simulate_row(name, schedule, scale);
     if (options.group == 0) options.group = scale.ranks;
-    const Simulation result = simulate(schedule, Costs::even(schedule, scale.cost, scale.hop));
     if (scale.hop == 0)  // the formulas leave it out
         row.formula = formulas(name, scale.ranks, scale.micro_batches, options, scale.cost);
-    row.seconds = result.seconds;
-    row.step_bubble = result.mean_step_bubble(), row.own_bubble = result.worst_own_bubble();
-    row.peak = result.peak();
-    row.messages = messages_a_micro_batch(schedule);
     return row;
 }
 
+// UserError if there is a schedule of one's own that cannot run.
 inline std::vector<ScaleRow> simulate_all(const Scale& scale) {
     std::vector<ScaleRow> rows;
     for (const std::string& name : schedule_names()) rows.push_back(simulate_row(name, scale));
+    if (!scale.own.empty())
+        rows.push_back(simulate_row(
+            "your file", make_schedule(scale.own, scale.ranks, scale.micro_batches), scale));
     return rows;
 }
 

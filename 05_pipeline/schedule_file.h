@@ -4,8 +4,8 @@
 //     0: F0 F1 D0 F2 D1 D2
 //     1: F0 D0 F1 D1 F2 D2
 //
-// Rank r holds stage r, unless the file says which stages each rank has. Then actions name the chunk
-// by its letter, in the order of the stages:
+// Rank r holds stage r, unless the file says which stages each rank has. Then actions name the
+// chunk by its letter, in the order of the stages:
 //
 //     stages: 0 3 | 1 2
 //     0: F0a F1a F0b B0b W0b ...

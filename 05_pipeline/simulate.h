@@ -1,9 +1,9 @@
-// How long a schedule takes: every rank does its list in order, and begins with an action as soon as
-// the one before it has ended and what it needs has arrived.
+// How long a schedule takes: every rank does its list in order, and begins with an action as soon
+// as the one before it has ended and what it needs has arrived.
 //
-// Two bubbles come out of it. A step's: how long a rank is idle from the step's begin until the last
-// rank has ended. A rank's own: how long it is idle between its first action and its last; that is
-// what is lost where no barrier ends the step (post_validation.h).
+// Two bubbles come out of it. A step's: how long a rank is idle from the step's begin until the
+// last rank has ended. A rank's own: how long it is idle between its first action and its last;
+// that is what is lost where no barrier ends the step (post_validation.h).
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // Calls a solver of integer programs that is installed, and reads what it found. HiGHS, CBC
-// (Debian's coinor-cbc) and GLPK (glpk-utils) all read the LP format; the first one on PATH is used.
+// (Debian's coinor-cbc) and GLPK (glpk-utils) all read the LP format; the first one on PATH is
+// used.
 #pragma once
 
 #include <unistd.h>

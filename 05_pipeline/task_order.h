@@ -3,8 +3,8 @@
 //
 // A task is one F, B or W. Some orders are given: a micro-batch's way through the stages, the
 // micro-batches' order in each stage, and, with room for L micro-batches' activations, W of
-// micro-batch k before F of micro-batch k + L. Two tasks of one rank cannot run at once, so that one
-// comes first; which one is what has to be decided, unless one of both ways ends too late:
+// micro-batch k before F of micro-batch k + L. Two tasks of one rank cannot run at once, so that
+// one comes first; which one is what has to be decided, unless one of both ways ends too late:
 //
 //     head(a)   when a can begin at the soonest      tail(a)   what must follow a, at least
 //     a before b is impossible if head(a) + length(a) + length(b) + tail(b) > end
@@ -136,8 +136,8 @@ private:
         return true;
     }
     // When a rank can at the soonest have done all tasks that come before a: they run one after the
-    // other, so that from any of them on all with a later head fit in only afterwards. Of tails: the
-    // same, seen from the end.
+    // other, so that from any of them on all with a later head fit in only afterwards. Of tails:
+    // the same, seen from the end.
     int after_others(size_t a, const std::vector<int>& bounds, bool first) const {
         std::vector<std::pair<int, int>> others;  // bound, length
         const size_t begin = at(tasks_[a].rank, 0), end = at(tasks_[a].rank + 1, 0);

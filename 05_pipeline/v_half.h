@@ -1,19 +1,22 @@
 // V-Half: half of 1F1B's activations and half of its bubble. Stages are placed as a V (zbv.h), and
-// what a rank does for one micro-batch is a block of six actions that repeats every six time slots.
-// How soon a block's next action follows decides how long activations are held:
+// what a rank does for one micro-batch is a block of six actions, which repeats every six time
+// slots. How soon a block's next action follows decides how long activations are held:
 //
-//     slot     0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 16 17 18 19 20 21 22 23
-//     rank 0   Fa                               Fb          Bb Wb                  Ba Wa
-//     rank 1         Fa                   Fb                      Bb Wb         Ba Wa
-//     rank 2               Fa       Fb                               ...
-//     rank 3                     Fa Fb
+//     slot     0  1  2  3  4  5  6  7  8  9  10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25
+//     rank 0   Fa                            Fb          Bb                               Ba
+//     rank 1         Fa                   Fb                   Bb                      Ba
+//     rank 2               Fa          Fb                            Bb             Ba
+//     rank 3                     Fa Fb                                     Bb    Ba
 //
-// Forward takes two slots a hop downwards and one upwards, and so does backward: a rank's two chunks
-// hold activations for 6p slots together, that is p micro-batches' halves. (Twelve slots instead of
-// six would be ZB-V, four V-Min.) All ranks hold (p+2)/2 micro-batches, rounded down. The steady
-// state is taken as it is; before it and after it, where the blocks of few micro-batches leave
-// slots empty, actions move to earlier ones if they do not need more memory, and in the end the
-// W's give way to the B's.
+// Each W takes the first slot after its B that repeated blocks leave empty. A hop of forward takes
+// two slots downwards and one upwards, and so does one of backward, six together: a rank's two
+// chunks hold activations for about 6p slots together. As a micro-batch begins every six slots, a
+// rank holds those of about p chunks, half of what 1F1B's rank 0 holds; never more than (p+2)/2
+// micro-batches, rounded down. (With twelve slots it would be ZB-V, with four V-Min.)
+//
+// The steady state stays as it is. Before and after it, where few micro-batches are under way,
+// slots are empty: actions move to earlier ones if that needs no more memory, and in the end B's go
+// before W's. With few micro-batches there is no steady state, and all move.
 // Qi et al., "Pipeline Parallelism with Controllable Memory", 2024 (arXiv 2405.15362), section 4.
 #pragma once
 
@@ -81,7 +84,8 @@ private:
     int limit() const { return (ranks_ + 2) / 2 * 2; }  // in chunks
 
     // When a rank does its first micro-batch's F and B. Of an even number of ranks, the last waits
-    // three slots more with backward: else two parts of different micro-batches would meet in a slot.
+    // three slots more with backward: else two parts of different micro-batches would meet in a
+    // slot.
     std::array<int, 4> block(int rank) const {
         const int p = ranks_, turn = p % 2 == 0 ? 3 : 0;
         return {2 * rank, 3 * p - 2 - rank, 3 * p - 1 + turn + 2 * rank, 6 * p - 2 + turn - rank};
@@ -121,7 +125,8 @@ private:
         }
     }
 
-    // The first slot in which an action finds what it needs, if its predecessors stay where they are.
+    // The first slot in which an action finds what it needs, if its predecessors stay where they
+    // are.
     int earliest(const Slot& slot) const {
         const int r = slot.rank, last = ranks_ - 1;
         const auto after = [&](int rank, int part, int micro_batch) {

@@ -10,8 +10,7 @@
 // turn. In the end, B's first: r times Ba Bb, then p-r times Ba Wa, then the W's that are left.
 // Its own bubble is 0 at F = B = W; every rank holds p micro-batches. Where m < 2p, the rule for 2p
 // micro-batches is carried out without those that do not exist.
-// Qi et al., "Pipeline Parallelism with Controllable Memory", 2024 (arXiv 2405.15362); section 3 of
-// "Zero Bubble Pipeline Parallelism", 2023, has the V first.
+// Qi et al., "Pipeline Parallelism with Controllable Memory", 2024 (arXiv 2405.15362).
 #pragma once
 
 #include <algorithm>

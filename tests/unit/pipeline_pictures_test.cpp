@@ -1,6 +1,7 @@
 // 05_pipeline: timelines in the terminal and in pictures show every action where it was; --simulate
 // gives what the formulas say.
 #include <cmath>
+#include <filesystem>
 
 #include "05_pipeline/picture.h"
 #include "05_pipeline/scale.h"
@@ -90,6 +91,20 @@ TEST(PipelineScale, MessagesOfAMicroBatch) {
     EXPECT_EQ(messages("dualpipe"), 2);  // of a micro-batch of either copy
     EXPECT_EQ(simulate_row("1f1b", Scale::parse("p=2,m=8,v=2")).messages, 1);
     EXPECT_EQ(simulate_row("zbv", Scale::parse("p=1,m=8,v=2")).messages, 0);
+}
+
+TEST(PipelineScale, ScoresAScheduleOfOnesOwn) {
+    const std::string path = testing::TempDir() + "pipeline_own.txt";
+    write_file(path,
+               "0: F0 F1 B0 W0 F2 B1 W1 F3 B2 W2 B3 W3\n1: F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3");
+    Scale scale = Scale::parse("p=2,m=4,v=2");
+    scale.own = "file:" + path;
+    const std::vector<ScaleRow> rows = simulate_all(scale);
+    EXPECT_EQ(rows.size(), schedule_names().size() + 1);
+    EXPECT_EQ(rows.back().seconds, 13);  // as ZB-H1, in the memory of 1F1B
+    EXPECT_EQ(rows.back().peak, 2);
+    std::filesystem::remove(path);
+    EXPECT_THROW(simulate_all(scale), UserError);
 }
 
 TEST(PipelineScale, RefusesWhatItCannotRead) {

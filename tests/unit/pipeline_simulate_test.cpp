@@ -89,15 +89,16 @@ TEST(PipelineSimulate, TooFewMicroBatches) {
 }
 
 // What a micro-batch more costs, beyond its work.
-double lost_a_micro_batch(std::string_view name, int p, double hop) {
+double lost_a_micro_batch(std::string_view name, int p, double hop, StageCost cost = equal) {
     const int m = 8 * p;
-    return (run(name, p, 2 * m, equal, hop).seconds - run(name, p, m, equal, hop).seconds) / m - 3;
+    return (run(name, p, 2 * m, cost, hop).seconds - run(name, p, m, cost, hop).seconds) / m - 3;
 }
 
 TEST(PipelineSimulate, LatencyOfAHop) {
     for (const int p : {2, 4, 8})
         for (const double hop : {0.05, 0.1, 0.2}) {
             EXPECT_NEAR(lost_a_micro_batch("1f1b", p, hop), 2 * (p - 1) * hop / p, 1e-9);
+            EXPECT_NEAR(lost_a_micro_batch("1f1b", p, hop, usual), 2 * (p - 1) * hop / p, 1e-9);
             EXPECT_NEAR(lost_a_micro_batch("zb-h2", p, hop), 0, 1e-9);
             EXPECT_NEAR(lost_a_micro_batch("afab", p, hop), 0, 1e-9);
             EXPECT_NEAR(run("afab", p, 4, equal, hop).seconds - run("afab", p, 4, equal).seconds,
