@@ -105,6 +105,7 @@ bool run(const Options& options, Chapter& chapter) {
     const StepShape shape = step_shape(options, options.config());
     if (!chapter.simulated.empty()) {
         Scale scale = Scale::parse(chapter.simulated);
+        if (chapter.from_file()) scale.own = chapter.schedule;
         scale.message_bytes = message_bytes(shape);
         return simulate_at_scale(scale, options.svg);
     }

@@ -35,8 +35,8 @@ inline Schedule choose_optimal(const Costs& costs, int micro_batches, int room, 
                                                            .micro_batches = micro_batches,
                                                            .room = room,
                                                            .seconds = seconds});
-            print(fmt::format("{}; a step of {:.2f} ms without its update", best.words(),
-                              best.seconds * 1e3));
+            print(fmt::format("a step of {:.2f} ms, its update left out\n  {}", best.seconds * 1e3,
+                              best.words()));
             text = schedule_text(best.schedule);
         } catch (const UserError& error) {
             text = failed + error.what();

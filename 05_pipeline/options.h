@@ -35,6 +35,8 @@ struct Chapter {
                  "Who does what when: " + names +
                      "file:PATH, a file with each rank's actions, or optimal, the best order for "
                      "the stages' measured times")
+            .only_if([this] { return simulated.empty() || from_file(); },
+                     "--simulate shows every schedule anyway, and yours if it is file:PATH")
             .show_default();
         options
             .add("--chunks", sizes.chunks,
@@ -84,9 +86,8 @@ struct Chapter {
                  "p=64,m=512,v=4: simulate every schedule with so many ranks, micro-batches and "
                  "stages a rank, and print one table; N, F, B, W and hop too can be given")
             .excludes(training_outputs)
-            .excludes({"--pp", "--schedule", "--chunks", "--group", "--in-flight",
-                       "--solver-seconds", "--split", "--post-validation", "--pretend", "--compare",
-                       "--estimate"});
+            .excludes({"--pp", "--chunks", "--group", "--in-flight", "--solver-seconds", "--split",
+                       "--post-validation", "--pretend", "--compare", "--estimate"});
     }
 
     // Checks what does not depend on the model.
@@ -116,21 +117,11 @@ struct Chapter {
     Pretend pretend() const { return pretended.empty() ? Pretend{} : parse_pretend(pretended); }
 
     // The schedule for so many micro-batches, if it is not the optimal one (optimal_run.h).
-    // UserError if there is none, or the file has another one.
+    // UserError if there is none, or if the file's does not fit.
     Schedule make(int micro_batches) const {
-        if (!from_file()) return make_schedule(schedule, pp, micro_batches, sizes);
-        if (sizes.chunks != 0)
-            user_error("--chunks has no effect: the schedule's file says which stages a rank has");
-        if (sizes.group != 0) user_error("--group has no effect with a schedule from a file");
-        const Schedule read = read_schedule(schedule.substr(5));
-        if (in_flight > 0) check_schedule(read, in_flight);
-        if (read.ranks() != pp)
-            user_error("--schedule {}: it is for {}, and --pp is {}", schedule,
-                       format_count(read.ranks(), "rank"), pp);
-        if (read.micro_batches != micro_batches)
-            user_error("--schedule {}: it is for {} micro-batches; use --grad-accum {}", schedule,
-                       read.micro_batches, read.micro_batches);
-        return read;
+        Schedule made = make_schedule(schedule, pp, micro_batches, sizes);
+        if (in_flight > 0) check_schedule(made, in_flight);
+        return made;
     }
 };
 
