@@ -67,6 +67,8 @@ public:
     void updated() { times_.back().updated = Timestamp::in(compute_stream()); }
     // In how many steps the first forwards ran twice.
     int64_t repeated() const { return repeated_; }
+    // With pretended times: the share of them in which something was computed.
+    double computed_share() const { return computed_ / pretended_; }
     // Of the last steps.
     static constexpr size_t kept_steps = 10;
     const std::deque<StepTimes>& times() const { return times_; }
@@ -88,9 +90,12 @@ private:
         const std::string name = to_string(action, stages_.chunks() > 1);
         explain(name);
         Tensor output = phase(name, [&] { return compute(step, action, std::move(input)); });
-        if (pretend_.on())
-            sleep_until_seconds(begin +
-                                pretend_.seconds(action.kind, schedule_.ranks(), schedule_.stages));
+        if (pretend_.on()) {
+            const double seconds =
+                pretend_.seconds(action.kind, schedule_.ranks(), schedule_.stages);
+            computed_ += now_seconds() - begin, pretended_ += seconds;
+            sleep_until_seconds(begin + seconds);
+        }
         times_.back().ends.push_back(Timestamp::in(compute_stream()));
         messages_.output_of(i, std::move(output));
     }
@@ -133,6 +138,7 @@ private:
     Pretend pretend_;
     std::map<std::pair<int, int>, InFlight> in_flight_;  // by micro-batch and chunk
     int64_t repeated_ = 0;
+    double computed_ = 0, pretended_ = 0;  // seconds
     std::deque<StepTimes> times_;
 };
 

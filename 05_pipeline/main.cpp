@@ -95,6 +95,7 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
         report_time(report, shape, schedule, stages, pretend,
                     Timeline(schedule, pp, pipeline.executor, has_first, chapter.post_validation),
                     options.svg);
+        if (pretend.on()) print_computed(report, pipeline.executor);
         report.throughput(predicted);
         return ok;
     });

@@ -58,13 +58,7 @@ public:
 
     // To be called before an action: posts receives, and lets go of what has been sent by then.
     void before(int action) {
-        for (const int m : plan_.posts(rank_, action)) {
-            const Message& message = plan_.messages()[size_t(m)];
-            Link& link = *links_.at({message.from, rank_});
-            const Tensor x = Tensor::empty(shape_, dtype_, Memory::activation);
-            arriving_.emplace(m,
-                              Arriving{x, link.group.recv(x, 1 - link.group.rank(), link.stream)});
-        }
+        for (const int m : plan_.posts(rank_, action)) post(m);
         for (const int m : plan_.releases(rank_, action)) leaving_.erase(m);  // waits
     }
     // Returns what an action works on, when it has come: (B, T, h), or an empty tensor.

@@ -14,8 +14,8 @@ struct Chapter {
     int pp = 0;  // ranks of a pipeline; 0: all
     std::string schedule = "1f1b";
     ScheduleOptions sizes;
-    // With a schedule from a file or the optimal one: for how many micro-batches' activations a rank
-    // has room. 0: as many as the file needs; as there are ranks.
+    // With a schedule from a file or the optimal one: for how many micro-batches' activations a
+    // rank has room. 0: as many as the file needs; as there are ranks.
     int in_flight = 0;
     int solver_seconds = 60;
     std::string split = "auto", pretended, simulated;

@@ -1,6 +1,6 @@
-// --post-validation: a step without a barrier. Clipping needs the norm of the whole model's gradient,
-// so all ranks would have to wait for the last one before any of them could update, and the first
-// ranks' bubbles come back however the schedule has filled them. But in most steps nothing is
+// --post-validation: a step without a barrier. Clipping needs the norm of the whole model's
+// gradient, so all ranks would have to wait for the last one before any of them could update, and
+// bubbles come back however well the schedule has filled them. But in most steps nothing is
 // clipped. So each rank updates as soon as it has its own gradients, as if nothing had to be
 // clipped, begins the next step, and learns there whether it was right:
 //
@@ -10,13 +10,15 @@
 //     rank 3         ... W7 | update | F0    | confirmed |          of them, and they run up again
 //
 // If the norm must be clipped, or is no finite number, every rank goes back to the weights and
-// states that it has kept, updates with the whole norm, and runs the forwards since then again. That
-// the result is the same, bit by bit, follows: what is confirmed is what the barrier would have
-// led to. AdamW cannot be undone by arithmetic without rounding, hence the copies: of a parameter's
-// value and its two moments, 12 bytes in fp32 (bf16: 14, with the master copy).
+// states that it has kept, updates with the whole norm, and runs the forwards since then again. So
+// the result is the same, bit by bit, as with the barrier. AdamW cannot be undone by arithmetic
+// without rounding, hence the copies: of a parameter's value and its two moments, 12 bytes in fp32
+// (bf16: 14, with the master copy).
 //
-// (A rank could update with the sum of the parts so far, which runs past it anyway. If that sum
-// clips, so does the whole norm, with another factor; so nothing would be gained.)
+// (Qi et al. update with the sum of the norm's parts so far. A rank's own part serves as well: if
+// either of them clips, so does the whole norm, which has the last word; and no rank waits for the
+// one before it. A weight that two ranks hold, a tied embedding, still makes them wait for each
+// other: its gradients must be summed before the update.)
 // Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (arXiv 2401.10241), section 4.
 #pragma once
 

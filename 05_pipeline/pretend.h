@@ -1,5 +1,5 @@
-// --pretend: actions and messages that take as long as they are told to, so that ranks which share a
-// processor show the bubbles of ranks that have one each.
+// --pretend: actions and messages that take as long as they are told to, so that ranks which share
+// a processor show the bubbles of ranks that have one each.
 //
 // The model is computed all the same, but a small one: an action ends at its start + its time, and
 // sleeps until then; a message arrives at its sender's end + hop. Waiting for a message sleeps too.

@@ -95,9 +95,9 @@ void for_many(const std::function<void(const Schedule&, bool post_validation)>& 
                 }
 }
 
-// Runs the ranks as the executor does, but a message goes only when its receive has been posted, and
-// whoever lets go of a tensor waits until then (a rendezvous, as NCCL's). Time does not matter: if
-// anyone can go on, he does.
+// Runs the ranks as the executor does, but a message goes only when its receive has been posted,
+// and whoever lets go of a tensor waits until then (a rendezvous, as NCCL's). Time does not matter:
+// if anyone can go on, he does.
 TEST(PipelineMessages, NobodyWaitsForever) {
     for_many([](const Schedule& schedule, bool post_validation) {
         const MessagePlan plan(schedule, post_validation);
