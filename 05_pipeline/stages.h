@@ -170,10 +170,6 @@ private:
 inline void add_holders(Mesh& mesh, const Schedule& schedule, const LlamaConfig& config) {
     const Communicator& pp = mesh.group("pp");
     const auto places = schedule.places();
-    const auto group = [&](int a, int b, const char* name) {
-        const bool in = pp.rank() == a || pp.rank() == b;
-        mesh.add_copies(pp.split(in ? 0 : 1 + pp.rank(), pp.rank(), name));
-    };
     if (schedule.copies() > 1) {
         int other = pp.rank();  // who has the same stages
         for (int s = 0; s < schedule.stages; ++s)
@@ -182,7 +178,9 @@ inline void add_holders(Mesh& mesh, const Schedule& schedule, const LlamaConfig&
                     other = places[size_t(1 - copy)][size_t(s)].rank;
         mesh.add_copies(pp.split(std::min(pp.rank(), other), pp.rank(), "copies"));
     } else if (config.tied && places[0].front().rank != places[0].back().rank) {
-        group(places[0].front().rank, places[0].back().rank, "tied");
+        const bool first = places[0].front().rank == pp.rank(),
+                   last = places[0].back().rank == pp.rank();
+        mesh.add_copies(pp.split(first || last ? 0 : 1, pp.rank(), "tied"));
     }
 }
 
