@@ -96,7 +96,7 @@ inline bool compare_schedules(const Options& options, int pp, const ScheduleOpti
             const Schedule schedule = make_schedule(name, pp, int(m),
                                                     {.chunks = kind.takes_chunks ? sizes.chunks : 0,
                                                      .group = kind.takes_group ? sizes.group : 0});
-            check_loss(shape, schedule);
+            check_can_run(shape, schedule);
             const std::vector<Stage> stages = cut(shape, schedule.stages, split);
             const Compared c =
                 run_one(options, shape, schedule, stages, pretend, loader, train_step);

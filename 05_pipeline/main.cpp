@@ -125,7 +125,7 @@ bool run(const Options& options, Chapter& chapter) {
                                                              chapter.split, pretend, train_step),
                                               m, chapter.in_flight, chapter.solver_seconds)
                              : chapter.make(m);
-    check_loss(shape, schedule);
+    check_can_run(shape, schedule);
     const std::vector<Stage> stages = cut(shape, schedule.stages, chapter.split);
     if (options.estimate)
         return print_estimate(options, shape, schedule, stages, chapter.post_validation), true;
