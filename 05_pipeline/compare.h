@@ -46,7 +46,8 @@ inline Compared run_one(const Options& options, const StepShape& shape, const Sc
     const Communicator& world = Communicator::world();
     Pipeline pipeline(shape, schedule, stages, pretend);
     const Prediction predicted = pipeline.prediction();
-    check_fits_everywhere(predicted.memory, memory_limit(), "it is left out");
+    if (!on_all_ranks(world, predicted.memory.total() <= memory_limit()))
+        user_error("it does not fit in {}", format_bytes(double(memory_limit())));
     pipeline.allocate(options.dtype, options.grad_dtype());
     load_or_initialize(options, pipeline.parameters());
     AdamW optimizer(pipeline.parameters(), options.optimizer);
