@@ -69,7 +69,7 @@ TEST(LongPipeline, PretendedTimesAreAsSimulated) {
         for (const std::string& schedule : schedules) {
             if (schedule == "naive" && p == 8) continue;  // 13 seconds of idleness
             const std::string arguments = fmt::format(
-                "{} --no-verify --steps 2 --grad-accum {} --schedule {} --pretend "
+                "{} --no-verify --steps 3 --grad-accum {} --schedule {} --pretend "
                 "F=40,B=40,W=20,hop=2",
                 model.arguments(), 2 * p, schedule);
             EXPECT_TRUE(in_one_of_three_tries([&] {
