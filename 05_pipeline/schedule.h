@@ -9,9 +9,11 @@
 //     rank 2         F0 F1 D0 F2 ...   B: backward of inputs, which the stage before waits for
 //     rank 3            F0 D0 F1 ...   W: backward of weights, which nobody waits for
 //
-// A rank may hold several stages, its chunks: a, b, ... in this notation ("F3b").
+// A rank may hold several stages, its chunks: a, b, ... in this notation ("F3b"). A plus sign joins
+// two actions that run together ("F5a+D2b").
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,14 @@ enum class ActionKind : char {
     backward_input = 'B',
     backward_weight = 'W'
 };
+// Gives the gradient that the stage before waits for.
+inline bool sends_back(ActionKind kind) {
+    return kind == ActionKind::backward || kind == ActionKind::backward_input;
+}
+// The last use of what forward saved.
+inline bool frees(ActionKind kind) {
+    return kind == ActionKind::backward || kind == ActionKind::backward_weight;
+}
 
 struct Action {
     ActionKind kind;
@@ -34,19 +44,70 @@ struct Action {
     bool operator==(const Action&) const = default;
 };
 
+// Chunks have names from a to z.
+inline constexpr int most_chunks = 26;
+
 // A stage of a copy of the model. Only DualPipe has two copies, whose micro-batches differ.
 struct Chunk {
     int stage, copy = 0;
     bool operator==(const Chunk&) const = default;
 };
 
+// Where a stage is.
+struct StagePlace {
+    int rank, chunk;
+    bool operator==(const StagePlace&) const = default;
+};
+
 struct Schedule {
     std::string name;
-    int micro_batches;  // of a step; of both copies together
-    int stages;         // of the whole model
+    int micro_batches;                         // of a step; of both copies together
+    int stages;                                // of the whole model
     std::vector<std::vector<Chunk>> chunks;    // of each rank
     std::vector<std::vector<Action>> actions;  // of each rank
+
     int ranks() const { return int(chunks.size()); }
+    int copies() const {
+        size_t held = 0;
+        for (const auto& of_rank : chunks) held += of_rank.size();
+        return int(held) / stages;
+    }
+    // The first copy takes the first half of the micro-batches.
+    int copy_of(int micro_batch) const {
+        return int(int64_t(micro_batch) * copies() / micro_batches);
+    }
+    // Where each stage of each copy is: places()[copy][stage].
+    std::vector<std::vector<StagePlace>> places() const {
+        std::vector<std::vector<StagePlace>> found(
+            size_t(copies()), std::vector<StagePlace>(size_t(stages), {-1, -1}));
+        for (int rank = 0; rank < ranks(); ++rank)
+            for (int c = 0; c < int(chunks[size_t(rank)].size()); ++c) {
+                const Chunk& chunk = chunks[size_t(rank)][size_t(c)];
+                found.at(size_t(chunk.copy)).at(size_t(chunk.stage)) = {rank, c};
+            }
+        return found;
+    }
 };
+
+// "F3"; "F3b" where a rank has several chunks.
+inline std::string to_string(const Action& action, bool several_chunks) {
+    std::string words = char(action.kind) + std::to_string(action.micro_batch);
+    if (several_chunks) words += char('a' + action.chunk);
+    return words;
+}
+inline std::string to_string(const Schedule& schedule, int rank, const Action& action) {
+    return to_string(action, schedule.chunks[size_t(rank)].size() > 1);
+}
+// All that a rank does: "F0 F1 D0 D1".
+inline std::string to_string(const Schedule& schedule, int rank) {
+    std::string line;
+    bool together = false;
+    for (const Action& action : schedule.actions[size_t(rank)]) {
+        if (!line.empty()) line += together ? '+' : ' ';
+        line += to_string(schedule, rank, action);
+        together = action.with_next;
+    }
+    return line;
+}
 
 }  // namespace ultrascale

@@ -243,6 +243,10 @@ int rank_on_this_node();  // this rank's index among them; 0 before world() was 
 // network card of this rate (mpi/slow_links.h). Nothing else changes. All ranks call it while no
 // communication is in progress.
 void pretend_nodes(int ranks_per_node, double gbit_per_second);
+// From now on a wait for messages over MPI that lasts longer than 0.2 ms sleeps this long between
+// two looks (0: it spins and yields, as at the start). For ranks that share processors and wait
+// long for each other, like a pipeline's: threads that spin keep the awaited rank from computing.
+void let_waits_sleep(double seconds);
 // Whether copy engines may be used for communication (CUDA; true by default). All ranks call it
 // before the first communication.
 void use_copy_engines(bool use);

@@ -222,12 +222,12 @@ void Llama::backward_weight(Saved& saved, Context& context) {
         backward_weight_unit(unit, saved, context);
 }
 
-Tensor Llama::logits(const Batch& batch, Hooks* hooks) {
-    check(embedding_ && head_, "logits: needs a whole model");
+Tensor Llama::logits(const Batch& batch, Hooks* hooks, Tensor x) {
+    check(head_ && bool(embedding_) != bool(x), "logits: needs the head, and the stage's input");
     Context context{.batch = batch, .training = false, .hooks = hooks};
     Saved nothing;
     nothing.disable();
-    Tensor x, logits;  // (B, T, h), (B, T, V)
+    Tensor logits;  // (B, T, V)
     for (const Unit& unit : units_)
         if (!is_head(unit)) x = forward_unit(unit, std::move(x), nothing, context);
     run_unit(units_.back(), Pass::forward, context,

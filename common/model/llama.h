@@ -171,8 +171,9 @@ public:
     // norm and head.
     Layer* layer(const Unit& unit) const;
 
-    // Logits (B, T, V): forward only, needs a whole model.
-    Tensor logits(const Batch& batch, Hooks* hooks = nullptr);
+    // Logits (B, T, V): forward only; the model must end with the head. x (B, T, h): its input, if
+    // it does not begin with the embedding.
+    Tensor logits(const Batch& batch, Hooks* hooks = nullptr, Tensor x = {});
 
 private:
     bool is_head(const Unit& unit) const { return head_ && unit.index + 1 == int(units_.size()); }

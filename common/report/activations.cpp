@@ -50,6 +50,21 @@ struct TensorBytes {
     }
 };
 
+// What the linears of a layer keep from the backward of inputs to that of weights.
+struct KeptForWeights {
+    double attention, mlp;
+    explicit KeptForWeights(const TensorBytes& t)
+        : attention(t.input + 2 * t.q + 2 * t.kv + t.stream),
+          mlp(t.input + 3 * t.features + t.stream) {}
+    double total() const { return attention + mlp; }
+};
+
+// What a layer keeps from forward to backward.
+double kept_of_layer(const LocalSizes& s) {
+    return s.model.recompute == Recompute::full ? TensorBytes(s).stream / double(s.checkpoint_parts)
+                                                : layer_activations(s).total();
+}
+
 int64_t whole_bytes(double bytes) { return std::llround(std::min(bytes, 9e18)); }
 
 }  // namespace
@@ -69,12 +84,41 @@ LayerActivations layer_activations(const LocalSizes& s) {
             .mlp = 2 * t.features};
 }
 
+KeptActivations kept_activations(const LocalSizes& s) {
+    const TensorBytes t(s);
+    const bool chunks = s.model.loss_chunk > 0;
+    const double L = double(s.layers);
+    KeptActivations kept{L * kept_of_layer(s), L * KeptForWeights(t).total()};
+    if (s.head) {
+        kept.after_forward += t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits);
+        kept.after_backward_input += chunks ? 0 : t.input + t.logits;
+    }
+    if (s.embedding) kept.after_backward_input += t.stream;
+    return kept;
+}
+
+double peak_of_forward(const LocalSizes& s) {
+    const TensorBytes t(s);
+    const KeptActivations kept = kept_activations(s);
+    const bool full = s.model.recompute == Recompute::full;
+    // In the last layer: the input of down and its output; if nothing is kept, also gate and up,
+    // the norm's output, and the attention's.
+    const double in_layer = t.features + t.whole + (full ? 2 * t.features + t.input + t.stream : 0),
+                 layers = double(s.layers) * kept_of_layer(s);
+    return std::max(layers + in_layer, kept.after_forward + (s.head ? t.losses : 0));
+}
+
 std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     const TensorBytes t(s);
     const LayerActivations layer = layer_activations(s);
-    const bool full = s.model.recompute == Recompute::full, chunks = s.model.loss_chunk > 0;
-    const double L = double(s.layers),
-                 kept = full ? t.stream / double(s.checkpoint_parts) : layer.total();
+    const bool full = s.model.recompute == Recompute::full, chunks = s.model.loss_chunk > 0,
+               split = s.split_backward;
+    const double L = double(s.layers), kept = kept_of_layer(s);
+    // With a split backward: what the linears behind the one at work keep for their weights, and
+    // dy after dropout, which is then kept as well.
+    const KeptForWeights for_weights(t);
+    const double mlp_for_weights = split ? for_weights.mlp : 0, o_for_weights = split ? t.q : 0,
+                 dropped_for_weights = split ? t.dropped : 0;
 
     // What is held meanwhile: all that forward kept of other micro-batches, and this one's other
     // layers.
@@ -82,10 +126,13 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     const std::pair<std::string, double> in_flight{
         fmt::format("what forward kept of {} other micro-batches", s.micro_batches - 1),
         double(s.micro_batches - 1) * (L * kept + of_head)};
+    // The last ones' backward has run already where that is more.
     const std::pair<std::string, double> others{
-        fmt::format("what forward kept of {} {}", s.layers - 1,
-                    full ? "layers: inputs only" : "other layers"),
-        (L - 1) * kept};
+        split ? fmt::format("what {} other layers and the head keep", s.layers - 1)
+              : fmt::format("what forward kept of {} {}", s.layers - 1,
+                            full ? "layers: inputs only" : "other layers"),
+        split ? (L - 1) * std::max(kept, for_weights.total()) + (s.head ? t.input + t.logits : 0)
+              : (L - 1) * kept};
     const std::pair<std::string, double> last{"what forward kept of the last layer", layer.total()};
 
     std::vector<ActivationMoment> moments;
@@ -120,7 +167,8 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                    {layers,
                     {"the final norm's input, rstd and kept output", t.stream + t.rstd + t.input},
                     {"logits, overwritten with their gradient", t.logits},
-                    {"dx", t.column_backward}});
+                    {"dx", t.column_backward},
+                    {"the gradient of the final norm's input", split ? t.stream : 0}});
         }
     }
     if (s.layers == 0) return moments;
@@ -155,29 +203,36 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                                             {"the gradient of its input", t.features}});
     // d(gate, up) takes the place of gate and up.
     moment("in the backward of gate_proj and up_proj",
-           {others, last, {"dy", t.stream}, {"dx", t.column_backward}});
+           {others,
+            last,
+            {"dy", t.stream + dropped_for_weights},
+            {"dx", t.column_backward},
+            {"the input of down_proj, for its weight", split ? t.features : 0}});
 
     // The second norm and the MLP are done.
     moment("in the backward of o_proj",
            {others,
             {"of the last layer: the first norm and attention", norm + layer.attention},
             {"dy", t.stream + t.gathered + t.dropped},
-            {"the gradient of o", t.q}});
+            {"the gradient of o", t.q},
+            {"what the linears behind keep for their weights", mlp_for_weights}});
     moment("in the backward of attention",  // o, the input of o_proj, is freed
            {others,
             {"of the last layer: the first norm, q, k, v and log-sum-exp",
              norm + t.q + 2 * t.kv + t.lse},
             {"probabilities", t.scores},
-            {"dy and the gradient of o", t.stream + t.q},
+            {"dy and the gradient of o", t.stream + dropped_for_weights + t.q},
             {"delta", t.lse},
             {"dq, dk, dv", t.q + 2 * t.kv},
+            {"what the linears behind keep for their weights", mlp_for_weights + o_for_weights},
             {"what this attention holds besides", s.attention_besides.backward}});
     moment("in the backward of q_proj, k_proj and v_proj",
            {others,
             {"of the last layer: the first norm", norm},
-            {"dy", t.stream},
+            {"dy", t.stream + dropped_for_weights},
             {"dq, dk, dv", t.q + 2 * t.kv},
-            {"dx", t.column_backward}});
+            {"dx", t.column_backward},
+            {"what the linears behind keep for their weights", mlp_for_weights + o_for_weights}});
     return moments;
 }
 

@@ -37,6 +37,8 @@ struct LocalSizes {
     // Micro-batches in flight: their forward has run, their backward has not ended. A pipeline
     // keeps several.
     int64_t micro_batches = 1;
+    // The moments are those of a backward of inputs, which a backward of weights follows later.
+    bool split_backward = false;
 
     // What a technique changes. keeps_gathered: a column linear keeps its gathered input for the
     // weight's gradient; otherwise it gathers the input again, before the input's gradient is
@@ -64,6 +66,19 @@ struct LayerActivations {
     double total() const { return norms + attention + mlp; }
 };
 LayerActivations layer_activations(const LocalSizes& sizes);
+
+// What stays of a micro-batch between passes, over all units of these sizes, in bytes: from forward
+// to backward; and, if the backward is split, from the backward of inputs to that of weights. Then
+// it is what each linear needs for its weight's gradient, its input and its output's gradient: per
+// token and layer (4 h + 2 H D + 2 K D + 3 F) e, more than forward keeps, because the input of down
+// has been made again; of the head its input and the logits' gradient, (h + V) e; of the embedding
+// its output's gradient, h e.
+struct KeptActivations {
+    double after_forward, after_backward_input;
+};
+KeptActivations kept_activations(const LocalSizes& sizes);
+// The most that a forward holds of a micro-batch, what it keeps included.
+double peak_of_forward(const LocalSizes& sizes);
 
 // A moment of forward or backward, and the activations held then.
 struct ActivationMoment {

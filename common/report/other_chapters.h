@@ -24,6 +24,9 @@ inline std::string chapters_with_option(std::string_view name) {
          "--compare --demo"},
         {"04_context_parallel",
          "--cp --variant --layout --ulysses --tails --ring-backward --merge --compare --demo"},
+        {"05_pipeline",
+         "--pp --schedule --chunks --group --in-flight --solver-seconds --split --post-validation "
+         "--pretend --compare --simulate"},
         {"07_kernels", "--family --kernel --size --check --microscope --primer --list"}};
     std::string found;
     for (const auto& [chapter, names] : options) {

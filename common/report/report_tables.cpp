@@ -68,13 +68,13 @@ void print_ranks(const Json& by_rank) {
     }
     if (!differ) return;
     std::string header = fmt::format("\n{:<20}", "measured by rank");
-    for (const auto& [title, bytes] : shown) header += fmt::format("{:>11}", title);
+    for (const auto& [title, bytes] : shown) header += fmt::format("{:>13}", title);
     print(header);
     constexpr size_t most_rows = 16;
     for (size_t rank = 0; rank < std::min(by_rank.size(), most_rows); ++rank) {
         std::string line = fmt::format("  rank {:<13}", rank);
         for (const auto& [title, bytes] : shown)
-            line += fmt::format("{:>11}", format_bytes(double(bytes[rank])));
+            line += fmt::format("{:>13}", format_bytes(double(bytes[rank])));
         print(line);
     }
     if (by_rank.size() > most_rows) print("  ...");

@@ -47,8 +47,12 @@ Tensor squared_gradient_norm(const ParameterList& parameters) {
     return sum_of_squares(parameters, nullptr);
 }
 
+Tensor own_squared_gradient_norm(const ParameterList& parameters, const Mesh& mesh) {
+    return sum_of_squares(parameters, &mesh);
+}
+
 Tensor squared_gradient_norm(const ParameterList& parameters, const Mesh& mesh) {
-    const Tensor sum = sum_of_squares(parameters, &mesh);
+    const Tensor sum = own_squared_gradient_norm(parameters, mesh);
     if (mesh.norm_group().size() > 1) mesh.norm_group().all_reduce(sum);
     return sum;
 }

@@ -21,5 +21,7 @@ void sum_besides(const ParameterList& parameters, const Mesh& mesh);
 // device. With a mesh, over the parts that its ranks hold; all of them call it.
 Tensor squared_gradient_norm(const ParameterList& parameters);
 Tensor squared_gradient_norm(const ParameterList& parameters, const Mesh& mesh);
+// Of which this rank's part, which it can compute alone.
+Tensor own_squared_gradient_norm(const ParameterList& parameters, const Mesh& mesh);
 
 }  // namespace ultrascale

@@ -1,6 +1,8 @@
 #include "run.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "core/median_seconds.h"
@@ -109,9 +111,11 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     if (begun_ - done_ == 1) span_.reset();
     const int64_t tokens = step.sequences * shape_.seq;
     state_ = after_step(state_, options_, file_, step.sequences, shape_.seq);
-    StepRecord record{
-        state_.step, loss, std::sqrt(squared_norm), step.learning_rate, now_seconds() - begun.at,
-        tokens};
+    // A step that has begun before the previous one was finished takes as long as from that one's
+    // end.
+    const double now = now_seconds(), since = std::max(begun.at, std::exchange(finished_at_, now));
+    StepRecord record{state_.step,        loss,        std::sqrt(squared_norm),
+                      step.learning_rate, now - since, tokens};
     const bool last = done_ + 1 == options_.steps;
     if (validation_ && validation_->due(state_.step, last)) record.val_loss = validation_loss();
     report_->step(record);

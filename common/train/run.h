@@ -95,6 +95,7 @@ private:
     std::optional<Validation> validation_;
     TrainingState state_;  // after the last finished step
     int64_t first_step_ = 0, begun_ = 0, done_ = 0, next_sample_ = 0;
+    double finished_at_ = 0;  // the last finished step, in seconds
     Trained what_;
     std::optional<Report> report_;
     std::optional<Saves> saves_;

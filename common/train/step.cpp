@@ -59,8 +59,12 @@ MicroBatch::MicroBatch(Step& step, int64_t m) : span_("micro-batch", m) {
 
 double Step::finish(const Tensor& squared_norm) {
     const double loss_value = scalar(loss), squared = scalar(squared_norm);
-    if (on_finish) on_finish(loss_value, squared);
+    finish(loss_value, squared);
     return squared;
+}
+
+void Step::finish(double loss, double squared_norm) {
+    if (on_finish) on_finish(loss, squared_norm);
 }
 
 }  // namespace ultrascale

@@ -93,6 +93,7 @@ public:
     // Call it at the end, when `loss` and the squared norm are those of the whole step. The host
     // waits for the device. Returns the squared norm.
     double finish(const Tensor& squared_norm);
+    void finish(double loss, double squared_norm);  // the same with values that are on the host
 
     std::function<void()> on_gradient = {};
     std::function<void(double loss, double squared_norm)> on_finish = {};

@@ -70,6 +70,13 @@ TEST(Estimate, IsWhatContextParallelismPredicts) {
     expect_what_a_run_predicts(4, "04_context_parallel", "--cp 2 --ring-backward again");
 }
 
+TEST(Estimate, IsWhatPipelinesPredict) {
+    for (const char* options : {"--schedule 1f1b --grad-accum 4 --post-validation --clip 0",
+                                "--schedule dualpipe --grad-accum 4 --recompute full"})
+        expect_what_a_run_predicts(2, "05_pipeline", options);
+    expect_what_a_run_predicts(4, "05_pipeline", "--pp 2 --grad-accum 2 --layers 5 --split 3,2");
+}
+
 // 257 tokens: the second rank has one more of them than the first.
 TEST(Estimate, IsOfTheRankThatHasTheLeastLeft) {
     TempDir dir;
@@ -90,7 +97,8 @@ TEST(Estimate, OfTheLargestModelIsQuick) {
                                        {"01_data_parallel", "--sync ring"},
                                        {"02_zero", "--stage 3"},
                                        {"03_tensor_parallel", "--sequence-parallel"},
-                                       {"04_context_parallel", ""}}) {
+                                       {"04_context_parallel", ""},
+                                       {"05_pipeline", "--schedule zbv --grad-accum 64"}}) {
         SCOPED_TRACE(fmt::format("{} {}", chapter, own));
         const auto begin = std::chrono::steady_clock::now();
         const Outcome outcome = train(4, chapter, large + own);

@@ -59,6 +59,13 @@ TEST(Options, WithoutEffectAreRefused) {
             {"--ring-backward " + none});
     refuses(2, "04_context_parallel", "--compare --tails on", {"--compare", "--tails"});
     refuses(2, "04_context_parallel", "--demo merge --json x.jsonl", {"--json", "no figures"});
+    refuses(2, "05_pipeline", "--chunks 2", {"--chunks " + none, "--schedule 1f1b"});
+    refuses(2, "05_pipeline", "--schedule zbv --group 2", {"--group " + none, "--schedule zbv"});
+    refuses(2, "05_pipeline", "--in-flight 2", {"--in-flight " + none});
+    refuses(2, "05_pipeline", "--solver-seconds 2", {"--solver-seconds " + none, "optimal"});
+    refuses(1, "05_pipeline", "--post-validation", {"--post-validation " + none, "single stage"});
+    refuses(2, "05_pipeline", "--compare --schedule zbv", {"--compare", "--schedule"});
+    refuses(2, "05_pipeline", "--simulate p=4 --json x.jsonl", {"--json", "no figures"});
 }
 
 TEST(Options, UnexpectedOnesAreNamedInOrderWithWhatWasMeant) {
@@ -83,9 +90,9 @@ std::set<std::string> options_of(const std::string& chapter) {
 
 // README.md's table of which chapter has which option agrees with the programs' --help.
 std::string option_table() {
-    const std::vector<std::string> chapters = {"00_single_gpu",       "01_data_parallel",
-                                               "02_zero",             "03_tensor_parallel",
-                                               "04_context_parallel", "07_kernels"};
+    const std::vector<std::string> chapters = {
+        "00_single_gpu",       "01_data_parallel", "02_zero",   "03_tensor_parallel",
+        "04_context_parallel", "05_pipeline",      "07_kernels"};
     std::map<std::string, std::string> has;  // option: a column for each chapter
     for (size_t c = 0; c < chapters.size(); ++c)
         for (const std::string& name : options_of(chapters[c])) {
@@ -98,7 +105,7 @@ std::string option_table() {
         rows[columns] += (rows[columns].empty() ? "`" : ", `") + name + "`";
     std::string table = "| option |";
     for (const std::string& chapter : chapters) table += " " + chapter.substr(0, 2) + " |";
-    table += "\n|---|---|---|---|---|---|---|\n";
+    table += "\n|---|---|---|---|---|---|---|---|\n";
     for (auto row = rows.rbegin(); row != rows.rend(); ++row) {
         table += "| " + row->second + " |";
         for (const char mark : row->first) table += fmt::format(" {} |", mark);
@@ -114,8 +121,9 @@ TEST(Options, ReadmeHasTheTable) {
 // The table behind "is an option of" (common/report/other_chapters.h) agrees with the programs'
 // --help.
 TEST(Options, OfOtherChaptersAreKnown) {
-    const std::vector<std::string> chapters = {"00_single_gpu", "01_data_parallel", "02_zero",
-                                               "03_tensor_parallel", "04_context_parallel"};
+    const std::vector<std::string> chapters = {
+        "00_single_gpu",      "01_data_parallel",    "02_zero",
+        "03_tensor_parallel", "04_context_parallel", "05_pipeline"};
     std::map<std::string, std::set<std::string>> options;
     for (const std::string& chapter : chapters) options[chapter] = options_of(chapter);
     std::set<std::string> shared = options.at(chapters[0]);

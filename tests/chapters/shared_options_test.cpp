@@ -27,6 +27,9 @@ TEST(SharedOptions, OfTheModel) {
     expect_equal(2, "04_context_parallel", "--loss-chunk 20 --document-token 10 --grad-accum 2");
     expect_equal(2, "04_context_parallel",
                  "--variant ulysses --dropout 0.2 --recompute full --ignore-token 32");
+    expect_equal(2, "05_pipeline", "--loss-chunk 20 --document-token 10 --grad-accum 2");
+    expect_equal(2, "05_pipeline",
+                 "--schedule zb-h1 --dropout 0.2 --recompute full --ignore-token 32");
     expect_equal(2, "03_tensor_parallel", "--loss-chunk 20 --overlap chunk");
     expect_equal(2, "03_tensor_parallel", "--loss-chunk 20 --sequence-parallel --keep-gathered on");
 }
@@ -51,12 +54,19 @@ TEST(SharedOptions, OfTheSample) {
         EXPECT_EQ(sample_of(run_ranks(2, "04_context_parallel",
                                       own + std::string("--grad-accum 2") + same, 60)),
                   alone);
+    for (const char* own : {"", "--schedule dualpipe "})
+        EXPECT_EQ(sample_of(run_ranks(2, "05_pipeline",
+                                      own + std::string("--micro-batch 1 --grad-accum 4 --layers 2 "
+                                                        "--seq 48 --steps 2 --sample 100"),
+                                      60)),
+                  alone);
 }
 
 TEST(SharedOptions, OfTheNetwork) {
     for (const auto& [chapter, its] : {std::pair{"02_zero", "--stage 2 "},
                                        {"03_tensor_parallel", "--tp 2 "},
-                                       {"04_context_parallel", "--cp 2 "}}) {
+                                       {"04_context_parallel", "--cp 2 "},
+                                       {"05_pipeline", "--pp 2 "}}) {
         const std::string own = its;
         expect_equal(4, chapter, own + "--node-size 2 --inter-gbps 1");
         const Outcome refused = run_ranks(2, chapter, own + "--node-size 4 --inter-gbps 1", 60);

@@ -181,6 +181,11 @@ TEST(Trace, OtherTechniquesSayWhatTravels) {
     expect_nested(ring);
     expect_names(ring, {"send/recv layers.1 forward", "send/recv layers.1 backward",
                         "all-reduce model.norm.weight"});
+    const std::vector<Event> pipeline =
+        traced(2, "05_pipeline", "--schedule zb-h1 --grad-accum 6 --no-verify");
+    expect_nested(pipeline);
+    expect_names(pipeline,
+                 {"F1", "W1", "send/recv F1", "send/recv B1", "layers.2 backward-weight"});
 }
 
 // Whether that is faster depends on how busy the machine is, so only `make bench` measures it.

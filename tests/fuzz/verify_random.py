@@ -84,11 +84,31 @@ def context_parallel(rng, model, ranks, seq, options):
     return max(seq // multiple, 1) * multiple
 
 
+def pipeline(rng, model, ranks, options):
+    """Appends options of chapter 05, and gives the model layers for its stages."""
+    pp = rng.choice(divides(range(1, ranks + 1), ranks))
+    schedule = rng.choice(["naive", "afab", "1f1b", "interleaved", "breadth-first", "zb-h1",
+                           "zb-h2", "zbv", "v-half", "dualpipe", "dualpipev"])
+    micro_batches = rng.choice([1, 2, pp, pp + 1, 2 * pp, 2 * pp + 1, 3 * pp])
+    if schedule == "interleaved":
+        micro_batches = pp * rng.randint(1, 3)
+    if schedule.startswith("dualpipe"):
+        micro_batches = 2 * pp + 2 * rng.randint(0, 2)
+    options.append(f"--pp {pp} --schedule {schedule} --grad-accum {micro_batches}")
+    chunks = 1 if schedule in ("naive", "afab", "1f1b", "zb-h1", "zb-h2", "dualpipe") else 2
+    if schedule in ("interleaved", "breadth-first"):
+        chunks = rng.choice([2, 2, 3])
+        options.append(f"--chunks {chunks}")
+    model["num_hidden_layers"] = pp * chunks + rng.randint(0, 2)
+    if pp > 1 and rng.random() < 0.2:
+        options.append("--post-validation")
+
+
 def random_run(rng):
     """(config, chapter, ranks, its options). The chapters refuse few of them."""
     model = random_model(rng)
     chapter = rng.choice(["00_single_gpu", "01_data_parallel", "02_zero", "03_tensor_parallel",
-                          "04_context_parallel"])
+                          "04_context_parallel", "05_pipeline"])
     ranks = 1 if chapter.startswith("00") else rng.randint(1, 4)
     seq = rng.choice([1, 2, 3, 5, 8, 12, 16, 24, 32, 40, 48, 64])
     accumulated = rng.choice([1, 1, 2, 3])
@@ -106,7 +126,7 @@ def random_run(rng):
     sometimes(0.2, "--weight-decay 0", "--weight-decay 1")
     sometimes(0.2, "--warmup 4", "--warmup 100", "--lr-schedule cosine")
     sometimes(0.3, "--shuffle")
-    if accumulated > 1:
+    if accumulated > 1 and chapter != "05_pipeline":
         options.append(f"--grad-accum {accumulated}")
 
     if chapter == "00_single_gpu":
@@ -137,6 +157,11 @@ def random_run(rng):
             sometimes(0.2, "--offload optimizer")
         if accumulated > 1 and stage < 2:
             sometimes(0.3, "--no-sync off")
+    elif chapter == "05_pipeline":
+        pipeline(rng, model, ranks, options)
+        sometimes(0.2, "--dropout 0.1")
+        if seq >= 16:
+            sometimes(0.3, "--document-token 10", "--ignore-token 101")
     elif chapter == "04_context_parallel":
         seq = context_parallel(rng, model, ranks, seq, options)
         if seq >= 16:

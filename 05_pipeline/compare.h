@@ -1,0 +1,125 @@
+// --compare: a few steps with every schedule that can take these ranks and micro-batches, and one
+// table: time, both bubbles, the activations of the rank that holds the most, and that the loss is
+// the same.
+#pragma once
+
+#include "bubbles.h"
+#include "pipeline.h"
+#include "schedules.h"
+#include "train/run.h"
+
+namespace ultrascale {
+
+struct Compared {
+    std::string name;
+    Measured measured;
+    Costs costs;
+    Simulation simulated, ran;
+    double activations, in_flight;  // the most that a rank holds, bytes and micro-batches
+    double loss;
+    bool as_predicted;
+};
+
+inline void print_row(Report& report, const Compared& c) {
+    print(fmt::format("  {:<14} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>11} {:>7.4g}{}",
+                      c.name, c.simulated.seconds * 1e3, c.measured.step_seconds * 1e3,
+                      c.simulated.mean_step_bubble() * 1e3, c.ran.mean_step_bubble() * 1e3,
+                      c.ran.worst_own_bubble() * 1e3, format_bytes(c.activations), c.in_flight,
+                      c.as_predicted ? "" : "   NOT as predicted"));
+    report.row({{"schedule", c.name},
+                {"step_ms_simulated", c.simulated.seconds * 1e3},
+                {"step_ms", c.measured.step_seconds * 1e3},
+                {"step_bubble_ms_simulated", c.simulated.mean_step_bubble() * 1e3},
+                {"step_bubble_ms", c.ran.mean_step_bubble() * 1e3},
+                {"own_bubble_ms_simulated", c.simulated.worst_own_bubble() * 1e3},
+                {"own_bubble_ms", c.ran.worst_own_bubble() * 1e3},
+                {"peak_activation_bytes", std::llround(c.activations)},
+                {"in_flight", c.in_flight},
+                {"loss", c.loss},
+                {"as_predicted", c.as_predicted}});
+}
+
+// A few steps with one schedule. All ranks call it.
+inline Compared run_one(const Options& options, const StepShape& shape, const Schedule& schedule,
+                        const std::vector<Stage>& stages, const Pretend& pretend,
+                        const DataLoader& loader, const TrainStep& train_step) {
+    const Communicator& world = Communicator::world();
+    Pipeline pipeline(shape, schedule, stages, pretend);
+    const Prediction predicted = pipeline.prediction();
+    if (!on_all_ranks(world, predicted.memory.total() <= memory_limit()))
+        user_error("it does not fit in {}", format_bytes(double(memory_limit())));
+    pipeline.allocate(options.dtype, options.grad_dtype());
+    load_or_initialize(options, pipeline.parameters());
+    AdamW optimizer(pipeline.parameters(), options.optimizer);
+    const int dp = pipeline.dp().size();
+    Compared c{.name = schedule.name};
+    c.measured = measure(
+        loader, {.micro_batch = options.micro_batch, .count = dp, .replica = pipeline.dp().rank()},
+        sequences_of_step(options, dp), options.steps, [&](Step& step) {
+            step.on_finish = [&](double loss, double) { c.loss = loss; };
+            train_step(step, pipeline, optimizer, nullptr);
+        });
+    const double peak = double(memory_peak_by_category()[int(Memory::activation)]);
+    c.as_predicted = on_all_ranks(
+        world, counted_as_predicted(predicted.communication, c.measured.steps, c.measured.counts) &&
+                   peak_as_predicted(predicted.memory.peak_activations, int64_t(peak)));
+    c.activations = largest_of_ranks(world, peak);
+    const Timeline timeline(schedule, pipeline.pp(), pipeline.executor, false);
+    c.costs = costs_of(timeline, schedule, pretend);
+    c.simulated = simulate(schedule, c.costs), c.ran = timeline.median_step();
+    c.in_flight = c.ran.peak();
+    return c;
+}
+
+// Returns false if a schedule's memory or messages differ from their prediction, or its loss from
+// the first one's. All ranks call it; rank 0 prints.
+inline bool compare_schedules(const Options& options, int pp, const ScheduleOptions& sizes,
+                              const std::string& split, const Pretend& pretend,
+                              const StepShape& shape, const TrainStep& train_step) {
+    const TokenFile file(options.data_path(), shape.config.vocab);
+    const DataLoader loader(file, data_options(options, shape.seq));
+    const int64_t m = options.grad_accum;
+    print(fmt::format(
+        "pp {} x dp {}; {:.3f} M parameters in {}; {} micro-batches of {} x {} tokens", pp,
+        Communicator::world().size() / pp, double(parameter_count(shape.config)) / 1e6,
+        dtype_name(shape.model.dtype), m, options.micro_batch, shape.seq));
+    print(fmt::format("  {:<14} {:^19} {:^19} {:>9} {:^19}", "", "step, ms", "its bubble, ms",
+                      "own", "most activations"));
+    print(fmt::format("  {:<14} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>7}", "", "simulated",
+                      "measured", "simulated", "measured", "bubble", "held", "of"));
+    Report report("05_pipeline", options, shape, 0);
+    bool ok = true;
+    double first_loss = 0, apart = 0;
+    std::vector<std::string> left_out;
+    for (const std::string& name : schedule_names()) {
+        try {
+            const ScheduleKind& kind = schedule_kind(name);
+            const Schedule schedule = make_schedule(name, pp, int(m),
+                                                    {.chunks = kind.takes_chunks ? sizes.chunks : 0,
+                                                     .group = kind.takes_group ? sizes.group : 0});
+            check_can_run(shape, schedule);
+            const std::vector<Stage> stages = cut(shape, schedule.stages, split);
+            const Compared c =
+                run_one(options, shape, schedule, stages, pretend, loader, train_step);
+            print_row(report, c);
+            if (first_loss == 0) first_loss = c.loss;
+            apart = std::max(apart, std::abs(c.loss - first_loss));
+            ok = ok && c.as_predicted;
+        } catch (const UserError& reason) {
+            std::string why = reason.what();
+            for (size_t at = 0; (at = why.find("; ", at)) != std::string::npos; at += 7)
+                why.replace(at, 2, ";\n      ");
+            left_out.push_back(fmt::format("  without {}:\n    {}", name, why));
+        }
+    }
+    for (const std::string& line : left_out) print(line);
+    const double limit = options.dtype == DType::fp32 ? 1e-5 : 1e-2;
+    const bool equal = apart <= limit * std::abs(first_loss);
+    print(fmt::format("memory and messages of each schedule: {}; losses: at most {:.2g} apart{}",
+                      ok ? "as predicted" : "NOT as predicted", apart, equal ? "" : "   MISMATCH"));
+    report.text("compare", "result", ok && equal ? "as predicted" : "not as predicted");
+    report.finish();
+    return ok && equal;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,66 @@
+// What an action waits for, and how many activations a rank holds while it goes through its list.
+// Both follow from the schedule alone, whatever the times are.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "schedule.h"
+
+namespace ultrascale {
+
+// The result of a stage that an action of another stage needs. What an action needs of its own
+// stage (D and B their forward, W its B) comes earlier in its rank's list, and needs no waiting.
+struct Input {
+    bool backward;  // the gradient of a stage's inputs; else its output
+    int micro_batch, stage;
+    int rank;  // that has the stage
+};
+
+class Dependencies {
+public:
+    explicit Dependencies(const Schedule& schedule)
+        : schedule_(schedule), places_(schedule.places()) {}
+
+    Chunk chunk(int rank, const Action& action) const {
+        return schedule_.chunks[size_t(rank)][size_t(action.chunk)];
+    }
+    // None: the first stage reads tokens, the last one's backward begins at its own loss, and W
+    // needs nothing from elsewhere.
+    std::optional<Input> input(int rank, const Action& action) const {
+        const auto [stage, copy] = chunk(rank, action);
+        const bool forward = action.kind == ActionKind::forward;
+        const int from = forward ? stage - 1 : stage + 1;
+        if (action.kind == ActionKind::backward_weight || from < 0 || from == schedule_.stages)
+            return std::nullopt;
+        return Input{!forward, action.micro_batch, from, places_[size_t(copy)][size_t(from)].rank};
+    }
+
+private:
+    const Schedule& schedule_;
+    std::vector<std::vector<StagePlace>> places_;
+};
+
+// How many micro-batches' activations a rank holds during each of its actions: from F until D or W
+// has ended. A chunk counts as what it is of a rank's share of the model: 1/v. `apart`: actions
+// that could run together are run one after the other.
+inline std::vector<double> in_flight(const Schedule& schedule, int rank, bool apart = false) {
+    const std::vector<Action>& actions = schedule.actions[size_t(rank)];
+    std::vector<double> held(actions.size());
+    int now = 0;
+    for (size_t i = 0; i < actions.size();) {
+        const size_t together = actions[i].with_next && !apart ? 2 : 1;
+        for (size_t j = i; j < i + together; ++j) now += actions[j].kind == ActionKind::forward;
+        for (size_t j = i; j < i + together; ++j)
+            held[j] = double(now) * schedule.ranks() / schedule.stages;
+        for (size_t j = i; j < i + together; ++j) now -= frees(actions[j].kind);
+        i += together;
+    }
+    return held;
+}
+inline double peak_in_flight(const Schedule& schedule, int rank, bool apart = false) {
+    const std::vector<double> held = in_flight(schedule, rank, apart);
+    return held.empty() ? 0 : *std::ranges::max_element(held);
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,142 @@
+// Chapter 05: pipeline parallelism. Each rank has some of the model's layers, a stage, and
+// micro-batches go from rank to rank: forward down the stages, backward up again. A schedule says
+// who does what when (schedule.h and the file of each); one executor runs them all (executor.h).
+#include "bubbles.h"
+#include "compare.h"
+#include "forward_only.h"
+#include "optimal_run.h"
+#include "options.h"
+#include "post_validation.h"
+#include "scale.h"
+#include "sections.h"
+#include "train/gradients.h"
+#include "train/run.h"
+
+using namespace ultrascale;
+
+namespace {
+
+// One training step. The executor walks over this rank's actions: forwards, backwards, sends and
+// receives of all micro-batches. Then each rank has the gradients of its own stages. Only three
+// things need other ranks: the sums over ranks with other samples (dp) or with a copy of a weight,
+// the global norm, and the loss, which the rank with the last stage knows.
+void train_step(Step& step, Pipeline& pipeline, AdamW& optimizer, Hooks* watch) {
+    ParameterList& parameters = pipeline.parameters();
+    const Mesh& mesh = pipeline.mesh;
+    parameters.begin_gradients(step.accumulated / pipeline.schedule.copies());
+    pipeline.executor.run(step, watch);
+    explain("gradients: sum over data parallel ranks, and over those that hold copies");
+    phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
+    step.verify_gradient();
+    const Tensor squared_norm =
+        phase("gradient norm", [&] { return squared_gradient_norm(parameters, mesh); });
+    phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
+    pipeline.executor.updated();
+    if (mesh.world().size() > 1) phase("loss", [&] { mesh.world().all_reduce(step.loss); });
+    step.finish(squared_norm);
+}
+
+// The same without a barrier: the update is confirmed in the next step, after its first forwards.
+void train_step_without_waiting(Step& step, Pipeline& pipeline, PostValidation& validation,
+                                Hooks* watch) {
+    ParameterList& parameters = pipeline.parameters();
+    parameters.begin_gradients(step.accumulated / pipeline.schedule.copies());
+    pipeline.executor.run(step, watch, [&] { return validation.confirm(); });
+    explain("gradients: sum over data parallel ranks, and over those that hold copies");
+    phase("sum gradients", [&] { sum_gradients(parameters, pipeline.mesh); });
+    step.verify_gradient();
+    phase("update, not yet confirmed", [&] { validation.update(step); });
+    pipeline.executor.updated();
+}
+
+// Trains. Returns false if the result differs from plain training on one device, or memory or
+// communication from their predictions.
+bool train(const Options& options, const Chapter& chapter, const Schedule& schedule,
+           const std::vector<Stage>& stages, const StepShape& shape) {
+    const Pretend pretend = chapter.pretend();
+    Pipeline pipeline(shape, schedule, stages, pretend, chapter.post_validation);
+    const Communicator &pp = pipeline.pp(), &dp = pipeline.dp();
+    ParameterList& parameters = pipeline.parameters();
+    Run run("05_pipeline", options, shape,
+            {.micro_batch = options.micro_batch, .count = dp.size(), .replica = dp.rank()});
+    check_fits_everywhere(predict_run(pipeline, options.steps, chapter.post_validation).memory,
+                          memory_limit(), what_needs_less);
+    pipeline.allocate(options.dtype, options.grad_dtype());
+    AdamW optimizer(parameters, options.optimizer);
+    run.load(parameters, optimizer);
+    ForwardOnly forward_only(pp, schedule, pipeline.own, shape);
+    run.start({.values = [&] { return parameters.parts(&Parameter::value); },
+               .gradients = [&] { return parameters.parts(&Parameter::grad); },
+               .optimizer_states =
+                   [&] {
+                       return states_of({&optimizer, 1}, parameters);
+                   },
+               .forward = [&](Context& context) { forward_only.loss(context); },
+               .sum_loss = [&](const Tensor& loss) { pp.all_reduce(loss); },
+               .next_token = [&](const HostBatch& text) { return forward_only.next_token(text); },
+               .label = "pipe",
+               .technique = describe(schedule, stages) +
+                            (chapter.post_validation ? "; post-validation" : "") +
+                            (pretend.on() ? "; pretended times" : ""),
+               .layout = {{"pp", pp.size()}, {"dp", dp.size()}}});
+    std::optional<PostValidation> validation;
+    if (chapter.post_validation) validation.emplace(pipeline, optimizer, options.optimizer.clip);
+    while (Step* step = run.next())
+        validation ? train_step_without_waiting(*step, pipeline, *validation, nullptr)
+                   : train_step(*step, pipeline, optimizer, nullptr);
+    if (validation) validation->confirm();
+
+    return run.finish([&](Report& report) {
+        const Prediction predicted = predict_run(pipeline, options.steps, chapter.post_validation);
+        bool ok = report.memory(predicted);
+        if (report.full()) print_in_flight(report, pipeline);
+        ok = report.communication_of_run(predicted, options.steps, run.of_validation()) && ok;
+        if (validation) print_repeated(report, validation->repeated(), options.steps);
+        print_messages(report, pipeline);
+        const bool has_first = options.steps <= int64_t(Executor::kept_steps);
+        report_time(report, shape, schedule, stages, pretend,
+                    Timeline(schedule, pp, pipeline.executor, has_first, chapter.post_validation),
+                    options.svg);
+        if (pretend.on()) print_computed(report, pipeline.executor);
+        report.throughput(predicted);
+        return ok;
+    });
+}
+
+bool run(const Options& options, Chapter& chapter) {
+    chapter.check(options);
+    const StepShape shape = step_shape(options, options.config());
+    if (!chapter.simulated.empty()) {
+        Scale scale = Scale::parse(chapter.simulated);
+        if (chapter.from_file()) scale.own = chapter.schedule;
+        scale.message_bytes = message_bytes(shape);
+        return simulate_at_scale(scale, options.svg);
+    }
+    const Pretend pretend = chapter.pretend();
+    let_waits_sleep(pretend.on() ? 2e-4 : 1e-4);
+    if (chapter.compare) {
+        slow_down(options);
+        return compare_schedules(options, chapter.pp, chapter.sizes, chapter.split, pretend, shape,
+                                 train_step);
+    }
+    const int m = int(options.grad_accum);
+    const Schedule schedule =
+        chapter.is_optimal() ? choose_optimal(measured_costs(options, shape, chapter.pp,
+                                                             chapter.split, pretend, train_step),
+                                              m, chapter.in_flight, chapter.solver_seconds)
+                             : chapter.make(m);
+    check_can_run(shape, schedule);
+    const std::vector<Stage> stages = cut(shape, schedule.stages, chapter.split);
+    if (options.estimate)
+        return print_estimate(options, shape, schedule, stages, chapter.post_validation), true;
+    return train_within_memory(options,
+                               [&] { return train(options, chapter, schedule, stages, shape); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_chapter(argc, argv, "05_pipeline",
+                       "Train a Llama whose layers are on several devices, one after the other.",
+                       run);
+}

@@ -1,0 +1,99 @@
+// What a rank's activations take during a step: the schedule walked through as executor.h does it,
+// with bytes instead of tensors.
+//
+//     in flight      F: + what forward keeps     B: + what linears need for their weights
+//                    D, B: - what forward kept   W: - that
+//     messages       from the moment at which a receive is posted, or until a sent tensor is let go
+//     at work        what the action needs besides
+//
+// 1F1B's rank r has min(p-r, m) micro-batches in flight, ZB-H2's up to 2p-1; the embedding's stage
+// and the head's hold more or less than the others, and so do stages with more layers.
+#pragma once
+
+#include "message_plan.h"
+#include "stages.h"
+
+namespace ultrascale {
+
+// The sizes of a stage on its own.
+inline LocalSizes stage_sizes(const StepShape& shape, const Stage& stage) {
+    LocalSizes sizes = local_sizes(shape);
+    sizes.layers = stage.last_layer - stage.first_layer;
+    sizes.embedding = stage.embedding, sizes.head = stage.head;
+    return sizes;
+}
+
+// A message's, (B, T, h).
+inline double message_bytes(const StepShape& shape) {
+    return double(shape.micro_batch) * double(shape.seq) * double(shape.config.hidden) *
+           double(dtype_bytes(shape.model.dtype));
+}
+
+// Bytes of one micro-batch on a stage.
+struct StageActivations {
+    double message;                                     // its input or output
+    double after_forward, after_backward_input;         // kept
+    double at_forward, at_backward, at_backward_input;  // the peak of a pass, kept ones included
+
+    StageActivations(const StepShape& shape, const Stage& stage) {
+        LocalSizes sizes = stage_sizes(shape, stage);
+        message = message_bytes(shape);
+        const KeptActivations kept = kept_activations(sizes);
+        after_forward = kept.after_forward, after_backward_input = kept.after_backward_input;
+        at_forward = peak_of_forward(sizes);
+        at_backward = activation_peak(sizes).bytes();
+        sizes.split_backward = true;
+        at_backward_input = activation_peak(sizes).bytes();
+    }
+};
+
+struct MemoryWalk {
+    double peak = 0;                // bytes
+    double most_in_flight = 0;      // micro-batches, of which a chunk is the 1/v-th part
+    std::vector<double> in_flight;  // the same after each action
+};
+
+// `stages`: all of the model's.
+inline MemoryWalk walk_memory(const StepShape& shape, const Schedule& schedule,
+                              const MessagePlan& plan, const std::vector<Stage>& stages, int rank) {
+    const auto& actions = schedule.actions[size_t(rank)];
+    const auto& chunks = schedule.chunks[size_t(rank)];
+    std::vector<StageActivations> of_chunk;
+    for (const Chunk& chunk : chunks) of_chunk.emplace_back(shape, stages[size_t(chunk.stage)]);
+    const double share = double(schedule.ranks()) / schedule.stages;
+
+    MemoryWalk walk;
+    double held = 0, in_flight = 0;
+    const auto hold = [&](double bytes) { walk.peak = std::max(walk.peak, held += bytes); };
+    for (int i = 0; i < int(actions.size()); ++i) {
+        const Action& action = actions[size_t(i)];
+        const StageActivations& one = of_chunk[size_t(action.chunk)];
+        for (size_t n = plan.posts(rank, i).size(); n-- > 0;) hold(one.message);
+        held -= double(plan.releases(rank, i).size()) * one.message;
+        if (plan.input(rank, i) >= 0) held -= one.message;  // counted by its stage from here on
+        switch (action.kind) {
+            case ActionKind::forward:
+                walk.peak = std::max(walk.peak, held + one.at_forward);
+                hold(one.after_forward);
+                in_flight += share;
+                break;
+            case ActionKind::backward:
+                held -= one.after_forward;
+                walk.peak = std::max(walk.peak, held + one.at_backward);
+                break;
+            case ActionKind::backward_input:
+                held -= one.after_forward;
+                walk.peak = std::max(walk.peak, held + one.at_backward_input);
+                hold(one.after_backward_input);
+                break;
+            case ActionKind::backward_weight: held -= one.after_backward_input; break;
+        }
+        if (plan.output(rank, i) >= 0) hold(one.message);
+        walk.most_in_flight = std::max(walk.most_in_flight, in_flight);
+        if (frees(action.kind)) in_flight -= share;
+        walk.in_flight.push_back(in_flight);
+    }
+    return walk;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,128 @@
+// The chapter's options, and which of them exclude each other.
+#pragma once
+
+#include "comm/comm.h"
+#include "core/device.h"
+#include "pretend.h"
+#include "report/cli.h"
+#include "schedule_file.h"
+#include "schedules.h"
+
+namespace ultrascale {
+
+struct Chapter {
+    int pp = 0;  // ranks of a pipeline; 0: all
+    std::string schedule = "1f1b";
+    ScheduleOptions sizes;
+    // With a schedule from a file or the optimal one: for how many micro-batches' activations a
+    // rank has room. 0: as many as the file needs; as there are ranks.
+    int in_flight = 0;
+    int solver_seconds = 60;
+    std::string split = "auto", pretended, simulated;
+    bool post_validation = false, compare = false;
+
+    bool from_file() const { return schedule.starts_with("file:"); }
+    bool is_optimal() const { return schedule == "optimal"; }
+
+    void add_options(OptionList& options, const Options&) {
+        options
+            .add("--pp", pp, "Ranks of a pipeline; must divide the number of ranks. Default: all")
+            .between(1, 1 << 20);
+        std::string names;
+        for (const std::string& name : schedule_names()) names += name + ", ";
+        options
+            .add("--schedule", schedule,
+                 "Who does what when: " + names +
+                     "file:PATH, a file with each rank's actions, or optimal, the best order for "
+                     "the stages' measured times")
+            .only_if([this] { return simulated.empty() || from_file(); },
+                     "--simulate shows every schedule anyway, and yours if it is file:PATH")
+            .show_default();
+        options
+            .add("--chunks", sizes.chunks,
+                 "With --schedule interleaved or breadth-first: stages that each rank has. "
+                 "Default: 2")
+            .between(1, 1 << 20);
+        options
+            .add("--group", sizes.group,
+                 "With --schedule interleaved: micro-batches that pass one of a rank's stages "
+                 "before its next one begins. Default: --pp")
+            .between(1, 1 << 20);
+        options
+            .add("--in-flight", in_flight,
+                 "With --schedule optimal or file:PATH: of how many micro-batches a rank may hold "
+                 "the activations. Default: --pp; as many as the file needs")
+            .between(1, 1 << 20)
+            .only_if([this] { return from_file() || is_optimal(); },
+                     "the other schedules decide it themselves");
+        options
+            .add("--solver-seconds", solver_seconds,
+                 "With --schedule optimal: how long a solver may look for a better order")
+            .between(1, 1 << 20)
+            .only_if([this] { return is_optimal(); }, "only --schedule optimal asks a solver")
+            .show_default();
+        options
+            .add("--split", split,
+                 "How many layers each stage has: auto, so that stages cost the same, or numbers "
+                 "like 6,5,5")
+            .show_default();
+        options
+            .flag("--post-validation", post_validation,
+                  "Ranks update without waiting for the global norm; if it must be clipped, they "
+                  "go back and repeat the update and the forwards since")
+            .excludes({"--val-data"});
+        options.add("--pretend", pretended,
+                    "Actions and messages take so many milliseconds: F=40,B=40,W=20,hop=2, each "
+                    "with this default. So ranks that share a processor show their bubbles");
+        options
+            .flag("--compare", compare,
+                  "Train with every schedule that can take these ranks and micro-batches, and "
+                  "print one table")
+            .excludes(training_outputs)
+            .excludes({"--schedule", "--in-flight", "--solver-seconds", "--post-validation",
+                       "--estimate", "--svg"});
+        options
+            .add("--simulate", simulated,
+                 "p=64,m=512,v=4: simulate every schedule with so many ranks, micro-batches and "
+                 "stages a rank, and print one table; N, F, B, W and hop too can be given")
+            .excludes(training_outputs)
+            .excludes({"--pp", "--chunks", "--group", "--in-flight", "--solver-seconds", "--split",
+                       "--post-validation", "--pretend", "--compare", "--estimate"});
+    }
+
+    // Checks what does not depend on the model.
+    void check(const Options& options) {
+        const int ranks = Communicator::world().size();
+        if (!simulated.empty() && !options.json.empty())
+            user_error("--json: --simulate trains nothing, and writes no figures");
+        if (pp == 0) pp = ranks;
+        if (ranks % pp != 0)
+            user_error(
+                "--pp {}: {} ranks cannot be split into pipelines of {}; pp must divide their "
+                "number",
+                pp, ranks, pp);
+        if (post_validation && pp == 1)
+            user_error("--post-validation has no effect: a single stage has the whole norm");
+        if (post_validation && options.loss_chunk > 0)
+            user_error(
+                "--loss-chunk: with --post-validation forwards may run twice, but a loss in chunks "
+                "already adds to gradients there");
+        if (!pretended.empty() && device_is_gpu())
+            user_error("--pretend is for ranks that share a processor; GPUs show their bubbles");
+        if (is_optimal() && (sizes.chunks != 0 || sizes.group != 0))
+            user_error("--schedule optimal: a rank has one stage; leave out --chunks and --group");
+        if (is_optimal() && options.estimate)
+            user_error("--schedule optimal: --estimate cannot measure the times that it needs");
+    }
+    Pretend pretend() const { return pretended.empty() ? Pretend{} : parse_pretend(pretended); }
+
+    // The schedule for so many micro-batches, if it is not the optimal one (optimal_run.h).
+    // UserError if there is none, or if the file's does not fit.
+    Schedule make(int micro_batches) const {
+        Schedule made = make_schedule(schedule, pp, micro_batches, sizes);
+        if (in_flight > 0) check_schedule(made, in_flight);
+        return made;
+    }
+};
+
+}  // namespace ultrascale

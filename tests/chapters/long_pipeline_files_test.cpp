@@ -1,0 +1,109 @@
+// 05_pipeline's checkpoints: Hugging Face's are loaded, trained as transformers trained them, saved
+// unchanged, and continued by any number of stages.
+#include <cmath>
+
+#include "pipeline_runs.h"
+
+namespace ultrascale::test::pipeline {
+namespace {
+
+const char* const references[] = {"gqa_untied", "tied_head_dim", "llama3_bf16"};
+
+struct Grid {
+    int ranks;
+    const char* arguments;  // a global batch of 8
+};
+// The references have two layers.
+const Grid grids[] = {{1, "--micro-batch 8"},
+                      {1, "--micro-batch 2 --grad-accum 4 --schedule zb-h1"},
+                      {2, "--micro-batch 1 --grad-accum 8"},
+                      {2, "--micro-batch 2 --grad-accum 4 --schedule afab --recompute full"},
+                      {2, "--micro-batch 1 --grad-accum 8 --schedule zb-h2"},
+                      {2, "--micro-batch 1 --grad-accum 8 --schedule dualpipe"},
+                      {1, "--micro-batch 1 --grad-accum 8 --schedule zbv"},
+                      {4, "--pp 2 --micro-batch 1 --grad-accum 4 --schedule zb-h1"},
+                      {2, "--micro-batch 1 --grad-accum 8 --schedule zb-h2 --post-validation"}};
+
+Outcome train_grid(const Grid& grid, const std::string& arguments) {
+    SCOPED_TRACE(fmt::format("{} ranks {}", grid.ranks, grid.arguments));
+    const Outcome run =
+        train(grid.ranks, chapter,
+              fmt::format("--seq 64 --lr 1e-3 --no-verify {} {}", grid.arguments, arguments));
+    expect_as_predicted(run);
+    return run;
+}
+
+TEST(PipelineReference, LossesAndGradientNormsAreTransformers) {
+    for (const char* name : references)
+        for (const Grid& grid : grids) {
+            SCOPED_TRACE(fmt::format("{}, {} ranks {}", name, grid.ranks, grid.arguments));
+            const Json expected = Json::parse(slurp(reference(name) + "/expected.json"));
+            const auto losses = expected.at("float64").at("loss").get<std::vector<double>>(),
+                       norms = expected.at("float64").at("grad_norm").get<std::vector<double>>();
+            const Outcome run = train_grid(
+                grid, fmt::format("{} --steps {}", load(name), expected.at("steps").get<int>()));
+            ASSERT_EQ(run.steps.size(), losses.size());
+            EXPECT_LE(std::abs(run.of("loss")[0] - losses[0]), on_gpu ? 1e-5 : 1e-6);
+            EXPECT_LE(largest_difference(run.of("loss"), losses), on_gpu ? 2e-5 : 5e-6);
+            for (size_t i = 0; i < norms.size(); ++i)
+                EXPECT_LE(std::abs(run.of("grad_norm")[i] / norms[i] - 1), 1e-4);
+        }
+}
+
+// Without a step the same bytes come out as from the program for one device.
+TEST(PipelineCheckpoint, ComesBackBitwise) {
+    for (const char* name : references) {
+        const bool bf16 = std::string(name) == "llama3_bf16";
+        const std::string arguments =
+            fmt::format("{} --dtype {} --seq 64 --no-verify", load(name), bf16 ? "bf16" : "fp32");
+        TempDir dir;
+        train("00_single_gpu",
+              fmt::format("{} --micro-batch 8 --steps 0 --save {}", arguments, dir / "single"));
+        for (const Grid& grid : grids) {
+            SCOPED_TRACE(fmt::format("{}, {} ranks {}", name, grid.ranks, grid.arguments));
+            train(grid.ranks, chapter,
+                  fmt::format("{} {} --steps 0 --save {}", arguments, grid.arguments,
+                              dir / "stages"));
+            expect_same_checkpoints(dir / "stages", dir / "single");
+        }
+    }
+}
+
+// Weights and the optimizer's states, trained by stages, go on anywhere.
+TEST(PipelineCheckpoint, GoesOnAnywhere) {
+    for (const char* name : {"gqa_untied", "tied_head_dim"}) {
+        TempDir dir;
+        const std::string data = fmt::format("--data {}/tokens.bin", reference(name)),
+                          arguments = fmt::format("--load {} {} --steps 2", dir / "saved", data);
+        const Outcome straight = train_grid(grids[4], load(name) + " --steps 4");
+        train_grid(grids[4], fmt::format("{} --steps 2 --save {}", load(name), dir / "saved"));
+        const std::vector<double> losses = straight.of("loss"),
+                                  rest(losses.begin() + 2, losses.end());
+        const auto expect_the_rest = [&](const Outcome& run) {
+            EXPECT_EQ(run.of("step"), (std::vector<double>{3, 4}));
+            EXPECT_LE(largest_difference(run.of("loss"), rest), on_gpu ? 1e-5 : 1e-6);
+        };
+        for (const Grid& grid : grids) expect_the_rest(train_grid(grid, arguments));
+        const std::string same = "--seq 64 --lr 1e-3 --no-verify " + arguments;
+        expect_the_rest(train("00_single_gpu", same + " --micro-batch 8"));
+        expect_the_rest(train(2, "02_zero", same + " --stage 3 --micro-batch 4"));
+    }
+}
+
+TEST(PipelineCheckpoint, ValidatesLikeOneDevice) {
+    const std::string arguments = fmt::format(
+        "{0} --seq 48 --steps 1 --no-verify --val-data {1}/tokens.bin --val-every 1 "
+        "--micro-batch 3 --grad-accum 4",
+        load("gqa_untied"), reference("gqa_untied"));
+    const Outcome single = train("00_single_gpu", arguments);
+    for (const char* way : {"--schedule 1f1b", "--schedule dualpipe"}) {
+        SCOPED_TRACE(way);
+        const Outcome stages = train(2, chapter, fmt::format("{} {}", arguments, way));
+        expect_as_predicted(stages);
+        EXPECT_EQ(single.of("val_loss").size(), 1u);
+        EXPECT_LE(largest_difference(stages.of("val_loss"), single.of("val_loss")), 1e-5);
+    }
+}
+
+}  // namespace
+}  // namespace ultrascale::test::pipeline

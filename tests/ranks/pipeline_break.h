@@ -1,0 +1,96 @@
+// A short training by 05_pipeline's parts, in which something can be done wrong.
+#pragma once
+
+#include "05_pipeline/pipeline.h"
+#include "05_pipeline/schedules.h"
+#include "break_checks.h"
+#include "core/threads.h"
+#include "train/data.h"
+#include "train/gradients.h"
+
+namespace ultrascale::pipeline_break {
+
+inline constexpr int64_t T = 16, B = 1, steps = 3;
+inline int ranks() { return Communicator::world().size(); }
+
+// Two layers for each rank, so that it can have two stages.
+inline LlamaConfig config_of(bool tied) {
+    return {.layers = 2 * ranks(),
+            .hidden = 24,
+            .heads = 4,
+            .kv_heads = 2,
+            .head_dim = 6,
+            .ffn = 40,
+            .vocab = 257,
+            .tied = tied};
+}
+
+// What is done differently from the chapter's main.
+struct Breaks {
+    // A rank's part of a micro-batch.
+    std::function<HostBatch(const HostBatch&, int rank)> batch = {};
+    // After the parameters are described; and after a step's actions, before gradients are summed.
+    std::function<void(ParameterList&, int rank)> describe = [](ParameterList&, int) {};
+    std::function<void(ParameterList&, int rank)> after_actions = [](ParameterList&, int) {};
+    bool tied_counts_twice = false;  // in the norm
+    std::string predicted;           // the schedule that is predicted; empty: the one that runs
+};
+
+inline Schedule schedule_of(const std::string& name) {
+    return make_schedule(name, ranks(), 2 * ranks());
+}
+
+inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& breaks = {}) {
+    use_threads(ranks_on_this_node());
+    const LlamaConfig config = config_of(tied);
+    const Communicator& world = Communicator::world();
+    Options options;
+    options.optimizer.clip = 0.1;
+    const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
+    const std::vector<Stage> stages = cut(shape, schedule.stages, "auto");
+    const TokenFile file("common/text.txt", config.vocab);
+    const DataLoader loader(file, {.seq = T});
+    Pipeline pipeline(shape, schedule, stages, {});
+    ParameterList& parameters = pipeline.parameters();
+    breaks.describe(parameters, world.rank());
+    pipeline.allocate(DType::fp32, DType::fp32);
+    parameters.initialize(options.seed);
+    AdamW optimizer(parameters, options.optimizer);
+    testing::internal::CaptureStdout();
+    const int64_t sequences = B * schedule.micro_batches;  // of a step
+    Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), sequences), {});
+    testing::internal::GetCapturedStdout();
+    Report report("test", options, shape, steps);
+    memory_reset_peak();
+    world.barrier();
+    communication_reset_counts();
+    Share share{.micro_batch = B};
+    if (breaks.batch)
+        share.part = [&](const HostBatch& whole) { return breaks.batch(whole, world.rank()); };
+    for (int64_t s = 0; s < steps; ++s) {
+        Step step(loader, share, s + 1, s * sequences, sequences);
+        parameters.begin_gradients(step.accumulated / schedule.copies());
+        pipeline.executor.run(step, nullptr);
+        breaks.after_actions(parameters, world.rank());
+        sum_gradients(parameters, pipeline.mesh);
+        if (s == 0) verifier.gradient(parameters.parts(&Parameter::grad));
+        Parameter* const copy = parameters.find("model.embed_tokens.weight");
+        std::vector<std::string> nowhere;
+        if (breaks.tied_counts_twice && copy) copy->also_summed_over.swap(nowhere);
+        const Tensor squared_norm = squared_gradient_norm(parameters, pipeline.mesh);
+        if (breaks.tied_counts_twice && copy) copy->also_summed_over.swap(nowhere);
+        optimizer.step(options.optimizer.lr, squared_norm);
+        if (world.size() > 1) world.all_reduce(step.loss);
+        verifier.after_step(s, step.loss.to_host<double>()[0], parameters.parts(&Parameter::value));
+    }
+    Prediction predicted = pipeline.prediction();
+    if (!breaks.predicted.empty()) {
+        const Schedule other = schedule_of(breaks.predicted);
+        const MessagePlan plan(other);
+        predicted.memory.peak_activations = std::llround(
+            walk_memory(shape, other, plan, cut(shape, other.stages, "auto"), world.rank()).peak);
+    }
+    return checks_of(verifier, report, predicted, steps);
+}
+
+}  // namespace ultrascale::pipeline_break
