@@ -17,7 +17,7 @@ inline std::string describe(const Schedule& schedule, const std::vector<Stage>& 
         least = std::min(least, own), most = std::max(most, own);
     }
     if (least == most) layers = std::to_string(most);
-    if (layers.size() > 24) layers = fmt::format("{} to {}", least, most);
+    if (layers.size() > 12) layers = fmt::format("{} to {}", least, most);
     return fmt::format(
         "{}: {} of {} {} on {}{}, {}", schedule.name, format_count(schedule.stages, "stage"),
         layers, most == 1 ? "layer" : "layers", format_count(schedule.ranks(), "rank"),
