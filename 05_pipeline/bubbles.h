@@ -1,5 +1,5 @@
-// The report's section about time: the two bubbles of chapter 05, as simulated and as measured, and
-// whether messages could be slower without costing anything.
+// The report's section about time: the two bubbles of chapter 05, as simulated and as measured, how
+// long a message takes beside the work, and the schedule drawn.
 //
 //     the step's bubble    a rank is idle from the first rank's first F until the last one is done
 //     a rank's own bubble  idle between its own first F and its last D or W: all that is left if no
@@ -52,9 +52,12 @@ struct Bubbles {
         if (report.full()) print_ranks();
     }
 
-    // Each stage's F, B and W, and each rank's bubbles.
+    // Each stage's F, B and W (F and D where backward is not taken apart), and each rank's bubbles.
     void print_ranks() const {
-        print("\nstage  rank  layers              F ms     B ms     W ms");
+        const bool whole = std::ranges::all_of(
+            costs.stages, [](const StageCost& cost) { return cost.backward_weight == 0; });
+        print(fmt::format("\nstage  rank  layers              F ms     {} ms{}", whole ? 'D' : 'B',
+                          whole ? "" : "     W ms"));
         const auto places = schedule.places();
         for (size_t s = 0; s < stages.size(); ++s) {
             const StageCost& cost = costs.stages[s];
@@ -63,9 +66,9 @@ struct Bubbles {
             const std::string what = fmt::format(
                 "{}{} to {}{}", stages[s].embedding ? "embedding, " : "", stages[s].first_layer,
                 stages[s].last_layer - 1, stages[s].head ? ", head" : "");
-            print(fmt::format("{:>5}  {:>4}  {:<15} {:>8.2f} {:>8.2f} {:>8.2f}", s, ranks, what,
+            print(fmt::format("{:>5}  {:>4}  {:<15} {:>8.2f} {:>8.2f}{}", s, ranks, what,
                               cost.forward * 1e3, cost.backward_input * 1e3,
-                              cost.backward_weight * 1e3));
+                              whole ? "" : fmt::format(" {:>8.2f}", cost.backward_weight * 1e3)));
         }
         print("\n                 step's bubble, ms     own bubble, ms     micro-batches");
         print("rank  work, ms  simul.  measured   simul.  measured       in flight");
@@ -140,8 +143,7 @@ inline Costs costs_of(const Timeline& timeline, const Schedule& schedule, const 
     return costs;
 }
 
-// The whole section.
-// svg: a directory for the picture; empty: none.
+// The whole section. svg: a directory for schedule.svg; empty: no picture.
 inline void report_time(Report& report, const StepShape& shape, const Schedule& schedule,
                         const std::vector<Stage>& stages, const Pretend& pretend,
                         const Timeline& timeline, const std::string& svg) {
@@ -156,8 +158,7 @@ inline void report_time(Report& report, const StepShape& shape, const Schedule& 
     bubbles.print_table(report);
     if (!pretend.on()) print_message_ratio(report, shape, stages, costs);
     bubbles.draw(report.full());
-    if (Communicator::world().rank() == 0)
-        draw_schedule(svg, "schedule.svg", schedule, bubbles.simulated, bubbles.measured);
+    draw_schedule(svg, "schedule.svg", schedule, bubbles.simulated, bubbles.measured);
 }
 
 }  // namespace ultrascale

@@ -46,7 +46,8 @@ inline Compared run_one(const Options& options, const StepShape& shape, const Sc
     const Communicator& world = Communicator::world();
     Pipeline pipeline(shape, schedule, stages, pretend);
     const Prediction predicted = pipeline.prediction();
-    check_fits_everywhere(predicted.memory, memory_limit(), "it is left out");
+    if (!on_all_ranks(world, predicted.memory.total() <= memory_limit()))
+        user_error("it does not fit in {}", format_bytes(double(memory_limit())));
     pipeline.allocate(options.dtype, options.grad_dtype());
     load_or_initialize(options, pipeline.parameters());
     AdamW optimizer(pipeline.parameters(), options.optimizer);
@@ -96,7 +97,7 @@ inline bool compare_schedules(const Options& options, int pp, const ScheduleOpti
             const Schedule schedule = make_schedule(name, pp, int(m),
                                                     {.chunks = kind.takes_chunks ? sizes.chunks : 0,
                                                      .group = kind.takes_group ? sizes.group : 0});
-            check_loss(shape, schedule);
+            check_can_run(shape, schedule);
             const std::vector<Stage> stages = cut(shape, schedule.stages, split);
             const Compared c =
                 run_one(options, shape, schedule, stages, pretend, loader, train_step);

@@ -75,7 +75,9 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
                .sum_loss = [&](const Tensor& loss) { pp.all_reduce(loss); },
                .next_token = [&](const HostBatch& text) { return forward_only.next_token(text); },
                .label = "pipe",
-               .technique = describe(schedule, stages),
+               .technique = describe(schedule, stages) +
+                            (chapter.post_validation ? "; post-validation" : "") +
+                            (pretend.on() ? "; pretended times" : ""),
                .layout = {{"pp", pp.size()}, {"dp", dp.size()}}});
     std::optional<PostValidation> validation;
     if (chapter.post_validation) validation.emplace(pipeline, optimizer, options.optimizer.clip);
@@ -123,7 +125,7 @@ bool run(const Options& options, Chapter& chapter) {
                                                              chapter.split, pretend, train_step),
                                               m, chapter.in_flight, chapter.solver_seconds)
                              : chapter.make(m);
-    check_loss(shape, schedule);
+    check_can_run(shape, schedule);
     const std::vector<Stage> stages = cut(shape, schedule.stages, chapter.split);
     if (options.estimate)
         return print_estimate(options, shape, schedule, stages, chapter.post_validation), true;

@@ -10,7 +10,9 @@ namespace ultrascale {
 
 // UserError if the model cannot run this schedule: a loss in chunks of tokens makes all of its
 // gradients in forward, and leaves nothing for a backward of weights.
-inline void check_loss(const StepShape& shape, const Schedule& schedule) {
+inline void check_can_run(const StepShape& shape, const Schedule& schedule) {
+    for (int rank = 0; rank < schedule.ranks() && schedule.copies() > 1; ++rank)
+        other_holder(schedule, rank);
     if (shape.model.loss_chunk == 0) return;
     for (const auto& actions : schedule.actions)
         if (std::ranges::any_of(actions, [](const Action& action) {

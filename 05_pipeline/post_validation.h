@@ -9,11 +9,11 @@
 //     rank 2       ... W7 | update | F0 F1   | confirmed |          the ranks; the last one has all
 //     rank 3         ... W7 | update | F0    | confirmed |          of them, and they run up again
 //
-// If the norm must be clipped, or is no finite number, every rank goes back to the weights and
-// states that it has kept, updates with the whole norm, and runs the forwards since then again. So
-// the result is the same, bit by bit, as with the barrier. AdamW cannot be undone by arithmetic
-// without rounding, hence the copies: of a parameter's value and its two moments, 12 bytes in fp32
-// (bf16: 14, with the master copy).
+// If the norm must be clipped (or is no finite number where it could be), every rank goes back to
+// the weights and states that it has kept, updates with the whole norm, and runs the forwards since
+// then again. So the result is the same, bit by bit, as with the barrier. AdamW cannot be undone by
+// arithmetic without rounding, hence the copies: of a parameter's value and its two moments, 12
+// bytes in fp32 (bf16: 14, with the master copy).
 //
 // (Qi et al. update with the sum of the norm's parts so far. A rank's own part serves as well: if
 // either of them clips, so does the whole norm, which has the last word; and no rank waits for the
@@ -62,8 +62,7 @@ public:
         up_.synchronize();  // the host waits for the numbers, but not for the device's work
         works_.clear();
         const double* const parts = host_.as<double>();
-        double squared = 0;
-        double loss = 0;
+        double squared = 0, loss = 0;
         for (int r = 0; r < pp_.size(); ++r) squared += parts[2 * r], loss += parts[2 * r + 1];
         const bool wrong = must_repeat(squared);
         if (wrong) {

@@ -12,7 +12,6 @@
 #include <limits>
 #include <memory>
 #include <numeric>
-#include <optional>
 
 #include "comm/mesh.h"
 #include "model/llama.h"
@@ -132,7 +131,7 @@ class RankStages {
 public:
     RankStages(const StepShape& shape, const Schedule& schedule, const std::vector<Stage>& stages,
                int rank)
-        : chunks_(schedule.chunks[size_t(rank)]), models_(chunks_.size()), stages_(stages) {
+        : chunks_(schedule.chunks[size_t(rank)]), models_(chunks_.size()) {
         std::vector<size_t> order(chunks_.size());
         std::iota(order.begin(), order.end(), size_t(0));
         std::ranges::sort(order, {}, [&](size_t c) { return chunks_[c].stage; });
@@ -147,21 +146,31 @@ public:
     const ParameterList& parameters() const { return parameters_; }
     int chunks() const { return int(chunks_.size()); }
     Llama& chunk(int c) { return *models_[size_t(c)]; }
-    const Stage& stage(int c) const { return stages_[size_t(chunks_[size_t(c)].stage)]; }
-    // The rank's chunk that holds a stage, if it does; of two copies the first.
-    std::optional<int> chunk_of(int stage) const {
-        for (int c = 0; c < chunks(); ++c)
-            if (chunks_[size_t(c)] == Chunk{stage, 0}) return c;
-        return {};
-    }
-    int all_stages() const { return int(stages_.size()); }
 
 private:
     std::vector<Chunk> chunks_;
     ParameterList parameters_;
     std::vector<std::unique_ptr<Llama>> models_;
-    std::vector<Stage> stages_;
 };
+
+// Where the model exists twice: the rank that holds the other copies of a rank's stages. UserError
+// if that is the rank itself, or not one rank (which a schedule from a file may ask for).
+inline int other_holder(const Schedule& schedule, int rank) {
+    int other = -1;
+    const auto places = schedule.places();
+    for (int s = 0; s < schedule.stages; ++s)
+        for (const int copy : {0, 1}) {
+            if (places[size_t(copy)][size_t(s)].rank != rank) continue;
+            const int holder = places[size_t(1 - copy)][size_t(s)].rank;
+            if (holder == rank || (other >= 0 && holder != other))
+                user_error(
+                    "--schedule {}: the copies of rank {}'s stages must all be on one other rank, "
+                    "with which it sums their gradients",
+                    schedule.name, rank);
+            other = holder;
+        }
+    return other;
+}
 
 // Makes the groups of ranks that hold the same parameters: "tied", the first and the last stage, if
 // the model's output head is its embedding; "copies", the two ranks that hold a stage of a model
@@ -170,19 +179,13 @@ private:
 inline void add_holders(Mesh& mesh, const Schedule& schedule, const LlamaConfig& config) {
     const Communicator& pp = mesh.group("pp");
     const auto places = schedule.places();
-    const auto group = [&](int a, int b, const char* name) {
-        const bool in = pp.rank() == a || pp.rank() == b;
-        mesh.add_copies(pp.split(in ? 0 : 1 + pp.rank(), pp.rank(), name));
-    };
     if (schedule.copies() > 1) {
-        int other = pp.rank();  // who has the same stages
-        for (int s = 0; s < schedule.stages; ++s)
-            for (const int copy : {0, 1})
-                if (places[size_t(copy)][size_t(s)].rank == pp.rank())
-                    other = places[size_t(1 - copy)][size_t(s)].rank;
+        const int other = other_holder(schedule, pp.rank());
         mesh.add_copies(pp.split(std::min(pp.rank(), other), pp.rank(), "copies"));
     } else if (config.tied && places[0].front().rank != places[0].back().rank) {
-        group(places[0].front().rank, places[0].back().rank, "tied");
+        const bool first = places[0].front().rank == pp.rank(),
+                   last = places[0].back().rank == pp.rank();
+        mesh.add_copies(pp.split(first || last ? 0 : 1, pp.rank(), "tied"));
     }
 }
 

@@ -72,7 +72,6 @@ public:
     // What each stage took (the median), a message, and the update: what simulate() needs. Where a
     // stage's backward is never taken apart, all of it counts as B.
     Costs costs() const {
-        const auto places = schedule_.places();
         std::map<std::pair<int, ActionKind>, std::vector<double>> seconds;  // by stage
         std::vector<double> hops;
         for (const Simulation& step : steps_) {
@@ -135,7 +134,7 @@ private:
         return result;
     }
 
-    // How long messages took for which a rank had nothing else to do meanwhile.
+    // How long messages took for which a rank waited from before they were sent.
     void add_hops(const Simulation& step, std::map<std::tuple<int, int, bool>, double>& ready,
                   std::vector<double>& hops) const {
         const Dependencies needs(schedule_);
