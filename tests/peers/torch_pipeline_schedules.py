@@ -1,5 +1,5 @@
-"""PyTorch's pipeline schedules on the same work as 05_pipeline: forward, backward, AdamW; nothing is
-clipped.
+"""PyTorch's pipeline schedules on the same work as 05_pipeline: forward, backward, AdamW, without
+clipping.
 
 torch.distributed.pipelining with compiled layers. bf16 autocast with fp32 weights, gradients and
 optimizer states; activations travel between stages in bf16. Schedules that take backward apart
