@@ -70,15 +70,15 @@ inline void print_messages(Report& report, const Pipeline& pipeline) {
 // A pretended time is right only where computing is a small part of it.
 inline void print_computed(Report& report, const Executor& executor) {
     const double share = largest_of_ranks(Communicator::world(), executor.computed_share());
-    print(fmt::format(
-        "  a rank computed for at most {:.1f} % of the pretended time{}", 100 * share,
-        share > 0.05 ? ": too much; pretend longer times, or train a smaller model" : ""));
+    print(fmt::format("  a rank computed for at most {:.1f} % of the pretended time{}", 100 * share,
+                      share > 0.05 ? ": too much; pretend longer times" : ""));
     report.value("bubbles", "computed_share", share);
 }
 
 inline void print_repeated(Report& report, int64_t repeated, int64_t steps) {
-    print(fmt::format("  post-validation: {} of {} repeated, because the norm had to be clipped",
-                      repeated, format_count(steps, "update")));
+    print(fmt::format("  post-validation: {} of {} repeated, because the norm had to be clipped{}",
+                      repeated, format_count(steps, "update"),
+                      repeated > 0 ? "\n  (the step simulated below repeats nothing)" : ""));
     report.value("post_validation", "repeated", double(repeated));
 }
 

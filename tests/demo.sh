@@ -61,6 +61,8 @@ row 4 04_context_parallel "heads for tokens (Ulysses)" --variant ulysses
 row 4 05_pipeline "1F1B" --micro-batch 1 --grad-accum 8
 row 4 05_pipeline "  2 stages a rank" --schedule interleaved --micro-batch 1 --grad-accum 8
 row 4 05_pipeline "zero bubble, a V" --schedule zbv --micro-batch 1 --grad-accum 8
+row 4 05_pipeline "  H2, without a barrier" --schedule zb-h2 --post-validation --micro-batch 1 \
+    --grad-accum 8
 row 4 05_pipeline "DualPipe" --schedule dualpipe --micro-batch 1 --grad-accum 8
 
 # family NUMBER TITLE: a chapter without a training step
