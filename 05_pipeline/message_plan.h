@@ -1,15 +1,17 @@
 // Which messages a schedule needs, and when each rank makes room for them: known before the step
 // begins, since the schedule is.
 //
-//     rank 0   | F0 | F1 | F2 |          sends x0 after F0, and lets go of it before F2
-//                   ....x0....
+//     rank 0   | F0 | F1 | F2 | F3 |     sends x0 after F0, and lets go of it before F2, which
+//                   ....x0....           makes the next message but one on this way
 //     rank 1   |    | F0 | F1 | F2 |     has posted the receive of x0 before its own F0
 //
 // A receive must be posted before its message comes, or the sender holds its tensor longer; but
 // from then on it occupies memory. So it is posted one action ahead of the action during which the
-// message comes, if every action takes its nominal time; and the sender lets go of the tensor one
-// action after the moment at which it has gone. Waiting for that cannot deadlock: in nominal time
-// every receive is posted before anyone waits for it. And what a rank holds follows from the
+// message comes, if every action takes its nominal time and messages none; and the sender waits
+// until the tensor has gone before it makes the next message but one to the same rank. So two
+// messages may be under way, and the wait costs nothing unless a hop lasts longer than that. It
+// cannot deadlock: in nominal time every receive is posted before anyone waits for it, and other
+// times do not change the order of anybody's actions. And what a rank holds follows from the
 // schedule alone, so it can be predicted.
 #pragma once
 
@@ -162,11 +164,10 @@ private:
             }
             for (size_t k = 0; k < sent.size(); ++k) {
                 posts_[size_t(to)][size_t(post[k])].push_back(sent[k]);
-                const double gone = end_[size_t(from)][size_t(messages_[size_t(sent[k])].made_by)];
-                const auto& begins = begin_[size_t(from)];
-                const int next = int(std::ranges::lower_bound(begins, gone) - begins.begin());
-                const int release =
-                    std::max(std::min(next + 1, int(begins.size())), provisional(from));
+                const int at_the_end = int(schedule_.actions[size_t(from)].size());
+                const int release = std::max(
+                    k + 2 < sent.size() ? messages_[size_t(sent[k + 2])].made_by : at_the_end,
+                    provisional(from));
                 releases_[size_t(from)][size_t(release)].push_back(sent[k]);
             }
         }
