@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "model/config.h"
@@ -57,6 +59,12 @@ struct ExpertOptions {
     bool has_loss() const { return aux_coefficient > 0; }
     bool counts_first() const { return has_loss() && aux_over == AuxOver::global; }
 };
+
+// The rows that an expert takes of a rank's N tokens, with a capacity.
+inline int64_t capacity_of(const ExpertOptions& o, const ExpertsConfig& e, int64_t N) {
+    const double mean = double(N) * double(e.router.top_k) / double(e.count);
+    return std::max<int64_t>(int64_t(std::ceil(o.capacity_factor * mean - 1e-9)), 1);
+}
 
 // "64 experts, top 6, softmax, 2 shared"
 inline std::string describe_model(const ExpertsConfig& e) {
