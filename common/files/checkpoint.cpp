@@ -6,6 +6,7 @@
 #include <optional>
 #include <ranges>
 
+#include "checkpoint_experts.h"
 #include "core/trace.h"
 #include "gather_parts.h"
 #include "json_fields.h"
@@ -48,9 +49,26 @@ bool is_checkpoint_file(const std::string& name) {
 
 }  // namespace
 
-void load_parameters(const std::string& dir, const ParameterList& parameters) {
+// A checkpoint's weights, under the classic names even if experts are stacked in the file.
+static Safetensors weights_in(const std::string& dir) {
     StagedFiles::recover(dir);
     Safetensors file = Safetensors::directory(dir);
+    const std::map<std::string, Safetensors::Entry> in_file = file.entries();
+    bool stacked = false;
+    for (const auto& [name, entry] : in_file)
+        unstack_experts(name, entry.shape, [&](const std::string& part, int64_t first, int64_t n) {
+            file.add_rows(part, name, first, n), stacked = true;
+        });
+    // Where Mixtral's experts are stacked, its router has the new name, too.
+    const std::string now = ".mlp.gate.weight", classic = ".block_sparse_moe.gate.weight";
+    for (const auto& [name, entry] : in_file)
+        if (stacked && name.ends_with(now))
+            file.add_name(name.substr(0, name.size() - now.size()) + classic, name);
+    return file;
+}
+
+void load_parameters(const std::string& dir, const ParameterList& parameters) {
+    const Safetensors file = weights_in(dir);
     for (const auto& p : parameters) {
         check(bool(p->value), "load_parameters: values have no storage yet");
         file.read(p->name, p->shape, p->slice, p->value);
@@ -58,8 +76,7 @@ void load_parameters(const std::string& dir, const ParameterList& parameters) {
 }
 
 void load_parameters(const std::string& dir, const std::vector<TensorPart>& parts) {
-    StagedFiles::recover(dir);
-    Safetensors file = Safetensors::directory(dir);
+    const Safetensors file = weights_in(dir);
     for (const TensorPart& part : parts) file.read(part);
 }
 
