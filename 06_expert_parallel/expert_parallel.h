@@ -29,12 +29,10 @@ public:
     // The parts of this rank's model.
     Parts parts(const ModelOptions& model) {
         Parts parts = default_parts(config_, model);
-        parts.feed_forward = [this, dense = parts.feed_forward](
-                                 ParameterList& list, const Parts& all,
-                                 const Place& layer) -> std::unique_ptr<FeedForward> {
-            if (!config_.has_experts(layer.layer)) return dense(list, all, layer);
-            return experts(list, all, layer);
-        };
+        set_experts(parts, config_, model,
+                    [this](ParameterList& list, const Parts& plain, const Place& layer) {
+                        return experts(list, plain, layer);
+                    });
         return parts;
     }
 

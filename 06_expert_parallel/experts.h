@@ -14,6 +14,7 @@
 
 #include "dispatch.h"
 #include "grouped_linear.h"
+#include "model/dropout.h"
 
 namespace ultrascale {
 
@@ -61,6 +62,52 @@ private:
     GroupedLinear gate_up_, down_;
 };
 
+// y = residual + dropout(inner(x)): a token's mask does not depend on the order of rows, so it comes
+// after the combine.
+class DropoutFeedForward : public FeedForward {
+public:
+    DropoutFeedForward(std::unique_ptr<FeedForward> inner, Dropout dropout, std::string place)
+        : inner_(std::move(inner)), dropout_(std::move(dropout)), place_(std::move(place)) {}
+    Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
+                   Context& context) override {
+        if (!context.training) return inner_->forward(x, residual, saved, context);
+        Tensor y = inner_->forward(x, {}, saved, context);
+        dropout_.apply(y, y, place_, context, residual);
+        return y;
+    }
+    Tensor backward(const Tensor& dy, Saved& saved, Context& context,
+                    WeightGradient when) override {
+        const Tensor dropped = activation_like(dy);
+        dropout_.apply(dropped, dy, place_, context);
+        return inner_->backward(dropped, saved, context, when);
+    }
+    void backward_weight(Saved& saved, Context& context) override {
+        inner_->backward_weight(saved, context);
+    }
+
+private:
+    std::unique_ptr<FeedForward> inner_;
+    Dropout dropout_;
+    std::string place_;
+};
+
+// Sets the feed-forward of the layers with experts, which `make` builds from parts without dropout.
+inline void set_experts(
+    Parts& parts, const LlamaConfig& config, const ModelOptions& model,
+    std::function<std::unique_ptr<FeedForward>(ParameterList&, const Parts&, const Place&)> make) {
+    ModelOptions plain = model;
+    plain.dropout = 0;
+    parts.feed_forward = [=, dense = parts.feed_forward, bare = default_parts(config, plain)](
+                             ParameterList& list, const Parts& all,
+                             const Place& layer) -> std::unique_ptr<FeedForward> {
+        if (!config.has_experts(layer.layer)) return dense(list, all, layer);
+        std::unique_ptr<FeedForward> experts = make(list, bare, layer);
+        if (model.dropout == 0) return experts;
+        return std::make_unique<DropoutFeedForward>(
+            std::move(experts), Dropout{float(model.dropout), model.seed}, layer.name + ".experts");
+    };
+}
+
 class ExpertsLayer : public FeedForward {
 public:
     // `start`: begins a journey of rows.
@@ -80,7 +127,8 @@ public:
         const int64_t N = x.rows();
         traffic_.begin(context.training || balance_.counting(), saved.enabled(), layer_,
                        context.micro_batch);
-        const Tensor rows = x.view({N, x.cols()}), stream = residual.view(rows.shape());
+        const Tensor rows = x.view({N, x.cols()}),
+                     stream = residual ? residual.view(rows.shape()) : Tensor();
         const Routed routed = router_->forward(rows, saved["router"], context);
         std::unique_ptr<Journey> journey = start_();
         Tensor y;
@@ -89,7 +137,7 @@ public:
         });
         Tensor out = experts_.forward(std::move(in), saved["experts"]);
         const Tensor before = y ? y : stream;
-        if (!y) y = activation_like(stream);
+        if (!y) y = activation_like(rows);
         journey->combine(y, std::move(out), routed, before);
         if (saved.enabled()) under_way_[&saved] = std::move(journey);
         return y.view(x.shape());
@@ -106,12 +154,13 @@ public:
             if (shared_) dx = shared_->backward(rows, saved["shared"], context, when);
         });
         Tensor drows = experts_.backward(std::move(dout), saved["experts"], context, when);
-        const Tensor of_router = router_->backward_input(dweights, saved["router"]);
+        Tensor of_router = router_->backward_input(dweights, saved["router"]);
         if (when == WeightGradient::now) router_->backward_weight(saved["router"], context);
         if (dx)
             ops::add(dx, of_router);
         else
             dx = of_router;
+        of_router = {};
         journey->send_backward(dx, std::move(drows));
         return dx.view(dy.shape());
     }

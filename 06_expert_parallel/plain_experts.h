@@ -105,8 +105,8 @@ public:
         ops::matmul(logits, x_, ops::Transpose::no, gate_->value, ops::Transpose::yes);
         logits_ = logits.to_host<float>();
         choose(N, context);
-        Tensor y = shared_ ? shared_->forward(x, residual, saved["shared"], context) : residual;
-        std::vector<float> sum = y.to_host_float();
+        const Tensor y = shared_ ? shared_->forward(x, residual, saved["shared"], context) : residual;
+        std::vector<float> sum = y ? y.to_host_float() : std::vector<float>(size_t(N * h), 0.0f);
         rows_.assign(size_t(E), {}), outs_.assign(size_t(E), {});
         for (size_t n = 0; n < routes_.size(); ++n)
             for (size_t j = 0; j < routes_[n].experts.size(); ++j)

@@ -18,43 +18,56 @@
 
 namespace ultrascale {
 
-// The activations of a layer with experts, in bytes, for the rows that came.
+// The activations of a layer with experts, in bytes, for the rows that came: moment by moment, as
+// experts.h allocates and frees.
 struct ExpertActivations {
-    double kept = 0;      // from its forward to its backward, without norms and attention
-    double forward = 0;   // the most that its forward holds besides, while kept is complete
-    double backward = 0;  // the most that its backward holds in all, without `kept` of the others
+    double kept = 0;      // from its forward to its backward, besides norms and attention
+    double forward = 0;   // the most that its forward holds, with what it keeps
+    double backward = 0;  // the most that its backward holds, with what forward kept
 
     ExpertActivations(const StepShape& shape, const ExpertOptions& o, const Traffic::Rows& rows) {
         const ExpertsConfig& config = shape.config.experts;
         const double e = double(dtype_bytes(shape.model.dtype)),
-                     N = double(shape.micro_batch) * double(shape.seq), k = double(config.router.top_k),
-                     E = double(config.count), h = double(shape.config.hidden) * e,
-                     F = double(config.ffn) * e, shared = N * double(config.shared) * F;
-        const double R = double(rows.at_experts), left = double(rows.left);
-        const double scores = N * E * 4, choice = N * k * 4;
-        const bool travels = o.ep > 1, sorts = travels && config.count > o.ep;
-        const double of_router = scores * (o.z_coefficient > 0 ? 2 : 1) + 2 * choice;
-        const double in = R * h, gate_up = 2 * R * F, back = left * h;
-        kept = of_router + choice + in + gate_up + back + 2 * shared;
-        // y is made where rows have come back.
-        forward = N * h;
-        forward = std::max(forward, R * F + in - back);               // experts: a, out
-        if (travels) forward = std::max(forward, (sorts ? in : 0));   // rows on their way back
-        // Backward, moment by moment; what it has used is freed.
-        const double all = kept, dweights = choice, dy = N * h;
-        const double of_shared = config.shared > 0 ? N * h : 0;  // its dx waits for the others
-        double most = all + dy + dweights + back;  // drows
-        const double without_back = all - back;
-        if (travels) most = std::max(most, without_back + dy + dweights + back + in + of_shared);
-        if (sorts) most = std::max(most, without_back + dy + dweights + 2 * in + of_shared);
-        const double in_experts = without_back - 2 * shared + of_shared + dy + dweights;
-        most = std::max(most, in_experts + in + R * F + 2 * R * F);  // dout, da, d(gate, up)
-        most = std::max(most, in_experts + in);                      // dx of the rows
-        const double used = in_experts - in - gate_up;
-        if (sorts) most = std::max(most, used + 2 * in);
-        if (travels) most = std::max(most, used + in + back);
-        most = std::max(most, used + (travels ? back : in) + 2 * scores + N * h);
-        backward = most;
+                     N = double(shape.micro_batch) * double(shape.seq),
+                     h = double(shape.config.hidden) * e, F = double(config.ffn) * e;
+        const bool travels = o.ep > 1, sorts = travels && config.count > o.ep,
+                   has_shared = config.shared > 0;
+        const double tokens = N * h;                       // x, y, dy, dx
+        const double shared = N * double(config.shared) * F;  // the shared experts' gate, up or a
+        const double in = double(rows.at_experts) * h, a = double(rows.at_experts) * F,
+                     home = double(rows.left) * h;  // rows where their tokens are
+        const double scores = N * double(config.count) * 4,
+                     choice = N * double(config.router.top_k) * 4;
+        const double logits = o.z_coefficient > 0 ? scores : 0;
+        const double of_router = logits + scores + 2 * choice, place = choice;
+        kept = of_router + place + in + 2 * a + home + 2 * shared;
+
+        const double sent = of_router + place, y = has_shared ? tokens : 0;
+        forward = std::max({
+            sent + choice + home,                                           // sorted, gathered
+            sent + (travels ? home : 0) + in + 3 * shared + y,              // on their way
+            sent + (sorts ? 2 * in : 0) + 2 * shared + y,                   // in experts' order
+            kept - home + a + in + y,                                       // a, out
+            kept - home + tokens + (sorts ? 2 * in : in),                   // in ranks' order
+            kept + tokens + (travels ? in : 0),                             // back home
+        });
+
+        const double dy = tokens * (shape.model.dropout > 0 ? 2 : 1), dweights = choice;
+        const double begin = kept + dy + dweights, dx = has_shared ? tokens : 0;
+        const double combined = begin - home, inside = combined - 2 * shared + dx;
+        const double after = inside - in - 2 * a;
+        const double dlogits = scores + (o.has_loss() ? scores : 0) + (e < 4 ? scores / 2 : 0);
+        const double routed = after - logits - scores - choice - (has_shared ? tokens : 0);
+        backward = std::max({
+            begin + home,                                                          // drows
+            combined + home + (travels ? in : 0) + std::max(3 * shared, dx),       // on their way
+            inside + (sorts ? 2 * in : in),                                        // in order
+            inside + in + 3 * a,                              // dout, da, d(gate, up)
+            inside + in,                                      // dx of the rows
+            after + in + dlogits + tokens,                    // the router's dx
+            routed + (sorts ? 2 * in : in),                   // in ranks' order
+            routed + (travels ? in + home : in),              // back home
+        });
     }
 };
 
@@ -75,8 +88,8 @@ inline double peak_activations(const StepShape& shape, const ExpertOptions& o,
             const ExpertActivations experts(shape, o, of->second);
             const double rest = layer_activations(bare).total();
             kept = rest + experts.kept;
-            peak = std::max({double(peak_activation_bytes(bare)) ,
-                             kept + experts.forward + (full ? stream : 0),
+            peak = std::max({double(peak_activation_bytes(bare)),
+                             rest + experts.forward + (full ? stream : 0),
                              rest + experts.backward});
         } else {
             kept = layer_activations(dense).total();

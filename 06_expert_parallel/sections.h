@@ -36,12 +36,10 @@ inline std::function<void(Parts&)> plain_parts(const StepShape& shape, const Exp
         const auto balance = std::make_shared<PlainBalance>(
             shape.config, o, o.counts_first() ? 1 : micro_batches, shape.micro_batch * shape.seq,
             choices.plain());
-        parts.feed_forward = [balance, dense = parts.feed_forward](
-                                 ParameterList& list, const Parts& all,
-                                 const Place& layer) -> std::unique_ptr<FeedForward> {
-            if (!balance->config.has_experts(layer.layer)) return dense(list, all, layer);
-            return std::make_unique<PlainExperts>(list, all, layer, balance);
-        };
+        set_experts(parts, shape.config, shape.model,
+                    [balance](ParameterList& list, const Parts& plain, const Place& layer) {
+                        return std::make_unique<PlainExperts>(list, plain, layer, balance);
+                    });
     };
 }
 
