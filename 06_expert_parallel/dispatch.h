@@ -146,7 +146,7 @@ public:
             ops::gather_rows(rows, x, order, routed.experts.cols());
         }
         if (ranks == 1) {
-            traffic_.rows({R, R, R});
+            traffic_.rows({R, {{R, R}}});
             if (meanwhile) meanwhile();
             return {rows, counts};
         }
@@ -157,7 +157,7 @@ public:
         by_expert_.emplace(theirs, ranks, here);
         traffic_.one_way(ep_, std::vector<int64_t>(size_t(ranks), here), sizeof(int32_t));
         traffic_.there_and_back(ep_, travel_, h * dtype_bytes(x.dtype()));
-        traffic_.rows({travel_.received(), R, travel_.received()});
+        traffic_.rows({travel_.received(), {{R, travel_.received()}}});
         const Tensor in = activation({travel_.received(), h}, x.dtype());
         exchange_rows(ep_, in, rows, travel_.to, travel_.from, stream_, meanwhile);
         rows = {};

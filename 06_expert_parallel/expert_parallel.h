@@ -10,7 +10,9 @@
 #pragma once
 
 #include "comm/mesh.h"
+#include "capacity.h"
 #include "experts.h"
+#include "node_limited.h"
 
 namespace ultrascale {
 
@@ -23,7 +25,11 @@ public:
           options_(options),
           ep_(mesh.group("ep")),
           all_(mesh.group({"dp", "ep"})),
-          balance_(config, options, accumulated * all_.size(), accumulated) {}
+          balance_(config, options, accumulated * all_.size(), accumulated),
+          traffic_(options.node_size),
+          capacity_(ep_.size(), config.experts.count) {
+        if (options.max_nodes > 0) nodes_.emplace(ep_, options.node_size);
+    }
     ExpertParallel(const ExpertParallel&) = delete;  // parts keep a pointer to it
 
     // The parts of this rank's model.
@@ -38,6 +44,7 @@ public:
 
     Balance& balance() { return balance_; }
     Traffic& traffic() { return traffic_; }
+    CapacityPlan& capacity() { return capacity_; }
     const Communicator& ep() const { return ep_; }
     const Communicator& all() const { return all_; }  // all ranks that see other tokens
     // The layer's number among those with experts, and the choices (N, k) of a forward.
@@ -67,7 +74,7 @@ private:
         }
         return std::make_unique<ExpertsLayer>(
             std::move(router), GroupedSwiGLU(std::move(gate_up), std::move(down)),
-            std::move(shared), traffic_, balance_, [this] { return journey(); }, layer.layer);
+            std::move(shared), traffic_, balance_, [this](int64_t tokens) { return journey(tokens); }, layer.layer);
     }
     // Registers these matrices (out, in) of each of this rank's experts, expert by expert.
     GroupedLinear grouped(ParameterList& list, const Place& block,
@@ -88,10 +95,24 @@ private:
         for (const char* matrix : matrices) name += fmt::format(".{}", matrix);
         return {std::move(all), here, std::move(name)};
     }
-    std::unique_ptr<Journey> journey() {
+    // `tokens`: of the micro-batch on this rank.
+    std::unique_ptr<Journey> journey(int64_t tokens) {
+        const int64_t E = config_.experts.count, here = E / ep_.size();
         Stream* beside =
             options_.overlap == ExpertOverlap::none ? nullptr : &communication_stream();
-        return std::make_unique<ExpertJourney>(ep_, config_.experts.count, traffic_, beside);
+        if (options_.capacity_factor > 0)
+            return std::make_unique<CapacityJourney>(
+                ep_, E, capacity_of(options_, config_.experts, tokens), options_.drop, capacity_,
+                traffic_, beside);
+        if (options_.dispatch == Dispatch::expert || ep_.size() == 1)
+            return std::make_unique<ExpertJourney>(ep_, E, traffic_, beside);
+        std::vector<Hop> hops;
+        if (nodes_)
+            hops = nodes_->hops(here, traffic_);
+        else
+            hops.emplace_back(ep_, [here](int64_t e) { return e / here; }, traffic_);
+        return std::make_unique<RankJourney>(std::move(hops), ep_.rank() * here, here, traffic_,
+                                             beside);
     }
 
     LlamaConfig config_;
@@ -99,6 +120,8 @@ private:
     const Communicator &ep_, &all_;
     Balance balance_;
     Traffic traffic_;
+    CapacityPlan capacity_;
+    std::optional<Nodes> nodes_;
 };
 
 }  // namespace ultrascale

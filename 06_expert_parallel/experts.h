@@ -113,7 +113,7 @@ public:
     // `start`: begins a journey of rows.
     ExpertsLayer(std::unique_ptr<Router> router, GroupedSwiGLU experts,
                  std::unique_ptr<SwiGLU> shared, Traffic& traffic, const Balance& balance,
-                 std::function<std::unique_ptr<Journey>()> start, int64_t layer)
+                 std::function<std::unique_ptr<Journey>(int64_t tokens)> start, int64_t layer)
         : router_(std::move(router)),
           experts_(std::move(experts)),
           shared_(std::move(shared)),
@@ -130,7 +130,7 @@ public:
         const Tensor rows = x.view({N, x.cols()}),
                      stream = residual ? residual.view(rows.shape()) : Tensor();
         const Routed routed = router_->forward(rows, saved["router"], context);
-        std::unique_ptr<Journey> journey = start_();
+        std::unique_ptr<Journey> journey = start_(N);
         Tensor y;
         ExpertRows in = journey->send(rows, routed, [&] {
             if (shared_) y = shared_->forward(rows, stream, saved["shared"], context);
@@ -177,7 +177,7 @@ private:
     std::unique_ptr<SwiGLU> shared_;  // may be empty
     Traffic& traffic_;
     const Balance& balance_;
-    std::function<std::unique_ptr<Journey>()> start_;
+    std::function<std::unique_ptr<Journey>(int64_t tokens)> start_;
     int64_t layer_;
     std::map<const Saved*, std::unique_ptr<Journey>> under_way_;  // until their backward
 };

@@ -79,6 +79,7 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
 
     return run.finish([&](Report& report) {
         bool ok = choices.compare(report);
+        ok = seen.check_norm(report) && ok;
         const Prediction fixed = predict_fixed(shape, chosen, parameters, mesh, experts.balance());
         const Prediction predicted = seen.predicted(fixed, options.steps);
         ok = report.memory(predicted) && ok;

@@ -124,6 +124,11 @@ struct Chapter {
             user_error("--ep {}: it must divide the {} experts", experts.ep, E);
         experts.aux_coefficient = config.experts.aux_coefficient;
         experts.node_size = options.node_size;
+        if (experts.max_nodes > 0) experts.dispatch = Dispatch::rank;
+        if (experts.max_nodes > 0 && experts.capacity_factor > 0)
+            user_error("--max-nodes {}: rows of a fixed capacity take no detours; leave out "
+                       "--capacity-factor",
+                       experts.max_nodes);
         experts.gamma = config.experts.selection_bias ? gamma_ : 0;
         if (experts.counts_first() && experts.aux == Aux::sequence)
             user_error("--aux-over global: --aux sequence counts each sequence by itself");

@@ -35,11 +35,15 @@ struct ExpertActivations {
         const double tokens = N * h;                       // x, y, dy, dx
         const double shared = N * double(config.shared) * F;  // the shared experts' gate, up or a
         const double in = double(rows.at_experts) * h, a = double(rows.at_experts) * F,
-                     home = double(rows.left) * h;  // rows where their tokens are
+                     home = double(rows.hops[0].left) * h;  // rows where their tokens are
         const double scores = N * double(config.count) * 4,
                      choice = N * double(config.router.top_k) * 4;
         const double logits = o.z_coefficient > 0 ? scores : 0;
         const double of_router = logits + scores + 2 * choice, place = choice;
+        if (travels && o.dispatch == Dispatch::rank) {
+            by_rank(shape, o, rows, {tokens, shared, in, a, h, scores, choice, logits});
+            return;
+        }
         kept = of_router + place + in + 2 * a + home + 2 * shared;
 
         const double sent = of_router + place, y = has_shared ? tokens : 0;
@@ -68,6 +72,42 @@ struct ExpertActivations {
             routed + (sorts ? 2 * in : in),                   // in ranks' order
             routed + (travels ? in + home : in),              // back home
         });
+    }
+
+private:
+    struct Bytes {
+        double tokens, shared, in, a, row, scores, choice, logits;
+    };
+    // The same with --dispatch rank: what arrived is gathered once more, for each expert, and summed
+    // where the experts are.
+    void by_rank(const StepShape& shape, const ExpertOptions& o, const Traffic::Rows& rows,
+                 const Bytes& b) {
+        const bool has_shared = shape.config.experts.shared > 0;
+        const double k = double(shape.config.experts.router.top_k) * 4,
+                     arrived = double(rows.hops.back().arrived), M = arrived * b.row,
+                     of_router = b.logits + b.scores + 2 * b.choice, y = has_shared ? b.tokens : 0;
+        kept = of_router + 2 * arrived * k + 2 * b.in + 2 * b.a + 2 * b.shared;
+        const double dy = b.tokens * (shape.model.dropout > 0 ? 2 : 1),
+                     begin = kept + dy + b.choice, dx = has_shared ? b.tokens : 0,
+                     inside = begin - b.in - 2 * b.shared + dx, after = inside - b.in - 2 * b.a,
+                     dlogits = b.scores * (o.has_loss() ? 2 : 1) + (shape.model.dtype != DType::fp32 ? b.scores / 2 : 0),
+                     routed = after - b.logits - b.scores - b.choice - y;
+        forward = std::max(of_router + 3 * arrived * k + M + b.in + 2 * b.shared + y,
+                           kept + b.a + y);
+        backward = std::max({begin - 2 * b.shared + dx + b.in + arrived * k + M,
+                             inside + b.in + 3 * b.a, after + b.in + dlogits + b.tokens,
+                             routed + b.in + M});
+        double before = 0;  // rows that an earlier hop brought
+        for (const Traffic::Rows::OfHop& hop : rows.hops) {
+            const double left = double(hop.left) * b.row, came = double(hop.arrived) * b.row,
+                         all = before + left + came;
+            forward = std::max({forward,
+                                of_router + double(hop.left + hop.arrived) * k + all +
+                                    3 * b.shared + y,
+                                kept + b.tokens + all});
+            backward = std::max({backward, begin + all + std::max(3 * b.shared, dx), routed + all});
+            before = came;
+        }
     }
 };
 
@@ -107,7 +147,7 @@ inline Traffic::ByLayer balanced_rows(const StepShape& shape) {
     const ExpertsConfig& e = shape.config.experts;
     const int64_t R = shape.micro_batch * shape.seq * e.router.top_k;
     Traffic::ByLayer rows;
-    for (int64_t l = e.first_dense; l < shape.config.layers; ++l) rows[l] = {R, R, R};
+    for (int64_t l = e.first_dense; l < shape.config.layers; ++l) rows[l] = {R, {{R, R}}};
     return rows;
 }
 

@@ -104,6 +104,13 @@ inline void report_experts(Report& report, const Options& options, const StepSha
     print(fmt::format("  rows of a rank's experts in a forward: {:.0f} if even; at most {} here, "
                       "{:.0f} anywhere: {:.2f} times the work",
                       even, seen.most_rows(), most, most / even));
+    if (o.capacity_factor > 0) {
+        const CapacityPlan::Dropped& here = seen.dropped();
+        print(fmt::format("  dropped: {} of {} choices here ({:.1f} %)", here.dropped, here.choices,
+                          100 * double(here.dropped) / double(here.choices)));
+        report.value("experts", "dropped", double(here.dropped));
+        report.value("experts", "choices", double(here.choices));
+    }
     if (o.ep == 1) return;
     const double steps = double(options.steps),
                  expected = balanced.communication.of(Collective::all_to_all).sent,
@@ -112,6 +119,15 @@ inline void report_experts(Report& report, const Options& options, const StepSha
     print(fmt::format("  all-to-alls of a step send {} by expectation, {} for the counts that came, "
                       "{} as counted",
                       format_bytes(expected), format_bytes(exact), format_bytes(counted)));
+    if (o.node_size > 0) {
+        const double between = seen.traffic().between_nodes() / steps,
+                     inside = seen.traffic().inside_nodes() / steps;
+        print(fmt::format("  of which between nodes {} ({:.1f} ms at {:g} Gbit/s), inside {}",
+                          format_bytes(between), between * 8e-6 / options.inter_gbps,
+                          options.inter_gbps, format_bytes(inside)));
+        report.value("all_to_all", "between_nodes", between);
+        report.value("all_to_all", "inside_nodes", inside);
+    }
     report.value("all_to_all", "expected", expected);
     report.value("all_to_all", "exact", exact);
     report.value("all_to_all", "counted", counted);
