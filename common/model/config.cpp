@@ -28,16 +28,16 @@ const std::vector<Preset>& presets() {
         {"nano",
          {.layers = 8, .hidden = 128, .heads = 8, .kv_heads = 4, .head_dim = 16, .ffn = 384,
           .vocab = 256, .default_seq = 128}},
-        {"nano-moe",
-         {.layers = 8, .hidden = 128, .heads = 8, .kv_heads = 4, .head_dim = 16, .ffn = 384,
-          .vocab = 256, .default_seq = 128,
-          .experts = {.count = 8, .ffn = 96, .router = {.top_k = 2}, .aux_coefficient = 0.01}}},
         {"small",
          {.layers = 8, .hidden = 512, .heads = 8, .kv_heads = 4, .head_dim = 64, .ffn = 1536,
           .vocab = 256, .default_seq = 256}},
         {"char",
          {.layers = 6, .hidden = 384, .heads = 6, .kv_heads = 6, .head_dim = 64, .ffn = 1024,
           .vocab = 256, .default_seq = 256}},
+        {"nano-moe",
+         {.layers = 8, .hidden = 128, .heads = 8, .kv_heads = 4, .head_dim = 16, .ffn = 384,
+          .vocab = 256, .default_seq = 128,
+          .experts = {.count = 8, .ffn = 96, .router = {.top_k = 2}, .aux_coefficient = 0.01}}},
         {"smollm-135m",
          {.layers = 30, .hidden = 576, .heads = 9, .kv_heads = 3, .head_dim = 64, .ffn = 1536,
           .vocab = 49152, .tied = true}},
@@ -115,10 +115,6 @@ static void validate_experts(const LlamaConfig& c) {
         user_error("config: routed_scaling_factor = {} is not positive", r.scaling);
     if (!(e.aux_coefficient >= 0) || !std::isfinite(e.aux_coefficient))
         user_error("config: router_aux_loss_coef = {} is not 0 or more", e.aux_coefficient);
-    if (c.head_norms && std::string(model_type(c)) != "qwen3_moe")
-        user_error(
-            "config: norms of q's and k's heads go only with Qwen 3's router: softmax, no groups, "
-            "no bias, no scaling factor, no shared experts");
 }
 
 void validate(const LlamaConfig& c) {
@@ -136,6 +132,10 @@ void validate(const LlamaConfig& c) {
         user_error("config: head_dim = {} is odd; rotary embedding rotates pairs of elements",
                    c.head_dim);
     if (c.experts.count != 0) validate_experts(c);
+    if (c.head_norms && std::string(model_type(c)) != "qwen3_moe")
+        user_error(
+            "config: norms of q's and k's heads go only with Qwen 3's router: softmax, no groups, "
+            "no bias, no scaling factor, no shared experts");
     if (!(c.norm_eps > 0) || !(c.rope_theta > 0))
         user_error("config: rms_norm_eps and rope_theta must be positive");
     // Each size may be in its range while their product exceeds 64 bits.

@@ -58,7 +58,7 @@ Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
     };
     parts.feed_forward = [config](ParameterList& list, const Parts& parts, const Place& layer) {
         if (config.has_experts(layer.layer))
-            user_error("{}: this model has experts: 06_expert_parallel runs it", layer.name);
+            user_error("this model has experts; only 06_expert_parallel runs it");
         const Place mlp = layer.part("mlp");
         auto gate_up =
             parts.linear(list, parts, mlp, LinearRole::column,

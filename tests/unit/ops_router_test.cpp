@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "core/ops.h"
+#include "tests/test_files.h"
 #include "tests/test_util.h"
 
 namespace ultrascale {
@@ -158,6 +160,42 @@ TEST(OpsRouter, NegativeBiasesAndGroups) {
     EXPECT_LT(relative_error(right.weights, {a / (a + b), b / (a + b)}), 2e-6);
     s.masked = 0;
     EXPECT_EQ(to_double(route(logits, s, bias).experts), (Doubles{0, 1}));
+}
+
+// tests/reference/make_experts_reference.py made these with Hugging Face's DeepSeek-V3 router.
+TEST(OpsRouter, ChoosesAsDeepSeekV3) {
+    const auto cases = nlohmann::json::parse(test::slurp(test::reference("deepseek_router.json")));
+    const auto numbers = [](const nlohmann::json& rows) {
+        Doubles all;
+        for (const auto& row : rows)
+            for (const auto& x : row) all.push_back(x.get<double>());
+        return all;
+    };
+    ASSERT_EQ(cases.size(), 3u);
+    for (const auto& c : cases) {
+        const int64_t N = int64_t(c["logits"].size()), E = int64_t(c["bias"].size());
+        const RouterSettings s = {sigmoid,
+                                  int64_t(c["experts"][0].size()),
+                                  c["groups"].get<int64_t>(),
+                                  c["top_groups"].get<int64_t>(),
+                                  c["renormalise"].get<bool>(),
+                                  c["scaling"].get<double>()};
+        const Routed got = route(tensor_of(numbers(c["logits"]), {N, E}, DType::fp32), s,
+                                 tensor_of(c["bias"].get<Doubles>(), {E}, DType::fp32));
+        const Doubles experts = to_double(got.experts), weights = to_double(got.weights),
+                      want_experts = numbers(c["experts"]), want_weights = numbers(c["weights"]);
+        // A token's choices are in any order there.
+        std::map<std::pair<int64_t, double>, double> mine, theirs;
+        for (size_t i = 0; i < experts.size(); ++i) {
+            mine[{int64_t(i) / s.top_k, experts[i]}] = weights[i];
+            theirs[{int64_t(i) / s.top_k, want_experts[i]}] = want_weights[i];
+        }
+        ASSERT_EQ(mine.size(), theirs.size());
+        for (const auto& [choice, weight] : theirs) {
+            ASSERT_TRUE(mine.count(choice)) << "token " << choice.first << " " << choice.second;
+            EXPECT_NEAR(mine[choice], weight, 2e-6 * weight);
+        }
+    }
 }
 
 // All sigmoids underflow to 0 or nearly: weights and gradients are finite.
