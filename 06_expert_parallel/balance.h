@@ -28,6 +28,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "comm/comm.h"
 #include "core/ops.h"
 #include "core/ops_balance.h"
 #include "expert_options.h"
