@@ -10,7 +10,7 @@
 namespace ultrascale {
 namespace {
 
-constexpr int64_t sequences = 8, T = 16;
+constexpr int64_t sequences = 24, T = 8;  // divide by 2, 3, 4 and 8, as the experts do
 const LlamaConfig config{.layers = 2,
                          .hidden = 32,
                          .heads = 4,
@@ -19,7 +19,7 @@ const LlamaConfig config{.layers = 2,
                          .ffn = 48,
                          .vocab = 64,
                          .init_std = 0.1,
-                         .experts = {.count = 8, .ffn = 24, .shared = 1, .router = {.top_k = 2}}};
+                         .experts = {.count = 24, .ffn = 8, .shared = 1, .router = {.top_k = 3}}};
 
 Batch batch_of(Range samples) {
     const auto numbers = [&](int factor) {
