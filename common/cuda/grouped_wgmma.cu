@@ -146,32 +146,6 @@ __device__ void multiply(float (&sum)[tile_columns / 8][4], const Stage& stage, 
     }
 }
 
-// Stores a warp's sums of rows row .. row_end - 1, of 16, element by element, with an addend if it
-// is given.
-template <class D>
-__device__ void store_rows(D* out, const D* addend, int N, int row, int row_end, int column,
-                           const float (&sum)[tile_columns / 8][4]) {
-    const int lane = int(threadIdx.x) % 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int here = row + 8 * half + lane / 4;
-        if (here >= row_end) continue;
-        const int64_t first = int64_t(here) * N + column + lane % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < tile_columns / 8; ++j) {
-            if (column + 8 * j >= N) break;
-            Pack<D, 2> pair;
-            if (addend) pair = load<2>(addend + first + 8 * j);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float value = sum[j][2 * half + i];
-                pair.x[i] = from_float<D>(addend ? to_float(pair.x[i]) + value : value);
-            }
-            store(out + first + 8 * j, pair);
-        }
-    }
-}
-
 template <GroupForm form, class D>
 __global__ void __launch_bounds__(threads, 1)
     product(D* out, const D* addend, const GroupProduct p, const __grid_constant__ CUtensorMap A,
@@ -243,7 +217,7 @@ __global__ void __launch_bounds__(threads, 1)
                 continue;
             }
         }
-        store_rows(out + first_row * p.N, addend ? addend + first_row * p.N : nullptr, p.N, row,
+        store_sums(out + first_row * p.N, addend ? addend + first_row * p.N : nullptr, p.N, row,
                    work.row_end, work.column, sum);
     }
     if (threadIdx.x % 32 == 0)
