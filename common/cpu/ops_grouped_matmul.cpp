@@ -48,7 +48,8 @@ void grouped_matmul_backward_input(Tensor dx, const Tensor& dy, const Tensor& w,
 void grouped_matmul_backward_weight(Tensor dw, const Tensor& dy, const Tensor& x,
                                     const Tensor& counts, const Tensor& addend) {
     const GroupSizes n = group_sizes(dy, x, dw, counts);
-    check(!addend || addend.numel() == dw.numel(), "grouped_matmul_backward_weight: addend");
+    check(!addend || (addend.numel() == dw.numel() && addend.dtype() == dw.dtype()),
+          "grouped_matmul_backward_weight: addend is (G, out, in), like dw");
     const Tensor gradients = as_rows(dy, n, n.out), rows = as_rows(x, n, n.in);
     const Tensor add = addend ? addend.view(dw.shape()) : addend;
     for_each_group(counts, n.R, [&](int64_t g, int64_t begin, int64_t end) {
