@@ -46,7 +46,7 @@ public:
         const TraceName name(TraceName::part, "router");
         const int64_t N = x.rows(), E = weight_->shape[0], k = settings_.top_k;
         Tensor logits = activation({N, E}, DType::fp32);
-        ops::matmul(logits, x, ops::Transpose::no, weight_->value, ops::Transpose::yes);
+        ops::router_logits(logits, x, weight_->value);
         const Tensor scores = activation({N, E}, DType::fp32);
         Routed routed{activation({N, k}, DType::int32), activation({N, k}, DType::fp32)};
         ops::router_forward(routed.experts, routed.weights, scores, logits, bias_, settings_);

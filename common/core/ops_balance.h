@@ -1,5 +1,5 @@
-// Operations for the balance of a mixture of experts: what its losses read and add, and which rows
-// are over an expert's capacity. Like those of ops_experts.h, they have one order of addition and
+// Operations around a router of a mixture of experts: its logits, what losses of balance read and
+// add, and which rows are over an expert's capacity. Like those of ops_experts.h, they have one order of addition and
 // never let the host wait.
 //
 // Letters: N tokens, E experts, k choices of each token, S segments of N / S neighbouring tokens
@@ -10,6 +10,12 @@
 #include "tensor.h"
 
 namespace ultrascale::ops {
+
+// logits (N, E) fp32 = x (N, h) W^T, W (E, h) of x's dtype. A matrix product, but on the CPU a
+// token's logits have the same bits whatever the other rows are: OpenBLAS adds up a narrow product
+// in an order that depends on the number of rows, and a router's choice must not depend on which
+// rank computes it.
+void router_logits(Tensor logits, const Tensor& x, const Tensor& weight);
 
 // counts (S, E) fp32: choices of each expert in each segment, from experts (N, k) int32; sums (S,
 // E) fp32: the sum of p over the segment's tokens, from scores (N, E) fp32.

@@ -24,7 +24,32 @@ double log_sum_exp(const float* x, int64_t n) {
     return highest + std::log(sum);
 }
 
+// Of token n, one expert after the other; x and W may be bf16.
+template <class T>
+void logits_of_rows(float* logits, const T* x, const T* w, int64_t N, int64_t E, int64_t h) {
+#pragma omp parallel for if (N * E * h > 4 * parallel_threshold)
+    for (int64_t n = 0; n < N; ++n)
+        for (int64_t e = 0; e < E; ++e) {
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < h; ++i) sum += float(x[n * h + i]) * float(w[e * h + i]);
+            logits[n * E + e] = sum;
+        }
+}
+
 }  // namespace
+
+void router_logits(Tensor logits, const Tensor& x, const Tensor& weight) {
+    const int64_t N = x.rows(), E = weight.rows(), h = x.cols();
+    check(weight.cols() == h && logits.numel() == N * E && weight.dtype() == x.dtype(),
+          "router_logits: logits (N, E), x (N, h), weight (E, h)");
+    const OpSpan span("router_logits", 2.0 * double(N) * double(E) * double(h),
+                      bytes_of(logits, x, weight));
+    if (x.dtype() == DType::fp32)
+        logits_of_rows(logits.as<float>(), x.as<float>(), weight.as<float>(), N, E, h);
+    else
+        logits_of_rows(logits.as<float>(), x.as<bf16>(), weight.as<bf16>(), N, E, h);
+}
 
 void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const Tensor& scores,
                         bool normalise) {

@@ -127,6 +127,10 @@ unsigned blocks(int64_t n) { return unsigned(ceil_div(n, threads)); }
 
 }  // namespace
 
+void router_logits(Tensor logits, const Tensor& x, const Tensor& weight) {
+    matmul(logits, x, Transpose::no, weight, Transpose::yes);
+}
+
 void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const Tensor& scores,
                         bool normalise) {
     const int64_t N = scores.rows(), E = scores.cols(), S = counts.rows(), k = experts.cols();

@@ -4,22 +4,23 @@
 #include <gtest/gtest.h>
 
 #include "06_expert_parallel/expert_parallel.h"
+#include "core/threads.h"
 #include "tests/test_util.h"
 #include "train/gradients.h"
 
 namespace ultrascale {
 namespace {
 
-constexpr int64_t sequences = 24, T = 8;  // divide by 2, 3, 4 and 8, as the experts do
+constexpr int64_t sequences = 24, T = 8;  // divide by 2, 3, 4 and 8 as the experts do
 const LlamaConfig config{.layers = 2,
-                         .hidden = 32,
+                         .hidden = 64,
                          .heads = 4,
                          .kv_heads = 2,
-                         .head_dim = 8,
+                         .head_dim = 16,
                          .ffn = 48,
                          .vocab = 64,
                          .init_std = 0.1,
-                         .experts = {.count = 24, .ffn = 8, .shared = 1, .router = {.top_k = 3}}};
+                         .experts = {.count = 24, .ffn = 32, .shared = 1, .router = {.top_k = 3}}};
 
 Batch batch_of(Range samples) {
     const auto numbers = [&](int factor) {
@@ -69,6 +70,7 @@ struct Trained1 {
 };
 
 TEST(Experts, SameBitsOnAnyNumberOfRanks) {
+    use_threads(ranks_on_this_node());
     const Communicator& world = Communicator::world();
     const int n = world.size();
     if (config.experts.count % n != 0) GTEST_SKIP() << "the experts do not divide";
@@ -106,6 +108,7 @@ TEST(Experts, SameBitsOnAnyNumberOfRanks) {
 // One copy a rank instead of one an expert gives the same, and so do two hops over nodes, up to
 // rounding; and as many rows travel as the tokens' choices say.
 TEST(Experts, OneCopyForEachRank) {
+    use_threads(ranks_on_this_node());
     const Communicator& world = Communicator::world();
     const int n = world.size();
     if (config.experts.count % n != 0) GTEST_SKIP() << "the experts do not divide";

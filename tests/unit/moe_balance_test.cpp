@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "06_expert_parallel/balance.h"
+#include "core/device.h"
 #include "tests/test_util.h"
 
 namespace ultrascale {
@@ -63,6 +64,25 @@ TEST(MoeBalance, StatisticsAndTheirGradient) {
             if (N * E > 600) continue;  // differences take their time
             EXPECT_LE(relative_error(gradient, numerical_gradient(value, to_double(scores))), 2e-5);
         }
+}
+
+// A row's bits do not depend on the others.
+TEST(MoeBalance, RouterLogits) {
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        constexpr int64_t N = 50, E = 8, h = 70;
+        const Tensor x = random_tensor({N, h}, dtype, 88), w = random_tensor({E, h}, dtype, 89),
+                     logits = poisoned({N, E}, DType::fp32), some = poisoned({3, E}, DType::fp32);
+        ops::router_logits(logits, x, w);
+        ops::router_logits(some, x.slice(20, 23), w);
+        const Doubles a = to_double(x), b = to_double(w);
+        Doubles want;
+        for (int64_t n = 0; n < N; ++n)
+            for (int64_t e = 0; e < E; ++e)
+                want.push_back(dot({a.begin() + n * h, a.begin() + (n + 1) * h},
+                                   {b.begin() + e * h, b.begin() + (e + 1) * h}));
+        EXPECT_LE(relative_error(logits, want), 2e-6);
+        EXPECT_LE(relative_error(some, to_double(logits.slice(20, 23))), device_is_gpu() ? 1e-6 : 0);
+    }
 }
 
 TEST(MoeBalance, ZLoss) {
