@@ -4,6 +4,7 @@
 
 #include "choices.h"
 #include "expert_run.h"
+#include "load_picture.h"
 
 namespace ultrascale {
 
@@ -14,18 +15,19 @@ inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, i
                     ranks / o.ep, format_count(config.experts.count / o.ep, "expert"));
     if (o.ep > 1) words += fmt::format(", one copy of a row for each {}", dispatch_names[int(o.dispatch)]);
     if (o.max_nodes > 0) words += fmt::format(", at most {}", format_count(o.max_nodes, "node"));
+    std::string more;
     if (o.has_loss())
-        words += fmt::format("; loss {} {:g} over {}", aux_names[int(o.aux)], o.aux_coefficient,
+        more += fmt::format("; loss {} {:g} over {}", aux_names[int(o.aux)], o.aux_coefficient,
                              o.aux_over == AuxOver::global ? "the step" : "each micro-batch");
-    if (o.gamma > 0) words += fmt::format("; bias moved by {:g}", o.gamma);
-    if (o.z_coefficient > 0) words += fmt::format("; z-loss {:g}", o.z_coefficient);
+    if (o.gamma > 0) more += fmt::format("; bias moved by {:g}", o.gamma);
+    if (o.z_coefficient > 0) more += fmt::format("; z-loss {:g}", o.z_coefficient);
     if (o.capacity_factor > 0)
-        words += fmt::format("; capacity {:g} x the mean", o.capacity_factor);
+        more += fmt::format("; capacity {:g} x the mean", o.capacity_factor);
     if (o.skew > 0)
-        words += fmt::format("; forced, {:.0f} % to expert 0 first", 100 * o.skew);
+        more += fmt::format("; forced, {:.0f} % to expert 0 first", 100 * o.skew);
     else if (o.force_balance)
-        words += "; forced into balance";
-    return words;
+        more += "; forced into balance";
+    return more.empty() ? words : words + "\n          " + more.substr(2);
 }
 
 // The plain layers with which --verify compares (plain_experts.h).
@@ -43,13 +45,14 @@ inline std::function<void(Parts&)> plain_parts(const StepShape& shape, const Exp
     };
 }
 
-inline void report_loads(Report& report, const Options& options, const StepShape& shape,
+inline void report_loads(Report& report, const StepShape& shape,
                          const std::vector<StepLoads>& loads) {
     const int64_t E = shape.config.experts.count, shown = std::min<int64_t>(E, 8);
-    print("\nload of the experts: shares of all choices over the mean share");
+    print("\nload of the experts, over the mean load: of all layers the largest and the smallest; of");
+    print("the first one with experts, by expert");
     std::string title = fmt::format("  {:>6} {:>8} {:>8}", "step", "largest", "smallest");
-    for (int64_t e = 0; e < shown; ++e) title += fmt::format(" {:>6}", fmt::format("{}", e));
-    print(title + "   of the first such layer, by expert");
+    for (int64_t e = 0; e < shown; ++e) title += fmt::format(" {:>6}", fmt::format("e{}", e));
+    print(title + (shown < E ? " ..." : ""));
     const size_t n = loads.size();
     for (size_t i : std::set<size_t>{0, n / 4, n / 2, 3 * n / 4, n - 1}) {
         double most = 0, least = INFINITY;
@@ -68,7 +71,6 @@ inline void report_loads(Report& report, const Options& options, const StepShape
         print(line);
     }
     report.value("experts", "imbalance", loads.back().imbalance());
-    (void)options;
 }
 
 inline void report_experts(Report& report, const Options& options, const StepShape& shape,
@@ -78,7 +80,8 @@ inline void report_experts(Report& report, const Options& options, const StepSha
     const LlamaConfig& config = shape.config;
     const double total = double(parameter_count(config)),
                  active = double(active_parameter_count(config));
-    report_loads(report, options, shape, seen.loads());
+    report_loads(report, shape, seen.loads());
+    if (Communicator::world().rank() == 0) draw_loads(options.svg, seen.loads());
     const StepLoads& last = seen.loads().back();
     print(fmt::format("  {:.3f} M parameters, of which a token uses {:.3f} M ({:.0f} %)",
                       total / 1e6, active / 1e6, 100 * active / total));
@@ -101,9 +104,12 @@ inline void report_experts(Report& report, const Options& options, const StepSha
     report.value("experts", "mean_rows", seen.mean_rows());
     const double even = double(shape.micro_batch * shape.seq * config.experts.router.top_k),
                  most = largest_of_ranks(Communicator::world(), double(seen.most_rows()));
-    print(fmt::format("  rows of a rank's experts in a forward: {:.0f} if even; at most {} here, "
-                      "{:.0f} anywhere: {:.2f} times the work",
-                      even, seen.most_rows(), most, most / even));
+    print(fmt::format("  rows of a rank's experts in a forward: {:.0f} if even, here at most {}, on "
+                      "any rank {:.0f}",
+                      even, seen.most_rows(), most));
+    print(fmt::format("  The others wait for the rank with the most: {:.2f} times the work of an even "
+                      "load",
+                      most / even));
     if (o.capacity_factor > 0) {
         const CapacityPlan::Dropped& here = seen.dropped();
         print(fmt::format("  dropped: {} of {} choices here ({:.1f} %)", here.dropped, here.choices,
@@ -116,8 +122,8 @@ inline void report_experts(Report& report, const Options& options, const StepSha
                  expected = balanced.communication.of(Collective::all_to_all).sent,
                  exact = seen.travelled().of(Collective::all_to_all).sent / steps,
                  counted = communication_counts()[size_t(Collective::all_to_all)].sent / steps;
-    print(fmt::format("  all-to-alls of a step send {} by expectation, {} for the counts that came, "
-                      "{} as counted",
+    print(fmt::format("  all-to-alls of a step send: {} expected, {} for the rows that came, {} "
+                      "counted",
                       format_bytes(expected), format_bytes(exact), format_bytes(counted)));
     if (o.node_size > 0) {
         const double between = seen.traffic().between_nodes() / steps,

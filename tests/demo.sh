@@ -58,6 +58,8 @@ row 4 04_context_parallel "a ring, zig-zag"
 row 4 04_context_parallel "  tails the other way" --tails on
 row 4 04_context_parallel "all keys gathered" --variant all-gather
 row 4 04_context_parallel "heads for tokens (Ulysses)" --variant ulysses
+row 4 06_expert_parallel "8 experts on 4 ranks" --micro-batch 2
+row 4 06_expert_parallel "  one copy a rank" --micro-batch 2 --dispatch rank
 
 # family NUMBER TITLE: a chapter without a training step
 family() {

@@ -27,5 +27,6 @@ draw 4 01_data_parallel --demo collectives
 draw 4 02_zero --compare --steps 3
 draw 4 03_tensor_parallel --tp 4 --sequence-parallel --steps 1
 draw 1 04_context_parallel --demo balance
+draw 2 06_expert_parallel --steps 100 --micro-batch 2 --aux-coef 0
 # What this one shows is seen only without a GPU.
 case $build in *cuda*) ;; *) draw 1 07_kernels --check --kernel product_warp_tiles ;; esac
