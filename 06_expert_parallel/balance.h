@@ -16,13 +16,15 @@
 // where p is a softmax, or sigmoids divided by their sum. Only p has a gradient; n is a constant.
 // hf is Hugging Face's load_balancing_loss_func, switch equation 4 of Fedus et al. 2021 with every
 // one of k choices counted, megatron that of Megatron-LM, sequence equation 17 of DeepSeek-V3
-// (arXiv 2412.19437). A step's loss is the mean over its micro-batches on all ranks. With --aux-over
-// global n is counted over the whole step instead, before the first backward (arXiv 2501.11873).
+// (arXiv 2412.19437). A step's loss is the mean over its micro-batches on all ranks. With
+// --aux-over global n is counted over the whole step instead, before the first backward (arXiv
+// 2501.11873).
 //
 // A bias without a loss (DeepSeek-V3, section 2.1.2): added to the scores for the choice alone, and
 // moved after each step by gamma: up for experts with less than the mean load, down for the others.
 //
-// z-loss (Zoph et al. 2022): the mean of logsumexp(logits)^2 keeps logits small; summed over layers.
+// z-loss (Zoph et al. 2022): the mean of logsumexp(logits)^2 keeps logits small; summed over
+// layers.
 #pragma once
 
 #include <algorithm>
@@ -69,8 +71,8 @@ struct StepLoads {
     }
 };
 
-// Counts what the routers of a model choose, and gives them their losses' gradients. One micro-batch
-// is under way at a time.
+// Counts what the routers of a model choose, and gives them their losses' gradients. One
+// micro-batch is under way at a time.
 class Balance {
 public:
     // `micro_batches`: of a step, on all ranks together; `accumulated`: on this rank.
@@ -163,8 +165,7 @@ public:
         for (float n : step_.to_host<float>()) all.push_back(double(n));
         all.push_back(aux);
         all.push_back(z_.to_host<double>()[0] / (tokens * micro_batches_ / accumulated_));
-        const Tensor sum =
-            Tensor::from_host<double>(all, {int64_t(all.size())}, Memory::workspace);
+        const Tensor sum = Tensor::from_host<double>(all, {int64_t(all.size())}, Memory::workspace);
         if (ranks.size() > 1) ranks.all_reduce(sum);
         all = sum.to_host<double>();
         StepLoads loads;

@@ -1,7 +1,7 @@
-// --verify and the choices of routers. A choice is a comparison: where two experts' scores differ by
-// less than rounding, two correct programs may choose differently, and their results then differ by
-// more than rounding. So the first step's choices are compared with the plain training's, and each
-// that differs must have been as close as that.
+// --verify and the choices of routers. A choice is a comparison: where two experts' scores differ
+// by less than rounding, two correct programs may choose differently, and their results then differ
+// by more than rounding. So the first step's choices are compared with the plain training's, and
+// each that differs must have been as close as that.
 #pragma once
 
 #include "expert_parallel.h"
@@ -62,13 +62,13 @@ public:
             }
         if (tokens > 0) {
             ok = widest <= rounding_;
-            print(fmt::format("  routing   step 1, {} of {} choices differ{}", flipped, tokens,
-                              flipped == 0 ? ""
-                              : ok         ? fmt::format("; all of them ties: within {:.1e} of a "
-                                                         "score, where rounding is up to {:.0e}",
-                                                         widest, rounding_)
-                                           : fmt::format("; one by {:.1e} of a score: MISSED",
-                                                         widest)));
+            std::string why;
+            if (flipped > 0 && ok)
+                why = fmt::format("; all are ties: within {:.1e} of a score, rounding is {:.0e}",
+                                  widest, rounding_);
+            else if (flipped > 0)
+                why = fmt::format("; one by {:.1e} of a score: MISSED", widest);
+            print(fmt::format("  routing   step 1, {} of {} choices differ{}", flipped, tokens, why));
             report.value("verify", "choices", double(tokens));
             report.value("verify", "choices_that_differ", double(flipped));
         }

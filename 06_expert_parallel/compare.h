@@ -9,24 +9,24 @@ namespace ultrascale {
 
 // All ranks call it; rank 0 prints. Returns false if, on any rank, memory or communication differ
 // from their prediction, or the loss from that of ep 1.
-inline bool compare_ranks(
-    const Options& options, const ExpertOptions& chosen, const StepShape& shape,
-    const std::function<void(Step&, Llama&, AdamW&, const Mesh&, ExpertParallel&, ExpertRun&)>&
-        train_step) {
+inline bool compare_ranks(const Options& options, const ExpertOptions& chosen,
+                          const StepShape& shape,
+                          const std::function<void(Step&, Llama&, AdamW&, const Mesh&,
+                                                   ExpertParallel&, ExpertRun&)>& train_step) {
     const Communicator& world = Communicator::world();
     const int64_t E = shape.config.experts.count, A = options.grad_accum;
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
-    print(fmt::format("{} on {}; {:.3f} M parameters in {}, {:.3f} M active; {} x {} tokens a "
-                      "micro-batch, {} a step",
+    print(fmt::format("{} on {}; {:.3f} M parameters in {}, {:.3f} M active",
                       describe_model(shape.config.experts), format_count(world.size(), "rank"),
                       double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype),
-                      double(active_parameter_count(shape.config)) / 1e6, options.micro_batch,
+                      double(active_parameter_count(shape.config)) / 1e6));
+    print(fmt::format("{} x {} tokens a micro-batch, {} a step on each rank", options.micro_batch,
                       shape.seq, A));
-    print(fmt::format("  {:<20} {:>7} {:>11} {:>11} {:>10} {:>10} {:>9} {:>8} {:>8}", "",
-                      "experts", "parameters,", "activations", "sent by", "gradients", "exposed",
-                      "step ms", "loss"));
-    print(fmt::format("  {:<20} {:>7} {:>11} {:>11} {:>10} {:>10} {:>9}", "", "a rank", "optimizer",
+    print(fmt::format("  {:<20} {:>7} {:>9} {:>11} {:>10} {:>10} {:>8} {:>7} {:>8}", "", "experts",
+                      "states", "activations", "sent by", "gradients", "exposed", "step ms",
+                      "loss"));
+    print(fmt::format("  {:<20} {:>7} {:>9} {:>11} {:>10} {:>10} {:>8}", "", "a rank", "",
                       "at the peak", "dispatch", "send", "ms"));
     Report report("06_expert_parallel", options, shape, 0);
     bool ok = true;
@@ -46,9 +46,8 @@ inline bool compare_ranks(
             parameters.allocate_grads(options.grad_dtype());
             load_or_initialize(options, parameters);
             AdamW optimizer(parameters, options.optimizer);
-            const Share share{.micro_batch = options.micro_batch,
-                              .count = world.size(),
-                              .replica = world.rank()};
+            const Share share{
+                .micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()};
             double loss = 0;
             ExpertRun seen(shape, o, experts);
             const auto run = [&](Step& step) {
@@ -59,8 +58,8 @@ inline bool compare_ranks(
             Step one(loader, share, 1, 0, sequences_of_step(options, world.size()));
             run(one);
             const double dispatch_sent = seen.travelled().of(Collective::all_to_all).sent;
-            const Prediction predicted = seen.predicted(
-                predict_fixed(shape, o, parameters, mesh, experts.balance()), 1);
+            const Prediction predicted =
+                seen.predicted(predict_fixed(shape, o, parameters, mesh, experts.balance()), 1);
             const Measured m = measure(loader, share, sequences_of_step(options, world.size()),
                                        options.steps, run);
             const MemoryByCategory peak = memory_peak_by_category(), now = memory_now();
@@ -79,13 +78,13 @@ inline bool compare_ranks(
                 fmt::format("ep {} x dp {}{}", ep, world.size() / ep,
                             ep == 1 ? "" : fmt::format(", {}", dispatch_names[int(dispatch)]));
             const double sums = m.counts[size_t(Collective::all_reduce)].sent / double(m.steps);
-            print(fmt::format("  {:<20} {:>7} {:>11} {:>11} {:>10} {:>10} {:>9.1f} {:>8.1f} "
-                              "{:>8.5f}{}",
-                              name, E / ep, format_bytes(double(fixed)),
-                              format_bytes(double(peak[int(Memory::activation)])),
-                              format_bytes(dispatch_sent), format_bytes(sums),
-                              1e3 * m.exposed_seconds, 1e3 * m.step_seconds, loss,
-                              same ? "" : " MISMATCH"));
+            print(fmt::format(
+                "  {:<20} {:>7} {:>9} {:>11} {:>10} {:>10} {:>8.1f} {:>7.1f} "
+                "{:>8.5f}{}",
+                name, E / ep, format_bytes(double(fixed)),
+                format_bytes(double(peak[int(Memory::activation)])), format_bytes(dispatch_sent),
+                format_bytes(sums), 1e3 * m.exposed_seconds, 1e3 * m.step_seconds, loss,
+                same ? "" : " MISMATCH"));
             report.row({{"ep", int64_t(ep)},
                         {"dispatch", dispatch_names[int(dispatch)]},
                         {"fixed_bytes", fixed},
@@ -98,8 +97,10 @@ inline bool compare_ranks(
         }
     const double bound = options.dtype == DType::fp32 ? 1e-5 : 3e-3;
     const bool equal = apart <= bound * std::max(1.0, std::abs(first_loss));
-    print(fmt::format("  all rows are rank 0's; losses differ by {:.1e} at most: {}", apart,
-                      equal ? "ok" : "MISSED"));
+    print(
+        fmt::format("  states: parameters, gradients and optimizer. All rows are rank 0's.\n  "
+                    "losses differ by {:.1e} at most: {}",
+                    apart, equal ? "ok" : "MISSED"));
     report.finish();
     return ok && equal;
 }

@@ -28,13 +28,13 @@ enum class ExpertOverlap { none, shared };
 // Mistakes to make on purpose. Each is caught by --verify: README.md says how.
 enum class Trap {
     none,
-    groups_masked_with_0,      // groups that are not chosen compete with a score of 0
-    weights_from_biased,       // weights contain the bias that was meant for the choice alone
-    softmax_twice,             // the loss of balance takes the softmax of probabilities
-    experts_summed_over_ep,    // experts' gradients are summed over ranks with other experts
-    experts_divided_by_ep,     // and divided by ep, as if they were means
-    norm_without_experts,      // the norm that clips counts this rank's experts only
-    aux_times_micro_batches,   // each micro-batch adds the whole loss of balance
+    groups_masked_with_0,     // groups that are not chosen compete with a score of 0
+    weights_from_biased,      // weights contain the bias that was meant for the choice alone
+    softmax_twice,            // the loss of balance takes the softmax of probabilities
+    experts_summed_over_ep,   // experts' gradients are summed over ranks with other experts
+    experts_divided_by_ep,    // and divided by ep, as if they were means
+    norm_without_experts,     // the norm that clips counts this rank's experts only
+    aux_times_micro_batches,  // each micro-batch adds the whole loss of balance
 };
 
 struct ExpertOptions {
@@ -43,7 +43,7 @@ struct ExpertOptions {
     Aux aux = Aux::hf;
     double aux_coefficient = 0, z_coefficient = 0;
     AuxOver aux_over = AuxOver::micro_batch;
-    double gamma = 0;  // how far a router's bias moves in a step; 0: it has none
+    double gamma = 0;            // how far a router's bias moves in a step; 0: it has none
     double capacity_factor = 0;  // 0: no row is dropped
     Drop drop = Drop::by_position;
     int max_nodes = 0;  // a token goes to at most so many nodes; 0: to any

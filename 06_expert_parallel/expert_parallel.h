@@ -9,8 +9,8 @@
 // targets of the whole step, in the loss.
 #pragma once
 
-#include "comm/mesh.h"
 #include "capacity.h"
+#include "comm/mesh.h"
 #include "experts.h"
 #include "node_limited.h"
 
@@ -74,7 +74,8 @@ private:
         }
         return std::make_unique<ExpertsLayer>(
             std::move(router), GroupedSwiGLU(std::move(gate_up), std::move(down)),
-            std::move(shared), traffic_, balance_, [this](int64_t tokens) { return journey(tokens); }, layer.layer);
+            std::move(shared), traffic_, balance_,
+            [this](int64_t tokens) { return journey(tokens); }, layer.layer);
     }
     // Registers these matrices (out, in) of each of this rank's experts, expert by expert.
     GroupedLinear grouped(ParameterList& list, const Place& block,
@@ -89,7 +90,8 @@ private:
                     .name = block.part(fmt::format("experts.{}.{}", e, matrix)).weight(),
                     .shape = {out, in},
                     .init_std = float(config_.init_std),
-                    .split_over = wrong ? std::vector<std::string>{} : std::vector<std::string>{"ep"},
+                    .split_over =
+                        wrong ? std::vector<std::string>{} : std::vector<std::string>{"ep"},
                 }));
         std::string name = "experts";
         for (const char* matrix : matrices) name += fmt::format(".{}", matrix);
@@ -101,16 +103,17 @@ private:
         Stream* beside =
             options_.overlap == ExpertOverlap::none ? nullptr : &communication_stream();
         if (options_.capacity_factor > 0)
-            return std::make_unique<CapacityJourney>(
-                ep_, E, capacity_of(options_, config_.experts, tokens), options_.drop, capacity_,
-                traffic_, beside);
+            return std::make_unique<CapacityJourney>(ep_, E,
+                                                     capacity_of(options_, config_.experts, tokens),
+                                                     options_.drop, capacity_, traffic_, beside);
         if (options_.dispatch == Dispatch::expert || ep_.size() == 1)
             return std::make_unique<ExpertJourney>(ep_, E, traffic_, beside);
         std::vector<Hop> hops;
         if (nodes_)
             hops = nodes_->hops(here, traffic_);
         else
-            hops.emplace_back(ep_, [here](int64_t e) { return e / here; }, traffic_);
+            hops.emplace_back(
+                ep_, [here](int64_t e) { return e / here; }, traffic_);
         return std::make_unique<RankJourney>(std::move(hops), ep_.rank() * here, here, traffic_,
                                              beside);
     }

@@ -48,7 +48,7 @@ public:
             }
         }
     }
-    const std::vector<StepLoads>& loads() const { return loads_; }  // of each step
+    const std::vector<StepLoads>& loads() const { return loads_; }     // of each step
     const CapacityPlan::Dropped& dropped() const { return dropped_; }  // on this rank
     // Rows that this rank's experts had in a forward of a layer: the most, and on average.
     int64_t most_rows() const { return most_rows_; }
@@ -93,9 +93,10 @@ public:
     // Prints how far apart both are. Returns false if they differ.
     bool check_norm(Report& report) const {
         const bool ok = norm_apart_ <= 1e-6;
-        print(fmt::format("  norm      step 1, each element counted once   {:>9.2e} <= 1.0e-06  "
-                          "fixed      {}",
-                          norm_apart_, ok ? "ok" : "MISSED"));
+        print(
+            fmt::format("  norm      step 1, each element counted once   {:>9.2e} <= 1.0e-06  "
+                        "fixed      {}",
+                        norm_apart_, ok ? "ok" : "MISSED"));
         report.value("verify", "norm", norm_apart_);
         return ok;
     }

@@ -62,8 +62,8 @@ private:
     GroupedLinear gate_up_, down_;
 };
 
-// y = residual + dropout(inner(x)): a token's mask does not depend on the order of rows, so it comes
-// after the combine.
+// y = residual + dropout(inner(x)): a token's mask does not depend on the order of rows, so it
+// comes after the combine.
 class DropoutFeedForward : public FeedForward {
 public:
     DropoutFeedForward(std::unique_ptr<FeedForward> inner, Dropout dropout, std::string place)

@@ -53,8 +53,8 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
 
     Llama model(shape.config, shape.model, experts.parts(shape.model), Stage::whole(shape.config));
     ParameterList& parameters = model.parameters();
-    const Prediction balanced = predict_balanced(shape, chosen, parameters, mesh,
-                                                 experts.balance(), options.grad_accum);
+    const Prediction balanced =
+        predict_balanced(shape, chosen, parameters, mesh, experts.balance(), options.grad_accum);
     check_fits_everywhere(balanced.memory, memory_limit(),
                           "fewer layers, a smaller --micro-batch or a larger --ep would");
     parameters.allocate_values(options.dtype);

@@ -19,9 +19,10 @@ struct Chapter {
     }
 
     void add_options(OptionList& options, const Options& shared) {
-        options.add("--ep", experts.ep,
-                    "Ranks that share the experts of each layer; must divide the number of ranks "
-                    "and of experts. Default: all")
+        options
+            .add("--ep", experts.ep,
+                 "Ranks that share the experts of each layer; must divide the number of ranks "
+                 "and of experts. Default: all")
             .between(1, 1 << 20);
         add_model(options);
         add_balance(options);
@@ -73,10 +74,10 @@ struct Chapter {
         LlamaConfig config = options.config();
         ExpertsConfig& e = config.experts;
         if (e.count == 0)
-            user_error("{}: a dense model; this program needs one with experts, e.g. --model "
-                       "nano-moe",
-                       options.load.empty() ? "--model " + options.model
-                                            : "--load " + options.load);
+            user_error(
+                "{}: a dense model; this program needs one with experts, e.g. --model "
+                "nano-moe",
+                options.load.empty() ? "--model " + options.model : "--load " + options.load);
         const auto same_in_checkpoint = [&](const char* option, int64_t given, int64_t has,
                                             const char* what) {
             if (given >= 0 && given != has && !options.load.empty())
@@ -117,18 +118,20 @@ struct Chapter {
         const int64_t E = config.experts.count;
         if (experts.ep == 0) experts.ep = ranks;
         if (ranks % experts.ep != 0)
-            user_error("--ep {}: {} ranks cannot be split into groups of {}; ep must divide their "
-                       "number",
-                       experts.ep, ranks, experts.ep);
+            user_error(
+                "--ep {}: {} ranks cannot be split into groups of {}; ep must divide their "
+                "number",
+                experts.ep, ranks, experts.ep);
         if (E % experts.ep != 0 && !compare)
             user_error("--ep {}: it must divide the {} experts", experts.ep, E);
         experts.aux_coefficient = config.experts.aux_coefficient;
         experts.node_size = options.node_size;
         if (experts.max_nodes > 0) experts.dispatch = Dispatch::rank;
         if (experts.max_nodes > 0 && experts.capacity_factor > 0)
-            user_error("--max-nodes {}: rows of a fixed capacity take no detours; leave out "
-                       "--capacity-factor",
-                       experts.max_nodes);
+            user_error(
+                "--max-nodes {}: rows of a fixed capacity take no detours; leave out "
+                "--capacity-factor",
+                experts.max_nodes);
         experts.gamma = config.experts.selection_bias ? gamma_ : 0;
         if (experts.counts_first() && experts.aux == Aux::sequence)
             user_error("--aux-over global: --aux sequence counts each sequence by itself");
@@ -139,8 +142,8 @@ struct Chapter {
         if (experts.trap == Trap::groups_masked_with_0 &&
             config.experts.router.top_groups == config.experts.router.groups)
             user_error("--trap groups-masked-with-0: no group is masked; see --groups");
-        const bool of_loss = experts.trap == Trap::softmax_twice ||
-                             experts.trap == Trap::aux_times_micro_batches;
+        const bool of_loss =
+            experts.trap == Trap::softmax_twice || experts.trap == Trap::aux_times_micro_batches;
         if (of_loss && !experts.has_loss())
             user_error("--trap: there is no loss of balance to get wrong; see --aux-coef");
         if (!demo.empty() && !options.json.empty())
@@ -165,8 +168,9 @@ private:
             .between(1e-3, 1e3);
         options.add("--shared", shared_, "Experts that every token goes to. Default: the model's")
             .between(0, 64);
-        options.add("--first-dense", first_dense_,
-                    "So many first layers without experts. Default: the model's")
+        options
+            .add("--first-dense", first_dense_,
+                 "So many first layers without experts. Default: the model's")
             .between(0, 100000);
         options.add("--groups", groups_, "Groups of neighbouring experts. Default: the model's")
             .between(1, 1024);
@@ -175,9 +179,10 @@ private:
             .only_if([this] { return groups_ > 0; }, "the experts form no groups; see --groups");
     }
     void add_balance(OptionList& options) {
-        options.add("--aux-coef", aux_coefficient_,
-                    "Coefficient of the loss that balances the experts. Default: 0; with --model "
-                    "nano-moe 0.01")
+        options
+            .add("--aux-coef", aux_coefficient_,
+                 "Coefficient of the loss that balances the experts. Default: 0; with --model "
+                 "nano-moe 0.01")
             .between(0, 1e3);
         options.choice("--aux", experts.aux,
                        {{"hf", Aux::hf},
@@ -190,15 +195,15 @@ private:
                        {{"micro-batch", AuxOver::micro_batch}, {"global", AuxOver::global}},
                        "The tokens over which it counts: a micro-batch's, or in a forward that "
                        "comes first those of the whole step");
-        options.add("--z-coef", experts.z_coefficient,
-                    "Coefficient of the loss that keeps the routers' logits small. Default: 0")
+        options
+            .add("--z-coef", experts.z_coefficient,
+                 "Coefficient of the loss that keeps the routers' logits small. Default: 0")
             .between(0, 1e3);
         options
             .add("--balance", balance_,
                  "loss, or bias: move a bias of each expert, without a loss. Default: loss")
             .one_of({"loss", "bias"});
-        options
-            .add("--gamma", gamma_, "By how much --balance bias moves a bias in a step")
+        options.add("--gamma", gamma_, "By how much --balance bias moves a bias in a step")
             .between(0, 1)
             .only_if([this] { return balance_ == "bias"; }, "only --balance bias has one")
             .show_default();
@@ -235,8 +240,8 @@ private:
             user_error("--max-nodes {}: there are {}", experts.max_nodes,
                        format_count(nodes, "node"));
         if (config.experts.count % nodes != 0)
-            user_error("--max-nodes {}: {} experts do not divide among {} nodes",
-                       experts.max_nodes, config.experts.count, nodes);
+            user_error("--max-nodes {}: {} experts do not divide among {} nodes", experts.max_nodes,
+                       config.experts.count, nodes);
         r.groups = nodes, r.top_groups = experts.max_nodes;
     }
     double aux_coefficient(const Options& options, const ExpertsConfig& e) const {

@@ -1,70 +1,14 @@
-// The same layer the plain way, for --verify: a loop over tokens that chooses (route.h), a loop over
-// experts that computes, and sums on the host. It shares no code with the router's, the dispatch's
-// and the balance's operations.
+// The same layer the plain way, for --verify: a loop over tokens that chooses (route.h), a loop
+// over experts that computes, and sums on the host. It shares no code with the router's, the
+// dispatch's and the balance's operations.
 #pragma once
 
-#include <map>
-#include <set>
-
-#include "expert_options.h"
 #include "model/activation.h"
 #include "model/llama.h"
+#include "plain_balance.h"
 #include "route.h"
 
 namespace ultrascale {
-
-// The plain choices of the first step, and how close each was: what a run's choices are compared
-// with. The key is (layer, sample).
-struct PlainChoices {
-    struct Token {
-        std::set<int> experts;
-        double margin;
-    };
-    std::map<std::pair<int64_t, int64_t>, std::vector<Token>> tokens;
-};
-
-// What the plain layers of one model share: the balance of its routers.
-class PlainBalance {
-public:
-    PlainBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
-                 int64_t tokens, PlainChoices* choices)
-        : config(config),
-          options(options),
-          micro_batches(micro_batches),
-          tokens(tokens),
-          choices(choices) {}
-
-    const LlamaConfig config;
-    const ExpertOptions options;
-    const int64_t micro_batches;  // of a step, as this training cuts it
-    const int64_t tokens;         // of a micro-batch, as the run under test cuts it
-    PlainChoices* const choices;  // of the first step; nullptr: not wanted
-
-    using Counts = std::vector<double>;             // (E)
-    std::map<int64_t, std::vector<Counts>> counts;  // by layer and segment, of this micro-batch
-    std::map<int64_t, std::vector<float>> loads;    // by layer, of this step
-    int64_t step = 0;
-
-    // The factor of n p for a layer (balance.h); `tokens`: of a segment.
-    double factor(double tokens) const {
-        const double E = double(config.experts.count), k = double(config.experts.router.top_k),
-                     L = double(config.layers - config.experts.first_dense),
-                     M = double(micro_batches);
-        switch (options.aux) {
-            case Aux::hf: return E / (L * tokens * L * tokens) / M;
-            case Aux::switch_transformer: return E / (tokens * tokens) / M;
-            default: return E / (k * tokens * tokens) / M;
-        }
-    }
-    // The counts that multiply a layer's probabilities in a segment.
-    Counts counts_for(int64_t layer, size_t segment) const {
-        if (options.aux != Aux::hf) return counts.at(layer)[segment];
-        Counts sum(size_t(config.experts.count), 0.0);
-        for (const auto& [l, segments] : counts)
-            for (size_t e = 0; e < sum.size(); ++e) sum[e] += segments[0][e];
-        return sum;
-    }
-};
 
 class PlainExperts : public FeedForward {
 public:
@@ -90,7 +34,8 @@ public:
         for (int64_t i = 0; i < e.count; ++i)
             experts_.push_back(swiglu(block.part(fmt::format("experts.{}", i)), names.gate,
                                       names.up, names.down, e.ffn));
-        for (auto p = list.end() - 3 * e.count; p != list.end(); ++p) of_experts_.push_back(p->get());
+        for (auto p = list.end() - 3 * e.count; p != list.end(); ++p)
+            of_experts_.push_back(p->get());
         if (e.shared > 0)
             shared_ = swiglu(layer.part("mlp.shared_experts"), "gate_proj", "up_proj", "down_proj",
                              e.shared * e.ffn);
@@ -105,7 +50,8 @@ public:
         ops::matmul(logits, x_, ops::Transpose::no, gate_->value, ops::Transpose::yes);
         logits_ = logits.to_host<float>();
         choose(N, context);
-        const Tensor y = shared_ ? shared_->forward(x, residual, saved["shared"], context) : residual;
+        const Tensor y =
+            shared_ ? shared_->forward(x, residual, saved["shared"], context) : residual;
         std::vector<float> sum = y ? y.to_host_float() : std::vector<float>(size_t(N * h), 0.0f);
         rows_.assign(size_t(E), {}), outs_.assign(size_t(E), {});
         for (size_t n = 0; n < routes_.size(); ++n)
@@ -114,9 +60,10 @@ public:
                     rows_[size_t(routes_[n].experts[j])].push_back(int32_t(n));
         for (size_t e = 0; e < experts_.size(); ++e)
             if (!rows_[e].empty())
-                outs_[e] = experts_[e]->forward(rows_of(x_, rows_[e]), {},
-                                                saved[std::to_string(e)], context)
-                               .to_host_float();
+                outs_[e] =
+                    experts_[e]
+                        ->forward(rows_of(x_, rows_[e]), {}, saved[std::to_string(e)], context)
+                        .to_host_float();
         for (size_t e = 0; e < experts_.size(); ++e)
             for (size_t i = 0; i < rows_[e].size(); ++i)
                 for (int64_t c = 0; c < h; ++c)
@@ -125,7 +72,8 @@ public:
         return from_floats(sum, x.shape(), x.dtype());
     }
 
-    Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) override {
+    Tensor backward(const Tensor& dy, Saved& saved, Context& context,
+                    WeightGradient when) override {
         const int64_t N = dy.rows(), h = dy.cols();
         const std::vector<float> d = dy.to_host_float();
         std::vector<float> dx(d.size(), 0.0f);
@@ -220,10 +168,9 @@ private:
     void remember(const Context& context) {
         const size_t T = size_t(context.batch.length());
         for (size_t n = 0; n < routes_.size(); ++n)
-            balance_->choices
-                ->tokens[{layer_, context.batch.first_sample + int64_t(n / T)}]
-                .push_back({{routes_[n].experts.begin(), routes_[n].experts.end()},
-                            routes_[n].margin});
+            balance_->choices->tokens[{layer_, context.batch.first_sample + int64_t(n / T)}]
+                .push_back(
+                    {{routes_[n].experts.begin(), routes_[n].experts.end()}, routes_[n].margin});
     }
     // Over its capacity an expert drops the last tokens, or those with the smallest weights.
     void drop(Range tokens, int64_t capacity) {
@@ -277,8 +224,7 @@ private:
         double sum = 1e-20, along = 0;
         for (double s : scores) sum += s;
         for (size_t e = 0; e < scores.size(); ++e) along += factor * counts[e] * scores[e] / sum;
-        for (size_t e = 0; e < scores.size(); ++e)
-            dscores[e] += (factor * counts[e] - along) / sum;
+        for (size_t e = 0; e < scores.size(); ++e) dscores[e] += (factor * counts[e] - along) / sum;
     }
     void add_z(std::vector<double>& dlogits, size_t n) const {
         const std::span<const float> row(&logits_[n * dlogits.size()], dlogits.size());
@@ -311,7 +257,7 @@ private:
     std::unique_ptr<SwiGLU> shared_;
     // Of the micro-batch:
     int64_t step_ = 0;
-    Tensor x_;                  // (N, h)
+    Tensor x_;                   // (N, h)
     std::vector<float> logits_;  // (N, E)
     std::vector<Route> routes_;
     std::vector<bool> dropped_;               // (N, k)

@@ -1,6 +1,6 @@
 // One copy of a row for each destination instead of each expert (--dispatch rank). Where a token
-// chooses several experts of one rank, its row travels there once, with the names of the experts and
-// their weights; that rank sums what they make of it, and one row travels back.
+// chooses several experts of one rank, its row travels there once, with the names of the experts
+// and their weights; that rank sums what they make of it, and one row travels back.
 //
 //     token 5: experts 0, 1, 6      to rank 0: row 5, experts 0 1, their weights
 //     (4 experts a rank)            to rank 1: row 5, expert 6, its weight
@@ -38,7 +38,8 @@ public:
             of_weight(in.experts.size(), 0);
         travel_.to.assign(size_t(ranks), 0), travel_.from.assign(size_t(ranks), 0);
         for (int64_t r = 0; r < ranks; ++r)
-            for (int64_t n = 0; n < in.count(); ++n) add_row(in, r, n, index, named, place, of_weight);
+            for (int64_t n = 0; n < in.count(); ++n)
+                add_row(in, r, n, index, named, place, of_weight);
         tokens_ = in.count(), k_ = k;
         index_ = on_device(index, {int64_t(index.size())});
         place_ = on_device(place, {tokens_, ranks});
@@ -81,7 +82,8 @@ public:
     }
     // The gradient of what came back: rows travel as they did forward.
     Tensor send_again(const Tensor& dy, Stream* stream, const Journey::Meanwhile& meanwhile) const {
-        const Tensor rows = gathered(dy), out = activation({travel_.received(), dy.cols()}, dy.dtype());
+        const Tensor rows = gathered(dy),
+                     out = activation({travel_.received(), dy.cols()}, dy.dtype());
         exchange_rows(group_, out, rows, travel_.to, travel_.from, stream, meanwhile);
         return out;
     }

@@ -108,9 +108,8 @@ inline std::vector<double> logit_gradient(const std::vector<double>& scores,
     double along = 0;
     for (size_t e = 0; e < scores.size(); ++e) along += dscores[e] * scores[e];
     for (size_t e = 0; e < scores.size(); ++e)
-        dlogits[e] = kind == ops::RouterScore::softmax
-                         ? scores[e] * (dscores[e] - along)
-                         : dscores[e] * scores[e] * (1 - scores[e]);
+        dlogits[e] = kind == ops::RouterScore::softmax ? scores[e] * (dscores[e] - along)
+                                                       : dscores[e] * scores[e] * (1 - scores[e]);
     return dlogits;
 }
 

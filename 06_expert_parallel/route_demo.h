@@ -1,6 +1,6 @@
 // --demo route: eight tokens on two ranks, four experts, two choices a token, step by step: scores,
-// choices and weights; rows sorted by expert; counts; who sends which rows to whom; what the experts
-// make of them; the way back, and each token's weighted sum.
+// choices and weights; rows sorted by expert; counts; who sends which rows to whom; what the
+// experts make of them; the way back, and each token's weighted sum.
 //
 // Row n of x is (n, 1), and expert e multiplies by e + 1, so that every number can be followed: a
 // token's second number ends as the weighted mean of its experts' factors.
@@ -75,7 +75,8 @@ public:
     std::string sorted() const {
         std::string text = fmt::format("rank {}\n", rank_);
         for (int e = 0; e < experts; ++e)
-            text += fmt::format("e{}: {},{}\n", e, format_count(counts_[e], "row"), names(rows_for(e, e + 1)));
+            text += fmt::format("e{}: {},{}\n", e, format_count(counts_[e], "row"),
+                                names(rows_for(e, e + 1)));
         return text;
     }
     std::string sends() const {
@@ -91,7 +92,8 @@ public:
 
     // Rows and counts from each rank: sorted by expert, computed, and back in the order in which
     // they came.
-    std::string compute(const std::vector<Rows>& from, const std::vector<std::vector<int>>& counts) {
+    std::string compute(const std::vector<Rows>& from,
+                        const std::vector<std::vector<int>>& counts) {
         std::string text = fmt::format("rank {}\n", rank_);
         results_ = from;
         for (int g = 0; g < here; ++g) {
@@ -99,7 +101,8 @@ public:
             Rows in;
             for (int r = 0; r < ranks; ++r) {
                 int begin = 0;
-                for (int before = 0; before < g; ++before) begin += counts[size_t(r)][size_t(before)];
+                for (int before = 0; before < g; ++before)
+                    begin += counts[size_t(r)][size_t(before)];
                 for (int i = begin; i < begin + counts[size_t(r)][size_t(g)]; ++i) {
                     in.push_back(from[size_t(r)][size_t(i)]);
                     for (float& x : results_[size_t(r)][size_t(i)].x) x *= float(e + 1);
@@ -206,7 +209,9 @@ inline bool demo_route(const Communicator& world) {
     print_both(both([](const RankOfRoute& rank) { return rank.scores(); }));
     print("\n2. A row for each choice, sorted by expert, of one expert in the order of tokens.");
     print_both(both([](const RankOfRoute& rank) { return rank.sorted(); }));
-    print("\n3. The ranks exchange the counts, and then know how many rows will come; then the rows.");
+    print(
+        "\n3. The ranks exchange the counts, and then know how many rows will come; then the "
+        "rows.");
     print_both(both([](const RankOfRoute& rank) { return rank.sends(); }));
 
     // from[r]: what each of our ranks gets from rank r; counts likewise.
@@ -239,8 +244,8 @@ inline bool demo_route(const Communicator& world) {
         world.all_to_all(got, send);
         const std::vector<int32_t> n = got.to_host<int32_t>();
         counts[0] = {{n[0], n[1]}, {n[2], n[3]}};
-        from[0] = exchange(me.for_rank(0), me.for_rank(1), size_t(n[0] + n[1]),
-                           size_t(n[2] + n[3]));
+        from[0] =
+            exchange(me.for_rank(0), me.for_rank(1), size_t(n[0] + n[1]), size_t(n[2] + n[3]));
     } else {
         for (int to = 0; to < ranks; ++to)
             for (int r = 0; r < ranks; ++r) {
@@ -255,7 +260,8 @@ inline bool demo_route(const Communicator& world) {
         return rank.compute(from[i], counts[i]);
     }));
 
-    print("\n5. The results go back the same way, and each token adds its two, times their weights.");
+    print(
+        "\n5. The results go back the same way, and each token adds its two, times their weights.");
     std::vector<Rows> back(ours.size());
     if (real) {
         const RankOfRoute& me = ours[0];

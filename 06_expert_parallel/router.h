@@ -34,8 +34,8 @@ public:
                             .shape = {config.experts.count, config.hidden},
                             .init_std = float(config.init_std)})) {
         if (config.experts.selection_bias) {
-            bias_ = list.add_buffer(block.name + ".gate.e_score_correction_bias",
-                                    config.experts.count);
+            bias_ =
+                list.add_buffer(block.name + ".gate.e_score_correction_bias", config.experts.count);
             balance.add_bias(layer_, bias_);
         }
         if (options.trap == Trap::groups_masked_with_0) settings_.masked = 0;
@@ -131,8 +131,8 @@ private:
         for (size_t n = 0; n < experts.size() / size_t(k); ++n) {
             double sum = 1e-20;
             for (size_t i = n * size_t(k); i < (n + 1) * size_t(k); ++i)
-                sum += double(weights[i] = s[n * size_t(E) + size_t(experts[i])] +
-                                           bias[size_t(experts[i])]);
+                sum += double(weights[i] =
+                                  s[n * size_t(E) + size_t(experts[i])] + bias[size_t(experts[i])]);
             for (size_t i = n * size_t(k); i < (n + 1) * size_t(k); ++i)
                 weights[i] *= float(settings_.scaling / (settings_.renormalise ? sum : 1));
         }

@@ -13,16 +13,16 @@ inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, i
     std::string words =
         fmt::format("{}\n          ep {} x dp {}: {} a rank", describe_model(config.experts), o.ep,
                     ranks / o.ep, format_count(config.experts.count / o.ep, "expert"));
-    if (o.ep > 1) words += fmt::format(", one copy of a row for each {}", dispatch_names[int(o.dispatch)]);
+    if (o.ep > 1)
+        words += fmt::format(", one copy of a row for each {}", dispatch_names[int(o.dispatch)]);
     if (o.max_nodes > 0) words += fmt::format(", at most {}", format_count(o.max_nodes, "node"));
     std::string more;
     if (o.has_loss())
         more += fmt::format("; loss {} {:g} over {}", aux_names[int(o.aux)], o.aux_coefficient,
-                             o.aux_over == AuxOver::global ? "the step" : "each micro-batch");
+                            o.aux_over == AuxOver::global ? "the step" : "each micro-batch");
     if (o.gamma > 0) more += fmt::format("; bias moved by {:g}", o.gamma);
     if (o.z_coefficient > 0) more += fmt::format("; z-loss {:g}", o.z_coefficient);
-    if (o.capacity_factor > 0)
-        more += fmt::format("; capacity {:g} x the mean", o.capacity_factor);
+    if (o.capacity_factor > 0) more += fmt::format("; capacity {:g} x the mean", o.capacity_factor);
     if (o.skew > 0)
         more += fmt::format("; forced, {:.0f} % to expert 0 first", 100 * o.skew);
     else if (o.force_balance)
@@ -35,9 +35,9 @@ inline std::function<void(Parts&)> plain_parts(const StepShape& shape, const Exp
                                                int64_t micro_batches, ChoiceLog& choices) {
     return [=, &choices](Parts& parts) {
         choices.plain()->tokens.clear();
-        const auto balance = std::make_shared<PlainBalance>(
-            shape.config, o, o.counts_first() ? 1 : micro_batches, shape.micro_batch * shape.seq,
-            choices.plain());
+        const auto balance =
+            std::make_shared<PlainBalance>(shape.config, o, o.counts_first() ? 1 : micro_batches,
+                                           shape.micro_batch * shape.seq, choices.plain());
         set_experts(parts, shape.config, shape.model,
                     [balance](ParameterList& list, const Parts& plain, const Place& layer) {
                         return std::make_unique<PlainExperts>(list, plain, layer, balance);
@@ -48,7 +48,9 @@ inline std::function<void(Parts&)> plain_parts(const StepShape& shape, const Exp
 inline void report_loads(Report& report, const StepShape& shape,
                          const std::vector<StepLoads>& loads) {
     const int64_t E = shape.config.experts.count, shown = std::min<int64_t>(E, 8);
-    print("\nload of the experts, over the mean load: of all layers the largest and the smallest; of");
+    print(
+        "\nload of the experts, over the mean load: of all layers the largest and the smallest; "
+        "of");
     print("the first one with experts, by expert");
     std::string title = fmt::format("  {:>6} {:>8} {:>8}", "step", "largest", "smallest");
     for (int64_t e = 0; e < shown; ++e) title += fmt::format(" {:>6}", fmt::format("e{}", e));
@@ -91,9 +93,10 @@ inline void report_experts(Report& report, const Options& options, const StepSha
         const double even = o.aux == Aux::hf || o.aux == Aux::switch_transformer
                                 ? double(config.experts.router.top_k)
                                 : 1;
-        print(fmt::format("  loss of balance {:.4f} ({} {:g} if all loads are equal), not in the "
-                          "loss above",
-                          last.aux, aux_names[int(o.aux)], even));
+        print(
+            fmt::format("  loss of balance {:.4f} ({} {:g} if all loads are equal), not in the "
+                        "loss above",
+                        last.aux, aux_names[int(o.aux)], even));
         report.value("experts", "aux_loss", last.aux);
     }
     if (o.z_coefficient > 0) {
@@ -104,12 +107,14 @@ inline void report_experts(Report& report, const Options& options, const StepSha
     report.value("experts", "mean_rows", seen.mean_rows());
     const double even = double(shape.micro_batch * shape.seq * config.experts.router.top_k),
                  most = largest_of_ranks(Communicator::world(), double(seen.most_rows()));
-    print(fmt::format("  rows of a rank's experts in a forward: {:.0f} if even, here at most {}, on "
-                      "any rank {:.0f}",
-                      even, seen.most_rows(), most));
-    print(fmt::format("  The others wait for the rank with the most: {:.2f} times the work of an even "
-                      "load",
-                      most / even));
+    print(
+        fmt::format("  rows of a rank's experts in a forward: {:.0f} if even, here at most {}, on "
+                    "any rank {:.0f}",
+                    even, seen.most_rows(), most));
+    print(fmt::format(
+        "  The others wait for the rank with the most: {:.2f} times the work of an even "
+        "load",
+        most / even));
     if (o.capacity_factor > 0) {
         const CapacityPlan::Dropped& here = seen.dropped();
         print(fmt::format("  dropped: {} of {} choices here ({:.1f} %)", here.dropped, here.choices,
@@ -122,9 +127,9 @@ inline void report_experts(Report& report, const Options& options, const StepSha
                  expected = balanced.communication.of(Collective::all_to_all).sent,
                  exact = seen.travelled().of(Collective::all_to_all).sent / steps,
                  counted = communication_counts()[size_t(Collective::all_to_all)].sent / steps;
-    print(fmt::format("  all-to-alls of a step send: {} expected, {} for the rows that came, {} "
-                      "counted",
-                      format_bytes(expected), format_bytes(exact), format_bytes(counted)));
+    print(fmt::format("  all-to-alls send a step: {}{} for the rows that came, {} counted",
+                      o.max_nodes > 0 ? "" : format_bytes(expected) + " expected, ",
+                      format_bytes(exact), format_bytes(counted)));
     if (o.node_size > 0) {
         const double between = seen.traffic().between_nodes() / steps,
                      inside = seen.traffic().inside_nodes() / steps;
@@ -140,8 +145,7 @@ inline void report_experts(Report& report, const Options& options, const StepSha
 }
 
 // --estimate: the rank's parameters are only described; nothing is allocated.
-inline void print_estimate(const Options& options, const ExpertOptions& o,
-                           const StepShape& shape) {
+inline void print_estimate(const Options& options, const ExpertOptions& o, const StepShape& shape) {
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size() / o.ep}, {"ep", o.ep}});
     ExpertParallel experts(shape.config, o, mesh, options.grad_accum);
@@ -150,9 +154,9 @@ inline void print_estimate(const Options& options, const ExpertOptions& o,
     report.configuration(sequences_of_step(options, world.size()), "", world.size());
     report.technique("experts", describe(shape.config, o, world.size()),
                      {{"ep", o.ep}, {"dp", world.size() / o.ep}});
-    report.estimate(predict_balanced(shape, o, model.parameters(), mesh, experts.balance(),
-                                     options.grad_accum),
-                    1, "fewer layers, a smaller --micro-batch or a larger --ep would fit");
+    report.estimate(
+        predict_balanced(shape, o, model.parameters(), mesh, experts.balance(), options.grad_accum),
+        1, "fewer layers, a smaller --micro-batch or a larger --ep would fit");
     print("  Rows are predicted for a balanced router; the report of a run has those that came.");
     report.finish();
 }

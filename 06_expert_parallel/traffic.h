@@ -34,8 +34,8 @@ public:
     // Nodes of so many ranks of "ep"; 0: all are on one.
     explicit Traffic(int node_size) : node_size_(node_size) {}
 
-    // Whether the forward that runs now counts, and whether its backward will follow. `layer` counts
-    // from the first one with experts.
+    // Whether the forward that runs now counts, and whether its backward will follow. `layer`
+    // counts from the first one with experts.
     void begin(bool counts, bool backward_follows, int64_t layer, int micro_batch) {
         counts_ = counts, backward_ = backward_follows;
         layer_ = layer, micro_batch_ = micro_batch;
@@ -56,9 +56,9 @@ public:
                   {times, times * all, double(times) * double(away)});
         for (int r = 0; node_size_ > 0 && r < group.size(); ++r) {
             if (r == group.rank()) continue;
-            const bool between = group.name() == "across" ||
-                                 (group.name() != "inside" &&
-                                  r / node_size_ != group.rank() / node_size_);
+            const bool between =
+                group.name() == "across" ||
+                (group.name() != "inside" && r / node_size_ != group.rank() / node_size_);
             (between ? between_nodes_ : inside_nodes_) +=
                 double(times) * double(to[size_t(r)]) * double(row_bytes);
         }

@@ -1,6 +1,6 @@
 // Operations around a router of a mixture of experts: its logits, what losses of balance read and
-// add, and which rows are over an expert's capacity. Like those of ops_experts.h, they have one order of addition and
-// never let the host wait.
+// add, and which rows are over an expert's capacity. Like those of ops_experts.h, they have one
+// order of addition and never let the host wait.
 //
 // Letters: N tokens, E experts, k choices of each token, S segments of N / S neighbouring tokens
 // each (all tokens, or those of each sequence). p: a router's scores, which `normalise` divides by

@@ -73,8 +73,7 @@ void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const
     }
 }
 
-void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& scores,
-                      bool normalise) {
+void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& scores, bool normalise) {
     const int64_t N = scores.rows(), E = scores.cols(), S = factors.rows();
     check(dscores.numel() == scores.numel() && factors.cols() == E && S > 0 && N % S == 0,
           "balance_gradient: dscores and scores (N, E), factors (S, E)");

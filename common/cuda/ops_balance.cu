@@ -1,7 +1,6 @@
 // The balance of a mixture of experts. Tensors are small, (N, E) at most: a warp, or a thread, for
 // each row or sum, and no two threads add to one number.
 #include "core/ops_balance.h"
-
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -41,8 +40,7 @@ __global__ void statistics(float* counts, float* sums, const int32_t* experts, c
     part_sum[y][x] = sum, part_count[y][x] = count;
     __syncthreads();
     if (y != 0 || e >= E) return;
-    for (int part = 1; part < parts; ++part)
-        sum += part_sum[part][x], count += part_count[part][x];
+    for (int part = 1; part < parts; ++part) sum += part_sum[part][x], count += part_count[part][x];
     counts[int64_t(blockIdx.y) * E + e] = count;
     sums[int64_t(blockIdx.y) * E + e] = sum;
 }
@@ -147,8 +145,7 @@ void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const
      data<const float>(scores), data<const float>(inverse), N / S, int(E), int(k));
 }
 
-void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& scores,
-                      bool normalise) {
+void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& scores, bool normalise) {
     const int64_t N = scores.rows(), E = scores.cols(), S = factors.rows();
     check(dscores.numel() == scores.numel() && factors.cols() == E && S > 0 && N % S == 0,
           "balance_gradient: dscores and scores (N, E), factors (S, E)");

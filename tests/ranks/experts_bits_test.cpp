@@ -42,7 +42,8 @@ Batch batch_of(Range samples) {
 struct Trained1 {
     Trained1(const Mesh& mesh, const ExpertOptions& options, Range samples, bool recompute)
         : experts(config, options, mesh, 1) {
-        const ModelOptions model_options{.recompute = recompute ? Recompute::full : Recompute::none};
+        const ModelOptions model_options{.recompute =
+                                             recompute ? Recompute::full : Recompute::none};
         experts.log = [&](int64_t layer, const Tensor& chosen, const Context& context) {
             std::vector<int32_t>& choices = context.recomputing ? again[layer] : first[layer];
             choices = chosen.to_host<int32_t>();

@@ -26,9 +26,10 @@ Tensor positive(Shape shape, uint64_t seed) {
 }
 
 TEST(MoeBalance, StatisticsAndTheirGradient) {
-    for (const auto& [S, T, E, k] :
-         {std::tuple<int64_t, int64_t, int64_t, int64_t>{1, 1, 1, 1}, {1, 64, 8, 2}, {3, 7, 5, 2},
-          {2, 33, 70, 6}})
+    for (const auto& [S, T, E, k] : {std::tuple<int64_t, int64_t, int64_t, int64_t>{1, 1, 1, 1},
+                                     {1, 64, 8, 2},
+                                     {3, 7, 5, 2},
+                                     {2, 33, 70, 6}})
         for (const bool normalise : {false, true}) {
             SCOPED_TRACE(fmt::format("S {} T {} E {} k {} {}", S, T, E, k, normalise));
             const int64_t N = S * T;
@@ -81,12 +82,14 @@ TEST(MoeBalance, RouterLogits) {
                 want.push_back(dot({a.begin() + n * h, a.begin() + (n + 1) * h},
                                    {b.begin() + e * h, b.begin() + (e + 1) * h}));
         EXPECT_LE(relative_error(logits, want), 2e-6);
-        EXPECT_LE(relative_error(some, to_double(logits.slice(20, 23))), device_is_gpu() ? 1e-6 : 0);
+        EXPECT_LE(relative_error(some, to_double(logits.slice(20, 23))),
+                  device_is_gpu() ? 1e-6 : 0);
     }
 }
 
 TEST(MoeBalance, ZLoss) {
-    const Tensor logits = random_tensor({11, 6}, DType::fp32, 84), gradient = random_tensor({11, 6}, DType::fp32, 85),
+    const Tensor logits = random_tensor({11, 6}, DType::fp32, 84),
+                 gradient = random_tensor({11, 6}, DType::fp32, 85),
                  total = tensor_of({2}, {1}, DType::fp64);
     const Doubles before = to_double(gradient);
     const auto value = [](const Doubles& x) {
@@ -138,7 +141,8 @@ TEST(MoeBalance, CapacitySlotsOfManyRows) {
         for (size_t i = 0; i < size_t(R); ++i) {
             double before = 0;
             for (size_t j = 0; j < size_t(R); ++j)
-                before += e[j] == e[i] && (by_score ? w[j] > w[i] || (w[j] == w[i] && j < i) : j < i);
+                before +=
+                    e[j] == e[i] && (by_score ? w[j] > w[i] || (w[j] == w[i] && j < i) : j < i);
             ASSERT_EQ(got[i], e[i] < 0 || before >= C ? -1 : e[i] * C + before) << i;
             if (got[i] >= 0) {
                 ASSERT_EQ(to_double(order)[size_t(got[i])], double(i));

@@ -71,8 +71,8 @@ TEST(MoeRoute, Gradients) {
                          (settings.renormalise ? chosen : 1);
             return total;
         };
-        const Doubles dlogits = logit_gradient(
-            route.scores, score_gradient(route, dweights, settings), settings.score);
+        const Doubles dlogits =
+            logit_gradient(route.scores, score_gradient(route, dweights, settings), settings.score);
         EXPECT_LE(relative_error(dlogits, numerical_gradient(value, logits)), 1e-5);
     }
 }
@@ -104,7 +104,8 @@ TEST(MoeRoute, HuggingFacesDeepSeekRouter) {
             RouterSettings wrong = settings;
             wrong.masked = 0;
             const std::vector<int> with_0 = route_token(logits, bias, wrong).experts;
-            seen += std::set(with_0.begin(), with_0.end()) != std::set(experts.begin(), experts.end());
+            seen +=
+                std::set(with_0.begin(), with_0.end()) != std::set(experts.begin(), experts.end());
         }
     }
     EXPECT_GT(tokens, 0);
