@@ -1,5 +1,6 @@
-// What the rungs of this ladder share: the operands as TMA reads them, and a plain way to store what
-// a warpgroup has summed. More is in cuda/product_tiles.cuh, which the model's products use, too.
+// What the rungs of this ladder share: the operands as TMA reads them, and a plain way to store
+// what a warpgroup has summed. More is in cuda/product_tiles.cuh, which the model's products use,
+// too.
 #pragma once
 
 #include "../kernel.h"

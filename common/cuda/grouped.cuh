@@ -44,7 +44,8 @@ struct GroupWalk {
 };
 
 // The product on tensor cores, for bf16 operands whose rows are multiples of 16 bytes: by wgmma and
-// TMA where the GPU has them, else by mma. Returns false if this GPU, or these operands, do not fit.
+// TMA where the GPU has them, else by mma. Returns false if this GPU, or these operands, do not
+// fit.
 bool grouped_matmul_on_tensor_cores(const Tensor& y, const Tensor& x, const Tensor& w,
                                     const Tensor& counts);
 bool grouped_matmul_backward_input_on_tensor_cores(const Tensor& dx, const Tensor& dy,

@@ -2,7 +2,7 @@
 // choices, 32 at a time in order, and ranks each among the lanes that chose the same expert.
 //
 //     count   how many choices of each expert a block has                 (blocks, E)
-//     add up  over the blocks before, and over the experts before:        where a block's rows begin
+//     add up  over the blocks and the experts before:   where a block's rows begin
 //     place   the same walk again: place = begin + rank within the block
 //
 // Each choice is read twice and written twice: 16 bytes, where a row has thousands.

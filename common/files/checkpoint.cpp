@@ -49,6 +49,14 @@ bool is_checkpoint_file(const std::string& name) {
 
 }  // namespace
 
+// The name under which Hugging Face keeps this state of ours among the weights: a router's bias. ""
+// if it does not.
+static std::string weight_of(const std::string& state) {
+    const std::string prefix = "buffer.";
+    const bool kept = state.starts_with(prefix) && state.ends_with(".e_score_correction_bias");
+    return kept ? state.substr(prefix.size()) : "";
+}
+
 // A checkpoint's weights, under the classic names even if experts are stacked in the file.
 static Safetensors weights_in(const std::string& dir) {
     StagedFiles::recover(dir);
@@ -73,6 +81,9 @@ void load_parameters(const std::string& dir, const ParameterList& parameters) {
         check(bool(p->value), "load_parameters: values have no storage yet");
         file.read(p->name, p->shape, p->slice, p->value);
     }
+    for (const TensorPart& buffer : parameters.buffers())
+        if (const std::string name = weight_of(buffer.name); file.contains(name))
+            file.read(name, buffer.shape, buffer.slice, buffer.tensor);
 }
 
 void load_parameters(const std::string& dir, const std::vector<TensorPart>& parts) {
@@ -122,7 +133,11 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config,
     if (!options.spread_over || options.spread_over->rank() == 0) staged.emplace(dir);
     const std::string* to = staged ? &staged->staging() : nullptr;
     if (to) write_file(*to + "/config.json", config_json(config, options.dtype));
-    write_tensors(to, "model", weights, options, options.dtype, options.max_shard_bytes);
+    std::vector<TensorPart> model = weights;
+    for (const TensorPart& state : options.optimizer)
+        if (const std::string name = weight_of(state.name); !name.empty())
+            model.push_back(state), model.back().name = name;
+    write_tensors(to, "model", std::move(model), options, options.dtype, options.max_shard_bytes);
     if (options.state) {
         write_tensors(to, "optimizer", options.optimizer, options, std::nullopt, INT64_MAX);
         const TrainingState& s = *options.state;

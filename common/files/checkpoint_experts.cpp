@@ -116,6 +116,7 @@ void unstack_experts(const std::string& name, const std::vector<int64_t>& shape,
     const bool gate_up = name.ends_with(".mlp.experts.gate_up_proj"),
                down = name.ends_with(".mlp.experts.down_proj");
     if (shape.size() != 3 || !(gate_up || down) || (gate_up && shape[1] % 2 != 0)) return;
+    if (shape[0] > 1024) return;  // no model has so many: a corrupt file
     const std::string layer = name.substr(0, name.rfind(".mlp."));
     const int64_t rows = gate_up ? shape[1] / 2 : shape[1];
     const auto both = [&](int64_t expert, const char* qwen, const char* mixtral, int64_t first) {

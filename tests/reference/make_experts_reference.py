@@ -5,7 +5,8 @@
 
 It writes a folder that `--load` and `--data` read for each of two tiny models:
 
-    mixtral     4 experts, 2 a token; one by one in the file, config.json as transformers 5 writes it
+    mixtral     4 experts, 2 a token; one by one in the file; config.json as transformers 5 writes
+                it
     qwen3_moe   8 experts, 3 a token, not renormalised; the first layer dense; head_dim != hidden /
                 heads, tied head; experts stacked in the file, as transformers 5 can save them;
                 config.json as transformers 4 wrote it

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/ops.h"
 #include "files/checkpoint.h"
 #include "tests/test_files.h"
 #include "tests/test_util.h"
@@ -48,7 +49,9 @@ TEST(ExpertsConfig, OfMixtral) {
     EXPECT_EQ(config_with(without).rope_theta, 1e6);  // Mixtral's defaults, which are no Llama's
     EXPECT_EQ(config_with(without).norm_eps, 1e-5);
     without.erase("num_local_experts");
-    expect_refused(without, json::object(), "lacks the field \"num_local_experts\" (or \"num_experts\")");
+    expect_refused(without, json::object(),
+                   "lacks the field \"num_local_experts\" (or "
+                   "\"num_experts\")");
     expect_refused(fields, {{"num_local_experts", 0}}, "the number of experts = 0");
     expect_refused(fields, {{"num_local_experts", 5000}}, "the number of experts = 5000");
     expect_refused(fields, {{"num_experts_per_tok", 5}},
@@ -176,6 +179,32 @@ TEST(ExpertsCheckpoint, StackedExpertsAreReadUnderBothNames) {
             load_parameters(dir, {{"model.layers.1.mlp.experts.0.up_proj.weight", wrong}});
         },
         "has shape (24, 32), but the model needs (25, 32)");
+}
+
+// A router's bias is training's state here, and among the weights for Hugging Face: a run that
+// loads only the weights has it, too.
+TEST(ExpertsCheckpoint, ARoutersBiasIsAmongTheWeights) {
+    const std::string name = "model.layers.1.mlp.gate.e_score_correction_bias";
+    const auto list = [&](ParameterList& parameters) {
+        parameters.add({.name = "model.norm.weight", .shape = {8}, .start = Start::ones});
+        parameters.allocate_values(DType::fp32);
+        parameters.initialize(1);
+        return parameters.add_buffer(name, 4);
+    };
+    ParameterList saved, loaded;
+    ops::copy(list(saved), tensor_of({0.5, -1, 2, 0}, {4}, DType::fp32));
+    const Tensor bias = list(loaded);
+    TempDir dir;
+    const TrainingState state{.step = 1};
+    save_checkpoint(dir.path(), preset("nano-moe"), saved,
+                    {.state = &state, .optimizer = saved.buffers()});
+    EXPECT_TRUE(Safetensors::directory(dir.path()).contains(name));
+    load_parameters(dir.path(), loaded);
+    EXPECT_EQ(to_double(bias), (Doubles{0.5, -1, 2, 0}));
+    save_checkpoint(dir.path(), preset("nano-moe"), saved);  // weights without their state
+    ops::fill(bias, 7);
+    load_parameters(dir.path(), loaded);
+    EXPECT_EQ(to_double(bias), Doubles(4, 7));  // as it was
 }
 
 }  // namespace
