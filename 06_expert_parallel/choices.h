@@ -68,7 +68,8 @@ public:
                                   widest, rounding_);
             else if (flipped > 0)
                 why = fmt::format("; one by {:.1e} of a score: MISSED", widest);
-            print(fmt::format("  routing   step 1, {} of {} choices differ{}", flipped, tokens, why));
+            print(
+                fmt::format("  routing   step 1, {} of {} choices differ{}", flipped, tokens, why));
             report.value("verify", "choices", double(tokens));
             report.value("verify", "choices_that_differ", double(flipped));
         }

@@ -113,15 +113,14 @@ inline std::vector<double> logit_gradient(const std::vector<double>& scores,
     return dlogits;
 }
 
-// A choice that no router made, for measurements: token n's j-th expert. All experts get equally
-// many rows, but the share `skew` of all tokens, evenly spread, choose expert 0 first.
+// A choice that no router made, for measurements: token n's j-th expert. The share `skew` of all
+// tokens, evenly spread, choose expert 0 first and the others in turn; all other tokens choose all
+// experts in turn.
 inline int forced_expert(int64_t n, int64_t j, int64_t experts, int64_t k, double skew) {
-    const bool to_0 = std::floor(double(n + 1) * skew) > std::floor(double(n) * skew);
-    const int64_t first = n * k % experts;
-    if (!to_0) return int((first + j) % experts);
-    if (j == 0) return 0;
-    // The others are its next ones, without expert 0 itself.
-    return int(1 + (first + j) % (experts - 1));
+    const auto skewed = int64_t(std::floor(double(n) * skew));  // of the tokens before this one
+    if (int64_t(std::floor(double(n + 1) * skew)) == skewed)
+        return int(((n - skewed) * k + j) % experts);
+    return j == 0 ? 0 : int(1 + (skewed * (k - 1) + j - 1) % (experts - 1));
 }
 
 }  // namespace ultrascale

@@ -132,6 +132,8 @@ TEST(MoeRoute, ForcedChoices) {
                 for (int64_t load : loads) EXPECT_EQ(load, N * k / E);
             }
             EXPECT_GE(double(first_is_0), std::floor(skew * double(N)));
+            for (int64_t e = 1; e < E; ++e)  // the rest is even, up to the last round
+                EXPECT_LE(std::abs(loads[size_t(e)] - loads[1]), 2) << e;
         }
 }
 
