@@ -35,9 +35,11 @@ Tensor e4m3_tensor(const Shape& shape, std::vector<float>& host) {
 
 Tensor random_tensor(const Input& input, const Random& random, std::vector<float>& host) {
     const int64_t n = numel(input.shape);
-    host.resize(size_t(n));
+    host.assign(size_t(n), 0);
+    for (int64_t i = 0; i < input.spread; ++i)
+        ++host[size_t(random.bits(uint64_t(i)) % uint64_t(n))];
 #pragma omp parallel for
-    for (int64_t i = 0; i < n; ++i) {
+    for (int64_t i = 0; i < (input.spread > 0 ? 0 : n); ++i) {
         float x = input.below > 0 ? float(random.bits(uint64_t(i)) % uint64_t(input.below))
                                   : random.normal(uint64_t(i));
         if (input.positive) x = std::abs(x);

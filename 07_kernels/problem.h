@@ -23,12 +23,13 @@ struct Arguments {
 };
 
 // An input: standard normal numbers x, |x| (positive), or 2^(octaves x); int32: uniform in [0,
-// below). e4m3: a matrix (rows, K) of fp8 numbers, which the kernels see as a tensor of int32, four
-// numbers in each; every row is padded with zeros to a multiple of 16 bytes.
+// below), or how many of `spread` things fell on each element. e4m3: a matrix (rows, K) of fp8
+// numbers, which the kernels see as a tensor of int32, four numbers in each; every row is padded
+// with zeros to a multiple of 16 bytes.
 struct Input {
     Shape shape;
     DType dtype = DType::fp32;
-    int64_t below = 0;
+    int64_t below = 0, spread = 0;
     bool positive = false;
     double octaves = 0;
     bool e4m3 = false;

@@ -64,6 +64,8 @@ row 4 05_pipeline "zero bubble, a V" --schedule zbv --micro-batch 1 --grad-accum
 row 4 05_pipeline "  H2, without a barrier" --schedule zb-h2 --post-validation --micro-batch 1 \
     --grad-accum 8
 row 4 05_pipeline "DualPipe" --schedule dualpipe --micro-batch 1 --grad-accum 8
+row 4 06_expert_parallel "8 experts on 4 ranks" --micro-batch 2
+row 4 06_expert_parallel "  one copy a rank" --micro-batch 2 --dispatch rank
 
 # family NUMBER TITLE: a chapter without a training step
 family() {

@@ -130,7 +130,41 @@ std::vector<Problem> product() {
         return elements(s) + double(s[0] * s[1]) +
                4.0 * double(numel(scales(s).first) + numel(scales(s).second));
     };
-    return {fp32, bf16, fp8, blocks};
+    // A layer of experts: rows in groups of neighbours, each with a B of its own: C_g = A_g B_g^T,
+    // B (G, N, K). How many rows each group has is known to the device only.
+    Problem grouped{.name = "product grouped", .dimensions = {"M", "N", "K", "groups"}};
+    grouped.timed = {{98304, 2048, 1408, 64}};  // 16,384 tokens, each to 6 of 64 experts
+    grouped.observed = {{256, 256, 64, 3}};
+    grouped.awkward = {{3, 5, 7, 2},      {1, 8, 64, 4},       {40, 264, 72, 9},
+                       {700, 24, 104, 3}, {1000, 520, 200, 7}, {2100, 264, 64, 64}};
+    grouped.refuses = bf16.refuses;
+    grouped.inputs = [](const Sizes& s) {
+        return std::vector<Input>{{{s[0], s[2]}, DType::bf16},
+                                  {{s[3], s[1], s[2]}, DType::bf16},
+                                  {.shape = {s[3]}, .dtype = DType::int32, .spread = s[0]}};
+    };
+    grouped.output = bf16.output;
+    grouped.reference = [](const Sizes& s, const HostInputs& in, int64_t row, double* out) {
+        int64_t group = 0, end = int64_t(in[2][0]);
+        while (row >= end) end += int64_t(in[2][size_t(++group)]);
+        for (int64_t n = 0; n < s[1]; ++n)
+            for (int64_t k = 0; k < s[2]; ++k)
+                out[n] += double(in[0][size_t(row * s[2] + k)]) *
+                          in[1][size_t((group * s[1] + n) * s[2] + k)];
+    };
+    grouped.tolerance = bf16.tolerance;
+    grouped.flops = flops;
+    grouped.bytes = [](const Sizes& s) {
+        return 2.0 * double(s[0] * s[1] + s[0] * s[2] + s[3] * s[1] * s[2]) + 4.0 * double(s[3]);
+    };
+    grouped.tensor_cores = true;
+    // What grouping costs: cuBLAS's product of as many FLOPs with one B for all rows.
+    grouped.library = [](const Arguments& args) {
+        const Tensor first = args.in[1].slice(0, 1).view({args.size[1], args.size[2]});
+        ops::matmul(args.out, args.in[0], ops::Transpose::no, first, ops::Transpose::yes);
+        return true;
+    };
+    return {fp32, bf16, fp8, blocks, grouped};
 }
 
 }  // namespace ultrascale::kernels

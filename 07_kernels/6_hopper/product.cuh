@@ -1,15 +1,14 @@
-// What the rungs of this ladder share: the operands as TMA reads them, the order of tiles, and a
-// plain way to store what a warpgroup has summed.
+// What the rungs of this ladder share: the operands as TMA reads them, and a plain way to store
+// what a warpgroup has summed. More is in cuda/product_tiles.cuh, which the model's products use,
+// too.
 #pragma once
 
 #include "../kernel.h"
 
 #ifndef ULTRASCALE_SIMT
-#include "cuda/hopper.cuh"
+#include "cuda/product_tiles.cuh"
 
 namespace ultrascale::kernels {
-
-constexpr int k_step = 64;  // k per tile in shared memory: rows of 128 bytes
 
 // ---- on the host --------------------------------------------------------------------------------
 
@@ -41,29 +40,7 @@ inline CUtensorMap e4m3_map(const Tensor& matrix, int64_t K, int box_rows) {
     return tensor_map(matrix.data(), {{K, 1, 128}, {matrix.rows(), 4 * matrix.cols(), box_rows}});
 }
 
-// A bf16 matrix C as TMA writes it, in boxes of a warp's 16 rows x 64 columns: 2 KiB. Only if rows
-// are a multiple of 16 bytes.
-constexpr int box_rows = 16, box_columns = 64;
-inline CUtensorMap result_map(const Tensor& C) {
-    const int64_t N = C.cols(), size = sizeof(Element);
-    return N % 8 == 0
-               ? tensor_map(C.data(), {{N, size, box_columns}, {C.rows(), N * size, box_rows}})
-               : CUtensorMap{};
-}
-
 // ---- on the device ------------------------------------------------------------------------------
-
-// Tile `index` of `down` x `across`, in an order in which tiles that are computed at the same time
-// share rows of A and B in L2: groups of `below` rows of tiles, column by column within a group.
-struct Tile {
-    int row, column;
-};
-__device__ inline Tile tile_at(int index, int down, int across, int below) {
-    const int group = index / (below * across), in_group = index % (below * across);
-    const int here = down - group * below < below ? down - group * below
-                                                  : below;  // fewer rows in the last group
-    return {group * below + in_group % here, in_group / here};
-}
 
 // Stores the sums of a warpgroup in rows row0 .. row0 + 63 and columns column0 .. of C (M, N), as
 // far as these exist.
@@ -91,34 +68,6 @@ __device__ void store_sums(Element* C, int64_t M, int64_t N, int64_t row0, int64
                 if (8 * j < columns) to[8 * j] = __float2bfloat16_rn(sum[j][2 * half]);
                 if (8 * j + 1 < columns) to[8 * j + 1] = __float2bfloat16_rn(sum[j][2 * half + 1]);
             }
-        }
-    }
-}
-
-// Stores a warp's 16 x (8 tiles) sums in C, from (row, column) on, through its boxes in turn. The
-// caller's lane 0 waits for the last ones (6_product_async_store.cu).
-template <int boxes, int tiles>
-__device__ void store_through_boxes(const CUtensorMap* C, int row, int column,
-                                    Element (&box)[boxes][box_rows * box_columns],
-                                    const float (&sum)[tiles][4]) {
-    const int lane = int(threadIdx.x) % 32;
-#pragma unroll
-    for (int part = 0; part < tiles * 8 / box_columns; ++part) {
-        Element* const to = box[part % boxes];
-        if (lane == 0) tma_store_wait_read<boxes - 1>();  // TMA has read what was in this box
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < box_columns / 8; j += 2) {
-            uint32_t rounded[4];
-            as_a(rounded, sum[part * box_columns / 8 + j], sum[part * box_columns / 8 + j + 1]);
-            stmatrix(tile_chunk<box_columns>(to, lane % 16, j + lane / 16), rounded[0], rounded[1],
-                     rounded[2], rounded[3]);
-        }
-        fence_async_proxy();
-        __syncwarp();
-        if (lane == 0) {
-            tma_store(C, to, column + part * box_columns, row);
-            tma_store_commit();
         }
     }
 }

@@ -12,6 +12,7 @@
 
 #include <vector>
 
+#include "ops_experts.h"  // a mixture of experts
 #include "random.h"
 #include "tensor.h"
 
@@ -56,10 +57,10 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
                         int64_t first_row = 0);
 
 // ---- rows in another order ----------------------------------------------------------------------
-// Row n of out = row index[n] of in. index (N) int32 is on the device; out has N rows, of
+// Row n of out = row index[n] / per_row of in. index (N) int32 is on the device; out has N rows, of
 // out.numel() / N elements each whatever its shape, and in any number of such rows. Any dtype, the
 // same for both. An index outside of `in` is a bug.
-void gather_rows(Tensor out, const Tensor& in, const Tensor& index);
+void gather_rows(Tensor out, const Tensor& in, const Tensor& index, int64_t per_row = 1);
 
 // ---- RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang & Sennrich 2019) ---
 void rmsnorm_forward(Tensor y, Tensor rstd /* (N) fp32 */, const Tensor& x, const Tensor& weight,
@@ -68,6 +69,15 @@ void rmsnorm_forward(Tensor y, Tensor rstd /* (N) fp32 */, const Tensor& x, cons
 // dweight (h).
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
                       const Tensor& rstd, const Tensor& weight, const Tensor& dresidual = {});
+
+// The same for each head of q and of k in qkv (N, (H + 2K) D), before RoPE (Qwen 3): out (N,
+// (H + 2K) D) with every head of q normed and weighted by q_weight (D), of k by k_weight (D), and v
+// copied. rstd (N, H + K) fp32.
+void norm_heads_forward(Tensor out, Tensor rstd, const Tensor& qkv, const Tensor& q_weight,
+                        const Tensor& k_weight, float eps);
+// Overwrites d, which holds the gradient of out, with that of qkv; adds to dq_weight, dk_weight.
+void norm_heads_backward(Tensor d, Tensor dq_weight, Tensor dk_weight, const Tensor& qkv,
+                         const Tensor& rstd, const Tensor& q_weight, const Tensor& k_weight);
 
 // ---- rotary position embedding (Su et al. 2021), rotate-half as Hugging Face --------------------
 // qkv (B, T, (H + 2K) * D) -> q (B, T, H, D) and k (B, T, K, D), both rotated by positions *
@@ -132,10 +142,14 @@ void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dou
                               const Tensor& k, const Tensor& v, const Tensor& probabilities);
 
 // ---- SwiGLU (Shazeer 2020): out (N, F) = silu(gate) * up with gate_up (N, 2F) = [gate | up] -----
-void swiglu_forward(Tensor out, const Tensor& gate_up);
+// With weights (N) fp32, row n is multiplied by weight n: a router's weight may be applied here,
+// before an expert's down_proj, and then its backward needs no down_proj output of k h elements a
+// token.
+void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights = {});
 // `dout` is overwritten with swiglu's output, which forward did not keep and which costs little
-// here, as backward reads gate and up anyway.
-void swiglu_backward(Tensor dgate_up, Tensor dout_to_out, const Tensor& gate_up);
+// here, as backward reads gate and up anyway. With weights, dweights (N) fp32 is an output, too.
+void swiglu_backward(Tensor dgate_up, Tensor dout_to_out, const Tensor& gate_up,
+                     const Tensor& weights = {}, Tensor dweights = {});
 
 // ---- loss ---------------------------------------------------------------------------------------
 // losses (N) fp32 = -log softmax(logits)[target], 0 where the target is ignored (-100). With dscale

@@ -8,7 +8,7 @@
 // Reads dy, x and dresidual and writes dx once (8 bytes per element in bf16). Each block processes
 // many rows, each thread its own columns of them, and sums dweight in registers; a second kernel
 // adds the blocks' sums (blocks, h) in order.
-#include "ops_common.cuh"
+#include "column_sums.cuh"
 
 namespace ultrascale::ops {
 
@@ -202,30 +202,6 @@ __global__ void __launch_bounds__(threads)
             dx[row * h + i] = from_float<T>(residual + r * (d * to_float(weight[i]) - xhat * mean));
         }
     }
-}
-
-// dweight (h) += the sum of the rows of partial (blocks, h). A block adds 32 columns: each of its
-// 32 rows of threads adds every 32nd row of partial, and then the 32 results are added in order.
-__device__ float column_sum(const float* partial, int blocks, int64_t h, int64_t column) {
-    __shared__ float sums[32][33];
-    float sum = 0;
-    if (column < h)
-#pragma unroll 8
-        for (int b = threadIdx.y; b < blocks; b += 32) sum += partial[b * h + column];
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int i = 0; i < 32; ++i) sum += sums[i][threadIdx.x];
-    return sum;
-}
-template <class W>
-__global__ void __launch_bounds__(1024)
-    add_partials(W* dweight, const float* partial, int blocks, int64_t h) {
-    const int64_t column = int64_t(blockIdx.x) * 32 + threadIdx.x;
-    wait_for_kernel_before();
-    const float sum = column_sum(partial, blocks, h, column);
-    if (threadIdx.y == 0 && column < h)
-        dweight[column] = from_float<W>(to_float(dweight[column]) + sum);
 }
 
 template <class T, class W>

@@ -17,11 +17,13 @@ __device__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
 // Blocks: (row, part of the row). Each thread has `unroll` packs, a block's width apart.
 template <int n, int unroll, class T>
-__global__ void __launch_bounds__(threads) forward_kernel(T* out, const T* gate_up, int64_t F) {
+__global__ void __launch_bounds__(threads)
+    forward_kernel(T* out, const T* gate_up, const float* weights, int64_t F) {
     const int64_t row = blockIdx.x,
                   first = (int64_t(blockIdx.y) * unroll * threads + threadIdx.x) * n;
     const T *gate = gate_up + row * 2 * F, *up = gate + F;
     out += row * F;
+    const float w = weights ? weights[row] : 1.0f;
     Pack<T, n> gates[unroll], ups[unroll];
 #pragma unroll
     for (int k = 0; k < unroll; ++k)
@@ -33,7 +35,7 @@ __global__ void __launch_bounds__(threads) forward_kernel(T* out, const T* gate_
 #pragma unroll
             for (int j = 0; j < n; ++j) {
                 const float g = to_float(gates[k].x[j]), u = to_float(ups[k].x[j]);
-                ups[k].x[j] = from_float<T>(g * sigmoid(g) * u);
+                ups[k].x[j] = from_float<T>(w * (g * sigmoid(g) * u));
             }
             store(out + i, ups[k]);
         }
@@ -68,6 +70,38 @@ __global__ void __launch_bounds__(threads)
         }
 }
 
+// The same where row n is multiplied by weights[n]: a warp for each row, whose sum of dout * out is
+// the weight's gradient.
+template <int n, class T>
+__global__ void __launch_bounds__(threads)
+    weighted_backward(T* dgate_up, T* dout, const T* gate_up, const float* weights, float* dweights,
+                      int64_t N, int64_t F) {
+    const int lane = int(threadIdx.x) % 32;
+    const int64_t row = int64_t(blockIdx.x) * (threads / 32) + int(threadIdx.x) / 32;
+    if (row >= N) return;
+    const T *gate = gate_up + row * 2 * F, *up = gate + F;
+    T *dgate = dgate_up + row * 2 * F, *dup = dgate + F;
+    dout += row * F;
+    const float w = weights[row];
+    float dot = 0;
+#pragma unroll 2
+    for (int64_t i = lane * n; i < F; i += 32 * n) {
+        auto gates = load<n>(gate + i), ups = load<n>(up + i), douts = load<n>(dout + i);
+#pragma unroll
+        for (int j = 0; j < n; ++j) {
+            const float g = to_float(gates.x[j]), u = to_float(ups.x[j]), s = sigmoid(g),
+                        y = g * s * u, d = to_float(douts.x[j]);
+            dot += d * y;
+            gates.x[j] = from_float<T>(d * w * u * (s + g * s * (1.0f - s)));
+            ups.x[j] = from_float<T>(d * w * g * s);
+            douts.x[j] = from_float<T>(w * y);
+        }
+        store(dgate + i, gates), store(dup + i, ups), store(dout + i, douts);
+    }
+    dot = warp_sum(dot);
+    if (lane == 0) dweights[row] = dot;
+}
+
 template <int n, int unroll>
 dim3 grid(int64_t N, int64_t F) {
     const int64_t parts = ceil_div(F, int64_t(n) * unroll * threads);
@@ -77,36 +111,45 @@ dim3 grid(int64_t N, int64_t F) {
 
 }  // namespace
 
-void swiglu_forward(Tensor out, const Tensor& gate_up) {
+void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights) {
     const int64_t N = out.rows(), F = out.cols();
     check(gate_up.numel() == 2 * out.numel() && gate_up.cols() == 2 * F,
           "swiglu_forward: gate_up is (N, 2F)");
+    check(!weights || weights.numel() == N, "swiglu_forward: weights is (N)");
+    const float* w = weights ? weights.as<float>() : nullptr;
     OpSpan span("swiglu_forward", 5.0 * double(N * F), bytes_of(out, gate_up));
     with_type(out.dtype(), [&]<class T>(T) {
         constexpr int n = pack_size<T>;
         if (packs_fit<T>(F, {out.data(), gate_up.data()}))
             LAUNCH((forward_kernel<n, 4, T>), (grid<n, 4>(N, F)), threads, 0)
-            (data<T>(out), data<T>(gate_up), F);
-        else
-            LAUNCH((forward_kernel<1, 4, T>), (grid<1, 4>(N, F)), threads, 0)
-            (data<T>(out), data<T>(gate_up), F);
+        (data<T>(out), data<T>(gate_up), w, F);
+        else LAUNCH((forward_kernel<1, 4, T>), (grid<1, 4>(N, F)), threads, 0)(
+            data<T>(out), data<T>(gate_up), w, F);
     });
 }
 
-void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up) {
+void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const Tensor& weights,
+                     Tensor dweights) {
     const int64_t N = dout.rows(), F = dout.cols();
     check(gate_up.numel() == 2 * dout.numel() && gate_up.cols() == 2 * F,
           "swiglu_backward: gate_up is (N, 2F)");
+    check(bool(weights) == bool(dweights), "swiglu_backward: weights and dweights go together");
+    check(!weights || (weights.numel() == N && dweights.numel() == N),
+          "swiglu_backward: weights, dweights are (N)");
     check(dgate_up.numel() == gate_up.numel(), "swiglu_backward: dgate_up is (N, 2F)");
     OpSpan span("swiglu_backward", 13.0 * double(N * F), bytes_of(dgate_up, dout, dout, gate_up));
     with_type(dout.dtype(), [&]<class T>(T) {
         constexpr int n = pack_size<T>;
-        if (packs_fit<T>(F, {dgate_up.data(), dout.data(), gate_up.data()}))
-            LAUNCH((backward_kernel<n, 2, T>), (grid<n, 2>(N, F)), threads, 0)
-            (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F);
-        else
-            LAUNCH((backward_kernel<1, 2, T>), (grid<1, 2>(N, F)), threads, 0)
-            (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F);
+        const bool fits = packs_fit<T>(F, {dgate_up.data(), dout.data(), gate_up.data()});
+        if (weights)
+            LAUNCH((fits ? weighted_backward<n, T> : weighted_backward<1, T>),
+                   unsigned(ceil_div(N, threads / 32)), threads, 0)
+        (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), weights.as<float>(),
+         dweights.as<float>(), N, F);
+        else if (fits) LAUNCH((backward_kernel<n, 2, T>), (grid<n, 2>(N, F)), threads, 0)(
+            data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F);
+        else LAUNCH((backward_kernel<1, 2, T>), (grid<1, 2>(N, F)), threads, 0)(
+            data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F);
     });
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <ranges>
 
+#include "checkpoint_experts.h"
 #include "core/trace.h"
 #include "gather_parts.h"
 #include "json_fields.h"
@@ -48,18 +49,45 @@ bool is_checkpoint_file(const std::string& name) {
 
 }  // namespace
 
-void load_parameters(const std::string& dir, const ParameterList& parameters) {
+// The name under which Hugging Face keeps this state of ours among the weights: a router's bias. ""
+// if it does not.
+static std::string weight_of(const std::string& state) {
+    const std::string prefix = "buffer.";
+    const bool kept = state.starts_with(prefix) && state.ends_with(".e_score_correction_bias");
+    return kept ? state.substr(prefix.size()) : "";
+}
+
+// A checkpoint's weights, under the classic names even if experts are stacked in the file.
+static Safetensors weights_in(const std::string& dir) {
     StagedFiles::recover(dir);
     Safetensors file = Safetensors::directory(dir);
+    const std::map<std::string, Safetensors::Entry> in_file = file.entries();
+    bool stacked = false;
+    for (const auto& [name, entry] : in_file)
+        unstack_experts(name, entry.shape, [&](const std::string& part, int64_t first, int64_t n) {
+            file.add_rows(part, name, first, n), stacked = true;
+        });
+    // Where Mixtral's experts are stacked, its router has the new name, too.
+    const std::string now = ".mlp.gate.weight", classic = ".block_sparse_moe.gate.weight";
+    for (const auto& [name, entry] : in_file)
+        if (stacked && name.ends_with(now))
+            file.add_name(name.substr(0, name.size() - now.size()) + classic, name);
+    return file;
+}
+
+void load_parameters(const std::string& dir, const ParameterList& parameters) {
+    const Safetensors file = weights_in(dir);
     for (const auto& p : parameters) {
         check(bool(p->value), "load_parameters: values have no storage yet");
         file.read(p->name, p->shape, p->slice, p->value);
     }
+    for (const TensorPart& buffer : parameters.buffers())
+        if (const std::string name = weight_of(buffer.name); file.contains(name))
+            file.read(name, buffer.shape, buffer.slice, buffer.tensor);
 }
 
 void load_parameters(const std::string& dir, const std::vector<TensorPart>& parts) {
-    StagedFiles::recover(dir);
-    Safetensors file = Safetensors::directory(dir);
+    const Safetensors file = weights_in(dir);
     for (const TensorPart& part : parts) file.read(part);
 }
 
@@ -105,7 +133,11 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config,
     if (!options.spread_over || options.spread_over->rank() == 0) staged.emplace(dir);
     const std::string* to = staged ? &staged->staging() : nullptr;
     if (to) write_file(*to + "/config.json", config_json(config, options.dtype));
-    write_tensors(to, "model", weights, options, options.dtype, options.max_shard_bytes);
+    std::vector<TensorPart> model = weights;
+    for (const TensorPart& state : options.optimizer)
+        if (const std::string name = weight_of(state.name); !name.empty())
+            model.push_back(state), model.back().name = name;
+    write_tensors(to, "model", std::move(model), options, options.dtype, options.max_shard_bytes);
     if (options.state) {
         write_tensors(to, "optimizer", options.optimizer, options, std::nullopt, INT64_MAX);
         const TrainingState& s = *options.state;

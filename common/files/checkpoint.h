@@ -1,6 +1,7 @@
-// Checkpoints in Hugging Face's format for a Llama: config.json, model.safetensors (or its index
-// and shards). Next to them optimizer.safetensors and trainer_state.json hold the state of
-// training, so that a resumed run continues with the same bits.
+// Checkpoints in Hugging Face's format for a Llama, Mixtral, Qwen3-MoE or DeepSeekMoE: config.json,
+// model.safetensors (or its index and shards), with experts one by one or stacked. Next to them
+// optimizer.safetensors and trainer_state.json hold the state of training, so that a resumed run
+// continues with the same bits.
 //
 // A save is staged (file.h: StagedFiles): if the program is killed at any moment, the previous
 // checkpoint or the new one remains, never a mixture. Other files in the directory stay. All errors
@@ -19,8 +20,9 @@
 namespace ultrascale {
 
 // `path` is a directory with a config.json, or the file itself. Reads the formats of transformers 4
-// (rope_theta and rope_scaling) and 5 (rope_parameters). Refuses what this model does not support:
-// another model_type or activation, biases, dropout, quantisation, another rope_type.
+// (rope_theta and rope_scaling; num_experts) and 5 (rope_parameters; num_local_experts). Refuses
+// what this model does not support: another model_type or activation, biases, dropout,
+// quantisation, another rope_type.
 LlamaConfig load_config(const std::string& path);
 std::string config_json(const LlamaConfig& config, DType dtype);  // the text of such a file
 

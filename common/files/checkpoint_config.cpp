@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "checkpoint.h"
+#include "checkpoint_experts.h"
 #include "json_fields.h"
 #include "strict_json.h"
 
@@ -15,8 +16,8 @@ namespace fs = std::filesystem;
 // transformers 4 has rope_theta and rope_scaling (null, or an object whose "rope_type" used to be
 // called "type"); 5 has one object rope_parameters with both. If both forms are present,
 // rope_scaling counts, as in transformers 5.
-static void read_rope(const Fields& fields, LlamaConfig& config) {
-    config.rope_theta = fields.number("rope_theta", 10000);
+static void read_rope(const Fields& fields, LlamaConfig& config, double default_theta) {
+    config.rope_theta = fields.number("rope_theta", default_theta);
     fields.only("partial_rotary_factor", 1.0);
     const char* field = "rope_scaling";
     const json* found = fields.find(field);
@@ -91,7 +92,30 @@ std::string config_json(const LlamaConfig& c, DType dtype) {
         {"dtype", torch_name},
         {"use_cache", true},
     };
+    if (c.experts.count > 0) write_experts(config, c);
     return config.dump(2) + "\n";
+}
+
+static std::string read_model_type(const Fields& fields) {
+    static constexpr std::pair<const char*, const char*> supported[] = {
+        {"llama", "LlamaForCausalLM"},
+        {"mixtral", "MixtralForCausalLM"},
+        {"qwen3_moe", "Qwen3MoeForCausalLM"},
+        {"deepseek", "DeepseekForCausalLM"}};
+    const json *type = fields.find("model_type"), *architectures = fields.find("architectures");
+    if (!type && !architectures) user_error("{}: lacks the field \"model_type\"", fields.where());
+    for (const auto& [name, architecture] : supported) {
+        if (type ? *type != name : *architectures != json::array({architecture})) continue;
+        fields.only("architectures", json::array({architecture}));
+        return name;
+    }
+    if (!type)
+        user_error("{}: architectures = {} is not supported", fields.where(),
+                   printable(architectures->dump()));
+    user_error(
+        "{}: model_type = {} is not supported; \"llama\", \"mixtral\", \"qwen3_moe\" and "
+        "\"deepseek\" are",
+        fields.where(), printable(type->dump()));
 }
 
 LlamaConfig load_config(const std::string& path) {
@@ -103,10 +127,7 @@ LlamaConfig load_config(const std::string& path) {
     json object = parse_json_object(file.text(), file_name, "config", 16);
     Fields fields(object, file_name);
 
-    fields.only("model_type", "llama");
-    fields.only("architectures", json::array({"LlamaForCausalLM"}));
-    if (!fields.find("model_type") && !fields.find("architectures"))
-        user_error("{}: lacks the field \"model_type\"", file_name);
+    const std::string model_type = read_model_type(fields);
     fields.only("hidden_act", "silu");
     fields.only("attention_bias", false);
     fields.only("mlp_bias", false);
@@ -131,7 +152,7 @@ LlamaConfig load_config(const std::string& path) {
         config.head_dim = config.heads > 0 ? config.hidden / config.heads : 1;
     }
     config.tied = fields.flag("tie_word_embeddings");
-    config.norm_eps = fields.number("rms_norm_eps", 1e-6);
+    config.norm_eps = fields.number("rms_norm_eps", model_type == "mixtral" ? 1e-5 : 1e-6);
     config.init_std = fields.number("initializer_range", 0.02);
     config.max_positions = fields.integer("max_position_embeddings", 2048);
     if (config.max_positions < 1)
@@ -140,7 +161,8 @@ LlamaConfig load_config(const std::string& path) {
     if (!(config.init_std >= 0))
         user_error("{}: initializer_range = {} is negative", file_name, config.init_std);
     config.default_seq = std::min<int64_t>(config.max_positions, 2048);
-    read_rope(fields, config);
+    if (model_type != "llama") read_experts(fields, model_type, config);
+    read_rope(fields, config, model_type == "mixtral" ? 1e6 : 10000);
     try {
         validate(config);
     } catch (const UserError& e) {

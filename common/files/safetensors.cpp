@@ -188,6 +188,20 @@ Safetensors Safetensors::directory(const std::string& dir) {
     return tensors;
 }
 
+void Safetensors::add_rows(const std::string& name, const std::string& of, int64_t first,
+                           int64_t rows) {
+    Entry part = entries_.at(of);
+    const int64_t cols = part.shape.back(), all = cols == 0 ? 0 : numel(part.shape) / cols;
+    check(0 <= first && rows >= 0 && first + rows <= all, "add_rows: rows outside the tensor");
+    const int64_t row_bytes = all == 0 ? 0 : part.bytes / all;
+    part.data += first * row_bytes, part.bytes = rows * row_bytes, part.shape = {rows, cols};
+    entries_.emplace(name, std::move(part));
+}
+
+void Safetensors::add_name(const std::string& name, const std::string& of) {
+    entries_.emplace(name, entries_.at(of));
+}
+
 void Safetensors::read(const std::string& name, const Shape& shape, const std::vector<Range>& slice,
                        Tensor to) const {
     auto found = entries_.find(name);

@@ -21,6 +21,7 @@ RopeScaling llama3_scaling(double factor) {
 
 // All sizes of nano are divisible by 8 (except for its 4 key-value heads); char has the size of
 // Karpathy's character-level Shakespeare model; from smollm-135m on they are published models.
+// moe-16b is DeepSeekMoE 16B (Dai et al. 2024, arXiv 2401.06066).
 const std::vector<Preset>& presets() {
     // clang-format off
     static const std::vector<Preset> all = {
@@ -33,6 +34,10 @@ const std::vector<Preset>& presets() {
         {"char",
          {.layers = 6, .hidden = 384, .heads = 6, .kv_heads = 6, .head_dim = 64, .ffn = 1024,
           .vocab = 256, .default_seq = 256}},
+        {"nano-moe",
+         {.layers = 8, .hidden = 128, .heads = 8, .kv_heads = 4, .head_dim = 16, .ffn = 384,
+          .vocab = 256, .default_seq = 128,
+          .experts = {.count = 8, .ffn = 96, .router = {.top_k = 2}, .aux_coefficient = 0.01}}},
         {"smollm-135m",
          {.layers = 30, .hidden = 576, .heads = 9, .kv_heads = 3, .head_dim = 64, .ffn = 1536,
           .vocab = 49152, .tied = true}},
@@ -52,6 +57,11 @@ const std::vector<Preset>& presets() {
         {"llama-3-8b",
          {.layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 14336,
           .vocab = 128256, .rope_theta = 500000, .max_positions = 8192, .default_seq = 4096}},
+        {"moe-16b",
+         {.layers = 28, .hidden = 2048, .heads = 16, .kv_heads = 16, .head_dim = 128, .ffn = 10944,
+          .vocab = 102400, .norm_eps = 1e-6, .max_positions = 4096, .default_seq = 4096,
+          .experts = {.count = 64, .ffn = 1408, .shared = 2, .first_dense = 1,
+                      .router = {.top_k = 6, .renormalise = false}}}},
         {"llama-3-70b",
          {.layers = 80, .hidden = 8192, .heads = 64, .kv_heads = 8, .head_dim = 128, .ffn = 28672,
           .vocab = 128256, .rope_theta = 500000, .max_positions = 8192, .default_seq = 4096}},
@@ -79,11 +89,35 @@ std::vector<std::string> preset_names() {
     return names;
 }
 
+static void in_range(const char* field, int64_t value, int64_t most, int64_t least = 1) {
+    if (value < least || value > most)
+        user_error("config: {} = {} is not between {} and {}", field, value, least, most);
+}
+
+static void validate_experts(const LlamaConfig& c) {
+    const ExpertsConfig& e = c.experts;
+    const ops::RouterSettings& r = e.router;
+    in_range("the number of experts", e.count, 1024);
+    in_range("num_experts_per_tok", r.top_k, e.count);
+    in_range("moe_intermediate_size", e.ffn, 100'000'000);
+    in_range("n_shared_experts", e.shared, 1024, 0);
+    in_range("first_k_dense_replace", e.first_dense, c.layers, 0);
+    in_range("n_group", r.groups, e.count);
+    in_range("topk_group", r.top_groups, r.groups);
+    if (e.count % r.groups != 0)
+        user_error("config: {} experts do not divide into n_group = {}", e.count, r.groups);
+    if (r.top_groups * (e.count / r.groups) < r.top_k)
+        user_error(
+            "config: num_experts_per_tok = {}, but topk_group = {} of {} groups have only {} "
+            "experts",
+            r.top_k, r.top_groups, r.groups, r.top_groups * (e.count / r.groups));
+    if (!(r.scaling > 0) || !std::isfinite(r.scaling))
+        user_error("config: routed_scaling_factor = {} is not positive", r.scaling);
+    if (!(e.aux_coefficient >= 0) || !std::isfinite(e.aux_coefficient))
+        user_error("config: router_aux_loss_coef = {} is not 0 or more", e.aux_coefficient);
+}
+
 void validate(const LlamaConfig& c) {
-    auto in_range = [](const char* field, int64_t value, int64_t most) {
-        if (value < 1 || value > most)
-            user_error("config: {} = {} is not between 1 and {}", field, value, most);
-    };
     in_range("num_hidden_layers", c.layers, 100'000);
     in_range("hidden_size", c.hidden, 10'000'000);
     in_range("num_attention_heads", c.heads, 100'000);
@@ -97,20 +131,51 @@ void validate(const LlamaConfig& c) {
     if (c.head_dim % 2 != 0)
         user_error("config: head_dim = {} is odd; rotary embedding rotates pairs of elements",
                    c.head_dim);
+    if (c.experts.count != 0) validate_experts(c);
+    if (c.head_norms && std::string(model_type(c)) != "qwen3_moe")
+        user_error(
+            "config: norms of q's and k's heads go only with Qwen 3's router: softmax, no groups, "
+            "no bias, no scaling factor, no shared experts");
     if (!(c.norm_eps > 0) || !(c.rope_theta > 0))
         user_error("config: rms_norm_eps and rope_theta must be positive");
     // Each size may be in its range while their product exceeds 64 bits.
     const double h = double(c.hidden),
-                 layer = h * (2 * double(c.q_size()) + 2 * double(c.kv_size()) + 3 * double(c.ffn));
+                 widest = double(c.ffn) + double(c.experts.count + c.experts.shared) *
+                                              double(std::max<int64_t>(c.experts.ffn, 1)),
+                 layer = h * (2 * double(c.q_size()) + 2 * double(c.kv_size()) + 3 * widest);
     if (const double n = double(c.layers) * layer + 2 * h * double(c.vocab); n > 1e15)
         user_error("config: these sizes make {:.1e} parameters", n);
 }
 
-int64_t parameter_count(const LlamaConfig& c) {
-    int64_t embeddings = c.vocab * c.hidden * (c.tied ? 1 : 2);
-    int64_t attention = c.hidden * (c.q_size() + 2 * c.kv_size()) + c.q_size() * c.hidden;
-    int64_t feed_forward = 3 * c.hidden * c.ffn;
-    return embeddings + c.layers * (2 * c.hidden + attention + feed_forward) + c.hidden;
+// With the parameters of `experts` of the router's experts.
+static int64_t count_parameters(const LlamaConfig& c, int64_t experts) {
+    const int64_t h = c.hidden, embeddings = c.vocab * h * (c.tied ? 1 : 2);
+    const int64_t attention = h * (c.q_size() + 2 * c.kv_size()) + c.q_size() * h;
+    const int64_t norms = 2 * h + (c.head_norms ? 2 * c.head_dim : 0);
+    const ExpertsConfig& e = c.experts;
+    const int64_t sparse = e.count > 0 ? c.layers - e.first_dense : 0;
+    return embeddings + c.layers * (norms + attention) + (c.layers - sparse) * 3 * h * c.ffn +
+           sparse * (e.count * h + (experts + e.shared) * 3 * h * e.ffn) + h;
+}
+int64_t parameter_count(const LlamaConfig& c) { return count_parameters(c, c.experts.count); }
+int64_t active_parameter_count(const LlamaConfig& c) {
+    return count_parameters(c, c.experts.router.top_k);
+}
+
+const char* model_type(const LlamaConfig& c) {
+    const ExpertsConfig& e = c.experts;
+    const ops::RouterSettings& r = e.router;
+    if (e.count == 0) return "llama";
+    if (r.score != ops::RouterScore::softmax || r.groups != 1 || r.scaling != 1 ||
+        e.selection_bias || e.shared > 0)
+        return "deepseek";
+    if (c.head_norms) return "qwen3_moe";
+    return r.renormalise && e.first_dense == 0 ? "mixtral" : "deepseek";
+}
+
+ExpertNames expert_names(const LlamaConfig& config) {
+    if (std::string(model_type(config)) == "mixtral") return {"block_sparse_moe", "w1", "w3", "w2"};
+    return {"mlp", "gate_proj", "up_proj", "down_proj"};
 }
 
 std::vector<float> rope_frequencies(const LlamaConfig& c) {

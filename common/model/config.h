@@ -5,12 +5,27 @@
 #include <string>
 #include <vector>
 
+#include "core/ops_experts.h"
+
 namespace ultrascale {
 
 struct RopeScaling {
     enum class Type { none, llama3 } type = Type::none;
     double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
     int64_t original_max_positions = 8192;
+};
+
+// Layers whose feed-forward is a mixture of experts: a router sends each token to a few SwiGLUs.
+struct ExpertsConfig {
+    int64_t count = 0;   // E; 0: all layers are dense, and the rest means nothing
+    int64_t ffn = 0;     // features of an expert
+    int64_t shared = 0;  // experts that every token goes to: one SwiGLU of shared * ffn features
+    int64_t first_dense = 0;  // so many first layers are dense, of LlamaConfig::ffn features
+    ops::RouterSettings router = {};
+    // The router adds a bias to the scores by which it chooses, and training moves it instead of
+    // adding a loss (DeepSeek-V3, section 2.1.2).
+    bool selection_bias = false;
+    double aux_coefficient = 0;  // of the loss that balances the experts' loads; 0: none
 };
 
 struct LlamaConfig {
@@ -20,9 +35,14 @@ struct LlamaConfig {
     RopeScaling rope_scaling = {};
     int64_t max_positions = 2048;
     int64_t default_seq = 2048;  // used when --seq is not given
+    bool head_norms = false;     // an RMSNorm for each head of q and of k before RoPE (Qwen 3)
+    ExpertsConfig experts = {};
 
     int64_t q_size() const { return heads * head_dim; }
     int64_t kv_size() const { return kv_heads * head_dim; }
+    bool has_experts(int64_t layer) const {
+        return experts.count > 0 && layer >= experts.first_dense;
+    }
 };
 
 // Throws UserError, naming the option or field, if the sizes do not make a model (heads % kv_heads,
@@ -31,7 +51,23 @@ void validate(const LlamaConfig& config);
 
 // The number of parameters, with a tied weight counted once:
 //   V h (twice if untied) + L (2 h + h (H D + 2 K D) + H D h + 3 h F) + h
+// With head norms a layer has 2 D more; with experts it has E h + (E + shared) 3 h F_e in place of
+// 3 h F. (A router's bias is a buffer.)
 int64_t parameter_count(const LlamaConfig& config);
+// Those that one token uses: of E experts k.
+int64_t active_parameter_count(const LlamaConfig& config);
+
+// "llama", "mixtral", "qwen3_moe" or "deepseek": the model_type of its config.json. Whatever has
+// experts and is neither Mixtral's nor Qwen 3's is written as DeepSeek's.
+const char* model_type(const LlamaConfig& config);
+// The names that this model_type gives to a layer's experts: "model.layers.3.BLOCK.gate.weight",
+// "model.layers.3.BLOCK.experts.5.GATE.weight", and the same with "up" and "down". Shared experts
+// are "model.layers.3.mlp.shared_experts.gate_proj.weight" ..., a router's bias is the buffer
+// "model.layers.3.mlp.gate.e_score_correction_bias".
+struct ExpertNames {
+    const char *block, *gate, *up, *down;
+};
+ExpertNames expert_names(const LlamaConfig& config);
 
 // "nano", "small", "char", "smollm-135m", ... Throws UserError with the list of names for an
 // unknown name.

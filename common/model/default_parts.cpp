@@ -1,6 +1,7 @@
 // The parts of a plain Llama on one device, and the parameters that they register.
 #include <algorithm>
 
+#include "core/error.h"
 #include "dropout.h"
 #include "llama.h"
 
@@ -40,11 +41,24 @@ Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
                                       .decays = false});
         return std::make_unique<Norm>(weight, float(config.norm_eps));
     };
+    parts.head_norms = [config](ParameterList& list, const Place& place) {
+        const auto weight = [&](const char* name) {
+            return list.add({.name = place.part(name).weight(),
+                             .shape = {config.head_dim},
+                             .start = Start::ones,
+                             .decays = false});
+        };
+        if (!config.head_norms) return std::unique_ptr<HeadNorms>();
+        Parameter *q = weight("q_norm"), *k = weight("k_norm");
+        return std::make_unique<HeadNorms>(q, k, float(config.norm_eps));
+    };
     parts.attention = [options](const Place&) -> std::unique_ptr<AttentionCore> {
         if (options.attention == AttentionKind::flash) return std::make_unique<FlashAttention>();
         return std::make_unique<NaiveAttention>(options.recompute == Recompute::selective);
     };
     parts.feed_forward = [config](ParameterList& list, const Parts& parts, const Place& layer) {
+        if (config.has_experts(layer.layer))
+            user_error("this model has experts; only 06_expert_parallel runs it");
         const Place mlp = layer.part("mlp");
         auto gate_up =
             parts.linear(list, parts, mlp, LinearRole::column,

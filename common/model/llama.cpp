@@ -22,6 +22,7 @@ Layer::Layer(ParameterList& list, const LlamaConfig& config, const Parts& parts,
         {{"q_proj", config.q_size()}, {"k_proj", config.kv_size()}, {"v_proj", config.kv_size()}},
         config.hidden};
     qkv_proj_ = parts.linear(list, parts, attention, LinearRole::column, qkv);
+    head_norms_ = parts.head_norms(list, attention);
     attention_ = parts.attention(attention);
     o_proj_ = parts.linear(list, parts, attention, LinearRole::row,
                            {{{"o_proj", config.hidden}}, config.q_size()});
@@ -39,6 +40,7 @@ Tensor Layer::attention(const Tensor& x, Saved& saved, Context& context) {
     const int64_t B = qkv.size(0), T = qkv.size(1), H = heads_, K = kv_heads_;
     check(B == context.batch.sequences() && T == context.batch.length(),
           "attention: a layer's input must be (B, T, h) with the batch's B and T");
+    if (head_norms_) qkv = head_norms_->forward(qkv, H + K, saved["head_norms"], context);
     Tensor q = activation({B, T, H, head_dim_}, qkv.dtype());  // (B, T, H, D)
     Tensor k = activation({B, T, K, head_dim_}, qkv.dtype());  // (B, T, K, D)
     Tensor v = activation({B, T, K, head_dim_}, qkv.dtype());  // (B, T, K, D)
@@ -58,6 +60,7 @@ Tensor Layer::attention_backward(const Tensor& dy, Saved& saved, Context& contex
     Tensor dqkv = activation({B, T, (H + 2 * K) * head_dim_}, dq.dtype());  // (B, T, (H + 2K) D)
     ops::rope_backward(dqkv, dq, dk, dv, context.batch.positions, frequencies_);
     dq = {}, dk = {}, dv = {};
+    if (head_norms_) head_norms_->backward(dqkv, saved["head_norms"], context);
     Tensor dnormed = qkv_proj_->backward(dqkv, saved["qkv_proj"], context, when);  // (B, T, h)
     dqkv = {};
     return input_norm_->backward(dnormed, dy, saved["input_layernorm"], context);

@@ -1,7 +1,7 @@
 // The model: parts combined into layers, and layers into a Llama or a range of one.
 //
 //   tokens -> embedding
-//          -> [ x + o_proj(attention(rope(qkv_proj(norm(x))))) ;
+//          -> [ x + o_proj(attention(rope(qkv_proj(norm(x))))) ;    (Qwen 3: rope(norm(q, k)))
 //               x + down(silu(gate(norm(x))) * up(norm(x))) ] * L
 //          -> norm -> head -> loss
 // The parameters' names are Hugging Face's. With pipelines a process may hold several ranges of
@@ -65,7 +65,8 @@ struct Parts {
         linear;
     Factory<Linear, ParameterList&, const Place&, std::vector<Parameter*>, LinearRole> gemm;
     Factory<Norm, ParameterList&, const Place&> norm;
-    Factory<AttentionCore, const Place&> attention;  // at the layer's self_attn
+    Factory<HeadNorms, ParameterList&, const Place&> head_norms;  // self_attn; may be none
+    Factory<AttentionCore, const Place&> attention;               // at the layer's self_attn
     Factory<FeedForward, ParameterList&, const Parts&, const Place&> feed_forward;  // at the layer
     Factory<Checkpoint, const Place&> checkpoint;                                   // at the layer
     Factory<Embedding, ParameterList&> embedding;
@@ -112,6 +113,7 @@ private:
     Tensor frequencies_;  // (D / 2)
     std::unique_ptr<Norm> input_norm_, post_attention_norm_;
     std::unique_ptr<Linear> qkv_proj_, o_proj_;
+    std::unique_ptr<HeadNorms> head_norms_;  // or none
     std::unique_ptr<AttentionCore> attention_;
     std::unique_ptr<FeedForward> feed_forward_;
     std::unique_ptr<Checkpoint> checkpoint_;

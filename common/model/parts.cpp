@@ -132,6 +132,23 @@ Tensor Norm::backward(const Tensor& dy, const Tensor& dresidual, Saved& saved, C
     return dx;
 }
 
+Tensor HeadNorms::forward(const Tensor& qkv, int64_t heads, Saved& saved, Context&) {
+    const TraceName name(TraceName::part, "self_attn.q_norm+k_norm");
+    Tensor y = activation_like(qkv), rstd = activation({qkv.rows(), heads}, DType::fp32);
+    ops::norm_heads_forward(y, rstd, qkv, q_->value, k_->value, eps_);
+    saved.keep("qkv", qkv);
+    saved.keep("rstd", rstd);
+    return y;
+}
+
+void HeadNorms::backward(Tensor dqkv, Saved& saved, Context& context) {
+    const TraceName name(TraceName::part, "self_attn.q_norm+k_norm");
+    const Tensor qkv = saved.take("qkv"), rstd = saved.take("rstd");
+    ops::norm_heads_backward(dqkv, q_->begin_contribution_in_place(),
+                             k_->begin_contribution_in_place(), qkv, rstd, q_->value, k_->value);
+    context.contributed(*q_), context.contributed(*k_);
+}
+
 // ---- SwiGLU feed-forward ------------------------------------------------------------------------
 
 Tensor SwiGLU::forward(const Tensor& x, const Tensor& residual, Saved& saved, Context& context) {

@@ -163,6 +163,20 @@ protected:
     std::string name_;  // in the trace
 };
 
+// The norm of each head of q and k before RoPE (Qwen 3), on qkv (B, T, (H + 2K) D); v stays.
+class HeadNorms {
+public:
+    HeadNorms(Parameter* q, Parameter* k, float eps) : q_(q), k_(k), eps_(eps) {}
+    virtual ~HeadNorms() = default;
+    // heads = H + K; keeps qkv as it came
+    virtual Tensor forward(const Tensor& qkv, int64_t heads, Saved& saved, Context& context);
+    virtual void backward(Tensor dqkv, Saved& saved, Context& context);  // in place
+
+protected:
+    Parameter *q_, *k_;
+    float eps_;
+};
+
 // o = attention(q, k, v). Holds no parameters.
 class AttentionCore {
 public:

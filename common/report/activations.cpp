@@ -18,6 +18,7 @@ struct TensorBytes {
     double whole;     // (tokens, h): a column linear's input, a row linear's output
     double q, kv;     // (tokens, heads D): q or o; k or v
     double lse;       // (tokens, heads), fp32: log-sum-exp or delta; not in naive attention
+    double unnormed;  // (tokens, (H + 2 K) D) and a norm's rstd for each head of q and k, if any
     double scores;    // (tokens, heads, T): naive attention's probabilities
     double features;  // (tokens, F): gate, up, or the input of down
     double logits;    // (tokens, V)
@@ -39,6 +40,7 @@ struct TensorBytes {
         rstd = outside * 4;
         q = inside * double(s.heads) * D * e, kv = inside * double(s.kv_heads) * D * e;
         lse = naive ? 0 : inside * double(s.heads) * 4;
+        unnormed = s.head_norms ? q + 2 * kv + inside * double(s.heads + s.kv_heads) * 4 : 0;
         scores = naive ? inside * double(s.heads) * double(s.seq) * e : 0;
         features = inside * double(s.features) * e;
         logits = inside * double(s.vocabulary) * e;
@@ -80,7 +82,8 @@ LayerActivations layer_activations(const LocalSizes& s) {
     // Selective recomputation computes the probabilities again.
     const double probabilities = s.model.recompute == Recompute::selective ? 0 : t.scores;
     return {.norms = 2 * (t.stream + t.input + t.rstd),
-            .attention = 2 * t.q + 2 * t.kv + t.lse + probabilities + s.attention_besides.kept,
+            .attention =
+                2 * t.q + 2 * t.kv + t.lse + t.unnormed + probabilities + s.attention_besides.kept,
             .mlp = 2 * t.features};
 }
 
@@ -220,6 +223,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
            {others,
             {"of the last layer: the first norm, q, k, v and log-sum-exp",
              norm + t.q + 2 * t.kv + t.lse},
+            {"q, k and v before the norms of heads", t.unnormed},
             {"probabilities", t.scores},
             {"dy and the gradient of o", t.stream + dropped_for_weights + t.q},
             {"delta", t.lse},

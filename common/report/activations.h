@@ -28,7 +28,9 @@ struct LocalSizes {
     // the rank's share.
     int64_t layers;
     bool embedding = true, head = true;
-    int64_t hidden, heads, kv_heads, head_dim, features, vocabulary;
+    int64_t hidden, heads, kv_heads, head_dim;
+    bool head_norms = false;  // LlamaConfig::head_norms
+    int64_t features, vocabulary;
 
     // The rank's share of a micro-batch of `sequences` sequences of `seq` tokens: the number of
     // each sequence's tokens in the stream, and inside a region. With sequence parallelism the

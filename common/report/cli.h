@@ -13,7 +13,8 @@ namespace ultrascale {
 
 struct Options {
     std::string model = "nano", load, save, data, val_data;
-    int64_t layers = 0;  // 0: the model's own depth
+    int64_t layers = 0;         // 0: the model's own depth
+    bool with_experts = false;  // the program trains models with experts
     int64_t steps = 40, seq = 0, micro_batch = 8, grad_accum = 1;
     int64_t val_every = 100;  // steps
     int64_t save_every = 0;   // steps; 0: only at the end
@@ -69,12 +70,13 @@ void parse_command_line(
     const std::function<void(OptionList&)>& add_options,
     const std::function<void(const OptionList&)>& check_values = [](const OptionList&) {});
 
-// The same with the options that all training chapters share. `add_own` adds the chapter's own,
-// whose rules may look at the shared ones. An output file that cannot be written is a UserError
-// too.
+// The same with the options that all training chapters share; an option that is not given has its
+// value in `defaults`. `add_own` adds the chapter's own, whose rules may look at the shared ones.
+// An output file that cannot be written is a UserError too.
 Options parse_options(int argc, char** argv, const std::string& name,
                       const std::string& description,
-                      const std::function<void(OptionList&, const Options&)>& add_own);
+                      const std::function<void(OptionList&, const Options&)>& add_own,
+                      const Options& defaults = {});
 
 // Runs `program` and turns its end into an exit code: 0, 1 (it returned false: verification
 // failed), 2 (UserError; rank 0 prints it in one line, every rank ends), 3 (a bug). First sets the
@@ -82,15 +84,19 @@ Options parse_options(int argc, char** argv, const std::string& name,
 // them prints its own after 5 s and ends the job. Any other exception ends the job at once.
 int run_program(const std::function<bool()>& program);
 // A chapter's main(): runs `run` as that program, with the shared options and the chapter's own,
-// which chapter.add_options() describes.
+// which chapter.add_options() describes. Chapter::defaults() are those of the shared options, if
+// the chapter has its own.
 template <class Chapter>
 int run_chapter(int argc, char** argv, const std::string& name, const std::string& description,
                 bool (*run)(const Options&, Chapter&)) {
     return run_program([&] {
         Chapter chapter;
+        Options defaults;
+        if constexpr (requires { Chapter::defaults(); }) defaults = Chapter::defaults();
         const Options options = parse_options(
             argc, argv, name, description,
-            [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); });
+            [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); },
+            defaults);
         return run(options, chapter);
     });
 }

@@ -32,6 +32,7 @@ LocalSizes local_sizes(const StepShape& s) {
             .heads = c.heads,
             .kv_heads = c.kv_heads,
             .head_dim = c.head_dim,
+            .head_norms = c.head_norms,
             .features = c.ffn,
             .vocabulary = c.vocab,
             .sequences = s.micro_batch,

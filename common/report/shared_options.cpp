@@ -218,13 +218,17 @@ LlamaConfig Options::config() const {
                    layers, load, c.layers);
     if (layers > 0) c.layers = layers;
     validate(c);
+    if (c.experts.count > 0 && !with_experts)
+        user_error("{}: a model with experts; 06_expert_parallel trains such models",
+                   load.empty() ? "--model " + model : "--load " + load);
     return c;
 }
 
 Options parse_options(int argc, char** argv, const std::string& name,
                       const std::string& description,
-                      const std::function<void(OptionList&, const Options&)>& add_own) {
-    Options o;
+                      const std::function<void(OptionList&, const Options&)>& add_own,
+                      const Options& defaults) {
+    Options o = defaults;
     const auto add = [&](OptionList& options) {
         add_shared_options(options, o);
         add_own(options, o);

@@ -30,6 +30,8 @@ TEST(SharedOptions, OfTheModel) {
     expect_equal(2, "05_pipeline", "--loss-chunk 20 --document-token 10 --grad-accum 2");
     expect_equal(2, "05_pipeline",
                  "--schedule zb-h1 --dropout 0.2 --recompute full --ignore-token 32");
+    expect_equal(2, "06_expert_parallel", "--loss-chunk 20 --document-token 10 --grad-accum 2");
+    expect_equal(2, "06_expert_parallel", "--dropout 0.2 --recompute full --ignore-token 32");
     expect_equal(2, "03_tensor_parallel", "--loss-chunk 20 --overlap chunk");
     expect_equal(2, "03_tensor_parallel", "--loss-chunk 20 --sequence-parallel --keep-gathered on");
 }
@@ -66,7 +68,8 @@ TEST(SharedOptions, OfTheNetwork) {
     for (const auto& [chapter, its] : {std::pair{"02_zero", "--stage 2 "},
                                        {"03_tensor_parallel", "--tp 2 "},
                                        {"04_context_parallel", "--cp 2 "},
-                                       {"05_pipeline", "--pp 2 "}}) {
+                                       {"05_pipeline", "--pp 2 "},
+                                       {"06_expert_parallel", "--ep 2 "}}) {
         const std::string own = its;
         expect_equal(4, chapter, own + "--node-size 2 --inter-gbps 1");
         const Outcome refused = run_ranks(2, chapter, own + "--node-size 4 --inter-gbps 1", 60);

@@ -182,6 +182,17 @@ struct Fuzzer {
         }
     }
 
+    static LlamaConfig with_experts(const std::string& name) {
+        LlamaConfig config = preset("nano-moe");
+        config.head_norms = name == "qwen3_moe";
+        if (name != "mixtral") config.experts.first_dense = 1;
+        if (name == "deepseek")
+            config.experts.router = {ops::RouterScore::sigmoid, 2, 4, 2, true, 2.5},
+            config.experts.selection_bias = true, config.experts.shared = 1;
+        check(model_type(config) == name, "a seed of another kind");
+        return config;
+    }
+
     void make_seeds(const LlamaConfig& config, ParameterList& parameters,
                     const std::vector<TensorPart>& optimizer) {
         TrainingState state{.step = 3, .next_sample = 24, .tokens_seen = 1000, .seed = 7,
@@ -195,6 +206,8 @@ struct Fuzzer {
             std::ifstream in(f.path(), std::ios::binary);
             seeds[f.path().filename()] = std::string(std::istreambuf_iterator<char>(in), {});
         }
+        for (const char* name : {"mixtral", "qwen3_moe", "deepseek"})
+            seeds[std::string(name) + ".json"] = config_json(with_experts(name), DType::fp32);
         std::string header(1024, '\0'), tokens(200, '\1');
         const int32_t words[] = {20240520, 1, 100, 20240801, 7, 50};
         seeds["bare.bin"] = seeds["text.txt"] = tokens;
@@ -224,6 +237,7 @@ struct Fuzzer {
                 });
         } else {
             attempt([&] { load_config(dir); });
+            if (name.ends_with(".json")) attempt([&] { load_config(dir + "/" + name); });
             attempt([&] { load_parameters(dir, parameters); });
             attempt([&] { load_training_state(dir, optimizer); });
             if (name.ends_with(".safetensors"))
@@ -270,6 +284,7 @@ int main(int argc, char** argv) {
     for (const char* name : {"q", "k", "v", "o"})
         parameters.add({.name = fmt::format("model.layers.0.self_attn.{}_proj.weight", name),
                         .shape = {4, 4}});
+    parameters.add({.name = "model.layers.0.mlp.experts.gate_up_proj", .shape = {2, 4, 4}});
     parameters.add(
         {.name = "model.norm.weight", .shape = {4}, .start = Start::ones, .decays = false});
     parameters.allocate_values(DType::fp32);

@@ -104,11 +104,32 @@ def pipeline(rng, model, ranks, options):
         options.append("--post-validation")
 
 
+def expert_parallel(rng, model, ranks, options):
+    """Gives the model experts, and appends options of chapter 06 that fit them."""
+    experts = rng.choice([2, 3, 4, 6, 8])
+    top_k = rng.randint(1, min(experts, 3))
+    model.update(architectures=["MixtralForCausalLM"], model_type="mixtral",
+                 num_local_experts=experts, num_experts_per_tok=top_k, router_aux_loss_coef=0.0)
+    ep = rng.choice(divides(range(1, ranks + 1), ranks, experts))
+    options.append(f"--ep {ep}")
+    if rng.random() < 0.3:
+        options.append("--router sigmoid")
+    if rng.random() < 0.5:
+        aux = rng.choice(["hf", "switch", "megatron", "sequence"])
+        options.append(f"--aux-coef 0.05 --aux {aux}")
+        if aux != "sequence" and rng.random() < 0.4:
+            options.append("--aux-over global")
+    options.append(rng.choice(["", "", "--shared 1", "--shared 1 --overlap shared"]))
+    options.append(rng.choice(["", "", "--dispatch rank", "--capacity-factor 1",
+                               "--capacity-factor 0.7 --drop score"]))
+    options.append(rng.choice(["", "", "--balance bias --gamma 0.01", "--z-coef 0.01"]))
+
+
 def random_run(rng):
     """(config, chapter, ranks, its options). The chapters refuse few of them."""
     model = random_model(rng)
     chapter = rng.choice(["00_single_gpu", "01_data_parallel", "02_zero", "03_tensor_parallel",
-                          "04_context_parallel", "05_pipeline"])
+                          "04_context_parallel", "05_pipeline", "06_expert_parallel"])
     ranks = 1 if chapter.startswith("00") else rng.randint(1, 4)
     seq = rng.choice([1, 2, 3, 5, 8, 12, 16, 24, 32, 40, 48, 64])
     accumulated = rng.choice([1, 1, 2, 3])
@@ -162,6 +183,9 @@ def random_run(rng):
         sometimes(0.2, "--dropout 0.1")
         if seq >= 16:
             sometimes(0.3, "--document-token 10", "--ignore-token 101")
+    elif chapter == "06_expert_parallel":
+        expert_parallel(rng, model, ranks, options)
+        sometimes(0.2, "--dropout 0.1")
     elif chapter == "04_context_parallel":
         seq = context_parallel(rng, model, ranks, seq, options)
         if seq >= 16:

@@ -130,7 +130,8 @@ TEST(Config, RopeOfTransformers4And5) {
 
 TEST(Config, RefusesWhatIsNotSupported) {
     expect_refused({{"model_type", "mistral"}},
-                   "model_type = \"mistral\" is not supported; \"llama\" is");
+                   "model_type = \"mistral\" is not supported; \"llama\", \"mixtral\", "
+                   "\"qwen3_moe\" and \"deepseek\" are");
     expect_refused({{"architectures", {"LlamaForSequenceClassification"}}},
                    "architectures = [\"LlamaForSequenceClassification\"] is not supported");
     expect_refused({{"hidden_act", "gelu"}}, "hidden_act = \"gelu\" is not supported; \"silu\" is");

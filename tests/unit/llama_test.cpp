@@ -44,6 +44,38 @@ TEST(Llama, AttentionKindsChunksAndSplitsOfTheBatchAgree) {
     }
 }
 
+// Norms of q's and k's heads: the gradients of their weights, and those before them, against
+// central differences of the loss, and with every recomputation the same bits.
+TEST(Llama, NormsOfHeads) {
+    LlamaConfig config = small();
+    config.head_norms = true;
+    const std::vector<HostBatch> batches = {random_batch(2, 19, 1)};
+    const auto model = make(config);
+    const Result plain = run(*model, batches);
+    for (const ModelOptions& options : all_options())
+        if (options.attention == AttentionKind::flash && options.loss_chunk == 0) {
+            const auto other = make(config, options);
+            EXPECT_EQ(run(*other, batches), plain);
+            EXPECT_EQ(run(*other, batches, true), plain);
+        }
+    for (const char* name : {"q_norm", "k_norm", "q_proj", "v_proj"}) {
+        Parameter& p =
+            *model->parameters().find(fmt::format("model.layers.1.self_attn.{}.weight", name));
+        const Doubles values = to_double(p.value), gradient = plain.gradients.at(p.name);
+        // One direction: the gradient's own, in which the loss changes most.
+        const double norm = std::sqrt(dot(gradient, gradient)), step = 3e-3 / norm;
+        const auto loss = [&](double along) {
+            Doubles moved = values;
+            for (size_t i = 0; i < moved.size(); ++i) moved[i] += along * gradient[i];
+            ops::copy(p.value, tensor_of(moved, p.value.shape(), DType::fp32));
+            return run(*model, batches).loss;
+        };
+        EXPECT_NEAR((loss(step) - loss(-step)) / (2 * step), norm * norm, 2e-3 * norm * norm)
+            << name;
+        ops::copy(p.value, tensor_of(values, p.value.shape(), DType::fp32));
+    }
+}
+
 // The expected events of one micro-batch of a model with one layer, written by hand. Gradients are
 // complete in the last micro-batch.
 std::vector<std::string> expected_events(bool tied, bool split, int m, bool last) {

@@ -1,0 +1,230 @@
+// Balance: a router that is left alone soon sends most tokens to a few experts. Two remedies.
+//
+// A loss that is small when all experts get equally many tokens. With n_e, the choices of expert e
+// among T tokens, and p_te, the probability that the router gives it for token t, all four forms
+// are one formula with different factors,
+//
+//     loss = factor * sum over e of n_e * sum over t of p_te
+//
+//                  factor         n and p are of               balanced   the total is
+//     hf           E / (L T)^2    all L layers together        k          one loss
+//     switch       E / T^2        each layer                   k          the sum over layers
+//     megatron     E / (k T^2)    each layer                   1          the sum over layers
+//     sequence     E / (k T^2)    each layer and sequence      1          the sum over layers,
+//                                                                         the mean over sequences
+//
+// where p is a softmax, or sigmoids divided by their sum. Only p has a gradient; n is a constant.
+// hf is Hugging Face's load_balancing_loss_func, switch equation 4 of Fedus et al. 2021 with every
+// one of k choices counted, megatron that of Megatron-LM, sequence equation 17 of DeepSeek-V3
+// (arXiv 2412.19437). A step's loss is the mean over its micro-batches on all ranks. With
+// --aux-over global n is counted over the whole step instead, before the first backward (arXiv
+// 2501.11873).
+//
+// A bias without a loss (DeepSeek-V3, section 2.1.2): added to the scores for the choice alone, and
+// moved after each step by gamma: up for experts with less than the mean load, down for the others.
+//
+// z-loss (Zoph et al. 2022): the mean of logsumexp(logits)^2 keeps logits small; summed over
+// layers.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "comm/comm.h"
+#include "core/ops.h"
+#include "core/ops_balance.h"
+#include "expert_options.h"
+#include "model/parts.h"
+
+namespace ultrascale {
+
+// The factor above; `layers` matters to hf only.
+inline double aux_factor(Aux kind, double experts, double k, double layers, double tokens) {
+    if (kind == Aux::hf) return experts / (layers * tokens * layers * tokens);
+    return experts / ((kind == Aux::switch_transformer ? 1 : k) * tokens * tokens);
+}
+
+// By how much a bias moves (DeepSeek-V3).
+inline std::vector<float> moved_bias(std::vector<float> bias, const std::vector<float>& load,
+                                     double gamma) {
+    double mean = 0;
+    for (float n : load) mean += double(n) / double(load.size());
+    for (size_t e = 0; e < bias.size(); ++e)
+        bias[e] += float(gamma * ((mean > double(load[e])) - (mean < double(load[e]))));
+    return bias;
+}
+
+// What the routers of a step chose, over all ranks.
+struct StepLoads {
+    std::vector<std::vector<float>> by_layer;  // (layers with experts, E): choices of each expert
+    double aux = 0, z = 0;  // as trained on but without their coefficients; see Balance::end_step
+
+    // The largest load of an expert over the mean one, of each layer in turn; the mean over layers.
+    double imbalance() const {
+        double sum = 0;
+        for (const std::vector<float>& load : by_layer) {
+            double total = 0;
+            for (float n : load) total += double(n);
+            sum += double(*std::ranges::max_element(load)) * double(load.size()) / total;
+        }
+        return sum / double(by_layer.size());
+    }
+};
+
+// Counts what the routers of a model choose, and gives them their losses' gradients. One
+// micro-batch is under way at a time.
+class Balance {
+public:
+    // `micro_batches`: of a step, on all ranks together; `accumulated`: on this rank.
+    Balance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
+            int64_t accumulated)
+        : config_(config),
+          options_(options),
+          micro_batches_(double(micro_batches)),
+          accumulated_(double(accumulated)),
+          layers_(config.layers - config.experts.first_dense),
+          now_(size_t(layers_)),
+          biases_(size_t(layers_)) {}
+
+    void add_bias(int64_t layer, Tensor bias) { biases_[index(layer)] = std::move(bias); }
+    bool keeps_logits() const { return options_.z_coefficient > 0; }
+
+    void begin_step() {
+        const int64_t E = config_.experts.count;
+        kept_.clear();
+        step_ = Tensor::zeros({layers_, E}, DType::fp32, Memory::workspace);
+        z_ = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+    }
+    // A forward of all micro-batches that only counts comes first, for AuxOver::global; then
+    // counted(): the counts so far, (layers, E), are summed over `ranks`.
+    void count_only(bool on) { count_only_ = on; }
+    bool counting() const { return count_only_; }
+    void counted(const Communicator& ranks) {
+        if (ranks.size() > 1) ranks.all_reduce(step_);
+        global_ = step_;
+        step_ = Tensor::zeros(global_.shape(), DType::fp32, Memory::workspace);
+        if (options_.aux == Aux::hf) global_of_all_layers_ = sum_of_rows(global_);
+    }
+
+    // A layer's forward has chosen `experts` (N, k) from `scores` and `logits` (N, E).
+    void chosen(int64_t layer, const Tensor& experts, const Tensor& scores, const Tensor& logits,
+                const Context& context) {
+        if (context.recomputing || !(context.training || count_only_)) return;  // counted already
+        const int64_t E = scores.cols(),
+                      S = options_.aux == Aux::sequence ? context.batch.sequences() : 1;
+        const size_t l = index(layer);
+        Statistics s{Tensor::empty({S, E}, DType::fp32, Memory::workspace),
+                     Tensor::empty({S, E}, DType::fp32, Memory::workspace), scores.rows()};
+        ops::balance_statistics(s.counts, s.sums, experts, scores, sigmoid());
+        ops::add(step_.slice(int64_t(l), int64_t(l) + 1), sum_of_rows(s.counts));
+        if (count_only_) return;
+        if (keeps_logits()) ops::z_loss(z_, logits);
+        if (options_.aux == Aux::hf) {
+            if (l == 0) all_layers_ = Tensor::zeros({1, E}, DType::fp32, Memory::workspace);
+            ops::add(all_layers_, s.counts);
+            s.counts = all_layers_;  // complete when backward begins
+        }
+        now_[l] = s;
+        kept_.push_back(std::move(s));
+    }
+
+    // The gradient of the step's loss of balance with respect to a layer's scores (N, E), times its
+    // coefficient; empty without such a loss.
+    Tensor score_gradient(int64_t layer, const Tensor& scores) const {
+        if (!options_.has_loss()) return {};
+        const Statistics& s = now_[index(layer)];
+        const Tensor& counts = counts_for(index(layer), s);
+        const Tensor factors = Tensor::empty(counts.shape(), DType::fp32, Memory::workspace);
+        ops::copy(factors, counts);
+        ops::scale(factors, float(options_.aux_coefficient * factor(s)));
+        const Tensor gradient = Tensor::empty(scores.shape(), DType::fp32, Memory::activation);
+        ops::balance_gradient(gradient, factors, scores, sigmoid());
+        return gradient;
+    }
+    // What the sum of squared log-sum-exps over a micro-batch's N tokens counts in the step's loss.
+    double z_factor(int64_t tokens) const {
+        return options_.z_coefficient / (double(tokens) * micro_batches_);
+    }
+
+    // The loads of the step, summed over `ranks`, which all call it; moves the biases. The losses
+    // are means over the layers for which the table above names a sum, so that they can be compared
+    // with its column "balanced".
+    StepLoads end_step(const Communicator& ranks) {
+        const int64_t E = config_.experts.count;
+        double aux = 0, tokens = 0;
+        for (const Statistics& s : kept_) {
+            const size_t l = size_t(&s - kept_.data()) % size_t(layers_);
+            const std::vector<float> n = counts_for(l, s).to_host<float>(),
+                                     p = s.sums.to_host<float>();
+            for (size_t i = 0; i < p.size(); ++i)
+                aux += factor(s) * double(n[i % n.size()]) * double(p[i]);
+            tokens += l == 0 ? double(s.tokens) : 0;
+        }
+        kept_.clear();
+        std::vector<double> all;
+        for (float n : step_.to_host<float>()) all.push_back(double(n));
+        all.push_back(aux);
+        all.push_back(z_.to_host<double>()[0] / (tokens * micro_batches_ / accumulated_));
+        const Tensor sum = Tensor::from_host<double>(all, {int64_t(all.size())}, Memory::workspace);
+        if (ranks.size() > 1) ranks.all_reduce(sum);
+        all = sum.to_host<double>();
+        StepLoads loads;
+        for (int64_t l = 0; l < layers_; ++l)
+            loads.by_layer.emplace_back(all.begin() + l * E, all.begin() + (l + 1) * E);
+        loads.aux = all[size_t(layers_ * E)] / (options_.aux == Aux::hf ? 1 : double(layers_));
+        loads.z = all.back() / double(layers_);
+        for (size_t l = 0; l < biases_.size(); ++l)
+            if (biases_[l])
+                biases_[l].copy_from_host(
+                    moved_bias(biases_[l].to_host<float>(), loads.by_layer[l], options_.gamma)
+                        .data());
+        return loads;
+    }
+    // Elements of the all-reduces of counted() and end_step().
+    int64_t counted_elements() const { return layers_ * config_.experts.count; }
+    int64_t step_elements() const { return counted_elements() + 2; }
+
+private:
+    struct Statistics {
+        Tensor counts, sums;  // (S, E)
+        int64_t tokens = 0;
+    };
+    size_t index(int64_t layer) const { return size_t(layer - config_.experts.first_dense); }
+    bool sigmoid() const { return config_.experts.router.score == ops::RouterScore::sigmoid; }
+    bool global() const { return options_.aux_over == AuxOver::global; }
+    const Tensor& counts_for(size_t l, const Statistics& s) const {
+        if (!global() || !global_) return s.counts;
+        if (options_.aux == Aux::hf) return global_of_all_layers_;
+        row_ = global_.slice(int64_t(l), int64_t(l) + 1);
+        return row_;
+    }
+    // What n_e p_te counts in the step's loss, without the coefficient.
+    double factor(const Statistics& s) const {
+        const int64_t S = s.sums.rows();
+        const double tokens = double(s.tokens / S) * (global() ? micro_batches_ : 1),
+                     of = aux_factor(options_.aux, double(config_.experts.count),
+                                     double(config_.experts.router.top_k), double(layers_), tokens);
+        if (global()) return of;
+        const bool wrong = options_.trap == Trap::aux_times_micro_batches;
+        return of / double(S) / (wrong ? micro_batches_ / accumulated_ : micro_batches_);
+    }
+    static Tensor sum_of_rows(const Tensor& x) {
+        const Tensor sum = Tensor::zeros({1, x.cols()}, DType::fp32, Memory::workspace);
+        for (int64_t i = 0; i < x.rows(); ++i) ops::add(sum, x.slice(i, i + 1));
+        return sum;
+    }
+
+    LlamaConfig config_;
+    ExpertOptions options_;
+    double micro_batches_, accumulated_;
+    int64_t layers_;
+    bool count_only_ = false;
+    std::vector<Statistics> now_, kept_;  // of the micro-batch; of the step
+    std::vector<Tensor> biases_;          // empty: a router without one
+    Tensor step_, z_;                     // the step's counts (layers, E); sum of the z-loss
+    Tensor all_layers_;                   // the micro-batch's counts of all layers (1, E)
+    Tensor global_, global_of_all_layers_;
+    mutable Tensor row_;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,108 @@
+// --compare: a few steps of the same training with 1, 2, 4, ... ranks sharing the experts, and one
+// table: what a rank holds, what it sends for its tokens, how long a step takes, and that the loss
+// is the same.
+#pragma once
+
+#include "sections.h"
+
+namespace ultrascale {
+
+// All ranks call it; rank 0 prints. Returns false if, on any rank, memory or communication differ
+// from their prediction, or the loss from that of ep 1.
+inline bool compare_ranks(const Options& options, const ExpertOptions& chosen,
+                          const StepShape& shape,
+                          const std::function<void(Step&, Llama&, AdamW&, const Mesh&,
+                                                   ExpertParallel&, ExpertRun&)>& train_step) {
+    const Communicator& world = Communicator::world();
+    const int64_t E = shape.config.experts.count, A = options.grad_accum;
+    const TokenFile file(options.data_path(), shape.config.vocab);
+    const DataLoader loader(file, data_options(options, shape.seq));
+    print(fmt::format("{} on {}; {:.3f} M parameters in {}, {:.3f} M active",
+                      describe_model(shape.config.experts), format_count(world.size(), "rank"),
+                      double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype),
+                      double(active_parameter_count(shape.config)) / 1e6));
+    print(fmt::format("{} x {} tokens a micro-batch, {} a step on each rank", options.micro_batch,
+                      shape.seq, A));
+    print(fmt::format("  {:<20} {:>7} {:>9} {:>11} {:>10} {:>10} {:>8} {:>7} {:>8}", "", "experts",
+                      "states", "activations", "sent by", "gradients", "exposed", "step ms",
+                      "loss"));
+    print(fmt::format("  {:<20} {:>7} {:>9} {:>11} {:>10} {:>10} {:>8}", "", "a rank", "",
+                      "at the peak", "dispatch", "send", "ms"));
+    Report report("06_expert_parallel", options, shape, 0);
+    bool ok = true;
+    double first_loss = 0, apart = 0;
+    for (int ep = 1; ep <= world.size(); ep *= 2)
+        for (const Dispatch dispatch : {Dispatch::expert, Dispatch::rank}) {
+            if (world.size() % ep != 0 || E % ep != 0) continue;
+            if (dispatch == Dispatch::rank && (ep == 1 || chosen.capacity_factor > 0)) continue;
+            ExpertOptions o = chosen;
+            o.ep = ep, o.dispatch = dispatch;
+            const Mesh mesh(world, {{"dp", world.size() / ep}, {"ep", ep}});
+            ExpertParallel experts(shape.config, o, mesh, A);
+            Llama model(shape.config, shape.model, experts.parts(shape.model),
+                        Stage::whole(shape.config));
+            ParameterList& parameters = model.parameters();
+            parameters.allocate_values(options.dtype);
+            parameters.allocate_grads(options.grad_dtype());
+            load_or_initialize(options, parameters);
+            AdamW optimizer(parameters, options.optimizer);
+            const Share share{
+                .micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()};
+            double loss = 0;
+            ExpertRun seen(shape, o, experts);
+            const auto run = [&](Step& step) {
+                step.on_finish = [&](double of_step, double) { loss = of_step; };
+                train_step(step, model, optimizer, mesh, experts, seen);
+            };
+            // At learning rate 0 all steps route alike: each sends as much as the first.
+            Step one(loader, share, 1, 0, sequences_of_step(options, world.size()));
+            run(one);
+            const double dispatch_sent = seen.travelled().of(Collective::all_to_all).sent;
+            const Prediction predicted =
+                seen.predicted(predict_fixed(shape, o, parameters, mesh, experts.balance()), 1);
+            const Measured m = measure(loader, share, sequences_of_step(options, world.size()),
+                                       options.steps, run);
+            const MemoryByCategory peak = memory_peak_by_category(), now = memory_now();
+            const int64_t fixed = now[int(Memory::parameter)] + now[int(Memory::gradient)] +
+                                  now[int(Memory::optimizer)];
+            if (first_loss == 0) first_loss = loss;
+            apart = std::max(apart, std::abs(loss - first_loss));
+            const bool same = on_all_ranks(
+                world, counted_as_predicted(predicted.communication, m.steps, m.counts) &&
+                           fixed == predicted.memory.parameters + predicted.memory.gradients +
+                                        predicted.memory.optimizer &&
+                           peak_as_predicted(predicted.memory.peak_activations,
+                                             peak[int(Memory::activation)]));
+            ok = ok && same;
+            const std::string name =
+                fmt::format("ep {} x dp {}{}", ep, world.size() / ep,
+                            ep == 1 ? "" : fmt::format(", {}", dispatch_names[int(dispatch)]));
+            const double sums = m.counts[size_t(Collective::all_reduce)].sent / double(m.steps);
+            print(fmt::format(
+                "  {:<20} {:>7} {:>9} {:>11} {:>10} {:>10} {:>8.1f} {:>7.1f} "
+                "{:>8.5f}{}",
+                name, E / ep, format_bytes(double(fixed)),
+                format_bytes(double(peak[int(Memory::activation)])), format_bytes(dispatch_sent),
+                format_bytes(sums), 1e3 * m.exposed_seconds, 1e3 * m.step_seconds, loss,
+                same ? "" : " MISMATCH"));
+            report.row({{"ep", int64_t(ep)},
+                        {"dispatch", dispatch_names[int(dispatch)]},
+                        {"fixed_bytes", fixed},
+                        {"activation_bytes", peak[int(Memory::activation)]},
+                        {"dispatch_sent_bytes", dispatch_sent},
+                        {"gradients_sent_bytes", sums},
+                        {"step_ms", 1e3 * m.step_seconds},
+                        {"loss", loss},
+                        {"as_predicted", same}});
+        }
+    const double bound = options.dtype == DType::fp32 ? 1e-5 : 3e-3;
+    const bool equal = apart <= bound * std::max(1.0, std::abs(first_loss));
+    print(
+        fmt::format("  states: parameters, gradients and optimizer. All rows are rank 0's.\n  "
+                    "losses differ by {:.1e} at most: {}",
+                    apart, equal ? "ok" : "MISSED"));
+    report.finish();
+    return ok && equal;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,81 @@
+// What the chapter's options choose.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "model/config.h"
+
+namespace ultrascale {
+
+// The losses that balance the experts' loads, as four programs define them (balance.h).
+enum class Aux { hf, switch_transformer, megatron, sequence };
+inline constexpr const char* aux_names[] = {"hf", "switch", "megatron", "sequence"};
+// Over which tokens a loss of balance counts: each micro-batch's, or those of the whole step.
+enum class AuxOver { micro_batch, global };
+// How many copies of a token travel: one for each of its experts, or one for each rank that has
+// some of them.
+enum class Dispatch { expert, rank };
+inline constexpr const char* dispatch_names[] = {"expert", "rank"};
+// Which rows an expert drops that is over its capacity.
+enum class Drop { by_position, by_score };
+// What runs while rows travel: nothing, or the shared experts.
+enum class ExpertOverlap { none, shared };
+
+// Mistakes to make on purpose. Each is caught by --verify: README.md says how.
+enum class Trap {
+    none,
+    groups_masked_with_0,     // groups that are not chosen compete with a score of 0
+    weights_from_biased,      // weights contain the bias that was meant for the choice alone
+    softmax_twice,            // the loss of balance takes the softmax of probabilities
+    experts_summed_over_ep,   // experts' gradients are summed over ranks with other experts
+    experts_divided_by_ep,    // and divided by ep, as if they were means
+    norm_without_experts,     // the norm that clips counts this rank's experts only
+    aux_times_micro_batches,  // each micro-batch adds the whole loss of balance
+};
+
+struct ExpertOptions {
+    int ep = 0;  // ranks that share the experts; 0: all
+    Dispatch dispatch = Dispatch::expert;
+    Aux aux = Aux::hf;
+    double aux_coefficient = 0, z_coefficient = 0;
+    AuxOver aux_over = AuxOver::micro_batch;
+    double gamma = 0;            // how far a router's bias moves in a step; 0: it has none
+    double capacity_factor = 0;  // 0: no row is dropped
+    Drop drop = Drop::by_position;
+    int max_nodes = 0;  // a token goes to at most so many nodes; 0: to any
+    int node_size = 0;  // ranks of a node; with max_nodes
+    // Choices that no router made: all experts get as many rows, but `skew` of all tokens choose
+    // expert 0 first.
+    bool force_balance = false;
+    double skew = 0;
+    ExpertOverlap overlap = ExpertOverlap::none;
+    Trap trap = Trap::none;
+
+    bool forced() const { return force_balance || skew > 0; }
+    bool has_loss() const { return aux_coefficient > 0; }
+    bool counts_first() const { return has_loss() && aux_over == AuxOver::global; }
+};
+
+// The rows that an expert takes of a rank's N tokens, with a capacity.
+inline int64_t capacity_of(const ExpertOptions& o, const ExpertsConfig& e, int64_t N) {
+    const double mean = double(N) * double(e.router.top_k) / double(e.count);
+    return std::max<int64_t>(int64_t(std::ceil(o.capacity_factor * mean - 1e-9)), 1);
+}
+
+// "64 experts, top 6, softmax, 2 shared"
+inline std::string describe_model(const ExpertsConfig& e) {
+    std::string words =
+        fmt::format("{} experts, top {}, {}", e.count, e.router.top_k,
+                    e.router.score == ops::RouterScore::softmax ? "softmax" : "sigmoid");
+    if (e.router.groups > 1)
+        words += fmt::format(", {} of {} groups", e.router.top_groups, e.router.groups);
+    if (e.shared > 0) words += fmt::format(", {} shared", e.shared);
+    if (e.first_dense > 0) words += fmt::format("; the first {} dense", e.first_dense);
+    return words;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,130 @@
+// Expert parallelism: the ranks of "ep" share the experts of every layer and copy everything else.
+// Each rank brings samples of its own.
+//
+//     dp 0   ep 0: experts 0-3     ep 1: experts 4-7       an expert's gradient: summed over dp
+//     dp 1   ep 0: experts 0-3     ep 1: experts 4-7       any other's: over dp and ep
+//
+// An expert gets the tokens of all ranks of its group, so the sum over "ep" has already happened
+// inside its weight gradient. No factor of ep belongs there: every gradient is divided by the
+// targets of the whole step, in the loss.
+#pragma once
+
+#include "capacity.h"
+#include "comm/mesh.h"
+#include "experts.h"
+#include "node_limited.h"
+
+namespace ultrascale {
+
+class ExpertParallel {
+public:
+    // `mesh`: axes "dp" and "ep". `accumulated`: micro-batches a step on this rank.
+    ExpertParallel(const LlamaConfig& config, const ExpertOptions& options, const Mesh& mesh,
+                   int64_t accumulated)
+        : config_(config),
+          options_(options),
+          ep_(mesh.group("ep")),
+          all_(mesh.group({"dp", "ep"})),
+          balance_(config, options, accumulated * all_.size(), accumulated),
+          traffic_(options.node_size),
+          capacity_(ep_.size(), config.experts.count) {
+        if (options.max_nodes > 0) nodes_.emplace(ep_, options.node_size);
+    }
+    ExpertParallel(const ExpertParallel&) = delete;  // parts keep a pointer to it
+
+    // The parts of this rank's model.
+    Parts parts(const ModelOptions& model) {
+        Parts parts = default_parts(config_, model);
+        set_experts(parts, config_, model,
+                    [this](ParameterList& list, const Parts& plain, const Place& layer) {
+                        return experts(list, plain, layer);
+                    });
+        return parts;
+    }
+
+    Balance& balance() { return balance_; }
+    Traffic& traffic() { return traffic_; }
+    CapacityPlan& capacity() { return capacity_; }
+    const Communicator& ep() const { return ep_; }
+    const Communicator& all() const { return all_; }  // all ranks that see other tokens
+    // The layer's number among those with experts, and the choices (N, k) of a forward.
+    std::function<void(int64_t layer, const Tensor& experts, const Context&)> log;
+
+private:
+    std::unique_ptr<FeedForward> experts(ParameterList& list, const Parts& parts,
+                                         const Place& layer) {
+        const ExpertsConfig& e = config_.experts;
+        const ExpertNames names = expert_names(config_);
+        const Place block = layer.part(names.block);
+        auto router = std::make_unique<Router>(list, block, config_, options_, balance_);
+        router->log = [this](int64_t layer, const Tensor& experts, const Context& context) {
+            if (log) log(layer, experts, context);
+        };
+        GroupedLinear gate_up = grouped(list, block, {names.gate, names.up}, e.ffn, config_.hidden),
+                      down = grouped(list, block, {names.down}, config_.hidden, e.ffn);
+        std::unique_ptr<SwiGLU> shared;
+        if (e.shared > 0) {
+            const Place place = layer.part("mlp.shared_experts");
+            const int64_t F = e.shared * e.ffn;
+            auto both = parts.linear(list, parts, place, LinearRole::column,
+                                     {{{"gate_proj", F}, {"up_proj", F}}, config_.hidden});
+            auto last = parts.linear(list, parts, place, LinearRole::row,
+                                     {{{"down_proj", config_.hidden}}, F});
+            shared = std::make_unique<SwiGLU>(std::move(both), std::move(last));
+        }
+        return std::make_unique<ExpertsLayer>(
+            std::move(router), GroupedSwiGLU(std::move(gate_up), std::move(down)),
+            std::move(shared), traffic_, balance_,
+            [this](int64_t tokens) { return journey(tokens); }, layer.layer);
+    }
+    // Registers these matrices (out, in) of each of this rank's experts, expert by expert.
+    GroupedLinear grouped(ParameterList& list, const Place& block,
+                          const std::vector<const char*>& matrices, int64_t out, int64_t in) {
+        const int64_t here = config_.experts.count / ep_.size(), first = ep_.rank() * here;
+        // The trap: as if every rank held copies of the same experts.
+        const bool wrong = options_.trap == Trap::experts_summed_over_ep;
+        std::vector<Parameter*> all;
+        for (int64_t e = first; e < first + here; ++e)
+            for (const char* matrix : matrices)
+                all.push_back(list.add({
+                    .name = block.part(fmt::format("experts.{}.{}", e, matrix)).weight(),
+                    .shape = {out, in},
+                    .init_std = float(config_.init_std),
+                    .split_over =
+                        wrong ? std::vector<std::string>{} : std::vector<std::string>{"ep"},
+                }));
+        std::string name = "experts";
+        for (const char* matrix : matrices) name += fmt::format(".{}", matrix);
+        return {std::move(all), here, std::move(name)};
+    }
+    // `tokens`: of the micro-batch on this rank.
+    std::unique_ptr<Journey> journey(int64_t tokens) {
+        const int64_t E = config_.experts.count, here = E / ep_.size();
+        Stream* beside =
+            options_.overlap == ExpertOverlap::none ? nullptr : &communication_stream();
+        if (options_.capacity_factor > 0)
+            return std::make_unique<CapacityJourney>(ep_, E,
+                                                     capacity_of(options_, config_.experts, tokens),
+                                                     options_.drop, capacity_, traffic_, beside);
+        if (options_.dispatch == Dispatch::expert || ep_.size() == 1)
+            return std::make_unique<ExpertJourney>(ep_, E, traffic_, beside);
+        std::vector<Hop> hops;
+        if (nodes_)
+            hops = nodes_->hops(here, traffic_);
+        else
+            hops.emplace_back(
+                ep_, [here](int64_t e) { return e / here; }, traffic_);
+        return std::make_unique<RankJourney>(std::move(hops), ep_.rank() * here, here, traffic_,
+                                             beside);
+    }
+
+    LlamaConfig config_;
+    ExpertOptions options_;
+    const Communicator &ep_, &all_;
+    Balance balance_;
+    Traffic traffic_;
+    CapacityPlan capacity_;
+    std::optional<Nodes> nodes_;
+};
+
+}  // namespace ultrascale

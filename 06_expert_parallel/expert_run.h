@@ -1,0 +1,128 @@
+// What a run of this chapter sees besides its losses: the loads of the experts, the rows that
+// travelled, and with --trap the mistake.
+#pragma once
+
+#include "predict.h"
+#include "train/gradients.h"
+#include "train/run.h"
+#include "train/whole_values.h"
+
+namespace ultrascale {
+
+// A forward of all micro-batches that only counts choices, for --aux-over global. Nothing is kept,
+// and the head is left out. All ranks call it.
+inline void count_choices(Step& step, Llama& model, ExpertParallel& experts) {
+    experts.balance().count_only(true);
+    step.call_hooks({});
+    for (int64_t m = 0; m < step.accumulated; ++m) {
+        Context context = step.micro_batch(m);
+        context.training = false;
+        Saved nothing;
+        Tensor x;
+        for (const Unit& unit : model.units())
+            if (&unit != &model.units().back())
+                x = model.forward_unit(unit, std::move(x), nothing, context);
+    }
+    experts.balance().count_only(false);
+    experts.balance().counted(experts.all());
+}
+
+class ExpertRun {
+public:
+    ExpertRun(const StepShape& shape, const ExpertOptions& options, ExpertParallel& experts)
+        : shape_(shape), options_(options), experts_(experts) {
+        experts.traffic().clear();
+    }
+    const ExpertOptions& options() const { return options_; }
+
+    // At the end of each step.
+    void add(StepLoads loads) {
+        loads_.push_back(std::move(loads));
+        const CapacityPlan::Dropped dropped = experts_.capacity().end_step();
+        dropped_.choices += dropped.choices, dropped_.dropped += dropped.dropped;
+        for (const auto& [m, rows] : experts_.traffic().end_step()) {
+            peak_ = std::max(peak_, peak_activations(shape_, options_, rows));
+            for (const auto& [layer, of_layer] : rows) {
+                most_rows_ = std::max(most_rows_, of_layer.at_experts);
+                all_rows_ += of_layer.at_experts, ++forwards_;
+            }
+        }
+    }
+    const std::vector<StepLoads>& loads() const { return loads_; }     // of each step
+    const CapacityPlan::Dropped& dropped() const { return dropped_; }  // on this rank
+    // Rows that this rank's experts had in a forward of a layer: the most, and on average.
+    int64_t most_rows() const { return most_rows_; }
+    double mean_rows() const { return double(all_rows_) / double(std::max<int64_t>(forwards_, 1)); }
+    const Traffic& traffic() const { return experts_.traffic(); }
+    const PredictedCommunication& travelled() const { return experts_.traffic().sent(); }
+
+    // Of the whole run, for the rows that came.
+    Prediction predicted(const Prediction& fixed, int64_t steps) const {
+        Prediction all = fixed.times(steps);
+        all.communication += travelled();
+        all.memory.peak_activations = std::llround(peak_);
+        return all;
+    }
+
+    // ---- --trap ----
+
+    void spoil_gradients(const ParameterList& parameters) const {
+        if (options_.trap != Trap::experts_divided_by_ep) return;
+        for (const auto& p : parameters)
+            if (!p->split_over.empty()) ops::scale(p->grad, 1 / float(options_.ep));
+    }
+    // Of the first step the norm is also added up rank by rank, without the mesh.
+    Tensor squared_norm(const ParameterList& parameters, const Mesh& mesh) {
+        const Tensor squared = of_mesh(parameters, mesh);
+        if (norm_apart_ < 0) {
+            const Tensor mine = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+            std::vector<Tensor> grads;
+            for (const auto& p : parameters)
+                if (p->name.find(".experts.") != p->name.npos ? mesh.group("dp").rank() == 0
+                                                              : mesh.world().rank() == 0)
+                    grads.push_back(p->grad);
+            ops::accumulate_sum_squares(mine, grads);
+            double sum = 0;
+            for (const std::string& of_rank :
+                 mesh.world().gather_strings(bytes_of<double>(mine.to_host<double>())))
+                sum += from_bytes<double>(of_rank)[0];
+            norm_apart_ = std::abs(scalar(squared) / sum - 1);
+        }
+        return squared;
+    }
+    // Prints how far apart both are. Returns false if they differ.
+    bool check_norm(Report& report) const {
+        const bool ok = norm_apart_ <= 1e-6;
+        print(
+            fmt::format("  norm      step 1, each element counted once   {:>9.2e} <= 1.0e-06  "
+                        "fixed      {}",
+                        norm_apart_, ok ? "ok" : "MISSED"));
+        report.value("verify", "norm", norm_apart_);
+        return ok;
+    }
+
+private:
+    Tensor of_mesh(const ParameterList& parameters, const Mesh& mesh) const {
+        if (options_.trap != Trap::norm_without_experts)
+            return squared_gradient_norm(parameters, mesh);
+        // As if an expert of another rank were a copy of one here.
+        std::vector<Parameter*> experts;
+        for (const auto& p : parameters)
+            if (!p->split_over.empty()) experts.push_back(p.get());
+        for (Parameter* p : experts) p->split_over.clear();
+        const Tensor squared = squared_gradient_norm(parameters, mesh);
+        for (Parameter* p : experts) p->split_over = {"ep"};
+        return squared;
+    }
+
+    StepShape shape_;
+    ExpertOptions options_;
+    ExpertParallel& experts_;
+    std::vector<StepLoads> loads_;
+    CapacityPlan::Dropped dropped_;
+    double norm_apart_ = -1;
+    double peak_ = 0;
+    int64_t most_rows_ = 0, all_rows_ = 0, forwards_ = 0;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,185 @@
+// A layer's experts in place of its feed-forward: router, dispatch, experts, combine.
+//
+//     x --+--> router --> k experts and weights for each token
+//         |                    |
+//         +--> dispatch --> [ down( silu(gate) * up ) ] of each expert --> combine --> + --> y
+//         |                                                                            ^
+//         +--> shared experts: one SwiGLU that every token goes through ---------------+
+//                                                                   residual ----------'
+//
+// (Shared experts: DeepSeekMoE, Dai et al. 2024, arXiv 2401.06066.)
+#pragma once
+
+#include <map>
+
+#include "dispatch.h"
+#include "grouped_linear.h"
+#include "model/dropout.h"
+
+namespace ultrascale {
+
+// A rank's experts: SwiGLU (parts.h) with grouped products.
+class GroupedSwiGLU {
+public:
+    GroupedSwiGLU(GroupedLinear gate_up, GroupedLinear down)
+        : gate_up_(std::move(gate_up)), down_(std::move(down)) {}
+
+    // (R, h) -> (R, h)
+    Tensor forward(ExpertRows in, Saved& saved) {
+        Tensor gate_up = gate_up_.forward(in.rows, in.counts, saved["gate_up"]);  // (R, 2 F)
+        in.rows = {};
+        const Tensor a = activation({gate_up.rows(), gate_up.cols() / 2}, gate_up.dtype());
+        ops::swiglu_forward(a, gate_up);
+        saved.keep("gate_up", std::move(gate_up));
+        saved.keep("counts", in.counts);
+        const Tensor out = down_.forward(a, in.counts, saved["down"]);
+        saved["down"].drop("x");
+        return out;
+    }
+    // The gradient of its output -> of its input, (R, h)
+    Tensor backward(Tensor dout, Saved& saved, Context& context, WeightGradient when) {
+        const Tensor counts = saved.get("counts");
+        Tensor da = down_.backward_input(dout, counts, saved["down"]);  // (R, F)
+        dout = {};
+        Tensor gate_up = saved.take("gate_up"), dgate_up = activation_like(gate_up);  // (R, 2 F)
+        ops::swiglu_backward(dgate_up, da, gate_up);  // da now holds down's input
+        saved["down"].keep("x", std::move(da));
+        gate_up = {};
+        if (when == WeightGradient::now) down_.backward_weight(counts, saved["down"], context);
+        const Tensor dx = gate_up_.backward_input(dgate_up, counts, saved["gate_up"]);
+        dgate_up = {};
+        if (when == WeightGradient::now)
+            gate_up_.backward_weight(counts, saved["gate_up"], context);
+        return dx;
+    }
+    void backward_weight(Saved& saved, Context& context) {
+        const Tensor counts = saved.take("counts");
+        down_.backward_weight(counts, saved["down"], context);
+        gate_up_.backward_weight(counts, saved["gate_up"], context);
+    }
+
+private:
+    GroupedLinear gate_up_, down_;
+};
+
+// y = residual + dropout(inner(x)): a token's mask does not depend on the order of rows, so it
+// comes after the combine.
+class DropoutFeedForward : public FeedForward {
+public:
+    DropoutFeedForward(std::unique_ptr<FeedForward> inner, Dropout dropout, std::string place)
+        : inner_(std::move(inner)), dropout_(std::move(dropout)), place_(std::move(place)) {}
+    Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
+                   Context& context) override {
+        if (!context.training) return inner_->forward(x, residual, saved, context);
+        Tensor y = inner_->forward(x, {}, saved, context);
+        dropout_.apply(y, y, place_, context, residual);
+        return y;
+    }
+    Tensor backward(const Tensor& dy, Saved& saved, Context& context,
+                    WeightGradient when) override {
+        const Tensor dropped = activation_like(dy);
+        dropout_.apply(dropped, dy, place_, context);
+        return inner_->backward(dropped, saved, context, when);
+    }
+    void backward_weight(Saved& saved, Context& context) override {
+        inner_->backward_weight(saved, context);
+    }
+
+private:
+    std::unique_ptr<FeedForward> inner_;
+    Dropout dropout_;
+    std::string place_;
+};
+
+// Sets the feed-forward of the layers with experts, which `make` builds from parts without dropout.
+inline void set_experts(
+    Parts& parts, const LlamaConfig& config, const ModelOptions& model,
+    std::function<std::unique_ptr<FeedForward>(ParameterList&, const Parts&, const Place&)> make) {
+    ModelOptions plain = model;
+    plain.dropout = 0;
+    parts.feed_forward = [=, dense = parts.feed_forward, bare = default_parts(config, plain)](
+                             ParameterList& list, const Parts& all,
+                             const Place& layer) -> std::unique_ptr<FeedForward> {
+        if (!config.has_experts(layer.layer)) return dense(list, all, layer);
+        std::unique_ptr<FeedForward> experts = make(list, bare, layer);
+        if (model.dropout == 0) return experts;
+        return std::make_unique<DropoutFeedForward>(
+            std::move(experts), Dropout{float(model.dropout), model.seed}, layer.name + ".experts");
+    };
+}
+
+class ExpertsLayer : public FeedForward {
+public:
+    // `start`: begins a journey of rows.
+    ExpertsLayer(std::unique_ptr<Router> router, GroupedSwiGLU experts,
+                 std::unique_ptr<SwiGLU> shared, Traffic& traffic, const Balance& balance,
+                 std::function<std::unique_ptr<Journey>(int64_t tokens)> start, int64_t layer)
+        : router_(std::move(router)),
+          experts_(std::move(experts)),
+          shared_(std::move(shared)),
+          traffic_(traffic),
+          balance_(balance),
+          start_(std::move(start)),
+          layer_(layer) {}
+
+    Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
+                   Context& context) override {
+        const int64_t N = x.rows();
+        traffic_.begin(context.training || balance_.counting(), saved.enabled(), layer_,
+                       context.micro_batch);
+        const Tensor rows = x.view({N, x.cols()}),
+                     stream = residual ? residual.view(rows.shape()) : Tensor();
+        const Routed routed = router_->forward(rows, saved["router"], context);
+        std::unique_ptr<Journey> journey = start_(N);
+        Tensor y;
+        ExpertRows in = journey->send(rows, routed, [&] {
+            if (shared_) y = shared_->forward(rows, stream, saved["shared"], context);
+        });
+        Tensor out = experts_.forward(std::move(in), saved["experts"]);
+        const Tensor before = y ? y : stream;
+        if (!y) y = activation_like(rows);
+        journey->combine(y, std::move(out), routed, before);
+        if (saved.enabled()) under_way_[&saved] = std::move(journey);
+        return y.view(x.shape());
+    }
+
+    Tensor backward(const Tensor& dy, Saved& saved, Context& context,
+                    WeightGradient when) override {
+        const std::unique_ptr<Journey> journey = std::move(under_way_.at(&saved));
+        under_way_.erase(&saved);
+        const Tensor rows = dy.view({dy.rows(), dy.cols()}),
+                     weights = saved["router"].take("weights");
+        Tensor dx, dweights = activation(weights.shape(), DType::fp32);
+        Tensor dout = journey->combine_backward(rows, dweights, weights, [&] {
+            if (shared_) dx = shared_->backward(rows, saved["shared"], context, when);
+        });
+        Tensor drows = experts_.backward(std::move(dout), saved["experts"], context, when);
+        Tensor of_router = router_->backward_input(dweights, saved["router"]);
+        if (when == WeightGradient::now) router_->backward_weight(saved["router"], context);
+        if (dx)
+            ops::add(dx, of_router);
+        else
+            dx = of_router;
+        of_router = {};
+        journey->send_backward(dx, std::move(drows));
+        return dx.view(dy.shape());
+    }
+
+    void backward_weight(Saved& saved, Context& context) override {
+        if (shared_) shared_->backward_weight(saved["shared"], context);
+        experts_.backward_weight(saved["experts"], context);
+        router_->backward_weight(saved["router"], context);
+    }
+
+private:
+    std::unique_ptr<Router> router_;
+    GroupedSwiGLU experts_;
+    std::unique_ptr<SwiGLU> shared_;  // may be empty
+    Traffic& traffic_;
+    const Balance& balance_;
+    std::function<std::unique_ptr<Journey>(int64_t tokens)> start_;
+    int64_t layer_;
+    std::map<const Saved*, std::unique_ptr<Journey>> under_way_;  // until their backward
+};
+
+}  // namespace ultrascale

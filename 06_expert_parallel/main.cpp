@@ -1,0 +1,113 @@
+// Chapter 06: experts. Each layer's feed-forward is replaced by many small ones, of which a router
+// picks a few for each token (experts.h); the ranks of a group share them, and tokens travel to
+// their experts and back (dispatch.h).
+#include "choices.h"
+#include "compare.h"
+#include "options.h"
+#include "predict.h"
+#include "route_demo.h"
+#include "sections.h"
+#include "train/gradients.h"
+#include "train/run.h"
+
+using namespace ultrascale;
+
+namespace {
+
+// One training step. Tokens meet their experts inside forward and backward. What is left are the
+// sums: an expert's gradient is complete within its group and is summed over dp; everything else is
+// copied, and summed over dp and ep.
+void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh,
+                ExpertParallel& experts, ExpertRun& seen) {
+    ParameterList& parameters = model.parameters();
+    parameters.begin_gradients(step.accumulated);
+    experts.balance().begin_step();
+    if (seen.options().counts_first())
+        phase("count choices", [&] { count_choices(step, model, experts); });
+    for (MicroBatch micro_batch : step.micro_batches()) {
+        Saved saved;
+        phase("forward", [&] { model.forward({}, saved, micro_batch); });
+        phase("backward", [&] { model.backward({}, saved, micro_batch); });
+    }
+    explain("gradients: sum an expert's over dp, all others over dp x ep");
+    phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
+    seen.spoil_gradients(parameters);  // --trap
+    step.verify_gradient();
+    const Tensor squared_norm =
+        phase("gradient norm", [&] { return seen.squared_norm(parameters, mesh); });
+    phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
+    const Communicator& all = experts.all();
+    if (all.size() > 1) phase("loss", [&] { all.all_reduce(step.loss); });
+    phase("loads", [&] { seen.add(experts.balance().end_step(all)); });  // moves a router's bias
+    step.finish(squared_norm);
+}
+
+// Trains. Returns false if the result differs from plain training on one device, or memory or
+// communication from their predictions.
+bool train(const Options& options, const ExpertOptions& chosen, const StepShape& shape) {
+    const Communicator& world = Communicator::world();
+    const Mesh mesh(world, {{"dp", world.size() / chosen.ep}, {"ep", chosen.ep}});
+    ExpertParallel experts(shape.config, chosen, mesh, options.grad_accum);
+    Run run("06_expert_parallel", options, shape,
+            {.micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()});
+
+    Llama model(shape.config, shape.model, experts.parts(shape.model), Stage::whole(shape.config));
+    ParameterList& parameters = model.parameters();
+    const Prediction balanced =
+        predict_balanced(shape, chosen, parameters, mesh, experts.balance(), options.grad_accum);
+    check_fits_everywhere(balanced.memory, memory_limit(),
+                          "fewer layers, a smaller --micro-batch or a larger --ep would");
+    parameters.allocate_values(options.dtype);
+    parameters.allocate_grads(options.grad_dtype());
+    AdamW optimizer(parameters, options.optimizer);
+    run.load(parameters, optimizer);
+    ChoiceLog choices(shape.config, options.dtype);
+    experts.log = [&](int64_t layer, const Tensor& chosen_experts, const Context& context) {
+        choices.add(layer, chosen_experts, context);
+    };
+    Trained what = trained(model, optimizer);
+    what.label = "experts", what.technique = describe(shape.config, chosen, world.size());
+    what.layout = {{"ep", chosen.ep}, {"dp", world.size() / chosen.ep}};
+    what.plain_parts = plain_parts(shape, chosen, options.grad_accum * world.size(), choices);
+    what.plain_micro_batch = chosen.counts_first() ? 0 : options.micro_batch;
+    run.start(what);
+    ExpertRun seen(shape, chosen, experts);
+    while (Step* step = run.next()) {
+        train_step(*step, model, optimizer, mesh, experts, seen);
+        choices.done();
+    }
+
+    return run.finish([&](Report& report) {
+        bool ok = choices.compare(report);
+        ok = seen.check_norm(report) && ok;
+        const Prediction fixed = predict_fixed(shape, chosen, parameters, mesh, experts.balance());
+        const Prediction predicted = seen.predicted(fixed, options.steps);
+        ok = report.memory(predicted) && ok;
+        ok = report.communication_of_run(predicted, options.steps, run.of_validation()) && ok;
+        report_experts(report, options, shape, chosen, seen, balanced);
+        report.throughput(predicted);
+        return ok;
+    });
+}
+
+bool run(const Options& options, Chapter& chapter) {
+    const LlamaConfig config = chapter.config(options);
+    chapter.check(options, config);
+    if (chapter.demo == "route") return demo_route(Communicator::world());
+    const ExpertOptions& experts = chapter.experts;
+    const StepShape shape = step_shape(options, config);
+    if (options.estimate) return print_estimate(options, experts, shape), true;
+    if (chapter.compare) {
+        slow_down(options);
+        return compare_ranks(options, experts, shape, train_step);
+    }
+    return train_within_memory(options, [&] { return train(options, experts, shape); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_chapter(argc, argv, "06_expert_parallel",
+                       "Train a Llama whose layers have experts, which several devices share.",
+                       run);
+}

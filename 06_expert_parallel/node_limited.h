@@ -1,0 +1,42 @@
+// Nodes are joined by a slower network than the GPUs inside them. So a token chooses its experts on
+// at most M nodes (--max-nodes), and its row crosses the network once a node:
+//
+//     node 0                      node 1
+//     rank 0 (token) ---- 1 ----> rank 2       to the rank of the same number in the other node
+//     rank 1                      rank 3 <-2-- and from there to all ranks that need it
+//
+// The choice is the router's of groups, with nodes as groups (route.h). The way consists of two
+// hops (rank_dispatch.h): across the nodes, one copy for each node, and inside a node, one copy for
+// each rank. What experts make is summed inside the node first, so that one row crosses back.
+// DeepSeek-V3 (arXiv 2412.19437, section 3.2.2): with links of 160 and 50 GB/s the second hop is
+// three times as fast, so 3.2 experts on each node come for the price of one.
+#pragma once
+
+#include "rank_dispatch.h"
+
+namespace ultrascale {
+
+class Nodes {
+public:
+    // `ep` consists of nodes of `size` neighbouring ranks. All ranks call it.
+    Nodes(const Communicator& ep, int size)
+        : size_(size),
+          across_(ep.split(ep.rank() % size, ep.rank(), "across")),
+          inside_(ep.split(ep.rank() / size, ep.rank(), "inside")) {}
+
+    std::vector<Hop> hops(int64_t experts_of_rank, Traffic& traffic) const {
+        const int64_t here = experts_of_rank, size = size_;
+        std::vector<Hop> hops;
+        hops.emplace_back(
+            across_, [=](int64_t e) { return e / here / size; }, traffic);
+        hops.emplace_back(
+            inside_, [=](int64_t e) { return e / here % size; }, traffic);
+        return hops;
+    }
+
+private:
+    int size_;
+    Communicator across_, inside_;
+};
+
+}  // namespace ultrascale

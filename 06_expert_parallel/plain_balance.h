@@ -1,0 +1,66 @@
+// What the plain layers of --verify (plain_experts.h) share: their choices, and the losses of
+// balance in double.
+#pragma once
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "expert_options.h"
+
+namespace ultrascale {
+
+// The plain choices of the first step, and how close each was: what a run's choices are compared
+// with. The key is (layer, sample).
+struct PlainChoices {
+    struct Token {
+        std::set<int> experts;
+        double margin;
+    };
+    std::map<std::pair<int64_t, int64_t>, std::vector<Token>> tokens;
+};
+
+// What the plain layers of one model share: the balance of its routers.
+class PlainBalance {
+public:
+    PlainBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
+                 int64_t tokens, PlainChoices* choices)
+        : config(config),
+          options(options),
+          micro_batches(micro_batches),
+          tokens(tokens),
+          choices(choices) {}
+
+    const LlamaConfig config;
+    const ExpertOptions options;
+    const int64_t micro_batches;  // of a step, as this training cuts it
+    const int64_t tokens;         // of a micro-batch, as the run under test cuts it
+    PlainChoices* const choices;  // of the first step; nullptr: not wanted
+
+    using Counts = std::vector<double>;             // (E)
+    std::map<int64_t, std::vector<Counts>> counts;  // by layer and segment, of this micro-batch
+    std::map<int64_t, std::vector<float>> loads;    // by layer, of this step
+    int64_t step = 0;
+
+    // The factor of n p for a layer (balance.h); `tokens`: of a segment.
+    double factor(double tokens) const {
+        const double E = double(config.experts.count), k = double(config.experts.router.top_k),
+                     L = double(config.layers - config.experts.first_dense),
+                     M = double(micro_batches);
+        switch (options.aux) {
+            case Aux::hf: return E / (L * tokens * L * tokens) / M;
+            case Aux::switch_transformer: return E / (tokens * tokens) / M;
+            default: return E / (k * tokens * tokens) / M;
+        }
+    }
+    // The counts that multiply a layer's probabilities in a segment.
+    Counts counts_for(int64_t layer, size_t segment) const {
+        if (options.aux != Aux::hf) return counts.at(layer)[segment];
+        Counts sum(size_t(config.experts.count), 0.0);
+        for (const auto& [l, segments] : counts)
+            for (size_t e = 0; e < sum.size(); ++e) sum[e] += segments[0][e];
+        return sum;
+    }
+};
+
+}  // namespace ultrascale

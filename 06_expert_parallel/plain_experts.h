@@ -1,0 +1,268 @@
+// The same layer the plain way, for --verify: a loop over tokens that chooses (route.h), a loop
+// over experts that computes, and sums on the host. It shares no code with the router's, the
+// dispatch's and the balance's operations.
+#pragma once
+
+#include "model/activation.h"
+#include "model/llama.h"
+#include "plain_balance.h"
+#include "route.h"
+
+namespace ultrascale {
+
+class PlainExperts : public FeedForward {
+public:
+    PlainExperts(ParameterList& list, const Parts& parts, const Place& layer,
+                 std::shared_ptr<PlainBalance> balance)
+        : layer_(layer.layer), balance_(std::move(balance)) {
+        const LlamaConfig& config = balance_->config;
+        const ExpertsConfig& e = config.experts;
+        const ExpertNames names = expert_names(config);
+        const Place block = layer.part(names.block);
+        gate_ = list.add({.name = block.part("gate").weight(),
+                          .shape = {e.count, config.hidden},
+                          .init_std = float(config.init_std)});
+        if (e.selection_bias)
+            bias_ = list.add_buffer(block.name + ".gate.e_score_correction_bias", e.count);
+        const auto swiglu = [&](const Place& place, const char* gate, const char* up,
+                                const char* down, int64_t F) {
+            return std::make_unique<SwiGLU>(
+                parts.linear(list, parts, place, LinearRole::column,
+                             {{{gate, F}, {up, F}}, config.hidden}),
+                parts.linear(list, parts, place, LinearRole::row, {{{down, config.hidden}}, F}));
+        };
+        for (int64_t i = 0; i < e.count; ++i)
+            experts_.push_back(swiglu(block.part(fmt::format("experts.{}", i)), names.gate,
+                                      names.up, names.down, e.ffn));
+        for (auto p = list.end() - 3 * e.count; p != list.end(); ++p)
+            of_experts_.push_back(p->get());
+        if (e.shared > 0)
+            shared_ = swiglu(layer.part("mlp.shared_experts"), "gate_proj", "up_proj", "down_proj",
+                             e.shared * e.ffn);
+    }
+
+    Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
+                   Context& context) override {
+        const int64_t N = x.rows(), h = x.cols(), E = int64_t(experts_.size());
+        if (context.training && context.micro_batch == 0) begin_step();
+        x_ = x.view({N, h});
+        const Tensor logits = activation({N, E}, DType::fp32);
+        ops::matmul(logits, x_, ops::Transpose::no, gate_->value, ops::Transpose::yes);
+        logits_ = logits.to_host<float>();
+        choose(N, context);
+        const Tensor y =
+            shared_ ? shared_->forward(x, residual, saved["shared"], context) : residual;
+        std::vector<float> sum = y ? y.to_host_float() : std::vector<float>(size_t(N * h), 0.0f);
+        rows_.assign(size_t(E), {}), outs_.assign(size_t(E), {});
+        for (size_t n = 0; n < routes_.size(); ++n)
+            for (size_t j = 0; j < routes_[n].experts.size(); ++j)
+                if (!dropped_[n * routes_[n].experts.size() + j])
+                    rows_[size_t(routes_[n].experts[j])].push_back(int32_t(n));
+        for (size_t e = 0; e < experts_.size(); ++e)
+            if (!rows_[e].empty())
+                outs_[e] =
+                    experts_[e]
+                        ->forward(rows_of(x_, rows_[e]), {}, saved[std::to_string(e)], context)
+                        .to_host_float();
+        for (size_t e = 0; e < experts_.size(); ++e)
+            for (size_t i = 0; i < rows_[e].size(); ++i)
+                for (int64_t c = 0; c < h; ++c)
+                    sum[size_t(rows_[e][i] * h + c)] +=
+                        float(weight(e, rows_[e][i])) * outs_[e][i * size_t(h) + size_t(c)];
+        return from_floats(sum, x.shape(), x.dtype());
+    }
+
+    Tensor backward(const Tensor& dy, Saved& saved, Context& context,
+                    WeightGradient when) override {
+        const int64_t N = dy.rows(), h = dy.cols();
+        const std::vector<float> d = dy.to_host_float();
+        std::vector<float> dx(d.size(), 0.0f);
+        if (shared_) dx = shared_->backward(dy, saved["shared"], context, when).to_host_float();
+        std::vector<std::vector<double>> dweights;
+        for (const Route& route : routes_) dweights.emplace_back(route.experts.size(), 0.0);
+        for (size_t e = 0; e < experts_.size(); ++e) {
+            std::vector<float> dout;
+            for (size_t i = 0; i < rows_[e].size(); ++i) {
+                const size_t n = size_t(rows_[e][i]);
+                const float w = float(weight(e, int64_t(n)));
+                double along = 0;
+                for (size_t c = 0; c < size_t(h); ++c) {
+                    const float of = d[n * size_t(h) + c];
+                    dout.push_back(w * of);
+                    along += double(of) * double(outs_[e][i * size_t(h) + c]);
+                }
+                dweights[n][place(e, n)] = along;
+            }
+            if (dout.empty()) {
+                for (size_t i = 0; i < 3; ++i) context.contributed(*of_experts_[3 * e + i]);
+                continue;
+            }
+            const Tensor in = from_floats(dout, {int64_t(rows_[e].size()), h}, dy.dtype());
+            const std::vector<float> din =
+                experts_[e]->backward(in, saved[std::to_string(e)], context, when).to_host_float();
+            for (size_t i = 0; i < din.size(); ++i)
+                dx[size_t(rows_[e][i / size_t(h)]) * size_t(h) + i % size_t(h)] += din[i];
+        }
+        const Tensor dlogits = router_gradient(dweights, dy.dtype()),
+                     through = activation({N, h}, dy.dtype());
+        ops::matmul(through, dlogits, ops::Transpose::no, gate_->value, ops::Transpose::no);
+        ops::matmul(gate_->grad, dlogits, ops::Transpose::yes, x_, ops::Transpose::no,
+                    gate_->begin_contribution());
+        context.contributed(*gate_);
+        ops::add(through, from_floats(dx, {N, h}, dy.dtype()));
+        return through.view(dy.shape());
+    }
+    void backward_weight(Saved&, Context&) override {
+        check(false, "the plain training computes both gradients at once");
+    }
+
+private:
+    // Moves the bias by the loads of the step before.
+    void begin_step() {
+        std::vector<float>& load = balance_->loads[layer_];
+        if (bias_ && !load.empty()) {
+            std::vector<float> bias = bias_.to_host<float>();
+            double mean = 0;
+            for (float n : load) mean += double(n) / double(load.size());
+            for (size_t e = 0; e < bias.size(); ++e)
+                if (double(load[e]) != mean)
+                    bias[e] += float(balance_->options.gamma * (double(load[e]) < mean ? 1 : -1));
+            bias_.copy_from_host(bias.data());
+        }
+        load.assign(experts_.size(), 0.0f);
+        ++step_;
+    }
+    void choose(int64_t N, const Context& context) {
+        const ExpertsConfig& e = balance_->config.experts;
+        const ExpertOptions& o = balance_->options;
+        const std::vector<float> bias = bias_ ? bias_.to_host<float>() : std::vector<float>();
+        routes_.clear();
+        for (int64_t n = 0; n < N; ++n) {
+            const std::span<const float> row(&logits_[size_t(n * e.count)], size_t(e.count));
+            routes_.push_back(route_token(row, bias, e.router));
+            for (int64_t j = 0; o.forced() && j < e.router.top_k; ++j) {
+                routes_.back().experts[size_t(j)] =
+                    forced_expert(n % balance_->tokens, j, e.count, e.router.top_k, o.skew);
+                routes_.back().weights[size_t(j)] = 1 / double(e.router.top_k);
+            }
+        }
+        dropped_.assign(size_t(N * e.router.top_k), false);
+        for (int64_t first = 0; o.capacity_factor > 0 && first < N; first += balance_->tokens) {
+            const int64_t tokens = std::min(balance_->tokens, N - first);
+            drop({first, first + tokens}, capacity_of(o, e, tokens));
+        }
+        if (!context.training) return;
+        count(context);
+        if (step_ == 1 && balance_->choices) remember(context);
+    }
+    void count(const Context& context) {
+        const size_t S = balance_->options.aux == Aux::sequence ? size_t(context.batch.sequences())
+                                                                : 1,
+                     each = routes_.size() / S;
+        auto& counts = balance_->counts[layer_];
+        counts.assign(S, PlainBalance::Counts(experts_.size(), 0.0));
+        for (size_t n = 0; n < routes_.size(); ++n)
+            for (int e : routes_[n].experts)
+                ++counts[n / each][size_t(e)], ++balance_->loads[layer_][size_t(e)];
+    }
+    void remember(const Context& context) {
+        const size_t T = size_t(context.batch.length());
+        for (size_t n = 0; n < routes_.size(); ++n)
+            balance_->choices->tokens[{layer_, context.batch.first_sample + int64_t(n / T)}]
+                .push_back(
+                    {{routes_[n].experts.begin(), routes_[n].experts.end()}, routes_[n].margin});
+    }
+    // Over its capacity an expert drops the last tokens, or those with the smallest weights.
+    void drop(Range tokens, int64_t capacity) {
+        for (size_t e = 0; e < experts_.size(); ++e) {
+            std::vector<std::pair<size_t, size_t>> choices;  // token, and which of its choices
+            for (size_t n = size_t(tokens.begin); n < size_t(tokens.end); ++n)
+                if (const size_t j = place(e, n); j < routes_[n].experts.size())
+                    choices.emplace_back(n, j);
+            if (balance_->options.drop == Drop::by_score)
+                std::ranges::stable_sort(choices, std::greater<>(), [&](const auto& c) {
+                    return float(routes_[c.first].weights[c.second]);
+                });
+            for (size_t i = size_t(capacity); i < choices.size(); ++i)
+                dropped_[choices[i].first * routes_[0].experts.size() + choices[i].second] = true;
+        }
+    }
+
+    double weight(size_t e, int64_t n) const {
+        return routes_[size_t(n)].weights[place(e, size_t(n))];
+    }
+    size_t place(size_t e, size_t n) const {
+        const std::vector<int>& chosen = routes_[n].experts;
+        return size_t(std::ranges::find(chosen, int(e)) - chosen.begin());
+    }
+    Tensor router_gradient(const std::vector<std::vector<double>>& dweights, DType dtype) const {
+        const ExpertOptions& o = balance_->options;
+        const ops::RouterSettings& settings = balance_->config.experts.router;
+        const size_t E = experts_.size(), S = balance_->counts.at(layer_).size(),
+                     each = routes_.size() / S;
+        std::vector<float> all;
+        for (size_t n = 0; n < routes_.size(); ++n) {
+            const Route& route = routes_[n];
+            std::vector<double> dscores(E, 0.0);
+            if (!o.forced()) dscores = score_gradient(route, dweights[n], settings);
+            if (o.has_loss()) add_aux(dscores, route.scores, n / each, double(each), double(S));
+            std::vector<double> dlogits = logit_gradient(route.scores, dscores, settings.score);
+            if (o.z_coefficient > 0) add_z(dlogits, n);
+            all.insert(all.end(), dlogits.begin(), dlogits.end());
+        }
+        return from_floats(all, {int64_t(routes_.size()), int64_t(E)}, dtype);
+    }
+    void add_aux(std::vector<double>& dscores, const std::vector<double>& scores, size_t segment,
+                 double tokens, double segments) const {
+        const double factor =
+            balance_->options.aux_coefficient * balance_->factor(tokens) / segments;
+        const PlainBalance::Counts counts = balance_->counts_for(layer_, segment);
+        if (balance_->config.experts.router.score == ops::RouterScore::softmax) {
+            for (size_t e = 0; e < scores.size(); ++e) dscores[e] += factor * counts[e];
+            return;
+        }
+        double sum = 1e-20, along = 0;
+        for (double s : scores) sum += s;
+        for (size_t e = 0; e < scores.size(); ++e) along += factor * counts[e] * scores[e] / sum;
+        for (size_t e = 0; e < scores.size(); ++e) dscores[e] += (factor * counts[e] - along) / sum;
+    }
+    void add_z(std::vector<double>& dlogits, size_t n) const {
+        const std::span<const float> row(&logits_[n * dlogits.size()], dlogits.size());
+        const std::vector<double> p = scores_of(row, ops::RouterScore::softmax);
+        const double lse = double(row[0]) - std::log(p[0]),
+                     factor = balance_->options.z_coefficient /
+                              (double(routes_.size()) * double(balance_->micro_batches));
+        for (size_t e = 0; e < p.size(); ++e) dlogits[e] += factor * 2 * lse * p[e];
+    }
+    static Tensor from_floats(const std::vector<float>& values, Shape shape, DType dtype) {
+        const Tensor wide = Tensor::from_host<float>(values, shape, Memory::workspace);
+        if (dtype == DType::fp32) return wide;
+        const Tensor narrow = activation(shape, dtype);
+        ops::copy(narrow, wide);
+        return narrow;
+    }
+    static Tensor rows_of(const Tensor& x, const std::vector<int32_t>& rows) {
+        const Tensor index =
+            Tensor::from_host<int32_t>(rows, {int64_t(rows.size())}, Memory::workspace);
+        const Tensor out = activation({int64_t(rows.size()), x.cols()}, x.dtype());
+        ops::gather_rows(out, x, index);
+        return out;
+    }
+    int64_t layer_;
+    std::shared_ptr<PlainBalance> balance_;
+    Parameter* gate_;
+    Tensor bias_;
+    std::vector<std::unique_ptr<SwiGLU>> experts_;
+    std::vector<Parameter*> of_experts_;  // gate, up and down of each
+    std::unique_ptr<SwiGLU> shared_;
+    // Of the micro-batch:
+    int64_t step_ = 0;
+    Tensor x_;                   // (N, h)
+    std::vector<float> logits_;  // (N, E)
+    std::vector<Route> routes_;
+    std::vector<bool> dropped_;               // (N, k)
+    std::vector<std::vector<int32_t>> rows_;  // the tokens of each expert
+    std::vector<std::vector<float>> outs_;    // what it made of them
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,126 @@
+// A router's choice, token by token on the host: the plain form of what ops::router_forward
+// computes, for reading, for --verify's plain training (plain_experts.h) and for the demo.
+//
+//     logits (E) --softmax or sigmoid--> scores --+ bias--> choice
+//     groups: keep the best ones by the sum of their two best choices, hide the others
+//     experts = the k best choices; weights = their scores (without the bias) / their sum * scaling
+//
+// Shazeer et al. 2017; the bias and the groups: DeepSeek-V3, arXiv 2412.19437, section 2.1.2.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "core/ops_experts.h"
+
+namespace ultrascale {
+
+// One token's way: everything has E or k elements.
+struct Route {
+    std::vector<double> scores, choice;  // (E); choice: scores + bias, -infinity where hidden
+    std::vector<int> experts;            // (k), best first
+    std::vector<double> weights;         // (k)
+    // By how much the last chosen expert is ahead of the first one that is not: below rounding,
+    // two correct programs may choose differently.
+    double margin = INFINITY;
+};
+
+inline std::vector<double> scores_of(std::span<const float> logits, ops::RouterScore kind) {
+    std::vector<double> scores(logits.begin(), logits.end());
+    if (kind == ops::RouterScore::sigmoid) {
+        for (double& s : scores) s = 1 / (1 + std::exp(-s));
+        return scores;
+    }
+    const double largest = *std::ranges::max_element(scores);
+    double sum = 0;
+    for (double& s : scores) sum += s = std::exp(s - largest);
+    for (double& s : scores) s /= sum;
+    return scores;
+}
+
+// Indices of `values`, the largest first, of equals the lower index first.
+inline std::vector<int> best_first(const std::vector<double>& values) {
+    std::vector<int> order(values.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, [&](int a, int b) { return values[a] > values[b]; });
+    return order;
+}
+
+// Hides the groups that are not among the best ones.
+inline void keep_best_groups(std::vector<double>& choice, const ops::RouterSettings& settings) {
+    const size_t each = choice.size() / size_t(settings.groups);
+    std::vector<double> of_group;
+    for (size_t first = 0; first < choice.size(); first += each) {
+        std::vector<double> in(choice.begin() + long(first), choice.begin() + long(first + each));
+        std::ranges::sort(in, std::greater<>());
+        of_group.push_back(in[0] + (each > 1 ? in[1] : 0));
+    }
+    const std::vector<int> order = best_first(of_group);
+    for (size_t g = size_t(settings.top_groups); g < order.size(); ++g)
+        std::fill_n(choice.begin() + long(size_t(order[g]) * each), each, double(settings.masked));
+}
+
+// The route of a token with these logits (E). bias (E) may be empty.
+inline Route route_token(std::span<const float> logits, std::span<const float> bias,
+                         const ops::RouterSettings& settings) {
+    Route route{.scores = scores_of(logits, settings.score)};
+    route.choice = route.scores;
+    for (size_t e = 0; e < bias.size(); ++e) route.choice[e] += double(bias[e]);
+    if (settings.top_groups < settings.groups) keep_best_groups(route.choice, settings);
+    const std::vector<int> order = best_first(route.choice);
+    const size_t k = size_t(settings.top_k);
+    route.experts.assign(order.begin(), order.begin() + long(k));
+    if (k < order.size())
+        route.margin = route.choice[size_t(order[k - 1])] - route.choice[size_t(order[k])];
+    double sum = settings.score == ops::RouterScore::sigmoid ? 1e-20 : 0;
+    for (int e : route.experts) sum += route.scores[size_t(e)];
+    for (int e : route.experts)
+        route.weights.push_back(route.scores[size_t(e)] * settings.scaling /
+                                (settings.renormalise ? sum : 1));
+    return route;
+}
+
+// The gradient of the scores from that of the weights.
+inline std::vector<double> score_gradient(const Route& route, std::span<const double> dweights,
+                                          const ops::RouterSettings& settings) {
+    std::vector<double> dscores(route.scores.size());
+    double sum = settings.score == ops::RouterScore::sigmoid ? 1e-20 : 0, along = 0;
+    for (size_t j = 0; j < route.experts.size(); ++j) {
+        sum += route.scores[size_t(route.experts[j])];
+        along += dweights[j] * route.scores[size_t(route.experts[j])];
+    }
+    for (size_t j = 0; j < route.experts.size(); ++j)
+        dscores[size_t(route.experts[j])] =
+            settings.scaling *
+            (settings.renormalise ? dweights[j] / sum - along / (sum * sum) : dweights[j]);
+    return dscores;
+}
+
+// The gradient of the logits from that of the scores.
+inline std::vector<double> logit_gradient(const std::vector<double>& scores,
+                                          const std::vector<double>& dscores,
+                                          ops::RouterScore kind) {
+    std::vector<double> dlogits(scores.size());
+    double along = 0;
+    for (size_t e = 0; e < scores.size(); ++e) along += dscores[e] * scores[e];
+    for (size_t e = 0; e < scores.size(); ++e)
+        dlogits[e] = kind == ops::RouterScore::softmax ? scores[e] * (dscores[e] - along)
+                                                       : dscores[e] * scores[e] * (1 - scores[e]);
+    return dlogits;
+}
+
+// A choice that no router made, for measurements: token n's j-th expert. The share `skew` of all
+// tokens, evenly spread, choose expert 0 first and the others in turn; all other tokens choose all
+// experts in turn.
+inline int forced_expert(int64_t n, int64_t j, int64_t experts, int64_t k, double skew) {
+    const auto skewed = int64_t(std::floor(double(n) * skew));  // of the tokens before this one
+    if (int64_t(std::floor(double(n + 1) * skew)) == skewed)
+        return int(((n - skewed) * k + j) % experts);
+    return j == 0 ? 0 : int(1 + (skewed * (k - 1) + j - 1) % (experts - 1));
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,165 @@
+// The router: a linear without bias that scores the experts for each token, and the choice of the
+// k best (route.h does the same token by token).
+//
+//     x (N, h) --W (E, h)--> logits (N, E) --> scores --> experts (N, k), weights (N, k)
+//                                                |
+//                                         losses of balance (balance.h)
+//
+// Its arithmetic is in fp32 whatever the model's type, as rounding would change choices. Only the
+// weights carry a gradient back to the scores; which experts were chosen does not.
+#pragma once
+
+#include "balance.h"
+#include "model/activation.h"
+#include "model/llama.h"
+#include "route.h"
+
+namespace ultrascale {
+
+// What a router decided for N tokens.
+struct Routed {
+    Tensor experts, weights;  // (N, k) int32, fp32
+};
+
+class Router {
+public:
+    // Registers "PLACE.gate.weight" and, if training moves a bias, its buffer.
+    Router(ParameterList& list, const Place& block, const LlamaConfig& config,
+           const ExpertOptions& options, Balance& balance)
+        : layer_(block.layer),
+          settings_(config.experts.router),
+          options_(options),
+          balance_(balance),
+          weight_(list.add({.name = block.part("gate").weight(),
+                            .shape = {config.experts.count, config.hidden},
+                            .init_std = float(config.init_std)})) {
+        if (config.experts.selection_bias) {
+            bias_ =
+                list.add_buffer(block.name + ".gate.e_score_correction_bias", config.experts.count);
+            balance.add_bias(layer_, bias_);
+        }
+        if (options.trap == Trap::groups_masked_with_0) settings_.masked = 0;
+    }
+
+    // x (N, h)
+    Routed forward(const Tensor& x, Saved& saved, const Context& context) {
+        const TraceName name(TraceName::part, "router");
+        const int64_t N = x.rows(), E = weight_->shape[0], k = settings_.top_k;
+        Tensor logits = activation({N, E}, DType::fp32);
+        ops::router_logits(logits, x, weight_->value);
+        const Tensor scores = activation({N, E}, DType::fp32);
+        Routed routed{activation({N, k}, DType::int32), activation({N, k}, DType::fp32)};
+        ops::router_forward(routed.experts, routed.weights, scores, logits, bias_, settings_);
+        if (options_.trap == Trap::weights_from_biased) add_bias_to_weights(routed, scores);
+        if (options_.forced()) force(routed);
+        balance_.chosen(layer_, routed.experts, scores, logits, context);
+        if (log) log(layer_, routed.experts, context);
+        saved.keep("x", x);
+        saved.keep("scores", scores);
+        saved.keep("experts", routed.experts);
+        saved.keep("weights", routed.weights);
+        if (balance_.keeps_logits()) saved.keep("logits", std::move(logits));
+        return routed;
+    }
+
+    // The gradient of x (N, h) from that of the weights (N, k), and from the losses of balance.
+    Tensor backward_input(const Tensor& dweights, Saved& saved) {
+        const TraceName name(TraceName::part, "router"), pass(TraceName::pass, "dX");
+        const Tensor scores = saved.take("scores"), experts = saved.take("experts");
+        const Tensor dlogits = activation(scores.shape(), DType::fp32);
+        {
+            Tensor dscores = balance_.score_gradient(layer_, scores);
+            if (dscores && options_.trap == Trap::softmax_twice) through_softmax(dscores, scores);
+            const Tensor none = options_.forced() ? zeros_like(dweights) : dweights;
+            ops::router_backward(dlogits, none, scores, experts, settings_, dscores);
+        }
+        if (balance_.keeps_logits())
+            ops::z_loss_backward(dlogits, saved.take("logits"),
+                                 float(balance_.z_factor(scores.rows())));
+        const DType dtype = weight_->value.dtype();
+        Tensor dy = dlogits;
+        if (dtype != DType::fp32) {  // a product's factors share a type
+            dy = activation(dlogits.shape(), dtype);
+            ops::copy(dy, dlogits);
+        }
+        const Tensor dx = activation({dy.rows(), weight_->shape[1]}, dtype);
+        ops::matmul(dx, dy, ops::Transpose::no, weight_->value, ops::Transpose::no);
+        saved.keep("dy", dy);
+        return dx;
+    }
+    void backward_weight(Saved& saved, Context& context) {
+        const TraceName name(TraceName::part, "router"), pass(TraceName::pass, "dW");
+        ops::matmul(weight_->grad, saved.take("dy"), ops::Transpose::yes, saved.take("x"),
+                    ops::Transpose::no, weight_->begin_contribution());
+        context.contributed(*weight_);
+    }
+
+    // Sees the choices (N, k) of each forward, for --verify.
+    std::function<void(int64_t layer, const Tensor& experts, const Context&)> log;
+
+private:
+    static Tensor zeros_like(const Tensor& t) {
+        return Tensor::zeros(t.shape(), t.dtype(), Memory::workspace);
+    }
+    // All weights become 1/k, and tokens go where forced_expert() says.
+    void force(const Routed& routed) const {
+        const int64_t N = routed.experts.rows(), k = settings_.top_k;
+        if (!forced_ || forced_.rows() != N) {
+            std::vector<int32_t> experts;
+            for (int64_t n = 0; n < N; ++n)
+                for (int64_t j = 0; j < k; ++j)
+                    experts.push_back(forced_expert(n, j, weight_->shape[0], k, options_.skew));
+            forced_ = Tensor::from_host<int32_t>(experts, {N, k}, Memory::workspace);
+        }
+        ops::gather_rows(routed.experts, forced_, rows_in_order(N));
+        ops::fill(routed.weights, 1 / float(k));
+    }
+    const Tensor& rows_in_order(int64_t N) const {
+        if (!in_order_ || in_order_.numel() != N) {
+            std::vector<int32_t> index(static_cast<size_t>(N));
+            std::iota(index.begin(), index.end(), 0);
+            in_order_ = Tensor::from_host<int32_t>(index, {N}, Memory::workspace);
+        }
+        return in_order_;
+    }
+    // Trap::weights_from_biased: on the host, as no correct program needs it.
+    void add_bias_to_weights(const Routed& routed, const Tensor& scores) const {
+        const int64_t k = settings_.top_k, E = scores.cols();
+        const std::vector<float> s = scores.to_host<float>(), bias = bias_.to_host<float>();
+        const std::vector<int32_t> experts = routed.experts.to_host<int32_t>();
+        std::vector<float> weights(experts.size());
+        for (size_t n = 0; n < experts.size() / size_t(k); ++n) {
+            double sum = 1e-20;
+            for (size_t i = n * size_t(k); i < (n + 1) * size_t(k); ++i)
+                sum += double(weights[i] =
+                                  s[n * size_t(E) + size_t(experts[i])] + bias[size_t(experts[i])]);
+            for (size_t i = n * size_t(k); i < (n + 1) * size_t(k); ++i)
+                weights[i] *= float(settings_.scaling / (settings_.renormalise ? sum : 1));
+        }
+        Tensor(routed.weights).copy_from_host(weights.data());
+    }
+    // Trap::softmax_twice: the gradient of a loss that reads softmax(scores).
+    static void through_softmax(Tensor& dscores, const Tensor& scores) {
+        const int64_t E = scores.cols();
+        const std::vector<float> s = scores.to_host<float>();
+        std::vector<float> d = dscores.to_host<float>();
+        for (size_t at = 0; at < s.size(); at += size_t(E)) {
+            const std::span<const float> row(&s[at], size_t(E));
+            const std::vector<double> p = scores_of(row, ops::RouterScore::softmax),
+                                      of_row(d.begin() + long(at), d.begin() + long(at) + E),
+                                      into = logit_gradient(p, of_row, ops::RouterScore::softmax);
+            std::copy(into.begin(), into.end(), d.begin() + long(at));
+        }
+        dscores.copy_from_host(d.data());
+    }
+
+    int64_t layer_;
+    ops::RouterSettings settings_;
+    ExpertOptions options_;
+    Balance& balance_;
+    Parameter* weight_;
+    Tensor bias_;  // (E) fp32; empty: none
+    mutable Tensor forced_, in_order_;
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,94 @@
+// What travelled: the rows of each layer's dispatch, as its counts really came. From them follow
+// the bytes that the run should have sent, and the memory that it should have held (predict.h).
+#pragma once
+
+#include <map>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "comm/comm.h"
+#include "report/prediction.h"
+
+namespace ultrascale {
+
+// Rows for and from each rank of a group.
+struct Travel {
+    std::vector<int64_t> to, from;
+    int64_t sent() const { return std::reduce(to.begin(), to.end()); }
+    int64_t received() const { return std::reduce(from.begin(), from.end()); }
+};
+
+class Traffic {
+public:
+    // A layer's rows in a micro-batch: as its experts get them, and of each hop those that left and
+    // those that arrived.
+    struct Rows {
+        int64_t at_experts = 0;
+        struct OfHop {
+            int64_t left, arrived;
+        };
+        std::vector<OfHop> hops = {};
+    };
+
+    // Nodes of so many ranks of "ep"; 0: all are on one.
+    explicit Traffic(int node_size) : node_size_(node_size) {}
+
+    // Whether the forward that runs now counts, and whether its backward will follow. `layer`
+    // counts from the first one with experts.
+    void begin(bool counts, bool backward_follows, int64_t layer, int micro_batch) {
+        counts_ = counts, backward_ = backward_follows;
+        layer_ = layer, micro_batch_ = micro_batch;
+    }
+    bool backward_follows() const { return counts_ && backward_; }
+    // Rows of `row_bytes` go there and back, and so do their gradients.
+    void there_and_back(const Communicator& group, const Travel& rows, int64_t row_bytes) {
+        const int64_t times = backward_ ? 2 : 1;
+        one_way(group, rows.to, row_bytes, times);
+        one_way(group, rows.from, row_bytes, times);
+    }
+    void one_way(const Communicator& group, const std::vector<int64_t>& to, int64_t row_bytes,
+                 int64_t times = 1) {
+        if (!counts_ || times == 0) return;
+        const int64_t all = std::reduce(to.begin(), to.end()) * row_bytes,
+                      away = all - to[size_t(group.rank())] * row_bytes;
+        sent_.add(group, Collective::all_to_all,
+                  {times, times * all, double(times) * double(away)});
+        for (int r = 0; node_size_ > 0 && r < group.size(); ++r) {
+            if (r == group.rank()) continue;
+            const bool between =
+                group.name() == "across" ||
+                (group.name() != "inside" && r / node_size_ != group.rank() / node_size_);
+            (between ? between_nodes_ : inside_nodes_) +=
+                double(times) * double(to[size_t(r)]) * double(row_bytes);
+        }
+    }
+    // What only a backward sends, the way back.
+    void gradient_back(const Communicator& group, const std::vector<int64_t>& from,
+                       int64_t row_bytes) {
+        one_way(group, from, row_bytes, backward_ ? 1 : 0);
+    }
+    void rows(const Rows& rows) {
+        if (counts_) by_micro_batch_[micro_batch_][layer_] = rows;
+    }
+
+    // Of the step that ends: the rows of each layer (by number), for each micro-batch.
+    using ByLayer = std::map<int64_t, Rows>;
+    std::map<int, ByLayer> end_step() { return std::exchange(by_micro_batch_, {}); }
+    const PredictedCommunication& sent() const { return sent_; }  // since the last clear()
+    // Of these, bytes to other nodes and to other ranks of this one.
+    double between_nodes() const { return between_nodes_; }
+    double inside_nodes() const { return inside_nodes_; }
+    void clear() { *this = Traffic(node_size_); }
+
+private:
+    int node_size_;
+    double between_nodes_ = 0, inside_nodes_ = 0;
+    bool counts_ = false, backward_ = false;
+    int64_t layer_ = 0;
+    int micro_batch_ = 0;
+    PredictedCommunication sent_;
+    std::map<int, ByLayer> by_micro_batch_;
+};
+
+}  // namespace ultrascale

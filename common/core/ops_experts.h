@@ -1,0 +1,83 @@
+// The operations of a mixture of experts: routing, rows in the order of their experts and back, and
+// matrix products in groups. Part of ops.h, whose conventions hold.
+//
+//     logits (N, E)
+//       |  router_forward       experts, weights (N, k)
+//       v  sort_by_expert       counts (E), order (R), place (N, k)
+//     x (N, h) -- gather_rows --> rows (R, h)  -- grouped_matmul, swiglu, grouped_matmul --.
+//     y (N, h) <-- sum_rows ----- rows (R, h)  <-------------------------------------------'
+//
+// Letters: N tokens, E experts, k choices of each token, R rows: N k, or those that came in from
+// other ranks. There are no atomics: every sum has one order, and the host never waits for counts.
+#pragma once
+
+#include <cmath>
+
+#include "tensor.h"
+
+namespace ultrascale::ops {
+
+// ---- router -------------------------------------------------------------------------------------
+enum class RouterScore { softmax, sigmoid };
+struct RouterSettings {
+    RouterScore score = RouterScore::softmax;
+    int64_t top_k = 2;
+    // The experts form `groups` groups of neighbours. A token chooses only within its best
+    // top_groups groups; a group's score is the sum of its two best experts' (DeepSeek-V3).
+    int64_t groups = 1, top_groups = 1;
+    bool renormalise = true;  // a token's weights are divided by their sum
+    double scaling = 1;       // and multiplied by this
+    // What replaces an expert's score in a group that is not chosen. With 0, as in a well-known
+    // bug, such an expert is chosen before one whose biased score is negative.
+    float masked = -INFINITY;
+
+    bool operator==(const RouterSettings&) const = default;
+};
+// scores (N, E) fp32 = softmax or sigmoid of logits (N, E) fp32; experts (N, k) int32 = those with
+// the k largest scores + bias (E) fp32 (may be empty), best first, of equals the lower index;
+// weights (N, k) fp32 = the scores of these *without* the bias, divided by their sum (+ 1e-20 with
+// sigmoid, all of which may underflow) if they are renormalised, times the scaling factor. E is at
+// most 1024. (Shazeer et al. 2017; with sigmoid, groups and bias: DeepSeek-V3, arXiv 2412.19437)
+void router_forward(Tensor experts, Tensor weights, Tensor scores, const Tensor& logits,
+                    const Tensor& bias, const RouterSettings& settings);
+// dlogits (N, E) fp32 from dweights (N, k) fp32 and, if given, dscores (N, E) fp32, the gradient of
+// a loss that reads the scores. Choices have no gradient.
+void router_backward(Tensor dlogits, const Tensor& dweights, const Tensor& scores,
+                     const Tensor& experts, const RouterSettings& settings,
+                     const Tensor& dscores = {});
+
+// ---- rows by expert -----------------------------------------------------------------------------
+// A stable sort of the R = N k choices by expert: counts (E) int32 rows for each expert; order (R)
+// int32, for each sorted row its choice n k + j; place (N, k) int32, the inverse. A choice of
+// expert -1 is dropped: its place is -1 and it has no row, so the last rows of order are unused;
+// they are 0, and gather_rows may read them. x's rows in this order: gather_rows(rows, x, order,
+// k).
+void sort_by_expert(Tensor counts, Tensor order, Tensor place, const Tensor& experts);
+
+// y (N, h) = residual + sum over j, in order, of weight(n, j) * rows(place(n, j)); added in fp32
+// and rounded once. weights (N, k) fp32: empty means 1; residual: may be empty, or y. place (N, k)
+// int32: -1 adds nothing. rows (R, h).
+void sum_rows(Tensor y, const Tensor& rows, const Tensor& place, const Tensor& weights = {},
+              const Tensor& residual = {});
+// drows(place(n, j)) = weight(n, j) * dy(n), and dweights (N, k) fp32 = dy(n) . rows(place(n, j)),
+// 0 where nothing was added. Rows at no place keep what they hold. Without weights, dweights and
+// rows are empty. (The backward of gathering rows by `order` is sum_rows itself.)
+void sum_rows_backward(Tensor drows, Tensor dweights, const Tensor& dy, const Tensor& rows,
+                       const Tensor& place, const Tensor& weights = {});
+
+// ---- products in groups -------------------------------------------------------------------------
+// Rows are in groups of neighbours: counts (G) int32 on the device says how many each has, in
+// order. A group may be empty. Rows after the last group are neither read nor written. W (G, out,
+// in) has one matrix a group. Sums are in fp32.
+//
+// y (R, out): y_g = x_g W_g^T, x (R, in)
+void grouped_matmul(Tensor y, const Tensor& x, const Tensor& w, const Tensor& counts);
+// dx (R, in): dx_g = dy_g W_g
+void grouped_matmul_backward_input(Tensor dx, const Tensor& dy, const Tensor& w,
+                                   const Tensor& counts);
+// dw (G, out, in): dw_g = dy_g^T x_g + addend_g. addend may be empty, or dw itself to accumulate;
+// both may be fp32 while x and dy are bf16. An empty group's dw_g is the addend, or zero.
+void grouped_matmul_backward_weight(Tensor dw, const Tensor& dy, const Tensor& x,
+                                    const Tensor& counts, const Tensor& addend = {});
+
+}  // namespace ultrascale::ops

@@ -1,0 +1,103 @@
+// The shapes of the experts' operations, checked the same way on both backends. Private to
+// common/cpu and common/cuda.
+#pragma once
+
+#include "ops_experts.h"
+
+namespace ultrascale::ops {
+
+inline constexpr int64_t most_experts = 1024;
+
+struct RouterSizes {
+    int64_t N, E, k;
+};
+inline RouterSizes router_sizes(const Tensor& experts, const Tensor& scores,
+                                const RouterSettings& s) {
+    const RouterSizes n = {experts.rows(), scores.cols(), s.top_k};
+    check(experts.dtype() == DType::int32 && experts.cols() == n.k, "router: experts is (N, k)");
+    check(scores.dtype() == DType::fp32 && scores.numel() == n.N * n.E,
+          "router: scores is (N, E) fp32");
+    check(n.E >= 1 && n.E <= most_experts, "router: 1 to 1024 experts");
+    check(s.groups >= 1 && n.E % s.groups == 0 && s.top_groups >= 1 && s.top_groups <= s.groups,
+          "router: groups divide the experts");
+    check(n.k >= 1 && n.k <= s.top_groups * (n.E / s.groups),
+          "router: the chosen groups have at least k experts");
+    return n;
+}
+inline void check_fp32(const Tensor& x, int64_t numel, const char* what) {
+    check(x.dtype() == DType::fp32 && x.numel() == numel, what);
+}
+inline RouterSizes router_forward_sizes(const Tensor& experts, const Tensor& weights,
+                                        const Tensor& scores, const Tensor& logits,
+                                        const Tensor& bias, const RouterSettings& s) {
+    const RouterSizes n = router_sizes(experts, scores, s);
+    check_fp32(logits, n.N * n.E, "router_forward: logits is (N, E) fp32");
+    check_fp32(weights, n.N * n.k, "router_forward: weights is (N, k) fp32");
+    if (bias) check_fp32(bias, n.E, "router_forward: bias is (E) fp32");
+    return n;
+}
+inline RouterSizes router_backward_sizes(const Tensor& dlogits, const Tensor& dweights,
+                                         const Tensor& scores, const Tensor& experts,
+                                         const RouterSettings& s, const Tensor& dscores) {
+    const RouterSizes n = router_sizes(experts, scores, s);
+    check_fp32(dlogits, n.N * n.E, "router_backward: dlogits is (N, E) fp32");
+    check_fp32(dweights, n.N * n.k, "router_backward: dweights is (N, k) fp32");
+    if (dscores) check_fp32(dscores, n.N * n.E, "router_backward: dscores is (N, E) fp32");
+    return n;
+}
+
+inline void check_sort(const Tensor& counts, const Tensor& order, const Tensor& place,
+                       const Tensor& experts) {
+    check(counts.dtype() == DType::int32 && order.dtype() == DType::int32 &&
+              place.dtype() == DType::int32 && experts.dtype() == DType::int32,
+          "sort_by_expert: int32");
+    check(order.numel() == experts.numel() && place.numel() == experts.numel(),
+          "sort_by_expert: order (R) and place (N, k) have an element for each choice");
+    check(counts.numel() >= 1 && counts.numel() <= most_experts, "sort_by_expert: 1 to 1024");
+}
+
+struct SumSizes {
+    int64_t N, k, R, h;
+};
+inline SumSizes sum_rows_sizes(const Tensor& y, const Tensor& rows, const Tensor& place,
+                               const Tensor& weights) {
+    const SumSizes n = {place.rows(), place.cols(), rows.rows(), rows.cols()};
+    check(place.dtype() == DType::int32, "sum_rows: place is int32");
+    check(y.dtype() == rows.dtype() && y.numel() == n.N * n.h, "sum_rows: y is (N, h), like rows");
+    if (weights) check_fp32(weights, n.N * n.k, "sum_rows: weights is (N, k) fp32");
+    return n;
+}
+inline SumSizes sum_rows_backward_sizes(const Tensor& drows, const Tensor& dweights,
+                                        const Tensor& dy, const Tensor& rows, const Tensor& place,
+                                        const Tensor& weights) {
+    const SumSizes n = sum_rows_sizes(dy, drows, place, weights);
+    check(bool(dweights) == bool(weights) && bool(rows) == bool(weights),
+          "sum_rows_backward: weights, dweights and rows go together");
+    if (!weights) return n;
+    check_fp32(dweights, n.N * n.k, "sum_rows_backward: dweights is (N, k) fp32");
+    check(rows.dtype() == drows.dtype() && rows.numel() == drows.numel(),
+          "sum_rows_backward: rows is (R, h)");
+    return n;
+}
+
+struct GroupSizes {
+    int64_t G, R, out, in;
+};
+// y: y or dy; x: x or dx; w: w or dw
+inline GroupSizes group_sizes(const Tensor& y, const Tensor& x, const Tensor& w,
+                              const Tensor& counts) {
+    check(w.shape().size() == 3, "grouped_matmul: W is (G, out, in)");
+    const GroupSizes n = {w.size(0), y.rows(), w.size(1), w.size(2)};
+    check(counts.dtype() == DType::int32 && counts.numel() == n.G && n.G <= most_experts,
+          "grouped_matmul: counts is (G) int32");
+    check(y.cols() == n.out && x.cols() == n.in && x.rows() == n.R,
+          "grouped_matmul: x (R, in), y (R, out)");
+    check(x.dtype() == y.dtype(), "grouped_matmul: rows share their dtype");
+    return n;
+}
+// The FLOPs if all rows are in a group, as the host does not know the counts.
+inline double group_flops(const GroupSizes& n) {
+    return 2.0 * double(n.R) * double(n.out) * double(n.in);
+}
+
+}  // namespace ultrascale::ops

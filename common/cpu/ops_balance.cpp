@@ -1,0 +1,141 @@
+// The balance of a mixture of experts: small tensors, so plain loops.
+#include "core/ops_balance.h"
+
+#include "core/error.h"
+#include "core/ops.h"
+#include "ops_common.h"
+
+namespace ultrascale::ops {
+
+namespace {
+
+// 1 / the sum of a token's scores, or 1.
+double share(const float* scores, int64_t E, bool normalise) {
+    if (!normalise) return 1;
+    double sum = 1e-20;
+    for (int64_t e = 0; e < E; ++e) sum += double(scores[e]);
+    return 1 / sum;
+}
+
+double log_sum_exp(const float* x, int64_t n) {
+    const double highest = double(*std::max_element(x, x + n));
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += std::exp(double(x[i]) - highest);
+    return highest + std::log(sum);
+}
+
+// Of token n, one expert after the other; x and W may be bf16.
+template <class T>
+void logits_of_rows(float* logits, const T* x, const T* w, int64_t N, int64_t E, int64_t h) {
+#pragma omp parallel for if (N * E * h > 4 * parallel_threshold)
+    for (int64_t n = 0; n < N; ++n)
+        for (int64_t e = 0; e < E; ++e) {
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < h; ++i) sum += float(x[n * h + i]) * float(w[e * h + i]);
+            logits[n * E + e] = sum;
+        }
+}
+
+}  // namespace
+
+void router_logits(Tensor logits, const Tensor& x, const Tensor& weight) {
+    const int64_t N = x.rows(), E = weight.rows(), h = x.cols();
+    check(weight.cols() == h && logits.numel() == N * E && weight.dtype() == x.dtype(),
+          "router_logits: logits (N, E), x (N, h), weight (E, h)");
+    const OpSpan span("router_logits", 2.0 * double(N) * double(E) * double(h),
+                      bytes_of(logits, x, weight));
+    if (x.dtype() == DType::fp32)
+        logits_of_rows(logits.as<float>(), x.as<float>(), weight.as<float>(), N, E, h);
+    else
+        logits_of_rows(logits.as<float>(), x.as<bf16>(), weight.as<bf16>(), N, E, h);
+}
+
+void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const Tensor& scores,
+                        bool normalise) {
+    const int64_t N = scores.rows(), E = scores.cols(), S = counts.rows(), k = experts.cols();
+    check(counts.cols() == E && sums.numel() == counts.numel() && S > 0 && N % S == 0 &&
+              experts.rows() == N,
+          "balance_statistics: counts and sums (S, E), experts (N, k), scores (N, E)");
+    const OpSpan span("balance_statistics", 0, bytes_of(experts, scores));
+    const float* const s = scores.as<float>();
+    const int32_t* const chosen = experts.as<int32_t>();
+    for (int64_t part = 0; part < S; ++part) {
+        std::vector<double> sum(size_t(E), 0.0), count(size_t(E), 0.0);
+        for (int64_t n = part * (N / S); n < (part + 1) * (N / S); ++n) {
+            const double of_sum = share(s + n * E, E, normalise);
+            for (int64_t e = 0; e < E; ++e) sum[size_t(e)] += double(s[n * E + e]) * of_sum;
+            for (int64_t j = 0; j < k; ++j)
+                if (chosen[n * k + j] >= 0) ++count[size_t(chosen[n * k + j])];
+        }
+        std::copy(count.begin(), count.end(), counts.as<float>() + part * E);
+        std::copy(sum.begin(), sum.end(), sums.as<float>() + part * E);
+    }
+}
+
+void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& scores, bool normalise) {
+    const int64_t N = scores.rows(), E = scores.cols(), S = factors.rows();
+    check(dscores.numel() == scores.numel() && factors.cols() == E && S > 0 && N % S == 0,
+          "balance_gradient: dscores and scores (N, E), factors (S, E)");
+    const OpSpan span("balance_gradient", 0, bytes_of(dscores, scores));
+    const float *const s = scores.as<float>(), *const f = factors.as<float>();
+    float* const d = dscores.as<float>();
+    for (int64_t n = 0; n < N; ++n) {
+        const float *const of_token = s + n * E, *const of_segment = f + n / (N / S) * E;
+        const double of_sum = share(of_token, E, normalise);
+        double along = 0;  // of a quotient's gradient: the part along p
+        for (int64_t e = 0; normalise && e < E; ++e)
+            along += double(of_segment[e]) * double(of_token[e]) * of_sum;
+        for (int64_t e = 0; e < E; ++e)
+            d[n * E + e] = float((double(of_segment[e]) - along) * of_sum);
+    }
+}
+
+void z_loss(Tensor total, const Tensor& logits) {
+    const OpSpan span("z_loss", 0, bytes_of(logits));
+    double sum = 0;
+    for (int64_t n = 0; n < logits.rows(); ++n)
+        sum += std::pow(log_sum_exp(logits.as<float>() + n * logits.cols(), logits.cols()), 2);
+    *total.as<double>() += sum;
+}
+
+void z_loss_backward(Tensor dlogits, const Tensor& logits, float factor) {
+    const int64_t N = logits.rows(), E = logits.cols();
+    check(dlogits.numel() == logits.numel(), "z_loss_backward: dlogits and logits (N, E)");
+    const OpSpan span("z_loss_backward", 0, bytes_of(dlogits, dlogits, logits));
+    for (int64_t n = 0; n < N; ++n) {
+        const float* const x = logits.as<float>() + n * E;
+        const double lse = log_sum_exp(x, E);
+        for (int64_t e = 0; e < E; ++e)
+            dlogits.as<float>()[n * E + e] +=
+                float(2 * double(factor) * lse * std::exp(double(x[e]) - lse));
+    }
+}
+
+void capacity_slots(Tensor order, Tensor place, const Tensor& experts, const Tensor& sorted_order,
+                    const Tensor& sorted_place, const Tensor& counts, const Tensor& weights) {
+    const int64_t R = experts.numel(), E = counts.numel(), C = order.numel() / E;
+    check(order.numel() == E * C && place.numel() == R && sorted_order.numel() == R &&
+              sorted_place.numel() == R && (!weights || weights.numel() == R),
+          "capacity_slots: order (E C), counts (E), all else (N, k)");
+    const OpSpan span("capacity_slots", 0, bytes_of(order, place, experts, sorted_order));
+    std::fill_n(order.as<int32_t>(), E * C, 0);
+    std::fill_n(place.as<int32_t>(), R, -1);
+    const int32_t* const sorted = sorted_order.as<int32_t>();
+    int64_t first = 0;
+    for (int64_t e = 0; e < E; ++e) {
+        const int64_t n = counts.as<int32_t>()[e];
+        std::vector<int32_t> rows(sorted + first, sorted + first + n);
+        if (weights)
+            std::ranges::stable_sort(rows, [&](int32_t a, int32_t b) {
+                return weights.as<float>()[a] > weights.as<float>()[b];
+            });
+        for (int64_t i = 0; i < std::min(n, C); ++i) {
+            order.as<int32_t>()[e * C + i] = rows[size_t(i)];
+            place.as<int32_t>()[rows[size_t(i)]] = int32_t(e * C + i);
+        }
+        first += n;
+    }
+}
+
+}  // namespace ultrascale::ops

@@ -1,0 +1,274 @@
+// Products in groups on Hopper: one persistent kernel for all groups, with the pipeline of
+// 07_kernels/6_hopper/6_product_async_store.cu without its clusters. A producer thread asks TMA for
+// tiles, two consumer warpgroups multiply 64 x 256 sums each, and results leave through TMA.
+//
+//     forward  y_g = x_g W_g^T     A: rows of x,  k = in     B: rows of W_g
+//     input    dx_g = dy_g W_g     A: rows of dy, k = out    B: columns of W_g
+//     weight   dw_g = dy_g^T x_g   A: columns of dy, k = the group's rows    B: columns of x
+//
+// Which tile belongs to which group follows from the counts, which every block reads on the device:
+// the host does not wait for them. A group's tiles have neighbouring numbers, so that at one time
+// blocks share its W, or its rows, in L2.
+//
+// A group may begin and end at any row:
+//   - forward, input: a tile reads past the group's end, but the sums of those rows are not stored.
+//     A warp whose 16 rows all belong to the group stores them through TMA, the last one element by
+//     element. A warpgroup without any row multiplies nothing, so that a group costs as much time
+//     as its rows rounded up to 64.
+//   - weight: k ends with the group. Of the last step, rows of other groups are overwritten with
+//     zeros in shared memory: also a NaN that lies there must not count.
+#include "grouped_tensor_cores.cuh"
+#include "product_tiles.cuh"
+
+namespace ultrascale::ops {
+
+namespace {
+
+constexpr int tile_rows = 128, tile_columns = 256;
+constexpr int stages = 4;     // 48 KiB each
+constexpr int under_way = 1;  // steps whose products a consumer leaves in flight
+constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
+constexpr int consumer_registers = 232, producer_registers = 40;
+constexpr int tiles_below = 16;
+constexpr int piece = 64;  // columns of a tile whose k runs down its rows: 64 x 64, 8 KiB
+
+struct Stage {
+    Element a[tile_rows * k_step], b[tile_columns * k_step];
+};
+constexpr int boxes = 2;  // of the result, for each warp
+struct Shared {
+    Stage stage[stages];
+    Element box[4 * consumers][boxes][box_rows * box_columns];
+    Barrier full[stages], empty[stages];
+};
+
+// A tile of the result.
+struct Work {
+    int group;
+    int row, row_end;  // its first row, and where the rows that may be stored end
+    int column;
+    int k, k_end;  // weight: the group's rows
+};
+
+// The walk through a block's tiles.
+template <GroupForm form>
+class Tiles {
+public:
+    __device__ Tiles(const GroupProduct& p)
+        : p_(p),
+          walk_{p.counts, p.G, tile_rows},
+          down_((p.M + tile_rows - 1) / tile_rows),
+          across_((p.N + tile_columns - 1) / tile_columns),
+          index_(int(blockIdx.x)) {}
+    // Returns false after the last tile.
+    __device__ bool next(Work& work) {
+        if constexpr (form == GroupForm::weight) {
+            const int group = index_ / (down_ * across_);
+            if (group >= p_.G) return false;
+            walk_.go_to(group);
+            const Tile tile = tile_at(index_ % (down_ * across_), down_, across_, tiles_below);
+            work = {group,
+                    tile.row * tile_rows,
+                    p_.M,
+                    tile.column * tile_columns,
+                    int(walk_.begin),
+                    int(walk_.end)};
+        } else {
+            if (!walk_.find(index_ / across_)) return false;
+            const Tile tile =
+                tile_at(index_ - int(walk_.first_tile) * across_,
+                        int(walk_.next_tile - walk_.first_tile), across_, tiles_below);
+            work = {walk_.group,
+                    int(walk_.begin) + tile.row * tile_rows,
+                    int(walk_.end),
+                    tile.column * tile_columns,
+                    0,
+                    p_.K};
+        }
+        index_ += int(gridDim.x);
+        return true;
+    }
+
+private:
+    const GroupProduct& p_;
+    GroupWalk walk_;
+    int down_, across_, index_;
+};
+
+__device__ int steps_of(const Work& work) { return (work.k_end - work.k + k_step - 1) / k_step; }
+
+// Asks for a stage: rows of 64 k of A and B, or pieces of 64 columns by 64 k.
+template <GroupForm form>
+__device__ void request(Stage& stage, Barrier* full, const CUtensorMap* A, const CUtensorMap* B,
+                        const Work& work, int k) {
+    barrier_arrive_expect(full, sizeof(Stage));
+    if constexpr (form == GroupForm::weight)
+        for (int i = 0; i < tile_rows / piece; ++i)
+            tma_load(stage.a + i * piece * k_step, A, full, work.row + i * piece, k);
+    else
+        tma_load(stage.a, A, full, k, work.row);
+    if constexpr (form == GroupForm::forward)
+        tma_load(stage.b, B, full, k, work.column, work.group, 0);
+    else
+        for (int i = 0; i < tile_columns / piece; ++i) {
+            Element* const to = stage.b + i * piece * k_step;
+            const int column = work.column + i * piece;
+            if constexpr (form == GroupForm::input)
+                tma_load(to, B, full, column, k, work.group, 0);
+            else
+                tma_load(to, B, full, column, k);
+        }
+}
+
+// Overwrites k from `valid` on with zeros in all pieces of a stage; all consumers call it.
+__device__ void clear_after(Stage& stage, int valid) {
+    constexpr int pieces = (tile_rows + tile_columns) / piece, chunks = k_step * piece / 8;
+    uint4* const all = reinterpret_cast<uint4*>(&stage);  // b follows a
+    for (int i = int(threadIdx.x); i < pieces * chunks; i += 128 * consumers)
+        if (i % chunks >= valid * piece / 8) all[i] = make_uint4(0, 0, 0, 0);
+    fence_async_proxy();
+    sync_some<128 * consumers>(1);
+}
+
+// sum (64, 256) of this warpgroup += A B of a stage.
+template <GroupForm form>
+__device__ void multiply(float (&sum)[tile_columns / 8][4], const Stage& stage, int warpgroup,
+                         bool add) {
+    constexpr Major a_major = form == GroupForm::weight ? Major::mn : Major::k,
+                    b_major = form == GroupForm::forward ? Major::k : Major::mn;
+    const Element* const a = stage.a + warpgroup * 64 * k_step;
+#pragma unroll
+    for (int k16 = 0; k16 < k_step / 16; ++k16) {
+        const uint64_t a16 = a_major == Major::k ? k_major(a, k16) : mn_major(a, k16, k_step),
+                       b16 = b_major == Major::k ? k_major(stage.b, k16)
+                                                 : mn_major(stage.b, k16, k_step);
+        wgmma<a_major, b_major>(sum, a16, b16, add || k16 > 0);
+    }
+}
+
+template <GroupForm form, class D>
+__global__ void __launch_bounds__(threads, 1)
+    product(D* out, const D* addend, const GroupProduct p, const __grid_constant__ CUtensorMap A,
+            const __grid_constant__ CUtensorMap B,
+            const __grid_constant__ CUtensorMap C /* if D is bf16 */) {
+    extern __shared__ __align__(1024) unsigned char bytes[];
+    Shared& shared = *reinterpret_cast<Shared*>(bytes);
+    const int warp = same_in_warp(int(threadIdx.x) / 32), warpgroup = warp / 4;
+    if (threadIdx.x == 0) {
+        tma_prefetch(&A);
+        tma_prefetch(&B);
+        for (int s = 0; s < stages; ++s) {
+            barrier_init(&shared.full[s], 1);
+            barrier_init(&shared.empty[s], consumers);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+
+    Tiles<form> tiles(p);
+    Work work;
+    RingPlace<stages> place;
+    if (warpgroup == consumers) {
+        registers_fewer<producer_registers>();
+        if (threadIdx.x % 128 == 0)
+            while (tiles.next(work))
+                for (int step = 0; step < steps_of(work); ++step, place.advance()) {
+                    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+                    request<form>(shared.stage[place.stage], &shared.full[place.stage], &A, &B,
+                                  work, work.k + step * k_step);
+                }
+        return;
+    }
+    registers_more<consumer_registers>();
+    RingPlace<stages> to_free;
+    const auto free_stage = [&] {
+        if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[to_free.stage]);
+        to_free.advance();
+    };
+    while (tiles.next(work)) {
+        const int steps = steps_of(work), row = work.row + warpgroup * 64 + warp % 4 * box_rows;
+        const bool idle = work.row + warpgroup * 64 >= work.row_end;
+        float sum[tile_columns / 8][4];
+        if (form == GroupForm::weight && steps == 0)  // a group without rows
+#pragma unroll
+            for (int j = 0; j < tile_columns / 8; ++j)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sum[j][i] = 0;
+        for (int step = 0; step < steps; ++step, place.advance()) {
+            Stage& stage = shared.stage[place.stage];
+            barrier_wait(&shared.full[place.stage], place.parity);
+            if (form == GroupForm::weight && work.k_end - work.k - step * k_step < k_step)
+                clear_after(stage, work.k_end - work.k - step * k_step);
+            if (!idle) {
+                wgmma_fence();
+                multiply<form>(sum, stage, warpgroup, step > 0);
+                wgmma_commit();
+                wgmma_wait<under_way>(sum);
+            }
+            if (step >= under_way) free_stage();
+        }
+        wgmma_wait<0>(sum);
+        for (int step = steps < under_way ? steps : under_way; step > 0; --step) free_stage();
+        if (idle || row >= work.row_end) continue;
+        const int64_t first_row = form == GroupForm::weight ? int64_t(work.group) * p.M : 0;
+        if constexpr (sizeof(D) == sizeof(Element)) {
+            if (!addend && row + box_rows <= work.row_end) {
+                store_through_boxes(&C, int(first_row) + row, work.column, shared.box[warp], sum);
+                continue;
+            }
+        }
+        store_sums(out + first_row * p.N, addend ? addend + first_row * p.N : nullptr, p.N, row,
+                   work.row_end, work.column, sum);
+    }
+    if (threadIdx.x % 32 == 0)
+        tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
+}
+
+constexpr int64_t size = sizeof(Element);
+
+// Rows of 64 elements, `rows` of them.
+CUtensorMap rows_map(const Tensor& x, int rows) {
+    return tensor_map(x.data(), {{x.cols(), size, k_step}, {x.rows(), x.cols() * size, rows}});
+}
+// W (G, out, in): boxes of 64 columns of `in` by `rows` of `out`, in one group.
+CUtensorMap weight_map(const Tensor& w, int rows) {
+    const int64_t G = w.size(0), out = w.size(1), in = w.size(2);
+    return tensor_map(w.data(), {{in, size, k_step},
+                                 {out, in * size, rows},
+                                 {G, out * in * size, 1},
+                                 {1, G * out * in * size, 1}});
+}
+
+template <GroupForm form, class D>
+void start(const Tensor& out, const Tensor& addend, const GroupProduct& p, int64_t tiles,
+           const CUtensorMap& A, const CUtensorMap& B) {
+    check(tiles < int64_t(1) << 30, "grouped_matmul: too many tiles");
+    const CUtensorMap C = sizeof(D) == sizeof(Element) ? result_map(out) : CUtensorMap{};
+    LAUNCH((product<form, D>), unsigned(std::min<int64_t>(tiles, multiprocessors())), threads,
+           sizeof(Shared))
+    (data<D>(out), addend ? data<D>(addend) : nullptr, p, A, B, C);
+}
+
+}  // namespace
+
+void grouped_wgmma(GroupForm form, const Tensor& out, const Tensor& a, const Tensor& b,
+                   const Tensor& addend, const GroupProduct& p) {
+    const int64_t across = ceil_div(p.N, tile_columns);
+    if (form == GroupForm::weight) {
+        const int64_t tiles = p.G * ceil_div(p.M, tile_rows) * across;
+        with_type(out.dtype(), [&]<class D>(D) {
+            start<GroupForm::weight, D>(out, addend, p, tiles, rows_map(a, k_step),
+                                        rows_map(b, k_step));
+        });
+        return;
+    }
+    const int64_t tiles = most_row_tiles(a.rows(), p.G, tile_rows) * across;
+    if (form == GroupForm::forward)
+        start<GroupForm::forward, Element>(out, {}, p, tiles, rows_map(a, tile_rows),
+                                           weight_map(b, tile_columns));
+    else
+        start<GroupForm::input, Element>(out, {}, p, tiles, rows_map(a, tile_rows),
+                                         weight_map(b, k_step));
+}
+
+}  // namespace ultrascale::ops

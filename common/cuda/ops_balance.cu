@@ -1,0 +1,185 @@
+// The balance of a mixture of experts. Tensors are small, (N, E) at most: a warp, or a thread, for
+// each row or sum, and no two threads add to one number.
+#include "core/ops_balance.h"
+#include "ops_common.cuh"
+
+namespace ultrascale::ops {
+
+namespace {
+
+constexpr int threads = 256, at_once = 32;  // threads of a block; experts that it sums
+
+// 1 / the sum of a token's scores, or 1.
+__device__ float share(const float* scores, int E, bool normalise) {
+    if (!normalise) return 1;
+    float sum = 1e-20f;
+    for (int e = 0; e < E; ++e) sum += scores[e];
+    return 1 / sum;
+}
+
+// inverse (N) = share of each token.
+__global__ void shares(float* inverse, const float* scores, int64_t N, int E, bool normalise) {
+    const int64_t n = int64_t(blockIdx.x) * threads + threadIdx.x;
+    if (n < N) inverse[n] = share(scores + n * E, E, normalise);
+}
+
+// A block sums at_once experts of a segment: thread (x, y) takes expert x and every 8th token, and
+// the 8 sums are added in order.
+__global__ void statistics(float* counts, float* sums, const int32_t* experts, const float* scores,
+                           const float* inverse, int64_t tokens, int E, int k) {
+    constexpr int parts = threads / at_once;
+    __shared__ float part_sum[parts][at_once], part_count[parts][at_once];
+    const int x = int(threadIdx.x) % at_once, y = int(threadIdx.x) / at_once;
+    const int e = int(blockIdx.x) * at_once + x;
+    const int64_t first = int64_t(blockIdx.y) * tokens;
+    float sum = 0, count = 0;
+    for (int64_t n = first + y; n < first + tokens; n += parts) {
+        if (e < E) sum += scores[n * E + e] * inverse[n];
+        for (int j = 0; j < k; ++j) count += experts[n * k + j] == e ? 1.0f : 0.0f;
+    }
+    part_sum[y][x] = sum, part_count[y][x] = count;
+    __syncthreads();
+    if (y != 0 || e >= E) return;
+    for (int part = 1; part < parts; ++part) sum += part_sum[part][x], count += part_count[part][x];
+    counts[int64_t(blockIdx.y) * E + e] = count;
+    sums[int64_t(blockIdx.y) * E + e] = sum;
+}
+
+__global__ void gradient(float* dscores, const float* factors, const float* scores, int64_t N,
+                         int64_t tokens, int E, bool normalise) {
+    const int64_t n = int64_t(blockIdx.x) * threads + threadIdx.x;
+    if (n >= N) return;
+    const float *of_token = scores + n * E, *of_segment = factors + n / tokens * E;
+    const float of_sum = share(of_token, E, normalise);
+    float along = 0;  // of a quotient's gradient: the part along p
+    if (normalise)
+        for (int e = 0; e < E; ++e) along += of_segment[e] * of_token[e] * of_sum;
+    for (int e = 0; e < E; ++e) dscores[n * E + e] = (of_segment[e] - along) * of_sum;
+}
+
+__device__ float log_sum_exp(const float* x, int n) {
+    float highest = -INFINITY, sum = 0;
+    for (int i = 0; i < n; ++i) highest = fmaxf(highest, x[i]);
+    for (int i = 0; i < n; ++i) sum += expf(x[i] - highest);
+    return highest + logf(sum);
+}
+
+// One block, so that the sum has one order: each thread's tokens, then the threads in order.
+__global__ void z_sum(double* total, const float* logits, int64_t N, int E) {
+    __shared__ double part[threads];
+    double sum = 0;
+    for (int64_t n = threadIdx.x; n < N; n += threads) {
+        const float lse = log_sum_exp(logits + n * E, E);
+        sum += double(lse) * double(lse);
+    }
+    part[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int t = 1; t < threads; ++t) sum += part[t];
+    *total += sum;
+}
+
+__global__ void z_gradient(float* dlogits, const float* logits, int64_t N, int E, float factor) {
+    const int64_t n = int64_t(blockIdx.x) * threads + threadIdx.x;
+    if (n >= N) return;
+    const float* const x = logits + n * E;
+    const float lse = log_sum_exp(x, E);
+    for (int e = 0; e < E; ++e) dlogits[n * E + e] += 2 * factor * lse * expf(x[e] - lse);
+}
+
+__global__ void fill_rows(int32_t* order, int64_t rows) {
+    const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x;
+    if (i < rows) order[i] = 0;
+}
+
+// A thread for each choice finds its expert's first row, and with weights how many rows of the
+// expert come before it.
+__global__ void slots(int32_t* order, int32_t* place, const int32_t* experts,
+                      const int32_t* sorted_order, const int32_t* sorted_place,
+                      const int32_t* counts, const float* weights, int64_t R, int64_t C) {
+    const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x;
+    if (i >= R) return;
+    const int e = experts[i];
+    if (e < 0) {
+        place[i] = -1;
+        return;
+    }
+    int64_t first = 0;
+    for (int before = 0; before < e; ++before) first += counts[before];
+    int64_t slot = sorted_place[i] - first;
+    if (weights) {
+        const float own = weights[i];
+        const int64_t here = sorted_place[i];
+        slot = 0;
+        for (int64_t r = first; r < first + counts[e]; ++r) {
+            const float other = weights[sorted_order[r]];
+            slot += other > own || (other == own && r < here);
+        }
+    }
+    const bool fits = slot < C;
+    place[i] = fits ? int32_t(int64_t(e) * C + slot) : -1;
+    if (fits) order[int64_t(e) * C + slot] = int32_t(i);
+}
+
+unsigned blocks(int64_t n) { return unsigned(ceil_div(n, threads)); }
+
+}  // namespace
+
+void router_logits(Tensor logits, const Tensor& x, const Tensor& weight) {
+    matmul(logits, x, Transpose::no, weight, Transpose::yes);
+}
+
+void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const Tensor& scores,
+                        bool normalise) {
+    const int64_t N = scores.rows(), E = scores.cols(), S = counts.rows(), k = experts.cols();
+    check(counts.cols() == E && sums.numel() == counts.numel() && S > 0 && N % S == 0 &&
+              experts.rows() == N,
+          "balance_statistics: counts and sums (S, E), experts (N, k), scores (N, E)");
+    const OpSpan span("balance_statistics", 0, bytes_of(experts, scores));
+    const Tensor inverse = Tensor::empty({N}, DType::fp32, Memory::workspace);
+    LAUNCH(shares, blocks(N), threads, 0)
+    (data<float>(inverse), data<const float>(scores), N, int(E), normalise);
+    const dim3 grid(unsigned(ceil_div(E, at_once)), unsigned(S));
+    LAUNCH(statistics, grid, threads, 0)
+    (data<float>(counts), data<float>(sums), data<const int32_t>(experts),
+     data<const float>(scores), data<const float>(inverse), N / S, int(E), int(k));
+}
+
+void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& scores, bool normalise) {
+    const int64_t N = scores.rows(), E = scores.cols(), S = factors.rows();
+    check(dscores.numel() == scores.numel() && factors.cols() == E && S > 0 && N % S == 0,
+          "balance_gradient: dscores and scores (N, E), factors (S, E)");
+    const OpSpan span("balance_gradient", 0, bytes_of(dscores, scores));
+    LAUNCH(gradient, blocks(N), threads, 0)
+    (data<float>(dscores), data<const float>(factors), data<const float>(scores), N, N / S, int(E),
+     normalise);
+}
+
+void z_loss(Tensor total, const Tensor& logits) {
+    const OpSpan span("z_loss", 0, bytes_of(logits));
+    LAUNCH(z_sum, 1, threads, 0)
+    (total.as<double>(), data<const float>(logits), logits.rows(), int(logits.cols()));
+}
+
+void z_loss_backward(Tensor dlogits, const Tensor& logits, float factor) {
+    check(dlogits.numel() == logits.numel(), "z_loss_backward: dlogits and logits (N, E)");
+    const OpSpan span("z_loss_backward", 0, bytes_of(dlogits, dlogits, logits));
+    LAUNCH(z_gradient, blocks(logits.rows()), threads, 0)
+    (data<float>(dlogits), data<const float>(logits), logits.rows(), int(logits.cols()), factor);
+}
+
+void capacity_slots(Tensor order, Tensor place, const Tensor& experts, const Tensor& sorted_order,
+                    const Tensor& sorted_place, const Tensor& counts, const Tensor& weights) {
+    const int64_t R = experts.numel(), E = counts.numel(), C = order.numel() / E;
+    check(order.numel() == E * C && place.numel() == R && sorted_order.numel() == R &&
+              sorted_place.numel() == R && (!weights || weights.numel() == R),
+          "capacity_slots: order (E C), counts (E), all else (N, k)");
+    const OpSpan span("capacity_slots", 0, bytes_of(order, place, experts, sorted_order));
+    LAUNCH(fill_rows, blocks(E * C), threads, 0)(data<int32_t>(order), E * C);
+    LAUNCH(slots, blocks(R), threads, 0)
+    (data<int32_t>(order), data<int32_t>(place), data<const int32_t>(experts),
+     data<const int32_t>(sorted_order), data<const int32_t>(sorted_place),
+     data<const int32_t>(counts), weights ? data<const float>(weights) : nullptr, R, C);
+}
+
+}  // namespace ultrascale::ops

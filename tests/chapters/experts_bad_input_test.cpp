@@ -1,0 +1,52 @@
+// 06_expert_parallel with wrong input: one line that says what would be right.
+#include "refused.h"
+
+namespace ultrascale::test {
+namespace {
+
+void refuses(int ranks, const std::string& arguments, const std::vector<std::string>& telling) {
+    const std::string all = "--steps 2 --seq 16 " + arguments;
+    SCOPED_TRACE(arguments);
+    expect_one_error_line(ranks == 0 ? run("06_expert_parallel", all)
+                                     : run_ranks(ranks, "06_expert_parallel", all, 60),
+                          telling);
+}
+
+TEST(ExpertParallelBadInput, IsRefused) {
+    refuses(3, "", {"--ep 3", "8 experts"});
+    refuses(3, "--ep 2", {"--ep 2", "3 ranks"});
+    refuses(0, "--top-k 9", {"--top-k 9", "8 experts"});
+    refuses(0, "--experts 16 " + fmt::format("--load {}", reference("mixtral")),
+            {"--experts 16", "experts"});
+    refuses(0, "--max-nodes 1", {"--max-nodes has no effect", "--node-size"});
+    refuses(2, "--node-size 1 --inter-gbps 1 --max-nodes 3", {"--max-nodes 3", "2 nodes"});
+    refuses(0, "--model nano", {"--model nano", "dense", "nano-moe"});
+    refuses(0, "--first-dense 8", {"--first-dense 8"});
+    refuses(0, "--groups 3", {"--groups 3", "8 experts"});
+    refuses(0, "--groups 4 --top-k 4", {"top", "4"});
+    refuses(0, "--aux sequence --aux-over global", {"--aux-over global", "sequence"});
+    refuses(0, "--overlap shared", {"--overlap shared", "--shared"});
+    refuses(0, "--trap groups-masked-with-0", {"--trap", "--groups"});
+    refuses(0, "--trap softmax-twice --aux-coef 0", {"--trap", "--aux-coef"});
+}
+
+TEST(ExpertParallelBadInput, OptionsWithoutEffect) {
+    const std::string none = "has no effect: ";
+    refuses(0, "--gamma 0.1", {"--gamma " + none, "--balance bias"});
+    refuses(0, "--drop score", {"--drop " + none, "--capacity-factor"});
+    refuses(0, "--top-groups 2", {"--top-groups " + none, "--groups"});
+    refuses(0, "--capacity-factor 1 --dispatch rank", {"--dispatch " + none, "--capacity-factor"});
+    refuses(2, "--compare --ep 2", {"--compare", "--ep"});
+    refuses(0, "--demo route --json x.jsonl", {"--json", "no figures"});
+}
+
+// A dense program names the one that trains experts.
+TEST(ExpertParallelBadInput, OtherChapters) {
+    expect_one_error_line(run("00_single_gpu", "--model nano-moe"),
+                          {"--model nano-moe", "06_expert_parallel"});
+    expect_one_error_line(run("00_single_gpu", fmt::format("--load {}", reference("mixtral"))),
+                          {"--load", "06_expert_parallel"});
+}
+
+}  // namespace
+}  // namespace ultrascale::test

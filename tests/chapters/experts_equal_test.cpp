@@ -1,0 +1,201 @@
+// 06_expert_parallel: experts shared by ranks give one device's results, and memory and
+// communication are as predicted for the rows that came.
+#include "compare_runs.h"
+
+namespace ultrascale::test {
+namespace {
+
+const char* const chapter = "06_expert_parallel";
+const std::string small = "--layers 2 --seq 16 --micro-batch 2 --steps 3 --lr 2e-3 --verify ";
+
+void expect_equal(int ranks, const std::string& arguments) {
+    SCOPED_TRACE(fmt::format("{} ranks: {}", ranks, arguments));
+    const Outcome run = train(ranks, chapter, small + arguments);
+    if (run.exit_code != 0) return;
+    expect_verified(run);
+    EXPECT_EQ(run.summary.at("verify").at("choices_that_differ"), 0);
+}
+
+TEST(ExpertParallel, EqualsOneDevice) {
+    expect_equal(0, "--shared 1 --first-dense 1 --recompute full");
+    expect_equal(4, "--grad-accum 2 --recompute full");
+    expect_equal(4, "--ep 2 --z-coef 0.01 --aux switch --loss-chunk 10");
+    expect_equal(2, "--shared 1 --overlap shared --renormalise off --scaling 2.5 --dropout 0.1");
+    expect_equal(2, "--experts 4 --top-k 4 --dtype bf16");
+}
+
+TEST(ExpertParallel, EveryBalance) {
+    expect_equal(2, "--router sigmoid --balance bias --gamma 0.05 --groups 4 --top-groups 2");
+    expect_equal(2, "--aux hf --aux-over global --grad-accum 2 --aux-coef 0.1");
+    expect_equal(2, "--aux megatron --aux-over global --recompute full --aux-coef 0.1");
+    expect_equal(2, "--aux sequence --router sigmoid --grad-accum 2 --aux-coef 0.1");
+    expect_equal(2, "--skew 0.5 --top-k 3");
+}
+
+TEST(ExpertParallel, EveryDispatch) {
+    expect_equal(4, "--dispatch rank --top-k 3 --shared 1 --overlap shared");
+    expect_equal(4, "--node-size 2 --inter-gbps 10 --top-k 3 --max-nodes 1 --recompute full");
+    expect_equal(2, "--capacity-factor 0.8 --drop score");
+    expect_equal(4, "--ep 2 --capacity-factor 1.25 --grad-accum 2");
+}
+
+TEST(LongExpertParallel, EqualsOneDevice) {
+    for (const char* router : {"", "--router sigmoid --groups 2 --top-groups 1 --balance bias "})
+        for (const char* balance : {"", "--aux megatron --aux-coef 0.1 ", "--z-coef 0.1 ",
+                                    "--aux-over global --aux-coef 0.1 "})
+            for (const char* dispatch : {"", "--dispatch rank ", "--capacity-factor 1 "})
+                for (const auto& [ranks, layout] : {std::pair{8, ""},
+                                                    {4, "--ep 2 --grad-accum 2 "},
+                                                    {3, "--ep 1 "},
+                                                    {2, "--recompute full --shared 2 "}})
+                    expect_equal(ranks, std::string(router) + balance + dispatch + layout);
+}
+
+// A repetition has the same bits, and so has a run that resumes, with its biases.
+TEST(ExpertParallel, RepeatsAndResumes) {
+    TempDir dir;
+    const std::string common =
+        "--layers 2 --seq 16 --micro-batch 2 --lr 1e-2 --router sigmoid --balance bias --gamma 0.1 "
+        "--no-verify ";
+    const Outcome all = train(2, chapter, common + "--steps 6"),
+                  again = train(2, chapter, common + "--steps 6"),
+                  half = train(2, chapter, common + "--steps 3 --save " + (dir / "saved")),
+                  rest = train(2, chapter, common + "--steps 3 --load " + (dir / "saved"));
+    expect_the_same(again, all);
+    const std::vector<double> losses = all.of("loss");
+    EXPECT_LE(largest_difference(rest.of("loss"), {losses.begin() + 3, losses.end()}),
+              on_gpu ? 1e-5 : 0);
+    // On another number of ranks.
+    const Outcome alone =
+        train(0, chapter, common + "--grad-accum 2 --steps 3 --load " + (dir / "saved"));
+    EXPECT_LE(largest_difference(alone.of("loss"), rest.of("loss")), on_gpu ? 1e-5 : 1e-6);
+}
+
+// Hugging Face's losses and norms of the gradient, with and without its loss of balance, for any
+// number of ranks (tests/reference/make_experts_reference.py).
+void expect_as_hugging_face(const std::string& name, int ranks, const std::string& arguments,
+                            const char* kind) {
+    SCOPED_TRACE(fmt::format("{} {} ranks {}", name, ranks, arguments));
+    const Json expected =
+        Json::parse(slurp(reference(name) + "/expected.json")).at(kind).at("float64");
+    const Outcome run = train(ranks, chapter,
+                              fmt::format("{} --steps {} --seq 64 --lr 1e-3 --no-verify {}",
+                                          load(name), expected.at("loss").size(), arguments));
+    const auto losses = expected.at("loss").get<std::vector<double>>(),
+               norms = expected.at("grad_norm").get<std::vector<double>>();
+    EXPECT_NEAR(run.of("loss")[0], losses[0], 1e-6);
+    EXPECT_LE(largest_difference(run.of("loss"), losses), 5e-6);
+    for (size_t i = 0; i < norms.size(); ++i)
+        EXPECT_NEAR(run.of("grad_norm")[i] / norms[i], 1, 1e-4);
+}
+
+TEST(ExpertParallelReference, HuggingFace) {
+    const char* const aux = "--aux-coef 0.02 --aux-over global ";
+    expect_as_hugging_face("mixtral", 0, "--micro-batch 8", "plain");
+    expect_as_hugging_face("mixtral", 2, std::string(aux) + "--micro-batch 2 --grad-accum 2",
+                           "aux");
+    expect_as_hugging_face("qwen3_moe", 4, "--micro-batch 2 --ep 2 --dispatch rank", "plain");
+    expect_as_hugging_face("qwen3_moe", 2, std::string(aux) + "--micro-batch 4", "aux");
+}
+
+// What is loaded is saved again: Mixtral's byte by byte.
+TEST(ExpertParallelReference, SavesWhatItLoaded) {
+    for (const std::string name : {"mixtral", "qwen3_moe"}) {
+        TempDir dir;
+        train(2, chapter,
+              fmt::format("{} --steps 0 --seq 64 --save {}", load(name), dir / "saved"));
+        if (name == "mixtral") {
+            EXPECT_TRUE(slurp(dir / "saved/model.safetensors") ==
+                        slurp(reference(name) + "/model.safetensors"));
+        }
+        const std::string again = "--steps 1 --seq 64 --micro-batch 4 --no-verify ";
+        EXPECT_EQ(train(2, chapter,
+                        fmt::format("{} --load {} --data {}/tokens.bin", again, dir / "saved",
+                                    reference(name)))
+                      .of("loss"),
+                  train(2, chapter, again + load(name)).of("loss"));
+    }
+}
+
+// Mistakes made on purpose (--trap) are found.
+TEST(ExpertParallelTraps, AreFound) {
+    const auto expect_missed = [](const std::string& arguments, const char* line) {
+        SCOPED_TRACE(arguments);
+        const Outcome run = train(2, chapter, small + arguments, 1);
+        bool found = false;
+        std::istringstream lines(run.out);
+        for (std::string text; std::getline(lines, text);)
+            found = found || (contains(text, line) && contains(text, "MISSED"));
+        EXPECT_TRUE(found) << run.out;
+    };
+    expect_missed(
+        "--router sigmoid --groups 4 --top-groups 2 --top-k 4 --balance bias --gamma 0.9 --lr 1e-3 "
+        "--steps 4 --trap groups-masked-with-0",
+        "weights ");
+    expect_missed("--router sigmoid --balance bias --gamma 0.1 --trap weights-from-biased",
+                  "weights ");
+    expect_missed("--trap softmax-twice", "gradient ");
+    expect_missed("--trap experts-summed-over-ep", "gradient ");
+    expect_missed("--trap experts-divided-by-ep", "gradient ");
+    expect_missed("--trap norm-without-experts", "norm ");
+    expect_missed("--grad-accum 2 --trap aux-times-micro-batches", "gradient ");
+}
+
+// Adam hides a constant factor in experts' gradients: the losses look right.
+TEST(ExpertParallelTraps, AdamHidesAFactor) {
+    const std::string arguments =
+        "--layers 2 --seq 16 --micro-batch 2 --steps 8 --clip 0 --no-verify ";
+    const Outcome right = train(2, chapter, arguments),
+                  wrong = train(2, chapter, arguments + "--trap experts-divided-by-ep");
+    EXPECT_LE(largest_difference(right.of("loss"), wrong.of("loss")), 1e-3);
+    EXPECT_GT(largest_difference(right.of("grad_norm"), wrong.of("grad_norm")), 5e-3);
+}
+
+// Drops depend on how the batch is cut; without a capacity the cut does not matter.
+TEST(ExpertParallel, DropsDependOnTheLayout) {
+    const auto losses = [](int ranks, const std::string& arguments) {
+        return train(ranks, chapter,
+                     "--layers 2 --seq 16 --steps 2 --no-verify --aux-coef 0 " + arguments)
+            .of("loss");
+    };
+    EXPECT_LE(largest_difference(losses(0, "--micro-batch 4"), losses(2, "--micro-batch 2")),
+              on_gpu ? 1e-5 : 1e-6);
+    EXPECT_GT(largest_difference(losses(0, "--micro-batch 4 --capacity-factor 0.8"),
+                                 losses(2, "--micro-batch 2 --capacity-factor 0.8")),
+              1e-4);
+}
+
+// The bytes of the two dispatches, and those between nodes.
+TEST(ExpertParallel, FewerCopiesAreSent) {
+    const auto sent = [](const std::string& arguments) {
+        const Outcome run = train(
+            4, chapter,
+            "--layers 1 --seq 64 --micro-batch 2 --steps 2 --no-verify --top-k 4 --experts 16 "
+            "--node-size 2 --inter-gbps 100 " +
+                arguments);
+        expect_as_predicted(run);
+        const Json& bytes = run.summary.at("all_to_all");
+        EXPECT_EQ(bytes.at("exact"), bytes.at("counted"));
+        return bytes;
+    };
+    const Json expert = sent(""), rank = sent("--dispatch rank"), nodes = sent("--max-nodes 1");
+    EXPECT_LT(rank.at("counted").get<double>(), 0.9 * expert.at("counted").get<double>());
+    EXPECT_LT(nodes.at("between_nodes").get<double>(),
+              0.7 * rank.at("between_nodes").get<double>());
+}
+
+TEST(ExpertParallel, CompareAndDemo) {
+    const Outcome compare = run_ranks(
+        4, chapter, "--compare --layers 1 --seq 16 --micro-batch 1 --steps 3 --peak-tflops 1");
+    EXPECT_EQ(compare.exit_code, 0) << compare.out << compare.err;
+    EXPECT_FALSE(contains(compare.out, "MIS")) << compare.out;
+    for (const int ranks : {1, 2}) {
+        const Outcome demo = run_ranks(ranks, chapter, "--demo route");
+        EXPECT_EQ(demo.exit_code, 0) << demo.out << demo.err;
+        EXPECT_TRUE(contains(demo.out, "y5 = 0.62*(15, 3) + 0.38*(20, 4) = (16.89, 3.38) ok"))
+            << demo.out;
+    }
+}
+
+}  // namespace
+}  // namespace ultrascale::test

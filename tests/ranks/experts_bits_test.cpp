@@ -1,0 +1,134 @@
+// Expert parallelism gives the same bits as one rank: the choices of routers, what experts make of
+// their rows, and so their gradients of the first step. Gradients of what is copied are summed over
+// ranks, in another order.
+#include <gtest/gtest.h>
+
+#include "06_expert_parallel/expert_parallel.h"
+#include "core/threads.h"
+#include "tests/test_util.h"
+#include "train/gradients.h"
+
+namespace ultrascale {
+namespace {
+
+constexpr int64_t sequences = 24, T = 8;  // divide by 2, 3, 4 and 8 as the experts do
+const LlamaConfig config{.layers = 2,
+                         .hidden = 64,
+                         .heads = 4,
+                         .kv_heads = 2,
+                         .head_dim = 16,
+                         .ffn = 48,
+                         .vocab = 64,
+                         .init_std = 0.1,
+                         .experts = {.count = 24, .ffn = 32, .shared = 1, .router = {.top_k = 3}}};
+
+Batch batch_of(Range samples) {
+    const auto numbers = [&](int factor) {
+        std::vector<int32_t> values;
+        for (int64_t i = samples.begin * T; i < samples.end * T; ++i)
+            values.push_back(int32_t((i * i + i * factor) % config.vocab));
+        return integers(values, {samples.size(), T});
+    };
+    std::vector<int32_t> positions;
+    for (int64_t i = 0; i < samples.size() * T; ++i) positions.push_back(int32_t(i % T));
+    return {.tokens = numbers(3),
+            .targets = numbers(7),
+            .positions = integers(positions, {samples.size(), T}),
+            .counted_targets = samples.size() * T,
+            .first_sample = samples.begin};
+}
+
+// The model on the ranks of a mesh, after one step's backward.
+struct Trained1 {
+    Trained1(const Mesh& mesh, const ExpertOptions& options, Range samples, bool recompute)
+        : experts(config, options, mesh, 1) {
+        const ModelOptions model_options{.recompute =
+                                             recompute ? Recompute::full : Recompute::none};
+        experts.log = [&](int64_t layer, const Tensor& chosen, const Context& context) {
+            std::vector<int32_t>& choices = context.recomputing ? again[layer] : first[layer];
+            choices = chosen.to_host<int32_t>();
+        };
+        model = std::make_unique<Llama>(config, model_options, experts.parts(model_options),
+                                        Stage::whole(config));
+        ParameterList& parameters = model->parameters();
+        parameters.allocate_values(DType::fp32), parameters.allocate_grads(DType::fp32);
+        parameters.initialize(5);
+        parameters.begin_gradients();
+        experts.balance().begin_step();
+        Context context{.batch = batch_of(samples),
+                        .token_weight = 1 / float(sequences * T),
+                        .loss = Tensor::zeros({1}, DType::fp64, Memory::workspace)};
+        Saved saved;
+        model->forward({}, saved, context);
+        model->backward({}, saved, context);
+        sum_gradients(parameters, mesh);
+        for (const auto& p : parameters) gradients[p->name] = to_double(p->grad);
+    }
+    ExpertParallel experts;
+    std::unique_ptr<Llama> model;
+    std::map<int64_t, std::vector<int32_t>> first, again;  // choices by layer
+    std::map<std::string, Doubles> gradients;
+};
+
+TEST(Experts, SameBitsOnAnyNumberOfRanks) {
+    use_threads(ranks_on_this_node());
+    const Communicator& world = Communicator::world();
+    const int n = world.size();
+    if (config.experts.count % n != 0) GTEST_SKIP() << "the experts do not divide";
+    const Communicator alone = world.split(world.rank(), 0, "alone");
+    const Mesh one(alone, {{"dp", 1}, {"ep", 1}}), all(world, {{"dp", 1}, {"ep", n}});
+    const Range mine{world.rank() * sequences / n, (world.rank() + 1) * sequences / n};
+    for (const bool recompute : {false, true})
+        for (const ExpertOverlap overlap : {ExpertOverlap::none, ExpertOverlap::shared}) {
+            const Trained1 plain(one, {.ep = 1}, {0, sequences}, recompute),
+                shared(all, {.ep = n, .overlap = overlap}, mine, recompute),
+                repeated(all, {.ep = n, .overlap = overlap}, mine, recompute);
+            const int64_t tokens = mine.size() * T * config.experts.router.top_k;
+            for (const auto& [layer, chosen] : shared.first) {
+                const auto begin = plain.first.at(layer).begin() + world.rank() * tokens;
+                EXPECT_EQ(chosen, std::vector<int32_t>(begin, begin + tokens)) << layer;
+                EXPECT_EQ(recompute, shared.again.contains(layer));
+                if (recompute) {
+                    EXPECT_EQ(chosen, shared.again.at(layer));
+                }
+            }
+            int64_t of_experts = 0;
+            for (const auto& [name, gradient] : shared.gradients) {
+                if (name.find(".experts.") != name.npos) {
+                    EXPECT_EQ(gradient, plain.gradients.at(name)) << name;
+                    ++of_experts;
+                } else {
+                    EXPECT_LE(relative_error(gradient, plain.gradients.at(name)), 1e-6) << name;
+                }
+                EXPECT_EQ(gradient, repeated.gradients.at(name)) << name;
+            }
+            EXPECT_EQ(of_experts, config.layers * config.experts.count / n * 3);
+        }
+}
+
+// One copy a rank instead of one an expert gives the same, and so do two hops over nodes, up to
+// rounding; and as many rows travel as the tokens' choices say.
+TEST(Experts, OneCopyForEachRank) {
+    use_threads(ranks_on_this_node());
+    const Communicator& world = Communicator::world();
+    const int n = world.size();
+    if (config.experts.count % n != 0) GTEST_SKIP() << "the experts do not divide";
+    const Mesh all(world, {{"dp", 1}, {"ep", n}});
+    const Range mine{world.rank() * sequences / n, (world.rank() + 1) * sequences / n};
+    const Trained1 expert(all, {.ep = n}, mine, false);
+    for (const int nodes : {0, 2}) {
+        if (nodes > 0 && n % 2 != 0) continue;
+        const Trained1 rank(all,
+                            {.ep = n,
+                             .dispatch = Dispatch::rank,
+                             .max_nodes = nodes,
+                             .node_size = nodes > 0 ? n / 2 : 0},
+                            mine, false);
+        EXPECT_EQ(rank.first, expert.first);
+        for (const auto& [name, gradient] : rank.gradients)
+            EXPECT_LE(relative_error(gradient, expert.gradients.at(name)), 2e-6) << name;
+    }
+}
+
+}  // namespace
+}  // namespace ultrascale

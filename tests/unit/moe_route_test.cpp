@@ -1,0 +1,149 @@
+// A router's choice, token by token (route.h): against the operation, against vectors from Hugging
+// Face's DeepSeek-V3 router, and choices that measurements force.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "06_expert_parallel/expert_options.h"
+#include "06_expert_parallel/route.h"
+#include "core/ops.h"
+#include "tests/test_files.h"
+#include "tests/test_util.h"
+
+namespace ultrascale {
+namespace {
+
+using ops::RouterScore;
+using ops::RouterSettings;
+
+const RouterSettings all_settings[] = {
+    {.top_k = 2},
+    {.top_k = 3, .renormalise = false},
+    {.score = RouterScore::sigmoid, .top_k = 4, .groups = 4, .top_groups = 2, .scaling = 2.5},
+    {.score = RouterScore::sigmoid, .top_k = 1, .groups = 8, .top_groups = 3},
+    {.top_k = 12},
+};
+
+TEST(MoeRoute, ChoosesLikeTheOperation) {
+    constexpr int64_t N = 40, h = 24;
+    for (const RouterSettings& settings : all_settings) {
+        const int64_t k = settings.top_k;
+        const Tensor logits = random_tensor({N, h}, DType::fp32, 71),
+                     bias = random_tensor({h}, DType::fp32, 72),
+                     experts = random_integers({N, k}, 0, 0, 73),
+                     weights = poisoned({N, k}, DType::fp32),
+                     scores = poisoned({N, h}, DType::fp32);
+        ops::router_forward(experts, weights, scores, logits, bias, settings);
+        const std::vector<float> x = logits.to_host<float>(), b = bias.to_host<float>();
+        std::vector<double> want_experts, want_weights, want_scores;
+        for (int64_t n = 0; n < N; ++n) {
+            const Route route = route_token({&x[size_t(n * h)], size_t(h)}, b, settings);
+            want_experts.insert(want_experts.end(), route.experts.begin(), route.experts.end());
+            want_weights.insert(want_weights.end(), route.weights.begin(), route.weights.end());
+            want_scores.insert(want_scores.end(), route.scores.begin(), route.scores.end());
+        }
+        EXPECT_EQ(to_double(experts), want_experts);
+        EXPECT_LE(relative_error(weights, want_weights), 1e-6);
+        EXPECT_LE(relative_error(scores, want_scores), 1e-6);
+    }
+}
+
+// The two gradients, against differences of the weights.
+TEST(MoeRoute, Gradients) {
+    for (const RouterSettings& settings : all_settings) {
+        const Doubles logits = to_double(random_tensor({24}, DType::fp32, 74)),
+                      dweights = to_double(random_tensor({settings.top_k}, DType::fp32, 75));
+        const auto floats = [](const Doubles& x) { return std::vector<float>(x.begin(), x.end()); };
+        const Route route = route_token(floats(logits), {}, settings);
+        // The weights of these experts as a function of the logits, in double.
+        const auto value = [&](const Doubles& x) {
+            double largest = *std::ranges::max_element(x), sum = 0, chosen = 0, total = 0;
+            for (double v : x) sum += std::exp(v - largest);
+            const auto score = [&](int e) {
+                return settings.score == RouterScore::softmax
+                           ? std::exp(x[size_t(e)] - largest) / sum
+                           : 1 / (1 + std::exp(-x[size_t(e)]));
+            };
+            for (int e : route.experts) chosen += score(e);
+            for (size_t j = 0; j < route.experts.size(); ++j)
+                total += dweights[j] * settings.scaling * score(route.experts[j]) /
+                         (settings.renormalise ? chosen : 1);
+            return total;
+        };
+        const Doubles dlogits =
+            logit_gradient(route.scores, score_gradient(route, dweights, settings), settings.score);
+        EXPECT_LE(relative_error(dlogits, numerical_gradient(value, logits)), 1e-5);
+    }
+}
+
+TEST(MoeRoute, HuggingFacesDeepSeekRouter) {
+    const auto cases = nlohmann::json::parse(test::slurp(test::reference("deepseek_router.json")));
+    int tokens = 0, seen = 0;
+    for (const auto& c : cases) {
+        RouterSettings settings{.score = RouterScore::sigmoid,
+                                .groups = c.at("groups"),
+                                .top_groups = c.at("top_groups"),
+                                .renormalise = c.at("renormalise"),
+                                .scaling = c.at("scaling")};
+        const auto bias = c.at("bias").get<std::vector<float>>();
+        for (size_t n = 0; n < c.at("logits").size(); ++n, ++tokens) {
+            const auto logits = c.at("logits")[n].get<std::vector<float>>();
+            const auto experts = c.at("experts")[n].get<std::vector<int>>();
+            const auto weights = c.at("weights")[n].get<std::vector<double>>();
+            settings.top_k = int64_t(experts.size());
+            const Route route = route_token(logits, bias, settings);
+            // Hugging Face does not sort the chosen experts.
+            std::map<int, double> got, want;
+            for (size_t j = 0; j < experts.size(); ++j)
+                got[route.experts[j]] = route.weights[j], want[experts[j]] = weights[j];
+            for (const auto& [e, w] : want) {
+                ASSERT_TRUE(got.contains(e)) << n;
+                EXPECT_NEAR(got[e], w, 1e-6);
+            }
+            RouterSettings wrong = settings;
+            wrong.masked = 0;
+            const std::vector<int> with_0 = route_token(logits, bias, wrong).experts;
+            seen +=
+                std::set(with_0.begin(), with_0.end()) != std::set(experts.begin(), experts.end());
+        }
+    }
+    EXPECT_GT(tokens, 0);
+    EXPECT_GT(seen, 0) << "groups masked with 0 would go unnoticed";
+}
+
+TEST(MoeRoute, ForcedChoices) {
+    for (const auto& [E, k] : {std::pair<int64_t, int64_t>{8, 2}, {64, 6}, {5, 3}, {4, 4}})
+        for (const double skew : {0.0, 0.25, 0.5, 1.0}) {
+            std::vector<int64_t> loads(size_t(E), 0);
+            const int64_t N = 40 * E;
+            int64_t first_is_0 = 0;
+            for (int64_t n = 0; n < N; ++n) {
+                std::set<int> chosen;
+                for (int64_t j = 0; j < k; ++j) {
+                    const int e = forced_expert(n, j, E, k, skew);
+                    ASSERT_TRUE(e >= 0 && e < E);
+                    chosen.insert(e), ++loads[size_t(e)];
+                }
+                EXPECT_EQ(int64_t(chosen.size()), k) << "an expert was chosen twice";
+                first_is_0 += forced_expert(n, 0, E, k, skew) == 0;
+            }
+            if (skew == 0) {
+                for (int64_t load : loads) EXPECT_EQ(load, N * k / E);
+            }
+            EXPECT_GE(double(first_is_0), std::floor(skew * double(N)));
+            for (int64_t e = 1; e < E; ++e)  // the rest is even, up to the last round
+                EXPECT_LE(std::abs(loads[size_t(e)] - loads[1]), 2) << e;
+        }
+}
+
+TEST(MoeCapacity, RoundsUp) {
+    const ExpertsConfig config{.count = 8, .router = {.top_k = 2}};
+    EXPECT_EQ(capacity_of({.capacity_factor = 1}, config, 64), 16);
+    EXPECT_EQ(capacity_of({.capacity_factor = 1.25}, config, 64), 20);
+    EXPECT_EQ(capacity_of({.capacity_factor = 1}, config, 65), 17);
+    EXPECT_EQ(capacity_of({.capacity_factor = 0.01}, config, 8), 1);
+}
+
+}  // namespace
+}  // namespace ultrascale

@@ -1,0 +1,172 @@
+// Rows by expert and back: the sort, gathering, the weighted sum and its backward, SwiGLU with
+// weights.
+#include <gtest/gtest.h>
+
+#include "core/device.h"
+#include "core/ops.h"
+#include "tests/test_util.h"
+
+namespace ultrascale {
+namespace {
+
+constexpr DType dtypes[] = {DType::fp32, DType::bf16};
+
+Tensor unwritten(const Shape& shape) {
+    return integers(std::vector<int32_t>(size_t(numel(shape)), 12345), shape);
+}
+
+struct Sorted {
+    Tensor counts, order, place;
+};
+Sorted sorted(const Tensor& experts, int64_t E) {
+    Sorted s = {unwritten({E}), unwritten({experts.numel()}), unwritten(experts.shape())};
+    ops::sort_by_expert(s.counts, s.order, s.place, experts);
+    return s;
+}
+
+void expect_sorted(const Tensor& experts, int64_t E) {
+    const std::vector<int32_t> expert = experts.to_host<int32_t>();
+    Doubles counts(static_cast<size_t>(E)), order, place(expert.size(), -1);
+    for (int64_t e = 0; e < E; ++e)
+        for (size_t i = 0; i < expert.size(); ++i)
+            if (expert[i] == e) {
+                place[i] = double(order.size());
+                order.push_back(double(i)), ++counts[size_t(e)];
+            }
+    order.resize(expert.size());  // dropped choices leave zeros
+    const Sorted got = sorted(experts, E);
+    EXPECT_EQ(to_double(got.counts), counts);
+    EXPECT_EQ(to_double(got.order), order);
+    EXPECT_EQ(to_double(got.place), place);
+}
+
+TEST(OpsSortByExpert, AnyChoices) {
+    for (const auto& [N, k, E] : std::vector<std::array<int64_t, 3>>{
+             {1, 1, 1}, {8, 2, 4}, {37, 2, 8}, {300, 6, 64}, {1100, 8, 128}, {70, 3, 1024}})
+        for (const int32_t lowest : {0, -1}) {
+            SCOPED_TRACE(fmt::format("N {} k {} E {} from {}", N, k, E, lowest));
+            expect_sorted(random_integers({N, k}, lowest, int32_t(E - 1), 81), E);
+        }
+    expect_sorted(integers(std::vector<int32_t>(600, 2), {200, 3}), 5);  // one expert has all
+    expect_sorted(integers(std::vector<int32_t>(10, -1), {10, 1}), 3);   // all are dropped
+    const Sorted none = sorted(integers({}, {0, 2}), 3);
+    EXPECT_EQ(to_double(none.counts), (Doubles{0, 0, 0}));
+#ifndef ULTRASCALE_SIMT  // a kernel cannot say that an expert is wrong
+    if (device_is_gpu()) return;
+    EXPECT_THROW(sorted(integers({3}, {1, 1}), 3), std::logic_error);
+    EXPECT_THROW(sorted(integers({-2}, {1, 1}), 3), std::logic_error);
+#endif
+}
+
+TEST(OpsSortByExpert, GathersATokensRowForEachChoice) {
+    const int64_t N = 11, k = 3, E = 4, h = 10;
+    const Sorted s = sorted(random_integers({N, k}, 0, E - 1, 82), E);
+    const Tensor x = random_tensor({N, h}, DType::bf16, 83),
+                 rows = poisoned({N * k, h}, DType::bf16);
+    ops::gather_rows(rows, x, s.order, k);
+    const Doubles from = to_double(x), order = to_double(s.order);
+    Doubles want;
+    for (const double i : order) {
+        const auto row = from.begin() + int64_t(i) / k * h;
+        want.insert(want.end(), row, row + h);
+    }
+    EXPECT_EQ(to_double(rows), want);
+}
+
+struct Sizes {
+    int64_t N, k, h;
+};
+const std::vector<Sizes> sizes = {{1, 1, 1},   {7, 2, 8},    {5, 3, 17},
+                                  {33, 6, 64}, {9, 8, 2056}, {3, 2, 4100}};
+
+TEST(OpsSumRows, ForwardAndBackward) {
+    for (const DType dtype : dtypes)
+        for (const auto& [N, k, h] : sizes)
+            for (const int32_t lowest : {0, -1}) {
+                SCOPED_TRACE(fmt::format("{} N {} k {} h {}", dtype_name(dtype), N, k, h));
+                const int64_t R = N * k;
+                const Sorted s = sorted(random_integers({N, k}, lowest, 4, 84), 5);
+                const Tensor rows = random_tensor({R, h}, dtype, 85),
+                             weights = random_tensor({N, k}, DType::fp32, 86),
+                             residual = random_tensor({N, h}, dtype, 87),
+                             dy = random_tensor({N, h}, dtype, 88);
+                const Doubles row = to_double(rows), w = to_double(weights),
+                              place = to_double(s.place), base = to_double(residual),
+                              d = to_double(dy);
+                Doubles plain(size_t(N * h)), weighted = base, drows(size_t(R * h), 7),
+                                              drows_plain = drows, dweights(static_cast<size_t>(R));
+                for (int64_t i = 0; i < R; ++i)
+                    for (int64_t c = 0; c < h && place[size_t(i)] >= 0; ++c) {
+                        const size_t at = size_t(int64_t(place[size_t(i)]) * h + c),
+                                     to = size_t(i / k * h + c);
+                        plain[to] += row[at], weighted[to] += w[size_t(i)] * row[at];
+                        drows[at] = w[size_t(i)] * d[to], drows_plain[at] = d[to];
+                        dweights[size_t(i)] += d[to] * row[at];
+                    }
+                const Tensor y = poisoned({N, h}, dtype);
+                ops::sum_rows(y, rows, s.place);
+                EXPECT_LT(relative_error(y, plain), tolerance(dtype));
+                ops::sum_rows(y, rows, s.place, weights, residual);
+                EXPECT_LT(relative_error(y, weighted), tolerance(dtype));
+                ops::sum_rows(residual, rows, s.place, weights, residual);  // in place
+                EXPECT_EQ(to_double(residual), to_double(y));
+
+                const Tensor got = tensor_of(Doubles(size_t(R * h), 7), {R, h}, dtype),
+                             dw = poisoned({N, k}, DType::fp32);
+                ops::sum_rows_backward(got, {}, dy, {}, s.place);
+                EXPECT_EQ(to_double(got), drows_plain);  // rows at no place keep their 7
+                ops::sum_rows_backward(got, dw, dy, rows, s.place, weights);
+                EXPECT_LT(relative_error(got, drows), tolerance(dtype));
+                EXPECT_LT(relative_error(dw, dweights), 1e-5);
+            }
+}
+
+TEST(OpsSumRows, MistakesAreFound) {
+    const Tensor rows = random_tensor({4, 6}, DType::fp32, 89), place = integers({3, 1}, {1, 2}),
+                 y = poisoned({1, 6}, DType::fp32), weights = random_tensor({3}, DType::fp32, 90);
+    ops::sum_rows(y, rows, place);
+    EXPECT_THROW(ops::sum_rows(y, rows, place, weights), std::logic_error);
+    EXPECT_THROW(ops::sum_rows(poisoned({2, 6}, DType::fp32), rows, place), std::logic_error);
+    EXPECT_THROW(ops::sum_rows(y, rows, place, {}, random_tensor({1, 5}, DType::fp32, 91)),
+                 std::logic_error);
+    EXPECT_THROW(ops::sum_rows_backward(rows, weights, y, rows, place), std::logic_error);
+    if (device_is_gpu()) return;
+    EXPECT_THROW(ops::sum_rows(y, rows, integers({3, 4}, {1, 2})), std::logic_error);
+}
+
+// A router's weight before down_proj: out = w silu(gate) up, and dw = dout . silu(gate) up.
+TEST(OpsSwiglu, WithWeights) {
+    for (const DType dtype : dtypes)
+        for (const auto& [N, k, F] : sizes) {
+            const Tensor x = random_tensor({N, 2 * F}, dtype, 92),
+                         weights = random_tensor({N}, DType::fp32, 93),
+                         dout = random_tensor({N, F}, dtype, 94), out = poisoned({N, F}, dtype),
+                         dx = poisoned({N, 2 * F}, dtype), dweights = poisoned({N}, DType::fp32);
+            const Doubles v = to_double(x), w = to_double(weights), d = to_double(dout);
+            Doubles want(size_t(N * F)), want_dx(size_t(N * 2 * F)),
+                want_dw(static_cast<size_t>(N));
+            for (int64_t n = 0; n < N; ++n)
+                for (int64_t i = 0; i < F; ++i) {
+                    const size_t at = size_t(n * 2 * F + i), to = size_t(n * F + i);
+                    const double g = v[at], u = v[at + size_t(F)], s = 1 / (1 + std::exp(-g)),
+                                 scaled = d[to] * w[size_t(n)];
+                    want[to] = w[size_t(n)] * g * s * u;
+                    want_dx[at] = scaled * u * (s + g * s * (1 - s));
+                    want_dx[at + size_t(F)] = scaled * g * s;
+                    want_dw[size_t(n)] += d[to] * g * s * u;
+                }
+            ops::swiglu_forward(out, x, weights);
+            EXPECT_LT(relative_error(out, want), tolerance(dtype));
+            ops::swiglu_backward(dx, dout, x, weights, dweights);
+            EXPECT_EQ(to_double(dout), to_double(out));
+            EXPECT_LT(relative_error(dx, want_dx), tolerance(dtype));
+            EXPECT_LT(relative_error(dweights, want_dw), 1e-5);
+        }
+    const Tensor one = random_tensor({1, 2}, DType::fp32, 95);
+    EXPECT_THROW(ops::swiglu_forward(one.slice(0, 1), random_tensor({1, 4}, DType::fp32, 96),
+                                     random_tensor({2}, DType::fp32, 97)),
+                 std::logic_error);
+}
+
+}  // namespace
+}  // namespace ultrascale
