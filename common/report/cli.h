@@ -13,7 +13,7 @@ namespace ultrascale {
 
 struct Options {
     std::string model = "nano", load, save, data, val_data;
-    int64_t layers = 0;  // 0: the model's own depth
+    int64_t layers = 0;         // 0: the model's own depth
     bool with_experts = false;  // the program trains models with experts
     int64_t steps = 40, seq = 0, micro_batch = 8, grad_accum = 1;
     int64_t val_every = 100;  // steps
@@ -71,8 +71,8 @@ void parse_command_line(
     const std::function<void(const OptionList&)>& check_values = [](const OptionList&) {});
 
 // The same with the options that all training chapters share; an option that is not given has its
-// value in `defaults`. `add_own` adds the chapter's own, whose rules may look at the shared ones. An
-// output file that cannot be written is a UserError too.
+// value in `defaults`. `add_own` adds the chapter's own, whose rules may look at the shared ones.
+// An output file that cannot be written is a UserError too.
 Options parse_options(int argc, char** argv, const std::string& name,
                       const std::string& description,
                       const std::function<void(OptionList&, const Options&)>& add_own,
@@ -84,8 +84,8 @@ Options parse_options(int argc, char** argv, const std::string& name,
 // them prints its own after 5 s and ends the job. Any other exception ends the job at once.
 int run_program(const std::function<bool()>& program);
 // A chapter's main(): runs `run` as that program, with the shared options and the chapter's own,
-// which chapter.add_options() describes. Chapter::defaults() are those of the shared options, if the
-// chapter has its own.
+// which chapter.add_options() describes. A chapter may have defaults() of its own for the shared
+// ones.
 template <class Chapter>
 int run_chapter(int argc, char** argv, const std::string& name, const std::string& description,
                 bool (*run)(const Options&, Chapter&)) {

@@ -27,7 +27,8 @@ inline std::string chapters_with_option(std::string_view name) {
         {"06_expert_parallel",
          "--ep --experts --top-k --router --renormalise --scaling --shared --first-dense --groups "
          "--top-groups --aux-coef --aux --aux-over --z-coef --balance --gamma --force-balance "
-         "--skew --capacity-factor --drop --dispatch --max-nodes --overlap --trap --compare --demo"},
+         "--skew --capacity-factor --drop --dispatch --max-nodes --overlap --trap --compare "
+         "--demo"},
         {"07_kernels", "--family --kernel --size --check --microscope --primer --list"}};
     std::string found;
     for (const auto& [chapter, names] : options) {

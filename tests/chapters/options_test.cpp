@@ -83,10 +83,9 @@ std::set<std::string> options_of(const std::string& chapter) {
 
 // README.md's table of which chapter has which option agrees with the programs' --help.
 std::string option_table() {
-    const std::vector<std::string> chapters = {"00_single_gpu",       "01_data_parallel",
-                                               "02_zero",             "03_tensor_parallel",
-                                               "04_context_parallel", "06_expert_parallel",
-                                               "07_kernels"};
+    const std::vector<std::string> chapters = {
+        "00_single_gpu",       "01_data_parallel",   "02_zero",   "03_tensor_parallel",
+        "04_context_parallel", "06_expert_parallel", "07_kernels"};
     std::map<std::string, std::string> has;  // option: a column for each chapter
     for (size_t c = 0; c < chapters.size(); ++c)
         for (const std::string& name : options_of(chapters[c])) {
