@@ -43,16 +43,9 @@ struct Chapter {
         options.choice("--overlap", experts.overlap,
                        {{"none", ExpertOverlap::none}, {"shared", ExpertOverlap::shared}},
                        "shared: the shared experts compute while rows travel");
-        options.choice("--trap", experts.trap,
-                       {{"none", Trap::none},
-                        {"groups-masked-with-0", Trap::groups_masked_with_0},
-                        {"weights-from-biased", Trap::weights_from_biased},
-                        {"softmax-twice", Trap::softmax_twice},
-                        {"experts-summed-over-ep", Trap::experts_summed_over_ep},
-                        {"experts-divided-by-ep", Trap::experts_divided_by_ep},
-                        {"norm-without-experts", Trap::norm_without_experts},
-                        {"aux-times-micro-batches", Trap::aux_times_micro_batches}},
-                       "Make this mistake, and see what finds it");
+        std::string traps;
+        for (const auto& [name, trap] : trap_names()) traps += (traps.empty() ? "" : ", ") + name;
+        options.add("--trap", trap_, "Make a mistake, and see what finds it: " + traps);
         options
             .flag("--compare", compare,
                   "Train a few steps with 1, 2, 4, ... ranks sharing the experts, and print one "
@@ -137,6 +130,9 @@ struct Chapter {
             user_error("--aux-over global: --aux sequence counts each sequence by itself");
         if (experts.overlap == ExpertOverlap::shared && config.experts.shared == 0)
             user_error("--overlap shared: this model has no shared experts; see --shared");
+        if (!trap_.empty() && !trap_names().contains(trap_))
+            user_error("--trap {}: no such mistake; see --help", trap_);
+        if (!trap_.empty()) experts.trap = trap_names().at(trap_);
         if (experts.trap == Trap::weights_from_biased && !config.experts.selection_bias)
             user_error("--trap weights-from-biased: only with --balance bias there is a bias");
         if (experts.trap == Trap::groups_masked_with_0 &&
@@ -151,6 +147,17 @@ struct Chapter {
     }
 
 private:
+    static const std::map<std::string, Trap>& trap_names() {
+        static const std::map<std::string, Trap> names{
+            {"groups-masked-with-0", Trap::groups_masked_with_0},
+            {"weights-from-biased", Trap::weights_from_biased},
+            {"softmax-twice", Trap::softmax_twice},
+            {"experts-summed-over-ep", Trap::experts_summed_over_ep},
+            {"experts-divided-by-ep", Trap::experts_divided_by_ep},
+            {"norm-without-experts", Trap::norm_without_experts},
+            {"aux-times-micro-batches", Trap::aux_times_micro_batches}};
+        return names;
+    }
     void add_model(OptionList& options) {
         options.add("--experts", count_, "Experts of a layer. Default: the model's")
             .between(1, 1024);
@@ -252,7 +259,7 @@ private:
 
     int64_t count_ = -1, top_k_ = 0, shared_ = -1, first_dense_ = -1, groups_ = 0, top_groups_ = 0;
     double scaling_ = 0, aux_coefficient_ = -1, gamma_ = 0.001;
-    std::string router_, renormalise_, balance_ = "loss";
+    std::string router_, renormalise_, balance_ = "loss", trap_;
 };
 
 }  // namespace ultrascale

@@ -84,10 +84,17 @@ inline Route route_token(std::span<const float> logits, std::span<const float> b
     return route;
 }
 
+// A single choice whose weight is divided by itself: it is 1 and has no gradient. (Computed, the
+// gradient would be rounding alone, of which AdamW makes full steps.)
+inline bool has_constant_weights(const ops::RouterSettings& settings) {
+    return settings.renormalise && settings.top_k == 1;
+}
+
 // The gradient of the scores from that of the weights.
 inline std::vector<double> score_gradient(const Route& route, std::span<const double> dweights,
                                           const ops::RouterSettings& settings) {
     std::vector<double> dscores(route.scores.size());
+    if (has_constant_weights(settings)) return dscores;
     double sum = settings.score == ops::RouterScore::sigmoid ? 1e-20 : 0, along = 0;
     for (size_t j = 0; j < route.experts.size(); ++j) {
         sum += route.scores[size_t(route.experts[j])];

@@ -70,8 +70,9 @@ public:
         {
             Tensor dscores = balance_.score_gradient(layer_, scores);
             if (dscores && options_.trap == Trap::softmax_twice) through_softmax(dscores, scores);
-            const Tensor none = options_.forced() ? zeros_like(dweights) : dweights;
-            ops::router_backward(dlogits, none, scores, experts, settings_, dscores);
+            const bool constant = options_.forced() || has_constant_weights(settings_);
+            const Tensor of_weights = constant ? zeros_like(dweights) : dweights;
+            ops::router_backward(dlogits, of_weights, scores, experts, settings_, dscores);
         }
         if (balance_.keeps_logits())
             ops::z_loss_backward(dlogits, saved.take("logits"),

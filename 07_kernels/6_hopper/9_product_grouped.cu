@@ -33,9 +33,7 @@ void run(const Arguments& args) {
 constexpr void (*run)(const Arguments&) = nullptr;
 #endif
 
-const Registered here{"product grouped",
-                      "rows in groups, each with its own B; counts on the device", run,
-                      Needs::hopper};
+const Registered here{"product grouped", "groups of rows, each with its own B", run, Needs::hopper};
 
 }  // namespace
 }  // namespace ultrascale::kernels

@@ -84,8 +84,8 @@ Options parse_options(int argc, char** argv, const std::string& name,
 // them prints its own after 5 s and ends the job. Any other exception ends the job at once.
 int run_program(const std::function<bool()>& program);
 // A chapter's main(): runs `run` as that program, with the shared options and the chapter's own,
-// which chapter.add_options() describes. Chapter::defaults() are those of the shared options, if
-// the chapter has its own.
+// which chapter.add_options() describes. A chapter may have defaults() of its own for the shared
+// ones.
 template <class Chapter>
 int run_chapter(int argc, char** argv, const std::string& name, const std::string& description,
                 bool (*run)(const Options&, Chapter&)) {

@@ -77,6 +77,14 @@ TEST(Estimate, IsWhatPipelinesPredict) {
     expect_what_a_run_predicts(4, "05_pipeline", "--pp 2 --grad-accum 2 --layers 5 --split 3,2");
 }
 
+// With even loads, as an estimate assumes.
+TEST(Estimate, IsWhatExpertParallelismPredicts) {
+    for (const char* options : {"", "--shared 1 --recompute full --grad-accum 2", "--dtype bf16"})
+        expect_what_a_run_predicts(2, "06_expert_parallel",
+                                   std::string("--force-balance ") + options);
+    expect_what_a_run_predicts(2, "06_expert_parallel", "--capacity-factor 1.5 --aux-coef 0");
+}
+
 // 257 tokens: the second rank has one more of them than the first.
 TEST(Estimate, IsOfTheRankThatHasTheLeastLeft) {
     TempDir dir;

@@ -27,6 +27,7 @@ TEST(ExpertParallelBadInput, IsRefused) {
     refuses(0, "--aux sequence --aux-over global", {"--aux-over global", "sequence"});
     refuses(0, "--overlap shared", {"--overlap shared", "--shared"});
     refuses(0, "--trap groups-masked-with-0", {"--trap", "--groups"});
+    refuses(0, "--trap everything", {"--trap everything", "no such mistake"});
     refuses(0, "--trap softmax-twice --aux-coef 0", {"--trap", "--aux-coef"});
 }
 

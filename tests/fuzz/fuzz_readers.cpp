@@ -182,17 +182,6 @@ struct Fuzzer {
         }
     }
 
-    static LlamaConfig with_experts(const std::string& name) {
-        LlamaConfig config = preset("nano-moe");
-        config.head_norms = name == "qwen3_moe";
-        if (name != "mixtral") config.experts.first_dense = 1;
-        if (name == "deepseek")
-            config.experts.router = {ops::RouterScore::sigmoid, 2, 4, 2, true, 2.5},
-            config.experts.selection_bias = true, config.experts.shared = 1;
-        check(model_type(config) == name, "a seed of another kind");
-        return config;
-    }
-
     void make_seeds(const LlamaConfig& config, ParameterList& parameters,
                     const std::vector<TensorPart>& optimizer) {
         TrainingState state{.step = 3, .next_sample = 24, .tokens_seen = 1000, .seed = 7,
@@ -206,8 +195,11 @@ struct Fuzzer {
             std::ifstream in(f.path(), std::ios::binary);
             seeds[f.path().filename()] = std::string(std::istreambuf_iterator<char>(in), {});
         }
-        for (const char* name : {"mixtral", "qwen3_moe", "deepseek"})
-            seeds[std::string(name) + ".json"] = config_json(with_experts(name), DType::fp32);
+        LlamaConfig experts = preset("nano-moe");
+        seeds["mixtral.json"] = config_json(experts, DType::fp32);
+        seeds["deepseek.json"] = config_json(preset("moe-16b"), DType::fp32);
+        experts.head_norms = true;
+        seeds["qwen3_moe.json"] = config_json(experts, DType::fp32);
         std::string header(1024, '\0'), tokens(200, '\1');
         const int32_t words[] = {20240520, 1, 100, 20240801, 7, 50};
         seeds["bare.bin"] = seeds["text.txt"] = tokens;
