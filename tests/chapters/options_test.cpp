@@ -105,7 +105,7 @@ std::string option_table() {
         rows[columns] += (rows[columns].empty() ? "`" : ", `") + name + "`";
     std::string table = "| option |";
     for (const std::string& chapter : chapters) table += " " + chapter.substr(0, 2) + " |";
-    table += "\n|---|---|---|---|---|---|---|---|\n";
+    table += "\n|---|---|---|---|---|---|---|---|---|\n";
     for (auto row = rows.rbegin(); row != rows.rend(); ++row) {
         table += "| " + row->second + " |";
         for (const char mark : row->first) table += fmt::format(" {} |", mark);
