@@ -1,6 +1,7 @@
 // One clock for all ranks, exact on one machine and measured between machines.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "comm/comm.h"
@@ -17,10 +18,17 @@ TEST(Clock, MeasuredAgreesWithExact) {
     EXPECT_EQ(exact[0], 0);
     const std::string rank = std::to_string(world.rank()), pair = std::to_string(world.rank() / 2);
     for (const std::string& machine : {std::string(), "machine " + rank, "machine " + pair}) {
-        const std::vector<double> measured = world.clock_offsets(machine);
-        ASSERT_EQ(measured.size(), exact.size());
-        for (size_t r = 0; r < exact.size(); ++r)
-            EXPECT_NEAR(measured[r], exact[r], 1e-3) << "rank " << r << ", " << machine;
+        // Other programs on the machine may take a rank's core in the middle of a measurement. All
+        // ranks get the same numbers, and so decide alike whether to try again.
+        double off = 1;
+        for (int attempt = 0; attempt < 3 && off > 1e-3; ++attempt) {
+            const std::vector<double> measured = world.clock_offsets(machine);
+            ASSERT_EQ(measured.size(), exact.size());
+            off = 0;
+            for (size_t r = 0; r < exact.size(); ++r)
+                off = std::max(off, std::abs(measured[r] - exact[r]));
+        }
+        EXPECT_LE(off, 1e-3) << machine;
     }
 }
 
