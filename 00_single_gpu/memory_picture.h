@@ -45,13 +45,19 @@ inline void draw_memory(const std::string& directory, const StepTimeline& timeli
     std::erase_if(layers, [](const Meaning& m) { return m.role == Role::communication; });
     draw_legend(svg, 90, 64, layers);
 
-    double begin = 0;
+    // Each step's name stands above it, or beside its neighbours' names if it is too short.
+    constexpr double room = 52;
+    std::vector<double> names;
     for (size_t s = 0; s < ends.size(); ++s) {
-        const double x = across(ends[s]);
-        svg.line({x, 94}, {x, up.begin}, {.dashed = true});
-        svg.text((across(begin) + x) / 2, 104, fmt::format("step {}", s + 1),
+        const double begin = across(s == 0 ? 0 : ends[s - 1]), end = across(ends[s]);
+        svg.line({end, 94}, {end, up.begin}, {.dashed = true});
+        names.push_back((begin + end) / 2);
+        if (s > 0) names[s] = std::max(names[s], names[s - 1] + room);
+    }
+    for (size_t s = ends.size(); s-- > 0;) {
+        names[s] = std::min(names[s], s + 1 < ends.size() ? names[s + 1] - room : across.end - 26);
+        svg.text(names[s], 104, fmt::format("step {}", s + 1),
                  {.anchor = Text::middle, .bold = true});
-        begin = ends[s];
     }
     const double first_end = across(ends[0]);
     svg.text((across.begin + first_end) / 2, up(highest) + 16, "no optimizer states yet",
