@@ -110,8 +110,8 @@ void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, c
 // delta (B, H, Tq) fp32 = row sums of dout * o, all that the backward needs of the output.
 void attention_delta(Tensor delta, const Tensor& dout, const Tensor& o);
 // What attention_backward adds to its gradients, so that ring attention sums over blocks of keys,
-// and of queries, in fp32. dq: fp32 like dq, and may be dq itself; empty: nothing. dkv: whether dk
-// and dv, which must be fp32, are added to instead of overwritten.
+// and of queries, in fp32. dq: fp32, and may be the output dq itself if that is fp32; empty:
+// nothing. dkv: whether dk and dv, which must be fp32, are added to instead of overwritten.
 struct AttentionAdds {
     Tensor dq = {};
     bool dkv = false;
