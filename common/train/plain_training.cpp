@@ -26,14 +26,19 @@ void PlainTraining::start(ParameterList& parameters, AdamW& optimizer) {
 }
 
 std::vector<float> PlainTraining::start_of(const std::string& name, uint64_t displacement) const {
-    std::vector<float> values = start_.at(name);
+    return displaced(start_.at(name), name, displacement, options_.dtype);
+}
+
+std::vector<float> displaced(std::vector<float> values, const std::string& name,
+                             uint64_t displacement, DType dtype) {
     if (displacement == 0) return values;
-    const bool is_bf16 = options_.dtype == DType::bf16;
-    const uint32_t unit = is_bf16 ? 1 << 16 : 1;  // in the bits of a float
+    const bool half = dtype != DType::fp32;
+    // In the bits of a float, whose fraction has 23 bits, bf16's 7, fp16's 10.
+    const uint32_t unit = dtype == DType::bf16 ? 1 << 16 : dtype == DType::fp16 ? 1 << 13 : 1;
     const Random random(displacement, name);
     for (size_t i = 0; i < values.size(); ++i) {
         const uint32_t word = random.bits(i), bits = std::bit_cast<uint32_t>(values[i]);
-        if (values[i] == 0 || (is_bf16 && word / 2 % 64 != 0)) continue;
+        if (values[i] == 0 || (half && word / 2 % 64 != 0)) continue;
         values[i] = std::bit_cast<float>(word % 2 == 0 ? bits + unit : bits - unit);
     }
     return values;

@@ -23,14 +23,29 @@
 
 namespace ultrascale {
 
-class PlainTraining {
+// The training that a run is compared with: the plain one below, or a chapter's own where the run
+// computes what the plain one does not (08_mixed_precision).
+class Reference {
 public:
     using Values = std::map<std::string, std::vector<float>>;  // whole tensors by name
     struct Result {
         std::vector<double> losses;
         Values gradient, weights;  // first step, before clipping; after the last step
     };
+    virtual ~Reference() = default;
+    // 0: starts from --seed or from --load; this call must come first. Any other number: starts
+    // from there, displaced in a different way for each number.
+    virtual Result train(uint64_t displacement) = 0;
+    // The initial values of a weight in such a training.
+    virtual std::vector<float> start_of(const std::string& name, uint64_t displacement) const = 0;
+};
 
+// `values` of the weight of this name, displaced by about a rounding unit of the dtype.
+std::vector<float> displaced(std::vector<float> values, const std::string& name,
+                             uint64_t displacement, DType dtype);
+
+class PlainTraining : public Reference {
+public:
     // Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time; 0: all at once. `change`
     // adds to the model's parts what else the run computes (experts). Keeps a reference to the
     // loader.
@@ -44,12 +59,8 @@ public:
           change_(change),
           micro_batch_(micro_batch) {}
 
-    // 0: starts from --seed or from --load; this call must come first. Any other number: starts
-    // from there, displaced in a different way for each number.
-    Result train(uint64_t displacement);
-
-    // The initial values of a weight in such a training.
-    std::vector<float> start_of(const std::string& name, uint64_t displacement) const;
+    Result train(uint64_t displacement) override;
+    std::vector<float> start_of(const std::string& name, uint64_t displacement) const override;
 
 private:
     void start(ParameterList& parameters, AdamW& optimizer);

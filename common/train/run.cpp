@@ -68,8 +68,12 @@ void Run::start(Trained what) {
         std::vector<int64_t> sizes;
         for (int64_t s = 0; s < std::min(options_.steps, verified_steps); ++s)
             sizes.push_back(sequences_of_(first_step_ + s));
-        verifier_.emplace(options_, shape_.config, loader_, sizes, what_.plain_parts,
-                          what_.plain_micro_batch);
+        const int64_t steps = int64_t(sizes.size());
+        if (what_.reference)
+            verifier_.emplace([&] { return what_.reference(state_, steps); }, steps, what_.bounds);
+        else
+            verifier_.emplace(options_, shape_.config, loader_, sizes, what_.plain_parts,
+                              what_.plain_micro_batch);
     }
     memory_reset_peak();
     if (world.size() > 1) world.barrier();  // the plain run kept rank 0 busy

@@ -42,6 +42,11 @@ struct Trained {
     std::function<void(Parts&)> plain_parts = {};
     int64_t plain_micro_batch = 0;
     std::string not_equal = {};
+    // Or what rank 0 trains instead of the plain training: the first `steps` steps of this run, by
+    // itself; and the bounds of the comparison.
+    std::function<std::unique_ptr<Reference>(const TrainingState& start, int64_t steps)> reference =
+        {};
+    VerifyBounds bounds = {};
 };
 // For a model whose parameters are in one list, and its optimizer.
 Trained trained(Llama& model, AdamW& optimizer);

@@ -39,13 +39,13 @@ inline std::vector<TensorPart> states_of(std::span<AdamW> optimizers, const Para
     return states;
 }
 
-// If --load contains a training state, loads the optimizers' states and the buffers from it and
-// returns it; otherwise returns the state of a new run.
-inline TrainingState resume_or_start(const Options& options, std::span<AdamW> optimizers,
-                                     const ParameterList& model) {
+// If --load contains a training state, loads `states` from it and returns it; otherwise returns the
+// state of a new run.
+inline TrainingState resume_or_start(const Options& options,
+                                     const std::vector<TensorPart>& states) {
     if (options.load.empty() || !has_training_state(options.load))
         return {.seed = options.seed, .shuffled = options.shuffle, .seq = options.seq};
-    const TrainingState state = load_training_state(options.load, states_of(optimizers, model));
+    const TrainingState state = load_training_state(options.load, states);
     if (options.shuffle != state.shuffled)
         user_error(
             "the run in {} took its samples {}", options.load,
@@ -58,7 +58,17 @@ inline TrainingState resume_or_start(const Options& options, std::span<AdamW> op
     if (options.seq > 0 && state.seq > 0 && options.seq != state.seq)
         user_error("--seq {}: the run in {} has samples of {} tokens and must continue with them",
                    options.seq, options.load, state.seq);
-    for (AdamW& optimizer : optimizers) optimizer.set_steps_done(state.step);
+    return state;
+}
+// The same with the optimizers' states and the model's buffers.
+inline TrainingState resume_or_start(const Options& options, std::span<AdamW> optimizers,
+                                     const ParameterList& model) {
+    std::vector<TensorPart> states;  // a new run makes them in its first step
+    if (!options.load.empty() && has_training_state(options.load))
+        states = states_of(optimizers, model);
+    const TrainingState state = resume_or_start(options, states);
+    if (state.step > 0)
+        for (AdamW& optimizer : optimizers) optimizer.set_steps_done(state.step);
     return state;
 }
 

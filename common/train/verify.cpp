@@ -48,14 +48,26 @@ Verifier::Verifier(const Options& options, const LlamaConfig& config, const Data
                    int64_t micro_batch)
     : bounds_(verify_bounds(options.dtype)) {
     batch_sizes.resize(std::min<size_t>(batch_sizes.size(), verified_steps));
-    const size_t steps = batch_sizes.size();
+    const auto plain = [&] {
+        return std::make_unique<PlainTraining>(options, config, loader, batch_sizes, change,
+                                               micro_batch);
+    };
+    train_reference(plain, int64_t(batch_sizes.size()));
+}
+
+Verifier::Verifier(const MakeReference& make, int64_t steps, const VerifyBounds& bounds)
+    : bounds_(bounds) {
+    train_reference(make, steps);
+}
+
+void Verifier::train_reference(const MakeReference& make, int64_t steps) {
     print(fmt::format("  verify  rank 0 first trains {} the plain way, for comparison ...",
-                      format_count(int64_t(steps), "step")));
+                      format_count(steps, "step")));
     std::fflush(stdout);
     const Communicator& world = Communicator::world();
     if (world.rank() == 0) {
-        plain_.emplace(options, config, loader, std::move(batch_sizes), change, micro_batch);
         const Aside aside;
+        plain_ = make();
         reference_ = plain_->train(0);
         double way = 0;
         for (const auto& [name, after] : reference_.weights) {
@@ -100,7 +112,7 @@ void Verifier::after_step(int64_t step, double loss, const std::vector<TensorPar
         return;
     // The error exceeds every bound. Whether the run has trained at all decides between MISSED and
     // CANNOT TELL.
-    PlainTraining::Values start;
+    Reference::Values start;
     if (plain_)
         for (const auto& [name, tensor] : reference_.weights)
             start[name] = plain_->start_of(name, 0);
@@ -139,8 +151,7 @@ Verifier::Drift Verifier::measure_drift() {
 
 // The drift of the first gradient, the later losses, and the weights' displacements from their
 // start.
-Verifier::Drift Verifier::drift_of(const PlainTraining::Result& other,
-                                   uint64_t displacement) const {
+Verifier::Drift Verifier::drift_of(const Reference::Result& other, uint64_t displacement) const {
     Drift drift{};
     for (size_t step = 1; step < other.losses.size(); ++step)
         drift.loss = std::max(drift.loss, std::abs(other.losses[step] - reference_.losses[step]));

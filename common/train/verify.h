@@ -24,7 +24,7 @@
 #pragma once
 
 #include <functional>
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -55,6 +55,10 @@ public:
     Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader,
              std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change = {},
              int64_t micro_batch = 0);
+    // The same with a reference of the chapter's own, which `make` creates on rank 0 and which
+    // trains `steps` steps.
+    using MakeReference = std::function<std::unique_ptr<Reference>()>;
+    Verifier(const MakeReference& make, int64_t steps, const VerifyBounds& bounds);
 
     // Compare the run under test. `step` counts from 0; each rank compares what it holds, whole
     // parameters or parts of them. All ranks call them.
@@ -70,13 +74,14 @@ private:
     struct Drift {
         double gradient = 0, loss = 0, weights = 0;
     };
+    void train_reference(const MakeReference& make, int64_t steps);
     void tell_all_ranks();
     Drift measure_drift();
-    Drift drift_of(const PlainTraining::Result& other, uint64_t displacement) const;
+    Drift drift_of(const Reference::Result& other, uint64_t displacement) const;
 
     VerifyBounds bounds_;
-    std::optional<PlainTraining> plain_;  // on rank 0 only
-    PlainTraining::Result reference_;
+    std::unique_ptr<Reference> plain_;  // on rank 0 only
+    Reference::Result reference_;
     // ||w_6 - w_0|| / ||w_6|| of the plain training; and of this run, if it is needed.
     double moved_ = 0, run_moved_ = -1;
     // -1: not compared yet

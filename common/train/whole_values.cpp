@@ -7,14 +7,14 @@
 
 namespace ultrascale {
 
-double norm(const PlainTraining::Values& values) {
+double norm(const Reference::Values& values) {
     double squares = 0;
     for (const auto& [name, tensor] : values)
         for (const float x : tensor) squares += square(x);
     return std::sqrt(squares);
 }
 
-double distance(const std::vector<TensorPart>& parts, const PlainTraining::Values& whole) {
+double distance(const std::vector<TensorPart>& parts, const Reference::Values& whole) {
     struct Sum {  // of one tensor, over this rank's elements
         double squares = 0, elements = 0;
     };
@@ -49,7 +49,7 @@ double distance(const std::vector<TensorPart>& parts, const PlainTraining::Value
     return std::sqrt(squares);
 }
 
-void tell(PlainTraining::Values& values) {
+void tell(Reference::Values& values) {
     const Communicator& world = Communicator::world();
     std::string names;
     for (const auto& [name, tensor] : values) names += name + "\n";

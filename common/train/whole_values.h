@@ -13,14 +13,14 @@ namespace ultrascale {
 inline double square(double x) { return x * x; }
 
 // The L2 norm.
-double norm(const PlainTraining::Values& values);
+double norm(const Reference::Values& values);
 
 // The L2 distance of all ranks' parts from the whole tensors. Elements that several ranks hold
 // count once; a tensor that no rank holds makes the result NaN. All ranks call it.
-double distance(const std::vector<TensorPart>& parts, const PlainTraining::Values& whole);
+double distance(const std::vector<TensorPart>& parts, const Reference::Values& whole);
 
 // Broadcasts rank 0's `values`. All ranks call it.
-void tell(PlainTraining::Values& values);
+void tell(Reference::Values& values);
 
 // Numbers are sent between ranks as bytes, because a text stream cannot read NaN.
 template <class T>
