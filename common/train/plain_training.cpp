@@ -10,8 +10,10 @@ namespace ultrascale {
 
 static void set_values(Tensor to, const std::vector<float>& values) {
     if (to.dtype() == DType::fp32) return to.copy_from_host(values.data());
-    const std::vector<bf16> narrow(values.begin(), values.end());
-    to.copy_from_host(narrow.data());
+    const auto set = [&](const auto& narrow) { to.copy_from_host(narrow.data()); };
+    if (to.dtype() == DType::bf16) return set(std::vector<bf16>(values.begin(), values.end()));
+    check(to.dtype() == DType::fp16, "verify: values of another dtype than fp32, bf16 and fp16");
+    set(std::vector<fp16>(values.begin(), values.end()));
 }
 
 void PlainTraining::start(ParameterList& parameters, AdamW& optimizer) {
@@ -28,12 +30,14 @@ void PlainTraining::start(ParameterList& parameters, AdamW& optimizer) {
 std::vector<float> PlainTraining::start_of(const std::string& name, uint64_t displacement) const {
     std::vector<float> values = start_.at(name);
     if (displacement == 0) return values;
-    const bool is_bf16 = options_.dtype == DType::bf16;
-    const uint32_t unit = is_bf16 ? 1 << 16 : 1;  // in the bits of a float
+    const bool is_narrow = options_.dtype != DType::fp32;
+    const uint32_t unit = options_.dtype == DType::bf16   ? 1 << 16  // in the bits of a float
+                          : options_.dtype == DType::fp16 ? 1 << 13
+                                                          : 1;
     const Random random(displacement, name);
     for (size_t i = 0; i < values.size(); ++i) {
         const uint32_t word = random.bits(i), bits = std::bit_cast<uint32_t>(values[i]);
-        if (values[i] == 0 || (is_bf16 && word / 2 % 64 != 0)) continue;
+        if (values[i] == 0 || (is_narrow && word / 2 % 64 != 0)) continue;
         values[i] = std::bit_cast<float>(word % 2 == 0 ? bits + unit : bits - unit);
     }
     return values;
