@@ -2,14 +2,15 @@
 // OpenMP, common/cuda with cuBLASLt and one kernel file per operation. They run on the compute
 // stream.
 //
-// Conventions. Floating tensors are fp32 or bf16 (the activation dtype; all floating arguments of a
-// call share it unless said otherwise) and the arithmetic inside is fp32. Outputs must exist with
-// the shape given; they are overwritten unless the comment says "adds". An output that is added to
-// (dweight) may be fp32 while the activations are bf16. Letters: B batch, T sequence, N = B*T
+// Conventions. Floating tensors are fp32, bf16 or fp16 (the activation dtype; all floating arguments
+// of a call share it unless said otherwise) and the arithmetic inside is fp32. Outputs must exist
+// with the shape given; they are overwritten unless the comment says "adds". An output that is added
+// to (dweight) may be fp32 while the activations have 16 bits. Letters: B batch, T sequence, N = B*T
 // tokens, h hidden, H heads, K kv heads, D head dimension, F feed-forward, V vocabulary. A shape
 // that does not fit is a bug and fails check().
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "ops_experts.h"  // a mixture of experts
@@ -20,16 +21,19 @@ namespace ultrascale::ops {
 
 // ---- element-wise and reductions ----------------------------------------------------------------
 void fill(Tensor x, float value);
-void copy(Tensor to, const Tensor& from);  // converts between fp32, bf16 and fp16
-void add(Tensor y, const Tensor& x,
-         float alpha = 1);  // y += alpha * x; y fp32 or bf16, x fp32 or bf16
-// y = a + b in fp32, rounded to y's dtype; a fp32, y and b fp32 or bf16.
+void copy(Tensor to, const Tensor& from);  // converts between fp32, bf16, fp16, e4m3 and e5m2
+void add(Tensor y, const Tensor& x, float alpha = 1);  // y += alpha * x; dtypes may differ
+// y = a + b in fp32, rounded to y's dtype; a fp32, y and b of any.
 void add(Tensor y, const Tensor& a, const Tensor& b);
 void scale(Tensor x, float alpha);  // x *= alpha
 void accumulate_sum(Tensor total, const Tensor& x,
                     double factor = 1);  // total (1) fp64 += factor * sum of x
-// total (1) fp64 += sum of x^2 over all of xs (one dtype), added in fp64 and in the list's order.
+// total (1) fp64 += sum of x^2 over all of xs (one dtype, e4m3 and e5m2, too), added in fp64 and in
+// the list's order.
 void accumulate_sum_squares(Tensor total, const std::vector<Tensor>& xs);
+// found (1) int32 becomes 1 if any number in xs (one dtype) is infinite or NaN, else it stays as it
+// is. The host does not wait.
+void find_not_finite(Tensor found, const std::vector<Tensor>& xs);
 
 // y[i] = x[i] / (1 - p) if the uniform number first + i of `random` (random.h) is above p, else 0;
 // plus addend[i], if given. y may be x or addend. The index first + i is the element's position in
@@ -42,7 +46,7 @@ void dropout(Tensor y, const Tensor& x, float p, const Random& random, uint64_t 
 enum class Transpose { no, yes };
 // d (M, N) = op(a) (M, K) * op(b) (K, N) + addend (M, N); tensors are read as matrices
 // (Tensor::rows, cols). addend may be empty, or d itself to accumulate. d and addend may be fp32
-// while a and b are bf16.
+// while a and b have 16 bits.
 void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
             const Tensor& addend = {});
 
@@ -128,7 +132,7 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
 // .. first + Tb - 1 of each sequence, and the others stay as they are. With share =
 // sigmoid(lse_block - lse), the block's part of the sum of all exponentials so far:
 //   o += share * (o_block - o)      lse += softplus(lse_block - lse)
-// o and o_block may each be fp32 or bf16 (o in bf16 is rounded at every merge). Where lse is
+// o and o_block may each be fp32 or 16 bits (o in 16 bits is rounded at every merge). Where lse is
 // -infinity, no key has been seen so far: o may be uninitialised there and becomes the block's, or
 // zero if lse_block is -infinity, too. Elsewhere an lse_block of -infinity changes nothing.
 void attention_merge(Tensor o, Tensor lse, const Tensor& o_block, const Tensor& lse_block,
@@ -172,20 +176,31 @@ void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats
 // ---- optimizer ----------------------------------------------------------------------------------
 struct AdamWSettings {
     float lr, beta1, beta2, eps;
-    int64_t step;    // 1 at the first update
-    float max_norm;  // clip the gradient to this global norm; 0: do not clip
+    int64_t step;      // 1 at the first update
+    float max_norm;    // clip the gradient to this global norm; 0: do not clip
+    Tensor skip = {};  // (1) int32 on the device: where it is not 0, nothing is updated
 };
 struct AdamWItem {
     Tensor value, master, m, v, gradient;
     float weight_decay;  // 0 for norms
+    // A tensor with a scale (1) fp32 stands for scale * tensor. The gradient's is an input. The
+    // others' are read, and then written: the update's largest magnitude / the dtype's largest
+    // number (of fp16 a 16th of it, which leaves room above), for which the state is read twice. A
+    // state of zeros may have any scale but 0.
+    Tensor value_scale = {}, master_scale = {}, m_scale = {}, v_scale = {}, gradient_scale = {};
+    // Rounds value stochastically: element i with the bits first + i of this stream (a new name for
+    // each step), whatever piece of a parameter the tensors are. Then value may be its own master.
+    std::optional<Random> rounding = {};
+    uint64_t first = 0;
 };
 // One update like PyTorch's AdamW (Loshchilov & Hutter 2019), element by element in one pass:
 //   g = gradient * min(1, max_norm / (sqrt(squared_norm) + 1e-6));  m, v, bias correction;
 //   master *= 1 - lr * weight_decay
-// master, m, v fp32; gradient fp32 or bf16; value (fp32 or bf16) receives the rounded master (it
-// may be master itself). squared_norm (1) fp64 stays on the device, so the host need not wait for
-// it. One call updates all parameters (on CUDA in one launch); all values share a dtype, and all
-// gradients share one.
+// The arithmetic is in fp32, whatever the five tensors are: fp32, bf16, fp16, e4m3 or e5m2. value
+// receives the rounded master (it may be master itself). squared_norm (1) fp64 is that of the
+// gradients with their scales, and stays on the device, so the host need not wait for it. One call
+// updates all parameters (on CUDA in one launch, or two if there are scales); the items' values
+// share a dtype, and so do their masters, their m, their v and their gradients.
 void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
            const AdamWSettings& settings);
 // The same on the host's threads, synchronously, for tensors in the host's memory (Memory::host, or

@@ -36,7 +36,9 @@ void update(V* value, float* master, float* m, float* v, const G* gradient, Fact
 AdamWCost adamw_cost(const std::vector<AdamWItem>& items, const AdamWSettings& settings) {
     check(settings.step >= 1, "adamw: steps count from 1");
     AdamWCost cost;
-    for (const auto& [value, master, m, v, gradient, weight_decay] : items) {
+    for (const AdamWItem& item : items) {
+        const Tensor &value = item.value, &master = item.master, &m = item.m, &v = item.v,
+                     &gradient = item.gradient;
         const int64_t n = master.numel();
         check(value.numel() == n && m.numel() == n && v.numel() == n && gradient.numel() == n,
               "adamw: sizes differ");

@@ -11,6 +11,8 @@ int64_t dtype_bytes(DType dtype) {
         case DType::bf16:
         case DType::fp16: return 2;
         case DType::fp64: return 8;
+        case DType::e4m3:
+        case DType::e5m2: return 1;
     }
     return 0;
 }
@@ -22,6 +24,8 @@ const char* dtype_name(DType dtype) {
         case DType::fp16: return "fp16";
         case DType::fp64: return "fp64";
         case DType::int32: return "int32";
+        case DType::e4m3: return "e4m3";
+        case DType::e5m2: return "e5m2";
     }
     return "?";
 }
@@ -101,6 +105,8 @@ std::vector<float> Tensor::to_host_float() const {
     };
     if (dtype_ == DType::bf16) return widen(to_host<bf16>());
     if (dtype_ == DType::fp16) return widen(to_host<fp16>());
+    if (dtype_ == DType::e4m3) return widen(to_host<e4m3>());
+    if (dtype_ == DType::e5m2) return widen(to_host<e5m2>());
     return to_host<float>();
 }
 

@@ -15,11 +15,12 @@
 #include <vector>
 
 #include "error.h"
+#include "float_formats.h"
 #include "memory.h"
 
 namespace ultrascale {
 
-enum class DType { fp32, bf16, fp16, fp64, int32 };
+enum class DType { fp32, bf16, fp16, fp64, int32, e4m3, e5m2 };
 int64_t dtype_bytes(DType dtype);     // bytes of one element
 const char* dtype_name(DType dtype);  // "fp32", "bf16", ...
 
@@ -43,6 +44,18 @@ struct fp16 {
     explicit operator float() const { return float(value); }
 };
 
+// fp8: numbers for storage and for products, which have a scale beside them (ops_fp8.h). Conversion
+// rounds to nearest even and saturates (e4m3 at 448, e5m2 at 57,344); NaN stays NaN.
+template <class Format>
+struct Fp8 {
+    uint8_t bits;
+    Fp8() = default;
+    explicit Fp8(float value) : bits(uint8_t(Format::encode(value, Overflow::saturate))) {}
+    explicit operator float() const { return Format::decode(bits); }
+};
+using e4m3 = Fp8<formats::E4m3>;
+using e5m2 = Fp8<formats::E5m2>;
+
 // The dtype of a C++ type; other types have none. clang-format off
 template <class T>
 struct DTypeOf;
@@ -65,6 +78,14 @@ struct DTypeOf<double> {
 template <>
 struct DTypeOf<int32_t> {
     static constexpr DType value = DType::int32;
+};
+template <>
+struct DTypeOf<e4m3> {
+    static constexpr DType value = DType::e4m3;
+};
+template <>
+struct DTypeOf<e5m2> {
+    static constexpr DType value = DType::e5m2;
 };
 // clang-format on
 template <class T>
@@ -133,7 +154,7 @@ public:
         copy_to_host(values.data());
         return values;
     }
-    std::vector<float> to_host_float() const;  // from fp32, bf16, fp16
+    std::vector<float> to_host_float() const;  // from fp32 and all narrower floats
     void copy_from_host(const void* from);     // bytes() bytes
     void copy_to_host(void* to) const;
 

@@ -24,7 +24,7 @@ double log_sum_exp(const float* x, int64_t n) {
     return highest + std::log(sum);
 }
 
-// Of token n, one expert after the other; x and W may be bf16.
+// Of token n, one expert after the other; x and W may have 16 bits.
 template <class T>
 void logits_of_rows(float* logits, const T* x, const T* w, int64_t N, int64_t E, int64_t h) {
 #pragma omp parallel for if (N * E * h > 4 * parallel_threshold)
@@ -45,10 +45,9 @@ void router_logits(Tensor logits, const Tensor& x, const Tensor& weight) {
           "router_logits: logits (N, E), x (N, h), weight (E, h)");
     const OpSpan span("router_logits", 2.0 * double(N) * double(E) * double(h),
                       bytes_of(logits, x, weight));
-    if (x.dtype() == DType::fp32)
-        logits_of_rows(logits.as<float>(), x.as<float>(), weight.as<float>(), N, E, h);
-    else
-        logits_of_rows(logits.as<float>(), x.as<bf16>(), weight.as<bf16>(), N, E, h);
+    with_type(x.dtype(), [&]<class T>(T) {
+        logits_of_rows(logits.as<float>(), x.as<T>(), weight.as<T>(), N, E, h);
+    });
 }
 
 void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const Tensor& scores,

@@ -1,4 +1,5 @@
 // Element-wise operations, conversions and sums.
+#include <cfloat>
 #include <cstring>
 
 #include "ops_common.h"
@@ -32,11 +33,10 @@ void scale_elements(T* x, float alpha, int64_t n) {
     for (int64_t i = 0; i < n; ++i) store(x[i], float(x[i]) * alpha);
 }
 
-// `value` is a float, or the bits of a bf16.
 template <class T>
-void fill_elements(T* x, T value, int64_t n) {
+void fill_elements(T* x, float value, int64_t n) {
 #pragma omp parallel for simd if (n > parallel_threshold)
-    for (int64_t i = 0; i < n; ++i) x[i] = value;
+    for (int64_t i = 0; i < n; ++i) store(x[i], value);
 }
 
 // The sum of x (or of x^2) over one block, in double.
@@ -55,7 +55,7 @@ double sum_in_blocks(const Tensor& x) {
     const int64_t n = x.numel(), blocks = (n + block - 1) / block;
     Tensor partial = Tensor::empty({blocks}, DType::fp64, Memory::workspace);
     double* sums = partial.as<double>();
-    with_type(x.dtype(), [&]<class T>(T) {
+    with_any_float(x.dtype(), [&]<class T>(T) {
         const T* values = x.as<T>();
 #pragma omp parallel for if (blocks > 1)
         for (int64_t i = 0; i < blocks; ++i)
@@ -64,15 +64,6 @@ double sum_in_blocks(const Tensor& x) {
     double sum = 0;
     for (int64_t i = 0; i < blocks; ++i) sum += sums[i];
     return sum;
-}
-
-// copy() also knows fp16.
-template <class F>
-void with_any_float(DType dtype, F&& f) {
-    if (dtype == DType::fp16)
-        f(fp16{});
-    else
-        with_type(dtype, f);
 }
 
 }  // namespace
@@ -98,10 +89,7 @@ void copy(Tensor to, const Tensor& from) {
 
 void fill(Tensor x, float value) {
     OpSpan span("fill", 0, bytes_of(x));
-    if (x.dtype() == DType::bf16)
-        fill_elements(&x.as<bf16>()->bits, bf16(value).bits, x.numel());
-    else
-        fill_elements(x.as<float>(), value, x.numel());
+    with_any_float(x.dtype(), [&]<class T>(T) { fill_elements(x.as<T>(), value, x.numel()); });
 }
 
 void add(Tensor y, const Tensor& x, float alpha) {
@@ -144,6 +132,24 @@ void accumulate_sum_squares(Tensor total, const std::vector<Tensor>& xs) {
     }
     OpSpan span("accumulate_sum_squares", 2.0 * elements, bytes);
     for (const Tensor& x : xs) *total.as<double>() += sum_in_blocks<true>(x);
+}
+
+void find_not_finite(Tensor found, const std::vector<Tensor>& xs) {
+    check(found.numel() == 1, "find_not_finite: found is one number");
+    double bytes = 0;
+    for (const Tensor& x : xs) {
+        check(x.dtype() == xs[0].dtype(), "find_not_finite: one dtype");
+        bytes += bytes_of(x);
+    }
+    OpSpan span("find_not_finite", 0, bytes);
+    for (const Tensor& x : xs)
+        with_any_float(x.dtype(), [&]<class T>(T) {
+            const T* values = x.as<T>();
+            int bad = 0;
+#pragma omp parallel for simd reduction(| : bad) if (x.numel() > parallel_threshold)
+            for (int64_t i = 0; i < x.numel(); ++i) bad |= !(std::abs(float(values[i])) <= FLT_MAX);
+            if (bad) *found.as<int32_t>() = 1;
+        });
 }
 
 }  // namespace ultrascale::ops

@@ -1,4 +1,4 @@
-// Matrix product with OpenBLAS. It multiplies fp32 only, so bf16 operands are widened into
+// Matrix product with OpenBLAS. It multiplies fp32 only, so operands of 16 bits are widened into
 // workspace memory: b as a whole, a and d in panels of rows.
 #include "ops_common.h"
 
@@ -8,11 +8,12 @@ namespace {
 
 // out (panel) = rows [begin, end) of op(a) (M, K), in stored form: rows of a (M, K), or columns
 // [begin, end) of a (K, M).
-void widen_panel(float* out, const bf16* a, Transpose ta, int64_t M, int64_t K, int64_t begin,
+template <class T>
+void widen_panel(float* out, const T* a, Transpose ta, int64_t M, int64_t K, int64_t begin,
                  int64_t end) {
     const bool transposed = ta == Transpose::yes;
     const int64_t rows = transposed ? K : end - begin, cols = transposed ? end - begin : K;
-    const bf16* first = transposed ? a + begin : a + begin * K;
+    const T* first = transposed ? a + begin : a + begin * K;
     const int64_t stride = transposed ? M : K;
 #pragma omp parallel for if (rows * cols > parallel_threshold)
     for (int64_t r = 0; r < rows; ++r)
@@ -20,13 +21,13 @@ void widen_panel(float* out, const bf16* a, Transpose ta, int64_t M, int64_t K, 
         for (int64_t c = 0; c < cols; ++c) out[r * cols + c] = float(first[r * stride + c]);
 }
 
-void matmul_bf16(const Tensor& d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
-                 const Tensor& addend, int64_t M, int64_t N, int64_t K) {
+void matmul_16_bits(const Tensor& d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
+                    const Tensor& addend, int64_t M, int64_t N, int64_t K) {
     const int64_t panel = std::min<int64_t>(M, 2048);
     Tensor wide_b = widened(b);
     Tensor wide_a = Tensor::empty({panel, K}, DType::fp32, Memory::workspace);
     Tensor wide_d;
-    if (d.dtype() == DType::bf16)
+    if (d.dtype() != DType::fp32)
         wide_d = Tensor::empty({panel, N}, DType::fp32, Memory::workspace);
     Tensor d_rows = d.view({M, N}), addend_rows = addend ? addend.view({M, N}) : addend;
     for (int64_t begin = 0; begin < M; begin += panel) {
@@ -34,7 +35,9 @@ void matmul_bf16(const Tensor& d, const Tensor& a, Transpose ta, const Tensor& b
         Tensor rows = d_rows.slice(begin, end), sum = wide_d ? wide_d.slice(0, end - begin) : rows;
         if (addend && addend_rows.slice(begin, end).data() != sum.data())
             convert(sum, addend_rows.slice(begin, end));
-        widen_panel(wide_a.as<float>(), a.as<bf16>(), ta, M, K, begin, end);
+        with_type(a.dtype(), [&]<class T>(T) {
+            widen_panel(wide_a.as<float>(), a.as<T>(), ta, M, K, begin, end);
+        });
         sgemm(ta, tb, end - begin, N, K, 1, wide_a.as<float>(),
               ta == Transpose::yes ? end - begin : K, wide_b.as<float>(),
               tb == Transpose::yes ? K : N, addend ? 1 : 0, sum.as<float>(), N);
@@ -62,8 +65,8 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
             device_zero(d.data(), d.bytes());
         else if (!in_place)
             convert(d, addend);
-    } else if (a.dtype() == DType::bf16) {
-        matmul_bf16(d, a, ta, b, tb, addend, M, N, K);
+    } else if (a.dtype() != DType::fp32) {
+        matmul_16_bits(d, a, ta, b, tb, addend, M, N, K);
     } else {
         if (addend && !in_place) convert(d, addend);
         sgemm(ta, tb, M, N, K, 1, a.as<float>(), a.cols(), b.as<float>(), b.cols(), addend ? 1 : 0,

@@ -104,10 +104,10 @@ void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
     int64_t chunks = 0;
     std::vector<Item> list;
     for (const AdamWItem& item : items) {
-        const auto& [value, master, m, v, gradient, weight_decay] = item;
-        const int64_t n = master.numel();
-        list.push_back({value.data(), master.as<float>(), m.as<float>(), v.as<float>(),
-                        gradient.data(), n, chunks, float(1.0 - double(s.lr) * weight_decay)});
+        const int64_t n = item.master.numel();
+        list.push_back({item.value.data(), item.master.as<float>(), item.m.as<float>(),
+                        item.v.as<float>(), item.gradient.data(), n, chunks,
+                        float(1.0 - double(s.lr) * item.weight_decay)});
         chunks += ceil_div(n, chunk_size);
     }
     if (chunks == 0) return;

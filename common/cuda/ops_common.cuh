@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_pipeline_primitives.h>
 
 #include "core/ops.h"
@@ -14,15 +15,27 @@
 
 namespace ultrascale::ops {
 
-// Calls f(float{}) or f(__nv_bfloat16{}), depending on the dtype.
+// Calls f(float{}), f(__nv_bfloat16{}) or f(__half{}), depending on the dtype.
 template <class F>
 void with_type(DType dtype, F&& f) {
-    check(dtype == DType::fp32 || dtype == DType::bf16,
-          "operation on another dtype than fp32 and bf16");
+    check(dtype == DType::fp32 || dtype == DType::bf16 || dtype == DType::fp16,
+          "operation on another dtype than fp32, bf16 and fp16");
     if (dtype == DType::fp32)
         f(float{});
-    else
+    else if (dtype == DType::bf16)
         f(__nv_bfloat16{});
+    else
+        f(__half{});
+}
+// Also with __nv_fp8_e4m3{} and __nv_fp8_e5m2{}, which most operations do not take.
+template <class F>
+void with_any_float(DType dtype, F&& f) {
+    if (dtype == DType::e4m3)
+        f(__nv_fp8_e4m3{});
+    else if (dtype == DType::e5m2)
+        f(__nv_fp8_e5m2{});
+    else
+        with_type(dtype, f);
 }
 
 // The tensor's address on the device as a pointer to T, the type that with_type chose.
@@ -56,6 +69,8 @@ Tensor list_on_device(const std::vector<Item>& list) {
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ inline float to_float(__half x) { return __half2float(x); }
+__device__ inline float to_float(__nv_fp8_e4m3 x) { return float(x); }
+__device__ inline float to_float(__nv_fp8_e5m2 x) { return float(x); }
 template <class T>
 __device__ T from_float(float x);
 template <>
@@ -69,6 +84,14 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
 template <>
 __device__ inline __half from_float<__half>(float x) {
     return __float2half_rn(x);
+}
+template <>  // saturates, and so does e5m2
+__device__ inline __nv_fp8_e4m3 from_float<__nv_fp8_e4m3>(float x) {
+    return __nv_fp8_e4m3(x);
+}
+template <>
+__device__ inline __nv_fp8_e5m2 from_float<__nv_fp8_e5m2>(float x) {
+    return __nv_fp8_e5m2(x);
 }
 
 // Copies n elements to shared memory while the thread goes on (cp.async), so that far more bytes

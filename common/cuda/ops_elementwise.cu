@@ -91,15 +91,6 @@ void map(Y* y, const X* x, int64_t count, Op op) {
     map(y, y, x, count, op);
 }
 
-// copy() also handles fp16.
-template <class F>
-void with_any_float(DType dtype, F&& f) {
-    if (dtype == DType::fp16)
-        f(__half{});
-    else
-        with_type(dtype, f);
-}
-
 // ---- sums ---------------------------------------------------------------------------------------
 constexpr int64_t chunk_size = 32768;  // elements that one block sums
 
@@ -108,13 +99,9 @@ struct SumItem {
     int64_t count, first_chunk;
 };
 
-template <int n, bool squares, class T>
-__device__ double thread_sum(const T* x, int64_t count) {
-    double sum = 0;
-    const auto take = [&](T value) {
-        const double v = double(to_float(value));
-        sum += squares ? v * v : v;
-    };
+// Calls take(value) for every element of a chunk that is this thread's.
+template <int n, class T, class Take>
+__device__ void for_each_element(const T* x, int64_t count, const Take& take) {
     const int64_t packs = count / n;
     for (int64_t first = threadIdx.x; first < packs; first += unroll * threads) {
         Pack<T, n> values[unroll];
@@ -125,26 +112,45 @@ __device__ double thread_sum(const T* x, int64_t count) {
         for (int u = 0; u < unroll; ++u)
             if (first + u * threads < packs)
 #pragma unroll
-                for (int j = 0; j < n; ++j) take(values[u].x[j]);
+                for (int j = 0; j < n; ++j) take(to_float(values[u].x[j]));
     }
     if (packs * n + threadIdx.x < count)
-        take(x[packs * n + threadIdx.x]);  // fewer than n are left, and n < threads
-    return sum;
+        take(to_float(x[packs * n + threadIdx.x]));  // fewer than n are left, and n < threads
 }
 
-template <bool squares, class T>
-__global__ void __launch_bounds__(threads)
-    sum_chunks(double* partial, const SumItem* items, int item_count) {
+// The same for the block's chunk of its item.
+template <class T, class Take>
+__device__ void for_each_of_chunk(const SumItem* items, int item_count, const Take& take) {
     const int64_t chunk = blockIdx.x;
     const SumItem item = items[item_of_chunk(items, item_count, chunk)];
     const int64_t begin = (chunk - item.first_chunk) * chunk_size;
     const T* x = static_cast<const T*>(item.x) + begin;
     const int64_t count = min(chunk_size, item.count - begin);
-    const bool aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    double sum =
-        aligned ? thread_sum<pack_size<T>, squares>(x, count) : thread_sum<1, squares>(x, count);
+    if (reinterpret_cast<uintptr_t>(x) % 16 == 0)
+        for_each_element<pack_size<T>>(x, count, take);
+    else
+        for_each_element<1>(x, count, take);
+}
+
+template <bool squares, class T>
+__global__ void __launch_bounds__(threads)
+    sum_chunks(double* partial, const SumItem* items, int item_count) {
+    double sum = 0;
+    for_each_of_chunk<T>(items, item_count, [&](float value) {
+        const double v = double(value);
+        sum += squares ? v * v : v;
+    });
     sum = block_sum<threads>(sum);
-    if (threadIdx.x == 0) partial[chunk] = sum;
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads)
+    find_chunks(int32_t* found, const SumItem* items, int item_count) {
+    bool bad = false;
+    for_each_of_chunk<T>(items, item_count,
+                         [&](float value) { bad |= !(fabsf(value) < INFINITY); });
+    if (bad) *found = 1;  // whoever else writes here writes the same
 }
 
 constexpr int total_threads = 1024;
@@ -158,19 +164,25 @@ __global__ void __launch_bounds__(total_threads)
     if (threadIdx.x == 0) *total += factor * sum;
 }
 
-template <bool squares>
-void add_sums(const Tensor& total, const std::vector<Tensor>& xs, double factor) {
-    std::vector<SumItem> items;
+// The tensors as a list; returns the number of their chunks.
+int64_t list_chunks(std::vector<SumItem>& items, const std::vector<Tensor>& xs) {
     int64_t chunks = 0;
     for (const Tensor& x : xs) {
         items.push_back({x.data(), x.numel(), chunks});
         chunks += ceil_div(x.numel(), chunk_size);
     }
+    return chunks;
+}
+
+template <bool squares>
+void add_sums(const Tensor& total, const std::vector<Tensor>& xs, double factor) {
+    std::vector<SumItem> items;
+    const int64_t chunks = list_chunks(items, xs);
     if (chunks == 0) return;
     const Tensor list = list_on_device(items),
                  partial = Tensor::empty({chunks}, DType::fp64, Memory::workspace);
     double* sums = partial.as<double>();
-    with_type(xs[0].dtype(), [&]<class T>(T) {
+    with_any_float(xs[0].dtype(), [&]<class T>(T) {
         LAUNCH((sum_chunks<squares, T>), unsigned(chunks), threads, 0)
         (sums, static_cast<const SumItem*>(list.data()), int(items.size()));
     });
@@ -198,7 +210,8 @@ void copy(Tensor to, const Tensor& from) {
 
 void fill(Tensor x, float value) {
     OpSpan span("fill", 0, bytes_of(x));
-    with_type(x.dtype(), [&]<class T>(T) { map(data<T>(x), data<T>(x), x.numel(), Fill{value}); });
+    with_any_float(x.dtype(),
+                   [&]<class T>(T) { map(data<T>(x), data<T>(x), x.numel(), Fill{value}); });
 }
 
 void add(Tensor y, const Tensor& x, float alpha) {
@@ -240,6 +253,24 @@ void accumulate_sum_squares(Tensor total, const std::vector<Tensor>& xs) {
     }
     OpSpan span("accumulate_sum_squares", 2.0 * elements, bytes);
     add_sums<true>(total, xs, 1);
+}
+
+void find_not_finite(Tensor found, const std::vector<Tensor>& xs) {
+    check(found.numel() == 1, "find_not_finite: found is one number");
+    double bytes = 0;
+    for (const Tensor& x : xs) {
+        check(x.dtype() == xs[0].dtype(), "find_not_finite: one dtype");
+        bytes += bytes_of(x);
+    }
+    OpSpan span("find_not_finite", 0, bytes);
+    std::vector<SumItem> items;
+    const int64_t chunks = list_chunks(items, xs);
+    if (chunks == 0) return;
+    const Tensor list = list_on_device(items);
+    with_any_float(xs[0].dtype(), [&]<class T>(T) {
+        LAUNCH(find_chunks<T>, unsigned(chunks), threads, 0)
+        (found.as<int32_t>(), static_cast<const SumItem*>(list.data()), int(items.size()));
+    });
 }
 
 }  // namespace ultrascale::ops

@@ -21,8 +21,9 @@ namespace ultrascale::ops {
 namespace {
 
 cudaDataType_t cuda_type(DType dtype) {
-    check(dtype == DType::fp32 || dtype == DType::bf16, "matmul: fp32 and bf16 only");
-    return dtype == DType::fp32 ? CUDA_R_32F : CUDA_R_16BF;
+    check(dtype == DType::fp32 || dtype == DType::bf16 || dtype == DType::fp16,
+          "matmul: fp32, bf16 and fp16 only");
+    return dtype == DType::fp32 ? CUDA_R_32F : dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
 // Products with the same key share a cuBLAS kernel.

@@ -72,7 +72,8 @@ void for_each_run(const Shape& shape, const std::vector<Range>& slice, size_t di
 }  // namespace
 
 const char* safetensors_dtype(DType dtype) {
-    constexpr const char* names[] = {"F32", "BF16", "F16", "F64", "I32"};  // in DType's order
+    constexpr const char* names[] = {"F32", "BF16",    "F16",    "F64",
+                                     "I32", "F8_E4M3", "F8_E5M2"};  // in DType's order
     return names[int(dtype)];
 }
 

@@ -152,7 +152,7 @@ double book_activations(const StepShape& s) {
 }
 
 int64_t book_bytes_per_parameter(const StepShape& s) {
-    return s.model.dtype == DType::bf16 && s.grad_dtype == DType::fp32 ? 20 : 16;
+    return s.model.dtype != DType::fp32 && s.grad_dtype == DType::fp32 ? 20 : 16;
 }
 
 double model_flops_per_token(const LlamaConfig& c, int64_t active, int64_t seq) {

@@ -10,8 +10,10 @@ namespace ultrascale {
 
 static void set_values(Tensor to, const std::vector<float>& values) {
     if (to.dtype() == DType::fp32) return to.copy_from_host(values.data());
-    const std::vector<bf16> narrow(values.begin(), values.end());
-    to.copy_from_host(narrow.data());
+    const auto set = [&](const auto& narrow) { to.copy_from_host(narrow.data()); };
+    if (to.dtype() == DType::bf16) return set(std::vector<bf16>(values.begin(), values.end()));
+    check(to.dtype() == DType::fp16, "verify: values of another dtype than fp32, bf16 and fp16");
+    set(std::vector<fp16>(values.begin(), values.end()));
 }
 
 void PlainTraining::start(ParameterList& parameters, AdamW& optimizer) {

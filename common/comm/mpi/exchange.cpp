@@ -146,6 +146,8 @@ void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int
         case DType::fp16: return reduce_typed(static_cast<fp16*>(out), inputs, count, op);
         case DType::fp64: return reduce_typed(static_cast<double*>(out), inputs, count, op);
         case DType::int32: return reduce_typed(static_cast<int32_t*>(out), inputs, count, op);
+        case DType::e4m3: return reduce_typed(static_cast<e4m3*>(out), inputs, count, op);
+        case DType::e5m2: return reduce_typed(static_cast<e5m2*>(out), inputs, count, op);
     }
 }
 

@@ -53,6 +53,8 @@ ncclDataType_t type_of(DType dtype) {
         case DType::fp16: return ncclFloat16;
         case DType::fp64: return ncclFloat64;
         case DType::int32: return ncclInt32;
+        case DType::e4m3: return ncclFloat8e4m3;
+        case DType::e5m2: return ncclFloat8e5m2;
     }
     return ncclFloat32;
 }

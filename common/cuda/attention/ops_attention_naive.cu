@@ -31,7 +31,7 @@ cublasHandle_t handle() {
         compute_stream();  // selects the device
         cublasHandle_t h;
         cublas_check(cublasCreate(&h));
-        // fp32 stays fp32 (no TF32), and sums of bf16 products stay fp32 to their end.
+        // fp32 stays fp32 (no TF32), and sums of 16-bit products stay fp32 to their end.
         cublas_check(cublasSetMathMode(
             h,
             cublasMath_t(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
@@ -62,7 +62,9 @@ void multiply(int64_t heads, int64_t m, int64_t n, int64_t k, float alpha, const
         return t == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N;
     };
     const auto type = [](const Matrices& x) {
-        return x.dtype == DType::fp32 ? CUDA_R_32F : CUDA_R_16BF;
+        return x.dtype == DType::fp32   ? CUDA_R_32F
+               : x.dtype == DType::bf16 ? CUDA_R_16BF
+                                        : CUDA_R_16F;
     };
     check(std::max({m, n, k, a.row, b.row, c.row}) <= INT_MAX,
           "attention_naive: sizes that cuBLAS counts in int");

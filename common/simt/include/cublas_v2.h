@@ -3,10 +3,11 @@
 #pragma once
 
 #include "cuda_bf16.h"
+#include "cuda_fp16.h"
 
 enum cublasStatus_t { CUBLAS_STATUS_SUCCESS };
 enum cublasOperation_t { CUBLAS_OP_N, CUBLAS_OP_T };
-enum cudaDataType_t { CUDA_R_32F, CUDA_R_16BF };
+enum cudaDataType_t { CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F };
 enum cublasMath_t {
     CUBLAS_DEFAULT_MATH = 0,
     CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION = 16
@@ -36,8 +37,9 @@ inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t, cublasOperation
                                                  cudaDataType_t type_c, int ldc, long long stride_c,
                                                  int count, cublasComputeType_t, cublasGemmAlgo_t) {
     const auto read = [](const void* x, cudaDataType_t type, long long i) {
-        return type == CUDA_R_32F ? static_cast<const float*>(x)[i]
-                                  : __bfloat162float(static_cast<const __nv_bfloat16*>(x)[i]);
+        return type == CUDA_R_32F    ? static_cast<const float*>(x)[i]
+               : type == CUDA_R_16BF ? __bfloat162float(static_cast<const __nv_bfloat16*>(x)[i])
+                                     : __half2float(static_cast<const __half*>(x)[i]);
     };
     const float factor = *static_cast<const float*>(alpha), keep = *static_cast<const float*>(beta);
     for (long long batch = 0; batch < count; ++batch)
@@ -55,8 +57,10 @@ inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t, cublasOperation
                 const float result = factor * sum + (keep != 0 ? keep * read(c, type_c, at) : 0.0f);
                 if (type_c == CUDA_R_32F)
                     static_cast<float*>(c)[at] = result;
-                else
+                else if (type_c == CUDA_R_16BF)
                     static_cast<__nv_bfloat16*>(c)[at] = __float2bfloat16_rn(result);
+                else
+                    static_cast<__half*>(c)[at] = __float2half_rn(result);
             }
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -1,0 +1,123 @@
+// Floating-point formats of fewer bits than fp32, taken apart: what they can hold, and how fp32
+// numbers are rounded to them. Written once for all of them, for the host and for kernels.
+//
+//     sign | exponent bits | mantissa bits        value
+//     -----+---------------+--------------        ------------------------------------------------
+//      s   | 0             | m                    (-1)^s 2^(1 - bias) 0.m        subnormal, or zero
+//      s   | e             | m                    (-1)^s 2^(e - bias) 1.m        bias = 2^(E-1) - 1
+//      s   | all ones      | 0, else              infinity, NaN (IEEE 754)
+//      s   | all ones      | all ones             NaN; all other m are numbers (`finite`)
+//
+// The codes of positive numbers are in the order of the numbers: the next larger number has the
+// next code, also from the largest subnormal to the smallest normal number and from a full mantissa
+// to the next exponent. So rounding is integer arithmetic on the code, and a carry needs no care.
+//
+// Micikevicius et al. 2022, FP8 Formats for Deep Learning (arXiv 2209.05433); e5m6: DeepSeek-AI
+// 2024, DeepSeek-V3 Technical Report, section 3.3.3.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace ultrascale {
+
+// What becomes of a number that is too large for the format: its largest number; or infinity, and
+// NaN where the format has no infinity. NaN stays NaN.
+enum class Overflow { saturate, infinite };
+
+// `finite`: only the very last code is NaN, and there is no infinity (OCP's e4m3, "fn").
+template <int exponent, int mantissa, bool finite = false>
+struct FloatFormat {
+    static constexpr int exponent_bits = exponent, mantissa_bits = mantissa,
+                         bits = 1 + exponent + mantissa, bias = (1 << (exponent - 1)) - 1,
+                         smallest_exponent = 1 - bias;
+    // Codes without the sign. NaN is written with all ones, as NVIDIA's conversions write it.
+    static constexpr uint32_t nan = (uint32_t(1) << (exponent + mantissa)) - 1,
+                              infinity = nan >> mantissa << mantissa,  // if the format has it
+        largest_code = finite ? nan - 1 : infinity - 1, sign = uint32_t(1) << (bits - 1);
+
+    // The value of a code; exact.
+    static constexpr float decode(uint32_t code) {
+        const uint32_t magnitude = code & nan, top = code & sign ? 0x80000000u : 0;
+        const uint32_t exponent_field = magnitude >> mantissa;
+        if (finite ? magnitude == nan : magnitude > infinity)
+            return std::bit_cast<float>(top | 0x7fffffffu);
+        if (!finite && magnitude == infinity) return std::bit_cast<float>(top | 0x7f800000u);
+        if constexpr (exponent == 8)  // fp32's own exponent, subnormals included
+            return std::bit_cast<float>(top | magnitude << (23 - mantissa));
+        if (exponent_field == 0) {  // 0.m 2^(1 - bias) = m 2^(1 - bias - mantissa)
+            constexpr float unit =
+                std::bit_cast<float>(uint32_t(127 + smallest_exponent - mantissa) << 23);
+            const float value = float(magnitude) * unit;
+            return top ? -value : value;
+        }
+        return std::bit_cast<float>(
+            top | ((magnitude << (23 - mantissa)) + (uint32_t(127 - bias) << 23)));
+    }
+
+    static constexpr float largest() { return decode(largest_code); }
+    static constexpr float smallest_normal() { return decode(uint32_t(1) << mantissa); }
+    static constexpr float smallest() { return decode(1); }  // subnormal
+    // From 1 to the next number.
+    static constexpr float epsilon() {
+        return std::bit_cast<float>(uint32_t(127 - mantissa) << 23);
+    }
+
+    // The code of the nearest number; of two that are equally near, the even code.
+    static constexpr uint32_t encode(float x, Overflow overflow = Overflow::infinite) {
+        const Parts p = take_apart(x);
+        if (p.shift == 0) return finish(x, p, p.significand, overflow);
+        const uint32_t half = uint32_t(1) << (p.shift - 1), odd = p.significand >> p.shift & 1;
+        return finish(x, p, (p.significand + half - 1 + odd) >> p.shift, overflow);
+    }
+    // Of the two neighbours, each with the probability that makes the expectation x. `random`: 32
+    // uniform bits.
+    static constexpr uint32_t encode_stochastic(float x, uint32_t random,
+                                                Overflow overflow = Overflow::infinite) {
+        const Parts p = take_apart(x);
+        const uint32_t below = (uint32_t(1) << p.shift) - 1;
+        return finish(x, p, (p.significand + (random & below)) >> p.shift, overflow);
+    }
+
+private:
+    // |x| = significand 2^(power - 23) with power at least the format's smallest exponent's, and
+    // how many of the significand's last bits the format has no room for.
+    struct Parts {
+        uint32_t significand;
+        int power, shift;
+    };
+    static constexpr Parts take_apart(float x) {
+        const uint32_t u = std::bit_cast<uint32_t>(x) & 0x7fffffffu;
+        const bool normal = u >= 0x00800000u;
+        const uint32_t significand = (u & 0x007fffffu) | (normal ? 0x00800000u : 0);
+        const int power = normal ? int(u >> 23) - 127 : -126;
+        const int below = smallest_exponent - power;  // subnormal in this format if positive
+        const int lost = 23 - mantissa + (below > 0 ? below : 0);
+        // From a shift of 31 on less than 1/128 of the smallest number is left, and bits that are
+        // dropped here count only for stochastic rounding, where they keep its chance of 2^-31.
+        const int more = lost > 31 ? lost - 31 : 0;
+        return {more > 31 ? 0 : significand >> more, below > 0 ? smallest_exponent : power,
+                lost - more};
+    }
+    // With the leading one of a normal number, `rounded` already counts one exponent.
+    static constexpr uint32_t finish(float x, Parts p, uint32_t rounded, Overflow overflow) {
+        const uint32_t u = std::bit_cast<uint32_t>(x);
+        uint32_t code = (uint32_t(p.power - smallest_exponent) << mantissa) + rounded;
+        if (code > largest_code)
+            code = overflow == Overflow::saturate ? largest_code : (finite ? nan : infinity);
+        if ((u & 0x7fffffffu) > 0x7f800000u) return nan;
+        return code | (u >> 31 << (bits - 1));
+    }
+};
+
+namespace formats {
+using Fp32 = FloatFormat<8, 23>;
+using Tf32 = FloatFormat<8, 10>;  // 19 bits: tensor cores read fp32 so
+using Bf16 = FloatFormat<8, 7>;
+using Fp16 = FloatFormat<5, 10>;
+using E5m6 = FloatFormat<5, 6>;
+using E5m2 = FloatFormat<5, 2>;
+using E4m3 = FloatFormat<4, 3, true>;
+}  // namespace formats
+
+}  // namespace ultrascale
