@@ -1,0 +1,154 @@
+// --demo formats: what a number format can hold.
+//
+//     format   sign exponent mantissa      fp32 spends its bits like this:
+//     fp32        1        8       23      s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm
+//     bf16        1        8        7      s eeeeeeee mmmmmmm            fp32's range, coarse
+//     fp16        1        5       10      s eeeee mmmmmmmmmm            finer, but 65504 is the end
+//     e4m3        1        4        3      s eeee mmm
+//     e5m2        1        5        2      s eeeee mm                    the upper half of fp16
+//
+// Exponent bits buy range, mantissa bits buy resolution: between a power of two and the next lie
+// 2^mantissa numbers, whatever the format. common/core/float_formats.h takes numbers apart; this
+// file shows it. Formats of 8 bits and fewer need a scale beside them (scaling.h): mxfp8 and nvfp4
+// bring one for every 32 or 16 numbers.
+//
+// The playbook, "Mixed precision training"; Micikevicius et al. 2022 (arXiv 2209.05433); OCP's
+// Microscaling Formats specification 1.0.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "core/float_formats.h"
+#include "report/report.h"
+
+namespace ultrascale {
+
+// Calls visit.operator()<Format>(name, used_for) for each format, from many bits to few.
+template <class Visit>
+void for_each_format(Visit&& visit) {
+    visit.template operator()<formats::Fp32>("fp32", "master weights, sums");
+    visit.template operator()<formats::Tf32>("tf32", "what tensor cores read of fp32");
+    visit.template operator()<formats::Bf16>("bf16", "weights, activations");
+    visit.template operator()<formats::Fp16>("fp16", "the same, with a loss scale");
+    visit.template operator()<formats::E5m6>("e5m6", "DeepSeek: input of o_proj's dW");
+    visit.template operator()<formats::E5m2>("e5m2", "gradients");
+    visit.template operator()<formats::E4m3>("e4m3", "weights, activations, gradients");
+}
+
+// The last number on the way down, on the way up, and the step at 1.
+template <class F>
+struct FormatLimits {
+    static constexpr double largest = F::largest(), smallest_normal = F::smallest_normal(),
+                            smallest = F::smallest(), epsilon = F::epsilon();
+};
+
+// Of the numbers from 1 to 2, without 2: how many this format has.
+template <class F>
+constexpr int64_t numbers_in_octave() {
+    return int64_t(1) << F::mantissa_bits;
+}
+
+// A code's bits, its three fields apart: "0 1000 101".
+template <class F>
+std::string bits_of_code(uint32_t code) {
+    std::string bits;
+    for (int i = F::bits - 1; i >= 0; --i) {
+        bits += char('0' + (code >> i & 1));
+        if (i == F::bits - 1 || i == F::mantissa_bits) bits += ' ';
+    }
+    return bits;
+}
+
+// How the code's value comes about: "+1.625 x 2^1"; "-0.25 x 2^-6 (subnormal)".
+template <class F>
+std::string explain_code(uint32_t code) {
+    const float value = F::decode(code);
+    if (std::isnan(value)) return "not a number";
+    if (std::isinf(value)) return value > 0 ? "+infinity" : "-infinity";
+    const uint32_t exponent = (code & F::nan) >> F::mantissa_bits;
+    if (value == 0) return std::signbit(value) ? "-0" : "+0";
+    const int power = exponent == 0 ? F::smallest_exponent : int(exponent) - F::bias;
+    return fmt::format("{:+.9g} x 2^{}{}", std::ldexp(double(value), -power), power,
+                       exponent == 0 ? " (subnormal)" : "");
+}
+
+namespace formats {
+
+inline void print_limits() {
+    print(
+        "format  bits  sign exponent mantissa     largest  smallest normal  smallest     epsilon");
+    for_each_format([]<class F>(const char* name, const char* used_for) {
+        using Limits = FormatLimits<F>;
+        print(fmt::format(
+            "{:<6}  {:>4}  {:>4} {:>8} {:>8}  {:>10.4g}  {:>15.4g}  {:>8.2g}  2^-{:<2}"
+            "{:>8.2g}",
+            name, F::bits, 1, F::exponent_bits, F::mantissa_bits, Limits::largest,
+            Limits::smallest_normal, Limits::smallest, F::mantissa_bits, Limits::epsilon));
+        (void)used_for;
+    });
+}
+
+// Formats whose numbers come in blocks that share a scale. Bits a number, scale included; the
+// largest number relative to the smallest one within a block.
+inline void print_blocks() {
+    struct Block {
+        const char *name, *element, *scale;
+        int elements, element_bits, scale_bits;
+        double largest, smallest;
+    };
+    using E2m1 = FloatFormat<2, 1>;  // nvfp4's numbers: 0, 0.5, 1, 1.5, 2, 3, 4, 6; no NaN
+    const double e2m1_largest = std::ldexp(1.5, 2);
+    print("");
+    print("block format     block of   numbers   scale       bits a number   largest / smallest");
+    for (const Block& b :
+         {Block{"DeepSeek's tile", "e4m3", "fp32", 128, 8, 32, E4m3::largest(), E4m3::smallest()},
+          Block{"mxfp8", "e4m3", "e8m0: 2^k", 32, 8, 8, E4m3::largest(), E4m3::smallest()},
+          Block{"nvfp4", "e2m1", "e4m3, fp32", 16, 4, 8, e2m1_largest, E2m1::smallest()}})
+        print(fmt::format(
+            "{:<15}  {:>8}   {:<7}   {:<10}  {:>13.2f}   {:>18.0f}", b.name, b.elements, b.element,
+            b.scale, b.element_bits + double(b.scale_bits) / b.elements, b.largest / b.smallest));
+}
+
+// One number in every format: its bits, what they mean, and the error.
+inline void print_number(double number) {
+    print("");
+    print(fmt::format("{:.10g} in each format, rounded to nearest, ties to even:", number));
+    for_each_format([&]<class F>(const char* name, const char*) {
+        const uint32_t code = F::encode(float(number));
+        const double value = double(F::decode(code));
+        const std::string error = number == 0 || !std::isfinite(value)
+                                      ? ""
+                                      : fmt::format("{:+.1e}", (value - number) / std::abs(number));
+        print(fmt::format("  {:<5} {:<34} {:<32} {:>9} {}", name, bits_of_code<F>(code),
+                          explain_code<F>(code), error, number == 0 ? "" : "relative"));
+    });
+}
+
+// What happens past the largest number: infinity or NaN, or with saturation the largest number.
+inline void print_overflow() {
+    print("");
+    print("past the largest number:   as IEEE or OCP says   saturated");
+    for_each_format([]<class F>(const char* name, const char*) {
+        if constexpr (F::bits <= 16) {
+            const float beyond = F::exponent_bits == 8 ? 3.4028235e38f : 2 * F::largest();
+            print(fmt::format("  {:<6} {:>12.6g} -> {:>20} {:>11.6g}", name, beyond,
+                              explain_code<F>(F::encode(beyond)),
+                              F::decode(F::encode(beyond, Overflow::saturate))));
+        }
+    });
+}
+
+}  // namespace formats
+
+inline void demo_formats(double number) {
+    formats::print_limits();
+    formats::print_blocks();
+    formats::print_number(number);
+    formats::print_overflow();
+}
+
+}  // namespace ultrascale
