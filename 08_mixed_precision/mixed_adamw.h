@@ -1,0 +1,89 @@
+// AdamW on tensors of any format (common/core/ops.h: adamw): read, computed in fp32, written back in
+// the recipe's format.
+//
+//     g = scale * gradient * clip        m, v = moments with g
+//     master -= lr * m / (sqrt(v) + eps)                 weights = master, rounded
+//
+// Without master weights the sum is rounded to the weights' own format: to nearest, which loses an
+// update below half a step, or stochastically (stochastic_rounding.h). Weights in fp8 are rounded
+// afterwards, as their scales depend on all of a matrix (Fp8Linears::round_weights).
+#pragma once
+
+#include "model/optimizer.h"
+#include "storage.h"
+
+namespace ultrascale {
+
+class MixedAdamW {
+public:
+    MixedAdamW(Storage& storage, const Recipe& recipe, const OptimizerOptions& options,
+               uint64_t seed)
+        : storage_(storage), recipe_(recipe), options_(options), seed_(seed) {}
+
+    // One update, unless `skip` (1) int32 on the device is there and not 0. squared_norm (1) fp64:
+    // of the gradients with their scales.
+    void step(double lr, const Tensor& squared_norm, const Tensor& skip = {}) {
+        ++steps_;
+        const ops::AdamWSettings settings = {.lr = float(lr),
+                                             .beta1 = float(options_.beta1),
+                                             .beta2 = float(options_.beta2),
+                                             .eps = float(options_.eps),
+                                             .step = steps_,
+                                             .max_norm = float(options_.clip),
+                                             .skip = skip};
+        for (std::span<Storage::Held> group : {storage_.linears(), storage_.rest()}) {
+            std::vector<ops::AdamWItem> items;
+            for (const Storage::Held& h : group) items.push_back(item(h));
+            if (!items.empty()) ops::adamw(items, squared_norm, settings);
+        }
+    }
+    // The last step was skipped: its number is free again.
+    void take_back() { --steps_; }
+    int64_t steps_done() const { return steps_; }
+    void set_steps_done(int64_t steps) { steps_ = steps; }
+
+    // For a checkpoint: "exp_avg.<parameter>", "exp_avg_sq.<parameter>", "master.<parameter>" where
+    // the weights alone do not say as much, and their scales: "scale.exp_avg.<parameter>".
+    std::vector<TensorPart> states() const {
+        std::vector<TensorPart> all;
+        const auto add = [&](const std::string& prefix, const Storage::Held& h,
+                             const Tensor& tensor, const Tensor& scale) {
+            all.emplace_back(*h.parameter, tensor, 0, prefix);
+            if (scale) all.emplace_back("scale." + prefix + h.parameter->name, scale);
+        };
+        for (const Storage::Held& h : storage_.all()) {
+            add("exp_avg.", h, h.m, h.m_scale);
+            add("exp_avg_sq.", h, h.v, h.v_scale);
+            if (h.recipe->master || h.value.dtype() != recipe_.activations)
+                add("master.", h, h.master, h.master_scale);
+        }
+        return all;
+    }
+
+private:
+    ops::AdamWItem item(const Storage::Held& h) const {
+        const bool rounded_later = is_fp8(h.value.dtype());
+        ops::AdamWItem item{.value = rounded_later ? h.master : h.value,
+                            .master = h.master,
+                            .m = h.m,
+                            .v = h.v,
+                            .gradient = h.read(),
+                            .weight_decay = h.parameter->decays ? float(options_.weight_decay) : 0,
+                            .value_scale = rounded_later ? h.master_scale : Tensor(),
+                            .master_scale = h.master_scale,
+                            .m_scale = h.m_scale,
+                            .v_scale = h.v_scale,
+                            .gradient_scale = h.gradient_scale};
+        if (recipe_.stochastic && !h.recipe->master)
+            item.rounding = Random(seed_, fmt::format("round.{}.{}", steps_, h.parameter->name));
+        return item;
+    }
+
+    Storage& storage_;
+    Recipe recipe_;
+    OptimizerOptions options_;
+    uint64_t seed_;
+    int64_t steps_ = 0;
+};
+
+}  // namespace ultrascale

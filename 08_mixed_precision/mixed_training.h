@@ -1,0 +1,136 @@
+// A model in a recipe, with all that a training step works on. Two of them exist in a run with
+// --verify: the run's own, and the one that rank 0 trains by itself for comparison (reference.h).
+#pragma once
+
+#include "fp8_all_reduce.h"
+#include "fp8_linear.h"
+#include "gradient_histogram.h"
+#include "kept_in_fp8.h"
+#include "loss_scale.h"
+#include "mixed_adamw.h"
+#include "smooth_swiglu.h"
+#include "train/setup.h"
+
+namespace ultrascale {
+
+class MixedTraining {
+public:
+    MixedTraining(const LlamaConfig& config, const ModelOptions& model_options,
+                  const PrecisionOptions& chosen, const OptimizerOptions& update)
+        : options(chosen),
+          linears(chosen),
+          histogram(chosen.histogram),
+          model(config, model_options, parts(config, model_options), Stage::whole(config)),
+          storage(model.parameters(), chosen.recipe, linears.parameters()),
+          loss_scale(chosen.loss_scale, model.parameters()),
+          fp8_sum(chosen.sum_scaling, is_fp8(chosen.recipe.read()), model.parameters()),
+          optimizer(storage, chosen.recipe, update, chosen.seed) {
+        linears.allocate(model.parameters());
+        loss_scale.agrees = chosen.trap != Trap::no_agreement;
+    }
+
+    const PrecisionOptions options;
+    Fp8Linears linears;
+    GradientHistogram histogram;  // of the gradients of the linears' outputs
+    Llama model;
+    Storage storage;
+    LossScale loss_scale;
+    Fp8AllReduce fp8_sum;
+    MixedAdamW optimizer;
+
+    // The gradients of the whole step: rounded to what is sent, and summed over the ranks.
+    void sum_gradients(const Mesh& mesh) {
+        storage.round_gradients();
+        std::vector<Tensor> fp8, scales, sums;
+        for (const Storage::Held& h : storage.all()) {
+            if (!is_fp8(h.read().dtype())) continue;
+            fp8.push_back(h.gradient), scales.push_back(h.gradient_scale);
+            sums.push_back(h.accumulated);
+        }
+        const Communicator& ranks = mesh.group("dp");
+        if (!fp8.empty()) fp8_sum(fp8, scales, sums, ranks);
+        for (const Storage::Held& h : storage.all())
+            if (!is_fp8(h.read().dtype()) && ranks.size() > 1) ranks.all_reduce(h.read());
+    }
+    // After the update, when the host waits anyway. Returns whether the update was skipped.
+    bool end_step(int64_t step, const Mesh& mesh) {
+        linears.histories().end_step(mesh.group("dp"));
+        fp8_sum.end_step();
+        const bool skipped = loss_scale.end_step(step);
+        if (skipped) optimizer.take_back();
+        histogram.counting = false;
+        return skipped;
+    }
+
+    // ---- the start ----
+    // From --seed, or --load with what it has of a training's state.
+    TrainingState load(const Options& from) {
+        ParameterList& parameters = model.parameters();
+        std::vector<TensorPart> weights;
+        for (const auto& p : parameters)
+            weights.emplace_back(*p,
+                                 Tensor::empty(p->local_shape(), DType::fp32, Memory::workspace));
+        if (!from.load.empty())
+            load_parameters(from.load, weights);
+        else
+            for (size_t i = 0; i < weights.size(); ++i)
+                draw(**(parameters.begin() + std::ptrdiff_t(i)), 0, weights[i].tensor, from.seed);
+        set_weights(weights, from.load);
+        const TrainingState state = resume_or_start(from, states());
+        resume(state.step);
+        return state;
+    }
+    // Weights in fp32, in the model's order, rounded to all formats. `file`: for an error.
+    void set_weights(const std::vector<TensorPart>& weights, const std::string& file = "") {
+        for (Storage::Held& h : storage.all()) {
+            const auto found = std::ranges::find(weights, h.parameter->name, &TensorPart::name);
+            check(found != weights.end(), "a weight is missing");
+            check_range(h, *found, file);
+            Storage::set_exact(h, found->tensor);
+        }
+        weights_from_masters();
+    }
+    // After the states were read.
+    void resume(int64_t steps) {
+        optimizer.set_steps_done(steps);
+        loss_scale.resume();
+        fp8_sum.resume();
+        linears.histories().resume();
+        weights_from_masters();
+    }
+    std::vector<TensorPart> states() {
+        std::vector<TensorPart> all = optimizer.states();
+        for (const TensorPart& buffer : model.parameters().buffers()) all.push_back(buffer);
+        return all;
+    }
+    void weights_from_masters() {
+        for (Storage::Held& h : storage.all())
+            if (h.recipe->master && !is_fp8(h.value.dtype())) ops::copy(h.value, h.master);
+        linears.round_weights(storage);
+    }
+
+private:
+    static void check_range(const Storage::Held& h, const TensorPart& weight,
+                            const std::string& file) {
+        if (h.value.dtype() != DType::fp16) return;
+        for (float x : weight.tensor.to_host<float>())
+            if (std::abs(x) > formats::Fp16::largest())
+                user_error(
+                    "--load {}: {} has a value of {:g}, but fp16 ends at 65504; a recipe in bf16 "
+                    "can hold it",
+                    file, weight.name, double(x));
+    }
+    Parts parts(const LlamaConfig& config, const ModelOptions& model_options) {
+        Parts parts = default_parts(config, model_options);
+        linears.add_to(parts);
+        if (options.keep_fp8)
+            parts.feed_forward = [plain = parts.feed_forward](ParameterList& list, const Parts& all,
+                                                              const Place& layer) {
+                return std::make_unique<FeedForwardKeptInFp8>(plain(list, all, layer));
+            };
+        histogram.add_to(parts);
+        return parts;
+    }
+};
+
+}  // namespace ultrascale

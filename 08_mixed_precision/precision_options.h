@@ -1,0 +1,41 @@
+// What a run of this chapter can choose besides its recipe.
+#pragma once
+
+#include "loss_scale.h"
+#include "recipes.h"
+
+namespace ultrascale {
+
+// Mistakes that --trap makes on purpose.
+enum class Trap {
+    none,
+    unscale_twice,     // gradients are divided by the loss scale once more
+    no_agreement,      // rank 0 alone knows of its overflow
+    clip_scaled,       // the norm is that of the scaled gradients
+    neighbours_scale,  // the forward product is given the scale of another tensor
+    no_requantise,     // fp8 weights stay as they were before the update
+};
+
+// The factor in front of gradients that ranks sum in 8 bits (fp8_all_reduce.h).
+enum class SumScaling { pre, post, automatic };
+
+struct PrecisionOptions {
+    Recipe recipe;
+    LossScaleOptions loss_scale;
+
+    // Of the linears in fp8:
+    DType gradient_format = DType::e5m2;  // of dy; x and W are e4m3
+    int64_t history = 1024;               // delayed scaling: steps
+    int margin = 0;                       // delayed scaling: powers of two of room
+    bool powers_of_two = false;           // scales
+    bool fast = false;                    // sums stay in the tensor cores' accumulators
+    bool keep_fp8 = false;                // keep inputs, and those of SwiGLU, in 8 bits
+    bool smooth = false;                  // smooth_swiglu.h
+    bool histogram = false;               // of gradients (gradient_histogram.h)
+
+    SumScaling sum_scaling = SumScaling::automatic;
+    uint64_t seed = 1;  // of stochastic rounding
+    Trap trap = Trap::none;
+};
+
+}  // namespace ultrascale

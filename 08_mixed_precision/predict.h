@@ -1,0 +1,95 @@
+// What a rank holds and sends, by formula: the tensors of the recipe to the byte, with their scales
+// (storage.h); activations as on any device, less what is kept in 8 bits (kept_in_fp8.h); and the
+// sums of gradients in the recipe's format.
+#pragma once
+
+#include "mixed_training.h"
+#include "report/estimate.h"
+
+namespace ultrascale {
+
+// The parameters of the layers' linears, by stack: those whose weights are one matrix (q, k, v).
+struct LinearSizes {
+    int64_t parameters = 0, elements = 0;  // of linears
+    int64_t rest = 0, rest_elements = 0;   // of all else
+    int64_t weight_scales = 0;             // of weights in fp8: fp32 numbers
+    int64_t linears = 0;                   // stacks
+};
+inline LinearSizes linear_sizes(const LlamaConfig& c, const Recipe& recipe) {
+    const int64_t per_layer = recipe.fp8() ? 7 : 0;
+    LinearSizes sizes{.parameters = per_layer * c.layers};
+    const int64_t qkv = c.q_size() + 2 * c.kv_size(), h = c.hidden, F = c.ffn;
+    if (recipe.fp8()) {
+        const auto group = group_of_weights(recipe.products);
+        for (const auto& [rows, cols] : {std::pair{qkv, h}, {h, c.q_size()}, {2 * F, h}, {h, F}}) {
+            sizes.elements += c.layers * rows * cols;
+            if (is_fp8(recipe.weights))
+                sizes.weight_scales += c.layers * numel(ops::scales_shape(rows, cols, group));
+        }
+        sizes.linears = 4 * c.layers;
+    }
+    sizes.rest_elements = parameter_count(c) - sizes.elements;
+    // Two norms a layer (and Qwen 3's of heads), the final one, the embedding, the head.
+    sizes.rest = (2 + (c.head_norms ? 2 : 0) + (7 - per_layer)) * c.layers + 2 + (c.tied ? 0 : 1);
+    return sizes;
+}
+
+// The activations' sizes, with what --keep-fp8 keeps in 8 bits.
+inline LocalSizes local_sizes(const StepShape& shape, const PrecisionOptions& o) {
+    LocalSizes sizes = local_sizes(shape);
+    if (!o.keep_fp8) return sizes;
+    const double tokens = double(shape.micro_batch * shape.seq), h = double(shape.config.hidden);
+    const Products products = o.recipe.products;
+    // x transposed: tiles along the tokens; a scale for each feature; one for all.
+    const double scales = products == Products::tile  ? 4 * std::ceil(tokens / 128) / tokens
+                          : products == Products::row ? 4 / tokens
+                                                      : 4 / (tokens * h);
+    const double F2 = 2 * double(shape.config.ffn);
+    sizes.kept_input_bytes = 1 + scales;
+    sizes.kept_gate_up_bytes = 1 + 4 * std::ceil(F2 / 128) / F2;
+    return sizes;
+}
+
+inline Prediction predict_memory(const StepShape& shape, const PrecisionOptions& o) {
+    Prediction prediction;
+    const LinearSizes n = linear_sizes(shape.config, o.recipe);
+    prediction.memory += storage_bytes(o.recipe, n.parameters, n.elements);
+    prediction.memory += storage_bytes(o.recipe.of_rest(), n.rest, n.rest_elements);
+    int64_t buffers = 4 * n.weight_scales;
+    if (o.recipe.products ==
+        Products::delayed)  // histories, scales, amax of x, W, dy; the position
+        buffers += 4 * (3 * n.linears * (o.history + 2) + 1);
+    if (o.loss_scale.scaled) buffers += 8;
+    if (is_fp8(o.recipe.read())) buffers += 4;
+    prediction.memory += {.parameters = buffers};
+    add_activations(prediction, local_sizes(shape, o));
+    return prediction;
+}
+
+// The prediction for one of the ranks that sum gradients.
+inline Prediction predict(const StepShape& shape, const PrecisionOptions& o, const Storage& storage,
+                          const Group& ranks) {
+    Prediction prediction = predict_memory(shape, o);
+    add_flops(prediction, shape, parameter_count(shape.config));
+    if (ranks.ranks == 1) return prediction;
+    std::vector<int64_t> in_fp8;
+    PredictedCommunication& sent = prediction.communication;
+    for (const Storage::Held& h : storage.all()) {
+        if (is_fp8(h.read().dtype()))
+            in_fp8.push_back(h.read().numel());
+        else
+            sent.add(ranks, Collective::all_reduce, 1, h.read().bytes());
+    }
+    if (!in_fp8.empty()) {
+        Fp8AllReduce::add_to(sent, ranks, in_fp8);
+        prediction.memory.peak_communication += Fp8AllReduce::buffer_bytes(in_fp8, ranks.ranks);
+    }
+    const LinearSizes n = linear_sizes(shape.config, o.recipe);
+    if (o.recipe.products == Products::delayed)
+        sent.add(ranks, Collective::all_reduce, 1, 4 * 3 * n.linears);  // the largest magnitudes
+    if (o.loss_scale.scaled) sent.add(ranks, Collective::all_reduce, 1, 4);  // who overflowed
+    sent.add(ranks, Collective::all_reduce, 1, 8);                           // the loss
+    return prediction;
+}
+
+}  // namespace ultrascale

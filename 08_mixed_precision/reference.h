@@ -1,0 +1,150 @@
+// What a run is compared with (--verify). Two comparisons, for two kinds of mistakes:
+//
+//     this run   <->  the same recipe on one device       a rank that steps alone, a gradient that
+//                                                         is unscaled twice
+//     that       <->  plain fp32, the first gradient      a product with the wrong scale: it is
+//                                                         wrong on one device, too
+//
+// The first difference is rounding in another order, the second what the recipe's formats cost. Its
+// bounds are about three times what was measured (MEASURED.md).
+#pragma once
+
+#include <fmt/format.h>
+
+#include "mixed_training.h"
+#include "train/verify.h"
+#include "train/whole_values.h"
+
+namespace ultrascale {
+
+using TrainStep = std::function<void(Step&, MixedTraining&, const Mesh&)>;
+
+// The relative L2 distance of the first gradient from fp32's that a recipe may have.
+inline double format_bound(const Recipe& recipe) {
+    if (recipe.fp8()) return 0.25;
+    return recipe.activations == DType::fp32   ? 1e-5
+           : recipe.activations == DType::fp16 ? 1e-2
+                                               : 5e-2;
+}
+// Bounds of the first comparison: those of the activations' dtype. Where 8-bit numbers are rounded,
+// a difference of one bit in bf16 can become one of e4m3, which is 16 times as large.
+inline VerifyBounds recipe_bounds(const Recipe& recipe) {
+    VerifyBounds bounds = verify_bounds(recipe.activations);
+    if (recipe.fp8()) bounds.gradient = 0.1, bounds.first_loss = 1e-2;
+    return bounds;
+}
+
+class MixedReference : public Reference {
+public:
+    // `start`: of the run. `one`: a mesh of this rank alone.
+    MixedReference(const Options& options, const StepShape& shape, PrecisionOptions chosen,
+                   const DataLoader& loader, const TrainingState& start,
+                   std::vector<int64_t> sequences, const Mesh& one, TrainStep train_step)
+        : options_(options),
+          shape_(shape),
+          chosen_(std::move(chosen)),
+          loader_(loader),
+          state_(start),
+          sequences_(std::move(sequences)),
+          one_(one),
+          train_step_(std::move(train_step)) {
+        chosen_.trap = Trap::none, chosen_.histogram = false;
+    }
+
+    Result train(uint64_t displacement) override {
+        ModelOptions model = shape_.model;
+        model.recompute = Recompute::none, model.loss_chunk = 0;
+        model.attention = displacement == 0 ? AttentionKind::naive : AttentionKind::flash;
+        MixedTraining training(shape_.config, model, chosen_, options_.optimizer);
+        displacement == 0 ? remember_start(training) : start_displaced(training, displacement);
+        Result result;
+        int64_t next_sample = state_.next_sample;
+        bool gradient_taken = false;
+        for (size_t s = 0; s < sequences_.size(); ++s) {
+            const int64_t index = state_.step + int64_t(s);
+            Step step(loader_, {.micro_batch = options_.micro_batch}, index + 1, next_sample,
+                      sequences_[s]);
+            step.first = s == 0;
+            step.learning_rate = learning_rate_of(options_, state_.step, index);
+            step.on_gradient = [&] {
+                if (std::exchange(gradient_taken, !training.loss_scale.skips() || gradient_taken))
+                    return;
+                if (gradient_taken) result.gradient = values(training.storage.unscaled_gradients());
+            };
+            step.on_finish = [&](double loss, double) { result.losses.push_back(loss); };
+            train_step_(step, training, one_);
+            next_sample += sequences_[s];
+        }
+        result.weights = values(training.storage.exact_weights());
+        if (displacement == 0) compare_with_fp32(training, result);
+        return result;
+    }
+
+    std::vector<float> start_of(const std::string& name, uint64_t displacement) const override {
+        return displaced(start_.at(name), name, displacement, chosen_.recipe.activations);
+    }
+
+    // -1: not compared (a resumed run, or a first step that overflowed).
+    double away_from_fp32() const { return away_; }
+
+private:
+    static Values values(const std::vector<TensorPart>& parts) {
+        Values all;
+        for (const TensorPart& part : parts) all[part.name] = part.tensor.to_host_float();
+        return all;
+    }
+    void remember_start(MixedTraining& training) {
+        training.load(options_);
+        start_ = values(training.storage.exact_weights());
+        for (const TensorPart& part : training.states()) {
+            std::vector<char> bytes(size_t(part.tensor.bytes()));
+            part.tensor.copy_to_host(bytes.data());
+            states_.push_back(std::move(bytes));
+        }
+    }
+    void start_displaced(MixedTraining& training, uint64_t displacement) const {
+        size_t i = 0;
+        for (const TensorPart& part : training.states()) {
+            Tensor tensor = part.tensor;
+            tensor.copy_from_host(states_[i++].data());
+        }
+        std::vector<TensorPart> weights;
+        for (const auto& p : training.model.parameters())
+            weights.emplace_back(*p, Tensor::from_host<float>(start_of(p->name, displacement),
+                                                              p->local_shape(), Memory::workspace));
+        training.set_weights(weights);
+        training.resume(state_.step);
+    }
+
+    // Trains one step in fp32, the plain way.
+    void compare_with_fp32(const MixedTraining& training, const Result& result) {
+        const std::vector<int64_t>& skipped = training.loss_scale.skipped();
+        const bool first_skipped = !skipped.empty() && skipped.front() == state_.step + 1;
+        if (state_.step > 0 || first_skipped || result.gradient.empty()) return;
+        Options options = options_;
+        options.dtype = DType::fp32, options.fp32_grads = false;
+        PlainTraining plain(options, shape_.config, loader_, {sequences_.front()}, {},
+                            options.micro_batch);
+        const Values exact = plain.train(0).gradient;
+        double apart = 0;
+        for (const auto& [name, want] : exact) {
+            const std::vector<float>& got = result.gradient.at(name);
+            for (size_t i = 0; i < want.size(); ++i) apart += square(double(got[i]) - want[i]);
+        }
+        away_ = std::sqrt(apart) / norm(exact);
+    }
+
+    Options options_;
+    StepShape shape_;
+    PrecisionOptions chosen_;
+    const DataLoader& loader_;
+    TrainingState state_;
+    std::vector<int64_t> sequences_;
+    const Mesh& one_;
+    TrainStep train_step_;
+    Values start_;
+    std::vector<std::vector<char>> states_;
+    double away_ = -1;
+};
+
+}  // namespace ultrascale

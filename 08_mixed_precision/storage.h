@@ -1,0 +1,218 @@
+// The tensors of a recipe (recipes.h): every parameter's weights, master weights, gradients and
+// moments, each in its format, and the scales of those that have one.
+//
+//     linears   [q k v o gate up down, layer 0 | layer 1 | ...]     one flat tensor for each column
+//     the rest  [embedding | norms | head]                          of the recipe's table
+//
+// Neighbours in the model are neighbours in memory, as the products of stacked weights need it.
+//
+// A tensor in fp8, and master weights and moments in fp16, stand for scale * tensor, with one scale
+// a parameter. (Moments: the second one is as small as the gradient's square, 1e-12 and less.
+// Without a scale fp16 would hold zeros.) Weights in fp8 have the scales of their products instead
+// (fp8_linear.h). Gradients in 16 bits get a scale, too, where the loss is scaled: dividing them in
+// place would lose the bits that the loss scale has saved.
+#pragma once
+
+#include <set>
+
+#include "core/ops_fp8.h"
+#include "model/parameter.h"
+#include "precision_options.h"
+#include "report/estimate.h"
+
+namespace ultrascale {
+
+// Whether each parameter's tensor of such a state has a scale.
+inline bool state_is_scaled(DType dtype) { return is_fp8(dtype) || dtype == DType::fp16; }
+// Whether each gradient has one.
+inline bool gradients_are_scaled(const Recipe& r) {
+    return is_fp8(r.read()) || (r.loss_scale && r.read() != DType::fp32);
+}
+
+class Storage {
+public:
+    struct Held {
+        Parameter* parameter;
+        const Recipe* recipe;
+        Tensor value, master, m, v;  // master: value itself where the recipe has none
+        Tensor accumulated, gradient;
+        Tensor master_scale, m_scale, v_scale, gradient_scale;  // (1) fp32, or empty
+        Tensor sum() const { return accumulated ? accumulated : gradient; }
+        Tensor read() const { return gradient ? gradient : accumulated; }
+    };
+
+    // `linears`: the parameters that are multiplied in fp8.
+    Storage(ParameterList& parameters, const Recipe& recipe,
+            const std::set<const Parameter*>& linears)
+        : of_linears_(recipe), of_rest_(recipe.of_rest()), parameters_(parameters) {
+        for (const bool linear : {true, false}) {
+            std::vector<Held> group;
+            for (const auto& p : parameters)
+                if (linears.contains(p.get()) == linear)
+                    group.push_back({p.get(), linear ? &of_linears_ : &of_rest_});
+            if (!group.empty()) allocate(group, linear ? of_linears_ : of_rest_);
+            (linear ? linears_ : rest_) = group.size();
+            held_.insert(held_.end(), group.begin(), group.end());
+        }
+        for (Held& h : held_) h.parameter->value = h.value;
+        begin_step();
+    }
+    Storage(const Storage&) = delete;
+
+    std::span<Held> all() { return held_; }
+    std::span<const Held> all() const { return held_; }
+    std::span<Held> linears() { return std::span(held_).first(linears_); }
+    std::span<Held> rest() { return std::span(held_).subspan(linears_, rest_); }
+
+    // Backward adds to the accumulated gradients, where there are some.
+    void begin_step() {
+        for (Held& h : held_) h.parameter->grad = h.sum();
+    }
+    // The micro-batches are done: rounds the accumulated gradients to what ranks sum. Gradients in
+    // fp8 are rounded by fp8_all_reduce.h, whose scale depends on all ranks.
+    void round_gradients() {
+        for (Held& h : held_) {
+            h.parameter->grad = h.read();
+            if (h.accumulated && h.gradient && !is_fp8(h.gradient.dtype()))
+                ops::copy(h.gradient, h.accumulated);
+        }
+    }
+
+    // The loss was multiplied by `scale`: gradients in fp32 are divided in place, of the others the
+    // scale.
+    void unscale(double scale) {
+        if (scale == 1 && !is_fp8(of_linears_.read())) return;
+        for (Held& h : held_) {
+            if (!h.gradient_scale) {
+                ops::scale(h.read(), float(1 / scale));
+            } else if (is_fp8(h.read().dtype())) {
+                ops::scale(h.gradient_scale, float(1 / scale));
+            } else {
+                ops::fill(h.gradient_scale, float(1 / scale));
+            }
+        }
+    }
+
+    // The gradients by dtype, for operations that take a list of one.
+    std::vector<std::vector<Tensor>> gradients() const {
+        std::vector<std::vector<Tensor>> lists(2);
+        for (size_t i = 0; i < held_.size(); ++i)
+            lists[i < linears_ ? 0 : 1].push_back(held_[i].read());
+        std::erase_if(lists, [](const auto& list) { return list.empty(); });
+        return lists;
+    }
+    // The sum of squares of the whole gradient: (1) fp64 on the device.
+    Tensor squared_norm() const {
+        Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        std::vector<Tensor> fp32;  // added in one call
+        for (const Held& h : held_) {
+            if (!h.gradient_scale)
+                fp32.push_back(h.read());
+            else
+                ops::accumulate_sum_squares(sum, {unscaled(h)});
+        }
+        std::stable_sort(fp32.begin(), fp32.end(), [](const Tensor& a, const Tensor& b) {
+            return int(a.dtype()) < int(b.dtype());
+        });
+        for (auto begin = fp32.begin(); begin != fp32.end();) {
+            const auto end = std::find_if(
+                begin, fp32.end(), [&](const Tensor& t) { return t.dtype() != begin->dtype(); });
+            ops::accumulate_sum_squares(sum, {begin, end});
+            begin = end;
+        }
+        return sum;
+    }
+    // A gradient in fp32, with its scale.
+    static Tensor unscaled(const Held& h) {
+        if (!h.gradient_scale) return h.read();
+        Tensor fp32 = Tensor::empty(h.read().shape(), DType::fp32, Memory::workspace);
+        ops::dequantise(fp32, {h.read(), h.gradient_scale}, ops::ScaleGroup::tensor);
+        return fp32;
+    }
+    std::vector<TensorPart> unscaled_gradients() const {
+        std::vector<TensorPart> parts;
+        for (const Held& h : held_) parts.emplace_back(*h.parameter, unscaled(h));
+        return parts;
+    }
+    // The weights as exactly as they are known, in fp32.
+    static Tensor exact(const Held& h) {
+        Tensor fp32 = Tensor::empty(h.master.shape(), DType::fp32, Memory::workspace);
+        if (h.master_scale)
+            ops::dequantise(fp32, {h.master, h.master_scale}, ops::ScaleGroup::tensor);
+        else
+            ops::copy(fp32, h.master);
+        return fp32;
+    }
+    // Sets the master weights to fp32 values, with a scale that leaves room where they have one.
+    static void set_exact(const Held& h, const Tensor& fp32) {
+        if (!h.master_scale) return ops::copy(h.master, fp32);
+        const std::vector<float> values = fp32.to_host<float>();
+        float largest = 0;
+        for (float x : values) largest = std::max(largest, std::abs(x));
+        const float room = 16,
+                    scale = largest > 0 ? largest / (formats::Fp16::largest() / room) : 1;
+        std::vector<fp16> scaled;
+        for (float x : values) scaled.push_back(fp16(x / scale));
+        ops::fill(h.master_scale, scale);
+        h.master.copy_from_host(scaled.data());
+    }
+    std::vector<TensorPart> exact_weights() const {
+        std::vector<TensorPart> parts;
+        for (const Held& h : held_) parts.emplace_back(*h.parameter, exact(h));
+        return parts;
+    }
+
+private:
+    void allocate(std::vector<Held>& group, const Recipe& r) {
+        int64_t elements = 0;
+        for (const Held& h : group) elements += h.parameter->local_numel();
+        const auto flat = [&](Tensor Held::*member, DType dtype, Memory category) {
+            const Tensor all = Tensor::zeros({elements}, dtype, category);
+            int64_t begin = 0;
+            for (Held& h : group) {
+                const int64_t end = begin + h.parameter->local_numel();
+                h.*member = all.slice(begin, end).view(h.parameter->local_shape());
+                begin = end;
+            }
+        };
+        const auto scales = [&](Tensor Held::*member, Memory category) {
+            Tensor all = Tensor::empty({int64_t(group.size())}, DType::fp32, category);
+            ops::fill(all, 1);
+            for (size_t i = 0; i < group.size(); ++i)
+                group[i].*member = all.slice(int64_t(i), int64_t(i) + 1);
+        };
+        const auto state = [&](Tensor Held::*member, Tensor Held::*scale, DType dtype) {
+            flat(member, dtype, Memory::optimizer);
+            if (state_is_scaled(dtype)) scales(scale, Memory::optimizer);
+        };
+        flat(&Held::value, r.weights, Memory::parameter);
+        if (r.master) state(&Held::master, &Held::master_scale, *r.master);
+        state(&Held::m, &Held::m_scale, r.m);
+        state(&Held::v, &Held::v_scale, r.v);
+        if (r.accumulated) flat(&Held::accumulated, *r.accumulated, Memory::gradient);
+        if (r.gradients) flat(&Held::gradient, *r.gradients, Memory::gradient);
+        if (gradients_are_scaled(r)) scales(&Held::gradient_scale, Memory::gradient);
+        for (Held& h : group)
+            if (!h.master) h.master = h.value;
+    }
+
+    Recipe of_linears_, of_rest_;
+    ParameterList& parameters_;
+    std::vector<Held> held_;  // the linears' first
+    size_t linears_ = 0, rest_ = 0;
+};
+
+// What Storage holds, by formula, for so many parameters and elements of one kind.
+inline MemoryEstimate storage_bytes(const Recipe& r, int64_t parameters, int64_t elements) {
+    const auto of = [&](std::optional<DType> dtype) {
+        return dtype ? elements * dtype_bytes(*dtype) : 0;
+    };
+    const auto scale = [&](bool is_there) { return is_there && elements > 0 ? 4 * parameters : 0; };
+    return {.parameters = of(r.weights),
+            .gradients = of(r.accumulated) + of(r.gradients) + scale(gradients_are_scaled(r)),
+            .optimizer = of(r.master) + of(r.m) + of(r.v) +
+                         scale(r.master && state_is_scaled(*r.master)) +
+                         scale(state_is_scaled(r.m)) + scale(state_is_scaled(r.v))};
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,108 @@
+// How large numbers are. Counts and maxima are integers (a float's bits without its sign are in the
+// order of the numbers), so atomics give the same result in every run.
+#include "core/ops_ranges.h"
+#include "ops_common.cuh"
+
+namespace ultrascale::ops {
+
+namespace {
+
+constexpr int threads = 256, rows_of_block = 64;
+
+__device__ int magnitude_bits(float x) { return __float_as_int(x) & 0x7fffffff; }
+
+// A thread has a column of rows_of_block rows. A NaN does not count.
+template <class T>
+__global__ void column_maxima(int* largest, const T* x, int64_t R, int64_t C) {
+    const int64_t c = int64_t(blockIdx.x) * threads + threadIdx.x,
+                  first = int64_t(blockIdx.y) * rows_of_block;
+    if (c >= C) return;
+    float most = 0;
+    for (int64_t r = first; r < first + rows_of_block && r < R; ++r)
+        most = fmaxf(most, fabsf(to_float(x[r * C + c])));
+    atomicMax(largest + c, magnitude_bits(most));
+}
+
+// Rounds up to a power of two: any bit of the mantissa carries into the exponent.
+__global__ void powers_of_two(float* scales, float* inverses, int64_t C) {
+    const int64_t c = int64_t(blockIdx.x) * threads + threadIdx.x;
+    if (c >= C) return;
+    const int bits = magnitude_bits(scales[c]);
+    const float scale = bits == 0 ? 1.0f : __int_as_float((bits + 0x007fffff) & 0x7f800000);
+    scales[c] = scale, inverses[c] = 1 / scale;
+}
+
+template <class Y, class X>
+__global__ void times_factors(Y* y, const X* x, const float* factors, const Y* addend, int64_t n,
+                              int64_t C) {
+    const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x;
+    if (i >= n) return;
+    y[i] = from_float<Y>(to_float(x[i]) * factors[i % C] + (addend ? to_float(addend[i]) : 0.0f));
+}
+
+__global__ void saturated(int* count, const unsigned char* codes, int64_t n, int largest) {
+    const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x;
+    if (i < n && (codes[i] & 0x7f) == largest) atomicAdd(count, 1);
+}
+
+template <class T>
+__global__ void histogram(int* counts, const T* x, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x;
+    if (i >= n) return;
+    const int bits = magnitude_bits(to_float(x[i]));
+    atomicAdd(counts + (bits == 0 ? 0 : 1 + (bits >> 23)), 1);
+}
+
+unsigned blocks(int64_t n) { return unsigned(ceil_div(n, threads)); }
+
+}  // namespace
+
+void column_scales(Tensor scales, Tensor inverses, const Tensor& x) {
+    const int64_t R = x.rows(), C = x.cols();
+    check(scales.numel() == C && inverses.numel() == C,
+          "column_scales: scales and inverses (C), x (R, C)");
+    const OpSpan span("column_scales", 0, bytes_of(x));
+    fill(scales, 0);
+    const dim3 grid(blocks(C), unsigned(ceil_div(R, rows_of_block)));
+    with_type(x.dtype(), [&]<class T>(T) {
+        LAUNCH(column_maxima<T>, grid, threads, 0)
+        (reinterpret_cast<int*>(data<float>(scales)), data<const T>(x), R, C);
+    });
+    LAUNCH(powers_of_two, blocks(C), threads, 0)(data<float>(scales), data<float>(inverses), C);
+}
+
+void scale_columns(Tensor y, const Tensor& x, const Tensor& factors, const Tensor& addend) {
+    const int64_t n = x.numel(), C = x.cols();
+    check(y.numel() == n && factors.numel() == C &&
+              (!addend || (addend.numel() == n && addend.dtype() == y.dtype())),
+          "scale_columns: y, x and addend (R, C), factors (C)");
+    const OpSpan span("scale_columns", 0, bytes_of(y, x) + (addend ? bytes_of(addend) : 0));
+    with_type(x.dtype(), [&]<class X>(X) {
+        with_type(y.dtype(), [&]<class Y>(Y) {
+            auto* const kernel = times_factors<Y, X>;
+            LAUNCH(kernel, blocks(n), threads, 0)
+            (data<Y>(y), data<const X>(x), data<const float>(factors),
+             addend ? data<const Y>(addend) : nullptr, n, C);
+        });
+    });
+}
+
+void count_saturated(Tensor count, const Tensor& x) {
+    check(dtype_bytes(x.dtype()) == 1, "count_saturated: e4m3 or e5m2");
+    const OpSpan span("count_saturated", 0, bytes_of(x));
+    const int largest =
+        int(x.dtype() == DType::e4m3 ? formats::E4m3::largest_code : formats::E5m2::largest_code);
+    LAUNCH(saturated, blocks(x.numel()), threads, 0)
+    (data<int32_t>(count), static_cast<const unsigned char*>(x.data()), x.numel(), largest);
+}
+
+void count_binades(Tensor counts, const Tensor& x) {
+    check(counts.numel() == binades, "count_binades: counts (binades)");
+    const OpSpan span("count_binades", 0, bytes_of(x));
+    with_type(x.dtype(), [&]<class T>(T) {
+        LAUNCH(histogram<T>, blocks(x.numel()), threads, 0)
+        (data<int32_t>(counts), data<const T>(x), x.numel());
+    });
+}
+
+}  // namespace ultrascale::ops
