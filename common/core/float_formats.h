@@ -105,7 +105,7 @@ private:
         uint32_t code = (uint32_t(p.power - smallest_exponent) << mantissa) + rounded;
         if (code > largest_code)
             code = overflow == Overflow::saturate ? largest_code : (finite ? nan : infinity);
-        if ((u & 0x7fffffffu) > 0x7f800000u) return nan;
+        if ((u & 0x7fffffffu) > 0x7f800000u || code == nan) return nan;  // without a sign
         return code | (u >> 31 << (bits - 1));
     }
 };

@@ -150,8 +150,8 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
           "attention_backward: lse, delta are (B, H, Tq)");
     const VisibleKeys visible(mask, n);
     OpSpan span("attention_backward", 10.0 * visible.pairs() * double(n.q_row()),
-                bytes_of(dq, dk, dv, dout, q, k, v, lse, delta) +
-                    (add.dq ? bytes_of(add.dq) : 0) + (add.dkv ? bytes_of(dk, dv) : 0));
+                bytes_of(dq, dk, dv, dout, q, k, v, lse, delta) + (add.dq ? bytes_of(add.dq) : 0) +
+                    (add.dkv ? bytes_of(dk, dv) : 0));
     const Tensor q32 = widened(q), k32 = widened(k), dout32 = widened(dout);
     const Tensor k_transposed = transposed_heads(k32), v_transposed = transposed_heads(widened(v));
     const Tensor dq32 = widened_output(dq), dk32 = widened_output(dk), dv32 = widened_output(dv);

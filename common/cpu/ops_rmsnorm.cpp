@@ -2,18 +2,18 @@
 //
 // With xhat = x * rstd and g = dy * weight:
 //   dx = rstd * (g - xhat * mean(g * xhat)),  dweight = sum over rows of dy * xhat.
-#include "ops_common.h"
+#include "ops_fp8.h"
 
 namespace ultrascale::ops {
 
 namespace {
 
-template <class T>
-void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int64_t h) {
+template <class Y, class T>
+void forward(Y* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int64_t h) {
 #pragma omp parallel for if (N * h > parallel_threshold)
     for (int64_t n = 0; n < N; ++n) {
         const T* row = x + n * h;
-        T* out = y + n * h;
+        Y* out = y + n * h;
         float squares = 0;
 #pragma omp simd reduction(+ : squares)
         for (int64_t i = 0; i < h; ++i) squares += float(row[i]) * float(row[i]);
@@ -60,6 +60,22 @@ void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weigh
     with_type(x.dtype(), [&]<class T>(T) {
         forward(y.as<T>(), rstd.as<float>(), x.as<T>(), weight.as<T>(), eps, N, h);
     });
+}
+
+void rmsnorm_forward_quantised(const Quantised& y, Tensor rstd, const Tensor& x,
+                               const Tensor& weight, float eps, const Scaling& scaling,
+                               Tensor amax) {
+    const int64_t N = x.rows(), h = x.cols();
+    check_fused(y, N, h, scaling, amax);
+    check(rstd.numel() == N && weight.numel() == h,
+          "rmsnorm_forward_quantised: rstd (N), weight (h)");
+    OpSpan span("rmsnorm_forward_quantised", 6.0 * double(N * h),
+                bytes_of(y.values, y.scales, rstd, x, weight));
+    const Tensor wide = Tensor::empty({N, h}, DType::fp32, Memory::workspace);
+    with_type(x.dtype(), [&]<class T>(T) {
+        forward(wide.as<float>(), rstd.as<float>(), x.as<T>(), weight.as<T>(), eps, N, h);
+    });
+    quantise_floats(y, {}, wide, scaling, amax);
 }
 
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,

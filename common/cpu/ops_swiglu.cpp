@@ -1,5 +1,5 @@
 // SwiGLU: out = silu(gate) * up, silu(x) = x * sigmoid(x).
-#include "ops_common.h"
+#include "ops_fp8.h"
 
 namespace ultrascale::ops {
 
@@ -8,12 +8,12 @@ namespace {
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
 
 // weights: one for each row, or null
-template <class T>
-void forward(T* out, const T* gate_up, const float* weights, int64_t N, int64_t F) {
+template <class Y, class T>
+void forward(Y* out, const T* gate_up, const float* weights, int64_t N, int64_t F) {
 #pragma omp parallel for if (N * F > parallel_threshold)
     for (int64_t n = 0; n < N; ++n) {
         const T *gate = gate_up + n * 2 * F, *up = gate + F;
-        T* y = out + n * F;
+        Y* y = out + n * F;
         const float w = weights ? weights[n] : 1;
 #pragma omp simd
         for (int64_t i = 0; i < F; ++i)
@@ -56,6 +56,20 @@ void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights) {
     with_type(out.dtype(), [&]<class T>(T) {
         forward(out.as<T>(), gate_up.as<T>(), weights ? weights.as<float>() : nullptr, N, F);
     });
+}
+
+void swiglu_forward_quantised(const Quantised& y, const Tensor& gate_up, const Scaling& scaling,
+                              Tensor amax) {
+    const int64_t N = y.values.rows(), F = y.values.cols();
+    check_fused(y, N, F, scaling, amax);
+    check(gate_up.numel() == 2 * N * F && gate_up.cols() == 2 * F,
+          "swiglu_forward_quantised: gate_up is (N, 2F)");
+    OpSpan span("swiglu_forward_quantised", 7.0 * double(N * F),
+                bytes_of(y.values, y.scales, gate_up));
+    const Tensor wide = Tensor::empty({N, F}, DType::fp32, Memory::workspace);
+    with_type(gate_up.dtype(),
+              [&]<class T>(T) { forward(wide.as<float>(), gate_up.as<T>(), nullptr, N, F); });
+    quantise_floats(y, {}, wide, scaling, amax);
 }
 
 void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const Tensor& weights,

@@ -1,0 +1,87 @@
+// What both backends' operations in 8 bits share: the scale of a group, and which arguments go
+// together. Private to common/cpu and common/cuda.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+
+#include "ops_fp8.h"
+
+namespace ultrascale::ops {
+
+// The scale of a group with this amax. The smallest one keeps 1 / scale finite; it also makes zeros
+// of a group of zeros. Rounded up to a power of two: the next exponent unless the mantissa is zero.
+constexpr float scale_for(float amax, float largest, bool power_of_two) {
+    const float scale = (amax > 1e-30f ? amax : 1e-30f) / largest;
+    if (!power_of_two) return scale;
+    return std::bit_cast<float>((std::bit_cast<uint32_t>(scale) + 0x007fffffu) & 0x7f800000u);
+}
+
+// The scale of a tensor whose last n amax are these. Those that are not finite do not count: the
+// update that they belong to is skipped.
+constexpr float delayed_scale_of(float amax, float largest, int margin) {
+    if (amax == 0) return 1;
+    const float scale = scale_for(amax, largest, false);
+    return margin >= 0 ? scale * float(1 << margin) : scale / float(1 << -margin);
+}
+
+constexpr int64_t blocks_of(int64_t n) { return (n + scale_block - 1) / scale_block; }
+
+// Where the scale of the run of row r's elements 128 j .. 128 j + 127 is.
+constexpr int64_t scale_index(ScaleGroup group, int64_t r, int64_t j, int64_t R, int64_t C) {
+    switch (group) {
+        case ScaleGroup::tensor: return 0;
+        case ScaleGroup::row: return r;
+        case ScaleGroup::tile: return j * R + r;
+        case ScaleGroup::block: return r / scale_block * blocks_of(C) + j;
+    }
+    return 0;
+}
+
+inline void check_quantised(const Quantised& q, int64_t R, int64_t C, ScaleGroup group,
+                            const char* wrong) {
+    check(q.values.numel() == R * C && (R == 0 || q.values.cols() == C), wrong);
+    check(q.values.dtype() == DType::e4m3 || q.values.dtype() == DType::e5m2, wrong);
+    check(q.scales.numel() == numel(scales_shape(R, C, group)) && q.scales.dtype() == DType::fp32,
+          wrong);
+}
+inline void check_quantise(const Quantised& y, const Quantised& transposed, int64_t R, int64_t C,
+                           const Scaling& scaling, const Tensor& amax) {
+    check(!scaling.given || scaling.group == ScaleGroup::tensor,
+          "quantise: only the scale of a whole tensor can be given");
+    check(!amax || (scaling.group == ScaleGroup::tensor && amax.numel() == 1),
+          "quantise: amax is one number, of a whole tensor");
+    if (y) check_quantised(y, R, C, scaling.group, "quantise: y (R, C) e4m3 or e5m2, its scales");
+    if (transposed)
+        check_quantised(transposed, C, R, scaling.group,
+                        "quantise: transposed (C, R) e4m3 or e5m2, its scales");
+    check(!y || !transposed || y.values.dtype() == transposed.values.dtype(),
+          "quantise: y and transposed share their dtype");
+}
+
+// A fused operation's result.
+inline void check_fused(const Quantised& y, int64_t R, int64_t C, const Scaling& scaling,
+                        const Tensor& amax) {
+    check(scaling.group != ScaleGroup::block, "blocks of 128 x 128 are for weights");
+    check_quantise(y, {}, R, C, scaling, amax);
+}
+
+struct ProductSizes {
+    int64_t M, N, K;
+};
+inline ProductSizes fp8_sizes(const Tensor& d, const Quantised& a, const Quantised& b,
+                              const Fp8Product& product, const Tensor& addend) {
+    using enum ScaleGroup;
+    const int64_t M = a.values.rows(), N = b.values.rows(), K = a.values.cols();
+    check_quantised(a, M, K, product.a, "matmul_fp8: a (M, K) e4m3 or e5m2, its scales");
+    check_quantised(b, N, K, product.b, "matmul_fp8: b (N, K) e4m3 or e5m2, its scales");
+    check(d.numel() == M * N && (M == 0 || d.cols() == N), "matmul_fp8: d is (M, N)");
+    check(!addend || (addend.data() == d.data() && addend.dtype() == d.dtype()),
+          "matmul_fp8: addend is d itself");
+    check(
+        (product.a == product.b && product.a != block) || (product.a == tile && product.b == block),
+        "matmul_fp8: scales of tensors, of rows, of tiles and blocks, or of tiles");
+    return {M, N, K};
+}
+
+}  // namespace ultrascale::ops

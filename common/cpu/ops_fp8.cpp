@@ -1,0 +1,153 @@
+// Quantisation to 8 bits, back, and transposed: plain loops over runs of up to 128 elements of a
+// row, which share a scale whatever the groups are.
+#include "ops_fp8.h"
+
+namespace ultrascale::ops {
+
+namespace {
+
+// Calls f(row, j, its elements begin .. end - 1) for all runs, rows in parallel.
+template <class F>
+void for_each_run(int64_t R, int64_t C, const F& f) {
+#pragma omp parallel for if (R * C > parallel_threshold)
+    for (int64_t r = 0; r < R; ++r)
+        for (int64_t j = 0; j < blocks_of(C); ++j)
+            f(r, j, r * C + j * scale_block, r * C + std::min(C, (j + 1) * scale_block));
+}
+
+// The runs' largest magnitudes (R, C / 128). A NaN does not count: it stays NaN by itself.
+Tensor amax_of_runs(const Tensor& x, int64_t R, int64_t C) {
+    Tensor all = Tensor::empty({R, blocks_of(C)}, DType::fp32, Memory::workspace);
+    float* amax = all.as<float>();
+    const float* values = x.as<float>();
+    for_each_run(R, C, [&](int64_t r, int64_t j, int64_t begin, int64_t end) {
+        float largest = 0;
+#pragma omp simd reduction(max : largest)
+        for (int64_t i = begin; i < end; ++i)
+            largest = std::abs(values[i]) > largest ? std::abs(values[i]) : largest;
+        amax[r * blocks_of(C) + j] = largest;
+    });
+    return all;
+}
+
+// The groups' scales, from the runs' magnitudes.
+void set_scales(const Quantised& y, const float* amax, int64_t R, int64_t C, const Scaling& s) {
+    const float largest = largest_of(y.values.dtype());
+    float* scales = y.scales.as<float>();
+    std::fill_n(scales, y.scales.numel(), 0.0f);
+    for (int64_t r = 0; r < R; ++r)
+        for (int64_t j = 0; j < blocks_of(C); ++j) {
+            float& group = scales[scale_index(s.group, r, j, R, C)];
+            group = std::max(group, amax[r * blocks_of(C) + j]);
+        }
+    for (int64_t i = 0; i < y.scales.numel(); ++i)
+        scales[i] = scale_for(scales[i], largest, s.powers_of_two);
+}
+
+template <class T>
+void round_runs(T* y, const float* scales, const float* x, int64_t R, int64_t C, ScaleGroup group) {
+    for_each_run(R, C, [&](int64_t r, int64_t j, int64_t begin, int64_t end) {
+        const float factor = 1.0f / scales[scale_index(group, r, j, R, C)];
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) store(y[i], x[i] * factor);
+    });
+}
+
+template <class X, class T>
+void widen_runs(X* x, const T* y, const float* scales, int64_t R, int64_t C, ScaleGroup group) {
+    for_each_run(R, C, [&](int64_t r, int64_t j, int64_t begin, int64_t end) {
+        const float scale = scales[scale_index(group, r, j, R, C)];
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) store(x[i], float(y[i]) * scale);
+    });
+}
+
+template <class T>
+void transpose(T* to, const T* from, int64_t R, int64_t C) {
+    constexpr int64_t square = 32;  // whose rows, of both, stay in the L1 cache
+#pragma omp parallel for if (R * C > parallel_threshold)
+    for (int64_t c0 = 0; c0 < C; c0 += square)
+        for (int64_t r0 = 0; r0 < R; r0 += square)
+            for (int64_t c = c0; c < std::min(C, c0 + square); ++c)
+                for (int64_t r = r0; r < std::min(R, r0 + square); ++r)
+                    to[c * R + r] = from[r * C + c];
+}
+
+void quantise_one(const Quantised& y, const Tensor& x, int64_t R, int64_t C, const Scaling& s,
+                  const Tensor& amax) {
+    if (!s.given || amax) {
+        const Tensor all = amax_of_runs(x, R, C);
+        const float* values = all.as<float>();
+        if (amax) *amax.as<float>() = std::accumulate(values, values + all.numel(), 0.0f, larger);
+        if (!s.given) set_scales(y, values, R, C, s);
+    }
+    with_fp8(y.values.dtype(), [&]<class T>(T) {
+        round_runs(y.values.as<T>(), y.scales.as<float>(), x.as<float>(), R, C, s.group);
+    });
+}
+
+}  // namespace
+
+void quantise_floats(const Quantised& y, const Quantised& transposed, const Tensor& x,
+                     const Scaling& scaling, const Tensor& amax) {
+    const int64_t R = x.rows(), C = x.cols();
+    if (y) quantise_one(y, x, R, C, scaling, amax);
+    if (!transposed) return;
+    const Tensor turned = Tensor::empty({C, R}, DType::fp32, Memory::workspace);
+    transpose(turned.as<float>(), x.as<float>(), R, C);
+    quantise_one(transposed, turned, C, R, scaling, y ? Tensor() : amax);
+}
+
+void dequantise_floats(const Tensor& x, const Quantised& y, ScaleGroup group) {
+    const int64_t R = y.values.rows(), C = y.values.cols();
+    with_type(x.dtype(), [&]<class X>(X) {
+        with_fp8(y.values.dtype(), [&]<class T>(T) {
+            widen_runs(x.as<X>(), y.values.as<T>(), y.scales.as<float>(), R, C, group);
+        });
+    });
+}
+
+void quantise(const Quantised& y, const Quantised& transposed, const Tensor& x,
+              const Scaling& scaling, Tensor amax) {
+    check_quantise(y, transposed, x.rows(), x.cols(), scaling, amax);
+    OpSpan span("quantise", 2.0 * double(x.numel()),
+                bytes_of(x, y.values, y.scales, transposed.values, transposed.scales));
+    quantise_floats(y, transposed, widened(x), scaling, amax);
+}
+
+void dequantise(Tensor x, const Quantised& y, ScaleGroup group) {
+    check_quantised(y, x.rows(), x.cols(), group, "dequantise: y (R, C) e4m3 or e5m2, its scales");
+    OpSpan span("dequantise", double(x.numel()), bytes_of(x, y.values, y.scales));
+    dequantise_floats(x, y, group);
+}
+
+void transpose_quantised(const Quantised& to, const Quantised& from, const Scaling& scaling) {
+    const int64_t R = from.values.rows(), C = from.values.cols();
+    check_quantise(from, to, R, C, scaling, {});
+    OpSpan span("transpose_quantised", 2.0 * double(R * C),
+                bytes_of(to.values, to.scales, from.values, from.scales));
+    if (scaling.group == ScaleGroup::row || scaling.group == ScaleGroup::tile) {
+        const Tensor x = Tensor::empty({R, C}, DType::fp32, Memory::workspace);
+        dequantise_floats(x, from, scaling.group);
+        return quantise_floats({}, to, x, scaling, {});
+    }
+    with_fp8(from.values.dtype(),
+             [&]<class T>(T) { transpose(to.values.as<T>(), from.values.as<T>(), R, C); });
+    if (to.scales.data() != from.scales.data())
+        transpose(to.scales.as<float>(), from.scales.as<float>(), from.scales.rows(),
+                  from.scales.cols());
+}
+
+void delayed_scale(Tensor scale, Tensor history, const Tensor& amax, int64_t step, DType dtype,
+                   int margin) {
+    OpSpan span("delayed_scale", 0, bytes_of(scale, history, amax));
+    float* kept = history.as<float>();
+    const int64_t n = history.numel();
+    kept[step % n] = *amax.as<float>();
+    float largest = 0;
+    for (int64_t i = 0; i < n; ++i)
+        if (std::isfinite(kept[i])) largest = larger(largest, kept[i]);
+    *scale.as<float>() = delayed_scale_of(largest, largest_of(dtype), margin);
+}
+
+}  // namespace ultrascale::ops
