@@ -3,12 +3,13 @@
 //     1. all ranks agree on each tensor's largest magnitude     one all-reduce (max) for all tensors
 //     2. round:  q = gradient * f / scale, scale = amax / 448
 //     3. sum:    each rank gets a slice of all ranks' q         all-to-all,  (n-1)/n bytes
-//                adds them up in e4m3, in rank order
+//                adds them up in fp32, in rank order, rounds the sum to e4m3
 //                and gives the sum to all                       all-gather,  (n-1)/n bytes
 //     4. sum of gradients = scale / f * sum of q
 //
-// Step 3 is an all-reduce, whose sums are numbers of e4m3 again: a wire format is summed in its own
-// precision. The factor f decides what is lost:
+// Step 3 is an all-reduce whose sums are rounded once. (In a ring, which passes partial sums on, they
+// would be rounded at every hop: with 64 ranks most of the signal is lost, --demo all-reduce.) The
+// sums are numbers of e4m3 again, so the factor f decides what they lose:
 //
 //     post        f = 1       n equal numbers near the largest: the sum is n times as large, and
 //                             saturates
@@ -20,6 +21,7 @@
 // FP8-LM: Peng et al. 2023 (arXiv 2310.18313), section 2.1.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "comm/mesh.h"
@@ -98,10 +100,10 @@ public:
         sent.add(ranks, Collective::all_to_all, calls, padded);
         sent.add(ranks, Collective::all_gather, calls, padded);
     }
-    // The buffers of the largest tensor: twice the whole in 8 bits, twice a slice in fp32.
+    // The buffers of the largest tensor: twice the whole in 8 bits, a slice in fp32.
     static int64_t buffer_bytes(const std::vector<int64_t>& elements, int n) {
         const int64_t part = slice(*std::ranges::max_element(elements), n);
-        return 2 * part * n + 2 * part * 4;
+        return 2 * part * n + part * 4;
     }
 
 private:
@@ -109,7 +111,6 @@ private:
     static Tensor one(const Tensor& all, size_t i) { return all.slice(int64_t(i), int64_t(i) + 1); }
     static Tensor as_matrix(const Tensor& t) { return t.view({t.rows(), t.cols()}); }
 
-    // Each number is a sum of e4m3 that was rounded to e4m3 after every addition.
     static void sum_over_ranks(Tensor x, const Communicator& ranks) {
         const int n = ranks.size();
         const int64_t elements = x.numel(), part = slice(elements, n);
@@ -119,15 +120,10 @@ private:
         const Tensor padded = buffer(part * n, DType::e4m3), came = buffer(part * n, DType::e4m3);
         ops::copy(padded.slice(0, elements), x.view({elements}));
         ranks.all_to_all(came, padded);
-        const Tensor sum = buffer(part, DType::fp32), next = buffer(part, DType::fp32),
-                     rounded = came.slice(0, part);
-        for (int r = 1; r < n; ++r) {
-            ops::copy(sum, rounded);
-            ops::copy(next, came.slice(r * part, (r + 1) * part));
-            ops::add(sum, next);
-            ops::copy(rounded, sum);
-        }
-        ranks.all_gather(padded, rounded);
+        const Tensor sum = buffer(part, DType::fp32);
+        for (int r = 0; r < n; ++r) ops::add(sum, came.slice(r * part, (r + 1) * part));
+        ops::copy(came.slice(0, part), sum);
+        ranks.all_gather(padded, came.slice(0, part));
         ops::copy(x.view({elements}), padded.slice(0, elements));
     }
 

@@ -4,9 +4,9 @@
 //     Dgrad   dx = dy W        dy in e5m2 or e4m3 (--gradient-format), W
 //     Wgrad   dW = dy^T x      dy, x
 //
-//     x, bf16 -> round -> [ e4m3 | scales ] \
-//                                             tensor cores, sums in fp32 -> y, bf16
-//     W       -> round -> [ e4m3 | scales ] /
+//     x, bf16 -> round -> [ e4m3 | scales ] --+
+//                                             +--> tensor cores, sums in fp32 -> y, bf16
+//     W       -> round -> [ e4m3 | scales ] --+
 //
 // Everything between the products (norms, attention, SwiGLU, the residual stream) stays in bf16:
 // it is a small part of the time, and adds up many numbers or divides by small ones. Tensor cores
@@ -29,6 +29,7 @@
 #include "model/llama.h"
 #include "precision_options.h"
 #include "scaling.h"
+#include "smooth_swiglu.h"
 #include "storage.h"
 #include "tiles.h"
 
@@ -182,8 +183,9 @@ private:
                 x.scales = shared_->last_scales;
             shared_->last_scales = own;
         }
+        if (residual) ops::copy(y, residual);
         ops::matmul_fp8(y, x, w, {shared_->tokens(), shared_->weights(), shared_->options.fast},
-                        residual);
+                        residual ? y : Tensor());
     }
     void input_product(Tensor dx, const ops::Quantised& dy) {
         const TraceName pass(TraceName::pass, "dX");
@@ -214,11 +216,13 @@ public:
     void add_to(Parts& parts) {
         if (!shared_->options.recipe.fp8()) return;
         parts.gemm = [this](ParameterList&, const Place&, std::vector<Parameter*> rows,
-                            LinearRole) {
+                            LinearRole) -> std::unique_ptr<Linear> {
             const std::string part = rows.front()->part();
             const bool keeps = shared_->options.keep_fp8 &&
                                (part == "self_attn.q_proj" || part == "mlp.gate_proj");
             stacks_.push_back(rows);
+            if (shared_->options.smooth && part == "mlp.down_proj")
+                return std::make_unique<SmoothLinear>(std::move(rows), shared_->options);
             auto linear = std::make_unique<Fp8Linear>(std::move(rows), shared_, keeps);
             linears_.push_back(linear.get());
             return linear;
@@ -264,8 +268,7 @@ private:
         int64_t begin = 0;
         for (const Storage::Held& h : stack) {
             const int64_t end = begin + h.master.size(0);
-            ops::dequantise(all.slice(begin, end), {h.master, h.master_scale},
-                            ops::ScaleGroup::tensor);
+            ops::copy(all.slice(begin, end), Storage::exact(h));
             begin = end;
         }
         return all;

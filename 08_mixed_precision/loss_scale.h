@@ -20,6 +20,7 @@
 // scale is NVIDIA's (PyTorch's GradScaler).
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -42,7 +43,8 @@ class LossScale {
 public:
     LossScale(const LossScaleOptions& options, ParameterList& parameters)
         : options_(options), scale_(options.fixed > 0 ? options.fixed : options.start) {
-        if (!options.scaled) return void(scale_ = 1);
+        if (!options.scaled) scale_ = 1;
+        if (!options.scaled) return;
         state_ = parameters.add_buffer("loss_scale", 2);
         found_ = Tensor::zeros({1}, DType::int32, Memory::workspace);
         write();
@@ -55,7 +57,7 @@ public:
     // The host does not wait for it; the update reads skip() on the device.
     void agree(const std::vector<std::vector<Tensor>>& gradients, const Communicator& ranks) {
         if (!scaled()) return;
-        ops::fill(found_, 0);
+        device_zero(found_.data(), found_.bytes());
         for (const std::vector<Tensor>& of_one_dtype : gradients)
             ops::find_not_finite(found_, of_one_dtype);
         if (ranks.size() > 1 && agrees) ranks.all_reduce(found_, Reduce::max);

@@ -13,7 +13,7 @@ enum class Trap {
     no_agreement,      // rank 0 alone knows of its overflow
     clip_scaled,       // the norm is that of the scaled gradients
     neighbours_scale,  // the forward product is given the scale of another tensor
-    no_requantise,     // fp8 weights stay as they were before the update
+    stale_weights,     // fp8 weights stay as they were before the update
 };
 
 // The factor in front of gradients that ranks sum in 8 bits (fp8_all_reduce.h).

@@ -13,7 +13,6 @@ struct LinearSizes {
     int64_t parameters = 0, elements = 0;  // of linears
     int64_t rest = 0, rest_elements = 0;   // of all else
     int64_t weight_scales = 0;             // of weights in fp8: fp32 numbers
-    int64_t linears = 0;                   // stacks
 };
 inline LinearSizes linear_sizes(const LlamaConfig& c, const Recipe& recipe) {
     const int64_t per_layer = recipe.fp8() ? 7 : 0;
@@ -26,12 +25,17 @@ inline LinearSizes linear_sizes(const LlamaConfig& c, const Recipe& recipe) {
             if (is_fp8(recipe.weights))
                 sizes.weight_scales += c.layers * numel(ops::scales_shape(rows, cols, group));
         }
-        sizes.linears = 4 * c.layers;
     }
     sizes.rest_elements = parameter_count(c) - sizes.elements;
     // Two norms a layer (and Qwen 3's of heads), the final one, the embedding, the head.
     sizes.rest = (2 + (c.head_norms ? 2 : 0) + (7 - per_layer)) * c.layers + 2 + (c.tied ? 0 : 1);
     return sizes;
+}
+
+// Tensors with a history of largest magnitudes: x, W and dy of each of a layer's four products, but
+// not of the smoothed one.
+inline int64_t rounded_tensors(const LlamaConfig& c, const PrecisionOptions& o) {
+    return 3 * (o.smooth ? 3 : 4) * c.layers;
 }
 
 // The activations' sizes, with what --keep-fp8 keeps in 8 bits.
@@ -58,7 +62,7 @@ inline Prediction predict_memory(const StepShape& shape, const PrecisionOptions&
     int64_t buffers = 4 * n.weight_scales;
     if (o.recipe.products ==
         Products::delayed)  // histories, scales, amax of x, W, dy; the position
-        buffers += 4 * (3 * n.linears * (o.history + 2) + 1);
+        buffers += 4 * (rounded_tensors(shape.config, o) * (o.history + 2) + 1);
     if (o.loss_scale.scaled) buffers += 8;
     if (is_fp8(o.recipe.read())) buffers += 4;
     prediction.memory += {.parameters = buffers};
@@ -66,27 +70,29 @@ inline Prediction predict_memory(const StepShape& shape, const PrecisionOptions&
     return prediction;
 }
 
-// The prediction for one of the ranks that sum gradients.
-inline Prediction predict(const StepShape& shape, const PrecisionOptions& o, const Storage& storage,
-                          const Group& ranks) {
+// The prediction for one of the ranks that sum gradients. `linears`: the parameters that are
+// multiplied in fp8.
+inline Prediction predict(const StepShape& shape, const PrecisionOptions& o,
+                          const ParameterList& parameters,
+                          const std::set<const Parameter*>& linears, const Group& ranks) {
     Prediction prediction = predict_memory(shape, o);
     add_flops(prediction, shape, parameter_count(shape.config));
     if (ranks.ranks == 1) return prediction;
     std::vector<int64_t> in_fp8;
     PredictedCommunication& sent = prediction.communication;
-    for (const Storage::Held& h : storage.all()) {
-        if (is_fp8(h.read().dtype()))
-            in_fp8.push_back(h.read().numel());
+    for (const auto& p : parameters) {
+        const DType dtype = linears.contains(p.get()) ? o.recipe.read() : o.recipe.of_rest().read();
+        if (is_fp8(dtype))
+            in_fp8.push_back(p->local_numel());
         else
-            sent.add(ranks, Collective::all_reduce, 1, h.read().bytes());
+            sent.add(ranks, Collective::all_reduce, 1, p->local_numel() * dtype_bytes(dtype));
     }
     if (!in_fp8.empty()) {
         Fp8AllReduce::add_to(sent, ranks, in_fp8);
         prediction.memory.peak_communication += Fp8AllReduce::buffer_bytes(in_fp8, ranks.ranks);
     }
-    const LinearSizes n = linear_sizes(shape.config, o.recipe);
-    if (o.recipe.products == Products::delayed)
-        sent.add(ranks, Collective::all_reduce, 1, 4 * 3 * n.linears);  // the largest magnitudes
+    if (o.recipe.products == Products::delayed)  // the largest magnitudes
+        sent.add(ranks, Collective::all_reduce, 1, 4 * rounded_tensors(shape.config, o));
     if (o.loss_scale.scaled) sent.add(ranks, Collective::all_reduce, 1, 4);  // who overflowed
     sent.add(ranks, Collective::all_reduce, 1, 8);                           // the loss
     return prediction;

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "mixed_training.h"
+#include "train/step.h"
 #include "train/verify.h"
 #include "train/whole_values.h"
 

@@ -13,9 +13,12 @@
 // place would lose the bits that the loss scale has saved.
 #pragma once
 
+#include <algorithm>
 #include <set>
+#include <span>
 
 #include "core/ops_fp8.h"
+#include "core/ops_ranges.h"
 #include "model/parameter.h"
 #include "precision_options.h"
 #include "report/estimate.h"
@@ -27,6 +30,20 @@ inline bool state_is_scaled(DType dtype) { return is_fp8(dtype) || dtype == DTyp
 // Whether each gradient has one.
 inline bool gradients_are_scaled(const Recipe& r) {
     return is_fp8(r.read()) || (r.loss_scale && r.read() != DType::fp32);
+}
+
+// x in fp32, times its scale (1), if it has one: x itself, or a copy.
+inline Tensor to_fp32(const Tensor& x, const Tensor& scale) {
+    if (!scale && x.dtype() == DType::fp32) return x;
+    Tensor wide = Tensor::empty(x.shape(), DType::fp32, Memory::workspace);
+    const int64_t n = x.numel();
+    if (is_fp8(x.dtype()))
+        ops::dequantise(wide, {x, scale}, ops::ScaleGroup::tensor);
+    else if (scale)  // as a single column
+        ops::scale_columns(wide.view({n, 1}), x.view({n, 1}), scale);
+    else
+        ops::copy(wide, x);
+    return wide;
 }
 
 class Storage {
@@ -123,28 +140,16 @@ public:
         return sum;
     }
     // A gradient in fp32, with its scale.
-    static Tensor unscaled(const Held& h) {
-        if (!h.gradient_scale) return h.read();
-        Tensor fp32 = Tensor::empty(h.read().shape(), DType::fp32, Memory::workspace);
-        ops::dequantise(fp32, {h.read(), h.gradient_scale}, ops::ScaleGroup::tensor);
-        return fp32;
-    }
+    static Tensor unscaled(const Held& h) { return to_fp32(h.read(), h.gradient_scale); }
     std::vector<TensorPart> unscaled_gradients() const {
         std::vector<TensorPart> parts;
         for (const Held& h : held_) parts.emplace_back(*h.parameter, unscaled(h));
         return parts;
     }
     // The weights as exactly as they are known, in fp32.
-    static Tensor exact(const Held& h) {
-        Tensor fp32 = Tensor::empty(h.master.shape(), DType::fp32, Memory::workspace);
-        if (h.master_scale)
-            ops::dequantise(fp32, {h.master, h.master_scale}, ops::ScaleGroup::tensor);
-        else
-            ops::copy(fp32, h.master);
-        return fp32;
-    }
+    static Tensor exact(const Held& h) { return to_fp32(h.master, h.master_scale); }
     // Sets the master weights to fp32 values, with a scale that leaves room where they have one.
-    static void set_exact(const Held& h, const Tensor& fp32) {
+    static void set_exact(Held& h, const Tensor& fp32) {
         if (!h.master_scale) return ops::copy(h.master, fp32);
         const std::vector<float> values = fp32.to_host<float>();
         float largest = 0;

@@ -27,6 +27,8 @@ struct TensorBytes {
     // The outputs of gathering the stream and of scattering the sums: 0 without a technique.
     double gathered, scattered;
     double input;            // of a column linear, as kept
+    double kept_input;       // of a layer's, which may be kept in fewer bits
+    double gate_up;          // gate and up as kept, in fewer bits or not
     double column_backward;  // dx before and after its sum; the input if gathered again
     double dropped;          // dy after dropout, in addition to dy
 
@@ -46,6 +48,8 @@ struct TensorBytes {
         logits = inside * double(s.vocabulary) * e;
         losses = inside * (4 + 12 * double(s.loss_parts));
         input = again ? stream : whole;
+        kept_input = s.kept_input_bytes > 0 ? input / e * s.kept_input_bytes : input;
+        gate_up = 2 * (s.kept_gate_up_bytes > 0 ? features / e * s.kept_gate_up_bytes : features);
         gathered = s.gathers() ? whole : 0, scattered = s.gathers() ? stream : 0;
         column_backward = whole + scattered + (again && s.gathers_beside ? whole : 0);
         dropped = s.model.dropout > 0 ? stream : 0;
@@ -81,10 +85,10 @@ LayerActivations layer_activations(const LocalSizes& s) {
     const TensorBytes t(s);
     // Selective recomputation computes the probabilities again.
     const double probabilities = s.model.recompute == Recompute::selective ? 0 : t.scores;
-    return {.norms = 2 * (t.stream + t.input + t.rstd),
+    return {.norms = 2 * (t.stream + t.kept_input + t.rstd),
             .attention =
                 2 * t.q + 2 * t.kv + t.lse + t.unnormed + probabilities + s.attention_besides.kept,
-            .mlp = 2 * t.features};
+            .mlp = t.gate_up};
 }
 
 KeptActivations kept_activations(const LocalSizes& s) {
@@ -136,7 +140,8 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                             full ? "layers: inputs only" : "other layers"),
         split ? (L - 1) * std::max(kept, for_weights.total()) + (s.head ? t.input + t.logits : 0)
               : (L - 1) * kept};
-    const std::pair<std::string, double> last{"what forward kept of the last layer", layer.total()};
+    const std::pair<std::string, double> last{"what forward kept of the last layer",
+                                              layer.total() - t.gate_up + 2 * t.features};
 
     std::vector<ActivationMoment> moments;
     using Terms = std::vector<std::pair<std::string, double>>;

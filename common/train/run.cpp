@@ -94,8 +94,9 @@ Step* Run::next() {
     Step& step = begun->step;
     step.first = begun_ == 0;
     step.learning_rate = learning_rate_of(options_, first_step_, index);
-    step.on_gradient = [this, &step] {
-        if (verifier_ && step.first)
+    step.on_gradient = [this] {
+        const bool skipped = verifier_ && !gradient_seen_ && what_.skipped && what_.skipped();
+        if (verifier_ && !skipped && !std::exchange(gradient_seen_, true))
             phase("verification", [&] { verifier_->gradient(what_.gradients()); });
         explain("global gradient norm, clip, AdamW");
     };

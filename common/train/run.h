@@ -47,6 +47,8 @@ struct Trained {
     std::function<std::unique_ptr<Reference>(const TrainingState& start, int64_t steps)> reference =
         {};
     VerifyBounds bounds = {};
+    // Whether this step's gradient overflowed, so that it is not the one to compare.
+    std::function<bool()> skipped = {};
 };
 // For a model whose parameters are in one list, and its optimizer.
 Trained trained(Llama& model, AdamW& optimizer);
@@ -100,7 +102,8 @@ private:
     std::optional<Validation> validation_;
     TrainingState state_;  // after the last finished step
     int64_t first_step_ = 0, begun_ = 0, done_ = 0, next_sample_ = 0;
-    double finished_at_ = 0;  // the last finished step, in seconds
+    bool gradient_seen_ = false;  // verify has compared the first one
+    double finished_at_ = 0;      // the last finished step, in seconds
     Trained what_;
     std::optional<Report> report_;
     std::optional<Saves> saves_;

@@ -1,0 +1,131 @@
+// Chapter 08: mixed precision. The same model and data, with each tensor in the format of a recipe
+// (recipes.h). Ranks train on different samples and sum their gradients.
+#include "accumulator_demo.h"
+#include "all_reduce_demo.h"
+#include "compare.h"
+#include "format_pictures.h"
+#include "options.h"
+#include "predict.h"
+#include "reference.h"
+#include "sections.h"
+#include "stochastic_rounding.h"
+#include "swiglu_demo.h"
+#include "train/run.h"
+
+using namespace ultrascale;
+
+namespace {
+
+// One training step. The loss is multiplied by a scale, which all gradients carry through backward
+// and through the sum over the ranks; they are divided by it before they are clipped. If any number
+// overflowed on any rank, no rank updates its weights.
+void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
+    auto& [options, linears, histogram, model, storage, loss_scale, fp8_sum, optimizer] = training;
+    ParameterList& parameters = model.parameters();
+    const double scale = loss_scale.scale();
+    storage.begin_step();
+    parameters.begin_gradients(step.accumulated);
+    for (MicroBatch micro_batch : step.micro_batches()) {
+        micro_batch.token_weight *= float(scale);
+        Saved saved;
+        phase("forward", [&] { model.forward({}, saved, micro_batch); });
+        phase("backward", [&] { model.backward({}, saved, micro_batch); });
+    }
+    explain("gradients: rounded to what is sent, and summed over dp");
+    phase("sum gradients", [&] { training.sum_gradients(mesh); });
+    phase("agree", [&] { loss_scale.agree(storage.gradients(), mesh.group("dp")); });
+    const Tensor of_scaled = options.trap == Trap::clip_scaled ? storage.squared_norm() : Tensor();
+    phase("unscale", [&] { storage.unscale(scale); });
+    if (options.trap == Trap::unscale_twice) storage.unscale(scale);
+    step.verify_gradient();
+    const Tensor squared_norm = phase("gradient norm", [&] { return storage.squared_norm(); });
+    phase("update", [&] {
+        optimizer.step(step.learning_rate, of_scaled ? of_scaled : squared_norm, loss_scale.skip());
+        if (options.trap != Trap::stale_weights) linears.round_weights(storage);
+    });
+    if (mesh.group("dp").size() > 1) phase("loss", [&] { mesh.group("dp").all_reduce(step.loss); });
+    training.end_step(step.number, mesh);
+    step.finish(scalar(step.loss) / scale, scalar(squared_norm));
+}
+
+// Trains. Returns false if the result differs from the same recipe on one device, or memory or
+// communication from their predictions.
+bool train(const Options& options, const PrecisionOptions& precision, const StepShape& shape) {
+    const Communicator& world = Communicator::world();
+    const Mesh mesh(world, {{"dp", world.size()}});
+    const Communicator alone = world.split(world.rank(), 0, "alone");
+    const Mesh one(alone, {{"dp", 1}});
+    Run run("08_mixed_precision", options, shape,
+            {.micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()});
+
+    check_fits(predict_memory(shape, precision).memory, memory_limit(), what_needs_less());
+    MixedTraining training(shape.config, shape.model, precision, options.optimizer);
+    run.load(training.load(options));
+    const MixedReference* reference = nullptr;  // on rank 0, with --verify
+    run.start(
+        {.values = [&] { return training.storage.exact_weights(); },
+         .gradients = [&] { return training.storage.unscaled_gradients(); },
+         .optimizer_states = [&] { return training.states(); },
+         .forward =
+             [&](Context& context) {
+                 Saved nothing;
+                 nothing.disable();
+                 training.model.forward({}, nothing, context);
+             },
+         .next_token = [&](const HostBatch& text) { return logits_of_next(training.model, text); },
+         .label = "recipe",
+         .technique = describe(precision),
+         .layout = {{"dp", world.size()}},
+         .reference =
+             [&](const TrainingState& start, int64_t steps) {
+                 auto made = std::make_unique<MixedReference>(
+                     options, shape, precision, run.loader(), start,
+                     std::vector<int64_t>(size_t(steps), sequences_of_step(options, world.size())),
+                     one, train_step);
+                 reference = made.get();
+                 return made;
+             },
+         .bounds = recipe_bounds(precision.recipe),
+         .skipped = [&] { return training.loss_scale.skips(); }});
+    while (Step* step = run.next()) train_step(*step, training, mesh);
+
+    return run.finish([&](Report& report) {
+        bool ok = report_formats(report, precision.recipe, reference);
+        const Prediction predicted = predict(shape, precision, training.model.parameters(),
+                                             training.linears.parameters(), mesh.group("dp"));
+        ok = report.memory(predicted) && ok;
+        report_bytes(report, shape, precision);
+        ok = report.communication(predicted, options.steps, run.of_validation()) && ok;
+        report_loss_scale(report, training.loss_scale, options.steps);
+        report_fp8_sum(report, training, world.size());
+        print_gradients(report, training.histogram, first_loss_scale(precision));
+        draw_gradients(options.svg, training.histogram, first_loss_scale(precision));
+        report.throughput(predicted);
+        return ok;
+    });
+}
+
+bool run(const Options& given, Chapter& chapter) {
+    chapter.check(given);
+    if (chapter.demo == "formats") return demo_formats(chapter.show), draw_formats(given.svg), true;
+    if (chapter.demo == "rounding") return demo_rounding();
+    if (chapter.demo == "scales") return demo_scales();
+    if (chapter.demo == "accumulator") return demo_accumulator();
+    if (chapter.demo == "swiglu") return demo_swiglu();
+    if (chapter.demo == "all-reduce") return demo_all_reduce();
+    Options options = given;
+    const PrecisionOptions& precision = chapter.precision;
+    options.dtype = precision.recipe.activations;
+    options.fp32_grads = precision.recipe.sum() == DType::fp32;
+    const StepShape shape = step_shape(options, options.config());
+    if (options.estimate) return print_estimate(options, precision, shape), true;
+    if (chapter.compare) return compare_recipes(options, precision, shape, train_step);
+    return train_within_memory(options, [&] { return train(options, precision, shape); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_chapter(argc, argv, "08_mixed_precision",
+                       "Train a Llama with each tensor in a format of its own.", run);
+}

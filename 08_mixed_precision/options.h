@@ -1,0 +1,206 @@
+// The chapter's options, and which of them exclude each other.
+#pragma once
+
+#include <sstream>
+
+#include "comm/comm.h"
+#include "precision_options.h"
+#include "report/cli.h"
+
+namespace ultrascale {
+
+struct Chapter {
+    PrecisionOptions precision;
+    std::string demo;
+    bool compare = false;
+    double show = 0.1;
+
+    void add_options(OptionList& options, const Options& shared) {
+        std::string names;
+        for (const Recipe& recipe : all_recipes())
+            names += (names.empty() ? "" : ", ") + recipe.name;
+        options
+            .add("--recipe", recipe_,
+                 "Formats of weights, gradients, moments and products: " + names)
+            .show_default();
+        add_tricks(options);
+        add_fp8(options);
+        std::string traps;
+        for (const auto& [name, trap] : trap_names()) traps += (traps.empty() ? "" : ", ") + name;
+        options.add("--trap", trap_, "Make a mistake, and see what finds it: " + traps);
+        options.flag("--compare", compare, "Train with each recipe in turn, and print one table")
+            .excludes(training_outputs)
+            .excludes({"--recipe", "--without", "--loss-scale", "--trap", "--estimate", "--load"});
+        options
+            .add("--demo", demo,
+                 "formats: what each can hold; rounding: to nearest and stochastically; scales: "
+                 "what one outlier spoils; accumulator: sums in 14 bits; swiglu: its outliers; "
+                 "all-reduce: gradients summed in 8 bits")
+            .one_of({"formats", "rounding", "scales", "accumulator", "swiglu", "all-reduce"})
+            .excludes(training_outputs)
+            .excludes({"--compare", "--estimate", "--json"});
+        options.add("--show", show, "With --demo formats: the number to take apart")
+            .only_if([this] { return demo == "formats"; }, "only --demo formats shows a number")
+            .show_default();
+        shared_ = &shared;
+    }
+
+    // Checks what the rules above cannot, and completes the recipe.
+    void check(const Options& options) {
+        if (options.dtype != DType::fp32 || options.fp32_grads)
+            user_error("--dtype, --fp32-grads: the recipe says in which formats; see --recipe");
+        const Recipe* found = find_recipe(recipe_);
+        if (!found) user_error("--recipe {}: no such recipe; see --help", recipe_);
+        Recipe& recipe = precision.recipe = *found;
+        std::istringstream list(without_);
+        for (std::string trick; std::getline(list, trick, ',');)
+            if (!leave_out(recipe, trick))
+                user_error("--without {}: {}", trick,
+                           trick == "master" || trick == "scaling" || trick == "accumulation"
+                               ? fmt::format("recipe {} does without it, or cannot", recipe.name)
+                               : "master, scaling or accumulation, or several with commas");
+        recipe.stochastic = stochastic_;
+        if (stochastic_ && (recipe.master || recipe.weights == DType::fp32))
+            user_error(
+                "--stochastic-rounding: recipe {} updates weights in fp32, which round little; "
+                "leave them out with --without master",
+                recipe.name);
+        check_loss_scale(recipe);
+        check_fp8(options, recipe);
+        if (!trap_.empty() && !trap_names().contains(trap_))
+            user_error("--trap {}: no such mistake; see --help", trap_);
+        if (!trap_.empty()) precision.trap = trap_names().at(trap_);
+        check_trap(recipe);
+        precision.seed = options.seed;
+        precision.histogram = !options.svg.empty() && demo.empty() && !compare;
+    }
+
+private:
+    static const std::map<std::string, Trap>& trap_names() {
+        static const std::map<std::string, Trap> names{{"unscale-twice", Trap::unscale_twice},
+                                                       {"no-agreement", Trap::no_agreement},
+                                                       {"clip-scaled", Trap::clip_scaled},
+                                                       {"neighbours-scale", Trap::neighbours_scale},
+                                                       {"stale-weights", Trap::stale_weights}};
+        return names;
+    }
+    void add_tricks(OptionList& options) {
+        options.add("--without", without_,
+                    "Leave out tricks of a recipe, separated by commas: master (weights in 16 bits "
+                    "are updated themselves), scaling (of the loss), accumulation (of gradients in "
+                    "fp32)");
+        options.flag("--stochastic-rounding", stochastic_,
+                     "Round updated weights up or down at random, exactly on average");
+        options
+            .add("--loss-scale", loss_scale_,
+                 "dynamic, or a power of two that stays. Default: dynamic")
+            .show_default();
+        options
+            .add("--loss-scale-start", precision.loss_scale.start,
+                 "Where a dynamic loss scale starts, a power of two")
+            .between(1, LossScaleOptions::ceiling)
+            .show_default();
+        options
+            .add("--loss-scale-window", precision.loss_scale.growth_interval,
+                 "Steps without overflow after which a dynamic loss scale doubles")
+            .at_least(1)
+            .show_default();
+        options.choice("--sum-scaling", precision.sum_scaling,
+                       {{"pre", SumScaling::pre},
+                        {"post", SumScaling::post},
+                        {"automatic", SumScaling::automatic}},
+                       "Gradients in fp8: when they are divided so that ranks' sums fit");
+    }
+    void add_fp8(OptionList& options) {
+        options
+            .add("--gradient-format", gradient_format_,
+                 "e4m3 or e5m2: of gradients in products. Default: e5m2; with tiles e4m3")
+            .one_of({"e4m3", "e5m2"});
+        options
+            .add("--amax-history", precision.history,
+                 "Steps from whose largest magnitudes a delayed scale is taken")
+            .between(1, 1 << 20)
+            .show_default();
+        options
+            .add("--scale-margin", precision.margin,
+                 "Delayed scales are so many powers of two larger than needed")
+            .between(0, 16)
+            .show_default();
+        options.flag("--power-of-two-scales", precision.powers_of_two, "Round scales up to these");
+        options.flag("--fast-accumulation", precision.fast,
+                     "Leave sums in the tensor cores, which keep 14 bits (GPU)");
+        options.flag("--keep-fp8", precision.keep_fp8,
+                     "Keep linears' inputs, gate and up in 8 bits until backward");
+        options.flag("--smooth-swiglu", precision.smooth,
+                     "Scale each feature of SwiGLU's output by itself before it is rounded");
+    }
+
+    void check_loss_scale(Recipe& recipe) {
+        LossScaleOptions& scale = precision.loss_scale;
+        scale.scaled = recipe.loss_scale;
+        const auto power_of_two = [](double x) {
+            int exponent = 0;
+            return x >= 1 && x <= LossScaleOptions::ceiling && std::frexp(x, &exponent) == 0.5;
+        };
+        if (!power_of_two(scale.start))
+            user_error("--loss-scale-start {:g}: a power of two, 1 to 2^24, changes no mantissa",
+                       scale.start);
+        if (loss_scale_ == "dynamic") return;
+        char* end = nullptr;
+        scale.fixed = std::strtod(loss_scale_.c_str(), &end);
+        if (*end != '\0' || !power_of_two(scale.fixed))
+            user_error(
+                "--loss-scale {}: dynamic, or a power of two from 1 to 2^24, which changes no "
+                "mantissa",
+                loss_scale_);
+        if (!scale.scaled)
+            user_error("--loss-scale: recipe {} does not scale the loss{}", recipe.name,
+                       find_recipe(recipe.name)->loss_scale ? " --without scaling" : "");
+    }
+    void check_fp8(const Options& options, const Recipe& recipe) {
+        precision.gradient_format =
+            gradient_format_.empty()
+                ? (recipe.products == Products::tile ? DType::e4m3 : DType::e5m2)
+            : gradient_format_ == "e4m3" ? DType::e4m3
+                                         : DType::e5m2;
+        const bool any = !gradient_format_.empty() || precision.fast || precision.keep_fp8 ||
+                         precision.smooth || precision.powers_of_two;
+        if (!recipe.fp8() && any)
+            user_error(
+                "--gradient-format, --fast-accumulation, --keep-fp8, --smooth-swiglu, "
+                "--power-of-two-scales: recipe {} has no products in fp8",
+                recipe.name);
+        if (precision.smooth && (recipe.products == Products::tile || is_fp8(recipe.weights)))
+            user_error("--smooth-swiglu: recipe {} {}", recipe.name,
+                       is_fp8(recipe.weights)
+                           ? "has weights that are in fp8 already; take te, tensor or row"
+                           : "has scales of its own for each 128 features");
+        if (!recipe.fp8()) return;
+        if (const char* missing = ops::fp8_missing(group_of_tokens(recipe.products)); *missing)
+            user_error("--recipe {}: {}; it can run fp32, fp16, bf16 and bf16-fp32", recipe.name,
+                       missing);
+        const int64_t tokens = options.micro_batch * (options.seq > 0 ? options.seq : 128);
+        if (tokens % 16 != 0)
+            user_error("--micro-batch {} --seq {}: tokens in fp8 come in multiples of 16",
+                       options.micro_batch, options.seq);
+    }
+    void check_trap(const Recipe& recipe) const {
+        const bool needs_scale = precision.trap == Trap::unscale_twice ||
+                                 precision.trap == Trap::no_agreement ||
+                                 precision.trap == Trap::clip_scaled;
+        if (needs_scale && !recipe.loss_scale)
+            user_error("--trap {}: recipe {} does not scale the loss", trap_, recipe.name);
+        if (precision.trap == Trap::no_agreement && Communicator::world().size() == 1)
+            user_error("--trap no-agreement: one rank has nobody to agree with");
+        if (precision.trap == Trap::neighbours_scale && !recipe.fp8())
+            user_error("--trap neighbours-scale: recipe {} has no scales", recipe.name);
+        if (precision.trap == Trap::stale_weights && !is_fp8(recipe.weights))
+            user_error("--trap stale-weights: recipe {} has no weights in fp8", recipe.name);
+    }
+
+    const Options* shared_ = nullptr;
+    std::string recipe_ = "bf16", without_, loss_scale_ = "dynamic", gradient_format_, trap_;
+    bool stochastic_ = false;
+};
+
+}  // namespace ultrascale
