@@ -81,10 +81,11 @@ inline void draw_resolution(const std::string& directory) {
         else
             for (float number : numbers)
                 svg.rect({across(number) - 1, y, 2, 24}, Role::parameters, hint);
-        svg.text(across.end + 16, y + 18,
-                 fmt::format("{} {}", numbers.size(),
-                             numbers.size() < 9999 ? "numbers" : "points apart"),
-                 {.size = 13});
+        svg.text(
+            across.end + 16, y + 18,
+            fmt::format("{} {}", numbers.size(),
+                        numbers.size() < resolution_points ? "numbers" : "points, all of them"),
+            {.size = 13});
         y += pitch;
     });
     draw_axis_below(svg, across, y, {1, 1.25, 1.5, 1.75, 2},

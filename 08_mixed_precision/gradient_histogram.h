@@ -93,7 +93,7 @@ inline void draw_gradients(const std::string& directory, const GradientHistogram
         const int index = 1 + 127 + e + shift;
         return index >= 1 && index < int(counts.size()) ? double(counts[size_t(index)]) : 0.0;
     };
-    double most = 1;
+    double most = 0;
     const double all = double(histogram.all());
     for (int e = lowest; e < highest; ++e) most = std::max(most, count_at(e) / all);
     const auto lost = [&](int below) {

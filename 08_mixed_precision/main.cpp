@@ -44,7 +44,7 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
         if (options.trap != Trap::stale_weights) linears.round_weights(storage);
     });
     if (mesh.group("dp").size() > 1) phase("loss", [&] { mesh.group("dp").all_reduce(step.loss); });
-    training.end_step(step.number, mesh);
+    if (training.end_step(step.number, mesh)) step.note = "overflow: skipped";
     step.finish(scalar(step.loss) / scale, scalar(squared_norm));
 }
 

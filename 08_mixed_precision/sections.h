@@ -65,8 +65,8 @@ inline void report_bytes(Report& report, const StepShape& shape, const Precision
     const double N = double(parameter_count(shape.config)),
                  all = double(m.parameters + m.gradients + m.optimizer);
     print(fmt::format(
-        "  a parameter {} {} bytes{}; all of them with scales and buffers {:.3f}",
-        r.fp8() ? "of a linear" : "takes", bytes_per_parameter(r),
+        "  a parameter{} takes {} bytes{}, on average {:.3f} with scales",
+        r.fp8() ? " of a linear" : "", bytes_per_parameter(r),
         r.book_bytes > 0 ? fmt::format(" (the playbook's table: {:g})", r.book_bytes) : "",
         all / N));
     report.value("recipe", "bytes_per_parameter", double(bytes_per_parameter(r)));

@@ -1,5 +1,4 @@
-// How large numbers are. Counts and maxima are integers (a float's bits without its sign are in the
-// order of the numbers), so atomics give the same result in every run.
+// How large numbers are. Counts are integers, so atomics give the same result in every run.
 #include "core/ops_ranges.h"
 #include "ops_common.cuh"
 
@@ -7,28 +6,31 @@ namespace ultrascale::ops {
 
 namespace {
 
-constexpr int threads = 256, rows_of_block = 64;
+constexpr int threads = 256, columns = 32;  // of a block
 
 __device__ int magnitude_bits(float x) { return __float_as_int(x) & 0x7fffffff; }
 
-// A thread has a column of rows_of_block rows. A NaN does not count.
-template <class T>
-__global__ void column_maxima(int* largest, const T* x, int64_t R, int64_t C) {
-    const int64_t c = int64_t(blockIdx.x) * threads + threadIdx.x,
-                  first = int64_t(blockIdx.y) * rows_of_block;
-    if (c >= C) return;
-    float most = 0;
-    for (int64_t r = first; r < first + rows_of_block && r < R; ++r)
-        most = fmaxf(most, fabsf(to_float(x[r * C + c])));
-    atomicMax(largest + c, magnitude_bits(most));
+// Rounds up to a power of two: any bit of the mantissa carries into the exponent.
+__device__ float power_of_two_above(float x) {
+    return __int_as_float((magnitude_bits(x) + 0x007fffff) & 0x7f800000);
 }
 
-// Rounds up to a power of two: any bit of the mantissa carries into the exponent.
-__global__ void powers_of_two(float* scales, float* inverses, int64_t C) {
-    const int64_t c = int64_t(blockIdx.x) * threads + threadIdx.x;
-    if (c >= C) return;
-    const int bits = magnitude_bits(scales[c]);
-    const float scale = bits == 0 ? 1.0f : __int_as_float((bits + 0x007fffff) & 0x7f800000);
+// A block has 32 columns: thread (x, y) takes column x and every 8th row. A NaN does not count.
+template <class T>
+__global__ void scales_of_columns(float* scales, float* inverses, const T* x, int64_t R,
+                                  int64_t C) {
+    constexpr int parts = threads / columns;
+    __shared__ float of_part[parts][columns];
+    const int lane = int(threadIdx.x) % columns, part = int(threadIdx.x) / columns;
+    const int64_t c = int64_t(blockIdx.x) * columns + lane;
+    float most = 0;
+    if (c < C)
+        for (int64_t r = part; r < R; r += parts) most = fmaxf(most, fabsf(to_float(x[r * C + c])));
+    of_part[part][lane] = most;
+    __syncthreads();
+    if (part != 0 || c >= C) return;
+    for (int p = 1; p < parts; ++p) most = fmaxf(most, of_part[p][lane]);
+    const float scale = most > 0 ? power_of_two_above(most) : 1.0f;
     scales[c] = scale, inverses[c] = 1 / scale;
 }
 
@@ -62,13 +64,10 @@ void column_scales(Tensor scales, Tensor inverses, const Tensor& x) {
     check(scales.numel() == C && inverses.numel() == C,
           "column_scales: scales and inverses (C), x (R, C)");
     const OpSpan span("column_scales", 0, bytes_of(x));
-    fill(scales, 0);
-    const dim3 grid(blocks(C), unsigned(ceil_div(R, rows_of_block)));
     with_type(x.dtype(), [&]<class T>(T) {
-        LAUNCH(column_maxima<T>, grid, threads, 0)
-        (reinterpret_cast<int*>(data<float>(scales)), data<const T>(x), R, C);
+        LAUNCH(scales_of_columns<T>, unsigned(ceil_div(C, columns)), threads, 0)
+        (data<float>(scales), data<float>(inverses), data<const T>(x), R, C);
     });
-    LAUNCH(powers_of_two, blocks(C), threads, 0)(data<float>(scales), data<float>(inverses), C);
 }
 
 void scale_columns(Tensor y, const Tensor& x, const Tensor& factors, const Tensor& addend) {

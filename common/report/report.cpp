@@ -121,13 +121,15 @@ void Report::step(const StepRecord& r) {
                  {"step_ms", r.seconds * 1e3},
                  {"tokens_per_second", rate}};
     if (r.val_loss) line["val_loss"] = *r.val_loss;
+    if (!r.note.empty()) line["note"] = r.note;
     self.json.write(line.dump());
-    if (done == 1 || left == 0 || done % self.options.log_every == 0) {
+    if (done == 1 || left == 0 || !r.note.empty() || done % self.options.log_every == 0) {
         const double remaining =
             self.median([](const StepRecord& s) { return s.seconds; }) * double(left);
         print(fmt::format(
-            "step {:>5}  loss {:.4f}  norm {:.3f}  lr {:.2e} {:>9.0f} tokens/s  {:.0f} s left",
-            r.step, r.loss, r.grad_norm, r.lr, rate, remaining));
+            "step {:>5}  loss {:.4f}  norm {:.3f}  lr {:.2e} {:>9.0f} tokens/s  {:.0f} s left{}",
+            r.step, r.loss, r.grad_norm, r.lr, rate, remaining,
+            r.note.empty() ? "" : "  " + r.note));
     }
     if (r.val_loss) validation(r.step, *r.val_loss);
     std::fflush(stdout);

@@ -21,6 +21,7 @@ struct StepRecord {
     double loss, grad_norm, lr, seconds;
     int64_t tokens;                       // of the whole step, over all ranks
     std::optional<double> val_loss = {};  // if a validation followed the step
+    std::string note = {};                // at the end of the printed line: "skipped"
 };
 
 // Whether `here` is true on all ranks. Prints the numbers of the other ranks where it is not; rank

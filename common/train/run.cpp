@@ -122,6 +122,7 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     StepRecord record{state_.step,        loss,        std::sqrt(squared_norm),
                       step.learning_rate, now - since, tokens};
     const bool last = done_ + 1 == options_.steps;
+    record.note = step.note;
     if (validation_ && validation_->due(state_.step, last)) record.val_loss = validation_loss();
     report_->step(record);
     if (verifier_ && done_ < verified_steps) verifier_->after_step(done_, loss, what_.values());

@@ -75,8 +75,9 @@ public:
     const int64_t sequences;    // over all ranks
     const int64_t accumulated;  // micro-batches per rank
     double learning_rate = 0;
-    bool first = true;  // of this process
-    const Tensor loss;  // (1) fp64, to which this rank's micro-batches add
+    bool first = true;      // of this process
+    std::string note = {};  // for the step's line of progress: "skipped"
+    const Tensor loss;      // (1) fp64, to which this rank's micro-batches add
 
     // The micro-batches, one after the other. The hooks are called in this order; nullptr: none.
     struct MicroBatches;

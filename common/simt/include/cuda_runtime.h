@@ -138,6 +138,7 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(unsigned(x)) + 1; }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 // Cache hints: here ordinary loads and stores.
 template <class T>
 T __ldg(const T* from) {
