@@ -124,7 +124,8 @@ BACKEND_ROOMS := $(if $(filter cuda,$(BACKEND)),\
 ifeq ($(BACKEND),simt)
 COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) common/simt/*.cu common/cuda/ops_*.cu \
                     common/cuda/attention/ops_*.cu) \
-                  $(EXECUTOR_SOURCES) $(patsubst %,common/cpu/%.cpp,device stream comm ops_matmul)
+                  $(EXECUTOR_SOURCES) \
+                  $(patsubst %,common/cpu/%.cpp,device stream comm ops_matmul ops_matmul_fp8)
 else
 COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) \
                     $(foreach room,$(BACKEND_ROOMS),$(room)/*.cpp $(room)/*.cu))

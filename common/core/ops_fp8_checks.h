@@ -38,6 +38,10 @@ constexpr int64_t scale_index(ScaleGroup group, int64_t r, int64_t j, int64_t R,
     return 0;
 }
 
+inline double bytes_in(const Quantised& q) {
+    return q ? double(q.values.bytes() + q.scales.bytes()) : 0;
+}
+
 inline void check_quantised(const Quantised& q, int64_t R, int64_t C, ScaleGroup group,
                             const char* wrong) {
     check(q.values.numel() == R * C && (R == 0 || q.values.cols() == C), wrong);
@@ -64,6 +68,33 @@ inline void check_fused(const Quantised& y, int64_t R, int64_t C, const Scaling&
                         const Tensor& amax) {
     check(scaling.group != ScaleGroup::block, "blocks of 128 x 128 are for weights");
     check_quantise(y, {}, R, C, scaling, amax);
+}
+
+// ---- e5m6: number i of eight in bits 12 i .. 12 i + 11 of three words, the first word lowest ------
+inline void check_e5m6(const Tensor& packed, const Tensor& scales, int64_t R, int64_t C) {
+    check(C % scale_block == 0, "e5m6: rows are multiples of 128");
+    check(packed.dtype() == DType::int32 && packed.numel() * 8 == R * C * 3,
+          "e5m6: packed is (R, 3 C / 8) int32");
+    check(scales.dtype() == DType::fp32 && scales.numel() * scale_block == R * C,
+          "e5m6: scales are (C / 128, R)");
+}
+constexpr void pack_eight(int32_t (&words)[3], const float (&x)[8], float factor) {
+    uint32_t all[3] = {};
+    for (int i = 0; i < 8; ++i) {
+        const uint32_t code = formats::E5m6::encode(x[i] * factor, Overflow::saturate);
+        const int word = 12 * i / 32, shift = 12 * i % 32;
+        all[word] |= code << shift;
+        if (shift > 20) all[word + 1] |= code >> (32 - shift);
+    }
+    for (int w = 0; w < 3; ++w) words[w] = int32_t(all[w]);
+}
+constexpr void unpack_eight(float (&x)[8], const int32_t (&words)[3], float scale) {
+    for (int i = 0; i < 8; ++i) {
+        const int word = 12 * i / 32, shift = 12 * i % 32;
+        uint32_t code = uint32_t(words[word]) >> shift;
+        if (shift > 20) code |= uint32_t(words[word + 1]) << (32 - shift);
+        x[i] = formats::E5m6::decode(code & 0xfffu) * scale;
+    }
 }
 
 struct ProductSizes {

@@ -111,21 +111,20 @@ void quantise(const Quantised& y, const Quantised& transposed, const Tensor& x,
               const Scaling& scaling, Tensor amax) {
     check_quantise(y, transposed, x.rows(), x.cols(), scaling, amax);
     OpSpan span("quantise", 2.0 * double(x.numel()),
-                bytes_of(x, y.values, y.scales, transposed.values, transposed.scales));
+                bytes_of(x) + bytes_in(y) + bytes_in(transposed));
     quantise_floats(y, transposed, widened(x), scaling, amax);
 }
 
 void dequantise(Tensor x, const Quantised& y, ScaleGroup group) {
     check_quantised(y, x.rows(), x.cols(), group, "dequantise: y (R, C) e4m3 or e5m2, its scales");
-    OpSpan span("dequantise", double(x.numel()), bytes_of(x, y.values, y.scales));
+    OpSpan span("dequantise", double(x.numel()), bytes_of(x) + bytes_in(y));
     dequantise_floats(x, y, group);
 }
 
 void transpose_quantised(const Quantised& to, const Quantised& from, const Scaling& scaling) {
     const int64_t R = from.values.rows(), C = from.values.cols();
     check_quantise(from, to, R, C, scaling, {});
-    OpSpan span("transpose_quantised", 2.0 * double(R * C),
-                bytes_of(to.values, to.scales, from.values, from.scales));
+    OpSpan span("transpose_quantised", 2.0 * double(R * C), bytes_in(to) + bytes_in(from));
     if (scaling.group == ScaleGroup::row || scaling.group == ScaleGroup::tile) {
         const Tensor x = Tensor::empty({R, C}, DType::fp32, Memory::workspace);
         dequantise_floats(x, from, scaling.group);

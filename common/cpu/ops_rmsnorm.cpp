@@ -70,7 +70,7 @@ void rmsnorm_forward_quantised(const Quantised& y, Tensor rstd, const Tensor& x,
     check(rstd.numel() == N && weight.numel() == h,
           "rmsnorm_forward_quantised: rstd (N), weight (h)");
     OpSpan span("rmsnorm_forward_quantised", 6.0 * double(N * h),
-                bytes_of(y.values, y.scales, rstd, x, weight));
+                bytes_of(rstd, x, weight) + bytes_in(y));
     const Tensor wide = Tensor::empty({N, h}, DType::fp32, Memory::workspace);
     with_type(x.dtype(), [&]<class T>(T) {
         forward(wide.as<float>(), rstd.as<float>(), x.as<T>(), weight.as<T>(), eps, N, h);

@@ -1,0 +1,78 @@
+// What the kernels that make 8-bit numbers share. Private to common/cuda.
+#pragma once
+
+#include "core/ops_fp8_checks.h"
+#include "ops_common.cuh"
+
+namespace ultrascale::ops {
+
+// Calls f(__nv_fp8_e4m3{}) or f(__nv_fp8_e5m2{}).
+template <class F>
+void with_fp8(DType dtype, F&& f) {
+    check(dtype == DType::e4m3 || dtype == DType::e5m2, "fp8 is e4m3 or e5m2");
+    if (dtype == DType::e4m3)
+        f(__nv_fp8_e4m3{});
+    else
+        f(__nv_fp8_e5m2{});
+}
+
+// How a kernel finds the scales of its groups. Those of a tensor and of rows are inputs; those of
+// tiles and blocks it computes itself, as a group lies within a thread block.
+struct ScalesOf {
+    float* scales;  // as in ops_fp8.h; null: there is no output in this orientation
+    ScaleGroup group;
+    float largest;  // of the format
+    bool powers_of_two;
+};
+
+// The numbers of two or more floats, the first lowest; saturated.
+template <class F>
+__device__ uint32_t codes_of_two(float a, float b) {
+    return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE,
+                                    std::is_same_v<F, __nv_fp8_e4m3> ? __NV_E4M3 : __NV_E5M2);
+}
+template <class F>
+__device__ uint32_t codes_of_four(float a, float b, float c, float d) {
+    return codes_of_two<F>(a, b) | codes_of_two<F>(c, d) << 16;
+}
+using EightCodes = Pack<uint32_t, 2>;
+template <class F>
+__device__ EightCodes codes_of_eight(const float (&x)[8], float factor) {
+    return {{codes_of_four<F>(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor),
+             codes_of_four<F>(x[4] * factor, x[5] * factor, x[6] * factor, x[7] * factor)}};
+}
+// n codes at an address that is a multiple of n.
+template <int n, class F>
+__device__ void store_codes(F* to, const float (&x)[n], float factor) {
+    if constexpr (n == 8)
+        store(reinterpret_cast<uint32_t*>(to), codes_of_eight<F>(x, factor));
+    else
+        *reinterpret_cast<uint32_t*>(to) =
+            codes_of_four<F>(x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor);
+}
+
+// The largest of `lanes` neighbouring lanes.
+template <int lanes>
+__device__ float max_of_lanes(float x) {
+#pragma unroll
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
+}
+template <int n>
+__device__ float max_magnitude(const float (&x)[n]) {
+    float largest = 0;  // fmaxf takes the other number where one is NaN
+#pragma unroll
+    for (int j = 0; j < n; ++j) largest = fmaxf(largest, fabsf(x[j]));
+    return largest;
+}
+
+// The largest of each column of partial (parts, n), as amax (may be null) and as a scale (may be
+// null).
+void reduce_amax(float* scales, float* amax, const Tensor& partial, int64_t n, DType dtype,
+                 bool powers_of_two);
+
+// transpose_quantised of rows and tiles, whose numbers are scaled anew.
+void quantise_again(const Quantised& to, const Quantised& from, const Scaling& scaling);
+
+}  // namespace ultrascale::ops
