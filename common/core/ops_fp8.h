@@ -59,7 +59,8 @@ float largest_of(DType dtype);
 // y (R, C) and transposed (C, R), of which one may be empty, from x (R, C), fp32, bf16 or fp16. In
 // one pass over x if the scale is given and for tiles and blocks; the others first need a pass that
 // looks for the amax. If y and transposed share one scale (given), they share the tensor, too.
-// amax (1) fp32 receives the largest magnitude of x, unless it is empty.
+// amax (1) fp32, unless it is empty, becomes the largest magnitude of x, or stays if it is larger:
+// the caller zeroes it before the first of several micro-batches.
 void quantise(const Quantised& y, const Quantised& transposed, const Tensor& x,
               const Scaling& scaling, Tensor amax = {});
 // x (R, C) fp32, bf16 or fp16 = scale * number

@@ -78,7 +78,9 @@ void quantise_one(const Quantised& y, const Tensor& x, int64_t R, int64_t C, con
     if (!s.given || amax) {
         const Tensor all = amax_of_runs(x, R, C);
         const float* values = all.as<float>();
-        if (amax) *amax.as<float>() = std::accumulate(values, values + all.numel(), 0.0f, larger);
+        if (amax)
+            *amax.as<float>() =
+                std::accumulate(values, values + all.numel(), *amax.as<float>(), larger);
         if (!s.given) set_scales(y, values, R, C, s);
     }
     with_fp8(y.values.dtype(), [&]<class T>(T) {

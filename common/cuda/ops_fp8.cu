@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(tile_threads)
 __device__ void write_amax(float* scales, float* amax, int64_t i, float m, float largest,
                            bool powers_of_two) {
     if (scales) scales[i] = scale_for(m, largest, powers_of_two);
-    if (amax) amax[i] = m;
+    if (amax) amax[i] = fmaxf(amax[i], m);
 }
 // A thread for each column of partial (parts, n).
 __global__ void __launch_bounds__(256)

@@ -199,8 +199,8 @@ TEST(OpsFp8Fused, RmsNormAndSwiGluEqualTheOperationAndThenQuantise) {
                                  weight = random_tensor({C}, dtype, 2),
                                  gate_up = random_tensor({R, 2 * C}, dtype, 3);
                     const Tensor rstd = poisoned({R}, DType::fp32),
-                                 amax = poisoned({1}, DType::fp32),
-                                 want_amax = poisoned({1}, DType::fp32),
+                                 amax = Tensor::zeros({1}, DType::fp32, Memory::activation),
+                                 want_amax = Tensor::zeros({1}, DType::fp32, Memory::activation),
                                  wide = poisoned({R, C}, DType::fp32);
                     const auto widened = [](const Tensor& t) {
                         Tensor all = poisoned(t.shape(), DType::fp32);
@@ -225,6 +225,7 @@ TEST(OpsFp8Fused, RmsNormAndSwiGluEqualTheOperationAndThenQuantise) {
                     ops::rmsnorm_forward(plain, same, x, weight, 1e-5f);
                     EXPECT_LT(relative_error(rstd, to_double(same)), 1e-6);
 
+                    ops::fill(amax, 0), ops::fill(want_amax, 0);
                     ops::swiglu_forward_quantised(got, gate_up, s, one);
                     ops::swiglu_forward(wide, widened(gate_up));
                     ops::quantise(want, {}, wide, s, want_one);

@@ -122,7 +122,7 @@ TEST(OpsFp8, AGivenScaleSaturatesAndReportsTheAmax) {
             float largest = 0;
             for (float v : values) largest = std::max(largest, std::abs(v));
             const Tensor scale = tensor_of({double(largest) / 1000}, {1}, DType::fp32);
-            const Tensor amax = poisoned({1}, DType::fp32);
+            const Tensor amax = Tensor::zeros({1}, DType::fp32, Memory::activation);
             Quantised y = {Tensor::empty({R, C}, DType::e4m3, Memory::activation), scale},
                       t = {Tensor::empty({C, R}, DType::e4m3, Memory::activation), scale};
             ops::quantise(y, t, x, {.given = true}, amax);
@@ -132,9 +132,12 @@ TEST(OpsFp8, AGivenScaleSaturatesAndReportsTheAmax) {
             EXPECT_EQ(codes(y.values), want);
             EXPECT_EQ(codes(t.values), turned(want, R, C));
             EXPECT_EQ(amax.to_host<float>()[0], largest);
-            ops::fill(amax, -1);
+            ops::fill(amax, 0);
             ops::quantise(y, {}, x, {}, amax);  // the same amax where it makes the scale
             EXPECT_EQ(amax.to_host<float>()[0], largest);
+            ops::fill(amax, 2 * largest);
+            ops::quantise(y, {}, x, {}, amax);  // it stays where it is larger
+            EXPECT_EQ(amax.to_host<float>()[0], 2 * largest);
         }
 }
 
