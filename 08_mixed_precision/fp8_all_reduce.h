@@ -100,10 +100,10 @@ public:
         sent.add(ranks, Collective::all_to_all, calls, padded);
         sent.add(ranks, Collective::all_gather, calls, padded);
     }
-    // The buffers of the largest tensor: twice the whole in 8 bits, a slice in fp32.
+    // The buffers of the largest tensor: twice the whole in 8 bits, twice a slice in fp32.
     static int64_t buffer_bytes(const std::vector<int64_t>& elements, int n) {
         const int64_t part = slice(*std::ranges::max_element(elements), n);
-        return 2 * part * n + part * 4;
+        return 2 * part * n + 2 * part * 4;
     }
 
 private:
@@ -120,8 +120,11 @@ private:
         const Tensor padded = buffer(part * n, DType::e4m3), came = buffer(part * n, DType::e4m3);
         ops::copy(padded.slice(0, elements), x.view({elements}));
         ranks.all_to_all(came, padded);
-        const Tensor sum = buffer(part, DType::fp32);
-        for (int r = 0; r < n; ++r) ops::add(sum, came.slice(r * part, (r + 1) * part));
+        const Tensor sum = buffer(part, DType::fp32), next = buffer(part, DType::fp32);
+        for (int r = 0; r < n; ++r) {
+            ops::copy(next, came.slice(r * part, (r + 1) * part));
+            ops::add(sum, next);
+        }
         ops::copy(came.slice(0, part), sum);
         ranks.all_gather(padded, came.slice(0, part));
         ops::copy(x.view({elements}), padded.slice(0, elements));

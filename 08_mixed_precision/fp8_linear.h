@@ -89,14 +89,15 @@ public:
 
     void backward_weight(Saved& saved, Context& context) override {
         const TraceName name(TraceName::part, name_);
-        const ops::Quantised dy8{saved.take("dy8"), saved.take("dy8_scales")};
-        if (keeps_) {
-            const ops::Quantised x8{saved.take("x8"), saved.take("x8_scales")};
-            weight_product(dy8, x8, context);
-        } else {
-            const Tensor x = saved.take("x");
-            weight_product(dy8, both(x, x_, false, false, true).columns, context);
-        }
+        // A linear that wraps this one keeps x and dy as they came.
+        const auto taken = [&](const char* name, const Rounded& which) {
+            const std::string in_8_bits = std::string(name) + "8", scales = in_8_bits + "_scales";
+            if (saved.has(in_8_bits))
+                return ops::Quantised{saved.take(in_8_bits), saved.take(scales)};
+            return both(saved.take(name), which, false, false, true).columns;
+        };
+        const ops::Quantised dy8 = taken("dy", gradient());
+        weight_product(dy8, taken("x", x_), context);
     }
 
     // The products alone, for a linear that wraps this one.

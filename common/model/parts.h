@@ -49,6 +49,7 @@ public:
         if (enabled_) tensors_[name] = std::move(t);
     }
     bool enabled() const { return enabled_; }
+    bool has(const std::string& name) const { return tensors_.contains(name); }
     const Tensor& get(const std::string& name) const { return tensors_.at(name); }
     Tensor take(const std::string& name);  // returns and removes it
     // for a tensor that backward can compute again
