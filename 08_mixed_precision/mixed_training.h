@@ -105,7 +105,7 @@ public:
     }
     void weights_from_masters() {
         for (Storage::Held& h : storage.all())
-            if (h.recipe->master && !is_fp8(h.value.dtype())) ops::copy(h.value, h.master);
+            if (h.recipe->master && !is_fp8(h.value.dtype())) ops::copy(h.value, Storage::exact(h));
         linears.round_weights(storage);
     }
 

@@ -19,7 +19,8 @@
 // and v as 2.
 //
 // Only the linears of the layers multiply in fp8. Embedding, norms and head are read by operations
-// that know no fp8: their weights, and gradients where the table says fp8, are bf16 (of_rest()).
+// that know no fp8: their weights, and gradients where the table says fp8, are bf16 (of_rest()); so
+// are FP8-LM's sums of gradients there.
 // Every tensor in fp8, and master weights or moments in fp16, have a scale, which the bytes above
 // leave out; storage.h counts it.
 //
@@ -69,6 +70,8 @@ inline Recipe Recipe::of_rest() const {
     rest.weights = activations;
     if (!master && weights == DType::fp32 && activations != DType::fp32) rest.master = DType::fp32;
     if (gradients && is_fp8(*gradients)) rest.gradients = activations;
+    // An operation on bf16 adds to gradients in bf16 or fp32.
+    if (accumulated == DType::fp16 && activations == DType::bf16) rest.accumulated.reset();
     return rest;
 }
 
@@ -193,6 +196,7 @@ inline bool leave_out(Recipe& recipe, const std::string& trick) {
     } else {
         return false;
     }
+    recipe.book_bytes = 0;  // the table has it with all tricks
     return true;
 }
 

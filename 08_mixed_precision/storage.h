@@ -148,14 +148,14 @@ public:
     }
     // The weights as exactly as they are known, in fp32.
     static Tensor exact(const Held& h) { return to_fp32(h.master, h.master_scale); }
-    // Sets the master weights to fp32 values, with a scale that leaves room where they have one.
+    // Sets the master weights to fp32 values, with a scale as the update's where they have one.
     static void set_exact(Held& h, const Tensor& fp32) {
         if (!h.master_scale) return ops::copy(h.master, fp32);
         const std::vector<float> values = fp32.to_host<float>();
         float largest = 0;
         for (float x : values) largest = std::max(largest, std::abs(x));
-        const float room = 16,
-                    scale = largest > 0 ? largest / (formats::Fp16::largest() / room) : 1;
+        const float scale =
+            largest > 0 ? std::exp2(std::ceil(std::log2(largest / formats::Fp16::largest()))) : 1;
         std::vector<fp16> scaled;
         for (float x : values) scaled.push_back(fp16(x / scale));
         ops::fill(h.master_scale, scale);
