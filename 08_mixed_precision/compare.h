@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/median_seconds.h"
+#include "recipe_picture.h"
 #include "sections.h"
 
 namespace ultrascale {
@@ -25,6 +26,7 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
         "tokens/s");
     Report report("08_mixed_precision", options, shape, 0);
     bool ok = true;
+    std::vector<LossCurve> curves;
     for (const Recipe& recipe : all_recipes()) {
         if (recipe.fp8() && *ops::fp8_missing(group_of_tokens(recipe.products))) continue;
         PrecisionOptions chosen = precision;
@@ -32,7 +34,8 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
         chosen.loss_scale.scaled = recipe.loss_scale;
         chosen.gradient_format = recipe.products == Products::tile ? DType::e4m3 : DType::e5m2;
         shape.model.dtype = options.dtype = recipe.activations;
-        double loss = 0, rate = 0;
+        double rate = 0;
+        LossCurve curve{recipe.name, {}};
         MemoryByCategory held{};
         int64_t skipped = 0;
         {
@@ -48,7 +51,7 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
                           s + 1, s * sequences, sequences);
                 step.first = s == 0;
                 step.learning_rate = learning_rate_of(options, 0, s);
-                step.on_finish = [&](double of_step, double) { loss = of_step; };
+                step.on_finish = [&](double loss, double) { curve.losses.push_back(loss); };
                 train_step(step, training, mesh);
                 if (s > 0 || options.steps == 1) seconds.push_back(now_seconds() - begin);
             }
@@ -56,6 +59,7 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
             held = memory_now();
             skipped = int64_t(training.loss_scale.skipped().size());
         }
+        const double loss = curve.losses.back();
         const MemoryEstimate m = predict_memory(shape, chosen).memory;
         const int64_t predicted = m.parameters + m.gradients + m.optimizer,
                       measured = held[int(Memory::parameter)] + held[int(Memory::gradient)] +
@@ -75,7 +79,10 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
                     {"loss", loss},
                     {"tokens_per_second", rate},
                     {"as_predicted", same}});
+        curves.push_back(std::move(curve));
     }
+    draw_recipe_bytes(options.svg);
+    draw_loss_curves(options.svg, curves);
     report.finish();
     print(ok ? "every recipe holds what its formula says, to the byte: ok"
              : "WRONG: a recipe holds other bytes than its formula says");

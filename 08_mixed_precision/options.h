@@ -85,33 +85,50 @@ private:
         return names;
     }
     void add_tricks(OptionList& options) {
+        const auto scales_loss = [this] {
+            const Recipe* r = find_recipe(recipe_);
+            return compare || (r && r->loss_scale);
+        };
+        const char* const no_scale = "the recipe does not scale the loss";
         options.add("--without", without_,
                     "Leave out tricks of a recipe, separated by commas: master (weights in 16 bits "
                     "are updated themselves), scaling (of the loss), accumulation (of gradients in "
                     "fp32)");
         options.flag("--stochastic-rounding", stochastic_,
                      "Round updated weights up or down at random, exactly on average");
-        options
-            .add("--loss-scale", loss_scale_,
-                 "dynamic, or a power of two that stays. Default: dynamic")
+        options.add("--loss-scale", loss_scale_, "dynamic, or a power of two that stays")
             .show_default();
         options
             .add("--loss-scale-start", precision.loss_scale.start,
                  "Where a dynamic loss scale starts, a power of two")
             .between(1, LossScaleOptions::ceiling)
+            .only_if(scales_loss, no_scale)
             .show_default();
         options
             .add("--loss-scale-window", precision.loss_scale.growth_interval,
                  "Steps without overflow after which a dynamic loss scale doubles")
             .at_least(1)
+            .only_if(scales_loss, no_scale)
             .show_default();
-        options.choice("--sum-scaling", precision.sum_scaling,
-                       {{"pre", SumScaling::pre},
-                        {"post", SumScaling::post},
-                        {"automatic", SumScaling::automatic}},
-                       "Gradients in fp8: when they are divided so that ranks' sums fit");
+        options
+            .choice("--sum-scaling", precision.sum_scaling,
+                    {{"pre", SumScaling::pre},
+                     {"post", SumScaling::post},
+                     {"automatic", SumScaling::automatic}},
+                    "Gradients in fp8: when they are divided so that ranks' sums fit")
+            .only_if(
+                [this] {
+                    const Recipe* r = find_recipe(recipe_);
+                    return compare || (r && is_fp8(r->read()));
+                },
+                "gradients are not summed in fp8");
     }
     void add_fp8(OptionList& options) {
+        const auto delays = [this] {
+            const Recipe* r = find_recipe(recipe_);
+            return compare || (r && r->products == Products::delayed);
+        };
+        const char* const no_delay = "only recipe te has delayed scales";
         options
             .add("--gradient-format", gradient_format_,
                  "e4m3 or e5m2: of gradients in products. Default: e5m2; with tiles e4m3")
@@ -120,11 +137,13 @@ private:
             .add("--amax-history", precision.history,
                  "Steps from whose largest magnitudes a delayed scale is taken")
             .between(1, 1 << 20)
+            .only_if(delays, no_delay)
             .show_default();
         options
             .add("--scale-margin", precision.margin,
                  "Delayed scales are so many powers of two larger than needed")
             .between(0, 16)
+            .only_if(delays, no_delay)
             .show_default();
         options.flag("--power-of-two-scales", precision.powers_of_two, "Round scales up to these");
         options.flag("--fast-accumulation", precision.fast,
