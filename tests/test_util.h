@@ -34,6 +34,8 @@ inline Tensor tensor_of(const Doubles& values, Shape shape, DType dtype,
     if (dtype == DType::fp64) return Tensor::from_host<double>(values, shape, category);
     if (dtype == DType::bf16) return make(bf16{});
     if (dtype == DType::fp16) return make(fp16{});
+    if (dtype == DType::e4m3) return make(e4m3{});
+    if (dtype == DType::e5m2) return make(e5m2{});
     return make(float{});
 }
 

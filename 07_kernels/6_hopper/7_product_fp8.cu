@@ -105,7 +105,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                 wgmma_fence();
 #pragma unroll
                 for (int k32 = 0; k32 < step_k / 32; ++k32)
-                    wgmma_e4m3(sum, k_major(stage.a + warpgroup * 64 * 64, k32),
+                    wgmma_fp8(sum, k_major(stage.a + warpgroup * 64 * 64, k32),
                                k_major(stage.b, k32), step + k32 > 0);
                 wgmma_commit();
                 wgmma_wait<under_way>(sum);

@@ -183,10 +183,11 @@ struct AdamWSettings {
 struct AdamWItem {
     Tensor value, master, m, v, gradient;
     float weight_decay;  // 0 for norms
-    // A tensor with a scale (1) fp32 stands for scale * tensor. The gradient's is an input. The
-    // others' are read, and then written: the update's largest magnitude / the dtype's largest
-    // number (of fp16 a 16th of it, which leaves room above), for which the state is read twice. A
-    // state of zeros may have any scale but 0.
+    // A tensor of fp16, e4m3 or e5m2 with a scale (1) fp32 stands for scale * tensor. The
+    // gradient's is an input (of any dtype). The others' are read, and then written: the new
+    // numbers' largest magnitude / the dtype's largest number, for which the states are read twice,
+    // rounded up to a power of two: so a number that does not change is not rounded again. A state
+    // of zeros may have any scale.
     Tensor value_scale = {}, master_scale = {}, m_scale = {}, v_scale = {}, gradient_scale = {};
     // Rounds value stochastically: element i with the bits first + i of this stream (a new name for
     // each step), whatever piece of a parameter the tensors are. Then value may be its own master.
@@ -199,8 +200,7 @@ struct AdamWItem {
 // The arithmetic is in fp32, whatever the five tensors are: fp32, bf16, fp16, e4m3 or e5m2. value
 // receives the rounded master (it may be master itself). squared_norm (1) fp64 is that of the
 // gradients with their scales, and stays on the device, so the host need not wait for it. One call
-// updates all parameters (on CUDA in one launch, or two if there are scales); the items' values
-// share a dtype, and so do their masters, their m, their v and their gradients.
+// updates all parameters, on CUDA in one launch, or four if there are scales.
 void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
            const AdamWSettings& settings);
 // The same on the host's threads, synchronously, for tensors in the host's memory (Memory::host, or

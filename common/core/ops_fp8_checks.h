@@ -106,6 +106,9 @@ inline ProductSizes fp8_sizes(const Tensor& d, const Quantised& a, const Quantis
     const int64_t M = a.values.rows(), N = b.values.rows(), K = a.values.cols();
     check_quantised(a, M, K, product.a, "matmul_fp8: a (M, K) e4m3 or e5m2, its scales");
     check_quantised(b, N, K, product.b, "matmul_fp8: b (N, K) e4m3 or e5m2, its scales");
+    check(a.values.dtype() == DType::e4m3 || b.values.dtype() == DType::e4m3,
+          "matmul_fp8: a or b is e4m3");
+    check(product.a != tile || b.values.dtype() == DType::e4m3, "matmul_fp8: with tiles b is e4m3");
     check(d.numel() == M * N && (M == 0 || d.cols() == N), "matmul_fp8: d is (M, N)");
     check(!addend || (addend.data() == d.data() && addend.dtype() == d.dtype()),
           "matmul_fp8: addend is d itself");

@@ -43,11 +43,12 @@ public:
     // in double.
     float normal(uint64_t index) const;
     uint32_t bits(uint64_t index) const;
-
-private:
+    // The bits of elements 4 block .. 4 block + 3.
     constexpr std::array<uint32_t, 4> of_block(uint64_t block) const {
         return philox4x32({uint32_t(block), uint32_t(block >> 32), 0, 0}, key_);
     }
+
+private:
     // 24 bits in (0, 1]: never zero, so that its logarithm exists.
     static constexpr float unit_interval(uint32_t word) {
         return float((word >> 8) + 1) * 0x1p-24f;

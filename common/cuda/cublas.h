@@ -5,7 +5,9 @@
 #include <cublasLt.h>
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "core/tensor.h"
@@ -29,6 +31,15 @@ inline cublasLtHandle_t cublas_handle() {
         return h;
     }();
     return handle;
+}
+
+// Whether large products try several kernels: unless ULTRASCALE_GEMM_TUNING=0.
+inline bool gemm_tuning() {
+    static const bool on = [] {
+        const char* text = std::getenv("ULTRASCALE_GEMM_TUNING");
+        return !text || std::string(text) != "0";
+    }();
+    return on;
 }
 
 // For cublasLtMatmulAlgoGetHeuristic: kernels with up to 32 MiB of workspace. The caller destroys

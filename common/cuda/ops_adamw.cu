@@ -5,8 +5,7 @@
 // writes the three (12) and the value (2). One launch for the whole model: the parameters'
 // addresses are passed in a list, and each block updates a chunk of one parameter. The clipping
 // factor is computed here from the squared norm, so that the host need not wait for it.
-#include <cmath>
-
+#include "adamw_any.h"
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -101,6 +100,7 @@ void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
            const AdamWSettings& s) {
     const AdamWCost cost = adamw_cost(items, s);
     OpSpan span("adamw", cost.flops, cost.bytes);
+    if (!adamw_is_plain(items, s)) return adamw_any(items, squared_norm, s);
     int64_t chunks = 0;
     std::vector<Item> list;
     for (const AdamWItem& item : items) {

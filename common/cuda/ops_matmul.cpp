@@ -7,7 +7,6 @@
 // first proposal, so that two runs of a small model give the same bits; ULTRASCALE_GEMM_TUNING=0
 // does that for all sizes.
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <tuple>
 #include <vector>
@@ -41,11 +40,7 @@ struct Product {
 };
 
 bool tuned(const Product& product) {
-    static const bool on = [] {
-        const char* text = std::getenv("ULTRASCALE_GEMM_TUNING");
-        return !text || std::string(text) != "0";
-    }();
-    return on && 2.0 * double(product.M) * double(product.N) * double(product.K) >= 1e10;
+    return gemm_tuning() && 2.0 * double(product.M) * double(product.N) * double(product.K) >= 1e10;
 }
 
 int alignment_of(const void* address) {

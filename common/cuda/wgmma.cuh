@@ -103,9 +103,9 @@ __device__ void wgmma_wait(float (&sum)[tiles][4]) {
 #define WGMMA(n, registers, a, b, add, transposes)                                    \
     "{ .reg .pred p; setp.ne.b32 p, " add ", 0; wgmma.mma_async.sync.aligned.m64n" #n \
     "k16.f32.bf16.bf16 {" registers "}, " a ", " b ", p, 1, 1, " transposes "; }"
-#define WGMMA_E4M3(n, registers, a, b, add)                                           \
+#define WGMMA_FP8(n, types, registers, a, b, add)                                     \
     "{ .reg .pred p; setp.ne.b32 p, " add ", 0; wgmma.mma_async.sync.aligned.m64n" #n \
-    "k32.f32.e4m3.e4m3 {" registers "}, " a ", " b ", p, 1, 1; }"
+    "k32.f32." types " {" registers "}, " a ", " b ", p, 1, 1; }"
 
 enum class Major { k, mn };  // which of a tile's two indices runs along its rows
 
@@ -144,16 +144,22 @@ __device__ void wgmma(float (&sum)[tiles][4], const uint32_t (&a)[4], uint64_t b
             : INPUTS);
 #undef INPUTS
 }
-// fp8: both operands are e4m3 and K-major; 32 k take as many bytes as 16 k in bf16. sum (64, 128)
-// or (64, 256).
-template <int tiles>
-__device__ void wgmma_e4m3(float (&sum)[tiles][4], uint64_t a, uint64_t b, bool add) {
-    static_assert(tiles == 16 || tiles == 32);
+// fp8: both operands are K-major, b is e4m3, and a is too or is e5m2; 32 k take as many bytes as 16
+// k in bf16. sum (64, 128) or (64, 256).
+template <bool a_e5m2 = false, int tiles>
+__device__ void wgmma_fp8(float (&sum)[tiles][4], uint64_t a, uint64_t b, bool add) {
+    static_assert(tiles == 16 || (tiles == 32 && !a_e5m2));
 #define INPUTS "l"(a), "l"(b), "r"(int(add))
-    if constexpr (tiles == 16)
-        SM90A(WGMMA_E4M3(128, R0 "," R1, "%64", "%65", "%66") : S32(sum, 0), S32(sum, 8) : INPUTS);
+    if constexpr (tiles == 16 && !a_e5m2)
+        SM90A(WGMMA_FP8(128, "e4m3.e4m3", R0 "," R1, "%64", "%65", "%66")
+              : S32(sum, 0), S32(sum, 8)
+              : INPUTS);
+    if constexpr (tiles == 16 && a_e5m2)
+        SM90A(WGMMA_FP8(128, "e5m2.e4m3", R0 "," R1, "%64", "%65", "%66")
+              : S32(sum, 0), S32(sum, 8)
+              : INPUTS);
     if constexpr (tiles == 32)
-        SM90A(WGMMA_E4M3(256, R0 "," R1 "," R2 "," R3, "%128", "%129", "%130")
+        SM90A(WGMMA_FP8(256, "e4m3.e4m3", R0 "," R1 "," R2 "," R3, "%128", "%129", "%130")
               : S32(sum, 0), S32(sum, 8), S32(sum, 16), S32(sum, 24)
               : INPUTS);
 #undef INPUTS
@@ -166,7 +172,7 @@ __device__ void wgmma_e4m3(float (&sum)[tiles][4], uint64_t a, uint64_t b, bool 
 #undef S16
 #undef S32
 #undef WGMMA
-#undef WGMMA_E4M3
+#undef WGMMA_FP8
 
 // Stores four 8 x 8 matrices from a warp's registers ("stmatrix"). Lane l gives the address of row
 // l % 8 of matrix l / 8. Of each matrix it holds two elements, as in half of a C tile (mma.cuh):

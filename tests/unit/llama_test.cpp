@@ -10,7 +10,7 @@ TEST(Llama, RecomputationAndSplitBackwardGiveTheSameBits) {
     const std::vector<HostBatch> batches = {random_batch(2, 19, 1), random_batch(3, 19, 3)};
     for (bool tied : {false, true}) {
         Result plain;
-        for (const ModelOptions& options : all_options({DType::fp32, DType::bf16})) {
+        for (const ModelOptions& options : all_options({DType::fp32, DType::bf16, DType::fp16})) {
             const auto model = make(small(tied), options);
             const Result result = run(*model, batches);
             if (options.recompute == Recompute::none) plain = result;
@@ -150,7 +150,8 @@ TEST(Stages, TwoInARowEqualTheWhole) {
     const HostBatch host = random_batch(2, 19, 11);
     for (bool tied : {false, true})
         for (bool split : {false, true})
-            for (const ModelOptions& options : all_options({DType::fp32, DType::bf16})) {
+            for (const ModelOptions& options :
+                 all_options({DType::fp32, DType::bf16, DType::fp16})) {
                 LlamaConfig config = small(tied);
                 config.layers = 3;
                 const Parts parts = default_parts(config, options);

@@ -11,7 +11,7 @@ namespace ultrascale {
 namespace {
 
 constexpr double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
-constexpr DType dtypes[] = {DType::fp32, DType::bf16};
+constexpr DType dtypes[] = {DType::fp32, DType::bf16, DType::fp16};
 
 struct Sizes {
     int64_t B, T, H, D;

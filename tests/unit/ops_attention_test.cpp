@@ -67,7 +67,7 @@ std::string name(const Case& c, DType dtype) {
 // for each case in both dtypes.
 template <class Check>
 void for_each_case(std::span<const Case> some, Check check) {
-    for (DType dtype : {DType::fp32, DType::bf16})
+    for (DType dtype : {DType::fp32, DType::bf16, DType::fp16})
         for (Case c : some) {
 // Three tiles of its kernels are enough: executing twice as many on the CPU takes a minute.
 #ifdef ULTRASCALE_SIMT

@@ -9,7 +9,7 @@ namespace ultrascale {
 namespace {
 
 using enum ops::Transpose;
-constexpr DType dtypes[] = {DType::fp32, DType::bf16};
+constexpr DType dtypes[] = {DType::fp32, DType::bf16, DType::fp16};
 constexpr int64_t sizes[] = {1, 7, 64, 1009, 100003};
 
 TEST(OpsElementwise, FillScaleAddCopy) {

@@ -19,7 +19,7 @@ double log_sum_exp(const double* x, int64_t V) {
 
 TEST(OpsCrossEntropy, LossesAndGradientInPlace) {
     const int64_t rows = device_is_gpu() ? 150 : 6;  // more than blocks run at once
-    for (DType dtype : {DType::fp32, DType::bf16})
+    for (DType dtype : {DType::fp32, DType::bf16, DType::fp16})
         for (double size : {1.0, 100.0})
             for (auto [N, V] : std::vector<std::array<int64_t, 2>>{{1, 1},
                                                                    {5, 3},

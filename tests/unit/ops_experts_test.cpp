@@ -9,7 +9,7 @@
 namespace ultrascale {
 namespace {
 
-constexpr DType dtypes[] = {DType::fp32, DType::bf16};
+constexpr DType dtypes[] = {DType::fp32, DType::bf16, DType::fp16};
 
 Tensor unwritten(const Shape& shape) {
     return integers(std::vector<int32_t>(size_t(numel(shape)), 12345), shape);

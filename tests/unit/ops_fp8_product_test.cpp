@@ -35,8 +35,8 @@ Doubles product(const Doubles& a, const Doubles& b, Doubles d, int64_t M, int64_
 }
 
 // Of a GPU's sums 14 bits are exact, of those on the CPU all that fp32 has.
-double bound(DType out, bool fast) {
-    if (device_is_gpu()) return fast ? 2e-2 : 5e-3;
+double bound(DType out) {
+    if (device_is_gpu()) return 5e-3;
     return out == DType::fp32 ? 2e-6 : tolerance(out);
 }
 
@@ -44,30 +44,30 @@ struct Pair {
     ScaleGroup a, b;
 };
 TEST(OpsFp8Product, AllScalesFormatsOutputsAndAddends) {
-    const int64_t sizes[][3] = {{16, 16, 16}, {48, 80, 272}, {144, 272, 640}};
+    const int64_t sizes[][3] = {{16, 16, 16}, {48, 80, 272}, {144, 272, 384}};
     for (const auto [ga, gb] : {Pair{tensor, tensor}, {row, row}, {tile, block}, {tile, tile}})
-        for (const auto& [M, N, K] : sizes)
-            for (const auto& [fa, fb] : {std::pair(DType::e4m3, DType::e4m3),
-                                         {DType::e5m2, DType::e4m3},
-                                         {DType::e4m3, DType::e5m2}})
+        for (const auto& [fa, fb] : {std::pair(DType::e4m3, DType::e4m3),
+                                     {DType::e5m2, DType::e4m3},
+                                     {DType::e4m3, DType::e5m2}})
+            for (const auto& [M, N, K] : sizes) {
+                if (*ops::fp8_missing(ga)) continue;
+                if (ga == tile && fb == DType::e5m2) continue;  // only gradients may be e5m2
+                const Quantised a = quantised(random_tensor({M, K}, DType::fp32, 1), fa, {ga}),
+                                b = quantised(random_tensor({N, K}, DType::bf16, 2), fb, {gb});
+                const Doubles want =
+                    product(exact(a, ga), exact(b, gb), Doubles(size_t(M * N), 0), M, N, K);
                 for (DType out : {DType::fp32, DType::bf16, DType::fp16})
                     for (bool add : {false, true}) {
-                        if (*ops::fp8_missing(ga)) continue;
-                        // Our kernel for tiles multiplies e4m3 only (DeepSeek-V3 has no other).
-                        if (ga == tile && (fa != fb || out == DType::fp16)) continue;
-                        const Quantised a = quantised(random_tensor({M, K}, DType::fp32, 1), fa,
-                                                      {ga}),
-                                        b = quantised(random_tensor({N, K}, DType::bf16, 2), fb,
-                                                      {gb});
                         const Tensor d =
                             add ? random_tensor({M, N}, out, 3) : poisoned({M, N}, out);
-                        const Doubles start = add ? to_double(d) : Doubles(size_t(M * N), 0);
+                        Doubles sum = want;
+                        const Doubles start = to_double(d);
+                        for (size_t i = 0; add && i < sum.size(); ++i) sum[i] += start[i];
                         ops::matmul_fp8(d, a, b, {ga, gb}, add ? d : Tensor());
-                        EXPECT_LT(
-                            relative_error(d, product(exact(a, ga), exact(b, gb), start, M, N, K)),
-                            bound(out, false))
+                        EXPECT_LT(relative_error(d, sum), bound(out))
                             << int(ga) << int(gb) << " " << M << " " << dtype_name(out) << add;
                     }
+            }
 }
 
 TEST(OpsFp8Product, RefusesWhatDoesNotFit) {
@@ -180,9 +180,9 @@ void expect_close(const Quantised& got, const Quantised& want, const char* what)
                   t = to_double(want.scales);
     size_t other = 0;
     for (size_t i = 0; i < a.size(); ++i) other += a[i] != b[i];
-    // A GPU's sum or exponential may differ in its last bit, and moves a number past the middle
-    // between two codes now and then; a scale with it.
-    EXPECT_LE(other, device_is_gpu() ? 1 + a.size() / 200 : a.size() / 1000) << what;
+    // A sum or an exponential may differ in its last bit, and moves a number past the middle between
+    // two codes now and then; a scale with it.
+    EXPECT_LE(other, device_is_gpu() ? 1 + a.size() / 200 : 1 + a.size() / 1000) << what;
     EXPECT_LT(relative_error(a, b), 0.02) << what;
     for (size_t i = 0; i < s.size(); ++i) EXPECT_NEAR(s[i] / t[i], 1, 1e-5) << what;
 }
@@ -191,49 +191,49 @@ const Scaling fused[] = {{tile}, {tile, true}, {row}, {tensor}, {.given = true}}
 
 TEST(OpsFp8Fused, RmsNormAndSwiGluEqualTheOperationAndThenQuantise) {
     for (const auto& [R, C] : std::vector<std::array<int64_t, 2>>{
-             {1, 8}, {3, 130}, {5, 128}, {37, 384}, {9, 2048}, {4, 4096}, {3, 8192}, {2, 16400}})
-        for (DType dtype : {DType::fp32, DType::bf16, DType::fp16})
-            for (DType format : {DType::e4m3, DType::e5m2})
-                for (const Scaling& s : fused) {
-                    const Tensor x = random_tensor({R, C}, dtype, 1),
-                                 weight = random_tensor({C}, dtype, 2),
-                                 gate_up = random_tensor({R, 2 * C}, dtype, 3);
-                    const Tensor rstd = poisoned({R}, DType::fp32),
-                                 amax = Tensor::zeros({1}, DType::fp32, Memory::activation),
-                                 want_amax = Tensor::zeros({1}, DType::fp32, Memory::activation),
-                                 wide = poisoned({R, C}, DType::fp32);
-                    const auto widened = [](const Tensor& t) {
-                        Tensor all = poisoned(t.shape(), DType::fp32);
-                        ops::copy(all, t);
-                        return all;
-                    };
-                    const Tensor one = s.group == tensor ? amax : Tensor(),
-                                 want_one = s.group == tensor ? want_amax : Tensor();
-                    Quantised got = ops::empty_quantised(R, C, format, s.group, Memory::activation),
-                              want =
-                                  ops::empty_quantised(R, C, format, s.group, Memory::activation);
-                    if (s.given) got.scales = want.scales = tensor_of({0.01}, {1}, DType::fp32);
-                    ops::rmsnorm_forward_quantised(got, rstd, x, weight, 1e-5f, s, one);
-                    ops::rmsnorm_forward(wide, poisoned({R}, DType::fp32), widened(x),
-                                         widened(weight), 1e-5f);
-                    ops::quantise(want, {}, wide, s, want_one);
-                    expect_close(got, want, "norm");
-                    if (one) {
-                        EXPECT_NEAR(to_double(amax)[0] / to_double(want_amax)[0], 1, 1e-5);
-                    }
-                    const Tensor plain = poisoned({R, C}, dtype), same = poisoned({R}, DType::fp32);
-                    ops::rmsnorm_forward(plain, same, x, weight, 1e-5f);
-                    EXPECT_LT(relative_error(rstd, to_double(same)), 1e-6);
-
-                    ops::fill(amax, 0), ops::fill(want_amax, 0);
-                    ops::swiglu_forward_quantised(got, gate_up, s, one);
-                    ops::swiglu_forward(wide, widened(gate_up));
-                    ops::quantise(want, {}, wide, s, want_one);
-                    expect_close(got, want, "swiglu");
-                    if (one) {
-                        EXPECT_NEAR(to_double(amax)[0] / to_double(want_amax)[0], 1, 1e-5);
-                    }
+             {1, 8}, {3, 130}, {37, 384}, {9, 2048}, {2, 4096}, {1, 8192}, {1, 16400}})
+        for (const auto& [dtype, format] : {std::pair(DType::fp32, DType::e4m3),
+                                           {DType::bf16, DType::e4m3},
+                                           {DType::bf16, DType::e5m2},
+                                           {DType::fp16, DType::e4m3}})
+            for (const Scaling& s : fused) {
+                const Tensor x = random_tensor({R, C}, dtype, 1),
+                             weight = random_tensor({C}, dtype, 2),
+                             gate_up = random_tensor({R, 2 * C}, dtype, 3);
+                const Tensor rstd = poisoned({R}, DType::fp32), amax = Tensor::zeros({1}, DType::fp32, Memory::activation),
+                             want_amax = Tensor::zeros({1}, DType::fp32, Memory::activation),
+                             wide = poisoned({R, C}, DType::fp32);
+                const auto widened = [](const Tensor& t) {
+                    Tensor all = poisoned(t.shape(), DType::fp32);
+                    ops::copy(all, t);
+                    return all;
+                };
+                const Tensor one = s.group == tensor ? amax : Tensor(),
+                             want_one = s.group == tensor ? want_amax : Tensor();
+                Quantised got = ops::empty_quantised(R, C, format, s.group, Memory::activation),
+                          want = ops::empty_quantised(R, C, format, s.group, Memory::activation);
+                if (s.given) got.scales = want.scales = tensor_of({0.01}, {1}, DType::fp32);
+                ops::rmsnorm_forward_quantised(got, rstd, x, weight, 1e-5f, s, one);
+                ops::rmsnorm_forward(wide, poisoned({R}, DType::fp32), widened(x), widened(weight),
+                                     1e-5f);
+                ops::quantise(want, {}, wide, s, want_one);
+                expect_close(got, want, "norm");
+                if (one) {
+                    EXPECT_NEAR(to_double(amax)[0] / to_double(want_amax)[0], 1, 1e-5);
                 }
+                const Tensor plain = poisoned({R, C}, dtype), same = poisoned({R}, DType::fp32);
+                ops::rmsnorm_forward(plain, same, x, weight, 1e-5f);
+                EXPECT_LT(relative_error(rstd, to_double(same)), 1e-6);
+
+                ops::fill(amax, 0), ops::fill(want_amax, 0);
+                ops::swiglu_forward_quantised(got, gate_up, s, one);
+                ops::swiglu_forward(wide, widened(gate_up));
+                ops::quantise(want, {}, wide, s, want_one);
+                expect_close(got, want, "swiglu");
+                if (one) {
+                    EXPECT_NEAR(to_double(amax)[0] / to_double(want_amax)[0], 1, 1e-5);
+                }
+            }
 }
 
 }  // namespace

@@ -92,6 +92,7 @@ TEST(OpsFp8, QuantiseInBothOrientations) {
             for (DType to : narrow)
                 for (ScaleGroup group : groups)
                     for (bool powers : {false, true}) {
+                        if (from != DType::bf16 && (to != DType::e4m3 || powers)) continue;
                         const Scaling s = {group, powers};
                         const Tensor x = outlying(R, C, from, uint64_t(R + C));
                         const std::vector<float> values = x.to_host_float();

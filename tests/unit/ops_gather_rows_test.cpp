@@ -46,7 +46,7 @@ TEST(OpsGatherRows, AnyRows) {
 
 // A few rows are so long that several warps, or threads, share one.
 TEST(OpsGatherRows, LongRows) {
-    for (const DType dtype : {DType::fp32, DType::bf16})
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16})
         for (const int64_t row : {40000, 40003}) {
             const Tensor in = numbers({3, row}, dtype, 53), index = integers({2, 0, 2, 1}, {4}),
                          out = unwritten({4, row}, dtype);

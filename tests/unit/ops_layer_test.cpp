@@ -9,7 +9,7 @@
 namespace ultrascale {
 namespace {
 
-constexpr DType dtypes[] = {DType::fp32, DType::bf16};
+constexpr DType dtypes[] = {DType::fp32, DType::bf16, DType::fp16};
 using Size2 = std::array<int64_t, 2>;
 
 // ---- RMSNorm ------------------------------------------------------------------------------------

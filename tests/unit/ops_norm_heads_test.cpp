@@ -25,7 +25,7 @@ Doubles heads(const Doubles& qkv, const Sizes& s, int64_t begin, int64_t end) {
 
 TEST(OpsNormHeads, EqualsRmsNormOfEachHead) {
     constexpr float eps = 1e-5f;
-    for (const DType dtype : {DType::fp32, DType::bf16})
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16})
         for (const Sizes& s : sizes) {
             SCOPED_TRACE(fmt::format("{} H {} K {} D {}", dtype_name(dtype), s.H, s.K, s.D));
             const int64_t all = s.H + 2 * s.K, normed = s.H + s.K;

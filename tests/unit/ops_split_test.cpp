@@ -10,7 +10,7 @@
 namespace ultrascale {
 namespace {
 
-constexpr DType dtypes[] = {DType::fp32, DType::bf16};
+constexpr DType dtypes[] = {DType::fp32, DType::bf16, DType::fp16};
 
 double log_sum_exp(const double* x, int64_t V) {
     const double highest = *std::max_element(x, x + V);
@@ -84,7 +84,10 @@ TEST(OpsCrossEntropySplit, LossesAndGradientInPlace) {
                     double squares = 0;
                     for (double g : gradient) squares += g * g;
                     if (squares < 1e-20) continue;  // far from the largest logit
-                    EXPECT_LT(relative_error(logits, gradient), dtype == DType::fp32 ? 1e-5 : 5e-3);
+                    // fp16 has steps of 6e-8 below 6e-5, where many of these gradients are.
+                    EXPECT_LT(relative_error(logits, gradient), dtype == DType::fp32   ? 1e-5
+                                                                : dtype == DType::bf16 ? 5e-3
+                                                                                       : 1e-2);
                 }
             }
 }

@@ -74,8 +74,8 @@ double error_after_steps(const OptimizerOptions& options, DType dtype, DType gra
 
 TEST(AdamW, EqualsThePlainFormulaInDouble) {
     const OptimizerOptions base{.lr = 0.05, .cosine = true, .warmup = 4, .total_steps = 12};
-    for (DType dtype : {DType::fp32, DType::bf16})
-        for (DType grad_dtype : {DType::fp32, DType::bf16})
+    for (DType dtype : {DType::fp32, DType::bf16, DType::fp16})
+        for (DType grad_dtype : {DType::fp32, DType::bf16, DType::fp16})
             for (double clip : {0.0, 1.0, 100.0})
                 for (float scale : {1e-4f, 1.0f}) {
                     OptimizerOptions options = base;
@@ -106,7 +106,7 @@ TEST(AdamW, DecaysMatricesAndNotNorms) {
 }
 
 TEST(AdamW, StatesAppearWithTheFirstStepAndHaveTheirNames) {
-    for (DType dtype : {DType::fp32, DType::bf16}) {
+    for (DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
         Model model(dtype);
         AdamW optimizer(model.list, {});
         const int64_t before = memory_now()[int(Memory::optimizer)];
@@ -130,7 +130,7 @@ TEST(AdamW, StatesAppearWithTheFirstStepAndHaveTheirNames) {
 
 // Copying values, states and the step count to another optimizer continues bitwise.
 TEST(AdamW, ContinuesFromItsStatesBitwise) {
-    for (DType dtype : {DType::fp32, DType::bf16}) {
+    for (DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
         Model one(dtype), two(dtype);
         AdamW first(one.list, {.lr = 0.05}), second(two.list, {.lr = 0.05});
         const auto step = [](Model& model, AdamW& optimizer, uint64_t seed) {

@@ -1,0 +1,131 @@
+// AdamW with states of any dtype and scales, on the host's threads: blocks are widened to fp32,
+// updated, and rounded. With scales every block is computed twice: first for the magnitudes of the
+// new numbers.
+#include "ops_adamw.h"
+#include "ops_fp8_checks.h"
+#include "ops_host.h"
+
+namespace ultrascale::ops {
+
+namespace {
+
+constexpr int64_t block = 1024;
+
+float scale_of(const Tensor& scale) { return scale ? *scale.as<float>() : 1; }
+
+void widen(float* to, const Tensor& from, float scale, int64_t begin, int64_t n) {
+    with_any_float(from.dtype(), [&]<class T>(T) {
+        const T* x = from.as<T>() + begin;
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) to[i] = float(x[i]) * scale;
+    });
+}
+void narrow(const Tensor& to, const float* from, float scale, int64_t begin, int64_t n) {
+    const float factor = 1 / scale;
+    with_any_float(to.dtype(), [&]<class T>(T) {
+        T* x = to.as<T>() + begin;
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) store(x[i], from[i] * factor);
+    });
+}
+
+// Elements begin .. begin + n - 1 with the random bits first + begin .. of the item's stream.
+template <class Format, class Bits>
+void round_stochastically(Bits* to, const float* from, float scale, const AdamWItem& item,
+                          int64_t begin, int64_t n) {
+    const uint64_t first = item.first + uint64_t(begin);
+    const float factor = 1 / scale;
+    std::array<uint32_t, 4> words = {};
+    for (int64_t i = 0; i < n; ++i) {
+        const uint64_t index = first + uint64_t(i);
+        if (i == 0 || index % 4 == 0) words = item.rounding->of_block(index / 4);
+        to[begin + i] =
+            Bits(Format::encode_stochastic(from[i] * factor, words[index % 4], Overflow::saturate));
+    }
+}
+void narrow_value(const AdamWItem& item, const float* from, float scale, int64_t begin, int64_t n) {
+    if (!item.rounding) return narrow(item.value, from, scale, begin, n);
+    auto* const sixteen = static_cast<uint16_t*>(item.value.data());
+    auto* const eight = static_cast<uint8_t*>(item.value.data());
+    switch (item.value.dtype()) {
+        case DType::bf16:
+            return round_stochastically<formats::Bf16>(sixteen, from, scale, item, begin, n);
+        case DType::fp16:
+            return round_stochastically<formats::Fp16>(sixteen, from, scale, item, begin, n);
+        case DType::e4m3:
+            return round_stochastically<formats::E4m3>(eight, from, scale, item, begin, n);
+        case DType::e5m2:
+            return round_stochastically<formats::E5m2>(eight, from, scale, item, begin, n);
+        default: check(false, "adamw: values of 16 or 8 bits are rounded stochastically");
+    }
+}
+
+struct Block {
+    float master[block], m[block], v[block], gradient[block];
+};
+// The new numbers of n elements from `begin` on.
+void update(Block& b, const AdamWItem& item, const AdamWFactors& f, int64_t begin, int64_t n) {
+    widen(b.master, item.master, scale_of(item.master_scale), begin, n);
+    widen(b.m, item.m, scale_of(item.m_scale), begin, n);
+    widen(b.v, item.v, scale_of(item.v_scale), begin, n);
+    widen(b.gradient, item.gradient, scale_of(item.gradient_scale), begin, n);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+        const float g = b.gradient[i] * f.clip;
+        b.m[i] = b.m[i] + (1.0f - f.beta1) * (g - b.m[i]);
+        b.v[i] = f.beta2 * b.v[i] + (1.0f - f.beta2) * g * g;
+        b.master[i] = b.master[i] * f.decay -
+                      f.step_size * b.m[i] / (std::sqrt(b.v[i]) * f.root_correction + f.eps);
+    }
+}
+
+float largest_of(const float* x, int64_t n) {
+    float largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < n; ++i) largest = std::abs(x[i]) > largest ? std::abs(x[i]) : largest;
+    return largest;
+}
+
+template <class F>
+void for_each_block(int64_t count, const F& f) {
+#pragma omp parallel for if (count > parallel_threshold)
+    for (int64_t begin = 0; begin < count; begin += block) f(begin, std::min(block, count - begin));
+}
+
+}  // namespace
+
+void adamw_any_on_host(const AdamWItem& item, const AdamWFactors& factors) {
+    const int64_t count = item.master.numel(), blocks = (count + block - 1) / block;
+    const auto all = written(item);
+    std::array<float, adamw_written> scales;
+    scales.fill(1);
+    if (has_scales(item)) {
+        std::vector<std::array<float, 3>> magnitudes(static_cast<size_t>(blocks));
+        for_each_block(count, [&](int64_t begin, int64_t n) {
+            Block b;
+            update(b, item, factors, begin, n);
+            magnitudes[size_t(begin / block)] = {largest_of(b.master, n), largest_of(b.m, n),
+                                                 largest_of(b.v, n)};
+        });
+        std::array<float, 3> amax = {};
+        for (const auto& of_block : magnitudes)
+            for (size_t i = 0; i < 3; ++i) amax[i] = std::max(amax[i], of_block[i]);
+        for (size_t i = 0; i < all.size(); ++i)  // the value is the master, rounded
+            if (*all[i].scale)
+                scales[i] = scale_for(amax[i == 0 ? 0 : i - 1],
+                                      largest_scaled(all[i].tensor->dtype()), true);
+    }
+    for_each_block(count, [&](int64_t begin, int64_t n) {
+        Block b;
+        update(b, item, factors, begin, n);
+        if (item.master.data() != item.value.data())
+            narrow(item.master, b.master, scales[1], begin, n);
+        narrow(item.m, b.m, scales[2], begin, n);
+        narrow(item.v, b.v, scales[3], begin, n);
+        narrow_value(item, b.master, scales[0], begin, n);
+    });
+    for (size_t i = 0; i < all.size(); ++i)
+        if (*all[i].scale) *all[i].scale->as<float>() = scales[i];
+}
+
+}  // namespace ultrascale::ops

@@ -1,0 +1,235 @@
+// The product in fp8 with scales for tiles and blocks, as DeepSeek-V3 was trained with it: on Hopper,
+// the pipeline of 07_kernels/6_hopper/7_product_fp8.cu, whose sums leave the tensor cores after
+// every 128 of k. 07_kernels/6_hopper/8_product_fp8_blocks.cu explains why, and what it costs.
+//
+//                        A (M, K)                 B (N, K)                  sum += scale P
+//     forward, input     x, dy: tiles 1 x 128     W: blocks 128 x 128       s(row) t(128 columns)
+//     weight             dy^T:  tiles 1 x 128     x^T: tiles 1 x 128        s(row) t(column)
+//
+// P is what tensor cores sum over 128 of k. A thread has two rows of it, and of each 8 columns two.
+// The scales of its rows, and of blocks, are loaded to registers a step ahead; those of columns come
+// with the tiles, through the copy engine, as no thread has registers for 64 of them.
+//
+// Results in bf16 leave through the copy engine, too. A weight's gradient, which is often added to
+// in fp32, is stored from registers, and the shared memory goes to its columns' scales.
+#include "fp8_blocks.h"
+#include "ops_common.cuh"
+#include "product_tiles.cuh"
+
+namespace ultrascale::ops {
+
+namespace {
+
+constexpr int tile_rows = 128, tile_columns = 256;
+constexpr int block = 128;  // k that share a scale, and columns of B; also k in a tile's row
+constexpr int parts = tile_columns / block;  // of a tile, one after the other through P
+constexpr int stages = 4;
+constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
+constexpr int consumer_registers = 232, producer_registers = 40;
+constexpr int cluster = 2;                      // blocks
+constexpr int tiles_below = 16 / cluster;       // tiles of a cluster
+constexpr int b_rows = tile_columns / cluster;  // rows of B that a block asks for
+constexpr int boxes = 2;                        // of the result, for each warp
+
+struct Tiles {  // two fp8 in an element
+    Element a[tile_rows * 64], b[tile_columns * 64];
+};
+template <bool b_tiles>
+struct Shared {
+    Tiles stage[stages];
+    float scale[stages][b_tiles ? tile_columns : 4];  // of B's columns
+    Element box[b_tiles ? 1 : 4 * consumers][boxes][box_rows * box_columns];
+    Barrier full[stages], empty[stages];
+};
+
+struct Sizes {
+    int M, N, K, b_scale_stride;
+};
+
+// The scales of one step that a thread needs: of its two rows of A, and of each part's 128 columns.
+struct Scales {
+    float a[2], b[parts];
+};
+
+// Stores a warp's 16 x 256 sums from (row, column) on, as far as the matrix reaches.
+template <class D>
+__device__ void store_sums(D* out, bool add, int64_t M, int64_t N, int64_t row, int64_t column,
+                           const float (&sum)[tile_columns / 8][4]) {
+    const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int64_t here = row + 8 * half + lane / 4, first = column + lane % 4 * 2;
+        if (here >= M) continue;
+        D* const to = out + here * N + first;
+#pragma unroll
+        for (int j = 0; j < tile_columns / 8; ++j) {
+            const float two[2] = {sum[j][2 * half], sum[j][2 * half + 1]};
+            if (first + 8 * j >= N) break;
+            if (N % 2 == 0) {
+                Pack<D, 2> pair;
+                if (add) pair = load<2>(to + 8 * j);
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    pair.x[i] = from_float<D>(add ? to_float(pair.x[i]) + two[i] : two[i]);
+                store(to + 8 * j, pair);
+            } else {
+                for (int i = 0; i < 2 && first + 8 * j + i < N; ++i)
+                    to[8 * j + i] = from_float<D>(add ? to_float(to[8 * j + i]) + two[i] : two[i]);
+            }
+        }
+    }
+}
+
+template <bool b_tiles, bool a_e5m2, class D>
+__global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
+    product(D* out, bool add, const Sizes s, const __grid_constant__ CUtensorMap A /* (M, K) */,
+            const __grid_constant__ CUtensorMap B /* (N, K) */,
+            const __grid_constant__ CUtensorMap C /* if bf16 leaves through TMA */,
+            const float* __restrict__ scales_a, const float* __restrict__ scales_b) {
+    extern __shared__ __align__(1024) unsigned char bytes[];
+    Shared<b_tiles>& shared = *reinterpret_cast<Shared<b_tiles>*>(bytes);
+    const int M = s.M, N = s.N;
+    const int down = (M + cluster * tile_rows - 1) / (cluster * tile_rows),
+              across = (N + tile_columns - 1) / tile_columns, steps = (s.K + block - 1) / block;
+    const int rank = int(cluster_rank()), first = int(blockIdx.x) / cluster,
+              clusters = int(gridDim.x) / cluster;
+    const int warp = same_in_warp(int(threadIdx.x) / 32), warpgroup = warp / 4;
+    if (threadIdx.x == 0) {
+        tma_prefetch(&A);
+        tma_prefetch(&B);
+        for (int i = 0; i < stages; ++i) {
+            barrier_init(&shared.full[i], 1);
+            barrier_init(&shared.empty[i], consumers * cluster);
+        }
+        barrier_init_fence();
+    }
+    cluster_sync();
+
+    RingPlace<stages> place;
+    if (warpgroup == consumers) {
+        registers_fewer<producer_registers>();
+        if (threadIdx.x % 128 == 0)
+            for (int index = first; index < down * across; index += clusters) {
+                const Tile tile = tile_at(index, down, across, tiles_below);
+                const int column = tile.column * tile_columns;
+                const int scale_bytes =
+                    b_tiles ? min(tile_columns, N - column) * int(sizeof(float)) : 0;
+                for (int step = 0; step < steps; ++step, place.advance()) {
+                    Tiles& to = shared.stage[place.stage];
+                    Barrier* const full = &shared.full[place.stage];
+                    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+                    barrier_arrive_expect(full, int(sizeof(Tiles)) + scale_bytes);
+                    tma_load(to.a, &A, full, step * block, (tile.row * cluster + rank) * tile_rows);
+                    tma_load_multicast(to.b + rank * b_rows * 64, &B, full, (1 << cluster) - 1,
+                                       step * block, column + rank * b_rows);
+                    if (b_tiles)
+                        bulk_load(shared.scale[place.stage], scales_b + int64_t(step) * N + column,
+                                  full, scale_bytes);
+                }
+            }
+    } else {
+        registers_more<consumer_registers>();
+        for (int index = first; index < down * across; index += clusters) {
+            const Tile tile = tile_at(index, down, across, tiles_below);
+            const int row0 = (tile.row * cluster + rank) * tile_rows + warpgroup * 64,
+                      column0 = tile.column * tile_columns;
+            const int row = row0 + warp % 4 * 16 + int(threadIdx.x) % 32 / 4;  // and row + 8
+            const auto scales_of = [&](int step) {  // rows outside the result take any scale
+                Scales all = {};
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    all.a[i] = scales_a[int64_t(step) * M + min(row + 8 * i, M - 1)];
+                if constexpr (!b_tiles)
+#pragma unroll
+                    for (int i = 0; i < parts; ++i)
+                        all.b[i] = scales_b[int64_t(min(column0 + i * block, N - 1) / block) *
+                                                s.b_scale_stride +
+                                            step];
+                return all;
+            };
+            float sum[tile_columns / 8][4] = {};
+            Scales next = scales_of(0);
+            for (int step = 0; step < steps; ++step, place.advance()) {
+                const Tiles& tiles = shared.stage[place.stage];
+                const Scales scales = next;
+                next = scales_of(min(step + 1, steps - 1));
+                barrier_wait(&shared.full[place.stage], place.parity);
+                const auto free_stage = [&] {
+                    if (threadIdx.x % 128 < cluster)  // one thread per block
+                        barrier_arrive_at(&shared.empty[place.stage], threadIdx.x % 128);
+                };
+#pragma unroll
+                for (int part = 0; part < parts; ++part) {
+                    float P[block / 8][4];
+                    wgmma_fence();
+#pragma unroll
+                    for (int k32 = 0; k32 < block / 32; ++k32)
+                        wgmma_fp8<a_e5m2>(P, k_major(tiles.a + warpgroup * 64 * 64, k32),
+                                          k_major(tiles.b + part * block * 64, k32), k32 > 0);
+                    wgmma_commit();
+                    wgmma_wait<0>(P);
+                    if (!b_tiles && part == parts - 1) free_stage();
+                    const float* const columns =
+                        shared.scale[place.stage] + part * block + threadIdx.x % 4 * 2;
+#pragma unroll
+                    for (int j = 0; j < block / 8; ++j) {
+                        Pack<float, 2> of_column = {{scales.b[part], scales.b[part]}};
+                        if constexpr (b_tiles) of_column = load<2>(columns + 8 * j);
+#pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            sum[part * block / 8 + j][i] +=
+                                scales.a[i / 2] * of_column.x[i % 2] * P[j][i];
+                    }
+                }
+                if constexpr (b_tiles) {  // all threads have read the columns' scales
+                    sync_some<128>(1 + warpgroup);
+                    free_stage();
+                }
+            }
+            if constexpr (!b_tiles && sizeof(D) == sizeof(Element)) {
+                if (!add && N % 8 == 0) {
+                    store_through_boxes(&C, row0 + warp % 4 * box_rows, column0, shared.box[warp],
+                                        sum);
+                    continue;
+                }
+            }
+            store_sums(out, add, M, N, row0 + warp % 4 * box_rows, column0, sum);
+        }
+        if (threadIdx.x % 32 == 0)
+            tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
+    }
+    // The other block arrives at this one's barriers until it has multiplied what this one sent.
+    cluster_sync();
+}
+
+template <bool b_tiles, bool a_e5m2, class D>
+void start(const Tensor& d, const Fp8Blocks& p, bool add) {
+    const auto kernel = product<b_tiles, a_e5m2, D>;
+    constexpr size_t bytes = sizeof(Shared<b_tiles>);
+    static const int most = clusters_at_once(kernel, cluster, threads, bytes);
+    const int64_t tiles = ceil_div(p.M, cluster * tile_rows) * ceil_div(p.N, tile_columns);
+    const auto map = [&](const void* x, int64_t rows, int64_t stride, int box) {
+        return tensor_map(x, {{p.K, 1, block}, {rows, stride, box}});
+    };
+    const CUtensorMap C = sizeof(D) == sizeof(Element) && !b_tiles ? result_map(d) : CUtensorMap{};
+    LAUNCH(kernel, unsigned(std::min<int64_t>(tiles, most) * cluster), threads, bytes)
+    (data<D>(d), add, Sizes{int(p.M), int(p.N), int(p.K), int(p.b_scale_stride)},
+     map(p.a, p.M, p.a_stride, tile_rows), map(p.b, p.N, p.b_stride, b_rows), C, p.scales_a,
+     p.scales_b);
+}
+
+}  // namespace
+
+void fp8_blocks_wgmma(const Tensor& d, const Fp8Blocks& p, bool b_tiles, bool add) {
+    check(std::max({p.M, p.N, p.K}) < int64_t(1) << 30, "fp8 blocks: a matrix is too large");
+    const auto with = [&]<class D>(D) {
+        if (b_tiles)
+            p.a_e5m2 ? start<true, true, D>(d, p, add) : start<true, false, D>(d, p, add);
+        else
+            p.a_e5m2 ? start<false, true, D>(d, p, add) : start<false, false, D>(d, p, add);
+    };
+    check(d.dtype() == DType::fp32 || d.dtype() == DType::bf16, "fp8 blocks: d is fp32 or bf16");
+    d.dtype() == DType::fp32 ? with(float{}) : with(Element{});
+}
+
+}  // namespace ultrascale::ops

@@ -1,0 +1,12 @@
+// The scales of rows, applied to a product. Private to common/cuda.
+#pragma once
+
+#include "core/tensor.h"
+
+namespace ultrascale::ops {
+
+// d (M, N) = scales_a(m) scales_b(n) sums(m, n), + d if `add`; d fp32, bf16 or fp16, sums fp32.
+void apply_row_scales(const Tensor& d, const Tensor& sums, const Tensor& scales_a,
+                      const Tensor& scales_b, bool add);
+
+}  // namespace ultrascale::ops
