@@ -60,7 +60,8 @@ public:
         device_zero(found_.data(), found_.bytes());
         for (const std::vector<Tensor>& of_one_dtype : gradients)
             ops::find_not_finite(found_, of_one_dtype);
-        if (ranks.size() > 1 && agrees) ranks.all_reduce(found_, Reduce::max);
+        if (ranks.size() > 1) ranks.all_reduce(found_, Reduce::max);
+        if (ignores) device_zero(found_.data(), found_.bytes());
     }
     const Tensor& skip() const { return found_; }  // (1) int32 on the device; empty: never
     bool skips() const { return found_ && found_.to_host<int32_t>()[0] != 0; }  // the host waits
@@ -87,7 +88,7 @@ public:
         scale_ = double(state[0]), good_steps_ = int64_t(state[1]);
     }
 
-    bool agrees = true;  // --trap no-agreement
+    bool ignores = false;  // --trap one-steps
 
 private:
     void write() {

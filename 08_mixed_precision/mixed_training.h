@@ -26,7 +26,8 @@ public:
           fp8_sum(chosen.sum_scaling, is_fp8(chosen.recipe.read()), model.parameters()),
           optimizer(storage, chosen.recipe, update, chosen.seed) {
         linears.allocate(model.parameters());
-        loss_scale.agrees = chosen.trap != Trap::no_agreement;
+        const Communicator& world = Communicator::world();
+        loss_scale.ignores = chosen.trap == Trap::one_steps && world.rank() + 1 == world.size();
     }
 
     const PrecisionOptions options;

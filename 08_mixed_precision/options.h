@@ -78,7 +78,7 @@ struct Chapter {
 private:
     static const std::map<std::string, Trap>& trap_names() {
         static const std::map<std::string, Trap> names{{"unscale-twice", Trap::unscale_twice},
-                                                       {"no-agreement", Trap::no_agreement},
+                                                       {"one-steps", Trap::one_steps},
                                                        {"clip-scaled", Trap::clip_scaled},
                                                        {"neighbours-scale", Trap::neighbours_scale},
                                                        {"stale-weights", Trap::stale_weights}};
@@ -205,12 +205,12 @@ private:
     }
     void check_trap(const Recipe& recipe) const {
         const bool needs_scale = precision.trap == Trap::unscale_twice ||
-                                 precision.trap == Trap::no_agreement ||
+                                 precision.trap == Trap::one_steps ||
                                  precision.trap == Trap::clip_scaled;
         if (needs_scale && !recipe.loss_scale)
             user_error("--trap {}: recipe {} does not scale the loss", trap_, recipe.name);
-        if (precision.trap == Trap::no_agreement && Communicator::world().size() == 1)
-            user_error("--trap no-agreement: one rank has nobody to agree with");
+        if (precision.trap == Trap::one_steps && Communicator::world().size() == 1)
+            user_error("--trap one-steps: there is one rank; start several");
         if (precision.trap == Trap::neighbours_scale && !recipe.fp8())
             user_error("--trap neighbours-scale: recipe {} has no scales", recipe.name);
         if (precision.trap == Trap::stale_weights && !is_fp8(recipe.weights))

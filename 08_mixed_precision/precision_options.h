@@ -10,7 +10,7 @@ namespace ultrascale {
 enum class Trap {
     none,
     unscale_twice,     // gradients are divided by the loss scale once more
-    no_agreement,      // rank 0 alone knows of its overflow
+    one_steps,         // the last rank does not skip a step that all others skip
     clip_scaled,       // the norm is that of the scaled gradients
     neighbours_scale,  // the forward product is given the scale of another tensor
     stale_weights,     // fp8 weights stay as they were before the update

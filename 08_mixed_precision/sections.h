@@ -19,14 +19,14 @@ inline std::string format_name(const std::optional<DType>& dtype) {
 }
 inline std::string describe(const PrecisionOptions& o) {
     const Recipe& r = o.recipe;
-    std::string words = fmt::format(
-        "{}: weights {}, master {}, accumulated {}, gradients {}, moments {} and {}", r.name,
-        dtype_name(r.weights), format_name(r.master), format_name(r.accumulated),
-        format_name(r.gradients), dtype_name(r.m), dtype_name(r.v));
+    std::string words =
+        fmt::format("{}: weights {}, master {}, sums {}, gradients {}, moments {} and {}", r.name,
+                    dtype_name(r.weights), format_name(r.master), format_name(r.accumulated),
+                    format_name(r.gradients), dtype_name(r.m), dtype_name(r.v));
     words +=
         fmt::format("\n          products {}{}", products_name(r.products),
                     r.fp8() ? fmt::format("; gradients {}", dtype_name(o.gradient_format)) : "");
-    if (o.keep_fp8) words += "; inputs kept in 8 bits";
+    if (o.keep_fp8) words += "; inputs kept so";
     if (o.smooth) words += "; SwiGLU smoothed";
     if (r.stochastic) words += "; updates rounded stochastically";
     if (o.loss_scale.scaled)

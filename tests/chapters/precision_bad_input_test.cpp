@@ -45,7 +45,7 @@ TEST(PrecisionBadInput, OptionsOfFp8) {
 TEST(PrecisionBadInput, MistakesThatCannotBeMade) {
     refuses("--trap none-such", {"--trap none-such", "--help"});
     refuses("--recipe bf16 --trap unscale-twice", {"unscale-twice", "bf16"});
-    refuses("--recipe fp16 --trap no-agreement", {"no-agreement", "one rank"});
+    refuses("--recipe fp16 --trap one-steps", {"one-steps", "one rank"});
     refuses("--recipe bf16 --trap neighbours-scale", {"neighbours-scale", "bf16"});
     refuses("--recipe te --trap stale-weights", {"stale-weights", "te"});
 }

@@ -78,7 +78,7 @@ TEST(Precision, MistakesAreFound) {
     for (const auto& [ranks, arguments] :
          {std::pair{1, "fp16 --trap unscale-twice"},
           {1, "fp16 --trap clip-scaled"},
-          {2, "fp16 --loss-scale-start 16777216 --trap no-agreement"},
+          {2, "fp16 --loss-scale-start 16777216 --trap one-steps"},
           {1, "tensor --trap neighbours-scale"},
           {1, "deepseek --trap neighbours-scale"},
           {1, "deepseek --trap stale-weights"}}) {
