@@ -187,7 +187,8 @@ struct AdamWItem {
     // gradient's is an input (of any dtype). The others' are read, and then written: the new
     // numbers' largest magnitude / the dtype's largest number, for which the states are read twice,
     // rounded up to a power of two: so a number that does not change is not rounded again. A state
-    // of zeros may have any scale.
+    // of zeros may have any scale. v in fp16, e4m3 or e5m2 is not rounded to zero, but to the
+    // smallest number instead: an update is divided by its root.
     Tensor value_scale = {}, master_scale = {}, m_scale = {}, v_scale = {}, gradient_scale = {};
     // Rounds value stochastically: element i with the bits first + i of this stream (a new name for
     // each step), whatever piece of a parameter the tensors are. Then value may be its own master.

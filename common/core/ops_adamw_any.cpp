@@ -121,6 +121,8 @@ void adamw_any_on_host(const AdamWItem& item, const AdamWFactors& factors) {
         if (item.master.data() != item.value.data())
             narrow(item.master, b.master, scales[1], begin, n);
         narrow(item.m, b.m, scales[2], begin, n);
+        const float least = smallest_second_moment(item.v.dtype()) * scales[3];
+        for (int64_t i = 0; i < n; ++i) b.v[i] = b.v[i] > 0 ? std::max(b.v[i], least) : b.v[i];
         narrow(item.v, b.v, scales[3], begin, n);
         narrow_value(item, b.master, scales[0], begin, n);
     });

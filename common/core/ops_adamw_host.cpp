@@ -50,6 +50,13 @@ float largest_scaled(DType dtype) {
     return dtype == DType::e4m3 ? formats::E4m3::largest() : formats::E5m2::largest();
 }
 
+float smallest_second_moment(DType dtype) {
+    return dtype == DType::fp16   ? formats::Fp16::smallest()
+           : dtype == DType::e4m3 ? formats::E4m3::smallest()
+           : dtype == DType::e5m2 ? formats::E5m2::smallest()
+                                  : 0;
+}
+
 bool adamw_is_plain(const std::vector<AdamWItem>& items, const AdamWSettings& settings) {
     if (settings.skip) return false;
     for (const AdamWItem& item : items) {

@@ -28,8 +28,9 @@ struct Item {
     Array value, master, m, v, gradient;
     int64_t count, first_chunk;
     float decay;
-    bool own_value;   // value is not master
-    bool stochastic;  // value is rounded with `random`
+    float smallest_v;  // of v's dtype
+    bool own_value;    // value is not master
+    bool stochastic;   // value is rounded with `random`
     Random random;
     uint64_t first;
 };
@@ -166,6 +167,9 @@ __global__ void __launch_bounds__(threads)
         if (magnitudes) return;
         if (item.own_value) store_scaled(item.master, p, scales.x[1], i, packs);
         store_scaled(item.m, m, scales.x[2], i, packs);
+        const float least = item.smallest_v * scales.x[3];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[j] = v[j] > 0 ? fmaxf(v[j], least) : v[j];
         store_scaled(item.v, v, scales.x[3], i, packs);
         item.stochastic ? store_stochastic(item, p, scales.x[0], i, packs)
                         : store_scaled(item.value, p, scales.x[0], i, packs);
@@ -236,8 +240,9 @@ void adamw_any(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
             {array_of(item.value, item.value_scale), array_of(item.master, item.master_scale),
              array_of(item.m, item.m_scale), array_of(item.v, item.v_scale),
              array_of(item.gradient, item.gradient_scale), n, chunks,
-             adamw_factors(s, item.weight_decay, 1).decay, item.value.data() != item.master.data(),
-             item.rounding.has_value(), item.rounding.value_or(Random(0, "")), item.first});
+             adamw_factors(s, item.weight_decay, 1).decay, smallest_second_moment(item.v.dtype()),
+             item.value.data() != item.master.data(), item.rounding.has_value(),
+             item.rounding.value_or(Random(0, "")), item.first});
         chunks += ceil_div(n, chunk_size);
         scaled = scaled || has_scales(item);
         Scales numbers = {};

@@ -5,13 +5,9 @@
 // The products in groups are beside one dense product of as many FLOPs, in TFLOP/s. The other steps
 // move bytes: each input is read once, each output written once, and their bandwidth is beside that
 // of a plain copy of as many bytes.
-#include <cstdio>
-#include <functional>
-
+#include "beside.h"
 #include "comm/comm.h"
 #include "core/device.h"
-#include "core/median_seconds.h"
-#include "core/ops.h"
 #include "random_tensor.h"
 
 using namespace ultrascale;
@@ -20,25 +16,6 @@ namespace {
 
 const bool on_gpu = device_is_gpu();
 const int64_t N = on_gpu ? 16384 : 512, divisor = on_gpu ? 1 : 16;
-
-void report_product(const char* name, double flops, const std::function<void()>& grouped,
-                    const std::function<void()>& dense) {
-    const std::vector<double> seconds = median_seconds({grouped, dense});
-    std::printf("%-32s %9.4f %9.1f %9.1f %7.1f %%\n", name, seconds[0] * 1e3,
-                flops / seconds[0] / 1e12, flops / seconds[1] / 1e12,
-                100 * seconds[1] / seconds[0]);
-    std::fflush(stdout);
-}
-
-void report_bytes(const char* name, double bytes, const std::function<void()>& call) {
-    const int64_t n = int64_t(bytes / 8);  // read, and written: fp32
-    const Tensor from = Tensor::zeros({n}, DType::fp32, Memory::workspace),
-                 to = Tensor::zeros({n}, DType::fp32, Memory::workspace);
-    const std::vector<double> seconds = median_seconds({call, [&] { ops::copy(to, from); }});
-    std::printf("%-32s %9.4f %9.1f %9.1f %7.1f %%\n", name, seconds[0] * 1e3,
-                bytes / seconds[0] / 1e9, bytes / seconds[1] / 1e9, 100 * seconds[1] / seconds[0]);
-    std::fflush(stdout);
-}
 
 double bytes_of(std::initializer_list<Tensor> tensors) {
     double sum = 0;

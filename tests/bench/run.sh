@@ -26,6 +26,7 @@ train() {
 echo "== operations"
 "$build/kernel_bench"
 "$build/experts_bench"
+"$build/precision_bench"
 "$build/attention_bench"
 if [ "$backend" = cuda ]; then
     if "$python" -c 'import torch' 2>/dev/null; then "$python" tests/peers/torch_attention.py; fi

@@ -1,5 +1,5 @@
 // AdamW with master weights, moments and gradients of any dtype, with scales and stochastic
-// rounding; and the search for numbers that are not finite.
+// rounding.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ void expect_rounded(const Tensor& got, const Tensor& scale, const Doubles& want,
     // 1e-7: what fp32 loses where two terms of about 1 cancel.
     for (size_t i = 0; i < want.size(); ++i)
         ASSERT_NEAR(x[i], want[i],
-                    (p.half_unit + 2e-6) * std::abs(want[i]) + 0.5001 * p.smallest * s + 1e-7)
+                    (p.half_unit + 2e-6) * std::abs(want[i]) + 1.0001 * p.smallest * s + 1e-7)
             << what << " " << i;
     if (!scale) return;
     // The scale is the smallest power of two with which all numbers fit.
@@ -153,6 +153,31 @@ TEST(OpsAdamWAny, EachRecipesUpdateIsTheDocumentedOneRounded) {
         }
 }
 
+// A gradient far below the largest one of its tensor: were v rounded to zero, the update would be
+// a million times as large as the learning rate.
+TEST(OpsAdamWAny, ASmallSecondMomentIsNotZero) {
+    for (DType dtype : {DType::e4m3, DType::e5m2, DType::fp16}) {
+        Doubles g(64, 1e-6);
+        g[0] = 1;
+        const Tensor p = Tensor::zeros({64}, DType::fp32, Memory::parameter),
+                     norm = tensor_of({0}, {1}, DType::fp64);
+        ops::AdamWItem item = {.value = p,
+                               .master = p,
+                               .m = Tensor::zeros({64}, DType::fp32, Memory::optimizer),
+                               .v = Tensor::zeros({64}, dtype, Memory::optimizer),
+                               .gradient = tensor_of(g, {64}, DType::fp32),
+                               .weight_decay = 0,
+                               .v_scale = tensor_of({1}, {1}, DType::fp32)};
+        for (int64_t step = 1; step <= 3; ++step) ops::adamw({item}, norm, settings(step));
+        for (double v : to_double(item.v)) EXPECT_GT(v, 0);
+        for (double x : to_double(p)) EXPECT_LT(std::abs(x), 0.04);
+        item.gradient = Tensor::zeros({64}, DType::fp32, Memory::gradient);
+        item.v = Tensor::zeros({64}, dtype, Memory::optimizer);
+        ops::adamw({item}, norm, settings(1));
+        EXPECT_EQ(to_double(item.v), Doubles(64, 0));  // nothing is not small
+    }
+}
+
 // Of weights that no update moves, nothing is lost to the scale, however often it is set.
 TEST(OpsAdamWAny, AMasterThatDoesNotChangeKeepsItsBits) {
     const int64_t n = 1000;
@@ -254,25 +279,6 @@ TEST(OpsAdamWAny, StochasticRounding) {
                               .rounding = Random(1, "x")}},
                             norm, settings(1)),
                  std::logic_error);
-}
-
-TEST(OpsElementwise, FindsWhatIsNotFinite) {
-    for (DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::e4m3, DType::e5m2})
-        for (int64_t n : {1, 7, 40000})
-            for (double bad : {0.0, double(INFINITY), -double(INFINITY), double(NAN)}) {
-                // e4m3 has no infinity, and the conversion to either of fp8 saturates
-                const bool is_bad = bad != 0 && (dtype_bytes(dtype) > 1 || std::isnan(bad));
-                for (int64_t at : {int64_t(0), n / 2, n - 1}) {
-                    Doubles x(size_t(n), 400);
-                    x[size_t(at)] = bad;
-                    const Tensor found = integers({0}, {1}), fine = random_tensor({33}, dtype, 1),
-                                 suspect = tensor_of(x, {n}, dtype);
-                    ops::find_not_finite(found, {fine, suspect.slice(0, n), fine});
-                    EXPECT_EQ(to_double(found)[0], is_bad ? 1 : 0) << dtype_name(dtype) << bad;
-                    ops::find_not_finite(found, {fine});  // what was found stays
-                    EXPECT_EQ(to_double(found)[0], is_bad ? 1 : 0);
-                }
-            }
 }
 
 }  // namespace

@@ -77,6 +77,25 @@ TEST(OpsElementwise, SumsAccumulateInDouble) {
         }
 }
 
+TEST(OpsElementwise, FindsWhatIsNotFinite) {
+    for (DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::e4m3, DType::e5m2})
+        for (int64_t n : {1, 7, 40000})
+            for (double bad : {0.0, double(INFINITY), -double(INFINITY), double(NAN)}) {
+                // e4m3 has no infinity, and the conversion to either of fp8 saturates
+                const bool is_bad = bad != 0 && (dtype_bytes(dtype) > 1 || std::isnan(bad));
+                for (int64_t at : {int64_t(0), n / 2, n - 1}) {
+                    Doubles x(size_t(n), 400);
+                    x[size_t(at)] = bad;
+                    const Tensor found = integers({0}, {1}), fine = random_tensor({33}, dtype, 1),
+                                 suspect = tensor_of(x, {n}, dtype);
+                    ops::find_not_finite(found, {fine, suspect.slice(0, n), fine});
+                    EXPECT_EQ(to_double(found)[0], is_bad ? 1 : 0) << dtype_name(dtype) << bad;
+                    ops::find_not_finite(found, {fine});  // what was found stays
+                    EXPECT_EQ(to_double(found)[0], is_bad ? 1 : 0);
+                }
+            }
+}
+
 // op(a) op(b) + addend in double
 Doubles reference_matmul(const Tensor& a, bool ta, const Tensor& b, bool tb, const Doubles& addend,
                          int64_t M, int64_t N, int64_t K) {
