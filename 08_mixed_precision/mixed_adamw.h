@@ -4,6 +4,9 @@
 //     g = scale * gradient * clip        m, v = moments with g
 //     master -= lr * m / (sqrt(v) + eps)                 weights = master, rounded
 //
+// Moments in 8 bits are rounded stochastically: to nearest, 0.95 v is often v again, so that the
+// second moment never shrinks. And it never becomes 0, or Adam would divide by eps.
+//
 // Without master weights the sum is rounded to the weights' own format: to nearest, which loses an
 // update below half a step, or stochastically (stochastic_rounding.h). Weights in fp8 are rounded
 // afterwards, as their scales depend on all of a matrix (Fp8Linears::round_weights).
@@ -76,6 +79,9 @@ private:
                             .gradient_scale = h.gradient_scale};
         if (recipe_.stochastic && !h.recipe->master)
             item.rounding = Random(seed_, fmt::format("round.{}.{}", steps_, h.parameter->name));
+        if (is_fp8(h.recipe->m) || is_fp8(h.recipe->v))
+            item.state_rounding =
+                Random(seed_, fmt::format("moments.{}.{}", steps_, h.parameter->name));
         return item;
     }
 

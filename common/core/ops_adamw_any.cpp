@@ -60,6 +60,27 @@ void narrow_value(const AdamWItem& item, const float* from, float scale, int64_t
     }
 }
 
+// m (of_v = 0) or v (1).
+template <class Format>
+void round_state(const Tensor& to, const float* from, float scale, const AdamWItem& item,
+                 uint64_t of_v, int64_t begin, int64_t n) {
+    uint8_t* const x = static_cast<uint8_t*>(to.data()) + begin;
+    const float factor = 1 / scale;
+    for (int64_t i = 0; i < n; ++i) {
+        const uint64_t index = 2 * (item.first + uint64_t(begin + i)) + of_v;
+        const uint32_t random = item.state_rounding->bits(index);
+        x[i] = uint8_t(Format::encode_stochastic(from[i] * factor, random, Overflow::saturate));
+    }
+}
+void narrow_state(const Tensor& to, const float* from, float scale, const AdamWItem& item,
+                  uint64_t of_v, int64_t begin, int64_t n) {
+    if (item.state_rounding && to.dtype() == DType::e4m3)
+        return round_state<formats::E4m3>(to, from, scale, item, of_v, begin, n);
+    if (item.state_rounding && to.dtype() == DType::e5m2)
+        return round_state<formats::E5m2>(to, from, scale, item, of_v, begin, n);
+    narrow(to, from, scale, begin, n);
+}
+
 struct Block {
     float master[block], m[block], v[block], gradient[block];
 };
@@ -120,10 +141,10 @@ void adamw_any_on_host(const AdamWItem& item, const AdamWFactors& factors) {
         update(b, item, factors, begin, n);
         if (item.master.data() != item.value.data())
             narrow(item.master, b.master, scales[1], begin, n);
-        narrow(item.m, b.m, scales[2], begin, n);
+        narrow_state(item.m, b.m, scales[2], item, 0, begin, n);
         const float least = smallest_second_moment(item.v.dtype()) * scales[3];
         for (int64_t i = 0; i < n; ++i) b.v[i] = b.v[i] > 0 ? std::max(b.v[i], least) : b.v[i];
-        narrow(item.v, b.v, scales[3], begin, n);
+        narrow_state(item.v, b.v, scales[3], item, 1, begin, n);
         narrow_value(item, b.master, scales[0], begin, n);
     });
     for (size_t i = 0; i < all.size(); ++i)

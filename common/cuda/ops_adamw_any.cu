@@ -33,6 +33,8 @@ struct Item {
     bool stochastic;   // value is rounded with `random`
     Random random;
     uint64_t first;
+    bool rounds_states;  // m and v in fp8, with `state_random`
+    Random state_random;
 };
 struct Factors {
     float beta1, beta2, step_size, root_correction, eps;
@@ -121,6 +123,29 @@ __device__ void store_stochastic(const Item& item, const float (&from)[4], float
     }
 }
 
+// m (of_v = 0) or v (1) in fp8: elements i .. i + 3 have the bits 2 (first + i) + of_v ...
+template <class Format>
+__device__ void store_state_rounded(const Array& a, const Item& item, const float (&from)[4],
+                                    float scale, uint64_t of_v, int64_t i, bool packs) {
+    uint8_t* const to = static_cast<uint8_t*>(a.x) + i;
+    for (int j = 0; j < 4; ++j) {
+        if (j > 0 && !packs) break;
+        const uint64_t at = 2 * (item.first + uint64_t(i + j)) + of_v;
+        const uint32_t random = item.state_random.of_block(at / 4)[at % 4];
+        to[j] = uint8_t(
+            Format::encode_stochastic(from[j] * (1.0f / scale), random, Overflow::saturate));
+    }
+}
+__device__ void store_state(const Array& a, const Item& item, const float (&from)[4], float scale,
+                            uint64_t of_v, int64_t i, bool packs) {
+    if (item.rounds_states && a.dtype == DType::e4m3)
+        store_state_rounded<formats::E4m3>(a, item, from, scale, of_v, i, packs);
+    else if (item.rounds_states && a.dtype == DType::e5m2)
+        store_state_rounded<formats::E5m2>(a, item, from, scale, of_v, i, packs);
+    else
+        store_scaled(a, from, scale, i, packs);
+}
+
 __device__ float scale_of(const Array& a) { return a.scale ? *a.scale : 1.0f; }
 __device__ bool fits(const Array& a, int64_t begin) {  // packs of four from there on
     const int bytes = a.dtype == DType::fp32                             ? 16
@@ -166,11 +191,11 @@ __global__ void __launch_bounds__(threads)
         }
         if (magnitudes) return;
         if (item.own_value) store_scaled(item.master, p, scales.x[1], i, packs);
-        store_scaled(item.m, m, scales.x[2], i, packs);
+        store_state(item.m, item, m, scales.x[2], 0, i, packs);
         const float least = item.smallest_v * scales.x[3];
 #pragma unroll
         for (int j = 0; j < 4; ++j) v[j] = v[j] > 0 ? fmaxf(v[j], least) : v[j];
-        store_scaled(item.v, v, scales.x[3], i, packs);
+        store_state(item.v, item, v, scales.x[3], 1, i, packs);
         item.stochastic ? store_stochastic(item, p, scales.x[0], i, packs)
                         : store_scaled(item.value, p, scales.x[0], i, packs);
     };
@@ -242,7 +267,8 @@ void adamw_any(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
              array_of(item.gradient, item.gradient_scale), n, chunks,
              adamw_factors(s, item.weight_decay, 1).decay, smallest_second_moment(item.v.dtype()),
              item.value.data() != item.master.data(), item.rounding.has_value(),
-             item.rounding.value_or(Random(0, "")), item.first});
+             item.rounding.value_or(Random(0, "")), item.first, item.state_rounding.has_value(),
+             item.state_rounding.value_or(Random(0, ""))});
         chunks += ceil_div(n, chunk_size);
         scaled = scaled || has_scales(item);
         Scales numbers = {};
