@@ -61,9 +61,9 @@ public:
         for (const std::vector<Tensor>& of_one_dtype : gradients)
             ops::find_not_finite(found_, of_one_dtype);
         if (ranks.size() > 1) ranks.all_reduce(found_, Reduce::max);
-        if (ignores) device_zero(found_.data(), found_.bytes());
     }
-    const Tensor& skip() const { return found_; }  // (1) int32 on the device; empty: never
+    // (1) int32 on the device; empty: never.
+    Tensor skip() const { return ignores ? Tensor() : found_; }
     bool skips() const { return found_ && found_.to_host<int32_t>()[0] != 0; }  // the host waits
 
     // After the step: the scale of the next one. Returns whether this one was skipped.

@@ -41,7 +41,7 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
     const Tensor squared_norm = phase("gradient norm", [&] { return storage.squared_norm(); });
     phase("update", [&] {
         optimizer.step(step.learning_rate, of_scaled ? of_scaled : squared_norm, loss_scale.skip());
-        if (options.trap != Trap::stale_weights) linears.round_weights(storage);
+        if (options.trap != Trap::stale_weights) training.round_weights();
     });
     if (mesh.group("dp").size() > 1) phase("loss", [&] { mesh.group("dp").all_reduce(step.loss); });
     if (training.end_step(step.number, mesh)) step.note = "overflow: skipped";

@@ -9,7 +9,7 @@
 //
 // Without master weights the sum is rounded to the weights' own format: to nearest, which loses an
 // update below half a step, or stochastically (stochastic_rounding.h). Weights in fp8 are rounded
-// afterwards, as their scales depend on all of a matrix (Fp8Linears::round_weights).
+// afterwards, as their scales depend on all of a matrix (MixedTraining::round_weights).
 #pragma once
 
 #include "model/optimizer.h"
@@ -65,14 +65,13 @@ public:
 
 private:
     ops::AdamWItem item(const Storage::Held& h) const {
-        const bool rounded_later = is_fp8(h.value.dtype());
-        ops::AdamWItem item{.value = rounded_later ? h.master : h.value,
+        ops::AdamWItem item{.value = h.value_later() ? h.master : h.value,
                             .master = h.master,
                             .m = h.m,
                             .v = h.v,
                             .gradient = h.read(),
                             .weight_decay = h.parameter->decays ? float(options_.weight_decay) : 0,
-                            .value_scale = rounded_later ? h.master_scale : Tensor(),
+                            .value_scale = h.value_later() ? h.master_scale : Tensor(),
                             .master_scale = h.master_scale,
                             .m_scale = h.m_scale,
                             .v_scale = h.v_scale,

@@ -53,6 +53,12 @@ public:
         for (const Storage::Held& h : storage.all())
             if (!is_fp8(h.read().dtype()) && ranks.size() > 1) ranks.all_reduce(h.read());
     }
+    // After an update: the weights that it has not rounded itself.
+    void round_weights() {
+        for (Storage::Held& h : storage.all())
+            if (h.value_later() && !is_fp8(h.value.dtype())) ops::copy(h.value, Storage::exact(h));
+        linears.round_weights(storage);
+    }
     // After the update, when the host waits anyway. Returns whether the update was skipped.
     bool end_step(int64_t step, const Mesh& mesh) {
         linears.histories().end_step(mesh.group("dp"));
@@ -76,17 +82,23 @@ public:
         else
             for (size_t i = 0; i < weights.size(); ++i)
                 draw(**(parameters.begin() + std::ptrdiff_t(i)), 0, weights[i].tensor, from.seed);
-        set_weights(weights, from.load);
+        // All begin with weights that their activations' dtype can hold, as 00_single_gpu does.
+        for (TensorPart& weight : weights) {
+            check_range(weight, from.load);
+            const Tensor narrow =
+                Tensor::empty(weight.tensor.shape(), options.recipe.activations, Memory::workspace);
+            ops::copy(narrow, weight.tensor), ops::copy(weight.tensor, narrow);
+        }
+        set_weights(weights);
         const TrainingState state = resume_or_start(from, states());
         resume(state.step);
         return state;
     }
-    // Weights in fp32, in the model's order, rounded to all formats. `file`: for an error.
-    void set_weights(const std::vector<TensorPart>& weights, const std::string& file = "") {
+    // Weights in fp32, rounded to all formats.
+    void set_weights(const std::vector<TensorPart>& weights) {
         for (Storage::Held& h : storage.all()) {
             const auto found = std::ranges::find(weights, h.parameter->name, &TensorPart::name);
             check(found != weights.end(), "a weight is missing");
-            check_range(h, *found, file);
             Storage::set_exact(h, found->tensor);
         }
         weights_from_masters();
@@ -104,16 +116,15 @@ public:
         for (const TensorPart& buffer : model.parameters().buffers()) all.push_back(buffer);
         return all;
     }
-    void weights_from_masters() {
-        for (Storage::Held& h : storage.all())
-            if (h.recipe->master && !is_fp8(h.value.dtype())) ops::copy(h.value, Storage::exact(h));
-        linears.round_weights(storage);
-    }
 
 private:
-    static void check_range(const Storage::Held& h, const TensorPart& weight,
-                            const std::string& file) {
-        if (h.value.dtype() != DType::fp16) return;
+    void weights_from_masters() {
+        for (Storage::Held& h : storage.all())
+            if (h.recipe->master && !h.value_later()) ops::copy(h.value, h.master);
+        round_weights();
+    }
+    void check_range(const TensorPart& weight, const std::string& file) const {
+        if (options.recipe.activations != DType::fp16) return;
         for (float x : weight.tensor.to_host<float>())
             if (std::abs(x) > formats::Fp16::largest())
                 user_error(

@@ -54,6 +54,9 @@ public:
         Tensor value, master, m, v;  // master: value itself where the recipe has none
         Tensor accumulated, gradient;
         Tensor master_scale, m_scale, v_scale, gradient_scale;  // (1) fp32, or empty
+        // The value is rounded from the master after an update, not with it: its scales depend on
+        // all of a matrix, or the master's own rounding comes before.
+        bool value_later() const { return is_fp8(value.dtype()) || master_scale; }
         Tensor sum() const { return accumulated ? accumulated : gradient; }
         Tensor read() const { return gradient ? gradient : accumulated; }
     };
