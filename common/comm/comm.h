@@ -17,9 +17,10 @@
 // same calls in the same order; each call may use a different stream.
 //
 // On the CPU every collective reduces in rank order 0..n-1, so reduce, all_reduce and
-// reduce_scatter give the same bits. The dtypes are fp32, fp64, bf16, fp16, e4m3, e5m2 and int32. The
-// narrow ones are summed and averaged in fp32 and rounded once at the end, e4m3 and e5m2 saturating. int32 is summed in 64 bits; its
-// average truncates towards zero. A maximum with a NaN is NaN.
+// reduce_scatter give the same bits. The dtypes are fp32, fp64, bf16, fp16, e4m3, e5m2 and int32.
+// The narrow ones are summed and averaged in fp32 and rounded once at the end, e4m3 and e5m2
+// saturating. int32 is summed in 64 bits; its average truncates towards zero. A maximum with a NaN
+// is NaN.
 //
 // On CUDA each rank needs a GPU of its own. NCCL's order of reduction depends on the collective,
 // the size and the machine; it rounds the narrow ones at every step, and int32 wraps around at 32
