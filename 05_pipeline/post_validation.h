@@ -40,6 +40,8 @@ public:
           down_group_(pp_.split(0, pp_.rank(), "norm down")),
           up_group_(pp_.split(0, pp_.rank(), "norm up")),
           host_(Tensor::empty({slots()}, DType::fp64, Memory::host)) {
+        for (const Communicator& group : {down_group_, up_group_})
+            group.open_mailbox(bytes_of_parts(pp_.size()));
         for (const TensorPart& part : pipeline.parameters().parts(&Parameter::value)) keep(part);
         for (const TensorPart& part : optimizer.states()) keep(part);
     }
@@ -59,8 +61,9 @@ public:
     // update was wrong and has been repeated. Does nothing if there is no such step.
     bool confirm() {
         if (!step_) return false;
-        up_.synchronize();  // the host waits for the numbers, but not for the device's work
         works_.clear();
+        copy_async(host_, all_, up_);
+        up_.synchronize();  // the host waits for the numbers, but not for the device's work
         const double* const parts = host_.as<double>();
         double squared = 0, loss = 0;
         for (int r = 0; r < pp_.size(); ++r) squared += parts[2 * r], loss += parts[2 * r + 1];
@@ -88,6 +91,8 @@ public:
             dtype_bytes(pipeline.shape.model.dtype) + optimizer_bytes(pipeline.shape.model.dtype);
         of_step.memory.optimizer += each * pipeline.own.parameters().local_numel();
         of_step.memory.host += bytes_of_parts(p);
+        if (pipeline.messages.mailboxes() > 0)  // there are some for the parts, too
+            of_step.memory.peak_communication += 2 * (p - 1) * bytes_of_parts(p);
         const auto add = [&](const char* name, int64_t sent) {
             of_step.communication.add({name, p}, Collective::send_recv, {1, sent, double(sent)});
         };
@@ -131,7 +136,6 @@ private:
             rank == last ? parts : Tensor::empty({slots()}, DType::fp64, Memory::workspace);
         if (rank < last) works_.push_back(up_group_.recv(all, rank + 1, up_));
         up_.wait(compute_stream().record());
-        copy_async(host_, all, up_);
         if (rank > 0) works_.push_back(up_group_.send(all, rank - 1, up_));
         all_ = all;
     }

@@ -28,10 +28,11 @@
 // later. Scales are loaded from memory to registers a step before they are needed. Everything else
 // is as in 7_product_fp8.cu.
 //
-// This is the kernel that 08_mixed_precision trains with on Hopper, common/cuda/fp8_blocks_wgmma.cu.
-// There it also has a form for the gradients of weights, in which each column of the result has a
-// scale of its own (both operands are activations, or gradients of them, with 1 x 128 blocks), and
-// can add to fp32. It needs Hopper's PTX, which neither the CPU nor other GPUs execute.
+// This is the kernel that 08_mixed_precision trains with on Hopper,
+// common/cuda/fp8_blocks_wgmma.cu. There it also has a form for the gradients of weights, in which
+// each column of the result has a scale of its own (both operands are activations, or gradients of
+// them, with 1 x 128 blocks), and can add to fp32. It needs Hopper's PTX, which neither the CPU nor
+// other GPUs execute.
 //
 // DeepSeek-AI et al. 2024, DeepSeek-V3 Technical Report, section 3.3.2;
 // github.com/deepseek-ai/DeepGEMM.

@@ -17,9 +17,10 @@
 // same calls in the same order; each call may use a different stream.
 //
 // On the CPU every collective reduces in rank order 0..n-1, so reduce, all_reduce and
-// reduce_scatter give the same bits. The dtypes are fp32, fp64, bf16, fp16, e4m3, e5m2 and int32. The
-// narrow ones are summed and averaged in fp32 and rounded once at the end, e4m3 and e5m2 saturating. int32 is summed in 64 bits; its
-// average truncates towards zero. A maximum with a NaN is NaN.
+// reduce_scatter give the same bits. The dtypes are fp32, fp64, bf16, fp16, e4m3, e5m2 and int32.
+// The narrow ones are summed and averaged in fp32 and rounded once at the end, e4m3 and e5m2
+// saturating. int32 is summed in 64 bits; its average truncates towards zero. A maximum with a NaN
+// is NaN.
 //
 // On CUDA each rank needs a GPU of its own. NCCL's order of reduction depends on the collective,
 // the size and the machine; it rounds the narrow ones at every step, and int32 wraps around at 32
@@ -168,6 +169,14 @@ public:
     // device's own memory, if GPUs cannot access each other, between simulated nodes, and on the
     // CPU.
     std::shared_ptr<Allocator> symmetric_memory() const;
+    // All ranks of the group call it, once. From then on copy engines carry single messages (send
+    // or recv) of up to so many bytes, through a mailbox in symmetric memory, so that a receive can
+    // be posted long before its message comes and occupies no multiprocessor (nccl/mailbox.h).
+    // But a kernel should not be launched for the first time while a receive is pending: CUDA loads
+    // it then, and may wait for all streams. Returns the communication memory that this rank holds
+    // for the mailbox from now on, size() - 1 times as much; or 0, and messages go as before, where
+    // there is no symmetric memory.
+    int64_t open_mailbox(int64_t bytes) const;
 
     // In-place calls: all_gather's and gather's `in` may be this rank's slice of `out`,
     // reduce_scatter's and scatter's `out` this rank's slice of `in`. Any other overlap fails

@@ -2,12 +2,12 @@
 // OpenMP, common/cuda with cuBLASLt and one kernel file per operation. They run on the compute
 // stream.
 //
-// Conventions. Floating tensors are fp32, bf16 or fp16 (the activation dtype; all floating arguments
-// of a call share it unless said otherwise) and the arithmetic inside is fp32. Outputs must exist
-// with the shape given; they are overwritten unless the comment says "adds". An output that is added
-// to (dweight) may be fp32 while the activations have 16 bits. Letters: B batch, T sequence, N = B*T
-// tokens, h hidden, H heads, K kv heads, D head dimension, F feed-forward, V vocabulary. A shape
-// that does not fit is a bug and fails check().
+// Conventions. Floating tensors are fp32, bf16 or fp16 (the activation dtype; all floating
+// arguments of a call share it unless said otherwise) and the arithmetic inside is fp32. Outputs
+// must exist with the shape given; they are overwritten unless the comment says "adds". An output
+// that is added to (dweight) may be fp32 while the activations have 16 bits. Letters: B batch, T
+// sequence, N = B*T tokens, h hidden, H heads, K kv heads, D head dimension, F feed-forward, V
+// vocabulary. A shape that does not fit is a bug and fails check().
 #pragma once
 
 #include <optional>

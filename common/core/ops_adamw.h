@@ -48,8 +48,8 @@ inline bool has_scales(const AdamWItem& item) {
 }
 // The largest number of a dtype that has scales.
 float largest_scaled(DType dtype);
-// The smallest number that v becomes instead of zero: the dtype's own, or 0 where v has the range of
-// fp32.
+// The smallest number that v becomes instead of zero: the dtype's own, or 0 where v has the range
+// of fp32.
 float smallest_second_moment(DType dtype);
 
 }  // namespace ultrascale::ops

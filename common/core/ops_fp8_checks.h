@@ -70,7 +70,7 @@ inline void check_fused(const Quantised& y, int64_t R, int64_t C, const Scaling&
     check_quantise(y, {}, R, C, scaling, amax);
 }
 
-// ---- e5m6: number i of eight in bits 12 i .. 12 i + 11 of three words, the first word lowest ------
+// ---- e5m6: number i of eight in bits 12 i .. 12 i + 11 of three words, the first word lowest ----
 inline void check_e5m6(const Tensor& packed, const Tensor& scales, int64_t R, int64_t C) {
     check(C % scale_block == 0, "e5m6: rows are multiples of 128");
     check(packed.dtype() == DType::int32 && packed.numel() * 8 == R * C * 3,

@@ -1,14 +1,15 @@
-// The product in fp8 with scales for tiles and blocks, as DeepSeek-V3 was trained with it: on Hopper,
-// the pipeline of 07_kernels/6_hopper/7_product_fp8.cu, whose sums leave the tensor cores after
-// every 128 of k. 07_kernels/6_hopper/8_product_fp8_blocks.cu explains why, and what it costs.
+// The product in fp8 with scales for tiles and blocks, as DeepSeek-V3 was trained with it: on
+// Hopper, the pipeline of 07_kernels/6_hopper/7_product_fp8.cu, whose sums leave the tensor cores
+// after every 128 of k. 07_kernels/6_hopper/8_product_fp8_blocks.cu explains why, and what it
+// costs.
 //
 //                        A (M, K)                 B (N, K)                  sum += scale P
 //     forward, input     x, dy: tiles 1 x 128     W: blocks 128 x 128       s(row) t(128 columns)
 //     weight             dy^T:  tiles 1 x 128     x^T: tiles 1 x 128        s(row) t(column)
 //
 // P is what tensor cores sum over 128 of k. A thread has two rows of it, and of each 8 columns two.
-// The scales of its rows, and of blocks, are loaded to registers a step ahead; those of columns come
-// with the tiles, through the copy engine, as no thread has registers for 64 of them.
+// The scales of its rows, and of blocks, are loaded to registers a step ahead; those of columns
+// come with the tiles, through the copy engine, as no thread has registers for 64 of them.
 //
 // Results in bf16 leave through the copy engine, too. A weight's gradient, which is often added to
 // in fp32, is stored from registers, and the shared memory goes to its columns' scales.

@@ -123,7 +123,7 @@ __device__ inline float tile_maximum(const float (&x)[8][8]) {
     return block_max<tile_threads>(m);
 }
 
-// ---- transposed -----------------------------------------------------------------------------------
+// ---- transposed ---------------------------------------------------------------------------------
 
 // The transposed tile's numbers on their way through shared memory: 128 rows (columns of the tile)
 // of 16 chunks of 8 bytes. Chunk g of row c is at place g ^ (c / 8): when a warp writes, its lanes

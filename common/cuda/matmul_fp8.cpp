@@ -1,9 +1,9 @@
-// Products of 8-bit matrices: scales of tensors and rows by cuBLASLt, of tiles and blocks by our own
-// kernel (fp8_blocks_wgmma.cu).
+// Products of 8-bit matrices: scales of tensors and rows by cuBLASLt, of tiles and blocks by our
+// own kernel (fp8_blocks_wgmma.cu).
 //
 // As in ops_matmul.cpp, our row-major tensors are column-major to cuBLAS, so its A is our b, its B
-// our a, and its D is d transposed; and of its proposals the fastest is used. cuBLAS manual, "Narrow
-// Precision Data Types Usage".
+// our a, and its D is d transposed; and of its proposals the fastest is used. cuBLAS manual,
+// "Narrow Precision Data Types Usage".
 #include <map>
 #include <optional>
 #include <tuple>

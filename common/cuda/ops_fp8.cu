@@ -11,7 +11,8 @@ namespace {
 
 // ---- the pass before: magnitudes ----------------------------------------------------------------
 
-// Any of the outputs may be null: rows (C / 128, R), columns (R / 128, C), tiles (R / 128, C / 128).
+// Any of the outputs may be null: rows (C / 128, R), columns (R / 128, C), tiles (R / 128,
+// C / 128).
 template <bool packs, class Source>
 __global__ void __launch_bounds__(tile_threads)
     measure_tiles(float* rows, float* columns, float* tiles, const Source source, int64_t R,

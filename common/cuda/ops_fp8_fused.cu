@@ -1,10 +1,11 @@
 // RMSNorm and SwiGLU whose results leave in 8 bits. In bf16 the norm reads 2 bytes per element and
-// writes 1; SwiGLU reads 4 and writes 1. With the scale of the whole tensor, unless it is given, the
-// inputs are read once more before that, for the largest magnitude.
+// writes 1; SwiGLU reads 4 and writes 1. With the scale of the whole tensor, unless it is given,
+// the inputs are read once more before that, for the largest magnitude.
 //
 // A tile of 1 x 128 is in neighbouring lanes of a warp, which find its largest number by shuffles:
 // 16 lanes of 8 numbers each (16 bits), or 32 of 4 (fp32). Rows of other sizes and addresses, and
-// SwiGLU with a scale for each row, go through quantise_rows (fp8_rows.cuh), where a warp takes a tile.
+// SwiGLU with a scale for each row, go through quantise_rows (fp8_rows.cuh), where a warp takes a
+// tile.
 #include "fp8_rows.cuh"
 
 namespace ultrascale::ops {

@@ -180,8 +180,8 @@ void expect_close(const Quantised& got, const Quantised& want, const char* what)
                   t = to_double(want.scales);
     size_t other = 0;
     for (size_t i = 0; i < a.size(); ++i) other += a[i] != b[i];
-    // A sum or an exponential may differ in its last bit, and moves a number past the middle between
-    // two codes now and then; a scale with it.
+    // A sum or an exponential may differ in its last bit, and moves a number past the middle
+    // between two codes now and then; a scale with it.
     EXPECT_LE(other, device_is_gpu() ? 1 + a.size() / 200 : 1 + a.size() / 1000) << what;
     EXPECT_LT(relative_error(a, b), 0.02) << what;
     for (size_t i = 0; i < s.size(); ++i) EXPECT_NEAR(s[i] / t[i], 1, 1e-5) << what;
