@@ -3,7 +3,7 @@
 //     format   sign exponent mantissa      fp32 spends its bits like this:
 //     fp32        1        8       23      s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm
 //     bf16        1        8        7      s eeeeeeee mmmmmmm            fp32's range, coarse
-//     fp16        1        5       10      s eeeee mmmmmmmmmm            finer, but 65504 is the end
+//     fp16        1        5       10      s eeeee mmmmmmmmmm            finer, ends at 65504
 //     e4m3        1        4        3      s eeee mmm
 //     e5m2        1        5        2      s eeeee mm                    the upper half of fp16
 //

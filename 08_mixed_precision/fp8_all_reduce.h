@@ -1,20 +1,20 @@
 // Gradients that ranks sum in 8 bits: a quarter of fp32's bytes on the wire.
 //
-//     1. all ranks agree on each tensor's largest magnitude     one all-reduce (max) for all tensors
+//     1. all ranks agree on each tensor's largest magnitude     one all-reduce (max) of all
 //     2. round:  q = gradient * f / scale, scale = amax / 448
 //     3. sum:    each rank gets a slice of all ranks' q         all-to-all,  (n-1)/n bytes
 //                adds them up in fp32, in rank order, rounds the sum to e4m3
 //                and gives the sum to all                       all-gather,  (n-1)/n bytes
 //     4. sum of gradients = scale / f * sum of q
 //
-// Step 3 is an all-reduce whose sums are rounded once. (In a ring, which passes partial sums on, they
-// would be rounded at every hop: with 64 ranks most of the signal is lost, --demo all-reduce.) The
-// sums are numbers of e4m3 again, so the factor f decides what they lose:
+// Step 3 is an all-reduce whose sums are rounded once. (In a ring, which passes partial sums on,
+// they would be rounded at every hop: with 64 ranks most of the signal is lost, --demo all-reduce.)
+// The sums are numbers of e4m3 again, so the factor f decides what they lose:
 //
 //     post        f = 1       n equal numbers near the largest: the sum is n times as large, and
 //                             saturates
-//     pre         f = 1/n     nothing can saturate, but small numbers vanish, more with each doubling
-//                             of n
+//     pre         f = 1/n     nothing can saturate, but small numbers vanish, the more the larger n
+//                             is
 //     automatic   f = mu      halves when more than 1 of 100,000 sums is at the largest number, and
 //                             doubles over 1,000 steps otherwise
 //

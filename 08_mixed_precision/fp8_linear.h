@@ -16,8 +16,9 @@
 // It replaces only the product (Parts::gemm). A tensor-parallel linear wraps it and communicates
 // around multiply(), multiply_backward() and add_weight_gradient().
 //
-// What is kept for Wgrad: x in bf16, or with keep_fp8 x transposed in 8 bits, half of it. (Not where
-// another part keeps x anyway: o_proj's input is attention's output; down_proj's is made again.)
+// What is kept for Wgrad: x in bf16, or with keep_fp8 x transposed in 8 bits, half of it. (Not
+// where another part keeps x anyway: o_proj's input is attention's output; down_proj's is made
+// again.)
 //
 // Micikevicius et al. 2022 (arXiv 2209.05433); scales: scaling.h, tiles.h.
 #pragma once

@@ -1,6 +1,6 @@
 // Loss scaling: gradients that are too small for fp16 are made larger for the time of the backward.
 //
-//     loss * S  ->  backward  ->  gradients * S  ->  sum over ranks  ->  / S  ->  norm, clip, update
+//     loss * S -> backward -> gradients * S -> sum over ranks -> / S -> norm, clip, update
 //
 // fp16's smallest number is 2^-24, and a gradient below half of it becomes 0. Backward is linear:
 // multiplying the loss by S multiplies every gradient on the way by S. A power of two changes no

@@ -1,5 +1,5 @@
-// AdamW on tensors of any format (common/core/ops.h: adamw): read, computed in fp32, written back in
-// the recipe's format.
+// AdamW on tensors of any format (common/core/ops.h: adamw): read, computed in fp32, written back
+// in the recipe's format.
 //
 //     g = scale * gradient * clip        m, v = moments with g
 //     master -= lr * m / (sqrt(v) + eps)                 weights = master, rounded

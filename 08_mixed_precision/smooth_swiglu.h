@@ -2,8 +2,8 @@
 //
 // silu(gate) * up is a product of two linear functions of the same x. Where the two rows of weights
 // point the same way, as they tend to after long training, it grows with the square of x: a few
-// features become thousands of times as large as the others. With one scale for the whole tensor the
-// others then vanish in fp8, and training in fp8 diverges after hundreds of billions of tokens.
+// features become thousands of times as large as the others. With one scale for the whole tensor
+// the others then vanish in fp8, and training in fp8 diverges after hundreds of billions of tokens.
 //
 // Smooth-SwiGLU divides each feature by its own largest magnitude before it is rounded, and
 // multiplies the column of down_proj's weight that meets it by the same number:

@@ -5,10 +5,10 @@
 //     tile      1 x 128 of a row            DeepSeek-V3: a token's 128 features have their own
 //     block     128 x 128                   DeepSeek-V3: of weights, which have no outlier tokens
 //
-// A product sums over k. Scales of tensor and row are constant along k and can multiply the finished
-// sum. A tile's are not: each 128 of k have their own factor, so tensor cores add up 128 products,
-// and the partial sum is multiplied and added in fp32. (This is also what cures their accumulators,
-// accumulator_demo.h.)
+// A product sums over k. Scales of tensor and row are constant along k and can multiply the
+// finished sum. A tile's are not: each 128 of k have their own factor, so tensor cores add up 128
+// products, and the partial sum is multiplied and added in fp32. (This is also what cures their
+// accumulators, accumulator_demo.h.)
 //
 //               k ->                       k ->
 //     x  row    [ s1 | s2 | s3 ]    W^T    [ t11 | t12 | t13 ]      sum = s1 t11 (..) + s2 t12 (..)

@@ -66,6 +66,10 @@ row 4 05_pipeline "  H2, without a barrier" --schedule zb-h2 --post-validation -
 row 4 05_pipeline "DualPipe" --schedule dualpipe --micro-batch 1 --grad-accum 8
 row 4 06_expert_parallel "8 experts on 4 ranks" --micro-batch 2
 row 4 06_expert_parallel "  one copy a rank" --micro-batch 2 --dispatch rank
+row 1 08_mixed_precision "fp16, a loss scale" --recipe fp16 --micro-batch 4
+row 2 08_mixed_precision "fp8, delayed scales" --recipe te --micro-batch 2
+row 2 08_mixed_precision "  DeepSeek's tiles" --recipe deepseek --keep-fp8 --micro-batch 2
+row 2 08_mixed_precision "  10 bytes a parameter" --recipe nanotron --micro-batch 2
 
 # family NUMBER TITLE: a chapter without a training step
 family() {

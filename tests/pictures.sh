@@ -30,5 +30,8 @@ draw 1 04_context_parallel --demo balance
 draw 4 05_pipeline --micro-batch 1 --grad-accum 8 --steps 4 --seq 32 --pretend F=40,B=40,W=40,hop=2
 mv -v 05_pipeline/pictures/schedule.svg 05_pipeline/pictures/1f1b.svg
 draw 2 06_expert_parallel --steps 100 --micro-batch 2 --aux-coef 0
+draw 1 08_mixed_precision --demo formats
+draw 1 08_mixed_precision --recipe fp32 --steps 1 --no-verify
+draw 1 08_mixed_precision --compare --steps 300 --layers 2 --micro-batch 1 --lr 3e-3
 # What this one shows is seen only without a GPU.
 case $build in *cuda*) ;; *) draw 1 07_kernels --check --kernel product_warp_tiles ;; esac

@@ -194,9 +194,9 @@ struct AdamWItem {
     // each step), whatever piece of a parameter the tensors are. Then value may be its own master.
     std::optional<Random> rounding = {};
     uint64_t first = 0;
-    // Rounds m and v stochastically where they are fp8, element i with the bits 2 (first + i) and 2
-    // (first + i) + 1 of this stream: to nearest, 0.95 v would be v again for many numbers of 3 bits
-    // of mantissa.
+    // Rounds m and v stochastically where they are fp8, element i with the bits 2 (first + i) and
+    // 2 (first + i) + 1 of this stream: to nearest, 0.95 v would be v again for many numbers of 3
+    // bits of mantissa.
     std::optional<Random> state_rounding = {};
 };
 // One update like PyTorch's AdamW (Loshchilov & Hutter 2019), element by element in one pass:

@@ -32,6 +32,11 @@ inline std::string chapters_with_option(std::string_view name) {
          "--top-groups --aux-coef --aux --aux-over --z-coef --balance --gamma --force-balance "
          "--skew --capacity-factor --drop --dispatch --max-nodes --overlap --trap --compare "
          "--demo"},
+        {"08_mixed_precision",
+         "--recipe --without --stochastic-rounding --loss-scale --loss-scale-start "
+         "--loss-scale-window --sum-scaling --gradient-format --amax-history --scale-margin "
+         "--power-of-two-scales --fast-accumulation --keep-fp8 --smooth-swiglu --trap --compare "
+         "--demo --show"},
         {"07_kernels", "--family --kernel --size --check --microscope --primer --list"}};
     std::string found;
     for (const auto& [chapter, names] : options) {

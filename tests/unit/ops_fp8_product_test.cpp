@@ -193,14 +193,15 @@ TEST(OpsFp8Fused, RmsNormAndSwiGluEqualTheOperationAndThenQuantise) {
     for (const auto& [R, C] : std::vector<std::array<int64_t, 2>>{
              {1, 8}, {3, 130}, {37, 384}, {9, 2048}, {2, 4096}, {1, 8192}, {1, 16400}})
         for (const auto& [dtype, format] : {std::pair(DType::fp32, DType::e4m3),
-                                           {DType::bf16, DType::e4m3},
-                                           {DType::bf16, DType::e5m2},
-                                           {DType::fp16, DType::e4m3}})
+                                            {DType::bf16, DType::e4m3},
+                                            {DType::bf16, DType::e5m2},
+                                            {DType::fp16, DType::e4m3}})
             for (const Scaling& s : fused) {
                 const Tensor x = random_tensor({R, C}, dtype, 1),
                              weight = random_tensor({C}, dtype, 2),
                              gate_up = random_tensor({R, 2 * C}, dtype, 3);
-                const Tensor rstd = poisoned({R}, DType::fp32), amax = Tensor::zeros({1}, DType::fp32, Memory::activation),
+                const Tensor rstd = poisoned({R}, DType::fp32),
+                             amax = Tensor::zeros({1}, DType::fp32, Memory::activation),
                              want_amax = Tensor::zeros({1}, DType::fp32, Memory::activation),
                              wide = poisoned({R, C}, DType::fp32);
                 const auto widened = [](const Tensor& t) {
