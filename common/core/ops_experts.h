@@ -76,7 +76,7 @@ void grouped_matmul(Tensor y, const Tensor& x, const Tensor& w, const Tensor& co
 void grouped_matmul_backward_input(Tensor dx, const Tensor& dy, const Tensor& w,
                                    const Tensor& counts);
 // dw (G, out, in): dw_g = dy_g^T x_g + addend_g. addend may be empty, or dw itself to accumulate;
-// both may be fp32 while x and dy are bf16. An empty group's dw_g is the addend, or zero.
+// both may be fp32 while x and dy have 16 bits. An empty group's dw_g is the addend, or zero.
 void grouped_matmul_backward_weight(Tensor dw, const Tensor& dy, const Tensor& x,
                                     const Tensor& counts, const Tensor& addend = {});
 

@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(256)
     const int64_t i = int64_t(blockIdx.x) * 256 + threadIdx.x;
     if (i >= n) return;
     float m = 0;
+#pragma unroll 8
     for (int64_t p = 0; p < parts; ++p) m = fmaxf(m, partial[p * n + i]);
     write_amax(scales, amax, i, m, largest, powers_of_two);
 }
@@ -60,6 +61,7 @@ __global__ void __launch_bounds__(1024)
     reduce_one(float* scales, float* amax, const float* partial, int64_t parts, float largest,
                bool powers_of_two) {
     float m = 0;
+#pragma unroll 4
     for (int64_t p = threadIdx.x; p < parts; p += 1024) m = fmaxf(m, partial[p]);
     m = block_max<1024>(m);
     if (threadIdx.x == 0) write_amax(scales, amax, 0, m, largest, powers_of_two);

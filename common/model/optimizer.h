@@ -1,5 +1,5 @@
-// The update: AdamW with fp32 states (and fp32 master weights if the weights are bf16), clipping by
-// the global norm, and learning-rate schedules.
+// The update: AdamW with fp32 states (and fp32 master weights if the weights have 16 bits),
+// clipping by the global norm, and learning-rate schedules.
 #pragma once
 
 #include <vector>
@@ -39,7 +39,7 @@ public:
     void step(double lr, const Tensor& squared_norm);
     int64_t steps_done() const { return steps_; }
 
-    // The states for a checkpoint: "exp_avg.<parameter>", "exp_avg_sq.<parameter>" and, for bf16
+    // The states for a checkpoint: "exp_avg.<parameter>", "exp_avg_sq.<parameter>" and, for 16-bit
     // values, "master.<parameter>".
     std::vector<TensorPart> states();
     void set_steps_done(int64_t steps) { steps_ = steps; }

@@ -19,7 +19,7 @@ namespace ultrascale {
 
 inline const bool on_gpu = device_is_gpu();
 
-using CommunicatedTypes = testing::Types<float, bf16, fp16, double, int32_t>;
+using CommunicatedTypes = testing::Types<float, bf16, fp16, e4m3, e5m2, double, int32_t>;
 
 inline const Communicator& world() { return Communicator::world(); }
 
@@ -46,7 +46,7 @@ const std::vector<T>& numbers(int r, int64_t count, int seed = 0) {
         else if constexpr (std::is_same_v<T, double>)
             value = real;
         else
-            value = T(float(real));
+            value = T(float(sizeof(T) == 1 ? real / 128 : real));  // up to 32, as e4m3 ends at 448
     }
     return values;
 }
@@ -113,13 +113,18 @@ bool is_reduction(const Tensor& x, Reduce op, int64_t count, int seed = 0, int64
         constexpr int digits = std::is_same_v<T, double>  ? 53
                                : std::is_same_v<T, float> ? 24
                                : std::is_same_v<T, fp16>  ? 11
+                               : std::is_same_v<T, e4m3>  ? 4
+                               : std::is_same_v<T, e5m2>  ? 3
                                                           : 8;
         std::vector<double> magnitude(count);
         for (int r = 0; r < n; ++r) {
             const std::vector<T>& more = numbers<T>(r, count, seed);
             for (int64_t i = 0; i < count; ++i) magnitude[i] += std::abs(double(Real(more[i])));
         }
-        double subnormal = std::is_same_v<T, fp16> ? std::ldexp(n, -24) : 0;
+        const double subnormal = std::ldexp(n, std::is_same_v<T, fp16>   ? -24
+                                               : std::is_same_v<T, e4m3> ? -9
+                                               : std::is_same_v<T, e5m2> ? -16
+                                                                         : -149);
         for (int64_t i = 0; i < x.numel(); ++i) {
             double off = std::abs(double(Real(got[i])) - double(Real(wanted[i])));
             double allowed =
