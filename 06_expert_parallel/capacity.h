@@ -84,6 +84,7 @@ public:
         traffic_.there_and_back(ep_, travel_, h * dtype_bytes(x.dtype()));
         return {plan_.blocks().in_order(exchange(rows, meanwhile)), counts};
     }
+    Tensor places() const override { return place_; }
     void combine(Tensor y, Tensor out, const Routed& routed, const Tensor& residual) override {
         rows_ = back(std::move(out));
         ops::sum_rows(y, rows_, place_, routed.weights, residual);

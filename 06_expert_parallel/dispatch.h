@@ -45,6 +45,8 @@ public:
     virtual ~Journey() = default;
     // x (N, h) -> rows (R, h)
     virtual ExpertRows send(const Tensor& x, const Routed& routed, const Meanwhile& meanwhile) = 0;
+    // (N, k): where the row of each choice is, -1 if it was dropped. Empty: none can be.
+    virtual Tensor places() const { return {}; }
     // out (R, h) -> y (N, h): residual + each token's weighted sum. y may be the residual.
     virtual void combine(Tensor y, Tensor out, const Routed& routed, const Tensor& residual) = 0;
     // dy (N, h) -> gradients of out (R, h), which is returned, and of the weights (N, k)

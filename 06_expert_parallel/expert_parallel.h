@@ -47,8 +47,7 @@ public:
     CapacityPlan& capacity() { return capacity_; }
     const Communicator& ep() const { return ep_; }
     const Communicator& all() const { return all_; }  // all ranks that see other tokens
-    // The layer's number among those with experts, and the choices (N, k) of a forward.
-    std::function<void(int64_t layer, const Tensor& experts, const Context&)> log;
+    SeeChoices log;                                   // of all layers, for --verify
 
 private:
     std::unique_ptr<FeedForward> experts(ParameterList& list, const Parts& parts,
@@ -57,9 +56,6 @@ private:
         const ExpertNames names = expert_names(config_);
         const Place block = layer.part(names.block);
         auto router = std::make_unique<Router>(list, block, config_, options_, balance_);
-        router->log = [this](int64_t layer, const Tensor& experts, const Context& context) {
-            if (log) log(layer, experts, context);
-        };
         GroupedLinear gate_up = grouped(list, block, {names.gate, names.up}, e.ffn, config_.hidden),
                       down = grouped(list, block, {names.down}, config_.hidden, e.ffn);
         std::unique_ptr<SwiGLU> shared;
@@ -75,7 +71,7 @@ private:
         return std::make_unique<ExpertsLayer>(
             std::move(router), GroupedSwiGLU(std::move(gate_up), std::move(down)),
             std::move(shared), traffic_, balance_,
-            [this](int64_t tokens) { return journey(tokens); }, layer.layer);
+            [this](int64_t tokens) { return journey(tokens); }, log, layer.layer);
     }
     // Registers these matrices (out, in) of each of this rank's experts, expert by expert.
     GroupedLinear grouped(ParameterList& list, const Place& block,

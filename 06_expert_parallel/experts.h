@@ -108,18 +108,24 @@ inline void set_experts(
     };
 }
 
+// Sees the choices (N, k) of a layer's forward, and their places (dispatch.h).
+using SeeChoices =
+    std::function<void(int64_t layer, const Tensor& experts, const Tensor& places, const Context&)>;
+
 class ExpertsLayer : public FeedForward {
 public:
-    // `start`: begins a journey of rows.
+    // `start`: begins a journey of rows. Keeps a reference to `log`, which may be empty.
     ExpertsLayer(std::unique_ptr<Router> router, GroupedSwiGLU experts,
                  std::unique_ptr<SwiGLU> shared, Traffic& traffic, const Balance& balance,
-                 std::function<std::unique_ptr<Journey>(int64_t tokens)> start, int64_t layer)
+                 std::function<std::unique_ptr<Journey>(int64_t tokens)> start,
+                 const SeeChoices& log, int64_t layer)
         : router_(std::move(router)),
           experts_(std::move(experts)),
           shared_(std::move(shared)),
           traffic_(traffic),
           balance_(balance),
           start_(std::move(start)),
+          log_(log),
           layer_(layer) {}
 
     Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
@@ -135,6 +141,7 @@ public:
         ExpertRows in = journey->send(rows, routed, [&] {
             if (shared_) y = shared_->forward(rows, stream, saved["shared"], context);
         });
+        if (log_) log_(layer_, routed.experts, journey->places(), context);
         Tensor out = experts_.forward(std::move(in), saved["experts"]);
         const Tensor before = y ? y : stream;
         if (!y) y = activation_like(rows);
@@ -178,6 +185,7 @@ private:
     Traffic& traffic_;
     const Balance& balance_;
     std::function<std::unique_ptr<Journey>(int64_t tokens)> start_;
+    const SeeChoices& log_;
     int64_t layer_;
     std::map<const Saved*, std::unique_ptr<Journey>> under_way_;  // until their backward
 };

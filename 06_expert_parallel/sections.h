@@ -2,9 +2,12 @@
 // as expected and as they came; --estimate's report; and the plain layers of --verify.
 #pragma once
 
+#include <set>
+
 #include "choices.h"
 #include "expert_run.h"
 #include "load_picture.h"
+#include "plain_experts.h"
 
 namespace ultrascale {
 
@@ -34,7 +37,7 @@ inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, i
 inline std::function<void(Parts&)> plain_parts(const StepShape& shape, const ExpertOptions& o,
                                                int64_t micro_batches, ChoiceLog& choices) {
     return [=, &choices](Parts& parts) {
-        choices.plain()->tokens.clear();
+        choices.plain().begin_training();
         const auto balance =
             std::make_shared<PlainBalance>(shape.config, o, o.counts_first() ? 1 : micro_batches,
                                            shape.micro_batch * shape.seq, choices.plain());
