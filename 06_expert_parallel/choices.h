@@ -9,7 +9,8 @@ namespace ultrascale {
 
 class ChoiceLog : public Choices {
 public:
-    explicit ChoiceLog(const LlamaConfig& config) : k_(config.experts.router.top_k) {}
+    ChoiceLog(const LlamaConfig& config, DType dtype)
+        : k_(config.experts.router.top_k), plain_(verify_bounds(dtype).choice_limit) {}
     PlainChoices& plain() { return plain_; }
 
     // A layer's experts (N, k) in a forward, and their places (dispatch.h).

@@ -23,6 +23,8 @@ public:
     using Experts = std::vector<int32_t>;
     std::map<Key, Experts> of_run;  // as far as they are known
 
+    // most_followed: the largest margin with which the run's side is taken.
+    explicit PlainChoices(double most_followed) : most_followed_(most_followed) {}
     void begin_training() { made_.clear(), flips_.clear(); }
 
     // A token goes this way; or as the run let it go, with weights from this route's scores.
@@ -103,8 +105,6 @@ public:
     }
 
 private:
-    static constexpr double most_followed = 0.25;  // no bound of a margin is that wide
-
     Choices::Flips& flips_of(int64_t step) {
         if (flips_.size() <= size_t(step)) flips_.resize(size_t(step) + 1);
         return flips_[size_t(step)];
@@ -113,13 +113,14 @@ private:
     bool flip(int64_t step, int64_t choices, double margin) {
         Choices::Flips& flips = flips_of(step);
         flips.flipped += choices, flips.margin = std::max(flips.margin, margin);
-        return margin <= most_followed;
+        return margin <= most_followed_;
     }
 
     struct Made {
         Experts experts;
         std::vector<float> scores;
     };
+    double most_followed_;
     std::map<Key, Made> made_, kept_;
     std::vector<Choices::Flips> flips_;  // by step
 };

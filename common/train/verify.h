@@ -48,8 +48,9 @@ inline constexpr int64_t verified_steps = 6;
 // the last compared step. All steps: the margin of a choice.
 struct VerifyBounds {
     double gradient, first_loss, later_loss, weights, choice;
-    double drifts;          // a measured bound is this many times the drift of correct runs
-    double gradient_limit;  // the largest measured bound of the gradient
+    double drifts;  // a measured bound is this many times the drift of correct runs
+    // The largest measured bounds of the gradient and of a later choice.
+    double gradient_limit, choice_limit;
 };
 VerifyBounds verify_bounds(DType dtype);
 

@@ -44,7 +44,8 @@ struct Trained1 {
         : experts(config, options, mesh, 1) {
         const ModelOptions model_options{.recompute =
                                              recompute ? Recompute::full : Recompute::none};
-        experts.log = [&](int64_t layer, const Tensor& chosen, const Context& context) {
+        experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor&,
+                          const Context& context) {
             std::vector<int32_t>& choices = context.recomputing ? again[layer] : first[layer];
             choices = chosen.to_host<int32_t>();
         };
