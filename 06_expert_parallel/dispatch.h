@@ -21,8 +21,7 @@
 #pragma once
 
 #include <functional>
-#include <map>
-#include <optional>
+#include <memory>
 
 #include "comm/comm.h"
 #include "core/error.h"
@@ -38,22 +37,31 @@ struct ExpertRows {
 };
 
 // The rows of one micro-batch on their way through a layer: to their experts and back, and the same
-// way again with gradients. It holds what the way back needs. `meanwhile` runs while rows travel.
+// way again with gradients. It holds what the way back needs.
+//
+//     begin     for each chunk:  depart   arrive   (experts)   go_back     combine
+//     begin_backward             depart   arrive   (experts)   go_back     end_backward
+//
+// Rows may travel in several chunks of tokens (--overlap chunks): while the experts compute on one,
+// the next is on its way to them, and the one before on its way back.
 class Journey {
 public:
-    using Meanwhile = std::function<void()>;
     virtual ~Journey() = default;
-    // x (N, h) -> rows (R, h)
-    virtual ExpertRows send(const Tensor& x, const Routed& routed, const Meanwhile& meanwhile) = 0;
+    virtual int64_t chunks() const { return 1; }
+    // Puts the rows of x (N, h) in order, and finds out how many will come.
+    virtual void begin(const Tensor& x, const Routed& routed) = 0;
     // (N, k): where the row of each choice is, -1 if it was dropped. Empty: none can be.
     virtual Tensor places() const { return {}; }
-    // out (R, h) -> y (N, h): residual + each token's weighted sum. y may be the residual.
-    virtual void combine(Tensor y, Tensor out, const Routed& routed, const Tensor& residual) = 0;
-    // dy (N, h) -> gradients of out (R, h), which is returned, and of the weights (N, k)
-    virtual Tensor combine_backward(const Tensor& dy, Tensor dweights, const Tensor& weights,
-                                    const Meanwhile& meanwhile) = 0;
-    // drows (R, h) -> dx (N, h) += the gradient of x
-    virtual void send_backward(Tensor dx, Tensor drows) = 0;
+    // Chunk c sets out; arrives; and goes back, as the experts' output or gradient (R, h).
+    virtual void depart(int64_t c) = 0;
+    virtual ExpertRows arrive(int64_t c) = 0;
+    virtual void go_back(int64_t c, Tensor rows) = 0;
+    // y (N, h) = residual + each token's weighted sum of what came back. y may be the residual.
+    virtual void combine(Tensor y, const Routed& routed, const Tensor& residual) = 0;
+    // dy (N, h) -> the gradient of the weights (N, k), and of what came back, which then travels
+    virtual void begin_backward(const Tensor& dy, Tensor dweights, const Tensor& weights) = 0;
+    // dx (N, h) += the gradients that came back
+    virtual void end_backward(Tensor dx) = 0;
 };
 
 // An all-to-all of rows, over all ranks of `group`; `stream` may be one of communication.
@@ -111,16 +119,6 @@ private:
     Tensor counts_, index_, inverse_;
 };
 
-// Runs an all-to-all and something else: on the stream for communication if there is one, else one
-// after the other.
-inline void exchange_rows(const Communicator& group, const Tensor& out, const Tensor& in,
-                          const std::vector<int64_t>& to, const std::vector<int64_t>& from,
-                          Stream* stream, const Journey::Meanwhile& meanwhile) {
-    Work work = exchange_rows(group, out, in, to, from, stream ? *stream : compute_stream());
-    if (meanwhile) meanwhile();
-    work.wait();
-}
-
 inline std::vector<int64_t> rows_by_rank(const std::vector<int32_t>& counts, int64_t ranks) {
     std::vector<int64_t> rows;
     const auto each = std::ptrdiff_t(counts.size()) / ranks;
@@ -129,86 +127,164 @@ inline std::vector<int64_t> rows_by_rank(const std::vector<int32_t>& counts, int
     return rows;
 }
 
-class ExpertJourney : public Journey {
+// One row for each choice: what dispatches with and without a capacity (capacity.h) share.
+class ChoiceJourney : public Journey {
 public:
     // `ep`: the ranks that share E experts, of which each holds E / ep neighbouring ones. `stream`:
-    // for communication; nullptr: nothing overlaps.
-    ExpertJourney(const Communicator& ep, int64_t experts, Traffic& traffic, Stream* stream)
-        : ep_(ep), experts_(experts), traffic_(traffic), stream_(stream) {}
+    // of communication; compute_stream(): nothing overlaps.
+    ChoiceJourney(const Communicator& ep, int64_t experts, int64_t chunks, Traffic& traffic,
+                  Stream& stream)
+        : ep_(ep),
+          experts_(experts),
+          traffic_(traffic),
+          stream_(stream),
+          chunks_(static_cast<size_t>(chunks)) {}
 
-    ExpertRows send(const Tensor& x, const Routed& routed, const Meanwhile& meanwhile) override {
-        const int64_t R = routed.experts.numel(), h = x.cols(), ranks = ep_.size(),
-                      here = experts_ / ranks;
-        const Tensor counts = Tensor::empty({experts_}, DType::int32, Memory::workspace);
-        place_ = activation(routed.experts.shape(), DType::int32);
-        Tensor rows = activation({R, h}, x.dtype());
-        {
-            const Tensor order = activation({R}, DType::int32);
-            ops::sort_by_expert(counts, order, place_, routed.experts);
-            ops::gather_rows(rows, x, order, routed.experts.cols());
-        }
-        if (ranks == 1) {
-            traffic_.rows({R, {{R, R}}});
-            if (meanwhile) meanwhile();
-            return {rows, counts};
-        }
-        const Tensor counts_in = Tensor::empty({ranks, here}, DType::int32, Memory::workspace);
-        ep_.all_to_all(counts_in, counts);
-        const std::vector<int32_t> mine = read_counts(counts), theirs = read_counts(counts_in);
-        travel_ = {rows_by_rank(mine, ranks), rows_by_rank(theirs, ranks)};
-        by_expert_.emplace(theirs, ranks, here);
-        traffic_.one_way(ep_, std::vector<int64_t>(size_t(ranks), here), sizeof(int32_t));
-        traffic_.there_and_back(ep_, travel_, h * dtype_bytes(x.dtype()));
-        traffic_.rows({travel_.received(), {{R, travel_.received()}}});
-        const Tensor in = activation({travel_.received(), h}, x.dtype());
-        exchange_rows(ep_, in, rows, travel_.to, travel_.from, stream_, meanwhile);
-        rows = {};
-        return {by_expert_->in_order(in), by_expert_->counts()};
+    int64_t chunks() const override { return int64_t(chunks_.size()); }
+    void depart(int64_t c) override {
+        if (ep_.size() == 1) return;
+        Chunk& chunk = at(c);
+        chunk.in = activation({chunk.travel.received(), rows_.cols()}, rows_.dtype());
+        chunk.work = exchange_rows(ep_, chunk.in, rows_.slice(chunk.rows.begin, chunk.rows.end),
+                                   chunk.travel.to, chunk.travel.from, stream_);
     }
-
-    void combine(Tensor y, Tensor out, const Routed& routed, const Tensor& residual) override {
-        rows_ = ep_.size() == 1 ? out : back(std::move(out));
-        ops::sum_rows(y, rows_, place_, routed.weights, residual);
+    ExpertRows arrive(int64_t c) override {
+        Chunk& chunk = at(c);
+        if (ep_.size() == 1) return {std::exchange(rows_, {}), chunk.counts};
+        chunk.work.wait();
+        if (chunks() == 1) rows_ = {};  // else each slice takes the rows that come back
+        return {chunk.by_expert->in_order(std::exchange(chunk.in, {})), chunk.counts};
     }
-
-    Tensor combine_backward(const Tensor& dy, Tensor dweights, const Tensor& weights,
-                            const Meanwhile& meanwhile) override {
-        Tensor drows = activation_like(rows_);
-        ops::sum_rows_backward(drows, dweights, dy, rows_, place_, weights);
-        rows_ = {};
+    void go_back(int64_t c, Tensor rows) override {
         if (ep_.size() == 1) {
-            if (meanwhile) meanwhile();
-            return drows;
+            rows_ = std::move(rows);
+            return;
         }
-        const Tensor in = activation({travel_.received(), drows.cols()}, drows.dtype());
-        exchange_rows(ep_, in, drows, travel_.to, travel_.from, stream_, meanwhile);
-        drows = {};
-        return by_expert_->in_order(in);
-    }
-
-    void send_backward(Tensor dx, Tensor drows) override {
-        if (ep_.size() > 1) drows = back(std::move(drows));
-        ops::sum_rows(dx, drows, place_, {}, dx);
-    }
-
-private:
-    // Rows in the experts' order, brought back to the ranks that they came from.
-    Tensor back(Tensor rows) const {
-        const Tensor out = by_expert_->as_they_came(rows);
+        if (c > 0) at(c - 1).work.wait();
+        Chunk& chunk = at(c);
+        const Tensor out = chunk.by_expert->as_they_came(rows);
         rows = {};
-        const Tensor in = activation({travel_.sent(), out.cols()}, out.dtype());
-        exchange_rows(ep_, in, out, travel_.from, travel_.to);
-        return in;
+        if (!rows_) rows_ = activation({chunk.rows.end, out.cols()}, out.dtype());
+        chunk.work = exchange_rows(ep_, rows_.slice(chunk.rows.begin, chunk.rows.end), out,
+                                   chunk.travel.from, chunk.travel.to, stream_);
+    }
+    void combine(Tensor y, const Routed& routed, const Tensor& residual) override {
+        chunks_.back().work.wait();
+        for (const Chunk& chunk : chunks_)
+            ops::sum_rows(of(y, chunk), of_rows(chunk), of(place_, chunk),
+                          of(routed.weights, chunk), residual ? of(residual, chunk) : Tensor());
+    }
+    void begin_backward(const Tensor& dy, Tensor dweights, const Tensor& weights) override {
+        const Tensor rows = std::exchange(rows_, activation_like(rows_));
+        if (places()) ops::fill(rows_, 0);  // some may be used by nobody
+        for (const Chunk& chunk : chunks_)
+            ops::sum_rows_backward(of_rows(chunk), of(dweights, chunk), of(dy, chunk),
+                                   rows.slice(chunk.rows.begin, chunk.rows.end), of(place_, chunk),
+                                   of(weights, chunk));
+    }
+    void end_backward(Tensor dx) override {
+        chunks_.back().work.wait();
+        for (const Chunk& chunk : chunks_)
+            ops::sum_rows(of(dx, chunk), of_rows(chunk), of(place_, chunk), {}, of(dx, chunk));
+    }
+
+protected:
+    struct Chunk {
+        Range tokens, rows;                             // of x, and of the rows here
+        Travel travel;                                  // with ep > 1
+        Tensor counts;                                  // (G) int32
+        std::shared_ptr<const RowsByExpert> by_expert;  // with ep > 1
+        Tensor in;                                      // on its way
+        Work work;
+    };
+    // Cuts N tokens; each chunk gets as many rows as `rows_of` says.
+    void cut(int64_t N, const std::function<int64_t(int64_t tokens)>& rows_of) {
+        const int64_t n = std::min(chunks(), N);
+        chunks_.clear(), chunks_.resize(size_t(n));
+        int64_t row = 0;
+        for (int64_t c = 0; c < n; ++c) {
+            Chunk& chunk = at(c);
+            chunk.tokens = {c * N / n, (c + 1) * N / n};
+            chunk.rows = {row, row + rows_of(chunk.tokens.size())};
+            row = chunk.rows.end;
+        }
+    }
+    Chunk& at(int64_t c) { return chunks_[size_t(c)]; }
+    static Tensor of(const Tensor& t, const Chunk& chunk) {
+        return t.slice(chunk.tokens.begin, chunk.tokens.end);
+    }
+    Tensor of_rows(const Chunk& chunk) const {
+        return rows_.slice(chunk.rows.begin, chunk.rows.end);
+    }
+    // When all chunks know their travel: what will be sent, and what the experts here will get.
+    void tell_traffic(int64_t h, DType dtype) {
+        Traffic::Rows rows{.hops = {{chunks_.back().rows.end, 0}}};
+        for (const Chunk& chunk : chunks_) {
+            const bool travels = ep_.size() > 1;
+            if (travels) traffic_.there_and_back(ep_, chunk.travel, h * dtype_bytes(dtype));
+            rows.chunks.push_back(travels ? chunk.travel.received() : chunk.rows.size());
+            rows.at_experts += rows.chunks.back(), rows.hops[0].arrived += rows.chunks.back();
+        }
+        traffic_.rows(rows);
     }
 
     const Communicator& ep_;
     int64_t experts_;
     Traffic& traffic_;
-    Stream* stream_;
-    Tensor place_;                           // (N, k)
-    Tensor rows_;                            // what came back (R, h)
-    Travel travel_;                          // with ep > 1
-    std::optional<RowsByExpert> by_expert_;  // likewise
+    Stream& stream_;
+    std::vector<Chunk> chunks_;
+    Tensor place_;  // (N, k), within the chunk's rows
+    Tensor rows_;   // (R, h) those that leave, and then what came back
+};
+
+class ExpertJourney : public ChoiceJourney {
+public:
+    using ChoiceJourney::ChoiceJourney;
+
+    void begin(const Tensor& x, const Routed& routed) override {
+        const int64_t k = routed.experts.cols(), ranks = ep_.size(), here = experts_ / ranks;
+        cut(x.rows(), [k](int64_t tokens) { return tokens * k; });
+        const Tensor counts =
+            Tensor::empty({chunks() * ranks, here}, DType::int32, Memory::workspace);
+        const auto of_chunk = [&](const Tensor& all, int64_t c) {
+            return all.slice(c * ranks, (c + 1) * ranks);
+        };
+        place_ = activation(routed.experts.shape(), DType::int32);
+        rows_ = activation({routed.experts.numel(), x.cols()}, x.dtype());
+        for (int64_t c = 0; c < chunks(); ++c) {
+            Chunk& chunk = at(c);
+            const Tensor order = activation({chunk.rows.size()}, DType::int32);
+            chunk.counts = of_chunk(counts, c).view({experts_});
+            ops::sort_by_expert(chunk.counts, order, of(place_, chunk), of(routed.experts, chunk));
+            ops::gather_rows(of_rows(chunk), of(x, chunk), order, k);
+        }
+        if (ranks > 1) exchange_counts(counts);
+        tell_traffic(x.cols(), x.dtype());
+    }
+
+private:
+    // counts (chunks ranks, G). The host waits once, for the counts of all chunks.
+    void exchange_counts(const Tensor& counts) {
+        const int64_t ranks = ep_.size(), here = counts.cols();
+        const Tensor in = Tensor::empty(counts.shape(), DType::int32, Memory::workspace);
+        for (int64_t c = 0; c < chunks(); ++c) {
+            const Range rows{c * ranks, (c + 1) * ranks};
+            ep_.all_to_all(in.slice(rows.begin, rows.end), counts.slice(rows.begin, rows.end));
+            traffic_.one_way(ep_, std::vector<int64_t>(size_t(ranks), here), sizeof(int32_t));
+        }
+        const std::vector<int32_t> mine = read_counts(counts), theirs = read_counts(in);
+        for (int64_t c = 0; c < chunks(); ++c) {
+            const auto of_chunk = [&](const std::vector<int32_t>& all) {
+                const auto first = all.begin() + c * experts_;
+                return std::vector<int32_t>(first, first + experts_);
+            };
+            Chunk& chunk = at(c);
+            chunk.travel = {rows_by_rank(of_chunk(mine), ranks),
+                            rows_by_rank(of_chunk(theirs), ranks)};
+            chunk.by_expert = std::make_shared<RowsByExpert>(of_chunk(theirs), ranks, here);
+            chunk.counts = chunk.by_expert->counts();
+        }
+    }
 };
 
 }  // namespace ultrascale

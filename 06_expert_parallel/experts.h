@@ -114,10 +114,10 @@ using SeeChoices =
 
 class ExpertsLayer : public FeedForward {
 public:
-    // `start`: begins a journey of rows. Keeps a reference to `log`, which may be empty.
+    // `start`: makes the journey of a micro-batch's rows, in `chunks` if it is in training. Keeps a reference to `log`, which may be empty.
     ExpertsLayer(std::unique_ptr<Router> router, GroupedSwiGLU experts,
                  std::unique_ptr<SwiGLU> shared, Traffic& traffic, const Balance& balance,
-                 std::function<std::unique_ptr<Journey>(int64_t tokens)> start,
+                 std::function<std::unique_ptr<Journey>()> start, int64_t chunks,
                  const SeeChoices& log, int64_t layer)
         : router_(std::move(router)),
           experts_(std::move(experts)),
@@ -125,6 +125,7 @@ public:
           traffic_(traffic),
           balance_(balance),
           start_(std::move(start)),
+          chunks_(chunks),
           log_(log),
           layer_(layer) {}
 
@@ -136,16 +137,20 @@ public:
         const Tensor rows = x.view({N, x.cols()}),
                      stream = residual ? residual.view(rows.shape()) : Tensor();
         const Routed routed = router_->forward(rows, saved["router"], context);
-        std::unique_ptr<Journey> journey = start_(N);
-        Tensor y;
-        ExpertRows in = journey->send(rows, routed, [&] {
-            if (shared_) y = shared_->forward(rows, stream, saved["shared"], context);
-        });
+        std::unique_ptr<Journey> journey = start_();
+        journey->begin(rows, routed);
         if (log_) log_(layer_, routed.experts, journey->places(), context);
-        Tensor out = experts_.forward(std::move(in), saved["experts"]);
+        journey->depart(0);
+        Tensor y;
+        if (shared_) y = shared_->forward(rows, stream, saved["shared"], context);
+        for (int64_t c = 0; c < journey->chunks(); ++c) {
+            ExpertRows in = journey->arrive(c);
+            if (c + 1 < journey->chunks()) journey->depart(c + 1);
+            journey->go_back(c, experts_.forward(std::move(in), of_chunk(saved, c)));
+        }
         const Tensor before = y ? y : stream;
         if (!y) y = activation_like(rows);
-        journey->combine(y, std::move(out), routed, before);
+        journey->combine(y, routed, before);
         if (saved.enabled()) under_way_[&saved] = std::move(journey);
         return y.view(x.shape());
     }
@@ -157,10 +162,15 @@ public:
         const Tensor rows = dy.view({dy.rows(), dy.cols()}),
                      weights = saved["router"].take("weights");
         Tensor dx, dweights = activation(weights.shape(), DType::fp32);
-        Tensor dout = journey->combine_backward(rows, dweights, weights, [&] {
-            if (shared_) dx = shared_->backward(rows, saved["shared"], context, when);
-        });
-        Tensor drows = experts_.backward(std::move(dout), saved["experts"], context, when);
+        journey->begin_backward(rows, dweights, weights);
+        journey->depart(0);
+        if (shared_) dx = shared_->backward(rows, saved["shared"], context, when);
+        for (int64_t c = 0; c < journey->chunks(); ++c) {
+            Tensor dout = journey->arrive(c).rows;
+            if (c + 1 < journey->chunks()) journey->depart(c + 1);
+            journey->go_back(c,
+                             experts_.backward(std::move(dout), of_chunk(saved, c), context, when));
+        }
         Tensor of_router = router_->backward_input(dweights, saved["router"]);
         if (when == WeightGradient::now) router_->backward_weight(saved["router"], context);
         if (dx)
@@ -168,23 +178,26 @@ public:
         else
             dx = of_router;
         of_router = {};
-        journey->send_backward(dx, std::move(drows));
+        journey->end_backward(dx);
         return dx.view(dy.shape());
     }
 
     void backward_weight(Saved& saved, Context& context) override {
         if (shared_) shared_->backward_weight(saved["shared"], context);
-        experts_.backward_weight(saved["experts"], context);
+        for (int64_t c = 0; c < chunks_; ++c) experts_.backward_weight(of_chunk(saved, c), context);
         router_->backward_weight(saved["router"], context);
     }
 
 private:
+    static Saved& of_chunk(Saved& saved, int64_t c) { return saved["experts"][std::to_string(c)]; }
+
     std::unique_ptr<Router> router_;
     GroupedSwiGLU experts_;
     std::unique_ptr<SwiGLU> shared_;  // may be empty
     Traffic& traffic_;
     const Balance& balance_;
-    std::function<std::unique_ptr<Journey>(int64_t tokens)> start_;
+    std::function<std::unique_ptr<Journey>()> start_;
+    int64_t chunks_;
     const SeeChoices& log_;
     int64_t layer_;
     std::map<const Saved*, std::unique_ptr<Journey>> under_way_;  // until their backward

@@ -39,6 +39,12 @@ TEST(ExpertParallel, EveryDispatch) {
     expect_equal(4, "--ep 2 --capacity-factor 1.25 --grad-accum 2");
 }
 
+TEST(ExpertParallel, InChunks) {
+    expect_equal(4, "--overlap chunks --shared 1");
+    expect_equal(4, "--ep 2 --overlap chunks --chunks 4 --recompute full --grad-accum 2");
+    expect_equal(2, "--overlap chunks --chunks 4 --capacity-factor 0.8 --drop score");
+}
+
 TEST(LongExpertParallel, EqualsOneDevice) {
     for (const char* router : {"", "--router sigmoid --groups 2 --top-groups 1 --balance bias "})
         for (const char* balance : {"", "--aux megatron --aux-coef 0.1 ", "--z-coef 0.1 ",
