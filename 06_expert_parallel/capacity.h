@@ -60,7 +60,7 @@ public:
         const int64_t k = routed.experts.cols(), ranks = ep_.size();
         cut(x.rows(), [&](int64_t tokens) { return experts_ * capacity_of_(tokens); });
         place_ = activation(routed.experts.shape(), DType::int32);
-        rows_ = activation({chunks_.back().rows.end, x.cols()}, x.dtype());
+        allocate_rows(x);
         for (Chunk& chunk : chunks_) {
             const int64_t places = chunk.rows.size(), capacity = places / experts_;
             const Tensor counts = Tensor::empty({experts_}, DType::int32, Memory::workspace),
@@ -71,7 +71,7 @@ public:
             ops::sort_by_expert(counts, sorted, position, experts);
             ops::capacity_slots(order, of(place_, chunk), experts, sorted, position, counts,
                                 drop_ == Drop::by_score ? of(routed.weights, chunk) : Tensor());
-            ops::gather_rows(of_rows(chunk), of(x, chunk), order, k);
+            set_rows(chunk, x, routed, order);
             if (traffic_.backward_follows()) plan_.count(counts, capacity);
             const std::vector<int32_t> each(size_t(experts_ / ranks), int32_t(ranks * capacity));
             chunk.counts =

@@ -34,13 +34,17 @@ namespace ultrascale {
 // What this rank's experts compute on.
 struct ExpertRows {
     Tensor rows, counts;  // (R, h) in the experts' order; (G) int32 rows of each of its experts
+    Tensor weights;       // (R, 1) fp32, the routers'; in backward their gradients
 };
 
 // The rows of one micro-batch on their way through a layer: to their experts and back, and the same
 // way again with gradients. It holds what the way back needs.
 //
 //     begin     for each chunk:  depart   arrive   (experts)   go_back     combine
-//     begin_backward             depart   arrive   (experts)   go_back     end_backward
+//     begin_backward             depart   arrive   (experts)   go_back     end_backward...
+//
+// A row's weight travels with it, to be applied inside its expert (experts.h). Otherwise what came
+// back would have to be kept for the gradient of the weights: T k h elements a layer.
 //
 // Rows may travel in several chunks of tokens (--overlap chunks): while the experts compute on one,
 // the next is on its way to them, and the one before on its way back.
@@ -52,15 +56,17 @@ public:
     virtual void begin(const Tensor& x, const Routed& routed) = 0;
     // (N, k): where the row of each choice is, -1 if it was dropped. Empty: none can be.
     virtual Tensor places() const { return {}; }
-    // Chunk c sets out; arrives; and goes back, as the experts' output or gradient (R, h).
+    // Chunk c sets out; arrives; and goes back, as the experts' weighted outputs, or with gradients
+    // of rows and weights.
     virtual void depart(int64_t c) = 0;
     virtual ExpertRows arrive(int64_t c) = 0;
-    virtual void go_back(int64_t c, Tensor rows) = 0;
-    // y (N, h) = residual + each token's weighted sum of what came back. y may be the residual.
-    virtual void combine(Tensor y, const Routed& routed, const Tensor& residual) = 0;
-    // dy (N, h) -> the gradient of the weights (N, k), and of what came back, which then travels
-    virtual void begin_backward(const Tensor& dy, Tensor dweights, const Tensor& weights) = 0;
-    // dx (N, h) += the gradients that came back
+    virtual void go_back(int64_t c, ExpertRows rows) = 0;
+    // y (N, h) = residual + the sum of what came back for each token. y may be the residual.
+    virtual void combine(Tensor y, const Tensor& residual) = 0;
+    // dy (N, h), the gradient of each row that came back, travels
+    virtual void begin_backward(const Tensor& dy) = 0;
+    // dweights (N, k), then dx (N, h) += the gradients that came back
+    virtual void end_backward_of_weights(Tensor dweights) = 0;
     virtual void end_backward(Tensor dx) = 0;
 };
 
@@ -119,6 +125,8 @@ private:
     Tensor counts_, index_, inverse_;
 };
 
+inline Tensor column(const Tensor& t) { return t.view({t.numel(), 1}); }
+
 inline std::vector<int64_t> rows_by_rank(const std::vector<int32_t>& counts, int64_t ranks) {
     std::vector<int64_t> rows;
     const auto each = std::ptrdiff_t(counts.size()) / ranks;
@@ -144,48 +152,57 @@ public:
     void depart(int64_t c) override {
         if (ep_.size() == 1) return;
         Chunk& chunk = at(c);
-        chunk.in = activation({chunk.travel.received(), rows_.cols()}, rows_.dtype());
-        chunk.work = exchange_rows(ep_, chunk.in, rows_.slice(chunk.rows.begin, chunk.rows.end),
-                                   chunk.travel.to, chunk.travel.from, stream_);
+        chunk.work = there(chunk.in.rows, rows_, chunk);
+        if (weights_) chunk.of_weights = there(chunk.in.weights, weights_, chunk);
     }
     ExpertRows arrive(int64_t c) override {
         Chunk& chunk = at(c);
-        if (ep_.size() == 1) return {std::exchange(rows_, {}), chunk.counts};
-        chunk.work.wait();
+        if (ep_.size() == 1)
+            return {std::exchange(rows_, {}), chunk.counts, std::exchange(weights_, {})};
+        chunk.work.wait(), chunk.of_weights.wait();
         if (chunks() == 1) rows_ = {};  // else each slice takes the rows that come back
-        return {chunk.by_expert->in_order(std::exchange(chunk.in, {})), chunk.counts};
+        if (c + 1 == chunks()) weights_ = {};
+        ExpertRows in{.counts = chunk.counts};
+        in.rows = chunk.by_expert->in_order(std::exchange(chunk.in.rows, {}));
+        if (chunk.in.weights)
+            in.weights = chunk.by_expert->in_order(std::exchange(chunk.in.weights, {}));
+        return in;
     }
-    void go_back(int64_t c, Tensor rows) override {
+    void go_back(int64_t c, ExpertRows rows) override {
         if (ep_.size() == 1) {
-            rows_ = std::move(rows);
+            rows_ = std::move(rows.rows), dweights_ = std::move(rows.weights);
             return;
         }
-        if (c > 0) at(c - 1).work.wait();
+        if (c > 0) at(c - 1).work.wait(), at(c - 1).of_weights.wait();
         Chunk& chunk = at(c);
-        const Tensor out = chunk.by_expert->as_they_came(rows);
-        rows = {};
-        if (!rows_) rows_ = activation({chunk.rows.end, out.cols()}, out.dtype());
-        chunk.work = exchange_rows(ep_, rows_.slice(chunk.rows.begin, chunk.rows.end), out,
-                                   chunk.travel.from, chunk.travel.to, stream_);
+        if (rows.weights) chunk.of_weights = back(dweights_, std::move(rows.weights), chunk);
+        chunk.work = back(rows_, std::move(rows.rows), chunk);
     }
-    void combine(Tensor y, const Routed& routed, const Tensor& residual) override {
+    void combine(Tensor y, const Tensor& residual) override {
         chunks_.back().work.wait();
         for (const Chunk& chunk : chunks_)
-            ops::sum_rows(of(y, chunk), of_rows(chunk), of(place_, chunk),
-                          of(routed.weights, chunk), residual ? of(residual, chunk) : Tensor());
+            ops::sum_rows(of(y, chunk), of(rows_, chunk.rows), of(place_, chunk), {},
+                          residual ? of(residual, chunk) : Tensor());
+        rows_ = {};
     }
-    void begin_backward(const Tensor& dy, Tensor dweights, const Tensor& weights) override {
-        const Tensor rows = std::exchange(rows_, activation_like(rows_));
+    void begin_backward(const Tensor& dy) override {
+        rows_ = activation({chunks_.back().rows.end, dy.cols()}, dy.dtype());
         if (places()) ops::fill(rows_, 0);  // some may be used by nobody
         for (const Chunk& chunk : chunks_)
-            ops::sum_rows_backward(of_rows(chunk), of(dweights, chunk), of(dy, chunk),
-                                   rows.slice(chunk.rows.begin, chunk.rows.end), of(place_, chunk),
-                                   of(weights, chunk));
+            ops::sum_rows_backward(of(rows_, chunk.rows), {}, of(dy, chunk), {}, of(place_, chunk));
+    }
+    void end_backward_of_weights(Tensor dweights) override {
+        chunks_.back().of_weights.wait();
+        for (const Chunk& chunk : chunks_)
+            ops::sum_rows(column(of(dweights, chunk)), of(dweights_, chunk.rows),
+                          column(of(place_, chunk)));
+        dweights_ = {};
     }
     void end_backward(Tensor dx) override {
         chunks_.back().work.wait();
         for (const Chunk& chunk : chunks_)
-            ops::sum_rows(of(dx, chunk), of_rows(chunk), of(place_, chunk), {}, of(dx, chunk));
+            ops::sum_rows(of(dx, chunk), of(rows_, chunk.rows), of(place_, chunk), {},
+                          of(dx, chunk));
     }
 
 protected:
@@ -194,8 +211,8 @@ protected:
         Travel travel;                                  // with ep > 1
         Tensor counts;                                  // (G) int32
         std::shared_ptr<const RowsByExpert> by_expert;  // with ep > 1
-        Tensor in;                                      // on its way
-        Work work;
+        ExpertRows in;                                  // on its way
+        Work work, of_weights;
     };
     // Cuts N tokens; each chunk gets as many rows as `rows_of` says.
     void cut(int64_t N, const std::function<int64_t(int64_t tokens)>& rows_of) {
@@ -210,18 +227,29 @@ protected:
         }
     }
     Chunk& at(int64_t c) { return chunks_[size_t(c)]; }
-    static Tensor of(const Tensor& t, const Chunk& chunk) {
-        return t.slice(chunk.tokens.begin, chunk.tokens.end);
+    static Tensor of(const Tensor& t, const Range& range) {
+        return t.slice(range.begin, range.end);
     }
-    Tensor of_rows(const Chunk& chunk) const {
-        return rows_.slice(chunk.rows.begin, chunk.rows.end);
+    static Tensor of(const Tensor& t, const Chunk& chunk) { return of(t, chunk.tokens); }
+    // The rows of a chunk and their weights, from x and the router, in this order.
+    void set_rows(const Chunk& chunk, const Tensor& x, const Routed& routed, const Tensor& order) {
+        ops::gather_rows(of(rows_, chunk.rows), of(x, chunk), order, routed.experts.cols());
+        ops::gather_rows(of(weights_, chunk.rows), of(routed.weights, chunk), order);
+    }
+    void allocate_rows(const Tensor& x) {
+        rows_ = activation({chunks_.back().rows.end, x.cols()}, x.dtype());
+        weights_ = activation({rows_.rows(), 1}, DType::fp32);
     }
     // When all chunks know their travel: what will be sent, and what the experts here will get.
     void tell_traffic(int64_t h, DType dtype) {
         Traffic::Rows rows{.hops = {{chunks_.back().rows.end, 0}}};
         for (const Chunk& chunk : chunks_) {
             const bool travels = ep_.size() > 1;
-            if (travels) traffic_.there_and_back(ep_, chunk.travel, h * dtype_bytes(dtype));
+            if (travels) {
+                traffic_.there_and_back(ep_, chunk.travel, h * dtype_bytes(dtype));
+                traffic_.one_way(ep_, chunk.travel.to, sizeof(float));  // weights
+                traffic_.gradient_back(ep_, chunk.travel.from, sizeof(float));
+            }
             rows.chunks.push_back(travels ? chunk.travel.received() : chunk.rows.size());
             rows.at_experts += rows.chunks.back(), rows.hops[0].arrived += rows.chunks.back();
         }
@@ -234,7 +262,23 @@ protected:
     Stream& stream_;
     std::vector<Chunk> chunks_;
     Tensor place_;  // (N, k), within the chunk's rows
-    Tensor rows_;   // (R, h) those that leave, and then what came back
+    Tensor rows_;                // (R, h) those that leave, and then what came back
+    Tensor weights_, dweights_;  // (R, 1) of those that leave; of those that came back
+
+private:
+    // A chunk of rows or weights travels to its experts, and from there into `all`.
+    Work there(Tensor& in, const Tensor& all, const Chunk& chunk) const {
+        in = activation({chunk.travel.received(), all.cols()}, all.dtype());
+        return exchange_rows(ep_, in, of(all, chunk.rows), chunk.travel.to, chunk.travel.from,
+                             stream_);
+    }
+    Work back(Tensor& all, Tensor rows, const Chunk& chunk) const {
+        const Tensor out = chunk.by_expert->as_they_came(rows);
+        rows = {};
+        if (!all) all = activation({chunks_.back().rows.end, out.cols()}, out.dtype());
+        return exchange_rows(ep_, of(all, chunk.rows), out, chunk.travel.from, chunk.travel.to,
+                             stream_);
+    }
 };
 
 class ExpertJourney : public ChoiceJourney {
@@ -250,13 +294,13 @@ public:
             return all.slice(c * ranks, (c + 1) * ranks);
         };
         place_ = activation(routed.experts.shape(), DType::int32);
-        rows_ = activation({routed.experts.numel(), x.cols()}, x.dtype());
+        allocate_rows(x);
         for (int64_t c = 0; c < chunks(); ++c) {
             Chunk& chunk = at(c);
             const Tensor order = activation({chunk.rows.size()}, DType::int32);
             chunk.counts = of_chunk(counts, c).view({experts_});
             ops::sort_by_expert(chunk.counts, order, of(place_, chunk), of(routed.experts, chunk));
-            ops::gather_rows(of_rows(chunk), of(x, chunk), order, k);
+            set_rows(chunk, x, routed, order);
         }
         if (ranks > 1) exchange_counts(counts);
         tell_traffic(x.cols(), x.dtype());

@@ -1,7 +1,8 @@
 // What a rank holds and sends, by formula.
 //
-// Sent. Of a layer with experts, in each forward: the counts (E numbers), and rows there and back;
-// in each backward rows there and back. With T tokens a rank, k choices, n ranks and e bytes an
+// Sent. Of a layer with experts, in each forward: the counts (E numbers), rows there and back, and
+// their weights (a number a row) there; in each backward rows there and back, and the gradients of
+// weights back. With T tokens a rank, k choices, n ranks and e bytes an
 // element a balanced router sends
 //
 //     T k h e (n-1)/n     in each of the four all-to-alls (--dispatch expert)
@@ -11,7 +12,9 @@
 // came (traffic.h), and equals what was counted.
 //
 // Held. Experts are shared by ep ranks, all else is copied. Activations follow the rows that came:
-// the peak is the highest moment of any micro-batch.
+// the peak is the highest moment of any micro-batch. From forward to backward a layer keeps of each
+// row at the experts (h + 2 F) e bytes and a weight. If the weights were applied where the tokens
+// are, it would keep what came back as well, T k h e bytes: for moe-16b 42 % more.
 #pragma once
 
 #include "expert_parallel.h"
@@ -66,7 +69,7 @@ private:
         // shared: the shared experts' gate, up or a; in, a: rows at the experts, and the same with
         // F columns; choice: a number for each choice
         double tokens, shared, in, a, row, scores, choice, logits;
-        double of_router() const { return logits + scores + 2 * choice; }
+        double of_router() const { return logits + scores + choice; }  // what it keeps
     };
     void by_choice(const StepShape& shape, const ExpertOptions& o, const Traffic::Rows& rows,
                    const Bytes& b) {
@@ -76,49 +79,61 @@ private:
         const size_t n = rows.chunks.size();
         const auto in = [&](size_t c) { return double(rows.chunks[c]) * b.row; };
         const auto a = [&](size_t c) { return in(c)*b.a / std::max(b.in, 1.0); };
+        const auto w = [&](size_t c) { return double(rows.chunks[c]) * 4; };
+        const double weights = double(rows.hops[0].left) * 4;
         // Chunk c arrives and the next one departs, and it goes back after `experts`, which leaves
-        // `in` behind: rows for the way back.
-        const auto journey = [&](Ledger& ledger, const std::function<void(size_t)>& experts) {
+        // `in` behind: rows for the way back. Weights travel there, their gradients back.
+        const auto journey = [&](Ledger& ledger, bool there,
+                                 const std::function<void(size_t)>& experts) {
+            const auto both = [&](size_t c, bool with_weights) {
+                return in(c) + (with_weights ? w(c) : 0);
+            };
             for (size_t c = 0; c < n; ++c) {
                 if (travels && n == 1) ledger.free(home);
+                if (travels && there && c + 1 == n) ledger.free(weights);
                 if (sorts) ledger.brief(in(c));
-                if (travels && c + 1 < n) ledger.take(in(c + 1));
+                if (sorts && there) ledger.brief(w(c));
+                if (travels && c + 1 < n) ledger.take(both(c + 1, there));
                 experts(c);
-                if (travels && c > 0) ledger.free(in(c - 1));
+                if (travels && c > 0) ledger.free(both(c - 1, !there));
+                if (sorts && !there) ledger.brief(w(c));
+                if (travels && !there && c == 0) ledger.take(weights);
                 if (sorts) ledger.brief(in(c));
                 if (travels && n == 1) ledger.take(home);
             }
         };
 
-        Ledger f(b.of_router() + b.choice);
-        f.take(home);
+        Ledger f(b.of_router() + 2 * b.choice);  // and the weights; the places
+        f.take(home + weights);
         f.brief(b.choice / double(n));  // the order of a chunk
-        if (travels) f.take(in(0));
+        if (travels) f.take(in(0) + w(0));
         f.take(3 * b.shared + (has_shared ? b.tokens : 0));
         f.free(b.shared);
-        journey(f, [&](size_t c) {
+        journey(f, true, [&](size_t c) {
             f.take(3 * a(c) + in(c));  // gate, up and a; out. It keeps its rows.
             f.free(a(c));
         });
         if (!has_shared) f.take(b.tokens);
         if (travels) f.free(in(n - 1));
-        kept = f.now() - b.tokens;
         forward = f.most();
+        kept = f.now() - b.tokens - home - b.choice;
 
         const double dlogits = b.scores * (o.has_loss() ? 2 : 1) +
                                (shape.model.dtype != DType::fp32 ? b.scores / 2 : 0),
                      dx = has_shared ? b.tokens : 0;
-        Ledger g(kept + b.tokens * (shape.model.dropout > 0 ? 2 : 1) + b.choice);
-        g.brief(home);
+        Ledger g(kept + b.tokens * (shape.model.dropout > 0 ? 2 : 1));
+        g.take(home);
         if (travels) g.take(in(0));
         g.brief(std::max(3 * b.shared, dx));
         g.free(2 * b.shared), g.take(dx);
-        journey(g, [&](size_t c) {
-            g.take(3 * a(c));  // dout has come; da, d(gate, up)
+        journey(g, false, [&](size_t c) {
+            g.take(3 * a(c) + w(c));  // dout has come; da, d(gate, up), those of weights
             g.free(3 * a(c) + in(c));
             g.brief(in(c));  // dx of the rows
-            g.free(2 * a(c));
+            g.free(2 * a(c) + w(c));
         });
+        g.take(b.choice);  // the weights' gradients, where the router is
+        g.free(weights + (travels ? w(n - 1) : 0));
         g.take(dlogits + b.tokens);  // the router's dx; then its x is not needed any more
         g.free(dlogits + b.logits + b.scores + b.choice + b.tokens + dx);
         backward = g.most();
@@ -131,25 +146,27 @@ private:
         const double k = double(shape.config.experts.router.top_k) * 4,
                      arrived = double(rows.hops.back().arrived), M = arrived * b.row,
                      of_router = b.of_router(), y = has_shared ? b.tokens : 0;
-        kept = of_router + 2 * arrived * k + 2 * b.in + 2 * b.a + 2 * b.shared;
-        const double dy = b.tokens * (shape.model.dropout > 0 ? 2 : 1),
-                     begin = kept + dy + b.choice, dx = has_shared ? b.tokens : 0,
-                     inside = begin - b.in - 2 * b.shared + dx, after = inside - b.in - 2 * b.a,
+        const double weights = b.in / b.row * 4;
+        kept = of_router + arrived * k + weights + b.in + 2 * b.a + 2 * b.shared;
+        const double dy = b.tokens * (shape.model.dropout > 0 ? 2 : 1), begin = kept + dy,
+                     dx = has_shared ? b.tokens : 0, inside = begin - 2 * b.shared + dx,
+                     after = inside - b.in - 2 * b.a - weights,
                      dlogits = b.scores * (o.has_loss() ? 2 : 1) +
                                (shape.model.dtype != DType::fp32 ? b.scores / 2 : 0),
                      routed = after - b.logits - b.scores - b.choice - y;
         forward =
-            std::max(of_router + 3 * arrived * k + M + b.in + 2 * b.shared + y, kept + b.a + y);
-        backward =
-            std::max({begin - 2 * b.shared + dx + b.in + arrived * k + M, inside + b.in + 3 * b.a,
-                      after + b.in + dlogits + b.tokens, routed + b.in + M});
+            std::max(of_router + b.choice + 3 * arrived * k + M + weights + b.in + 2 * b.shared + y,
+                     kept + b.choice + b.in + b.a + y);
+        backward = std::max({inside + b.in + M, inside + b.in + 3 * b.a + weights,
+                             after + b.in + dlogits + b.choice + b.tokens, routed + b.in + M});
         double before = 0;  // rows that an earlier hop brought
         for (const Traffic::Rows::OfHop& hop : rows.hops) {
             const double left = double(hop.left) * b.row, came = double(hop.arrived) * b.row,
                          all = before + left + came;
             forward = std::max(
-                {forward, of_router + double(hop.left + hop.arrived) * k + all + 3 * b.shared + y,
-                 kept + b.tokens + all});
+                {forward,
+                 of_router + b.choice + double(hop.left + hop.arrived) * k + all + 3 * b.shared + y,
+                 kept + b.choice + b.tokens + all});
             backward = std::max({backward, begin + all + std::max(3 * b.shared, dx), routed + all});
             before = came;
         }
@@ -270,6 +287,11 @@ inline Prediction predict_balanced(const StepShape& shape, const ExpertOptions& 
     prediction.communication.add(ep, Collective::all_to_all,
                                  {layers * rows * chunks, std::llround(double(layers * rows) * all),
                                   double(layers * rows) * away});
+    if (o.dispatch == Dispatch::expert)  // weights there, and their gradients back
+        prediction.communication.add(
+            ep, Collective::all_to_all,
+            {layers * (forwards + 1) * chunks, layers * (forwards + 1) * even_rows(shape, o) * 4,
+             double(layers * (forwards + 1)) * expected_rows_away(shape, o) * 4});
     return prediction;
 }
 

@@ -166,33 +166,35 @@ public:
             e = e < 0 ? -1 : e - int32_t(first_);
         }
         traffic_.rows(rows);
+        at_experts_ = rows.at_experts;
         const RowsWithExperts here = std::exchange(at_, {});
-        weights_ = here.weights;
-        place_ = activation(weights_.shape(), DType::int32);
+        place_ = activation(here.weights.shape(), DType::int32);
         const Tensor counts = Tensor::empty({G_}, DType::int32, Memory::workspace),
-                     order = activation({weights_.numel()}, DType::int32),
-                     named = Tensor::from_host<int32_t>(here.experts, weights_.shape(),
+                     order = activation({place_.numel()}, DType::int32),
+                     named = Tensor::from_host<int32_t>(here.experts, place_.shape(),
                                                         Memory::workspace),
-                     in = activation({rows.at_experts, here.rows.cols()}, here.rows.dtype());
+                     used = order.slice(0, rows.at_experts);
         ops::sort_by_expert(counts, order, place_, named);
-        ops::gather_rows(in, here.rows, order.slice(0, rows.at_experts), here.k);
-        return {in, counts};
+        const ExpertRows in{activation({rows.at_experts, here.rows.cols()}, here.rows.dtype()),
+                            counts, activation({rows.at_experts, 1}, DType::fp32)};
+        ops::gather_rows(in.rows, here.rows, used, here.k);
+        ops::gather_rows(in.weights, here.weights, used);
+        return in;
     }
-    void go_back(int64_t, Tensor rows) override { rows_ = std::move(rows); }
-    void combine(Tensor y, const Routed&, const Tensor& residual) override {
-        Tensor sum = activation({weights_.rows(), rows_.cols()}, rows_.dtype());
-        ops::sum_rows(sum, rows_, place_, weights_);
-        home(y, std::move(sum), residual);
+    void go_back(int64_t, ExpertRows rows) override { rows_ = std::move(rows); }
+    void combine(Tensor y, const Tensor& residual) override { home(y, residual); }
+    void begin_backward(const Tensor& dy) override { dy_ = dy; }
+    void end_backward_of_weights(Tensor dweights) override {
+        Tensor there = activation(place_.shape(), DType::fp32);
+        ops::sum_rows(column(there), rows_.weights, column(place_));
+        for (size_t i = hops_.size(); i-- > 0;) {
+            const Tensor here =
+                i == 0 ? dweights : activation({hops_[i].tokens(), there.cols()}, DType::fp32);
+            hops_[i].weights_back(here, there);
+            there = here;
+        }
     }
-    void begin_backward(const Tensor& dy, Tensor dweights, const Tensor&) override {
-        dy_ = dy, dweights_ = std::move(dweights);
-    }
-    void end_backward(Tensor dx) override {
-        Tensor sum = activation({weights_.rows(), rows_.cols()}, rows_.dtype());
-        ops::sum_rows(sum, rows_, place_);
-        rows_ = {};
-        home(dx, std::move(sum), dx);
-    }
+    void end_backward(Tensor dx) override { home(dx, dx); }
 
 private:
     Tensor gradient_of_rows() {
@@ -201,19 +203,15 @@ private:
             if (i > 0) hops_[i].depart(at, stream_);
             at = hops_[i].arrive().rows;
         }
-        Tensor drows = activation_like(rows_), there = activation_like(weights_);
-        ops::sum_rows_backward(drows, there, at, rows_, place_, weights_);
-        rows_ = {};
-        for (size_t i = hops_.size(); i-- > 0;) {
-            const Tensor here =
-                i == 0 ? dweights_ : activation({hops_[i].tokens(), there.cols()}, DType::fp32);
-            hops_[i].weights_back(here, there);
-            there = here;
-        }
+        const Tensor drows = activation({at_experts_, at.cols()}, at.dtype());
+        ops::sum_rows_backward(drows, {}, at, {}, place_);
         return drows;
     }
-    // Back through all hops; the last one adds to y.
-    void home(Tensor y, Tensor rows, const Tensor& residual) const {
+    // Adds a token's rows here and takes them back through all hops; the last one adds to y.
+    void home(Tensor y, const Tensor& residual) {
+        Tensor rows = activation({place_.rows(), rows_.rows.cols()}, rows_.rows.dtype());
+        ops::sum_rows(rows, rows_.rows, place_);
+        rows_ = {};
         for (size_t i = hops_.size(); i-- > 0;) {
             const Tensor to =
                 i == 0 ? y : activation({hops_[i].tokens(), rows.cols()}, rows.dtype());
@@ -226,9 +224,11 @@ private:
     int64_t first_, G_;
     Traffic& traffic_;
     Stream& stream_;
-    RowsWithExperts at_;             // on their way, forward
-    Tensor dy_, dweights_;           // in backward
-    Tensor weights_, place_, rows_;  // (M, k) of the rows that arrived; (R, h)
+    RowsWithExperts at_;  // on their way, forward
+    Tensor dy_;           // in backward
+    Tensor place_;        // (M, k) of the rows that arrived
+    int64_t at_experts_ = 0;
+    ExpertRows rows_;  // on their way back
 };
 
 }  // namespace ultrascale

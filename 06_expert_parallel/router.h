@@ -56,7 +56,6 @@ public:
         saved.keep("x", x);
         saved.keep("scores", scores);
         saved.keep("experts", routed.experts);
-        saved.keep("weights", routed.weights);
         if (balance_.keeps_logits()) saved.keep("logits", std::move(logits));
         return routed;
     }
