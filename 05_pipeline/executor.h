@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "messages.h"
-#include "stages.h"
+#include "rehearsal.h"
 #include "train/step.h"
 
 namespace ultrascale {
@@ -46,6 +46,8 @@ public:
     // and returns whether they ran on wrong weights: then they run again.
     void run(Step& step, Hooks* hooks, const std::function<bool()>& confirm = {}) {
         step.call_hooks({hooks});
+        if (times_.empty() && device_is_gpu())
+            rehearse(stages_, schedule_, step, messages_.shape(), messages_.dtype());
         if (times_.size() == kept_steps) times_.pop_front();
         times_.emplace_back();
         bool confirmed = !confirm;

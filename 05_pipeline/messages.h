@@ -8,6 +8,9 @@
 // goes from a to b has a group of its own, in which a only sends and b only receives, both in the
 // order in which a's schedule produces it. When the receives are posted, and when a sent tensor is
 // let go of, message_plan.h has worked out before the step.
+//
+// A receive waits for its message for as long as an action lasts, so on GPUs a link has a mailbox
+// (comm.h): NCCL's receive would occupy multiprocessors all that time.
 #pragma once
 
 #include <map>
@@ -49,12 +52,20 @@ public:
             Communicator group =
                 pp.split(mine >= 0 ? mine : pp.size() + rank_, rank_, down ? "down" : "up");
             for (const auto& [from, to] : now)
-                if (rank_ == from || rank_ == to)
+                if (rank_ == from || rank_ == to) {
+                    mailboxes_ += group.open_mailbox(numel(shape_) * dtype_bytes(dtype_));
+                    connect(group, from == rank_);
                     links_.emplace(std::pair(from, to),
                                    std::make_unique<Link>(std::move(group), from, to));
+                }
             left = std::move(later);
         }
     }
+
+    const Shape& shape() const { return shape_; }  // of a message
+    DType dtype() const { return dtype_; }
+    // The memory of the links' mailboxes, on GPUs that have them (comm.h).
+    int64_t mailboxes() const { return mailboxes_; }
 
     // To be called before an action: posts receives, and lets go of what has been sent by then.
     void before(int action) {
@@ -102,6 +113,11 @@ public:
     }
 
 private:
+    // The first message of a group: NCCL connects its ranks then, and the host waits for both.
+    void connect(const Communicator& group, bool sends) const {
+        const Tensor x = Tensor::zeros({1}, DType::fp32, Memory::workspace);
+        sends ? group.send(x, 1 - group.rank()) : group.recv(x, 1 - group.rank());
+    }
     struct Link {
         Communicator group;
         Stream stream;
@@ -125,6 +141,7 @@ private:
     Shape shape_;
     DType dtype_;
     double hop_seconds_;
+    int64_t mailboxes_ = 0;  // bytes
     std::map<std::pair<int, int>, std::unique_ptr<Link>> links_;
     std::map<int, Arriving> arriving_;
     std::map<int, Work> leaving_;  // each holds its tensor

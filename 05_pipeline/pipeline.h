@@ -53,7 +53,10 @@ struct Pipeline {
     }
     // Of a step: without the norm and the loss, or with them as train_step() sums them.
     Prediction prediction_without_norm() const {
-        return predict(shape, schedule, plan, cut, own.parameters(), pp().rank(), dp().size());
+        Prediction of_step =
+            predict(shape, schedule, plan, cut, own.parameters(), pp().rank(), dp().size());
+        of_step.memory.peak_communication += messages.mailboxes();
+        return of_step;
     }
     Prediction prediction() const {
         Prediction of_step = prediction_without_norm();

@@ -40,6 +40,8 @@ public:
           down_group_(pp_.split(0, pp_.rank(), "norm down")),
           up_group_(pp_.split(0, pp_.rank(), "norm up")),
           host_(Tensor::empty({slots()}, DType::fp64, Memory::host)) {
+        for (const Communicator& group : {down_group_, up_group_})
+            group.open_mailbox(bytes_of_parts(pp_.size()));
         for (const TensorPart& part : pipeline.parameters().parts(&Parameter::value)) keep(part);
         for (const TensorPart& part : optimizer.states()) keep(part);
     }
@@ -88,6 +90,8 @@ public:
             dtype_bytes(pipeline.shape.model.dtype) + optimizer_bytes(pipeline.shape.model.dtype);
         of_step.memory.optimizer += each * pipeline.own.parameters().local_numel();
         of_step.memory.host += bytes_of_parts(p);
+        if (pipeline.messages.mailboxes() > 0)  // there are some for the parts, too
+            of_step.memory.peak_communication += 2 * (p - 1) * bytes_of_parts(p);
         const auto add = [&](const char* name, int64_t sent) {
             of_step.communication.add({name, p}, Collective::send_recv, {1, sent, double(sent)});
         };

@@ -145,6 +145,7 @@ public:
     ParameterList& parameters() { return parameters_; }
     const ParameterList& parameters() const { return parameters_; }
     int chunks() const { return int(chunks_.size()); }
+    int stage(int c) const { return chunks_[size_t(c)].stage; }
     Llama& chunk(int c) { return *models_[size_t(c)]; }
 
 private:

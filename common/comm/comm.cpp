@@ -135,6 +135,11 @@ std::shared_ptr<Allocator> Communicator::symmetric_memory() const {
     return transport::symmetric_memory(*impl_);
 }
 
+int64_t Communicator::open_mailbox(int64_t bytes) const {
+    impl_->open();
+    return transport::open_mailbox(*impl_, bytes);
+}
+
 void use_copy_engines(bool use) { communication_settings().copy_engines = use; }
 
 Work Communicator::all_reduce(Tensor x, Reduce op, Stream& stream) const {

@@ -168,6 +168,14 @@ public:
     // device's own memory, if GPUs cannot access each other, between simulated nodes, and on the
     // CPU.
     std::shared_ptr<Allocator> symmetric_memory() const;
+    // All ranks of the group call it, once. From then on copy engines carry single messages (send
+    // or recv) of up to so many bytes, through a mailbox in symmetric memory, so that a receive can
+    // be posted long before its message comes and occupies no multiprocessor (nccl/mailbox.h).
+    // But a kernel should not be launched for the first time while a receive is pending: CUDA loads
+    // it then, and may wait for all streams. Returns the communication memory that this rank holds
+    // for the mailbox from now on, size() - 1 times as much; or 0, and messages go as before, where
+    // there is no symmetric memory.
+    int64_t open_mailbox(int64_t bytes) const;
 
     // In-place calls: all_gather's and gather's `in` may be this rank's slice of `out`,
     // reduce_scatter's and scatter's `out` this rank's slice of `in`. Any other overlap fails

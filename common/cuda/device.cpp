@@ -18,10 +18,10 @@
 #include <stdexcept>
 
 #include "comm/comm.h"
+#include "comm/nccl/peer_memory.h"
 #include "core/memory.h"
 #include "core/ops.h"
 #include "cuda_common.h"
-#include "comm/nccl/peer_memory.h"
 
 namespace ultrascale {
 
@@ -32,6 +32,10 @@ void cuda_check(cudaError_t status, std::source_location at) {
 }
 
 namespace {
+
+// Streams share so many queues of the GPU: one that waits for another rank must not hold up others.
+// CUDA reads this at its first call; its default is 8.
+[[maybe_unused]] const int queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 
 int device_count() {
     int count = 0;
@@ -126,8 +130,7 @@ void* device_allocate(int64_t bytes) {
 }
 
 void device_free(void* data) {
-    if (data)
-        cudaFreeAsync(data, cuda_compute());  // fails only at exit, when CUDA is already gone
+    if (data) cudaFreeAsync(data, cuda_compute());  // fails only at exit, when CUDA is already gone
 }
 
 void cuda_release_unused() {

@@ -4,9 +4,10 @@
 // Causal, one sequence, 32 heads of 128, bf16, forward and backward: the work of
 // tests/peers/torch_context_parallel.py. With several ranks, one device alone with the whole
 // sequence (each rank computes all of it), and each of chapter 04's variants on all of them:
-// efficiency is t(1) / (N t(N)). With one rank, what each rank of a ring of two computes, block by
-// block with the merges and the sums, but without sending anything: the efficiency that is left for
-// two devices if all communication is hidden. What is compared takes turns.
+// efficiency is t(1) / (N t(N)). With one or two ranks, also what each rank of a ring of two
+// computes, block by block with the merges and the sums, but without sending anything: the
+// efficiency that is left for two devices if all communication is hidden. What is compared takes
+// turns.
 #include <cstdio>
 #include <cstdlib>
 
@@ -52,7 +53,7 @@ Row row(const char* name, std::shared_ptr<AttentionCore> core, int64_t tokens) {
 }
 
 // What place `rank` of a ring of two computes for a sequence of T tokens, without the other.
-Row computing(int rank, int64_t T) {
+Row computing(std::string name, int rank, int64_t T) {
     const int64_t tokens = T / 2;
     const Tensor q = drawn(tokens, 1), k = drawn(tokens, 2), v = drawn(tokens, 3),
                  dout = drawn(tokens, 4);
@@ -78,7 +79,7 @@ Row computing(int rank, int64_t T) {
         }
         sums[1].finish(activation_like(k), activation_like(v), sums[0]);
     };
-    return {fmt::format("rank {} of 2, computing", rank), [=] { forward(); }, both};
+    return {std::move(name), [=] { forward(); }, both};
 }
 
 void measure_length(const Communicator& world, int64_t T) {
@@ -92,8 +93,10 @@ void measure_length(const Communicator& world, int64_t T) {
         rows.push_back(row(name, parallel.back()->parts({}).attention({}), T / n));
     };
     if (n == 1) {
-        for (int rank = 0; rank < 2; ++rank) rows.push_back(computing(rank, T));
+        for (int rank = 0; rank < 2; ++rank)
+            rows.push_back(computing(fmt::format("rank {} of 2, computing", rank), rank, T));
     } else {
+        if (n == 2) rows.push_back(computing("ring, without its hops", world.rank(), T));
         variant("ring, reversed", {.cp = n});
         variant("ring, again", {.cp = n, .backward = RingBackward::again});
         variant("ring, tails", {.cp = n, .tails = true});

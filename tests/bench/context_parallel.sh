@@ -24,13 +24,13 @@ train() {  # cp tokens steps options...
         --steps "$steps" --no-verify --recompute full "$@" 2>&1 |
         awk -v name="cp $cp, $tokens tokens ${*:-}" -f tests/bench/training_line.awk
 }
-# The longest sequence for Llama-3-8B on this device, by formula; the operations' workspace, which
-# comes on top, is given 3 %.
+# The longest sequence for Llama-3-8B on this device, by formula; the operations' workspace, the CUDA
+# context and fragmentation, which come on top, are given 10 %.
 whole="--model llama-3-8b --dtype bf16 --loss-chunk 1024"
 longest() {  # cp
     $mpirun -n "$1" "$build/04_context_parallel" $whole --recompute full --seq 4096 \
         --micro-batch 1 --estimate |
-        awk -v cp="$1" '$1 == "--cp" && $2 == cp { print int($4 * 0.97 / 256) * 256 }'
+        awk -v cp="$1" '$1 == "--cp" && $2 == cp { print int($4 * 0.9 / 256) * 256 }'
 }
 
 for cp; do

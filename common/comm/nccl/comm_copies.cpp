@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/mpi/slow_links.h"
+#include "copies.h"
 #include "core/trace.h"
 #include "cuda/sum_slots.h"
 #include "peer_memory.h"
@@ -26,44 +27,6 @@ std::vector<Work::Impl*>& unsummed() {  // of all groups, in the order of their 
 
 PeerMemory& peers_of(const Work::Impl& work) { return *work.communicator->link->peers; }
 
-// Copies that do not depend on each other. They run concurrently if CUDA supports it, as each copy
-// takes 10 us to start.
-class Copies {
-public:
-    void add(void* to, const void* from, int64_t bytes) {
-        if (bytes > 0 && to != from)
-            to_.push_back(to), from_.push_back(from), bytes_.push_back(size_t(bytes));
-    }
-    void add_to_peer(void* to, const void* from, int64_t bytes) {
-        bytes_handed_over() += bytes;
-        add(to, from, bytes);
-    }
-    void queue(Stream& stream) {
-        if (to_.empty()) return;
-#if CUDART_VERSION >= 13000
-        cudaMemcpyAttributes by_engine = {};
-        by_engine.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-        by_engine.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-        size_t first = 0;
-        cuda_check(cudaMemcpyBatchAsync(to_.data(), from_.data(), bytes_.data(), to_.size(),
-                                        &by_engine, &first, 1, cuda_stream(stream)));
-#else
-        for (size_t i = 0; i < to_.size(); ++i)
-            cuda_check(cudaMemcpyAsync(to_[i], from_[i], bytes_[i], cudaMemcpyDeviceToDevice,
-                                       cuda_stream(stream)));
-#endif
-    }
-
-private:
-    std::vector<void*> to_;
-    std::vector<const void*> from_;
-    std::vector<size_t> bytes_;
-};
-
-int slot(int from, int at) {
-    return from < at ? from : from - 1;
-}  // a rank's own slice has no slot
-
 // Copies this rank's slice of `out` to all ranks.
 void give(const Work::Impl& work, char* mine, const char* from, int64_t bytes, Copies& copies) {
     work.communicator->for_each_peer(
@@ -81,10 +44,14 @@ int64_t length_of(const Operation& x, int64_t slice, int rank) {
     return std::clamp<int64_t>(x.in_bytes - rank * slice, 0, slice);
 }
 
-// Whether all messages go to symmetric memory: then all ranks make the same call (comm.h).
+// Whether this rank receives, and only into symmetric memory: then all ranks make the same call
+// (comm.h).
 bool rotates(const Operation& x, const PeerMemory& peers) {
-    return std::ranges::all_of(
-        x.messages, [&](const Operation::Message& m) { return m.send || peers.holds(m.data); });
+    const auto receives = [](const Operation::Message& m) { return !m.send; };
+    return std::ranges::any_of(x.messages, receives) &&
+           std::ranges::all_of(x.messages, [&](const Operation::Message& m) {
+               return m.send || peers.holds(m.data);
+           });
 }
 // A rank's i-th send goes to its peer's i-th receive, whose address corresponds to its own.
 void rotate(const Work::Impl& work, const Operation& x, Copies& copies) {
@@ -112,10 +79,7 @@ void copy_in_turn(Work::Impl& work, Copies& copies, bool meet_first, Stream& str
     copies.queue(stream);
     peers.meet(stream);
     peers.end_turn(stream);
-    work.end = Timestamp::in(stream);
-    work.finished = stream.record();
-    add_measurement({work.communicator->name, work.kind, begin, work.end, !work.asynchronous, false,
-                     work.span});
+    finish_copies(work, begin, stream);
 }
 
 }  // namespace
@@ -164,7 +128,7 @@ void start(Work::Impl& work, const Operation& x, Stream& stream) {
     }
     const int64_t slice = slice_bytes(x, group.size());
     group.for_each_peer([&](int peer) {
-        copies.add_to_peer(peers.at(peer, x.scratch) + slot(group.rank, peer) * slice,
+        copies.add_to_peer(peers.at(peer, x.scratch) + slot_of(group.rank, peer) * slice,
                            x.in + peer * slice, length_of(x, slice, peer));
     });
     copy_in_turn(work, copies, !peers.met_since_let_go(x.scratch), stream);

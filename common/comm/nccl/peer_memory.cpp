@@ -55,6 +55,28 @@ BatchMemOp batch_mem_op() {
     return function;
 }
 
+// Writes to a number in memory, after everything before it in the stream.
+CUstreamBatchMemOpParams write(void* address, uint32_t value) {
+    CUstreamBatchMemOpParams op = {};
+    op.writeValue = {.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32};
+    op.writeValue.address = reinterpret_cast<CUdeviceptr>(address);
+    op.writeValue.value = value;
+    return op;
+}
+// Waits for a number in memory that only grows to reach `value`.
+CUstreamBatchMemOpParams wait(void* address, uint32_t value) {
+    CUstreamBatchMemOpParams op = {};
+    op.waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32};
+    op.waitValue.address = reinterpret_cast<CUdeviceptr>(address);
+    op.waitValue.value = value;
+    op.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+    return op;
+}
+void queue(std::vector<CUstreamBatchMemOpParams> all, const Stream& stream) {
+    if (batch_mem_op()(cuda_stream(stream), unsigned(all.size()), all.data(), 0) != CUDA_SUCCESS)
+        throw std::runtime_error("CUDA: cuStreamBatchMemOp failed; --copy-engines off avoids it");
+}
+
 }  // namespace
 
 const PeerMemory::Occupancy& PeerMemory::occupancy() { return total_occupancy(); }
@@ -141,27 +163,18 @@ char* PeerMemory::at(int peer, const void* data) const {
 void PeerMemory::meet(const Stream& stream) {
     ++meetings_;
     std::vector<CUstreamBatchMemOpParams> all;
-    for (int r = 0; r < size_; ++r) {
-        if (r == rank_) continue;
-        CUstreamBatchMemOpParams tell = {};  // after everything before it in the stream
-        tell.writeValue = {.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32};
-        tell.writeValue.address = reinterpret_cast<CUdeviceptr>(at(r, arrived_ + rank_));
-        tell.writeValue.value = meetings_;
-        all.push_back(tell);
-    }
-    for (int r = 0; r < size_; ++r) {
-        if (r == rank_) continue;
-        CUstreamBatchMemOpParams wait = {};
-        wait.waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32};
-        wait.waitValue.address = reinterpret_cast<CUdeviceptr>(arrived_ + r);
-        wait.waitValue.value = meetings_;
-        // the peer may have reached the next meeting already
-        wait.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-        all.push_back(wait);
-    }
-    if (batch_mem_op()(cuda_stream(stream), unsigned(all.size()), all.data(), 0) != CUDA_SUCCESS)
-        throw std::runtime_error(
-            "CUDA: cuStreamBatchMemOp failed; --copy-engines off avoids it");
+    for (int r = 0; r < size_; ++r)
+        if (r != rank_) all.push_back(write(at(r, arrived_ + rank_), meetings_));
+    for (int r = 0; r < size_; ++r)
+        if (r != rank_) all.push_back(wait(arrived_ + r, meetings_));
+    queue(std::move(all), stream);
+}
+
+void PeerMemory::tell(int peer, int counter, uint32_t value, const Stream& stream) {
+    queue({write(at(peer, arrived_ + size_ + counter), value)}, stream);
+}
+void PeerMemory::await(int counter, uint32_t value, const Stream& stream) {
+    queue({wait(arrived_ + size_ + counter, value)}, stream);
 }
 
 }  // namespace ultrascale

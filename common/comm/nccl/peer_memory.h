@@ -41,6 +41,12 @@ public:
     // stream writes a number to its peers' memory and waits for theirs.
     void meet(const Stream& stream);
 
+    // The same between two ranks: counters in each rank's memory, zero at the beginning. tell()
+    // sets a peer's counter after everything before it in the stream; after await(), a stream
+    // continues when this rank's counter has reached `value`.
+    void tell(int peer, int counter, uint32_t value, const Stream& stream);
+    void await(int counter, uint32_t value, const Stream& stream);
+
     // Whether the ranks have met since the block of `data` was last freed: then nobody reads its
     // previous contents any more.
     bool met_since_let_go(const void* data) const { return block_of(data)->let_go_at != meetings_; }
@@ -77,7 +83,8 @@ private:
     int rank_, size_;
     // in the order of their creation, which is the same on all ranks
     std::deque<Block> blocks_;
-    uint32_t* arrived_ = nullptr;  // in the first block: how many meetings each rank has reached
+    // In the first block: how many meetings each rank has reached; then the counters.
+    uint32_t* arrived_ = nullptr;
     uint32_t meetings_ = 0;
     cudaEvent_t turn_ended_ = nullptr;
 };
