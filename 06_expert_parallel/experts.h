@@ -119,7 +119,8 @@ using SeeChoices =
 
 class ExpertsLayer : public FeedForward {
 public:
-    // `start`: makes the journey of a micro-batch's rows, in `chunks` if it is in training. Keeps a reference to `log`, which may be empty.
+    // `start`: makes the journey of a micro-batch's rows, which has so many `chunks` in training.
+    // Keeps a reference to `log`, which may be empty.
     ExpertsLayer(std::unique_ptr<Router> router, GroupedSwiGLU experts,
                  std::unique_ptr<SwiGLU> shared, Traffic& traffic, const Balance& balance,
                  std::function<std::unique_ptr<Journey>()> start, int64_t chunks,

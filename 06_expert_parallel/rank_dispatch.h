@@ -13,7 +13,7 @@
 // node_limited.h.
 #pragma once
 
-#include "dispatch.h"
+#include "journey.h"
 
 namespace ultrascale {
 

@@ -37,8 +37,8 @@ struct Trained {
     JsonFields layout = {};
     std::string of_validation = {};  // the end of the validation's line in the header
     // For verify: what else the plain training computes (experts), what that chooses, and its
-    // micro-batch (0: the whole step at once). not_equal: why the run is not meant to equal the plain training; empty
-    // if it is.
+    // micro-batch (0: the whole step at once). not_equal: why the run is not meant to equal the
+    // plain training; empty if it is.
     std::function<void(Parts&)> plain_parts = {};
     Choices* choices = nullptr;
     int64_t plain_micro_batch = 0;

@@ -109,9 +109,9 @@ TEST(Experts, SameBitsOnAnyNumberOfRanks) {
         }
 }
 
-// Rows that travel in chunks are chosen alike and give the same up to rounding: an expert's gradient
-// adds up chunk by chunk, and a product of fewer rows may add in another order. Every run has the
-// same bits as its repetition. 7 chunks do not divide the tokens evenly.
+// Rows that travel in chunks are chosen alike and give the same up to rounding: an expert's
+// gradient adds up chunk by chunk, and a product of fewer rows may add in another order. With
+// recomputation the bits stay the same. 7 chunks do not divide the tokens evenly.
 TEST(Experts, InChunks) {
     use_threads(ranks_on_this_node());
     const Communicator& world = Communicator::world();

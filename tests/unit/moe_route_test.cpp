@@ -49,8 +49,8 @@ TEST(MoeRoute, ChoosesLikeTheOperation) {
     }
 }
 
-// What a router chooses by itself has the margin 0; what it would choose if its scores were slightly
-// different, a margin no larger than that; and what it can never choose, an infinite one.
+// What a router chooses by itself has the margin 0; what it would choose if its scores were
+// slightly different, a margin no larger than that; and what it can never choose, an infinite one.
 TEST(MoeRoute, MarginOfAnotherChoice) {
     constexpr int64_t h = 24, N = 400;
     constexpr float shift = 0.01f;
