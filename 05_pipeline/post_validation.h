@@ -61,8 +61,9 @@ public:
     // update was wrong and has been repeated. Does nothing if there is no such step.
     bool confirm() {
         if (!step_) return false;
-        up_.synchronize();  // the host waits for the numbers, but not for the device's work
         works_.clear();
+        copy_async(host_, all_, up_);
+        up_.synchronize();  // the host waits for the numbers, but not for the device's work
         const double* const parts = host_.as<double>();
         double squared = 0, loss = 0;
         for (int r = 0; r < pp_.size(); ++r) squared += parts[2 * r], loss += parts[2 * r + 1];
@@ -135,7 +136,6 @@ private:
             rank == last ? parts : Tensor::empty({slots()}, DType::fp64, Memory::workspace);
         if (rank < last) works_.push_back(up_group_.recv(all, rank + 1, up_));
         up_.wait(compute_stream().record());
-        copy_async(host_, all, up_);
         if (rank > 0) works_.push_back(up_group_.send(all, rank - 1, up_));
         all_ = all;
     }

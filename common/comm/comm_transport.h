@@ -50,7 +50,7 @@ namespace transport {
 void open(Communicator::Impl& group);
 
 std::shared_ptr<Allocator> symmetric_memory(const Communicator::Impl& group);  // comm.h
-int64_t open_mailbox(const Communicator::Impl& group, int64_t bytes);          // likewise
+int64_t open_mailbox(Communicator::Impl& group, int64_t bytes);          // likewise
 
 // Allocates the operation's scratch when the call is made, because memory is counted in the host's
 // order.

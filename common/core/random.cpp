@@ -24,12 +24,27 @@ uint32_t Random::bits(uint64_t index) const { return of_block(index / 4)[index %
 
 float Random::uniform(uint64_t index) const { return unit_interval(bits(index)); }
 
+// Box-Muller, of two uniforms.
+static std::array<float, 2> normal_pair(float a, float b) {
+    const double radius = std::sqrt(-2 * std::log(double(a))),
+                 angle = 2 * std::numbers::pi * double(b);
+    return {float(radius * std::cos(angle)), float(radius * std::sin(angle))};
+}
+
 float Random::normal(uint64_t index) const {
-    const auto words = of_block(index / 4);  // a pair never straddles two blocks
-    size_t first = index % 4 / 2 * 2;
-    double radius = std::sqrt(-2 * std::log(double(unit_interval(words[first]))));
-    double angle = 2 * std::numbers::pi * double(unit_interval(words[first + 1]));
-    return float(radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+    const std::array<float, 4> u = uniforms(index / 4);  // a pair never straddles two blocks
+    const size_t first = index % 4 / 2 * 2;
+    return normal_pair(u[first], u[first + 1])[index % 2];
+}
+
+void Random::normals(uint64_t first, std::span<float> to) const {
+    for (uint64_t i = first, end = first + to.size(); i < end;) {
+        const std::array<float, 4> u = uniforms(i / 4);
+        const auto a = normal_pair(u[0], u[1]), b = normal_pair(u[2], u[3]);
+        const std::array<float, 4> block = {a[0], a[1], b[0], b[1]};
+        do to[size_t(i - first)] = block[i % 4];
+        while (++i % 4 != 0 && i < end);
+    }
 }
 
 }  // namespace ultrascale

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace ultrascale {
@@ -42,6 +43,8 @@ public:
     // Standard normal by Box-Muller: elements 2i and 2i+1 share the uniforms 2i and 2i+1, computed
     // in double.
     float normal(uint64_t index) const;
+    // Elements first, first + 1, ...: the same numbers in half the time.
+    void normals(uint64_t first, std::span<float> to) const;
     uint32_t bits(uint64_t index) const;
 
 private:

@@ -103,11 +103,16 @@ void draw(const Parameter& p, int64_t begin, Tensor to, uint64_t seed) {
     const Random random(seed, p.name);
     const Range rows = p.slice[0], cols = p.slice[1];
     std::vector<float> values(size_t(to.numel()));
+    const int64_t end = begin + to.numel();
 #pragma omp parallel for
-    for (int64_t k = 0; k < int64_t(values.size()); ++k) {
-        const int64_t i = rows.begin + (begin + k) / cols.size(),
-                      j = cols.begin + (begin + k) % cols.size();
-        values[size_t(k)] = p.init_std * random.normal(uint64_t(i * p.shape[1] + j));
+    for (int64_t row = begin / cols.size(); row < (end + cols.size() - 1) / cols.size(); ++row) {
+        const int64_t from = std::max(begin, row * cols.size()),
+                      until = std::min(end, (row + 1) * cols.size()), i = rows.begin + row,
+                      j = cols.begin + from % cols.size();
+        const std::span<float> here =
+            std::span(values).subspan(size_t(from - begin), size_t(until - from));
+        random.normals(uint64_t(i * p.shape[1] + j), here);
+        for (float& value : here) value *= p.init_std;
     }
     ops::copy(to, Tensor::from_host<float>(values, to.shape(), Memory::workspace));
 }

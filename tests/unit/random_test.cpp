@@ -41,6 +41,17 @@ TEST(Random, EqualsNumPy) {
     }
 }
 
+TEST(Random, NormalsAreThoseDrawnOneByOne) {
+    const Random random(7, "span");
+    for (uint64_t first : {0, 1, 2, 3, 4, 1001})
+        for (size_t count : {0, 1, 2, 3, 4, 5, 8, 13, 1000}) {
+            std::vector<float> all(count, NAN);
+            random.normals(first, all);
+            for (size_t i = 0; i < count; ++i)
+                ASSERT_EQ(all[i], random.normal(first + i)) << first << " + " << i;
+        }
+}
+
 TEST(Random, UniformIsNeverZeroAndNormalHasItsMoments) {
     Random random(7, "moments");
     const int n = 200'000;

@@ -35,6 +35,8 @@ struct Communicator::Impl {
     bool opened = false;
     struct Link;
     std::shared_ptr<Link> link;  // CUDA: the group's NCCL communicator
+    struct Mailbox;
+    std::shared_ptr<Mailbox> mailbox;  // CUDA: if the group has opened one
 
     Impl(std::string name, std::vector<int> world_ranks, int rank, int number);
     int size() const { return int(world_ranks.size()); }

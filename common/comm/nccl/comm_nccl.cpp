@@ -206,10 +206,11 @@ std::shared_ptr<Allocator> symmetric_memory(const Communicator::Impl& group) {
     return group.link && slow_links().ranks_per_node == 0 ? group.link->peers : nullptr;
 }
 
-int64_t open_mailbox(const Communicator::Impl& group, int64_t bytes) {
+int64_t open_mailbox(Communicator::Impl& group, int64_t bytes) {
     if (!symmetric_memory(group)) return 0;
-    group.link->mailbox = std::make_shared<Mailbox>(group.link->peers, group.rank, bytes);
-    return group.link->mailbox->bytes();
+    group.mailbox =
+        std::make_shared<Communicator::Impl::Mailbox>(group.link->peers, group.rank, bytes);
+    return group.mailbox->bytes();
 }
 
 // The group's mapped memory if this operation uses the copy engines, otherwise null.
@@ -231,8 +232,8 @@ void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
     if (work.asynchronous) stream.wait(compute_stream().record());  // the inputs are ready then
     if (sharing && group.size() > 1) return staged::start(work, operation, tag, stream);
     copies::sum_for(operation, stream);
-    if (group.link && group.link->mailbox && group.link->mailbox->takes(operation))
-        return group.link->mailbox->start(work, operation, stream);
+    if (group.mailbox && group.mailbox->takes(operation))
+        return group.mailbox->start(work, operation, stream);
     if (copying_peers(group, operation)) return copies::start(work, operation, stream);
     Timestamp begin = Timestamp::in(stream);
     run_over_nccl(operation, group, cuda_stream(stream));

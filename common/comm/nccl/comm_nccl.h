@@ -8,7 +8,6 @@
 
 namespace ultrascale {
 
-class Mailbox;
 class PeerMemory;
 
 // A group's NCCL communicator. Kept until finalize_communication(): destroying one waits for the
@@ -17,7 +16,6 @@ struct Communicator::Impl::Link {
     std::string name;  // of the group
     ncclComm_t nccl = nullptr;
     std::shared_ptr<PeerMemory> peers;  // null where the ranks cannot map each other's memory
-    std::shared_ptr<Mailbox> mailbox;   // if the group has opened one
 };
 
 // Throws NCCL's error message, with the group's name, unless `result` is ncclSuccess.

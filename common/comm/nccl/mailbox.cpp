@@ -4,6 +4,8 @@
 
 namespace ultrascale {
 
+using Mailbox = Communicator::Impl::Mailbox;
+
 Mailbox::Mailbox(std::shared_ptr<PeerMemory> peers, int rank, int64_t bytes)
     : peers_(std::move(peers)),
       rank_(rank),

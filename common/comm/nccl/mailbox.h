@@ -15,8 +15,7 @@
 
 namespace ultrascale {
 
-class Mailbox {
-public:
+struct Communicator::Impl::Mailbox {
     // All ranks of the group call it; `bytes`: of the largest message.
     Mailbox(std::shared_ptr<PeerMemory> peers, int rank, int64_t bytes);
 
