@@ -10,10 +10,10 @@
 //     | of 0 | of 1 | ---- all-to-all ----- | of 0 | of 1 |       the same rows, back
 //     y: each token gathers its k rows and adds them in order
 //
-// The pair is conjugate: the backward of a dispatch is a combine of gradients, and the backward of a
-// combine a dispatch. So a layer has four all-to-alls of rows, of T k h elements each, of which
-// (n-1)/n leave the rank. (A row's weight travels beside it, and its gradient back: a number a row.)
-// GShard, Lepikhin et al. 2020.
+// The pair is conjugate: the backward of a dispatch is a combine of gradients, and the backward of
+// a combine a dispatch. So a layer has four all-to-alls of rows, of T k h elements each, of which
+// (n-1)/n leave the rank. (A row's weight travels beside it, and its gradient back: a number a
+// row.) GShard, Lepikhin et al. 2020.
 //
 // An expert sees its rows by rank and, within a rank, by token: the order of all tokens in the
 // step's batch, whatever the number of ranks. With sums in a fixed order this gives the same bits
