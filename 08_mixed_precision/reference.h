@@ -52,16 +52,17 @@ public:
         chosen_.trap = Trap::none, chosen_.histogram = false;
     }
 
-    Result train(uint64_t displacement) override {
+    Result train(uint64_t displacement, size_t steps) override {
+        const Aside aside;
         ModelOptions model = shape_.model;
         model.recompute = Recompute::none, model.loss_chunk = 0;
         model.attention = displacement == 0 ? AttentionKind::naive : AttentionKind::flash;
         MixedTraining training(shape_.config, model, chosen_, options_.optimizer);
-        displacement == 0 ? remember_start(training) : start_displaced(training, displacement);
+        start_.empty() ? remember_start(training) : start_displaced(training, displacement);
         Result result;
         int64_t next_sample = state_.next_sample;
         bool gradient_taken = false;
-        for (size_t s = 0; s < sequences_.size(); ++s) {
+        for (size_t s = 0; s < steps; ++s) {
             const int64_t index = state_.step + int64_t(s);
             Step step(loader_, {.micro_batch = options_.micro_batch}, index + 1, next_sample,
                       sequences_[s]);
@@ -126,7 +127,7 @@ private:
         options.dtype = DType::fp32, options.fp32_grads = false;
         PlainTraining plain(options, shape_.config, loader_, {sequences_.front()}, {},
                             options.micro_batch);
-        const Values exact = plain.train(0).gradient;
+        const Values exact = plain.train(0, 1).gradient;
         double apart = 0;
         for (const auto& [name, want] : exact) {
             const std::vector<float>& got = result.gradient.at(name);

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "core/threads.h"
+#include "core/trace.h"
 #include "data.h"
 #include "files/checkpoint.h"
 #include "model/optimizer.h"
@@ -34,10 +36,20 @@ public:
     };
     virtual ~Reference() = default;
     // 0: starts from --seed or from --load; this call must come first. Any other number: starts
-    // from there, displaced in a different way for each number.
-    virtual Result train(uint64_t displacement) = 0;
+    // from there, displaced in a different way for each number. Trains the first `steps` steps.
+    virtual Result train(uint64_t displacement, size_t steps) = 0;
     // The initial values of a weight in such a training.
     virtual std::vector<float> start_of(const std::string& name, uint64_t displacement) const = 0;
+};
+
+// While a rank trains for comparison, it uses all cores, and its memory and operations are not
+// counted.
+struct Aside {
+    AllCores cores;
+    MemoryAside memory;
+    const bool recorded = trace_recording();
+    Aside() { trace_record(false); }
+    ~Aside() { trace_record(recorded); }
 };
 
 // `values` of the weight of this name, displaced by about a rounding unit of the dtype.
@@ -59,7 +71,7 @@ public:
           change_(change),
           micro_batch_(micro_batch) {}
 
-    Result train(uint64_t displacement) override;
+    Result train(uint64_t displacement, size_t steps) override;
     std::vector<float> start_of(const std::string& name, uint64_t displacement) const override;
 
 private:

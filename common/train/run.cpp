@@ -73,7 +73,7 @@ void Run::start(Trained what) {
             verifier_.emplace([&] { return what_.reference(state_, steps); }, steps, what_.bounds);
         else
             verifier_.emplace(options_, shape_.config, loader_, sizes, what_.plain_parts,
-                              what_.plain_micro_batch);
+                              what_.plain_micro_batch, what_.choices);
     }
     memory_reset_peak();
     if (world.size() > 1) world.barrier();  // the plain run kept rank 0 busy
