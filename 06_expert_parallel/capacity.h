@@ -20,8 +20,9 @@ namespace ultrascale {
 class CapacityPlan {
 public:
     CapacityPlan(int64_t ranks, int64_t experts)
-        : blocks_(std::vector<int32_t>(size_t(experts), 1), ranks, experts / ranks) {}
-    const RowsByExpert& blocks() const { return blocks_; }  // of C rows
+        : blocks_(std::make_shared<RowsByExpert>(std::vector<int32_t>(size_t(experts), 1), ranks,
+                                                 experts / ranks)) {}
+    const std::shared_ptr<const RowsByExpert>& blocks() const { return blocks_; }  // of C rows
 
     void count(const Tensor& counts, int64_t capacity) { counted_.emplace_back(counts, capacity); }
     // Choices and those dropped, since the last call.
@@ -39,94 +40,53 @@ public:
     }
 
 private:
-    RowsByExpert blocks_;
+    std::shared_ptr<const RowsByExpert> blocks_;
     std::vector<std::pair<Tensor, int64_t>> counted_;
 };
 
-class CapacityJourney : public Journey {
+class CapacityJourney : public ChoiceJourney {
 public:
-    // `capacity`: rows an expert takes from this rank.
-    CapacityJourney(const Communicator& ep, int64_t experts, int64_t capacity, Drop drop,
-                    CapacityPlan& plan, Traffic& traffic, Stream* stream)
-        : ep_(ep),
-          experts_(experts),
-          capacity_(capacity),
+    // `capacity_of`: the rows that an expert takes of so many tokens.
+    CapacityJourney(const Communicator& ep, int64_t experts, int64_t chunks, Traffic& traffic,
+                    Stream& stream, std::function<int64_t(int64_t tokens)> capacity_of, Drop drop,
+                    CapacityPlan& plan)
+        : ChoiceJourney(ep, experts, chunks, traffic, stream),
+          capacity_of_(std::move(capacity_of)),
           drop_(drop),
-          plan_(plan),
-          traffic_(traffic),
-          stream_(stream) {}
+          plan_(plan) {}
 
-    ExpertRows send(const Tensor& x, const Routed& routed, const Meanwhile& meanwhile) override {
-        const int64_t R = routed.experts.numel(), h = x.cols(), ranks = ep_.size(),
-                      places = experts_ * capacity_;
+    Tensor places() const override { return place_; }
+    void begin(const Tensor& x, const Routed& routed) override {
+        const int64_t k = routed.experts.cols(), ranks = ep_.size();
+        cut(x.rows(), [&](int64_t tokens) { return experts_ * capacity_of_(tokens); });
         place_ = activation(routed.experts.shape(), DType::int32);
-        const Tensor rows = activation({places, h}, x.dtype());
-        {
+        allocate_rows(x);
+        for (Chunk& chunk : chunks_) {
+            const int64_t places = chunk.rows.size(), capacity = places / experts_;
             const Tensor counts = Tensor::empty({experts_}, DType::int32, Memory::workspace),
-                         sorted = activation({R}, DType::int32), at = activation_like(sorted),
-                         order = activation({places}, DType::int32);
-            ops::sort_by_expert(counts, sorted, at, routed.experts);
-            ops::capacity_slots(order, place_, routed.experts, sorted, at, counts,
-                                drop_ == Drop::by_score ? routed.weights : Tensor());
-            ops::gather_rows(rows, x, order, routed.experts.cols());
-            if (traffic_.backward_follows()) plan_.count(counts, capacity_);
+                         sorted = activation({chunk.tokens.size() * k}, DType::int32),
+                         position = activation_like(sorted),
+                         order = activation({places}, DType::int32),
+                         experts = of(routed.experts, chunk);
+            ops::sort_by_expert(counts, sorted, position, experts);
+            ops::capacity_slots(order, of(place_, chunk), experts, sorted, position, counts,
+                                drop_ == Drop::by_score ? of(routed.weights, chunk) : Tensor());
+            set_rows(chunk, x, routed, order);
+            if (traffic_.backward_follows()) plan_.count(counts, capacity);
+            const std::vector<int32_t> each(size_t(experts_ / ranks), int32_t(ranks * capacity));
+            chunk.counts =
+                Tensor::from_host<int32_t>(each, {int64_t(each.size())}, Memory::workspace);
+            const std::vector<int64_t> equal(size_t(ranks), places / ranks);
+            chunk.travel = {equal, equal};
+            chunk.by_expert = plan_.blocks();
         }
-        const std::vector<int32_t> each(size_t(experts_ / ranks), int32_t(ranks * capacity_));
-        const Tensor counts =
-            Tensor::from_host<int32_t>(each, {int64_t(each.size())}, Memory::workspace);
-        traffic_.rows({places, {{places, places}}});
-        const std::vector<int64_t> equal(size_t(ranks), places / ranks);
-        travel_ = {equal, equal};
-        if (ranks == 1) {
-            if (meanwhile) meanwhile();
-            return {rows, counts};
-        }
-        traffic_.there_and_back(ep_, travel_, h * dtype_bytes(x.dtype()));
-        return {plan_.blocks().in_order(exchange(rows, meanwhile)), counts};
-    }
-    void combine(Tensor y, Tensor out, const Routed& routed, const Tensor& residual) override {
-        rows_ = back(std::move(out));
-        ops::sum_rows(y, rows_, place_, routed.weights, residual);
-    }
-    Tensor combine_backward(const Tensor& dy, Tensor dweights, const Tensor& weights,
-                            const Meanwhile& meanwhile) override {
-        Tensor drows = activation_like(rows_);
-        ops::fill(drows, 0);  // places that nobody uses
-        ops::sum_rows_backward(drows, dweights, dy, rows_, place_, weights);
-        rows_ = {};
-        if (ep_.size() == 1) {
-            if (meanwhile) meanwhile();
-            return drows;
-        }
-        const Tensor in = exchange(drows, meanwhile);
-        drows = {};
-        return plan_.blocks().in_order(in);
-    }
-    void send_backward(Tensor dx, Tensor drows) override {
-        ops::sum_rows(dx, back(std::move(drows)), place_, {}, dx);
+        tell_traffic(x.cols(), x.dtype());
     }
 
 private:
-    Tensor exchange(const Tensor& rows, const Meanwhile& meanwhile) const {
-        const Tensor in = activation_like(rows);
-        exchange_rows(ep_, in, rows, travel_.to, travel_.from, stream_, meanwhile);
-        return in;
-    }
-    Tensor back(Tensor rows) const {
-        if (ep_.size() == 1) return rows;
-        const Tensor out = plan_.blocks().as_they_came(rows);
-        rows = {};
-        return exchange(out, {});
-    }
-
-    const Communicator& ep_;
-    int64_t experts_, capacity_;
+    std::function<int64_t(int64_t)> capacity_of_;
     Drop drop_;
     CapacityPlan& plan_;
-    Traffic& traffic_;
-    Stream* stream_;
-    Travel travel_;
-    Tensor place_, rows_;  // (N, k); (E C, h)
 };
 
 }  // namespace ultrascale

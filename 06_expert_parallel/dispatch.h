@@ -8,11 +8,12 @@
 //     | of 0 | of 1 |  sort by expert       | of 0 | of 1 |
 //       experts 0, 1                          experts 2, 3
 //     | of 0 | of 1 | ---- all-to-all ----- | of 0 | of 1 |       the same rows, back
-//     y: each token gathers its k rows and adds them in order, times their weights
+//     y: each token gathers its k rows and adds them in order
 //
-// The pair is conjugate: the backward of a dispatch is a combine of gradients (without weights),
-// the backward of a combine is a dispatch (with them). So a layer has four all-to-alls of rows, of
-// T k h elements each, of which (n-1)/n leave the rank. GShard, Lepikhin et al. 2020.
+// The pair is conjugate: the backward of a dispatch is a combine of gradients, and the backward of
+// a combine a dispatch. So a layer has four all-to-alls of rows, of T k h elements each, of which
+// (n-1)/n leave the rank. (A row's weight travels beside it, and its gradient back: a number a
+// row.) GShard, Lepikhin et al. 2020.
 //
 // An expert sees its rows by rank and, within a rank, by token: the order of all tokens in the
 // step's batch, whatever the number of ranks. With sums in a fixed order this gives the same bits
@@ -20,193 +21,204 @@
 // need. capacity.h does without.
 #pragma once
 
-#include <functional>
-#include <map>
-#include <optional>
-
-#include "comm/comm.h"
-#include "core/error.h"
-#include "core/trace.h"
-#include "router.h"
-#include "traffic.h"
+#include "journey.h"
 
 namespace ultrascale {
 
-// What this rank's experts compute on.
-struct ExpertRows {
-    Tensor rows, counts;  // (R, h) in the experts' order; (G) int32 rows of each of its experts
-};
-
-// The rows of one micro-batch on their way through a layer: to their experts and back, and the same
-// way again with gradients. It holds what the way back needs. `meanwhile` runs while rows travel.
-class Journey {
-public:
-    using Meanwhile = std::function<void()>;
-    virtual ~Journey() = default;
-    // x (N, h) -> rows (R, h)
-    virtual ExpertRows send(const Tensor& x, const Routed& routed, const Meanwhile& meanwhile) = 0;
-    // out (R, h) -> y (N, h): residual + each token's weighted sum. y may be the residual.
-    virtual void combine(Tensor y, Tensor out, const Routed& routed, const Tensor& residual) = 0;
-    // dy (N, h) -> gradients of out (R, h), which is returned, and of the weights (N, k)
-    virtual Tensor combine_backward(const Tensor& dy, Tensor dweights, const Tensor& weights,
-                                    const Meanwhile& meanwhile) = 0;
-    // drows (R, h) -> dx (N, h) += the gradient of x
-    virtual void send_backward(Tensor dx, Tensor drows) = 0;
-};
-
-// An all-to-all of rows, over all ranks of `group`; `stream` may be one of communication.
-inline Work exchange_rows(const Communicator& group, const Tensor& out, const Tensor& in,
-                          const std::vector<int64_t>& to, const std::vector<int64_t>& from,
-                          Stream& stream = compute_stream()) {
-    std::vector<int64_t> send(to), receive(from);
-    for (int64_t& n : send) n *= in.cols();
-    for (int64_t& n : receive) n *= out.cols();
-    return group.all_to_all(out, in, std::move(send), std::move(receive), stream);
-}
-
-// The host waits until the device has computed `counts`; --trace shows it as a span.
-inline std::vector<int32_t> read_counts(const Tensor& counts) {
-    const OpSpan span("host waits for counts", 0, 0, "host");
-    return counts.to_host<int32_t>();
-}
-
-// Rows that came from each rank in the order of its experts, put in this rank's order of experts,
-// and back.
-class RowsByExpert {
-public:
-    // n (ranks, G): rows from each rank for each of this rank's experts.
-    RowsByExpert(const std::vector<int32_t>& n, int64_t ranks, int64_t G) {
-        std::vector<int64_t> first(n.size() + 1, 0);
-        std::partial_sum(n.begin(), n.end(), first.begin() + 1, std::plus<int64_t>());
-        std::vector<int32_t> index, inverse(size_t(first.back())), counts(size_t(G), 0);
-        for (int64_t g = 0; g < G; ++g)
-            for (int64_t r = 0; r < ranks; ++r) {
-                const size_t i = size_t(r * G + g);
-                counts[size_t(g)] += n[i];
-                for (int64_t row = first[i]; row < first[i] + n[i]; ++row) {
-                    inverse[size_t(row)] = int32_t(index.size());
-                    index.push_back(int32_t(row));
-                }
-            }
-        const auto on_device = [](const std::vector<int32_t>& v) {
-            return Tensor::from_host<int32_t>(v, {int64_t(v.size())}, Memory::workspace);
-        };
-        counts_ = on_device(counts);
-        if (G == 1 || ranks == 1) return;  // they are in order
-        index_ = on_device(index), inverse_ = on_device(inverse);
-    }
-    const Tensor& counts() const { return counts_; }  // (G)
-    Tensor in_order(const Tensor& rows) const { return gathered(rows, index_); }
-    Tensor as_they_came(const Tensor& rows) const { return gathered(rows, inverse_); }
-
-private:
-    static Tensor gathered(const Tensor& rows, const Tensor& index) {
-        if (!index) return rows;
-        const Tensor out = activation_like(rows);
-        ops::gather_rows(out, rows, index);
-        return out;
-    }
-    Tensor counts_, index_, inverse_;
-};
-
-// Runs an all-to-all and something else: on the stream for communication if there is one, else one
-// after the other.
-inline void exchange_rows(const Communicator& group, const Tensor& out, const Tensor& in,
-                          const std::vector<int64_t>& to, const std::vector<int64_t>& from,
-                          Stream* stream, const Journey::Meanwhile& meanwhile) {
-    Work work = exchange_rows(group, out, in, to, from, stream ? *stream : compute_stream());
-    if (meanwhile) meanwhile();
-    work.wait();
-}
-
-inline std::vector<int64_t> rows_by_rank(const std::vector<int32_t>& counts, int64_t ranks) {
-    std::vector<int64_t> rows;
-    const auto each = std::ptrdiff_t(counts.size()) / ranks;
-    for (auto at = counts.begin(); at != counts.end(); at += each)
-        rows.push_back(std::reduce(at, at + each, int64_t(0)));
-    return rows;
-}
-
-class ExpertJourney : public Journey {
+// One row for each choice: what dispatches with and without a capacity (capacity.h) share.
+class ChoiceJourney : public Journey {
 public:
     // `ep`: the ranks that share E experts, of which each holds E / ep neighbouring ones. `stream`:
-    // for communication; nullptr: nothing overlaps.
-    ExpertJourney(const Communicator& ep, int64_t experts, Traffic& traffic, Stream* stream)
-        : ep_(ep), experts_(experts), traffic_(traffic), stream_(stream) {}
+    // of communication; compute_stream(): nothing overlaps.
+    ChoiceJourney(const Communicator& ep, int64_t experts, int64_t chunks, Traffic& traffic,
+                  Stream& stream)
+        : ep_(ep),
+          experts_(experts),
+          traffic_(traffic),
+          stream_(stream),
+          chunks_(static_cast<size_t>(chunks)) {}
 
-    ExpertRows send(const Tensor& x, const Routed& routed, const Meanwhile& meanwhile) override {
-        const int64_t R = routed.experts.numel(), h = x.cols(), ranks = ep_.size(),
-                      here = experts_ / ranks;
-        const Tensor counts = Tensor::empty({experts_}, DType::int32, Memory::workspace);
-        place_ = activation(routed.experts.shape(), DType::int32);
-        Tensor rows = activation({R, h}, x.dtype());
-        {
-            const Tensor order = activation({R}, DType::int32);
-            ops::sort_by_expert(counts, order, place_, routed.experts);
-            ops::gather_rows(rows, x, order, routed.experts.cols());
-        }
-        if (ranks == 1) {
-            traffic_.rows({R, {{R, R}}});
-            if (meanwhile) meanwhile();
-            return {rows, counts};
-        }
-        const Tensor counts_in = Tensor::empty({ranks, here}, DType::int32, Memory::workspace);
-        ep_.all_to_all(counts_in, counts);
-        const std::vector<int32_t> mine = read_counts(counts), theirs = read_counts(counts_in);
-        travel_ = {rows_by_rank(mine, ranks), rows_by_rank(theirs, ranks)};
-        by_expert_.emplace(theirs, ranks, here);
-        traffic_.one_way(ep_, std::vector<int64_t>(size_t(ranks), here), sizeof(int32_t));
-        traffic_.there_and_back(ep_, travel_, h * dtype_bytes(x.dtype()));
-        traffic_.rows({travel_.received(), {{R, travel_.received()}}});
-        const Tensor in = activation({travel_.received(), h}, x.dtype());
-        exchange_rows(ep_, in, rows, travel_.to, travel_.from, stream_, meanwhile);
-        rows = {};
-        return {by_expert_->in_order(in), by_expert_->counts()};
+    int64_t chunks() const override { return int64_t(chunks_.size()); }
+    void depart(int64_t c) override {
+        if (ep_.size() == 1) return;
+        Chunk& chunk = at(c);
+        chunk.work = there(chunk.in.rows, rows_, chunk);
+        if (weights_) chunk.of_weights = there(chunk.in.weights, weights_, chunk);
     }
-
-    void combine(Tensor y, Tensor out, const Routed& routed, const Tensor& residual) override {
-        rows_ = ep_.size() == 1 ? out : back(std::move(out));
-        ops::sum_rows(y, rows_, place_, routed.weights, residual);
-    }
-
-    Tensor combine_backward(const Tensor& dy, Tensor dweights, const Tensor& weights,
-                            const Meanwhile& meanwhile) override {
-        Tensor drows = activation_like(rows_);
-        ops::sum_rows_backward(drows, dweights, dy, rows_, place_, weights);
-        rows_ = {};
-        if (ep_.size() == 1) {
-            if (meanwhile) meanwhile();
-            return drows;
-        }
-        const Tensor in = activation({travel_.received(), drows.cols()}, drows.dtype());
-        exchange_rows(ep_, in, drows, travel_.to, travel_.from, stream_, meanwhile);
-        drows = {};
-        return by_expert_->in_order(in);
-    }
-
-    void send_backward(Tensor dx, Tensor drows) override {
-        if (ep_.size() > 1) drows = back(std::move(drows));
-        ops::sum_rows(dx, drows, place_, {}, dx);
-    }
-
-private:
-    // Rows in the experts' order, brought back to the ranks that they came from.
-    Tensor back(Tensor rows) const {
-        const Tensor out = by_expert_->as_they_came(rows);
-        rows = {};
-        const Tensor in = activation({travel_.sent(), out.cols()}, out.dtype());
-        exchange_rows(ep_, in, out, travel_.from, travel_.to);
+    ExpertRows arrive(int64_t c) override {
+        Chunk& chunk = at(c);
+        if (ep_.size() == 1)
+            return {std::exchange(rows_, {}), chunk.counts, std::exchange(weights_, {})};
+        chunk.work.wait(), chunk.of_weights.wait();
+        if (chunks() == 1) rows_ = {};  // else each slice takes the rows that come back
+        if (c + 1 == chunks()) weights_ = {};
+        ExpertRows in{.counts = chunk.counts};
+        in.rows = chunk.by_expert->in_order(std::exchange(chunk.in.rows, {}));
+        if (chunk.in.weights)
+            in.weights = chunk.by_expert->in_order(std::exchange(chunk.in.weights, {}));
         return in;
+    }
+    void go_back(int64_t c, ExpertRows rows) override {
+        if (ep_.size() == 1) {
+            rows_ = std::move(rows.rows), dweights_ = std::move(rows.weights);
+            return;
+        }
+        if (c > 0) at(c - 1).work.wait(), at(c - 1).of_weights.wait();
+        Chunk& chunk = at(c);
+        if (rows.weights) chunk.of_weights = back(dweights_, std::move(rows.weights), chunk);
+        chunk.work = back(rows_, std::move(rows.rows), chunk);
+    }
+    void combine(Tensor y, const Tensor& residual) override {
+        chunks_.back().work.wait();
+        for (const Chunk& chunk : chunks_)
+            ops::sum_rows(of(y, chunk), of(rows_, chunk.rows), of(place_, chunk), {},
+                          residual ? of(residual, chunk) : Tensor());
+        rows_ = {};
+    }
+    void begin_backward(const Tensor& dy) override {
+        rows_ = activation({chunks_.back().rows.end, dy.cols()}, dy.dtype());
+        if (places()) ops::fill(rows_, 0);  // some may be used by nobody
+        for (const Chunk& chunk : chunks_)
+            ops::sum_rows_backward(of(rows_, chunk.rows), {}, of(dy, chunk), {}, of(place_, chunk));
+    }
+    void end_backward_of_weights(Tensor dweights) override {
+        chunks_.back().of_weights.wait();
+        for (const Chunk& chunk : chunks_)
+            ops::sum_rows(column(of(dweights, chunk)), of(dweights_, chunk.rows),
+                          column(of(place_, chunk)));
+        dweights_ = {};
+    }
+    void end_backward(Tensor dx) override {
+        chunks_.back().work.wait();
+        for (const Chunk& chunk : chunks_)
+            ops::sum_rows(of(dx, chunk), of(rows_, chunk.rows), of(place_, chunk), {},
+                          of(dx, chunk));
+    }
+
+protected:
+    struct Chunk {
+        Range tokens, rows;                             // of x, and of the rows here
+        Travel travel;                                  // with ep > 1
+        Tensor counts;                                  // (G) int32
+        std::shared_ptr<const RowsByExpert> by_expert;  // with ep > 1
+        ExpertRows in;                                  // on its way
+        Work work, of_weights;
+    };
+    // Cuts N tokens; each chunk gets as many rows as `rows_of` says.
+    void cut(int64_t N, const std::function<int64_t(int64_t tokens)>& rows_of) {
+        const int64_t n = std::min(chunks(), N);
+        chunks_.clear(), chunks_.resize(size_t(n));
+        int64_t row = 0;
+        for (int64_t c = 0; c < n; ++c) {
+            Chunk& chunk = at(c);
+            chunk.tokens = {c * N / n, (c + 1) * N / n};
+            chunk.rows = {row, row + rows_of(chunk.tokens.size())};
+            row = chunk.rows.end;
+        }
+    }
+    Chunk& at(int64_t c) { return chunks_[size_t(c)]; }
+    static Tensor of(const Tensor& t, const Range& range) {
+        return t.slice(range.begin, range.end);
+    }
+    static Tensor of(const Tensor& t, const Chunk& chunk) { return of(t, chunk.tokens); }
+    // The rows of a chunk and their weights, from x and the router, in this order.
+    void set_rows(const Chunk& chunk, const Tensor& x, const Routed& routed, const Tensor& order) {
+        ops::gather_rows(of(rows_, chunk.rows), of(x, chunk), order, routed.experts.cols());
+        ops::gather_rows(of(weights_, chunk.rows), of(routed.weights, chunk), order);
+    }
+    void allocate_rows(const Tensor& x) {
+        rows_ = activation({chunks_.back().rows.end, x.cols()}, x.dtype());
+        weights_ = activation({rows_.rows(), 1}, DType::fp32);
+    }
+    // When all chunks know their travel: what will be sent, and what the experts here will get.
+    void tell_traffic(int64_t h, DType dtype) {
+        Traffic::Rows rows{.hops = {{chunks_.back().rows.end, 0}}};
+        for (const Chunk& chunk : chunks_) {
+            const bool travels = ep_.size() > 1;
+            if (travels) {
+                traffic_.there_and_back(ep_, chunk.travel, h * dtype_bytes(dtype));
+                traffic_.one_way(ep_, chunk.travel.to, sizeof(float));  // weights
+                traffic_.gradient_back(ep_, chunk.travel.from, sizeof(float));
+            }
+            rows.chunks.push_back(travels ? chunk.travel.received() : chunk.rows.size());
+            rows.at_experts += rows.chunks.back(), rows.hops[0].arrived += rows.chunks.back();
+        }
+        traffic_.rows(rows);
     }
 
     const Communicator& ep_;
     int64_t experts_;
     Traffic& traffic_;
-    Stream* stream_;
-    Tensor place_;                           // (N, k)
-    Tensor rows_;                            // what came back (R, h)
-    Travel travel_;                          // with ep > 1
-    std::optional<RowsByExpert> by_expert_;  // likewise
+    Stream& stream_;
+    std::vector<Chunk> chunks_;
+    Tensor place_;               // (N, k), within the chunk's rows
+    Tensor rows_;                // (R, h) those that leave, and then what came back
+    Tensor weights_, dweights_;  // (R, 1) of those that leave; of those that came back
+
+private:
+    // A chunk of rows or weights travels to its experts, and from there into `all`.
+    Work there(Tensor& in, const Tensor& all, const Chunk& chunk) const {
+        in = activation({chunk.travel.received(), all.cols()}, all.dtype());
+        return exchange_rows(ep_, in, of(all, chunk.rows), chunk.travel.to, chunk.travel.from,
+                             stream_);
+    }
+    Work back(Tensor& all, Tensor rows, const Chunk& chunk) const {
+        const Tensor out = chunk.by_expert->as_they_came(rows);
+        rows = {};
+        if (!all) all = activation({chunks_.back().rows.end, out.cols()}, out.dtype());
+        return exchange_rows(ep_, of(all, chunk.rows), out, chunk.travel.from, chunk.travel.to,
+                             stream_);
+    }
+};
+
+class ExpertJourney : public ChoiceJourney {
+public:
+    using ChoiceJourney::ChoiceJourney;
+
+    void begin(const Tensor& x, const Routed& routed) override {
+        const int64_t k = routed.experts.cols(), ranks = ep_.size(), here = experts_ / ranks;
+        cut(x.rows(), [k](int64_t tokens) { return tokens * k; });
+        const Tensor counts =
+            Tensor::empty({chunks() * ranks, here}, DType::int32, Memory::workspace);
+        const auto of_chunk = [&](const Tensor& all, int64_t c) {
+            return all.slice(c * ranks, (c + 1) * ranks);
+        };
+        place_ = activation(routed.experts.shape(), DType::int32);
+        allocate_rows(x);
+        for (int64_t c = 0; c < chunks(); ++c) {
+            Chunk& chunk = at(c);
+            const Tensor order = activation({chunk.rows.size()}, DType::int32);
+            chunk.counts = of_chunk(counts, c).view({experts_});
+            ops::sort_by_expert(chunk.counts, order, of(place_, chunk), of(routed.experts, chunk));
+            set_rows(chunk, x, routed, order);
+        }
+        if (ranks > 1) exchange_counts(counts);
+        tell_traffic(x.cols(), x.dtype());
+    }
+
+private:
+    // counts (chunks ranks, G). The host waits once, for the counts of all chunks.
+    void exchange_counts(const Tensor& counts) {
+        const int64_t ranks = ep_.size(), here = counts.cols();
+        const Tensor in = Tensor::empty(counts.shape(), DType::int32, Memory::workspace);
+        for (int64_t c = 0; c < chunks(); ++c) {
+            const Range rows{c * ranks, (c + 1) * ranks};
+            ep_.all_to_all(in.slice(rows.begin, rows.end), counts.slice(rows.begin, rows.end));
+            traffic_.one_way(ep_, std::vector<int64_t>(size_t(ranks), here), sizeof(int32_t));
+        }
+        const std::vector<int32_t> mine = read_counts(counts), theirs = read_counts(in);
+        for (int64_t c = 0; c < chunks(); ++c) {
+            const auto of_chunk = [&](const std::vector<int32_t>& all) {
+                const auto first = all.begin() + c * experts_;
+                return std::vector<int32_t>(first, first + experts_);
+            };
+            Chunk& chunk = at(c);
+            chunk.travel = {rows_by_rank(of_chunk(mine), ranks),
+                            rows_by_rank(of_chunk(theirs), ranks)};
+            chunk.by_expert = std::make_shared<RowsByExpert>(of_chunk(theirs), ranks, here);
+            chunk.counts = chunk.by_expert->counts();
+        }
+    }
 };
 
 }  // namespace ultrascale

@@ -22,8 +22,9 @@ enum class Dispatch { expert, rank };
 inline constexpr const char* dispatch_names[] = {"expert", "rank"};
 // Which rows an expert drops that is over its capacity.
 enum class Drop { by_position, by_score };
-// What runs while rows travel: nothing, or the shared experts.
-enum class ExpertOverlap { none, shared };
+// What runs while rows travel: nothing; the shared experts; these and, in chunks of tokens, the
+// experts on another chunk.
+enum class ExpertOverlap { none, shared, chunks };
 
 // Mistakes to make on purpose. Each is caught by --verify: README.md says how.
 enum class Trap {
@@ -53,9 +54,12 @@ struct ExpertOptions {
     bool force_balance = false;
     double skew = 0;
     ExpertOverlap overlap = ExpertOverlap::none;
+    int chunks = 2;  // with ExpertOverlap::chunks
     Trap trap = Trap::none;
 
     bool forced() const { return force_balance || skew > 0; }
+    // The chunks in which a micro-batch's rows travel.
+    int chunks_here() const { return overlap == ExpertOverlap::chunks && ep > 1 ? chunks : 1; }
     bool has_loss() const { return aux_coefficient > 0; }
     bool counts_first() const { return has_loss() && aux_over == AuxOver::global; }
 };

@@ -47,8 +47,7 @@ public:
     CapacityPlan& capacity() { return capacity_; }
     const Communicator& ep() const { return ep_; }
     const Communicator& all() const { return all_; }  // all ranks that see other tokens
-    // The layer's number among those with experts, and the choices (N, k) of a forward.
-    std::function<void(int64_t layer, const Tensor& experts, const Context&)> log;
+    SeeChoices log;                                   // of all layers, for --verify
 
 private:
     std::unique_ptr<FeedForward> experts(ParameterList& list, const Parts& parts,
@@ -57,9 +56,6 @@ private:
         const ExpertNames names = expert_names(config_);
         const Place block = layer.part(names.block);
         auto router = std::make_unique<Router>(list, block, config_, options_, balance_);
-        router->log = [this](int64_t layer, const Tensor& experts, const Context& context) {
-            if (log) log(layer, experts, context);
-        };
         GroupedLinear gate_up = grouped(list, block, {names.gate, names.up}, e.ffn, config_.hidden),
                       down = grouped(list, block, {names.down}, config_.hidden, e.ffn);
         std::unique_ptr<SwiGLU> shared;
@@ -74,8 +70,8 @@ private:
         }
         return std::make_unique<ExpertsLayer>(
             std::move(router), GroupedSwiGLU(std::move(gate_up), std::move(down)),
-            std::move(shared), traffic_, balance_,
-            [this](int64_t tokens) { return journey(tokens); }, layer.layer);
+            std::move(shared), traffic_, balance_, [this] { return journey(); },
+            options_.chunks_here(), log, layer.layer);
     }
     // Registers these matrices (out, in) of each of this rank's experts, expert by expert.
     GroupedLinear grouped(ParameterList& list, const Place& block,
@@ -92,22 +88,24 @@ private:
                     .init_std = float(config_.init_std),
                     .split_over =
                         wrong ? std::vector<std::string>{} : std::vector<std::string>{"ep"},
+                    .uses = options_.chunks_here(),
                 }));
         std::string name = "experts";
         for (const char* matrix : matrices) name += fmt::format(".{}", matrix);
         return {std::move(all), here, std::move(name)};
     }
-    // `tokens`: of the micro-batch on this rank.
-    std::unique_ptr<Journey> journey(int64_t tokens) {
+    std::unique_ptr<Journey> journey() {
         const int64_t E = config_.experts.count, here = E / ep_.size();
-        Stream* beside =
-            options_.overlap == ExpertOverlap::none ? nullptr : &communication_stream();
+        const int chunks = options_.chunks_here();
+        Stream& beside =
+            options_.overlap == ExpertOverlap::none ? compute_stream() : communication_stream();
         if (options_.capacity_factor > 0)
-            return std::make_unique<CapacityJourney>(ep_, E,
-                                                     capacity_of(options_, config_.experts, tokens),
-                                                     options_.drop, capacity_, traffic_, beside);
+            return std::make_unique<CapacityJourney>(
+                ep_, E, chunks, traffic_, beside,
+                [this](int64_t tokens) { return capacity_of(options_, config_.experts, tokens); },
+                options_.drop, capacity_);
         if (options_.dispatch == Dispatch::expert || ep_.size() == 1)
-            return std::make_unique<ExpertJourney>(ep_, E, traffic_, beside);
+            return std::make_unique<ExpertJourney>(ep_, E, chunks, traffic_, beside);
         std::vector<Hop> hops;
         if (nodes_)
             hops = nodes_->hops(here, traffic_);

@@ -18,31 +18,36 @@
 
 namespace ultrascale {
 
-// A rank's experts: SwiGLU (parts.h) with grouped products.
+// A rank's experts: SwiGLU (parts.h) with grouped products. A row's weight is applied before the
+// last product: down(w a) = w down(a). So its gradient is a sum over what SwiGLU's backward reads
+// anyway, and no output of an expert needs to be kept: of each row 2 h bytes less in bf16, of 2 h
+// for its input and 4 F for gate and up.
 class GroupedSwiGLU {
 public:
     GroupedSwiGLU(GroupedLinear gate_up, GroupedLinear down)
         : gate_up_(std::move(gate_up)), down_(std::move(down)) {}
 
-    // (R, h) -> (R, h)
+    // (R, h) -> (R, h), weighted
     Tensor forward(ExpertRows in, Saved& saved) {
         Tensor gate_up = gate_up_.forward(in.rows, in.counts, saved["gate_up"]);  // (R, 2 F)
         in.rows = {};
         const Tensor a = activation({gate_up.rows(), gate_up.cols() / 2}, gate_up.dtype());
-        ops::swiglu_forward(a, gate_up);
+        ops::swiglu_forward(a, gate_up, in.weights);
+        saved.keep("weights", std::move(in.weights));
         saved.keep("gate_up", std::move(gate_up));
         saved.keep("counts", in.counts);
         const Tensor out = down_.forward(a, in.counts, saved["down"]);
         saved["down"].drop("x");
         return out;
     }
-    // The gradient of its output -> of its input, (R, h)
-    Tensor backward(Tensor dout, Saved& saved, Context& context, WeightGradient when) {
+    // The gradient of its output (R, h) -> of its input and of the weights
+    ExpertRows backward(Tensor dout, Saved& saved, Context& context, WeightGradient when) {
         const Tensor counts = saved.get("counts");
         Tensor da = down_.backward_input(dout, counts, saved["down"]);  // (R, F)
         dout = {};
         Tensor gate_up = saved.take("gate_up"), dgate_up = activation_like(gate_up);  // (R, 2 F)
-        ops::swiglu_backward(dgate_up, da, gate_up);  // da now holds down's input
+        const Tensor weights = saved.take("weights"), dweights = activation_like(weights);
+        ops::swiglu_backward(dgate_up, da, gate_up, weights, dweights);  // da: now down's input
         saved["down"].keep("x", std::move(da));
         gate_up = {};
         if (when == WeightGradient::now) down_.backward_weight(counts, saved["down"], context);
@@ -50,7 +55,7 @@ public:
         dgate_up = {};
         if (when == WeightGradient::now)
             gate_up_.backward_weight(counts, saved["gate_up"], context);
-        return dx;
+        return {dx, {}, dweights};
     }
     void backward_weight(Saved& saved, Context& context) {
         const Tensor counts = saved.take("counts");
@@ -108,18 +113,26 @@ inline void set_experts(
     };
 }
 
+// Sees the choices (N, k) of a layer's forward, and their places (dispatch.h).
+using SeeChoices =
+    std::function<void(int64_t layer, const Tensor& experts, const Tensor& places, const Context&)>;
+
 class ExpertsLayer : public FeedForward {
 public:
-    // `start`: begins a journey of rows.
+    // `start`: makes the journey of a micro-batch's rows, which has so many `chunks` in training.
+    // Keeps a reference to `log`, which may be empty.
     ExpertsLayer(std::unique_ptr<Router> router, GroupedSwiGLU experts,
                  std::unique_ptr<SwiGLU> shared, Traffic& traffic, const Balance& balance,
-                 std::function<std::unique_ptr<Journey>(int64_t tokens)> start, int64_t layer)
+                 std::function<std::unique_ptr<Journey>()> start, int64_t chunks,
+                 const SeeChoices& log, int64_t layer)
         : router_(std::move(router)),
           experts_(std::move(experts)),
           shared_(std::move(shared)),
           traffic_(traffic),
           balance_(balance),
           start_(std::move(start)),
+          chunks_(chunks),
+          log_(log),
           layer_(layer) {}
 
     Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
@@ -130,15 +143,20 @@ public:
         const Tensor rows = x.view({N, x.cols()}),
                      stream = residual ? residual.view(rows.shape()) : Tensor();
         const Routed routed = router_->forward(rows, saved["router"], context);
-        std::unique_ptr<Journey> journey = start_(N);
+        std::unique_ptr<Journey> journey = start_();
+        journey->begin(rows, routed);
+        if (log_) log_(layer_, routed.experts, journey->places(), context);
+        journey->depart(0);
         Tensor y;
-        ExpertRows in = journey->send(rows, routed, [&] {
-            if (shared_) y = shared_->forward(rows, stream, saved["shared"], context);
-        });
-        Tensor out = experts_.forward(std::move(in), saved["experts"]);
+        if (shared_) y = shared_->forward(rows, stream, saved["shared"], context);
+        for (int64_t c = 0; c < journey->chunks(); ++c) {
+            ExpertRows in = journey->arrive(c);
+            if (c + 1 < journey->chunks()) journey->depart(c + 1);
+            journey->go_back(c, {.rows = experts_.forward(std::move(in), of_chunk(saved, c))});
+        }
         const Tensor before = y ? y : stream;
         if (!y) y = activation_like(rows);
-        journey->combine(y, std::move(out), routed, before);
+        journey->combine(y, before);
         if (saved.enabled()) under_way_[&saved] = std::move(journey);
         return y.view(x.shape());
     }
@@ -147,13 +165,19 @@ public:
                     WeightGradient when) override {
         const std::unique_ptr<Journey> journey = std::move(under_way_.at(&saved));
         under_way_.erase(&saved);
-        const Tensor rows = dy.view({dy.rows(), dy.cols()}),
-                     weights = saved["router"].take("weights");
-        Tensor dx, dweights = activation(weights.shape(), DType::fp32);
-        Tensor dout = journey->combine_backward(rows, dweights, weights, [&] {
-            if (shared_) dx = shared_->backward(rows, saved["shared"], context, when);
-        });
-        Tensor drows = experts_.backward(std::move(dout), saved["experts"], context, when);
+        const Tensor rows = dy.view({dy.rows(), dy.cols()});
+        Tensor dx;
+        journey->begin_backward(rows);
+        journey->depart(0);
+        if (shared_) dx = shared_->backward(rows, saved["shared"], context, when);
+        for (int64_t c = 0; c < journey->chunks(); ++c) {
+            Tensor dout = journey->arrive(c).rows;
+            if (c + 1 < journey->chunks()) journey->depart(c + 1);
+            journey->go_back(c,
+                             experts_.backward(std::move(dout), of_chunk(saved, c), context, when));
+        }
+        const Tensor dweights = activation(saved["router"].get("experts").shape(), DType::fp32);
+        journey->end_backward_of_weights(dweights);
         Tensor of_router = router_->backward_input(dweights, saved["router"]);
         if (when == WeightGradient::now) router_->backward_weight(saved["router"], context);
         if (dx)
@@ -161,23 +185,27 @@ public:
         else
             dx = of_router;
         of_router = {};
-        journey->send_backward(dx, std::move(drows));
+        journey->end_backward(dx);
         return dx.view(dy.shape());
     }
 
     void backward_weight(Saved& saved, Context& context) override {
         if (shared_) shared_->backward_weight(saved["shared"], context);
-        experts_.backward_weight(saved["experts"], context);
+        for (int64_t c = 0; c < chunks_; ++c) experts_.backward_weight(of_chunk(saved, c), context);
         router_->backward_weight(saved["router"], context);
     }
 
 private:
+    static Saved& of_chunk(Saved& saved, int64_t c) { return saved["experts"][std::to_string(c)]; }
+
     std::unique_ptr<Router> router_;
     GroupedSwiGLU experts_;
     std::unique_ptr<SwiGLU> shared_;  // may be empty
     Traffic& traffic_;
     const Balance& balance_;
-    std::function<std::unique_ptr<Journey>(int64_t tokens)> start_;
+    std::function<std::unique_ptr<Journey>()> start_;
+    int64_t chunks_;
+    const SeeChoices& log_;
     int64_t layer_;
     std::map<const Saved*, std::unique_ptr<Journey>> under_way_;  // until their backward
 };

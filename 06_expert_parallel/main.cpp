@@ -62,24 +62,23 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
     AdamW optimizer(parameters, options.optimizer);
     run.load(parameters, optimizer);
     ChoiceLog choices(shape.config, options.dtype);
-    experts.log = [&](int64_t layer, const Tensor& chosen_experts, const Context& context) {
-        choices.add(layer, chosen_experts, context);
-    };
+    experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& places,
+                      const Context& context) { choices.add(layer, chosen, places, context); };
     Trained what = trained(model, optimizer);
     what.label = "experts", what.technique = describe(shape.config, chosen, world.size());
     what.layout = {{"ep", chosen.ep}, {"dp", world.size() / chosen.ep}};
     what.plain_parts = plain_parts(shape, chosen, options.grad_accum * world.size(), choices);
+    what.choices = &choices;
     what.plain_micro_batch = chosen.counts_first() ? 0 : options.micro_batch;
     run.start(what);
     ExpertRun seen(shape, chosen, experts);
     while (Step* step = run.next()) {
         train_step(*step, model, optimizer, mesh, experts, seen);
-        choices.done();
+        choices.end_step();
     }
 
     return run.finish([&](Report& report) {
-        bool ok = choices.compare(report);
-        ok = seen.check_norm(report) && ok;
+        bool ok = seen.check_norm(report);
         const Prediction fixed = predict_fixed(shape, chosen, parameters, mesh, experts.balance());
         const Prediction predicted = seen.predicted(fixed, options.steps);
         ok = report.memory(predicted) && ok;

@@ -41,8 +41,17 @@ struct Chapter {
             .only_if([&] { return shared.node_size > 0; },
                      "there are no nodes; simulate some with --node-size and --inter-gbps");
         options.choice("--overlap", experts.overlap,
-                       {{"none", ExpertOverlap::none}, {"shared", ExpertOverlap::shared}},
-                       "shared: the shared experts compute while rows travel");
+                       {{"none", ExpertOverlap::none},
+                        {"shared", ExpertOverlap::shared},
+                        {"chunks", ExpertOverlap::chunks}},
+                       "shared: the shared experts compute while rows travel. chunks: also the "
+                       "experts, on another chunk of a micro-batch's tokens");
+        options
+            .add("--chunks", experts.chunks, "Chunks of a micro-batch's tokens; must divide them")
+            .between(2, 64)
+            .only_if([this] { return experts.overlap == ExpertOverlap::chunks; },
+                     "only --overlap chunks cuts tokens into chunks")
+            .show_default();
         std::string traps;
         for (const auto& [name, trap] : trap_names()) traps += (traps.empty() ? "" : ", ") + name;
         options.add("--trap", trap_, "Make a mistake, and see what finds it: " + traps);
@@ -51,8 +60,8 @@ struct Chapter {
                   "Train a few steps with 1, 2, 4, ... ranks sharing the experts, and print one "
                   "table")
             .excludes(training_outputs)
-            .excludes({"--ep", "--dispatch", "--max-nodes", "--overlap", "--trap", "--estimate",
-                       "--svg"});
+            .excludes({"--ep", "--dispatch", "--max-nodes", "--overlap", "--chunks", "--trap",
+                       "--estimate", "--svg"});
         options
             .add("--demo", demo,
                  "route: eight tokens on their way to four experts on two ranks and back, step by "
@@ -130,6 +139,7 @@ struct Chapter {
             user_error("--aux-over global: --aux sequence counts each sequence by itself");
         if (experts.overlap == ExpertOverlap::shared && config.experts.shared == 0)
             user_error("--overlap shared: this model has no shared experts; see --shared");
+        if (experts.overlap == ExpertOverlap::chunks) check_chunks(options, config);
         if (!trap_.empty() && !trap_names().contains(trap_))
             user_error("--trap {}: no such mistake; see --help", trap_);
         if (!trap_.empty()) experts.trap = trap_names().at(trap_);
@@ -231,6 +241,19 @@ private:
                     "What is dropped: the last tokens, or those with the smallest weights")
             .only_if([this] { return experts.capacity_factor > 0; },
                      "without --capacity-factor nothing is dropped");
+    }
+    void check_chunks(const Options& options, const LlamaConfig& config) const {
+        if (experts.ep == 1)
+            user_error("--overlap chunks: with --ep 1 no row travels, so there is nothing to hide");
+        if (experts.dispatch == Dispatch::rank)
+            user_error(
+                "--overlap chunks: only with --dispatch expert; what a rank gets of other ranks' "
+                "rows is known too late");
+        const int64_t tokens =
+            options.micro_batch * (options.seq > 0 ? options.seq : config.default_seq);
+        if (tokens % experts.chunks != 0)
+            user_error("--chunks {}: it must divide the {} tokens of a micro-batch", experts.chunks,
+                       tokens);
     }
     // Nodes are groups of the router: a token chooses within its best ones.
     void limit_nodes(LlamaConfig& config, const Options& options) const {

@@ -3,28 +3,18 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <vector>
 
 #include "expert_options.h"
+#include "plain_choices.h"
 
 namespace ultrascale {
-
-// The plain choices of the first step, and how close each was: what a run's choices are compared
-// with. The key is (layer, sample).
-struct PlainChoices {
-    struct Token {
-        std::set<int> experts;
-        double margin;
-    };
-    std::map<std::pair<int64_t, int64_t>, std::vector<Token>> tokens;
-};
 
 // What the plain layers of one model share: the balance of its routers.
 class PlainBalance {
 public:
     PlainBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
-                 int64_t tokens, PlainChoices* choices)
+                 int64_t tokens, PlainChoices& choices)
         : config(config),
           options(options),
           micro_batches(micro_batches),
@@ -35,7 +25,7 @@ public:
     const ExpertOptions options;
     const int64_t micro_batches;  // of a step, as this training cuts it
     const int64_t tokens;         // of a micro-batch, as the run under test cuts it
-    PlainChoices* const choices;  // of the first step; nullptr: not wanted
+    PlainChoices& choices;
 
     using Counts = std::vector<double>;             // (E)
     std::map<int64_t, std::vector<Counts>> counts;  // by layer and segment, of this micro-batch

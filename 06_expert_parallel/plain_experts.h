@@ -146,14 +146,29 @@ private:
                 routes_.back().weights[size_t(j)] = 1 / double(e.router.top_k);
             }
         }
-        dropped_.assign(size_t(N * e.router.top_k), false);
+        const size_t k = size_t(e.router.top_k);
+        dropped_.assign(size_t(N) * k, false), dropped_by_run_ = dropped_;
+        for (int64_t n = 0; context.training && n < N; ++n) follow(n, bias, context);
         for (int64_t first = 0; o.capacity_factor > 0 && first < N; first += balance_->tokens) {
             const int64_t tokens = std::min(balance_->tokens, N - first);
             drop({first, first + tokens}, capacity_of(o, e, tokens));
         }
         if (!context.training) return;
         count(context);
-        if (step_ == 1 && balance_->choices) remember(context);
+        for (int64_t n = 0; n < N; ++n)
+            balance_->choices.made(key(n, context), routes_[size_t(n)], &dropped_[size_t(n) * k]);
+    }
+    PlainChoices::Key key(int64_t n, const Context& context) const {
+        const Batch& batch = context.batch;
+        return {step_ - 1, layer_, batch.first_sample + n / batch.length(), n % batch.length()};
+    }
+    void follow(int64_t n, const std::vector<float>& bias, const Context& context) {
+        Route& route = routes_[size_t(n)];
+        const std::vector<int> dropped =
+            balance_->choices.follow(key(n, context), route, bias, balance_->config.experts.router);
+        for (size_t j = 0; j < route.experts.size(); ++j)
+            dropped_by_run_[size_t(n) * route.experts.size() + j] =
+                std::ranges::find(dropped, route.experts[j]) != dropped.end();
     }
     void count(const Context& context) {
         const size_t S = balance_->options.aux == Aux::sequence ? size_t(context.batch.sequences())
@@ -165,26 +180,25 @@ private:
             for (int e : routes_[n].experts)
                 ++counts[n / each][size_t(e)], ++balance_->loads[layer_][size_t(e)];
     }
-    void remember(const Context& context) {
-        const size_t T = size_t(context.batch.length());
-        for (size_t n = 0; n < routes_.size(); ++n)
-            balance_->choices->tokens[{layer_, context.batch.first_sample + int64_t(n / T)}]
-                .push_back(
-                    {{routes_[n].experts.begin(), routes_[n].experts.end()}, routes_[n].margin});
-    }
     // Over its capacity an expert drops the last tokens, or those with the smallest weights.
     void drop(Range tokens, int64_t capacity) {
+        const bool by_score = balance_->options.drop == Drop::by_score;
         for (size_t e = 0; e < experts_.size(); ++e) {
-            std::vector<std::pair<size_t, size_t>> choices;  // token, and which of its choices
+            std::vector<size_t> choices;  // n k + j
+            const size_t k = routes_[0].experts.size();
             for (size_t n = size_t(tokens.begin); n < size_t(tokens.end); ++n)
-                if (const size_t j = place(e, n); j < routes_[n].experts.size())
-                    choices.emplace_back(n, j);
-            if (balance_->options.drop == Drop::by_score)
-                std::ranges::stable_sort(choices, std::greater<>(), [&](const auto& c) {
-                    return float(routes_[c.first].weights[c.second]);
-                });
-            for (size_t i = size_t(capacity); i < choices.size(); ++i)
-                dropped_[choices[i].first * routes_[0].experts.size() + choices[i].second] = true;
+                if (const size_t j = place(e, n); j < k) choices.push_back(n * k + j);
+            const auto weight = [&](size_t c) { return float(routes_[c / k].weights[c % k]); };
+            if (by_score) std::ranges::stable_sort(choices, std::greater<>(), weight);
+            std::vector<char> mine, theirs;
+            std::vector<double> weights;
+            for (size_t i = 0; i < choices.size(); ++i) {
+                mine.push_back(i >= size_t(capacity));
+                theirs.push_back(dropped_by_run_[choices[i]]);
+                if (by_score) weights.push_back(double(weight(choices[i])));
+            }
+            mine = balance_->choices.follow_drops(step_ - 1, mine, theirs, weights);
+            for (size_t i = 0; i < choices.size(); ++i) dropped_[choices[i]] = mine[i];
         }
     }
 
@@ -260,9 +274,9 @@ private:
     Tensor x_;                   // (N, h)
     std::vector<float> logits_;  // (N, E)
     std::vector<Route> routes_;
-    std::vector<bool> dropped_;               // (N, k)
-    std::vector<std::vector<int32_t>> rows_;  // the tokens of each expert
-    std::vector<std::vector<float>> outs_;    // what it made of them
+    std::vector<char> dropped_, dropped_by_run_;  // (N, k)
+    std::vector<std::vector<int32_t>> rows_;      // the tokens of each expert
+    std::vector<std::vector<float>> outs_;        // what it made of them
 };
 
 }  // namespace ultrascale

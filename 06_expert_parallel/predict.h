@@ -1,7 +1,8 @@
 // What a rank holds and sends, by formula.
 //
-// Sent. Of a layer with experts, in each forward: the counts (E numbers), and rows there and back;
-// in each backward rows there and back. With T tokens a rank, k choices, n ranks and e bytes an
+// Sent. Of a layer with experts, in each forward: the counts (E numbers), rows there and back, and
+// their weights (a number a row) there; in each backward rows there and back, and the gradients of
+// weights back. With T tokens a rank, k choices, n ranks and e bytes an
 // element a balanced router sends
 //
 //     T k h e (n-1)/n     in each of the four all-to-alls (--dispatch expert)
@@ -11,13 +12,29 @@
 // came (traffic.h), and equals what was counted.
 //
 // Held. Experts are shared by ep ranks, all else is copied. Activations follow the rows that came:
-// the peak is the highest moment of any micro-batch.
+// the peak is the highest moment of any micro-batch. From forward to backward a layer keeps of each
+// row at the experts (h + 2 F) e bytes and a weight. If the weights were applied where the tokens
+// are, it would keep what came back as well, T k h e bytes: for moe-16b 42 % more.
 #pragma once
 
 #include "expert_parallel.h"
 #include "report/estimate.h"
 
 namespace ultrascale {
+
+// Bytes that are allocated and freed, and the most there were at once.
+class Ledger {
+public:
+    explicit Ledger(double held = 0) : now_(held), most_(held) {}
+    void take(double bytes) { most_ = std::max(most_, now_ += bytes); }
+    void free(double bytes) { now_ -= bytes; }
+    void brief(double bytes) { take(bytes), free(bytes); }
+    double now() const { return now_; }
+    double most() const { return most_; }
+
+private:
+    double now_, most_;
+};
 
 // The activations of a layer with experts, in bytes, for the rows that came: moment by moment, as
 // experts.h allocates and frees.
@@ -31,54 +48,96 @@ struct ExpertActivations {
         const double e = double(dtype_bytes(shape.model.dtype)),
                      N = double(shape.micro_batch) * double(shape.seq),
                      h = double(shape.config.hidden) * e, F = double(config.ffn) * e;
-        const bool travels = o.ep > 1, sorts = travels && config.count > o.ep,
-                   has_shared = config.shared > 0;
-        const double tokens = N * h;                          // x, y, dy, dx
-        const double shared = N * double(config.shared) * F;  // the shared experts' gate, up or a
-        const double in = double(rows.at_experts) * h, a = double(rows.at_experts) * F,
-                     home = double(rows.hops[0].left) * h;  // rows where their tokens are
         const double scores = N * double(config.count) * 4,
                      choice = N * double(config.router.top_k) * 4;
-        const double logits = o.z_coefficient > 0 ? scores : 0;
-        const double of_router = logits + scores + 2 * choice, place = choice;
-        if (travels && o.dispatch == Dispatch::rank) {
-            by_rank(shape, o, rows, {tokens, shared, in, a, h, scores, choice, logits});
-            return;
-        }
-        kept = of_router + place + in + 2 * a + home + 2 * shared;
-
-        const double sent = of_router + place, y = has_shared ? tokens : 0;
-        forward = std::max({
-            sent + choice + home,                               // sorted, gathered
-            sent + (travels ? home : 0) + in + 3 * shared + y,  // on their way
-            sent + (sorts ? 2 * in : 0) + 2 * shared + y,       // in experts' order
-            kept - home + a + in + y,                           // a, out
-            kept - home + tokens + (sorts ? 2 * in : in),       // in ranks' order
-            kept + tokens + (travels ? in : 0),                 // back home
-        });
-
-        const double dy = tokens * (shape.model.dropout > 0 ? 2 : 1), dweights = choice;
-        const double begin = kept + dy + dweights, dx = has_shared ? tokens : 0;
-        const double combined = begin - home, inside = combined - 2 * shared + dx;
-        const double after = inside - in - 2 * a;
-        const double dlogits = scores + (o.has_loss() ? scores : 0) + (e < 4 ? scores / 2 : 0);
-        const double routed = after - logits - scores - choice - (has_shared ? tokens : 0);
-        backward = std::max({
-            begin + home,                                                     // drows
-            combined + home + (travels ? in : 0) + std::max(3 * shared, dx),  // on their way
-            inside + (sorts ? 2 * in : in),                                   // in order
-            inside + in + 3 * a,                  // dout, da, d(gate, up)
-            inside + in,                          // dx of the rows
-            after + in + dlogits + tokens,        // the router's dx
-            routed + (sorts ? 2 * in : in),       // in ranks' order
-            routed + (travels ? in + home : in),  // back home
-        });
+        const Bytes b{.tokens = N * h,  // x, y, dy, dx
+                      .shared = N * double(config.shared) * F,
+                      .in = double(rows.at_experts) * h,
+                      .a = double(rows.at_experts) * F,
+                      .row = h,
+                      .scores = scores,
+                      .choice = choice,
+                      .logits = o.z_coefficient > 0 ? scores : 0};
+        if (o.ep > 1 && o.dispatch == Dispatch::rank)
+            by_rank(shape, o, rows, b);
+        else
+            by_choice(shape, o, rows, b);
     }
 
 private:
     struct Bytes {
+        // shared: the shared experts' gate, up or a; in, a: rows at the experts, and the same with
+        // F columns; choice: a number for each choice
         double tokens, shared, in, a, row, scores, choice, logits;
+        double of_router() const { return logits + scores + choice; }  // what it keeps
     };
+    void by_choice(const StepShape& shape, const ExpertOptions& o, const Traffic::Rows& rows,
+                   const Bytes& b) {
+        const bool travels = o.ep > 1, sorts = travels && shape.config.experts.count > o.ep,
+                   has_shared = b.shared > 0;
+        const double home = double(rows.hops[0].left) * b.row;  // rows where their tokens are
+        const size_t n = rows.chunks.size();
+        const auto in = [&](size_t c) { return double(rows.chunks[c]) * b.row; };
+        const auto a = [&](size_t c) { return in(c)*b.a / std::max(b.in, 1.0); };
+        const auto w = [&](size_t c) { return double(rows.chunks[c]) * 4; };
+        const double weights = double(rows.hops[0].left) * 4;
+        // Chunk c arrives and the next one departs, and it goes back after `experts`, which leaves
+        // `in` behind: rows for the way back. Weights travel there, their gradients back.
+        const auto journey = [&](Ledger& ledger, bool there,
+                                 const std::function<void(size_t)>& experts) {
+            const auto both = [&](size_t c, bool with_weights) {
+                return in(c) + (with_weights ? w(c) : 0);
+            };
+            for (size_t c = 0; c < n; ++c) {
+                if (travels && n == 1) ledger.free(home);
+                if (travels && there && c + 1 == n) ledger.free(weights);
+                if (sorts) ledger.brief(in(c));
+                if (sorts && there) ledger.brief(w(c));
+                if (travels && c + 1 < n) ledger.take(both(c + 1, there));
+                experts(c);
+                if (travels && c > 0) ledger.free(both(c - 1, !there));
+                if (sorts && !there) ledger.brief(w(c));
+                if (travels && !there && c == 0) ledger.take(weights);
+                if (sorts) ledger.brief(in(c));
+                if (travels && n == 1) ledger.take(home);
+            }
+        };
+
+        Ledger f(b.of_router() + 2 * b.choice);  // and the weights; the places
+        f.take(home + weights);
+        f.brief(b.choice / double(n));  // the order of a chunk
+        if (travels) f.take(in(0) + w(0));
+        f.take(3 * b.shared + (has_shared ? b.tokens : 0));
+        f.free(b.shared);
+        journey(f, true, [&](size_t c) {
+            f.take(3 * a(c) + in(c));  // gate, up and a; out. It keeps its rows.
+            f.free(a(c));
+        });
+        if (!has_shared) f.take(b.tokens);
+        if (travels) f.free(in(n - 1));
+        forward = f.most();
+        kept = f.now() - b.tokens - home - b.choice;
+
+        const double dlogits = b.scores * (o.has_loss() ? 2 : 1) +
+                               (shape.model.dtype != DType::fp32 ? b.scores / 2 : 0),
+                     dx = has_shared ? b.tokens : 0;
+        Ledger g(kept + b.tokens * (shape.model.dropout > 0 ? 2 : 1));
+        g.take(home);
+        if (travels) g.take(in(0));
+        g.brief(std::max(3 * b.shared, dx));
+        g.free(2 * b.shared), g.take(dx);
+        journey(g, false, [&](size_t c) {
+            g.take(3 * a(c) + w(c));  // dout has come; da, d(gate, up), those of weights
+            g.free(3 * a(c) + in(c));
+            g.brief(in(c));  // dx of the rows
+            g.free(2 * a(c) + w(c));
+        });
+        g.take(b.choice);  // the weights' gradients, where the router is
+        g.free(weights + (travels ? w(n - 1) : 0));
+        g.take(dlogits + b.tokens);  // the router's dx; then its x is not needed any more
+        g.free(dlogits + b.logits + b.scores + b.choice + b.tokens + dx);
+        backward = g.most();
+    }
     // The same with --dispatch rank: what arrived is gathered once more, for each expert, and
     // summed where the experts are.
     void by_rank(const StepShape& shape, const ExpertOptions& o, const Traffic::Rows& rows,
@@ -86,26 +145,28 @@ private:
         const bool has_shared = shape.config.experts.shared > 0;
         const double k = double(shape.config.experts.router.top_k) * 4,
                      arrived = double(rows.hops.back().arrived), M = arrived * b.row,
-                     of_router = b.logits + b.scores + 2 * b.choice, y = has_shared ? b.tokens : 0;
-        kept = of_router + 2 * arrived * k + 2 * b.in + 2 * b.a + 2 * b.shared;
-        const double dy = b.tokens * (shape.model.dropout > 0 ? 2 : 1),
-                     begin = kept + dy + b.choice, dx = has_shared ? b.tokens : 0,
-                     inside = begin - b.in - 2 * b.shared + dx, after = inside - b.in - 2 * b.a,
+                     of_router = b.of_router(), y = has_shared ? b.tokens : 0;
+        const double weights = b.in / b.row * 4;
+        kept = of_router + arrived * k + weights + b.in + 2 * b.a + 2 * b.shared;
+        const double dy = b.tokens * (shape.model.dropout > 0 ? 2 : 1), begin = kept + dy,
+                     dx = has_shared ? b.tokens : 0, inside = begin - 2 * b.shared + dx,
+                     after = inside - b.in - 2 * b.a - weights,
                      dlogits = b.scores * (o.has_loss() ? 2 : 1) +
                                (shape.model.dtype != DType::fp32 ? b.scores / 2 : 0),
                      routed = after - b.logits - b.scores - b.choice - y;
         forward =
-            std::max(of_router + 3 * arrived * k + M + b.in + 2 * b.shared + y, kept + b.a + y);
-        backward =
-            std::max({begin - 2 * b.shared + dx + b.in + arrived * k + M, inside + b.in + 3 * b.a,
-                      after + b.in + dlogits + b.tokens, routed + b.in + M});
+            std::max(of_router + b.choice + 3 * arrived * k + M + weights + b.in + 2 * b.shared + y,
+                     kept + b.choice + b.in + b.a + y);
+        backward = std::max({inside + b.in + M, inside + b.in + 3 * b.a + weights,
+                             after + b.in + dlogits + b.choice + b.tokens, routed + b.in + M});
         double before = 0;  // rows that an earlier hop brought
         for (const Traffic::Rows::OfHop& hop : rows.hops) {
             const double left = double(hop.left) * b.row, came = double(hop.arrived) * b.row,
                          all = before + left + came;
             forward = std::max(
-                {forward, of_router + double(hop.left + hop.arrived) * k + all + 3 * b.shared + y,
-                 kept + b.tokens + all});
+                {forward,
+                 of_router + b.choice + double(hop.left + hop.arrived) * k + all + 3 * b.shared + y,
+                 kept + b.choice + b.tokens + all});
             backward = std::max({backward, begin + all + std::max(3 * b.shared, dx), routed + all});
             before = came;
         }
@@ -146,13 +207,16 @@ inline double peak_activations(const StepShape& shape, const ExpertOptions& o,
 inline int64_t even_rows(const StepShape& shape, const ExpertOptions& o) {
     const ExpertsConfig& e = shape.config.experts;
     const int64_t N = shape.micro_batch * shape.seq;
-    return o.capacity_factor > 0 ? e.count * capacity_of(o, e, N) : N * e.router.top_k;
+    const int64_t chunks = o.chunks_here();
+    return o.capacity_factor > 0 ? chunks * e.count * capacity_of(o, e, N / chunks)
+                                 : N * e.router.top_k;
 }
 inline Traffic::ByLayer balanced_rows(const StepShape& shape, const ExpertOptions& o) {
     const ExpertsConfig& e = shape.config.experts;
     const int64_t R = even_rows(shape, o);
     Traffic::ByLayer rows;
-    for (int64_t l = e.first_dense; l < shape.config.layers; ++l) rows[l] = {R, {{R, R}}};
+    const std::vector<int64_t> chunks(size_t(o.chunks_here()), R / o.chunks_here());
+    for (int64_t l = e.first_dense; l < shape.config.layers; ++l) rows[l] = {R, {{R, R}}, chunks};
     return rows;
 }
 
@@ -213,15 +277,21 @@ inline Prediction predict_balanced(const StepShape& shape, const ExpertOptions& 
     const Group ep("ep", o.ep);
     const ExpertsConfig& e = shape.config.experts;
     const int64_t layers = (shape.config.layers - e.first_dense) * accumulated,
-                  forwards = forwards_of(shape, o), rows = 2 * (forwards + 1);
+                  forwards = forwards_of(shape, o), chunks = o.chunks_here(),
+                  rows = 2 * (forwards + 1);
     if (o.capacity_factor == 0)
-        prediction.communication.add(ep, Collective::all_to_all, layers * forwards,
-                                     layers * forwards * e.count * 4);
+        prediction.communication.add(ep, Collective::all_to_all, layers * forwards * chunks,
+                                     layers * forwards * chunks * e.count * 4);
     const double row = double(shape.config.hidden) * double(dtype_bytes(shape.model.dtype)),
                  away = expected_rows_away(shape, o) * row, all = double(even_rows(shape, o)) * row;
-    prediction.communication.add(
-        ep, Collective::all_to_all,
-        {layers * rows, std::llround(double(layers * rows) * all), double(layers * rows) * away});
+    prediction.communication.add(ep, Collective::all_to_all,
+                                 {layers * rows * chunks, std::llround(double(layers * rows) * all),
+                                  double(layers * rows) * away});
+    if (o.dispatch == Dispatch::expert)  // weights there, and their gradients back
+        prediction.communication.add(
+            ep, Collective::all_to_all,
+            {layers * (forwards + 1) * chunks, layers * (forwards + 1) * even_rows(shape, o) * 4,
+             double(layers * (forwards + 1)) * expected_rows_away(shape, o) * 4});
     return prediction;
 }
 

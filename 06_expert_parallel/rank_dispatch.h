@@ -13,7 +13,7 @@
 // node_limited.h.
 #pragma once
 
-#include "dispatch.h"
+#include "journey.h"
 
 namespace ultrascale {
 
@@ -31,8 +31,8 @@ public:
     Hop(const Communicator& group, std::function<int64_t(int64_t expert)> rank_of, Traffic& traffic)
         : group_(group), rank_of_(std::move(rank_of)), traffic_(traffic) {}
 
-    RowsWithExperts send(const RowsWithExperts& in, Stream* stream,
-                         const Journey::Meanwhile& meanwhile) {
+    // Rows set out, and arrive.
+    void depart(const RowsWithExperts& in, Stream& stream) {
         const int64_t ranks = group_.size(), k = in.k, h = in.rows.cols();
         std::vector<int32_t> index, named, place(size_t(in.count() * ranks), -1),
             of_weight(in.experts.size(), 0);
@@ -60,12 +60,12 @@ public:
         const Tensor names = Tensor::empty({M, k}, DType::int32, Memory::workspace);
         exchange_rows(group_, names, on_device(named, {travel_.sent(), k}), travel_.to,
                       travel_.from);
-        RowsWithExperts out{.weights = there(gathered(in.weights)), .k = k};
-        const Tensor rows = gathered(in.rows);
-        out.rows = activation({M, h}, rows.dtype());
-        exchange_rows(group_, out.rows, rows, travel_.to, travel_.from, stream, meanwhile);
-        out.experts = read_counts(names);
-        return out;
+        out_ = {.weights = there(gathered(in.weights)), .experts = read_counts(names), .k = k};
+        depart(in.rows, stream);
+    }
+    RowsWithExperts arrive() {
+        work_.wait();
+        return std::exchange(out_, {});
     }
     const Travel& travel() const { return travel_; }
 
@@ -80,12 +80,11 @@ public:
     void weights_back(Tensor dweights, const Tensor& there) const {
         ops::gather_rows(dweights, back(there), of_weight_);
     }
-    // The gradient of what came back: rows travel as they did forward.
-    Tensor send_again(const Tensor& dy, Stream* stream, const Journey::Meanwhile& meanwhile) const {
-        const Tensor rows = gathered(dy),
-                     out = activation({travel_.received(), dy.cols()}, dy.dtype());
-        exchange_rows(group_, out, rows, travel_.to, travel_.from, stream, meanwhile);
-        return out;
+    // Of each row `from` comes one, and travels as before: also the gradient of what came back.
+    void depart(const Tensor& from, Stream& stream) {
+        const Tensor rows = gathered(from);
+        out_.rows = activation({travel_.received(), from.cols()}, from.dtype());
+        work_ = exchange_rows(group_, out_.rows, rows, travel_.to, travel_.from, stream);
     }
     int64_t tokens() const { return tokens_; }
 
@@ -135,69 +134,84 @@ private:
     Travel travel_;
     int64_t tokens_ = 0, k_ = 0;
     Tensor index_, place_, of_weight_;  // (S) token of each row; (M, ranks); (M k)
+    RowsWithExperts out_;               // on their way
+    Work work_;
 };
 
 class RankJourney : public Journey {
 public:
     // `hops`: from the token's rank to its experts'. `first`: of this rank's G experts.
-    RankJourney(std::vector<Hop> hops, int64_t first, int64_t G, Traffic& traffic, Stream* stream)
+    RankJourney(std::vector<Hop> hops, int64_t first, int64_t G, Traffic& traffic, Stream& stream)
         : hops_(std::move(hops)), first_(first), G_(G), traffic_(traffic), stream_(stream) {}
 
-    ExpertRows send(const Tensor& x, const Routed& routed, const Meanwhile& meanwhile) override {
-        RowsWithExperts at{x, routed.weights, read_counts(routed.experts), routed.experts.cols()};
+    void begin(const Tensor& x, const Routed& routed) override {
+        at_ = {x, routed.weights, read_counts(routed.experts), routed.experts.cols()};
+    }
+    void depart(int64_t) override {
+        if (dy_)
+            hops_[0].depart(dy_, stream_);
+        else
+            hops_[0].depart(at_, stream_);
+    }
+    ExpertRows arrive(int64_t) override {
+        if (dy_) return {gradient_of_rows(), {}};
         Traffic::Rows rows;
         for (size_t i = 0; i < hops_.size(); ++i) {
-            at = hops_[i].send(at, stream_, i == 0 ? meanwhile : Meanwhile());
+            if (i > 0) hops_[i].depart(at_, stream_);
+            at_ = hops_[i].arrive();
             rows.hops.push_back({hops_[i].travel().sent(), hops_[i].travel().received()});
         }
-        for (int32_t& e : at.experts) {
+        for (int32_t& e : at_.experts) {
             rows.at_experts += e >= 0;
             e = e < 0 ? -1 : e - int32_t(first_);
         }
         traffic_.rows(rows);
-        weights_ = at.weights;
-        place_ = activation(weights_.shape(), DType::int32);
+        at_experts_ = rows.at_experts;
+        const RowsWithExperts here = std::exchange(at_, {});
+        place_ = activation(here.weights.shape(), DType::int32);
         const Tensor counts = Tensor::empty({G_}, DType::int32, Memory::workspace),
-                     order = activation({weights_.numel()}, DType::int32),
-                     named = Tensor::from_host<int32_t>(at.experts, weights_.shape(),
+                     order = activation({place_.numel()}, DType::int32),
+                     named = Tensor::from_host<int32_t>(here.experts, place_.shape(),
                                                         Memory::workspace),
-                     in = activation({rows.at_experts, x.cols()}, x.dtype());
+                     used = order.slice(0, rows.at_experts);
         ops::sort_by_expert(counts, order, place_, named);
-        ops::gather_rows(in, at.rows, order.slice(0, rows.at_experts), at.k);
-        return {in, counts};
+        const ExpertRows in{activation({rows.at_experts, here.rows.cols()}, here.rows.dtype()),
+                            counts, activation({rows.at_experts, 1}, DType::fp32)};
+        ops::gather_rows(in.rows, here.rows, used, here.k);
+        ops::gather_rows(in.weights, here.weights, used);
+        return in;
     }
-    void combine(Tensor y, Tensor out, const Routed&, const Tensor& residual) override {
-        rows_ = std::move(out);
-        Tensor sum = activation({weights_.rows(), rows_.cols()}, rows_.dtype());
-        ops::sum_rows(sum, rows_, place_, weights_);
-        home(y, std::move(sum), residual);
-    }
-    Tensor combine_backward(const Tensor& dy, Tensor dweights, const Tensor&,
-                            const Meanwhile& meanwhile) override {
-        Tensor at = dy;
-        for (size_t i = 0; i < hops_.size(); ++i)
-            at = hops_[i].send_again(at, stream_, i == 0 ? meanwhile : Meanwhile());
-        Tensor drows = activation_like(rows_), there = activation_like(weights_);
-        ops::sum_rows_backward(drows, there, at, rows_, place_, weights_);
-        rows_ = {};
+    void go_back(int64_t, ExpertRows rows) override { rows_ = std::move(rows); }
+    void combine(Tensor y, const Tensor& residual) override { home(y, residual); }
+    void begin_backward(const Tensor& dy) override { dy_ = dy; }
+    void end_backward_of_weights(Tensor dweights) override {
+        Tensor there = activation(place_.shape(), DType::fp32);
+        ops::sum_rows(column(there), rows_.weights, column(place_));
         for (size_t i = hops_.size(); i-- > 0;) {
             const Tensor here =
                 i == 0 ? dweights : activation({hops_[i].tokens(), there.cols()}, DType::fp32);
             hops_[i].weights_back(here, there);
             there = here;
         }
-        return drows;
     }
-    void send_backward(Tensor dx, Tensor drows) override {
-        Tensor sum = activation({weights_.rows(), drows.cols()}, drows.dtype());
-        ops::sum_rows(sum, drows, place_);
-        drows = {};
-        home(dx, std::move(sum), dx);
-    }
+    void end_backward(Tensor dx) override { home(dx, dx); }
 
 private:
-    // Back through all hops; the last one adds to y.
-    void home(Tensor y, Tensor rows, const Tensor& residual) const {
+    Tensor gradient_of_rows() {
+        Tensor at;
+        for (size_t i = 0; i < hops_.size(); ++i) {
+            if (i > 0) hops_[i].depart(at, stream_);
+            at = hops_[i].arrive().rows;
+        }
+        const Tensor drows = activation({at_experts_, at.cols()}, at.dtype());
+        ops::sum_rows_backward(drows, {}, at, {}, place_);
+        return drows;
+    }
+    // Adds a token's rows here and takes them back through all hops; the last one adds to y.
+    void home(Tensor y, const Tensor& residual) {
+        Tensor rows = activation({place_.rows(), rows_.rows.cols()}, rows_.rows.dtype());
+        ops::sum_rows(rows, rows_.rows, place_);
+        rows_ = {};
         for (size_t i = hops_.size(); i-- > 0;) {
             const Tensor to =
                 i == 0 ? y : activation({hops_[i].tokens(), rows.cols()}, rows.dtype());
@@ -209,8 +223,12 @@ private:
     std::vector<Hop> hops_;
     int64_t first_, G_;
     Traffic& traffic_;
-    Stream* stream_;
-    Tensor weights_, place_, rows_;  // (M, k) of the rows that arrived; (R, h)
+    Stream& stream_;
+    RowsWithExperts at_;  // on their way, forward
+    Tensor dy_;           // in backward
+    Tensor place_;        // (M, k) of the rows that arrived
+    int64_t at_experts_ = 0;
+    ExpertRows rows_;  // on their way back
 };
 
 }  // namespace ultrascale

@@ -24,9 +24,6 @@ struct Route {
     std::vector<double> scores, choice;  // (E); choice: scores + bias, -infinity where hidden
     std::vector<int> experts;            // (k), best first
     std::vector<double> weights;         // (k)
-    // By how much the last chosen expert is ahead of the first one that is not: below rounding,
-    // two correct programs may choose differently.
-    double margin = INFINITY;
 };
 
 inline std::vector<double> scores_of(std::span<const float> logits, ops::RouterScore kind) {
@@ -64,6 +61,16 @@ inline void keep_best_groups(std::vector<double>& choice, const ops::RouterSetti
         std::fill_n(choice.begin() + long(size_t(order[g]) * each), each, double(settings.masked));
 }
 
+// The weights of a route's experts, from their scores.
+inline void set_weights(Route& route, const ops::RouterSettings& settings) {
+    double sum = settings.score == ops::RouterScore::sigmoid ? 1e-20 : 0;
+    for (int e : route.experts) sum += route.scores[size_t(e)];
+    route.weights.clear();
+    for (int e : route.experts)
+        route.weights.push_back(route.scores[size_t(e)] * settings.scaling /
+                                (settings.renormalise ? sum : 1));
+}
+
 // The route of a token with these logits (E). bias (E) may be empty.
 inline Route route_token(std::span<const float> logits, std::span<const float> bias,
                          const ops::RouterSettings& settings) {
@@ -74,13 +81,7 @@ inline Route route_token(std::span<const float> logits, std::span<const float> b
     const std::vector<int> order = best_first(route.choice);
     const size_t k = size_t(settings.top_k);
     route.experts.assign(order.begin(), order.begin() + long(k));
-    if (k < order.size())
-        route.margin = route.choice[size_t(order[k - 1])] - route.choice[size_t(order[k])];
-    double sum = settings.score == ops::RouterScore::sigmoid ? 1e-20 : 0;
-    for (int e : route.experts) sum += route.scores[size_t(e)];
-    for (int e : route.experts)
-        route.weights.push_back(route.scores[size_t(e)] * settings.scaling /
-                                (settings.renormalise ? sum : 1));
+    set_weights(route, settings);
     return route;
 }
 
@@ -88,6 +89,63 @@ inline Route route_token(std::span<const float> logits, std::span<const float> b
 // gradient would be rounding alone, of which AdamW makes full steps.)
 inline bool has_constant_weights(const ops::RouterSettings& settings) {
     return settings.renormalise && settings.top_k == 1;
+}
+
+// The margin of another choice: how far apart, as a share of their size, those numbers are that a
+// router with these scores (E) must have seen in the other order to choose `experts`. 0 if it would
+// choose them by itself; infinite if no order leads there (experts of too many groups). Below
+// rounding, two correct programs may choose differently.
+inline double margin_of(const std::vector<int>& experts, const std::vector<double>& scores,
+                        std::span<const float> bias, const ops::RouterSettings& settings) {
+    struct Number {
+        double value, size;  // size: of what was added up
+    };
+    const auto lower = [](const Number& a, const Number& b) { return a.value < b.value; };
+    // By how much it is below another one.
+    const auto below = [](const Number& a, const Number& b) {
+        return std::max(0.0, (b.value - a.value) / std::max(a.size, b.size));
+    };
+    const size_t G = size_t(settings.groups), each = scores.size() / G,
+                 keep = size_t(settings.top_groups);
+    std::vector<Number> of_group;
+    std::vector<Number> best_other(G, {-INFINITY, 1});  // of each group's experts not chosen
+    std::vector<bool> needed(G, false);                 // groups of those chosen
+    Number last{INFINITY, 1};                           // the lowest expert that was chosen
+    for (size_t g = 0; g < G; ++g) {
+        std::vector<Number> in;
+        for (size_t e = g * each; e < (g + 1) * each; ++e) {
+            const double b = bias.empty() ? 0 : double(bias[e]);
+            in.push_back({scores[e] + b, scores[e] + std::abs(b)});
+            const bool chosen = std::ranges::find(experts, int(e)) != experts.end();
+            if (chosen)
+                needed[g] = true, last = std::min(last, in.back(), lower);
+            else
+                best_other[g] = std::max(best_other[g], in.back(), lower);
+        }
+        std::ranges::sort(in, [&](const Number& a, const Number& b) { return lower(b, a); });
+        if (each > 1) in[0] = {in[0].value + in[1].value, in[0].size + in[1].size};
+        of_group.push_back(in[0]);
+    }
+    std::vector<Number> ordered = of_group;
+    std::ranges::sort(ordered, [&](const Number& a, const Number& b) { return lower(b, a); });
+    // What it takes to keep a group, and what to hide it.
+    std::vector<double> kept(G), hidden(G, INFINITY);
+    for (size_t g = 0; g < G; ++g) {
+        kept[g] = std::max(below(of_group[g], ordered[keep - 1]), below(last, best_other[g]));
+        if (!needed[g] && keep < G) hidden[g] = below(ordered[keep], of_group[g]);
+    }
+    std::vector<double> margins = kept;
+    margins.insert(margins.end(), hidden.begin(), hidden.end());
+    std::ranges::sort(margins);
+    for (const double margin : margins) {  // the smallest one that keeps as many as it should
+        size_t must = 0, may = 0, neither = 0;
+        for (size_t g = 0; g < G; ++g) {
+            must += hidden[g] > margin, may += kept[g] <= margin;
+            neither += hidden[g] > margin && kept[g] > margin;
+        }
+        if (neither == 0 && must <= keep && keep <= may) return margin;
+    }
+    return INFINITY;
 }
 
 // The gradient of the scores from that of the weights.

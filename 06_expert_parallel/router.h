@@ -53,11 +53,9 @@ public:
         if (options_.trap == Trap::weights_from_biased) add_bias_to_weights(routed, scores);
         if (options_.forced()) force(routed);
         balance_.chosen(layer_, routed.experts, scores, logits, context);
-        if (log) log(layer_, routed.experts, context);
         saved.keep("x", x);
         saved.keep("scores", scores);
         saved.keep("experts", routed.experts);
-        saved.keep("weights", routed.weights);
         if (balance_.keeps_logits()) saved.keep("logits", std::move(logits));
         return routed;
     }
@@ -94,9 +92,6 @@ public:
                     ops::Transpose::no, weight_->begin_contribution());
         context.contributed(*weight_);
     }
-
-    // Sees the choices (N, k) of each forward, for --verify.
-    std::function<void(int64_t layer, const Tensor& experts, const Context&)> log;
 
 private:
     static Tensor zeros_like(const Tensor& t) {

@@ -2,9 +2,12 @@
 // as expected and as they came; --estimate's report; and the plain layers of --verify.
 #pragma once
 
+#include <set>
+
 #include "choices.h"
 #include "expert_run.h"
 #include "load_picture.h"
+#include "plain_experts.h"
 
 namespace ultrascale {
 
@@ -15,6 +18,7 @@ inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, i
                     ranks / o.ep, format_count(config.experts.count / o.ep, "expert"));
     if (o.ep > 1)
         words += fmt::format(", one copy of a row for each {}", dispatch_names[int(o.dispatch)]);
+    if (o.chunks_here() > 1) words += fmt::format(", in {} chunks", o.chunks);
     if (o.max_nodes > 0) words += fmt::format(", at most {}", format_count(o.max_nodes, "node"));
     std::string more;
     if (o.has_loss())
@@ -34,10 +38,10 @@ inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, i
 inline std::function<void(Parts&)> plain_parts(const StepShape& shape, const ExpertOptions& o,
                                                int64_t micro_batches, ChoiceLog& choices) {
     return [=, &choices](Parts& parts) {
-        choices.plain()->tokens.clear();
-        const auto balance =
-            std::make_shared<PlainBalance>(shape.config, o, o.counts_first() ? 1 : micro_batches,
-                                           shape.micro_batch * shape.seq, choices.plain());
+        choices.plain().begin_training();
+        const auto balance = std::make_shared<PlainBalance>(
+            shape.config, o, o.counts_first() ? 1 : micro_batches,
+            shape.micro_batch * shape.seq / o.chunks_here(), choices.plain());
         set_experts(parts, shape.config, shape.model,
                     [balance](ParameterList& list, const Parts& plain, const Place& layer) {
                         return std::make_unique<PlainExperts>(list, plain, layer, balance);

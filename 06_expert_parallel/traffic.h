@@ -22,13 +22,14 @@ struct Travel {
 class Traffic {
 public:
     // A layer's rows in a micro-batch: as its experts get them, and of each hop those that left and
-    // those that arrived.
+    // those that arrived; and with --dispatch expert those of each chunk, as its experts get them.
     struct Rows {
         int64_t at_experts = 0;
         struct OfHop {
             int64_t left, arrived;
         };
         std::vector<OfHop> hops = {};
+        std::vector<int64_t> chunks = {};
     };
 
     // Nodes of so many ranks of "ep"; 0: all are on one.

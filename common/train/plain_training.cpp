@@ -3,6 +3,8 @@
 #include <bit>
 
 #include "core/random.h"
+#include "core/threads.h"
+#include "core/trace.h"
 #include "gradients.h"
 #include "setup.h"
 
@@ -62,7 +64,18 @@ void PlainTraining::start_displaced(ParameterList& parameters, AdamW& optimizer,
     optimizer.set_steps_done(state_.step);
 }
 
-PlainTraining::Result PlainTraining::train(uint64_t displacement) {
+// While a rank trains for comparison, it uses all cores, and its memory and operations are not
+// counted.
+struct Aside {
+    AllCores cores;
+    MemoryAside memory;
+    const bool recorded = trace_recording();
+    Aside() { trace_record(false); }
+    ~Aside() { trace_record(recorded); }
+};
+
+PlainTraining::Result PlainTraining::train(uint64_t displacement, size_t steps) {
+    const Aside aside;
     const ModelOptions plain{
         .dtype = options_.dtype,
         .attention = displacement == 0 ? AttentionKind::naive : AttentionKind::flash,
@@ -75,11 +88,11 @@ PlainTraining::Result PlainTraining::train(uint64_t displacement) {
     parameters.allocate_values(options_.dtype);
     parameters.allocate_grads(options_.grad_dtype());
     AdamW optimizer(parameters, options_.optimizer);
-    displacement == 0 ? start(parameters, optimizer)
-                      : start_displaced(parameters, optimizer, displacement);
+    start_.empty() ? start(parameters, optimizer)
+                   : start_displaced(parameters, optimizer, displacement);
     Result result;
     int64_t next_sample = state_.next_sample;
-    for (size_t step = 0; step < batch_sizes_.size(); ++step) {
+    for (size_t step = 0; step < steps; ++step) {
         const int64_t sequences = batch_sizes_[step],
                       together = micro_batch_ > 0 ? micro_batch_ : sequences,
                       counted = loader_.counted_targets(next_sample, sequences);

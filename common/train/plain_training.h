@@ -45,8 +45,9 @@ public:
           micro_batch_(micro_batch) {}
 
     // 0: starts from --seed or from --load; this call must come first. Any other number: starts
-    // from there, displaced in a different way for each number.
-    Result train(uint64_t displacement);
+    // from there, displaced in a different way for each number. Trains the first `steps` steps.
+    Result train(uint64_t displacement, size_t steps);
+    size_t steps() const { return batch_sizes_.size(); }
 
     // The initial values of a weight in such a training.
     std::vector<float> start_of(const std::string& name, uint64_t displacement) const;

@@ -69,7 +69,7 @@ void Run::start(Trained what) {
         for (int64_t s = 0; s < std::min(options_.steps, verified_steps); ++s)
             sizes.push_back(sequences_of_(first_step_ + s));
         verifier_.emplace(options_, shape_.config, loader_, sizes, what_.plain_parts,
-                          what_.plain_micro_batch);
+                          what_.plain_micro_batch, what_.choices);
     }
     memory_reset_peak();
     if (world.size() > 1) world.barrier();  // the plain run kept rank 0 busy

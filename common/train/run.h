@@ -36,10 +36,11 @@ struct Trained {
     std::string label = {}, technique = {};
     JsonFields layout = {};
     std::string of_validation = {};  // the end of the validation's line in the header
-    // For verify: what else the plain training computes (experts), and its micro-batch (0: the
-    // whole step at once). not_equal: why the run is not meant to equal the plain training; empty
-    // if it is.
+    // For verify: what else the plain training computes (experts), what that chooses, and its
+    // micro-batch (0: the whole step at once). not_equal: why the run is not meant to equal the
+    // plain training; empty if it is.
     std::function<void(Parts&)> plain_parts = {};
+    Choices* choices = nullptr;
     int64_t plain_micro_batch = 0;
     std::string not_equal = {};
 };

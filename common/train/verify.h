@@ -17,6 +17,14 @@
 //   unit away. The measured bound is 32 times (bf16: 8 times) the distance to which those runs
 //   drift from the first one.
 //
+//   Choices. A router of experts compares numbers; where two are equal up to rounding, correct
+//   programs may choose differently, and then their results differ by far more than rounding. If
+//   the run chose differently from the plain training, that one is repeated and follows the run: it
+//   makes the run's choices, and measures how far apart the compared numbers were (the margin, as a
+//   share of their size). Then the bounds above hold as always, and the margins have bounds too: a
+//   fixed one and, if a margin misses it, one measured in the same way, by how far the compared
+//   numbers of plain runs drift apart.
+//
 //   The weights. Their bound is at most a quarter of the distance that they moved in training,
 //   ||w_6 - w_0||; otherwise a run that does not train at all could pass. If the error is larger
 //   and correct runs drift as far, verify cannot tell; but a run whose weights moved less than half
@@ -37,13 +45,35 @@ inline constexpr int64_t verified_steps = 6;
 
 // The fixed bounds. Step 1: the relative L2 error of the gradient, the relative difference of the
 // loss. Later steps: the largest difference of a loss, the relative L2 error of the weights after
-// the last compared step.
+// the last compared step. All steps: the margin of a choice.
 struct VerifyBounds {
-    double gradient, first_loss, later_loss, weights;
-    double drifts;          // a measured bound is this many times the drift of correct runs
-    double gradient_limit;  // the largest measured bound of the gradient
+    double gradient, first_loss, later_loss, weights, choice;
+    double drifts;  // a measured bound is this many times the drift of correct runs
+    // The largest measured bounds of the gradient and of a later choice.
+    double gradient_limit, choice_limit;
 };
 VerifyBounds verify_bounds(DType dtype);
+
+// The choices of a run that verify compares, and of the plain training.
+class Choices {
+public:
+    virtual ~Choices() = default;
+    // All ranks call these two. watch(): the run's first `steps` steps, which begin, are compared.
+    // follow(): its first `steps` steps have ended, and from now on the plain training makes their
+    // choices; returns whether it would make others by itself.
+    virtual void watch(int64_t steps) = 0;
+    virtual bool follow(int64_t steps) = 0;
+
+    // On rank 0, about the last plain training. Of one step:
+    struct Flips {
+        int64_t choices = 0, flipped = 0;  // those of which the run's are others
+        double margin = 0;                 // the largest one of these
+        double drift = 0;  // of the compared numbers, as a share of their size; see keep()
+    };
+    virtual std::vector<Flips> flips() const = 0;
+    // From now on drifts are those from this plain training.
+    virtual void keep() = 0;
+};
 
 class Verifier {
 public:
@@ -51,10 +81,10 @@ public:
     // and sends them the result. Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time
     // (0: all at once; set it if results depend on which sequences are together, like the balance
     // or capacity of experts). `change` adds to the plain model's parts what else the run computes
-    // (experts). Keeps a reference to the loader.
+    // (experts), and `choices` is what that chooses. Keeps references to the loader and `choices`.
     Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader,
              std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change = {},
-             int64_t micro_batch = 0);
+             int64_t micro_batch = 0, Choices* choices = nullptr);
 
     // Compare the run under test. `step` counts from 0; each rank compares what it holds, whole
     // parameters or parts of them. All ranks call them.
@@ -68,15 +98,21 @@ public:
 
 private:
     struct Drift {
-        double gradient = 0, loss = 0, weights = 0;
+        double gradient = 0, loss = 0, weights = 0, first_choice = 0, later_choice = 0;
     };
-    void tell_all_ranks();
+    void train_plainly(size_t steps);
+    void follow_choices(size_t steps);
     Drift measure_drift();
+    void report_flips(Report& report) const;
     Drift drift_of(const PlainTraining::Result& other, uint64_t displacement) const;
 
     VerifyBounds bounds_;
+    size_t steps_;  // that are compared
+    Choices* choices_;
     std::optional<PlainTraining> plain_;  // on rank 0 only
     PlainTraining::Result reference_;
+    std::vector<double> losses_;         // of the run
+    std::vector<Choices::Flips> flips_;  // by step, of the plain training that follows
     // ||w_6 - w_0|| / ||w_6|| of the plain training; and of this run, if it is needed.
     double moved_ = 0, run_moved_ = -1;
     // -1: not compared yet

@@ -3,8 +3,6 @@
 #include <cmath>
 #include <sstream>
 
-#include "comm/comm.h"
-
 namespace ultrascale {
 
 double norm(const PlainTraining::Values& values) {

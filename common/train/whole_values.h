@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/comm.h"
 #include "plain_training.h"
 
 namespace ultrascale {
@@ -32,6 +33,12 @@ std::vector<T> from_bytes(const std::string& bytes) {
     std::vector<T> values(bytes.size() / sizeof(T));
     std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
+}
+
+// Rank 0's values. All ranks call it.
+template <class T>
+std::vector<T> told(const std::vector<T>& values) {
+    return from_bytes<T>(Communicator::world().broadcast_string(bytes_of(values), 0));
 }
 
 }  // namespace ultrascale

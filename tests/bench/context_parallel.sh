@@ -24,8 +24,8 @@ train() {  # cp tokens steps options...
         --steps "$steps" --no-verify --recompute full "$@" 2>&1 |
         awk -v name="cp $cp, $tokens tokens ${*:-}" -f tests/bench/training_line.awk
 }
-# The longest sequence for Llama-3-8B on this device, by formula; the operations' workspace, the CUDA
-# context and fragmentation, which come on top, take the room of a fourth of the tokens.
+# The longest sequence for Llama-3-8B on this device, by formula; the operations' workspace, the
+# CUDA context and fragmentation, which come on top, take the room of a fourth of the tokens.
 whole="--model llama-3-8b --dtype bf16 --loss-chunk 1024"
 longest() {  # cp
     $mpirun -n "$1" "$build/04_context_parallel" $whole --recompute full --seq 4096 \

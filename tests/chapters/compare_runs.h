@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "run_program.h"
 
@@ -60,6 +61,14 @@ inline void expect_as_predicted(const Outcome& run) {
 inline void expect_verified(const Outcome& run) {
     EXPECT_EQ(run.summary.at("verify").at("result"), "ok") << run.out;
     expect_as_predicted(run);
+}
+
+// Whether the check whose line begins so was missed.
+inline bool missed(const Outcome& run, const std::string& begin) {
+    std::istringstream lines(run.out);
+    for (std::string line; std::getline(lines, line);)
+        if (line.starts_with("  " + begin) && contains(line, "MISSED")) return true;
+    return false;
 }
 
 inline int gpus() {  // of this machine

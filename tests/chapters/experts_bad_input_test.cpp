@@ -26,6 +26,9 @@ TEST(ExpertParallelBadInput, IsRefused) {
     refuses(0, "--groups 4 --top-k 4", {"top", "4"});
     refuses(0, "--aux sequence --aux-over global", {"--aux-over global", "sequence"});
     refuses(0, "--overlap shared", {"--overlap shared", "--shared"});
+    refuses(0, "--overlap chunks", {"--overlap chunks", "--ep 1"});
+    refuses(2, "--overlap chunks --dispatch rank", {"--overlap chunks", "--dispatch expert"});
+    refuses(2, "--overlap chunks --chunks 3", {"--chunks 3", "128 tokens"});
     refuses(0, "--trap groups-masked-with-0", {"--trap", "--groups"});
     refuses(0, "--trap everything", {"--trap everything", "no such mistake"});
     refuses(0, "--trap softmax-twice --aux-coef 0", {"--trap", "--aux-coef"});
@@ -35,6 +38,7 @@ TEST(ExpertParallelBadInput, OptionsWithoutEffect) {
     const std::string none = "has no effect: ";
     refuses(0, "--gamma 0.1", {"--gamma " + none, "--balance bias"});
     refuses(0, "--drop score", {"--drop " + none, "--capacity-factor"});
+    refuses(2, "--chunks 4", {"--chunks " + none, "--overlap chunks"});
     refuses(0, "--top-groups 2", {"--top-groups " + none, "--groups"});
     refuses(0, "--capacity-factor 1 --dispatch rank", {"--dispatch " + none, "--capacity-factor"});
     refuses(2, "--compare --ep 2", {"--compare", "--ep"});

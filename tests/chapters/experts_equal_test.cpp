@@ -9,13 +9,11 @@ const char* const chapter = "06_expert_parallel";
 const std::string sizes = "--layers 2 --seq 16 --micro-batch 2 --lr 2e-3 --verify ";
 const std::string small = sizes + "--steps 3 ";
 
-void expect_equal(int ranks, const std::string& arguments, int steps = 3) {
+void expect_equal(int ranks, const std::string& arguments) {
     SCOPED_TRACE(fmt::format("{} ranks: {}", ranks, arguments));
-    const Outcome run =
-        train(ranks, chapter, fmt::format("{} --steps {} {}", sizes, steps, arguments));
+    const Outcome run = train(ranks, chapter, small + arguments);
     if (run.exit_code != 0) return;
     expect_verified(run);
-    EXPECT_EQ(run.summary.at("verify").at("choices_that_differ"), 0);
 }
 
 TEST(ExpertParallel, EqualsOneDevice) {
@@ -41,11 +39,14 @@ TEST(ExpertParallel, EveryDispatch) {
     expect_equal(4, "--ep 2 --capacity-factor 1.25 --grad-accum 2");
 }
 
-// A bias moves by the sign of a difference of loads. So in later steps one choice that flips by
-// rounding can move it the other way, and then more choices: only the first step is compared.
+TEST(ExpertParallel, InChunks) {
+    expect_equal(4, "--overlap chunks --shared 1");
+    expect_equal(4, "--ep 2 --overlap chunks --chunks 4 --recompute full --grad-accum 2");
+    expect_equal(2, "--overlap chunks --chunks 4 --capacity-factor 0.8 --drop score");
+}
+
 TEST(LongExpertParallel, EqualsOneDevice) {
-    for (const auto& [router, steps] :
-         {std::pair{"", 3}, {"--router sigmoid --groups 2 --top-groups 1 --balance bias ", 1}})
+    for (const char* router : {"", "--router sigmoid --groups 2 --top-groups 1 --balance bias "})
         for (const char* balance : {"", "--aux megatron --aux-coef 0.1 ", "--z-coef 0.1 ",
                                     "--aux-over global --aux-coef 0.1 "})
             for (const char* dispatch : {"", "--dispatch rank ", "--capacity-factor 1 "})
@@ -53,7 +54,7 @@ TEST(LongExpertParallel, EqualsOneDevice) {
                                                     {4, "--ep 2 --grad-accum 2 "},
                                                     {3, "--ep 1 "},
                                                     {2, "--recompute full --shared 2 "}})
-                    expect_equal(ranks, std::string(router) + balance + dispatch + layout, steps);
+                    expect_equal(ranks, std::string(router) + balance + dispatch + layout);
 }
 
 // A repetition has the same bits, and so has a run that resumes, with its biases.
@@ -127,16 +128,12 @@ TEST(ExpertParallelTraps, AreFound) {
     const auto expect_missed = [](const std::string& arguments, const char* line) {
         SCOPED_TRACE(arguments);
         const Outcome run = train(2, chapter, small + arguments, 1);
-        bool found = false;
-        std::istringstream lines(run.out);
-        for (std::string text; std::getline(lines, text);)
-            found = found || (contains(text, line) && contains(text, "MISSED"));
-        EXPECT_TRUE(found) << run.out;
+        EXPECT_TRUE(missed(run, line)) << run.out;
     };
     expect_missed(
         "--router sigmoid --groups 4 --top-groups 2 --top-k 4 --balance bias --gamma 0.9 --lr 1e-3 "
         "--steps 4 --trap groups-masked-with-0",
-        "weights ");
+        "choices ");
     expect_missed("--router sigmoid --balance bias --gamma 0.1 --trap weights-from-biased",
                   "weights ");
     expect_missed("--trap softmax-twice", "gradient ");

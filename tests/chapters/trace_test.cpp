@@ -192,18 +192,21 @@ TEST(Trace, OtherTechniquesSayWhatTravels) {
 TEST(Trace, OverlappedCommunicationRunsWhileTheRankComputes) {
     // On a GPU the backward of a small model is too short to hide anything.
     const auto run = [](const char* chapter, const std::string& arguments) {
-        return trace_of(2, chapter,
-                        fmt::format("{} --steps 2 --no-verify {}",
-                                    on_gpu ? "--model small --micro-batch 16"
-                                           : "--layers 3 --micro-batch 8",
-                                    arguments));
+        return trace_of(
+            2, chapter,
+            fmt::format("{} --steps 2 --no-verify {}",
+                        on_gpu ? "--model small --micro-batch 16" : "--layers 3 --micro-batch 8",
+                        arguments));
     };
     for (const auto& [chapter, apart, together] :
          std::vector<std::tuple<const char*, const char*, std::vector<const char*>>>{
              {"01_data_parallel", "--sync naive", {"--sync overlap"}},
              {"03_tensor_parallel",
               "--overlap none",
-              {"--overlap async", "--overlap chunk", "--sequence-parallel --overlap chunk"}}}) {
+              {"--overlap async", "--overlap chunk", "--sequence-parallel --overlap chunk"}},
+             {"06_expert_parallel",
+              "--shared 1 --overlap none",
+              {"--shared 1 --overlap shared", "--overlap chunks"}}}) {
         EXPECT_EQ(at_once(run(chapter, apart).events), 0) << apart;
         for (const char* arguments : together) {
             const Traced overlapped = run(chapter, arguments);

@@ -49,6 +49,45 @@ TEST(MoeRoute, ChoosesLikeTheOperation) {
     }
 }
 
+// What a router chooses by itself has the margin 0; what it would choose if its scores were
+// slightly different, a margin no larger than that; and what it can never choose, an infinite one.
+TEST(MoeRoute, MarginOfAnotherChoice) {
+    constexpr int64_t h = 24, N = 400;
+    constexpr float shift = 0.01f;
+    for (const RouterSettings& settings : all_settings) {
+        const auto logits = random_tensor({N, h}, DType::fp32, 76).to_host<float>(),
+                   by = random_tensor({N, h}, DType::fp32, 77).to_host<float>(),
+                   normal = random_tensor({h}, DType::fp32, 78).to_host<float>();
+        std::vector<float> random;
+        for (float x : normal) random.push_back(x / 20);
+        for (const std::vector<float>& bias : {std::vector<float>(), random}) {
+            int others = 0;
+            for (size_t n = 0; n < size_t(N); ++n) {
+                std::vector<float> row(&logits[n * h], &logits[n * h] + h), moved = row;
+                for (size_t e = 0; e < size_t(h); ++e)
+                    moved[e] += by[n * h + e] > 0 ? shift : -shift;
+                const Route route = route_token(row, bias, settings),
+                            other = route_token(moved, bias, settings);
+                EXPECT_EQ(margin_of(route.experts, route.scores, bias, settings), 0);
+                const double margin = margin_of(other.experts, route.scores, bias, settings);
+                EXPECT_LE(margin, 5 * double(shift));
+                const bool same = std::set(other.experts.begin(), other.experts.end()) ==
+                                  std::set(route.experts.begin(), route.experts.end());
+                EXPECT_EQ(margin == 0, same);
+                others += !same;
+            }
+            EXPECT_GT(others, 0) << settings.top_k << " of " << settings.groups << " groups";
+        }
+    }
+    // Experts of different groups, when only one group is kept.
+    const RouterSettings one{.top_k = 2, .groups = 2, .top_groups = 1};
+    EXPECT_EQ(margin_of({0, 2}, {0.4, 0.3, 0.2, 0.1}, {}, one), INFINITY);
+    EXPECT_NEAR(margin_of({2, 3}, {0.4, 0.3, 0.2, 0.1}, {}, one), 0.4 / 0.7, 1e-12);
+    // With a bias the numbers that are compared are larger.
+    EXPECT_NEAR(margin_of({1}, {0.5, 0.4}, {}, {.top_k = 1}), 0.1 / 0.5, 1e-12);
+    EXPECT_NEAR(margin_of({1}, {0.5, 0.4}, std::vector<float>{0.5, 0.5}, {.top_k = 1}), 0.1, 1e-7);
+}
+
 // The two gradients, against differences of the weights.
 TEST(MoeRoute, Gradients) {
     for (const RouterSettings& settings : all_settings) {
