@@ -19,6 +19,7 @@ inline std::vector<std::pair<std::string, ContextOptions>> variants_of(int cp) {
         {"ring, contiguous", ring(Layout::contiguous, reversed, false)},
         {"ring, striped", ring(Layout::striped, reversed, false)},
         {"ring, zigzag", ring(Layout::zigzag, reversed, false)},
+        {"ring, zigzag, own keys kept", ring(Layout::zigzag, kept, false)},
         {"ring, zigzag, backward again", ring(Layout::zigzag, again, false)},
         {"ring, zigzag, tails", ring(Layout::zigzag, again, true)},
         {"all-gather, zigzag", {.cp = cp, .variant = Variant::all_gather}},

@@ -15,9 +15,11 @@ inline constexpr const char* variant_names[] = {"ring", "all-gather", "ulysses",
 enum class Layout { contiguous, zigzag, striped };  // zigzag.h
 inline constexpr const char* layout_names[] = {"contiguous", "zigzag", "striped"};
 // The ring's backward: keys go round as in forward, and their gradients all the way home; or it
-// starts with the keys that forward held last, and runs the other way (ring.h).
-enum class RingBackward { again, reversed };
-inline constexpr const char* ring_backward_names[] = {"again", "reversed"};
+// starts with the keys that forward held last, and runs the other way; or it does that, and the
+// ranks have kept their own keys, too, which come last (ring.h).
+enum class RingBackward { again, reversed, kept };
+inline constexpr const char* ring_backward_names[] = {"again", "reversed",
+                                                      "reversed, own keys kept"};
 
 struct ContextOptions {
     int cp = 0;  // ranks that share each sequence; 0: all

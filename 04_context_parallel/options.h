@@ -49,10 +49,13 @@ struct Chapter {
                      "keys go round only with --variant ring or usp");
         options
             .choice("--ring-backward", context.backward,
-                    {{"again", RingBackward::again}, {"reversed", RingBackward::reversed}},
+                    {{"again", RingBackward::again},
+                     {"reversed", RingBackward::reversed},
+                     {"kept", RingBackward::kept}},
                     "Where keys begin in backward. again: at their owners, and they go round as in "
                     "forward; "
-                    "reversed: where forward left them, and they go round the other way")
+                    "reversed: where forward left them, and they go round the other way; kept: "
+                    "likewise, but ranks keep their own keys, too, which then need not come back")
             .only_if([this] { return context.has_ring() && !context.tails; },
                      "only a ring (--variant ring or usp) without --tails on can choose");
         options

@@ -5,6 +5,7 @@
 //                              forward            backward
 //     ring, again              (n-1) K            (n-1) K + n S
 //     ring, reversed           (n-1) K            (n-1) K + (n-1) S
+//     ring, own keys kept      (n-1) K            (n-2) K + (n-1) S
 //     ring with tails, rank r  (2n-1-r)/2 K, and (n-1)/2 K for rank 0; see add_tails()
 //     all-gather               (n-1) K            (n-1) K + (n-1) S
 //     Ulysses                  (u-1)/u (q, k, v, o); the same for their gradients
@@ -63,15 +64,17 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
         return m;
     }
     if (o.in_ring() > 1) {
-        const bool reversed = o.backward == RingBackward::reversed && plan.can_reverse();
-        const RingMemory ring = ring_memory(plan, reversed, rank, bytes.kv, bytes.sums);
+        const bool reversed = o.backward != RingBackward::again && plan.can_reverse(),
+                   kept = reversed && o.backward == RingBackward::kept;
+        const RingMemory ring = ring_memory(plan, reversed, kept, rank, bytes.kv, bytes.sums);
         const DType sum = sum_dtype(o, plan, shape.model.dtype);
         const double merged = bytes.q / double(dtype_bytes(shape.model.dtype)) *
                               double(dtype_bytes(sum));  // the sum of partial outputs
-        m.forward = (sum == shape.model.dtype ? 0 : merged) + (reversed ? bytes.kv : 0);
+        m.kept = kept ? bytes.kv : 0;
+        m.forward = (sum == shape.model.dtype ? 0 : merged) + (reversed && !kept ? bytes.kv : 0);
         // dq is summed in fp32. It is rounded in the reversed ring's last hop, otherwise at the
         // end, when the last sums are home.
-        m.backward = dq - bytes.q - bytes.kv +
+        m.backward = dq - bytes.q - bytes.kv + m.kept +
                      std::max(ring.sums, (reversed ? ring.last : ring.home) + (half ? bytes.q : 0));
         m.communication = ring.communication;
     }
@@ -123,8 +126,9 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
         if (o.tails) {
             add_tails(of_layer, ring, rank, forwards, bytes);
         } else {
-            add(ring, Collective::send_recv, (forwards + 1) * (n - 1), bytes.kv);
-            add(ring, Collective::send_recv, o.backward == RingBackward::reversed ? n - 1 : n,
+            const int64_t backward = o.backward == RingBackward::kept ? n - 2 : n - 1;
+            add(ring, Collective::send_recv, forwards * (n - 1) + backward, bytes.kv);
+            add(ring, Collective::send_recv, o.backward == RingBackward::again ? n : n - 1,
                 bytes.sums);
         }
     }

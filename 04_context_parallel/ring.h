@@ -8,7 +8,7 @@
 //
 // Backward. q, dO, O, the log-sum-exp and delta = rowsum(dO O) stay; keys and values travel again,
 // and a gradient dK, dV travels with each, to which every rank adds its block. The sums are fp32:
-// where K and V are bf16, they weigh twice as much as these. Two ways:
+// where K and V are bf16, they weigh twice as much as these. Three ways:
 //
 //     again      from the owner on, as in forward. After the last block the gradient has one hop
 //                more to go, home:
@@ -18,6 +18,8 @@
 //                keys come back last, and their gradient with them:
 //                    sends (n-1) (K + V) and (n-1) (dK + dV), and no send is left over at the end
 //                All own queries see own keys, so this last hop also finishes dQ.
+//     kept       the same, but each rank also keeps its own keys, so that they need not come back:
+//                    sends (n-2) (K + V) and (n-1) (dK + dV), and holds one K + V more
 //
 // Nothing else in a layer communicates. What travels how far is in ring_plan.h.
 #pragma once
@@ -76,6 +78,7 @@ public:
         saved.keep("q", q), saved.keep("o", o), saved.keep("lse", sum.lse());
         saved.keep("k", keep_last ? held[0].all_k() : k);
         saved.keep("v", keep_last ? held[0].all_v() : v);
+        if (keep_last && keeps_own()) saved.keep("own k", k), saved.keep("own v", v);
         return o;
     }
 
@@ -89,13 +92,19 @@ public:
         Gradients gradients{.dk = activation_like(saved.get("k")),
                             .dv = activation_like(saved.get("v"))};
         Held held = parcels_of(plan, saved.take("k"), saved.take("v"));
+        Held own;
+        if (own_last && keeps_own())
+            own = parcels_of(plan, saved.take("own k"), saved.take("own v"));
 
         Held arrived(plan.parcels());  // the sums of the ranks that held these parcels before
         Held home(plan.parcels());     // this rank's own parcels' finished sums
         Work sums_under_way;
         for (int hop = 0; hop <= plan.last_hop(); ++hop) {
             Work under_way;
-            Held next = pass_on(plan, held, hop, gradients.dk, under_way, Memory::communication);
+            Held next =
+                !own.empty() && hop + 1 == plan.last_hop()
+                    ? std::move(own)
+                    : pass_on(plan, held, hop, gradients.dk, under_way, Memory::communication);
             const bool finishes = own_last && hop == plan.last_hop();
             if (finishes) partial.next_block_finishes();
             Held sums(plan.parcels());
@@ -140,8 +149,9 @@ private:
                                  plan.is_uniform() ? ring_.symmetric_memory() : nullptr);
     }
     bool reverses(const RingPlan& plan) const {
-        return options_.backward == RingBackward::reversed && plan.can_reverse();
+        return options_.backward != RingBackward::again && plan.can_reverse();
     }
+    bool keeps_own() const { return options_.backward == RingBackward::kept; }
     static Held parcels_of(const RingPlan& plan, const Tensor& k, const Tensor& v) {
         Held held;
         for (size_t p = 0; p < plan.parcels(); ++p)

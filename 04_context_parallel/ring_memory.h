@@ -14,9 +14,10 @@ struct RingMemory {
     double sums = 0, last = 0, home = 0;
 };
 
-// kv: bytes of all keys and values of a rank; sums: of their gradients.
-inline RingMemory ring_memory(const RingPlan& forward, bool reversed, int rank, double kv,
-                              double sums) {
+// kept: a reversed ring's ranks keep their own keys. kv: bytes of all keys and values of a rank;
+// sums: of their gradients.
+inline RingMemory ring_memory(const RingPlan& forward, bool reversed, bool kept, int rank,
+                              double kv, double sums) {
     const RingPlan plan = reversed ? forward.reversed() : forward;
     double all = 0;  // tokens of a rank
     for (size_t p = 0; p < plan.parcels(); ++p) all += double(plan.tokens(p));
@@ -38,8 +39,11 @@ inline RingMemory ring_memory(const RingPlan& forward, bool reversed, int rank, 
                 std::max(m.communication,
                          kv * (foreign(forward, hop) + (hop < last ? held(forward, hop + 1) : 0)));
         const double arrived = std::max(foreign(plan, hop), held(plan, hop + 1));
-        m.communication = std::max(
-            m.communication, kv * (foreign(plan, hop) + held(plan, hop + 1)) + sums * arrived);
+        const auto received = [&](int at) {  // but a rank's own keys, if it has kept them
+            return kept && at == plan.last_hop() ? 0 : foreign(plan, at);
+        };
+        const double next = hop < plan.last_hop() ? received(hop + 1) : 0;
+        m.communication = std::max(m.communication, kv * (received(hop) + next) + sums * arrived);
 
         double now = held(plan, hop);
         m.last = sums * (sent + now) + m.home;

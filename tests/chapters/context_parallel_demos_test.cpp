@@ -175,7 +175,7 @@ TEST(ContextParallelCompare, HasARowForEachVariant) {
     for (std::string line; std::getline(lines, line);)
         if (const Json json = Json::parse(line); json.contains("row"))
             rows[json["row"].at("variant")] = json["row"];
-    EXPECT_EQ(rows.size(), 8u);
+    EXPECT_EQ(rows.size(), 9u);
     const Json& zigzag = rows["ring, zigzag"];
     for (const auto& [name, row] : rows) {
         EXPECT_EQ(row.at("as_predicted"), true) << name;
@@ -190,6 +190,7 @@ TEST(ContextParallelCompare, HasARowForEachVariant) {
         EXPECT_EQ(sent("ring, zigzag", which), 9 * K);
         EXPECT_EQ(sent("ring, striped", which), 9 * K);
         EXPECT_EQ(sent("ring, zigzag, backward again", which), 10 * K);
+        EXPECT_EQ(sent("ring, zigzag, own keys kept", which), 8 * K);
         EXPECT_EQ(sent("all-gather, zigzag", which), 9 * K);
         EXPECT_EQ(sent("ulysses", which), 4.5 * K);
     }

@@ -44,6 +44,7 @@ std::vector<std::string> ways(int n) {
     std::vector<std::string> all = {
         "--layout contiguous",
         "--layout zigzag --ring-backward again",
+        "--layout zigzag --ring-backward kept",
         "--layout zigzag",
         "--layout striped",
         "--tails on",
@@ -196,6 +197,7 @@ TEST(ContextParallelCosts, AreThoseOfTheFormulas) {
     const double K = 2 * 16 * 4 * 16 * 4 * 2;
     EXPECT_EQ(count("", "send/recv", "sent_bytes"), (3 + 3 + 3) * K);
     EXPECT_EQ(count("--ring-backward again", "send/recv", "sent_bytes"), (3 + 3 + 4) * K);
+    EXPECT_EQ(count("--ring-backward kept", "send/recv", "sent_bytes"), (3 + 2 + 3) * K);
     EXPECT_EQ(count("--recompute full", "send/recv", "sent_bytes"), (3 + 3 + 3 + 3) * K);
     EXPECT_EQ(count("--variant all-gather", "all-gather", "sent_bytes"), (3 + 3) * K);
     EXPECT_EQ(count("--variant all-gather", "reduce-scatter", "sent_bytes"), 3 * K);
@@ -224,7 +226,9 @@ TEST(ContextParallelCosts, MemoryIsExactWhereAttentionNeedsTheMost) {
                                               "--variant ulysses",
                                               "--variant ulysses --dtype bf16",
                                               "--variant usp --ulysses 2",
-                                              "--ring-backward again --dtype bf16"};
+                                              "--ring-backward again --dtype bf16",
+                                              "--ring-backward kept",
+                                              "--ring-backward kept --dtype bf16"};
         for (const char* way : kv_heads == 8 ? few : all) {
             SCOPED_TRACE(fmt::format("{} key heads: {}", kv_heads, way));
             const Json memory =

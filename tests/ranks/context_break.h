@@ -73,6 +73,7 @@ inline ContextOptions usp(Layout layout) {
 inline std::vector<ContextOptions> every_variant() {
     return {ring_of(Layout::contiguous),
             ring_of(Layout::zigzag, RingBackward::again),
+            ring_of(Layout::zigzag, RingBackward::kept),
             ring_of(Layout::striped),
             tails(),
             all_gather(Layout::zigzag),

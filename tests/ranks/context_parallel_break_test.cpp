@@ -236,9 +236,12 @@ TEST(ContextParallelBreak, KeepsOrSendsOtherThanPredicted) {
         return train(context, {.predicted = predicted});
     };
     const ContextOptions reversed = ring_of(Layout::zigzag),
-                         again = ring_of(Layout::zigzag, RingBackward::again);
+                         again = ring_of(Layout::zigzag, RingBackward::again),
+                         kept = ring_of(Layout::zigzag, RingBackward::kept);
     EXPECT_FALSE(predicted_as(again, reversed).communication);
     EXPECT_FALSE(predicted_as(reversed, again).communication);
+    EXPECT_FALSE(predicted_as(kept, reversed).communication);
+    EXPECT_FALSE(predicted_as(kept, reversed).memory);
     EXPECT_FALSE(predicted_as(tails(), reversed).communication);
     EXPECT_FALSE(predicted_as(all_gather(Layout::zigzag), reversed).communication);
     EXPECT_FALSE(predicted_as(all_gather(Layout::zigzag), reversed).memory);
