@@ -96,7 +96,9 @@ private:
                     "fp32)");
         options.flag("--stochastic-rounding", stochastic_,
                      "Round updated weights up or down at random, exactly on average");
-        options.add("--loss-scale", loss_scale_, "dynamic, or a power of two that stays")
+        options
+            .add("--loss-scale", loss_scale_,
+                 "dynamic, or a power of two that stays; below 1 it imitates a larger batch")
             .show_default();
         options
             .add("--loss-scale-start", precision.loss_scale.start,
@@ -157,19 +159,19 @@ private:
     void check_loss_scale(Recipe& recipe) {
         LossScaleOptions& scale = precision.loss_scale;
         scale.scaled = recipe.loss_scale;
-        const auto power_of_two = [](double x) {
+        const auto power_of_two = [](double x, double least) {
             int exponent = 0;
-            return x >= 1 && x <= LossScaleOptions::ceiling && std::frexp(x, &exponent) == 0.5;
+            return x >= least && x <= LossScaleOptions::ceiling && std::frexp(x, &exponent) == 0.5;
         };
-        if (!power_of_two(scale.start))
+        if (!power_of_two(scale.start, 1))
             user_error("--loss-scale-start {:g}: a power of two, 1 to 2^24, changes no mantissa",
                        scale.start);
         if (loss_scale_ == "dynamic") return;
         char* end = nullptr;
         scale.fixed = std::strtod(loss_scale_.c_str(), &end);
-        if (*end != '\0' || !power_of_two(scale.fixed))
+        if (*end != '\0' || !power_of_two(scale.fixed, LossScaleOptions::smallest))
             user_error(
-                "--loss-scale {}: dynamic, or a power of two from 1 to 2^24, which changes no "
+                "--loss-scale {}: dynamic, or a power of two from 2^-24 to 2^24, which changes no "
                 "mantissa",
                 loss_scale_);
         if (!scale.scaled)

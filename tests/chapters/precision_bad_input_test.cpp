@@ -25,7 +25,7 @@ TEST(PrecisionBadInput, RecipesAndTheirTricks) {
 TEST(PrecisionBadInput, LossScales) {
     refuses("--recipe fp16 --loss-scale 1000", {"--loss-scale 1000", "power of two"});
     refuses("--recipe fp16 --loss-scale 2x", {"--loss-scale 2x", "power of two"});
-    refuses("--recipe fp16 --loss-scale 0.5", {"--loss-scale 0.5", "power of two"});
+    refuses("--recipe fp16 --loss-scale 0", {"--loss-scale 0", "power of two"});
     refuses("--recipe fp16 --loss-scale-start 100", {"--loss-scale-start 100", "power of two"});
     refuses("--recipe bf16 --loss-scale 1024", {"--loss-scale", "recipe bf16"});
     refuses("--recipe fp16 --without scaling --loss-scale 8", {"--without scaling"});
