@@ -17,13 +17,13 @@ inline void draw_range(const std::string& directory) {
     constexpr double top = 104, pitch = 36;
     const Axis across = {-range_decades - 6, range_decades, 90, 870};
     std::string figures;
-    for_each_format([&]<class F>(const char* name, const char*) {
+    for_each_format([&]<class F>(const char* name) {
         figures += fmt::format("{}: {:.2g} to {:.2g}. ", name, FormatLimits<F>::smallest,
                                FormatLimits<F>::largest);
     });
     Svg svg(900, 420, "Range: the orders of magnitude that a format reaches", figures);
     double y = top;
-    for_each_format([&]<class F>(const char* name, const char*) {
+    for_each_format([&]<class F>(const char* name) {
         using Limits = FormatLimits<F>;
         const double smallest = across(std::log10(Limits::smallest)),
                      normal = across(std::log10(Limits::smallest_normal)),
@@ -61,7 +61,7 @@ inline void draw_resolution(const std::string& directory) {
     constexpr double top = 104, pitch = 40;
     const Axis across = {1, 2, 90, 690};
     std::string figures;
-    for_each_format([&]<class F>(const char* name, const char*) {
+    for_each_format([&]<class F>(const char* name) {
         figures +=
             fmt::format("{}: {} numbers. ", name, rounded_points<F>(resolution_points).size());
     });
@@ -70,7 +70,7 @@ inline void draw_resolution(const std::string& directory) {
              "Each mark is a number that is left. Where marks touch, the bar is full.",
              {.size = 13});
     double y = top;
-    for_each_format([&]<class F>(const char* name, const char*) {
+    for_each_format([&]<class F>(const char* name) {
         const std::set<float> numbers = rounded_points<F>(resolution_points);
         svg.text(across.begin - 12, y + 18, name, {.anchor = Text::end, .bold = true});
         // Marks closer than a pixel are one bar.

@@ -27,16 +27,16 @@
 
 namespace ultrascale {
 
-// Calls visit.operator()<Format>(name, used_for) for each format, from many bits to few.
+// Calls visit.operator()<Format>(name) for each format, from many bits to few.
 template <class Visit>
 void for_each_format(Visit&& visit) {
-    visit.template operator()<formats::Fp32>("fp32", "master weights, sums");
-    visit.template operator()<formats::Tf32>("tf32", "what tensor cores read of fp32");
-    visit.template operator()<formats::Bf16>("bf16", "weights, activations");
-    visit.template operator()<formats::Fp16>("fp16", "the same, with a loss scale");
-    visit.template operator()<formats::E5m6>("e5m6", "DeepSeek: input of o_proj's dW");
-    visit.template operator()<formats::E5m2>("e5m2", "gradients");
-    visit.template operator()<formats::E4m3>("e4m3", "weights, activations, gradients");
+    visit.template operator()<formats::Fp32>("fp32");
+    visit.template operator()<formats::Tf32>("tf32");
+    visit.template operator()<formats::Bf16>("bf16");
+    visit.template operator()<formats::Fp16>("fp16");
+    visit.template operator()<formats::E5m6>("e5m6");
+    visit.template operator()<formats::E5m2>("e5m2");
+    visit.template operator()<formats::E4m3>("e4m3");
 }
 
 // The last number on the way down, on the way up, and the step at 1.
@@ -45,12 +45,6 @@ struct FormatLimits {
     static constexpr double largest = F::largest(), smallest_normal = F::smallest_normal(),
                             smallest = F::smallest(), epsilon = F::epsilon();
 };
-
-// Of the numbers from 1 to 2, without 2: how many this format has.
-template <class F>
-constexpr int64_t numbers_in_octave() {
-    return int64_t(1) << F::mantissa_bits;
-}
 
 // A code's bits, its three fields apart: "0 1000 101".
 template <class F>
@@ -81,14 +75,13 @@ namespace formats {
 inline void print_limits() {
     print(
         "format  bits  sign exponent mantissa     largest  smallest normal  smallest     epsilon");
-    for_each_format([]<class F>(const char* name, const char* used_for) {
+    for_each_format([]<class F>(const char* name) {
         using Limits = FormatLimits<F>;
         print(fmt::format(
             "{:<6}  {:>4}  {:>4} {:>8} {:>8}  {:>10.4g}  {:>15.4g}  {:>8.2g}  2^-{:<2}"
             "{:>8.2g}",
             name, F::bits, 1, F::exponent_bits, F::mantissa_bits, Limits::largest,
             Limits::smallest_normal, Limits::smallest, F::mantissa_bits, Limits::epsilon));
-        (void)used_for;
     });
 }
 
@@ -117,7 +110,7 @@ inline void print_blocks() {
 inline void print_number(double number) {
     print("");
     print(fmt::format("{:.10g} in each format, rounded to nearest, ties to even:", number));
-    for_each_format([&]<class F>(const char* name, const char*) {
+    for_each_format([&]<class F>(const char* name) {
         const uint32_t code = F::encode(float(number));
         const double value = double(F::decode(code));
         const std::string error = number == 0 || !std::isfinite(value)
@@ -132,7 +125,7 @@ inline void print_number(double number) {
 inline void print_overflow() {
     print("");
     print("past the largest number:   as IEEE or OCP says   saturated");
-    for_each_format([]<class F>(const char* name, const char*) {
+    for_each_format([]<class F>(const char* name) {
         if constexpr (F::bits <= 16) {
             const float beyond = F::exponent_bits == 8 ? 3.4028235e38f : 2 * F::largest();
             print(fmt::format("  {:<6} {:>12.6g} -> {:>20} {:>11.6g}", name, beyond,

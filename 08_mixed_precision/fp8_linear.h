@@ -124,7 +124,6 @@ public:
         ops::quantise({stacked_values(parameters_), weight_scales_}, {}, master,
                       scaling(shared_->weights()));
     }
-    int64_t scale_bytes() const { return weight_scales_ ? weight_scales_.bytes() : 0; }
 
 private:
     // A tensor that is rounded in every step.
@@ -251,11 +250,6 @@ public:
             linears_[i]->round_weights(stacked_masters(held.subspan(next, end - next)));
             next = end;
         }
-    }
-    int64_t scale_bytes() const {  // that lie with the weights
-        int64_t bytes = 0;
-        for (const Fp8Linear* linear : linears_) bytes += linear->scale_bytes();
-        return bytes;
     }
     AmaxHistories& histories() { return shared_->histories; }
 

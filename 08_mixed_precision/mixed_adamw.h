@@ -42,7 +42,6 @@ public:
     }
     // The last step was skipped: its number is free again.
     void take_back() { --steps_; }
-    int64_t steps_done() const { return steps_; }
     void set_steps_done(int64_t steps) { steps_ = steps; }
 
     // For a checkpoint: "exp_avg.<parameter>", "exp_avg_sq.<parameter>", "master.<parameter>" where

@@ -15,7 +15,7 @@ struct Chapter {
     bool compare = false;
     double show = 0.1;
 
-    void add_options(OptionList& options, const Options& shared) {
+    void add_options(OptionList& options, const Options&) {
         std::string names;
         for (const Recipe& recipe : all_recipes())
             names += (names.empty() ? "" : ", ") + recipe.name;
@@ -42,7 +42,6 @@ struct Chapter {
         options.add("--show", show, "With --demo formats: the number to take apart")
             .only_if([this] { return demo == "formats"; }, "only --demo formats shows a number")
             .show_default();
-        shared_ = &shared;
     }
 
     // Checks what the rules above cannot, and completes the recipe.
@@ -219,7 +218,6 @@ private:
             user_error("--trap stale-weights: recipe {} has no weights in fp8", recipe.name);
     }
 
-    const Options* shared_ = nullptr;
     std::string recipe_ = "bf16", without_, loss_scale_ = "dynamic", gradient_format_, trap_;
     bool stochastic_ = false;
 };

@@ -64,11 +64,6 @@ public:
     void resume() {
         if (next_) position_ = int64_t(next_.to_host<float>()[0]);
     }
-    int64_t bytes() const {
-        const int64_t n = int64_t(dtypes_.size());
-        return n == 0 ? 0 : 4 * (n * steps_ + 2 * n + 1);
-    }
-    int64_t tensors() const { return int64_t(dtypes_.size()); }
 
 private:
     static Tensor one(const Tensor& all, size_t i) { return all.slice(int64_t(i), int64_t(i) + 1); }

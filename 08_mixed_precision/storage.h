@@ -62,9 +62,9 @@ public:
     };
 
     // `linears`: the parameters that are multiplied in fp8.
-    Storage(ParameterList& parameters, const Recipe& recipe,
+    Storage(const ParameterList& parameters, const Recipe& recipe,
             const std::set<const Parameter*>& linears)
-        : of_linears_(recipe), of_rest_(recipe.of_rest()), parameters_(parameters) {
+        : of_linears_(recipe), of_rest_(recipe.of_rest()) {
         for (const bool linear : {true, false}) {
             std::vector<Held> group;
             for (const auto& p : parameters)
@@ -205,7 +205,6 @@ private:
     }
 
     Recipe of_linears_, of_rest_;
-    ParameterList& parameters_;
     std::vector<Held> held_;  // the linears' first
     size_t linears_ = 0, rest_ = 0;
 };

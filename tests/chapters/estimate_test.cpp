@@ -85,6 +85,12 @@ TEST(Estimate, IsWhatExpertParallelismPredicts) {
     expect_what_a_run_predicts(2, "06_expert_parallel", "--capacity-factor 1.5 --aux-coef 0");
 }
 
+TEST(Estimate, IsWhatMixedPrecisionPredicts) {
+    for (const char* options : {"--recipe fp8-lm", "--recipe te --amax-history 8 --grad-accum 2",
+                                "--recipe deepseek --keep-fp8 --recompute full"})
+        expect_what_a_run_predicts(2, "08_mixed_precision", options);
+}
+
 // 257 tokens: the second rank has one more of them than the first.
 TEST(Estimate, IsOfTheRankThatHasTheLeastLeft) {
     TempDir dir;
