@@ -107,7 +107,7 @@ inline void draw_gradients(const std::string& directory, const GradientHistogram
                     "below 2^-25, which fp16 rounds to zero, and {:.1f} % below 2^-14, where it "
                     "has fewer bits; multiplied by 2^16 {:.2f} % and {:.1f} %.",
                     lost(-25), lost(-14), lost(-41), lost(-30)));
-    const Axis across = {double(lowest), double(highest), 70, 880}, up = {0, most, 330, 110};
+    const Axis across = {double(lowest), double(highest), 70, 880}, up = {0, most, 330, 130};
     const auto percent = [](double part) { return fmt::format("{:.0f} %", 100 * part); };
     draw_axis_beside(svg, up, across.begin, across.end, {0, most / 2, most}, percent);
     for (int e = lowest; e < highest; ++e) {
@@ -125,8 +125,8 @@ inline void draw_gradients(const std::string& directory, const GradientHistogram
                  {Role::optimizer, "subnormal: fewer bits"},
                  {Role::parameters, "all bits"}});
     // Where fp16's range lies if the loss is multiplied by 2^16.
-    svg.line({across(-41), 104}, {across(-41), up.begin}, {.dashed = true});
-    svg.text(across(-41) + 6, 118,
+    svg.line({across(-41), 96}, {across(-41), up.begin}, {.dashed = true});
+    svg.text(across(-41) + 6, 110,
              fmt::format("with S = 2^16 fp16 begins here: {:.2f} % are lost", lost(-41)),
              {.size = 13, .halo = true});
     std::vector<double> figures;

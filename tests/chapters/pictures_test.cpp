@@ -180,5 +180,43 @@ TEST(Pictures, WithoutEffectOrPlaceAreRefused) {
     EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
 }
 
+// Of each format: the bar from its smallest to its largest number, on one axis of powers of ten.
+TEST(Pictures, WhatFormatsReach) {
+    TempDir dir;
+    const Outcome outcome = run("08_mixed_precision", "--demo formats --svg " + dir.path());
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    picture(dir / "resolution.svg");
+    const std::vector<Drawn> all = picture(dir / "range.svg");
+    const auto bar = [&](const std::string& hint) {
+        for (const Drawn& d : all)
+            if (d.name == "rect" && d.hint.starts_with(hint)) return d;
+        ADD_FAILURE() << hint;
+        return Drawn{};
+    };
+    // fp32's normal numbers reach from 2^-126 to 2^128, e4m3's from 2^-6 to 448.
+    const double pixels_a_decade =
+        bar("fp32, normal").number("width") / std::log10(std::exp2(254.0));
+    EXPECT_NEAR(bar("e4m3, normal").number("width"), pixels_a_decade * std::log10(448 * 64.0), 0.1);
+    EXPECT_NEAR(bar("fp16, subnormal").number("width"), pixels_a_decade * std::log10(1024.0), 0.1);
+}
+
+TEST(Pictures, BytesOfRecipes) {
+    TempDir dir;
+    const std::vector<Json> rows = compare(1, "08_mixed_precision", dir, "");
+    const std::vector<Drawn> all = picture(dir / "recipes.svg");
+    picture(dir / "curves.svg");
+    double pixels_a_byte = 0;
+    for (const Json& row : rows) {
+        const std::string recipe = row.at("recipe");
+        double width = 0;
+        for (const Drawn& d : all)
+            if (d.name == "rect" && d.hint.starts_with(recipe + ", ")) width += d.number("width");
+        const double bytes = row.at("bytes_per_parameter");
+        if (pixels_a_byte == 0) pixels_a_byte = width / bytes;
+        EXPECT_NEAR(width, bytes * pixels_a_byte, 0.1) << recipe;
+    }
+    EXPECT_EQ(rows.size(), 10u);
+}
+
 }  // namespace
 }  // namespace ultrascale::test
