@@ -15,8 +15,8 @@
 //                             saturates
 //     pre         f = 1/n     nothing can saturate, but small numbers vanish, the more the larger n
 //                             is
-//     automatic   f = mu      halves when more than 1 of 100,000 sums is at the largest number, and
-//                             doubles over 1,000 steps otherwise
+//     automatic   f = mu      begins at 1/n, doubles over 1,000 steps, and halves when more than 1
+//                             of 100,000 sums is at the largest number
 //
 // FP8-LM: Peng et al. 2023 (arXiv 2310.18313), section 2.1.
 #pragma once
@@ -33,11 +33,12 @@ namespace ultrascale {
 
 class Fp8AllReduce {
 public:
-    // The factor mu is a part of the training's state.
-    Fp8AllReduce(SumScaling scaling, bool used, ParameterList& parameters) : scaling_(scaling) {
+    // The factor mu is a part of the training's state; of a new run it is 1 / ranks.
+    Fp8AllReduce(SumScaling scaling, bool used, ParameterList& parameters, int ranks)
+        : scaling_(scaling), mu_(1.0 / ranks) {
         if (!used) return;
         state_ = parameters.add_buffer("fp8_sum_factor", 1);
-        ops::fill(state_, 1);
+        ops::fill(state_, float(mu_));
     }
 
     // The factor for n ranks.
@@ -131,7 +132,7 @@ private:
     }
 
     SumScaling scaling_;
-    double mu_ = 1;
+    double mu_;
     int64_t counted_ = 0, elements_ = 0;  // sums at the largest number, of all, in the last step
     Tensor state_, saturated_;            // (1) mu; (1) counted so far
 };

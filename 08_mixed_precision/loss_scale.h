@@ -10,9 +10,9 @@
 //     dynamic    S starts at 2^16, doubles after 2,000 steps without overflow, and halves at each
 //                overflow, down to 1. (Without a floor, a model that overflows for another reason
 //                takes it to 1e-304.)
-//     static     S stays. One below 1 makes gradients as small as they would be in a batch that many
-//                times as large (a token's gradient is divided by the batch's tokens): with S = 2^-13
-//                128 tokens have the gradients of a million, of which naive fp16 keeps little.
+//     static     S stays. One below 1 makes gradients as small as those of a larger batch, as a
+//                token's gradient is divided by the batch's tokens: with S = 2^-13 128 tokens have
+//                the gradients of a million, of which naive fp16 keeps little.
 //
 // The ranks must agree before anyone steps: of a rank whose part overflowed and one whose part did
 // not, only one would update, and from then on they would train different models. The order matters

@@ -23,7 +23,8 @@ public:
           model(config, model_options, parts(config, model_options), Stage::whole(config)),
           storage(model.parameters(), chosen.recipe, linears.parameters()),
           loss_scale(chosen.loss_scale, model.parameters()),
-          fp8_sum(chosen.sum_scaling, is_fp8(chosen.recipe.read()), model.parameters()),
+          fp8_sum(chosen.sum_scaling, is_fp8(chosen.recipe.read()), model.parameters(),
+                  Communicator::world().size()),
           optimizer(storage, chosen.recipe, update, chosen.seed) {
         linears.allocate(model.parameters());
         const Communicator& world = Communicator::world();

@@ -43,11 +43,11 @@ enum class Products { plain, tensor, delayed, row, tile };
 
 struct Recipe {
     std::string name;
-    DType activations;  // of all operations besides fp8 products
+    DType activations = DType::fp32;  // of all operations besides fp8 products
     Products products = Products::plain;
-    DType weights;
+    DType weights = DType::fp32;
     std::optional<DType> master, accumulated, gradients;
-    DType m, v;
+    DType m = DType::fp32, v = DType::fp32;
     // Its gradients are too small for fp16, so the loss is multiplied (loss_scale.h).
     bool loss_scale = false;
     bool stochastic = false;  // the update rounds stochastically (stochastic_rounding.h)
