@@ -193,9 +193,9 @@ TEST(OpsFp8Fused, RmsNormAndSwiGluEqualTheOperationAndThenQuantise) {
     for (const auto& [R, C] : std::vector<std::array<int64_t, 2>>{
              {1, 8}, {3, 130}, {37, 384}, {9, 2048}, {2, 4096}, {1, 8192}, {1, 16400}})
         for (const auto& [dtype, format] : {std::pair(DType::fp32, DType::e4m3),
-                                           {DType::bf16, DType::e4m3},
-                                           {DType::bf16, DType::e5m2},
-                                           {DType::fp16, DType::e4m3}})
+                                            {DType::bf16, DType::e4m3},
+                                            {DType::bf16, DType::e5m2},
+                                            {DType::fp16, DType::e4m3}})
             for (const Scaling& s : fused) {
                 const Tensor x = random_tensor({R, C}, dtype, 1),
                              weight = random_tensor({C}, dtype, 2),
