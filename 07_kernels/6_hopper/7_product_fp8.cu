@@ -106,7 +106,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
 #pragma unroll
                 for (int k32 = 0; k32 < step_k / 32; ++k32)
                     wgmma_fp8(sum, k_major(stage.a + warpgroup * 64 * 64, k32),
-                               k_major(stage.b, k32), step + k32 > 0);
+                              k_major(stage.b, k32), step + k32 > 0);
                 wgmma_commit();
                 wgmma_wait<under_way>(sum);
                 if (step >= under_way) free_stage();

@@ -64,8 +64,7 @@ void swiglu_forward_quantised(const Quantised& y, const Tensor& gate_up, const S
     check_fused(y, N, F, scaling, amax);
     check(gate_up.numel() == 2 * N * F && gate_up.cols() == 2 * F,
           "swiglu_forward_quantised: gate_up is (N, 2F)");
-    OpSpan span("swiglu_forward_quantised", 7.0 * double(N * F),
-                bytes_of(gate_up) + bytes_in(y));
+    OpSpan span("swiglu_forward_quantised", 7.0 * double(N * F), bytes_of(gate_up) + bytes_in(y));
     const Tensor wide = Tensor::empty({N, F}, DType::fp32, Memory::workspace);
     with_type(gate_up.dtype(),
               [&]<class T>(T) { forward(wide.as<float>(), gate_up.as<T>(), nullptr, N, F); });
