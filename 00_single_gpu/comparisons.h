@@ -24,8 +24,7 @@ inline void compare_attention(const Options& options, const StepShape& shape) {
     for (int64_t T = 128; T <= std::max<int64_t>(shape.seq, 2048); T *= 2) {
         const auto draw = [&](const char* name, int64_t heads) {
             std::vector<float> values(size_t(T * heads * c.head_dim));
-            const Random random(1, name);
-            for (size_t i = 0; i < values.size(); ++i) values[i] = random.normal(i);
+            Random(1, name).normals(0, values);
             Tensor t =
                 Tensor::empty({1, T, heads, c.head_dim}, shape.model.dtype, Memory::activation);
             ops::copy(t, Tensor::from_host<float>(values, t.shape(), Memory::workspace));

@@ -17,9 +17,8 @@ namespace merge_demo {
 inline constexpr int64_t queries = 256, keys = 4096, heads = 2, D = 64;
 
 inline Tensor random_tensor(const char* name, int64_t tokens) {
-    const Random random(1, name);
     std::vector<float> numbers(size_t(tokens * heads * D));
-    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = random.normal(i);
+    Random(1, name).normals(0, numbers);
     return Tensor::from_host<float>(numbers, {1, tokens, heads, D}, Memory::workspace);
 }
 

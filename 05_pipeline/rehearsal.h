@@ -17,17 +17,16 @@ namespace ultrascale {
 // `shape`, `dtype`: of a message, (B, T, h). Gradients begin anew.
 inline void rehearse(RankStages& stages, const Schedule& schedule, Step& step, const Shape& shape,
                      DType dtype) {
-    const bool recording = trace_recording();
-    trace_record(false);
-    const bool splits = std::ranges::any_of(schedule.actions, [](const auto& actions) {
-        return std::ranges::any_of(actions, [](const Action& action) {
-            return action.kind == ActionKind::backward_weight;
+    const Untraced untraced;
+    const auto uses = [&](ActionKind kind) {
+        return std::ranges::any_of(schedule.actions, [kind](const auto& actions) {
+            return std::ranges::find(actions, kind, &Action::kind) != actions.end();
         });
-    });
+    };
     const auto message = [&] { return Tensor::zeros(shape, dtype, Memory::activation); };
     for (int c = 0; c < stages.chunks(); ++c)
         for (const bool split : {false, true}) {
-            if (split && !splits) continue;
+            if (!uses(split ? ActionKind::backward_weight : ActionKind::backward)) continue;
             Llama& model = stages.chunk(c);
             stages.parameters().begin_gradients();
             Context context = step.micro_batch(0);
@@ -45,7 +44,6 @@ inline void rehearse(RankStages& stages, const Schedule& schedule, Step& step, c
             }
         }
     stages.parameters().begin_gradients(step.accumulated / schedule.copies());
-    trace_record(recording);
 }
 
 }  // namespace ultrascale

@@ -25,6 +25,16 @@ constexpr float delayed_scale_of(float amax, float largest, int margin) {
     return margin >= 0 ? scale * float(1 << margin) : scale / float(1 << -margin);
 }
 
+// Calls f(E4m3{}) or f(E5m2{}), the backend's types of the formats.
+template <class E4m3, class E5m2, class F>
+void with_format(DType dtype, F&& f) {
+    check(dtype == DType::e4m3 || dtype == DType::e5m2, "fp8 is e4m3 or e5m2");
+    if (dtype == DType::e4m3)
+        f(E4m3{});
+    else
+        f(E5m2{});
+}
+
 constexpr int64_t blocks_of(int64_t n) { return (n + scale_block - 1) / scale_block; }
 
 // Where the scale of the run of row r's elements 128 j .. 128 j + 127 is.
@@ -63,11 +73,30 @@ inline void check_quantise(const Quantised& y, const Quantised& transposed, int6
           "quantise: y and transposed share their dtype");
 }
 
-// A fused operation's result.
-inline void check_fused(const Quantised& y, int64_t R, int64_t C, const Scaling& scaling,
+// Fused operations, whose result is (N, columns).
+struct FusedSizes {
+    int64_t N, columns;
+};
+inline void check_fused(const Quantised& y, const FusedSizes& n, const Scaling& scaling,
                         const Tensor& amax) {
     check(scaling.group != ScaleGroup::block, "blocks of 128 x 128 are for weights");
-    check_quantise(y, {}, R, C, scaling, amax);
+    check_quantise(y, {}, n.N, n.columns, scaling, amax);
+}
+inline FusedSizes norm_sizes(const Quantised& y, const Tensor& rstd, const Tensor& x,
+                             const Tensor& weight, const Scaling& scaling, const Tensor& amax) {
+    const FusedSizes n = {x.rows(), x.cols()};
+    check_fused(y, n, scaling, amax);
+    check(rstd.numel() == n.N && weight.numel() == n.columns,
+          "rmsnorm_forward_quantised: rstd (N), weight (h)");
+    return n;
+}
+inline FusedSizes swiglu_sizes(const Quantised& y, const Tensor& gate_up, const Scaling& scaling,
+                               const Tensor& amax) {
+    const FusedSizes n = {y.values.rows(), y.values.cols()};
+    check_fused(y, n, scaling, amax);
+    check(gate_up.numel() == 2 * n.N * n.columns && gate_up.cols() == 2 * n.columns,
+          "swiglu_forward_quantised: gate_up is (N, 2F)");
+    return n;
 }
 
 // ---- e5m6: number i of eight in bits 12 i .. 12 i + 11 of three words, the first word lowest ----

@@ -42,6 +42,13 @@ void trace_record(bool on) {
     recording = on;
 }
 bool trace_recording() { return recording; }
+
+Untraced::Untraced(std::string name) : name_(std::move(name)) { trace_record(false); }
+Untraced::~Untraced() {
+    trace_record(recording_);
+    if (recording_ && !name_.empty())
+        trace_span({.name = name_, .lane = "phase"}, begin_, now_seconds());
+}
 void trace_complete_with(void (*function)()) { complete = function; }
 
 // Spans whose ends the device may not have reached yet, in the order of their ends. Their times are

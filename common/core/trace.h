@@ -45,6 +45,20 @@ void trace_complete_with(void (*function)());
 void trace_span(Span span, double begin, double end);
 void trace_span(Span span, const Timestamp& begin, const Timestamp& end);
 
+// What happens during its lifetime is not recorded, or is one span of this name in the lane
+// "phase".
+class Untraced {
+public:
+    explicit Untraced(std::string name = "");
+    ~Untraced();
+    Untraced(const Untraced&) = delete;
+
+private:
+    const std::string name_;
+    const double begin_ = now_seconds();
+    const bool recording_ = trace_recording();
+};
+
 // Names what this thread's work is for, from construction to destruction. Names nest. Inside
 //     TraceName unit(TraceName::part, "layers.3"), pass(TraceName::pass, "backward");
 //     TraceName linear(TraceName::part, "mlp.down_proj"), product(TraceName::pass, "dX");

@@ -2,6 +2,7 @@
 #include <cfloat>
 #include <cstring>
 
+#include "core/ops_list.h"
 #include "ops_common.h"
 
 namespace ultrascale::ops {
@@ -125,23 +126,14 @@ void accumulate_sum(Tensor total, const Tensor& x, double factor) {
 
 void accumulate_sum_squares(Tensor total, const std::vector<Tensor>& xs) {
     check(total.numel() == 1, "accumulate_sum_squares: total is one number");
-    double elements = 0, bytes = 0;
-    for (const Tensor& x : xs) {
-        check(x.dtype() == xs[0].dtype(), "accumulate_sum_squares: one dtype");
-        elements += double(x.numel()), bytes += bytes_of(x);
-    }
-    OpSpan span("accumulate_sum_squares", 2.0 * elements, bytes);
+    const ListSizes n = list_sizes(xs, "accumulate_sum_squares: one dtype");
+    OpSpan span("accumulate_sum_squares", 2.0 * n.elements, n.bytes);
     for (const Tensor& x : xs) *total.as<double>() += sum_in_blocks<true>(x);
 }
 
 void find_not_finite(Tensor found, const std::vector<Tensor>& xs) {
     check(found.numel() == 1, "find_not_finite: found is one number");
-    double bytes = 0;
-    for (const Tensor& x : xs) {
-        check(x.dtype() == xs[0].dtype(), "find_not_finite: one dtype");
-        bytes += bytes_of(x);
-    }
-    OpSpan span("find_not_finite", 0, bytes);
+    OpSpan span("find_not_finite", 0, list_sizes(xs, "find_not_finite: one dtype").bytes);
     for (const Tensor& x : xs)
         with_any_float(x.dtype(), [&]<class T>(T) {
             const T* values = x.as<T>();

@@ -12,11 +12,7 @@ namespace ultrascale::ops {
 // Calls f(e4m3{}) or f(e5m2{}).
 template <class F>
 void with_fp8(DType dtype, F&& f) {
-    check(dtype == DType::e4m3 || dtype == DType::e5m2, "fp8 is e4m3 or e5m2");
-    if (dtype == DType::e4m3)
-        f(e4m3{});
-    else
-        f(e5m2{});
+    with_format<e4m3, e5m2>(dtype, f);
 }
 inline float larger(float a, float b) { return a > b ? a : b; }
 

@@ -65,10 +65,8 @@ void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weigh
 void rmsnorm_forward_quantised(const Quantised& y, Tensor rstd, const Tensor& x,
                                const Tensor& weight, float eps, const Scaling& scaling,
                                Tensor amax) {
-    const int64_t N = x.rows(), h = x.cols();
-    check_fused(y, N, h, scaling, amax);
-    check(rstd.numel() == N && weight.numel() == h,
-          "rmsnorm_forward_quantised: rstd (N), weight (h)");
+    const FusedSizes sizes = norm_sizes(y, rstd, x, weight, scaling, amax);
+    const int64_t N = sizes.N, h = sizes.columns;
     OpSpan span("rmsnorm_forward_quantised", 6.0 * double(N * h),
                 bytes_of(rstd, x, weight) + bytes_in(y));
     const Tensor wide = Tensor::empty({N, h}, DType::fp32, Memory::workspace);

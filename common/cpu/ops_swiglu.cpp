@@ -60,10 +60,8 @@ void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights) {
 
 void swiglu_forward_quantised(const Quantised& y, const Tensor& gate_up, const Scaling& scaling,
                               Tensor amax) {
-    const int64_t N = y.values.rows(), F = y.values.cols();
-    check_fused(y, N, F, scaling, amax);
-    check(gate_up.numel() == 2 * N * F && gate_up.cols() == 2 * F,
-          "swiglu_forward_quantised: gate_up is (N, 2F)");
+    const FusedSizes sizes = swiglu_sizes(y, gate_up, scaling, amax);
+    const int64_t N = sizes.N, F = sizes.columns;
     OpSpan span("swiglu_forward_quantised", 7.0 * double(N * F), bytes_of(gate_up) + bytes_in(y));
     const Tensor wide = Tensor::empty({N, F}, DType::fp32, Memory::workspace);
     with_type(gate_up.dtype(),

@@ -9,11 +9,7 @@ namespace ultrascale::ops {
 // Calls f(__nv_fp8_e4m3{}) or f(__nv_fp8_e5m2{}).
 template <class F>
 void with_fp8(DType dtype, F&& f) {
-    check(dtype == DType::e4m3 || dtype == DType::e5m2, "fp8 is e4m3 or e5m2");
-    if (dtype == DType::e4m3)
-        f(__nv_fp8_e4m3{});
-    else
-        f(__nv_fp8_e5m2{});
+    with_format<__nv_fp8_e4m3, __nv_fp8_e5m2>(dtype, f);
 }
 
 // How a kernel finds the scales of its groups. Those of a tensor and of rows are inputs; those of

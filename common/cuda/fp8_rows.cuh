@@ -16,6 +16,16 @@ struct Output {
     ScalesOf of;
     float* amax;  // (N), or one for each thread block
     int64_t N;
+
+    __device__ bool needs_amax() const { return amax || of.group == ScaleGroup::row; }
+    // Stores the largest magnitude m of a row, and its scale, where they are wanted; all threads of
+    // the row call it. Returns what its numbers are multiplied by, if it has a scale of its own.
+    __device__ float factor_of_row(int64_t row, float m) const {
+        if (amax && threadIdx.x == 0) amax[row] = m;
+        const float scale = scale_for(m, of.largest, of.powers_of_two);
+        if (of.group == ScaleGroup::row && threadIdx.x == 0) of.scales[row] = scale;
+        return 1.0f / scale;
+    }
 };
 
 // Scales n numbers of a row's tile in this lane, stores them and, once a tile, the scale. `lane0`:
@@ -48,14 +58,10 @@ __global__ void __launch_bounds__(row_threads)
         }
     };
     float factor = 0;
-    if (out.amax || out.of.group == ScaleGroup::row) {
+    if (out.needs_amax()) {
         float m = 0;
         for_each_tile([&](int64_t, const float(&y)[4]) { m = fmaxf(m, max_magnitude(y)); });
-        m = block_max<row_threads>(m);
-        if (out.amax && threadIdx.x == 0) out.amax[row] = m;
-        const float scale = scale_for(m, out.of.largest, out.of.powers_of_two);
-        if (out.of.group == ScaleGroup::row && threadIdx.x == 0) out.of.scales[row] = scale;
-        factor = 1.0f / scale;
+        factor = out.factor_of_row(row, block_max<row_threads>(m));
     }
     if (!out.y) return;
     if (out.of.group == ScaleGroup::tensor) factor = 1.0f / out.of.scales[0];

@@ -7,6 +7,7 @@
 // SwiGLU with a scale for each row, go through quantise_rows (fp8_rows.cuh), where a warp takes a
 // tile.
 #include "fp8_rows.cuh"
+#include "rmsnorm_row.cuh"
 
 namespace ultrascale::ops {
 
@@ -15,32 +16,17 @@ namespace {
 constexpr int threads = row_threads;
 
 // ---- RMSNorm ------------------------------------------------------------------------------------
-constexpr int packs_kept = 8;  // as in ops_rmsnorm.cu
 
 template <int group, int n, class F, class T>
 __global__ void __launch_bounds__(threads)
     norm_kept(const Output<F> out, float* rstd, const T* x, const T* weight, float eps, int h) {
     const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= out.N) return;  // the whole group
-    x += row * h;
     Pack<T, n> kept[packs_kept];
-    const auto column = [](int p) { return (p * group + int(threadIdx.x)) * n; };
-#pragma unroll
-    for (int p = 0; p < packs_kept; ++p)
-        if (column(p) < h) kept[p] = load<n>(x + column(p));
-    float squares = 0;
-#pragma unroll
-    for (int p = 0; p < packs_kept; ++p)
-        if (column(p) < h)
-#pragma unroll
-            for (int j = 0; j < n; ++j) squares += to_float(kept[p].x[j]) * to_float(kept[p].x[j]);
-    if constexpr (group == 32)
-        squares = warp_sum(squares);
-    else
-        squares = block_sum<group>(squares);
-    const float r = 1.0f / sqrtf(squares / float(h) + eps);
+    const float r = load_row<group>(kept, x + row * h, eps, h);
     if (threadIdx.x == 0) rstd[row] = r;
 
+    const auto column = [](int p) { return (p * group + int(threadIdx.x)) * n; };
     const auto result = [&](float(&y)[n], int p) {  // zeros after the row's end
         Pack<T, n> w;
         if (column(p) < h) w = load<n>(weight + column(p));
@@ -59,7 +45,7 @@ __global__ void __launch_bounds__(threads)
         return;
     }
     float factor = 0;
-    if (out.amax || out.of.group == ScaleGroup::row) {
+    if (out.needs_amax()) {
         float m = 0;
 #pragma unroll
         for (int p = 0; p < packs_kept; ++p) {
@@ -71,10 +57,7 @@ __global__ void __launch_bounds__(threads)
             m = warp_max(m);
         else
             m = block_max<group>(m);
-        if (out.amax && threadIdx.x == 0) out.amax[row] = m;
-        const float scale = scale_for(m, out.of.largest, out.of.powers_of_two);
-        if (out.of.group == ScaleGroup::row && threadIdx.x == 0) out.of.scales[row] = scale;
-        factor = 1.0f / scale;
+        factor = out.factor_of_row(row, m);
     }
     if (!out.y) return;
     if (out.of.group == ScaleGroup::tensor) factor = 1.0f / out.of.scales[0];
@@ -161,10 +144,8 @@ struct SwigluValue {
 void rmsnorm_forward_quantised(const Quantised& y, Tensor rstd, const Tensor& x,
                                const Tensor& weight, float eps, const Scaling& scaling,
                                Tensor amax) {
-    const int64_t N = x.rows(), h = x.cols();
-    check_fused(y, N, h, scaling, amax);
-    check(rstd.numel() == N && weight.numel() == h,
-          "rmsnorm_forward_quantised: rstd (N), weight (h)");
+    const FusedSizes sizes = norm_sizes(y, rstd, x, weight, scaling, amax);
+    const int64_t N = sizes.N, h = sizes.columns;
     OpSpan span("rmsnorm_forward_quantised", 6.0 * double(N * h),
                 bytes_of(rstd, x, weight) + bytes_in(y));
     if (N == 0) return;
@@ -191,10 +172,8 @@ void rmsnorm_forward_quantised(const Quantised& y, Tensor rstd, const Tensor& x,
 
 void swiglu_forward_quantised(const Quantised& y, const Tensor& gate_up, const Scaling& scaling,
                               Tensor amax) {
-    const int64_t N = y.values.rows(), columns = y.values.cols();
-    check_fused(y, N, columns, scaling, amax);
-    check(gate_up.numel() == 2 * N * columns && gate_up.cols() == 2 * columns,
-          "swiglu_forward_quantised: gate_up is (N, 2F)");
+    const FusedSizes sizes = swiglu_sizes(y, gate_up, scaling, amax);
+    const int64_t N = sizes.N, columns = sizes.columns;
     OpSpan span("swiglu_forward_quantised", 7.0 * double(N * columns),
                 bytes_of(gate_up) + bytes_in(y));
     if (N == 0) return;

@@ -9,13 +9,13 @@
 // many rows, each thread its own columns of them, and sums dweight in registers; a second kernel
 // adds the blocks' sums (blocks, h) in order.
 #include "column_sums.cuh"
+#include "rmsnorm_row.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
 // ---- forward ------------------------------------------------------------------------------------
-constexpr int packs_kept = 8;  // in each thread's registers
 
 // `group` threads handle a row of h elements, h at most group * packs_kept * n; blockDim is (group,
 // rows per block).
@@ -26,20 +26,7 @@ __global__ void __launch_bounds__(256)
     if (row >= N) return;  // the whole group
     x += row * h, y += row * h;
     Pack<T, n> kept[packs_kept];
-#pragma unroll
-    for (int p = 0; p < packs_kept; ++p)
-        if (const int i = (p * group + threadIdx.x) * n; i < h) kept[p] = load<n>(x + i);
-    float squares = 0;
-#pragma unroll
-    for (int p = 0; p < packs_kept; ++p)
-        if (const int i = (p * group + threadIdx.x) * n; i < h)
-#pragma unroll
-            for (int j = 0; j < n; ++j) squares += to_float(kept[p].x[j]) * to_float(kept[p].x[j]);
-    if constexpr (group == 32)
-        squares = warp_sum(squares);
-    else
-        squares = block_sum<group>(squares);
-    const float r = 1.0f / sqrtf(squares / float(h) + eps);
+    const float r = load_row<group>(kept, x, eps, h);
     if (threadIdx.x == 0) rstd[row] = r;
 #pragma unroll
     for (int p = 0; p < packs_kept; ++p)
@@ -76,13 +63,12 @@ void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t 
         LAUNCH(forward_any<T>, unsigned(N), threads, 0)(y, rstd, x, weight, eps, h);
     else if (h <= warp_row)
         LAUNCH((forward_kept<32, n, T>), unsigned(ceil_div(N, 8)), dim3(32, 8), 0)
-        (y, rstd, x, weight, eps, N, int(h));
+    (y, rstd, x, weight, eps, N, int(h));
     else if (h <= 2 * warp_row)
         LAUNCH((forward_kept<64, n, T>), unsigned(N), 64, 0)(y, rstd, x, weight, eps, N, int(h));
     else if (h <= 4 * warp_row)
         LAUNCH((forward_kept<128, n, T>), unsigned(N), 128, 0)(y, rstd, x, weight, eps, N, int(h));
-    else
-        LAUNCH((forward_kept<256, n, T>), unsigned(N), 256, 0)(y, rstd, x, weight, eps, N, int(h));
+    else LAUNCH((forward_kept<256, n, T>), unsigned(N), 256, 0)(y, rstd, x, weight, eps, N, int(h));
 }
 
 // ---- backward -----------------------------------------------------------------------------------

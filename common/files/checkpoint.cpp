@@ -23,18 +23,13 @@ namespace fs = std::filesystem;
 // does not show them, and --trace shows them as one span.
 class BesideTheSteps {
 public:
-    BesideTheSteps() { trace_record(false); }
-    ~BesideTheSteps() {
-        communication_set_counts(counts_);
-        trace_record(recording_);
-        if (recording_) trace_span({.name = "save", .lane = "phase"}, begin_, now_seconds());
-    }
+    BesideTheSteps() = default;
+    ~BesideTheSteps() { communication_set_counts(counts_); }
     BesideTheSteps(const BesideTheSteps&) = delete;
 
 private:
-    const double begin_ = now_seconds();
+    const Untraced untraced_{"save"};
     const CommunicationCounts counts_ = communication_counts();
-    const bool recording_ = trace_recording();
 };
 
 // Whether an earlier save, or Hugging Face, may have written a file of this name for the same

@@ -47,9 +47,7 @@ public:
 struct Aside {
     AllCores cores;
     MemoryAside memory;
-    const bool recorded = trace_recording();
-    Aside() { trace_record(false); }
-    ~Aside() { trace_record(recorded); }
+    Untraced untraced;
 };
 
 // `values` of the weight of this name, displaced by about a rounding unit of the dtype.

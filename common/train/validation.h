@@ -35,9 +35,7 @@ inline LossSum validation_loss(const std::function<void(Context&)>& forward,
                                const DataLoader& loader, Range samples, int64_t micro_batch,
                                const std::function<void(const Tensor& loss)>& sum_loss = {},
                                const std::function<HostBatch(const HostBatch&)>& part = {}) {
-    const double begin = now_seconds();
-    const bool recording = trace_recording();
-    trace_record(false);
+    const Untraced one_span("validation");
     const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
     LossSum result;
     for (int64_t first = samples.begin; first < samples.end; first += micro_batch) {
@@ -49,8 +47,6 @@ inline LossSum validation_loss(const std::function<void(Context&)>& forward,
     }
     if (sum_loss) sum_loss(loss);
     result.sum = loss.to_host<double>()[0];
-    trace_record(recording);
-    if (recording) trace_span({.name = "validation", .lane = "phase"}, begin, now_seconds());
     return result;
 }
 

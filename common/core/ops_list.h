@@ -1,0 +1,21 @@
+// What both backends' operations on lists of tensors share. Private to common/cpu and common/cuda.
+#pragma once
+
+#include "tensor.h"
+
+namespace ultrascale::ops {
+
+struct ListSizes {
+    double elements = 0, bytes = 0;
+};
+// Of all of them; `wrong` is said unless they share their dtype.
+inline ListSizes list_sizes(const std::vector<Tensor>& xs, const char* wrong) {
+    ListSizes sizes;
+    for (const Tensor& x : xs) {
+        check(x.dtype() == xs[0].dtype(), wrong);
+        sizes.elements += double(x.numel()), sizes.bytes += double(x.bytes());
+    }
+    return sizes;
+}
+
+}  // namespace ultrascale::ops
