@@ -19,7 +19,7 @@ TEST_F(MicroscopeOps, RmsNormReadsSixteenBytesALane) {
         EXPECT_EQ(kernel.name, dtype == DType::fp32 ? "forward_kept<32, 4, float>"
                                                     : "forward_kept<32, 8, bf16>");
         EXPECT_EQ(kernel.file, "ops_rmsnorm.cu");
-        for (const auto& [line, access] : {std::pair("load<n>(x + i)", global_load),
+        for (const auto& [line, access] : {std::pair("load_row<group>(kept, x", global_load),
                                            {"load<n>(weight + i)", global_load},
                                            {"store(y + i", global_store}}) {
             const Counts counts = kernel.at(line, access);
