@@ -1,7 +1,7 @@
 // Chapter 09: everything together. Data, tensor, context and pipeline parallelism with ZeRO, in any
 // combination: the chapters' own code, put together by composition.h.
+#include "compare.h"
 #include "options.h"
-#include "sections.h"
 
 using namespace ultrascale;
 
@@ -77,6 +77,10 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
 
 bool run(const Options& options, Chapter& chapter) {
     const StepShape shape = step_shape(options, options.config());
+    if (chapter.compare) {
+        slow_down(options);
+        return SideBySide(options, shape, train_step).run();
+    }
     chapter.check(options, shape);
     if (options.estimate) return print_estimate(options, chapter.techniques, shape), true;
     return train_within_memory(options, [&] { return train(options, chapter.techniques, shape); });

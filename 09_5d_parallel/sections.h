@@ -1,6 +1,7 @@
 // What only this program's report has: the axes and the links that they cross; and --estimate.
 #pragma once
 
+#include "options.h"
 #include "predict.h"
 #include "train/run.h"
 
