@@ -41,7 +41,11 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
     Run run("02_zero", options, shape,
             {.micro_batch = options.micro_batch, .count = ranks.size(), .replica = ranks.rank()});
 
-    Llama model(shape.config, shape.model);
+    std::optional<ActivationsOnHost> inputs;
+    Parts parts = default_parts(shape.config, shape.model);
+    if (zero_options.offload_activations)
+        parts.checkpoint = inputs.emplace(shape.config.layers).checkpoints();
+    Llama model(shape.config, shape.model, parts, Stage::whole(shape.config));
     const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
     const Prediction of_step =
         predict(zero->layout(), zero->units(), zero_options, shape, A, ranks);
@@ -78,6 +82,10 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
         if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
         ok = report.communication(of_step, options.steps, run.of_validation()) && ok;
         if (zero->offloaded()) print_offload(report, *zero->offloaded());
+        if (inputs)
+            ok = print_activations_on_host(report, *inputs, options.steps * A * kept_on_host(shape),
+                                           options.steps) &&
+                 ok;
         report.throughput(of_step);
         return ok;
     });

@@ -16,34 +16,67 @@ inline int64_t parameters_of(const FlatLayout& layout) {
     return numel;
 }
 
+// The micro-batches of a step that may differ: the first one, those in between, the last one.
+struct MicroBatches {
+    bool first, last;
+    int64_t times;
+};
+inline std::vector<MicroBatches> kinds_of_micro_batches(int64_t A) {
+    if (A == 1) return {{true, true, 1}};
+    std::vector<MicroBatches> kinds = {{true, false, 1}, {false, false, A - 2}, {false, true, 1}};
+    if (A == 2) kinds.erase(kinds.begin() + 1);
+    return kinds;
+}
+
+// Calls visit(pass, gathered, held) for each pass of a micro-batch (zero3.h numbers them): the flat
+// tensors that stage 3 gathers for it, and all whose parameters are whole during it. `held`: those
+// that are whole before the micro-batch; afterwards, after it. In other stages there are none.
+template <class Visit>
+void for_each_pass(const FlatLayout& layout, const std::vector<const Unit*>& units,
+                   const ZeroOptions& zero, bool last, std::vector<size_t>& held, Visit visit) {
+    for (size_t pass = 0; pass < 2 * units.size(); ++pass) {
+        std::vector<size_t> gathered;
+        if (zero.stage == 3)
+            for (size_t u : flats_needed(layout, units, pass, pass + size_t(zero.prefetch), true))
+                if (std::ranges::find(held, u) == held.end())
+                    held.push_back(u), gathered.push_back(u);
+        visit(pass, gathered, held);
+        if (zero.keep_gathered && !last) continue;
+        const std::vector<size_t> kept = flats_needed(
+            layout, units, pass + 1, pass + passes_kept_ahead(zero, units.size()), true);
+        std::erase_if(held, [&](size_t u) { return std::ranges::find(kept, u) == kept.end(); });
+    }
+}
+
 // The peak, in bytes, of the whole parameters and gradients that stages 2 and 3 hold around a
 // unit's passes (Memory::communication).
 inline int64_t predicted_transient(const FlatLayout& layout, const std::vector<const Unit*>& units,
-                                   const ZeroOptions& zero, const StepShape& shape,
-                                   int64_t micro_batches) {
+                                   const ZeroOptions& zero, const StepShape& shape, int64_t A) {
     const size_t U = units.size();
     const int64_t value_bytes = dtype_bytes(shape.model.dtype),
                   grad_bytes = dtype_bytes(shape.grad_dtype);
+    // The first and the last unit that has parameters in a flat tensor. Its gradients' buffer
+    // exists from the last one's backward to the first one's, and in the next one it is reduced.
+    std::vector<size_t> first_unit(layout.size(), U), last_unit(layout.size(), 0);
+    for (size_t u = 0; u < U; ++u)
+        for (size_t flat : layout.flats_of(*units[u]))
+            first_unit[flat] = std::min(first_unit[flat], u), last_unit[flat] = u;
     int64_t most = 0;
-    for (size_t step = 0; step < 2 * U; ++step) {
-        int64_t bytes = 0;
-        if (zero.stage == 3)  // this step's and the prefetched units' parameters
-            for (size_t u : flats_needed(layout, units, step, step + size_t(zero.prefetch), true))
-                bytes += layout[u].padded * value_bytes;
-        // This unit's gradients, and the previous unit's, which are being reduced.
-        if (zero.stage >= 2 && step >= U) {
-            const size_t u = 2 * U - 1 - step;
-            std::vector<size_t> held = layout.flats_of(*units[u]), under_way = {u};
-            if (u + 1 < U) held.push_back(u + 1), under_way.push_back(u + 1);
-            if (u > 0 && layout.flats_of(*units.back()).size() > 1 &&
-                std::ranges::find(held, 0) == held.end())
-                held.push_back(0);  // tied
-            for (size_t h : held) bytes += layout[h].padded * grad_bytes;
-            if (micro_batches > 1)  // their sums, before they are added
-                for (size_t s : under_way) bytes += layout[s].shard * grad_bytes;
-        }
-        most = std::max(most, bytes);
-    }
+    std::vector<size_t> held;
+    for (const MicroBatches& kind : kinds_of_micro_batches(A))
+        for_each_pass(layout, units, zero, kind.last, held, [&](size_t pass, auto&, auto& whole) {
+            int64_t bytes = 0;
+            for (size_t flat : whole) bytes += layout[flat].padded * value_bytes;
+            for (size_t flat = 0; zero.stage >= 2 && pass >= U && flat < layout.size(); ++flat) {
+                const size_t u = 2 * U - 1 - pass;
+                const bool open = first_unit[flat] <= u && u <= last_unit[flat],
+                           under_way = first_unit[flat] == u + 1;
+                if (open || under_way) bytes += layout[flat].padded * grad_bytes;
+                if (!kind.first && (first_unit[flat] == u || under_way))
+                    bytes += layout[flat].shard * grad_bytes;  // a sum before it is added
+            }
+            most = std::max(most, bytes);
+        });
     return most;
 }
 
@@ -51,7 +84,7 @@ inline int64_t predicted_transient(const FlatLayout& layout, const std::vector<c
 // communication of a step with A micro-batches. It is exact to the byte: it includes the padding of
 // flat_layout.h, for which there are no optimizer states. In units of (n-1)/n Psi (Psi: the bytes
 // of all parameters) stages 0 to 3 send 2, 2, A + 1, and 3 A minus what stage 3 need not gather
-// twice.
+// twice; with --keep-gathered on it sends A + 1 as well, with --cut model 2 A.
 inline void add_to(Prediction& prediction, const FlatLayout& layout,
                    const std::vector<const Unit*>& units, const ZeroOptions& zero,
                    const StepShape& shape, int64_t A) {
@@ -89,21 +122,20 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout,
         if (zero.stage == 1 || zero.stage == 2)
             p.add(ranks, Collective::all_gather, 1, padded * value_bytes);
     }
-    if (zero.stage == 3) {  // what a pass needs or prefetches, unless the pass before it kept it
-        const size_t ahead = size_t(zero.prefetch), kept_ahead = std::max<size_t>(1, ahead);
-        std::vector<size_t> held;
-        for (size_t step = 0; step < 2 * layout.size(); ++step) {
-            for (size_t u : flats_needed(layout, units, step, step + ahead, true))
-                if (std::ranges::find(held, u) == held.end()) {
-                    held.push_back(u);
-                    p.add(*layout[u].group, Collective::all_gather, A,
-                          A * layout[u].padded * value_bytes);
-                }
-            const std::vector<size_t> kept =
-                flats_needed(layout, units, step + 1, step + kept_ahead, true);
-            std::erase_if(held, [&](size_t u) { return std::ranges::find(kept, u) == kept.end(); });
-        }
-    }
+    std::vector<size_t> held;
+    for (const MicroBatches& kind : kinds_of_micro_batches(A))
+        for_each_pass(layout, units, zero, kind.last, held, [&](size_t, auto& gathered, auto&) {
+            for (size_t u : gathered)
+                p.add(*layout[u].group, Collective::all_gather, kind.times,
+                      kind.times * layout[u].padded * value_bytes);
+        });
+}
+
+// --offload activations: the bytes of a micro-batch's kept inputs that go to the host and come
+// back, those of all layers but the last.
+inline int64_t kept_on_host(const StepShape& s) {
+    return (s.config.layers - 1) * s.micro_batch * s.seq * s.config.hidden *
+           dtype_bytes(s.model.dtype);
 }
 
 // The prediction for one step: activations and FLOPs of a rank's own micro-batch, which do not
@@ -112,7 +144,10 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
                           const Group& ranks) {
     Prediction prediction;
-    add_activations(prediction, local_sizes(shape));
+    LocalSizes sizes = local_sizes(shape);
+    sizes.checkpoints_on_host = zero.offload_activations;
+    add_activations(prediction, sizes);
+    if (zero.offload_activations) prediction.memory.host += kept_on_host(shape);
     add_flops(prediction, shape, parameters_of(layout));
     add_to(prediction, layout, units, zero, shape, A);
     // The gradient's norm and the loss.
@@ -130,9 +165,17 @@ inline std::string what_needs_less(const Options& options, const ZeroOptions& ze
 
 inline std::string describe(const ZeroOptions& zero, int ranks) {
     const char* sharded[] = {"nothing", "", " and gradients", ", gradients and parameters"};
-    return fmt::format(
-        "stage {}: {}{}{} sharded over {}", zero.stage, zero.stage > 0 ? "optimizer states" : "",
-        zero.offload ? " (on the host)" : "", sharded[zero.stage], format_count(ranks, "rank"));
+    std::string more;
+    const auto add = [&](bool given, const char* words) {
+        if (given) more += (more.empty() ? "\n          " : "; ") + std::string(words);
+    };
+    add(zero.keep_gathered, "parameters are gathered once a step");
+    add(zero.cut == Cut::model, "the model is one unit");
+    add(zero.offload_activations, "the layers' inputs are on the host");
+    return fmt::format("stage {}: {}{}{} sharded over {}{}", zero.stage,
+                       zero.stage > 0 ? "optimizer states" : "",
+                       zero.offload ? " (on the host)" : "", sharded[zero.stage],
+                       format_count(ranks, "rank"), more);
 }
 
 // --estimate: nothing is allocated, since a stage allocates parameters only in start().
