@@ -1,6 +1,8 @@
 // Chapter 00: training on one device. train_step() is the whole of it: forward, backward, update.
 #include "comparisons.h"
 #include "first_steps.h"
+#include "formulas_demo.h"
+#include "launches_demo.h"
 #include "memory_anatomy.h"
 #include "memory_picture.h"
 #include "options.h"
@@ -119,8 +121,21 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     });
 }
 
+void demo(const Options& options, const Chapter& chapter) {
+    if (chapter.demo == "parameters") demo_parameters();
+    if (chapter.demo == "activations") demo_activations();
+    if (chapter.demo == "latent") demo_latent();
+    if (chapter.demo == "launches") demo_launches(options);
+    if (chapter.demo == "batch")  // MiniMax-01's (arXiv 2501.08313) unless another one is given
+        chapter.batch_ramp.empty()
+            ? demo_batch("16M:69B,32M:721B,64M:3.91T,128M", 1, 8192)
+            : demo_batch(chapter.batch_ramp, options.micro_batch,
+                         options.seq > 0 ? options.seq : options.config().default_seq);
+}
+
 bool run(const Options& given, Chapter& chapter) {
-    chapter.check();
+    chapter.check(given);
+    if (!chapter.demo.empty()) return demo(given, chapter), true;
     const SeqRamp lengths = chapter.lengths(given);
     Options options = given;
     if (lengths) options.seq = lengths.last();

@@ -11,7 +11,7 @@
 namespace ultrascale {
 
 struct Chapter {
-    std::string batch_ramp, seq_ramp, compare;
+    std::string batch_ramp, seq_ramp, compare, demo;
     bool naive_mean = false, noise_scale = false, fresh_grads = false;
 
     void add_options(OptionList& options, const Options& shared) {
@@ -42,9 +42,19 @@ struct Chapter {
             .one_of({"attention", "recompute"})
             .excludes(training_outputs)
             .excludes({"--estimate", "--svg", "--seq-ramp", "--fresh-grads"});
+        options
+            .add("--demo", demo,
+                 "parameters, activations, batch, latent: the formulas with their numbers; "
+                 "launches: the host's clock against the device's")
+            .one_of({"parameters", "activations", "batch", "latent", "launches"})
+            .excludes(training_outputs)
+            .excludes({"--estimate", "--svg", "--compare", "--seq-ramp", "--fresh-grads",
+                       "--noise-scale"});
     }
 
-    void check() const {
+    void check(const Options& options) const {
+        if (!demo.empty() && !options.json.empty())
+            user_error("--json: --demo {} has no figures to write", demo);
         if (Communicator::world().size() > 1)
             user_error("00_single_gpu runs on one device: start it with one rank");
     }

@@ -2,6 +2,7 @@
 // otherwise keep whole: optimizer states, gradients, parameters (zero.h and the file of each
 // stage).
 #include "compare.h"
+#include "formulas_demo.h"
 #include "options.h"
 #include "predict.h"
 #include "sections.h"
@@ -93,6 +94,8 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
 
 bool run(const Options& options, Chapter& chapter) {
     chapter.check(options);
+    if (chapter.demo == "memory") return demo_memory(options.config(), options.model_name()), true;
+    if (chapter.demo == "overlap") return demo_overlap(options, options.config()), true;
     const StepShape shape = step_shape(options, options.config());
     if (options.estimate) return print_estimate(options, chapter.zero, shape), true;
     if (!chapter.compare)

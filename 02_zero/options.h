@@ -10,6 +10,7 @@ struct Chapter {
     ZeroOptions zero;
     enum class Offload { none, optimizer, activations, both } offload = Offload::none;
     bool no_sync = true, compare = false;
+    std::string demo;
 
     void add_options(OptionList& options, const Options& shared) {
         options
@@ -59,9 +60,18 @@ struct Chapter {
                   "--keep-gathered on or --cut model, rows for these, too")
             .excludes(training_outputs)
             .excludes({"--estimate"});
+        options
+            .add("--demo", demo,
+                 "Tables by formula, without ranks: memory: ZeRO with data and tensor parallelism; "
+                 "overlap: what hides over fast and slow links")
+            .one_of({"memory", "overlap"})
+            .excludes(training_outputs)
+            .excludes({"--estimate", "--compare", "--svg", "--stage"});
     }
 
     void check(const Options& options) {
+        if (!demo.empty() && !options.json.empty())
+            user_error("--json: --demo {} has no figures to write", demo);
         if (!options.svg.empty() && !compare)
             user_error("--svg has no effect: the picture is of --compare");
         zero.offload = offload == Offload::optimizer || offload == Offload::both;

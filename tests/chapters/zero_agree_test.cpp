@@ -250,6 +250,19 @@ TEST(ZeroStages, BuffersStayConstant) {
     }
 }
 
+TEST(ZeroDemo, PrintsItsTables) {
+    for (const auto& [arguments, texts] :
+         {std::pair{"--demo memory --model llama-3-70b",
+                    std::vector<const char*>{"1128.86   no", "17.64   62 GB left"}},
+          std::pair{"--demo overlap --micro-batch 2 --seq 4096 --peak-tflops 1000",
+                    std::vector<const char*>{"InfiniBand", " 2.40 ", " 1.20 "}}}) {
+        const Outcome outcome = run("02_zero", arguments);
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+        for (const char* text : texts)
+            EXPECT_TRUE(contains(outcome.out, text)) << text << " in " << outcome.out;
+    }
+}
+
 // The comparison detects small mistakes of a stage.
 TEST(ZeroStages, AreNotEqualByChance) {
     const Outcome run = train_stage(3, 2, load("gqa_untied") + " --no-verify");
