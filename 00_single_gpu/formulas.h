@@ -1,6 +1,6 @@
-// The playbook's formulas for a GPT, each as a function: parameters, the 34 and the 5 a s / h of the
-// activations, the batch size, attention with latent keys. formulas_demo.h prints them with
-// numbers. In these formulas e is 2 bytes.
+// The playbook's formulas for a GPT, each as a function: parameters, the 34 and the 5 a s / h of
+// the activations, the batch size, attention with latent keys. A number takes 2 bytes.
+// formulas_demo.h prints them with numbers.
 #pragma once
 
 #include <cmath>
@@ -83,8 +83,8 @@ inline Selective selective_recomputation(const Gpt& g, int64_t seq) {
         result.linear += term.sbh, assb += term.assb;
     const double s = double(seq), h = double(g.hidden);
     result.squared = assb * double(g.heads) * s / h;
-    // A step, in units of 72 b s L h^2 FLOP: linears 1, attention s/6h (q k^T and p v: 4 s h a token
-    // and layer in forward, twice that in backward), the head v/12hL.
+    // A step, in units of 72 b s L h^2 FLOP: linears 1, attention s/6h (q k^T and p v: 4 s h FLOP a
+    // token and layer in forward, twice that in backward), the head v/12hL.
     const double attention = s / (6 * h),
                  all = 1 + attention + double(g.vocab) / (12 * h * double(g.layers));
     result.attention_share = attention / all, result.added = attention / 3 / all;
@@ -99,9 +99,9 @@ inline int64_t accumulation_steps(int64_t samples, int64_t micro_batch, int64_t 
     return samples % (micro_batch * gpus) == 0 ? samples / (micro_batch * gpus) : 0;
 }
 
-// The critical batch size in tokens at a loss (Kaplan et al. 2020, section 5.1): B* / loss^(1/alpha)
-// with B* = 2e8 and alpha = 0.21. So it has doubled when the loss has fallen to 2^-alpha = 86 % of
-// what it was: then the batch may be doubled, too.
+// The critical batch size in tokens at a loss (Kaplan et al. 2020, section 5.1) is
+// B* / loss^(1/alpha) with B* = 2e8 and alpha = 0.21. So it has doubled when the loss has fallen to
+// 2^-alpha = 86 % of what it was: then the batch may be doubled, too.
 inline constexpr double kaplan_tokens = 2e8, kaplan_alpha = 0.21;
 inline double critical_batch(double loss) {
     return kaplan_tokens / std::pow(loss, 1 / kaplan_alpha);

@@ -1,6 +1,6 @@
 // --fresh-grads: a unit's gradients are allocated when its backward begins, and freed after the
-// update. (PyTorch's zero_grad(set_to_none=True) does so.) Memory is highest where forward ends, and
-// there are no gradients then; they grow while the activations fall:
+// update. (PyTorch's zero_grad(set_to_none=True) does so.) Memory is highest where forward ends,
+// and there are no gradients then; they grow while the activations fall:
 //
 //     activations   ..xxXXXXXXXXxx..          ..xxXXXXXXXXxx..
 //     gradients              ..ggGGGG|                 ..ggGGGG|          | the update

@@ -36,7 +36,7 @@ inline RankBytes rank_bytes(const LlamaConfig& c, int64_t tp, int64_t dp, int st
 // ---- overlap ------------------------------------------------------------------------------------
 //
 // N parameters in 2 bytes, T tokens a rank and micro-batch, F FLOP/s, n ranks, w bytes/s of each
-// rank's link. A forward computes 2 N T FLOP, a backward 4 N T. What is sent beside them, as a share
+// rank's link. A forward computes 2 N T FLOP, a backward 4 N T. What is sent beside them as a share
 // of their time; with r = (n-1)/n * F / (w T):
 //
 //     data parallelism    all-reduce of gradients (4 N bytes) under a backward             r

@@ -55,7 +55,7 @@ private:
     int half_bits_ = 1;
 };
 
-// Samples before `until` are read as shorter sequences of `length` tokens, which divides a sample's.
+// Samples before `until` are read as shorter sequences of `length` tokens, which divides theirs.
 struct SamplesCut {
     int64_t until, length;
 };

@@ -57,8 +57,8 @@ Trained trained(Llama& model, AdamW& optimizer);
 class Run {
 public:
     // Opens the files; UserError if they cannot be read. `sequences_of`: the number of sequences of
-    // step 0, 1, ..., over all ranks; by default --micro-batch x --grad-accum x share.count. `cuts`:
-    // into which shorter sequences the loader cuts samples (data.h).
+    // step 0, 1, ..., over all ranks; by default --micro-batch x --grad-accum x share.count.
+    // `cuts`: into which shorter sequences the loader cuts samples (data.h).
     Run(std::string chapter, const Options& options, const StepShape& shape, const Share& share,
         std::function<int64_t(int64_t step)> sequences_of = {}, std::vector<SamplesCut> cuts = {});
     const DataLoader& loader() const { return loader_; }
