@@ -1,5 +1,5 @@
-// What --demo collectives prints of a collective: each rank's tensor before and after, and whether it
-// is the expected one.
+// What --demo collectives prints of a collective: each rank's tensor before and after, and whether
+// it is the expected one.
 #pragma once
 
 #include <fmt/format.h>

@@ -7,8 +7,8 @@
 //
 //     share of the links' bandwidth that is left = transfer / t
 //
-// The hops cost as much as the transfer at S = n * bw * latency. A payload that is large for 8 ranks
-// is small for 512: its chunks, S/n, are too short to fill a link. The playbook: "Data
+// The hops cost as much as the transfer at S = n * bw * latency. A payload that is large for 8
+// ranks is small for 512: its chunks, S/n, are too short to fill a link. The playbook: "Data
 // Parallelism", where it says that ring latency begins to limit at about 512 GPUs.
 //
 // Pretended hops: a rank of a ring of N sends 2(N-1) chunks of S/N to its right neighbour, whoever

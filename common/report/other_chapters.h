@@ -16,7 +16,7 @@ inline std::string chapters_with_option(std::string_view name) {
         {"00_single_gpu", "--naive-mean --batch-ramp --noise-scale --compare"},
         {"01_data_parallel",
          "--sync --bucket-mb --ring-directions --no-sync --inner-steps --outer-lr --outer-momentum "
-         "--compare --demo --largest-mib"},
+         "--compare --demo --largest-mib --reduce-dtype --hop-us --hop-gbps --planet"},
         {"02_zero", "--stage --gather-overlap --prefetch --offload --no-sync --compare"},
         {"03_tensor_parallel",
          "--tp --sequence-parallel --keep-gathered --overlap --chunks --partition-checkpoints "
@@ -37,7 +37,8 @@ inline std::string chapters_with_option(std::string_view name) {
          "--loss-scale-window --sum-scaling --gradient-format --amax-history --scale-margin "
          "--power-of-two-scales --fast-accumulation --keep-fp8 --smooth-swiglu --trap --compare "
          "--demo --show"},
-        {"07_kernels", "--family --kernel --size --check --microscope --primer --list"}};
+        {"07_kernels",
+         "--family --kernel --size --check --microscope --primer --list --stalls --traffic"}};
     std::string found;
     for (const auto& [chapter, names] : options) {
         const std::string padded = " " + std::string(names) + " ";
