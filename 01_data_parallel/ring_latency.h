@@ -111,6 +111,9 @@ inline Link measured_link(const Communicator& world, const Tensor& x, const Tens
 inline void demo_ring_latency(const Options& options, const Communicator& world, const Link& link,
                               int64_t largest_bytes) {
     using namespace ring_latency;
+    if (largest_bytes > memory_limit() / 2)
+        user_error("--largest-mib {:.0f}: it and half of it for a chunk do not fit in {}",
+                   double(largest_bytes) / (1 << 20), format_bytes(double(memory_limit())));
     print(
         fmt::format("ring all-reduce by formula, on links of {:.4g} Gbit/s with {:.4g} us a hop: "
                     "the share of",

@@ -1,6 +1,6 @@
-// --demo scaling: a model on tp = 1 to 32 GPUs by formula: how fast, and how much memory. Nothing is
-// run. Two things end tensor parallelism: the network, where a group no longer fits into one node
-// of 8 GPUs, and what every rank keeps whole.
+// --demo scaling: a model on tp = 1 to 32 GPUs by formula: how fast, and how much memory. Nothing
+// is run. Two things end tensor parallelism: the network, where a group no longer fits into one
+// node of 8 GPUs, and what every rank keeps whole.
 //
 //     step time a token   t(tp) = F / (tp R)  +  (tp-1)/tp * C / B      F FLOPs, C bytes a token
 //     a GPU's rate        F / (tp t)  =  1 / ( 1/R  +  (tp-1) C / (F B) )
@@ -10,9 +10,9 @@
 // C is what a token's h numbers of e bytes cost in 8 all-gathers and reduce-scatters a layer (4
 // forward, 4 backward): C = 8 L h e. Nothing is hidden.
 //
-// The three rates come from a measurement: the playbook's, of a 3.57B model at 4,096 tokens on H100s
-// (figure "Throughput Scaling with TP/SP"). Its rows of tp 2, 8 and 16 give R, B_node and B_network;
-// the rows of tp 4 and 32 show how good the formula is.
+// The three rates come from a measurement: the playbook's, of a 3.57B model at 4,096 tokens on
+// H100s (figure "Throughput Scaling with TP/SP"). Its rows of tp 2, 8 and 16 give R, B_node and
+// B_network; the rows of tp 4 and 32 show how good the formula is.
 //
 // The A3 ratio is the playbook's appendix A3 for a linear: communication / computation =
 // (tp-1)/(2h) * R / (numbers sent/s). Above 1 there is more to send than a product can hide.
@@ -98,6 +98,11 @@ inline MemoryEstimate memory_of_rank(const StepShape& shape, int tp, bool sequen
 
 namespace scaling {
 
+// Whether tp ranks can share the heads (attention_heads.h).
+inline bool splits(const LlamaConfig& c, int64_t tp) {
+    return c.heads % tp == 0 && (c.kv_heads % tp == 0 || tp % c.kv_heads == 0);
+}
+
 inline void print_speed(Report& report, const std::string& name, const StepShape& shape,
                         const ClusterRates& rates, bool published) {
     const double h = double(shape.config.hidden), e = double(dtype_bytes(shape.model.dtype));
@@ -108,7 +113,7 @@ inline void print_speed(Report& report, const std::string& name, const StepShape
                       published ? "    measured  formula / that" : ""));
     size_t row = 0;
     for (int tp = 1; tp <= 32; tp *= 2) {
-        if (shape.config.heads % tp != 0) break;
+        if (!splits(shape.config, tp)) break;
         const double rate = rate_of_gpu(shape, tp, rates), alone = rates.flops;
         std::string beside;
         if (published && tp > 1) {
@@ -135,7 +140,7 @@ inline void print_memory(Report& report, const std::string& name, const StepShap
     print(fmt::format("  {:>4} {:>10} {:>10} {:>10} {:>16} {:>10} {:>9}  {}", "tp", "parameters",
                       "gradients", "optimizer", "activations: TP", "TP + SP", "all", "of 80 GB"));
     for (int tp = 1; tp <= 32; tp *= 2) {
-        if (shape.config.heads % tp != 0) break;
+        if (!splits(shape.config, tp)) break;
         const MemoryEstimate plain = memory_of_rank(shape, tp, false),
                              sp = memory_of_rank(shape, tp, true);
         const auto gib = [](int64_t bytes) { return double(bytes) / (1 << 30); };

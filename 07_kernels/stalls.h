@@ -1,7 +1,7 @@
 // --stalls: what the warps of a matrix product wait for, estimated from what they ask for.
 //
-// A scheduler issues an instruction of a warp that is ready. A warp is not ready, it *stalls*, if the
-// unit that it needs has a full queue. Nsight Compute names the reason:
+// A scheduler issues an instruction of a warp that is ready. A warp is not ready, it *stalls*, if
+// the unit that it needs has a full queue. Nsight Compute names the reason:
 //
 //     math_pipe_throttle   the multipliers are busy: as it should be
 //     mio_throttle         the queue to shared memory is full (MIO: memory input/output)

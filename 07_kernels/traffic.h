@@ -26,8 +26,8 @@
 //
 // A product is 2 B H T^2 D FLOPs. Standard attention has 2 of them forward and 4 backward, and
 // FlashAttention computes S once more: 7/6 of the FLOPs, and a ninth of the bytes. (The paper gives
-// 66.6 and 75.2 GFLOP. Their difference is one product of one head of each sequence, where its bytes
-// are those of all 16 heads.)
+// 66.6 and 75.2 GFLOP. Their difference is one product of one head of each sequence, where its
+// bytes are those of all 16 heads.)
 #pragma once
 
 #include "ladder.h"
