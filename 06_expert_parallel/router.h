@@ -32,7 +32,8 @@ public:
           balance_(balance),
           weight_(list.add({.name = block.part("gate").weight(),
                             .shape = {config.experts.count, config.hidden},
-                            .init_std = float(config.init_std)})) {
+                            .init_std = float(config.init_std),
+                            .also_summed_over = balance.shared().also_summed_over})) {
         if (config.experts.selection_bias) {
             bias_ =
                 list.add_buffer(block.name + ".gate.e_score_correction_bias", config.experts.count);
@@ -61,12 +62,12 @@ public:
     }
 
     // The gradient of x (N, h) from that of the weights (N, k), and from the losses of balance.
-    Tensor backward_input(const Tensor& dweights, Saved& saved) {
+    Tensor backward_input(const Tensor& dweights, Saved& saved, const Context& context) {
         const TraceName name(TraceName::part, "router"), pass(TraceName::pass, "dX");
         const Tensor scores = saved.take("scores"), experts = saved.take("experts");
         const Tensor dlogits = activation(scores.shape(), DType::fp32);
         {
-            Tensor dscores = balance_.score_gradient(layer_, scores);
+            Tensor dscores = balance_.score_gradient(layer_, context.micro_batch, scores);
             if (dscores && options_.trap == Trap::softmax_twice) through_softmax(dscores, scores);
             const bool constant = options_.forced() || has_constant_weights(settings_);
             const Tensor of_weights = constant ? zeros_like(dweights) : dweights;
@@ -102,7 +103,7 @@ private:
         const int64_t N = routed.experts.rows(), k = settings_.top_k;
         if (!forced_ || forced_.rows() != N) {
             std::vector<int32_t> experts;
-            for (int64_t n = 0; n < N; ++n)
+            for (const int64_t n : balance_.shared().tokens_of(N))
                 for (int64_t j = 0; j < k; ++j)
                     experts.push_back(forced_expert(n, j, weight_->shape[0], k, options_.skew));
             forced_ = Tensor::from_host<int32_t>(experts, {N, k}, Memory::workspace);
