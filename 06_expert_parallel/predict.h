@@ -19,35 +19,35 @@
 
 namespace ultrascale {
 
-// With a balanced router: what --estimate predicts, and what the report calls the expectation.
-inline int64_t even_rows(const StepShape& shape, const ExpertOptions& o) {
-    const ExpertsConfig& e = shape.config.experts;
-    const int64_t N = shape.micro_batch * shape.seq;
+// With a balanced router, what --estimate predicts and the report calls the expectation: the rows of
+// a layer's experts in a micro-batch of which a rank routes so many `tokens`.
+inline int64_t even_rows(const ExpertsConfig& e, const ExpertOptions& o, int64_t tokens) {
     const int64_t chunks = o.chunks_here();
-    return o.capacity_factor > 0 ? chunks * e.count * capacity_of(o, e, N / chunks)
-                                 : N * e.router.top_k;
+    return o.capacity_factor > 0 ? chunks * e.count * capacity_of(o, e, tokens / chunks)
+                                 : tokens * e.router.top_k;
 }
-inline Traffic::ByLayer balanced_rows(const StepShape& shape, const ExpertOptions& o) {
-    const ExpertsConfig& e = shape.config.experts;
-    const int64_t R = even_rows(shape, o);
+inline Traffic::ByLayer balanced_rows(const LlamaConfig& config, const ExpertOptions& o,
+                                      int64_t tokens) {
+    const int64_t R = even_rows(config.experts, o, tokens);
     Traffic::ByLayer rows;
     const std::vector<int64_t> chunks(size_t(o.chunks_here()), R / o.chunks_here());
-    for (int64_t l = e.first_dense; l < shape.config.layers; ++l) rows[l] = {R, {{R, R}}, chunks};
+    for (int64_t l = config.experts.first_dense; l < config.layers; ++l)
+        rows[l] = {R, {{R, R}}, chunks};
     return rows;
 }
 
 // Rows that a rank sends away in a dispatch, and that come back in a combine, on average.
-inline double expected_rows_away(const StepShape& shape, const ExpertOptions& o) {
-    const ExpertsConfig& e = shape.config.experts;
-    const double T = double(shape.micro_batch) * double(shape.seq), n = o.ep;
-    if (o.dispatch == Dispatch::expert) return double(even_rows(shape, o)) * (n - 1) / n;
+inline double expected_rows_away(const ExpertsConfig& e, const ExpertOptions& o, int64_t tokens) {
+    const double n = o.ep;
+    if (o.dispatch == Dispatch::expert) return double(even_rows(e, o, tokens)) * (n - 1) / n;
     double none = 1;  // the probability that none of k experts is among a rank's
     for (int64_t j = 0; j < e.router.top_k; ++j)
         none *= std::max(0.0, double(e.count) - double(e.count) / n - double(j)) /
                 (double(e.count) - double(j));
-    return T * (n - 1) * (1 - none);
+    return double(tokens) * (n - 1) * (1 - none);
 }
 
+// How often a layer's forward runs for a micro-batch.
 inline int64_t forwards_of(const StepShape& shape, const ExpertOptions& o) {
     return 1 + (shape.model.recompute == Recompute::full ? 1 : 0) + (o.counts_first() ? 1 : 0);
 }
@@ -97,32 +97,38 @@ inline Prediction predict_fixed(const StepShape& shape, const ExpertOptions& o,
     return prediction;
 }
 
+// What a balanced router sends in a step in which this rank's layers with experts see so many
+// micro-batches in all (layers x micro-batches).
+inline void add_balanced_rows(PredictedCommunication& of_step, const StepShape& shape,
+                              const ExpertOptions& o, int64_t tokens, int64_t micro_batches) {
+    if (o.ep == 1) return;
+    const Group ep("ep", o.ep);
+    const ExpertsConfig& e = shape.config.experts;
+    const int64_t chunks = o.chunks_here(), forwards = micro_batches * forwards_of(shape, o),
+                  passes = forwards + micro_batches, even = even_rows(e, o, tokens);
+    const double row = double(shape.config.hidden) * double(dtype_bytes(shape.model.dtype)),
+                 away = expected_rows_away(e, o, tokens);
+    if (o.capacity_factor == 0)  // counts
+        of_step.add(ep, Collective::all_to_all, forwards * chunks, forwards * chunks * e.count * 4);
+    of_step.add(ep, Collective::all_to_all,
+                {2 * passes * chunks, std::llround(double(2 * passes) * double(even) * row),
+                 double(2 * passes) * away * row});
+    if (o.dispatch == Dispatch::expert)  // weights there, and their gradients back
+        of_step.add(ep, Collective::all_to_all,
+                    {passes * chunks, passes * even * 4, double(passes) * away * 4});
+}
+
 // A step with a balanced router.
 inline Prediction predict_balanced(const StepShape& shape, const ExpertOptions& o,
                                    const ParameterList& parameters, const Mesh& mesh,
                                    const Balance& balance, int64_t accumulated) {
     Prediction prediction = predict_fixed(shape, o, parameters, mesh, balance);
+    const int64_t tokens = shape.micro_batch * shape.seq;
+    const Traffic::ByLayer rows = balanced_rows(shape.config, o, tokens);
     prediction.memory.peak_activations =
-        std::llround(std::min(peak_activations(shape, o, balanced_rows(shape, o)), 9e18));
-    if (o.ep == 1) return prediction;
-    const Group ep("ep", o.ep);
-    const ExpertsConfig& e = shape.config.experts;
-    const int64_t layers = (shape.config.layers - e.first_dense) * accumulated,
-                  forwards = forwards_of(shape, o), chunks = o.chunks_here(),
-                  rows = 2 * (forwards + 1);
-    if (o.capacity_factor == 0)
-        prediction.communication.add(ep, Collective::all_to_all, layers * forwards * chunks,
-                                     layers * forwards * chunks * e.count * 4);
-    const double row = double(shape.config.hidden) * double(dtype_bytes(shape.model.dtype)),
-                 away = expected_rows_away(shape, o) * row, all = double(even_rows(shape, o)) * row;
-    prediction.communication.add(ep, Collective::all_to_all,
-                                 {layers * rows * chunks, std::llround(double(layers * rows) * all),
-                                  double(layers * rows) * away});
-    if (o.dispatch == Dispatch::expert)  // weights there, and their gradients back
-        prediction.communication.add(
-            ep, Collective::all_to_all,
-            {layers * (forwards + 1) * chunks, layers * (forwards + 1) * even_rows(shape, o) * 4,
-             double(layers * (forwards + 1)) * expected_rows_away(shape, o) * 4});
+        std::llround(std::min(peak_activations(shape, o, rows), 9e18));
+    add_balanced_rows(prediction.communication, shape, o, tokens,
+                      (shape.config.layers - shape.config.experts.first_dense) * accumulated);
     return prediction;
 }
 

@@ -83,6 +83,7 @@ Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
         Saved saved;
     };
     std::map<int, InFlight> in_flight;
+    communication_reset_counts();
     std::istringstream passes(order);
     char pass;
     for (int m, last = 0; passes >> pass >> m;) {
@@ -96,6 +97,11 @@ Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
             default: model.backward_weight(saved, context);
         }
     }
+    // All that was sent are rows, as told when each forward ran.
+    EXPECT_TRUE(counted_as_predicted(experts.traffic().sent(), 1, communication_counts()));
+    const std::map<int, Traffic::ByLayer> rows = experts.traffic().end_step();
+    EXPECT_EQ(rows.size(), size_t(A));
+    for (const auto& [m, of_layers] : rows) EXPECT_EQ(of_layers.size(), 2u) << m;
     sum_gradients(parameters, mesh);
     return outcome_of(parameters, experts.balance().end_step(experts.all()));
 }
