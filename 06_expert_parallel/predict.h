@@ -19,8 +19,8 @@
 
 namespace ultrascale {
 
-// With a balanced router, what --estimate predicts and the report calls the expectation: the rows of
-// a layer's experts in a micro-batch of which a rank routes so many `tokens`.
+// With a balanced router, what --estimate predicts and the report calls the expectation: the rows
+// of a layer's experts in a micro-batch of which a rank routes so many `tokens`.
 inline int64_t even_rows(const ExpertsConfig& e, const ExpertOptions& o, int64_t tokens) {
     const int64_t chunks = o.chunks_here();
     return o.capacity_factor > 0 ? chunks * e.count * capacity_of(o, e, tokens / chunks)

@@ -1,4 +1,4 @@
-// Several ranks may share one micro-batch's tokens: context parallelism cuts its sequences, sequence
+// Several ranks may share a micro-batch's tokens: context parallelism cuts its sequences, sequence
 // parallelism deals out the rows of the residual stream. Each rank then routes its own rows, in an
 // expert-parallel group of its own:
 //
