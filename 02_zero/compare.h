@@ -32,7 +32,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         Llama model(shape.config, shape.model);
         const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
         check_fits(
-            predict(zero->layout(), zero->units(), zero_options, shape, A, ranks).memory,
+            predict(zero->layout(), zero->units(), zero_options, shape, A, mesh).memory,
             memory_limit(),
             "--compare runs stage 0, too; a smaller --micro-batch or --recompute full needs less");
     }
@@ -59,7 +59,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
             [&](Step& step) { train_step(step, model, *zero); }, [&] { zero->finish(); });
 
         const Prediction predicted =
-            predict(zero->layout(), zero->units(), zero_options, shape, A, ranks);
+            predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
         const MemoryEstimate& want = predicted.memory;
         const MemoryByCategory held = memory_now();
         const int64_t gathered = memory_peak_by_category()[int(Memory::communication)];
