@@ -62,7 +62,7 @@ inline std::vector<float> moved_bias(std::vector<float> bias, const std::vector<
 // What the routers of a step chose, over all ranks.
 struct StepLoads {
     std::vector<std::vector<float>> by_layer;  // (layers with experts, E): choices of each expert
-    double aux = 0, z = 0;  // as trained on but without their coefficients; see Balance::end_step
+    double aux = 0, z = 0;  // as trained on without their coefficients; see LoadBalance::end_step
 
     // The largest load of an expert over the mean one, of each layer in turn; the mean over layers.
     double imbalance() const {
@@ -78,11 +78,11 @@ struct StepLoads {
 
 // Counts what the routers of a model, or of some of its layers, choose, and gives them their
 // losses' gradients.
-class Balance {
+class LoadBalance {
 public:
     // `micro_batches`: of a step, on all ranks together; `accumulated`: on this rank.
-    Balance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
-            int64_t accumulated, const SharedTokens& shared = {})
+    LoadBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
+                int64_t accumulated, const SharedTokens& shared = {})
         : config_(config),
           options_(options),
           shared_(shared),
@@ -219,7 +219,7 @@ private:
                      of = aux_factor(options_.aux, double(config_.experts.count),
                                      double(config_.experts.router.top_k), double(layers_), tokens);
         if (global()) return of;
-        const bool wrong = options_.trap == Trap::aux_times_micro_batches;
+        const bool wrong = options_.trap == ExpertTrap::aux_times_micro_batches;
         return of / double(S) / (wrong ? micro_batches_ / accumulated_ : micro_batches_);
     }
     Tensor zeros(int64_t rows) const {

@@ -50,7 +50,7 @@ public:
             balance_.shared());
     }
 
-    Balance& balance() { return balance_; }
+    LoadBalance& balance() { return balance_; }
     Traffic& traffic() { return traffic_; }
     CapacityPlan& capacity() { return capacity_; }
     const Communicator& ep() const { return ep_; }
@@ -94,7 +94,7 @@ private:
                           const std::vector<const char*>& matrices, int64_t out, int64_t in) {
         const int64_t here = config_.experts.count / ep_.size(), first = ep_.rank() * here;
         // The trap: as if every rank held copies of the same experts.
-        const bool wrong = options_.trap == Trap::experts_summed_over_ep;
+        const bool wrong = options_.trap == ExpertTrap::experts_summed_over_ep;
         std::vector<Parameter*> all;
         for (int64_t e = first; e < first + here; ++e)
             for (const char* matrix : matrices)
@@ -136,7 +136,7 @@ private:
     LlamaConfig config_;
     ExpertOptions options_;
     const Communicator &ep_, &all_;
-    Balance balance_;
+    LoadBalance balance_;
     Traffic traffic_;
     CapacityPlan capacity_;
     std::optional<Nodes> nodes_;

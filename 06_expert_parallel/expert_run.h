@@ -86,7 +86,7 @@ public:
     // ---- --trap ----
 
     void spoil_gradients(const ParameterList& parameters) const {
-        if (options_.trap != Trap::experts_divided_by_ep) return;
+        if (options_.trap != ExpertTrap::experts_divided_by_ep) return;
         for (const auto& p : parameters)
             if (!p->split_over.empty()) ops::scale(p->grad, 1 / float(options_.ep));
     }
@@ -122,7 +122,7 @@ public:
 
 private:
     Tensor of_mesh(const ParameterList& parameters, const Mesh& mesh) const {
-        if (options_.trap != Trap::norm_without_experts)
+        if (options_.trap != ExpertTrap::norm_without_experts)
             return squared_gradient_norm(parameters, mesh);
         // As if an expert of another rank were a copy of one here.
         std::vector<Parameter*> experts;

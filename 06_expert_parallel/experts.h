@@ -124,7 +124,7 @@ public:
     // `start`: makes the journey of a micro-batch's rows, which has so many `chunks` in training.
     // Keeps a reference to `log`, which may be empty.
     ExpertsLayer(std::unique_ptr<Router> router, GroupedSwiGLU experts,
-                 std::unique_ptr<SwiGLU> shared, Traffic& traffic, const Balance& balance,
+                 std::unique_ptr<SwiGLU> shared, Traffic& traffic, const LoadBalance& balance,
                  std::function<std::unique_ptr<Journey>()> start, int64_t chunks,
                  const SeeChoices& log, int64_t layer)
         : router_(std::move(router)),
@@ -204,7 +204,7 @@ private:
     GroupedSwiGLU experts_;
     std::unique_ptr<SwiGLU> shared_;  // may be empty
     Traffic& traffic_;
-    const Balance& balance_;
+    const LoadBalance& balance_;
     std::function<std::unique_ptr<Journey>()> start_;
     int64_t chunks_;
     const SeeChoices& log_;

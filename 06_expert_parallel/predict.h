@@ -63,7 +63,7 @@ inline void add_sums(Prediction& prediction, const ParameterList& parameters, co
 
 // The step's loads, summed at its end over `all` ranks; and before it, with --aux-over global.
 inline void add_loads(PredictedCommunication& of_step, const ExpertOptions& o,
-                      const Balance& balance, const Group& all) {
+                      const LoadBalance& balance, const Group& all) {
     if (all.ranks == 1) return;
     of_step.add(all, Collective::all_reduce, 1, balance.step_elements() * 8);
     if (o.counts_first())
@@ -72,7 +72,7 @@ inline void add_loads(PredictedCommunication& of_step, const ExpertOptions& o,
 // The counts of a loss of balance, summed over the ranks that share a micro-batch's tokens in each
 // of a step's `forwards` of a layer with experts (not when one is recomputed).
 inline void add_count_sums(PredictedCommunication& of_step, const StepShape& shape,
-                           const ExpertOptions& o, const Balance& balance, int64_t forwards) {
+                           const ExpertOptions& o, const LoadBalance& balance, int64_t forwards) {
     if (!balance.sums_counts()) return;
     const int64_t segments = o.aux == Aux::sequence ? shape.micro_batch : 1;
     of_step.add(*balance.shared().ranks, Collective::all_reduce, forwards,
@@ -82,7 +82,7 @@ inline void add_count_sums(PredictedCommunication& of_step, const StepShape& sha
 // All but the activations and the rows: the same for every routing.
 inline Prediction predict_fixed(const StepShape& shape, const ExpertOptions& o,
                                 const ParameterList& parameters, const Mesh& mesh,
-                                const Balance& balance) {
+                                const LoadBalance& balance) {
     Prediction prediction;
     add_parameters(prediction, parameters.local_numel(), shape);
     for (const TensorPart& buffer : parameters.buffers())
@@ -121,7 +121,7 @@ inline void add_balanced_rows(PredictedCommunication& of_step, const StepShape& 
 // A step with a balanced router.
 inline Prediction predict_balanced(const StepShape& shape, const ExpertOptions& o,
                                    const ParameterList& parameters, const Mesh& mesh,
-                                   const Balance& balance, int64_t accumulated) {
+                                   const LoadBalance& balance, int64_t accumulated) {
     Prediction prediction = predict_fixed(shape, o, parameters, mesh, balance);
     const int64_t tokens = shape.micro_batch * shape.seq;
     const Traffic::ByLayer rows = balanced_rows(shape.config, o, tokens);

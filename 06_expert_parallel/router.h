@@ -25,7 +25,7 @@ class Router {
 public:
     // Registers "PLACE.gate.weight" and, if training moves a bias, its buffer.
     Router(ParameterList& list, const Place& block, const LlamaConfig& config,
-           const ExpertOptions& options, Balance& balance)
+           const ExpertOptions& options, LoadBalance& balance)
         : layer_(block.layer),
           settings_(config.experts.router),
           options_(options),
@@ -39,7 +39,7 @@ public:
                 list.add_buffer(block.name + ".gate.e_score_correction_bias", config.experts.count);
             balance.add_bias(layer_, bias_);
         }
-        if (options.trap == Trap::groups_masked_with_0) settings_.masked = 0;
+        if (options.trap == ExpertTrap::groups_masked_with_0) settings_.masked = 0;
     }
 
     // x (N, h)
@@ -51,7 +51,7 @@ public:
         const Tensor scores = activation({N, E}, DType::fp32);
         Routed routed{activation({N, k}, DType::int32), activation({N, k}, DType::fp32)};
         ops::router_forward(routed.experts, routed.weights, scores, logits, bias_, settings_);
-        if (options_.trap == Trap::weights_from_biased) add_bias_to_weights(routed, scores);
+        if (options_.trap == ExpertTrap::weights_from_biased) add_bias_to_weights(routed, scores);
         if (options_.forced()) force(routed);
         balance_.chosen(layer_, routed.experts, scores, logits, context);
         saved.keep("x", x);
@@ -68,7 +68,8 @@ public:
         const Tensor dlogits = activation(scores.shape(), DType::fp32);
         {
             Tensor dscores = balance_.score_gradient(layer_, context.micro_batch, scores);
-            if (dscores && options_.trap == Trap::softmax_twice) through_softmax(dscores, scores);
+            if (dscores && options_.trap == ExpertTrap::softmax_twice)
+                through_softmax(dscores, scores);
             const bool constant = options_.forced() || has_constant_weights(settings_);
             const Tensor of_weights = constant ? zeros_like(dweights) : dweights;
             ops::router_backward(dlogits, of_weights, scores, experts, settings_, dscores);
@@ -119,7 +120,7 @@ private:
         }
         return in_order_;
     }
-    // Trap::weights_from_biased: on the host, as no correct program needs it.
+    // ExpertTrap::weights_from_biased: on the host, as no correct program needs it.
     void add_bias_to_weights(const Routed& routed, const Tensor& scores) const {
         const int64_t k = settings_.top_k, E = scores.cols();
         const std::vector<float> s = scores.to_host<float>(), bias = bias_.to_host<float>();
@@ -135,7 +136,7 @@ private:
         }
         Tensor(routed.weights).copy_from_host(weights.data());
     }
-    // Trap::softmax_twice: the gradient of a loss that reads softmax(scores).
+    // ExpertTrap::softmax_twice: the gradient of a loss that reads softmax(scores).
     static void through_softmax(Tensor& dscores, const Tensor& scores) {
         const int64_t E = scores.cols();
         const std::vector<float> s = scores.to_host<float>();
@@ -153,7 +154,7 @@ private:
     int64_t layer_;
     ops::RouterSettings settings_;
     ExpertOptions options_;
-    Balance& balance_;
+    LoadBalance& balance_;
     Parameter* weight_;
     Tensor bias_;  // (E) fp32; empty: none
     mutable Tensor forced_, in_order_;
