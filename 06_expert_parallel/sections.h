@@ -109,7 +109,7 @@ inline void report_experts(Report& report, const Options& options, const StepSha
     }
     report.value("experts", "most_rows", double(seen.most_rows()));
     report.value("experts", "mean_rows", seen.mean_rows());
-    const double even = double(shape.micro_batch * shape.seq * config.experts.router.top_k),
+    const double even = seen.even_rows(),
                  most = largest_of_ranks(Communicator::world(), double(seen.most_rows()));
     print(
         fmt::format("  rows of a rank's experts in a forward: {:.0f} if even, here at most {}, on "
