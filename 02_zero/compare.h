@@ -54,7 +54,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
         Llama model(shape.config, shape.model);
         const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, stage0);
         check_fits(
-            predict(zero->layout(), zero->units(), stage0, shape, A, ranks).memory, memory_limit(),
+            predict(zero->layout(), zero->units(), stage0, shape, A, mesh).memory, memory_limit(),
             "--compare runs stage 0, too; a smaller --micro-batch or --recompute full needs less");
     }
     print(fmt::format(
@@ -78,7 +78,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
             [&](Step& step) { train_step(step, model, *zero); }, [&] { zero->finish(); });
 
         const Prediction predicted =
-            predict(zero->layout(), zero->units(), zero_options, shape, A, ranks);
+            predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
         const MemoryEstimate& want = predicted.memory;
         const MemoryByCategory held = memory_now();
         const int64_t gathered = memory_peak_by_category()[int(Memory::communication)];

@@ -60,8 +60,8 @@ struct TensorBytes {
 struct KeptForWeights {
     double attention, mlp;
     explicit KeptForWeights(const TensorBytes& t)
-        : attention(t.input + 2 * t.q + 2 * t.kv + t.stream),
-          mlp(t.input + 3 * t.features + t.stream) {}
+        : attention(t.input + 2 * t.q + 2 * t.kv + t.whole),
+          mlp(t.input + 3 * t.features + t.whole) {}
     double total() const { return attention + mlp; }
 };
 
