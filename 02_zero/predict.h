@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ranges>
+#include <set>
 
 #include "report/estimate.h"
 #include "report/report.h"
@@ -24,14 +25,14 @@ inline ZeroWalk walk_step(const FlatLayout& layout, const std::vector<const Unit
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
                           int64_t in_layer = 0) {
     ZeroWalk walk(layout, units, zero, shape.model.dtype, shape.grad_dtype, in_layer);
-    const int64_t walked = std::min<int64_t>(A, 3);  // those in between are like the second one
-    for (int64_t m = 0; m < walked; ++m) {
-        walk.begin_micro_batch(m + 1 == walked);
+    // The first micro-batch, those in between, which are alike, and the last one.
+    for (const int64_t m : std::set<int64_t>{0, std::min<int64_t>(1, A - 1), A - 1}) {
+        const bool last = m + 1 == A, between = m > 0 && !last;
+        walk.begin_micro_batch(last, between ? A - 2 : 1);
         for (const Unit* unit : units) walk.pass(*unit, Pass::forward);
         for (const Unit* unit : units | std::views::reverse) walk.pass(*unit, Pass::backward);
         walk.end_micro_batch();
     }
-    walk.count_for(A, walked);
     return walk;
 }
 
@@ -39,9 +40,9 @@ inline ZeroWalk walk_step(const FlatLayout& layout, const std::vector<const Unit
 // communication of a step with A micro-batches, whose passes have been walked. It is exact to the
 // byte: it includes the padding of flat_layout.h, for which there are no optimizer states. In units
 // of (n-1)/n Psi (Psi: the bytes of all parameters) stages 0 to 3 send 2, 2, A + 1, and 3 A minus
-// what stage 3 need not gather twice; with --keep-gathered on it sends A + 1, too, with --cut model
-// 2 A. Where gradients are summed over further groups of `mesh`
-// (sum_besides), their shards travel.
+// what stage 3 need not gather twice; with --keep-gathered on it sends A + 1 as well, with --cut
+// model 2 A. Where gradients are summed over further groups of `mesh` (sum_besides), their shards
+// travel.
 inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroOptions& zero,
                    const StepShape& shape, int64_t A, const ZeroWalk& walk, const Mesh& mesh) {
     MemoryEstimate& m = prediction.memory;

@@ -36,7 +36,9 @@ public:
             for (const Parameter* parameter : unit->parameters) ++users_[parameter];
     }
 
-    void begin_micro_batch(bool last) { last_ = last; }
+    // `times`: for how many micro-batches of the step this one stands. last: it is the step's last.
+    // Several that are in flight at once count as one.
+    void begin_micro_batch(bool last, int64_t times = 1) { last_ = last, times_ = times; }
     void pass(const Unit& unit, Pass pass) {
         const auto index = size_t(std::ranges::find(units_, &unit) - units_.begin());
         const size_t now = pass == Pass::forward ? index : 2 * units_.size() - 1 - index,
@@ -58,20 +60,13 @@ public:
         const std::vector<size_t> kept = flats_needed(
             layout_, units_, now + 1, now + passes_kept_ahead(zero_, units_.size()), true);
         for (size_t u = 0; u < layout_.size(); ++u)
-            if (whole_[u] && std::ranges::find(kept, u) == kept.end())
-                whole_[u] = false, held_ -= layout_[u].padded * value_bytes_;
+            if (std::ranges::find(kept, u) == kept.end()) release(u);
     }
     void end_micro_batch() {
         for (size_t u = 0; u < layout_.size(); ++u)
             if (buffer_[u]) complete_[u] = 0, reduce(u);
         wait(0);
-    }
-
-    // The step has `all` micro-batches; those walked so far stand for the others.
-    void count_for(int64_t all, int64_t walked) {
-        for (int64_t& n : reductions_) n = n / walked * all;
-        for (int64_t& n : gathers_)
-            if (!zero_.keep_gathered) n = n / walked * all;  // kept: it is of the whole step
+        for (size_t u = 0; last_ && u < layout_.size(); ++u) release(u);
     }
 
     int64_t peak() const { return peak_; }  // bytes
@@ -83,8 +78,12 @@ private:
     void hold(int64_t bytes) { peak_ = std::max(peak_, held_ += bytes); }
     void gather(size_t u) {
         if (whole_[u]) return;
-        whole_[u] = true, ++gathers_[u];
+        whole_[u] = true, gathers_[u] += times_;
         hold(layout_[u].padded * value_bytes_);
+    }
+    void release(size_t u) {
+        if (whole_[u]) held_ -= layout_[u].padded * value_bytes_;
+        whole_[u] = false;
     }
     void make_room(size_t u) {
         if (buffer_[u]) return;
@@ -103,8 +102,9 @@ private:
             ++complete_[layout_.flat_of(parameter)];
     }
     void reduce(size_t u) {
-        const bool adds = reductions_[u]++ > 0;  // to a sum that is there already
+        const bool adds = reductions_[u] > 0;  // to a sum that is there already
         const int64_t sum = adds ? layout_[u].shard * grad_bytes_ : 0;
+        reductions_[u] += times_;
         hold(sum);
         buffer_[u] = false;
         under_way_.push_back(layout_[u].padded * grad_bytes_ + sum);
@@ -122,7 +122,8 @@ private:
     ZeroOptions zero_;
     int64_t in_layer_;
     int64_t value_bytes_, grad_bytes_;
-    bool last_ = true;  // whether it is the step's last micro-batch
+    bool last_ = true;
+    int64_t times_ = 1;
     int64_t held_ = 0, peak_ = 0;
     std::vector<int64_t> gathers_, reductions_;
     std::vector<bool> whole_, buffer_;

@@ -101,20 +101,18 @@ public:
         if (pass == Pass::backward_weight) return;
         if (zero_.keep_gathered && !last_) return;
         const size_t now = pass_of(unit, pass);
-        // Frees the whole parameters that none of the coming passes needs. `= {}` drops the last
-        // reference to the storage.
+        // Frees the whole parameters that none of the coming passes needs.
         const std::vector<size_t> kept =
             needed(now + 1, now + passes_kept_ahead(zero_, units_.size()), context);
-        for (size_t u = 0; u < layout_.size(); ++u) {
-            if (!whole_[u] || std::ranges::find(kept, u) != kept.end()) continue;
-            layout_.place(u, {}, &Parameter::value);
-            whole_[u] = {};
-        }
+        for (size_t u = 0; u < layout_.size(); ++u)
+            if (std::ranges::find(kept, u) == kept.end()) release(u);
     }
     void end_micro_batch() override {
         parameters_.check_complete();
         for (size_t u : buffers_.take_rest()) reduce(u);
         buffers_.wait(0);
+        // The update will change them. (Some are left if passes came in another order: a pipeline.)
+        for (size_t u = 0; last_ && u < layout_.size(); ++u) release(u);
     }
 
     void update(double lr, const Tensor& squared_norm) override {
@@ -130,6 +128,11 @@ private:
         whole_[u] = Tensor::empty({layout_[u].padded}, options_.dtype, Memory::communication,
                                   ranks_of(u).symmetric_memory());
         gathers_[u] = ranks_of(u).all_gather(whole_[u], value_shards_[u], communication_stream());
+    }
+    void release(size_t u) {
+        if (!whole_[u]) return;
+        layout_.place(u, {}, &Parameter::value);
+        whole_[u] = {};  // drops the last reference to the storage
     }
     void reduce(size_t u) {
         const TraceName name = name_of(u);

@@ -23,8 +23,10 @@ void train_step(Step& step, Composition& all) {
             phase("wait for gradients", [&] { updates.end_micro_batch(); });
         }
     } else {
-        updates.begin_micro_batch(0, true);  // several are in flight: to the updates they are one
+        // Several micro-batches are in flight. To the updates they are one, which ends the step.
+        updates.begin_micro_batch(0, !all.techniques.zero.keep_gathered);
         all.executor.run(step, &updates);
+        updates.begin_micro_batch(0, true);
         phase("wait for gradients", [&] { updates.end_micro_batch(); });
     }
     const Tensor squared_norm = phase("gradient norm", [&] { return updates.squared_norm(); });

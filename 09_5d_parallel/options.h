@@ -53,6 +53,10 @@ struct Chapter {
             .only_if([&t] { return t.zero.stage == 3; }, "only --zero 3 gathers parameters")
             .show_default();
         options
+            .choice("--keep-gathered", t.zero.keep_gathered, {{"on", true}, {"off", false}},
+                    "With --zero 3: gather parameters once a step and keep them")
+            .only_if([&t] { return t.zero.stage == 3; }, "only --zero 3 gathers parameters");
+        options
             .choice("--offload", t.zero.offload, {{"none", false}, {"optimizer", true}},
                     "What is kept, and updated, on the host")
             .only_if([&t] { return t.zero.stage > 0; }, "--zero 0 has no shards to offload");

@@ -37,6 +37,11 @@ TEST(Options, WithoutEffectAreRefused) {
     refuses(0, "01_data_parallel", "--no-sync off", {"--no-sync " + none, "--grad-accum 2"});
     refuses(0, "01_data_parallel", "--largest-mib 1",
             {"--largest-mib " + none, "--demo bandwidth"});
+    refuses(0, "01_data_parallel", "--sync ring --reduce-dtype bf16",
+            {"--reduce-dtype " + none, "--sync bucket"});
+    refuses(0, "01_data_parallel", "--demo bandwidth --hop-us 1", {"--hop-us " + none, "latency"});
+    refuses(0, "01_data_parallel", "--planet km=1", {"--planet " + none, "--demo planet"});
+    refuses(0, "01_data_parallel", "--demo planet --planet km", {"--planet km", "positive number"});
     refuses(0, "01_data_parallel", "--compare --sync ring", {"--compare", "--sync"});
     refuses(0, "01_data_parallel", "--demo collectives --json x.jsonl", {"--json", "no figures"});
     refuses(0, "03_tensor_parallel", "--demo linear --json x.jsonl", {"--json", "no figures"});
