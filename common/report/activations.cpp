@@ -51,7 +51,8 @@ struct TensorBytes {
         kept_input = s.kept_input_bytes > 0 ? input / e * s.kept_input_bytes : input;
         gate_up = 2 * (s.kept_gate_up_bytes > 0 ? features / e * s.kept_gate_up_bytes : features);
         gathered = s.gathers() ? whole : 0, scattered = s.gathers() ? stream : 0;
-        column_backward = whole + scattered + (again && s.gathers_beside ? whole : 0);
+        column_backward =
+            whole + scattered + (again && s.gathers_beside && !s.split_backward ? whole : 0);
         dropped = s.model.dropout > 0 ? stream : 0;
     }
 };
