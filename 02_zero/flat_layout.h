@@ -8,7 +8,8 @@
 //
 // A shard may end anywhere, even in the middle of a row: AdamW updates each element independently
 // of its neighbours. The model is cut unit by unit, not as a whole, so that a unit's shards can be
-// gathered or reduced as soon as it is its turn.
+// gathered or reduced as soon as it is its turn. (--cut model cuts it as a whole, to show what is
+// lost.)
 //
 // A parameter is sharded over the ranks over which its gradient is summed (mesh.h). If these differ
 // among a unit's parameters (the experts of a layer, a norm under sequence parallelism), the unit
@@ -26,12 +27,15 @@
 
 namespace ultrascale {
 
+enum class Cut { unit, model };
+
 struct FlatUnit {
     struct Place {
         Parameter* parameter;
         int64_t offset;  // in the flat tensor
     };
-    const Unit* unit;
+    const Unit* unit;           // with Cut::model the first one
+    std::string name;           // the unit's, or "model"
     const Communicator* group;  // each of its ranks has one shard
     std::vector<Place> places;
     int64_t numel = 0;   // elements of its parameters
@@ -43,7 +47,8 @@ class FlatLayout {
 public:
     // `units` may belong to one model or to several. A tied weight belongs to the first unit that
     // has it, the embedding; the head's flat tensor then has only the norm.
-    FlatLayout(const std::vector<const Unit*>& units, const Mesh& mesh) {
+    FlatLayout(const std::vector<const Unit*>& units, const Mesh& mesh, Cut cut = Cut::unit)
+        : cut_(cut) {
         for (const Unit* unit : units)
             for (Parameter* parameter : unit->parameters) {
                 if (flat_of_.contains(parameter)) continue;
@@ -140,15 +145,18 @@ private:
     // The unit's flat tensor for parameters of this kind; a new one if there is none yet.
     FlatUnit& flat_for(const Unit* unit, const Parameter& parameter, const Mesh& mesh) {
         for (FlatUnit& flat : flats_) {
-            if (flat.unit != unit) continue;
+            if (cut_ == Cut::unit && flat.unit != unit) continue;
             if (flat.places.front().parameter->split_over == parameter.split_over &&
                 without_copies(*flat.places.front().parameter) == without_copies(parameter))
                 return flat;
         }
-        flats_.push_back({.unit = unit, .group = &mesh.data_group(parameter)});
+        flats_.push_back({.unit = unit,
+                          .name = cut_ == Cut::unit ? unit->name : "model",
+                          .group = &mesh.data_group(parameter)});
         return flats_.back();
     }
 
+    Cut cut_;
     std::vector<FlatUnit> flats_;
     std::map<const Parameter*, size_t> flat_of_;
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ranges>
+#include <set>
 
 #include "report/estimate.h"
 #include "report/report.h"
@@ -24,13 +25,14 @@ inline ZeroWalk walk_step(const FlatLayout& layout, const std::vector<const Unit
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
                           int64_t in_layer = 0) {
     ZeroWalk walk(layout, units, zero, shape.model.dtype, shape.grad_dtype, in_layer);
-    const int64_t walked = std::min<int64_t>(A, 2);  // those after the second one are like it
-    for (int64_t m = 0; m < walked; ++m) {
+    // The first micro-batch, those in between, which are alike, and the last one.
+    for (const int64_t m : std::set<int64_t>{0, std::min<int64_t>(1, A - 1), A - 1}) {
+        const bool last = m + 1 == A, between = m > 0 && !last;
+        walk.begin_micro_batch(last, between ? A - 2 : 1);
         for (const Unit* unit : units) walk.pass(*unit, Pass::forward);
         for (const Unit* unit : units | std::views::reverse) walk.pass(*unit, Pass::backward);
         walk.end_micro_batch();
     }
-    walk.count_for(A, walked);
     return walk;
 }
 
@@ -38,8 +40,9 @@ inline ZeroWalk walk_step(const FlatLayout& layout, const std::vector<const Unit
 // communication of a step with A micro-batches, whose passes have been walked. It is exact to the
 // byte: it includes the padding of flat_layout.h, for which there are no optimizer states. In units
 // of (n-1)/n Psi (Psi: the bytes of all parameters) stages 0 to 3 send 2, 2, A + 1, and 3 A minus
-// what stage 3 need not gather twice. Where gradients are summed over further groups of `mesh`
-// (sum_besides), their shards travel.
+// what stage 3 need not gather twice; with --keep-gathered on it sends A + 1 as well, with --cut
+// model 2 A. Where gradients are summed over further groups of `mesh` (sum_besides), their shards
+// travel.
 inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroOptions& zero,
                    const StepShape& shape, int64_t A, const ZeroWalk& walk, const Mesh& mesh) {
     MemoryEstimate& m = prediction.memory;
@@ -86,13 +89,23 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
     }
 }
 
+// --offload activations: the bytes of a micro-batch's kept inputs that go to the host and come
+// back, those of all layers but the last.
+inline int64_t kept_on_host(const StepShape& s) {
+    return (s.config.layers - 1) * s.micro_batch * s.seq * s.config.hidden *
+           dtype_bytes(s.model.dtype);
+}
+
 // The prediction for one step: activations and FLOPs of a rank's own micro-batch, which do not
 // depend on the stage, and what add_to() adds. `ranks` share a batch.
 inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit*>& units,
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
                           const Mesh& mesh) {
     Prediction prediction;
-    add_activations(prediction, local_sizes(shape));
+    LocalSizes sizes = local_sizes(shape);
+    sizes.checkpoints_on_host = zero.offload_activations;
+    add_activations(prediction, sizes);
+    if (zero.offload_activations) prediction.memory.host += kept_on_host(shape);
     add_flops(prediction, shape, parameters_of(layout));
     add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
     // The gradient's norm and the loss.
@@ -110,9 +123,17 @@ inline std::string what_needs_less(const Options& options, const ZeroOptions& ze
 
 inline std::string describe(const ZeroOptions& zero, int ranks) {
     const char* sharded[] = {"nothing", "", " and gradients", ", gradients and parameters"};
-    return fmt::format(
-        "stage {}: {}{}{} sharded over {}", zero.stage, zero.stage > 0 ? "optimizer states" : "",
-        zero.offload ? " (on the host)" : "", sharded[zero.stage], format_count(ranks, "rank"));
+    std::string more;
+    const auto add = [&](bool given, const char* words) {
+        if (given) more += (more.empty() ? "\n          " : "; ") + std::string(words);
+    };
+    add(zero.keep_gathered, "parameters are gathered once a step");
+    add(zero.cut == Cut::model, "the model is one unit");
+    add(zero.offload_activations, "the layers' inputs are on the host");
+    return fmt::format("stage {}: {}{}{} sharded over {}{}", zero.stage,
+                       zero.stage > 0 ? "optimizer states" : "",
+                       zero.offload ? " (on the host)" : "", sharded[zero.stage],
+                       format_count(ranks, "rank"), more);
 }
 
 // --estimate: nothing is allocated, since a stage allocates parameters only in start().

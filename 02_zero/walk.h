@@ -36,6 +36,9 @@ public:
             for (const Parameter* parameter : unit->parameters) ++users_[parameter];
     }
 
+    // `times`: for how many micro-batches of the step this one stands. last: it is the step's last.
+    // Several that are in flight at once count as one.
+    void begin_micro_batch(bool last, int64_t times = 1) { last_ = last, times_ = times; }
     void pass(const Unit& unit, Pass pass) {
         const auto index = size_t(std::ranges::find(units_, &unit) - units_.begin());
         const size_t now = pass == Pass::forward ? index : 2 * units_.size() - 1 - index,
@@ -53,23 +56,17 @@ public:
         for (size_t u : layout_.flats_of(unit))
             if (const size_t all = layout_[u].places.size(); complete_[u] >= all)
                 complete_[u] -= all, reduce(u);
-        if (!reads) return;
-        const std::vector<size_t> kept =
-            flats_needed(layout_, units_, now + 1, now + std::max<size_t>(1, ahead), true);
+        if (!reads || (zero_.keep_gathered && !last_)) return;
+        const std::vector<size_t> kept = flats_needed(
+            layout_, units_, now + 1, now + passes_kept_ahead(zero_, units_.size()), true);
         for (size_t u = 0; u < layout_.size(); ++u)
-            if (whole_[u] && std::ranges::find(kept, u) == kept.end())
-                whole_[u] = false, held_ -= layout_[u].padded * value_bytes_;
+            if (std::ranges::find(kept, u) == kept.end()) release(u);
     }
     void end_micro_batch() {
         for (size_t u = 0; u < layout_.size(); ++u)
             if (buffer_[u]) complete_[u] = 0, reduce(u);
         wait(0);
-    }
-
-    // The step has `all` micro-batches; those walked so far stand for the others.
-    void count_for(int64_t all, int64_t walked) {
-        for (std::vector<int64_t>* counts : {&gathers_, &reductions_})
-            for (int64_t& n : *counts) n = n / walked * all;
+        for (size_t u = 0; last_ && u < layout_.size(); ++u) release(u);
     }
 
     int64_t peak() const { return peak_; }  // bytes
@@ -81,8 +78,12 @@ private:
     void hold(int64_t bytes) { peak_ = std::max(peak_, held_ += bytes); }
     void gather(size_t u) {
         if (whole_[u]) return;
-        whole_[u] = true, ++gathers_[u];
+        whole_[u] = true, gathers_[u] += times_;
         hold(layout_[u].padded * value_bytes_);
+    }
+    void release(size_t u) {
+        if (whole_[u]) held_ -= layout_[u].padded * value_bytes_;
+        whole_[u] = false;
     }
     void make_room(size_t u) {
         if (buffer_[u]) return;
@@ -101,8 +102,9 @@ private:
             ++complete_[layout_.flat_of(parameter)];
     }
     void reduce(size_t u) {
-        const bool adds = reductions_[u]++ > 0;  // to a sum that is there already
+        const bool adds = reductions_[u] > 0;  // to a sum that is there already
         const int64_t sum = adds ? layout_[u].shard * grad_bytes_ : 0;
+        reductions_[u] += times_;
         hold(sum);
         buffer_[u] = false;
         under_way_.push_back(layout_[u].padded * grad_bytes_ + sum);
@@ -120,6 +122,8 @@ private:
     ZeroOptions zero_;
     int64_t in_layer_;
     int64_t value_bytes_, grad_bytes_;
+    bool last_ = true;
+    int64_t times_ = 1;
     int64_t held_ = 0, peak_ = 0;
     std::vector<int64_t> gathers_, reductions_;
     std::vector<bool> whole_, buffer_;

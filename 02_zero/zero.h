@@ -69,7 +69,10 @@ enum class GatherOverlap { optimizer, forward };
 struct ZeroOptions {
     int stage = 1;
     GatherOverlap gather_overlap = GatherOverlap::forward;
-    int64_t prefetch = 1;  // of stage 3, in units
+    int64_t prefetch = 1;        // of stage 3, in units
+    bool keep_gathered = false;  // stage 3: gather a unit's parameters once a step
+    Cut cut = Cut::unit;         // stage 3: the layout's, or the whole model as one flat tensor
+    bool offload_activations = false;  // a layer's kept input is on the host
     bool offload = false;  // of stages 1 to 3: the optimizer's states and update are on the host
     // stages 0 and 1: communicate gradients after each micro-batch, as 2 and 3 do anyway
     bool every_micro_batch = false;
@@ -86,7 +89,7 @@ public:
           mesh_(mesh),
           options_(options),
           zero_(zero),
-          layout_(units_, mesh) {}
+          layout_(units_, mesh, zero.cut) {}
 
     // Allocates parameters and gradients and creates the optimizer; values come from --load or
     // --seed. Returns the state from which training goes on.
@@ -117,7 +120,7 @@ protected:
     // ---- One flat tensor of the layout: its name in the trace, its ranks, its place ------------
     // `u` is a place in layout_, not in units_: a unit has one flat tensor, or several where its
     // parameters are sharded over different ranks. In this chapter it is always one.
-    TraceName name_of(size_t u) const { return {TraceName::whole, layout_[u].unit->name}; }
+    TraceName name_of(size_t u) const { return {TraceName::whole, layout_[u].name}; }
     const Communicator& ranks_of(size_t u) const { return *layout_[u].group; }
     Tensor of_unit(const Tensor& all, size_t u) const {
         int64_t begin = 0;

@@ -12,6 +12,7 @@
 
 #include "comm/mesh.h"
 #include "core/error.h"
+#include "report/json_lines.h"
 
 namespace ultrascale {
 
@@ -78,6 +79,14 @@ inline std::string describe(const Axes& axes) {
         if (axis.size > 1)
             text += fmt::format("{}{} {}", text.empty() ? "" : " x ", axis.name, axis.size);
     return text.empty() ? "one rank" : text;
+}
+
+// For the report.
+inline JsonFields layout_of(const Axes& axes) {
+    JsonFields layout;
+    for (const Mesh::Axis& axis : axes.outermost_first())
+        layout.emplace_back(axis.name, int64_t(axis.size));
+    return layout;
 }
 
 }  // namespace ultrascale

@@ -1,8 +1,7 @@
 // Chapter 09: everything together. Data, tensor, context and pipeline parallelism with ZeRO, in any
 // combination: the chapters' own code, put together by composition.h.
+#include "compare.h"
 #include "options.h"
-#include "predict.h"
-#include "train/run.h"
 
 using namespace ultrascale;
 
@@ -24,8 +23,10 @@ void train_step(Step& step, Composition& all) {
             phase("wait for gradients", [&] { updates.end_micro_batch(); });
         }
     } else {
-        updates.begin_micro_batch(0, true);  // several are in flight: to the updates they are one
+        // Several micro-batches are in flight. To the updates they are one, which ends the step.
+        updates.begin_micro_batch(0, !all.techniques.zero.keep_gathered);
         all.executor.run(step, &updates);
+        updates.begin_micro_batch(0, true);
         phase("wait for gradients", [&] { updates.end_micro_batch(); });
     }
     const Tensor squared_norm = phase("gradient norm", [&] { return updates.squared_norm(); });
@@ -42,13 +43,11 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     Zero& updates = *all.updates;
     Run run("09_5d_parallel", options, shape, all.share());
     const Prediction of_step = predict(all);
-    check_fits_everywhere(of_step.memory, memory_limit(),
-                          "more ranks along any axis, --zero 3 or --recompute full need less");
+    check_fits_everywhere(of_step.memory, memory_limit(), needs_less);
     run.load(updates.start());
     ForwardOnly forward_only(all.pp(), all.schedule, all.own, shape, [&](const Batch& batch) {
         return all.stream_shape(batch.sequences(), batch.length());
     });
-    const Axes& axes = techniques.axes;
     run.start({.values = [&] { return updates.finish(), updates.values(); },
                .gradients = [&] { return updates.gradients(); },
                .optimizer_states = [&] { return updates.optimizer_states(); },
@@ -64,13 +63,15 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
                    },
                .label = "layout",
                .technique = describe(techniques),
-               .layout = {{"dp", axes.dp}, {"tp", axes.tp}, {"cp", axes.cp}, {"pp", axes.pp}}});
+               .layout = layout_of(techniques.axes)});
     while (Step* step = run.next()) train_step(*step, all);
     updates.finish();
 
     return run.finish([&](Report& report) {
         bool ok = report.memory(of_step);
         ok = report.communication(of_step, options.steps, run.of_validation()) && ok;
+        if (report.full() || options.node_size > 0)
+            print_axes(report, techniques, options.node_size);
         report.throughput(of_step);
         return ok;
     });
@@ -78,7 +79,12 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
 
 bool run(const Options& options, Chapter& chapter) {
     const StepShape shape = step_shape(options, options.config());
+    if (chapter.compare) {
+        slow_down(options);
+        return SideBySide(options, shape, train_step).run();
+    }
     chapter.check(options, shape);
+    if (options.estimate) return print_estimate(options, chapter.techniques, shape), true;
     return train_within_memory(options, [&] { return train(options, chapter.techniques, shape); });
 }
 

@@ -6,8 +6,26 @@
 
 namespace ultrascale {
 
+// UserError if these techniques exclude each other, or the model or its batch cannot be cut so.
+inline void check_combination(const Options& options, const Techniques& t, const StepShape& shape) {
+    const Schedule schedule = t.make_schedule(int(options.grad_accum));
+    check_can_run(shape, schedule);
+    cut(shape, schedule.stages, t.split);
+    check_splits(shape.config, t.tensor, shape.micro_batch, shape.seq / t.axes.cp);
+    check_shares(with_heads_of(shape, t.axes.tp, 0).config, t.context, shape.seq);
+    if (options.dropout > 0)
+        user_error("--dropout: 00_single_gpu and 03 to 06 show it, each with one technique");
+    if (options.sample > 0)
+        user_error("--sample: use --save here, and 00_single_gpu --load DIR --sample N");
+    if (t.axes.cp > 1 && options.attention == AttentionKind::naive)
+        user_error("--attention naive: with --cp a rank merges what attention in tiles gives it");
+    if (t.axes.cp > 1 && options.document_token >= 0)
+        user_error("--document-token: 04_context_parallel shows documents with --cp");
+}
+
 struct Chapter {
     Techniques techniques;
+    bool compare = false;
     std::string order, layout;
 
     void add_options(OptionList& options, const Options&) {
@@ -34,6 +52,10 @@ struct Chapter {
             .between(0, 1000)
             .only_if([&t] { return t.zero.stage == 3; }, "only --zero 3 gathers parameters")
             .show_default();
+        options
+            .choice("--keep-gathered", t.zero.keep_gathered, {{"on", true}, {"off", false}},
+                    "With --zero 3: gather parameters once a step and keep them")
+            .only_if([&t] { return t.zero.stage == 3; }, "only --zero 3 gathers parameters");
         options
             .choice("--offload", t.zero.offload, {{"none", false}, {"optimizer", true}},
                     "What is kept, and updated, on the host")
@@ -78,10 +100,14 @@ struct Chapter {
         options.add("--split", t.split, "Layers of each stage: auto, or numbers like 6,5,5")
             .only_if(with_pp, one)
             .show_default();
+        options
+            .flag("--compare", compare,
+                  "Run each technique alone on the same ranks and batch, and print two tables")
+            .excludes(training_outputs)
+            .excludes({"--dp", "--tp", "--cp", "--pp", "--zero", "--order", "--estimate"});
     }
 
-    // Completes the options. UserError if they exclude each other, or the model or its batch
-    // cannot be cut so.
+    // Completes the options. UserError if they cannot be combined.
     void check(const Options& options, const StepShape& shape) {
         Techniques& t = techniques;
         if (!order.empty()) t.axes.set_order(order);
@@ -91,20 +117,7 @@ struct Chapter {
             t.context = {.cp = 1, .layout = Layout::contiguous};
         else
             complete(t.context, layout);
-        const Schedule schedule = t.make_schedule(int(options.grad_accum));
-        check_can_run(shape, schedule);
-        cut(shape, schedule.stages, t.split);
-        check_splits(shape.config, t.tensor, shape.micro_batch, shape.seq / t.axes.cp);
-        check_shares(with_heads_of(shape, t.axes.tp, 0).config, t.context, shape.seq);
-        if (options.dropout > 0)
-            user_error("--dropout: 00_single_gpu and 03 to 06 show it, each with one technique");
-        if (options.sample > 0)
-            user_error("--sample: use --save here, and 00_single_gpu --load DIR --sample N");
-        if (t.axes.cp > 1 && options.attention == AttentionKind::naive)
-            user_error(
-                "--attention naive: with --cp a rank merges what attention in tiles gives it");
-        if (t.axes.cp > 1 && options.document_token >= 0)
-            user_error("--document-token: 04_context_parallel shows documents with --cp");
+        check_combination(options, t, shape);
     }
 };
 

@@ -42,6 +42,7 @@ inline ZeroWalk walk_actions(Composition& c, int64_t in_layer) {
                          c.schedule.micro_batches, in_layer);
     ZeroWalk walk(c.updates->layout(), c.units, c.techniques.zero, c.shape.model.dtype,
                   c.shape.grad_dtype, in_layer);
+    walk.begin_micro_batch(!c.techniques.zero.keep_gathered);
     for (const Action& action : c.schedule.actions[size_t(c.pp().rank())]) {
         const std::vector<Unit>& units = c.own.chunk(action.chunk).units();
         const Pass pass = action.kind == ActionKind::forward          ? Pass::forward
@@ -53,6 +54,7 @@ inline ZeroWalk walk_actions(Composition& c, int64_t in_layer) {
         else
             for (const Unit& unit : units | std::views::reverse) walk.pass(unit, pass);
     }
+    walk.begin_micro_batch(true);
     walk.end_micro_batch();
     return walk;
 }

@@ -75,6 +75,12 @@ double kept_of_layer(const LocalSizes& s) {
                                                 : layer_activations(s).total();
 }
 
+// What so many layers keep on the device.
+double kept_of_layers(const LocalSizes& s, int64_t layers) {
+    if (s.checkpoints_on_host) layers = std::min<int64_t>(layers, 1);
+    return double(layers) * kept_of_layer(s);
+}
+
 int64_t whole_bytes(double bytes) { return std::llround(std::min(bytes, 9e18)); }
 
 }  // namespace
@@ -100,7 +106,7 @@ KeptActivations kept_activations(const LocalSizes& s) {
     const TensorBytes t(s);
     const bool chunks = s.model.loss_chunk > 0;
     const double L = double(s.layers);
-    KeptActivations kept{L * kept_of_layer(s), L * KeptForWeights(s, t).total()};
+    KeptActivations kept{kept_of_layers(s, s.layers), L * KeptForWeights(s, t).total()};
     if (s.head) {
         kept.after_forward += t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits);
         kept.after_backward_input += chunks ? 0 : t.input + t.logits;
@@ -111,7 +117,6 @@ KeptActivations kept_activations(const LocalSizes& s) {
 
 double peak_of_forward(const LocalSizes& s) {
     const TensorBytes t(s);
-    const KeptActivations kept = kept_activations(s);
     const bool full = s.model.recompute == Recompute::full;
     // In the last layer: the input of down and its output; or if nothing is kept, that input with
     // gate and up, the norm's output, and the attention's.
@@ -121,8 +126,11 @@ double peak_of_forward(const LocalSizes& s) {
         in_layer = full ? s.feed_forward->forward_alone + 2 * t.stream
                         : s.feed_forward->forward - s.feed_forward->kept;
     if (s.layers == 0) in_layer = s.embedding ? t.stream + t.gathered : 0;
-    const double layers = double(s.layers) * kept_of_layer(s);
-    return std::max(layers + in_layer, kept.after_forward + (s.head ? t.losses : 0));
+    const double in_layers = kept_of_layers(s, s.layers) + in_layer;
+    if (!s.head) return in_layers;
+    LocalSizes one = s;
+    one.embedding = false, one.micro_batches = 1;
+    return std::max(in_layers, activation_moments(one).front().bytes());  // the head's forward
 }
 
 std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
@@ -130,7 +138,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     const LayerActivations layer = layer_activations(s);
     const bool full = s.model.recompute == Recompute::full, chunks = s.model.loss_chunk > 0,
                split = s.split_backward;
-    const double L = double(s.layers), kept = kept_of_layer(s);
+    const double kept = kept_of_layers(s, s.layers);
     // With a split backward: what the linears behind the one at work keep for their weights, and
     // dy as gathered or after dropout, which a row linear keeps besides.
     const KeptForWeights for_weights(s, t);
@@ -144,14 +152,15 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     const double of_head = s.head ? t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits) : 0;
     const std::pair<std::string, double> in_flight{
         fmt::format("what forward kept of {} other micro-batches", s.micro_batches - 1),
-        double(s.micro_batches - 1) * (L * kept + of_head)};
+        double(s.micro_batches - 1) * (kept + of_head)};
     // The last ones' backward has run already where that is more.
     const std::pair<std::string, double> others{
         split ? fmt::format("what {} other layers and the head keep", s.layers - 1)
               : fmt::format("what forward kept of {} {}", s.layers - 1,
                             full ? "layers: inputs only" : "other layers"),
-        split ? (L - 1) * std::max(kept, for_weights.total()) + (s.head ? t.input + t.logits : 0)
-              : (L - 1) * kept};
+        split ? double(s.layers - 1) * std::max(kept_of_layer(s), for_weights.total()) +
+                    (s.head ? t.input + t.logits : 0)
+              : kept_of_layers(s, s.layers - 1)};
     const std::pair<std::string, double> last{"what forward kept of the last layer",
                                               layer.total() - t.gate_up + 2 * t.features};
 
@@ -166,7 +175,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                                     {"the sum over ranks before it is scattered", t.gathered}});
 
     if (s.head) {
-        const std::pair<std::string, double> layers{"what forward kept of all layers", L * kept};
+        const std::pair<std::string, double> layers{"what forward kept of all layers", kept};
         const std::pair<std::string, double> norm{"the final norm's input, output and rstd",
                                                   2 * t.stream + t.rstd};
         const std::pair<std::string, double> gathered{"its output, gathered", t.gathered};

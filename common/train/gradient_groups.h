@@ -1,5 +1,5 @@
-// Where a wrong gradient is wrong: the first step's, compared with the plain training's by groups of
-// parameters with the same role. A sum that was left out or made twice shows as a factor.
+// Where a wrong gradient is wrong: the first step's, compared with the plain training's by groups
+// of parameters with the same role. A sum that was left out, or made twice, shows as a factor.
 #pragma once
 
 #include "report/report.h"
