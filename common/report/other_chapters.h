@@ -37,8 +37,8 @@ inline std::string chapters_with_option(std::string_view name) {
          "--demo"},
         {"09_5d_parallel",
          "--dp --tp --cp --pp --order --zero --bucket-mb --prefetch --keep-gathered --offload "
-         "--sequence-parallel --tp-overlap --variant --layout --ulysses --schedule --chunks --group "
-         "--split --compare"},
+         "--sequence-parallel --tp-overlap --variant --layout --ulysses --schedule --chunks "
+         "--group --split --compare"},
         {"08_mixed_precision",
          "--recipe --without --stochastic-rounding --loss-scale --loss-scale-start "
          "--loss-scale-window --sum-scaling --gradient-format --amax-history --scale-margin "
