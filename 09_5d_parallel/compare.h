@@ -127,12 +127,12 @@ private:
         const Communicator& world = Communicator::world();
         try {
             check_combination(options, way.techniques, shape_);
-        } catch (const UserError& reason) {
-            return print(fmt::format("  without {}: {}", way.name, reason.what()));
+        } catch (const UserError&) {
+            return print(fmt::format("  {:<26} not for this model: run it to see why", way.name));
         }
         Composition all(options, shape_, way.techniques);
-        Prediction predicted = predict(all);
-        check_fits_everywhere(predicted.memory, memory_limit(), needs_less);
+        const Prediction of_step = predict(all);
+        check_fits_everywhere(of_step.memory, memory_limit(), needs_less);
         all.updates->start();
         const DataLoader loader(file_, data_options(options, shape_.seq));
         const Share share = all.share();
@@ -143,13 +143,20 @@ private:
             all.see_loads = [&](const StepLoads& loads) { experts->add(loads); };
         }
         double loss = 0;
+        bool warm = false;
+        const auto settle = [&] {  // after the first steps, and at the end
+            all.updates->finish();
+            if (!std::exchange(warm, true) && experts) all.experts->traffic().clear();
+        };
         const Measured m = measure(
             loader, share, sequences_of_step(options, share.count), options.steps,
             [&](Step& step) {
                 step.on_finish = [&](double of_step, double) { loss = of_step; };
                 train_step_(step, all);
             },
-            [&] { all.updates->finish(); });
+            settle);
+        const Prediction predicted =
+            experts ? experts->predicted(of_step, m.steps) : of_step.times(m.steps);
 
         MemoryByCategory held = memory_now();
         const MemoryByCategory peak = memory_peak_by_category();
@@ -158,7 +165,7 @@ private:
         const MemoryEstimate& want = predicted.memory;
         const bool same = on_all_ranks(
             world,
-            counted_as_predicted(predicted.communication, m.steps, m.counts) &&
+            counted_as_predicted(predicted.communication, 1, m.counts) &&
                 held[int(Memory::parameter)] == want.parameters &&
                 held[int(Memory::gradient)] == want.gradients &&
                 held[int(Memory::optimizer)] == want.optimizer &&
