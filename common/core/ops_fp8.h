@@ -95,9 +95,9 @@ void matmul_fp8(Tensor d, const Quantised& a, const Quantised& b, const Fp8Produ
 const char* fp8_missing(ScaleGroup group);
 
 // ---- operations whose result leaves in 8 bits ---------------------------------------------------
-// As rmsnorm_forward and swiglu_forward (ops.h), rounded once, from fp32 to 8 bits. Groups: tensor
-// (given: one pass; otherwise the input is read twice), row and tile (one pass). amax as in
-// quantise.
+// As rmsnorm_forward and swiglu_forward (ops.h), then quantise: the same bits as these two would
+// leave, since the result is rounded to the input's dtype first. Groups: tensor (given: one pass;
+// otherwise the input is read twice), row and tile (one pass). amax as in quantise.
 void rmsnorm_forward_quantised(const Quantised& y /* (N, h) */, Tensor rstd, const Tensor& x,
                                const Tensor& weight, float eps, const Scaling& scaling,
                                Tensor amax = {});

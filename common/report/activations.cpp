@@ -28,7 +28,7 @@ struct TensorBytes {
     double gathered, scattered;
     double input;            // of a column linear, as kept
     double kept_input;       // of a layer's, which may be kept in fewer bits
-    double gate_up;          // gate and up as kept, in fewer bits or not
+    double kept_o, gate_up;  // o; gate and up: as kept, in fewer bits or not
     double column_backward;  // dx before and after its sum; the input if gathered again
     double dropped;          // dy after dropout, in addition to dy
 
@@ -48,8 +48,9 @@ struct TensorBytes {
         logits = inside * double(s.vocabulary) * e;
         losses = inside * (4 + 12 * double(s.loss_parts));
         input = again ? stream : whole;
-        kept_input = s.kept_input_bytes > 0 ? input / e * s.kept_input_bytes : input;
-        gate_up = 2 * (s.kept_gate_up_bytes > 0 ? features / e * s.kept_gate_up_bytes : features);
+        kept_input = input / e * s.kept_input_bytes.value_or(e);
+        kept_o = q / e * s.kept_output_bytes.value_or(e);
+        gate_up = 2 * features / e * s.kept_gate_up_bytes.value_or(e);
         gathered = s.gathers() ? whole : 0, scattered = s.gathers() ? stream : 0;
         column_backward = whole + scattered + (again && s.gathers_beside ? whole : 0);
         dropped = s.model.dropout > 0 ? stream : 0;
@@ -86,8 +87,8 @@ LayerActivations layer_activations(const LocalSizes& s) {
     // Selective recomputation computes the probabilities again.
     const double probabilities = s.model.recompute == Recompute::selective ? 0 : t.scores;
     return {.norms = 2 * (t.stream + t.kept_input + t.rstd),
-            .attention =
-                2 * t.q + 2 * t.kv + t.lse + t.unnormed + probabilities + s.attention_besides.kept,
+            .attention = t.q + t.kept_o + 2 * t.kv + t.lse + t.unnormed + probabilities +
+                         s.attention_besides.kept,
             .mlp = t.gate_up};
 }
 

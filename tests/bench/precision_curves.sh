@@ -3,7 +3,7 @@
 # shuffle the text, and prints the mean loss of the last 100 steps and how far it is from that of
 # bf16-fp32 with the same seed: mean and standard deviation over the seeds. RECIPES: others than all
 # of them, one a line; bf16-fp32 comes first.
-# Usage: tests/bench/precision.sh BUILD STEPS SEEDS [OPTIONS OF EVERY RUN...]
+# Usage: tests/bench/precision_curves.sh BUILD STEPS SEEDS [OPTIONS OF EVERY RUN...]
 #        e.g. build/cpu 1000 5 --layers 2 --micro-batch 1 --lr 3e-3 --lr-schedule cosine
 set -euo pipefail
 cd "$(dirname "$0")/../.."
