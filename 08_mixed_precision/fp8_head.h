@@ -1,5 +1,5 @@
-// The output head in fp8 (--head fp8): three products as a linear's, of which two are over or by the
-// whole vocabulary.
+// The output head in fp8 (--head fp8): three products as any linear's, each of which has the whole
+// vocabulary as one of its dimensions.
 //
 //     logits = x W^T       dx = dlogits W       dW = dlogits^T x       W (V, h)
 //

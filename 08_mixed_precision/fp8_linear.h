@@ -16,8 +16,8 @@
 // It replaces only the product (Parts::gemm). A tensor-parallel linear wraps it and communicates
 // around multiply(), multiply_backward() and add_weight_gradient(). Then W, and x or dy, are this
 // rank's part. A measured scale is that of the part: smaller than the whole's or equal, so the
-// rounding differs from one device's, but is no worse, and no amax is sent. Tiles and blocks are the
-// same if parts are multiples of 128; delayed scales, if ranks agree on the amax (scaling.h).
+// rounding differs from one device's, but is no worse, and no amax is sent. Tiles and blocks are
+// the same if parts are multiples of 128; delayed scales, if ranks agree on the amax (scaling.h).
 //
 // What is kept for Wgrad: x in bf16, or with keep_fp8 x transposed in 8 bits, half of it. (Not
 // where another part keeps x anyway: o_proj's input is attention's output; down_proj's is made

@@ -20,8 +20,8 @@
 // from its own input, as DeepSeek-V3 does (section 3.2.3): one more pass, but 2 bytes less for each
 // element. SwiGLU's output was never kept.
 //
-// The residual is not part of this: o_proj and down_proj add it in their product, and the norm reads
-// the sum. The final norm is left alone; the head keeps its input in bf16.
+// The residual is not part of this: o_proj and down_proj add it in their product, whose result the
+// norm reads. The final norm is left alone; the head keeps its input in bf16.
 #pragma once
 
 #include "fp8_linear.h"

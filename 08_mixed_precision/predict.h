@@ -1,6 +1,6 @@
 // What a rank holds and sends, by formula: the tensors of the recipe to the byte, with their scales
-// (storage.h); activations as on any device, less what is kept in fewer bits (kept_in_fp8.h); and the
-// sums of gradients in the recipe's format.
+// (storage.h); activations as on any device, less what is kept in fewer bits (kept_in_fp8.h); and
+// the sums of gradients in the recipe's format.
 #pragma once
 
 #include "mixed_training.h"

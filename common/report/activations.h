@@ -56,8 +56,8 @@ struct LocalSizes {
     } attention_besides = {};
 
     // Bytes of an element of what forward keeps of the column linears' inputs, of attention's
-    // output, and of gate and up, where that is not the dtype (8 bits and a part of a scale; nothing
-    // of what backward makes again). Gate and up are then restored before their backward.
+    // output, and of gate and up, where that is not the dtype (8 bits and a part of a scale; 0 of
+    // what backward makes again). Gate and up are then restored before their backward.
     std::optional<double> kept_input_bytes = {}, kept_output_bytes = {}, kept_gate_up_bytes = {};
 
     bool gathers() const { return stream_tokens < region_tokens; }

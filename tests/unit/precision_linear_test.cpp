@@ -193,8 +193,8 @@ TEST(PrecisionLinear, TheProductsAloneAreTheSame) {
     }
 }
 
-// The head's three products, with the loss in one piece and in chunks of tokens, which round dlogits
-// and their rows of x by themselves.
+// The head's three products, with the loss in one piece and in chunks of tokens, each of which
+// rounds its dlogits and its rows of x by itself.
 TEST(PrecisionHead, ProductsAreThoseOfTheRoundedNumbers) {
     constexpr int64_t V = 64;
     for (const Products products : {Products::tensor, Products::row, Products::tile})
