@@ -1,5 +1,8 @@
 // Chapter 00: training on one device. train_step() is the whole of it: forward, backward, update.
 #include "comparisons.h"
+#include "first_steps.h"
+#include "formulas_demo.h"
+#include "launches_demo.h"
 #include "memory_anatomy.h"
 #include "memory_picture.h"
 #include "options.h"
@@ -14,6 +17,7 @@ namespace {
 // gradient; in the first step, the tensors that forward keeps; and when steps end.
 struct Watched {
     bool noise_scale;
+    FreshGradients* fresh = nullptr;  // with --fresh-grads
     NoiseScale noise = {};
     double first_squared_norm = 0;
     SavedByName kept = {};
@@ -25,7 +29,7 @@ struct Watched {
 void train_step(Step& step, Llama& model, AdamW& optimizer, Watched& watched) {
     ParameterList& parameters = model.parameters();
     parameters.begin_gradients(step.accumulated);
-    for (MicroBatch micro_batch : step.micro_batches()) {
+    for (MicroBatch micro_batch : step.micro_batches({watched.fresh})) {
         Saved saved;
         phase("forward", [&] { model.forward({}, saved, micro_batch); });
         if (step.first && micro_batch.micro_batch == 0) watched.kept.collect(saved);
@@ -37,6 +41,7 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, Watched& watched) {
     const Tensor squared_norm =
         phase("gradient norm", [&] { return squared_gradient_norm(parameters); });
     phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
+    if (watched.fresh) watched.fresh->free(parameters);
     const double squared = step.finish(squared_norm), a = double(step.accumulated);
     // The first micro-batch's gradient was divided by all of the step's targets: times a, it is the
     // mean over its own.
@@ -58,50 +63,95 @@ void print_noise_scale(Report& report, const NoiseScale& noise, int64_t micro_ba
 
 // Trains. Returns false if the result differs from plain training on one device, or the memory from
 // its prediction.
-bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
+bool train(const Options& options, const Chapter& chapter, const StepShape& shape,
+           const SeqRamp& lengths) {
     const Share share{.micro_batch = options.micro_batch,
                       .mean = chapter.naive_mean ? MeanOver::micro_batch : MeanOver::batch};
     const BatchRamp ramp = chapter.ramp(options);
-    Run run("00_single_gpu", options, shape, share, [&](int64_t s) { return ramp.sequences(s); });
+    Run run(
+        "00_single_gpu", options, shape, share, [&](int64_t s) { return ramp.sequences(s); },
+        lengths.cuts([&](int64_t s) { return ramp.sequences_before(s); }));
     if (chapter.compare == "recompute") return compare_recomputation(options, shape, run.loader());
 
     Llama model(shape.config, shape.model);
     model.parameters().allocate_values(options.dtype);
-    model.parameters().allocate_grads(options.grad_dtype());
+    FreshGradients fresh(options.grad_dtype());
+    if (!chapter.fresh_grads) model.parameters().allocate_grads(options.grad_dtype());
     AdamW optimizer(model.parameters(), options.optimizer);
     run.load(model.parameters(), optimizer);
     Trained what = trained(model, optimizer);
     if (chapter.naive_mean) what.not_equal = "each micro-batch takes the mean over its own targets";
+    if (lengths) what.label = "seq", what.technique = lengths.description();
     run.start(what);
-    Watched watched{.noise_scale = chapter.noise_scale};
-    while (Step* step = run.next()) train_step(*step, model, optimizer, watched);
+    Watched watched{.noise_scale = chapter.noise_scale,
+                    .fresh = chapter.fresh_grads ? &fresh : nullptr};
+    const int64_t first = chapter.first_step(options);
+    while (Step* step = run.next()) {
+        if (lengths) step->note = fmt::format("seq {}", lengths.length(step->number - 1));
+        train_step(*step, model, optimizer, watched);
+    }
 
     return run.finish([&](Report& report) {
-        const Prediction predicted = predict_one_device(shape, model.parameters().local_numel());
+        // Memory is that of the longest sequences, speed that of those in most steps.
+        const StepShape longest = lengths.shape(shape, first + options.steps - 1),
+                        usual = lengths.shape(shape, first + options.steps / 2);
+        int64_t most = 0;  // sequences a step, of the first ones
+        for (int64_t s = 0; s < std::min<int64_t>(options.steps, 4); ++s)
+            most = std::max(most, ramp.sequences(first + s));
+        const Prediction predicted = chapter.predict(longest, most);
         bool ok = report.memory(predicted);
+        if (chapter.fresh_grads)
+            ok = print_fresh_gradients(
+                     report, longest,
+                     predicted.memory.peak_activations + predicted.memory.gradients_at_peak) &&
+                 ok;
         if (report.full()) {
             print_anatomy(shape);
             print_peak(shape);
             watched.kept.print_table();
             watched.timeline.print_chart();
+            print_first_steps(report, watched.timeline);
         }
         draw_memory(options.svg, watched.timeline);
         ok = report.communication(predicted, options.steps) && ok;
-        report.throughput(predicted);
+        report.throughput(chapter.predict(usual, most));
         if (watched.noise.count() > 0)
             print_noise_scale(report, watched.noise, options.micro_batch, shape.seq);
         return ok;
     });
 }
 
-bool run(const Options& options, Chapter& chapter) {
-    chapter.check();
+void demo(const Options& options, const Chapter& chapter) {
+    if (chapter.demo == "parameters") demo_parameters();
+    if (chapter.demo == "activations") demo_activations();
+    if (chapter.demo == "latent") demo_latent();
+    if (chapter.demo == "launches") demo_launches(options);
+    if (chapter.demo == "batch")  // MiniMax-01's (arXiv 2501.08313) unless another one is given
+        chapter.batch_ramp.empty()
+            ? demo_batch("16M:69B,32M:721B,64M:3.91T,128M", 1, 8192)
+            : demo_batch(chapter.batch_ramp, options.micro_batch,
+                         options.seq > 0 ? options.seq : options.config().default_seq);
+}
+
+bool run(const Options& given, Chapter& chapter) {
+    chapter.check(given);
+    if (!chapter.demo.empty()) return demo(given, chapter), true;
+    const SeqRamp lengths = chapter.lengths(given);
+    Options options = given;
+    if (lengths) options.seq = lengths.last();
     const StepShape shape = step_shape(options, options.config());
-    if (options.estimate)
-        return print_estimate(options, shape, chapter.ramp(options).sequences(0)), true;
+    if (options.estimate) {
+        const BatchRamp ramp = chapter.ramp(options);
+        print_estimate(options, shape, chapter.predict(shape, ramp.largest()), ramp.sequences(0));
+        return true;
+    }
     if (chapter.compare == "attention") return compare_attention(options, shape), true;
-    check_fits(shape, memory_limit());
-    return train_within_memory(options, [&] { return train(options, chapter, shape); });
+    if (!chapter.fresh_grads)
+        check_fits(shape, memory_limit());
+    else
+        check_fits(chapter.predict(shape, chapter.ramp(options).largest()).memory, memory_limit(),
+                   what_would_fit(shape, memory_limit()));
+    return train_within_memory(options, [&] { return train(options, chapter, shape, lengths); });
 }
 
 }  // namespace

@@ -148,6 +148,17 @@ public:
         for (double& end : seconds) end -= begin_;
         return seconds;
     }
+    // What was held at the highest moment of each step.
+    std::vector<MemoryByCategory> highest_by_step() const {
+        std::vector<MemoryByCategory> highest(ends_.size(), MemoryByCategory{});
+        for (const MemoryPoint& point : memory_timeline()) {
+            const auto step =
+                size_t(std::ranges::lower_bound(ends_, point.seconds) - ends_.begin());
+            if (step < highest.size() && total(point.bytes) > total(highest[step]))
+                highest[step] = point.bytes;
+        }
+        return highest;
+    }
     // Cuts the time into `columns` equal slices and returns what was held at each one's highest
     // moment.
     std::vector<MemoryByCategory> highest_by_column(int columns) const {
@@ -179,11 +190,11 @@ private:
 
 // --estimate: prints the prediction for these options, then a table of sequence lengths (rows) and
 // kinds of recomputation (columns). Nothing is allocated.
-inline void print_estimate(const Options& options, const StepShape& shape, int64_t sequences) {
+inline void print_estimate(const Options& options, const StepShape& shape,
+                           const Prediction& predicted, int64_t sequences) {
     Report report("00_single_gpu", options, shape, 0);
     report.configuration(sequences, "");
-    report.estimate(predict_one_device(shape, parameter_count(shape.config)), 1,
-                    what_would_fit(shape, memory_limit()));
+    report.estimate(predicted, 1, what_would_fit(shape, memory_limit()));
     print("\npeak activations and total memory on one device, by --recompute");
     print(fmt::format("  {:>6}  {:>21}  {:>21}  {:>21}  {:>21}", "s", "none, T x T attention",
                       "none", "selective, T x T", "full"));

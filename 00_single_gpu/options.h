@@ -3,14 +3,16 @@
 
 #include "batch_size.h"
 #include "comm/comm.h"
+#include "fresh_gradients.h"
 #include "report/cli.h"
+#include "seq_ramp.h"
 #include "train/run.h"
 
 namespace ultrascale {
 
 struct Chapter {
-    std::string batch_ramp, compare;
-    bool naive_mean = false, noise_scale = false;
+    std::string batch_ramp, seq_ramp, compare, demo;
+    bool naive_mean = false, noise_scale = false, fresh_grads = false;
 
     void add_options(OptionList& options, const Options& shared) {
         options
@@ -21,9 +23,17 @@ struct Chapter {
                      "more");
         options
             .add("--batch-ramp", batch_ramp,
-                 "SIZE:STEPS,...,SIZE: sequences per step, and for how many steps; replaces "
-                 "--grad-accum")
+                 "SIZE:STEPS,...,SIZE: sequences per step, and for how many steps, or both in "
+                 "tokens (16M:69B,32M); replaces --grad-accum")
             .excludes({"--grad-accum"});
+        options
+            .add("--seq-ramp", seq_ramp,
+                 "LENGTH:SPAN,...,LENGTH: tokens per sequence, and for how many steps or which "
+                 "part of the training (2048:90%,8192); a step's tokens stay the same")
+            .excludes({"--seq"});
+        options.flag("--fresh-grads", fresh_grads,
+                     "Allocate gradients when a unit's backward begins, and free them after the "
+                     "update");
         options.flag("--noise-scale", noise_scale,
                      "Estimate the critical batch size (needs 2 micro-batches a step)");
         options
@@ -31,10 +41,20 @@ struct Chapter {
                  "attention or recompute: measure the alternatives in one table")
             .one_of({"attention", "recompute"})
             .excludes(training_outputs)
-            .excludes({"--estimate", "--svg"});
+            .excludes({"--estimate", "--svg", "--seq-ramp", "--fresh-grads"});
+        options
+            .add("--demo", demo,
+                 "parameters, activations, batch, latent: the formulas with their numbers; "
+                 "launches: the host's clock against the device's")
+            .one_of({"parameters", "activations", "batch", "latent", "launches"})
+            .excludes(training_outputs)
+            .excludes({"--estimate", "--svg", "--compare", "--seq-ramp", "--fresh-grads",
+                       "--noise-scale"});
     }
 
-    void check() const {
+    void check(const Options& options) const {
+        if (!demo.empty() && !options.json.empty())
+            user_error("--json: --demo {} has no figures to write", demo);
         if (Communicator::world().size() > 1)
             user_error("00_single_gpu runs on one device: start it with one rank");
     }
@@ -42,7 +62,8 @@ struct Chapter {
     // small or too large.
     BatchRamp ramp(const Options& options) const {
         const int64_t B = options.micro_batch;
-        const BatchRamp ramp(batch_ramp, B * options.grad_accum, B);
+        const int64_t seq = options.seq > 0 ? options.seq : options.config().default_seq;
+        const BatchRamp ramp(batch_ramp, B * options.grad_accum, B, seq);
         checked_sequences(double(ramp.largest()));
         if (noise_scale && ramp.largest() < 2 * B)
             user_error("--noise-scale needs two micro-batches a step: {}",
@@ -50,6 +71,26 @@ struct Chapter {
                            ? "--grad-accum 2"
                            : fmt::format("a size of at least {} in --batch-ramp", 2 * B));
         return ramp;
+    }
+    // The sequences' lengths, if they grow. Percentages are of the training up to this run's end.
+    SeqRamp lengths(const Options& options) const {
+        return seq_ramp.empty() ? SeqRamp()
+                                : SeqRamp(seq_ramp, first_step(options) + options.steps);
+    }
+    static int64_t first_step(const Options& options) {  // of this run: 0, or where it resumes
+        const bool resumes = !options.load.empty() && has_training_state(options.load);
+        return resumes ? load_training_state(options.load).step : 0;
+    }
+    // Of one device, with steps of so many sequences.
+    Prediction predict(const StepShape& shape, int64_t sequences) const {
+        Prediction predicted = predict_one_device(shape, parameter_count(shape.config));
+        MemoryEstimate& memory = predicted.memory;
+        if (fresh_grads) {
+            const int64_t together =
+                predicted_activations_and_gradients(shape, sequences / shape.micro_batch);
+            memory.gradients = 0, memory.gradients_at_peak = together - memory.peak_activations;
+        }
+        return predicted;
     }
 };
 

@@ -61,8 +61,9 @@ public:
     }
     void add_to(Prediction& prediction, DType gradients) const override {
         for (const Bucket& bucket : buckets_)
-            prediction.communication.add(bucket.group, Collective::all_reduce, 1,
-                                         bucket.elements.size() * dtype_bytes(gradients));
+            if (bucket.group.size() > 1)
+                prediction.communication.add(bucket.group, Collective::all_reduce, 1,
+                                             bucket.elements.size() * dtype_bytes(gradients));
     }
 
 protected:
@@ -76,6 +77,7 @@ protected:
     // Starts to sum a full bucket's gradients over all ranks: here by one all-reduce, in
     // hierarchical.h by three collectives.
     virtual void start(Bucket& bucket, const Tensor& gradients) {
+        if (bucket.group.size() == 1) return;
         bucket.under_way.push_back(
             bucket.group.all_reduce(gradients, Reduce::sum, communication_stream()));
     }

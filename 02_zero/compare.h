@@ -12,9 +12,32 @@
 
 namespace ultrascale {
 
+// A row of the table.
+struct Variant {
+    std::string name;
+    ZeroOptions zero;
+};
+// The stages; offloaded ones, and stage 3's other ways to gather, if the options ask for them.
+inline std::vector<Variant> variants_of(const ZeroOptions& given) {
+    ZeroOptions plain = given;
+    plain.offload = plain.keep_gathered = false, plain.cut = Cut::unit;
+    std::vector<Variant> variants;
+    const auto add = [&](int stage, const char* what, bool offload, bool keep, Cut cut) {
+        plain.stage = stage, plain.offload = offload, plain.keep_gathered = keep, plain.cut = cut;
+        variants.push_back({fmt::format("{}{}", stage, what), plain});
+    };
+    for (int stage = 0; stage <= 3; ++stage) add(stage, "", false, false, Cut::unit);
+    if (given.keep_gathered) add(3, " kept", false, true, Cut::unit);
+    if (given.cut == Cut::model) add(3, " one", false, false, Cut::model);
+    for (int stage = 1; given.offload && stage <= 3; ++stage)
+        add(stage, " host", true, false, Cut::unit);
+    return variants;
+}
+
 // All ranks call it; rank 0 prints. Returns false if, on any rank, a stage's memory or
 // communication differs from its prediction.
-inline bool compare_stages(const Options& options, ZeroOptions zero_options, const StepShape& shape,
+inline bool compare_stages(const Options& options, const ZeroOptions& zero_options,
+                           const StepShape& shape,
                            const std::function<void(Step&, Llama&, Zero&)>& train_step) {
     const Communicator& ranks = Communicator::world();
     const Mesh mesh(ranks, {{"dp", ranks.size()}});
@@ -25,15 +48,13 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
     const DataLoader loader(file, data_options(options, shape.seq));
     const double psi =
         double(parameter_count(shape.config)) * double(dtype_bytes(shape.grad_dtype));
-    const bool offload_too = zero_options.offload;
-    zero_options.stage = 0,
-    zero_options.offload = false;  // the variant that needs most memory, and the first one below
-    {
+    const std::vector<Variant> variants = variants_of(zero_options);
+    {  // the first variant needs most memory
+        const ZeroOptions& stage0 = variants.front().zero;
         Llama model(shape.config, shape.model);
-        const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
+        const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, stage0);
         check_fits(
-            predict(zero->layout(), zero->units(), zero_options, shape, A, ranks).memory,
-            memory_limit(),
+            predict(zero->layout(), zero->units(), stage0, shape, A, mesh).memory, memory_limit(),
             "--compare runs stage 0, too; a smaller --micro-batch or --recompute full needs less");
     }
     print(fmt::format(
@@ -48,9 +69,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
     Report report("02_zero", options, shape, 0);
     StagesPicture picture;
     bool ok = true;
-    for (int variant = 0; variant <= (offload_too ? 6 : 3); ++variant) {
-        zero_options.stage = variant <= 3 ? variant : variant - 3;
-        zero_options.offload = variant > 3;
+    for (const auto& [name, zero_options] : variants) {
         Llama model(shape.config, shape.model);
         const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
         zero->start();
@@ -59,7 +78,7 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
             [&](Step& step) { train_step(step, model, *zero); }, [&] { zero->finish(); });
 
         const Prediction predicted =
-            predict(zero->layout(), zero->units(), zero_options, shape, A, ranks);
+            predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
         const MemoryEstimate& want = predicted.memory;
         const MemoryByCategory held = memory_now();
         const int64_t gathered = memory_peak_by_category()[int(Memory::communication)];
@@ -78,8 +97,6 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
         }
         same = on_all_ranks(ranks, same);
         ok = ok && same;
-        const std::string name =
-            fmt::format("{}{}", zero_options.stage, zero_options.offload ? " host" : "");
         const auto bytes_of = [&](Memory category) {
             return format_bytes(double(held[int(category)]));
         };
@@ -93,6 +110,8 @@ inline bool compare_stages(const Options& options, ZeroOptions zero_options, con
                                     m.exposed_seconds * 1e3));
         report.row({{"stage", zero_options.stage},
                     {"offload", zero_options.offload},
+                    {"keep_gathered", zero_options.keep_gathered},
+                    {"cut", zero_options.cut == Cut::model ? "model" : "unit"},
                     {"parameter_bytes", held[int(Memory::parameter)]},
                     {"gradient_bytes", held[int(Memory::gradient)]},
                     {"optimizer_bytes", held[int(Memory::optimizer)]},

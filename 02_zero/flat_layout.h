@@ -8,11 +8,13 @@
 //
 // A shard may end anywhere, even in the middle of a row: AdamW updates each element independently
 // of its neighbours. The model is cut unit by unit, not as a whole, so that a unit's shards can be
-// gathered or reduced as soon as it is its turn.
+// gathered or reduced as soon as it is its turn. (--cut model cuts it as a whole, to show what is
+// lost.)
 //
 // A parameter is sharded over the ranks over which its gradient is summed (mesh.h). If these differ
 // among a unit's parameters (the experts of a layer, a norm under sequence parallelism), the unit
-// has a flat tensor for each kind.
+// has a flat tensor for each kind. Only copies of key-value heads (group "kv") stay with the query
+// heads, which have no copies: q, k, v are one matrix and must lie side by side.
 #pragma once
 
 #include <algorithm>
@@ -25,12 +27,15 @@
 
 namespace ultrascale {
 
+enum class Cut { unit, model };
+
 struct FlatUnit {
     struct Place {
         Parameter* parameter;
         int64_t offset;  // in the flat tensor
     };
-    const Unit* unit;
+    const Unit* unit;           // with Cut::model the first one
+    std::string name;           // the unit's, or "model"
     const Communicator* group;  // each of its ranks has one shard
     std::vector<Place> places;
     int64_t numel = 0;   // elements of its parameters
@@ -42,7 +47,8 @@ class FlatLayout {
 public:
     // `units` may belong to one model or to several. A tied weight belongs to the first unit that
     // has it, the embedding; the head's flat tensor then has only the norm.
-    FlatLayout(const std::vector<const Unit*>& units, const Mesh& mesh) {
+    FlatLayout(const std::vector<const Unit*>& units, const Mesh& mesh, Cut cut = Cut::unit)
+        : cut_(cut) {
         for (const Unit* unit : units)
             for (Parameter* parameter : unit->parameters) {
                 if (flat_of_.contains(parameter)) continue;
@@ -87,37 +93,70 @@ public:
                                       : Tensor();
     }
 
-    // The pieces of parameters that lie in a rank's shard, as views of `values` and `grads`, the
-    // shard's tensors (shard elements each).
+    // A rank's shard of a flat tensor, and all of it, as ranges of elements.
+    Range shard_of(size_t u, int rank) const {
+        return {rank * flats_[u].shard, (rank + 1) * flats_[u].shard};
+    }
+    Range whole(size_t u) const { return {0, flats_[u].padded}; }
+    // The pieces of parameters that lie in such a range.
+    struct Piece {
+        Parameter* parameter;
+        int64_t begin;  // in the parameter
+        Range at;       // in the range
+    };
+    std::vector<Piece> pieces(size_t u, const Range& range) const {
+        std::vector<Piece> all;
+        for (const auto& [parameter, offset] : flats_[u].places) {
+            const int64_t begin = std::max(range.begin, offset),
+                          end = std::min(range.end, offset + parameter->local_numel());
+            if (begin < end)
+                all.push_back(
+                    {parameter, begin - offset, {begin - range.begin, end - range.begin}});
+        }
+        return all;
+    }
+    // Those in a rank's shard, as views of `values` and `grads`, the shard's tensors (shard
+    // elements each).
     std::vector<AdamW::Item> shard_items(size_t u, int rank, const Tensor& values,
                                          const Tensor& grads) const {
-        const int64_t first = rank * flats_[u].shard, last = first + flats_[u].shard;
         std::vector<AdamW::Item> items;
-        for (const auto& [parameter, offset] : flats_[u].places) {
-            const int64_t begin = std::max(first, offset),
-                          end = std::min(last, offset + parameter->local_numel());
-            if (begin < end)
-                items.push_back({parameter, begin - offset,
-                                 values.slice(begin - first, end - first),
-                                 grads.slice(begin - first, end - first)});
-        }
+        for (const auto& [parameter, begin, at] : pieces(u, shard_of(u, rank)))
+            items.push_back(
+                {parameter, begin, values.slice(at.begin, at.end), grads.slice(at.begin, at.end)});
         return items;
     }
 
+    // Whether ranks along a split axis hold copies of it, as of a key-value head.
+    static bool has_copies(const Parameter& parameter) {
+        return std::ranges::find(parameter.also_summed_over, "kv") !=
+               parameter.also_summed_over.end();
+    }
+    // Further groups over which gradients are summed: of all parameters of a flat tensor.
+    std::vector<std::string> also_summed_over(size_t u) const {
+        return without_copies(*flats_[u].places.front().parameter);
+    }
+
 private:
+    static std::vector<std::string> without_copies(const Parameter& parameter) {
+        std::vector<std::string> groups = parameter.also_summed_over;
+        std::erase(groups, "kv");
+        return groups;
+    }
     // The unit's flat tensor for parameters of this kind; a new one if there is none yet.
     FlatUnit& flat_for(const Unit* unit, const Parameter& parameter, const Mesh& mesh) {
         for (FlatUnit& flat : flats_) {
-            if (flat.unit != unit) continue;
-            const Parameter& other = *flat.places.front().parameter;
-            if (other.split_over == parameter.split_over &&
-                other.also_summed_over == parameter.also_summed_over)
+            if (cut_ == Cut::unit && flat.unit != unit) continue;
+            if (flat.places.front().parameter->split_over == parameter.split_over &&
+                without_copies(*flat.places.front().parameter) == without_copies(parameter))
                 return flat;
         }
-        flats_.push_back({.unit = unit, .group = &mesh.data_group(parameter)});
+        flats_.push_back({.unit = unit,
+                          .name = cut_ == Cut::unit ? unit->name : "model",
+                          .group = &mesh.data_group(parameter)});
         return flats_.back();
     }
 
+    Cut cut_;
     std::vector<FlatUnit> flats_;
     std::map<const Parameter*, size_t> flat_of_;
 };

@@ -37,7 +37,7 @@ public:
         for (size_t u : layout_->flats_of(unit)) {
             if (buffers_[u]) continue;
             const FlatUnit& flat = (*layout_)[u];
-            const TraceName name(TraceName::whole, flat.unit->name);
+            const TraceName name(TraceName::whole, flat.name);
             buffers_[u] = Tensor::empty({flat.padded}, dtype_, Memory::communication);
             // The padding, which is reduced, too, and enters the norm.
             ops::fill(buffers_[u].slice(flat.numel, flat.padded), 0);
@@ -104,7 +104,7 @@ public:
     void wait(size_t left) {
         while (under_way_.size() > left) {
             Reduction& oldest = under_way_.front();
-            const TraceName name(TraceName::whole, (*layout_)[oldest.unit].unit->name);
+            const TraceName name(TraceName::whole, (*layout_)[oldest.unit].name);
             oldest.work.wait();
             if (oldest.add) ops::add(shards_[oldest.unit], oldest.sum);
             under_way_.erase(under_way_.begin());

@@ -2,6 +2,7 @@
 // otherwise keep whole: optimizer states, gradients, parameters (zero.h and the file of each
 // stage).
 #include "compare.h"
+#include "formulas_demo.h"
 #include "options.h"
 #include "predict.h"
 #include "sections.h"
@@ -41,10 +42,14 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
     Run run("02_zero", options, shape,
             {.micro_batch = options.micro_batch, .count = ranks.size(), .replica = ranks.rank()});
 
-    Llama model(shape.config, shape.model);
+    std::optional<ActivationsOnHost> inputs;
+    Parts parts = default_parts(shape.config, shape.model);
+    if (zero_options.offload_activations)
+        parts.checkpoint = inputs.emplace(shape.config.layers).checkpoints();
+    Llama model(shape.config, shape.model, parts, Stage::whole(shape.config));
     const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
     const Prediction of_step =
-        predict(zero->layout(), zero->units(), zero_options, shape, A, ranks);
+        predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
     check_fits_everywhere(of_step.memory, memory_limit(), what_needs_less(options, zero_options));
     run.load(zero->start());
     run.start({.values = [&] { return zero->finish(), zero->values(); },
@@ -78,6 +83,10 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
         if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
         ok = report.communication(of_step, options.steps, run.of_validation()) && ok;
         if (zero->offloaded()) print_offload(report, *zero->offloaded());
+        if (inputs)
+            ok = print_activations_on_host(report, *inputs, options.steps * A * kept_on_host(shape),
+                                           options.steps) &&
+                 ok;
         report.throughput(of_step);
         return ok;
     });
@@ -85,6 +94,8 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
 
 bool run(const Options& options, Chapter& chapter) {
     chapter.check(options);
+    if (chapter.demo == "memory") return demo_memory(options.config(), options.model_name()), true;
+    if (chapter.demo == "overlap") return demo_overlap(options, options.config()), true;
     const StepShape shape = step_shape(options, options.config());
     if (options.estimate) return print_estimate(options, chapter.zero, shape), true;
     if (!chapter.compare)

@@ -85,7 +85,7 @@ public:
                                  (fp32 ? 0 : double(values_[u].bytes()));
             if (trace_recording())
                 trace_span({.name = "AdamW on the host",
-                            .of = layout_[u].unit->name,
+                            .of = layout_[u].name,
                             .lane = "host",
                             .bytes = bytes},
                            update_begin, update_end);
@@ -115,7 +115,7 @@ private:
         part.spans.back().end = Timestamp::in(stream);
         if (trace_recording())
             trace_span({.name = "copy",
-                        .of = layout_[unit].unit->name,
+                        .of = layout_[unit].name,
                         .lane = stream.name(),
                         .bytes = double(to.bytes())},
                        part.spans.back().begin, part.spans.back().end);

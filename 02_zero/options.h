@@ -8,7 +8,9 @@ namespace ultrascale {
 
 struct Chapter {
     ZeroOptions zero;
+    enum class Offload { none, optimizer, activations, both } offload = Offload::none;
     bool no_sync = true, compare = false;
+    std::string demo;
 
     void add_options(OptionList& options, const Options& shared) {
         options
@@ -28,8 +30,22 @@ struct Chapter {
             .between(0, 1000)
             .only_if([this] { return compare || zero.stage == 3; }, "it is for stage 3")
             .show_default();
-        options.choice("--offload", zero.offload, {{"none", false}, {"optimizer", true}},
-                       "With stages 1 to 3: what is kept, and updated, on the host");
+        options
+            .choice("--keep-gathered", zero.keep_gathered, {{"on", true}, {"off", false}},
+                    "With stage 3: gather parameters once a step and keep them whole (on), or "
+                    "twice a micro-batch, freed after each pass (off)")
+            .only_if([this] { return compare || zero.stage == 3; }, "it is for stage 3");
+        options
+            .choice("--cut", zero.cut, {{"unit", Cut::unit}, {"model", Cut::model}},
+                    "With stage 3: what is gathered and reduced at a time, a unit or all")
+            .only_if([this] { return compare || zero.stage == 3; }, "it is for stage 3");
+        options.choice("--offload", offload,
+                       {{"none", Offload::none},
+                        {"optimizer", Offload::optimizer},
+                        {"activations", Offload::activations},
+                        {"both", Offload::both}},
+                       "What is on the host: the optimizer's states and its update (stages 1 to "
+                       "3), the layers' inputs (--recompute full)");
         options
             .choice("--no-sync", no_sync, {{"on", true}, {"off", false}},
                     "With --grad-accum, stages 0 and 1: communicate after the last micro-batch "
@@ -41,14 +57,31 @@ struct Chapter {
         options
             .flag("--compare", compare,
                   "Train with each stage in turn and print one table; with --offload optimizer, "
-                  "offloaded stages, too")
+                  "--keep-gathered on or --cut model, rows for these, too")
             .excludes(training_outputs)
             .excludes({"--estimate"});
+        options
+            .add("--demo", demo,
+                 "Tables by formula, without ranks: memory: ZeRO with data and tensor parallelism; "
+                 "overlap: what hides over fast and slow links")
+            .one_of({"memory", "overlap"})
+            .excludes(training_outputs)
+            .excludes({"--estimate", "--compare", "--svg", "--stage"});
     }
 
     void check(const Options& options) {
+        if (!demo.empty() && !options.json.empty())
+            user_error("--json: --demo {} has no figures to write", demo);
         if (!options.svg.empty() && !compare)
             user_error("--svg has no effect: the picture is of --compare");
+        zero.offload = offload == Offload::optimizer || offload == Offload::both;
+        zero.offload_activations = offload == Offload::activations || offload == Offload::both;
+        if (zero.offload_activations && options.recompute != Recompute::full)
+            user_error(
+                "--offload activations: it is the layers' kept inputs that go to the host; use "
+                "--recompute full");
+        if (zero.offload_activations && compare)
+            user_error("--compare: it compares what is sharded; use --offload optimizer");
         if (zero.offload && zero.stage == 0 && !compare)
             user_error(
                 "--offload optimizer: stage 0 has no shards to offload; use --stage 1, 2 or 3");

@@ -2,10 +2,14 @@
 // anything.
 #pragma once
 
+#include <ranges>
+#include <set>
+
 #include "report/estimate.h"
 #include "report/report.h"
 #include "stages.h"
 #include "train/run.h"
+#include "walk.h"
 
 namespace ultrascale {
 
@@ -16,45 +20,31 @@ inline int64_t parameters_of(const FlatLayout& layout) {
     return numel;
 }
 
-// The peak, in bytes, of the whole parameters and gradients that stages 2 and 3 hold around a
-// unit's passes (Memory::communication).
-inline int64_t predicted_transient(const FlatLayout& layout, const std::vector<const Unit*>& units,
-                                   const ZeroOptions& zero, const StepShape& shape,
-                                   int64_t micro_batches) {
-    const size_t U = units.size();
-    const int64_t value_bytes = dtype_bytes(shape.model.dtype),
-                  grad_bytes = dtype_bytes(shape.grad_dtype);
-    int64_t most = 0;
-    for (size_t step = 0; step < 2 * U; ++step) {
-        int64_t bytes = 0;
-        if (zero.stage == 3)  // this step's and the prefetched units' parameters
-            for (size_t u : flats_needed(layout, units, step, step + size_t(zero.prefetch), true))
-                bytes += layout[u].padded * value_bytes;
-        // This unit's gradients, and the previous unit's, which are being reduced.
-        if (zero.stage >= 2 && step >= U) {
-            const size_t u = 2 * U - 1 - step;
-            std::vector<size_t> held = layout.flats_of(*units[u]), under_way = {u};
-            if (u + 1 < U) held.push_back(u + 1), under_way.push_back(u + 1);
-            if (u > 0 && layout.flats_of(*units.back()).size() > 1 &&
-                std::ranges::find(held, 0) == held.end())
-                held.push_back(0);  // tied
-            for (size_t h : held) bytes += layout[h].padded * grad_bytes;
-            if (micro_batches > 1)  // their sums, before they are added
-                for (size_t s : under_way) bytes += layout[s].shard * grad_bytes;
-        }
-        most = std::max(most, bytes);
+// The passes of a rank's step, one micro-batch after the other: what this chapter does.
+inline ZeroWalk walk_step(const FlatLayout& layout, const std::vector<const Unit*>& units,
+                          const ZeroOptions& zero, const StepShape& shape, int64_t A,
+                          int64_t in_layer = 0) {
+    ZeroWalk walk(layout, units, zero, shape.model.dtype, shape.grad_dtype, in_layer);
+    // The first micro-batch, those in between, which are alike, and the last one.
+    for (const int64_t m : std::set<int64_t>{0, std::min<int64_t>(1, A - 1), A - 1}) {
+        const bool last = m + 1 == A, between = m > 0 && !last;
+        walk.begin_micro_batch(last, between ? A - 2 : 1);
+        for (const Unit* unit : units) walk.pass(*unit, Pass::forward);
+        for (const Unit* unit : units | std::views::reverse) walk.pass(*unit, Pass::backward);
+        walk.end_micro_batch();
     }
-    return most;
+    return walk;
 }
 
 // Adds what sharding determines: this rank's parameters, gradients and optimizer states, and the
-// communication of a step with A micro-batches. It is exact to the byte: it includes the padding of
-// flat_layout.h, for which there are no optimizer states. In units of (n-1)/n Psi (Psi: the bytes
-// of all parameters) stages 0 to 3 send 2, 2, A + 1, and 3 A minus what stage 3 need not gather
-// twice.
-inline void add_to(Prediction& prediction, const FlatLayout& layout,
-                   const std::vector<const Unit*>& units, const ZeroOptions& zero,
-                   const StepShape& shape, int64_t A) {
+// communication of a step with A micro-batches, whose passes have been walked. It is exact to the
+// byte: it includes the padding of flat_layout.h, for which there are no optimizer states. In units
+// of (n-1)/n Psi (Psi: the bytes of all parameters) stages 0 to 3 send 2, 2, A + 1, and 3 A minus
+// what stage 3 need not gather twice; with --keep-gathered on it sends A + 1 as well, with --cut
+// model 2 A. Where gradients are summed over further groups of `mesh` (sum_besides), their shards
+// travel.
+inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroOptions& zero,
+                   const StepShape& shape, int64_t A, const ZeroWalk& walk, const Mesh& mesh) {
     MemoryEstimate& m = prediction.memory;
     const int64_t whole = layout.padded();
     // Elements of this rank's shards; of the largest shard; of the shards without padding.
@@ -77,46 +67,49 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout,
         m.host += states + shard * value_bytes + 2 * largest * grad_bytes + 8;
     else
         m.optimizer += states;
-    m.peak_communication += predicted_transient(layout, units, zero, shape, A);
+    if (zero.stage >= 2) m.peak_communication += walk.peak();
 
     PredictedCommunication& p = prediction.communication;
-    const int64_t times = zero.stage >= 2 || zero.every_micro_batch ? A : 1;
     for (size_t u = 0; u < layout.size(); ++u) {
         const Communicator& ranks = *layout[u].group;
-        const int64_t padded = layout[u].padded;
+        const int64_t padded = layout[u].padded, times = zero.stage >= 2 ? walk.reductions(u)
+                                                         : zero.every_micro_batch ? A
+                                                                                  : 1;
         p.add(ranks, zero.stage == 0 ? Collective::all_reduce : Collective::reduce_scatter, times,
               times * padded * grad_bytes);
-        if (zero.stage == 1 || zero.stage == 2)
-            p.add(ranks, Collective::all_gather, 1, padded * value_bytes);
+        const int64_t gathers = zero.stage == 3 ? walk.gathers(u) : zero.stage > 0 ? 1 : 0;
+        if (gathers > 0)
+            p.add(ranks, Collective::all_gather, gathers, gathers * padded * value_bytes);
+        const Range summed = zero.stage == 0 ? layout.whole(u) : layout.shard_of(u, ranks.rank());
+        for (const std::string& group : layout.also_summed_over(u))
+            p.add(mesh.group(group), Collective::all_reduce, 1, summed.size() * grad_bytes);
+        for (const auto& [parameter, begin, at] : layout.pieces(u, summed))
+            if (FlatLayout::has_copies(*parameter))
+                p.add(mesh.group("kv"), Collective::all_reduce, 1, at.size() * grad_bytes);
     }
-    if (zero.stage == 3) {  // what a pass needs or prefetches, unless the pass before it kept it
-        const size_t ahead = size_t(zero.prefetch), kept_ahead = std::max<size_t>(1, ahead);
-        std::vector<size_t> held;
-        for (size_t step = 0; step < 2 * layout.size(); ++step) {
-            for (size_t u : flats_needed(layout, units, step, step + ahead, true))
-                if (std::ranges::find(held, u) == held.end()) {
-                    held.push_back(u);
-                    p.add(*layout[u].group, Collective::all_gather, A,
-                          A * layout[u].padded * value_bytes);
-                }
-            const std::vector<size_t> kept =
-                flats_needed(layout, units, step + 1, step + kept_ahead, true);
-            std::erase_if(held, [&](size_t u) { return std::ranges::find(kept, u) == kept.end(); });
-        }
-    }
+}
+
+// --offload activations: the bytes of a micro-batch's kept inputs that go to the host and come
+// back, those of all layers but the last.
+inline int64_t kept_on_host(const StepShape& s) {
+    return (s.config.layers - 1) * s.micro_batch * s.seq * s.config.hidden *
+           dtype_bytes(s.model.dtype);
 }
 
 // The prediction for one step: activations and FLOPs of a rank's own micro-batch, which do not
 // depend on the stage, and what add_to() adds. `ranks` share a batch.
 inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit*>& units,
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
-                          const Group& ranks) {
+                          const Mesh& mesh) {
     Prediction prediction;
-    add_activations(prediction, local_sizes(shape));
+    LocalSizes sizes = local_sizes(shape);
+    sizes.checkpoints_on_host = zero.offload_activations;
+    add_activations(prediction, sizes);
+    if (zero.offload_activations) prediction.memory.host += kept_on_host(shape);
     add_flops(prediction, shape, parameters_of(layout));
-    add_to(prediction, layout, units, zero, shape, A);
+    add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
     // The gradient's norm and the loss.
-    prediction.communication.add(ranks, Collective::all_reduce, 2, 16);
+    prediction.communication.add(mesh.world(), Collective::all_reduce, 2, 16);
     return prediction;
 }
 
@@ -130,9 +123,17 @@ inline std::string what_needs_less(const Options& options, const ZeroOptions& ze
 
 inline std::string describe(const ZeroOptions& zero, int ranks) {
     const char* sharded[] = {"nothing", "", " and gradients", ", gradients and parameters"};
-    return fmt::format(
-        "stage {}: {}{}{} sharded over {}", zero.stage, zero.stage > 0 ? "optimizer states" : "",
-        zero.offload ? " (on the host)" : "", sharded[zero.stage], format_count(ranks, "rank"));
+    std::string more;
+    const auto add = [&](bool given, const char* words) {
+        if (given) more += (more.empty() ? "\n          " : "; ") + std::string(words);
+    };
+    add(zero.keep_gathered, "parameters are gathered once a step");
+    add(zero.cut == Cut::model, "the model is one unit");
+    add(zero.offload_activations, "the layers' inputs are on the host");
+    return fmt::format("stage {}: {}{}{} sharded over {}{}", zero.stage,
+                       zero.stage > 0 ? "optimizer states" : "",
+                       zero.offload ? " (on the host)" : "", sharded[zero.stage],
+                       format_count(ranks, "rank"), more);
 }
 
 // --estimate: nothing is allocated, since a stage allocates parameters only in start().
@@ -146,7 +147,7 @@ inline void print_estimate(const Options& options, const ZeroOptions& zero_optio
     report.configuration(sequences_of_step(options, ranks.size()), "");
     report.technique("ZeRO", describe(zero_options, ranks.size()), {{"dp", ranks.size()}});
     report.estimate(
-        predict(zero->layout(), zero->units(), zero_options, shape, options.grad_accum, ranks), 1,
+        predict(zero->layout(), zero->units(), zero_options, shape, options.grad_accum, mesh), 1,
         what_needs_less(options, zero_options));
     report.finish();
 }

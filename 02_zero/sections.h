@@ -1,8 +1,9 @@
 // The report's sections that only this chapter has: the playbook's formula, whether buffers keep a
-// constant size, and what offloaded updates took.
+// constant size, what offloaded updates took, and the copies of offloaded activations.
 #pragma once
 
 #include "offload.h"
+#include "offload_activations.h"
 #include "report/estimate.h"
 #include "report/report.h"
 #include "zero.h"
@@ -73,6 +74,24 @@ inline void print_offload(Report& report, OffloadedUpdate& update) {
     print(fmt::format("  {:<24} {:>12} {:>10.2f}", "side by side", "",
                       times.seconds * 1e3 / times.steps));
     report.value("offload", "update_seconds", times.seconds / times.steps);
+}
+
+// --offload activations: what was copied in `steps` steps, beside its prediction. Returns whether
+// they are equal.
+inline bool print_activations_on_host(Report& report, const ActivationsOnHost& inputs,
+                                      int64_t predicted, int64_t steps) {
+    const bool same = inputs.bytes_to_host() == predicted && inputs.bytes_to_device() == predicted;
+    print("\nlayers' inputs, per step     predicted       measured");
+    const auto row = [&](const char* name, int64_t bytes) {
+        print(fmt::format("  {:<22} {:>12}   {:>12}   {}", name,
+                          format_bytes(double(predicted) / double(steps)),
+                          format_bytes(double(bytes) / double(steps)),
+                          bytes == predicted ? "equal" : "MISMATCH"));
+    };
+    row("to the host", inputs.bytes_to_host());
+    row("to the device", inputs.bytes_to_device());
+    report.value("offload", "inputs_bytes", double(inputs.bytes_to_host()) / double(steps));
+    return as_predicted_everywhere(same);
 }
 
 }  // namespace ultrascale

@@ -69,7 +69,10 @@ enum class GatherOverlap { optimizer, forward };
 struct ZeroOptions {
     int stage = 1;
     GatherOverlap gather_overlap = GatherOverlap::forward;
-    int64_t prefetch = 1;  // of stage 3, in units
+    int64_t prefetch = 1;        // of stage 3, in units
+    bool keep_gathered = false;  // stage 3: gather a unit's parameters once a step
+    Cut cut = Cut::unit;         // stage 3: the layout's, or the whole model as one flat tensor
+    bool offload_activations = false;  // a layer's kept input is on the host
     bool offload = false;  // of stages 1 to 3: the optimizer's states and update are on the host
     // stages 0 and 1: communicate gradients after each micro-batch, as 2 and 3 do anyway
     bool every_micro_batch = false;
@@ -86,7 +89,7 @@ public:
           mesh_(mesh),
           options_(options),
           zero_(zero),
-          layout_(units_, mesh) {}
+          layout_(units_, mesh, zero.cut) {}
 
     // Allocates parameters and gradients and creates the optimizer; values come from --load or
     // --seed. Returns the state from which training goes on.
@@ -117,17 +120,18 @@ protected:
     // ---- One flat tensor of the layout: its name in the trace, its ranks, its place ------------
     // `u` is a place in layout_, not in units_: a unit has one flat tensor, or several where its
     // parameters are sharded over different ranks. In this chapter it is always one.
-    TraceName name_of(size_t u) const { return {TraceName::whole, layout_[u].unit->name}; }
+    TraceName name_of(size_t u) const { return {TraceName::whole, layout_[u].name}; }
     const Communicator& ranks_of(size_t u) const { return *layout_[u].group; }
     Tensor of_unit(const Tensor& all, size_t u) const {
         int64_t begin = 0;
         for (size_t before = 0; before < u; ++before) begin += layout_[before].padded;
         return all.slice(begin, begin + layout_[u].padded);
     }
+    Range shard_of(size_t u) const { return layout_.shard_of(u, ranks_of(u).rank()); }
     // This rank's shard of a flat tensor that is whole here.
     Tensor my_shard(size_t u, const Tensor& whole) const {
-        const int64_t shard = layout_[u].shard, rank = ranks_of(u).rank();
-        return whole.slice(rank * shard, (rank + 1) * shard);
+        const Range shard = shard_of(u);
+        return whole.slice(shard.begin, shard.end);
     }
     // Allocates all flat tensors as one, in symmetric memory where there is any (comm/comm.h), so
     // that other GPUs can write into it. `member` (value or grad) of each parameter becomes a view
@@ -156,22 +160,27 @@ protected:
         Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         std::vector<Tensor> counted;
         for (size_t u = 0; u < shards.size(); ++u)
-            if (mesh_.counts_shards(*layout_[u].places.front().parameter))
-                counted.push_back(shards[u]);
+            for (const auto& [parameter, begin, at] : layout_.pieces(u, shard_of(u)))
+                if (mesh_.counts_shards(*parameter))
+                    counted.push_back(shards[u].slice(at.begin, at.end));
         ops::accumulate_sum_squares(sum, counted);
         mesh_.group({"dp", "cp", "ep", "pp", "tp"}).all_reduce(sum);
         return sum;
     }
     // Some gradients must also be summed over further groups (Parameter::also_summed_over), after
     // the last backward. This does what sum_besides() of train/gradients.h does, but on shards.
-    // This chapter alone has no such gradients; with sequence parallelism (03) those of the norms
-    // are.
+    // This chapter alone has no such gradients; with tensor parallelism (03) those of the norms
+    // are, and those of key-value heads that several ranks hold.
     void sum_besides(const std::vector<Tensor>& shards) const {
-        for (size_t u = 0; u < shards.size(); ++u)
-            for (const std::string& group : layout_[u].places.front().parameter->also_summed_over) {
-                const TraceName name = name_of(u);
-                mesh_.group(group).all_reduce(shards[u]);
-            }
+        for (size_t u = 0; u < shards.size(); ++u) sum_besides(u, shards[u], shard_of(u));
+    }
+    void sum_besides(size_t u, const Tensor& gradients, const Range& range) const {
+        const TraceName name = name_of(u);
+        for (const auto& [parameter, begin, at] : layout_.pieces(u, range))
+            if (FlatLayout::has_copies(*parameter))
+                mesh_.group("kv").all_reduce(gradients.slice(at.begin, at.end));
+        for (const std::string& group : layout_.also_summed_over(u))
+            mesh_.group(group).all_reduce(gradients);
     }
 
     // ---- This rank's shards (stages 1 to 3) ----------------------------------------------------

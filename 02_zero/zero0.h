@@ -42,12 +42,12 @@ public:
     // Every rank has the whole gradient, but uses only its shards: that is less work, and gives the
     // same bits as the other stages.
     Tensor squared_norm() override {
-        std::vector<Tensor> wholes, shards;
+        std::vector<Tensor> shards;
         for (size_t u = 0; u < layout_.size(); ++u) {
-            wholes.push_back(of_unit(grads_, u));
-            shards.push_back(my_shard(u, wholes.back()));
+            const Tensor whole = of_unit(grads_, u);
+            sum_besides(u, whole, layout_.whole(u));
+            shards.push_back(my_shard(u, whole));
         }
-        sum_besides(wholes);
         return sum_squares(shards);
     }
     void update(double lr, const Tensor& squared_norm) override {

@@ -31,8 +31,7 @@ public:
         grads_ = allocate_flat(options_.grad_dtype(), Memory::gradient, &Parameter::grad);
         for (size_t u = 0; u < layout_.size(); ++u) {
             value_shards_.push_back(my_shard(u, of_unit(values_, u)));
-            grad_shards_.push_back(
-                sums_.sum_of(my_shard(u, of_unit(grads_, u)), layout_[u].unit->name));
+            grad_shards_.push_back(sums_.sum_of(my_shard(u, of_unit(grads_, u)), layout_[u].name));
         }
         return start_optimizers();
     }

@@ -17,6 +17,13 @@
 // parameters each pass reads. Two gathers are saved: the head's backward follows its forward
 // directly, so the head keeps its parameters; and the embedding's backward reads none. A tied head
 // uses the embedding's matrix, which is therefore gathered once more.
+//
+// Two ways to gather less, at the price of the memory that this stage saves:
+//     --keep-gathered on   what has been gathered stays until its last pass of the step: one
+//                          gather a step, not two a micro-batch; but all parameters are whole
+//     --cut model          the whole model is one unit: one gather and one reduction a
+//                          micro-batch, under which nothing computes; parameters and gradients
+//                          are whole
 #pragma once
 
 #include <algorithm>
@@ -46,6 +53,12 @@ inline std::vector<size_t> flats_needed(const FlatLayout& layout,
         for (size_t u : flats_needed(layout, units, at, training))
             if (std::ranges::find(all, u) == all.end()) all.push_back(u);
     return all;
+}
+
+// For how many passes ahead gathered parameters stay: N with --prefetch N, at least one; with
+// --keep-gathered on until the micro-batch's last pass.
+inline size_t passes_kept_ahead(const ZeroOptions& zero, size_t units) {
+    return zero.keep_gathered ? 2 * units : std::max<size_t>(1, size_t(zero.prefetch));
 }
 
 class Zero3 : public Zero {
@@ -86,21 +99,20 @@ public:
     void after(const Unit& unit, Pass pass, const Context& context) override {
         for (size_t u : buffers_.take_complete(unit)) reduce(u);
         if (pass == Pass::backward_weight) return;
+        if (zero_.keep_gathered && !last_) return;
         const size_t now = pass_of(unit, pass);
-        // Frees the whole parameters that none of the coming passes needs (the next N with
-        // --prefetch N, at least one). `= {}` drops the last reference to the storage.
+        // Frees the whole parameters that none of the coming passes needs.
         const std::vector<size_t> kept =
-            needed(now + 1, now + std::max<size_t>(1, size_t(zero_.prefetch)), context);
-        for (size_t u = 0; u < layout_.size(); ++u) {
-            if (!whole_[u] || std::ranges::find(kept, u) != kept.end()) continue;
-            layout_.place(u, {}, &Parameter::value);
-            whole_[u] = {};
-        }
+            needed(now + 1, now + passes_kept_ahead(zero_, units_.size()), context);
+        for (size_t u = 0; u < layout_.size(); ++u)
+            if (std::ranges::find(kept, u) == kept.end()) release(u);
     }
     void end_micro_batch() override {
         parameters_.check_complete();
         for (size_t u : buffers_.take_rest()) reduce(u);
         buffers_.wait(0);
+        // The update will change them. (Some are left if passes came in another order: a pipeline.)
+        for (size_t u = 0; last_ && u < layout_.size(); ++u) release(u);
     }
 
     void update(double lr, const Tensor& squared_norm) override {
@@ -116,6 +128,11 @@ private:
         whole_[u] = Tensor::empty({layout_[u].padded}, options_.dtype, Memory::communication,
                                   ranks_of(u).symmetric_memory());
         gathers_[u] = ranks_of(u).all_gather(whole_[u], value_shards_[u], communication_stream());
+    }
+    void release(size_t u) {
+        if (!whole_[u]) return;
+        layout_.place(u, {}, &Parameter::value);
+        whole_[u] = {};  // drops the last reference to the storage
     }
     void reduce(size_t u) {
         const TraceName name = name_of(u);

@@ -48,15 +48,23 @@ inline void print_layer_formula(const StepShape& shape, const TensorOptions& o, 
                           : "and 4 bytes a row for each norm and head"));
 }
 
-// Adds what the ranks of a tensor-parallel group send in a step with A micro-batches. `parameters`:
-// what this rank holds.
-inline void add_to(Prediction& prediction, const StepShape& shape, const TensorOptions& o,
-                   const ParameterList& parameters, int64_t A, int64_t rank) {
+// The regions of linears of a model, or of the part that a rank has of it: two a layer, of which
+// the feed-forward's is none if experts take its place; the embedding; the head.
+struct Regions {
+    int64_t layers;  // attention's
+    int64_t feed_forwards;
+    bool embedding = true, head = true;
+};
+
+// Adds what the ranks of a tensor-parallel group send in forward and backward of A micro-batches.
+inline void add_regions(Prediction& prediction, const StepShape& shape, const TensorOptions& o,
+                        const Regions& regions, int64_t A) {
     if (o.tp == 1) return;
     const LlamaConfig& c = shape.config;
     const Group tp("tp", o.tp);
     const bool sp = o.sequence_parallel;
-    const int64_t L = c.layers, tokens = shape.micro_batch * shape.seq,
+    const int64_t both = regions.layers + regions.feed_forwards, embedding = regions.embedding,
+                  head = regions.head, tokens = shape.micro_batch * shape.seq,
                   bytes = tokens * c.hidden * dtype_bytes(shape.model.dtype);
     const int64_t C = row_chunks(o, tokens);
     const int64_t forwards = shape.model.recompute == Recompute::full ? 2 : 1;  // of a layer
@@ -68,29 +76,41 @@ inline void add_to(Prediction& prediction, const StepShape& shape, const TensorO
         p.add(tp, kind, A * tensors * calls, A * tensors * bytes);
     };
     if (!sp) {
-        send(Collective::all_reduce, 2 * L * forwards, C);  // o and down, in forward
-        send(Collective::all_reduce, 2 * L, 1);             // q, k, v and gate, up, in backward
-        send(Collective::all_reduce, 2, 1);                 // embedding; the head's backward
-        if (o.partition_checkpoints) send(Collective::all_gather, L, 1);
+        send(Collective::all_reduce, both * forwards, C);   // o and down, in forward
+        send(Collective::all_reduce, both, 1);              // q, k, v and gate, up, in backward
+        send(Collective::all_reduce, embedding + head, 1);  // embedding; the head's backward
+        if (o.partition_checkpoints) send(Collective::all_gather, regions.layers, 1);
     } else {
         // All-gathers: before column linears, and in the backward of row linears. Reduce-scatters:
         // the reverse.
-        send(Collective::all_gather, 2 * L * forwards + 2 * L, C);
-        send(Collective::reduce_scatter, 2 * L * forwards + 2 * L, C);
-        send(Collective::all_gather, 2, C);      // head; the embedding's backward
-        send(Collective::reduce_scatter, 2, C);  // embedding; the head's backward
+        send(Collective::all_gather, both * forwards + both, C);
+        send(Collective::reduce_scatter, both * forwards + both, C);
+        send(Collective::all_gather, embedding + head, C);      // head; the embedding's backward
+        send(Collective::reduce_scatter, embedding + head, C);  // embedding; the head's backward
         // Inputs are gathered again for weight gradients; a chunked loss computes the head's in
         // forward.
-        if (!o.keep_gathered) send(Collective::all_gather, 2 * L + (chunks == 0), C);
+        if (!o.keep_gathered) send(Collective::all_gather, both + (chunks == 0 ? head : 0), C);
     }
-    p.add(tp, Collective::all_gather, A * std::max<int64_t>(chunks, 1),
-          A * 3 * 4 * tokens * o.tp);  // of the loss
-    // The gradients of parameters that several ranks hold: norms, which saw other tokens on each
-    // rank, and key-value heads, which saw other queries.
+    if (regions.head)
+        p.add(tp, Collective::all_gather, A * std::max<int64_t>(chunks, 1),
+              A * 3 * 4 * tokens * o.tp);  // of the loss
+}
+
+// Adds what they send in a step with A micro-batches. `parameters`: what this rank holds.
+inline void add_to(Prediction& prediction, const StepShape& shape, const TensorOptions& o,
+                   const ParameterList& parameters, int64_t A, int64_t rank) {
+    if (o.tp == 1) return;
+    const LlamaConfig& c = shape.config;
+    const Group tp("tp", o.tp);
+    add_regions(prediction, shape, o, {.layers = c.layers, .feed_forwards = c.layers}, A);
+    PredictedCommunication& p = prediction.communication;
+    // The gradients of parameters that several ranks hold: norms, which saw other tokens or heads
+    // on each rank, and key-value heads, which saw other queries.
     const int64_t g = dtype_bytes(shape.grad_dtype);
     const Group kv("kv", split_heads(c, o.tp, rank).copies);
     for (const auto& parameter : parameters) {
-        if (sp && parameter->shape.size() == 1)
+        const bool of_heads = parameter->name.find("_norm.") != parameter->name.npos;
+        if (parameter->shape.size() == 1 && (o.sequence_parallel || of_heads))
             p.add(tp, Collective::all_reduce, 1, parameter->local_numel() * g);
         if (kv.ranks > 1 && is_key_or_value(parameter->name))
             p.add(kv, Collective::all_reduce, 1, parameter->local_numel() * g);

@@ -88,6 +88,13 @@ public:
                 weight.also_summed_over = {"tp"};  // each rank saw its own tokens
             return std::make_unique<Norm>(list.add(weight), float(config_.norm_eps));
         };
+        parts.head_norms = [plain = parts.head_norms](ParameterList& list, const Place& place) {
+            std::unique_ptr<HeadNorms> norms = plain(list, place);
+            if (norms)  // each rank saw its own heads
+                for (const char* name : {"q_norm", "k_norm"})
+                    list.find(place.part(name).weight())->also_summed_over = {"tp"};
+            return norms;
+        };
         parts.embedding = [this](ParameterList& list) {
             return std::make_unique<VocabularyEmbedding>(
                 list.add(vocabulary_weight("model.embed_tokens.weight")), *region_);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "core/error.h"
 #include "core/tensor.h"
 
 namespace ultrascale {
@@ -37,6 +38,30 @@ struct ContextOptions {
     int in_ring() const { return cp / exchanging(); }
     bool has_ring() const { return variant == Variant::ring || variant == Variant::usp; }
 };
+
+// Sets the layout: the one that was given, or if that is empty the variant's own. UserError if the
+// options exclude each other.
+inline void complete(ContextOptions& o, const std::string& layout) {
+    if (o.variant == Variant::usp && o.ulysses == 0)
+        user_error("--variant usp: needs --ulysses, the number of ranks that exchange heads");
+    if (o.variant == Variant::usp && o.cp % o.ulysses != 0)
+        user_error("--ulysses {}: it must divide --cp {}", o.ulysses, o.cp);
+    o.layout = layout == "contiguous" || (layout.empty() && o.variant == Variant::ulysses)
+                   ? Layout::contiguous
+               : layout == "striped" ? Layout::striped
+                                     : Layout::zigzag;
+    if (o.variant == Variant::ulysses && o.layout != Layout::contiguous)
+        user_error(
+            "--layout {}: --variant ulysses gives each rank all tokens of some heads, which is "
+            "balanced already; it knows contiguous only",
+            layout);
+    if (o.variant == Variant::all_gather && o.layout == Layout::striped)
+        user_error(
+            "--layout striped: --variant all-gather puts all keys in order; it knows contiguous "
+            "and zigzag");
+    if (o.tails && o.layout != Layout::zigzag)
+        user_error("--tails on: only --layout zigzag has tails");
+}
 
 // "cp 4 x dp 2: ring, zigzag; backward reversed"
 inline std::string describe(const ContextOptions& o, int64_t replicas) {

@@ -70,10 +70,16 @@ public:
         ModelOptions plain = model;
         plain.dropout = 0;  // added last, around these parts
         Parts parts = default_parts(config_, plain);
-        if (options_.cp > 1) parts.attention = [this](const Place&) { return attention(); };
+        add_to(parts);
         add_dropout(parts, {float(model.dropout), model.seed,
                             [this](int64_t rows) { return token_ranges(rows / local_length()); }});
         return parts;
+    }
+
+    // Sets the attention of a model of other parts, which may hold some of the heads only (those
+    // of this object's config).
+    void add_to(Parts& parts) {
+        if (options_.cp > 1) parts.attention = [this](const Place&) { return attention(); };
     }
 
     // This rank's part of each sequence. Targets come along: they were shifted in the whole

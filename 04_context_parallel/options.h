@@ -90,28 +90,9 @@ struct Chapter {
                 context.cp, ranks, context.cp);
         if (context.cp == 1 && demo.empty() && !compare)  // no other rank to share with
             context = {.cp = 1, .layout = Layout::contiguous}, layout = "contiguous";
-        if (context.variant == Variant::usp && context.ulysses == 0)
-            user_error("--variant usp: needs --ulysses, the number of ranks that exchange heads");
-        if (context.variant == Variant::usp && context.cp % context.ulysses != 0)
-            user_error("--ulysses {}: it must divide --cp {}", context.ulysses, context.cp);
-        context.layout =
-            layout == "contiguous" || (layout.empty() && context.variant == Variant::ulysses)
-                ? Layout::contiguous
-            : layout == "striped" ? Layout::striped
-                                  : Layout::zigzag;
-        if (context.variant == Variant::ulysses && context.layout != Layout::contiguous)
-            user_error(
-                "--layout {}: --variant ulysses gives each rank all tokens of some heads, "
-                "which is balanced already; it knows contiguous only",
-                layout);
-        if (context.variant == Variant::all_gather && context.layout == Layout::striped)
-            user_error(
-                "--layout striped: --variant all-gather puts all keys in order; it knows "
-                "contiguous and zigzag");
+        complete(context, layout);
         if (options.document_token >= 0)  // ranks end with different keys, or with none
             context.backward = RingBackward::again;
-        if (context.tails && context.layout != Layout::zigzag)
-            user_error("--tails on: only --layout zigzag has tails");
         if (options.attention == AttentionKind::naive && context.cp > 1)
             user_error(
                 "--attention naive: a rank has only some of the keys at a time, and merges "

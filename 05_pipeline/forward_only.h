@@ -11,9 +11,20 @@ namespace ultrascale {
 
 class ForwardOnly {
 public:
+    // The shape of a batch between two stages: (B, T, h), unless a technique cuts it.
+    using StreamShape = std::function<Shape(const Batch&)>;
     ForwardOnly(const Communicator& pp, const Schedule& schedule, RankStages& stages,
-                const StepShape& shape)
-        : pp_(pp), places_(schedule.places().front()), stages_(stages), shape_(shape) {}
+                const StepShape& shape, StreamShape stream_shape = {})
+        : pp_(pp),
+          places_(schedule.places().front()),
+          stages_(stages),
+          shape_(shape),
+          stream_shape_(std::move(stream_shape)) {
+        if (!stream_shape_)
+            stream_shape_ = [h = shape.config.hidden](const Batch& batch) {
+                return Shape{batch.sequences(), batch.length(), h};
+            };
+    }
 
     // Adds to context.loss on the rank that has the last stage.
     void loss(Context& context) {
@@ -52,8 +63,7 @@ private:
             const int from = s > 0 ? places_[s - 1].rank : pp_.rank(),
                       to = s + 1 < places_.size() ? places_[s + 1].rank : pp_.rank();
             if (from != pp_.rank()) {
-                x = Tensor::empty({batch.sequences(), batch.length(), shape_.config.hidden},
-                                  shape_.model.dtype, Memory::activation);
+                x = Tensor::empty(stream_shape_(batch), shape_.model.dtype, Memory::activation);
                 pp_.recv(x, from);
             }
             x = run(stages_.chunk(places_[s].chunk), std::move(x));
@@ -65,6 +75,7 @@ private:
     std::vector<StagePlace> places_;  // of each stage
     RankStages& stages_;
     StepShape shape_;
+    StreamShape stream_shape_;
 };
 
 }  // namespace ultrascale

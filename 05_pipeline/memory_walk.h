@@ -10,6 +10,8 @@
 // and the head's hold more or less than the others, and so do stages with more layers.
 #pragma once
 
+#include <functional>
+
 #include "message_plan.h"
 #include "stages.h"
 
@@ -31,13 +33,15 @@ inline double message_bytes(const StepShape& shape) {
 
 // Bytes of one micro-batch on a stage.
 struct StageActivations {
-    double message;                                     // its input or output
-    double after_forward, after_backward_input;         // kept
-    double at_forward, at_backward, at_backward_input;  // the peak of a pass, kept ones included
+    double message = 0;                                  // its input or output
+    double after_forward = 0, after_backward_input = 0;  // kept
+    // the peak of a pass, kept ones included
+    double at_forward = 0, at_backward = 0, at_backward_input = 0;
 
-    StageActivations(const StepShape& shape, const Stage& stage) {
-        LocalSizes sizes = stage_sizes(shape, stage);
-        message = message_bytes(shape);
+    StageActivations() = default;
+    StageActivations(const StepShape& shape, const Stage& stage)
+        : StageActivations(stage_sizes(shape, stage), message_bytes(shape)) {}
+    StageActivations(LocalSizes sizes, double message) : message(message) {
         const KeptActivations kept = kept_activations(sizes);
         after_forward = kept.after_forward, after_backward_input = kept.after_backward_input;
         at_forward = peak_of_forward(sizes);
@@ -53,13 +57,11 @@ struct MemoryWalk {
     std::vector<double> in_flight;  // the same after each action
 };
 
-// `stages`: all of the model's.
-inline MemoryWalk walk_memory(const StepShape& shape, const Schedule& schedule,
-                              const MessagePlan& plan, const std::vector<Stage>& stages, int rank) {
+// `bytes_of` gives those of an action's micro-batch on its chunk.
+using BytesOfAction = std::function<const StageActivations&(const Action&)>;
+inline MemoryWalk walk_memory(const Schedule& schedule, const MessagePlan& plan, int rank,
+                              const BytesOfAction& bytes_of) {
     const auto& actions = schedule.actions[size_t(rank)];
-    const auto& chunks = schedule.chunks[size_t(rank)];
-    std::vector<StageActivations> of_chunk;
-    for (const Chunk& chunk : chunks) of_chunk.emplace_back(shape, stages[size_t(chunk.stage)]);
     const double share = double(schedule.ranks()) / schedule.stages;
 
     MemoryWalk walk;
@@ -67,7 +69,7 @@ inline MemoryWalk walk_memory(const StepShape& shape, const Schedule& schedule,
     const auto hold = [&](double bytes) { walk.peak = std::max(walk.peak, held += bytes); };
     for (int i = 0; i < int(actions.size()); ++i) {
         const Action& action = actions[size_t(i)];
-        const StageActivations& one = of_chunk[size_t(action.chunk)];
+        const StageActivations& one = bytes_of(action);
         for (size_t n = plan.posts(rank, i).size(); n-- > 0;) hold(one.message);
         held -= double(plan.releases(rank, i).size()) * one.message;
         if (plan.input(rank, i) >= 0) held -= one.message;  // counted by its stage from here on
@@ -94,6 +96,17 @@ inline MemoryWalk walk_memory(const StepShape& shape, const Schedule& schedule,
         walk.in_flight.push_back(in_flight);
     }
     return walk;
+}
+
+// The same for stages whose micro-batches are all alike. `stages`: all of the model's.
+inline MemoryWalk walk_memory(const StepShape& shape, const Schedule& schedule,
+                              const MessagePlan& plan, const std::vector<Stage>& stages, int rank) {
+    std::vector<StageActivations> of_chunk;
+    for (const Chunk& chunk : schedule.chunks[size_t(rank)])
+        of_chunk.emplace_back(shape, stages[size_t(chunk.stage)]);
+    return walk_memory(schedule, plan, rank, [&](const Action& action) -> const StageActivations& {
+        return of_chunk[size_t(action.chunk)];
+    });
 }
 
 }  // namespace ultrascale

@@ -131,24 +131,36 @@ class RankStages {
 public:
     RankStages(const StepShape& shape, const Schedule& schedule, const std::vector<Stage>& stages,
                int rank)
+        : RankStages(shape, schedule, stages, rank, default_parts(shape.config, shape.model)) {}
+    RankStages(const StepShape& shape, const Schedule& schedule, const std::vector<Stage>& stages,
+               int rank, const Parts& parts)
         : chunks_(schedule.chunks[size_t(rank)]), models_(chunks_.size()) {
-        std::vector<size_t> order(chunks_.size());
-        std::iota(order.begin(), order.end(), size_t(0));
-        std::ranges::sort(order, {}, [&](size_t c) { return chunks_[c].stage; });
-        for (const size_t c : order)
-            models_[c] = std::make_unique<Llama>(shape.config, shape.model,
-                                                 default_parts(shape.config, shape.model),
+        for (const size_t c : in_order())
+            models_[c] = std::make_unique<Llama>(shape.config, shape.model, parts,
                                                  stages[size_t(chunks_[c].stage)], &parameters_);
         if (schedule.copies() > 1)
             for (const auto& p : parameters_) p->also_summed_over.push_back("copies");
     }
     ParameterList& parameters() { return parameters_; }
     const ParameterList& parameters() const { return parameters_; }
+    // The units of all stages, in the model's order.
+    std::vector<const Unit*> units() const {
+        std::vector<const Unit*> all;
+        for (const size_t c : in_order())
+            for (const Unit& unit : models_[c]->units()) all.push_back(&unit);
+        return all;
+    }
     int chunks() const { return int(chunks_.size()); }
     int stage(int c) const { return chunks_[size_t(c)].stage; }
     Llama& chunk(int c) { return *models_[size_t(c)]; }
 
 private:
+    std::vector<size_t> in_order() const {  // chunks in the model's order
+        std::vector<size_t> order(chunks_.size());
+        std::iota(order.begin(), order.end(), size_t(0));
+        std::ranges::sort(order, {}, [&](size_t c) { return chunks_[c].stage; });
+        return order;
+    }
     std::vector<Chunk> chunks_;
     ParameterList parameters_;
     std::vector<std::unique_ptr<Llama>> models_;

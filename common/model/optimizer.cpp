@@ -60,7 +60,8 @@ void AdamW::step(double lr, const Tensor& squared_norm) {
     std::vector<ops::AdamWItem> updates;
     for (size_t i = 0; i < items_.size(); ++i) {
         const Item& item = items_[i];
-        updates.push_back({item.value, master_[i], m_[i], v_[i], item.grad,
+        updates.push_back({item.value, master_[i], m_[i], v_[i],
+                           item.grad ? item.grad : item.parameter->grad,
                            item.parameter->decays ? float(options_.weight_decay) : 0});
     }
     const ops::AdamWSettings settings = {.lr = float(lr),

@@ -27,7 +27,8 @@ public:
     struct Item {
         const Parameter* parameter;
         int64_t begin;
-        Tensor value, grad;
+        Tensor value;
+        Tensor grad;  // none: the parameter's, at the time of the update
     };
     AdamW(std::vector<Item> items, const OptimizerOptions& options)
         : items_(std::move(items)), options_(options) {}

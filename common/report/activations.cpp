@@ -61,8 +61,8 @@ struct TensorBytes {
 struct KeptForWeights {
     double attention, mlp;
     explicit KeptForWeights(const TensorBytes& t)
-        : attention(t.input + 2 * t.q + 2 * t.kv + t.stream),
-          mlp(t.input + 3 * t.features + t.stream) {}
+        : attention(t.input + 2 * t.q + 2 * t.kv + t.whole),
+          mlp(t.input + 3 * t.features + t.whole) {}
     double total() const { return attention + mlp; }
 };
 
@@ -70,6 +70,12 @@ struct KeptForWeights {
 double kept_of_layer(const LocalSizes& s) {
     return s.model.recompute == Recompute::full ? TensorBytes(s).stream / double(s.checkpoint_parts)
                                                 : layer_activations(s).total();
+}
+
+// What so many layers keep on the device.
+double kept_of_layers(const LocalSizes& s, int64_t layers) {
+    if (s.checkpoints_on_host) layers = std::min<int64_t>(layers, 1);
+    return double(layers) * kept_of_layer(s);
 }
 
 int64_t whole_bytes(double bytes) { return std::llround(std::min(bytes, 9e18)); }
@@ -96,7 +102,7 @@ KeptActivations kept_activations(const LocalSizes& s) {
     const TensorBytes t(s);
     const bool chunks = s.model.loss_chunk > 0;
     const double L = double(s.layers);
-    KeptActivations kept{L * kept_of_layer(s), L * KeptForWeights(t).total()};
+    KeptActivations kept{kept_of_layers(s, s.layers), L * KeptForWeights(t).total()};
     if (s.head) {
         kept.after_forward += t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits);
         kept.after_backward_input += chunks ? 0 : t.input + t.logits;
@@ -112,7 +118,7 @@ double peak_of_forward(const LocalSizes& s) {
     // In the last layer: the input of down and its output; if nothing is kept, also gate and up,
     // the norm's output, and the attention's.
     const double in_layer = t.features + t.whole + (full ? 2 * t.features + t.input + t.stream : 0),
-                 layers = double(s.layers) * kept_of_layer(s);
+                 layers = kept_of_layers(s, s.layers);
     return std::max(layers + in_layer, kept.after_forward + (s.head ? t.losses : 0));
 }
 
@@ -121,7 +127,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     const LayerActivations layer = layer_activations(s);
     const bool full = s.model.recompute == Recompute::full, chunks = s.model.loss_chunk > 0,
                split = s.split_backward;
-    const double L = double(s.layers), kept = kept_of_layer(s);
+    const double kept = kept_of_layers(s, s.layers);
     // With a split backward: what the linears behind the one at work keep for their weights, and
     // dy after dropout, which is then kept as well.
     const KeptForWeights for_weights(t);
@@ -133,14 +139,15 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     const double of_head = s.head ? t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits) : 0;
     const std::pair<std::string, double> in_flight{
         fmt::format("what forward kept of {} other micro-batches", s.micro_batches - 1),
-        double(s.micro_batches - 1) * (L * kept + of_head)};
+        double(s.micro_batches - 1) * (kept + of_head)};
     // The last ones' backward has run already where that is more.
     const std::pair<std::string, double> others{
         split ? fmt::format("what {} other layers and the head keep", s.layers - 1)
               : fmt::format("what forward kept of {} {}", s.layers - 1,
                             full ? "layers: inputs only" : "other layers"),
-        split ? (L - 1) * std::max(kept, for_weights.total()) + (s.head ? t.input + t.logits : 0)
-              : (L - 1) * kept};
+        split ? double(s.layers - 1) * std::max(kept_of_layer(s), for_weights.total()) +
+                    (s.head ? t.input + t.logits : 0)
+              : kept_of_layers(s, s.layers - 1)};
     const std::pair<std::string, double> last{"what forward kept of the last layer",
                                               layer.total() - t.gate_up + 2 * t.features};
 
@@ -155,7 +162,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                                     {"the sum over ranks before it is scattered", t.gathered}});
 
     if (s.head) {
-        const std::pair<std::string, double> layers{"what forward kept of all layers", L * kept};
+        const std::pair<std::string, double> layers{"what forward kept of all layers", kept};
         const std::pair<std::string, double> norm{"the final norm's input, output and rstd",
                                                   2 * t.stream + t.rstd};
         const std::pair<std::string, double> gathered{"its output, gathered", t.gathered};

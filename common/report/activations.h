@@ -48,6 +48,8 @@ struct LocalSizes {
     // computed, or (gathers_beside) at the same time.
     bool keeps_gathered = false, gathers_beside = false;
     int64_t checkpoint_parts = 1;  // full recomputation: ranks that share a layer's kept input
+    // Full recomputation: kept inputs are on the host, but for the one that is needed next.
+    bool checkpoints_on_host = false;
     int64_t loss_parts = 0;  // ranks that exchange 3 numbers per token for the loss; 0: no exchange
     // What an attention core holds in addition to a plain one in tiles, in bytes: kept from forward
     // to backward; at its forward's peak; at its backward's peak (less than a plain one: negative).

@@ -13,11 +13,14 @@ namespace ultrascale {
 // tests/chapters/options_test.cpp compares the table with the programs' --help.
 inline std::string chapters_with_option(std::string_view name) {
     static const std::map<std::string_view, std::string_view> options = {
-        {"00_single_gpu", "--naive-mean --batch-ramp --noise-scale --compare"},
+        {"00_single_gpu",
+         "--naive-mean --batch-ramp --seq-ramp --fresh-grads --noise-scale --compare --demo"},
         {"01_data_parallel",
          "--sync --bucket-mb --ring-directions --no-sync --inner-steps --outer-lr --outer-momentum "
          "--compare --demo --largest-mib"},
-        {"02_zero", "--stage --gather-overlap --prefetch --offload --no-sync --compare"},
+        {"02_zero",
+         "--stage --gather-overlap --prefetch --keep-gathered --cut --offload --no-sync --compare "
+         "--demo"},
         {"03_tensor_parallel",
          "--tp --sequence-parallel --keep-gathered --overlap --chunks --partition-checkpoints "
          "--same-seed "

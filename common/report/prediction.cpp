@@ -10,8 +10,9 @@ int64_t MemoryEstimate::total() const {
     const double activations = double(peak_activations), buffers = double(peak_communication);
     const double both =
         one_after_the_other ? std::max(activations, buffers) : activations + buffers;
-    return int64_t(
-        std::min(double(parameters) + double(gradients) + double(optimizer) + both, 9e18));
+    return int64_t(std::min(double(parameters) + double(gradients) + double(optimizer) +
+                                double(gradients_at_peak) + both,
+                            9e18));
 }
 
 MemoryEstimate& MemoryEstimate::operator+=(const MemoryEstimate& more) {
@@ -21,6 +22,7 @@ MemoryEstimate& MemoryEstimate::operator+=(const MemoryEstimate& more) {
     };
     add(parameters, more.parameters), add(gradients, more.gradients);
     add(optimizer, more.optimizer), add(peak_activations, more.peak_activations);
+    add(gradients_at_peak, more.gradients_at_peak);
     add(peak_communication, more.peak_communication), add(host, more.host);
     one_after_the_other = one_after_the_other || more.one_after_the_other;
     return *this;

@@ -30,6 +30,7 @@ inline bool peak_as_predicted(int64_t predicted, int64_t measured) {
 struct MemoryEstimate {
     int64_t parameters = 0, gradients = 0, optimizer = 0;  // persistent
     int64_t peak_activations = 0;    // the most held at once in forward and backward
+    int64_t gradients_at_peak = 0;   // what gradients that come and go add to the peak
     int64_t peak_communication = 0;  // buffers for what a technique gathers but does not keep
     int64_t host = 0;                // on the host
     // The buffers exist only while no activations do, so their peaks do not add up.

@@ -117,6 +117,8 @@ DataLoader::DataLoader(const TokenFile& file, const DataOptions& options)
         user_error("{}: {} tokens are fewer than one sample needs: --seq {} plus one", file.path(),
                    file.tokens(), options.seq);
     samples_ = (file.tokens() - 1) / options.seq;
+    for (const SamplesCut& cut : options.cuts)
+        check(cut.length > 0 && options.seq % cut.length == 0, "a cut must divide the samples");
     for (auto [name, token] : {std::pair{"--document-token", options.document_token},
                                {"--ignore-token", options.ignore_token}})
         if (token && (*token < 0 || *token >= file.vocab()))
@@ -129,22 +131,32 @@ int64_t DataLoader::shuffled(int64_t sample) const {
     return Permutation(samples_, *options_.shuffle_seed, pass)(sample % samples_);
 }
 
+int64_t DataLoader::length_of(int64_t sample) const {
+    for (const SamplesCut& cut : options_.cuts)
+        if (sample < cut.until) return cut.length;
+    return options_.seq;
+}
+
 bool DataLoader::ignored(int32_t target) const {
     return target == options_.document_token || target == options_.ignore_token;
 }
 
 HostBatch DataLoader::batch(int64_t first_sample, int64_t count) const {
-    const int64_t length = options_.seq, total = count * length;
-    HostBatch b{.sequences = count, .length = length, .first_sample = first_sample};
+    const int64_t whole = options_.seq, length = length_of(first_sample), total = count * whole;
+    check(length == length_of(first_sample + count - 1), "a batch with sequences of two lengths");
+    HostBatch b{.sequences = total / length,
+                .length = length,
+                .first_sample = first_sample * (whole / length)};
     b.tokens.reserve(total), b.targets.reserve(total), b.positions.reserve(total);
-    std::vector<int32_t> sample(length + 1);
+    std::vector<int32_t> sample(whole + 1);
     for (int64_t k = first_sample; k < first_sample + count; ++k) {
-        file_.read(shuffled(k) * length, length + 1, sample.data());
+        file_.read(shuffled(k) * whole, whole + 1, sample.data());
         int32_t start = 0;
-        for (int32_t t = 0; t < length; ++t) {
-            const int32_t target = ignored(sample[t + 1]) ? ops::ignored_target : sample[t + 1];
-            if (sample[t] == options_.document_token) start = t;
-            b.tokens.push_back(sample[t]);
+        for (int32_t at = 0; at < whole; ++at) {
+            const int32_t target = ignored(sample[at + 1]) ? ops::ignored_target : sample[at + 1],
+                          t = int32_t(at % length);
+            if (t == 0 || sample[at] == options_.document_token) start = t;
+            b.tokens.push_back(sample[at]);
             b.targets.push_back(target);
             b.positions.push_back(t - start);
             if (options_.document_token) b.document_starts.push_back(start);

@@ -55,6 +55,11 @@ private:
     int half_bits_ = 1;
 };
 
+// Samples before `until` are read as shorter sequences of `length` tokens, which divides theirs.
+struct SamplesCut {
+    int64_t until, length;
+};
+
 struct DataOptions {
     int64_t seq = 0;
     std::optional<uint64_t> shuffle_seed;  // a different order in each pass over the samples
@@ -64,6 +69,7 @@ struct DataOptions {
     // separately.
     std::optional<int64_t> document_token;
     std::optional<int64_t> ignore_token;  // targets equal to it are ignored, e.g. padding
+    std::vector<SamplesCut> cuts = {};    // in order; a batch must be on one side of each
 };
 
 // A batch of samples on the host. All vectors are (B, T), row-major.
@@ -85,12 +91,14 @@ class DataLoader {
 public:
     DataLoader(const TokenFile& file, const DataOptions& options);  // keeps a reference to the file
     int64_t samples() const { return samples_; }
+    // (count, seq); with cuts (count * seq / length, length), the same tokens in the same order.
     HostBatch batch(int64_t first_sample, int64_t count) const;
     // The number of targets over which a step's loss is the mean: what batch(...).counted_targets
     // would be.
     int64_t counted_targets(int64_t first_sample, int64_t count) const;
 
 private:
+    int64_t length_of(int64_t sample) const;  // of the sequences that it is read as
     int64_t shuffled(int64_t sample) const;
     bool ignored(int32_t target) const;
 

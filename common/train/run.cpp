@@ -25,14 +25,14 @@ Trained trained(Llama& model, AdamW& optimizer) {
 }
 
 Run::Run(std::string chapter, const Options& options, const StepShape& shape, const Share& share,
-         std::function<int64_t(int64_t)> sequences_of)
+         std::function<int64_t(int64_t)> sequences_of, std::vector<SamplesCut> cuts)
     : chapter_(std::move(chapter)),
       options_(options),
       shape_(shape),
       share_(share),
       sequences_of_(std::move(sequences_of)),
       file_(options.data_path(), shape.config.vocab),
-      loader_(file_, data_options(options, shape.seq)),
+      loader_(file_, data_options(options, shape.seq, std::move(cuts))),
       state_{.seed = options.seed, .shuffled = options.shuffle, .seq = options.seq} {
     const int64_t sequences = sequences_of_step(options, share.count);
     if (!sequences_of_) sequences_of_ = [sequences](int64_t) { return sequences; };
@@ -235,8 +235,8 @@ StepShape step_shape(const Options& options, const LlamaConfig& config) {
             .seq = options.seq > 0 ? options.seq : config.default_seq};
 }
 
-DataOptions data_options(const Options& options, int64_t seq) {
-    DataOptions data{.seq = seq};
+DataOptions data_options(const Options& options, int64_t seq, std::vector<SamplesCut> cuts) {
+    DataOptions data{.seq = seq, .cuts = std::move(cuts)};
     if (options.shuffle) data.shuffle_seed = options.seed;
     if (options.document_token >= 0) data.document_token = options.document_token;
     if (options.ignore_token >= 0) data.ignore_token = options.ignore_token;

@@ -58,8 +58,9 @@ class Run {
 public:
     // Opens the files; UserError if they cannot be read. `sequences_of`: the number of sequences of
     // step 0, 1, ..., over all ranks; by default --micro-batch x --grad-accum x share.count.
+    // `cuts`: into which shorter sequences the loader cuts samples (data.h).
     Run(std::string chapter, const Options& options, const StepShape& shape, const Share& share,
-        std::function<int64_t(int64_t step)> sequences_of = {});
+        std::function<int64_t(int64_t step)> sequences_of = {}, std::vector<SamplesCut> cuts = {});
     const DataLoader& loader() const { return loader_; }
 
     // Sets the start of the training: the weights from --seed or --load, and the optimizer's
@@ -143,7 +144,7 @@ double measure_call(const Communicator& ranks, const std::function<void()>& call
 // A rank's share of a step, according to the shared options.
 StepShape step_shape(const Options& options, const LlamaConfig& config);
 // How to read the samples, according to the shared options.
-DataOptions data_options(const Options& options, int64_t seq);
+DataOptions data_options(const Options& options, int64_t seq, std::vector<SamplesCut> cuts = {});
 // The number of sequences in a step; UserError above 10^7. sequences_of_step(): for all `replicas`
 // together.
 int64_t checked_sequences(double sequences);

@@ -7,7 +7,6 @@
 
 #include "comm/comm.h"
 #include "core/error.h"
-#include "whole_values.h"
 
 namespace ultrascale {
 
@@ -94,7 +93,9 @@ void Verifier::follow_choices(size_t steps) {
 
 void Verifier::gradient(const std::vector<TensorPart>& grads) {
     follow_choices(1);
-    gradient_error_ = distance(grads, reference_.gradient) / norm(reference_.gradient);
+    const std::vector<Comparison> tensors = compare(grads, reference_.gradient);
+    gradient_error_ = distance(tensors) / norm(reference_.gradient);
+    by_group_ = {reference_.gradient, tensors};
     if (!plain_) reference_.gradient.clear();
 }
 
@@ -269,6 +270,7 @@ bool Verifier::finish(Report& report) {
                  later.margin, bounds_.choice, drift.later_choice, bounds_.choice_limit);
         report_flips(report);
     }
+    if (report.full() || !within(gradient_error_, bounds_.gradient)) by_group_.print(report);
     report.value("verify", "loss", loss_error_);  // of all steps
     report.text("verify", "result", ok ? "ok" : missed ? "missed" : "cannot tell");
     if (!ok && !missed)

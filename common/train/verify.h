@@ -36,6 +36,7 @@
 #include <string>
 #include <vector>
 
+#include "gradient_groups.h"
 #include "plain_training.h"
 #include "report/report.h"
 
@@ -115,6 +116,7 @@ private:
     Choices* choices_;
     std::unique_ptr<Reference> plain_;  // on rank 0 only
     Reference::Result reference_;
+    GradientGroups by_group_;            // of the run's first gradient
     std::vector<double> losses_;         // of the run
     std::vector<Choices::Flips> flips_;  // by step, of the plain training that follows
     // ||w_6 - w_0|| / ||w_6|| of the plain training; and of this run, if it is needed.

@@ -12,9 +12,11 @@ double norm(const Reference::Values& values) {
     return std::sqrt(squares);
 }
 
-double distance(const std::vector<TensorPart>& parts, const Reference::Values& whole) {
+std::vector<Comparison> compare(const std::vector<TensorPart>& parts,
+                                const Reference::Values& whole) {
     struct Sum {  // of one tensor, over this rank's elements
-        double squares = 0, elements = 0;
+        Comparison of;
+        double elements = 0;
     };
     std::vector<Sum> sums(whole.size()), all(whole.size());
     for (const TensorPart& part : parts) {
@@ -25,8 +27,9 @@ double distance(const std::vector<TensorPart>& parts, const Reference::Values& w
             const int64_t whole_cols = part.shape.back(), cols = block.back().size();
             const int64_t row = block.size() == 2 ? block[0].begin : 0, col = block.back().begin;
             for (int64_t k = 0; k < count; ++k) {
-                const double w = want[size_t((row + k / cols) * whole_cols + col + k % cols)];
-                sum.squares += square(got[size_t(first + k)] - w);
+                const double w = want[size_t((row + k / cols) * whole_cols + col + k % cols)],
+                             g = got[size_t(first + k)];
+                sum.of.apart += square(g - w), sum.of.product += g * w, sum.of.size += square(w);
             }
             sum.elements += double(count);
         });
@@ -34,16 +37,23 @@ double distance(const std::vector<TensorPart>& parts, const Reference::Values& w
     for (const std::string& of_rank : Communicator::world().gather_strings(bytes_of(sums))) {
         sums = from_bytes<Sum>(of_rank);
         for (size_t t = 0; t < all.size(); ++t) {
-            all[t].squares += sums[t].squares;
-            all[t].elements += sums[t].elements;
+            all[t].of.apart += sums[t].of.apart, all[t].of.product += sums[t].of.product;
+            all[t].of.size += sums[t].of.size, all[t].elements += sums[t].elements;
         }
     }
-    double squares = 0;
+    std::vector<Comparison> tensors;
     size_t t = 0;
     for (const auto& [name, tensor] : whole) {
-        squares += all[t].squares * double(tensor.size()) / all[t].elements;
-        ++t;
+        const auto& [sum, elements] = all[t++];
+        const double once = double(tensor.size()) / elements;
+        tensors.push_back({sum.apart * once, sum.product * once, sum.size * once});
     }
+    return tensors;
+}
+
+double distance(const std::vector<Comparison>& tensors) {
+    double squares = 0;
+    for (const Comparison& tensor : tensors) squares += tensor.apart;
     return std::sqrt(squares);
 }
 

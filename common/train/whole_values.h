@@ -16,9 +16,21 @@ inline double square(double x) { return x * x; }
 // The L2 norm.
 double norm(const Reference::Values& values);
 
-// The L2 distance of all ranks' parts from the whole tensors. Elements that several ranks hold
-// count once; a tensor that no rank holds makes the result NaN. All ranks call it.
-double distance(const std::vector<TensorPart>& parts, const Reference::Values& whole);
+// How all ranks' parts of a tensor compare with the whole one, element by element. Elements that
+// several ranks hold count once; if no rank holds any, the sums are NaN.
+struct Comparison {
+    double apart = 0;    // the sum of squared differences
+    double product = 0;  // of both: the sum of products
+    double size = 0;     // of the whole one: the sum of squares
+};
+// For each of the whole tensors, in their order. All ranks call it.
+std::vector<Comparison> compare(const std::vector<TensorPart>& parts,
+                                const Reference::Values& whole);
+// The L2 distance over all tensors.
+double distance(const std::vector<Comparison>& tensors);
+inline double distance(const std::vector<TensorPart>& parts, const Reference::Values& whole) {
+    return distance(compare(parts, whole));
+}
 
 // Broadcasts rank 0's `values`. All ranks call it.
 void tell(Reference::Values& values);

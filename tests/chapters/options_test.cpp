@@ -45,6 +45,11 @@ TEST(Options, WithoutEffectAreRefused) {
             {"--gather-overlap " + none, "stages 1 and 2"});
     refuses(0, "02_zero", "--stage 2 --grad-accum 2 --no-sync off",
             {"--no-sync " + none, "after each micro-batch anyway"});
+    for (const char* option : {"--keep-gathered on", "--cut model"})
+        refuses(0, "02_zero", fmt::format("--stage 2 {}", option), {none, "stage 3"});
+    refuses(0, "02_zero", "--offload activations", {"--offload activations", "--recompute full"});
+    refuses(0, "02_zero", "--offload both --stage 0 --recompute full", {"--offload", "--stage 1"});
+    refuses(0, "00_single_gpu", "--seq-ramp 16:2,32 --seq 32", {"--seq-ramp", "--seq"});
     refuses(0, "02_zero", "--compare --stage 1", {"--stage " + none, "--compare"});
     refuses(2, "03_tensor_parallel", "--chunks 4", {"--chunks " + none, "--overlap chunk"});
     refuses(2, "03_tensor_parallel", "--keep-gathered on",

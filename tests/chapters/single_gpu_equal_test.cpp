@@ -158,6 +158,56 @@ TEST(SingleGpuResume, WhatWasLoadedIsSavedUnchanged) {
     expect_same_files(dir / "copy", dir / "saved");
 }
 
+// When gradients are allocated changes no bit of them. Activations and gradients together are as
+// predicted, for tied embeddings and for a loss in chunks, whose gradients begin in forward.
+TEST(SingleGpuFreshGradients, ChangeNoBitAndLowerThePeak) {
+    for (const char* others : {"", "--dtype bf16 --fp32-grads --loss-chunk 50 --recompute full"}) {
+        SCOPED_TRACE(others);
+        const auto with = [&](const char* fresh) {
+            return train("00_single_gpu",
+                         fmt::format("{} --seq 40 --micro-batch 1 --steps 3 --no-verify {} {}",
+                                     load("tied_head_dim"), others, fresh));
+        };
+        const Outcome fresh = with("--fresh-grads");
+        expect_same_bits(fresh, with(""));
+        const Json& peak = fresh.summary.at("fresh_gradients");
+        EXPECT_EQ(peak.at("measured"), peak.at("predicted"));
+        EXPECT_LT(peak.at("measured").get<double>(), peak.at("otherwise").get<double>());
+        EXPECT_EQ(fresh.summary.at("memory").at("gradients").at("measured"), 0);
+    }
+    // With several micro-batches nothing is saved.
+    const Outcome two = train("00_single_gpu",
+                              "--layers 2 --seq 40 --micro-batch 1 --grad-accum 2 --steps 3 "
+                              "--verify --fresh-grads");
+    EXPECT_EQ(two.summary.at("verify").at("result"), "ok");
+    const Json& peak = two.summary.at("fresh_gradients");
+    EXPECT_EQ(peak.at("measured"), peak.at("otherwise"));
+}
+
+// The first stage is a run with short sequences, and a run may be resumed in any stage.
+TEST(SingleGpuSeqRamp, CutsTheSamplesOfTheFirstSteps) {
+    TempDir dir;
+    const auto with = [&](const std::string& arguments) {
+        return train("00_single_gpu", "--layers 2 --lr 2e-3 " + arguments);
+    };
+    const std::string ramp = "--micro-batch 2 --seq-ramp 10:50%,20:1,40 --verify ";
+    const Outcome run = with(ramp + "--steps 6 --save " + dir / "straight");
+    EXPECT_EQ(run.summary.at("verify").at("result"), "ok");
+    EXPECT_FALSE(contains(run.out, "MIS")) << run.out;
+    for (const char* note : {"seq 10\n", "seq 20\n", "seq 40\n"})
+        EXPECT_TRUE(contains(run.out, note)) << run.out;
+    const std::vector<double> shorter =
+        with("--micro-batch 8 --seq 10 --steps 3 --no-verify").of("loss");
+    for (size_t s = 0; s < 3; ++s) EXPECT_EQ(run.of("loss")[s], shorter[s]);
+    with("--micro-batch 2 --seq-ramp 10:3,20:1,40 --no-verify --steps 2 --save " + dir / "half");
+    const Outcome rest =
+        train("00_single_gpu", fmt::format("--lr 2e-3 --micro-batch 2 --seq-ramp 10:50%,20:1,40 "
+                                           "--no-verify --steps 4 --load {} --save {}",
+                                           dir / "half", dir / "again"));
+    EXPECT_EQ(rest.of("loss")[3], run.of("loss")[5]);
+    expect_same_files(dir / "again", dir / "straight");
+}
+
 TEST(SingleGpuBatchRamp, TakesTheSizesInTurn) {
     const Outcome run = train_small("--micro-batch 4 --batch-ramp 4:1,12:2,8");
     std::vector<double> tokens;

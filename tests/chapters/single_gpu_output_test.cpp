@@ -183,6 +183,36 @@ TEST(SingleGpuProfile, CountsCalls) {
         EXPECT_TRUE(contains(outcome.out, column)) << column;
 }
 
+TEST(SingleGpuDemo, PrintsItsTables) {
+    const auto prints = [](const std::string& arguments, std::initializer_list<const char*> texts) {
+        const Outcome outcome = run("00_single_gpu", arguments);
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+        for (const char* text : texts)
+            EXPECT_TRUE(contains(outcome.out, text)) << text << " in " << outcome.out;
+    };
+    prints("--demo parameters",
+           {"12 h^2 + 13 h", "174.579 B", "6480.0", "8100.0", "405.853 B"});
+    prints("--demo activations", {"s b h (34 + 5 a s / h)", "114.0 s b h  70.2 %", "2.7 %"});
+    prints("--demo batch", {"1024 samples", "128 GPUs:     4 each", "4700.0", "86.5 %"});
+    prints("--demo batch --batch-ramp 4M:40M,8M --micro-batch 2 --seq 100",
+           {"4.00 M        40000           10 ", "8.00 M        80000 "});
+    prints("--demo latent", {"576 numbers", "28.2 %"});
+    prints("--demo launches", {"launched", "events", "waiting", "512"});
+    const Outcome refused = run("00_single_gpu", "--demo batch --json x.jsonl");
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_TRUE(contains(refused.err, "no figures")) << refused.err;
+}
+
+// The first step has no optimizer states until its update, so its peak is lower.
+TEST(SingleGpuFirstSteps, TheSecondIsHigher) {
+    const Outcome outcome =
+        train("00_single_gpu", "--layers 2 --seq 64 --steps 3 --no-verify --report full");
+    const Json& steps = outcome.summary.at("first_steps");
+    EXPECT_LT(steps.at("step_1_bytes").get<double>(), steps.at("step_2_bytes").get<double>());
+    EXPECT_EQ(steps.at("step_2_bytes"), steps.at("step_3_bytes"));
+    EXPECT_TRUE(contains(outcome.out, "only in step 2")) << outcome.out;
+}
+
 TEST(SingleGpuNoiseScale, Prints) {
     const Outcome outcome = train(
         "00_single_gpu",

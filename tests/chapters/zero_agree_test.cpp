@@ -105,6 +105,29 @@ TEST(LongZeroStages, PrefetchAndGatherOverlapChangeNothing) {
     }
 }
 
+// Parameters that stay whole for a step are the same parameters. Cut as one unit, the model has
+// other shards, whose squares the norm adds up in another order.
+TEST(ZeroStages, GatherLessIfAsked) {
+    const auto with = [&](const std::string& arguments) {
+        const Outcome run = train_stage(
+            3, 3, fmt::format("{} --grad-accum 3 {}", load("tied_head_dim"), arguments));
+        expect_verified(run);
+        return run;
+    };
+    const auto gathers = [](const Outcome& run) {
+        return run.summary.at("communication").at("all-gather").at("calls").get<double>();
+    };
+    const Outcome plain = with(""), kept = with("--keep-gathered on --prefetch 2"),
+                  one = with("--cut model");
+    expect_the_same(kept, plain);
+    expect_close(one, plain);
+    const double units = gathers(kept);  // once each
+    EXPECT_EQ(gathers(one), 3);
+    EXPECT_EQ(gathers(plain), 3 * (2 * units - 1));  // a tied head: MEASURED.md
+    EXPECT_TRUE(contains(kept.out, "gathered once a step"));
+    EXPECT_TRUE(contains(one.out, "the model is one unit"));
+}
+
 // With two micro-batches stages 0 and 1 add up a rank's own gradients and sum over the ranks once;
 // stages 2 and 3 sum over the ranks each time. --no-sync off makes stages 0 and 1 do so too.
 TEST(ZeroStages, AgreeInPairsWithAccumulation) {
@@ -153,16 +176,41 @@ TEST(LongZeroOffload, ChangesWhereAndNothingElse) {
         }
 }
 
+// --offload activations: where a layer's input waits for its backward changes no bit, and of three
+// layers' inputs the device holds one less.
+TEST(ZeroOffload, OfActivationsChangesNoBit) {
+    const SmallModel three_layers;
+    for (const std::string& model :
+         {load("gqa_untied"), fmt::format("--model {}", three_layers.path())}) {
+        const auto with = [&](const char* offload) {
+            return train_stage(
+                1, 2,
+                fmt::format("{} --recompute full --grad-accum 2 --offload {}", model, offload));
+        };
+        const Outcome here = with("optimizer"), there = with("both");
+        expect_verified(there);
+        expect_the_same(there, here);
+        const Json &host = there.summary.at("memory").at("on the host"),
+                   &of_optimizer = here.summary.at("memory").at("on the host");
+        EXPECT_EQ(host.at("measured"), host.at("predicted"));
+        const double inputs = there.summary.at("offload").at("inputs_bytes").get<double>();
+        EXPECT_EQ(host.at("measured").get<double>() - of_optimizer.at("measured").get<double>(),
+                  inputs / 2);  // of one of the two micro-batches
+    }
+}
+
 TEST(ZeroOffload, StandsInTheComparison) {
     const Outcome run =
         run_ranks(3, "02_zero",
-                  "--compare --offload optimizer --layers 2 --seq 16 --micro-batch 1 --steps 3");
+                  "--compare --offload optimizer --keep-gathered on --cut model --layers 2 --seq "
+                  "16 --micro-batch 1 --steps 3");
     EXPECT_EQ(run.exit_code, 0) << run.err;
     int rows = 0;
     std::istringstream lines(run.out);
     for (std::string line; std::getline(lines, line);) rows += line.ends_with(" as predicted");
-    EXPECT_EQ(rows, 7) << run.out;
-    EXPECT_TRUE(contains(run.out, "  3 host")) << run.out;
+    EXPECT_EQ(rows, 9) << run.out;
+    for (const char* row : {"  3 host", "  3 kept", "  3 one"})
+        EXPECT_TRUE(contains(run.out, row)) << run.out;
 }
 
 TEST(ZeroStages, ComparisonObeysNoSync) {
@@ -199,6 +247,19 @@ TEST(ZeroStages, BuffersStayConstant) {
         const Json& constancy = run.summary.at("constancy");
         EXPECT_GT(constancy.at("buffers_early").get<double>(), 0) << stage;
         EXPECT_EQ(constancy.at("buffers_late"), constancy.at("buffers_early")) << stage;
+    }
+}
+
+TEST(ZeroDemo, PrintsItsTables) {
+    for (const auto& [arguments, texts] :
+         {std::pair{"--demo memory --model llama-3-70b",
+                    std::vector<const char*>{"1128.86   no", "17.64   62 GB left"}},
+          std::pair{"--demo overlap --micro-batch 2 --seq 4096 --peak-tflops 1000",
+                    std::vector<const char*>{"InfiniBand", " 2.40 ", " 1.20 "}}}) {
+        const Outcome outcome = run("02_zero", arguments);
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+        for (const char* text : texts)
+            EXPECT_TRUE(contains(outcome.out, text)) << text << " in " << outcome.out;
     }
 }
 

@@ -117,7 +117,7 @@ Checks train_zero(ZeroOptions zero_options) {
     zero.start();
     Technique technique{
         .hooks = &zero,
-        .predicted = predict(zero.layout(), units, zero_options, shape, A, world())};
+        .predicted = predict(zero.layout(), units, zero_options, shape, A, mesh)};
     technique.begin_step = [&] { zero.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t m) { zero.begin_micro_batch(m, m + 1 == A); };
     technique.end_micro_batch = [&](int64_t) { zero.end_micro_batch(); };

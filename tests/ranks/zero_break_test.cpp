@@ -11,6 +11,8 @@ TEST(ZeroBreak, UnchangedStagesPass) {
     expect(train_zero<Zero2>({.stage = 2}), true, true, true);
     expect(train_zero<Zero3>({.stage = 3}), true, true, true);
     expect(train_zero<Zero2>({.stage = 2, .offload = true}), true, true, true);
+    expect(train_zero<Zero3>({.stage = 3, .keep_gathered = true}), true, true, true);
+    expect(train_zero<Zero3>({.stage = 3, .cut = Cut::model}), true, true, true);
 }
 
 TEST(ZeroBreak, Zero0ForgetsAUnit) {
@@ -143,6 +145,45 @@ TEST(ZeroBreak, Zero3LeaksAGatheredBuffer) {
         }
     };
     expect(train_zero<Broken>({.stage = 3}), true, false, true);
+}
+
+// What is kept beyond the step's last micro-batch is from before the update.
+TEST(ZeroBreak, Zero3KeepsParametersTooLong) {
+    struct Broken : Zero3 {
+        using Zero3::Zero3;
+        void begin_micro_batch(int64_t micro_batch, bool) override {
+            Zero3::begin_micro_batch(micro_batch, false);
+        }
+    };
+    const Checks checks = train_zero<Broken>({.stage = 3, .keep_gathered = true});
+    EXPECT_FALSE(checks.verified);
+    EXPECT_FALSE(checks.communication);
+}
+
+// Without the option the same mistake does nothing.
+TEST(ZeroBreak, Zero3KeepsNothingUnlessAsked) {
+    struct Unaware : Zero3 {
+        using Zero3::Zero3;
+        void begin_micro_batch(int64_t micro_batch, bool) override {
+            Zero3::begin_micro_batch(micro_batch, false);
+        }
+    };
+    expect(train_zero<Unaware>({.stage = 3}), true, true, true);
+}
+
+// The model is one unit, but it is reduced as if its first unit were all of it.
+TEST(ZeroBreak, OneUnitIsReducedTooEarly) {
+    struct Broken : Zero3 {
+        using Zero3::Zero3;
+        void gradient_complete(Parameter& parameter, const Context& context) override {
+            Zero3::gradient_complete(parameter, context);
+            if (parameter.name != "lm_head.weight") return;
+            for (size_t more = 1; more < layout_[0].places.size(); ++more)
+                Zero3::gradient_complete(parameter, context);
+        }
+    };
+    const Checks checks = train_zero<Broken>({.stage = 3, .cut = Cut::model});
+    EXPECT_FALSE(checks.communication);
 }
 
 TEST(ZeroBreak, Zero3PrefetchesLessThanPredicted) {

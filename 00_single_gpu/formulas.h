@@ -1,0 +1,146 @@
+// The playbook's formulas for a GPT, each as a function: parameters, the 34 and the 5 a s / h of
+// the activations, the batch size, attention with latent keys. A number takes 2 bytes.
+// formulas_demo.h prints them with numbers.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ultrascale {
+
+// A GPT: attention of `heads` heads with biases, a feed-forward of 4 h with GELU, layer norms with
+// biases, dropout, a head tied to the embedding. (Brown et al. 2020, table 2.1, for GPT-3's.)
+struct Gpt {
+    int64_t layers, hidden, heads, vocab;
+};
+inline constexpr Gpt gpt3 = {.layers = 96, .hidden = 12288, .heads = 96, .vocab = 50257};
+
+// ---- parameters ---------------------------------------------------------------------------------
+
+// What a sum consists of: a name and a number.
+struct Term {
+    std::string what;
+    double value;
+};
+inline double sum_of(const std::vector<Term>& terms) {
+    double sum = 0;
+    for (const Term& term : terms) sum += term.value;
+    return sum;
+}
+
+// Of one layer: 12 h^2 + 13 h.
+inline std::vector<Term> gpt_layer_parameters(double h) {
+    return {{"q, k, v: h x 3h and biases", 3 * h * h + 3 * h},
+            {"attention's output: h x h and bias", h * h + h},
+            {"up: h x 4h and biases", 4 * h * h + 4 * h},
+            {"down: 4h x h and bias", 4 * h * h + h},
+            {"two layer norms: weights and biases", 4 * h}};
+}
+// N = h v + L (12 h^2 + 13 h) + 2 h (without positions).
+inline double gpt_parameters(const Gpt& g) {
+    const double h = double(g.hidden);
+    return h * double(g.vocab) + double(g.layers) * sum_of(gpt_layer_parameters(h)) + 2 * h;
+}
+
+// ---- activations (Korthikanti et al. 2022, section 4.1) -----------------------------------------
+
+// What a layer keeps for its backward, in bytes, in units of s b h for the first and of a s^2 b for
+// the second: a 16-bit number counts 2, a dropout mask 1.
+struct KeptTerm {
+    const char* what;
+    double sbh, assb;
+};
+inline std::vector<KeptTerm> gpt_layer_activations() {
+    return {{"attention: input of q, k, v", 2, 0},
+            {"q and k, for their product", 4, 0},
+            {"softmax's output", 0, 2},
+            {"its dropout's mask", 0, 1},
+            {"its dropout's output, for the product with v", 0, 2},
+            {"v", 2, 0},
+            {"input of the output projection", 2, 0},
+            {"dropout's mask", 1, 0},
+            {"feed-forward: input of up", 2, 0},
+            {"input of GELU", 8, 0},
+            {"input of down", 8, 0},
+            {"dropout's mask", 1, 0},
+            {"the inputs of two layer norms", 4, 0}};
+}
+
+// Selective recomputation drops the terms with s^2 and computes them again in the backward.
+struct Selective {
+    double linear;   // 34
+    double squared;  // 5 a s / h
+    double saved() const { return squared / (linear + squared); }
+    // Attention's share of a step's FLOPs, and that of its forward alone, which is what runs again.
+    double attention_share, added;
+};
+inline Selective selective_recomputation(const Gpt& g, int64_t seq) {
+    Selective result{};
+    double assb = 0;
+    for (const KeptTerm& term : gpt_layer_activations())
+        result.linear += term.sbh, assb += term.assb;
+    const double s = double(seq), h = double(g.hidden);
+    result.squared = assb * double(g.heads) * s / h;
+    // A step, in units of 72 b s L h^2 FLOP: linears 1, attention s/6h (q k^T and p v: 4 s h FLOP a
+    // token and layer in forward, twice that in backward), the head v/12hL.
+    const double attention = s / (6 * h),
+                 all = 1 + attention + double(g.vocab) / (12 * h * double(g.layers));
+    result.attention_share = attention / all, result.added = attention / 3 / all;
+    return result;
+}
+
+// ---- batch size ---------------------------------------------------------------------------------
+
+// The playbook's four steps: a batch in tokens, its samples, what a GPU takes at a time, and how
+// often each of the GPUs must do that. Returns 0 if the samples cannot be shared out so.
+inline int64_t accumulation_steps(int64_t samples, int64_t micro_batch, int64_t gpus) {
+    return samples % (micro_batch * gpus) == 0 ? samples / (micro_batch * gpus) : 0;
+}
+
+// The critical batch size in tokens at a loss (Kaplan et al. 2020, section 5.1) is
+// B* / loss^(1/alpha) with B* = 2e8 and alpha = 0.21. So it has doubled when the loss has fallen to
+// 2^-alpha = 86 % of what it was: then the batch may be doubled, too.
+inline constexpr double kaplan_tokens = 2e8, kaplan_alpha = 0.21;
+inline double critical_batch(double loss) {
+    return kaplan_tokens / std::pow(loss, 1 / kaplan_alpha);
+}
+inline double loss_of_critical_batch(double tokens) {
+    return std::pow(kaplan_tokens / tokens, kaplan_alpha);
+}
+
+// ---- attention with latent keys (DeepSeek-V2, arXiv 2405.04434, section 2.1) --------------------
+
+// Queries come from a latent of q_rank numbers, keys and values from one of kv_rank numbers; a
+// query and a key have `nope` dimensions without a position, and `rope` with one, whose key is
+// shared by all heads.
+struct LatentAttention {
+    int64_t hidden, heads, nope, rope, value, q_rank, kv_rank;
+
+    // Numbers a token, of a layer.
+    int64_t q() const { return heads * (nope + rope); }
+    int64_t k() const { return heads * nope + rope; }
+    int64_t v() const { return heads * value; }
+    int64_t latents() const { return q_rank + kv_rank + rope; }
+    // Weights that make q, k and v of the latents; of all projections.
+    int64_t up() const { return q_rank * q() + kv_rank * (heads * (nope + value)); }
+    int64_t weights() const { return hidden * latents() + up() + v() * hidden; }
+    // What backward needs besides the layer's input: q, k, v, o and the latents; or, if it computes
+    // q, k and v again, the latents and o.
+    int64_t kept() const { return latents() + q() + k() + v() + v(); }
+    int64_t kept_latent() const { return latents() + v(); }
+};
+inline constexpr LatentAttention deepseek_v3 = {.hidden = 7168,
+                                                .heads = 128,
+                                                .nope = 128,
+                                                .rope = 64,
+                                                .value = 128,
+                                                .q_rank = 1536,
+                                                .kv_rank = 512};
+// The same with plain keys and values, `kv_heads` of them: q, k, v and o.
+inline int64_t kept_plain(const LatentAttention& a, int64_t kv_heads) {
+    return 2 * a.heads * a.value + 2 * kv_heads * a.value;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,92 @@
+// The ranks as a grid of five axes, and which links each axis crosses.
+//
+//     rank = (((pp x DP + dp) x EP + ep) x CP + cp) x TP + tp        for --order tp,cp,ep,dp,pp
+//
+// The first axis of --order has neighbouring ranks, which share a machine and its fastest links. So
+// it should be the one that communicates most: tensor parallelism, several times a layer and with
+// nothing to hide it; then context parallelism and experts, in every layer but partly hidden; then
+// the sums of gradients, once a step; and last the pipeline, whose messages are the smallest.
+#pragma once
+
+#include <algorithm>
+
+#include "comm/mesh.h"
+#include "core/error.h"
+#include "report/json_lines.h"
+
+namespace ultrascale {
+
+struct Axes {
+    int dp = 0, tp = 1, cp = 1, ep = 1, pp = 1;  // dp 0: the ranks that are left
+    std::vector<std::string> order = {"tp", "cp", "ep", "dp", "pp"};  // neighbours first
+
+    int size(const std::string& axis) const {
+        return axis == "dp" ? dp : axis == "tp" ? tp : axis == "cp" ? cp : axis == "ep" ? ep : pp;
+    }
+    // Ranks between two neighbours along an axis.
+    int stride(const std::string& axis) const {
+        int ranks = 1;
+        for (const std::string& inner : order) {
+            if (inner == axis) break;
+            ranks *= size(inner);
+        }
+        return ranks;
+    }
+
+    // Sets dp, or checks it. UserError if the axes do not make `ranks`.
+    void complete(int ranks) {
+        const int others = tp * cp * ep * pp;
+        if (ranks % others != 0 || (dp > 0 && dp * others != ranks))
+            user_error("--tp {} --cp {} --ep {} --pp {}{}: they do not make {} ranks", tp, cp, ep,
+                       pp, dp > 0 ? fmt::format(" --dp {}", dp) : "", ranks);
+        dp = ranks / others;
+    }
+    // "tp,cp,ep,dp,pp" in another order.
+    void set_order(const std::string& words) {
+        std::vector<std::string> given;
+        for (size_t at = 0; at <= words.size();) {
+            const size_t end = std::min(words.find(',', at), words.size());
+            given.push_back(words.substr(at, end - at));
+            at = end + 1;
+        }
+        if (!std::ranges::is_permutation(given, order))
+            user_error("--order {}: give each of tp, cp, ep, dp, pp once, neighbours first", words);
+        order = given;
+    }
+
+    std::vector<Mesh::Axis> outermost_first() const {
+        std::vector<Mesh::Axis> axes;
+        for (auto axis = order.rbegin(); axis != order.rend(); ++axis)
+            axes.push_back({*axis, size(*axis)});
+        return axes;
+    }
+    // Of an axis' ring of neighbours, the share that are on different nodes of `node` ranks.
+    double between_nodes(const std::string& axis, int node) const {
+        const int step = stride(axis), n = size(axis), ranks = dp * tp * cp * ep * pp;
+        int crossing = 0, all = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+            const int place = rank / step % n, next = rank + ((place + 1) % n - place) * step;
+            ++all, crossing += rank / node != next / node;
+        }
+        return double(crossing) / all;
+    }
+};
+
+// "pp 2 x dp 2 x tp 2": the axes that have more than one rank.
+inline std::string describe(const Axes& axes) {
+    std::string text;
+    for (const Mesh::Axis& axis : axes.outermost_first())
+        if (axis.size > 1)
+            text += fmt::format("{}{} {}", text.empty() ? "" : " x ", axis.name, axis.size);
+    return text.empty() ? "one rank" : text;
+}
+
+// For the report.
+inline JsonFields layout_of(const Axes& axes) {
+    JsonFields layout;
+    for (const Mesh::Axis& axis : axes.outermost_first())
+        layout.emplace_back(axis.name, int64_t(axis.size));
+    return layout;
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,105 @@
+// The order in which the techniques are put together. Each is its own chapter's code; here is only
+// who wraps whom.
+//
+//     what a layer computes      the innermost first: how a product multiplies (08), which rows or
+//                                columns of it a rank has (03), whose keys its queries meet (04),
+//                                whose experts its tokens go to (06)
+//     which layers a rank has    the stages of a schedule (05)
+//     who sums and updates       all that a rank has, as flat units in shards (02), or in buckets
+//                                (01)
+//
+// None of them knows another one. They meet in three descriptions: a Parameter says over which axes
+// it is split and summed (mesh.h); a Batch says which tokens a rank has; a Unit says what a pass
+// reads and which gradients it completes.
+#pragma once
+
+#include "02_zero/stages.h"
+#include "03_tensor_parallel/tensor_parallel.h"
+#include "04_context_parallel/context_parallel.h"
+#include "05_pipeline/forward_only.h"
+#include "05_pipeline/pipeline.h"
+#include "buckets.h"
+#include "techniques.h"
+
+namespace ultrascale {
+
+// The shape with the heads that a rank of tp has.
+inline StepShape with_heads_of(StepShape shape, int tp, int rank) {
+    const HeadSplit heads = split_heads(shape.config, tp, rank);
+    shape.config.heads = heads.heads, shape.config.kv_heads = heads.kv_heads;
+    return shape;
+}
+
+class Composition {
+public:
+    // All ranks call it. Parameters are described, but have no storage before updates->start().
+    Composition(const Options& options, const StepShape& of_step, const Techniques& chosen)
+        : shape(of_step),
+          techniques(chosen),
+          mesh(Communicator::world(), chosen.axes.outermost_first()),
+          schedule(chosen.make_schedule(int(options.grad_accum))),
+          stages(cut(shape, schedule.stages, chosen.split)),
+          tensor(shape.config, chosen.tensor, mesh),
+          of_heads(with_heads_of(shape, chosen.tensor.tp, mesh.group("tp").rank())),
+          context(of_heads.config, chosen.context, shape.seq, mesh.group("cp")),
+          own(shape, schedule, stages, mesh.group("pp").rank(), parts()),
+          plan(schedule),
+          messages(mesh.group("pp"), plan,
+                   stream_shape(shape.micro_batch, shape.seq / chosen.axes.cp), shape.model.dtype),
+          executor(schedule, plan, own, messages, mesh.group("pp").rank()),
+          units(own.units()) {
+        add_holders(mesh, schedule, shape.config);
+        if (chosen.zero.stage == 0)
+            updates = std::make_unique<Buckets>(
+                own.parameters(), units, mesh, options,
+                int64_t(chosen.bucket_mb * 1048576) / dtype_bytes(shape.grad_dtype));
+        else
+            updates = make_zero(own.parameters(), units, mesh, options, chosen.zero);
+    }
+    Composition(const Composition&) = delete;  // its members refer to each other
+
+    // The samples of this rank, and its part of each sequence.
+    Share share() const {
+        const Communicator& replicas = mesh.group({"dp", "ep"});
+        Share share{
+            .micro_batch = shape.micro_batch, .count = replicas.size(), .replica = replicas.rank()};
+        if (context.options().cp > 1)
+            share.part = [this](const HostBatch& whole) { return context.part(whole); };
+        return share;
+    }
+    // The residual stream between two layers or stages, of B sequences of which this rank has T
+    // tokens: (B, T, h), or with sequence parallelism (B T / tp, h).
+    Shape stream_shape(int64_t B, int64_t T) const {
+        const int64_t h = shape.config.hidden;
+        if (techniques.tensor.sequence_parallel) return {B * T / techniques.tensor.tp, h};
+        return {B, T, h};
+    }
+    const Communicator& pp() const { return mesh.group("pp"); }
+    // The ranks whose losses add up. Those along tp have the same one.
+    const Communicator& of_loss() const { return mesh.group({"pp", "dp", "ep", "cp"}); }
+
+    const StepShape shape;
+    const Techniques techniques;
+    Mesh mesh;
+    const Schedule schedule;
+    const std::vector<Stage> stages;
+    TensorParallel tensor;
+    const StepShape of_heads;  // the shape, with the heads that this rank has
+    ContextParallel context;
+    RankStages own;  // this rank's stages
+    const MessagePlan plan;
+    Messages messages;
+    Executor executor;
+    const std::vector<const Unit*> units;
+    std::unique_ptr<Zero> updates;
+
+private:
+    Parts parts() {
+        Parts parts = techniques.tensor.tp > 1 ? tensor.parts(shape.model)
+                                               : default_parts(shape.config, shape.model);
+        context.add_to(parts);
+        return parts;
+    }
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,96 @@
+// Chapter 09: everything together. Data, tensor, context and pipeline parallelism with ZeRO, in any
+// combination: the chapters' own code, put together by composition.h.
+#include "compare.h"
+#include "options.h"
+
+using namespace ultrascale;
+
+namespace {
+
+// One training step. What the layers communicate inside forward and backward, and what the updates'
+// hooks do around each unit, is written in the chapters.
+void train_step(Step& step, Composition& all) {
+    Zero& updates = *all.updates;
+    updates.begin_step(step.accumulated / all.schedule.copies());
+    if (all.pp().size() == 1) {
+        Llama& model = all.own.chunk(0);
+        for (MicroBatch micro_batch : step.micro_batches({&updates})) {
+            Saved saved;
+            const int64_t m = micro_batch.micro_batch;
+            updates.begin_micro_batch(m, m + 1 == step.accumulated);
+            phase("forward", [&] { model.forward({}, saved, micro_batch); });
+            phase("backward", [&] { model.backward({}, saved, micro_batch); });
+            phase("wait for gradients", [&] { updates.end_micro_batch(); });
+        }
+    } else {
+        // Several micro-batches are in flight. To the updates they are one, which ends the step.
+        updates.begin_micro_batch(0, !all.techniques.zero.keep_gathered);
+        all.executor.run(step, &updates);
+        updates.begin_micro_batch(0, true);
+        phase("wait for gradients", [&] { updates.end_micro_batch(); });
+    }
+    const Tensor squared_norm = phase("gradient norm", [&] { return updates.squared_norm(); });
+    step.verify_gradient();
+    phase("update", [&] { updates.update(step.learning_rate, squared_norm); });
+    if (all.of_loss().size() > 1) phase("loss", [&] { all.of_loss().all_reduce(step.loss); });
+    step.finish(squared_norm);
+}
+
+// Trains. Returns false if the result differs from plain training on one device, or memory or
+// communication from their predictions.
+bool train(const Options& options, const Techniques& techniques, const StepShape& shape) {
+    Composition all(options, shape, techniques);
+    Zero& updates = *all.updates;
+    Run run("09_5d_parallel", options, shape, all.share());
+    const Prediction of_step = predict(all);
+    check_fits_everywhere(of_step.memory, memory_limit(), needs_less);
+    run.load(updates.start());
+    ForwardOnly forward_only(all.pp(), all.schedule, all.own, shape, [&](const Batch& batch) {
+        return all.stream_shape(batch.sequences(), batch.length());
+    });
+    run.start({.values = [&] { return updates.finish(), updates.values(); },
+               .gradients = [&] { return updates.gradients(); },
+               .optimizer_states = [&] { return updates.optimizer_states(); },
+               .forward =
+                   [&](Context& context) {
+                       updates.finish();
+                       context.hooks = &updates;
+                       forward_only.loss(context);
+                   },
+               .sum_loss =
+                   [&](const Tensor& loss) {
+                       all.mesh.group({"pp", "cp"}).all_reduce(loss);
+                   },
+               .label = "layout",
+               .technique = describe(techniques),
+               .layout = layout_of(techniques.axes)});
+    while (Step* step = run.next()) train_step(*step, all);
+    updates.finish();
+
+    return run.finish([&](Report& report) {
+        bool ok = report.memory(of_step);
+        ok = report.communication(of_step, options.steps, run.of_validation()) && ok;
+        if (report.full() || options.node_size > 0)
+            print_axes(report, techniques, options.node_size);
+        report.throughput(of_step);
+        return ok;
+    });
+}
+
+bool run(const Options& options, Chapter& chapter) {
+    const StepShape shape = step_shape(options, options.config());
+    if (chapter.compare) {
+        slow_down(options);
+        return SideBySide(options, shape, train_step).run();
+    }
+    chapter.check(options, shape);
+    if (options.estimate) return print_estimate(options, chapter.techniques, shape), true;
+    return train_within_memory(options, [&] { return train(options, chapter.techniques, shape); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_chapter(argc, argv, "09_5d_parallel",
+                       "Train a Llama with all kinds of parallelism at once.", run);
+}

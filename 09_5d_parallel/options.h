@@ -1,0 +1,124 @@
+// The program's options, and which of them exclude each other: one line says why.
+#pragma once
+
+#include "composition.h"
+#include "report/cli.h"
+
+namespace ultrascale {
+
+// UserError if these techniques exclude each other, or the model or its batch cannot be cut so.
+inline void check_combination(const Options& options, const Techniques& t, const StepShape& shape) {
+    const Schedule schedule = t.make_schedule(int(options.grad_accum));
+    check_can_run(shape, schedule);
+    cut(shape, schedule.stages, t.split);
+    check_splits(shape.config, t.tensor, shape.micro_batch, shape.seq / t.axes.cp);
+    check_shares(with_heads_of(shape, t.axes.tp, 0).config, t.context, shape.seq);
+    if (options.dropout > 0)
+        user_error("--dropout: 00_single_gpu and 03 to 06 show it, each with one technique");
+    if (options.sample > 0)
+        user_error("--sample: use --save here, and 00_single_gpu --load DIR --sample N");
+    if (t.axes.cp > 1 && options.attention == AttentionKind::naive)
+        user_error("--attention naive: with --cp a rank merges what attention in tiles gives it");
+    if (t.axes.cp > 1 && options.document_token >= 0)
+        user_error("--document-token: 04_context_parallel shows documents with --cp");
+}
+
+struct Chapter {
+    Techniques techniques;
+    bool compare = false;
+    std::string order, layout;
+
+    void add_options(OptionList& options, const Options&) {
+        Techniques& t = techniques;
+        const auto axis = [&](const char* name, int& size, const std::string& what) {
+            return options.add(name, size, what).between(1, 1 << 20);
+        };
+        axis("--dp", t.axes.dp, "Ranks with other samples. Default: all that are left");
+        axis("--tp", t.axes.tp, "Ranks that share each layer").show_default();
+        axis("--cp", t.axes.cp, "Ranks that share each sequence").show_default();
+        axis("--pp", t.axes.pp, "Ranks of a pipeline").show_default();
+        options.add("--order", order, "Axes, neighbouring ranks first. Default: tp,cp,ep,dp,pp");
+        options
+            .add("--zero", t.zero.stage,
+                 "What is sharded over dp and cp: 0 nothing, 1 optimizer states, 2 gradients too, "
+                 "3 parameters too")
+            .between(0, 3)
+            .show_default();
+        options.add("--bucket-mb", t.bucket_mb, "With --zero 0: size of a bucket of gradients, MiB")
+            .between(0.001, 1e6)
+            .only_if([&t] { return t.zero.stage == 0; }, "ZeRO sums gradients unit by unit")
+            .show_default();
+        options.add("--prefetch", t.zero.prefetch, "With --zero 3: units gathered ahead")
+            .between(0, 1000)
+            .only_if([&t] { return t.zero.stage == 3; }, "only --zero 3 gathers parameters")
+            .show_default();
+        options
+            .choice("--keep-gathered", t.zero.keep_gathered, {{"on", true}, {"off", false}},
+                    "With --zero 3: gather parameters once a step and keep them")
+            .only_if([&t] { return t.zero.stage == 3; }, "only --zero 3 gathers parameters");
+        options
+            .choice("--offload", t.zero.offload, {{"none", false}, {"optimizer", true}},
+                    "What is kept, and updated, on the host")
+            .only_if([&t] { return t.zero.stage > 0; }, "--zero 0 has no shards to offload");
+        options
+            .flag("--sequence-parallel", t.tensor.sequence_parallel,
+                  "Norms and residuals on 1/tp of the tokens")
+            .only_if([&t] { return t.axes.tp > 1; }, "--tp 1: no other rank has some of them");
+        options
+            .choice("--tp-overlap", t.tensor.overlap,
+                    {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
+                    "What hides communication inside a layer: see 03_tensor_parallel")
+            .only_if([&t] { return t.axes.tp > 1; }, "--tp 1 communicates nothing");
+        const auto with_cp = [&t] { return t.axes.cp > 1; };
+        const char* whole = "--cp 1: every rank has whole sequences";
+        options
+            .choice("--variant", t.context.variant,
+                    {{"ring", Variant::ring},
+                     {"all-gather", Variant::all_gather},
+                     {"ulysses", Variant::ulysses},
+                     {"usp", Variant::usp}},
+                    "How queries meet the keys of other ranks: see 04_context_parallel")
+            .only_if(with_cp, whole);
+        options.add("--layout", layout, "Which tokens a rank takes: contiguous, zigzag or striped")
+            .one_of({"contiguous", "zigzag", "striped"})
+            .only_if(with_cp, whole);
+        options.add("--ulysses", t.context.ulysses, "With --variant usp: ranks that exchange heads")
+            .between(1, 1 << 20)
+            .only_if([&t] { return t.context.variant == Variant::usp; },
+                     "only --variant usp has such groups");
+        const auto with_pp = [&t] { return t.axes.pp > 1; };
+        const char* one = "--pp 1: one rank has all layers";
+        options.add("--schedule", t.schedule, "Of a pipeline: see 05_pipeline")
+            .only_if(with_pp, one)
+            .show_default();
+        options.add("--chunks", t.sizes.chunks, "With some schedules: stages that each rank has")
+            .between(1, 1 << 20)
+            .only_if(with_pp, one);
+        options.add("--group", t.sizes.group, "With --schedule interleaved: see 05_pipeline")
+            .between(1, 1 << 20)
+            .only_if(with_pp, one);
+        options.add("--split", t.split, "Layers of each stage: auto, or numbers like 6,5,5")
+            .only_if(with_pp, one)
+            .show_default();
+        options
+            .flag("--compare", compare,
+                  "Run each technique alone on the same ranks and batch, and print two tables")
+            .excludes(training_outputs)
+            .excludes({"--dp", "--tp", "--cp", "--pp", "--zero", "--order", "--estimate"});
+    }
+
+    // Completes the options. UserError if they cannot be combined.
+    void check(const Options& options, const StepShape& shape) {
+        Techniques& t = techniques;
+        if (!order.empty()) t.axes.set_order(order);
+        t.axes.complete(Communicator::world().size());
+        t.tensor.tp = t.axes.tp, t.context.cp = t.axes.cp;
+        if (t.axes.cp == 1)
+            t.context = {.cp = 1, .layout = Layout::contiguous};
+        else
+            complete(t.context, layout);
+        check_combination(options, t, shape);
+    }
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,42 @@
+// What the program's options choose, in the terms of the chapters.
+#pragma once
+
+#include "02_zero/zero.h"
+#include "03_tensor_parallel/tensor_options.h"
+#include "04_context_parallel/context_options.h"
+#include "05_pipeline/schedules.h"
+#include "axes.h"
+
+namespace ultrascale {
+
+struct Techniques {
+    Axes axes;
+    ZeroOptions zero{.stage = 0};
+    double bucket_mb = 25;  // of --zero 0
+    TensorOptions tensor;
+    ContextOptions context;
+    std::string schedule = "1f1b";
+    ScheduleOptions sizes;
+    std::string split = "auto";
+
+    Schedule make_schedule(int micro_batches) const {
+        return ultrascale::make_schedule(schedule, axes.pp, micro_batches, sizes);
+    }
+};
+
+// "pp 2 x dp 2 x tp 2; ZeRO-1; sequence parallel; 1f1b"
+inline std::string describe(const Techniques& t) {
+    std::string text = describe(t.axes);
+    if (t.axes.dp * t.axes.cp * t.axes.ep > 1 || t.zero.stage > 0)
+        text += t.zero.stage == 0
+                    ? "; gradients in buckets"
+                    : fmt::format("; ZeRO-{}{}", t.zero.stage, t.zero.offload ? ", offloaded" : "");
+    if (t.tensor.sequence_parallel) text += "; sequence parallel";
+    if (t.axes.cp > 1)
+        text += fmt::format("; {}, {}", variant_names[int(t.context.variant)],
+                            layout_names[int(t.context.layout)]);
+    if (t.axes.pp > 1) text += "; " + t.schedule;
+    return text;
+}
+
+}  // namespace ultrascale

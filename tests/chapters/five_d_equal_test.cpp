@@ -1,0 +1,124 @@
+// 09_5d_parallel: any combination of techniques gives one device's results, and memory and
+// communication are as predicted on every rank.
+#include <random>
+
+#include "compare_runs.h"
+
+namespace ultrascale::test {
+namespace {
+
+const char* const chapter = "09_5d_parallel";
+
+// Eight heads, two of them of keys, and eight layers; a vocabulary that no number of ranks divides.
+class TinyModel {
+public:
+    explicit TinyModel(bool tied) {
+        put(dir_ / "config.json", config_json({{"num_hidden_layers", 8},
+                                               {"num_attention_heads", 8},
+                                               {"num_key_value_heads", 2},
+                                               {"head_dim", 6},
+                                               {"vocab_size", 257},
+                                               {"tie_word_embeddings", tied}}));
+    }
+    const std::string& path() const { return dir_.path(); }
+
+private:
+    TempDir dir_;
+};
+
+void expect_equal(int ranks, const std::string& layout, bool tied = false) {
+    SCOPED_TRACE(fmt::format("{} ranks: {}{}", ranks, layout, tied ? ", tied" : ""));
+    const TinyModel model(tied);
+    const Outcome run = train(
+        ranks, chapter,
+        fmt::format("--model {} --seq 48 --steps 3 --lr 2e-3 --verify {}", model.path(), layout));
+    EXPECT_EQ(run.summary.at("verify").at("result"), "ok");
+    expect_as_predicted(run);
+}
+
+TEST(FiveD, EveryPairOfAxesEqualsOneDevice) {
+    expect_equal(4, "--micro-batch 1 --tp 2 --zero 1 --grad-accum 2");
+    expect_equal(4, "--micro-batch 2 --tp 2 --sequence-parallel --zero 3", true);
+    expect_equal(4, "--micro-batch 1 --cp 2 --zero 2 --grad-accum 2");
+    expect_equal(4, "--micro-batch 2 --cp 2 --variant all-gather --zero 3 --prefetch 2");
+    expect_equal(4, "--micro-batch 1 --pp 2 --zero 1 --grad-accum 4", true);
+    expect_equal(4, "--micro-batch 1 --pp 2 --zero 3 --grad-accum 3 --schedule zb-h1");
+    expect_equal(4, "--micro-batch 1 --tp 2 --cp 2 --sequence-parallel --tp-overlap chunk");
+    expect_equal(4, "--micro-batch 2 --tp 4 --sequence-parallel --loss-chunk 40");
+    expect_equal(4, "--micro-batch 2 --tp 2 --pp 2 --grad-accum 2 --recompute full", true);
+    expect_equal(4, "--micro-batch 1 --cp 2 --pp 2 --grad-accum 4 --schedule zbv");
+    expect_equal(6, "--micro-batch 1 --cp 3 --zero 2 --layout striped");
+}
+
+TEST(FiveD, EveryTripleOfAxesEqualsOneDevice) {
+    expect_equal(8, "--micro-batch 1 --tp 2 --cp 2 --zero 3 --sequence-parallel --grad-accum 2");
+    expect_equal(8, "--micro-batch 1 --tp 2 --pp 2 --zero 1 --grad-accum 4 --schedule interleaved",
+                 true);
+    expect_equal(8, "--micro-batch 2 --cp 2 --pp 2 --zero 2 --grad-accum 4 --schedule v-half");
+    expect_equal(8, "--micro-batch 1 --tp 2 --cp 2 --pp 2 --grad-accum 4 --sequence-parallel");
+    expect_equal(8, "--micro-batch 1 --tp 4 --cp 2 --zero 1 --offload optimizer");
+}
+
+TEST(FiveD, TheOrderOfAxesChangesNothing) {
+    const std::string layout = "--micro-batch 1 --tp 2 --pp 2 --zero 1 --grad-accum 2 --order ";
+    expect_equal(8, layout + "pp,dp,ep,cp,tp");
+    expect_equal(8, layout + "dp,tp,pp,cp,ep");
+}
+
+// Layouts drawn at random, of which some are refused; at least half must run.
+TEST(LongFiveD, RandomLayoutsEqualOneDevice) {
+    std::mt19937 random(20261125);
+    const auto one_of = [&](const std::vector<std::string>& words) {
+        return words[random() % words.size()];
+    };
+    const TinyModel model(false), tied(true);
+    int ran = 0;
+    constexpr int layouts = 100;
+    for (int i = 0; i < layouts; ++i) {
+        const int ranks = std::stoi(one_of({"2", "4", "6", "8", "8"}));
+        std::map<std::string, int> size{{"tp", 1}, {"cp", 1}, {"pp", 1}, {"dp", 1}};
+        for (int left = ranks, factor = 2; left > 1;)
+            if (left % factor == 0)
+                size[one_of({"tp", "cp", "pp", "dp"})] *= factor, left /= factor;
+            else
+                ++factor;
+        std::string arguments = fmt::format(
+            "--model {} --seq 48 --steps 3 --lr 2e-3 --verify --micro-batch {} --tp {} --cp {} "
+            "--pp {} --grad-accum {}",
+            random() % 3 > 0 ? model.path() : tied.path(), one_of({"1", "2"}), size["tp"],
+            size["cp"], size["pp"],
+            size["pp"] > 1 ? std::to_string(size["pp"] * (1 + random() % 2))
+                           : one_of({"1", "2", "3"}));
+        const std::string zero = one_of({"0", "1", "2", "3"});
+        arguments += " --zero " + zero;
+        if (zero == "0") arguments += " --bucket-mb " + one_of({"0.01", "25"});
+        if (zero == "3") arguments += " --prefetch " + one_of({"0", "1", "3"});
+        if (zero != "0" && random() % 5 == 0) arguments += " --offload optimizer";
+        if (size["tp"] > 1) arguments += " --tp-overlap " + one_of({"none", "async", "chunk"});
+        if (size["tp"] > 1 && random() % 2 == 0) arguments += " --sequence-parallel";
+        if (size["cp"] > 1)
+            arguments +=
+                one_of({"", " --variant all-gather", " --variant ulysses", " --layout striped",
+                        " --layout contiguous", " --variant usp --ulysses 2"});
+        if (size["pp"] > 1)
+            arguments += " --schedule " +
+                         one_of({"naive", "afab", "1f1b", "interleaved", "breadth-first", "zb-h1",
+                                 "zb-h2", "zbv", "v-half", "dualpipe", "dualpipev"});
+        if (random() % 4 == 0) arguments += " --recompute full";
+        if (random() % 4 == 0) arguments += " --loss-chunk 40";
+        if (random() % 4 == 0)
+            arguments += " --order " + one_of({"pp,dp,ep,cp,tp", "cp,pp,tp,dp,ep"});
+        SCOPED_TRACE(fmt::format("{} ranks: {}", ranks, arguments));
+        const Outcome run = run_ranks(ranks, chapter, arguments);
+        if (run.exit_code == 2) {  // refused, in one line
+            EXPECT_TRUE(run.err.starts_with("error: ")) << run.err;
+            continue;
+        }
+        EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
+        ++ran;
+    }
+    EXPECT_GE(ran, layouts / 2);
+}
+
+}  // namespace
+}  // namespace ultrascale::test

@@ -1,0 +1,135 @@
+// Breaks 09_5d_parallel on purpose, one thing at a time, where two techniques meet, and expects
+// --verify, the memory check or the communication check to find it, on any number of ranks (part of
+// comm_test).
+#include "09_5d_parallel/predict.h"
+#include "break_checks.h"
+#include "core/threads.h"
+#include "train/data.h"
+
+namespace ultrascale {
+namespace {
+
+constexpr int64_t T = 16, B = 1, steps = 3;
+const Communicator& world() { return Communicator::world(); }
+
+const LlamaConfig config{.layers = 4,
+                         .hidden = 24,
+                         .heads = 4,
+                         .kv_heads = 1,  // ranks of tp hold copies
+                         .head_dim = 6,
+                         .ffn = 40,
+                         .vocab = 257,
+                         .tied = true};
+
+// What is done differently from the chapter's main.
+struct Breaks {
+    // After the parameters are described; sums and norm read the description later.
+    std::function<void(Parameter&)> describe = [](Parameter&) {};
+    std::function<void(Techniques&)> predicted = [](Techniques&) {};  // other techniques than run
+    bool own_samples = false;  // ranks that share sequences take different ones
+};
+
+Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
+    use_threads(ranks_on_this_node());
+    Options options;
+    options.optimizer.clip = 0.1;
+    options.grad_accum = 4;
+    const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
+    const TokenFile file("common/text.txt", config.vocab);
+    const DataLoader loader(file, {.seq = T});
+    Composition all(options, shape, techniques);
+    Zero& updates = *all.updates;
+    for (const auto& p : all.own.parameters()) breaks.describe(*p);
+    const TrainingState start = updates.start();
+    Techniques others = techniques;
+    breaks.predicted(others);
+    Composition of_others(options, shape, others);
+    const Prediction predicted = predict(of_others);
+    Share share = all.share();
+    if (breaks.own_samples) share.count = world().size(), share.replica = world().rank();
+    const int64_t sequences = B * options.grad_accum * share.count;
+    testing::internal::CaptureStdout();
+    Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), sequences), {});
+    testing::internal::GetCapturedStdout();
+    Report report("test", options, shape, steps);
+    memory_reset_peak();
+    world().barrier();
+    communication_reset_counts();
+    for (int64_t s = 0; s < steps; ++s) {
+        Step step(loader, share, s + 1, s * sequences, sequences);
+        updates.begin_step(step.accumulated);
+        updates.begin_micro_batch(0, true);
+        all.executor.run(step, &updates);
+        updates.end_micro_batch();
+        const Tensor squared_norm = updates.squared_norm();
+        if (s == 0) verifier.gradient(updates.gradients());
+        updates.update(options.optimizer.lr, squared_norm);
+        if (all.of_loss().size() > 1) all.of_loss().all_reduce(step.loss);
+        const double loss = scalar(step.loss);
+        updates.finish();
+        verifier.after_step(s, loss, updates.values());
+    }
+    return checks_of(verifier, report, predicted, steps);
+}
+
+// Two stages; or, of one rank each, two parts of a layer.
+Techniques pipeline(int zero) {
+    Techniques t{.zero = {.stage = zero}};
+    t.axes.pp = 2;
+    t.axes.complete(world().size());
+    t.tensor.tp = t.context.cp = 1;
+    return t;
+}
+Techniques parts_of_layers(int zero) {
+    Techniques t{.zero = {.stage = zero}};
+    t.axes.tp = 2;
+    t.axes.complete(world().size());
+    t.tensor.tp = 2, t.tensor.sequence_parallel = true;
+    t.context.cp = 1;
+    return t;
+}
+Techniques parts_of_sequences(int zero) {
+    Techniques t{.zero = {.stage = zero}};
+    t.axes.cp = 2;
+    t.axes.complete(world().size());
+    t.tensor.tp = 1, t.context.cp = 2;
+    return t;
+}
+
+TEST(CompositionBreak, UnchangedLayoutsPass) {
+    NEEDS_RANKS();
+    for (int zero : {0, 1}) {
+        expect(train(pipeline(zero)), true, true, true);
+        expect(train(parts_of_layers(zero)), true, true, true);
+        expect(train(parts_of_sequences(zero)), true, true, true);
+    }
+}
+
+TEST(CompositionBreak, ASumBesidesTheDataAxesIsMissing) {
+    NEEDS_RANKS();
+    const auto without = [](const std::string& group) {
+        return Breaks{.describe = [group](Parameter& p) { std::erase(p.also_summed_over, group); }};
+    };
+    for (int zero : {0, 1}) {
+        expect(train(pipeline(zero), without("tied")), false, true, false);
+        expect(train(parts_of_layers(zero), without("tp")), false, true, false);
+        expect(train(parts_of_layers(zero), without("kv")), false, true, false);
+    }
+}
+
+TEST(CompositionBreak, RanksThatShareSequencesTakeDifferentOnes) {
+    NEEDS_RANKS();
+    EXPECT_FALSE(train(parts_of_sequences(0), {.own_samples = true}).verified);
+}
+
+TEST(CompositionBreak, WhatIsPredictedIsNotWhatRuns) {
+    NEEDS_RANKS();
+    expect(train(pipeline(1), {.predicted = [](Techniques& t) { t.schedule = "afab"; }}), true,
+           false, true);
+    expect(train(parts_of_layers(0),
+                 {.predicted = [](Techniques& t) { t.tensor.sequence_parallel = false; }}),
+           true, false, false);
+}
+
+}  // namespace
+}  // namespace ultrascale
