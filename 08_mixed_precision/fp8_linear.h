@@ -256,9 +256,8 @@ private:
                 x.scales = shared_->last_scales;
             shared_->last_scales = own;
         }
-        if (residual) ops::copy(y, residual);
         ops::matmul_fp8(y, x, w, {shared_->tokens(), shared_->weights(), shared_->options.fast},
-                        residual ? y : Tensor());
+                        residual);
     }
     void report(const ops::Quantised& dy, const ops::Quantised& x, Context& context) {
         weight_product(dy, x);

@@ -20,8 +20,9 @@
 // from its own input, as DeepSeek-V3 does (section 3.2.3): one more pass, but 2 bytes less for each
 // element. SwiGLU's output was never kept.
 //
-// The residual is not part of this: o_proj and down_proj add it in their product, whose result the
-// norm reads. The final norm is left alone; the head keeps its input in bf16.
+// The residual is not part of this: the products of o_proj and down_proj add it where they store
+// their sums, without a copy, and the norm reads the result. The final norm is left alone; the head
+// keeps its input in bf16.
 #pragma once
 
 #include "fp8_linear.h"

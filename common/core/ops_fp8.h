@@ -77,10 +77,10 @@ void delayed_scale(Tensor scale, Tensor history, const Tensor& amax, int64_t ste
                    int margin = 0);
 
 // ---- products -----------------------------------------------------------------------------------
-// d (M, N), bf16, fp16 or fp32, = a (M, K) b (N, K)^T + addend. addend: empty, or d itself to
-// accumulate. Groups of (a, b): (tensor, tensor); (row, row); (tile, block) forward and input;
-// (tile, tile) weight. As tensor cores require, not both are e5m2, and with tiles b is e4m3; on
-// CUDA M, N and K are multiples of 16.
+// d (M, N), bf16, fp16 or fp32, = a (M, K) b (N, K)^T + addend. addend: empty, or of d's shape and
+// dtype: a residual, or d itself to accumulate. Groups of (a, b): (tensor, tensor); (row, row);
+// (tile, block) forward and input; (tile, tile) weight. As tensor cores require, not both are e5m2,
+// and with tiles b is e4m3; on CUDA M, N and K are multiples of 16.
 //
 // Tensor cores keep 14 bits of a sum (emulated: accumulator.h). With tiles it leaves them for fp32
 // after every 128 products, and with other scales as cuBLAS decides, unless `fast`: then never. The

@@ -66,6 +66,13 @@ TEST(OpsFp8Product, AllScalesFormatsOutputsAndAddends) {
                         ops::matmul_fp8(d, a, b, {ga, gb}, add ? d : Tensor());
                         EXPECT_LT(relative_error(d, sum), bound(out))
                             << int(ga) << int(gb) << " " << M << " " << dtype_name(out) << add;
+                        if (!add) continue;
+                        // the same from another tensor, which stays as it is
+                        const Tensor residual = tensor_of(start, {M, N}, out),
+                                     other = poisoned({M, N}, out);
+                        ops::matmul_fp8(other, a, b, {ga, gb}, residual);
+                        EXPECT_LT(relative_error(other, sum), bound(out)) << int(ga) << int(gb);
+                        EXPECT_EQ(to_double(residual), start);
                     }
             }
 }
