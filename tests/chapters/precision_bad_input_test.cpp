@@ -61,11 +61,17 @@ TEST(PrecisionBadInput, CheckpointsOfAnotherRecipe) {
     const Outcome made = run(
         chapter, fmt::format("{} --recipe deepseek --steps 1 --no-verify --save {}", sizes, dir));
     ASSERT_EQ(made.exit_code, 0) << made.err;
-    // nanotron's moments have another dtype; bf16 with other options is another set of states.
+    // Whichever dtypes differ, the recipe is named.
     for (const char* other : {"nanotron", "te", "bf16 --without master"})
         expect_ranks_refuse(0, chapter, fmt::format("--steps 1 {} --recipe {}", load, other),
                             {fmt::format("--recipe {}:", other), dir, "--recipe deepseek"});
-    fs::remove(dir + "/trainer_state.json"), fs::remove(dir + "/optimizer.safetensors");
+    const std::string state = dir + "/trainer_state.json";
+    Json changed = Json::parse(slurp(state));
+    changed["recipe"] = 3;
+    put(state, changed.dump());
+    expect_ranks_refuse(0, chapter, fmt::format("--steps 1 {} --recipe deepseek", load),
+                        {state, "\"recipe\" is not a name"});
+    fs::remove(state), fs::remove(dir + "/optimizer.safetensors");
     const Outcome other =
         run(chapter,
             fmt::format("--recipe te --no-verify --peak-tflops 1 --seq 32 --steps 1 {}", load));
