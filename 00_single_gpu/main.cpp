@@ -95,9 +95,9 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         // Memory is that of the longest sequences, speed that of those in most steps.
         const StepShape longest = lengths.shape(shape, first + options.steps - 1),
                         usual = lengths.shape(shape, first + options.steps / 2);
-        int64_t most = 0;  // sequences a step, of the first ones
+        int64_t most = 0;  // micro-batches a step, of the first ones
         for (int64_t s = 0; s < std::min<int64_t>(options.steps, 4); ++s)
-            most = std::max(most, ramp.sequences(first + s));
+            most = std::max(most, ramp.sequences(first + s) / options.micro_batch);
         const Prediction predicted = chapter.predict(longest, most);
         bool ok = report.memory(predicted);
         if (chapter.fresh_grads)
@@ -142,15 +142,17 @@ bool run(const Options& given, Chapter& chapter) {
     const StepShape shape = step_shape(options, options.config());
     if (options.estimate) {
         const BatchRamp ramp = chapter.ramp(options);
-        print_estimate(options, shape, chapter.predict(shape, ramp.largest()), ramp.sequences(0));
+        print_estimate(options, shape, chapter.predict(shape, ramp.largest() / options.micro_batch),
+                       ramp.sequences(0));
         return true;
     }
     if (chapter.compare == "attention") return compare_attention(options, shape), true;
     if (!chapter.fresh_grads)
         check_fits(shape, memory_limit());
     else
-        check_fits(chapter.predict(shape, chapter.ramp(options).largest()).memory, memory_limit(),
-                   what_would_fit(shape, memory_limit()));
+        check_fits(
+            chapter.predict(shape, chapter.ramp(options).largest() / options.micro_batch).memory,
+            memory_limit(), what_would_fit(shape, memory_limit()));
     return train_within_memory(options, [&] { return train(options, chapter, shape, lengths); });
 }
 

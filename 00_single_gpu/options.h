@@ -81,13 +81,12 @@ struct Chapter {
         const bool resumes = !options.load.empty() && has_training_state(options.load);
         return resumes ? load_training_state(options.load).step : 0;
     }
-    // Of one device, with steps of so many sequences.
-    Prediction predict(const StepShape& shape, int64_t sequences) const {
+    // Of one device, with steps of so many micro-batches.
+    Prediction predict(const StepShape& shape, int64_t micro_batches) const {
         Prediction predicted = predict_one_device(shape, parameter_count(shape.config));
         MemoryEstimate& memory = predicted.memory;
         if (fresh_grads) {
-            const int64_t together =
-                predicted_activations_and_gradients(shape, sequences / shape.micro_batch);
+            const int64_t together = predicted_activations_and_gradients(shape, micro_batches);
             memory.gradients = 0, memory.gradients_at_peak = together - memory.peak_activations;
         }
         return predicted;

@@ -14,6 +14,9 @@
 //         |      ___/
 //         |_____/                   limited by latency: every size takes the same time
 //         +-------------------> S
+//
+// Beside the median's busbw stand the 5th and the 95th percentile: a twentieth of the calls was
+// slower than the one, a twentieth faster than the other (call_times.h).
 #pragma once
 
 #include <fmt/format.h>
@@ -24,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "call_times.h"
 #include "ring_all_reduce.h"
 #include "train/run.h"
 
@@ -116,6 +120,12 @@ inline bool result_is_right(const Communicator& world, const BandwidthCase& c,
                         left_over.to_host<double>()[0] == 0);  // false for NaN, too
 }
 
+// What carries the ranks' messages here.
+inline const char* carrier() {
+    return device_is_gpu() ? "NCCL between GPUs; by MPI through the host where ranks share one"
+                           : "MPI between processes on CPUs";
+}
+
 // All ranks call it; rank 0 prints. Holds three tensors of largest_bytes. False, on every rank, if
 // some result was wrong.
 inline bool demo_bandwidth(const Options& options, const Communicator& world,
@@ -127,6 +137,7 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world,
     print(fmt::format(
         "bandwidth of collectives on {}, fp32; median times of the slowest rank; GB = 10^9 bytes",
         format_count(n, "rank")));
+    print(fmt::format("  carried by {}", carrier()));
     Report report("01_data_parallel", options, {}, 0);
     if (n == 1) {
         print("  one rank has nothing to communicate: start more, mpirun -n 4 ...");
@@ -152,38 +163,43 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world,
             "(--copy-engines on)");
 
     const std::vector<BandwidthCase> cases = bandwidth_cases(world);
-    std::vector<std::vector<double>> seconds(cases.size());  // [case][size]
+    std::vector<std::vector<double>> seconds(cases.size());  // [case][size], medians
     bool all_right = true;
     for (size_t c = 0; c < cases.size(); ++c) {
         const BandwidthCase& collective = cases[c];
         const bool ring = collective.name.starts_with("ring");
         print(fmt::format("\n{}    busbw = algbw * {} = algbw * {:.4g}", collective.call_text,
                           collective.factor_text, collective.factor));
-        print(fmt::format("  {:>11} {:>11} {:>11} {:>11}   result{}", "size", "time us",
-                          "algbw GB/s", "busbw GB/s",
-                          ring ? "   2(n-1)/n S / bw(send/recv)  time / that" : ""));
+        print(fmt::format("  {:>11} {:>11} {:>9} {:>9} {:>17}   result{}", "", "", "algbw", "busbw",
+                          "5 %   and   95 %", ring ? "   2(n-1)/n S /  time /" : ""));
+        print(fmt::format("  {:>11} {:>11} {:>9} {:>9} {:>17}{}", "size", "time us", "GB/s", "GB/s",
+                          "of calls", ring ? "           bw(send/recv)    that" : ""));
         for (size_t s = 0; s < slices.size(); ++s) {
             const int64_t count = slices[s] * n;
             const BandwidthBuffers buffers{pattern.slice(0, count), in.slice(0, count),
                                            out.slice(0, count), n};
             const bool right = result_is_right(world, collective, buffers);
             all_right &= right;
-            seconds[c].push_back(measure_call(world, [&] { collective.call(buffers); }));
-            const double t = seconds[c][s], bytes = double(count * 4), algbw = bytes / t;
+            const CallTimes times = call_times(world, [&] { collective.call(buffers); });
+            seconds[c].push_back(times.median);
+            const double t = times.median, bytes = double(count * 4), algbw = bytes / t;
             const double bw = bytes / seconds[0][s],
                          formula = collective.factor * bytes / bw;  // case 0: send/recv
-            print(fmt::format("  {:>11} {:>11.1f} {:>11.3g} {:>11.3g}   {}{}", format_bytes(bytes),
-                              t * 1e6, algbw / 1e9, algbw * collective.factor / 1e9,
-                              right ? "ok" : "WRONG",
-                              ring ? fmt::format("{:>{}.1f} us {:>12.2f}", formula * 1e6,
-                                                 right ? 30 : 27, t / formula)
+            const auto busbw = [&](double of) { return collective.factor * bytes / of / 1e9; };
+            print(fmt::format("  {:>11} {:>11.1f} {:>9.3g} {:>9.3g} {:>8.3g} {:>8.3g}   {}{}",
+                              format_bytes(bytes), t * 1e6, algbw / 1e9, busbw(t), busbw(times.p95),
+                              busbw(times.p5), right ? "ok" : "WRONG",
+                              ring ? fmt::format("{:>{}.1f} us {:>7.2f}", formula * 1e6,
+                                                 right ? 16 : 13, t / formula)
                                    : ""));
             std::fflush(stdout);
             report.row({{"collective", collective.name},
                         {"bytes", count * 4},
                         {"us", t * 1e6},
                         {"algbw_gb_per_second", algbw / 1e9},
-                        {"busbw_gb_per_second", algbw * collective.factor / 1e9},
+                        {"busbw_gb_per_second", busbw(t)},
+                        {"busbw_p5_gb_per_second", busbw(times.p95)},
+                        {"busbw_p95_gb_per_second", busbw(times.p5)},
                         {"right", right}});
         }
     }

@@ -49,13 +49,14 @@ public:
         Bucket& bucket = buckets_[index];
         if (--bucket.missing > 0) return;
         bucket.missing = bucket.members;  // for the next sum
-        start(bucket, parameters_.flat_grads().slice(bucket.elements.begin, bucket.elements.end));
+        start(bucket, of(bucket));
     }
     void finish() override {
         parameters_.check_complete();
         for (Bucket& bucket : buckets_) {
             for (Work& work : bucket.under_way) work.wait();
             bucket.under_way.clear();
+            arrived(bucket);
         }
         sum_besides(parameters_, mesh_);
     }
@@ -80,6 +81,12 @@ protected:
         if (bucket.group.size() == 1) return;
         bucket.under_way.push_back(
             bucket.group.all_reduce(gradients, Reduce::sum, communication_stream()));
+    }
+    // Called in finish() once a bucket's sum is there. reduce_dtype.h takes it from where it
+    // travelled.
+    virtual void arrived(Bucket&) {}
+    Tensor of(const Bucket& bucket) const {  // its gradients
+        return parameters_.flat_grads().slice(bucket.elements.begin, bucket.elements.end);
     }
     std::vector<Bucket> buckets_;  // in the order in which backward fills them
     std::map<const Parameter*, size_t> bucket_of_;

@@ -5,15 +5,15 @@
 //                    rank 0   1    2    3
 //   broadcast             a   -    -    -   ->  a   a   a   a
 //   reduce                a   b    c    d   ->  S   b   c   d
-//   all-reduce            a   b    c    d   ->  S   S   S   S
+//   all-reduce            a   b    c    d   ->  S   S   S   S    or the largest, or the mean
 //   gather                a   b    c    d   ->  a b c d   -         -         -
 //   all-gather            a   b    c    d   ->  a b c d   a b c d   a b c d   a b c d
 //   scatter           (a0 a1 a2 a3 on rank 0)      ->  a0  a1  a2  a3
 //   reduce-scatter    (a0 a1 a2 a3 and so on)      ->  S0  S1  S2  S3
 //   all-to-all        rank r's slices r0 r1 r2 r3  ->  0r 1r 2r 3r: the transpose of who holds what
 //
-// Then ring_all_reduce.h step by step, and a barrier. Every result is compared with the expected
-// one.
+// Then the two rings step by step (ring_reduce.h, ring_all_reduce.h), and a barrier. Every result
+// is compared with the expected one.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,72 +22,14 @@
 #include <cmath>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
+#include "collective_example.h"
 #include "ring_all_reduce.h"
+#include "ring_reduce.h"
 
 namespace ultrascale {
-
-// A table with a line per rank, from each rank's own cells. All ranks call it; rank 0 prints.
-inline void print_by_rank(const Communicator& world, const std::vector<std::string>& heads,
-                          const std::vector<std::string>& cells) {
-    std::vector<std::string> lines(size_t(world.size()) + 1, "        ");
-    for (size_t r = 1; r < lines.size(); ++r) lines[r] = fmt::format("  rank {}", r - 1);
-    std::vector<std::string> column(lines.size());
-    for (size_t c = 0; c <= cells.size(); ++c) {
-        size_t width = 0;
-        for (size_t l = 0; l < lines.size(); ++l)
-            width = std::max(width, (lines[l] += column[l]).size());
-        if (c == cells.size()) break;
-        for (std::string& line : lines) line.resize(width + 3, ' ');
-        column = world.gather_strings(cells[c]);
-        column.insert(column.begin(), heads[c]);
-        column.resize(lines.size());
-    }
-    for (std::string& line : lines)
-        if (line.erase(line.find_last_not_of(' ') + 1) != "") print(line);
-}
-
-// One collective: remembers what the rank held before, prints it next to what it holds after, and
-// checks the result.
-class CollectiveExample {
-public:
-    // Prints the values in groups of `slice` elements, one rank's share each. An empty tensor is
-    // printed as "-".
-    CollectiveExample(const Communicator& world, const std::string& title, const Tensor& before,
-                      size_t slice)
-        : world_(world), slice_(slice), before_(in_words(before)) {
-        print("\n" + title);
-    }
-    bool finish(const Tensor& after, const std::vector<double>& expected) const {
-        const bool ok = !after || after.to_host<double>() == expected;
-        print_by_rank(
-            world_, {"before", "after", ""},
-            {before_, in_words(after), ok ? "ok" : "WRONG: expected " + in_words(expected)});
-        return ok;
-    }
-
-private:
-    std::string in_words(const Tensor& x) const { return x ? in_words(x.to_host<double>()) : "-"; }
-    std::string in_words(const std::vector<double>& values) const {
-        std::string text;
-        const size_t slices = values.size() / slice_;
-        for (size_t s = 0; s < slices; ++s) {
-            if (slices > 8 && s == 3) text += " | ...", s = slices - 1;
-            for (size_t i = 0; i < slice_; ++i)
-                text += fmt::format("{}{:.0f}",
-                                    i > 0   ? " "
-                                    : s > 0 ? " | "
-                                            : "",
-                                    values[s * slice_ + i]);
-        }
-        return "[" + text + "]";
-    }
-
-    const Communicator& world_;
-    size_t slice_;
-    std::string before_;
-};
 
 // Broadcast to all-to-all. fp64, so that any number of ranks adds up exactly.
 inline bool demo_each_collective(const Communicator& world) {
@@ -122,6 +64,15 @@ inline bool demo_each_collective(const Communicator& world) {
         const CollectiveExample example(world, "all_reduce(x): every rank gets the sum", x, 5);
         world.all_reduce(x);
         ok &= example.finish(x, sum);
+    }
+    for (const auto& [op, name, words, value] :
+         {std::tuple(Reduce::max, "max", "the largest", double(n)),
+          std::tuple(Reduce::average, "average", "the mean", (n + 1) / 2.0)}) {
+        const Tensor x = tensor(ours);
+        const CollectiveExample example(
+            world, fmt::format("all_reduce(x, {}): every rank gets {}", name, words), x, 5);
+        world.all_reduce(x, op);
+        ok &= example.finish(x, Values(5, value));
     }
     {
         const Tensor in = tensor(ours), out = me == 0 ? blank(5 * n) : Tensor();
@@ -171,6 +122,34 @@ inline bool demo_each_collective(const Communicator& world) {
         world.all_to_all(out, in);
         ok &= example.finish(out, expected);
     }
+    return ok;
+}
+
+// The plain ring, on one number: rank r has r + 1.
+inline bool demo_ring_reduce(const Communicator& world) {
+    const int n = world.size();
+    const Tensor x = Tensor::from_host<float>(std::vector<float>{float(world.rank() + 1)}, {1},
+                                              Memory::workspace);
+    print(fmt::format(
+        "\nring_reduce(x): the sum travels once round the ring, {} hops of the whole tensor", n));
+    int hops = 0;
+    ring_reduce(world, x, [&](int hop) {
+        ++hops;
+        const std::vector<std::string> held =
+            world.gather_strings(fmt::format("{:g}", x.to_host<float>()[0]));
+        print(fmt::format("  hop {}: rank {} sends {} to rank {}, which {}", hop, hop - 1,
+                          hop < n ? std::to_string(hop * (hop + 1) / 2) : held[0], hop % n,
+                          hop < n ? fmt::format("adds {}: {}", hop + 1, held[size_t(hop)])
+                                  : "has the sum of all"));
+    });
+    const float sum = world.rank() == 0 ? float(n * (n + 1) / 2)
+                                        : float((world.rank() + 1) * (world.rank() + 2) / 2);
+    const bool ok = on_all_ranks(world, x.to_host<float>()[0] == sum && (n == 1 || hops == n));
+    if (n > 1)
+        print(
+            fmt::format("  {}; it takes n (S/bw + latency), the ring all-reduce {:.3g} S/bw + {} "
+                        "latency",
+                        ok ? "ok" : "WRONG", 2.0 * (n - 1) / n, 2 * (n - 1)));
     return ok;
 }
 
@@ -270,10 +249,10 @@ inline bool demo_barrier(const Communicator& world) {
 inline bool demo_collectives(const Communicator& world, RingHistory& ring_history) {
     print(fmt::format("collectives on {}; a bar | separates two ranks' slices",
                       format_count(world.size(), "rank")));
-    const bool collectives = demo_each_collective(world), ring = demo_ring(world, ring_history),
-               barrier = demo_barrier(world);
+    const bool collectives = demo_each_collective(world), reduce = demo_ring_reduce(world),
+               ring = demo_ring(world, ring_history), barrier = demo_barrier(world);
     const Tensor wrong = Tensor::from_host<int32_t>(
-        std::vector<int32_t>{!(collectives && ring && barrier)}, {1}, Memory::workspace);
+        std::vector<int32_t>{!(collectives && reduce && ring && barrier)}, {1}, Memory::workspace);
     world.all_reduce(wrong, Reduce::max);
     const bool ok = wrong.to_host<int32_t>()[0] == 0;
     print(ok ? "\nall results are as expected" : "\nWRONG: see above");

@@ -6,7 +6,9 @@
 #include "compare.h"
 #include "options.h"
 #include "pictures.h"
+#include "planet.h"
 #include "predict.h"
+#include "ring_latency.h"
 #include "train/run.h"
 
 using namespace ultrascale;
@@ -78,6 +80,16 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         what.of_validation = "; between two outer steps the weights are rank 0's own";
         what.not_equal = "DiLoCo is a different algorithm: ranks train apart between outer steps";
     }
+    if (options.grad_dtype() == DType::fp32 && options.dtype == DType::fp32 &&
+        chapter.sync.wire(DType::fp32) == DType::bf16) {
+        what.bounds = bounds_of_bf16_on_the_wire();
+        what.reference = [&](const TrainingState&, int64_t steps) {
+            return std::make_unique<PlainTraining>(
+                options, shape.config, run.loader(),
+                std::vector<int64_t>(size_t(steps), sequences_of_step(options, ranks.size())),
+                std::function<void(Parts&)>());
+        };
+    }
     run.start(what);
     while (Step* step = run.next()) {
         const int64_t done = run.steps_done() + 1;
@@ -111,6 +123,11 @@ bool run(const Options& options, Chapter& chapter) {
         return ok;
     }
     if (chapter.demo == "bandwidth") return demo_bandwidth(options, world, chapter.largest_bytes());
+    if (chapter.demo == "planet") return demo_planet(options, parse_planet(chapter.planet)), true;
+    if (chapter.demo == "latency") {
+        const Link link{chapter.hop_gbps * 1e9 / 8, chapter.hop_us * 1e-6};
+        return demo_ring_latency(options, world, link, chapter.largest_bytes()), true;
+    }
     const StepShape shape = step_shape(options, options.config());
     if (options.estimate) return print_estimate(options, chapter, shape), true;
     check_fits(options, chapter, shape);

@@ -10,8 +10,9 @@ namespace ultrascale {
 struct Chapter {
     SyncOptions sync;
     bool no_sync = true, compare = false;
-    std::string demo;
+    std::string demo, planet;
     double largest_mib = 0;
+    double hop_us = 10, hop_gbps = 400;  // a fast network card; MEASURED.md has hops of 14 us
 
     void add_options(OptionList& options, const Options& shared) {
         options.choice("--sync", sync.kind,
@@ -32,6 +33,15 @@ struct Chapter {
             .only_if(with({SyncKind::bucket, SyncKind::hierarchical}),
                      "it is for --sync bucket and hierarchical")
             .show_default();
+        options
+            .choice("--reduce-dtype", sync.reduce_dtype,
+                    {{"gradients", ReduceDtype::as_gradients},
+                     {"fp32", ReduceDtype::fp32},
+                     {"bf16", ReduceDtype::bf16}},
+                    "With --sync bucket: the dtype in which gradients travel; they are kept and "
+                    "added up over micro-batches in their own")
+            .only_if([this] { return sync.kind == SyncKind::bucket && !compare; },
+                     "it is for --sync bucket");
         options
             .choice("--ring-directions", sync.ring_directions,
                     {{"one", RingDirections::one}, {"both", RingDirections::both}},
@@ -64,17 +74,37 @@ struct Chapter {
         options.flag("--compare", compare, "Train with each technique in turn and print one table")
             .excludes(training_outputs)
             .excludes({"--sync", "--grad-accum", "--no-sync", "--estimate"});
-        options.add("--demo", demo, "collectives: what each one does; bandwidth: how fast they are")
-            .one_of({"collectives", "bandwidth"})
+        options
+            .add("--demo", demo,
+                 "collectives: what each one does; bandwidth: how fast they are; latency: a ring's "
+                 "hops on up to 1,024 ranks; planet: data centres that are far apart")
+            .one_of({"collectives", "bandwidth", "latency", "planet"})
             .excludes(training_outputs)
             .excludes({"--sync", "--compare", "--estimate"});
         options
-            .add(
-                "--largest-mib", largest_mib,
-                "With --demo bandwidth: size of the largest message in MiB. Default: 1024 on GPUs, "
-                "16 on the CPU")
+            .add("--largest-mib", largest_mib,
+                 "With --demo bandwidth and latency: size of the largest message in MiB. Default: "
+                 "1024 on GPUs, 16 on the CPU")
             .between(1e-3, 1e5)
-            .only_if([this] { return demo == "bandwidth"; }, "it is for --demo bandwidth");
+            .only_if([this] { return demo == "bandwidth" || demo == "latency"; },
+                     "it is for --demo bandwidth and latency");
+        const auto of_latency = [this] { return demo == "latency"; };
+        options
+            .add("--hop-us", hop_us, "With --demo latency: what a hop takes in the formula, in us")
+            .between(0, 1e6)
+            .only_if(of_latency, "it is for --demo latency")
+            .show_default();
+        options
+            .add("--hop-gbps", hop_gbps,
+                 "With --demo latency: a link's rate in the formula, in Gbit/s")
+            .between(1e-3, 1e6)
+            .only_if(of_latency, "it is for --demo latency")
+            .show_default();
+        options
+            .add("--planet", planet,
+                 "With --demo planet: params=72e12,bytes=2,sites=23,km=4800,tokens=1e8,"
+                 "flops=2.83e21,H=500, each with this default")
+            .only_if([this] { return demo == "planet"; }, "it is for --demo planet");
     }
 
     // With --no-sync off gradients are all-reduced after each micro-batch, and the results added
@@ -102,7 +132,7 @@ struct Chapter {
                     "--sync hierarchical: there are nodes of {} and of {} ranks; all must be equal",
                     sync.ranks_per_node, there);
     }
-    int64_t largest_bytes() const {  // of --demo bandwidth
+    int64_t largest_bytes() const {  // of --demo bandwidth and latency
         const double mib = largest_mib > 0 ? largest_mib : device_is_gpu() ? 1024 : 16;
         return int64_t(mib * (1 << 20));
     }

@@ -13,8 +13,10 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
     const Communicator& ranks = Communicator::world();
     const int64_t steps = options.steps;
     Prediction of_run = predict_one_device(shape, parameters);
-    // The buffers of a ring or of DiLoCo are allocated after the backward.
-    of_run.memory.one_after_the_other = true;
+    // The buffers of a ring or of DiLoCo are allocated after the backward, gradients in another
+    // dtype during it.
+    const DType gradients = options.grad_dtype();
+    of_run.memory.one_after_the_other = chapter.sync.wire(gradients) == gradients;
     if (chapter.every_time(options)) of_run.memory.gradients *= 2;  // the sums over micro-batches
     if (chapter.sync.kind == SyncKind::diloco)
         DiLoCo::add_to(of_run, chapter.sync.diloco, ranks, parameters, steps);

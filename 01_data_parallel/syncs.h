@@ -7,18 +7,27 @@
 #include "hierarchical.h"
 #include "naive.h"
 #include "overlap.h"
+#include "reduce_dtype.h"
 #include "ring_sync.h"
 
 namespace ultrascale {
 
+enum class ReduceDtype { as_gradients, fp32, bf16 };
 enum class SyncKind { naive, overlap, bucket, ring, hierarchical, diloco };
 
 struct SyncOptions {
     SyncKind kind = SyncKind::bucket;
     double bucket_mb = 25;  // MiB, PyTorch's default
+    ReduceDtype reduce_dtype = ReduceDtype::as_gradients;
     RingDirections ring_directions = RingDirections::one;
     int ranks_per_node = 1;
     DiLoCoOptions diloco;
+
+    DType wire(DType gradients) const {  // what travels
+        return reduce_dtype == ReduceDtype::as_gradients ? gradients
+               : reduce_dtype == ReduceDtype::bf16       ? DType::bf16
+                                                         : DType::fp32;
+    }
 };
 
 inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options,
@@ -29,7 +38,10 @@ inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options,
     switch (options.kind) {
         case SyncKind::naive: return std::make_unique<NaiveSync>(parameters, mesh);
         case SyncKind::overlap: return std::make_unique<OverlapSync>(parameters, mesh);
-        case SyncKind::bucket: return std::make_unique<BucketSync>(parameters, mesh, full);
+        case SyncKind::bucket:
+            if (const DType wire = options.wire(gradients); wire != gradients)
+                return std::make_unique<ReduceDtypeSync>(parameters, mesh, full, wire);
+            return std::make_unique<BucketSync>(parameters, mesh, full);
         case SyncKind::ring:
             return std::make_unique<RingSync>(parameters, mesh, options.ring_directions);
         case SyncKind::hierarchical:
@@ -45,7 +57,10 @@ inline std::string describe(const SyncOptions& options, bool every_micro_batch) 
     const std::string what[] = {
         "naive: an all-reduce per parameter after the backward",
         "overlap: an all-reduce per parameter, during the backward",
-        fmt::format("bucket: all-reduces of {:.4g} MiB, during the backward", options.bucket_mb),
+        fmt::format("bucket: all-reduces of {:.4g} MiB{}, during the backward", options.bucket_mb,
+                    options.reduce_dtype == ReduceDtype::bf16   ? " in bf16"
+                    : options.reduce_dtype == ReduceDtype::fp32 ? " in fp32"
+                                                                : ""),
         fmt::format("ring: our own ring all-reduce, {} way{}, after the backward",
                     options.ring_directions == RingDirections::one ? "one" : "both",
                     options.ring_directions == RingDirections::one ? "" : "s"),

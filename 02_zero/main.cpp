@@ -48,8 +48,7 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
         parts.checkpoint = inputs.emplace(shape.config.layers).checkpoints();
     Llama model(shape.config, shape.model, parts, Stage::whole(shape.config));
     const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
-    const Prediction of_step =
-        predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
+    const Prediction of_step = predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
     check_fits_everywhere(of_step.memory, memory_limit(), what_needs_less(options, zero_options));
     run.load(zero->start());
     run.start({.values = [&] { return zero->finish(), zero->values(); },

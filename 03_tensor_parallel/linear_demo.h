@@ -64,13 +64,14 @@ inline std::string side_by_side(const std::string& start,
 }
 
 // Prints every rank's lines, in rank order. `ok`: whether this rank's result is right. Returns
-// whether all ranks' are.
-inline bool print_ranks(const Communicator& ranks, const std::string& mine, bool ok) {
+// whether all ranks' are. `product`: what Y should be.
+inline bool print_ranks(const Communicator& ranks, const std::string& mine, bool ok,
+                        const char* product = "X W") {
     for (const std::string& text : ranks.gather_strings((ok ? "+" : "-") + mine)) {
         print(text.substr(1, text.size() - 2));  // without the last line break
         ok = ok && text[0] == '+';
     }
-    print(ok ? "  Y is X W on every rank: ok\n" : "  WRONG\n");
+    print(ok ? fmt::format("  Y is {} on every rank: ok\n", product) : "  WRONG\n");
     return ok;
 }
 

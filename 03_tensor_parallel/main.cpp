@@ -3,14 +3,15 @@
 // train on different samples.
 #include "block_picture.h"
 #include "compare.h"
-#include "train/layer_communication.h"
-#include "linear_demo.h"
+#include "linear_order.h"
 #include "options.h"
 #include "overlap_ratio.h"
 #include "predict.h"
 #include "sampling.h"
+#include "scaling.h"
 #include "sections.h"
 #include "train/gradients.h"
+#include "train/layer_communication.h"
 #include "train/run.h"
 
 using namespace ultrascale;
@@ -95,9 +96,13 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
 
 bool run(const Options& options, Chapter& chapter) {
     chapter.check(options);
-    if (chapter.demo == "linear") return demo_linear(Communicator::world());
+    if (chapter.demo == "linear") {
+        const bool one = demo_linear(Communicator::world());
+        return demo_linear_order(Communicator::world()) && one;
+    }
     const TensorOptions& tensor = chapter.tensor;
     const StepShape shape = step_shape(options, options.config());
+    if (chapter.demo == "scaling") return demo_scaling(options, shape), true;
     check_splits(shape.config, tensor, shape.micro_batch, shape.seq);
     if (options.estimate) return print_estimate(options, tensor, shape), true;
     if (chapter.compare) {

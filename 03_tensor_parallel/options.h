@@ -51,8 +51,9 @@ struct Chapter {
             .excludes({"--sequence-parallel", "--keep-gathered", "--estimate", "--svg"});
         options
             .add("--demo", demo,
-                 "linear: a column and a row linear on matrices small enough to print")
-            .one_of({"linear"})
+                 "linear: a column and a row linear on matrices small enough to print; scaling: "
+                 "speed and memory of --model on 1 to 32 GPUs, by formula")
+            .one_of({"linear", "scaling"})
             .excludes(training_outputs)
             .excludes({"--compare", "--estimate", "--svg"});
     }

@@ -118,6 +118,8 @@ public:
     }
 
     const Communicator& group() const { return tp_; }
+    // Which tokens of a micro-batch this rank's rows of the residual stream are.
+    std::vector<TokenRange> tokens(int64_t rows) const { return region_->tokens(rows); }
     const TensorOptions& options() const { return options_; }
     const ShapeTable& shapes() const { return *shapes_; }
 

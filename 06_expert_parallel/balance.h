@@ -25,16 +25,21 @@
 //
 // z-loss (Zoph et al. 2022): the mean of logsumexp(logits)^2 keeps logits small; summed over
 // layers.
+//
+// A pipeline has several micro-batches in flight, and a rank only some of the layers: what a
+// layer's forward counts is kept by micro-batch and layer. Where ranks share a micro-batch's tokens
+// (shared_tokens.h), n is summed over them in forward; p is not, as its gradient is of single
+// tokens.
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <vector>
 
-#include "comm/comm.h"
 #include "core/ops.h"
 #include "core/ops_balance.h"
-#include "expert_options.h"
 #include "model/parts.h"
+#include "shared_tokens.h"
 
 namespace ultrascale {
 
@@ -57,7 +62,7 @@ inline std::vector<float> moved_bias(std::vector<float> bias, const std::vector<
 // What the routers of a step chose, over all ranks.
 struct StepLoads {
     std::vector<std::vector<float>> by_layer;  // (layers with experts, E): choices of each expert
-    double aux = 0, z = 0;  // as trained on but without their coefficients; see Balance::end_step
+    double aux = 0, z = 0;  // as trained on without their coefficients; see LoadBalance::end_step
 
     // The largest load of an expert over the mean one, of each layer in turn; the mean over layers.
     double imbalance() const {
@@ -71,28 +76,30 @@ struct StepLoads {
     }
 };
 
-// Counts what the routers of a model choose, and gives them their losses' gradients. One
-// micro-batch is under way at a time.
-class Balance {
+// Counts what the routers of a model, or of some of its layers, choose, and gives them their
+// losses' gradients.
+class LoadBalance {
 public:
     // `micro_batches`: of a step, on all ranks together; `accumulated`: on this rank.
-    Balance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
-            int64_t accumulated)
+    LoadBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
+                int64_t accumulated, const SharedTokens& shared = {})
         : config_(config),
           options_(options),
+          shared_(shared),
           micro_batches_(double(micro_batches)),
           accumulated_(double(accumulated)),
           layers_(config.layers - config.experts.first_dense),
-          now_(size_t(layers_)),
           biases_(size_t(layers_)) {}
 
-    void add_bias(int64_t layer, Tensor bias) { biases_[index(layer)] = std::move(bias); }
+    void add_bias(int64_t layer, Tensor bias) { biases_[size_t(index(layer))] = std::move(bias); }
     bool keeps_logits() const { return options_.z_coefficient > 0; }
+    const SharedTokens& shared() const { return shared_; }
+    // Whether a layer's forward sums its counts over the ranks that share a micro-batch's tokens.
+    bool sums_counts() const { return shared_.count() > 1 && options_.has_loss() && !global(); }
 
     void begin_step() {
-        const int64_t E = config_.experts.count;
-        kept_.clear();
-        step_ = Tensor::zeros({layers_, E}, DType::fp32, Memory::workspace);
+        of_step_.clear();
+        step_ = zeros(layers_);
         z_ = Tensor::zeros({1}, DType::fp64, Memory::workspace);
     }
     // A forward of all micro-batches that only counts comes first, for AuxOver::global; then
@@ -102,7 +109,7 @@ public:
     void counted(const Communicator& ranks) {
         if (ranks.size() > 1) ranks.all_reduce(step_);
         global_ = step_;
-        step_ = Tensor::zeros(global_.shape(), DType::fp32, Memory::workspace);
+        step_ = zeros(layers_);
         if (options_.aux == Aux::hf) global_of_all_layers_ = sum_of_rows(global_);
     }
 
@@ -112,28 +119,31 @@ public:
         if (context.recomputing || !(context.training || count_only_)) return;  // counted already
         const int64_t E = scores.cols(),
                       S = options_.aux == Aux::sequence ? context.batch.sequences() : 1;
-        const size_t l = index(layer);
+        const int64_t l = index(layer);
         Statistics s{Tensor::empty({S, E}, DType::fp32, Memory::workspace),
-                     Tensor::empty({S, E}, DType::fp32, Memory::workspace), scores.rows()};
+                     Tensor::empty({S, E}, DType::fp32, Memory::workspace),
+                     scores.rows() * shared_.count()};
         ops::balance_statistics(s.counts, s.sums, experts, scores, sigmoid());
-        ops::add(step_.slice(int64_t(l), int64_t(l) + 1), sum_of_rows(s.counts));
+        ops::add(step_.slice(l, l + 1), sum_of_rows(s.counts));
         if (count_only_) return;
         if (keeps_logits()) ops::z_loss(z_, logits);
+        if (sums_counts()) shared_.ranks->all_reduce(s.counts);
+        OfMicroBatch& here = of_step_[context.micro_batch];
         if (options_.aux == Aux::hf) {
-            if (l == 0) all_layers_ = Tensor::zeros({1, E}, DType::fp32, Memory::workspace);
-            ops::add(all_layers_, s.counts);
-            s.counts = all_layers_;  // complete when backward begins
+            if (here.layers.empty()) here.all_layers = zeros(1);
+            ops::add(here.all_layers, s.counts);
+            s.counts = here.all_layers;  // complete when backward begins
         }
-        now_[l] = s;
-        kept_.push_back(std::move(s));
+        here.layers[l] = std::move(s);
     }
 
-    // The gradient of the step's loss of balance with respect to a layer's scores (N, E), times its
-    // coefficient; empty without such a loss.
-    Tensor score_gradient(int64_t layer, const Tensor& scores) const {
+    // The gradient of the step's loss of balance with respect to the scores (N, E) that a layer
+    // gave to a micro-batch, times its coefficient; empty without such a loss.
+    Tensor score_gradient(int64_t layer, int micro_batch, const Tensor& scores) const {
         if (!options_.has_loss()) return {};
-        const Statistics& s = now_[index(layer)];
-        const Tensor& counts = counts_for(index(layer), s);
+        const int64_t l = index(layer);
+        const Statistics& s = of_step_.at(micro_batch).layers.at(l);
+        const Tensor counts = counts_for(l, s);
         const Tensor factors = Tensor::empty(counts.shape(), DType::fp32, Memory::workspace);
         ops::copy(factors, counts);
         ops::scale(factors, float(options_.aux_coefficient * factor(s)));
@@ -141,30 +151,32 @@ public:
         ops::balance_gradient(gradient, factors, scores, sigmoid());
         return gradient;
     }
-    // What the sum of squared log-sum-exps over a micro-batch's N tokens counts in the step's loss.
-    double z_factor(int64_t tokens) const {
-        return options_.z_coefficient / (double(tokens) * micro_batches_);
+    // What the sum of squared log-sum-exps over this rank's rows of a micro-batch counts in the
+    // step's loss.
+    double z_factor(int64_t rows) const {
+        return options_.z_coefficient / (double(rows * shared_.count()) * micro_batches_);
     }
 
-    // The loads of the step, summed over `ranks`, which all call it; moves the biases. The losses
+    // The loads of the step, summed over `ranks`, which all call it; moves the biases. `ranks` must
+    // hold all layers and all tokens once, so that loads are complete everywhere. The losses
     // are means over the layers for which the table above names a sum, so that they can be compared
     // with its column "balanced".
     StepLoads end_step(const Communicator& ranks) {
         const int64_t E = config_.experts.count;
-        double aux = 0, tokens = 0;
-        for (const Statistics& s : kept_) {
-            const size_t l = size_t(&s - kept_.data()) % size_t(layers_);
-            const std::vector<float> n = counts_for(l, s).to_host<float>(),
-                                     p = s.sums.to_host<float>();
-            for (size_t i = 0; i < p.size(); ++i)
-                aux += factor(s) * double(n[i % n.size()]) * double(p[i]);
-            tokens += l == 0 ? double(s.tokens) : 0;
-        }
-        kept_.clear();
+        double aux = 0, tokens = 1;  // of a micro-batch
+        for (const auto& [micro_batch, of_all] : of_step_)
+            for (const auto& [l, s] : of_all.layers) {
+                const std::vector<float> n = counts_for(l, s).to_host<float>(),
+                                         p = s.sums.to_host<float>();
+                for (size_t i = 0; i < p.size(); ++i)
+                    aux += factor(s) * double(n[i % n.size()]) * double(p[i]);
+                tokens = double(s.tokens);
+            }
+        of_step_.clear();
         std::vector<double> all;
         for (float n : step_.to_host<float>()) all.push_back(double(n));
         all.push_back(aux);
-        all.push_back(z_.to_host<double>()[0] / (tokens * micro_batches_ / accumulated_));
+        all.push_back(z_.to_host<double>()[0] / (tokens * micro_batches_));
         const Tensor sum = Tensor::from_host<double>(all, {int64_t(all.size())}, Memory::workspace);
         if (ranks.size() > 1) ranks.all_reduce(sum);
         all = sum.to_host<double>();
@@ -186,17 +198,19 @@ public:
 
 private:
     struct Statistics {
-        Tensor counts, sums;  // (S, E)
-        int64_t tokens = 0;
+        Tensor counts, sums;  // (S, E): n of all ranks that share the tokens; p of this rank
+        int64_t tokens = 0;   // of the micro-batch
     };
-    size_t index(int64_t layer) const { return size_t(layer - config_.experts.first_dense); }
+    struct OfMicroBatch {
+        std::map<int64_t, Statistics> layers;  // from the first one with experts
+        Tensor all_layers;                     // with Aux::hf: their counts (1, E)
+    };
+    int64_t index(int64_t layer) const { return layer - config_.experts.first_dense; }
     bool sigmoid() const { return config_.experts.router.score == ops::RouterScore::sigmoid; }
     bool global() const { return options_.aux_over == AuxOver::global; }
-    const Tensor& counts_for(size_t l, const Statistics& s) const {
+    Tensor counts_for(int64_t l, const Statistics& s) const {
         if (!global() || !global_) return s.counts;
-        if (options_.aux == Aux::hf) return global_of_all_layers_;
-        row_ = global_.slice(int64_t(l), int64_t(l) + 1);
-        return row_;
+        return options_.aux == Aux::hf ? global_of_all_layers_ : global_.slice(l, l + 1);
     }
     // What n_e p_te counts in the step's loss, without the coefficient.
     double factor(const Statistics& s) const {
@@ -205,26 +219,28 @@ private:
                      of = aux_factor(options_.aux, double(config_.experts.count),
                                      double(config_.experts.router.top_k), double(layers_), tokens);
         if (global()) return of;
-        const bool wrong = options_.trap == Trap::aux_times_micro_batches;
+        const bool wrong = options_.trap == ExpertTrap::aux_times_micro_batches;
         return of / double(S) / (wrong ? micro_batches_ / accumulated_ : micro_batches_);
     }
-    static Tensor sum_of_rows(const Tensor& x) {
-        const Tensor sum = Tensor::zeros({1, x.cols()}, DType::fp32, Memory::workspace);
+    Tensor zeros(int64_t rows) const {
+        return Tensor::zeros({rows, config_.experts.count}, DType::fp32, Memory::workspace);
+    }
+    Tensor sum_of_rows(const Tensor& x) const {
+        const Tensor sum = zeros(1);
         for (int64_t i = 0; i < x.rows(); ++i) ops::add(sum, x.slice(i, i + 1));
         return sum;
     }
 
     LlamaConfig config_;
     ExpertOptions options_;
+    SharedTokens shared_;
     double micro_batches_, accumulated_;
     int64_t layers_;
     bool count_only_ = false;
-    std::vector<Statistics> now_, kept_;  // of the micro-batch; of the step
-    std::vector<Tensor> biases_;          // empty: a router without one
-    Tensor step_, z_;                     // the step's counts (layers, E); sum of the z-loss
-    Tensor all_layers_;                   // the micro-batch's counts of all layers (1, E)
+    std::map<int, OfMicroBatch> of_step_;  // by micro-batch; the step's end adds up their losses
+    std::vector<Tensor> biases_;           // empty: a router without one, or of another rank
+    Tensor step_, z_;                      // the step's counts (layers, E); sum of the z-loss
     Tensor global_, global_of_all_layers_;
-    mutable Tensor row_;
 };
 
 }  // namespace ultrascale

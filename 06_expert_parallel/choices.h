@@ -3,14 +3,17 @@
 #pragma once
 
 #include "plain_choices.h"
+#include "shared_tokens.h"
 #include "train/whole_values.h"
 
 namespace ultrascale {
 
 class ChoiceLog : public Choices {
 public:
-    ChoiceLog(const LlamaConfig& config, DType dtype)
-        : k_(config.experts.router.top_k), plain_(verify_bounds(dtype).choice_limit) {}
+    ChoiceLog(const LlamaConfig& config, DType dtype, const SharedTokens& shared = {})
+        : shared_(shared),
+          k_(config.experts.router.top_k),
+          plain_(verify_bounds(dtype).choice_limit) {}
     PlainChoices& plain() { return plain_; }
 
     // A layer's experts (N, k) in a forward, and their places (dispatch.h).
@@ -21,11 +24,13 @@ public:
             places ? places.to_host<int32_t>() : std::vector<int32_t>(chosen.size(), 0);
         for (size_t i = 0; i < chosen.size(); ++i)
             if (at[i] < 0) chosen[i] = ~chosen[i];
-        const int64_t T = context.batch.length();
-        for (int64_t n = 0; n < experts.rows(); ++n) {
-            const auto first = chosen.begin() + n * k_;
+        const int64_t T = context.batch.sample_length();
+        auto first = chosen.begin();
+        for (const int64_t token : shared_.tokens_of(experts.rows())) {
             std::sort(first, first + k_);
-            mine_[{step_, layer, context.batch.first_sample + n / T, n % T}] = {first, first + k_};
+            mine_[{step_, layer, context.batch.first_sample + token / T, token % T}] = {first,
+                                                                                        first + k_};
+            first += k_;
         }
     }
     void end_step() { ++step_; }
@@ -53,6 +58,7 @@ public:
     void keep() override { plain_.keep(); }
 
 private:
+    SharedTokens shared_;
     int64_t k_, step_ = 0, watched_ = 0;
     PlainChoices plain_;  // on rank 0
     std::map<PlainChoices::Key, PlainChoices::Experts> mine_;

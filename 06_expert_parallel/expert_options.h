@@ -27,7 +27,7 @@ enum class Drop { by_position, by_score };
 enum class ExpertOverlap { none, shared, chunks };
 
 // Mistakes to make on purpose. Each is caught by --verify: README.md says how.
-enum class Trap {
+enum class ExpertTrap {
     none,
     groups_masked_with_0,     // groups that are not chosen compete with a score of 0
     weights_from_biased,      // weights contain the bias that was meant for the choice alone
@@ -55,7 +55,7 @@ struct ExpertOptions {
     double skew = 0;
     ExpertOverlap overlap = ExpertOverlap::none;
     int chunks = 2;  // with ExpertOverlap::chunks
-    Trap trap = Trap::none;
+    ExpertTrap trap = ExpertTrap::none;
 
     bool forced() const { return force_balance || skew > 0; }
     // The chunks in which a micro-batch's rows travel.

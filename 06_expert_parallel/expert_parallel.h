@@ -18,14 +18,16 @@ namespace ultrascale {
 
 class ExpertParallel {
 public:
-    // `mesh`: axes "dp" and "ep". `accumulated`: micro-batches a step on this rank.
+    // `mesh`: axes "dp" and "ep", and in a composition others. `accumulated`: micro-batches a step
+    // on this rank.
     ExpertParallel(const LlamaConfig& config, const ExpertOptions& options, const Mesh& mesh,
-                   int64_t accumulated)
+                   int64_t accumulated, const SharedTokens& shared = {})
         : config_(config),
           options_(options),
           ep_(mesh.group("ep")),
-          all_(mesh.group({"dp", "ep"})),
-          balance_(config, options, accumulated * all_.size(), accumulated),
+          all_(shared.all ? *shared.all : mesh.group({"dp", "ep"})),
+          balance_(config, options, accumulated * mesh.group({"dp", "ep"}).size(), accumulated,
+                   shared),
           traffic_(options.node_size),
           capacity_(ep_.size(), config.experts.count) {
         if (options.max_nodes > 0) nodes_.emplace(ep_, options.node_size);
@@ -35,19 +37,30 @@ public:
     // The parts of this rank's model.
     Parts parts(const ModelOptions& model) {
         Parts parts = default_parts(config_, model);
-        set_experts(parts, config_, model,
-                    [this](ParameterList& list, const Parts& plain, const Place& layer) {
-                        return experts(list, plain, layer);
-                    });
+        set_in(parts, model);
         return parts;
     }
+    // Sets the experts in parts that other techniques have made.
+    void set_in(Parts& parts, const ModelOptions& model) {
+        set_experts(
+            parts, config_, model,
+            [this](ParameterList& list, const Parts& plain, const Place& layer) {
+                return experts(list, plain, layer);
+            },
+            balance_.shared());
+    }
 
-    Balance& balance() { return balance_; }
+    LoadBalance& balance() { return balance_; }
     Traffic& traffic() { return traffic_; }
     CapacityPlan& capacity() { return capacity_; }
     const Communicator& ep() const { return ep_; }
-    const Communicator& all() const { return all_; }  // all ranks that see other tokens
-    SeeChoices log;                                   // of all layers, for --verify
+    // The tokens that this rank routes, of a micro-batch's.
+    int64_t tokens(int64_t of_micro_batch) const {
+        return of_micro_batch / balance_.shared().count();
+    }
+    // All ranks that see other tokens, or have other layers.
+    const Communicator& all() const { return all_; }
+    SeeChoices log;  // of all layers, for --verify
 
 private:
     std::unique_ptr<FeedForward> experts(ParameterList& list, const Parts& parts,
@@ -66,6 +79,9 @@ private:
                                      {{{"gate_proj", F}, {"up_proj", F}}, config_.hidden});
             auto last = parts.linear(list, parts, place, LinearRole::row,
                                      {{{"down_proj", config_.hidden}}, F});
+            for (const Linear* linear : {both.get(), last.get()})
+                for (Parameter* p : linear->parameters())
+                    p->also_summed_over = balance_.shared().also_summed_over;
             shared = std::make_unique<SwiGLU>(std::move(both), std::move(last));
         }
         return std::make_unique<ExpertsLayer>(
@@ -78,7 +94,7 @@ private:
                           const std::vector<const char*>& matrices, int64_t out, int64_t in) {
         const int64_t here = config_.experts.count / ep_.size(), first = ep_.rank() * here;
         // The trap: as if every rank held copies of the same experts.
-        const bool wrong = options_.trap == Trap::experts_summed_over_ep;
+        const bool wrong = options_.trap == ExpertTrap::experts_summed_over_ep;
         std::vector<Parameter*> all;
         for (int64_t e = first; e < first + here; ++e)
             for (const char* matrix : matrices)
@@ -88,6 +104,7 @@ private:
                     .init_std = float(config_.init_std),
                     .split_over =
                         wrong ? std::vector<std::string>{} : std::vector<std::string>{"ep"},
+                    .also_summed_over = balance_.shared().also_summed_over,
                     .uses = options_.chunks_here(),
                 }));
         std::string name = "experts";
@@ -119,7 +136,7 @@ private:
     LlamaConfig config_;
     ExpertOptions options_;
     const Communicator &ep_, &all_;
-    Balance balance_;
+    LoadBalance balance_;
     Traffic traffic_;
     CapacityPlan capacity_;
     std::optional<Nodes> nodes_;

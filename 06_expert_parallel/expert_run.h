@@ -29,10 +29,24 @@ inline void count_choices(Step& step, Llama& model, ExpertParallel& experts) {
 
 class ExpertRun {
 public:
-    ExpertRun(const StepShape& shape, const ExpertOptions& options, ExpertParallel& experts)
-        : shape_(shape), options_(options), experts_(experts) {
+    // The most that this rank's activations take in a step, in bytes, in which each micro-batch had
+    // these rows.
+    using Peak = std::function<double(const std::map<int, Traffic::ByLayer>& rows)>;
+    // `peak`: a composition's own; by default that of one micro-batch after the other through a
+    // whole model.
+    ExpertRun(const StepShape& shape, const ExpertOptions& options, ExpertParallel& experts,
+              Peak peak = {})
+        : shape_(shape), options_(options), experts_(experts), peak_of_step_(std::move(peak)) {
+        if (!peak_of_step_)
+            peak_of_step_ = [this](const std::map<int, Traffic::ByLayer>& rows) {
+                double most = 0;
+                for (const auto& [m, of_layers] : rows)
+                    most = std::max(most, peak_activations(shape_, options_, of_layers));
+                return most;
+            };
         experts.traffic().clear();
     }
+    ExpertRun(const ExpertRun&) = delete;  // peak_of_step_ keeps a pointer to it
     const ExpertOptions& options() const { return options_; }
 
     // At the end of each step.
@@ -40,18 +54,23 @@ public:
         loads_.push_back(std::move(loads));
         const CapacityPlan::Dropped dropped = experts_.capacity().end_step();
         dropped_.choices += dropped.choices, dropped_.dropped += dropped.dropped;
-        for (const auto& [m, rows] : experts_.traffic().end_step()) {
-            peak_ = std::max(peak_, peak_activations(shape_, options_, rows));
-            for (const auto& [layer, of_layer] : rows) {
+        const std::map<int, Traffic::ByLayer> rows = experts_.traffic().end_step();
+        peak_ = std::max(peak_, peak_of_step_(rows));
+        for (const auto& [m, of_layers] : rows)
+            for (const auto& [layer, of_layer] : of_layers) {
                 most_rows_ = std::max(most_rows_, of_layer.at_experts);
                 all_rows_ += of_layer.at_experts, ++forwards_;
             }
-        }
     }
     const std::vector<StepLoads>& loads() const { return loads_; }     // of each step
     const CapacityPlan::Dropped& dropped() const { return dropped_; }  // on this rank
-    // Rows that this rank's experts had in a forward of a layer: the most, and on average.
+    // Rows that this rank's experts had in a forward of a layer: the most, if all experts had
+    // equally many, and on average.
     int64_t most_rows() const { return most_rows_; }
+    double even_rows() const {
+        return double(experts_.tokens(shape_.micro_batch * shape_.seq) *
+                      shape_.config.experts.router.top_k);
+    }
     double mean_rows() const { return double(all_rows_) / double(std::max<int64_t>(forwards_, 1)); }
     const Traffic& traffic() const { return experts_.traffic(); }
     const PredictedCommunication& travelled() const { return experts_.traffic().sent(); }
@@ -67,7 +86,7 @@ public:
     // ---- --trap ----
 
     void spoil_gradients(const ParameterList& parameters) const {
-        if (options_.trap != Trap::experts_divided_by_ep) return;
+        if (options_.trap != ExpertTrap::experts_divided_by_ep) return;
         for (const auto& p : parameters)
             if (!p->split_over.empty()) ops::scale(p->grad, 1 / float(options_.ep));
     }
@@ -103,7 +122,7 @@ public:
 
 private:
     Tensor of_mesh(const ParameterList& parameters, const Mesh& mesh) const {
-        if (options_.trap != Trap::norm_without_experts)
+        if (options_.trap != ExpertTrap::norm_without_experts)
             return squared_gradient_norm(parameters, mesh);
         // As if an expert of another rank were a copy of one here.
         std::vector<Parameter*> experts;
@@ -118,6 +137,7 @@ private:
     StepShape shape_;
     ExpertOptions options_;
     ExpertParallel& experts_;
+    Peak peak_of_step_;
     std::vector<StepLoads> loads_;
     CapacityPlan::Dropped dropped_;
     double norm_apart_ = -1;

@@ -99,7 +99,8 @@ private:
 // Sets the feed-forward of the layers with experts, which `make` builds from parts without dropout.
 inline void set_experts(
     Parts& parts, const LlamaConfig& config, const ModelOptions& model,
-    std::function<std::unique_ptr<FeedForward>(ParameterList&, const Parts&, const Place&)> make) {
+    std::function<std::unique_ptr<FeedForward>(ParameterList&, const Parts&, const Place&)> make,
+    const SharedTokens& shared = {}) {
     ModelOptions plain = model;
     plain.dropout = 0;
     parts.feed_forward = [=, dense = parts.feed_forward, bare = default_parts(config, plain)](
@@ -109,7 +110,8 @@ inline void set_experts(
         std::unique_ptr<FeedForward> experts = make(list, bare, layer);
         if (model.dropout == 0) return experts;
         return std::make_unique<DropoutFeedForward>(
-            std::move(experts), Dropout{float(model.dropout), model.seed}, layer.name + ".experts");
+            std::move(experts), Dropout{float(model.dropout), model.seed, shared.tokens},
+            layer.name + ".experts");
     };
 }
 
@@ -122,7 +124,7 @@ public:
     // `start`: makes the journey of a micro-batch's rows, which has so many `chunks` in training.
     // Keeps a reference to `log`, which may be empty.
     ExpertsLayer(std::unique_ptr<Router> router, GroupedSwiGLU experts,
-                 std::unique_ptr<SwiGLU> shared, Traffic& traffic, const Balance& balance,
+                 std::unique_ptr<SwiGLU> shared, Traffic& traffic, const LoadBalance& balance,
                  std::function<std::unique_ptr<Journey>()> start, int64_t chunks,
                  const SeeChoices& log, int64_t layer)
         : router_(std::move(router)),
@@ -178,7 +180,7 @@ public:
         }
         const Tensor dweights = activation(saved["router"].get("experts").shape(), DType::fp32);
         journey->end_backward_of_weights(dweights);
-        Tensor of_router = router_->backward_input(dweights, saved["router"]);
+        Tensor of_router = router_->backward_input(dweights, saved["router"], context);
         if (when == WeightGradient::now) router_->backward_weight(saved["router"], context);
         if (dx)
             ops::add(dx, of_router);
@@ -202,7 +204,7 @@ private:
     GroupedSwiGLU experts_;
     std::unique_ptr<SwiGLU> shared_;  // may be empty
     Traffic& traffic_;
-    const Balance& balance_;
+    const LoadBalance& balance_;
     std::function<std::unique_ptr<Journey>()> start_;
     int64_t chunks_;
     const SeeChoices& log_;

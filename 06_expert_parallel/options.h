@@ -143,13 +143,13 @@ struct Chapter {
         if (!trap_.empty() && !trap_names().contains(trap_))
             user_error("--trap {}: no such mistake; see --help", trap_);
         if (!trap_.empty()) experts.trap = trap_names().at(trap_);
-        if (experts.trap == Trap::weights_from_biased && !config.experts.selection_bias)
+        if (experts.trap == ExpertTrap::weights_from_biased && !config.experts.selection_bias)
             user_error("--trap weights-from-biased: only with --balance bias there is a bias");
-        if (experts.trap == Trap::groups_masked_with_0 &&
+        if (experts.trap == ExpertTrap::groups_masked_with_0 &&
             config.experts.router.top_groups == config.experts.router.groups)
             user_error("--trap groups-masked-with-0: no group is masked; see --groups");
-        const bool of_loss =
-            experts.trap == Trap::softmax_twice || experts.trap == Trap::aux_times_micro_batches;
+        const bool of_loss = experts.trap == ExpertTrap::softmax_twice ||
+                             experts.trap == ExpertTrap::aux_times_micro_batches;
         if (of_loss && !experts.has_loss())
             user_error("--trap: there is no loss of balance to get wrong; see --aux-coef");
         if (!demo.empty() && !options.json.empty())
@@ -157,15 +157,15 @@ struct Chapter {
     }
 
 private:
-    static const std::map<std::string, Trap>& trap_names() {
-        static const std::map<std::string, Trap> names{
-            {"groups-masked-with-0", Trap::groups_masked_with_0},
-            {"weights-from-biased", Trap::weights_from_biased},
-            {"softmax-twice", Trap::softmax_twice},
-            {"experts-summed-over-ep", Trap::experts_summed_over_ep},
-            {"experts-divided-by-ep", Trap::experts_divided_by_ep},
-            {"norm-without-experts", Trap::norm_without_experts},
-            {"aux-times-micro-batches", Trap::aux_times_micro_batches}};
+    static const std::map<std::string, ExpertTrap>& trap_names() {
+        static const std::map<std::string, ExpertTrap> names{
+            {"groups-masked-with-0", ExpertTrap::groups_masked_with_0},
+            {"weights-from-biased", ExpertTrap::weights_from_biased},
+            {"softmax-twice", ExpertTrap::softmax_twice},
+            {"experts-summed-over-ep", ExpertTrap::experts_summed_over_ep},
+            {"experts-divided-by-ep", ExpertTrap::experts_divided_by_ep},
+            {"norm-without-experts", ExpertTrap::norm_without_experts},
+            {"aux-times-micro-batches", ExpertTrap::aux_times_micro_batches}};
         return names;
     }
     void add_model(OptionList& options) {

@@ -3,6 +3,8 @@
 // dispatch's and the balance's operations.
 #pragma once
 
+#include "choices.h"
+#include "experts.h"
 #include "model/activation.h"
 #include "model/llama.h"
 #include "plain_balance.h"
@@ -278,5 +280,20 @@ private:
     std::vector<std::vector<int32_t>> rows_;      // the tokens of each expert
     std::vector<std::vector<float>> outs_;        // what it made of them
 };
+
+// The plain layers with which --verify compares (plain_experts.h).
+inline std::function<void(Parts&)> plain_parts(const StepShape& shape, const ExpertOptions& o,
+                                               int64_t micro_batches, ChoiceLog& choices) {
+    return [=, &choices](Parts& parts) {
+        choices.plain().begin_training();
+        const auto balance = std::make_shared<PlainBalance>(
+            shape.config, o, o.counts_first() ? 1 : micro_batches,
+            shape.micro_batch * shape.seq / o.chunks_here(), choices.plain());
+        set_experts(parts, shape.config, shape.model,
+                    [balance](ParameterList& list, const Parts& plain, const Place& layer) {
+                        return std::make_unique<PlainExperts>(list, plain, layer, balance);
+                    });
+    };
+}
 
 }  // namespace ultrascale

@@ -25,20 +25,21 @@ class Router {
 public:
     // Registers "PLACE.gate.weight" and, if training moves a bias, its buffer.
     Router(ParameterList& list, const Place& block, const LlamaConfig& config,
-           const ExpertOptions& options, Balance& balance)
+           const ExpertOptions& options, LoadBalance& balance)
         : layer_(block.layer),
           settings_(config.experts.router),
           options_(options),
           balance_(balance),
           weight_(list.add({.name = block.part("gate").weight(),
                             .shape = {config.experts.count, config.hidden},
-                            .init_std = float(config.init_std)})) {
+                            .init_std = float(config.init_std),
+                            .also_summed_over = balance.shared().also_summed_over})) {
         if (config.experts.selection_bias) {
             bias_ =
                 list.add_buffer(block.name + ".gate.e_score_correction_bias", config.experts.count);
             balance.add_bias(layer_, bias_);
         }
-        if (options.trap == Trap::groups_masked_with_0) settings_.masked = 0;
+        if (options.trap == ExpertTrap::groups_masked_with_0) settings_.masked = 0;
     }
 
     // x (N, h)
@@ -50,7 +51,7 @@ public:
         const Tensor scores = activation({N, E}, DType::fp32);
         Routed routed{activation({N, k}, DType::int32), activation({N, k}, DType::fp32)};
         ops::router_forward(routed.experts, routed.weights, scores, logits, bias_, settings_);
-        if (options_.trap == Trap::weights_from_biased) add_bias_to_weights(routed, scores);
+        if (options_.trap == ExpertTrap::weights_from_biased) add_bias_to_weights(routed, scores);
         if (options_.forced()) force(routed);
         balance_.chosen(layer_, routed.experts, scores, logits, context);
         saved.keep("x", x);
@@ -61,13 +62,14 @@ public:
     }
 
     // The gradient of x (N, h) from that of the weights (N, k), and from the losses of balance.
-    Tensor backward_input(const Tensor& dweights, Saved& saved) {
+    Tensor backward_input(const Tensor& dweights, Saved& saved, const Context& context) {
         const TraceName name(TraceName::part, "router"), pass(TraceName::pass, "dX");
         const Tensor scores = saved.take("scores"), experts = saved.take("experts");
         const Tensor dlogits = activation(scores.shape(), DType::fp32);
         {
-            Tensor dscores = balance_.score_gradient(layer_, scores);
-            if (dscores && options_.trap == Trap::softmax_twice) through_softmax(dscores, scores);
+            Tensor dscores = balance_.score_gradient(layer_, context.micro_batch, scores);
+            if (dscores && options_.trap == ExpertTrap::softmax_twice)
+                through_softmax(dscores, scores);
             const bool constant = options_.forced() || has_constant_weights(settings_);
             const Tensor of_weights = constant ? zeros_like(dweights) : dweights;
             ops::router_backward(dlogits, of_weights, scores, experts, settings_, dscores);
@@ -102,7 +104,7 @@ private:
         const int64_t N = routed.experts.rows(), k = settings_.top_k;
         if (!forced_ || forced_.rows() != N) {
             std::vector<int32_t> experts;
-            for (int64_t n = 0; n < N; ++n)
+            for (const int64_t n : balance_.shared().tokens_of(N))
                 for (int64_t j = 0; j < k; ++j)
                     experts.push_back(forced_expert(n, j, weight_->shape[0], k, options_.skew));
             forced_ = Tensor::from_host<int32_t>(experts, {N, k}, Memory::workspace);
@@ -118,7 +120,7 @@ private:
         }
         return in_order_;
     }
-    // Trap::weights_from_biased: on the host, as no correct program needs it.
+    // ExpertTrap::weights_from_biased: on the host, as no correct program needs it.
     void add_bias_to_weights(const Routed& routed, const Tensor& scores) const {
         const int64_t k = settings_.top_k, E = scores.cols();
         const std::vector<float> s = scores.to_host<float>(), bias = bias_.to_host<float>();
@@ -134,7 +136,7 @@ private:
         }
         Tensor(routed.weights).copy_from_host(weights.data());
     }
-    // Trap::softmax_twice: the gradient of a loss that reads softmax(scores).
+    // ExpertTrap::softmax_twice: the gradient of a loss that reads softmax(scores).
     static void through_softmax(Tensor& dscores, const Tensor& scores) {
         const int64_t E = scores.cols();
         const std::vector<float> s = scores.to_host<float>();
@@ -152,7 +154,7 @@ private:
     int64_t layer_;
     ops::RouterSettings settings_;
     ExpertOptions options_;
-    Balance& balance_;
+    LoadBalance& balance_;
     Parameter* weight_;
     Tensor bias_;  // (E) fp32; empty: none
     mutable Tensor forced_, in_order_;

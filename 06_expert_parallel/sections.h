@@ -34,21 +34,6 @@ inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, i
     return more.empty() ? words : words + "\n          " + more.substr(2);
 }
 
-// The plain layers with which --verify compares (plain_experts.h).
-inline std::function<void(Parts&)> plain_parts(const StepShape& shape, const ExpertOptions& o,
-                                               int64_t micro_batches, ChoiceLog& choices) {
-    return [=, &choices](Parts& parts) {
-        choices.plain().begin_training();
-        const auto balance = std::make_shared<PlainBalance>(
-            shape.config, o, o.counts_first() ? 1 : micro_batches,
-            shape.micro_batch * shape.seq / o.chunks_here(), choices.plain());
-        set_experts(parts, shape.config, shape.model,
-                    [balance](ParameterList& list, const Parts& plain, const Place& layer) {
-                        return std::make_unique<PlainExperts>(list, plain, layer, balance);
-                    });
-    };
-}
-
 inline void report_loads(Report& report, const StepShape& shape,
                          const std::vector<StepLoads>& loads) {
     const int64_t E = shape.config.experts.count, shown = std::min<int64_t>(E, 8);
@@ -109,7 +94,7 @@ inline void report_experts(Report& report, const Options& options, const StepSha
     }
     report.value("experts", "most_rows", double(seen.most_rows()));
     report.value("experts", "mean_rows", seen.mean_rows());
-    const double even = double(shape.micro_batch * shape.seq * config.experts.router.top_k),
+    const double even = seen.even_rows(),
                  most = largest_of_ranks(Communicator::world(), double(seen.most_rows()));
     print(
         fmt::format("  rows of a rank's experts in a forward: {:.0f} if even, here at most {}, on "

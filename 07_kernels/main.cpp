@@ -13,7 +13,9 @@
 #include "report/cli.h"
 #include "report/json_lines.h"
 #include "report/svg.h"
+#include "stalls.h"
 #include "tiling.h"
+#include "traffic.h"
 
 using namespace ultrascale;
 using namespace ultrascale::kernels;
@@ -24,7 +26,7 @@ struct Chapter {
     std::vector<int> families;
     std::vector<std::string> kernels;
     LadderOptions ladder{.seed = std::random_device{}()};
-    bool primer = false, list = false;
+    bool primer = false, list = false, stalls = false, traffic = false;
     std::string json, svg;
 
     void add_options(OptionList& options) {
@@ -78,6 +80,21 @@ struct Chapter {
             .only_if(runs, lists)
             .only_if(measures, primes)
             .only_if([this] { return ladder.size.empty(); }, "--svg draws the problem's own size");
+        options
+            .flag("--stalls", stalls,
+                  "What the warps of the fp32 product wait for, and how fast it can be "
+                  "(without a GPU)")
+            .only_if(runs, lists)
+            .only_if(measures, primes)
+            .only_if([this] { return !ladder.check_only; }, "--check looks at the results only");
+        options
+            .flag("--traffic", traffic,
+                  "Attention's FLOPs and bytes, naive and FlashAttention, at the paper's size by "
+                  "formula; our kernels' counted or timed")
+            .only_if(runs, lists)
+            .only_if(measures, primes)
+            .only_if([this] { return !ladder.check_only; }, "--check looks at the results only")
+            .excludes({"--family", "--kernel", "--stalls", "--svg"});
     }
 };
 
@@ -122,7 +139,15 @@ const Kernel& to_draw(const std::vector<Kernel>& kernels) {
     return *last;
 }
 
-bool run(const Chapter& chapter) {
+bool run(Chapter& chapter) {
+    if (chapter.traffic) {
+        chapter.families = {5};
+        if (on_gpu && chapter.ladder.size.empty()) chapter.ladder.size = size_of_slides;
+    }
+    if (chapter.stalls && on_gpu)
+        user_error(
+            "--stalls estimates on the CPU: build it with make BACKEND=cpu 07_kernels; on a GPU, "
+            "ncu measures them (WAITING.md)");
     if (chapter.ladder.by_line && on_gpu)
         user_error(
             "--microscope executes kernels on the CPU: build it with make BACKEND=cpu 07_kernels; "
@@ -139,6 +164,9 @@ bool run(const Chapter& chapter) {
         return true;
     }
     const std::vector<Problem> problems = all_problems();
+    if (chapter.stalls &&
+        std::ranges::none_of(kernels, [](const Kernel& k) { return k.problem == "product"; }))
+        user_error("--stalls is for the kernels of the problem \"product\": --family 3");
     std::set<std::string> of_problems;
     for (const Kernel& k : kernels) {
         if (std::ranges::none_of(problems, [&](const Problem& p) { return p.name == k.problem; }))
@@ -184,6 +212,11 @@ bool run(const Chapter& chapter) {
         const std::vector<Rung> rungs = climb(problem, of_problem, chapter.ladder);
         for (const Rung& rung : rungs)
             if (rung.kernel->family == 0) fmt::print("{}", standing(rung, rungs));
+        if (chapter.stalls && problem.name == "product") fmt::print("{}", stalls(problem, rungs));
+        if (chapter.traffic) {
+            fmt::print("{}", traffic(rungs));
+            ok = ok && counted_as_by_formula(rungs);
+        }
         for (const Rung& rung : rungs) {
             ok = ok && rung.wrong.empty();
             checked += rung.checked;

@@ -37,9 +37,12 @@ struct SentWhere {
 class SideBySide {
 public:
     using StepOfAll = std::function<void(Step&, Composition&)>;
-    SideBySide(const Options& options, const StepShape& shape, StepOfAll train_step)
+    // `given`: what the techniques are compared with besides.
+    SideBySide(const Options& options, const StepShape& shape, const Techniques& given,
+               StepOfAll train_step)
         : options_(options),
           shape_(shape),
+          given_(given),
           train_step_(std::move(train_step)),
           file_(options.data_path(), shape.config.vocab),
           report_("09_5d_parallel", options, shape, 0),
@@ -81,29 +84,37 @@ public:
     }
 
 private:
-    static Techniques with(int n, const std::string& axis, int zero = 0) {
-        Techniques t{.zero = {.stage = zero}};
-        (axis == "tp"   ? t.axes.tp
-         : axis == "cp" ? t.axes.cp
-         : axis == "pp" ? t.axes.pp
-                        : t.axes.dp) = n;
-        t.axes.complete(n);
-        t.tensor.tp = t.axes.tp, t.context.cp = t.axes.cp;
-        if (t.axes.cp == 1) t.context.layout = Layout::contiguous;
+    Techniques with(int n, const std::string& axis, int zero = 0) const {
+        Techniques t = given_;
+        t.zero.stage = zero;
+        Axes& a = t.axes;
+        int& ranks = axis == "tp"   ? a.tp
+                     : axis == "cp" ? a.cp
+                     : axis == "ep" ? a.ep
+                     : axis == "pp" ? a.pp
+                                    : a.dp;
+        ranks = n;
+        a.complete(n);
+        t.tensor.tp = a.tp, t.context.cp = a.cp, t.experts.ep = a.ep;
+        if (a.cp == 1) t.context.layout = Layout::contiguous;
         return t;
     }
     std::vector<ComparedWay> techniques(int n, int64_t per_rank) const {
         Techniques sequence = with(n, "tp");
         sequence.tensor.sequence_parallel = true;
         const int64_t all = per_rank * n;
-        return {{fmt::format("data parallel, dp {}", n), "batch", with(n, "dp"), per_rank},
-                {"  ZeRO-1", "and states", with(n, "dp", 1), per_rank},
-                {"  ZeRO-2", "and gradients", with(n, "dp", 2), per_rank},
-                {"  ZeRO-3", "and weights", with(n, "dp", 3), per_rank},
-                {fmt::format("tensor parallel, tp {}", n), "heads, F, V", with(n, "tp"), all},
-                {"  sequence parallel", "and tokens", sequence, all},
-                {fmt::format("context parallel, cp {}", n), "sequence", with(n, "cp"), all},
-                {fmt::format("pipeline, pp {}, 1F1B", n), "layers", with(n, "pp"), all}};
+        std::vector<ComparedWay> ways = {
+            {fmt::format("data parallel, dp {}", n), "batch", with(n, "dp"), per_rank},
+            {"  ZeRO-1", "and states", with(n, "dp", 1), per_rank},
+            {"  ZeRO-2", "and gradients", with(n, "dp", 2), per_rank},
+            {"  ZeRO-3", "and weights", with(n, "dp", 3), per_rank},
+            {fmt::format("tensor parallel, tp {}", n), "heads, F, V", with(n, "tp"), all},
+            {"  sequence parallel", "and tokens", sequence, all},
+            {fmt::format("context parallel, cp {}", n), "sequence", with(n, "cp"), all},
+            {fmt::format("pipeline, pp {}, 1F1B", n), "layers", with(n, "pp"), all}};
+        if (shape_.config.experts.count > 0)
+            ways.push_back({fmt::format("experts, ep {}", n), "experts", with(n, "ep"), per_rank});
+        return ways;
     }
     std::vector<ComparedWay> pipeline_and_zero3(int n, int64_t m) const {
         return {{fmt::format("pp {}, {} micro-batches", n, m * n), "", with(n, "pp"), m * n},
@@ -120,11 +131,17 @@ private:
             return print(fmt::format("  without {}: {}", way.name, reason.what()));
         }
         Composition all(options, shape_, way.techniques);
-        const Prediction predicted = predict(all);
+        Prediction predicted = predict(all);
         check_fits_everywhere(predicted.memory, memory_limit(), needs_less);
         all.updates->start();
         const DataLoader loader(file_, data_options(options, shape_.seq));
         const Share share = all.share();
+        std::optional<ExpertRun> experts;
+        if (all.experts) {
+            experts.emplace(shape_, way.techniques.experts, *all.experts,
+                            [&all](const auto& rows) { return peak_activations(all, rows); });
+            all.see_loads = [&](const StepLoads& loads) { experts->add(loads); };
+        }
         double loss = 0;
         const Measured m = measure(
             loader, share, sequences_of_step(options, share.count), options.steps,
@@ -190,6 +207,7 @@ private:
 
     const Options& options_;
     StepShape shape_;
+    Techniques given_;
     StepOfAll train_step_;
     TokenFile file_;
     Report report_;

@@ -18,6 +18,7 @@
 #include "04_context_parallel/context_parallel.h"
 #include "05_pipeline/forward_only.h"
 #include "05_pipeline/pipeline.h"
+#include "06_expert_parallel/expert_parallel.h"
 #include "buckets.h"
 #include "techniques.h"
 
@@ -42,6 +43,7 @@ public:
           tensor(shape.config, chosen.tensor, mesh),
           of_heads(with_heads_of(shape, chosen.tensor.tp, mesh.group("tp").rank())),
           context(of_heads.config, chosen.context, shape.seq, mesh.group("cp")),
+          tokens(shared_tokens()),
           own(shape, schedule, stages, mesh.group("pp").rank(), parts()),
           plan(schedule),
           messages(mesh.group("pp"), plan,
@@ -78,6 +80,9 @@ public:
     // The ranks whose losses add up. Those along tp have the same one.
     const Communicator& of_loss() const { return mesh.group({"pp", "dp", "ep", "cp"}); }
 
+    // The routed rows' loads of each step, if there are experts; see ExpertRun.
+    std::function<void(StepLoads)> see_loads = [](const StepLoads&) {};
+
     const StepShape shape;
     const Techniques techniques;
     Mesh mesh;
@@ -86,7 +91,9 @@ public:
     TensorParallel tensor;
     const StepShape of_heads;  // the shape, with the heads that this rank has
     ContextParallel context;
-    RankStages own;  // this rank's stages
+    const SharedTokens tokens;
+    std::unique_ptr<ExpertParallel> experts;  // none in a dense model
+    RankStages own;                           // this rank's stages
     const MessagePlan plan;
     Messages messages;
     Executor executor;
@@ -98,7 +105,38 @@ private:
         Parts parts = techniques.tensor.tp > 1 ? tensor.parts(shape.model)
                                                : default_parts(shape.config, shape.model);
         context.add_to(parts);
+        if (shape.config.experts.count > 0) {
+            experts = std::make_unique<ExpertParallel>(shape.config, techniques.experts, mesh,
+                                                       schedule.micro_batches, tokens);
+            experts->set_in(parts, shape.model);
+        }
         return parts;
+    }
+    // Which rows of a micro-batch this rank routes: sequence parallelism deals out those that
+    // context parallelism has left it.
+    SharedTokens shared_tokens() const {
+        const bool rows = techniques.tensor.sequence_parallel;
+        const Communicator& ranks = rows ? mesh.group({"cp", "tp"}) : mesh.group("cp");
+        if (ranks.size() == 1) return {.all = &mesh.group({"pp", "dp", "ep", "cp"})};
+        SharedTokens shared{.ranks = &ranks};
+        shared.all = rows ? &mesh.group({"pp", "dp", "ep", "cp", "tp"}) : &of_loss();
+        shared.tokens = [this, rows](int64_t count) {
+            std::vector<TokenRange> of_part{{0, 0, count}}, all;
+            if (rows) of_part = tensor.tokens(count);
+            const int64_t T = context.local_length();
+            for (const TokenRange& range : of_part)
+                for (int64_t i = 0; i < range.count; ++i) {
+                    const int64_t row = range.first_row + i, at = range.first_token + i,
+                                  token = at / T * shape.seq + context.position(at % T);
+                    if (!all.empty() && all.back().first_token + all.back().count == token)
+                        ++all.back().count;
+                    else
+                        all.push_back({row, token, 1});
+                }
+            return all;
+        };
+        if (rows) shared.also_summed_over = {"tp"};
+        return shared;
     }
 };
 

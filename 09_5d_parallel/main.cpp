@@ -12,6 +12,7 @@ namespace {
 void train_step(Step& step, Composition& all) {
     Zero& updates = *all.updates;
     updates.begin_step(step.accumulated / all.schedule.copies());
+    if (all.experts) all.experts->balance().begin_step();
     if (all.pp().size() == 1) {
         Llama& model = all.own.chunk(0);
         for (MicroBatch micro_batch : step.micro_batches({&updates})) {
@@ -32,6 +33,8 @@ void train_step(Step& step, Composition& all) {
     const Tensor squared_norm = phase("gradient norm", [&] { return updates.squared_norm(); });
     step.verify_gradient();
     phase("update", [&] { updates.update(step.learning_rate, squared_norm); });
+    if (all.experts)
+        phase("loads", [&] { all.see_loads(all.experts->balance().end_step(all.experts->all())); });
     if (all.of_loss().size() > 1) phase("loss", [&] { all.of_loss().all_reduce(step.loss); });
     step.finish(squared_norm);
 }
@@ -48,28 +51,36 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     ForwardOnly forward_only(all.pp(), all.schedule, all.own, shape, [&](const Batch& batch) {
         return all.stream_shape(batch.sequences(), batch.length());
     });
-    run.start({.values = [&] { return updates.finish(), updates.values(); },
-               .gradients = [&] { return updates.gradients(); },
-               .optimizer_states = [&] { return updates.optimizer_states(); },
-               .forward =
-                   [&](Context& context) {
-                       updates.finish();
-                       context.hooks = &updates;
-                       forward_only.loss(context);
-                   },
-               .sum_loss =
-                   [&](const Tensor& loss) {
-                       all.mesh.group({"pp", "cp"}).all_reduce(loss);
-                   },
-               .label = "layout",
-               .technique = describe(techniques),
-               .layout = layout_of(techniques.axes)});
-    while (Step* step = run.next()) train_step(*step, all);
+    Trained what{.values = [&] { return updates.finish(), updates.values(); },
+                 .gradients = [&] { return updates.gradients(); },
+                 .optimizer_states = [&] { return updates.optimizer_states(); },
+                 .forward =
+                     [&](Context& context) {
+                         updates.finish();
+                         context.hooks = &updates;
+                         forward_only.loss(context);
+                     },
+                 .sum_loss =
+                     [&](const Tensor& loss) {
+                         all.mesh.group({"pp", "cp"}).all_reduce(loss);
+                     },
+                 .label = "layout",
+                 .technique = describe(techniques),
+                 .layout = layout_of(techniques.axes)};
+    std::optional<WatchedExperts> experts;
+    if (all.experts) experts.emplace(options, all, what);
+    run.start(what);
+    while (Step* step = run.next()) {
+        train_step(*step, all);
+        if (experts) experts->end_step();
+    }
     updates.finish();
 
     return run.finish([&](Report& report) {
-        bool ok = report.memory(of_step);
-        ok = report.communication(of_step, options.steps, run.of_validation()) && ok;
+        const Prediction of_run =
+            experts ? experts->predicted(of_step) : of_step.times(options.steps);
+        bool ok = report.memory(of_run);
+        ok = report.communication_of_run(of_run, options.steps, run.of_validation()) && ok;
         if (report.full() || options.node_size > 0)
             print_axes(report, techniques, options.node_size);
         report.throughput(of_step);
@@ -81,7 +92,8 @@ bool run(const Options& options, Chapter& chapter) {
     const StepShape shape = step_shape(options, options.config());
     if (chapter.compare) {
         slow_down(options);
-        return SideBySide(options, shape, train_step).run();
+        chapter.complete_experts(options, shape.config);
+        return SideBySide(options, shape, chapter.techniques, train_step).run();
     }
     chapter.check(options, shape);
     if (options.estimate) return print_estimate(options, chapter.techniques, shape), true;

@@ -13,6 +13,19 @@ inline void check_combination(const Options& options, const Techniques& t, const
     cut(shape, schedule.stages, t.split);
     check_splits(shape.config, t.tensor, shape.micro_batch, shape.seq / t.axes.cp);
     check_shares(with_heads_of(shape, t.axes.tp, 0).config, t.context, shape.seq);
+    const int64_t E = shape.config.experts.count;
+    if (E == 0 && t.axes.ep > 1)
+        user_error("--ep {}: this model has no experts to share; --model nano-moe has", t.axes.ep);
+    if (E > 0 && E % t.axes.ep != 0)
+        user_error("--ep {}: it must divide the {} experts", t.axes.ep, E);
+    if (E > 0 && t.axes.tp > 1 && !t.tensor.sequence_parallel)
+        user_error(
+            "--tp {}: its ranks hold whole experts and would all compute the same; with "
+            "--sequence-parallel each routes tokens of its own",
+            t.axes.tp);
+    if (E > 0 && schedule.copies() > 1)
+        user_error("--schedule {}: it holds the model twice, but a router's loads are counted once",
+                   schedule.name);
     if (options.dropout > 0)
         user_error("--dropout: 00_single_gpu and 03 to 06 show it, each with one technique");
     if (options.sample > 0)
@@ -27,6 +40,13 @@ struct Chapter {
     Techniques techniques;
     bool compare = false;
     std::string order, layout;
+    double aux_coefficient = -1;
+
+    static Options defaults() {
+        Options options;
+        options.with_experts = true;
+        return options;
+    }
 
     void add_options(OptionList& options, const Options&) {
         Techniques& t = techniques;
@@ -36,6 +56,7 @@ struct Chapter {
         axis("--dp", t.axes.dp, "Ranks with other samples. Default: all that are left");
         axis("--tp", t.axes.tp, "Ranks that share each layer").show_default();
         axis("--cp", t.axes.cp, "Ranks that share each sequence").show_default();
+        axis("--ep", t.axes.ep, "Ranks that share the experts of a layer").show_default();
         axis("--pp", t.axes.pp, "Ranks of a pipeline").show_default();
         options.add("--order", order, "Axes, neighbouring ranks first. Default: tp,cp,ep,dp,pp");
         options
@@ -100,16 +121,34 @@ struct Chapter {
         options.add("--split", t.split, "Layers of each stage: auto, or numbers like 6,5,5")
             .only_if(with_pp, one)
             .show_default();
+        options.choice("--dispatch", t.experts.dispatch,
+                       {{"expert", Dispatch::expert}, {"rank", Dispatch::rank}},
+                       "What travels to experts: see 06_expert_parallel");
+        options.choice("--aux", t.experts.aux,
+                       {{"hf", Aux::hf},
+                        {"switch", Aux::switch_transformer},
+                        {"megatron", Aux::megatron},
+                        {"sequence", Aux::sequence}},
+                       "The loss that balances experts: see 06_expert_parallel");
+        options
+            .add("--aux-coef", aux_coefficient,
+                 "Its coefficient. Default: 0; with --model nano-moe 0.01")
+            .between(0, 1e3);
+        options
+            .add("--z-coef", t.experts.z_coefficient,
+                 "Coefficient of the loss that keeps the routers' logits small. Default: 0")
+            .between(0, 1e3);
         options
             .flag("--compare", compare,
                   "Run each technique alone on the same ranks and batch, and print two tables")
             .excludes(training_outputs)
-            .excludes({"--dp", "--tp", "--cp", "--pp", "--zero", "--order", "--estimate"});
+            .excludes({"--dp", "--tp", "--cp", "--ep", "--pp", "--zero", "--order", "--estimate"});
     }
 
     // Completes the options. UserError if they cannot be combined.
     void check(const Options& options, const StepShape& shape) {
         Techniques& t = techniques;
+        complete_experts(options, shape.config);
         if (!order.empty()) t.axes.set_order(order);
         t.axes.complete(Communicator::world().size());
         t.tensor.tp = t.axes.tp, t.context.cp = t.axes.cp;
@@ -118,6 +157,16 @@ struct Chapter {
         else
             complete(t.context, layout);
         check_combination(options, t, shape);
+    }
+    // Those that the model decides.
+    void complete_experts(const Options& options, const LlamaConfig& config) {
+        ExpertOptions& e = techniques.experts;
+        const bool preset = options.load.empty() && options.model == "nano-moe";
+        e.ep = techniques.axes.ep;
+        e.aux_coefficient = aux_coefficient >= 0 ? aux_coefficient
+                            : preset             ? config.experts.aux_coefficient
+                                                 : 0;
+        e.gamma = config.experts.selection_bias ? 0.001 : 0;
     }
 };
 

@@ -11,6 +11,7 @@
 #include "02_zero/predict.h"
 #include "03_tensor_parallel/predict.h"
 #include "04_context_parallel/predict.h"
+#include "06_expert_parallel/predict.h"
 #include "composition.h"
 
 namespace ultrascale {
@@ -59,20 +60,57 @@ inline ZeroWalk walk_actions(Composition& c, int64_t in_layer) {
     return walk;
 }
 
-// Of a step.
+// A message's between stages.
+inline double message_bytes(const Composition& c) {
+    return double(numel(c.messages.shape())) * double(dtype_bytes(c.messages.dtype()));
+}
+
+// What attention holds besides a plain one's.
+inline AttentionMemory attention_memory(const Composition& c) {
+    const ContextOptions& o = c.techniques.context;
+    const RingPlan ring(SequenceCut(o.layout, o.in_ring(), c.shape.seq), o.tails, nullptr);
+    return attention_memory(c.of_heads, o, ring, c.context.ring_rank());
+}
+
+// The most that this rank's activations take in a step, in the order of its actions. `rows`: those
+// of each micro-batch's layers with experts.
+inline double peak_activations(Composition& c, const std::map<int, Traffic::ByLayer>& rows) {
+    const std::vector<Stage> stages = own_stages(c);
+    const AttentionMemory besides = attention_memory(c);
+    std::map<std::pair<int, int>, StageActivations> of;  // by micro-batch and chunk
+    const auto bytes_of = [&](const Action& action) -> const StageActivations& {
+        const std::pair key(c.experts ? action.micro_batch : 0, action.chunk);
+        if (const auto found = of.find(key); found != of.end()) return found->second;
+        const Stage& stage = stages[size_t(action.chunk)];
+        LocalSizes sizes = local_sizes(c, stage);
+        sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
+        StageActivations bytes(sizes, message_bytes(c));
+        if (c.experts) {
+            const StageBytes s = stage_activations(sizes, c.shape, c.techniques.experts,
+                                                   rows.at(key.first), stage.first_layer);
+            bytes.after_forward = s.after_forward, bytes.at_forward = s.at_forward;
+            bytes.at_backward = s.at_backward, bytes.at_backward_input = s.at_backward_input;
+            bytes.after_backward_input = s.after_backward_input;
+        }
+        return of[key] = bytes;
+    };
+    return walk_memory(c.schedule, c.plan, c.pp().rank(), bytes_of).peak;
+}
+
+// Of a step; with experts without the rows that travel and the activations, which follow from these
+// (ExpertRun).
 inline Prediction predict(Composition& c) {
     const Techniques& t = c.techniques;
     const StepShape& shape = c.shape;
     const int64_t m = c.schedule.micro_batches;
     const int ring_rank = c.context.ring_rank(), rank = c.pp().rank();
     Prediction p;
-    add_flops(p, shape, parameter_count(shape.config));
+    add_flops(p, shape, active_parameter_count(shape.config));
+    for (const TensorPart& buffer : c.own.parameters().buffers())
+        p.memory.parameters += buffer.tensor.bytes();
 
-    // 04: what attention holds besides
-    const RingPlan ring(SequenceCut(t.context.layout, t.context.in_ring(), shape.seq),
-                        t.context.tails, nullptr);
-    const AttentionMemory besides = attention_memory(c.of_heads, t.context, ring, ring_rank);
-    const int64_t in_layer = whole_bytes(besides.communication);
+    // 04: buffers of the layers' own communication
+    const int64_t in_layer = whole_bytes(attention_memory(c).communication);
 
     // 01, 02: states, and their sums
     if (const auto* buckets = dynamic_cast<const Buckets*>(c.updates.get())) {
@@ -94,33 +132,49 @@ inline Prediction predict(Composition& c) {
     p.memory.peak_communication += c.messages.mailboxes();
     if (c.of_loss().size() > 1) p.communication.add(c.of_loss(), Collective::all_reduce, 1, 8);
 
-    // 03, 05: activations, in the order of the schedule
-    const double message =
-        double(numel(c.messages.shape())) * double(dtype_bytes(c.messages.dtype()));
-    std::vector<StageActivations> of_chunk;
+    // 03, 04, 06: communication inside the layers; with two copies of the model each has half of
+    // the micro-batches
+    const int64_t A = m / c.schedule.copies();
     for (const Stage& stage : own_stages(c)) {
-        LocalSizes sizes = local_sizes(c, stage);
-        sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
-        of_chunk.emplace_back(sizes, message);
-
-        // 03, 04: communication inside the layers; with two copies of the model each has half of
-        // the micro-batches
-        const int64_t A = m / c.schedule.copies();
         StepShape part = shape, heads = c.of_heads;
-        part.seq /= t.axes.cp, heads.config.layers = sizes.layers;
+        part.seq /= t.axes.cp, heads.config.layers = stage.last_layer - stage.first_layer;
+        int64_t with_experts = 0;
+        for (int64_t layer = stage.first_layer; layer < stage.last_layer; ++layer)
+            with_experts += shape.config.has_experts(layer);
         add_regions(p, part, t.tensor,
-                    {.layers = sizes.layers,
-                     .feed_forwards = sizes.layers,
+                    {.layers = heads.config.layers,
+                     .feed_forwards = heads.config.layers - with_experts,
                      .embedding = stage.embedding,
                      .head = stage.head},
                     A);
         add_attention(p, heads, t.context, A, ring_rank);
+        if (c.experts)
+            add_count_sums(p.communication, shape, t.experts, c.experts->balance(),
+                           A * with_experts);
     }
-    p.memory.peak_activations = std::llround(
-        walk_memory(c.schedule, c.plan, rank, [&](const Action& action) -> const StageActivations& {
-            return of_chunk[size_t(action.chunk)];
-        }).peak);
-    add_messages(p.communication, c.plan, rank, std::llround(message));
+    if (c.experts) add_loads(p.communication, t.experts, c.experts->balance(), c.experts->all());
+
+    add_messages(p.communication, c.plan, rank, std::llround(message_bytes(c)));
+    // 03, 05: without experts all micro-batches are alike
+    if (!c.experts) p.memory.peak_activations = std::llround(peak_activations(c, {}));
+    return p;
+}
+
+// A step in which all experts get equally many rows.
+inline Prediction predict_balanced(Composition& c) {
+    Prediction p = predict(c);
+    if (!c.experts) return p;
+    const StepShape& shape = c.shape;
+    const int64_t tokens = c.experts->tokens(shape.micro_batch * shape.seq);
+    const Traffic::ByLayer rows = balanced_rows(shape.config, c.techniques.experts, tokens);
+    std::map<int, Traffic::ByLayer> of_step;
+    for (int m = 0; m < c.schedule.micro_batches; ++m) of_step[m] = rows;
+    p.memory.peak_activations = std::llround(peak_activations(c, of_step));
+    for (const Stage& stage : own_stages(c))
+        for (int64_t layer = stage.first_layer; layer < stage.last_layer; ++layer)
+            if (rows.contains(layer))
+                add_balanced_rows(p.communication, shape, c.techniques.experts, tokens,
+                                  c.schedule.micro_batches);
     return p;
 }
 

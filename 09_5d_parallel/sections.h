@@ -1,6 +1,8 @@
 // What only this program's report has: the axes and the links that they cross; and --estimate.
 #pragma once
 
+#include "06_expert_parallel/expert_run.h"
+#include "06_expert_parallel/plain_experts.h"
 #include "options.h"
 #include "predict.h"
 #include "train/run.h"
@@ -31,6 +33,38 @@ inline void print_axes(Report& report, const Techniques& techniques, int node_si
     }
 }
 
+// What a run with experts watches: their choices, for --verify, and the rows that they got, for the
+// predictions.
+class WatchedExperts {
+public:
+    // Completes what verify needs to know.
+    WatchedExperts(const Options& options, Composition& all, Trained& what)
+        : steps_(options.steps),
+          choices_(all.shape.config, options.dtype, all.tokens),
+          seen_(all.shape, all.techniques.experts, *all.experts,
+                [&all](const auto& rows) { return peak_activations(all, rows); }) {
+        all.experts->log = [this](int64_t layer, const Tensor& chosen, const Tensor& places,
+                                  const Context& context) {
+            choices_.add(layer, chosen, places, context);
+        };
+        all.see_loads = [this](const StepLoads& loads) { seen_.add(loads); };
+        what.plain_parts = plain_parts(all.shape, all.techniques.experts,
+                                       options.grad_accum * all.share().count, choices_);
+        what.choices = &choices_;
+        what.plain_micro_batch = options.micro_batch;
+    }
+    WatchedExperts(const WatchedExperts&) = delete;
+    void end_step() { choices_.end_step(); }
+    Prediction predicted(const Prediction& of_step) const {
+        return seen_.predicted(of_step, steps_);
+    }
+
+private:
+    int64_t steps_;
+    ChoiceLog choices_;
+    ExpertRun seen_;
+};
+
 inline constexpr const char* needs_less =
     "more ranks along any axis, --zero 3 or --recompute full need less";
 
@@ -42,7 +76,7 @@ inline void print_estimate(const Options& options, const Techniques& techniques,
     Report report("09_5d_parallel", options, shape, 0);
     report.configuration(sequences_of_step(options, replicas), "", replicas);
     report.technique("layout", describe(techniques), layout_of(techniques.axes));
-    report.estimate(predict(all), 1, needs_less);
+    report.estimate(predict_balanced(all), 1, needs_less);
     print_axes(report, techniques, options.node_size);
     report.finish();
 }

@@ -5,6 +5,7 @@
 #include "03_tensor_parallel/tensor_options.h"
 #include "04_context_parallel/context_options.h"
 #include "05_pipeline/schedules.h"
+#include "06_expert_parallel/expert_options.h"
 #include "axes.h"
 
 namespace ultrascale {
@@ -15,6 +16,7 @@ struct Techniques {
     double bucket_mb = 25;  // of --zero 0
     TensorOptions tensor;
     ContextOptions context;
+    ExpertOptions experts{.aux = Aux::megatron};
     std::string schedule = "1f1b";
     ScheduleOptions sizes;
     std::string split = "auto";
@@ -35,6 +37,8 @@ inline std::string describe(const Techniques& t) {
     if (t.axes.cp > 1)
         text += fmt::format("; {}, {}", variant_names[int(t.context.variant)],
                             layout_names[int(t.context.layout)]);
+    if (t.experts.ep > 1)
+        text += fmt::format("; rows by {}", dispatch_names[int(t.experts.dispatch)]);
     if (t.axes.pp > 1) text += "; " + t.schedule;
     return text;
 }

@@ -57,14 +57,18 @@ struct TensorBytes {
     }
 };
 
-// What the linears of a layer keep from the backward of inputs to that of weights.
+// What the linears of a layer keep from the backward of inputs to that of weights. (A row linear
+// keeps its gathered dy.)
 struct KeptForWeights {
     double attention, mlp;
-    explicit KeptForWeights(const TensorBytes& t)
+    KeptForWeights(const LocalSizes& s, const TensorBytes& t)
         : attention(t.input + 2 * t.q + 2 * t.kv + t.whole),
-          mlp(t.input + 3 * t.features + t.whole) {}
+          mlp(s.feed_forward ? s.feed_forward->for_weights : t.input + 3 * t.features + t.whole) {}
     double total() const { return attention + mlp; }
 };
+
+// A layer's first norm: its input, its output and rstd.
+double norm_of_attention(const TensorBytes& t) { return t.stream + t.kept_input + t.rstd; }
 
 // What a layer keeps from forward to backward.
 double kept_of_layer(const LocalSizes& s) {
@@ -92,17 +96,18 @@ LayerActivations layer_activations(const LocalSizes& s) {
     const TensorBytes t(s);
     // Selective recomputation computes the probabilities again.
     const double probabilities = s.model.recompute == Recompute::selective ? 0 : t.scores;
-    return {.norms = 2 * (t.stream + t.kept_input + t.rstd),
+    const std::optional<FeedForwardActivations>& other = s.feed_forward;
+    return {.norms = norm_of_attention(t) + t.stream + t.rstd + (other ? t.stream : t.kept_input),
             .attention = t.q + t.kept_o + 2 * t.kv + t.lse + t.unnormed + probabilities +
                          s.attention_besides.kept,
-            .mlp = t.gate_up};
+            .mlp = other ? other->kept : t.gate_up};
 }
 
 KeptActivations kept_activations(const LocalSizes& s) {
     const TensorBytes t(s);
     const bool chunks = s.model.loss_chunk > 0;
     const double L = double(s.layers);
-    KeptActivations kept{kept_of_layers(s, s.layers), L * KeptForWeights(t).total()};
+    KeptActivations kept{kept_of_layers(s, s.layers), L * KeptForWeights(s, t).total()};
     if (s.head) {
         kept.after_forward += t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits);
         kept.after_backward_input += chunks ? 0 : t.input + t.logits;
@@ -115,10 +120,15 @@ double peak_of_forward(const LocalSizes& s) {
     const TensorBytes t(s);
     const KeptActivations kept = kept_activations(s);
     const bool full = s.model.recompute == Recompute::full;
-    // In the last layer: the input of down and its output; if nothing is kept, also gate and up,
-    // the norm's output, and the attention's.
-    const double in_layer = t.features + t.whole + (full ? 2 * t.features + t.input + t.stream : 0),
-                 layers = kept_of_layers(s, s.layers);
+    // In the last layer: the input of down and its output; or if nothing is kept, that input with
+    // gate and up, the norm's output, and the attention's.
+    double in_layer = t.features + t.whole;
+    if (full) in_layer = std::max(3 * t.features, in_layer) + t.input + t.stream;
+    if (s.feed_forward)
+        in_layer = full ? s.feed_forward->forward_alone + 2 * t.stream
+                        : s.feed_forward->forward - s.feed_forward->kept;
+    if (s.layers == 0) in_layer = s.embedding ? t.stream + t.gathered : 0;
+    const double layers = kept_of_layers(s, s.layers);
     return std::max(layers + in_layer, kept.after_forward + (s.head ? t.losses : 0));
 }
 
@@ -129,10 +139,12 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                split = s.split_backward;
     const double kept = kept_of_layers(s, s.layers);
     // With a split backward: what the linears behind the one at work keep for their weights, and
-    // dy after dropout, which is then kept as well.
-    const KeptForWeights for_weights(t);
+    // dy as gathered or after dropout, which a row linear keeps besides.
+    const KeptForWeights for_weights(s, t);
     const double mlp_for_weights = split ? for_weights.mlp : 0, o_for_weights = split ? t.q : 0,
-                 dropped_for_weights = split ? t.dropped : 0;
+                 dy_for_weights = !split        ? 0
+                                  : s.gathers() ? t.gathered
+                                                : t.dropped;
 
     // What is held meanwhile: all that forward kept of other micro-batches, and this one's other
     // layers.
@@ -189,41 +201,54 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     }
     if (s.layers == 0) return moments;
 
-    const double norm = layer.norms / 2;  // the first one's
+    const double norm = norm_of_attention(t);
     if (s.attention_besides.forward > 0)
         moment("in the forward of attention",
                {others,
                 {"of the last layer: the first norm and attention", norm + layer.attention},
                 {"what this attention holds besides", s.attention_besides.forward},
                 {"dy, while the forward is computed again", full ? t.stream : 0}});
-    // Full recomputation runs the layer's whole forward again: everything is kept, down_proj
-    // computes y, and dy is held.
-    if (full)
-        moment("where a layer's forward has been computed again",
+    if (s.feed_forward) {
+        const FeedForwardActivations& f = *s.feed_forward;
+        const std::pair<std::string, double> around{"of the last layer: the norms and attention",
+                                                    layer.total() - f.kept};
+        if (full)
+            moment("where a layer's forward has been computed again",
+                   {others, around, {"what its feed-forward holds", f.forward}, {"dy", t.stream}});
+        moment(
+            "in the backward of the feed-forward",
+            {others, around, {"what this holds, with dy", split ? f.backward_input : f.backward}});
+    } else {
+        // Full recomputation runs the layer's whole forward again: everything is kept, down_proj
+        // computes y, and dy is held.
+        if (full)
+            moment("where a layer's forward has been computed again",
+                   {others,
+                    {"what this layer's forward keeps", layer.total()},
+                    {"the input of down_proj, its output, and dy",
+                     t.features + t.whole + t.scattered + t.stream},
+                    {"the norm's output in addition to its gathered copy",
+                     s.keeps_gathered ? t.scattered : 0}});
+        // dy is gathered for down_proj; without gathering, dropout makes a copy of it.
+        moment(
+            "in the backward of SwiGLU",
+            {others,
+             last,
+             {"dy", t.stream + t.gathered + (s.gathers() ? 0 : t.dropped)},
+             {"d(gate, up)", 2 * t.features},
+             {"the gradient of down_proj's input, later overwritten with that input", t.features}});
+        moment("in the backward of down_proj", {others,
+                                                last,
+                                                {"dy", t.stream + t.gathered + t.dropped},
+                                                {"the gradient of its input", t.features}});
+        // d(gate, up) takes the place of gate and up.
+        moment("in the backward of gate_proj and up_proj",
                {others,
-                {"what this layer's forward keeps", layer.total()},
-                {"the input of down_proj, its output, and dy",
-                 t.features + t.whole + t.scattered + t.stream},
-                {"the norm's output in addition to its gathered copy",
-                 s.keeps_gathered ? t.scattered : 0}});
-    // dy is gathered for down_proj; without gathering, dropout makes a copy of it.
-    moment("in the backward of SwiGLU",
-           {others,
-            last,
-            {"dy", t.stream + t.gathered + (s.gathers() ? 0 : t.dropped)},
-            {"d(gate, up)", 2 * t.features},
-            {"the gradient of down_proj's input, later overwritten with that input", t.features}});
-    moment("in the backward of down_proj", {others,
-                                            last,
-                                            {"dy", t.stream + t.gathered + t.dropped},
-                                            {"the gradient of its input", t.features}});
-    // d(gate, up) takes the place of gate and up.
-    moment("in the backward of gate_proj and up_proj",
-           {others,
-            last,
-            {"dy", t.stream + dropped_for_weights},
-            {"dx", t.column_backward},
-            {"the input of down_proj, for its weight", split ? t.features : 0}});
+                last,
+                {"dy", t.stream + dy_for_weights},
+                {"dx", t.column_backward},
+                {"the input of down_proj, for its weight", split ? t.features : 0}});
+    }
 
     // The second norm and the MLP are done.
     moment("in the backward of o_proj",
@@ -238,7 +263,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
              norm + t.q + 2 * t.kv + t.lse},
             {"q, k and v before the norms of heads", t.unnormed},
             {"probabilities", t.scores},
-            {"dy and the gradient of o", t.stream + dropped_for_weights + t.q},
+            {"dy and the gradient of o", t.stream + dy_for_weights + t.q},
             {"delta", t.lse},
             {"dq, dk, dv", t.q + 2 * t.kv},
             {"what the linears behind keep for their weights", mlp_for_weights + o_for_weights},
@@ -246,7 +271,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     moment("in the backward of q_proj, k_proj and v_proj",
            {others,
             {"of the last layer: the first norm", norm},
-            {"dy", t.stream + dropped_for_weights},
+            {"dy", t.stream + dy_for_weights},
             {"dq, dk, dv", t.q + 2 * t.kv},
             {"dx", t.column_backward},
             {"what the linears behind keep for their weights", mlp_for_weights + o_for_weights}});

@@ -20,6 +20,16 @@
 
 namespace ultrascale {
 
+// A layer's feed-forward that is not a SwiGLU, in bytes. It reads the stream, and does not gather.
+struct FeedForwardActivations {
+    double kept = 0;            // from forward to backward, besides its input
+    double for_weights = 0;     // from a backward of inputs to that of weights, with its input
+    double forward = 0;         // the most that a forward holds, with what it keeps
+    double forward_alone = 0;   // the same if it keeps nothing
+    double backward = 0;        // the most that a backward holds, with dy and what forward kept
+    double backward_input = 0;  // and a backward of inputs
+};
+
 // The sizes with which a rank computes. "Stream": the residual stream with its norms and dropout.
 // "Region": everything from a column linear's input to a row linear's output.
 struct LocalSizes {
@@ -57,6 +67,8 @@ struct LocalSizes {
         double kept = 0, forward = 0, backward = 0;
     } attention_besides = {};
 
+    std::optional<FeedForwardActivations> feed_forward = {};  // of each layer; empty: SwiGLU
+
     // Bytes of an element of what forward keeps of the column linears' inputs, of attention's
     // output, and of gate and up, where that is not the dtype (8 bits and a part of a scale; 0 of
     // what backward makes again). Gate and up are then restored before their backward.
@@ -72,7 +84,7 @@ struct LocalSizes {
 //                flash: the log-sum-exp; naive: the row of probabilities        4 H; H T e
 //     mlp        gate and up (the input of down is made again from them)        2 F e
 // kept_input_bytes, kept_output_bytes and kept_gate_up_bytes take the place of e in the linears'
-// inputs, in o, and in mlp.
+// inputs, in o, and in mlp; a feed_forward that is given takes mlp's place.
 struct LayerActivations {
     double norms, attention, mlp;
     double total() const { return norms + attention + mlp; }

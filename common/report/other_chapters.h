@@ -17,7 +17,7 @@ inline std::string chapters_with_option(std::string_view name) {
          "--naive-mean --batch-ramp --seq-ramp --fresh-grads --noise-scale --compare --demo"},
         {"01_data_parallel",
          "--sync --bucket-mb --ring-directions --no-sync --inner-steps --outer-lr --outer-momentum "
-         "--compare --demo --largest-mib"},
+         "--compare --demo --largest-mib --reduce-dtype --hop-us --hop-gbps --planet"},
         {"02_zero",
          "--stage --gather-overlap --prefetch --keep-gathered --cut --offload --no-sync --compare "
          "--demo"},
@@ -35,12 +35,17 @@ inline std::string chapters_with_option(std::string_view name) {
          "--top-groups --aux-coef --aux --aux-over --z-coef --balance --gamma --force-balance "
          "--skew --capacity-factor --drop --dispatch --max-nodes --overlap --trap --compare "
          "--demo"},
+        {"09_5d_parallel",
+         "--dp --tp --cp --pp --order --zero --bucket-mb --prefetch --keep-gathered --offload "
+         "--sequence-parallel --tp-overlap --variant --layout --ulysses --schedule --chunks "
+         "--group --split --compare"},
         {"08_mixed_precision",
          "--recipe --without --stochastic-rounding --loss-scale --loss-scale-start "
          "--loss-scale-window --sum-scaling --gradient-format --amax-history --scale-margin "
          "--power-of-two-scales --fast-accumulation --keep-fp8 --smooth-swiglu --trap --compare "
          "--demo --show"},
-        {"07_kernels", "--family --kernel --size --check --microscope --primer --list"}};
+        {"07_kernels",
+         "--family --kernel --size --check --microscope --primer --list --stalls --traffic"}};
     std::string found;
     for (const auto& [chapter, names] : options) {
         const std::string padded = " " + std::string(names) + " ";

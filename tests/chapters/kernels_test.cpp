@@ -77,6 +77,26 @@ TEST(KernelsMicroscope, ShowsWhatEachRungTeaches) {
         << lines.out;
 }
 
+// What is estimated from the counts: the slow unit of a product, and attention's bytes.
+TEST(KernelsEstimates, StallsAndTraffic) {
+    if (on_gpu) GTEST_SKIP() << "they need the microscope";
+    const Outcome stalls = kernels("--kernel product_shared --kernel product_8x8 --stalls");
+    EXPECT_EQ(stalls.exit_code, 0) << stalls.err;
+    // Two turns of shared memory for a multiply-add that takes a quarter of a clock, and the tiles.
+    for (const char* line : {"product_shared                0.48      0.25     2.06     0.08      "
+                             "12.1 %       8.1  mio_",
+                             "product_8x8                   3.76      0.25     0.27     0.03      "
+                             "94.1 %      63.1  mio_"})
+        EXPECT_TRUE(contains(stalls.out, line)) << stalls.out;
+    const Outcome traffic = kernels("--traffic");
+    EXPECT_EQ(traffic.exit_code, 0) << traffic.err;
+    for (const char* line :
+         {"824.6  40.27    >= 25.9   >= 8.4  66.6  40.3  41.7",
+          "962.1   4.43     >= 3.1   >= 1.0  75.2   4.4   7.3",
+          "0.6963      0.7178        -  1.031 times", "0.1638      0.1638        -  1.000 times"})
+        EXPECT_TRUE(contains(traffic.out, line)) << traffic.out;
+}
+
 TEST(KernelsMine, IsCheckedAndRanked) {
     const Outcome run = kernels("--kernel mine");
     EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
@@ -130,13 +150,17 @@ TEST(KernelsBadInput, IsRefusedInOneLine) {
              {"--primer --seed 3", "--seed has no effect: --primer"},
              {"--list --primer", "--primer has no effect: --list"},
              {"--check --microscope", "--microscope has no effect: --check"},
+             {"--check --stalls", "--stalls has no effect: --check"},
+             {"--traffic --family 5", "--traffic"},
              {"--kernel elu --json /nowhere/x.json", "/nowhere"},
              {"--steps 3", "--steps"},
          }) {
         SCOPED_TRACE(arguments);
         expect_one_error_line(kernels(arguments), {told});
     }
-    if (on_gpu) expect_one_error_line(kernels("--microscope"), {"BACKEND=cpu"});
+    for (const char* option : {"--microscope", "--stalls"})
+        if (on_gpu) expect_one_error_line(kernels(option), {"BACKEND=cpu"});
+    if (!on_gpu) expect_one_error_line(kernels("--family 1 --stalls"), {"--family 3"});
 }
 
 }  // namespace

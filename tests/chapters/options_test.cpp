@@ -37,6 +37,11 @@ TEST(Options, WithoutEffectAreRefused) {
     refuses(0, "01_data_parallel", "--no-sync off", {"--no-sync " + none, "--grad-accum 2"});
     refuses(0, "01_data_parallel", "--largest-mib 1",
             {"--largest-mib " + none, "--demo bandwidth"});
+    refuses(0, "01_data_parallel", "--sync ring --reduce-dtype bf16",
+            {"--reduce-dtype " + none, "--sync bucket"});
+    refuses(0, "01_data_parallel", "--demo bandwidth --hop-us 1", {"--hop-us " + none, "latency"});
+    refuses(0, "01_data_parallel", "--planet km=1", {"--planet " + none, "--demo planet"});
+    refuses(0, "01_data_parallel", "--demo planet --planet km", {"--planet km", "positive number"});
     refuses(0, "01_data_parallel", "--compare --sync ring", {"--compare", "--sync"});
     refuses(0, "01_data_parallel", "--demo collectives --json x.jsonl", {"--json", "no figures"});
     refuses(0, "03_tensor_parallel", "--demo linear --json x.jsonl", {"--json", "no figures"});
@@ -98,7 +103,8 @@ std::string option_table() {
     const std::vector<std::string> chapters = {
         "00_single_gpu",      "01_data_parallel",    "02_zero",
         "03_tensor_parallel", "04_context_parallel", "05_pipeline",
-        "06_expert_parallel", "07_kernels",          "08_mixed_precision"};
+        "06_expert_parallel", "07_kernels",          "08_mixed_precision",
+        "09_5d_parallel"};
     std::map<std::string, std::string> has;  // option: a column for each chapter
     for (size_t c = 0; c < chapters.size(); ++c)
         for (const std::string& name : options_of(chapters[c])) {
@@ -111,7 +117,7 @@ std::string option_table() {
         rows[columns] += (rows[columns].empty() ? "`" : ", `") + name + "`";
     std::string table = "| option |";
     for (const std::string& chapter : chapters) table += " " + chapter.substr(0, 2) + " |";
-    table += "\n|---|---|---|---|---|---|---|---|---|---|\n";
+    table += "\n|---|---|---|---|---|---|---|---|---|---|---|\n";
     for (auto row = rows.rbegin(); row != rows.rend(); ++row) {
         table += "| " + row->second + " |";
         for (const char mark : row->first) table += fmt::format(" {} |", mark);

@@ -190,8 +190,7 @@ TEST(SingleGpuDemo, PrintsItsTables) {
         for (const char* text : texts)
             EXPECT_TRUE(contains(outcome.out, text)) << text << " in " << outcome.out;
     };
-    prints("--demo parameters",
-           {"12 h^2 + 13 h", "174.579 B", "6480.0", "8100.0", "405.853 B"});
+    prints("--demo parameters", {"12 h^2 + 13 h", "174.579 B", "6480.0", "8100.0", "405.853 B"});
     prints("--demo activations", {"s b h (34 + 5 a s / h)", "114.0 s b h  70.2 %", "2.7 %"});
     prints("--demo batch", {"1024 samples", "128 GPUs:     4 each", "4700.0", "86.5 %"});
     prints("--demo batch --batch-ramp 4M:40M,8M --micro-batch 2 --seq 100",

@@ -4,6 +4,7 @@
 #include "01_data_parallel/hierarchical.h"
 #include "01_data_parallel/naive.h"
 #include "01_data_parallel/overlap.h"
+#include "01_data_parallel/reduce_dtype.h"
 #include "01_data_parallel/ring_sync.h"
 #include "parallel_break.h"
 
@@ -59,6 +60,23 @@ TEST(DataParallelBreak, TheLastBucketIsForgotten) {
         }
     };
     expect(train_data_parallel<Broken>(full_bucket), false, true, false);
+}
+
+// In fp32, so that verify sees it.
+TEST(DataParallelBreak, TheSumStaysOnTheWire) {
+    NEEDS_RANKS();
+    expect(train_data_parallel<ReduceDtypeSync>(full_bucket, DType::fp32), true, true, true);
+    struct Broken : ReduceDtypeSync {
+        using ReduceDtypeSync::ReduceDtypeSync;
+        void arrived(Bucket& bucket) override {
+            const Tensor own =
+                Tensor::empty(of(bucket).shape(), of(bucket).dtype(), Memory::workspace);
+            ops::copy(own, of(bucket));
+            ReduceDtypeSync::arrived(bucket);
+            ops::copy(of(bucket), own);
+        }
+    };
+    expect(train_data_parallel<Broken>(full_bucket, DType::fp32), false, true, true);
 }
 
 TEST(DataParallelBreak, TheNodesNeverMeet) {

@@ -2,6 +2,8 @@
 // every test on every rank.
 #include "01_data_parallel/ring_all_reduce.h"
 
+#include "01_data_parallel/ring_latency.h"
+#include "01_data_parallel/ring_reduce.h"
 #include "comm_test.h"
 
 using namespace ultrascale;
@@ -62,6 +64,32 @@ double relative_error(const Tensor& x, int64_t count, double epsilon) {
 TEST(RingAllReduce, EqualsAllReduce) {
     expect_equal_to_all_reduce<float>(world());
     expect_equal_to_all_reduce<bf16>(world());
+}
+
+TEST(RingReduce, LeavesTheSumOnRank0) {
+    const int n = world().size(), me = world().rank();
+    const Tensor x = tensor(integers<float>(me, 1000)), y = tensor(integers<float>(me, 1000));
+    ring_reduce(world(), x);
+    world().reduce(y, 0);
+    if (me == 0) {
+        EXPECT_EQ(x.to_host<float>(), y.to_host<float>());
+    }
+    if (me == n - 1 && n > 1) {  // the last rank has added up everything, too
+        const Tensor all = tensor(integers<float>(me, 1000));
+        for (int r = 0; r < n - 1; ++r) ops::add(all, tensor(integers<float>(r, 1000)));
+        EXPECT_EQ(x.to_host<float>(), all.to_host<float>());
+    }
+}
+
+// As many bytes as a rank of a ring of 64 sends, and in as many hops.
+TEST(RingAllReduce, PretendedHops) {
+    const Tensor x = tensor(integers<float>(world().rank(), 6400)), inbox = blank<float>(100);
+    const CommunicationCounts before = communication_counts();
+    pretended_ring(world(), x, inbox, 64);
+    const CommunicationCount sent =
+        difference(communication_counts(), before)[size_t(Collective::send_recv)];
+    EXPECT_EQ(sent.calls, 126);
+    EXPECT_EQ(sent.bytes, 126 * 400);
 }
 
 TEST(RingAllReduce, RoundsOncePerAddition) {

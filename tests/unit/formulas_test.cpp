@@ -103,7 +103,7 @@ TEST(ZeroFormulas, AreWhatEachStagePredicts) {
         Llama model(shape.config, shape.model);
         const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, {.stage = stage});
         const MemoryEstimate m =
-            predict(zero->layout(), zero->units(), {.stage = stage}, shape, 1, world).memory;
+            predict(zero->layout(), zero->units(), {.stage = stage}, shape, 1, mesh).memory;
         const RankBytes b = rank_bytes(shape.config, 1, world.size(), stage);
         EXPECT_NEAR(double(m.parameters), b.parameters, 1e-3 * b.parameters);
         EXPECT_NEAR(double(m.gradients), b.gradients, 1e-3 * b.gradients);

@@ -1,0 +1,268 @@
+// The activations of layers with experts. They follow the rows that came: the peak is the highest
+// moment of any micro-batch.
+//
+// From forward to backward a layer keeps of each row at the experts (h + 2 F) e bytes and a weight.
+// If the weights were applied where the tokens are, it would keep what came back as well, T k h e
+// bytes: for moe-16b 42 % more.
+#pragma once
+
+#include "expert_parallel.h"
+#include "report/estimate.h"
+
+namespace ultrascale {
+
+// Bytes that are allocated and freed, and the most there were at once.
+class Ledger {
+public:
+    explicit Ledger(double held = 0) : now_(held), most_(held) {}
+    void take(double bytes) { most_ = std::max(most_, now_ += bytes); }
+    void free(double bytes) { now_ -= bytes; }
+    void brief(double bytes) { take(bytes), free(bytes); }
+    double now() const { return now_; }
+    double most() const { return most_; }
+
+private:
+    double now_, most_;
+};
+
+// A layer's experts, in bytes, for the rows that came: moment by moment, as experts.h and the
+// journeys allocate and free. Their norm's output, the router's input, is counted with the norm.
+class ExpertActivations : public FeedForwardActivations {
+public:
+    // `tokens`: that this rank routes.
+    ExpertActivations(const StepShape& shape, const ExpertOptions& o, int64_t tokens,
+                      const Traffic::Rows& rows)
+        : rows_(rows),
+          by_rank_(o.ep > 1 && o.dispatch == Dispatch::rank),
+          travels_(o.ep > 1),
+          sorts_(travels_ && shape.config.experts.count > o.ep),
+          has_loss_(o.has_loss()),
+          shared_(shape.config.experts.shared > 0) {
+        const ExpertsConfig& config = shape.config.experts;
+        const double e = double(dtype_bytes(shape.model.dtype)), N = double(tokens);
+        row_ = double(shape.config.hidden) * e, features_ = double(config.ffn) * e;
+        tokens_ = N * row_;
+        dy_ = tokens_ * (shape.model.dropout > 0 ? 2 : 1);
+        of_shared_ = N * double(config.shared) * features_;
+        scores_ = N * double(config.count) * 4, narrow_ = e < 4 ? scores_ / 4 * e : 0;
+        logits_ = o.z_coefficient > 0 ? scores_ : 0;
+        choice_ = N * double(config.router.top_k) * 4;
+        names_ = double(config.router.top_k) * 4;
+        arrived_ = double(rows.hops.back().arrived);
+
+        const double R = double(rows.at_experts);
+        kept = logits_ + scores_ + choice_ + (by_rank_ ? arrived_ * names_ : choice_) +
+               R * (row_ + 2 * features_ + 4) + 2 * of_shared_;
+        for_weights = tokens_ + (narrow_ > 0 ? narrow_ : scores_) + R * (2 * row_ + 3 * features_) +
+                      (shared_ ? 3 * of_shared_ + tokens_ : 0);
+        forward = (by_rank_ ? forward_by_rank(true) : forward_by_choice(true)).most();
+        forward_alone = (by_rank_ ? forward_by_rank(false) : forward_by_choice(false)).most();
+        backward = (by_rank_ ? backward_by_rank(false) : backward_by_choice(false)).most();
+        backward_input = (by_rank_ ? backward_by_rank(true) : backward_by_choice(true)).most();
+    }
+
+private:
+    // ---- what both ways of dispatching share ----
+
+    // What a router keeps, or of a forward that keeps nothing its choices; and their weights.
+    double router(bool keeps) const { return (keeps ? logits_ + scores_ : 0) + 2 * choice_; }
+    void shared_forward(Ledger& l, bool keeps) const {
+        if (!shared_) return;
+        l.take(3 * of_shared_);  // gate, up and a
+        if (!keeps) l.free(2 * of_shared_);
+        l.take(tokens_), l.free(of_shared_);
+    }
+    void shared_backward(Ledger& l, bool split) const {
+        if (!shared_) return;
+        l.take(3 * of_shared_), l.free(2 * of_shared_);  // d(gate, up), a; gate, up
+        if (!split) l.free(of_shared_);
+        l.take(tokens_);  // dx
+        if (!split) l.free(2 * of_shared_);
+    }
+    void experts_forward(Ledger& l, double R, bool keeps) const {
+        const double in = R * row_, a = R * features_, w = R * 4;
+        l.take(2 * a);  // gate and up
+        if (!keeps) l.free(in);
+        l.take(a);
+        if (!keeps) l.free(2 * a + w);
+        l.take(in), l.free(a);  // out
+    }
+    void experts_backward(Ledger& l, double R, bool split) const {
+        const double in = R * row_, a = R * features_, w = R * 4;
+        l.take(3 * a + w), l.free(2 * a);  // d(gate, up), a, the weights' gradients; gate and up
+        if (!split) l.free(a + in);        // a, and dout
+        l.take(in);                        // dx
+        if (!split) l.free(2 * a + in);    // d(gate, up), x
+        l.free(w);
+    }
+    void router_backward(Ledger& l, bool split) const {
+        l.take(scores_);                   // d(logits)
+        if (has_loss_) l.brief(scores_);   // d(scores)
+        l.take(narrow_), l.take(tokens_);  // d(logits) in the model's type; dx
+        l.free(logits_ + scores_ + choice_);
+        if (narrow_ > 0) l.free(scores_);
+        if (!split) l.free((narrow_ > 0 ? narrow_ : scores_) + tokens_);  // and x
+        if (shared_) l.free(tokens_);  // dx is added to that of the shared experts
+    }
+
+    // ---- one copy for each choice ----
+
+    double chunk(size_t c) const { return double(rows_.chunks[c]); }
+    double leave() const { return double(rows_.hops[0].left); }
+    // Chunk c arrives and the next one departs, and it goes back after `experts`. Weights travel
+    // there, their gradients back.
+    void journey(Ledger& l, bool there, const std::function<void(double R)>& experts) const {
+        const size_t n = rows_.chunks.size();
+        const double home = leave() * row_, weights = leave() * 4;
+        const auto in = [&](size_t c) { return chunk(c) * row_; };
+        const auto w = [&](size_t c) { return chunk(c) * 4; };
+        for (size_t c = 0; c < n; ++c) {
+            if (travels_ && n == 1) l.free(home);
+            if (travels_ && there && c + 1 == n) l.free(weights);
+            if (sorts_) l.brief(in(c));
+            if (sorts_ && there) l.brief(w(c));
+            if (travels_ && c + 1 < n) l.take(in(c + 1) + (there ? w(c + 1) : 0));
+            experts(chunk(c));
+            if (travels_ && c > 0) l.free(in(c - 1) + (there ? 0 : w(c - 1)));
+            if (sorts_ && !there) l.brief(w(c));
+            if (travels_ && !there && c == 0) l.take(weights);
+            if (sorts_) l.brief(in(c));
+            if (travels_ && n == 1) l.take(home);
+        }
+    }
+    Ledger forward_by_choice(bool keeps) const {
+        const double n = double(rows_.chunks.size());
+        Ledger l(router(keeps) + choice_);  // and the places
+        l.take(leave() * (row_ + 4));
+        l.brief(choice_ / n);  // the order of a chunk
+        if (travels_) l.take(chunk(0) * (row_ + 4));
+        shared_forward(l, keeps);
+        journey(l, true, [&](double R) { experts_forward(l, R, keeps); });
+        if (!shared_) l.take(tokens_);
+        return l;
+    }
+    Ledger backward_by_choice(bool split) const {
+        Ledger l(kept + dy_);
+        l.take(leave() * row_);
+        if (travels_) l.take(chunk(0) * row_);
+        shared_backward(l, split);
+        journey(l, false, [&](double R) { experts_backward(l, R, split); });
+        l.take(choice_);  // the weights' gradients, where the router is
+        l.free(leave() * 4 + (travels_ ? chunk(rows_.chunks.size() - 1) * 4 : 0));
+        router_backward(l, split);
+        return l;
+    }
+
+    // ---- one copy for each rank ----
+
+    // Rows that arrived are gathered once more, for each expert, and summed where the experts are.
+    Ledger forward_by_rank(bool keeps) const {
+        const double R = double(rows_.at_experts);
+        Ledger l(router(keeps));
+        double before = 0;  // that an earlier hop brought
+        for (const Traffic::Rows::OfHop& hop : rows_.hops) {
+            const double left = double(hop.left), came = double(hop.arrived);
+            l.take((left + came) * names_), l.free(left * names_);  // weights
+            l.take((left + came) * row_);
+            if (&hop == &rows_.hops.front()) shared_forward(l, keeps);
+            l.free(left * row_ + before), before = came * (row_ + names_);
+        }
+        l.take(2 * arrived_ * names_ + R * (row_ + 4));  // places, order; rows and weights
+        l.free(arrived_ * names_ + before);
+        experts_forward(l, R, keeps);
+        if (!shared_) l.take(tokens_);
+        go_home(l, R);
+        return l;
+    }
+    Ledger backward_by_rank(bool split) const {
+        const double R = double(rows_.at_experts);
+        Ledger l(kept + dy_);
+        double before = 0;
+        for (const Traffic::Rows::OfHop& hop : rows_.hops) {
+            l.take(double(hop.left + hop.arrived) * row_);
+            if (&hop == &rows_.hops.front()) shared_backward(l, split);
+            l.free(double(hop.left) * row_ + before), before = double(hop.arrived) * row_;
+        }
+        l.take(R * row_), l.free(before);
+        experts_backward(l, R, split);
+        l.take(choice_), l.brief(arrived_ * names_);
+        router_backward(l, split);
+        go_home(l, R);
+        return l;
+    }
+    // A token's rows are summed here and take all hops back.
+    void go_home(Ledger& l, double R) const {
+        l.take(arrived_ * row_), l.free(R * row_);
+        for (size_t i = rows_.hops.size(); i-- > 0;) {
+            const double left = double(rows_.hops[i].left), came = double(rows_.hops[i].arrived),
+                         to = i == 0 ? 0 : double(rows_.hops[i - 1].arrived);
+            l.take((to + left) * row_), l.free((came + left) * row_);
+        }
+    }
+
+    Traffic::Rows rows_;
+    bool by_rank_, travels_, sorts_, has_loss_, shared_;
+    double row_, features_;  // of a row: h elements, F elements
+    // (N, h); the same with dropout's copy; the shared experts' gate, up or a; a number for each
+    // token and expert, in fp32, and in a narrower type; for each choice
+    double tokens_, dy_, of_shared_, scores_, narrow_, logits_, choice_;
+    double arrived_, names_;  // by rank: rows that arrived; of each k numbers
+};
+
+// A stage's activations in one micro-batch, in bytes: kept between passes, and the most that each
+// pass holds, with what is kept.
+struct StageBytes {
+    double after_forward = 0, after_backward_input = 0;
+    double at_forward = 0, at_backward = 0, at_backward_input = 0;
+    double most() const { return std::max(at_forward, at_backward); }
+};
+
+// `stage`: the sizes of this rank's share of layers from `first_layer` on; those with experts had
+// these `rows`, by layer.
+inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& shape,
+                                    const ExpertOptions& o, const Traffic::ByLayer& rows,
+                                    int64_t first_layer = 0) {
+    StageBytes bytes;
+    std::vector<LocalSizes> layers(size_t(stage.layers), stage);  // one at a time
+    for (size_t i = 0; i < layers.size(); ++i) {
+        LocalSizes& one = layers[i];
+        one.layers = 1, one.embedding = one.head = false;
+        if (const auto of = rows.find(first_layer + int64_t(i)); of != rows.end())
+            one.feed_forward =
+                ExpertActivations(shape, o, stage.sequences * stage.stream_tokens, of->second);
+        bytes.at_forward = std::max(bytes.at_forward, bytes.after_forward + peak_of_forward(one));
+        bytes.after_forward += kept_activations(one).after_forward;
+    }
+    LocalSizes ends = stage;  // the embedding and the head
+    ends.layers = 0;
+    const auto at_backward = [&](LocalSizes sizes, double others, double behind) {
+        bytes.at_backward = std::max(bytes.at_backward, others + activation_peak(sizes).bytes());
+        sizes.split_backward = true;
+        bytes.at_backward_input =
+            std::max(bytes.at_backward_input, others + behind + activation_peak(sizes).bytes());
+    };
+    double before = bytes.after_forward;  // what forward kept of the layers that are left
+    at_backward(ends, before, 0);
+    bytes.at_forward = std::max(bytes.at_forward, before + peak_of_forward(ends));
+    bytes.after_forward += kept_activations(ends).after_forward;
+    bytes.after_backward_input = kept_activations(ends).after_backward_input;
+    // What the passes behind keep for their weights: of the head, and not yet of the embedding.
+    ends.embedding = false;
+    double behind = kept_activations(ends).after_backward_input;
+    for (size_t i = layers.size(); i-- > 0;) {
+        const KeptActivations of_layer = kept_activations(layers[i]);
+        before -= of_layer.after_forward;
+        at_backward(layers[i], before, behind);
+        behind += of_layer.after_backward_input;
+        bytes.after_backward_input += of_layer.after_backward_input;
+    }
+    return bytes;
+}
+
+// The peak of a whole model's activations in a micro-batch whose layers had these rows.
+inline double peak_activations(const StepShape& shape, const ExpertOptions& o,
+                               const Traffic::ByLayer& rows) {
+    return stage_activations(local_sizes(shape), shape, o, rows).most();
+}
+
+}  // namespace ultrascale

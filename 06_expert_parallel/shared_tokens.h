@@ -1,0 +1,75 @@
+// Several ranks may share a micro-batch's tokens: context parallelism cuts its sequences, sequence
+// parallelism deals out the rows of the residual stream. Each rank then routes its own rows, in an
+// expert-parallel group of its own:
+//
+//     micro-batch   | rows 0-63 | rows 64-127 |     cp 2 (or tp 2 with sequence parallelism)
+//                       ep 0 1        ep 0 1        two groups of "ep", with the same experts
+//
+// Experts do not care where a row comes from. Three things do: a loss of balance, whose counts are
+// of all tokens (balance.h); the sums of gradients over ranks that are no data axis (tp); and
+// whoever needs a row's number in the micro-batch (dropout, the choices of --verify).
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+#include "expert_options.h"
+#include "model/dropout.h"
+
+namespace ultrascale {
+
+struct SharedTokens {
+    // The ranks that share a micro-batch's tokens equally; nullptr: this rank has them all.
+    const Communicator* ranks = nullptr;
+    // All ranks that see other tokens or hold other layers, over which loads are summed; nullptr:
+    // those of dp and ep.
+    const Communicator* all = nullptr;
+    // The tokens b T + t of the whole micro-batch that this rank's rows hold, as in Dropout; empty:
+    // all of them, in order.
+    std::function<std::vector<TokenRange>(int64_t rows)> tokens = {};
+    // Groups over which gradients of routers and experts are summed besides the data axes: "tp" if
+    // its ranks route different rows.
+    std::vector<std::string> also_summed_over = {};
+
+    int64_t count() const { return ranks ? ranks->size() : 1; }
+    // The token of each of this rank's `rows` rows.
+    std::vector<int64_t> tokens_of(int64_t rows) const {
+        std::vector<int64_t> of_row;
+        for (const TokenRange& range : tokens ? tokens(rows) : whole(rows))
+            for (int64_t i = 0; i < range.count; ++i) of_row.push_back(range.first_token + i);
+        return of_row;
+    }
+
+private:
+    static std::vector<TokenRange> whole(int64_t rows) { return {{0, 0, rows}}; }
+};
+
+// Why these options cannot work on shared tokens, of micro-batches of `sequences` sequences of
+// `seq` tokens, in a pipeline of `pp` ranks; empty: they can. All ranks that share tokens call it.
+inline std::string why_not(const ExpertOptions& o, const SharedTokens& shared, int64_t sequences,
+                           int64_t seq, int64_t pp) {
+    if (pp > 1 && o.counts_first())
+        return "--aux-over global counts the whole step's choices in a forward that comes first, "
+               "which a pipeline does not run";
+    if (pp > 1 && o.has_loss() && o.aux == Aux::hf)
+        return "--aux hf counts all layers together, and a rank of a pipeline has some of them; "
+               "--aux megatron counts each alone";
+    if (shared.count() == 1) return "";
+    if (o.capacity_factor > 0)
+        return "--capacity-factor would drop other rows where ranks share a micro-batch's tokens";
+    if (!o.has_loss() || o.aux != Aux::sequence) return "";
+    // Its segments are equally many neighbouring rows for each sequence.
+    const int64_t rows = sequences * seq / shared.count();
+    bool equal = rows % sequences == 0;
+    const std::vector<int64_t> tokens = shared.tokens_of(rows);
+    for (int64_t n = 0; equal && n < rows; ++n)
+        equal = tokens[size_t(n)] / seq == n / (rows / sequences);
+    return on_all_ranks(*shared.ranks, equal)
+               ? ""
+               : "--aux sequence counts each sequence by itself, but a rank's rows are not an "
+                 "equal part of each; --aux megatron counts a micro-batch";
+}
+
+}  // namespace ultrascale
