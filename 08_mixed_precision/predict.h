@@ -53,6 +53,7 @@ inline LocalSizes local_sizes(const StepShape& shape, const PrecisionOptions& o)
         sizes.kept_input_bytes = one_scale ? 1 + scales : 0;
     else if (o.keep_fp8)
         sizes.kept_input_bytes = 1 + scales;
+    sizes.keeps_dy = o.smooth;
     if (!o.keep_fp8) return sizes;
     if (keeps_e5m6(shape.config, o)) sizes.kept_output_bytes = 1.5 + 4.0 / 128;
     const double F2 = 2 * double(shape.config.ffn);

@@ -229,12 +229,13 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                      t.features + t.whole + t.scattered + t.stream},
                     {"the norm's output in addition to its gathered copy",
                      s.keeps_gathered ? t.scattered : 0}});
-        // dy is gathered for down_proj; without gathering, dropout makes a copy of it.
+        // dy is gathered for down_proj; without gathering, dropout makes a copy of it, which stays
+        // for down_proj's weight.
         moment(
             "in the backward of SwiGLU",
             {others,
              last,
-             {"dy", t.stream + t.gathered + (s.gathers() ? 0 : t.dropped)},
+             {"dy", t.stream + t.gathered + (s.gathers() || !s.keeps_dy ? 0 : t.dropped)},
              {"d(gate, up)", 2 * t.features},
              {"the gradient of down_proj's input, later overwritten with that input", t.features}});
         moment("in the backward of down_proj", {others,

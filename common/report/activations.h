@@ -73,6 +73,8 @@ struct LocalSizes {
     // output, and of gate and up, where that is not the dtype (8 bits and a part of a scale; 0 of
     // what backward makes again). Gate and up are then restored before their backward.
     std::optional<double> kept_input_bytes = {}, kept_output_bytes = {}, kept_gate_up_bytes = {};
+    // down_proj's dy stays as it came from dX to dW, and is not rounded to be kept.
+    bool keeps_dy = true;
 
     bool gathers() const { return stream_tokens < region_tokens; }
 };

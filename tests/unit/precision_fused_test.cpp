@@ -34,8 +34,8 @@ StepShape shape_of(const PrecisionOptions& o, Recompute recompute = Recompute::n
 }
 
 // `steps` steps of two micro-batches, without an update; the last one's gradients.
-Outcome run(const PrecisionOptions& o, int steps = 1, Recompute recompute = Recompute::none) {
-    MixedTraining training(config, shape_of(o, recompute).model, o, {});
+Outcome run(const PrecisionOptions& o, int steps, const ModelOptions& model) {
+    MixedTraining training(config, model, o, {});
     Options options;
     options.optimizer.lr = 0;
     training.load(options);
@@ -69,6 +69,10 @@ Outcome run(const PrecisionOptions& o, int steps = 1, Recompute recompute = Reco
     return outcome;
 }
 
+Outcome run(const PrecisionOptions& o, int steps = 1, Recompute recompute = Recompute::none) {
+    return run(o, steps, shape_of(o, recompute).model);
+}
+
 TEST(PrecisionFused, ChangesNoBit) {
     for (const char* recipe : {"tensor", "te", "row", "deepseek"})
         for (const Recompute recompute : {Recompute::none, Recompute::full}) {
@@ -99,6 +103,17 @@ TEST(PrecisionFused, ActivationsAreWhatTheFormulaSays) {
                 const int64_t want = predict_memory(shape_of(o), o).memory.peak_activations;
                 EXPECT_EQ(run(o).peak, want) << recipe << unfused << more;
             }
+}
+
+// Dropout copies dy, and a linear in fp8 keeps only what it rounds of the copy.
+TEST(PrecisionFused, DropoutsCopyOfAGradientIsNotKept) {
+    for (const bool smooth : {false, true}) {
+        PrecisionOptions o = chosen("tensor");
+        o.smooth = smooth;
+        StepShape shape = shape_of(o);
+        shape.model.dropout = 0.1;
+        EXPECT_EQ(run(o, 1, shape.model).peak, predict_memory(shape, o).memory.peak_activations);
+    }
 }
 
 TEST(PrecisionFused, NothingIsKeptOfANormsOutputThatIsMadeAgain) {
