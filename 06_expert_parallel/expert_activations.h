@@ -224,37 +224,38 @@ inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& sh
                                     int64_t first_layer = 0) {
     StageBytes bytes;
     std::vector<LocalSizes> layers(size_t(stage.layers), stage);  // one at a time
+    std::vector<double> before{0};  // what forward keeps of the layers before each, and of all
     for (size_t i = 0; i < layers.size(); ++i) {
         LocalSizes& one = layers[i];
         one.layers = 1, one.embedding = one.head = false;
         if (const auto of = rows.find(first_layer + int64_t(i)); of != rows.end())
             one.feed_forward =
                 ExpertActivations(shape, o, stage.sequences * stage.stream_tokens, of->second);
-        bytes.at_forward = std::max(bytes.at_forward, bytes.after_forward + peak_of_forward(one));
-        bytes.after_forward += kept_activations(one).after_forward;
+        bytes.at_forward = std::max(bytes.at_forward, before[i] + peak_of_forward(one));
+        before.push_back((stage.checkpoints_on_host ? 0 : before[i]) +
+                         kept_activations(one).after_forward);
     }
     LocalSizes ends = stage;  // the embedding and the head
     ends.layers = 0;
-    const auto at_backward = [&](LocalSizes sizes, double others, double behind) {
+    const KeptActivations of_ends = kept_activations(ends);
+    bytes.at_forward = std::max(bytes.at_forward, before.back() + peak_of_forward(ends));
+    bytes.after_forward = before.back() + of_ends.after_forward;
+    bytes.after_backward_input = of_ends.after_backward_input;
+
+    // `behind`: what the passes of later layers and the head keep for their weights.
+    const auto backward = [&](LocalSizes sizes, double others, double behind) {
         bytes.at_backward = std::max(bytes.at_backward, others + activation_peak(sizes).bytes());
         sizes.split_backward = true;
         bytes.at_backward_input =
             std::max(bytes.at_backward_input, others + behind + activation_peak(sizes).bytes());
     };
-    double before = bytes.after_forward;  // what forward kept of the layers that are left
-    at_backward(ends, before, 0);
-    bytes.at_forward = std::max(bytes.at_forward, before + peak_of_forward(ends));
-    bytes.after_forward += kept_activations(ends).after_forward;
-    bytes.after_backward_input = kept_activations(ends).after_backward_input;
-    // What the passes behind keep for their weights: of the head, and not yet of the embedding.
+    backward(ends, before.back(), 0);
     ends.embedding = false;
     double behind = kept_activations(ends).after_backward_input;
     for (size_t i = layers.size(); i-- > 0;) {
-        const KeptActivations of_layer = kept_activations(layers[i]);
-        before -= of_layer.after_forward;
-        at_backward(layers[i], before, behind);
-        behind += of_layer.after_backward_input;
-        bytes.after_backward_input += of_layer.after_backward_input;
+        backward(layers[i], before[i], behind);
+        const double of_layer = kept_activations(layers[i]).after_backward_input;
+        behind += of_layer, bytes.after_backward_input += of_layer;
     }
     return bytes;
 }

@@ -106,6 +106,9 @@ private:
                                                : default_parts(shape.config, shape.model);
         context.add_to(parts);
         if (shape.config.experts.count > 0) {
+            const std::string reason =
+                why_not(techniques.experts, tokens, shape.micro_batch, shape.seq, schedule.ranks());
+            if (!reason.empty()) user_error("{}", reason);
             experts = std::make_unique<ExpertParallel>(shape.config, techniques.experts, mesh,
                                                        schedule.micro_batches, tokens);
             experts->set_in(parts, shape.model);

@@ -70,6 +70,12 @@ row 1 08_mixed_precision "fp16, a loss scale" --recipe fp16 --micro-batch 4
 row 2 08_mixed_precision "fp8, delayed scales" --recipe te --micro-batch 2
 row 2 08_mixed_precision "  DeepSeek's tiles" --recipe deepseek --keep-fp8 --micro-batch 2
 row 2 08_mixed_precision "  10 bytes a parameter" --recipe nanotron --micro-batch 2
+row 8 09_5d_parallel "dp 2 x cp 2 x tp 2, ZeRO-3" --tp 2 --sequence-parallel --cp 2 --zero 3 \
+    --micro-batch 1
+row 8 09_5d_parallel "pp 2 x cp 2 x tp 2, a V" --tp 2 --cp 2 --pp 2 --schedule zbv \
+    --micro-batch 1 --grad-accum 4
+row 8 09_5d_parallel "pp 2 x ep 2 x tp 2, experts" --model nano-moe --tp 2 --sequence-parallel \
+    --ep 2 --pp 2 --zero 1 --micro-batch 1 --grad-accum 4
 
 # family NUMBER TITLE: a chapter without a training step
 family() {

@@ -52,7 +52,8 @@ struct TensorBytes {
         kept_o = q / e * s.kept_output_bytes.value_or(e);
         gate_up = 2 * features / e * s.kept_gate_up_bytes.value_or(e);
         gathered = s.gathers() ? whole : 0, scattered = s.gathers() ? stream : 0;
-        column_backward = whole + scattered + (again && s.gathers_beside ? whole : 0);
+        column_backward =
+            whole + scattered + (again && s.gathers_beside && !s.split_backward ? whole : 0);
         dropped = s.model.dropout > 0 ? stream : 0;
     }
 };
@@ -118,18 +119,24 @@ KeptActivations kept_activations(const LocalSizes& s) {
 
 double peak_of_forward(const LocalSizes& s) {
     const TensorBytes t(s);
-    const KeptActivations kept = kept_activations(s);
     const bool full = s.model.recompute == Recompute::full;
-    // In the last layer: the input of down and its output; or if nothing is kept, that input with
-    // gate and up, the norm's output, and the attention's.
-    double in_layer = t.features + t.whole;
-    if (full) in_layer = std::max(3 * t.features, in_layer) + t.input + t.stream;
+    // In the last layer: the input of down and its output, and the norm's output if only its
+    // gathered copy is kept. Or if nothing is kept: the highest moment of the MLP, with that output
+    // and the attention's.
+    double in_layer = t.features + t.whole + t.scattered;
+    if (full)
+        in_layer = std::max({3 * t.features, 2 * t.features + t.gathered, in_layer}) + 2 * t.stream;
+    else if (s.keeps_gathered)
+        in_layer += t.scattered;
     if (s.feed_forward)
         in_layer = full ? s.feed_forward->forward_alone + 2 * t.stream
                         : s.feed_forward->forward - s.feed_forward->kept;
     if (s.layers == 0) in_layer = s.embedding ? t.stream + t.gathered : 0;
-    const double layers = kept_of_layers(s, s.layers);
-    return std::max(layers + in_layer, kept.after_forward + (s.head ? t.losses : 0));
+    const double in_layers = kept_of_layers(s, s.layers) + in_layer;
+    if (!s.head) return in_layers;
+    LocalSizes one = s;
+    one.embedding = false, one.micro_batches = 1;
+    return std::max(in_layers, activation_moments(one).front().bytes());  // the head's forward
 }
 
 std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {

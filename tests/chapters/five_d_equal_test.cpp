@@ -65,6 +65,61 @@ TEST(FiveD, TheOrderOfAxesChangesNothing) {
     expect_equal(8, layout + "dp,tp,pp,cp,ep");
 }
 
+// Experts beside everything else: nano-moe with four layers.
+void expect_experts_equal(int ranks, const std::string& layout) {
+    SCOPED_TRACE(fmt::format("{} ranks with experts: {}", ranks, layout));
+    const Outcome run =
+        train(ranks, chapter,
+              fmt::format("--model nano-moe --layers 4 --seq 48 --steps 3 --verify {}", layout));
+    EXPECT_EQ(run.summary.at("verify").at("result"), "ok");
+    expect_as_predicted(run);
+}
+
+TEST(FiveD, ExpertsBesideEveryAxisEqualOneDevice) {
+    expect_experts_equal(4, "--micro-batch 2 --ep 2 --zero 3 --grad-accum 2 --z-coef 0.001");
+    expect_experts_equal(4, "--micro-batch 1 --ep 2 --cp 2 --aux switch");
+    expect_experts_equal(4, "--micro-batch 2 --ep 2 --tp 2 --sequence-parallel --dispatch rank");
+    expect_experts_equal(4, "--micro-batch 1 --ep 2 --pp 2 --grad-accum 4 --schedule zb-h1");
+    expect_experts_equal(8, "--micro-batch 1 --ep 2 --pp 2 --cp 2 --grad-accum 2 --zero 1");
+    expect_experts_equal(8, "--micro-batch 1 --ep 2 --tp 2 --cp 2 --sequence-parallel --zero 2");
+    expect_experts_equal(8,
+                         "--micro-batch 1 --ep 2 --tp 2 --pp 2 --sequence-parallel "
+                         "--grad-accum 4 --schedule zbv --recompute full");
+}
+
+TEST(FiveD, WhatCannotBeCombinedIsRefused) {
+    const auto expect_refused = [](int ranks, const std::string& arguments,
+                                   const std::string& because) {
+        SCOPED_TRACE(arguments);
+        const Outcome run = run_ranks(ranks, chapter, "--steps 1 --no-verify " + arguments);
+        EXPECT_EQ(run.exit_code, 2);
+        EXPECT_TRUE(contains(run.err, because)) << run.err;
+        EXPECT_EQ(std::ranges::count(run.err, '\n'), 1) << run.err;
+    };
+    expect_refused(2, "--tp 3", "do not make 2 ranks");
+    expect_refused(2, "--ep 2", "no experts to share");
+    expect_refused(2, "--model nano-moe --tp 2", "--sequence-parallel each routes");
+    expect_refused(2, "--model nano-moe --pp 2 --grad-accum 2 --aux hf", "all layers together");
+    expect_refused(2, "--model nano-moe --pp 2 --grad-accum 4 --schedule dualpipe", "twice");
+    expect_refused(2, "--order tp,pp", "each of tp, cp, ep, dp, pp once");
+    expect_refused(2, "--cp 2 --attention naive", "--attention naive");
+    expect_refused(2, "--pp 2 --grad-accum 2 --sample 10", "--sample");
+    expect_refused(2, "--tp 2 --dropout 0.1", "--dropout");
+}
+
+TEST(FiveD, ComparesTechniquesOnOneBatch) {
+    TempDir dir;
+    const Outcome run = run_ranks(
+        2, chapter,
+        fmt::format("--compare --model nano-moe --layers 2 --seq 32 --micro-batch 1 --grad-accum 2 "
+                    "--steps 3 --json {0}/o --svg {0}",
+                    dir.path()));
+    EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
+    EXPECT_TRUE(contains(run.out, "memory and communication of each way: as predicted"));
+    EXPECT_TRUE(contains(run.out, "experts, ep 2"));
+    EXPECT_TRUE(contains(slurp(dir / "techniques.svg"), "ZeRO-3"));
+}
+
 // Layouts drawn at random, of which some are refused; at least half must run.
 TEST(LongFiveD, RandomLayoutsEqualOneDevice) {
     std::mt19937 random(20261125);
@@ -76,17 +131,21 @@ TEST(LongFiveD, RandomLayoutsEqualOneDevice) {
     constexpr int layouts = 100;
     for (int i = 0; i < layouts; ++i) {
         const int ranks = std::stoi(one_of({"2", "4", "6", "8", "8"}));
-        std::map<std::string, int> size{{"tp", 1}, {"cp", 1}, {"pp", 1}, {"dp", 1}};
+        const bool has_experts = random() % 3 == 0;
+        std::map<std::string, int> size{{"tp", 1}, {"cp", 1}, {"pp", 1}, {"dp", 1}, {"ep", 1}};
         for (int left = ranks, factor = 2; left > 1;)
             if (left % factor == 0)
-                size[one_of({"tp", "cp", "pp", "dp"})] *= factor, left /= factor;
+                size[one_of({"tp", "cp", "pp", "dp", has_experts ? "ep" : "dp"})] *= factor,
+                    left /= factor;
             else
                 ++factor;
         std::string arguments = fmt::format(
             "--model {} --seq 48 --steps 3 --lr 2e-3 --verify --micro-batch {} --tp {} --cp {} "
-            "--pp {} --grad-accum {}",
-            random() % 3 > 0 ? model.path() : tied.path(), one_of({"1", "2"}), size["tp"],
-            size["cp"], size["pp"],
+            "--pp {} --ep {} --grad-accum {}",
+            has_experts         ? "nano-moe --layers 4"
+            : random() % 3 == 0 ? tied.path()
+                                : model.path(),
+            one_of({"1", "2"}), size["tp"], size["cp"], size["pp"], size["ep"],
             size["pp"] > 1 ? std::to_string(size["pp"] * (1 + random() % 2))
                            : one_of({"1", "2", "3"}));
         const std::string zero = one_of({"0", "1", "2", "3"});
@@ -95,7 +154,8 @@ TEST(LongFiveD, RandomLayoutsEqualOneDevice) {
         if (zero == "3") arguments += " --prefetch " + one_of({"0", "1", "3"});
         if (zero != "0" && random() % 5 == 0) arguments += " --offload optimizer";
         if (size["tp"] > 1) arguments += " --tp-overlap " + one_of({"none", "async", "chunk"});
-        if (size["tp"] > 1 && random() % 2 == 0) arguments += " --sequence-parallel";
+        if (size["tp"] > 1 && (has_experts || random() % 2 == 0))
+            arguments += " --sequence-parallel";
         if (size["cp"] > 1)
             arguments +=
                 one_of({"", " --variant all-gather", " --variant ulysses", " --layout striped",
