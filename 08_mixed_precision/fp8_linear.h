@@ -14,24 +14,25 @@
 // orientations are needed, one pass over the tensor writes them.
 //
 // It replaces only the product (Parts::gemm). A tensor-parallel linear wraps it and communicates
-// around multiply(), multiply_backward() and add_weight_gradient().
+// around multiply(), multiply_backward() and add_weight_gradient(). Then W, and x or dy, are this
+// rank's part. A measured scale is that of the part: smaller than the whole's or equal, so the
+// rounding differs from one device's, but is no worse, and no amax is sent. Tiles and blocks are
+// the same if parts are multiples of 128; delayed scales, if ranks agree on the amax (scaling.h).
 //
 // What is kept for Wgrad: x in bf16, or with keep_fp8 x transposed in 8 bits, half of it. (Not
 // where another part keeps x anyway: o_proj's input is attention's output; down_proj's is made
-// again.)
+// again.) The part before the linear may round x itself, or keep it in its own way: it hands this
+// to the linear (fused_quantisation.h, kept_in_fp8.h).
 //
 // Micikevicius et al. 2022 (arXiv 2209.05433); scales: scaling.h, tiles.h.
 #pragma once
 
 #include <memory>
-#include <set>
 
 #include "model/activation.h"
 #include "model/llama.h"
 #include "precision_options.h"
 #include "scaling.h"
-#include "smooth_swiglu.h"
-#include "storage.h"
 #include "tiles.h"
 
 namespace ultrascale {
@@ -42,7 +43,8 @@ struct Fp8Shared {
         : options(options), histories(options.history, options.margin) {}
     const PrecisionOptions options;
     AmaxHistories histories;
-    Tensor last_scales;  // --trap neighbours-scale: of the input before
+    bool observes = true;  // false in validation, whose magnitudes are no part of the history
+    Tensor last_scales;    // --trap neighbours-scale: of the input before
 
     Products products() const { return options.recipe.products; }
     ops::ScaleGroup tokens() const { return group_of_tokens(products()); }
@@ -61,18 +63,33 @@ public:
         dy_.history = shared_->histories.add(dy_.dtype);
     }
 
+    // What the part before this linear hands to the next forward.
+    struct Handed {
+        ops::Quantised rows = {};  // x, rounded already: then forward is given these numbers as x
+        // Kept for Wgrad instead of x: these rows, if they have one scale, or what restore() makes
+        // x from. Empty: nothing is kept.
+        Tensor kept = {}, scales = {};
+    };
+    void hand(Handed handed) { handed_ = std::move(handed); }
+    std::function<Tensor(const Tensor& kept, const Tensor& scales)> restore;
+
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
         const TraceName name(TraceName::part, name_);
+        const Handed handed = std::exchange(handed_, {});
         Shape shape = x.shape();
         shape.back() = outputs();
-        Tensor y = activation(shape, x.dtype());  // (..., out)
-        const bool keeps = keeps_ && saved.enabled();
-        const Both x8 = both(x, x_, context.training, true, keeps, Memory::activation);
+        Tensor y = activation(shape, handed.rows ? activations() : x.dtype());
+        const bool keeps = keeps_ && saved.enabled() && !handed.rows && !handed.kept;
+        const Both x8 = handed.rows
+                            ? Both{handed.rows, {}}
+                            : both(x, x_, context.training, true, keeps, Memory::activation);
         product(y, x8.rows, weight(context.training), residual);
+        if (handed.kept) saved.keep("kept", handed.kept);
+        if (handed.scales) saved.keep("kept_scales", handed.scales);
         if (keeps)
             saved.keep("x8", x8.columns.values), saved.keep("x8_scales", x8.columns.scales);
-        else
+        else if (!handed.rows && !handed.kept)
             saved.keep("x", x);
         return y;
     }
@@ -98,19 +115,58 @@ public:
             return both(saved.take(name), which, false, false, true).columns;
         };
         const ops::Quantised dy8 = taken("dy", gradient());
-        weight_product(dy8, taken("x", x_), context);
+        const ops::Quantised x8 = saved.has("kept") ? restored(saved) : taken("x", x_);
+        report(dy8, x8, context);
     }
 
     // The products alone, for a linear that wraps this one.
     void multiply(Tensor y, const Tensor& x, const Tensor& residual) override {
-        product(y, both(x, x_, true, true, false).rows, weight(true), residual);
+        const bool observes = shared_->observes;
+        product(y, both(x, x_, observes, true, false).rows, weight(observes), residual);
     }
     void multiply_backward(Tensor dx, const Tensor& dy) override {
         input_product(dx, both(dy, gradient(), true, true, false).rows);
     }
     void add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) override {
-        weight_product(both(dy, gradient(), false, false, true).columns,
-                       both(x, x_, false, false, true).columns, context);
+        report(both(dy, gradient(), false, false, true).columns, columns_of_input(x), context);
+    }
+
+    // ---- for parts that round by themselves, or once for several products ----
+    // Both orientations of a matrix; one may be empty.
+    struct Both {
+        ops::Quantised rows, columns;
+    };
+    // Where x (rows, cols) is rounded to by the operation that makes it, and how; where it leaves
+    // its amax.
+    struct Room {
+        ops::Quantised x;
+        ops::Scaling how;
+        Tensor amax;
+    };
+    Room room_for_input(int64_t rows, int64_t cols, bool training, Memory category) const {
+        const ops::Scaling how = scaling_of(x_);
+        return {empty(x_, rows, cols, category), how,
+                shared_->delayed() && training ? shared_->histories.amax(x_.history) : Tensor()};
+    }
+    DType activations() const { return shared_->options.recipe.activations; }
+    // Whether x transposed is the same numbers, and not rounded with scales of its own.
+    bool one_scale() const { return shared_->tokens() == ops::ScaleGroup::tensor; }
+    ops::Quantised columns_of_input(const Tensor& x) const {
+        return both(x, x_, false, false, true).columns;
+    }
+    Both rounded_gradient(const Tensor& dy) { return both(dy, gradient(), true, true, true); }
+    void hold_weights() { held_ = both(stacked_values(parameters_), w_, true, true, true); }
+    void release_weights() { held_ = {}; }
+    void input_product(Tensor dx, const ops::Quantised& dy) {
+        const TraceName pass(TraceName::pass, "dX");
+        ops::matmul_fp8(dx, dy, weight_transposed(),
+                        {shared_->tokens(), shared_->weights(), shared_->options.fast});
+    }
+    void weight_product(const ops::Quantised& dy, const ops::Quantised& x) {
+        const TraceName pass(TraceName::pass, "dW");
+        ops::matmul_fp8(stacked_grads(parameters_), dy, x,
+                        {shared_->tokens(), shared_->tokens(), shared_->options.fast},
+                        begin_contributions(parameters_));
     }
 
     // ---- weights that are kept in fp8 ----
@@ -131,10 +187,6 @@ private:
         DType dtype = DType::e4m3;
         size_t history = 0;
     };
-    // In both orientations; one may be empty.
-    struct Both {
-        ops::Quantised rows, columns;
-    };
     const Rounded& gradient() {
         dy_.dtype = shared_->options.gradient_format;
         return dy_;
@@ -143,32 +195,52 @@ private:
         return {.group = group, .powers_of_two = shared_->options.powers_of_two};
     }
 
+    ops::ScaleGroup group_of(const Rounded& which) const {
+        return &which == &w_ ? shared_->weights() : shared_->tokens();
+    }
+    ops::Scaling scaling_of(const Rounded& which) const {
+        ops::Scaling how = scaling(group_of(which));
+        how.given = shared_->delayed() && !shared_->histories.is_empty();
+        return how;
+    }
+    // Room for such a tensor, with the scale that is remembered where there is one.
+    ops::Quantised empty(const Rounded& which, int64_t r, int64_t c, Memory category) const {
+        if (!scaling_of(which).given)
+            return ops::empty_quantised(r, c, which.dtype, group_of(which), category);
+        return {Tensor::empty({r, c}, which.dtype, category),
+                shared_->histories.scale(which.history)};
+    }
+
     // `observes`: this is the use of the step that its amax is taken from.
     // `columns_are`: the category of what is kept for backward_weight.
     Both both(const Tensor& x, const Rounded& which, bool observes, bool rows, bool columns,
               Memory columns_are = Memory::workspace) const {
-        const ops::ScaleGroup group = &which == &w_ ? shared_->weights() : shared_->tokens();
-        ops::Scaling how = scaling(group);
-        const AmaxHistories& histories = shared_->histories;
-        how.given = shared_->delayed() && !histories.is_empty();
-        const auto room = [&](int64_t r, int64_t c, bool needed, Memory category) {
-            if (!needed) return ops::Quantised{};
-            if (!how.given) return ops::empty_quantised(r, c, which.dtype, group, category);
-            return ops::Quantised{Tensor::empty({r, c}, which.dtype, category),
-                                  histories.scale(which.history)};
-        };
-        const Both result{room(x.rows(), x.cols(), rows, Memory::workspace),
-                          room(x.cols(), x.rows(), columns, columns_are)};
-        ops::quantise(result.rows, result.columns, x, how,
-                      shared_->delayed() && observes ? histories.amax(which.history) : Tensor());
+        Both result;
+        if (rows) result.rows = empty(which, x.rows(), x.cols(), Memory::workspace);
+        if (columns) result.columns = empty(which, x.cols(), x.rows(), columns_are);
+        ops::quantise(
+            result.rows, result.columns, x, scaling_of(which),
+            shared_->delayed() && observes ? shared_->histories.amax(which.history) : Tensor());
         return result;
+    }
+    // x transposed, from what another part has handed over.
+    ops::Quantised restored(Saved& saved) const {
+        const Tensor kept = saved.take("kept"),
+                     scales = saved.has("kept_scales") ? saved.take("kept_scales") : Tensor();
+        if (!is_fp8(kept.dtype())) return columns_of_input(restore(kept, scales));
+        const ops::Quantised columns{
+            Tensor::empty({kept.cols(), kept.rows()}, kept.dtype(), Memory::workspace), scales};
+        ops::transpose_quantised(columns, {kept, scales}, scaling(ops::ScaleGroup::tensor));
+        return columns;
     }
     ops::Quantised weight(bool observes) const {  // (out, in)
         const Tensor values = stacked_values(parameters_);
+        if (held_.rows) return held_.rows;
         if (weight_scales_) return {values, weight_scales_};
         return both(values, w_, observes, true, false).rows;
     }
     ops::Quantised weight_transposed() const {  // (in, out)
+        if (held_.columns) return held_.columns;
         const Tensor values = stacked_values(parameters_);
         if (!weight_scales_) return both(values, w_, false, false, true).columns;
         const ops::Quantised transposed = ops::empty_quantised(
@@ -184,20 +256,11 @@ private:
                 x.scales = shared_->last_scales;
             shared_->last_scales = own;
         }
-        if (residual) ops::copy(y, residual);
         ops::matmul_fp8(y, x, w, {shared_->tokens(), shared_->weights(), shared_->options.fast},
-                        residual ? y : Tensor());
+                        residual);
     }
-    void input_product(Tensor dx, const ops::Quantised& dy) {
-        const TraceName pass(TraceName::pass, "dX");
-        ops::matmul_fp8(dx, dy, weight_transposed(),
-                        {shared_->tokens(), shared_->weights(), shared_->options.fast});
-    }
-    void weight_product(const ops::Quantised& dy, const ops::Quantised& x, Context& context) {
-        const TraceName pass(TraceName::pass, "dW");
-        ops::matmul_fp8(stacked_grads(parameters_), dy, x,
-                        {shared_->tokens(), shared_->tokens(), shared_->options.fast},
-                        begin_contributions(parameters_));
+    void report(const ops::Quantised& dy, const ops::Quantised& x, Context& context) {
+        weight_product(dy, x);
         for (Parameter* parameter : parameters_) context.contributed(*parameter);
     }
 
@@ -205,73 +268,8 @@ private:
     bool keeps_;
     Rounded x_, w_, dy_;
     Tensor weight_scales_;  // of weights in fp8; empty: they are rounded for each product
-};
-
-// The model's linears in fp8, for what concerns all of them.
-class Fp8Linears {
-public:
-    explicit Fp8Linears(const PrecisionOptions& options)
-        : shared_(std::make_shared<Fp8Shared>(options)) {}
-
-    // Makes a model's linears multiply in fp8, whatever is wrapped around them.
-    void add_to(Parts& parts) {
-        if (!shared_->options.recipe.fp8()) return;
-        parts.gemm = [this](ParameterList&, const Place&, std::vector<Parameter*> rows,
-                            LinearRole) -> std::unique_ptr<Linear> {
-            const std::string part = rows.front()->part();
-            const bool keeps = shared_->options.keep_fp8 &&
-                               (part == "self_attn.q_proj" || part == "mlp.gate_proj");
-            stacks_.push_back(rows);
-            if (shared_->options.smooth && part == "mlp.down_proj")
-                return std::make_unique<SmoothLinear>(std::move(rows), shared_->options);
-            auto linear = std::make_unique<Fp8Linear>(std::move(rows), shared_, keeps);
-            linears_.push_back(linear.get());
-            return linear;
-        };
-    }
-    std::set<const Parameter*> parameters() const {
-        std::set<const Parameter*> all;
-        for (const auto& stack : stacks_) all.insert(stack.begin(), stack.end());
-        return all;
-    }
-    // After the model is built: scales, and the histories' buffers.
-    void allocate(ParameterList& parameters) {
-        if (is_fp8(shared_->options.recipe.weights))
-            for (Fp8Linear* linear : linears_) linear->allocate_scales();
-        shared_->histories.allocate(parameters);
-    }
-    // Rounds master weights, after they have changed, to weights in fp8.
-    void round_weights(Storage& storage) {
-        if (!is_fp8(shared_->options.recipe.weights)) return;
-        std::span<Storage::Held> held = storage.linears();
-        size_t next = 0;  // stacks and parameters have the same order
-        for (size_t i = 0; i < linears_.size(); ++i) {
-            const size_t end = next + stacks_[i].size();
-            linears_[i]->round_weights(stacked_masters(held.subspan(next, end - next)));
-            next = end;
-        }
-    }
-    AmaxHistories& histories() { return shared_->histories; }
-
-private:
-    // One matrix of all rows. With scales of their own they come to fp32 first.
-    static Tensor stacked_masters(std::span<Storage::Held> stack) {
-        int64_t rows = 0;
-        for (const Storage::Held& h : stack) rows += h.master.size(0);
-        const int64_t cols = stack.front().master.size(1);
-        if (!stack.front().master_scale) return stack.front().master.extended_view({rows, cols});
-        Tensor all = Tensor::empty({rows, cols}, DType::fp32, Memory::workspace);
-        int64_t begin = 0;
-        for (const Storage::Held& h : stack) {
-            const int64_t end = begin + h.master.size(0);
-            ops::copy(all.slice(begin, end), Storage::exact(h));
-            begin = end;
-        }
-        return all;
-    }
-    std::shared_ptr<Fp8Shared> shared_;
-    std::vector<Fp8Linear*> linears_;  // the model owns them
-    std::vector<std::vector<Parameter*>> stacks_;
+    Both held_;             // weights rounded for several products
+    Handed handed_;
 };
 
 }  // namespace ultrascale

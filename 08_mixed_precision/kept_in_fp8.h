@@ -1,12 +1,22 @@
-// What SwiGLU keeps for its backward, in 8 bits: gate and up, which are most of a layer's
-// activations. Each 128 features of a token have a scale (tiles.h), so a number keeps its 4 bits of
-// mantissa beside any outlier.
+// What is kept for backward in 8 bits (--keep-fp8): gate and up, which are most of a layer's
+// activations, each 128 features of a token with a scale (tiles.h), so that a number keeps its 4
+// bits of mantissa beside any outlier; and the linears' inputs.
 //
 //     kept of a layer, bytes a token      bf16              --keep-fp8
 //     two norms' inputs                   4 h               4 h            the residual stream
-//     inputs of q,k,v and of gate,up      4 h               2 h  + scales  (fp8_linear.h)
-//     q, k, v, o                          4 H D + 4 K D     the same
+//     inputs of q,k,v and of gate,up      4 h               see below
+//     q, k, v                             2 H D + 4 K D     the same
+//     o                                   2 H D             1.5 H D + scales   (recipe deepseek)
 //     gate, up                            4 F               2 F  + scales
+//
+// The inputs of q,k,v and of gate,up are 2 h + scales in 8 bits (fp8_linear.h); where the norm
+// before them rounds them (fused_quantisation.h) they are that without --keep-fp8, too, and with
+// scales of rows and tiles they are not kept at all.
+//
+// o is read twice in backward, by attention and as o_proj's input for dW. Errors of attention's
+// output reach its queries and keys as well, so DeepSeek-V3 keeps it with 6 bits of mantissa, e5m6:
+// 12 bits, and scales that are powers of two, so that rounding it to e4m3 afterwards is the only
+// rounding that matters. Both parts hold the same packed tensor. Forward multiplies o itself.
 //
 // DeepSeek-V3 Technical Report, section 3.3.3 (arXiv 2412.19437).
 #pragma once
@@ -14,10 +24,61 @@
 #include <memory>
 
 #include "core/ops_fp8.h"
+#include "fp8_linear.h"
 #include "model/activation.h"
 #include "model/llama.h"
 
 namespace ultrascale {
+
+// Whether o is kept in 12 bits, which come in tiles of 128.
+inline bool keeps_e5m6(const LlamaConfig& c, const PrecisionOptions& o) {
+    return o.keep_fp8 && o.recipe.products == Products::tile && c.q_size() % ops::scale_block == 0;
+}
+
+class AttentionKeptInE5m6 : public AttentionCore {
+public:
+    explicit AttentionKeptInE5m6(std::unique_ptr<AttentionCore> inner) : inner_(std::move(inner)) {}
+
+    void feeds(Fp8Linear& o_proj) {
+        o_proj_ = &o_proj;
+        o_proj.restore = [dtype = o_proj.activations()](const Tensor& packed,
+                                                        const Tensor& scales) {
+            return unpacked({packed.rows(), packed.cols() / 3 * 8}, dtype, packed, scales);
+        };
+    }
+    Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved,
+                   Context& context) override {
+        Tensor o = inner_->forward(q, k, v, saved, context);  // (B, T, H, D)
+        if (!saved.enabled()) return o;
+        const int64_t C = o.size(2) * o.size(3), N = o.numel() / C;
+        const Tensor packed = activation({N, 3 * C / 8}, DType::int32),
+                     scales = activation({C / ops::scale_block, N}, DType::fp32);
+        ops::pack_e5m6(packed, scales, o.view({N, C}));
+        if (saved.has("o")) {  // not in naive attention
+            saved.drop("o");
+            saved.keep("packed_o", packed), saved.keep("packed_o_scales", scales);
+        }
+        o_proj_->hand({{}, packed, scales});
+        return o;
+    }
+    Gradients backward(const Tensor& dout, Saved& saved, Context& context) override {
+        if (saved.has("packed_o"))
+            saved.keep("o", unpacked(dout.shape(), dout.dtype(), saved.take("packed_o"),
+                                     saved.take("packed_o_scales")));
+        return inner_->backward(dout, saved, context);
+    }
+
+private:
+    static Tensor unpacked(const Shape& shape, DType dtype, const Tensor& packed,
+                           const Tensor& scales) {
+        Tensor o = Tensor::empty(shape, dtype, Memory::workspace);
+        const int64_t C = packed.cols() / 3 * 8;
+        ops::unpack_e5m6(o.view({packed.rows(), C}), packed, scales);
+        return o;
+    }
+    std::unique_ptr<AttentionCore> inner_;
+    Fp8Linear* o_proj_ = nullptr;  // of the same layer
+};
 
 class FeedForwardKeptInFp8 : public FeedForward {
 public:
@@ -53,5 +114,28 @@ public:
 private:
     std::unique_ptr<FeedForward> inner_;
 };
+
+// Makes a model's parts keep what --keep-fp8 says.
+inline void keep_in_fp8(Parts& parts, const LlamaConfig& config, const PrecisionOptions& options) {
+    if (!options.keep_fp8) return;
+    parts.feed_forward = [plain = parts.feed_forward](ParameterList& list, const Parts& all,
+                                                      const Place& layer) {
+        return std::make_unique<FeedForwardKeptInFp8>(plain(list, all, layer));
+    };
+    if (!keeps_e5m6(config, options)) return;
+    const auto last = std::make_shared<AttentionKeptInE5m6*>();  // in the model's order
+    parts.attention = [last, plain = parts.attention](const Place& place) {
+        auto attention = std::make_unique<AttentionKeptInE5m6>(plain(place));
+        *last = attention.get();
+        return attention;
+    };
+    parts.gemm = [last, plain = parts.gemm](ParameterList& list, const Place& place,
+                                            std::vector<Parameter*> rows, LinearRole role) {
+        const bool is_o_proj = rows.front()->part() == "self_attn.o_proj";
+        std::unique_ptr<Linear> linear = plain(list, place, std::move(rows), role);
+        if (is_o_proj) (*last)->feeds(dynamic_cast<Fp8Linear&>(*linear));
+        return linear;
+    };
+}
 
 }  // namespace ultrascale

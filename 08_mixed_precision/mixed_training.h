@@ -3,12 +3,12 @@
 #pragma once
 
 #include "fp8_all_reduce.h"
-#include "fp8_linear.h"
+#include "fp8_parts.h"
+#include "fused_quantisation.h"
 #include "gradient_histogram.h"
 #include "kept_in_fp8.h"
 #include "loss_scale.h"
 #include "mixed_adamw.h"
-#include "smooth_swiglu.h"
 #include "train/setup.h"
 
 namespace ultrascale {
@@ -91,7 +91,9 @@ public:
             ops::copy(narrow, weight.tensor), ops::copy(weight.tensor, narrow);
         }
         set_weights(weights);
-        const TrainingState state = resume_or_start(from, states());
+        check_recipe(from);
+        TrainingState state = resume_or_start(from, states());
+        state.recipe = formats_of_states(options.recipe);
         resume(state.step);
         return state;
     }
@@ -124,6 +126,15 @@ private:
             if (h.recipe->master && !h.value_later()) ops::copy(h.value, h.master);
         round_weights();
     }
+    // A training's states are in the formats of its recipe.
+    void check_recipe(const Options& from) const {
+        if (from.load.empty() || !has_training_state(from.load)) return;
+        const std::string saved = load_training_state(from.load).recipe,
+                          own = formats_of_states(options.recipe);
+        if (!saved.empty() && saved != own)
+            user_error("--recipe {}: the run in {} was trained with --recipe {}", own, from.load,
+                       printable(saved));
+    }
     void check_range(const TensorPart& weight, const std::string& file) const {
         if (options.recipe.activations != DType::fp16) return;
         for (float x : weight.tensor.to_host<float>())
@@ -136,11 +147,8 @@ private:
     Parts parts(const LlamaConfig& config, const ModelOptions& model_options) {
         Parts parts = default_parts(config, model_options);
         linears.add_to(parts);
-        if (options.keep_fp8)
-            parts.feed_forward = [plain = parts.feed_forward](ParameterList& list, const Parts& all,
-                                                              const Place& layer) {
-                return std::make_unique<FeedForwardKeptInFp8>(plain(list, all, layer));
-            };
+        if (options.recipe.fp8() && !options.unfused) fuse_quantisation(parts);
+        keep_in_fp8(parts, config, options);
         histogram.add_to(parts);
         return parts;
     }

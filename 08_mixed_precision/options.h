@@ -149,8 +149,21 @@ private:
         options.flag("--power-of-two-scales", precision.powers_of_two, "Round scales up to these");
         options.flag("--fast-accumulation", precision.fast,
                      "Leave sums in the tensor cores, which keep 14 bits (GPU)");
+        options
+            .choice("--head", precision.head_fp8, {{"bf16", false}, {"fp8", true}},
+                    "What the output head's products multiply")
+            .only_if(
+                [this] {
+                    const Recipe* r = find_recipe(recipe_);
+                    return compare || (r && r->fp8());
+                },
+                "the recipe has no products in fp8");
+        options.flag("--unfused", precision.unfused,
+                     "Round linears' inputs in passes of their own, not where norms and SwiGLU "
+                     "make them");
         options.flag("--keep-fp8", precision.keep_fp8,
-                     "Keep linears' inputs, gate and up in 8 bits until backward");
+                     "Keep linears' inputs, gate and up in 8 bits until backward; with tiles also "
+                     "attention's output, in 12");
         options.flag("--smooth-swiglu", precision.smooth,
                      "Scale each feature of SwiGLU's output by itself before it is rounded");
     }
@@ -184,17 +197,22 @@ private:
             : gradient_format_ == "e4m3" ? DType::e4m3
                                          : DType::e5m2;
         const bool any = !gradient_format_.empty() || precision.fast || precision.keep_fp8 ||
-                         precision.smooth || precision.powers_of_two;
+                         precision.smooth || precision.powers_of_two || precision.unfused;
         if (!recipe.fp8() && any)
             user_error(
                 "--gradient-format, --fast-accumulation, --keep-fp8, --smooth-swiglu, "
-                "--power-of-two-scales: recipe {} has no products in fp8",
+                "--power-of-two-scales, --unfused: recipe {} has no products in fp8",
                 recipe.name);
         if (precision.smooth && (recipe.products == Products::tile || is_fp8(recipe.weights)))
             user_error("--smooth-swiglu: recipe {} {}", recipe.name,
                        is_fp8(recipe.weights)
                            ? "has weights that are in fp8 already; take te, tensor or row"
                            : "has scales of its own for each 128 features");
+        if (precision.head_fp8 && options.loss_chunk % 16 != 0)
+            user_error("--head fp8 --loss-chunk {}: tokens in fp8 come in multiples of 16",
+                       options.loss_chunk);
+        if (const int64_t V = options.config().vocab; precision.head_fp8 && V % 16 != 0)
+            user_error("--head fp8: a vocabulary of {} is no multiple of 16, as fp8 needs it", V);
         if (!recipe.fp8()) return;
         if (const char* missing = ops::fp8_missing(group_of_tokens(recipe.products)); *missing)
             user_error("--recipe {}: {}; it can run fp32, fp16, bf16 and bf16-fp32", recipe.name,

@@ -30,6 +30,8 @@ struct PrecisionOptions {
     bool powers_of_two = false;           // scales
     bool fast = false;                    // sums stay in the tensor cores' accumulators
     bool keep_fp8 = false;                // keep inputs, and those of SwiGLU, in 8 bits
+    bool unfused = false;                 // not as in fused_quantisation.h
+    bool head_fp8 = false;                // fp8_head.h
     bool smooth = false;                  // smooth_swiglu.h
     bool histogram = false;               // of gradients (gradient_histogram.h)
 

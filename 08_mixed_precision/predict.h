@@ -1,6 +1,6 @@
 // What a rank holds and sends, by formula: the tensors of the recipe to the byte, with their scales
-// (storage.h); activations as on any device, less what is kept in 8 bits (kept_in_fp8.h); and the
-// sums of gradients in the recipe's format.
+// (storage.h); activations as on any device, less what is kept in fewer bits (kept_in_fp8.h); and
+// the sums of gradients in the recipe's format.
 #pragma once
 
 #include "mixed_training.h"
@@ -33,23 +33,30 @@ inline LinearSizes linear_sizes(const LlamaConfig& c, const Recipe& recipe) {
 }
 
 // Tensors with a history of largest magnitudes: x, W and dy of each of a layer's four products, but
-// not of the smoothed one.
+// not of the smoothed one; and of the head's, if it is in fp8.
 inline int64_t rounded_tensors(const LlamaConfig& c, const PrecisionOptions& o) {
-    return 3 * (o.smooth ? 3 : 4) * c.layers;
+    return 3 * ((o.smooth ? 3 : 4) * c.layers + (o.head_fp8 ? 1 : 0));
 }
 
-// The activations' sizes, with what --keep-fp8 keeps in 8 bits.
+// The activations' sizes: what the fused norms keep (fused_quantisation.h), and --keep-fp8.
 inline LocalSizes local_sizes(const StepShape& shape, const PrecisionOptions& o) {
     LocalSizes sizes = local_sizes(shape);
-    if (!o.keep_fp8) return sizes;
+    if (!o.recipe.fp8()) return sizes;
     const double tokens = double(shape.micro_batch * shape.seq), h = double(shape.config.hidden);
     const Products products = o.recipe.products;
     // x transposed: tiles along the tokens; a scale for each feature; one for all.
     const double scales = products == Products::tile  ? 4 * std::ceil(tokens / 128) / tokens
                           : products == Products::row ? 4 / tokens
                                                       : 4 / (tokens * h);
+    const bool one_scale = group_of_tokens(products) == ops::ScaleGroup::tensor;
+    if (!o.unfused)  // the rows as they were multiplied; or the norm is computed again
+        sizes.kept_input_bytes = one_scale ? 1 + scales : 0;
+    else if (o.keep_fp8)
+        sizes.kept_input_bytes = 1 + scales;
+    sizes.keeps_dy = o.smooth;
+    if (!o.keep_fp8) return sizes;
+    if (keeps_e5m6(shape.config, o)) sizes.kept_output_bytes = 1.5 + 4.0 / 128;
     const double F2 = 2 * double(shape.config.ffn);
-    sizes.kept_input_bytes = 1 + scales;
     sizes.kept_gate_up_bytes = 1 + 4 * std::ceil(F2 / 128) / F2;
     return sizes;
 }

@@ -181,6 +181,11 @@ inline const Recipe* find_recipe(const std::string& name) {
     return nullptr;
 }
 
+// With what a training's states are in the formats of a recipe: "fp16 --without master".
+inline std::string formats_of_states(const Recipe& r) {
+    return r.name + (find_recipe(r.name)->master && !r.master ? " --without master" : "");
+}
+
 // The tricks that --without leaves out, each of which mixed precision rests on.
 //   master        the weights in 16 bits are updated themselves
 //   scaling       the loss is not scaled

@@ -51,6 +51,7 @@ public:
     bool is_empty() const { return position_ == 0; }
 
     // After a step: ranks agree on the largest magnitudes, as they hold copies of the scales.
+    // `ranks`: those with other samples, and those with other parts of the same tensors (tp).
     void end_step(const Communicator& ranks) {
         if (dtypes_.empty()) return;
         if (ranks.size() > 1) ranks.all_reduce(amax_, Reduce::max);

@@ -23,15 +23,20 @@ inline std::string describe(const PrecisionOptions& o) {
         fmt::format("{}: weights {}, master {}, sums {}, gradients {}, moments {} and {}", r.name,
                     dtype_name(r.weights), format_name(r.master), format_name(r.accumulated),
                     format_name(r.gradients), dtype_name(r.m), dtype_name(r.v));
-    words +=
-        fmt::format("\n          products {}{}", products_name(r.products),
-                    r.fp8() ? fmt::format("; gradients {}", dtype_name(o.gradient_format)) : "");
-    if (o.keep_fp8) words += "; inputs kept so";
-    if (o.smooth) words += "; SwiGLU smoothed";
-    if (r.stochastic) words += "; updates rounded stochastically";
+    words += fmt::format("\n          products {}", products_name(r.products));
+    const auto add = [&](const std::string& more) {
+        const bool fits = words.size() - words.rfind('\n') + more.size() < 98;
+        words += (fits ? "; " : ";\n          ") + more;
+    };
+    if (r.fp8()) add(fmt::format("gradients {}", dtype_name(o.gradient_format)));
+    if (r.fp8() && o.head_fp8) add("the head so, too");
+    if (o.unfused) add("unfused");
+    if (o.keep_fp8) add("inputs kept so");
+    if (o.smooth) add("SwiGLU smoothed");
+    if (r.stochastic) add("updates rounded stochastically");
     if (o.loss_scale.scaled)
-        words += o.loss_scale.fixed > 0 ? fmt::format("; loss scale {:g}", o.loss_scale.fixed)
-                                        : "; loss scale dynamic";
+        add(o.loss_scale.fixed > 0 ? fmt::format("loss scale {:g}", o.loss_scale.fixed)
+                                   : "loss scale dynamic");
     return words;
 }
 
@@ -109,7 +114,7 @@ inline void print_recipes(Report& report, const StepShape& shape, PrecisionOptio
         o.loss_scale.scaled = r.loss_scale;
         StepShape of_recipe = shape;
         of_recipe.model.dtype = r.activations;
-        if (!r.fp8()) o.keep_fp8 = o.smooth = false;
+        if (!r.fp8()) o.keep_fp8 = o.smooth = o.head_fp8 = false;
         const MemoryEstimate m = predict_memory(of_recipe, o).memory;
         const int64_t all = m.parameters + m.gradients + m.optimizer;
         print(fmt::format(

@@ -35,9 +35,8 @@ public:
         const Tensor weight = stacked_values(parameters_),
                      scaled = Tensor::empty(weight.shape(), weight.dtype(), Memory::workspace);
         ops::scale_columns(scaled, weight, s.scales);
-        if (residual) ops::copy(y, residual);
         ops::matmul_fp8(y, rounded(s.x, DType::e4m3, false), rounded(scaled, DType::e4m3, false),
-                        groups(), residual ? y : Tensor());
+                        groups(), residual);
     }
     void multiply_backward(Tensor dx, const Tensor& dy) override {
         const TraceName pass(TraceName::pass, "dX");

@@ -59,7 +59,7 @@ void run(const Arguments& args) {
                                     scales_a.as<float>(),
                                     scales_b.as<float>(),
                                     scales_b.cols()};
-    ops::fp8_blocks_wgmma(args.out, product, false, false);
+    ops::fp8_blocks_wgmma(args.out, product, false);
 }
 #else
 constexpr void (*run)(const Arguments&) = nullptr;

@@ -77,10 +77,10 @@ void delayed_scale(Tensor scale, Tensor history, const Tensor& amax, int64_t ste
                    int margin = 0);
 
 // ---- products -----------------------------------------------------------------------------------
-// d (M, N), bf16, fp16 or fp32, = a (M, K) b (N, K)^T + addend. addend: empty, or d itself to
-// accumulate. Groups of (a, b): (tensor, tensor); (row, row); (tile, block) forward and input;
-// (tile, tile) weight. As tensor cores require, not both are e5m2, and with tiles b is e4m3; on
-// CUDA M, N and K are multiples of 16.
+// d (M, N), bf16, fp16 or fp32, = a (M, K) b (N, K)^T + addend. addend: empty, or of d's shape and
+// dtype: a residual, or d itself to accumulate. Groups of (a, b): (tensor, tensor); (row, row);
+// (tile, block) forward and input; (tile, tile) weight. As tensor cores require, not both are e5m2,
+// and with tiles b is e4m3; on CUDA M, N and K are multiples of 16.
 //
 // Tensor cores keep 14 bits of a sum (emulated: accumulator.h). With tiles it leaves them for fp32
 // after every 128 products, and with other scales as cuBLAS decides, unless `fast`: then never. The
@@ -95,9 +95,9 @@ void matmul_fp8(Tensor d, const Quantised& a, const Quantised& b, const Fp8Produ
 const char* fp8_missing(ScaleGroup group);
 
 // ---- operations whose result leaves in 8 bits ---------------------------------------------------
-// As rmsnorm_forward and swiglu_forward (ops.h), rounded once, from fp32 to 8 bits. Groups: tensor
-// (given: one pass; otherwise the input is read twice), row and tile (one pass). amax as in
-// quantise.
+// As rmsnorm_forward and swiglu_forward (ops.h), then quantise: the same bits as these two would
+// leave, since the result is rounded to the input's dtype first. Groups: tensor (given: one pass;
+// otherwise the input is read twice), row and tile (one pass). amax as in quantise.
 void rmsnorm_forward_quantised(const Quantised& y /* (N, h) */, Tensor rstd, const Tensor& x,
                                const Tensor& weight, float eps, const Scaling& scaling,
                                Tensor amax = {});

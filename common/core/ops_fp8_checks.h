@@ -139,8 +139,8 @@ inline ProductSizes fp8_sizes(const Tensor& d, const Quantised& a, const Quantis
           "matmul_fp8: a or b is e4m3");
     check(product.a != tile || b.values.dtype() == DType::e4m3, "matmul_fp8: with tiles b is e4m3");
     check(d.numel() == M * N && (M == 0 || d.cols() == N), "matmul_fp8: d is (M, N)");
-    check(!addend || (addend.data() == d.data() && addend.dtype() == d.dtype()),
-          "matmul_fp8: addend is d itself");
+    check(!addend || (addend.numel() == d.numel() && addend.dtype() == d.dtype()),
+          "matmul_fp8: addend has d's shape and dtype");
     check(
         (product.a == product.b && product.a != block) || (product.a == tile && product.b == block),
         "matmul_fp8: scales of tensors, of rows, of tiles and blocks, or of tiles");

@@ -16,7 +16,7 @@ void matmul_fp8(Tensor d, const Quantised& a, const Quantised& b, const Fp8Produ
                 const Tensor& addend) {
     fp8_sizes(d, a, b, product, addend);
     const Tensor sum = widened_output(d);
-    if (addend && sum.data() != d.data()) copy(sum, d);
+    if (addend && sum.data() != addend.data()) copy(sum, addend);
     matmul(sum, wide(a, product.a), Transpose::no, wide(b, product.b), Transpose::yes,
            addend ? sum : Tensor());
     if (sum.data() != d.data()) copy(d, sum);

@@ -8,12 +8,12 @@ namespace ultrascale::ops {
 
 namespace {
 
-template <class Y, class T>
-void forward(Y* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int64_t h) {
+template <class T>
+void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int64_t h) {
 #pragma omp parallel for if (N * h > parallel_threshold)
     for (int64_t n = 0; n < N; ++n) {
         const T* row = x + n * h;
-        Y* out = y + n * h;
+        T* out = y + n * h;
         float squares = 0;
 #pragma omp simd reduction(+ : squares)
         for (int64_t i = 0; i < h; ++i) squares += float(row[i]) * float(row[i]);
@@ -69,11 +69,11 @@ void rmsnorm_forward_quantised(const Quantised& y, Tensor rstd, const Tensor& x,
     const int64_t N = sizes.N, h = sizes.columns;
     OpSpan span("rmsnorm_forward_quantised", 6.0 * double(N * h),
                 bytes_of(rstd, x, weight) + bytes_in(y));
-    const Tensor wide = Tensor::empty({N, h}, DType::fp32, Memory::workspace);
+    const Tensor narrow = Tensor::empty({N, h}, x.dtype(), Memory::workspace);
     with_type(x.dtype(), [&]<class T>(T) {
-        forward(wide.as<float>(), rstd.as<float>(), x.as<T>(), weight.as<T>(), eps, N, h);
+        forward(narrow.as<T>(), rstd.as<float>(), x.as<T>(), weight.as<T>(), eps, N, h);
     });
-    quantise_floats(y, {}, wide, scaling, amax);
+    quantise_floats(y, {}, widened(narrow), scaling, amax);
 }
 
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,

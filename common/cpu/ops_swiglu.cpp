@@ -8,12 +8,12 @@ namespace {
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
 
 // weights: one for each row, or null
-template <class Y, class T>
-void forward(Y* out, const T* gate_up, const float* weights, int64_t N, int64_t F) {
+template <class T>
+void forward(T* out, const T* gate_up, const float* weights, int64_t N, int64_t F) {
 #pragma omp parallel for if (N * F > parallel_threshold)
     for (int64_t n = 0; n < N; ++n) {
         const T *gate = gate_up + n * 2 * F, *up = gate + F;
-        Y* y = out + n * F;
+        T* y = out + n * F;
         const float w = weights ? weights[n] : 1;
 #pragma omp simd
         for (int64_t i = 0; i < F; ++i)
@@ -63,10 +63,10 @@ void swiglu_forward_quantised(const Quantised& y, const Tensor& gate_up, const S
     const FusedSizes sizes = swiglu_sizes(y, gate_up, scaling, amax);
     const int64_t N = sizes.N, F = sizes.columns;
     OpSpan span("swiglu_forward_quantised", 7.0 * double(N * F), bytes_of(gate_up) + bytes_in(y));
-    const Tensor wide = Tensor::empty({N, F}, DType::fp32, Memory::workspace);
+    const Tensor narrow = Tensor::empty({N, F}, gate_up.dtype(), Memory::workspace);
     with_type(gate_up.dtype(),
-              [&]<class T>(T) { forward(wide.as<float>(), gate_up.as<T>(), nullptr, N, F); });
-    quantise_floats(y, {}, wide, scaling, amax);
+              [&]<class T>(T) { forward(narrow.as<T>(), gate_up.as<T>(), nullptr, N, F); });
+    quantise_floats(y, {}, widened(narrow), scaling, amax);
 }
 
 void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const Tensor& weights,

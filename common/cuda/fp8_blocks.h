@@ -17,7 +17,8 @@ struct Fp8Blocks {
     int64_t b_scale_stride;
     bool a_e5m2 = false;
 };
-// d (M, N), bf16 or fp32, = the product, or d + the product if `add`.
-void fp8_blocks_wgmma(const Tensor& d, const Fp8Blocks& product, bool b_tiles, bool add);
+// d (M, N), bf16 or fp32, = the product (+ addend, of d's shape and dtype, which may be d itself).
+void fp8_blocks_wgmma(const Tensor& d, const Fp8Blocks& product, bool b_tiles,
+                      const Tensor& addend = {});
 
 }  // namespace ultrascale::ops

@@ -52,30 +52,33 @@ struct Scales {
     float a[2], b[parts];
 };
 
-// Stores a warp's 16 x 256 sums from (row, column) on, as far as the matrix reaches.
+// Stores a warp's 16 x 256 sums (+ addend, unless it is null) from (row, column) on, as far as the
+// matrix reaches.
 template <class D>
-__device__ void store_sums(D* out, bool add, int64_t M, int64_t N, int64_t row, int64_t column,
-                           const float (&sum)[tile_columns / 8][4]) {
+__device__ void store_sums(D* out, const D* addend, int64_t M, int64_t N, int64_t row,
+                           int64_t column, const float (&sum)[tile_columns / 8][4]) {
     const int lane = int(threadIdx.x) % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int64_t here = row + 8 * half + lane / 4, first = column + lane % 4 * 2;
         if (here >= M) continue;
         D* const to = out + here * N + first;
+        const D* const more = addend + here * N + first;
 #pragma unroll
         for (int j = 0; j < tile_columns / 8; ++j) {
             const float two[2] = {sum[j][2 * half], sum[j][2 * half + 1]};
             if (first + 8 * j >= N) break;
             if (N % 2 == 0) {
                 Pack<D, 2> pair;
-                if (add) pair = load<2>(to + 8 * j);
+                if (addend) pair = load<2>(more + 8 * j);
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
-                    pair.x[i] = from_float<D>(add ? to_float(pair.x[i]) + two[i] : two[i]);
+                    pair.x[i] = from_float<D>(addend ? to_float(pair.x[i]) + two[i] : two[i]);
                 store(to + 8 * j, pair);
             } else {
                 for (int i = 0; i < 2 && first + 8 * j + i < N; ++i)
-                    to[8 * j + i] = from_float<D>(add ? to_float(to[8 * j + i]) + two[i] : two[i]);
+                    to[8 * j + i] =
+                        from_float<D>(addend ? to_float(more[8 * j + i]) + two[i] : two[i]);
             }
         }
     }
@@ -83,7 +86,8 @@ __device__ void store_sums(D* out, bool add, int64_t M, int64_t N, int64_t row, 
 
 template <bool b_tiles, bool a_e5m2, class D>
 __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
-    product(D* out, bool add, const Sizes s, const __grid_constant__ CUtensorMap A /* (M, K) */,
+    product(D* out, const D* addend, const Sizes s,
+            const __grid_constant__ CUtensorMap A /* (M, K) */,
             const __grid_constant__ CUtensorMap B /* (N, K) */,
             const __grid_constant__ CUtensorMap C /* if bf16 leaves through TMA */,
             const float* __restrict__ scales_a, const float* __restrict__ scales_b) {
@@ -188,13 +192,13 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                 }
             }
             if constexpr (!b_tiles && sizeof(D) == sizeof(Element)) {
-                if (!add && N % 8 == 0) {
+                if (!addend && N % 8 == 0) {
                     store_through_boxes(&C, row0 + warp % 4 * box_rows, column0, shared.box[warp],
                                         sum);
                     continue;
                 }
             }
-            store_sums(out, add, M, N, row0 + warp % 4 * box_rows, column0, sum);
+            store_sums(out, addend, M, N, row0 + warp % 4 * box_rows, column0, sum);
         }
         if (threadIdx.x % 32 == 0)
             tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
@@ -204,7 +208,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
 }
 
 template <bool b_tiles, bool a_e5m2, class D>
-void start(const Tensor& d, const Fp8Blocks& p, bool add) {
+void start(const Tensor& d, const Fp8Blocks& p, const Tensor& addend) {
     const auto kernel = product<b_tiles, a_e5m2, D>;
     constexpr size_t bytes = sizeof(Shared<b_tiles>);
     static const int most = clusters_at_once(kernel, cluster, threads, bytes);
@@ -214,20 +218,21 @@ void start(const Tensor& d, const Fp8Blocks& p, bool add) {
     };
     const CUtensorMap C = sizeof(D) == sizeof(Element) && !b_tiles ? result_map(d) : CUtensorMap{};
     LAUNCH(kernel, unsigned(std::min<int64_t>(tiles, most) * cluster), threads, bytes)
-    (data<D>(d), add, Sizes{int(p.M), int(p.N), int(p.K), int(p.b_scale_stride)},
+    (data<D>(d), addend ? data<D>(addend) : nullptr,
+     Sizes{int(p.M), int(p.N), int(p.K), int(p.b_scale_stride)},
      map(p.a, p.M, p.a_stride, tile_rows), map(p.b, p.N, p.b_stride, b_rows), C, p.scales_a,
      p.scales_b);
 }
 
 }  // namespace
 
-void fp8_blocks_wgmma(const Tensor& d, const Fp8Blocks& p, bool b_tiles, bool add) {
+void fp8_blocks_wgmma(const Tensor& d, const Fp8Blocks& p, bool b_tiles, const Tensor& addend) {
     check(std::max({p.M, p.N, p.K}) < int64_t(1) << 30, "fp8 blocks: a matrix is too large");
     const auto with = [&]<class D>(D) {
         if (b_tiles)
-            p.a_e5m2 ? start<true, true, D>(d, p, add) : start<true, false, D>(d, p, add);
+            p.a_e5m2 ? start<true, true, D>(d, p, addend) : start<true, false, D>(d, p, addend);
         else
-            p.a_e5m2 ? start<false, true, D>(d, p, add) : start<false, false, D>(d, p, add);
+            p.a_e5m2 ? start<false, true, D>(d, p, addend) : start<false, false, D>(d, p, addend);
     };
     check(d.dtype() == DType::fp32 || d.dtype() == DType::bf16, "fp8 blocks: d is fp32 or bf16");
     d.dtype() == DType::fp32 ? with(float{}) : with(Element{});

@@ -5,8 +5,9 @@
 
 namespace ultrascale::ops {
 
-// d (M, N) = scales_a(m) scales_b(n) sums(m, n), + d if `add`; d fp32, bf16 or fp16, sums fp32.
+// d (M, N) = scales_a(m) scales_b(n) sums(m, n) (+ addend, of d's shape and dtype, which may be
+// d itself); d fp32, bf16 or fp16, sums fp32.
 void apply_row_scales(const Tensor& d, const Tensor& sums, const Tensor& scales_a,
-                      const Tensor& scales_b, bool add);
+                      const Tensor& scales_b, const Tensor& addend);
 
 }  // namespace ultrascale::ops

@@ -44,6 +44,7 @@ struct Product {
 struct Pointers {
     const void *a, *b;
     const float *scales_a, *scales_b;  // null: 1
+    const void* addend;                // d itself where nothing is added
     void* d;
 };
 
@@ -111,7 +112,7 @@ private:
         const float one = 1;
         const Tensor workspace = cublas_workspace(kernel);
         cublas_check(cublasLtMatmul(cublas_handle(), operation_, &one, at.b, b_, at.a, a_, &beta_,
-                                    at.d, d_, at.d, d_, &kernel.algo, workspace.data(),
+                                    at.addend, d_, at.d, d_, &kernel.algo, workspace.data(),
                                     kernel.workspaceSize, cuda_compute()));
     }
     float beta_;
@@ -136,23 +137,28 @@ Plan* plan_for(const Product& p, Pointers at, const Tensor& d) {
     return it->second ? &*it->second : nullptr;
 }
 
-void by_cublas(const Tensor& d, const Quantised& a, const Quantised& b, const Product& p) {
-    const Pointers at = {a.values.data(), b.values.data(), a.scales.as<float>(),
-                         b.scales.as<float>(), d.data()};
+void by_cublas(const Tensor& d, const Quantised& a, const Quantised& b, const Product& p,
+               const Tensor& addend) {
+    const Pointers at = {a.values.data(),
+                         b.values.data(),
+                         a.scales.as<float>(),
+                         b.scales.as<float>(),
+                         addend ? addend.data() : d.data(),
+                         d.data()};
     if (Plan* plan = plan_for(p, at, d)) return plan->run(at);
     // Without a kernel that knows the scales of rows, they are applied afterwards.
     check(p.scales == ScaleGroup::row, "matmul_fp8: cuBLAS has no kernel for this product");
     const Tensor sums = Tensor::empty({p.M, p.N}, DType::fp32, Memory::workspace);
     const Product plain = {p.M, p.N, p.K, p.a, p.b, DType::fp32, ScaleGroup::tensor, p.fast, false};
-    const Pointers unscaled = {at.a, at.b, nullptr, nullptr, sums.data()};
+    const Pointers unscaled = {at.a, at.b, nullptr, nullptr, sums.data(), sums.data()};
     Plan* const plan = plan_for(plain, unscaled, sums);
     check(plan, "matmul_fp8: cuBLAS has no kernel for this product");
     plan->run(unscaled);
-    apply_row_scales(d, sums, a.scales, b.scales, p.add);
+    apply_row_scales(d, sums, a.scales, b.scales, addend);
 }
 
 void by_our_kernel(const Tensor& d, const Quantised& a, const Quantised& b, bool b_tiles,
-                   bool add) {
+                   const Tensor& addend) {
     const ProductSizes n = {a.values.rows(), b.values.rows(), a.values.cols()};
     const Fp8Blocks product = {n.M,
                                n.N,
@@ -165,10 +171,10 @@ void by_our_kernel(const Tensor& d, const Quantised& a, const Quantised& b, bool
                                b.scales.as<float>(),
                                b.scales.cols(),
                                a.values.dtype() == DType::e5m2};
-    if (d.dtype() != DType::fp16) return fp8_blocks_wgmma(d, product, b_tiles, add);
+    if (d.dtype() != DType::fp16) return fp8_blocks_wgmma(d, product, b_tiles, addend);
     const Tensor sum = Tensor::empty(d.shape(), DType::fp32, Memory::workspace);
-    if (add) copy(sum, d);
-    fp8_blocks_wgmma(sum, product, b_tiles, add);
+    if (addend) copy(sum, addend);
+    fp8_blocks_wgmma(sum, product, b_tiles, addend ? sum : Tensor());
     copy(d, sum);
 }
 
@@ -187,11 +193,12 @@ void matmul_fp8(Tensor d, const Quantised& a, const Quantised& b, const Fp8Produ
     check(M % 16 == 0 && N % 16 == 0 && K % 16 == 0, "matmul_fp8: M, N and K are multiples of 16");
     check(!*fp8_missing(product.a), "matmul_fp8: not on this device (fp8_missing)");
     if (product.a == ScaleGroup::tile)
-        by_our_kernel(d, a, b, product.b == ScaleGroup::tile, bool(addend));
+        by_our_kernel(d, a, b, product.b == ScaleGroup::tile, addend);
     else
         by_cublas(d, a, b,
                   {M, N, K, a.values.dtype(), b.values.dtype(), d.dtype(), product.a, product.fast,
-                   bool(addend)});
+                   bool(addend)},
+                  addend);
 }
 
 const char* fp8_missing(ScaleGroup group) {

@@ -15,6 +15,12 @@ namespace {
 
 constexpr int threads = row_threads;
 
+// x as the operation alone would have stored it, so that fusion changes no bit.
+template <class T>
+__device__ float as_stored(float x) {
+    return to_float(from_float<T>(x));
+}
+
 // ---- RMSNorm ------------------------------------------------------------------------------------
 
 template <int group, int n, class F, class T>
@@ -32,7 +38,8 @@ __global__ void __launch_bounds__(threads)
         if (column(p) < h) w = load<n>(weight + column(p));
 #pragma unroll
         for (int j = 0; j < n; ++j)
-            y[j] = column(p) < h ? to_float(kept[p].x[j]) * r * to_float(w.x[j]) : 0.0f;
+            y[j] =
+                column(p) < h ? as_stored<T>(to_float(kept[p].x[j]) * r * to_float(w.x[j])) : 0.0f;
     };
     if (out.of.group == ScaleGroup::tile) {
 #pragma unroll
@@ -107,7 +114,7 @@ __global__ void __launch_bounds__(threads)
         if (i < columns)
 #pragma unroll
             for (int j = 0; j < n; ++j)
-                y[j] = swiglu(to_float(gates[k].x[j]), to_float(ups[k].x[j]));
+                y[j] = as_stored<T>(swiglu(to_float(gates[k].x[j]), to_float(ups[k].x[j])));
         if (out.of.group == ScaleGroup::tile)
             store_tile(out, y, row, columns, i);
         else if (out.y && i < columns)
@@ -127,7 +134,7 @@ struct NormValue {
     const float* rstd;
     int64_t h;
     __device__ float operator()(int64_t row, int64_t i) const {
-        return to_float(x[row * h + i]) * rstd[row] * to_float(weight[i]);
+        return as_stored<T>(to_float(x[row * h + i]) * rstd[row] * to_float(weight[i]));
     }
 };
 template <class T>
@@ -135,7 +142,8 @@ struct SwigluValue {
     const T* gate_up;
     int64_t F;
     __device__ float operator()(int64_t row, int64_t i) const {
-        return swiglu(to_float(gate_up[row * 2 * F + i]), to_float(gate_up[row * 2 * F + F + i]));
+        return as_stored<T>(
+            swiglu(to_float(gate_up[row * 2 * F + i]), to_float(gate_up[row * 2 * F + F + i])));
     }
 };
 

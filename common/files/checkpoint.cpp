@@ -140,6 +140,7 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config,
             {"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen},
             {"seed", s.seed}, {"shuffled", s.shuffled},       {"seq", s.seq}};
         if (!s.data.empty()) state["data"] = s.data, state["data_tokens"] = s.data_tokens;
+        if (!s.recipe.empty()) state["recipe"] = s.recipe;
         // JSON must be UTF-8, but a path need not be: other bytes are replaced, and a resumed run
         // does not find the file.
         if (to)
@@ -189,6 +190,10 @@ TrainingState load_training_state(const std::string& dir,
         state.data = data->get<std::string>(), state.data_tokens = fields.integer("data_tokens");
         if (state.data_tokens < 1)
             user_error("{}: data_tokens = {} is not positive", path, state.data_tokens);
+    }
+    if (const json* recipe = fields.find("recipe")) {
+        if (!recipe->is_string()) user_error("{}: \"recipe\" is not a name", path);
+        state.recipe = recipe->get<std::string>();
     }
 
     Safetensors tensors = Safetensors::file(dir + "/optimizer.safetensors");

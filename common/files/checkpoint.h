@@ -43,6 +43,8 @@ struct TrainingState {
     // The training data: a file's absolute path, or built_in_data. Empty: unknown.
     std::string data = {};
     int64_t data_tokens = 0;  // the data's length
+    // The formats that the states are in, if --dtype does not say it (08_mixed_precision's recipe).
+    std::string recipe = {};
 };
 inline const char* const built_in_data = "built-in";  // the text that comes with the project
 struct SaveOptions {

@@ -235,7 +235,7 @@ public:
     Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) override;
     void backward_weight(Saved& saved, Context& context) override;
 
-private:
+protected:
     std::unique_ptr<Linear> gate_up_, down_;
 };
 
@@ -277,9 +277,12 @@ protected:
     // Adds the loss of some tokens (n) to context.loss; in training their logits (n, V) are
     // overwritten with their gradient.
     virtual void loss(Tensor logits, const Tensor& targets, Context& context) const;
-    Tensor local_logits(const Tensor& x) const;
-    void input_gradient(Tensor dx, const Tensor& dlogits) const;
-    void weight_gradient(const Tensor& dlogits, const Tensor& x) const;
+    // The products alone, of which the functions above consist, for a head that multiplies in
+    // another way. With chunks of tokens, each is called once for every chunk.
+    virtual Tensor local_logits(const Tensor& x) const;                   // x W^T
+    virtual void input_gradient(Tensor dx, const Tensor& dlogits) const;  // dx = dlogits W
+    virtual void weight_gradient(const Tensor& dlogits,
+                                 const Tensor& x) const;  // dW += dlogits^T x
     Parameter* weight_;
     int64_t chunk_;
 };

@@ -28,7 +28,7 @@ struct TensorBytes {
     double gathered, scattered;
     double input;            // of a column linear, as kept
     double kept_input;       // of a layer's, which may be kept in fewer bits
-    double gate_up;          // gate and up as kept, in fewer bits or not
+    double kept_o, gate_up;  // o; gate and up: as kept, in fewer bits or not
     double column_backward;  // dx before and after its sum; the input if gathered again
     double dropped;          // dy after dropout, in addition to dy
 
@@ -48,8 +48,9 @@ struct TensorBytes {
         logits = inside * double(s.vocabulary) * e;
         losses = inside * (4 + 12 * double(s.loss_parts));
         input = again ? stream : whole;
-        kept_input = s.kept_input_bytes > 0 ? input / e * s.kept_input_bytes : input;
-        gate_up = 2 * (s.kept_gate_up_bytes > 0 ? features / e * s.kept_gate_up_bytes : features);
+        kept_input = input / e * s.kept_input_bytes.value_or(e);
+        kept_o = q / e * s.kept_output_bytes.value_or(e);
+        gate_up = 2 * features / e * s.kept_gate_up_bytes.value_or(e);
         gathered = s.gathers() ? whole : 0, scattered = s.gathers() ? stream : 0;
         column_backward =
             whole + scattered + (again && s.gathers_beside && !s.split_backward ? whole : 0);
@@ -98,8 +99,8 @@ LayerActivations layer_activations(const LocalSizes& s) {
     const double probabilities = s.model.recompute == Recompute::selective ? 0 : t.scores;
     const std::optional<FeedForwardActivations>& other = s.feed_forward;
     return {.norms = norm_of_attention(t) + t.stream + t.rstd + (other ? t.stream : t.kept_input),
-            .attention =
-                2 * t.q + 2 * t.kv + t.lse + t.unnormed + probabilities + s.attention_besides.kept,
+            .attention = t.q + t.kept_o + 2 * t.kv + t.lse + t.unnormed + probabilities +
+                         s.attention_besides.kept,
             .mlp = other ? other->kept : t.gate_up};
 }
 
@@ -235,12 +236,13 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                      t.features + t.whole + t.scattered + t.stream},
                     {"the norm's output in addition to its gathered copy",
                      s.keeps_gathered ? t.scattered : 0}});
-        // dy is gathered for down_proj; without gathering, dropout makes a copy of it.
+        // dy is gathered for down_proj; without gathering, dropout makes a copy of it, which stays
+        // for down_proj's weight.
         moment(
             "in the backward of SwiGLU",
             {others,
              last,
-             {"dy", t.stream + t.gathered + (s.gathers() ? 0 : t.dropped)},
+             {"dy", t.stream + t.gathered + (s.gathers() || !s.keeps_dy ? 0 : t.dropped)},
              {"d(gate, up)", 2 * t.features},
              {"the gradient of down_proj's input, later overwritten with that input", t.features}});
         moment("in the backward of down_proj", {others,

@@ -69,10 +69,12 @@ struct LocalSizes {
 
     std::optional<FeedForwardActivations> feed_forward = {};  // of each layer; empty: SwiGLU
 
-    // Bytes of an element of what forward keeps of the column linears' inputs, and of gate and up,
-    // where that is not the dtype (8 bits and a part of a scale); 0: the dtype. Gate and up are
-    // then restored before their backward.
-    double kept_input_bytes = 0, kept_gate_up_bytes = 0;
+    // Bytes of an element of what forward keeps of the column linears' inputs, of attention's
+    // output, and of gate and up, where that is not the dtype (8 bits and a part of a scale; 0 of
+    // what backward makes again). Gate and up are then restored before their backward.
+    std::optional<double> kept_input_bytes = {}, kept_output_bytes = {}, kept_gate_up_bytes = {};
+    // down_proj's dy stays as it came from dX to dW, and is not rounded to be kept.
+    bool keeps_dy = true;
 
     bool gathers() const { return stream_tokens < region_tokens; }
 };
@@ -83,8 +85,8 @@ struct LocalSizes {
 //     attention  q, k, v, o                                                     (2 H D + 2 K D) e
 //                flash: the log-sum-exp; naive: the row of probabilities        4 H; H T e
 //     mlp        gate and up (the input of down is made again from them)        2 F e
-// kept_input_bytes, kept_gate_up_bytes take the place of e in the linears' inputs, and in mlp; a
-// feed_forward that is given takes mlp's place.
+// kept_input_bytes, kept_output_bytes and kept_gate_up_bytes take the place of e in the linears'
+// inputs, in o, and in mlp; a feed_forward that is given takes mlp's place.
 struct LayerActivations {
     double norms, attention, mlp;
     double total() const { return norms + attention + mlp; }

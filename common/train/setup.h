@@ -82,7 +82,8 @@ inline TrainingState after_step(const TrainingState& state, const Options& optio
             .shuffled = options.shuffle,
             .seq = seq,
             .data = options.data_name(),
-            .data_tokens = file.tokens()};
+            .data_tokens = file.tokens(),
+            .recipe = state.recipe};
 }
 
 // The header's description of the data: "built-in text: 117786 tokens, 920 samples". For a resumed

@@ -17,6 +17,7 @@ Prints the lines that 00_single_gpu prints; --json writes the same fields.
 """
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
 import time
@@ -39,6 +40,8 @@ parser.add_argument("--shuffle", action="store_true")
 parser.add_argument("--device", choices=("cuda", "cpu"),
                     default="cuda" if torch.cuda.is_available() else "cpu")
 parser.add_argument("--dtype", choices=("bf16", "fp32"), help="default: bf16 on cuda, fp32 on cpu")
+parser.add_argument("--fp8", choices=("tensorwise", "rowwise"),
+                    help="multiply all linears but the head in fp8, by torchao; on a CPU emulated")
 parser.add_argument("--load", help="start from a directory that 00_single_gpu --save wrote "
                                    "(needs safetensors)")
 parser.add_argument("--compile", action="store_true")
@@ -162,6 +165,12 @@ with torch.no_grad():
                 drawn = normal(name, part.numel()) * torch.tensor(0.02)
                 part.copy_(drawn.view(part.shape))
 model.to(args.device)
+if args.fp8:  # as 08_mixed_precision --recipe tensor and row
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    config = dataclasses.replace(Float8LinearConfig.from_recipe_name(args.fp8),
+                                 emulate=args.device == "cpu")
+    convert_to_float8_training(model, config=config,
+                               module_filter_fn=lambda _, name: name != "head")
 run_model = torch.compile(model) if args.compile else model
 matrices = [p for p in model.parameters() if p.dim() == 2]
 norms = [p for p in model.parameters() if p.dim() == 1]
@@ -222,7 +231,7 @@ def learning_rate(step):  # common/model/optimizer.cpp
 train = Samples(args.train, args.shuffle)
 val = Samples(args.val, False) if args.val else None
 print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''} on {args.device}, "
-      f"{'bf16 autocast' if bf16 else 'fp32'}: "
+      f"{'bf16 autocast' if bf16 else 'fp32'}{', fp8 ' + args.fp8 if args.fp8 else ''}: "
       f"{sum(p.numel() for p in model.parameters()) / 1e6:.3f} M parameters, "
       f"{args.batch} x {S} tokens a step")
 lines, best, validation, seconds = [], (math.inf, 0), None, []

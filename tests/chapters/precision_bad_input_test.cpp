@@ -33,10 +33,13 @@ TEST(PrecisionBadInput, LossScales) {
 
 TEST(PrecisionBadInput, OptionsOfFp8) {
     for (const char* option : {"--gradient-format e4m3", "--keep-fp8", "--smooth-swiglu",
-                               "--power-of-two-scales", "--fast-accumulation"})
+                               "--power-of-two-scales", "--fast-accumulation", "--unfused"})
         refuses(fmt::format("--recipe bf16 {}", option), {"recipe bf16", "fp8"});
     refuses("--recipe deepseek --smooth-swiglu", {"--smooth-swiglu", "deepseek"});
     refuses("--recipe te --micro-batch 1 --seq 20", {"--seq 20", "multiples of 16"});
+    refuses("--recipe bf16 --head fp8", {"--head has no effect", "fp8"});
+    refuses("--recipe te --head fp8 --loss-chunk 40", {"--loss-chunk 40", "multiples of 16"});
+    refuses("--recipe te --head fp16", {"--head", "bf16", "fp8"});
     refuses("--recipe bf16 --amax-history 4", {"--amax-history has no effect", "te"});
     refuses("--recipe bf16 --sum-scaling pre", {"--sum-scaling has no effect"});
     refuses("--recipe bf16 --loss-scale-window 4", {"--loss-scale-window has no effect"});
@@ -48,6 +51,31 @@ TEST(PrecisionBadInput, MistakesThatCannotBeMade) {
     refuses("--recipe fp16 --trap one-steps", {"one-steps", "one rank"});
     refuses("--recipe bf16 --trap neighbours-scale", {"neighbours-scale", "bf16"});
     refuses("--recipe te --trap stale-weights", {"stale-weights", "te"});
+}
+
+// The states of a training are in its recipe's formats; its weights alone go into any recipe.
+TEST(PrecisionBadInput, CheckpointsOfAnotherRecipe) {
+    const TempDir saved;
+    const std::string dir = saved / "model", sizes = "--layers 1 --micro-batch 1 --seq 32 ",
+                      load = fmt::format("--load {} ", dir);
+    const Outcome made = run(
+        chapter, fmt::format("{} --recipe deepseek --steps 1 --no-verify --save {}", sizes, dir));
+    ASSERT_EQ(made.exit_code, 0) << made.err;
+    // Whichever dtypes differ, the recipe is named.
+    for (const char* other : {"nanotron", "te", "bf16 --without master"})
+        expect_ranks_refuse(0, chapter, fmt::format("--steps 1 {} --recipe {}", load, other),
+                            {fmt::format("--recipe {}:", other), dir, "--recipe deepseek"});
+    const std::string state = dir + "/trainer_state.json";
+    Json changed = Json::parse(slurp(state));
+    changed["recipe"] = 3;
+    put(state, changed.dump());
+    expect_ranks_refuse(0, chapter, fmt::format("--steps 1 {} --recipe deepseek", load),
+                        {state, "\"recipe\" is not a name"});
+    fs::remove(state), fs::remove(dir + "/optimizer.safetensors");
+    const Outcome other =
+        run(chapter,
+            fmt::format("--recipe te --no-verify --peak-tflops 1 --seq 32 --steps 1 {}", load));
+    EXPECT_EQ(other.exit_code, 0) << other.err;
 }
 
 TEST(PrecisionBadInput, WeightsThatFp16CannotHold) {

@@ -22,13 +22,13 @@ TEST(Precision, EveryRecipeEqualsOneDevice) {
     expect_equal(2, "fp16 --grad-accum 2");
     expect_equal(2, "bf16 --without master --stochastic-rounding");
     expect_equal(2, "bf16-fp32 --grad-accum 2");
-    expect_equal(2, "te --grad-accum 2");
+    expect_equal(2, "te --head fp8 --grad-accum 2");
     expect_equal(2, "deepseek --keep-fp8 --grad-accum 2");
     expect_equal(2, "fp8-lm");
     expect_equal(1, "nanotron --recompute full");
     expect_equal(1, "tensor --gradient-format e4m3 --smooth-swiglu --power-of-two-scales");
-    expect_equal(1, "row --keep-fp8 --loss-chunk 50");
-    expect_equal(3, "nanotron --sum-scaling pre");
+    expect_equal(1, "row --keep-fp8 --unfused --loss-chunk 50");
+    expect_equal(3, "nanotron --head fp8 --loss-chunk 48 --sum-scaling pre");
 }
 
 // 00_single_gpu and this chapter compute the same steps in the same order.
@@ -75,13 +75,12 @@ TEST(Precision, ResumedRunsContinueWithTheSameBits) {
 }
 
 TEST(Precision, MistakesAreFound) {
-    for (const auto& [ranks, arguments] :
-         {std::pair{1, "fp16 --trap unscale-twice"},
-          {1, "fp16 --trap clip-scaled"},
-          {2, "fp16 --loss-scale-start 16777216 --trap one-steps"},
-          {1, "tensor --trap neighbours-scale"},
-          {1, "deepseek --trap neighbours-scale"},
-          {1, "deepseek --trap stale-weights"}}) {
+    for (const auto& [ranks, arguments] : {std::pair{1, "fp16 --trap unscale-twice"},
+                                           {1, "fp16 --trap clip-scaled"},
+                                           {2, "fp16 --loss-scale-start 16777216 --trap one-steps"},
+                                           {1, "tensor --trap neighbours-scale"},
+                                           {1, "deepseek --trap neighbours-scale"},
+                                           {1, "deepseek --trap stale-weights"}}) {
         SCOPED_TRACE(arguments);
         const Outcome run = train_recipe(ranks, arguments, 1);
         EXPECT_EQ(run.summary["verify"]["result"], "missed");

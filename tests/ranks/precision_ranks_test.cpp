@@ -2,7 +2,7 @@
 // all agree, and linears in fp8 inside tensor-parallel ones.
 #include "03_tensor_parallel/tensor_parallel.h"
 #include "08_mixed_precision/fp8_all_reduce.h"
-#include "08_mixed_precision/fp8_linear.h"
+#include "08_mixed_precision/fp8_parts.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"

@@ -66,6 +66,13 @@ TEST(OpsFp8Product, AllScalesFormatsOutputsAndAddends) {
                         ops::matmul_fp8(d, a, b, {ga, gb}, add ? d : Tensor());
                         EXPECT_LT(relative_error(d, sum), bound(out))
                             << int(ga) << int(gb) << " " << M << " " << dtype_name(out) << add;
+                        if (!add) continue;
+                        // the same from another tensor, which stays as it is
+                        const Tensor residual = tensor_of(start, {M, N}, out),
+                                     other = poisoned({M, N}, out);
+                        ops::matmul_fp8(other, a, b, {ga, gb}, residual);
+                        EXPECT_LT(relative_error(other, sum), bound(out)) << int(ga) << int(gb);
+                        EXPECT_EQ(to_double(residual), start);
                     }
             }
 }
@@ -174,17 +181,23 @@ TEST(Accumulator, CutsWhatIsFourteenBitsBehind) {
 
 // ---- fused --------------------------------------------------------------------------------------
 
-// The share of codes that differ, and the scales' largest relative difference.
-void expect_close(const Quantised& got, const Quantised& want, const char* what) {
+// Bit for bit on the CPU; on GPUs the share of codes that differ, and the scales' largest relative
+// difference.
+void expect_same(const Quantised& got, const Quantised& want, const char* what) {
     const Doubles a = to_double(got.values), b = to_double(want.values), s = to_double(got.scales),
                   t = to_double(want.scales);
     size_t other = 0;
     for (size_t i = 0; i < a.size(); ++i) other += a[i] != b[i];
-    // A sum or an exponential may differ in its last bit, and moves a number past the middle
-    // between two codes now and then; a scale with it.
-    EXPECT_LE(other, device_is_gpu() ? 1 + a.size() / 200 : 1 + a.size() / 1000) << what;
+    if (!device_is_gpu()) {
+        EXPECT_EQ(other, 0u) << what;
+        EXPECT_EQ(s, t) << what;
+        return;
+    }
+    // Two kernels may add up a row in another order. A sum whose last bit differs moves a number
+    // past the middle between two codes now and then, and a scale with it.
+    EXPECT_LE(other, 1 + a.size() / 200) << what;
     EXPECT_LT(relative_error(a, b), 0.02) << what;
-    for (size_t i = 0; i < s.size(); ++i) EXPECT_NEAR(s[i] / t[i], 1, 1e-5) << what;
+    for (size_t i = 0; i < s.size(); ++i) EXPECT_NEAR(s[i] / t[i], 1, 1e-2) << what;
 }
 
 const Scaling fused[] = {{tile}, {tile, true}, {row}, {tensor}, {.given = true}};
@@ -203,36 +216,30 @@ TEST(OpsFp8Fused, RmsNormAndSwiGluEqualTheOperationAndThenQuantise) {
                 const Tensor rstd = poisoned({R}, DType::fp32),
                              amax = Tensor::zeros({1}, DType::fp32, Memory::activation),
                              want_amax = Tensor::zeros({1}, DType::fp32, Memory::activation),
-                             wide = poisoned({R, C}, DType::fp32);
-                const auto widened = [](const Tensor& t) {
-                    Tensor all = poisoned(t.shape(), DType::fp32);
-                    ops::copy(all, t);
-                    return all;
-                };
+                             plain = poisoned({R, C}, dtype), same = poisoned({R}, DType::fp32);
                 const Tensor one = s.group == tensor ? amax : Tensor(),
                              want_one = s.group == tensor ? want_amax : Tensor();
                 Quantised got = ops::empty_quantised(R, C, format, s.group, Memory::activation),
                           want = ops::empty_quantised(R, C, format, s.group, Memory::activation);
                 if (s.given) got.scales = want.scales = tensor_of({0.01}, {1}, DType::fp32);
                 ops::rmsnorm_forward_quantised(got, rstd, x, weight, 1e-5f, s, one);
-                ops::rmsnorm_forward(wide, poisoned({R}, DType::fp32), widened(x), widened(weight),
-                                     1e-5f);
-                ops::quantise(want, {}, wide, s, want_one);
-                expect_close(got, want, "norm");
-                if (one) {
-                    EXPECT_NEAR(to_double(amax)[0] / to_double(want_amax)[0], 1, 1e-5);
-                }
-                const Tensor plain = poisoned({R, C}, dtype), same = poisoned({R}, DType::fp32);
                 ops::rmsnorm_forward(plain, same, x, weight, 1e-5f);
+                ops::quantise(want, {}, plain, s, want_one);
+                expect_same(got, want, "norm");
                 EXPECT_LT(relative_error(rstd, to_double(same)), 1e-6);
+                if (one) {
+                    EXPECT_NEAR(to_double(amax)[0] / to_double(want_amax)[0], 1,
+                                device_is_gpu() ? 1e-2 : 0);
+                }
 
                 ops::fill(amax, 0), ops::fill(want_amax, 0);
                 ops::swiglu_forward_quantised(got, gate_up, s, one);
-                ops::swiglu_forward(wide, widened(gate_up));
-                ops::quantise(want, {}, wide, s, want_one);
-                expect_close(got, want, "swiglu");
+                ops::swiglu_forward(plain, gate_up);
+                ops::quantise(want, {}, plain, s, want_one);
+                expect_same(got, want, "swiglu");
                 if (one) {
-                    EXPECT_NEAR(to_double(amax)[0] / to_double(want_amax)[0], 1, 1e-5);
+                    EXPECT_NEAR(to_double(amax)[0] / to_double(want_amax)[0], 1,
+                                device_is_gpu() ? 1e-2 : 0);
                 }
             }
 }

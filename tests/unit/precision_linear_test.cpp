@@ -2,7 +2,7 @@
 // group, computed here in float64.
 #include <gtest/gtest.h>
 
-#include "08_mixed_precision/fp8_linear.h"
+#include "08_mixed_precision/fp8_head.h"
 #include "tests/test_util.h"
 
 namespace ultrascale {
@@ -191,6 +191,72 @@ TEST(PrecisionLinear, TheProductsAloneAreTheSame) {
         EXPECT_EQ(to_double(dx), want.dx);
         EXPECT_EQ(to_double(alone.parameters.flat_grads()), want.dw);
     }
+}
+
+// The head's three products, with the loss in one piece and in chunks of tokens, each of which
+// rounds its dlogits and its rows of x by itself.
+TEST(PrecisionHead, ProductsAreThoseOfTheRoundedNumbers) {
+    constexpr int64_t V = 64;
+    for (const Products products : {Products::tensor, Products::row, Products::tile})
+        for (const int64_t chunk : {int64_t(0), int64_t(16)}) {
+            PrecisionOptions o;
+            o.recipe.products = products;
+            ParameterList parameters;
+            Parameter* weight = parameters.add({.name = "lm_head.weight", .shape = {V, h}});
+            parameters.allocate_values(DType::bf16);
+            parameters.allocate_grads(DType::fp32);
+            ops::copy(parameters.flat_values(),
+                      random_tensor("w", {V, h}, DType::bf16).view({V * h}));
+            ops::scale(parameters.flat_values(), 0x1p-7f);  // no word's probability is 0
+            parameters.begin_gradients(1);
+            const Fp8Head<Head> head(std::make_shared<Fp8Shared>(o), weight, chunk);
+            Fp8Head<Head> trained(std::make_shared<Fp8Shared>(o), weight, chunk);
+
+            const Tensor x = random_tensor("x", {1, N, h}, DType::bf16);
+            std::vector<int32_t> targets;
+            for (int64_t i = 0; i < N; ++i) targets.push_back(int32_t(i * 7 % V));
+            Context context{.token_weight = 1.0f / N};
+            context.batch.tokens = context.batch.targets =
+                Tensor::from_host<int32_t>(targets, {1, N}, Memory::workspace);
+            context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+            const Matrix w = matrix_of(weight->value), mx = matrix_of(x);
+            const ops::ScaleGroup tokens = group_of_tokens(products),
+                                  weights = group_of_weights(products);
+            const auto e4m3 = [](const Matrix& m, ops::ScaleGroup group) {
+                return rounded(m, DType::e4m3, group);
+            };
+            EXPECT_LT(
+                distance(to_double(head.logits(x)), product(e4m3(mx, tokens), e4m3(w, weights))),
+                3e-3);
+
+            Saved saved;
+            trained.forward(x, saved, context);
+            const double loss = context.loss.to_host<double>()[0];
+            EXPECT_TRUE(std::isfinite(loss) && loss > 0);
+            const int64_t n = chunk > 0 ? chunk : N;
+            Doubles dx, dw(size_t(V * h), 0.0);
+            for (int64_t begin = 0; begin < N; begin += n) {
+                // dlogits as Head::loss leaves them
+                const Tensor part = x.view({N, h}).slice(begin, begin + n),
+                             logits = head.logits(part),
+                             losses = Tensor::empty({n}, DType::fp32, Memory::activation);
+                ops::cross_entropy(losses, logits,
+                                   context.batch.targets.view({N}).slice(begin, begin + n),
+                                   context.token_weight);
+                const Matrix d = matrix_of(logits);
+                const auto of_gradient = [&](const Matrix& m) {
+                    return rounded(m, o.gradient_format, tokens);
+                };
+                const Doubles more = product(of_gradient(d), e4m3(transposed(w), weights));
+                dx.insert(dx.end(), more.begin(), more.end());
+                const Doubles sum =
+                    product(of_gradient(transposed(d)), e4m3(transposed(matrix_of(part)), tokens));
+                for (size_t i = 0; i < dw.size(); ++i) dw[i] += sum[i];
+            }
+            const Tensor got = trained.backward(saved, context, WeightGradient::now);
+            EXPECT_LT(distance(to_double(got), dx), 3e-3);
+            EXPECT_LT(distance(to_double(weight->grad), dw), 1e-5);
+        }
 }
 
 TEST(PrecisionLinear, ADelayedScaleIsThatOfEarlierSteps) {

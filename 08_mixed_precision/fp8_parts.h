@@ -1,0 +1,85 @@
+// The model's parts that multiply in fp8, for what concerns all of them: which they are, and their
+// weights, rounded anew after every update.
+#pragma once
+
+#include <set>
+
+#include "fp8_head.h"
+#include "fp8_linear.h"
+#include "smooth_swiglu.h"
+#include "storage.h"
+
+namespace ultrascale {
+
+class Fp8Linears {
+public:
+    explicit Fp8Linears(const PrecisionOptions& options)
+        : shared_(std::make_shared<Fp8Shared>(options)) {}
+
+    // Makes a model's linears multiply in fp8, whatever is wrapped around them, and with --head fp8
+    // a plain head.
+    void add_to(Parts& parts) {
+        if (!shared_->options.recipe.fp8()) return;
+        parts.gemm = [this](ParameterList&, const Place&, std::vector<Parameter*> rows,
+                            LinearRole) -> std::unique_ptr<Linear> {
+            const std::string part = rows.front()->part();
+            const bool keeps = shared_->options.keep_fp8 &&
+                               (part == "self_attn.q_proj" || part == "mlp.gate_proj");
+            stacks_.push_back(rows);
+            if (shared_->options.smooth && part == "mlp.down_proj")
+                return std::make_unique<SmoothLinear>(std::move(rows), shared_->options);
+            auto linear = std::make_unique<Fp8Linear>(std::move(rows), shared_, keeps);
+            linears_.push_back(linear.get());
+            return linear;
+        };
+        if (!shared_->options.head_fp8) return;
+        parts.head = [this, plain = parts.head](ParameterList& list, const Stage& stage) {
+            return std::make_unique<Fp8Head<Head>>(shared_, *plain(list, stage));
+        };
+    }
+    std::set<const Parameter*> parameters() const {
+        std::set<const Parameter*> all;
+        for (const auto& stack : stacks_) all.insert(stack.begin(), stack.end());
+        return all;
+    }
+    // After the model is built: scales, and the histories' buffers.
+    void allocate(ParameterList& parameters) {
+        if (is_fp8(shared_->options.recipe.weights))
+            for (Fp8Linear* linear : linears_) linear->allocate_scales();
+        shared_->histories.allocate(parameters);
+    }
+    // Rounds master weights, after they have changed, to weights in fp8.
+    void round_weights(Storage& storage) {
+        if (!is_fp8(shared_->options.recipe.weights)) return;
+        std::span<Storage::Held> held = storage.linears();
+        size_t next = 0;  // stacks and parameters have the same order
+        for (size_t i = 0; i < linears_.size(); ++i) {
+            const size_t end = next + stacks_[i].size();
+            linears_[i]->round_weights(stacked_masters(held.subspan(next, end - next)));
+            next = end;
+        }
+    }
+    AmaxHistories& histories() { return shared_->histories; }
+
+private:
+    // One matrix of all rows. With scales of their own they come to fp32 first.
+    static Tensor stacked_masters(std::span<Storage::Held> stack) {
+        int64_t rows = 0;
+        for (const Storage::Held& h : stack) rows += h.master.size(0);
+        const int64_t cols = stack.front().master.size(1);
+        if (!stack.front().master_scale) return stack.front().master.extended_view({rows, cols});
+        Tensor all = Tensor::empty({rows, cols}, DType::fp32, Memory::workspace);
+        int64_t begin = 0;
+        for (const Storage::Held& h : stack) {
+            const int64_t end = begin + h.master.size(0);
+            ops::copy(all.slice(begin, end), Storage::exact(h));
+            begin = end;
+        }
+        return all;
+    }
+    std::shared_ptr<Fp8Shared> shared_;
+    std::vector<Fp8Linear*> linears_;  // the model owns them
+    std::vector<std::vector<Parameter*>> stacks_;
+};
+
+}  // namespace ultrascale
