@@ -13,7 +13,7 @@ namespace ultrascale {
 
 // The parameters of one rank of `tp`, which share out everything but the norms. Each rank has a
 // key-value head of its own: where there are fewer heads than ranks, some hold copies.
-inline double parameters_of_rank(const LlamaConfig& c, int64_t tp) {
+inline double parameters_with_tp(const LlamaConfig& c, int64_t tp) {
     const double h = double(c.hidden), t = double(tp),
                  kv = std::max(double(c.kv_size()) / t, double(c.head_dim)),
                  layer = 2 * h + h * (double(c.q_size()) / t + 2 * kv) +
@@ -28,7 +28,7 @@ struct RankBytes {
     double total() const { return parameters + gradients + optimizer; }
 };
 inline RankBytes rank_bytes(const LlamaConfig& c, int64_t tp, int64_t dp, int stage) {
-    const double psi = parameters_of_rank(c, tp), n = double(dp);
+    const double psi = parameters_with_tp(c, tp), n = double(dp);
     return {2 * psi / (stage >= 3 ? n : 1), 2 * psi / (stage >= 2 ? n : 1),
             12 * psi / (stage >= 1 ? n : 1)};
 }

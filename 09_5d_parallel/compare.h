@@ -57,9 +57,9 @@ public:
                           format_count(n, "rank"), double(parameter_count(shape_.config)) / 1e6,
                           dtype_name(shape_.model.dtype), options_.micro_batch * per_rank * n,
                           shape_.seq));
-        print(fmt::format("\n{:<28} {:<14} {:>35} {:>18}", "what a rank holds, and sends", "",
+        print(fmt::format("\n{:<25} {:<13} {:>35} {:>18}", "what a rank holds, and sends", "",
                           "MiB held", "MiB sent"));
-        print(fmt::format("  {:<26} {:<14} {:>7} {:>6} {:>6} {:>6} {:>5} {:>6} {:>5} {:>5} {:>6}",
+        print(fmt::format("  {:<23} {:<13} {:>7} {:>6} {:>6} {:>6} {:>5} {:>6} {:>5} {:>5} {:>6}",
                           "", "cut along", "weights", "grads", "states", "activ.", "buff.",
                           "layers", "stage", "sums", "ms"));
         for (const ComparedWay& way : techniques(n, per_rank)) measure_way(way, true);
@@ -182,7 +182,7 @@ private:
         const std::string note = same ? "" : "  NOT as predicted";
         if (first_table)
             print(fmt::format(
-                "  {:<26} {:<14} {:>7.2f} {:>6.2f} {:>6.2f} {:>6.2f} {:>5.2f} "
+                "  {:<23} {:<13} {:>7.2f} {:>6.2f} {:>6.2f} {:>6.2f} {:>5.2f} "
                 "{:>6.2f} {:>5.2f} {:>5.2f} {:>6.1f}{}",
                 way.name, way.cuts, held_mib(Memory::parameter), held_mib(Memory::gradient),
                 held_mib(Memory::optimizer), held_mib(Memory::activation),

@@ -83,9 +83,9 @@ TEST(ZeroFormulas, TensorParallelRanksShareOutTheModel) {
     for (const char* name : {"smollm-1.7b", "llama-3-8b", "llama-3-70b"}) {
         const LlamaConfig c = preset(name);
         const double norms = double((2 * c.layers + 1) * c.hidden), n = double(parameter_count(c));
-        EXPECT_DOUBLE_EQ(parameters_of_rank(c, 1), n);
+        EXPECT_DOUBLE_EQ(parameters_with_tp(c, 1), n);
         for (int64_t tp : {2, 4, 8})
-            EXPECT_DOUBLE_EQ(double(tp) * parameters_of_rank(c, tp), n + double(tp - 1) * norms);
+            EXPECT_DOUBLE_EQ(double(tp) * parameters_with_tp(c, tp), n + double(tp - 1) * norms);
     }
 }
 
