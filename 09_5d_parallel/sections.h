@@ -13,8 +13,8 @@ namespace ultrascale {
 // group of ranks.)
 inline void print_axes(Report& report, const Techniques& techniques, int node_size) {
     const Axes& axes = techniques.axes;
-    print(fmt::format("\naxes, neighbours first{:9}ranks   rank + {:6}{}", "", "",
-                      node_size > 0 ? fmt::format("on other nodes of {}", node_size) : ""));
+    print("\naxes, neighbours first         ranks   rank +" +
+          (node_size > 0 ? fmt::format("       on other nodes of {}", node_size) : ""));
     for (const std::string& axis : axes.order) {
         if (axes.size(axis) == 1) continue;
         std::string line =
