@@ -107,4 +107,22 @@ private:
     TempDir dir_;
 };
 
+// One whose heads divide by 1, 2, 4 and 8: from 4 on key-value heads are copied, and the vocabulary
+// does not divide.
+class SplitModel {
+public:
+    explicit SplitModel(bool tied = false, int layers = 2) {
+        put(dir_ / "config.json", config_json({{"num_hidden_layers", layers},
+                                               {"num_attention_heads", 8},
+                                               {"num_key_value_heads", 2},
+                                               {"head_dim", 6},
+                                               {"vocab_size", 257},
+                                               {"tie_word_embeddings", tied}}));
+    }
+    const std::string& path() const { return dir_.path(); }
+
+private:
+    TempDir dir_;
+};
+
 }  // namespace ultrascale::test

@@ -9,26 +9,9 @@ namespace {
 
 const char* const chapter = "09_5d_parallel";
 
-// Eight heads, two of them of keys, and eight layers; a vocabulary that no number of ranks divides.
-class TinyModel {
-public:
-    explicit TinyModel(bool tied) {
-        put(dir_ / "config.json", config_json({{"num_hidden_layers", 8},
-                                               {"num_attention_heads", 8},
-                                               {"num_key_value_heads", 2},
-                                               {"head_dim", 6},
-                                               {"vocab_size", 257},
-                                               {"tie_word_embeddings", tied}}));
-    }
-    const std::string& path() const { return dir_.path(); }
-
-private:
-    TempDir dir_;
-};
-
 void expect_equal(int ranks, const std::string& layout, bool tied = false) {
     SCOPED_TRACE(fmt::format("{} ranks: {}{}", ranks, layout, tied ? ", tied" : ""));
-    const TinyModel model(tied);
+    const SplitModel model(tied, 8);
     const Outcome run = train(
         ranks, chapter,
         fmt::format("--model {} --seq 48 --steps 3 --lr 2e-3 --verify {}", model.path(), layout));
@@ -126,7 +109,7 @@ TEST(LongFiveD, RandomLayoutsEqualOneDevice) {
     const auto one_of = [&](const std::vector<std::string>& words) {
         return words[random() % words.size()];
     };
-    const TinyModel model(false), tied(true);
+    const SplitModel model(false, 8), tied(true, 8);
     int ran = 0;
     constexpr int layouts = 100;
     for (int i = 0; i < layouts; ++i) {

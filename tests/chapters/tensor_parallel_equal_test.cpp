@@ -7,23 +7,6 @@ namespace {
 
 const char* const chapter = "03_tensor_parallel";
 
-// Splits over 1, 2, 4 and 8 ranks: from 4 on key-value heads are copied, and the vocabulary does
-// not divide.
-class SplitModel {
-public:
-    explicit SplitModel(bool tied = false) {
-        put(dir_ / "config.json", config_json({{"num_attention_heads", 8},
-                                               {"num_key_value_heads", 2},
-                                               {"head_dim", 6},
-                                               {"vocab_size", 257},
-                                               {"tie_word_embeddings", tied}}));
-    }
-    const std::string& path() const { return dir_.path(); }
-
-private:
-    TempDir dir_;
-};
-
 Outcome train_split(int ranks, const std::string& arguments, bool tied = false) {
     const SplitModel model(tied);
     return train(ranks, chapter,
