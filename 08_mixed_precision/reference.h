@@ -5,37 +5,20 @@
 //     that       <->  plain fp32, the first gradient      a product with the wrong scale: it is
 //                                                         wrong on one device, too
 //
-// The first difference is rounding in another order, the second what the recipe's formats cost. Its
-// bounds are about three times what was measured (MEASURED.md).
+// The first difference is rounding in another order, the second what the recipe's formats cost. Their
+// bounds are in bounds.h.
 #pragma once
 
 #include <fmt/format.h>
 
+#include "bounds.h"
 #include "mixed_training.h"
 #include "train/step.h"
-#include "train/verify.h"
 #include "train/whole_values.h"
 
 namespace ultrascale {
 
 using TrainStep = std::function<void(Step&, MixedTraining&, const Mesh&)>;
-
-// The relative L2 distance of the first gradient from fp32's that a recipe may have.
-inline double format_bound(const Recipe& recipe) {
-    if (recipe.fp8()) return 0.25;
-    return recipe.activations == DType::fp32   ? 1e-5
-           : recipe.activations == DType::fp16 ? 1e-2
-                                               : 5e-2;
-}
-// Bounds of the first comparison: those of the activations' dtype. Where 8-bit numbers are rounded,
-// a difference of one bit in bf16 can become one of e4m3, which is 16 times as large; more so if
-// ranks round their gradients to 8 bits before they are summed.
-inline VerifyBounds recipe_bounds(const Recipe& recipe) {
-    VerifyBounds bounds = verify_bounds(recipe.activations);
-    if (recipe.fp8())
-        bounds.gradient = is_fp8(recipe.read()) ? 0.15 : 0.1, bounds.first_loss = 1e-2;
-    return bounds;
-}
 
 class MixedReference : public Reference {
 public:

@@ -19,6 +19,7 @@
 #include "05_pipeline/forward_only.h"
 #include "05_pipeline/pipeline.h"
 #include "06_expert_parallel/expert_parallel.h"
+#include "08_mixed_precision/fp8_parts.h"
 #include "buckets.h"
 #include "techniques.h"
 
@@ -44,6 +45,7 @@ public:
           of_heads(with_heads_of(shape, chosen.tensor.tp, mesh.group("tp").rank())),
           context(of_heads.config, chosen.context, shape.seq, mesh.group("cp")),
           tokens(shared_tokens()),
+          fp8(chosen.precision),
           own(shape, schedule, stages, mesh.group("pp").rank(), parts()),
           plan(schedule),
           messages(mesh.group("pp"), plan,
@@ -93,6 +95,7 @@ public:
     ContextParallel context;
     const SharedTokens tokens;
     std::unique_ptr<ExpertParallel> experts;  // none in a dense model
+    Fp8Linears fp8;                           // if the recipe has them
     RankStages own;                           // this rank's stages
     const MessagePlan plan;
     Messages messages;
@@ -104,6 +107,7 @@ private:
     Parts parts() {
         Parts parts = techniques.tensor.tp > 1 ? tensor.parts(shape.model)
                                                : default_parts(shape.config, shape.model);
+        fp8.add_to(parts);
         context.add_to(parts);
         if (shape.config.experts.count > 0) {
             const std::string reason =

@@ -1,5 +1,6 @@
 // Chapter 09: everything together. Data, tensor, context and pipeline parallelism with ZeRO, in any
 // combination: the chapters' own code, put together by composition.h.
+#include "08_mixed_precision/bounds.h"
 #include "compare.h"
 #include "options.h"
 
@@ -67,6 +68,14 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
                  .label = "layout",
                  .technique = describe(techniques),
                  .layout = layout_of(techniques.axes)};
+    Fp8Linears of_reference(techniques.precision);
+    if (techniques.precision.recipe.fp8()) {
+        what.plain_parts = [&](Parts& parts) { of_reference.add_to(parts); };
+        what.plain_micro_batch = options.micro_batch;  // which has scales of its own
+        what.bounds = recipe_bounds(techniques.precision.recipe);
+        if (techniques.tensor.tp > 1)
+            what.not_equal = "scales are those of the parts of a tensor that the ranks of tp have";
+    }
     std::optional<WatchedExperts> experts;
     if (all.experts) experts.emplace(options, all, what);
     run.start(what);
@@ -88,7 +97,8 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     });
 }
 
-bool run(const Options& options, Chapter& chapter) {
+bool run(const Options& given, Chapter& chapter) {
+    const Options options = chapter.with_recipe(given);
     const StepShape shape = step_shape(options, options.config());
     if (chapter.compare) {
         slow_down(options);

@@ -26,6 +26,26 @@ inline void check_combination(const Options& options, const Techniques& t, const
     if (E > 0 && schedule.copies() > 1)
         user_error("--schedule {}: it holds the model twice, but a router's loads are counted once",
                    schedule.name);
+    if (t.precision.recipe.fp8()) {
+        const LlamaConfig& c = shape.config;
+        const int64_t tokens = shape.micro_batch * shape.seq / t.axes.cp;
+        for (const int64_t size : {tokens, c.hidden, c.q_size() / t.axes.tp, c.ffn / t.axes.tp})
+            if (size % 16 != 0)
+                user_error(
+                    "--recipe {}: a rank's products in fp8 have {} rows or columns, which "
+                    "must be a multiple of 16",
+                    t.precision.recipe.name, size);
+        if (E > 0)
+            user_error("--recipe {}: products of experts, in groups, are not in fp8",
+                       t.precision.recipe.name);
+        for (const auto& actions : schedule.actions)
+            if (std::ranges::find(actions, ActionKind::backward_weight, &Action::kind) !=
+                actions.end())
+                user_error(
+                    "--recipe {}: --schedule {} takes backward apart, and what its linears keep "
+                    "in 8 bits in between is not predicted; 1f1b or interleaved",
+                    t.precision.recipe.name, t.schedule);
+    }
     if (options.dropout > 0)
         user_error("--dropout: 00_single_gpu and 03 to 06 show it, each with one technique");
     if (options.sample > 0)
@@ -41,6 +61,7 @@ struct Chapter {
     bool compare = false;
     std::string order, layout;
     double aux_coefficient = -1;
+    std::string recipe;
 
     static Options defaults() {
         Options options;
@@ -121,6 +142,11 @@ struct Chapter {
         options.add("--split", t.split, "Layers of each stage: auto, or numbers like 6,5,5")
             .only_if(with_pp, one)
             .show_default();
+        options
+            .add("--recipe", recipe,
+                 "Instead of --dtype: fp32, bf16, bf16-fp32 (gradients in fp32), or with the "
+                 "linears' products in fp8 tensor or row; see 08_mixed_precision")
+            .excludes({"--dtype", "--fp32-grads"});
         options.choice("--dispatch", t.experts.dispatch,
                        {{"expert", Dispatch::expert}, {"rank", Dispatch::rank}},
                        "What travels to experts: see 06_expert_parallel");
@@ -157,6 +183,24 @@ struct Chapter {
         else
             complete(t.context, layout);
         check_combination(options, t, shape);
+    }
+    // The formats that --recipe asks for.
+    Options with_recipe(Options options) {
+        Recipe& chosen = techniques.precision.recipe;
+        if (recipe.empty()) return chosen.activations = options.dtype, options;
+        const Recipe* found = find_recipe(recipe);
+        if (!found) user_error("--recipe {}: there is no such recipe; see --help", recipe);
+        chosen = *found;
+        const bool in_shards = chosen.weights == chosen.activations && !chosen.loss_scale &&
+                               chosen.m == DType::fp32 && chosen.v == DType::fp32;
+        if (!in_shards)
+            user_error(
+                "--recipe {}: 08_mixed_precision keeps its weights and states in formats that "
+                "shards do not have here; tensor and row multiply in fp8",
+                recipe);
+        options.dtype = chosen.activations;
+        options.fp32_grads = chosen.sum() == DType::fp32;
+        return options;
     }
     // Those that the model decides.
     void complete_experts(const Options& options, const LlamaConfig& config) {

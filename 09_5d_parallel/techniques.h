@@ -6,6 +6,7 @@
 #include "04_context_parallel/context_options.h"
 #include "05_pipeline/schedules.h"
 #include "06_expert_parallel/expert_options.h"
+#include "08_mixed_precision/precision_options.h"
 #include "axes.h"
 
 namespace ultrascale {
@@ -17,6 +18,7 @@ struct Techniques {
     TensorOptions tensor;
     ContextOptions context;
     ExpertOptions experts{.aux = Aux::megatron};
+    PrecisionOptions precision{.recipe = *find_recipe("fp32")};
     std::string schedule = "1f1b";
     ScheduleOptions sizes;
     std::string split = "auto";
@@ -40,6 +42,8 @@ inline std::string describe(const Techniques& t) {
     if (t.experts.ep > 1)
         text += fmt::format("; rows by {}", dispatch_names[int(t.experts.dispatch)]);
     if (t.axes.pp > 1) text += "; " + t.schedule;
+    if (t.precision.recipe.fp8())
+        text += fmt::format("; products in fp8, {}", t.precision.recipe.name);
     return text;
 }
 

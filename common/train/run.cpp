@@ -70,10 +70,11 @@ void Run::start(Trained what) {
             sizes.push_back(sequences_of_(first_step_ + s));
         const int64_t steps = int64_t(sizes.size());
         if (what_.reference)
-            verifier_.emplace([&] { return what_.reference(state_, steps); }, steps, what_.bounds);
+            verifier_.emplace([&] { return what_.reference(state_, steps); }, steps,
+                              what_.bounds.value());
         else
             verifier_.emplace(options_, shape_.config, loader_, sizes, what_.plain_parts,
-                              what_.plain_micro_batch, what_.choices);
+                              what_.plain_micro_batch, what_.choices, what_.bounds);
     }
     memory_reset_peak();
     if (world.size() > 1) world.barrier();  // the plain run kept rank 0 busy

@@ -44,10 +44,10 @@ struct Trained {
     int64_t plain_micro_batch = 0;
     std::string not_equal = {};
     // Or what rank 0 trains instead of the plain training: the first `steps` steps of this run, by
-    // itself; and the bounds of the comparison.
+    // itself; then the bounds of the comparison must be given.
     std::function<std::unique_ptr<Reference>(const TrainingState& start, int64_t steps)> reference =
         {};
-    VerifyBounds bounds = {};
+    std::optional<VerifyBounds> bounds = {};
     // Whether this step's gradient overflowed, so that it is not the one to compare.
     std::function<bool()> skipped = {};
 };

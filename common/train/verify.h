@@ -33,6 +33,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -82,10 +83,12 @@ public:
     // and sends them the result. Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time
     // (0: all at once; set it if results depend on which sequences are together, like the balance
     // or capacity of experts). `change` adds to the plain model's parts what else the run computes
-    // (experts), and `choices` is what that chooses. Keeps references to the loader and `choices`.
+    // (experts), and `choices` is what that chooses. `bounds`: by default those of options.dtype.
+    // Keeps references to the loader and `choices`.
     Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader,
              std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change = {},
-             int64_t micro_batch = 0, Choices* choices = nullptr);
+             int64_t micro_batch = 0, Choices* choices = nullptr,
+             const std::optional<VerifyBounds>& bounds = {});
     // The same with a reference of the chapter's own, which `make` creates on rank 0.
     using MakeReference = std::function<std::unique_ptr<Reference>()>;
     Verifier(const MakeReference& make, int64_t steps, const VerifyBounds& bounds);

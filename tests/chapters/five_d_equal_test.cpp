@@ -70,6 +70,22 @@ TEST(FiveD, ExpertsBesideEveryAxisEqualOneDevice) {
                          "--grad-accum 4 --schedule zbv --recompute full");
 }
 
+// Products in fp8 inside the composition; the reference rounds in the same way.
+TEST(FiveD, EightBitProductsEqualOneDevice) {
+    for (const char* layout : {"--recipe tensor --zero 3 --grad-accum 2 --micro-batch 2",
+                               "--recipe row --pp 2 --cp 2 --grad-accum 2 --micro-batch 1"}) {
+        SCOPED_TRACE(layout);
+        const Outcome run =
+            train(4, chapter, fmt::format("--layers 4 --steps 3 --seq 64 --verify {}", layout));
+        EXPECT_EQ(run.summary.at("verify").at("result"), "ok");
+        expect_as_predicted(run);
+    }
+    // Ranks of tp measure scales of their own parts, which rounds otherwise.
+    const Outcome parts = train(2, chapter, "--recipe tensor --tp 2 --layers 4 --steps 3 --verify");
+    EXPECT_LE(parts.summary.at("verify").at("gradient").get<double>(), 0.1);
+    expect_as_predicted(parts);
+}
+
 TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     const auto expect_refused = [](int ranks, const std::string& arguments,
                                    const std::string& because) {
@@ -88,6 +104,10 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     expect_refused(2, "--cp 2 --attention naive", "--attention naive");
     expect_refused(2, "--pp 2 --grad-accum 2 --sample 10", "--sample");
     expect_refused(2, "--tp 2 --dropout 0.1", "--dropout");
+    expect_refused(2, "--recipe deepseek", "formats that shards do not have");
+    expect_refused(2, "--recipe tensor --model nano-moe", "products of experts");
+    expect_refused(2, "--recipe row --pp 2 --grad-accum 2 --schedule zb-h1",
+                   "takes backward apart");
 }
 
 TEST(FiveD, ComparesTechniquesOnOneBatch) {
