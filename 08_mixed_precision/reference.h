@@ -5,8 +5,8 @@
 //     that       <->  plain fp32, the first gradient      a product with the wrong scale: it is
 //                                                         wrong on one device, too
 //
-// The first difference is rounding in another order, the second what the recipe's formats cost. Their
-// bounds are in bounds.h.
+// The first difference is rounding in another order, the second what the recipe's formats cost.
+// Their bounds are in bounds.h.
 #pragma once
 
 #include <fmt/format.h>
