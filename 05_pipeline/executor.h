@@ -46,8 +46,10 @@ public:
     // and returns whether they ran on wrong weights: then they run again.
     void run(Step& step, Hooks* hooks, const std::function<bool()>& confirm = {}) {
         step.call_hooks({hooks});
-        if (times_.empty() && device_is_gpu())
+        if (times_.empty() && device_is_gpu()) {
             rehearse(stages_, schedule_, step, messages_.shape(), messages_.dtype());
+            rehearsed();
+        }
         if (times_.size() == kept_steps) times_.pop_front();
         times_.emplace_back();
         bool confirmed = !confirm;
@@ -65,6 +67,8 @@ public:
         messages_.before(int(actions_.size()));
         check(in_flight_.empty(), "a schedule ends with micro-batches in flight");
     }
+    // Called after the rehearsal, for whoever counts what runs.
+    std::function<void()> rehearsed = [] {};
     // To be called after the update, for its time.
     void updated() { times_.back().updated = Timestamp::in(compute_stream()); }
     // In how many steps the first forwards ran twice.

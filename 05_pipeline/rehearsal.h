@@ -7,43 +7,83 @@
 // each other.) After the rehearsal everything is loaded, and the products' algorithms are chosen.
 #pragma once
 
+#include "comm/comm.h"
 #include "core/device.h"
+#include "core/memory.h"
 #include "core/trace.h"
 #include "stages.h"
 #include "train/step.h"
 
 namespace ultrascale {
 
-// `shape`, `dtype`: of a message, (B, T, h). Gradients begin anew.
+// Storage for parameters that have none yet (those that 02_zero gathers and reduces around their
+// use), and their state before the rehearsal, which is put back at its end.
+class LentStorage {
+public:
+    LentStorage(ParameterList& parameters, DType values, DType grads) : parameters_(parameters) {
+        for (const auto& p : parameters) before_.push_back(*p);
+        lend(&Parameter::value, values);
+        lend(&Parameter::grad, grads);
+    }
+    ~LentStorage() {
+        for (size_t i = 0; i < before_.size(); ++i) **(parameters_.begin() + long(i)) = before_[i];
+    }
+    LentStorage(const LentStorage&) = delete;
+
+private:
+    // One after the other, as some must be neighbours (q, k, v).
+    void lend(Tensor Parameter::*member, DType dtype) {
+        int64_t all = 0, begin = 0;
+        for (const auto& p : parameters_) all += (*p).*member ? 0 : p->local_numel();
+        if (all == 0) return;
+        const Tensor flat = Tensor::zeros({all}, dtype, Memory::workspace);
+        for (const auto& p : parameters_) {
+            if ((*p).*member) continue;
+            (*p).*member = flat.slice(begin, begin + p->local_numel()).view(p->local_shape());
+            begin += p->local_numel();
+        }
+    }
+    ParameterList& parameters_;
+    std::vector<Parameter> before_;
+};
+
+// `shape`, `dtype`: of a message, (B, T, h). Afterwards all is as before: nothing was counted, no
+// gradient has begun.
 inline void rehearse(RankStages& stages, const Schedule& schedule, Step& step, const Shape& shape,
                      DType dtype) {
     const Untraced untraced;
+    const CommunicationCounts counts = communication_counts();
     const auto uses = [&](ActionKind kind) {
         return std::ranges::any_of(schedule.actions, [kind](const auto& actions) {
             return std::ranges::find(actions, kind, &Action::kind) != actions.end();
         });
     };
     const auto message = [&] { return Tensor::zeros(shape, dtype, Memory::activation); };
-    for (int c = 0; c < stages.chunks(); ++c)
-        for (const bool split : {false, true}) {
-            if (!uses(split ? ActionKind::backward_weight : ActionKind::backward)) continue;
-            Llama& model = stages.chunk(c);
-            stages.parameters().begin_gradients();
-            Context context = step.micro_batch(0);
-            context.hooks = nullptr;
-            context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-            Saved saved;
-            const bool first = stages.stage(c) == 0, last = stages.stage(c) + 1 == schedule.stages;
-            model.forward(first ? Tensor() : message(), saved, context);
-            Tensor dy = last ? Tensor() : message();
-            if (split) {
-                model.backward_input(std::move(dy), saved, context);
-                model.backward_weight(saved, context);
-            } else {
-                model.backward(std::move(dy), saved, context);
+    {
+        const LentStorage lent(stages.parameters(), dtype, stages.grad_dtype());
+        for (int c = 0; c < stages.chunks(); ++c)
+            for (const bool split : {false, true}) {
+                if (!uses(split ? ActionKind::backward_weight : ActionKind::backward)) continue;
+                Llama& model = stages.chunk(c);
+                stages.parameters().begin_gradients();
+                Context context = step.micro_batch(0);
+                context.hooks = nullptr;
+                context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+                Saved saved;
+                const bool first = stages.stage(c) == 0,
+                           last = stages.stage(c) + 1 == schedule.stages;
+                model.forward(first ? Tensor() : message(), saved, context);
+                Tensor dy = last ? Tensor() : message();
+                if (split) {
+                    model.backward_input(std::move(dy), saved, context);
+                    model.backward_weight(saved, context);
+                } else {
+                    model.backward(std::move(dy), saved, context);
+                }
             }
-        }
-    stages.parameters().begin_gradients(step.accumulated / schedule.copies());
+    }
+    communication_set_counts(counts);
+    memory_reset_peak();
 }
 
 }  // namespace ultrascale

@@ -134,7 +134,9 @@ public:
         : RankStages(shape, schedule, stages, rank, default_parts(shape.config, shape.model)) {}
     RankStages(const StepShape& shape, const Schedule& schedule, const std::vector<Stage>& stages,
                int rank, const Parts& parts)
-        : chunks_(schedule.chunks[size_t(rank)]), models_(chunks_.size()) {
+        : chunks_(schedule.chunks[size_t(rank)]),
+          models_(chunks_.size()),
+          grad_dtype_(shape.grad_dtype) {
         for (const size_t c : in_order())
             models_[c] = std::make_unique<Llama>(shape.config, shape.model, parts,
                                                  stages[size_t(chunks_[c].stage)], &parameters_);
@@ -150,6 +152,7 @@ public:
             for (const Unit& unit : models_[c]->units()) all.push_back(&unit);
         return all;
     }
+    DType grad_dtype() const { return grad_dtype_; }
     int chunks() const { return int(chunks_.size()); }
     int stage(int c) const { return chunks_[size_t(c)].stage; }
     Llama& chunk(int c) { return *models_[size_t(c)]; }
@@ -164,6 +167,7 @@ private:
     std::vector<Chunk> chunks_;
     ParameterList parameters_;
     std::vector<std::unique_ptr<Llama>> models_;
+    DType grad_dtype_;
 };
 
 // Where the model exists twice: the rank that holds the other copies of a rank's stages. UserError

@@ -53,6 +53,9 @@ public:
           executor(schedule, plan, own, messages, mesh.group("pp").rank()),
           units(own.units()) {
         add_holders(mesh, schedule, shape.config);
+        executor.rehearsed = [this] {
+            if (experts) experts->balance().begin_step(), experts->traffic().clear();
+        };
         if (chosen.zero.stage == 0)
             updates = std::make_unique<Buckets>(
                 own.parameters(), units, mesh, options,

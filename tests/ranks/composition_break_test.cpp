@@ -30,6 +30,7 @@ struct Breaks {
     // After the parameters are described; sums and norm read the description later.
     std::function<void(Parameter&)> describe = [](Parameter&) {};
     std::function<void(Techniques&)> predicted = [](Techniques&) {};  // other techniques than run
+    bool rehearse = false;     // as on GPUs, before the first step
     bool own_samples = false;  // ranks that share sequences take different ones
 };
 
@@ -63,6 +64,8 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
         Step step(loader, share, s + 1, s * sequences, sequences);
         updates.begin_step(step.accumulated);
         updates.begin_micro_batch(0, true);
+        if (breaks.rehearse && s == 0)
+            rehearse(all.own, all.schedule, step, all.messages.shape(), all.messages.dtype());
         all.executor.run(step, &updates);
         updates.end_micro_batch();
         const Tensor squared_norm = updates.squared_norm();
@@ -107,6 +110,17 @@ TEST(CompositionBreak, UnchangedLayoutsPass) {
         expect(train(parts_of_layers(zero)), true, true, true);
         expect(train(parts_of_sequences(zero)), true, true, true);
     }
+}
+
+// What runs for practice leaves nothing behind, whoever owns the parameters' storage.
+TEST(CompositionBreak, ARehearsalChangesNothing) {
+    NEEDS_PAIRS();
+    for (int zero : {0, 1, 2, 3}) {
+        Techniques t = pipeline(zero);
+        t.schedule = "zb-h1";
+        expect(train(t, {.rehearse = true}), true, true, true);
+    }
+    expect(train(parts_of_layers(0), {.rehearse = true}), true, true, true);
 }
 
 TEST(CompositionBreak, ASumBesidesTheDataAxesIsMissing) {

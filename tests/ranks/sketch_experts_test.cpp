@@ -173,7 +173,7 @@ int train(bool bucketed, Break wrong = Break::nothing) {
     const Communicator* former = nullptr;
     for (const auto& p : parameters) {
         const Communicator& group = of_expert(*p) ? mesh.group("dp") : mesh.group({"dp", "ep"});
-        if (bucketed || group.size() > 1)
+        if (group.size() > 1)
             sent.add(group, Collective::all_reduce, !bucketed || &group != former, p->grad.bytes());
         former = &group;
     }
