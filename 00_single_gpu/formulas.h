@@ -126,9 +126,10 @@ struct LatentAttention {
     // Weights that make q, k and v of the latents; of all projections.
     int64_t up() const { return q_rank * q() + kv_rank * (heads * (nope + value)); }
     int64_t weights() const { return hidden * latents() + up() + v() * hidden; }
-    // What backward needs besides the layer's input: q, k, v, o and the latents; or, if it computes
-    // q, k and v again, the latents and o.
-    int64_t kept() const { return latents() + q() + k() + v() + v(); }
+    // What backward needs besides the layer's input: q, k, v, o and the latents that they are made
+    // of; or, if it computes q, k and v again, the latents and o. (The key's part with a position
+    // comes from no latent: k has it.)
+    int64_t kept() const { return q_rank + kv_rank + q() + k() + v() + v(); }
     int64_t kept_latent() const { return latents() + v(); }
 };
 inline constexpr LatentAttention deepseek_v3 = {.hidden = 7168,
