@@ -20,23 +20,26 @@ TEST(DataParallelDemos, CollectivesWithMaxAverageAndAPlainRing) {
 }
 
 TEST(DataParallelDemos, PretendedHops) {
-    TempDir dir;
-    const Outcome demo = run_ranks(
-        2, chapter,
-        fmt::format("--demo latency --largest-mib 0.1 --hop-us 10 --hop-gbps 400 --json {}",
-                    dir / "rows.jsonl"));
-    EXPECT_EQ(demo.exit_code, 0) << demo.out << demo.err;
-    // 2 * 511 hops of 10 us, and 2 * 511/512 * 64 MiB / 50 GB/s
-    EXPECT_TRUE(contains(demo.out, "512    12.899 ms  |")) << demo.out;
-    std::istringstream lines(slurp(dir / "rows.jsonl"));
-    std::map<int64_t, double> of_largest;
-    for (std::string line; std::getline(lines, line);) {
-        const Json row = Json::parse(line);
-        if (!row.contains("row") || row["row"]["bytes"] != 104448) continue;
-        of_largest[row["row"]["ranks"].get<int64_t>()] = row["row"]["measured_ms"].get<double>();
-    }
-    ASSERT_EQ(of_largest.size(), 4u) << slurp(dir / "rows.jsonl");
-    EXPECT_GT(of_largest[512], 5 * of_largest[8]);  // 1022 hops against 14, with the same bytes
+    EXPECT_TRUE(in_one_of_three_tries([] {
+        TempDir dir;
+        const Outcome demo = run_ranks(
+            2, chapter,
+            fmt::format("--demo latency --largest-mib 0.1 --hop-us 10 --hop-gbps 400 --json {}",
+                        dir / "rows.jsonl"));
+        EXPECT_EQ(demo.exit_code, 0) << demo.out << demo.err;
+        // 2 * 511 hops of 10 us, and 2 * 511/512 * 64 MiB / 50 GB/s
+        EXPECT_TRUE(contains(demo.out, "512    12.899 ms  |")) << demo.out;
+        std::istringstream lines(slurp(dir / "rows.jsonl"));
+        std::map<int64_t, double> of_largest;
+        for (std::string line; std::getline(lines, line);) {
+            const Json row = Json::parse(line);
+            if (!row.contains("row") || row["row"]["bytes"] != 104448) continue;
+            of_largest[row["row"]["ranks"].get<int64_t>()] =
+                row["row"]["measured_ms"].get<double>();
+        }
+        EXPECT_EQ(of_largest.size(), 4u) << slurp(dir / "rows.jsonl");
+        return of_largest[512] > 5 * of_largest[8];  // 1022 hops against 14, with the same bytes
+    }));
 }
 
 TEST(DataParallelDemos, DataCentresFarApart) {
