@@ -36,18 +36,11 @@ private:
     // embedding's place empty, and the embedding finds it taken).
     void allocate(const Unit& unit) const {
         std::vector<Parameter*> missing;
-        int64_t elements = 0;
         for (Parameter* parameter : unit.parameters)
-            if (!parameter->grad)
-                missing.push_back(parameter), elements += parameter->local_numel();
+            if (!parameter->grad) missing.push_back(parameter);
         if (missing.empty()) return;
-        const Tensor flat = Tensor::empty({elements}, dtype_, Memory::gradient);
-        int64_t begin = 0;
-        for (Parameter* parameter : missing) {
-            const int64_t end = begin + parameter->local_numel();
-            parameter->grad = flat.slice(begin, end).view(parameter->local_shape());
-            begin = end;
-        }
+        place(missing, Tensor::empty({local_numel(missing)}, dtype_, Memory::gradient),
+              &Parameter::grad);
     }
     DType dtype_;
 };

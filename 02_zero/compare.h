@@ -83,10 +83,8 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
         const MemoryByCategory held = memory_now();
         const int64_t gathered = memory_peak_by_category()[int(Memory::communication)];
         bool same = counted_as_predicted(predicted.communication, m.steps, m.counts) &&
-                    held[int(Memory::parameter)] == want.parameters &&
-                    held[int(Memory::gradient)] == want.gradients &&
-                    held[int(Memory::optimizer)] == want.optimizer &&
-                    held[int(Memory::host)] == want.host && gathered == want.peak_communication;
+                    held_as_predicted(want, held) && held[int(Memory::host)] == want.host &&
+                    gathered == want.peak_communication;
         // sent elements in units of Psi, for parameters as for gradients, whatever their dtypes
         double psis = 0;
         for (size_t k = 0; k < collective_kinds; ++k) {

@@ -68,9 +68,7 @@ inline bool compare_sequence_parallel(
         const MemoryByCategory held = memory_now();
         const int64_t activations = memory_peak_by_category()[int(Memory::activation)];
         bool same = counted_as_predicted(predicted.communication, m.steps, m.counts) &&
-                    held[int(Memory::parameter)] == want.parameters &&
-                    held[int(Memory::gradient)] == want.gradients &&
-                    held[int(Memory::optimizer)] == want.optimizer &&
+                    held_as_predicted(want, held) &&
                     peak_as_predicted(want.peak_activations, activations);
         same = on_all_ranks(world, same);
         ok = ok && same;

@@ -146,13 +146,8 @@ private:
     std::vector<TokenRange> token_ranges(int64_t sequences) const {
         std::vector<TokenRange> ranges;
         for (int64_t b = 0; b < sequences; ++b)
-            for (int64_t i = 0; i < local_length(); ++i) {
-                const int64_t row = b * local_length() + i, token = b * cut_.seq() + position(i);
-                if (!ranges.empty() && ranges.back().first_token + ranges.back().count == token)
-                    ++ranges.back().count;
-                else
-                    ranges.push_back({row, token, 1});
-            }
+            for (int64_t i = 0; i < local_length(); ++i)
+                add_token(ranges, b * local_length() + i, b * cut_.seq() + position(i));
         return ranges;
     }
 

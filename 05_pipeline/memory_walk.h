@@ -32,24 +32,12 @@ inline double message_bytes(const StepShape& shape) {
 }
 
 // Bytes of one micro-batch on a stage.
-struct StageActivations {
-    double message = 0;                                  // its input or output
-    double after_forward = 0, after_backward_input = 0;  // kept
-    // the peak of a pass, kept ones included
-    double at_forward = 0, at_backward = 0, at_backward_input = 0;
-
-    StageActivations() = default;
-    StageActivations(const StepShape& shape, const Stage& stage)
-        : StageActivations(stage_sizes(shape, stage), message_bytes(shape)) {}
-    StageActivations(LocalSizes sizes, double message) : message(message) {
-        const KeptActivations kept = kept_activations(sizes);
-        after_forward = kept.after_forward, after_backward_input = kept.after_backward_input;
-        at_forward = peak_of_forward(sizes);
-        at_backward = activation_peak(sizes).bytes();
-        sizes.split_backward = true;
-        at_backward_input = activation_peak(sizes).bytes();
-    }
+struct StageActivations : StageBytes {
+    double message = 0;  // its input or output
 };
+inline StageActivations stage_activations(const StepShape& shape, const Stage& stage) {
+    return {stage_bytes(stage_sizes(shape, stage)), message_bytes(shape)};
+}
 
 struct MemoryWalk {
     double peak = 0;                // bytes
@@ -103,7 +91,7 @@ inline MemoryWalk walk_memory(const StepShape& shape, const Schedule& schedule,
                               const MessagePlan& plan, const std::vector<Stage>& stages, int rank) {
     std::vector<StageActivations> of_chunk;
     for (const Chunk& chunk : schedule.chunks[size_t(rank)])
-        of_chunk.emplace_back(shape, stages[size_t(chunk.stage)]);
+        of_chunk.push_back(stage_activations(shape, stages[size_t(chunk.stage)]));
     return walk_memory(schedule, plan, rank, [&](const Action& action) -> const StageActivations& {
         return of_chunk[size_t(action.chunk)];
     });

@@ -33,15 +33,11 @@ public:
 private:
     // One after the other, as some must be neighbours (q, k, v).
     void lend(Tensor Parameter::*member, DType dtype) {
-        int64_t all = 0, begin = 0;
-        for (const auto& p : parameters_) all += (*p).*member ? 0 : p->local_numel();
-        if (all == 0) return;
-        const Tensor flat = Tensor::zeros({all}, dtype, Memory::workspace);
-        for (const auto& p : parameters_) {
-            if ((*p).*member) continue;
-            (*p).*member = flat.slice(begin, begin + p->local_numel()).view(p->local_shape());
-            begin += p->local_numel();
-        }
+        std::vector<Parameter*> missing;
+        for (const auto& p : parameters_)
+            if (!((*p).*member)) missing.push_back(p.get());
+        if (missing.empty()) return;
+        place(missing, Tensor::zeros({local_numel(missing)}, dtype, Memory::workspace), member);
     }
     ParameterList& parameters_;
     std::vector<Parameter> before_;

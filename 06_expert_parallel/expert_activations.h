@@ -209,14 +209,7 @@ private:
     double arrived_, names_;  // by rank: rows that arrived; of each k numbers
 };
 
-// A stage's activations in one micro-batch, in bytes: kept between passes, and the most that each
-// pass holds, with what is kept.
-struct StageBytes {
-    double after_forward = 0, after_backward_input = 0;
-    double at_forward = 0, at_backward = 0, at_backward_input = 0;
-    double most() const { return std::max(at_forward, at_backward); }
-};
-
+// A stage's activations in one micro-batch.
 // `stage`: the sizes of this rank's share of layers from `first_layer` on; those with experts had
 // these `rows`, by layer.
 inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& shape,

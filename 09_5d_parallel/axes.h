@@ -20,9 +20,14 @@ struct Axes {
     int dp = 0, tp = 1, cp = 1, ep = 1, pp = 1;  // dp 0: the ranks that are left
     std::vector<std::string> order = {"tp", "cp", "ep", "dp", "pp"};  // neighbours first
 
-    int size(const std::string& axis) const {
-        return axis == "dp" ? dp : axis == "tp" ? tp : axis == "cp" ? cp : axis == "ep" ? ep : pp;
+    static int Axes::*named(const std::string& axis) {
+        return axis == "dp"   ? &Axes::dp
+               : axis == "tp" ? &Axes::tp
+               : axis == "cp" ? &Axes::cp
+               : axis == "ep" ? &Axes::ep
+                              : &Axes::pp;
     }
+    int size(const std::string& axis) const { return this->*named(axis); }
     // Ranks between two neighbours along an axis.
     int stride(const std::string& axis) const {
         int ranks = 1;

@@ -87,16 +87,8 @@ private:
     Techniques with(int n, const std::string& axis, int zero = 0) const {
         Techniques t = given_;
         t.zero.stage = zero;
-        Axes& a = t.axes;
-        int& ranks = axis == "tp"   ? a.tp
-                     : axis == "cp" ? a.cp
-                     : axis == "ep" ? a.ep
-                     : axis == "pp" ? a.pp
-                                    : a.dp;
-        ranks = n;
-        a.complete(n);
-        t.tensor.tp = a.tp, t.context.cp = a.cp, t.experts.ep = a.ep;
-        if (a.cp == 1) t.context.layout = Layout::contiguous;
+        t.axes.*Axes::named(axis) = n;
+        t.complete(n);
         return t;
     }
     std::vector<ComparedWay> techniques(int n, int64_t per_rank) const {
@@ -136,12 +128,7 @@ private:
         all.updates->start();
         const DataLoader loader(file_, data_options(options, shape_.seq));
         const Share share = all.share();
-        std::optional<ExpertRun> experts;
-        if (all.experts) {
-            experts.emplace(shape_, way.techniques.experts, *all.experts,
-                            [&all](const auto& rows) { return peak_activations(all, rows); });
-            all.see_loads = [&](const StepLoads& loads) { experts->add(loads); };
-        }
+        const std::unique_ptr<ExpertRun> experts = all.experts ? watch_rows(all) : nullptr;
         double loss = 0;
         bool warm = false;
         const auto settle = [&] {  // after the first steps, and at the end
@@ -166,9 +153,7 @@ private:
         const bool same = on_all_ranks(
             world,
             counted_as_predicted(predicted.communication, 1, m.counts) &&
-                held[int(Memory::parameter)] == want.parameters &&
-                held[int(Memory::gradient)] == want.gradients &&
-                held[int(Memory::optimizer)] == want.optimizer &&
+                held_as_predicted(want, held) &&
                 peak_as_predicted(want.peak_activations, held[int(Memory::activation)]) &&
                 peak_as_predicted(want.peak_communication, held[int(Memory::communication)]));
         ok_ = ok_ && same;

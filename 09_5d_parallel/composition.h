@@ -127,7 +127,7 @@ private:
     SharedTokens shared_tokens() const {
         const bool rows = techniques.tensor.sequence_parallel;
         const Communicator& ranks = rows ? mesh.group({"cp", "tp"}) : mesh.group("cp");
-        if (ranks.size() == 1) return {.all = &mesh.group({"pp", "dp", "ep", "cp"})};
+        if (ranks.size() == 1) return {.all = &of_loss()};
         SharedTokens shared{.ranks = &ranks};
         shared.all = rows ? &mesh.group({"pp", "dp", "ep", "cp", "tp"}) : &of_loss();
         shared.tokens = [this, rows](int64_t count) {
@@ -136,12 +136,9 @@ private:
             const int64_t T = context.local_length();
             for (const TokenRange& range : of_part)
                 for (int64_t i = 0; i < range.count; ++i) {
-                    const int64_t row = range.first_row + i, at = range.first_token + i,
-                                  token = at / T * shape.seq + context.position(at % T);
-                    if (!all.empty() && all.back().first_token + all.back().count == token)
-                        ++all.back().count;
-                    else
-                        all.push_back({row, token, 1});
+                    const int64_t at = range.first_token + i;
+                    add_token(all, range.first_row + i,
+                              at / T * shape.seq + context.position(at % T));
                 }
             return all;
         };

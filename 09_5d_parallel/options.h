@@ -176,12 +176,7 @@ struct Chapter {
         Techniques& t = techniques;
         complete_experts(options, shape.config);
         if (!order.empty()) t.axes.set_order(order);
-        t.axes.complete(Communicator::world().size());
-        t.tensor.tp = t.axes.tp, t.context.cp = t.axes.cp;
-        if (t.axes.cp == 1)
-            t.context = {.cp = 1, .layout = Layout::contiguous};
-        else
-            complete(t.context, layout);
+        t.complete(Communicator::world().size(), layout);
         check_combination(options, t, shape);
     }
     // The formats that --recipe asks for.
@@ -206,7 +201,6 @@ struct Chapter {
     void complete_experts(const Options& options, const LlamaConfig& config) {
         ExpertOptions& e = techniques.experts;
         const bool preset = options.load.empty() && options.model == "nano-moe";
-        e.ep = techniques.axes.ep;
         e.aux_coefficient = aux_coefficient >= 0 ? aux_coefficient
                             : preset             ? config.experts.aux_coefficient
                                                  : 0;

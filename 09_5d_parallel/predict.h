@@ -84,15 +84,11 @@ inline double peak_activations(Composition& c, const std::map<int, Traffic::ByLa
         const Stage& stage = stages[size_t(action.chunk)];
         LocalSizes sizes = local_sizes(c, stage);
         sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
-        StageActivations bytes(sizes, message_bytes(c));
-        if (c.experts) {
-            const StageBytes s = stage_activations(sizes, c.shape, c.techniques.experts,
-                                                   rows.at(key.first), stage.first_layer);
-            bytes.after_forward = s.after_forward, bytes.at_forward = s.at_forward;
-            bytes.at_backward = s.at_backward, bytes.at_backward_input = s.at_backward_input;
-            bytes.after_backward_input = s.after_backward_input;
-        }
-        return of[key] = bytes;
+        const StageBytes bytes = c.experts
+                                     ? stage_activations(sizes, c.shape, c.techniques.experts,
+                                                         rows.at(key.first), stage.first_layer)
+                                     : stage_bytes(sizes);
+        return of[key] = {bytes, message_bytes(c)};
     };
     return walk_memory(c.schedule, c.plan, c.pp().rank(), bytes_of).peak;
 }

@@ -33,6 +33,15 @@ inline void print_axes(Report& report, const Techniques& techniques, int node_si
     }
 }
 
+// Sees the rows that experts get, from now on, for the predictions.
+inline std::unique_ptr<ExpertRun> watch_rows(Composition& all) {
+    auto seen = std::make_unique<ExpertRun>(
+        all.shape, all.techniques.experts, *all.experts,
+        [&all](const auto& rows) { return peak_activations(all, rows); });
+    all.see_loads = [&seen = *seen](const StepLoads& loads) { seen.add(loads); };
+    return seen;
+}
+
 // What a run with experts watches: their choices, for --verify, and the rows that they got, for the
 // predictions.
 class WatchedExperts {
@@ -41,13 +50,11 @@ public:
     WatchedExperts(const Options& options, Composition& all, Trained& what)
         : steps_(options.steps),
           choices_(all.shape.config, options.dtype, all.tokens),
-          seen_(all.shape, all.techniques.experts, *all.experts,
-                [&all](const auto& rows) { return peak_activations(all, rows); }) {
+          seen_(watch_rows(all)) {
         all.experts->log = [this](int64_t layer, const Tensor& chosen, const Tensor& places,
                                   const Context& context) {
             choices_.add(layer, chosen, places, context);
         };
-        all.see_loads = [this](const StepLoads& loads) { seen_.add(loads); };
         what.plain_parts = plain_parts(all.shape, all.techniques.experts,
                                        options.grad_accum * all.share().count, choices_);
         what.choices = &choices_;
@@ -56,13 +63,13 @@ public:
     WatchedExperts(const WatchedExperts&) = delete;
     void end_step() { choices_.end_step(); }
     Prediction predicted(const Prediction& of_step) const {
-        return seen_.predicted(of_step, steps_);
+        return seen_->predicted(of_step, steps_);
     }
 
 private:
     int64_t steps_;
     ChoiceLog choices_;
-    ExpertRun seen_;
+    std::unique_ptr<ExpertRun> seen_;
 };
 
 inline constexpr const char* needs_less =

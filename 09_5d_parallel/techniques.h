@@ -23,6 +23,14 @@ struct Techniques {
     ScheduleOptions sizes;
     std::string split = "auto";
 
+    // Sets what follows from the axes: dp, each technique's ranks, and which tokens they take (the
+    // `layout` that was given, or the variant's own). UserError if `ranks` cannot be cut so.
+    void complete(int ranks, const std::string& layout = "") {
+        axes.complete(ranks);
+        tensor.tp = axes.tp, context.cp = axes.cp, experts.ep = axes.ep;
+        if (axes.cp > 1) return ultrascale::complete(context, layout);
+        context = {.cp = 1, .layout = Layout::contiguous};
+    }
     Schedule make_schedule(int micro_batches) const {
         return ultrascale::make_schedule(schedule, axes.pp, micro_batches, sizes);
     }

@@ -29,6 +29,14 @@ struct TokenRange {
     int64_t first_row, first_token, count;
 };
 
+// Adds the next row's token.
+inline void add_token(std::vector<TokenRange>& ranges, int64_t row, int64_t token) {
+    if (!ranges.empty() && ranges.back().first_token + ranges.back().count == token)
+        ++ranges.back().count;
+    else
+        ranges.push_back({row, token, 1});
+}
+
 struct Dropout {
     float p = 0;
     uint64_t seed = 0;

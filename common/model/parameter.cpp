@@ -77,12 +77,26 @@ void ParameterList::check_complete() const {
     for (const auto& p : list_) check(p->complete, "a gradient is not complete");
 }
 
-void ParameterList::place(const Tensor& flat, Tensor Parameter::*member) {
-    int64_t offset = 0;
-    for (const auto& p : list_) {
-        (*p).*member = flat.slice(offset, offset + p->local_numel()).view(p->local_shape());
-        offset += p->local_numel();
+void place(const std::vector<Parameter*>& parameters, const Tensor& flat,
+           Tensor Parameter::*member) {
+    int64_t begin = 0;
+    for (Parameter* p : parameters) {
+        const int64_t end = begin + p->local_numel();
+        p->*member = flat.slice(begin, end).view(p->local_shape());
+        begin = end;
     }
+}
+
+int64_t local_numel(const std::vector<Parameter*>& parameters) {
+    int64_t sum = 0;
+    for (const Parameter* p : parameters) sum += p->local_numel();
+    return sum;
+}
+
+void ParameterList::place(const Tensor& flat, Tensor Parameter::*member) {
+    std::vector<Parameter*> all;
+    for (const auto& p : list_) all.push_back(p.get());
+    ultrascale::place(all, flat, member);
 }
 
 void ParameterList::initialize(uint64_t seed) {

@@ -125,6 +125,12 @@ private:
     Tensor flat_values_, flat_grads_;
 };
 
+// Points the value (or grad) of these parameters to their places in `flat`, one after the other and
+// without padding.
+void place(const std::vector<Parameter*>& parameters, const Tensor& flat,
+           Tensor Parameter::*member);
+int64_t local_numel(const std::vector<Parameter*>& parameters);  // of all together
+
 // Parameters that lie next to each other (q, k, v; gate, up), as one matrix of all their rows.
 // Checks that they are adjacent in memory; whoever rebinds `value` or `grad` must keep them so.
 Tensor stacked_values(const std::vector<Parameter*>& parameters);

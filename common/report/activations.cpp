@@ -296,4 +296,15 @@ int64_t peak_activation_bytes(const LocalSizes& sizes) {
     return whole_bytes(activation_peak(sizes).bytes());
 }
 
+StageBytes stage_bytes(LocalSizes sizes) {
+    const KeptActivations kept = kept_activations(sizes);
+    StageBytes bytes{.after_forward = kept.after_forward,
+                     .after_backward_input = kept.after_backward_input,
+                     .at_forward = peak_of_forward(sizes),
+                     .at_backward = activation_peak(sizes).bytes()};
+    sizes.split_backward = true;
+    bytes.at_backward_input = activation_peak(sizes).bytes();
+    return bytes;
+}
+
 }  // namespace ultrascale

@@ -106,6 +106,15 @@ KeptActivations kept_activations(const LocalSizes& sizes);
 // The most that a forward holds of a micro-batch, what it keeps included.
 double peak_of_forward(const LocalSizes& sizes);
 
+// What a micro-batch takes on a device, or on a stage of a pipeline, in bytes: kept between passes,
+// and the most that each pass holds, with what is kept.
+struct StageBytes {
+    double after_forward = 0, after_backward_input = 0;
+    double at_forward = 0, at_backward = 0, at_backward_input = 0;
+    double most() const { return at_forward > at_backward ? at_forward : at_backward; }
+};
+StageBytes stage_bytes(LocalSizes sizes);
+
 // A moment of forward or backward, and the activations held then.
 struct ActivationMoment {
     std::string when;

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "comm/comm.h"
+#include "core/memory.h"
 
 namespace ultrascale {
 
@@ -40,6 +41,13 @@ struct MemoryEstimate {
     int64_t total() const;
     MemoryEstimate& operator+=(const MemoryEstimate& more);
 };
+
+// Whether what persists is held as predicted, to the byte.
+inline bool held_as_predicted(const MemoryEstimate& predicted, const MemoryByCategory& held) {
+    return held[size_t(Memory::parameter)] == predicted.parameters &&
+           held[size_t(Memory::gradient)] == predicted.gradients &&
+           held[size_t(Memory::optimizer)] == predicted.optimizer;
+}
 
 // A group of ranks in a prediction: its name, under which the Communicator's calls are counted, and
 // its size. It does not need a Communicator.

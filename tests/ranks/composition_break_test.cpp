@@ -83,23 +83,20 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
 Techniques pipeline(int zero) {
     Techniques t{.zero = {.stage = zero}};
     t.axes.pp = 2;
-    t.axes.complete(world().size());
-    t.tensor.tp = t.context.cp = 1;
+    t.complete(world().size());
     return t;
 }
 Techniques parts_of_layers(int zero) {
     Techniques t{.zero = {.stage = zero}};
     t.axes.tp = 2;
-    t.axes.complete(world().size());
-    t.tensor.tp = 2, t.tensor.sequence_parallel = true;
-    t.context.cp = 1;
+    t.complete(world().size());
+    t.tensor.sequence_parallel = true;
     return t;
 }
 Techniques parts_of_sequences(int zero) {
     Techniques t{.zero = {.stage = zero}};
     t.axes.cp = 2;
-    t.axes.complete(world().size());
-    t.tensor.tp = 1, t.context.cp = 2;
+    t.complete(world().size());
     return t;
 }
 
