@@ -1,0 +1,89 @@
+"""Proves the grader: every solution gets all points; every file as a student gets it, and every
+wrong solution kept in the descriptions, does not.
+
+    make prove                  everything
+    make prove ONLY=02.1,05     these exercises, or chapters
+    make prove SHARE=3/8        an eighth of the wrong solutions, chosen by hash; all solutions
+    make prove SHARE=quick      one solution and its wrong ones: seconds
+
+Two run at a time. Prints one line for each surprise, and GoogleTest's lines so that tests/run_all.sh
+can count them."""
+
+import concurrent.futures
+import hashlib
+import os
+import shutil
+import time
+
+import build
+import describe
+from describe import Wrong
+
+QUICK = "01.1"
+
+
+def cases(only, share):
+    """(exercise, what, text, should be solved)."""
+    found = []
+    for e in describe.all_exercises():
+        if only and not any(e.id == o or e.id.startswith(o + ".") for o in only):
+            continue
+        wrong = [("as it is given", e.start())]
+        wrong += [(m["name"], e.mutated(m)) for m in e.mutants]
+        if share:
+            part, of = share
+            wrong = [w for w in wrong if int(hashlib.sha256(
+                (e.id + w[0]).encode()).hexdigest(), 16) % of == part - 1]
+        found.append((e, "the solution", e.solution(), True))
+        found += [(e, what, text, False) for what, text in wrong]
+    return found
+
+
+def prove(settings, words, graded):
+    only, share = [], None
+    for word in words:
+        name, _, value = word.partition("=")
+        if name == "ONLY" and value:
+            only = value.split(",")
+        elif name == "SHARE" and value == "quick":
+            only = [QUICK]
+        elif name == "SHARE" and value:
+            share = tuple(int(n) for n in value.split("/"))
+    todo = cases(only, share)
+    if not todo:
+        raise Wrong(f"there is no exercise {', '.join(only)}")
+    build.make(settings, settings.library)
+    if any(e.chapter.startswith("07") for e, *_ in todo):
+        build.make(settings, settings.kernel_objects)
+    build.shared_object(settings, "classroom/where.cpp")
+    build.shared_object(settings, "classroom/ranks_main.cpp")
+    begin = time.monotonic()
+
+    def one(case):
+        e, what, text, right = case
+        number = hashlib.sha256((e.id + what).encode()).hexdigest()[:8]
+        name = f"proof/{number}"
+        start = time.monotonic()
+        try:
+            result = graded(settings, e, text, name, reference=False, until_wrong=True)
+        except Exception as error:  # a check that breaks must not end the others
+            return case, False, f"{type(error).__name__}: {error}", time.monotonic() - start
+        finally:
+            for folder in (name, name + "_bug"):
+                shutil.rmtree(build.BUILT / folder, ignore_errors=True)
+        said = "; ".join([l["said"] for l in result["lines"] if l["said"]] + result["said"])
+        compiles = not any("not compile" in s for s in result["said"])
+        return case, result["solved"] == right and compiles, said, time.monotonic() - start
+
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(max(2, (os.cpu_count() or 2) // 2)) as pool:
+        for (e, what, _, right), ok, said, seconds in pool.map(one, todo):
+            failed += not ok
+            label = f"Grader.{e.id} {what}"
+            print(f"[{'       OK' if ok else '  FAILED '} ] {label} ({seconds * 1000:.0f} ms)",
+                  flush=True)
+            if not ok or os.environ.get("VERBOSE"):
+                print(f"    {'should get all points' if right else 'should not get all points'}: "
+                      f"{said or 'nothing was found wrong'}", flush=True)
+    print(f"{len(todo)} gradings, {failed} surprises, {time.monotonic() - begin:.0f} s")
+    return failed == 0
