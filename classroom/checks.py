@@ -52,8 +52,10 @@ def at(data, path):
 class Grader:
     """Checks one version of an exercise's file: `text`, in a build of its own called `name`."""
 
-    def __init__(self, settings, exercise, text, name, isolated=False, reference=True):
+    def __init__(self, settings, exercise, text, name, isolated=False, reference=True,
+                 until_wrong=False):
         self.settings, self.exercise, self.text = settings, exercise, text
+        self.until_wrong = until_wrong
         self.isolated, self.with_reference = isolated, reference
         replaced = {exercise.source: text} if exercise.source else {}
         self.tree = build.Tree(settings, name, replaced)
@@ -84,8 +86,12 @@ class Grader:
                 wrong = wrong or outcome.own_words() or "It ends before its report."
                 lines.append(Line(self.on("it runs to its end", ranks), False, said=wrong))
                 break  # what does not end would not end on more ranks either
-            known = self.of_reference(chapter, spec, ranks) if self.with_reference else None
+            wanted = self.with_reference or any("like_reference" in v
+                                                for v in spec.get("value", []))
+            known = self.of_reference(chapter, spec, ranks) if wanted else None
             lines += self.compared(spec, ranks, data, known, outcome)
+            if self.until_wrong and not all(line.ok for line in lines):
+                break
         return lines
 
     def run(self, program, spec, ranks):
@@ -191,6 +197,8 @@ class Grader:
         yours, of_reference = at(data, spec["path"]), at(known, spec["path"]) if known else None
         predicted = spec.get("is", spec.get("at_most", spec.get("at_least")))
         within = spec.get("within", 0)
+        if "like_reference" in spec:
+            predicted, within = of_reference, spec["like_reference"]
         sign = "<= " if "at_most" in spec else ">= " if "at_least" in spec else ""
         if isinstance(predicted, str) and predicted.startswith("/"):
             predicted = at(data, predicted[1:])
@@ -278,7 +286,8 @@ class Grader:
 
 def failure(text, failed):
     """GoogleTest's first failure in one or two lines."""
-    found = re.search(r"([\w.]+:\d+): Failure\n((?:.+\n){1,5})", text)
+    found = re.search(r"([\w.]+:\d+): Failure\n((?:(?!.*: Failure$).+\n){1,5})", text,
+                      re.MULTILINE)
     if not found:
         thrown = re.search(r"C\+\+ exception with description \"(.*?)\" thrown", text, re.DOTALL)
         if thrown:

@@ -33,7 +33,7 @@ def graded(settings, exercise, text, name, isolated=False, reference=True, until
     begin = time.monotonic()
     result = {"exercise": exercise.id, "title": exercise.title, "kind": exercise.kind,
               "points": 0, "of": exercise.points(), "lines": [], "said": []}
-    grader = checks.Grader(settings, exercise, text, name, isolated, reference)
+    grader = checks.Grader(settings, exercise, text, name, isolated, reference, until_wrong)
     specs = exercise.checks + [{"number": n, "points": n["points"]} for n in exercise.numbers]
     for spec in specs:
         try:
