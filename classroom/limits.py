@@ -142,7 +142,7 @@ def run(command, ranks, seconds=SECONDS, isolated=False):
                                    env=env, stdout=said, stderr=subprocess.STDOUT,
                                    stdin=subprocess.DEVNULL, start_new_session=True,
                                    preexec_fn=limited(seconds, GIBIBYTES))
-        program = os.path.realpath(next(w for w in command if str(ROOT) in w and "/" in w))
+        program = os.path.realpath(next(w for w in command if w.startswith(str(ROOT))))
         try:
             process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:

@@ -22,7 +22,7 @@ TEST(NoiseScale, IsWhatTheNormsAreMadeOf) {
 
 TEST(NoiseScale, AveragesBeforeItDivides) {
     NoiseScale noise;
-    noise.add(1, 10, 2, 6);  // tr(S) = 8, |G|^2 = 2
+    noise.add(1, 10, 2, 6);   // tr(S) = 8, |G|^2 = 2
     noise.add(1, 30, 2, 16);  // 28 and 2
     EXPECT_NEAR(noise.trace(), (0.95 * 0.05 * 8 + 0.05 * 28) / (1 - 0.95 * 0.95), 1e-9);
     EXPECT_NEAR(noise.squared_gradient(), 2, 1e-9);
