@@ -282,7 +282,7 @@ clean:  ## remove build/
 
 # ---- dependencies --------------------------------------------------------------------------------
 PACKAGES := g++ mpich libmpich-dev libopenblas-openmp-dev libcli11-dev nlohmann-json3-dev \
-            libfmt-dev libgtest-dev libboost-context-dev
+            libfmt-dev libgtest-dev libboost-context-dev python3
 deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 	@./tests/deps.sh $(PACKAGES)
 

@@ -5,7 +5,7 @@
     grade.py exercise ID                writes exercises/ID: the file with a part missing, README.md
     grade.py grade [ID]                 grades it, or all that are in exercises/ into grades.json
     grade.py submissions FOLDER         grades FOLDER/STUDENT/ID/FILE of all students: table and CSV
-    grade.py solutions [ID]             prints the solutions
+    grade.py solutions [ID]             prints the solutions, of an exercise or a chapter
     grade.py prove [N/M]                proves the grader itself (proof.py)
 """
 
@@ -195,7 +195,16 @@ def sources_hash():
 
 
 def solutions(wanted):
-    for e in [describe.exercise(wanted)] if wanted else describe.all_exercises():
+    """Of an exercise; or of a chapter, or all, with the answers to the READMEs' questions."""
+    every = describe.all_exercises()
+    if "." in wanted:
+        every = [describe.exercise(wanted)]
+    elif wanted:
+        every = [e for e in every if e.id.startswith(wanted[:2])]
+    for page in [] if "." in wanted else sorted((ROOT / "classroom/answers").glob("*.md")):
+        if page.stem.startswith(wanted[:2]):
+            print(page.read_text(encoding="utf-8"))
+    for e in every:
         print(f"\n{e.id}  {e.title}")
         if e.kind in ("code", "bug"):
             print(f"--- {e.source}\n{e.part().rstrip()}\n---")

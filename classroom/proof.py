@@ -3,13 +3,18 @@ wrong solution kept in the descriptions, does not.
 
     make prove                  everything
     make prove ONLY=02.1,05     these exercises, or chapters
-    make prove SHARE=3/8        an eighth of the wrong solutions, chosen by hash; all solutions
-    make prove SHARE=quick      one solution and its wrong ones: seconds
+    make prove SHARE=3/8        all solutions, and of the wrong ones the third eighth, by hash
+    make prove SHARE=today/8    the same; which eighth, the date says: in eight days all
+    make prove SHARE=quick      one exercise: seconds
+
+A wrong solution may say which words the grader must find for it ("says"): so it is proved that a
+hang, a crash, a NaN and an endless loop are told apart.
 
 Two run at a time. Prints one line for each surprise, and GoogleTest's lines so that tests/run_all.sh
 can count them."""
 
 import concurrent.futures
+import datetime
 import hashlib
 import os
 import shutil
@@ -19,23 +24,23 @@ import build
 import describe
 from describe import Wrong
 
-QUICK = "01.1"
+QUICK = "09.1"
 
 
 def cases(only, share):
-    """(exercise, what, text, should be solved)."""
+    """(exercise, what, text, should be solved, words that the grader must say)."""
     found = []
     for e in describe.all_exercises():
         if only and not any(e.id == o or e.id.startswith(o + ".") for o in only):
             continue
-        wrong = [("as it is given", e.start())]
-        wrong += [(m["name"], e.mutated(m)) for m in e.mutants]
+        wrong = [("as it is given", e.start(), "")]
+        wrong += [(m["name"], e.mutated(m), m.get("says", "")) for m in e.mutants]
         if share:
             part, of = share
             wrong = [w for w in wrong if int(hashlib.sha256(
                 (e.id + w[0]).encode()).hexdigest(), 16) % of == part - 1]
-        found.append((e, "the solution", e.solution(), True))
-        found += [(e, what, text, False) for what, text in wrong]
+        found.append((e, "the solution", e.solution(), True, ""))
+        found += [(e, what, text, False, says) for what, text, says in wrong]
     return found
 
 
@@ -48,7 +53,10 @@ def prove(settings, words, graded):
         elif name == "SHARE" and value == "quick":
             only = [QUICK]
         elif name == "SHARE" and value:
-            share = tuple(int(n) for n in value.split("/"))
+            part, _, of = value.partition("/")
+            if part == "today":
+                part = datetime.date.today().toordinal() % int(of) + 1
+            share = int(part), int(of)
     todo = cases(only, share)
     if not todo:
         raise Wrong(f"there is no exercise {', '.join(only)}")
@@ -60,30 +68,32 @@ def prove(settings, words, graded):
     begin = time.monotonic()
 
     def one(case):
-        e, what, text, right = case
+        e, what, text, right, says = case
         number = hashlib.sha256((e.id + what).encode()).hexdigest()[:8]
         name = f"proof/{number}"
         start = time.monotonic()
         try:
             result = graded(settings, e, text, name, reference=False, until_wrong=True)
-        except Exception as error:  # a check that breaks must not end the others
+        except Exception as error:  # what breaks in one must not end the others
             return case, False, f"{type(error).__name__}: {error}", time.monotonic() - start
         finally:
             for folder in (name, name + "_bug"):
                 shutil.rmtree(build.BUILT / folder, ignore_errors=True)
         said = "; ".join([l["said"] for l in result["lines"] if l["said"]] + result["said"])
         compiles = not any("not compile" in s for s in result["said"])
-        return case, result["solved"] == right and compiles, said, time.monotonic() - start
+        return (case, result["solved"] == right and compiles and says in said, said,
+                time.monotonic() - start)
 
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(max(2, (os.cpu_count() or 2) // 2)) as pool:
-        for (e, what, _, right), ok, said, seconds in pool.map(one, todo):
+        for (e, what, _, right, says), ok, said, seconds in pool.map(one, todo):
             failed += not ok
             label = f"Grader.{e.id} {what}"
             print(f"[{'       OK' if ok else '  FAILED '} ] {label} ({seconds * 1000:.0f} ms)",
                   flush=True)
             if not ok or os.environ.get("VERBOSE"):
-                print(f"    {'should get all points' if right else 'should not get all points'}: "
+                print(f"    {'should get all points' if right else 'should not get all points'}"
+                      f"{', and be told that it ' + says if says else ''}: "
                       f"{said or 'nothing was found wrong'}", flush=True)
     print(f"{len(todo)} gradings, {failed} surprises, {time.monotonic() - begin:.0f} s")
     return failed == 0
