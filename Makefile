@@ -257,11 +257,11 @@ export CLASSROOM = {"cxx": "$(CXX)", "flags": "$(filter-out -I%,$(CPPFLAGS)) $(C
 GRADER := python3 classroom/grade.py
 exercise:  ## write exercise EX=02.1 into exercises/, or list all exercises
 	@+$(call on_cpu,$(GRADER) exercise $(EX))
-grade:  ## grade exercise EX=02.1, all of yours, or with SUBMISSIONS=dir those of all students
+grade:  ## grade exercise EX=02.1, all of yours, or all students' (SUBMISSIONS=dir)
 	@+$(call on_cpu,$(GRADER) $(if $(SUBMISSIONS),submissions $(SUBMISSIONS),grade $(EX)))
 solutions:  ## for teachers: print the solutions, or that of EX=02.1
 	@$(GRADER) solutions $(EX)
-prove:  ## prove the grader: solutions get all points, wrong ones do not (ONLY=02.1, SHARE=1/8)
+prove:  ## prove the grader: solutions get all points, wrong ones do not
 	@+$(call on_cpu,$(GRADER) prove ONLY=$(ONLY) SHARE=$(SHARE))
 on_cpu = $(if $(filter cpu,$(BACKEND)),$(1),$(MAKE) -s BACKEND=cpu $@)
 

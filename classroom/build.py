@@ -67,8 +67,9 @@ def make(settings, target, said=[]):
 class Tree:
     """A build of its own: `replaced` maps files of the repository to the text they have here."""
 
-    def __init__(self, settings, name, replaced):
-        self.settings, self.folder = settings, BUILT / name
+    def __init__(self, settings, name, replaced, also=()):
+        """also: sources that include a replaced header, if they are not compiled anyway."""
+        self.settings, self.folder, self.also = settings, BUILT / name, also
         self.links = self.folder / "tree"
         self.replaced = replaced
         BUILT.mkdir(parents=True, exist_ok=True)
@@ -145,6 +146,7 @@ class Tree:
 
     def link(self, name, objects, libraries=()):
         s, program = self.settings, self.folder / name
+        self.folder.mkdir(parents=True, exist_ok=True)
         objects = [str(o) for o in objects]
         newest = max(os.stat(o if o.startswith("/") else ROOT / o).st_mtime for o in objects)
         if (program.exists() and program.stat().st_mtime > newest
@@ -171,11 +173,12 @@ class Tree:
             sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / chapter).glob("*.cpp"))
             return self.link(chapter, [self.where(), *map(self.compile, [*sources, *own])])
         make(self.settings, self.settings.kernel_objects)
-        objects = []
-        for thing in self.settings.kernel_objects:
-            source = re.sub(r"^build/cpu/obj/", "", thing).removesuffix(".o") + ".cu"
-            objects.append(self.compile(source) if source in self.replaced else thing)
-        return self.link(chapter, [self.where(), *objects], ["-lboost_context"])
+        own = [f for f in [*self.replaced, *self.also] if f.endswith(".cu")]
+        others = [thing for thing in self.settings.kernel_objects
+                  if re.sub(r"^build/cpu/obj/", "", thing).removesuffix(".o") + ".cu" not in own]
+        # In front: of an inline function that both have, the linker takes the first one.
+        return self.link(chapter, [self.where(), *map(self.compile, own), *others],
+                         ["-lboost_context"])
 
     def tests(self, sources, on_ranks):
         """A test program of these sources (of tests/ or the replaced ones)."""

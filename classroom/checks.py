@@ -1,7 +1,6 @@
 """The checks of an exercise, each a list of lines: what, predicted, yours, reference, whether it is
 right, and if not a sentence."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -12,42 +11,10 @@ import threading
 import build
 import describe
 import limits
+from lines import Line, at, failure, number
 
 MIB = 2**20
 one_at_a_time = threading.Lock()  # proof.py grades several at a time; references are shared
-
-
-@dataclasses.dataclass
-class Line:
-    what: str
-    ok: bool
-    predicted: str = ""
-    yours: str = ""
-    reference: str = ""
-    said: str = ""
-
-
-def number(value):
-    if value is None:
-        return "NaN"
-    if isinstance(value, str):
-        return value
-    return f"{value:.6g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.2e}"
-
-
-def at(data, path):
-    """The value at "summary.memory.peak.measured"; of a list [a, b] their quotient a / b."""
-    if isinstance(path, list):
-        above, below = (at(data, p) for p in path)
-        return None if above is None or not below else above / below
-    for key in path.split("."):
-        if isinstance(data, list):
-            data = data[int(key)] if -len(data) <= int(key) < len(data) else None
-        elif isinstance(data, dict):
-            data = data.get(key)
-        if data is None:
-            return None
-    return data
 
 
 class Grader:
@@ -59,7 +26,7 @@ class Grader:
         self.until_wrong = until_wrong
         self.isolated, self.with_reference = isolated, reference
         replaced = {exercise.source: text} if exercise.source else {}
-        self.tree = build.Tree(settings, name, replaced)
+        self.tree = build.Tree(settings, name, replaced, exercise.data.get("compile", ()))
         self.name = name
 
     def reference(self):
@@ -182,7 +149,8 @@ class Grader:
             return sum(k[field] for k in of.values()) / MIB
         reference = known.get("summary", {}).get("communication")
         return [Line(self.on("MiB sent a step", ranks), not wrong,
-                     number(total(kinds, "predicted_sent_bytes")), number(total(kinds, "sent_bytes")),
+                     number(total(kinds, "predicted_sent_bytes")),
+                     number(total(kinds, "sent_bytes")),
                      number(total(reference, "sent_bytes")) if reference is not None else "",
                      "Not what the formula says: " + wrong[0] + "." if wrong else "")]
 
@@ -199,10 +167,10 @@ class Grader:
                     wrong = (f"Rank {rank} holds {m['measured'] / MIB:.4g} MiB of \"{name}\"; the "
                              f"formula says {m['predicted'] / MIB:.4g}.")
         peak = data["summary"].get("memory", {}).get("peak", {})
+        of_reference = number((at(known, "summary.memory.peak.measured") or 0) / MIB)
         return [Line(self.on("MiB held at the peak", ranks), not wrong,
                      number(peak.get("predicted", 0) / MIB), number(peak.get("measured", 0) / MIB),
-                     number((at(known, "summary.memory.peak.measured") or 0) / MIB) if known else "",
-                     wrong)]
+                     of_reference if known else "", wrong)]
 
     def value(self, spec, ranks, data, known):
         """One number: is, at_most, at_least, or the reference's within `within`."""
@@ -297,20 +265,3 @@ class Grader:
         ok = abs(given - measured) <= wanted.get("within", 0) * abs(measured) + 1e-12
         return [Line(wanted["name"], ok, number(float(given)), number(float(measured)), "",
                      "" if ok else f"You predicted {given:g}; it is {number(float(measured))}.")]
-
-
-def failure(text, failed):
-    """GoogleTest's first failure in one or two lines."""
-    found = re.search(r"([\w.]+:\d+): Failure\n((?:(?!.*: Failure$|\[).+\n){1,5})", text,
-                      re.MULTILINE)
-    if not found:
-        thrown = re.search(r"C\+\+ exception with description \"(.*?)\" thrown", text, re.DOTALL)
-        if thrown:
-            return f"{failed[0] if failed else 'A test'} stops: {thrown[1][:300]}"
-        return "No test ran." if not failed else f"{failed[0]} fails."
-    words = re.sub(r"\s+", " ", found[2]).strip()
-    if thrown := re.search(r'description "(.*?)" thrown', words):
-        words = "it stops: " + re.sub(r"\S*/", "", thrown[1])
-    nan = " There is a NaN." if re.search(r"\b-?nan\b", words) else ""
-    return f"{failed[0] if failed else 'On another rank a test'} fails at {found[1]}: " \
-           f"{words[:260]}{nan}"

@@ -10,8 +10,8 @@ wrong solution kept in the descriptions, does not.
 A wrong solution may say which words the grader must find for it ("says"): so it is proved that a
 hang, a crash, a NaN and an endless loop are told apart.
 
-Two run at a time. Prints one line for each surprise, and GoogleTest's lines so that tests/run_all.sh
-can count them."""
+Two run at a time. Prints GoogleTest's lines, which tests/run_all.sh counts, and what was said where
+a grading surprises."""
 
 import concurrent.futures
 import datetime

@@ -50,8 +50,8 @@ suite "chapters, $at_once at a time" \
     tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"
 [ -z "$all" ] || suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test
 unset OMP_NUM_THREADS
-# The grader is proved: solutions get all points, wrong ones do not. Of the 260 wrong ones a day's
-# run takes an eighth.
+# The grader is proved: solutions get all points, wrong ones do not. Of the wrong ones a day's run
+# takes an eighth.
 if [ "$backend" = cpu ]; then
     suite "classroom, the grader's proof" make -s --no-print-directory BACKEND=cpu prove \
         SHARE=$([ -n "$all" ] && echo today/8 || echo quick)
