@@ -126,9 +126,9 @@ inline Prediction predict(Composition& c) {
         p.communication.add(c.mesh.group({"dp", "cp", "ep", "pp", "tp"}), Collective::all_reduce, 1,
                             8);
     }
-    // exercise 09.3 begin: three terms: rings' buffers, mailboxes, the sum of the loss
-    if (t.zero.stage < 2) p.memory.peak_communication += in_layer;
     p.memory.peak_communication += c.messages.mailboxes();
+    // exercise 09.3 begin: two terms: the buffers of layers, the sum of the loss
+    if (t.zero.stage < 2) p.memory.peak_communication += in_layer;
     if (c.of_loss().size() > 1) p.communication.add(c.of_loss(), Collective::all_reduce, 1, 8);
     // exercise 09.3 end
 

@@ -193,10 +193,13 @@ class Grader:
         scale = spec.get("scale", 1)
         shown = [number(v * scale if isinstance(v, (int, float)) else v)
                  for v in (predicted, yours, of_reference)]
+        words = f"{spec['what']}: {shown[1]}"
+        if shown[0]:
+            words += f", should be {sign}{shown[0]}."
+        else:  # a sentence where there should be none
+            shown = ["none", "none" if ok else "some", "none"]
         return Line(self.on(spec["what"], ranks), ok, sign + shown[0], shown[1],
-                    shown[2] if known else "",
-                    "" if ok else spec.get("else", f"{spec['what']}: {shown[1]}, should be "
-                                                   f"{sign}{shown[0]}."))
+                    shown[2] if known else "", "" if ok else words)
 
     # ---- GoogleTest's tests ----------------------------------------------------------------------
     def run_tests(self, tree, spec, ranks):

@@ -75,7 +75,7 @@ def print_result(result):
     for line in result["lines"]:
         points = f"{line['points']}/{line['of']}" if "of" in line else ""
         print(f"  {line['what']:<50.50} {line['predicted']:>11} {line['yours']:>11} "
-              f"{line['reference']:>10} {points:>5}" + ("" if line["ok"] else "  WRONG"))
+              f"{line['reference']:>10} {points:>5}".rstrip() + ("" if line["ok"] else "  WRONG"))
         if line["said"] and line["said"] not in said:
             said.append(line["said"])
     for words in said + result["said"]:
@@ -134,14 +134,17 @@ def readme(e, result):
              d["question"].strip(), ""]
     if "picture" in d:
         lines += ["```", d["picture"].strip("\n"), "```", ""]
-    lines += ["**You learn** " + "; ".join(d["objectives"]) + ".", ""]
+    lines += [*wrapped("**After it you can** " + "; ".join(d["objectives"]) + "."), ""]
     lines += ["## What is given", ""]
     if e.kind == "code" or e.kind == "bug":
-        lines += [f"`{e.name}` in this folder is `{e.source}` without the part that begins with "
-                  f"`// exercise {e.id}`. Write it there. Everything else, also the files that "
-                  f"this one includes, is the chapter's own and stays as it is.", ""]
+        line = next(i for i, l in enumerate(e.start().splitlines(), 1)
+                    if f"// exercise {e.id}" in l)
+        lines += [*wrapped(
+            f"`{e.name}` in this folder is `{e.source}` without a part, which you write in line "
+            f"{line}, below the comment `// exercise {e.id}`. Everything else, also the files that "
+            "this one includes, is the chapter's own and stays as it is."), ""]
     elif e.kind == "predict":
-        lines += ["`answers.txt` in this folder asks for numbers. Write them down before you run "
+        lines += ["`answers.txt` in this folder asks for numbers. Write them down before you run",
                   "anything: `make grade` measures them.", ""]
     else:
         lines += [f"`{e.name}` in this folder; its comment says how it is written.", ""]
@@ -160,7 +163,7 @@ def readme(e, result):
     lines += ["", "## What fails now", "", "```"]
     said = [l["said"] for l in result["lines"] if not l["ok"]] + result["said"]
     lines += wrapped(said[0] if said else "nothing")
-    lines += ["```", "", f"    make grade EX={e.id}", ""]
+    lines += ["```", "", "```sh", f"make grade EX={e.id}", "```", ""]
     return "\n".join(lines)
 
 
