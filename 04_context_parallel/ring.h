@@ -85,6 +85,7 @@ public:
     }
 
     Gradients backward(const Tensor& dout, Saved& saved, Context& context) override {
+        // exercise 04.6 begin: keys travel again, and with each the sum of its gradients
         const auto& [forward_plan, starts] = plan_of_(context.batch);
         const bool own_last = reverses(forward_plan);
         const int64_t B = dout.size(0);
@@ -139,6 +140,7 @@ public:
             }
         gradients.dq = partial.dq();
         return gradients;
+        // exercise 04.6 end
     }
 
 private:

@@ -27,7 +27,8 @@ WAITS = re.compile(r"\b(Work|Exchange|Event|Stream|Pending)::(wait|synchronize|a
 NOISE = re.compile(r"^(std::|__|_|MPI|PMPI|ompi|opal|gomp|GOMP|say_where|sched_yield|testing::"
                    r"|transport::|Tensor::|Storage|Saved::|start_thread|clone|poll|usleep|main"
                    r"|nanosleep|RUN_ALL_TESTS|run_program|run_chapter|raise|kill|phase|free|malloc"
-                   r"|operator |check$)|[a-z*&>] std::|_Test::TestBody|\[clone|operator\(\)|lambda")
+                   r"|operator |check$|wait4|system)|[a-z*&>] (std|testing)::"
+                   r"|_Test::TestBody|\[clone|operator\(\)|lambda")
 
 
 class Outcome:

@@ -39,8 +39,8 @@ def at(data, path):
 
 def failure(text, failed):
     """GoogleTest's first failure in one or two lines."""
-    found = re.search(r"([\w.]+:\d+): Failure\n((?:(?!.*: Failure$|\[|Google Test).+\n){1,5})", text,
-                      re.MULTILINE)
+    found = re.search(r"([\w.]+:\d+): Failure\n((?:(?!.*: Failure$|\[|Google Test).+\n){1,5})",
+                      text, re.MULTILINE)
     if not found:
         thrown = re.search(r"C\+\+ exception with description \"(.*?)\" thrown", text, re.DOTALL)
         if thrown:
