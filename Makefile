@@ -6,6 +6,7 @@
 #   MPI       mpich or openmpi. Default: whichever is installed, preferably mpich
 #   SANITIZE  address or thread: a build of its own under build/cpu-address. Default: none
 #   NP, ARGS  ranks and arguments of `make run`
+#   EX        an exercise (02.1); SUBMISSIONS a folder of students'; ONLY, SHARE: what to prove
 #   WERROR=1  warnings are errors (CI)
 
 .DEFAULT_GOAL := all

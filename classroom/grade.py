@@ -245,5 +245,5 @@ if __name__ == "__main__":
     except Wrong as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):  # as of make solutions | head
         sys.exit(130)
