@@ -3,8 +3,8 @@ wrong solution kept in the descriptions, does not.
 
     make prove                  everything
     make prove ONLY=02.1,05     these exercises, or chapters
-    make prove SHARE=3/8        all solutions, and of the wrong ones the third eighth, by hash
-    make prove SHARE=today/8    the same; which eighth, the date says: in eight days all
+    make prove SHARE=3/4        the third quarter, by hash
+    make prove SHARE=today/4    which quarter, the date says: in four days everything
     make prove SHARE=quick      one exercise: seconds
 
 A wrong solution may say which words the grader must find for it ("says"): so it is proved that a
@@ -30,17 +30,17 @@ QUICK = "09.1"
 def cases(only, share):
     """(exercise, what, text, should be solved, words that the grader must say)."""
     found = []
-    for e in describe.all_exercises():
+    for e in describe.all_exercises():  # all are read: markers and texts must be there
+        gradings = [("the solution", e.solution(), True, ""),
+                    ("as it is given", e.start(), False, "")]
+        gradings += [(m["name"], e.mutated(m), False, m.get("says", "")) for m in e.mutants]
         if only and not any(e.id == o or e.id.startswith(o + ".") for o in only):
             continue
-        wrong = [("as it is given", e.start(), "")]
-        wrong += [(m["name"], e.mutated(m), m.get("says", "")) for m in e.mutants]
         if share:
             part, of = share
-            wrong = [w for w in wrong if int(hashlib.sha256(
-                (e.id + w[0]).encode()).hexdigest(), 16) % of == part - 1]
-        found.append((e, "the solution", e.solution(), True, ""))
-        found += [(e, what, text, False, says) for what, text, says in wrong]
+            gradings = [g for g in gradings if int(hashlib.sha256(
+                (e.id + g[0]).encode()).hexdigest(), 16) % of == part - 1]
+        found += [(e, *g) for g in gradings]
     return found
 
 
