@@ -6,6 +6,7 @@
 #   MPI       mpich or openmpi. Default: whichever is installed, preferably mpich
 #   SANITIZE  address or thread: a build of its own under build/cpu-address. Default: none
 #   NP, ARGS  ranks and arguments of `make run`
+#   EX        an exercise (02.1); SUBMISSIONS a folder of students'; ONLY, SHARE: what to prove
 #   WERROR=1  warnings are errors (CI)
 
 .DEFAULT_GOAL := all
@@ -179,7 +180,7 @@ LONG_OBJECTS := $(call objects,$(sort $(LONG_SOURCES) tests/chapters/run_program
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
 .PHONY: all help demo pictures mpirun test test-all compute-sanitizer run bench fuzz deps format \
-        clean test-programs all-test-programs $(CHAPTERS)
+        clean test-programs all-test-programs exercise grade solutions prove $(CHAPTERS)
 all: $(PROGRAMS) compile_commands.json  ## build all chapters of the chosen backend
 
 $(CHAPTERS): %: $(BUILD)/%
@@ -245,6 +246,26 @@ endif
 test-programs: all $(BUILD)/unit_test $(BUILD)/comm_test $(BUILD)/chapter_test
 all-test-programs: test-programs $(BUILD)/long_test $(BUILD)/fault_program
 
+# ---- the classroom (classroom/README.md) ---------------------------------------------------------
+# Exercises are built with the CPU backend, without optimization, apart from the kernels, which the
+# executor needs optimized a little.
+CLASSROOM_FLAGS := -std=c++20 -O0 -g0 -march=$(ARCH) -fopenmp -Wall -Wextra \
+    -Wno-missing-field-initializers -Wno-unused -Wno-array-bounds -Wno-stringop-overflow
+export CLASSROOM = {"cxx": "$(CXX)", "flags": "$(filter-out -I%,$(CPPFLAGS)) $(CLASSROOM_FLAGS)", \
+    "mpi": "$(MPI_FLAGS)", "simt": "$(SIMT_CPPFLAGS) $(SIMT_FLAGS)", "libraries": "$(LDLIBS)", \
+    "mpirun": "$(MPIRUN) $(MPIRUN_FLAGS)", "make": "$(MAKE) BACKEND=cpu", \
+    "library": "build/cpu/libcommon.a", "kernel_objects": "$(KERNEL_OBJECTS)"}
+GRADER := python3 classroom/grade.py
+exercise:  ## write exercise EX=02.1 into exercises/, or list all exercises
+	@+$(call on_cpu,$(GRADER) exercise $(EX))
+grade:  ## grade exercise EX=02.1, all of yours, or all students' (SUBMISSIONS=dir)
+	@+$(call on_cpu,$(GRADER) $(if $(SUBMISSIONS),submissions $(SUBMISSIONS),grade $(EX)))
+solutions:  ## for teachers: print the solutions, or that of EX=02.1
+	@$(GRADER) solutions $(EX)
+prove:  ## prove the grader: solutions get all points, wrong ones do not
+	@+$(call on_cpu,$(GRADER) prove ONLY=$(ONLY) SHARE=$(SHARE))
+on_cpu = $(if $(filter cpu,$(BACKEND)),$(1),$(MAKE) -s BACKEND=cpu $@)
+
 bench: export PYTHON ?= python3
 bench: $(BENCHES) $(PROGRAMS)  ## time operations, collectives and training, next to PyTorch
 	@tests/bench/run.sh $(BACKEND) $(BUILD) "$(MPIRUN) $(MPIRUN_FLAGS)"
@@ -262,7 +283,7 @@ clean:  ## remove build/
 
 # ---- dependencies --------------------------------------------------------------------------------
 PACKAGES := g++ mpich libmpich-dev libopenblas-openmp-dev libcli11-dev nlohmann-json3-dev \
-            libfmt-dev libgtest-dev libboost-context-dev
+            libfmt-dev libgtest-dev libboost-context-dev python3
 deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 	@./tests/deps.sh $(PACKAGES)
 

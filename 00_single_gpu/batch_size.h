@@ -100,11 +100,13 @@ class NoiseScale {
 public:
     // Squared norms of the mean gradient over `small` and over `big` sequences of the same step.
     void add(double small, double small_squared_norm, double big, double big_squared_norm) {
+        // exercise 00.3 begin: moving averages of tr(S) and |G|^2, from the formulas above
         trace_ = decay_ * trace_ +
                  (1 - decay_) * (small_squared_norm - big_squared_norm) / (1 / small - 1 / big);
         squared_gradient_ =
             decay_ * squared_gradient_ +
             (1 - decay_) * (big * big_squared_norm - small * small_squared_norm) / (big - small);
+        // exercise 00.3 end
         ++count_;
     }
     int64_t count() const { return count_; }

@@ -28,6 +28,7 @@ struct Watched {
 // model one after the other, and their gradients add up.
 void train_step(Step& step, Llama& model, AdamW& optimizer, Watched& watched) {
     ParameterList& parameters = model.parameters();
+    // exercise 00.1 begin: clear the gradients; then each micro-batch forward and backward
     parameters.begin_gradients(step.accumulated);
     for (MicroBatch micro_batch : step.micro_batches({watched.fresh})) {
         Saved saved;
@@ -37,6 +38,7 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, Watched& watched) {
         if (watched.noise_scale && micro_batch.micro_batch == 0)
             watched.first_squared_norm = scalar(squared_gradient_norm(parameters));
     }
+    // exercise 00.1 end
     step.verify_gradient();
     const Tensor squared_norm =
         phase("gradient norm", [&] { return squared_gradient_norm(parameters); });

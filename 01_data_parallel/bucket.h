@@ -44,12 +44,14 @@ public:
     }
 
     void gradient_complete(Parameter& parameter, const Context&) override {
+        // exercise 01.2 begin: a bucket whose last gradient is complete starts its sum
         const size_t index = bucket_of_.at(&parameter);
         const TraceName name(TraceName::whole, "bucket", int64_t(index) + 1);
         Bucket& bucket = buckets_[index];
         if (--bucket.missing > 0) return;
         bucket.missing = bucket.members;  // for the next sum
         start(bucket, of(bucket));
+        // exercise 01.2 end
     }
     void finish() override {
         parameters_.check_complete();

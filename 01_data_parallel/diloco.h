@@ -66,6 +66,7 @@ public:
     void after_step(int64_t done, bool last) {
         if (done % options_.inner_steps != 0 && !last) return;
         explain("DiLoCo: delta = mean of (theta - local weights), Nesterov, local weights = theta");
+        // exercise 01.4 begin: delta, its mean, Nesterov momentum; all four lines of the formula
         const Tensor delta = Tensor::empty(outer_.shape(), DType::fp32, Memory::communication);
         ops::copy(delta, outer_);
         for (size_t i = 0; i < local_.size(); ++i) ops::add(of(delta, i), local_[i], -1);
@@ -74,6 +75,7 @@ public:
         ops::add(momentum_, delta);
         ops::add(outer_, delta, -float(options_.lr));
         ops::add(outer_, momentum_, -float(options_.lr * options_.momentum));
+        // exercise 01.4 end
         size_t i = 0;
         for (const auto& p : parameters_) {
             ops::copy(local_[i], of(outer_, i));

@@ -60,6 +60,7 @@ public:
 
 protected:
     void start(Bucket& bucket, const Tensor& all) override {
+        // exercise 01.3 begin: reduce-scatter inside the node, all-reduce across, all-gather
         Stream& stream = communication_stream();
         const int64_t total = all.numel(), share = total / inside_.size(),
                       even = share * inside_.size();
@@ -75,6 +76,7 @@ protected:
         if (even < total)
             bucket.under_way.push_back(
                 ranks_.all_reduce(all.slice(even, total), Reduce::sum, stream));
+        // exercise 01.3 end
     }
 
 private:

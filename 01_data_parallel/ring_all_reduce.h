@@ -134,6 +134,7 @@ inline void ring_all_reduce(const Communicator& group, Tensor x,
     }
     // All-gather: the chunk whose home is this rank now holds the sum. Pass on the chunk that
     // arrived last, starting with this one.
+    // exercise 01.1 begin: n-1 times, send the chunk that arrived last to the right
     for (int step = 0; step < n - 1; ++step) {
         const int sent = step, received = step + 1;
         std::vector<Transfer> transfers;
@@ -145,6 +146,7 @@ inline void ring_all_reduce(const Communicator& group, Tensor x,
         group.send_recv(std::move(transfers));
         report(RingStep::all_gather, step, sent, received);
     }
+    // exercise 01.1 end
 }
 
 // What a ring all-reduce of `count` elements communicates, for the report: 2(n-1) send_recv calls.

@@ -106,6 +106,7 @@ public:
     };
     std::vector<Piece> pieces(size_t u, const Range& range) const {
         std::vector<Piece> all;
+        // exercise 02.4 begin: the part of each parameter that lies in the range, if there is any
         for (const auto& [parameter, offset] : flats_[u].places) {
             const int64_t begin = std::max(range.begin, offset),
                           end = std::min(range.end, offset + parameter->local_numel());
@@ -113,6 +114,7 @@ public:
                 all.push_back(
                     {parameter, begin - offset, {begin - range.begin, end - range.begin}});
         }
+        // exercise 02.4 end
         return all;
     }
     // Those in a rank's shard, as views of `values` and `grads`, the shard's tensors (shard

@@ -41,6 +41,7 @@ public:
         if (pass != Pass::forward) return;
         for (size_t u : layout_.flats_of(unit)) gathers_[u].wait();
     }
+    // exercise 02.1 begin: reduce-scatter complete units; update shards; gather what was updated
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!unit_complete(parameter)) return;
         const size_t u = layout_.flat_of(parameter);
@@ -60,6 +61,7 @@ public:
         update_shards(lr, squared_norm, [&](size_t u) { start_gather(u, values_); });
         if (zero_.gather_overlap == GatherOverlap::optimizer) finish();
     }
+    // exercise 02.1 end
 
 private:
     Tensor values_, grads_;  // (all units, padded)

@@ -83,6 +83,7 @@ public:
 
     void before(const Unit& unit, Pass pass, const Context& context) override {
         if (pass != Pass::backward_weight) {  // that pass reads no parameters
+            // exercise 02.2 begin: gather this pass' and those ahead; wait for this one's
             const size_t now = pass_of(unit, pass);
             for (size_t u : needed(now, now + size_t(zero_.prefetch), context))
                 gather(u);  // the first of them is this pass's own
@@ -90,6 +91,7 @@ public:
                 gathers_[u].wait();
                 layout_.place(u, whole_[u], &Parameter::value);
             }
+            // exercise 02.2 end
         }
         buffers_.make_room(unit, pass);
     }
@@ -102,10 +104,12 @@ public:
         if (zero_.keep_gathered && !last_) return;
         const size_t now = pass_of(unit, pass);
         // Frees the whole parameters that none of the coming passes needs.
+        // exercise 02.3 begin: free what none of the coming passes needs
         const std::vector<size_t> kept =
             needed(now + 1, now + passes_kept_ahead(zero_, units_.size()), context);
         for (size_t u = 0; u < layout_.size(); ++u)
             if (std::ranges::find(kept, u) == kept.end()) release(u);
+        // exercise 02.3 end
     }
     void end_micro_batch() override {
         parameters_.check_complete();

@@ -24,6 +24,7 @@ public:
     ColumnLinear(std::unique_ptr<Linear> gemm, const ParallelRegion& region)
         : Linear(gemm->parameters()), gemm_(std::move(gemm)), region_(region) {}
 
+    // exercise 03.1 begin: forward: Y_r = X W_r^T; backward: dX = sum over r of dY_r W_r
     // x has the residual stream's shape; returns (B, T, this rank's outputs).
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
@@ -41,6 +42,7 @@ public:
         saved.keep("dy", dy);
         return region_.leave(partial_dx(dy, context));
     }
+    // exercise 03.1 end
 
     void backward_weight(Saved& saved, Context& context) override {
         gemm_->backward_weight(saved, context);  // as on one device

@@ -27,6 +27,7 @@ public:
     RowLinear(std::unique_ptr<Linear> gemm, const ParallelRegion& region)
         : Linear(gemm->parameters()), gemm_(std::move(gemm)), region_(region) {}
 
+    // exercise 03.2 begin: forward: Y = sum over r of X_r W_r^T; backward: dX_r = dY W_r
     // x is (B, T, this rank's inputs); the result has the residual stream's shape.
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
@@ -48,6 +49,7 @@ public:
         saved.keep("dy", whole);
         return dx;
     }
+    // exercise 03.2 end
 
     void backward_weight(Saved& saved, Context& context) override {
         gemm_->backward_weight(saved, context);  // as on one device

@@ -33,6 +33,7 @@ class SequenceParallelRegion : public ParallelRegion {
 public:
     using ParallelRegion::ParallelRegion;
 
+    // exercise 03.4 begin: g gathers the tokens, g* adds up and scatters them; chunk by chunk
     // g forward, g* backward: all-gather.
     Pending begin_enter(const Tensor& x, Stream& stream) const override {
         const int64_t rows = x.rows() * group_.size(), n = chunks(rows);
@@ -64,6 +65,7 @@ public:
     Work sum_rows(Tensor sum, Tensor partial, Stream& stream) const override {
         return group_.reduce_scatter(sum, partial, Reduce::sum, stream);
     }
+    // exercise 03.4 end
 
     bool gathers_again() const override { return !options_.keep_gathered; }
     Shape stream_shape(const Batch& batch, int64_t h) const override {

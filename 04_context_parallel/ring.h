@@ -56,6 +56,7 @@ public:
         const bool keep_last = reverses(plan) && saved.enabled();
         PartialAttention sum(q, sum_dtype(options_, plan, q.dtype()));
         Held held = parcels_of(plan, k, v);
+        // exercise 04.4 begin: pass on what you hold, attend to it meanwhile, then wait
         for (int hop = 0; hop <= plan.last_hop(); ++hop) {
             Work under_way;
             const bool kept = keep_last && hop + 1 == plan.last_hop();
@@ -74,6 +75,7 @@ public:
             under_way.wait();
             if (hop < plan.last_hop()) held = std::move(next);
         }
+        // exercise 04.4 end
         Tensor o = sum.output();
         saved.keep("q", q), saved.keep("o", o), saved.keep("lse", sum.lse());
         saved.keep("k", keep_last ? held[0].all_k() : k);
@@ -83,6 +85,7 @@ public:
     }
 
     Gradients backward(const Tensor& dout, Saved& saved, Context& context) override {
+        // exercise 04.6 begin: keys travel again, and with each the sum of its gradients
         const auto& [forward_plan, starts] = plan_of_(context.batch);
         const bool own_last = reverses(forward_plan);
         const int64_t B = dout.size(0);
@@ -137,6 +140,7 @@ public:
             }
         gradients.dq = partial.dq();
         return gradients;
+        // exercise 04.6 end
     }
 
 private:

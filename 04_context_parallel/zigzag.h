@@ -81,6 +81,7 @@ public:
     // What the queries of `rank` see of these keys of `owner`, in as few blocks as possible.
     std::vector<Block> blocks(int64_t rank, int64_t owner, Range keys) const {
         if (layout_ != Layout::zigzag) return chunk_blocks(rank, owner, keys);
+        // exercise 04.2 begin: the causal half of own keys; the tail's queries; the head's keys
         const Range all{0, length()}, head = chunk(0), tail = chunk(1);
         // In a rank's own order a token sees itself and all before it, as in the whole sequence.
         if (owner == rank) {
@@ -90,6 +91,7 @@ public:
         if (owner > rank) return {{tail, keys, {.causal = false}}};
         if (keys.begin >= head.end) return {};
         return {{all, {keys.begin, std::min(keys.end, head.end)}, {.causal = false}}};
+        // exercise 04.2 end
     }
     // The same chunk by chunk. The masks of documents need these smaller blocks: within one, places
     // in the sequence follow from local indices by a single offset (and the stripes' stride).
@@ -135,9 +137,11 @@ public:
 private:
     // The place in the sequence where a rank's chunk begins.
     int64_t begin(int64_t rank, int64_t c) const {
+        // exercise 04.3 begin: where chunk c of a rank's begins in the sequence
         if (layout_ == Layout::striped) return rank;
         if (layout_ == Layout::contiguous) return rank * length();
         return (c == 0 ? rank : 2 * ranks_ - 1 - rank) * chunk(0).size();
+        // exercise 04.3 end
     }
 
     Layout layout_;

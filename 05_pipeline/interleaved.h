@@ -28,12 +28,14 @@ namespace ultrascale {
 // reverse. A last group may have fewer than N: schedules.h refuses it, a test shows why.
 inline std::vector<Action> interleaved_pass(ActionKind kind, int micro_batches, int chunks,
                                             int group) {
+    // exercise 05.3 begin: groups; in a group chunk by chunk; backward from the last chunk
     std::vector<Action> pass;
     for (int first = 0; first < micro_batches; first += group)
         for (int c = 0; c < chunks; ++c)
             for (int m = first; m < std::min(first + group, micro_batches); ++m)
                 pass.push_back({kind, m, kind == ActionKind::forward ? c : chunks - 1 - c});
     return pass;
+    // exercise 05.3 end
 }
 
 inline Schedule interleaved(int ranks, int micro_batches, int chunks, int group) {

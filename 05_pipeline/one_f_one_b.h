@@ -25,11 +25,13 @@ namespace ultrascale {
 inline Schedule one_f_one_b(int ranks, int micro_batches) {
     Schedule schedule = empty_schedule("1f1b", micro_batches, looped(ranks, 1));
     for (int rank = 0; rank < ranks; ++rank) {
+        // exercise 05.1 begin: warm up; then one forward, one backward; then the rest
         const int warmup = std::min(ranks - 1 - rank, micro_batches);
         RankActions actions({0});
         for (int m = 0; m < warmup; ++m) actions.forward();
         for (int m = warmup; m < micro_batches; ++m) actions.forward(), actions.backward();
         for (int m = 0; m < warmup; ++m) actions.backward();
+        // exercise 05.1 end
         schedule.actions[size_t(rank)] = actions.take();
     }
     return schedule;

@@ -20,6 +20,7 @@ namespace ultrascale {
 
 // What one rank does: `warmup` forwards; then F and B in turn; W `lag` micro-batches after B.
 inline std::vector<Action> zero_bubble_actions(int warmup, int lag, int micro_batches) {
+    // exercise 05.2 begin: F and B in turn, W `lag` micro-batches later
     RankActions actions({0});
     const int ahead = std::min(warmup, micro_batches);
     for (int m = 0; m < ahead; ++m) actions.forward();
@@ -30,6 +31,7 @@ inline std::vector<Action> zero_bubble_actions(int warmup, int lag, int micro_ba
     }
     actions.all_backward_weights();
     return actions.take();
+    // exercise 05.2 end
 }
 
 inline Schedule zb_h1(int ranks, int micro_batches) {

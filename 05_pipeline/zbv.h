@@ -27,6 +27,7 @@ inline std::vector<Action> zbv_actions(int ranks, int rank, int micro_batches) {
     const auto b = [&](int c) { actions.push_back({ActionKind::backward_input, next_b[c]++, c}); };
     const auto w = [&](int c) { actions.push_back({ActionKind::backward_weight, next_w[c]++, c}); };
 
+    // exercise 05.6 begin: fill, run in turn, drain: the rule is in the comment above
     for (int i = 0; i < 2 * (ranks - rank) - 1; ++i) f(0);
     for (int i = 0; i < rank; ++i) f(1), f(0);
     for (int i = 0; i < ranks - rank; ++i) f(1), b(1), w(1);
@@ -39,6 +40,7 @@ inline std::vector<Action> zbv_actions(int ranks, int rank, int micro_batches) {
     for (int i = 0; i < ranks - rank; ++i) b(0), w(0);
     while (next_w[1] < planned) w(1);
     while (next_w[0] < planned) w(0);
+    // exercise 05.6 end
     std::erase_if(actions,
                   [&](const Action& action) { return action.micro_batch >= micro_batches; });
     return actions;

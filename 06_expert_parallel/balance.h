@@ -52,10 +52,12 @@ inline double aux_factor(Aux kind, double experts, double k, double layers, doub
 // By how much a bias moves (DeepSeek-V3).
 inline std::vector<float> moved_bias(std::vector<float> bias, const std::vector<float>& load,
                                      double gamma) {
+    // exercise 06.4 begin: up by gamma below the mean load, down above it
     double mean = 0;
     for (float n : load) mean += double(n) / double(load.size());
     for (size_t e = 0; e < bias.size(); ++e)
         bias[e] += float(gamma * ((mean > double(load[e])) - (mean < double(load[e]))));
+    // exercise 06.4 end
     return bias;
 }
 

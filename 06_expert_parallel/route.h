@@ -49,6 +49,7 @@ inline std::vector<int> best_first(const std::vector<double>& values) {
 
 // Hides the groups that are not among the best ones.
 inline void keep_best_groups(std::vector<double>& choice, const ops::RouterSettings& settings) {
+    // exercise 06.2 begin: a group counts the sum of its two best; the rest is hidden
     const size_t each = choice.size() / size_t(settings.groups);
     std::vector<double> of_group;
     for (size_t first = 0; first < choice.size(); first += each) {
@@ -59,6 +60,7 @@ inline void keep_best_groups(std::vector<double>& choice, const ops::RouterSetti
     const std::vector<int> order = best_first(of_group);
     for (size_t g = size_t(settings.top_groups); g < order.size(); ++g)
         std::fill_n(choice.begin() + long(size_t(order[g]) * each), each, double(settings.masked));
+    // exercise 06.2 end
 }
 
 // The weights of a route's experts, from their scores.
@@ -74,6 +76,7 @@ inline void set_weights(Route& route, const ops::RouterSettings& settings) {
 // The route of a token with these logits (E). bias (E) may be empty.
 inline Route route_token(std::span<const float> logits, std::span<const float> bias,
                          const ops::RouterSettings& settings) {
+    // exercise 06.1 begin: choose on scores + bias; the weights are of the scores alone
     Route route{.scores = scores_of(logits, settings.score)};
     route.choice = route.scores;
     for (size_t e = 0; e < bias.size(); ++e) route.choice[e] += double(bias[e]);
@@ -82,6 +85,7 @@ inline Route route_token(std::span<const float> logits, std::span<const float> b
     const size_t k = size_t(settings.top_k);
     route.experts.assign(order.begin(), order.begin() + long(k));
     set_weights(route, settings);
+    // exercise 06.1 end
     return route;
 }
 
@@ -151,6 +155,7 @@ inline double margin_of(const std::vector<int>& experts, const std::vector<doubl
 // The gradient of the scores from that of the weights.
 inline std::vector<double> score_gradient(const Route& route, std::span<const double> dweights,
                                           const ops::RouterSettings& settings) {
+    // exercise 06.3 begin: d weights -> d scores: of s_j / sum of s, or of s_j alone
     std::vector<double> dscores(route.scores.size());
     if (has_constant_weights(settings)) return dscores;
     double sum = settings.score == ops::RouterScore::sigmoid ? 1e-20 : 0, along = 0;
@@ -162,6 +167,7 @@ inline std::vector<double> score_gradient(const Route& route, std::span<const do
         dscores[size_t(route.experts[j])] =
             settings.scaling *
             (settings.renormalise ? dweights[j] / sum - along / (sum * sum) : dweights[j]);
+    // exercise 06.3 end
     return dscores;
 }
 

@@ -75,10 +75,12 @@ public:
         const bool skipped = skips();
         if (skipped) skipped_.push_back(step);
         if (options_.fixed > 0) return skipped;
+        // exercise 08.2 begin: halve at an overflow, with a floor; double after enough good steps
         if (skipped)
             scale_ = std::max(scale_ / 2, LossScaleOptions::floor), good_steps_ = 0;
         else if (++good_steps_ == options_.growth_interval)
             scale_ = std::min(scale_ * 2, LossScaleOptions::ceiling), good_steps_ = 0;
+        // exercise 08.2 end
         write();
         return skipped;
     }

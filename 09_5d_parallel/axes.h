@@ -30,12 +30,14 @@ struct Axes {
     int size(const std::string& axis) const { return this->*named(axis); }
     // Ranks between two neighbours along an axis.
     int stride(const std::string& axis) const {
+        // exercise 09.1 begin: the product of the axes that come before it in the order
         int ranks = 1;
         for (const std::string& inner : order) {
             if (inner == axis) break;
             ranks *= size(inner);
         }
         return ranks;
+        // exercise 09.1 end
     }
 
     // Sets dp, or checks it. UserError if the axes do not make `ranks`.

@@ -67,12 +67,14 @@ public:
 
     // The samples of this rank, and its part of each sequence.
     Share share() const {
+        // exercise 09.2 begin: which ranks have samples of their own? and which a part of each
         const Communicator& replicas = mesh.group({"dp", "ep"});
         Share share{
             .micro_batch = shape.micro_batch, .count = replicas.size(), .replica = replicas.rank()};
         if (context.options().cp > 1)
             share.part = [this](const HostBatch& whole) { return context.part(whole); };
         return share;
+        // exercise 09.2 end
     }
     // The residual stream between two layers or stages, of B sequences of which this rank has T
     // tokens: (B, T, h), or with sequence parallelism (B T / tp, h).

@@ -21,10 +21,12 @@ inline LocalSizes local_sizes(const Composition& c, const Stage& stage) {
     const Techniques& t = c.techniques;
     LocalSizes sizes = t.tensor.tp > 1 ? local_sizes(c.shape, t.tensor, c.mesh.group("tp").rank())
                                        : local_sizes(c.shape);
+    // exercise 09.4 begin: what this rank has of tokens, layers, embedding and head
     sizes.stream_tokens /= t.axes.cp, sizes.region_tokens /= t.axes.cp;
     sizes.layers = stage.last_layer - stage.first_layer;
     sizes.embedding = stage.embedding, sizes.head = stage.head;
     return sizes;
+    // exercise 09.4 end
 }
 
 // The stages that this rank holds, by chunk.
@@ -124,9 +126,11 @@ inline Prediction predict(Composition& c) {
         p.communication.add(c.mesh.group({"dp", "cp", "ep", "pp", "tp"}), Collective::all_reduce, 1,
                             8);
     }
-    if (t.zero.stage < 2) p.memory.peak_communication += in_layer;
     p.memory.peak_communication += c.messages.mailboxes();
+    // exercise 09.3 begin: two terms: the buffers of layers, the sum of the loss
+    if (t.zero.stage < 2) p.memory.peak_communication += in_layer;
     if (c.of_loss().size() > 1) p.communication.add(c.of_loss(), Collective::all_reduce, 1, 8);
+    // exercise 09.3 end
 
     // 03, 04, 06: communication inside the layers; with two copies of the model each has half of
     // the micro-batches

@@ -21,11 +21,13 @@ __global__ void sum(float* total, const float* x, int64_t n) {
         mine += x[i];
     partial[threadIdx.x] = mine;
     __syncthreads();
+    // exercise 07.3 begin: a tree: half of the threads add the other half, then a quarter, ...
     for (int step = threads / 2; step > 0; step /= 2) {
         if (threadIdx.x < unsigned(step)) partial[threadIdx.x] += partial[threadIdx.x + step];
         __syncthreads();
     }
     if (threadIdx.x == 0) atomicAdd(total, partial[0]);
+    // exercise 07.3 end
 }
 
 void run(const Arguments& args) {

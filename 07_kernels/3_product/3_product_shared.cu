@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(tile* tile)
     const int x = int(threadIdx.x), y = int(threadIdx.y);
     const int64_t row = int64_t(blockIdx.y) * tile + y, column = int64_t(blockIdx.x) * tile + x;
     float sum = 0;
+    // exercise 07.4 begin: bring a 32 x 32 tile of each, meet, add 32 products, meet
     for (int64_t k0 = 0; k0 < K; k0 += tile) {
         // Zeros outside the matrices add nothing. A thread without a result still brings its
         // elements and waits with the others.
@@ -35,6 +36,7 @@ __global__ void __launch_bounds__(tile* tile)
         for (int k = 0; k < tile; ++k) sum += a[y][k] * b[k][x];
         __syncthreads();  // all have read before the next tiles come
     }
+    // exercise 07.4 end
     if (row < M && column < N) C[row * N + column] = sum;
 }
 

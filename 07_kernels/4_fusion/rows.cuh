@@ -41,6 +41,7 @@ __device__ inline float block_sum(float x) {
 struct MaxSum {
     float max = -FLT_MAX, sum = 0;  // not -infinity: -infinity - -infinity is NaN
 
+    // exercise 07.5 begin: when a larger number comes, one factor corrects the sum
     __device__ void add(const MaxSum& other) {
         const float larger = fmaxf(max, other.max);
         sum = sum * __expf(max - larger) + other.sum * __expf(other.max - larger);
@@ -55,6 +56,7 @@ struct MaxSum {
 #pragma unroll
         for (int j = 0; j < n; ++j) sum += __expf(__bfloat162float(pack.x[j]) - max);
     }
+    // exercise 07.5 end
 };
 
 __device__ inline MaxSum warp_max_sum(MaxSum x) {

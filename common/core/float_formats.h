@@ -65,18 +65,22 @@ struct FloatFormat {
 
     // The code of the nearest number; of two that are equally near, the even code.
     static constexpr uint32_t encode(float x, Overflow overflow = Overflow::infinite) {
+        // exercise 08.1 begin: round the significand to nearest, and of ties to the even code
         const Parts p = take_apart(x);
         if (p.shift == 0) return finish(x, p, p.significand, overflow);
         const uint32_t half = uint32_t(1) << (p.shift - 1), odd = p.significand >> p.shift & 1;
         return finish(x, p, (p.significand + half - 1 + odd) >> p.shift, overflow);
+        // exercise 08.1 end
     }
     // Of the two neighbours, each with the probability that makes the expectation x. `random`: 32
     // uniform bits.
     static constexpr uint32_t encode_stochastic(float x, uint32_t random,
                                                 Overflow overflow = Overflow::infinite) {
+        // exercise 08.4 begin: add random bits where the format has no room, then cut off
         const Parts p = take_apart(x);
         const uint32_t below = (uint32_t(1) << p.shift) - 1;
         return finish(x, p, (p.significand + (random & below)) >> p.shift, overflow);
+        // exercise 08.4 end
     }
 
 private:

@@ -34,6 +34,7 @@ Tensor amax_of_runs(const Tensor& x, int64_t R, int64_t C) {
 void set_scales(const Quantised& y, const float* amax, int64_t R, int64_t C, const Scaling& s) {
     const float largest = largest_of(y.values.dtype());
     float* scales = y.scales.as<float>();
+    // exercise 08.3 begin: a group's scale comes from its runs' largest magnitude
     std::fill_n(scales, y.scales.numel(), 0.0f);
     for (int64_t r = 0; r < R; ++r)
         for (int64_t j = 0; j < blocks_of(C); ++j) {
@@ -42,6 +43,7 @@ void set_scales(const Quantised& y, const float* amax, int64_t R, int64_t C, con
         }
     for (int64_t i = 0; i < y.scales.numel(); ++i)
         scales[i] = scale_for(scales[i], largest, s.powers_of_two);
+    // exercise 08.3 end
 }
 
 template <class T>

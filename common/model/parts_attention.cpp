@@ -20,6 +20,7 @@ Tensor FlashAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v
 
 AttentionCore::Gradients FlashAttention::backward(const Tensor& dout, Saved& saved,
                                                   Context& context) {
+    // exercise 00.2 begin: delta = rowsum(dout o), then dq, dk, dv from the log-sum-exp
     Tensor q = saved.take("q"), k = saved.take("k"), v = saved.take("v");
     Tensor lse = saved.take("lse");                       // (B, H, T)
     Tensor delta = activation(lse.shape(), DType::fp32);  // (B, H, T)
@@ -28,6 +29,7 @@ AttentionCore::Gradients FlashAttention::backward(const Tensor& dout, Saved& sav
     ops::attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, lse, delta,
                             {.document_starts = context.batch.document_starts});
     return grads;
+    // exercise 00.2 end
 }
 
 namespace {

@@ -1,0 +1,31 @@
+// Exercise 08.b2: a loss scale.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "08_mixed_precision/loss_scale.h"
+
+namespace ultrascale {
+namespace {
+
+// A step whose only gradient is this number. Returns whether it was skipped.
+[[maybe_unused]] bool step(LossScale& scale, float gradient) {
+    const Tensor one =
+        Tensor::from_host<float>(std::vector<float>{gradient}, {1}, Memory::workspace);
+    scale.agree({{one}}, Communicator::world());
+    return scale.end_step(1);
+}
+
+TEST(OneSteps, IsCaught) {
+    ParameterList parameters;
+    LossScale scale({.scaled = true, .start = 4, .growth_interval = 2}, parameters);
+    // exercise 08.b2 begin: the last rank overflows; who skips?
+    const Communicator& world = Communicator::world();
+    const bool last = world.rank() + 1 == world.size();
+    EXPECT_TRUE(step(scale, last ? INFINITY : 1.0f));
+    EXPECT_EQ(scale.scale(), 2);
+    // exercise 08.b2 end
+}
+
+}  // namespace
+}  // namespace ultrascale

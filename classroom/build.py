@@ -1,0 +1,198 @@
+"""Builds a program or a test with some files replaced by others.
+
+A quoted #include is looked for in the folder of the file that includes it, so a replaced header
+must lie beside the others. A tree of links provides that: each folder with a replaced file is
+mirrored link by link, with the replacement in the file's place. The compiler takes a link's folder
+for the file's own (it does not follow the link), and the tree comes before the repository on the
+include path. Everything else is the library that all chapters share, built once.
+
+    build/classroom/NAME/tree/02_zero/zero1.h   -> exercises/02.1/zero1.h
+                              zero.h, main.cpp, ...  -> 02_zero/...
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+from describe import ROOT, Wrong
+
+BUILT = ROOT / "build" / "classroom"
+
+
+class DoesNotCompile(Exception):
+    """The compiler's own words, the first error only."""
+
+
+class Settings:
+    """How the Makefile compiles; it passes this on in the environment."""
+
+    def __init__(self):
+        try:
+            given = json.loads(os.environ["CLASSROOM"])
+        except KeyError:
+            raise Wrong("start this with make: make exercise, make grade") from None
+        self.cxx = given["cxx"].split()
+        self.flags = given["flags"].split()
+        self.mpi = given["mpi"].split()
+        self.simt = given["simt"].split()
+        self.libraries = given["libraries"].split()
+        self.mpirun = given["mpirun"].split()
+        self.make = given["make"].split()
+        self.library = ROOT / given["library"]
+        self.kernel_objects = given["kernel_objects"].split()
+
+
+def make(settings, target, said=[]):
+    """What all exercises share, with the Makefile's own rules; once in each run of this program."""
+    if str(target) in said:
+        return
+    wanted = [str(t.relative_to(ROOT)) if isinstance(t, pathlib.Path) else t
+              for t in (target if isinstance(target, list) else [target])]
+    quiet = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    if subprocess.run([*settings.make, "-q", *wanted], cwd=ROOT, env=quiet,
+                      capture_output=True).returncode != 0:
+        print("building what all exercises share (the first time takes some minutes) ...",
+              flush=True)
+        done = subprocess.run([*settings.make, f"-j{os.cpu_count()}", "-s", *wanted], cwd=ROOT,
+                              env=quiet, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Wrong("make " + " ".join(wanted[:1]) + " failed: " + done.stderr[-2000:])
+    said.append(str(target))
+
+
+class Tree:
+    """A build of its own: `replaced` maps files of the repository to the text they have here."""
+
+    def __init__(self, settings, name, replaced, also=()):
+        """also: sources that include a replaced header, if they are not compiled anyway."""
+        self.settings, self.folder, self.also = settings, BUILT / name, also
+        self.links = self.folder / "tree"
+        self.replaced = replaced
+        BUILT.mkdir(parents=True, exist_ok=True)
+        if not (BUILT / "common").is_symlink():  # programs look for ../../common/text.txt
+            (BUILT / "common").symlink_to(ROOT / "common")
+        folders = {str(pathlib.Path(file).parent) for file in replaced}
+        shutil.rmtree(self.links, ignore_errors=True)
+        for folder in sorted(folders):
+            # 07's kernels include "../kernel.h": its folders are mirrored from the top down.
+            for above in [*reversed(pathlib.Path(folder).parents), pathlib.Path(folder)]:
+                if str(above) not in (".", "common"):
+                    self.mirror(str(above))
+        for file, text in replaced.items():
+            place = self.links / file
+            place.unlink(missing_ok=True)
+            kept = self.folder / "files" / file
+            if not kept.exists() or kept.read_text(encoding="utf-8") != text:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(text, encoding="utf-8")
+            place.symlink_to(kept)
+
+    def mirror(self, folder):
+        (self.links / folder).mkdir(parents=True, exist_ok=True)
+        for path in (ROOT / folder).iterdir():
+            link = self.links / folder / path.name
+            if path.suffix in (".h", ".cpp", ".cu", ".cuh") and not link.is_symlink():
+                link.symlink_to(path)
+
+    def source(self, file):
+        mirrored = self.links / file
+        return mirrored if mirrored.exists() else ROOT / file
+
+    # ---- compiling -------------------------------------------------------------------------------
+    def compile(self, file):
+        """file, of the repository -> its object. Raises DoesNotCompile."""
+        s, source = self.settings, self.source(file)
+        thing = self.folder / "obj" / (file.replace("/", "__") + ".o")
+        thing.parent.mkdir(parents=True, exist_ok=True)
+        paths = [f"-I{self.links}/common", f"-I{self.links}", "-Icommon", "-I."]
+        command = [*s.cxx, *paths, *s.mpi, *s.flags]
+        if file.endswith(".cu"):
+            command += s.simt
+        elif file.startswith("07_kernels/"):
+            command += [flag for flag in s.simt if flag[:2] in ("-D", "-I")]
+        command += ["-MMD", "-MF", str(thing) + ".d", "-c", str(source), "-o", str(thing)]
+        if not self.is_new(thing, command):
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            if done.returncode != 0:
+                thing.unlink(missing_ok=True)
+                raise DoesNotCompile(self.first_error(done.stderr))
+            thing.with_suffix(".how").write_text(" ".join(command))
+        return thing
+
+    @staticmethod
+    def is_new(thing, command):
+        how, needs = thing.with_suffix(".how"), pathlib.Path(str(thing) + ".d")
+        if not (thing.exists() and needs.exists() and how.exists()
+                and how.read_text() == " ".join(command)):
+            return False
+        built = thing.stat().st_mtime
+        for path in needs.read_text().replace("\\\n", " ").split()[1:]:
+            path = pathlib.Path(path) if path.startswith("/") else ROOT / path
+            if not path.exists() or path.stat().st_mtime > built:
+                return False
+        return True
+
+    def first_error(self, words):
+        """The first error and the line it points at, with the file's own name."""
+        lines = words.splitlines()
+        first = next((i for i, l in enumerate(lines) if " error: " in l or " fatal error" in l), 0)
+        shown = [re.sub(r"^\S*/", "", l) if i == 0 else l
+                 for i, l in enumerate(lines[first:first + 4])]
+        return "\n".join(l for l in shown if l.strip())[:1200]
+
+    def link(self, name, objects, libraries=()):
+        s, program = self.settings, self.folder / name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        objects = [str(o) for o in objects]
+        newest = max(os.stat(o if o.startswith("/") else ROOT / o).st_mtime for o in objects)
+        if (program.exists() and program.stat().st_mtime > newest
+                and program.stat().st_mtime > s.library.stat().st_mtime):
+            return program
+        done = subprocess.run([*s.cxx, "-fopenmp", "-rdynamic", *objects, str(s.library),
+                               *s.libraries, *libraries, "-o", str(program)],
+                              cwd=ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            missing = re.search(r"undefined reference to `([^']+)'", done.stderr)
+            raise DoesNotCompile(f"no definition of {missing[1]}" if missing
+                                 else done.stderr[-800:])
+        return program
+
+    # ---- what exercises run ----------------------------------------------------------------------
+    def where(self):
+        return shared_object(self.settings, "classroom/where.cpp")
+
+    def program(self, chapter):
+        """A chapter's program."""
+        make(self.settings, self.settings.library)
+        own = [f for f in self.replaced if f.startswith("common/") and f.endswith(".cpp")]
+        if chapter != "07_kernels":
+            sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / chapter).glob("*.cpp"))
+            return self.link(chapter, [self.where(), *map(self.compile, [*sources, *own])])
+        make(self.settings, self.settings.kernel_objects)
+        own = [f for f in [*self.replaced, *self.also] if f.endswith(".cu")]
+        others = [thing for thing in self.settings.kernel_objects
+                  if re.sub(r"^build/cpu/obj/", "", thing).removesuffix(".o") + ".cu" not in own]
+        # In front: of an inline function that both have, the linker takes the first one.
+        return self.link(chapter, [self.where(), *map(self.compile, own), *others],
+                         ["-lboost_context"])
+
+    def tests(self, sources, on_ranks):
+        """A test program of these sources (of tests/ or the replaced ones)."""
+        make(self.settings, self.settings.library)
+        own = [f for f in self.replaced if f.startswith("common/") and f.endswith(".cpp")]
+        objects = [self.compile(f) for f in [*sources, *own]]
+        if on_ranks:
+            objects.append(shared_object(self.settings, "classroom/ranks_main.cpp"))
+        name = "tests_" + hashlib.sha256(" ".join(sources).encode()).hexdigest()[:8]
+        return self.link(name, [self.where(), *objects],
+                         ["-lgtest"] if on_ranks else ["-lgtest", "-lgtest_main"])
+
+
+def shared_object(settings, file, made={}):
+    if file not in made:
+        made[file] = Tree(settings, "shared", {}).compile(file)
+    return made[file]

@@ -1,0 +1,36 @@
+// Exercise 09.1: neighbours along the axes of a grid, and the links that they cross.
+#include "09_5d_parallel/axes.h"
+
+#include <gtest/gtest.h>
+
+namespace ultrascale {
+namespace {
+
+TEST(Axes, StridesFollowTheOrder) {
+    Axes axes{.tp = 4, .cp = 1, .ep = 3, .pp = 2};
+    axes.complete(48);
+    EXPECT_EQ(axes.stride("tp"), 1);
+    EXPECT_EQ(axes.stride("cp"), 4);
+    EXPECT_EQ(axes.stride("ep"), 4);
+    EXPECT_EQ(axes.stride("dp"), 12);
+    EXPECT_EQ(axes.stride("pp"), 24);
+    axes.set_order("dp,pp,tp,ep,cp");
+    EXPECT_EQ(axes.stride("dp"), 1);
+    EXPECT_EQ(axes.stride("pp"), 2);
+    EXPECT_EQ(axes.stride("tp"), 4);
+    EXPECT_EQ(axes.stride("ep"), 16);
+    EXPECT_EQ(axes.stride("cp"), 48);
+}
+
+TEST(Axes, OnlyTheOuterOnesLeaveANode) {
+    Axes axes{.tp = 4};
+    axes.complete(8);
+    EXPECT_EQ(axes.between_nodes("tp", 4), 0);
+    EXPECT_EQ(axes.between_nodes("dp", 4), 1);
+    axes.set_order("dp,tp,cp,ep,pp");
+    EXPECT_EQ(axes.between_nodes("tp", 4), 0.5);
+    EXPECT_EQ(axes.between_nodes("dp", 4), 0);
+}
+
+}  // namespace
+}  // namespace ultrascale
