@@ -13,7 +13,7 @@ namespace ultrascale {
 
 inline void draw_memory(const std::string& directory, const StepTimeline& timeline) {
     std::vector<double> ends = timeline.ends();
-    if (directory.empty() || ends.empty()) return;
+    if (!draws(directory) || ends.empty()) return;
     for (double& end : ends) end *= 1e3;  // ms
     const std::vector<MemoryByCategory> held = timeline.highest_by_column(316);
     const auto lower = [](const auto& a, const auto& b) { return total(a) < total(b); };

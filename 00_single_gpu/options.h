@@ -53,8 +53,7 @@ struct Chapter {
     }
 
     void check(const Options& options) const {
-        if (!demo.empty() && !options.json.empty())
-            user_error("--json: --demo {} has no figures to write", demo);
+        if (!demo.empty()) options.refuse_figures("--demo " + demo);
         if (Communicator::world().size() > 1)
             user_error("00_single_gpu runs on one device: start it with one rank");
     }

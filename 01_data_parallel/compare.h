@@ -118,7 +118,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
                                       model, optimizer, loader, options, train_step);
         if (kind == SyncKind::naive) naive = cost;
         row(name, cost);
-        if (!options.svg.empty() && kind <= SyncKind::bucket)
+        if (draws(options.svg) && n > 1 && kind <= SyncKind::bucket)
             timelines.add(kind, name, cost.step_seconds, cost.exposed_seconds);
     };
     measure("naive", SyncKind::naive);
@@ -129,7 +129,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     if (nodes_pretended)
         measure(fmt::format("hierarchical, nodes of {}", sync.ranks_per_node),
                 SyncKind::hierarchical);
-    if (!options.svg.empty()) timelines.draw(options.svg);
+    if (draws(options.svg) && n > 1) timelines.draw(options.svg);
     if (n == 1) return report.finish(), true;
 
     // The condition, with the bandwidth of one all-reduce of all gradients and the FLOP rate of the

@@ -118,8 +118,7 @@ struct Chapter {
                 "each rank has optimizer states of its own");
         if (sync.kind == SyncKind::diloco && !no_sync)
             user_error("--no-sync off: --sync diloco sums no gradients at all");
-        if (demo == "collectives" && !options.json.empty())
-            user_error("--json: --demo collectives has no figures to write; --demo bandwidth has");
+        if (demo == "collectives") options.refuse_figures("--demo collectives");
         if (!options.svg.empty() && !compare && demo != "collectives")
             user_error("--svg has no effect: pictures are of --compare and of --demo collectives");
         if (!options.svg.empty() && (world.size() < 2 || (!compare && world.size() > 8)))

@@ -70,8 +70,7 @@ struct Chapter {
     }
 
     void check(const Options& options) {
-        if (!demo.empty() && !options.json.empty())
-            user_error("--json: --demo {} has no figures to write", demo);
+        if (!demo.empty()) options.refuse_figures("--demo " + demo);
         if (!options.svg.empty() && !compare)
             user_error("--svg has no effect: the picture is of --compare");
         zero.offload = offload == Offload::optimizer || offload == Offload::both;

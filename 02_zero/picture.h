@@ -28,7 +28,7 @@ public:
     }
 
     void draw(const std::string& directory, int64_t ranks) const {
-        if (directory.empty()) return;
+        if (!draws(directory)) return;
         constexpr double top = 124, pitch = 52, height = 30;
         double most_held = 0, most_sent = 0;
         for (const Bar& bar : bars_) {

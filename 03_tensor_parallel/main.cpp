@@ -88,7 +88,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
             print_overlap_ratio(report, tp, tokens, shape.config.hidden, options.dtype);
         }
         report.throughput(predicted);
-        if (!options.svg.empty())
+        if (draws(options.svg) && tensor.tp > 1)
             BlockPicture(parallel.shapes(), of_a_layer, tensor, tokens).draw(options.svg);
         return ok;
     });

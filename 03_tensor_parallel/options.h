@@ -59,8 +59,7 @@ struct Chapter {
     }
 
     void check(const Options& options) {
-        if (demo == "linear" && !options.json.empty())
-            user_error("--json: --demo linear has no figures to write");
+        if (demo == "linear") options.refuse_figures("--demo linear");
         const int ranks = Communicator::world().size();
         if (tensor.tp == 0) tensor.tp = ranks;
         if (ranks % tensor.tp != 0)

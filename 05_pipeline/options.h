@@ -93,8 +93,7 @@ struct Chapter {
     // Checks what does not depend on the model.
     void check(const Options& options) {
         const int ranks = Communicator::world().size();
-        if (!simulated.empty() && !options.json.empty())
-            user_error("--json: --simulate trains nothing, and writes no figures");
+        if (!simulated.empty()) options.refuse_figures("--simulate");
         if (pp == 0) pp = ranks;
         if (ranks % pp != 0)
             user_error(

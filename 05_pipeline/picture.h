@@ -182,7 +182,7 @@ private:
 inline void draw_schedule(const std::string& directory, const std::string& name,
                           const Schedule& schedule, const Simulation& simulated,
                           const Simulation& measured = {}) {
-    if (directory.empty()) return;
+    if (!draws(directory)) return;
     write_picture(directory, name, SchedulePicture(schedule, simulated, measured).draw());
 }
 

@@ -10,7 +10,7 @@
 namespace ultrascale {
 
 inline void draw_loads(const std::string& directory, const std::vector<StepLoads>& loads) {
-    if (directory.empty()) return;
+    if (!draws(directory)) return;
     const size_t E = loads.front().by_layer.front().size(), bands = std::min<size_t>(E, 8);
     std::vector<std::vector<double>> columns;
     double most = 0;

@@ -152,8 +152,7 @@ struct Chapter {
                              experts.trap == ExpertTrap::aux_times_micro_batches;
         if (of_loss && !experts.has_loss())
             user_error("--trap: there is no loss of balance to get wrong; see --aux-coef");
-        if (!demo.empty() && !options.json.empty())
-            user_error("--json: --demo {} has no figures to write", demo);
+        if (!demo.empty()) options.refuse_figures("--demo " + demo);
     }
 
 private:

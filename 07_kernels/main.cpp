@@ -12,6 +12,7 @@
 #include "primer.h"
 #include "report/cli.h"
 #include "report/json_lines.h"
+#include "report/page.h"
 #include "report/svg.h"
 #include "stalls.h"
 #include "tiling.h"
@@ -27,7 +28,7 @@ struct Chapter {
     std::vector<std::string> kernels;
     LadderOptions ladder{.seed = std::random_device{}()};
     bool primer = false, list = false, stalls = false, traffic = false;
-    std::string json, svg;
+    std::string json, html, svg;
 
     void add_options(OptionList& options) {
         const auto runs = [this] { return !list; };
@@ -71,6 +72,9 @@ struct Chapter {
         options
             .add("--json", json,
                  "Write the tables to this file: one JSON object per kernel, then a summary")
+            .only_if(runs, lists)
+            .only_if(measures, primes);
+        options.add("--html", html, "Write a page with the tables for a browser to this file")
             .only_if(runs, lists)
             .only_if(measures, primes);
         options
@@ -177,7 +181,8 @@ bool run(Chapter& chapter) {
         user_error("--size is for one problem: name its kernels with --kernel");
     if (!chapter.json.empty())
         AtomicFile probe(chapter.json);  // fails now rather than after the kernels
-    JsonLines json(chapter.json);
+    if (!chapter.html.empty()) open_page(chapter.html);
+    JsonLines json(chapter.json, !chapter.html.empty());
     fmt::print("{}; seed {}\n", device_description(), chapter.ladder.seed);
     if (!on_gpu && !chapter.ladder.check_only && !chapter.primer)
         fmt::print(
@@ -244,6 +249,7 @@ bool run(Chapter& chapter) {
                                         {"comparisons", checked},
                                         {"result", ok ? "ok" : "wrong"}}}}
                    .dump());
+    write_page(chapter.html, json.kept());
     if (!chapter.primer)
         fmt::print("\n{}\n", !ok ? "WRONG, see above"
                              : checked == 0

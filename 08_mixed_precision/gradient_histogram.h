@@ -85,7 +85,7 @@ inline void GradientHistogram::add_to(Parts& parts) {
 // `scale`: what the loss was multiplied by; the picture divides by it again.
 inline void draw_gradients(const std::string& directory, const GradientHistogram& histogram,
                            double scale) {
-    if (directory.empty() || !histogram) return;
+    if (!draws(directory) || !histogram) return;
     constexpr int lowest = -52, highest = 20;  // powers of two
     const std::vector<int32_t> counts = histogram.counts();
     const int shift = int(std::lround(std::log2(scale)));

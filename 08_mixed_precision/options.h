@@ -38,7 +38,7 @@ struct Chapter {
                  "all-reduce: gradients summed in 8 bits")
             .one_of({"formats", "rounding", "scales", "accumulator", "swiglu", "all-reduce"})
             .excludes(training_outputs)
-            .excludes({"--compare", "--estimate", "--json"});
+            .excludes({"--compare", "--estimate", "--json", "--html"});
         options.add("--show", show, "With --demo formats: the number to take apart")
             .only_if([this] { return demo == "formats"; }, "only --demo formats shows a number")
             .show_default();
@@ -71,7 +71,7 @@ struct Chapter {
         if (!trap_.empty()) precision.trap = trap_names().at(trap_);
         check_trap(recipe);
         precision.seed = options.seed;
-        precision.histogram = !options.svg.empty() && demo.empty() && !compare;
+        precision.histogram = draws(options.svg) && demo.empty() && !compare;
     }
 
 private:

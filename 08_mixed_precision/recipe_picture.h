@@ -14,7 +14,7 @@
 namespace ultrascale {
 
 inline void draw_recipe_bytes(const std::string& directory) {
-    if (directory.empty()) return;
+    if (!draws(directory)) return;
     constexpr double top = 104, pitch = 34;
     const std::vector<Recipe>& recipes = all_recipes();
     std::string figures;
@@ -65,7 +65,7 @@ struct LossCurve {
 
 // The difference from the first curve, each the mean over `window` steps.
 inline void draw_loss_curves(const std::string& directory, const std::vector<LossCurve>& curves) {
-    if (directory.empty() || curves.size() < 2 || curves[0].losses.size() < 2) return;
+    if (!draws(directory) || curves.size() < 2 || curves[0].losses.size() < 2) return;
     const size_t steps = curves[0].losses.size(), window = std::max<size_t>(steps / 20, 1);
     std::vector<std::vector<double>> differences;
     double most = 1e-6;

@@ -20,7 +20,7 @@ public:
         bars_.push_back({name, held, sent});
     }
     void draw(const std::string& directory) const {
-        if (directory.empty()) return;
+        if (!draws(directory)) return;
         constexpr double top = 118, pitch = 40, height = 24;
         double most_held = 0, most_sent = 0;
         std::string figures;

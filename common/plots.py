@@ -36,7 +36,7 @@ STYLE = {"figure.facecolor": PAPER, "axes.facecolor": PAPER, "axes.edgecolor": G
          "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
          "axes.prop_cycle": matplotlib.cycler(color=dict.fromkeys(COLOURS.values())),
          "legend.fontsize": "small", "svg.fonttype": "none", "svg.hashsalt": "ultrascale"}
-NOT_TRAINING = {"--json", "--trace", "--svg", "--save", "--report", "--compare"}
+NOT_TRAINING = {"--json", "--trace", "--html", "--svg", "--save", "--report", "--compare"}
 
 
 def read(path):

@@ -37,7 +37,7 @@ struct Options {
     int64_t sample = 0;     // tokens to generate at the end
     double temperature = 0.8;
     std::string prompt = "The ";
-    std::string json, trace;
+    std::string json, trace, html;
     std::string svg;               // a directory
     double peak_tflops = 0;        // 0: the device's own
     double device_memory_gib = 0;  // 0: the device's own
@@ -51,6 +51,8 @@ struct Options {
     std::string data_name() const;  // in a checkpoint (checkpoint.h: TrainingState)
     const std::string& model_name() const { return load.empty() ? model : load; }  // in the report
     DType grad_dtype() const { return fp32_grads ? DType::fp32 : dtype; }
+    // UserError where --json or --html is given in a mode of the program that has no figures.
+    void refuse_figures(const std::string& mode) const;
     // The model's numbers from --model (a preset or a directory), --load and --layers.
     LlamaConfig config() const;
 };

@@ -16,6 +16,7 @@ JsonLines::~JsonLines() {
 }
 
 void JsonLines::write(const std::string& object) {
+    if (keep_) kept_ += object + "\n";
     if (path_.empty() || Communicator::world().rank() != 0) return;
     if (descriptor_ < 0)
         descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

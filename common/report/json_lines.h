@@ -19,14 +19,17 @@ class JsonLines {
 public:
     // Rank 0 writes to `path`; nothing is written on other ranks or with an empty path. The first
     // line replaces the file, so that a run which is refused leaves an existing file unchanged.
-    explicit JsonLines(std::string path) : path_(std::move(path)) {}
+    // With `keep` it also keeps what it wrote, for the page of --html.
+    explicit JsonLines(std::string path, bool keep = false) : path_(std::move(path)), keep_(keep) {}
     JsonLines(const JsonLines&) = delete;
     ~JsonLines();
     // Throws UserError if the file cannot be written. `object` is a JSON object without newlines.
     void write(const std::string& object);
+    const std::string& kept() const { return kept_; }
 
 private:
-    std::string path_;
+    std::string path_, kept_;
+    bool keep_;
     int descriptor_ = -1;
 };
 

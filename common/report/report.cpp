@@ -8,6 +8,7 @@
 #include "core/median_seconds.h"
 #include "core/threads.h"
 #include "core/trace.h"
+#include "page.h"
 #include "report_tables.h"
 #include "trace_file.h"
 
@@ -18,7 +19,7 @@ struct Report::Impl {
     Options options;
     StepShape shape;
     int64_t total_steps;
-    JsonLines json{options.json};
+    JsonLines json{options.json, !options.html.empty()};
     Json summary = Json::object();
     std::vector<StepRecord> records;
     double first_step_end = 0;
@@ -27,6 +28,15 @@ struct Report::Impl {
     std::optional<double> best_validation;
     int64_t best_validation_step = 0;
 
+    double page_since = 0, page_until = 0;  // what --html's timeline shows, in seconds
+
+    // --html records two steps only: those of a long run would be too much for a page.
+    void record_for_page(bool on) {
+        if (options.html.empty() || on == (page_since > 0 && page_until == 0)) return;
+        (on ? page_since : page_until) = now_seconds();
+        if (options.trace.empty()) memory_timeline_record(on);
+        if (options.trace.empty() && !options.profile) trace_record(on);
+    }
     static int64_t warmup(int64_t steps) { return std::min<int64_t>(3, steps - 1); }
     // The median over the steps after warm-up of f(record).
     template <class F>
@@ -61,6 +71,7 @@ Report::Report(std::string chapter, const Options& options, const StepShape& sha
     json["options"] = json_of(options.values);
     if (options.trace != "" || options.profile) trace_record(true);
     if (options.trace != "") memory_timeline_record(true);
+    if (total_steps == 1) impl_->record_for_page(true);  // there is no step to warm up
 }
 
 Report::~Report() = default;
@@ -107,8 +118,10 @@ void Report::step(const StepRecord& r) {
     Impl& self = *impl_;
     self.records.push_back(r);
     if (self.records.size() == 1) self.first_step_end = now_seconds();
-    if (int64_t(self.records.size()) == self.total_steps)
-        trace_record(false);  // what follows belongs to no step
+    const int64_t warm = Impl::warmup(self.total_steps), number = int64_t(self.records.size());
+    if (number == warm) self.record_for_page(true);
+    if (number == warm + page_steps || number == self.total_steps) self.record_for_page(false);
+    if (number == self.total_steps) trace_record(false);  // what follows belongs to no step
     const double rate = double(r.tokens) / r.seconds;
     // Not after a validation, whose communication would be included.
     const int64_t done = int64_t(self.records.size()), left = self.total_steps - done;
@@ -248,6 +261,9 @@ void Report::finish() {
                           self.options.trace));
     }
     self.json.write(Json{{"summary", self.summary}}.dump());
+    if (!self.options.html.empty())
+        write_page(self.options.html, self.json.kept(),
+                   page_timeline(self.page_since, self.page_until));
 }
 
 }  // namespace ultrascale

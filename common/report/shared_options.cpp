@@ -8,6 +8,7 @@
 #include "files/checkpoint.h"
 #include "files/checkpoint_folders.h"
 #include "files/file.h"
+#include "page.h"
 #include "svg.h"
 
 namespace ultrascale {
@@ -123,6 +124,9 @@ void add_shared_options(OptionList& options, Options& o) {
         .show_default();
     options.add("--json", o.json,
                 "Write one JSON object per step or per table row, and a summary, to this file");
+    options.add("--html", o.html,
+                "Write a page about the run for a browser to this file: figures, charts, a "
+                "timeline of all ranks");
     options.add("--trace", o.trace, "Write a trace for Chrome or Perfetto to this file");
     options.add("--svg", o.svg, "Directory to write the chapter's pictures of this run to")
         .only_if([&o] { return o.steps > 0; }, "there is no step to draw; --steps 1 or more");
@@ -204,6 +208,11 @@ std::string Options::data_name() const {
     return path.empty() ? data : path;
 }
 
+void Options::refuse_figures(const std::string& mode) const {
+    for (const auto& [option, path] : {std::pair("--json", json), std::pair("--html", html)})
+        if (!path.empty()) user_error("{}: {} has no figures to write", option, mode);
+}
+
 LlamaConfig Options::config() const {
     LlamaConfig c;
     if (!load.empty()) {
@@ -237,10 +246,15 @@ Options parse_options(int argc, char** argv, const std::string& name,
         o.values = options.values();
         if (o.fp32_grads && o.dtype == DType::fp32)
             user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
-        if (!o.json.empty() && o.json == o.trace)
-            user_error("--json and --trace name the same file, {}", o.json);
+        const std::pair<const char*, std::string> files[] = {
+            {"--json", o.json}, {"--trace", o.trace}, {"--html", o.html}};
+        for (const auto& [one, path] : files)
+            for (const auto& [other, same] : files)
+                if (one < other && !path.empty() && path == same)
+                    user_error("{} and {} name the same file, {}", one, other, path);
         for (const std::string& path : {o.json, o.trace})
             if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
+        if (!o.html.empty()) open_page(o.html);
         if (!o.svg.empty()) check_can_draw(o.svg);
         if (!o.save.empty()) check_can_save(o.save);
         if (!o.load.empty() && Communicator::world().rank() == 0) o.load = folder_to_load(o.load);

@@ -223,8 +223,16 @@ double text_width(std::string_view words, double size) {
     return 0.55 * size * characters;
 }
 
+static bool keeping = false;
+static std::vector<std::pair<std::string, std::string>> kept;
+void keep_pictures() { keeping = true; }
+const std::vector<std::pair<std::string, std::string>>& kept_pictures() { return kept; }
+bool draws(const std::string& directory) { return keeping || !directory.empty(); }
+
 void write_picture(const std::string& directory, const std::string& name, const Svg& svg) {
-    if (directory.empty() || Communicator::world().rank() != 0) return;
+    if (Communicator::world().rank() != 0) return;
+    if (keeping) kept.emplace_back(name, svg.document());
+    if (directory.empty()) return;
     write_file(directory + "/" + name, svg.document());
     fmt::print("\npicture written to {}/{}\n", directory, name);
 }

@@ -14,6 +14,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/memory.h"
@@ -101,9 +102,16 @@ private:
 // How wide words are about, in pixels: to place what stands beside them.
 double text_width(std::string_view words, double size = 14);
 
-// Writes `directory`/`name` (through a temporary name); nothing where --svg was not given. All
+// Writes `directory`/`name` (through a temporary name); no file where --svg was not given. All
 // ranks may call it, rank 0 writes.
 void write_picture(const std::string& directory, const std::string& name, const Svg& svg);
+
+// --html puts the pictures into its page, with or without --svg: keep_pictures() keeps all that
+// are written from now on, as (name, document).
+void keep_pictures();
+const std::vector<std::pair<std::string, std::string>>& kept_pictures();
+// Whether anybody sees what would be written to `directory`.
+bool draws(const std::string& directory);
 
 // UserError where that could not be done: the directory cannot be made, or not be written to.
 void check_can_draw(const std::string& directory);

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Clicks through the pages that the programs write with --html, in a browser without a window, and
+looks for errors. MPIRUN: what starts ranks; PICTURES: a folder for screenshots. Without chromium
+(apt install chromium) or the programs it says so and tests nothing."""
+
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import browser
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILT = ROOT / "build/cpu"
+missing = ("there is no chromium (apt install chromium)" if not browser.PROGRAM else
+           "the programs are not built (make)" if not (BUILT / "07_kernels").exists() else "")
+
+
+@unittest.skipIf(missing, missing)
+class PageTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+        cls.browser = browser.Browser()
+        cls.addClassCleanup(cls.browser.__exit__)
+
+    def page(self, ranks, chapter, arguments):
+        path = self.folder / f"{chapter}.html"
+        launcher = shlex.split(os.environ.get("MPIRUN", "mpirun")) + ["-n", str(ranks)]
+        subprocess.run([*launcher, BUILT / chapter, *arguments.split(), "--html", path],
+                       check=True, stdout=subprocess.DEVNULL)
+        self.assertNotIn("{{", path.read_text().split("<script type", 1)[0])
+        self.browser.errors.clear()
+        self.browser.open(path)
+        return path
+
+    def tearDown(self):
+        self.assertEqual(self.browser.errors, [])
+
+    def text(self, selector="body"):
+        return self.browser.run(f"document.querySelector('{selector}').innerText")
+
+    def headings(self):
+        return self.browser.run("[...document.querySelectorAll('h2')].map(h => h.innerText)")
+
+    def looks(self, path):
+        """Light and dark, on a phone, printed: nothing is wider than the screen."""
+        for name, width, dark in (("light", 1000, False), ("dark", 1000, True),
+                                  ("phone", 360, False), ("phone-dark", 360, True)):
+            self.browser.open(path, width, 800, dark)
+            self.assertLessEqual(self.browser.run("document.documentElement.scrollWidth"), width)
+            dark_paper = self.browser.run("getComputedStyle(document.body).backgroundColor")
+            self.assertEqual(dark_paper, "rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+            if "PICTURES" in os.environ:
+                self.browser.screenshot(pathlib.Path(os.environ["PICTURES"],
+                                                     f"{path.stem}-{name}.png"))
+        pdf = pathlib.Path(os.environ.get("PICTURES", self.folder), path.stem + ".pdf")
+        self.browser.print_pdf(pdf)
+        self.assertEqual(pdf.read_bytes()[:5], b"%PDF-")
+
+    def test_a_pipeline(self):
+        path = self.page(2, "05_pipeline", "--layers 4 --micro-batch 1 --grad-accum 4 --steps 5")
+        self.assertEqual(self.headings(), [
+            "Compared with one device", "Memory of a rank", "Timeline of all ranks",
+            "Communication of rank 0 in a step", "Loss", "Pictures", "More figures",
+            "Configuration"])
+        self.assertIn("trains as one plain device", self.text())
+        self.assertNotIn("[object", self.text())
+        # The rows of the timeline and their colours.
+        ranks = self.browser.run("data.timeline.length")
+        self.assertEqual(ranks, 2)
+        roles = set(self.browser.run("[...new Set(readSpans(data.timeline).map(s => s.role))]"))
+        self.assertLessEqual({"forward", "backward", "update", "communication"}, roles)
+        self.assertEqual(self.browser.run("data.timeline.map(r => r.names.filter("
+                                          "n => n.startsWith('step ')).length)"), [2, 2])
+        whole = self.browser.run("document.querySelector('canvas').toDataURL()")
+        seen = [whole]
+        for button in ("#zoom-in", "#zoom-in", "#right", "#zoom-out"):
+            self.browser.click(button)
+            seen.append(self.browser.run("document.querySelector('canvas').toDataURL()"))
+        self.assertEqual(len(set(seen)), len(seen))  # each shows something else
+        self.browser.click("#whole")
+        self.assertTrue(self.browser.run("document.querySelector('canvas').toDataURL()") == whole)
+        x = self.browser.run("""(() => { const all = readSpans(data.timeline);
+            const last = Math.max(...all.map(s => s.end)), s = all.find(s => s.rank === 1 &&
+                s.row === "compute" && s.role === "backward");
+            return 44 + (document.querySelector("canvas").clientWidth - 44) *
+                (s.begin + s.end) / 2 / last; })()""")
+        self.browser.click("#timeline", x, 22 + 56 + 25)
+        self.assertRegex(self.text("#told"), r"rank 1, compute: .* (ms|µs)")
+        # Another rank's memory; a table sorted; an element opened.
+        shown = self.text("section:has(#memory-rank)")
+        self.browser.run("""(() => { const s = document.getElementById("memory-rank"); s.value = 1;
+            s.dispatchEvent(new Event("change")); })()""")
+        self.assertNotEqual(self.text("section:has(#memory-rank)"), shown)
+        self.browser.run("document.querySelectorAll('summary').forEach(s => s.click())")
+        self.assertIn("--grad-accum", self.text())
+        self.assertEqual(self.browser.run("document.querySelectorAll('img').length"), 1)
+        self.assertGreater(self.browser.run("document.querySelector('img').naturalWidth"), 500)
+        self.looks(path)
+
+    def test_a_comparison(self):
+        self.page(2, "02_zero", "--compare --layers 1 --seq 32 --steps 3")
+        self.assertEqual(self.headings()[:2], ["Tables", "Pictures"])
+        cells = "[...document.querySelectorAll('tbody tr')].map(r => r.cells[0].innerText)"
+        self.assertEqual(self.browser.run(cells), ["0", "1", "2", "3"])
+        self.browser.click("th button")
+        self.assertEqual(self.browser.run(cells), ["3", "2", "1", "0"])
+
+    def test_experts(self):
+        self.page(2, "06_expert_parallel", "--steps 3 --micro-batch 1 --no-verify")
+        self.assertIn("Pictures", self.headings())
+        self.assertIn("imbalance", self.text())
+
+    def test_kernels(self):
+        self.page(1, "07_kernels", "--kernel transpose_naive --kernel transpose_padded")
+        self.assertIn("transpose_padded", self.text("tbody"))
+
+
+if __name__ == "__main__":
+    if missing:
+        print(f"page_test.py: nothing tested: {missing}")
+        sys.exit(0)
+    unittest.main()
