@@ -72,7 +72,9 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
                      },
                  .label = "layout",
                  .technique = describe(techniques),
-                 .layout = layout_of(techniques.axes)};
+                 .layout = layout_of(techniques.axes),
+                 .not_equal = why_not_equal(techniques.zero),
+                 .bounds = bounds_of(techniques.zero, options.dtype)};
     Fp8Linears of_reference(techniques.precision);
     if (techniques.precision.recipe.fp8()) {
         what.plain_parts = [&](Parts& parts) { of_reference.add_to(parts); };

@@ -17,6 +17,9 @@ inline std::string describe(const Techniques& t) {
         text += t.zero.stage == 0
                     ? "; gradients in buckets"
                     : fmt::format("; ZeRO-{}{}", t.zero.stage, t.zero.offload ? ", offloaded" : "");
+    if (t.zero.gathers == Sent::fp8) text += ", gathered in fp8";
+    if (t.zero.sums != Sent::plain)
+        text += fmt::format(", summed in {}", t.zero.sums == Sent::fp8 ? "fp8" : "bf16");
     if (t.tensor.sequence_parallel) text += "; sequence parallel";
     if (t.axes.cp > 1)
         text += fmt::format("; {}, {}", variant_names[int(t.context.variant)],
