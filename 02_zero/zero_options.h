@@ -47,13 +47,13 @@ inline void add_options(OptionList& options, ZeroOptions& zero, const bool& comp
         .choice("--gather-dtype", zero.gathers, {{"plain", Sent::plain}, {"fp8", Sent::fp8}},
                 "With stage 3: parameters travel as they are, or in e4m3 with a scale for each "
                 "rank's shard")
-        .only_if([&] { return compare || zero.stage == 3; }, "it is for stage 3");
+        .only_if([&] { return zero.stage == 3; }, "it is for stage 3");
     options
         .choice("--reduce-dtype", zero.sums,
                 {{"plain", Sent::plain}, {"bf16", Sent::bf16}, {"fp8", Sent::fp8}},
                 "With stages 2 and 3: gradients travel to where they are summed as they are, or "
                 "rounded to bf16, or to e4m3 with scales")
-        .only_if([&] { return compare || zero.stage >= 2; }, "it is for stages 2 and 3");
+        .only_if([&] { return zero.stage >= 2; }, "it is for stages 2 and 3");
 }
 // UserError if these options exclude each other.
 inline void check_sent(const ZeroOptions& zero, DType gradients) {

@@ -106,6 +106,22 @@ TEST(FiveD, EightBitProductsEqualOneDevice) {
     expect_as_predicted(parts);
 }
 
+// ZeRO-3's gathers and sums in 8 bits, as 02 has them: the first step is as close as the format.
+TEST(FiveD, ShardsTravelInEightBits) {
+    for (const char* layout : {"--tp 2 --sequence-parallel --grad-accum 2",
+                               "--pp 2 --grad-accum 4 --schedule zb-h1 --prefetch 2"}) {
+        SCOPED_TRACE(layout);
+        const Outcome run =
+            train(4, chapter,
+                  fmt::format("--zero 3 --gather-dtype fp8 --reduce-dtype fp8 --layers 4 --steps 3 "
+                              "--seq 48 --micro-batch 1 --verify {}",
+                              layout));
+        EXPECT_LE(run.summary.at("verify").at("gradient").get<double>(), 0.15);
+        EXPECT_LE(run.summary.at("verify").at("loss_step_1").get<double>(), 3e-3);
+        EXPECT_FALSE(contains(run.out, "MISMATCH")) << run.out;  // of a prediction
+    }
+}
+
 TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     const auto expect_refused = [](int ranks, const std::string& arguments,
                                    const std::string& because) {
@@ -128,6 +144,8 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
                    "--inter-gbps 5 --max-nodes 1",
                    "must be neighbours");
     expect_refused(2, "--model nano-moe --ep 2 --cp 1 --tails on", "--tails has no effect");
+    expect_refused(2, "--zero 2 --gather-dtype fp8", "it is for stage 3");
+    expect_refused(2, "--zero 3 --dtype bf16 --reduce-dtype bf16", "gradients are bf16 already");
     expect_refused(2, "--top-k 2", "this model has no experts");
     expect_refused(2, "--tp 2 --partition-checkpoints", "needs --recompute full");
     expect_refused(2, "--pp 2 --grad-accum 2 --schedule optimal", "05_pipeline measures");
