@@ -28,7 +28,7 @@ struct TensorOptions {
     bool same_seed = true;               // every rank draws the same dropout mask for an element
 };
 
-// All options but --tp and --same-seed. `prefix` precedes the names that other techniques have, too.
+// All options but --tp and --same-seed. `prefix` precedes the names that other techniques have.
 inline void add_options(OptionList& options, TensorOptions& tensor,
                         const std::string& prefix = "--") {
     options.flag("--sequence-parallel", tensor.sequence_parallel,
