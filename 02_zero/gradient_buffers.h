@@ -7,6 +7,7 @@
 // all, completes it.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "comm/comm.h"
@@ -77,6 +78,7 @@ public:
         Tensor sum;    // (shard) the output: the shard itself, or a tensor to be added to it
         bool add;      // whether `sum` must still be added to the shard
         Work work;
+        std::function<void()> arrived = {};  // makes the sum of what has come (narrow.h)
     };
     Reduction take(size_t u) {
         for (const FlatUnit::Place& place : (*layout_)[u].places)
@@ -106,6 +108,7 @@ public:
             Reduction& oldest = under_way_.front();
             const TraceName name(TraceName::whole, (*layout_)[oldest.unit].name);
             oldest.work.wait();
+            if (oldest.arrived) oldest.arrived();
             if (oldest.add) ops::add(shards_[oldest.unit], oldest.sum);
             under_way_.erase(under_way_.begin());
         }

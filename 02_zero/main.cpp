@@ -68,7 +68,9 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
                    },
                .label = "ZeRO",
                .technique = describe(zero_options, ranks.size()),
-               .layout = {{"dp", ranks.size()}}});
+               .layout = {{"dp", ranks.size()}},
+               .not_equal = why_not_equal(zero_options),
+               .bounds = bounds_of(zero_options, options.dtype)});
     Occupancy early{};  // after a few steps
     while (Step* step = run.next()) {
         train_step(*step, model, *zero, ranks);
@@ -96,6 +98,7 @@ bool run(const Options& options, Chapter& chapter) {
     if (chapter.demo == "memory") return demo_memory(options.config(), options.model_name()), true;
     if (chapter.demo == "overlap") return demo_overlap(options, options.config()), true;
     const StepShape shape = step_shape(options, options.config());
+    check_sent(chapter.zero, shape.grad_dtype);
     if (options.estimate) return print_estimate(options, chapter.zero, shape), true;
     if (!chapter.compare)
         return train_within_memory(options, [&] { return train(options, chapter.zero, shape); });

@@ -20,21 +20,7 @@ struct Chapter {
             .between(0, 3)
             .only_if([this] { return !compare; }, "--compare takes each stage in turn")
             .show_default();
-        options
-            .choice("--gather-overlap", zero.gather_overlap,
-                    {{"optimizer", GatherOverlap::optimizer}, {"forward", GatherOverlap::forward}},
-                    "With stages 1 and 2: what hides the all-gather of parameters")
-            .only_if([this] { return compare || zero.stage == 1 || zero.stage == 2; },
-                     "it is for stages 1 and 2");
-        options.add("--prefetch", zero.prefetch, "With stage 3: units gathered ahead")
-            .between(0, 1000)
-            .only_if([this] { return compare || zero.stage == 3; }, "it is for stage 3")
-            .show_default();
-        options
-            .choice("--keep-gathered", zero.keep_gathered, {{"on", true}, {"off", false}},
-                    "With stage 3: gather parameters once a step and keep them whole (on), or "
-                    "twice a micro-batch, freed after each pass (off)")
-            .only_if([this] { return compare || zero.stage == 3; }, "it is for stage 3");
+        ultrascale::add_options(options, zero, compare);
         options
             .choice("--cut", zero.cut, {{"unit", Cut::unit}, {"model", Cut::model}},
                     "With stage 3: what is gathered and reduced at a time, a unit or all")

@@ -75,10 +75,22 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
         const int64_t padded = layout[u].padded, times = zero.stage >= 2 ? walk.reductions(u)
                                                          : zero.every_micro_batch ? A
                                                                                   : 1;
-        p.add(ranks, zero.stage == 0 ? Collective::all_reduce : Collective::reduce_scatter, times,
-              times * padded * grad_bytes);
+        // In fewer bits: with scales, in calls of their own.
+        const auto add_narrow = [&](Collective kind, int64_t n, Sent how) {
+            p.add(ranks, kind, n * Narrow::calls(how),
+                  n * Narrow::bytes(how, padded, ranks.size()));
+        };
+        if (const Sent how = sent_among(zero.sums, ranks.size());
+            zero.stage >= 2 && how != Sent::plain)
+            add_narrow(Collective::all_to_all, times, how);
+        else
+            p.add(ranks, zero.stage == 0 ? Collective::all_reduce : Collective::reduce_scatter,
+                  times, times * padded * grad_bytes);
         const int64_t gathers = zero.stage == 3 ? walk.gathers(u) : zero.stage > 0 ? 1 : 0;
-        if (gathers > 0)
+        if (const Sent how = sent_among(zero.gathers, ranks.size());
+            zero.stage == 3 && how != Sent::plain)
+            add_narrow(Collective::all_gather, gathers, how);
+        else if (gathers > 0)
             p.add(ranks, Collective::all_gather, gathers, gathers * padded * value_bytes);
         const Range summed = zero.stage == 0 ? layout.whole(u) : layout.shard_of(u, ranks.rank());
         for (const std::string& group : layout.also_summed_over(u))
@@ -113,6 +125,17 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
     return prediction;
 }
 
+// How far the first step may be from plain training's, if numbers travel in fewer bits: about twice
+// what was measured (MEASURED.md). Without a value: as usual.
+inline std::optional<VerifyBounds> bounds_of(const ZeroOptions& zero, DType dtype) {
+    if (why_not_equal(zero).empty()) return {};
+    VerifyBounds bounds = verify_bounds(dtype);
+    const bool fp8 = zero.gathers == Sent::fp8 || zero.sums == Sent::fp8;
+    bounds.gradient = std::max(bounds.gradient, fp8 ? 0.15 : 2e-3);
+    if (zero.gathers == Sent::fp8) bounds.first_loss = std::max(bounds.first_loss, 3e-3);
+    return bounds;
+}
+
 inline std::string what_needs_less(const Options& options, const ZeroOptions& zero) {
     std::string ways = "more ranks";
     if (zero.stage < 3) ways = "--stage 3, " + ways;
@@ -128,6 +151,9 @@ inline std::string describe(const ZeroOptions& zero, int ranks) {
         if (given) more += (more.empty() ? "\n          " : "; ") + std::string(words);
     };
     add(zero.keep_gathered, "parameters are gathered once a step");
+    add(zero.gathers == Sent::fp8, "parameters are gathered in fp8");
+    add(zero.sums != Sent::plain,
+        zero.sums == Sent::fp8 ? "gradients travel in fp8" : "gradients travel in bf16");
     add(zero.cut == Cut::model, "the model is one unit");
     add(zero.offload_activations, "the layers' inputs are on the host");
     return fmt::format("stage {}: {}{}{} sharded over {}{}", zero.stage,

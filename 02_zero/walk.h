@@ -4,6 +4,7 @@
 //
 //     before a pass    stage 3: + the whole parameters that it and the next passes read
 //                      + a buffer for the unit's gradients, if the pass adds to them
+//                      (--gather-dtype fp8: first in 8 bits, then for its own pass whole)
 //     after it         complete gradients go to a reduce-scatter; the reduction before it has then
 //                      ended:  - its buffer, - its sum
 //                      stage 3: - the parameters that the next passes do not read
@@ -30,6 +31,7 @@ public:
           gathers_(layout.size()),
           reductions_(layout.size()),
           whole_(layout.size()),
+          narrow_(layout.size()),
           buffer_(layout.size()),
           complete_(layout.size()) {
         for (const Unit* unit : units)
@@ -46,6 +48,8 @@ public:
         const bool reads = zero_.stage == 3 && pass != Pass::backward_weight;
         if (reads)
             for (size_t u : flats_needed(layout_, units_, now, now + ahead, true)) gather(u);
+        if (reads)
+            for (size_t u : flats_needed(layout_, units_, now, now, true)) arrive(u);
         if (pass != Pass::forward || unit.gradients_in_forward)
             for (size_t u : layout_.flats_of(unit)) make_room(u);
         if ((pass == Pass::backward || pass == Pass::backward_input) &&
@@ -76,14 +80,29 @@ public:
 
 private:
     void hold(int64_t bytes) { peak_ = std::max(peak_, held_ += bytes); }
+    int64_t whole_bytes(size_t u) const { return layout_[u].padded * value_bytes_; }
+    // Bytes of a flat tensor in fewer bits.
+    int64_t narrow_bytes(size_t u, Sent sent) const {
+        return Narrow::bytes(sent, layout_[u].padded, layout_[u].group->size());
+    }
+    Sent sent(size_t u, Sent chosen) const { return sent_among(chosen, layout_[u].group->size()); }
     void gather(size_t u) {
-        if (whole_[u]) return;
-        whole_[u] = true, gathers_[u] += times_;
-        hold(layout_[u].padded * value_bytes_);
+        if (whole_[u] || narrow_[u]) return;
+        gathers_[u] += times_;
+        const bool plain = sent(u, zero_.gathers) == Sent::plain;
+        (plain ? whole_ : narrow_)[u] = true;
+        hold(plain ? whole_bytes(u) : narrow_bytes(u, zero_.gathers));
+    }
+    void arrive(size_t u) {
+        if (!narrow_[u]) return;
+        hold(whole_bytes(u));
+        held_ -= narrow_bytes(u, zero_.gathers);
+        narrow_[u] = false, whole_[u] = true;
     }
     void release(size_t u) {
-        if (whole_[u]) held_ -= layout_[u].padded * value_bytes_;
-        whole_[u] = false;
+        if (narrow_[u]) held_ -= narrow_bytes(u, zero_.gathers);
+        if (whole_[u]) held_ -= whole_bytes(u);
+        narrow_[u] = whole_[u] = false;
     }
     void make_room(size_t u) {
         if (buffer_[u]) return;
@@ -103,7 +122,9 @@ private:
     }
     void reduce(size_t u) {
         const bool adds = reductions_[u] > 0;  // to a sum that is there already
-        const int64_t sum = adds ? layout_[u].shard * grad_bytes_ : 0;
+        const Sent how = sent(u, zero_.sums);  // besides the sum, what goes and what comes
+        const int64_t sum = (adds ? layout_[u].shard * grad_bytes_ : 0) +
+                            (how == Sent::plain ? 0 : 2 * narrow_bytes(u, how));
         reductions_[u] += times_;
         hold(sum);
         buffer_[u] = false;
@@ -126,7 +147,7 @@ private:
     int64_t times_ = 1;
     int64_t held_ = 0, peak_ = 0;
     std::vector<int64_t> gathers_, reductions_;
-    std::vector<bool> whole_, buffer_;
+    std::vector<bool> whole_, narrow_, buffer_;
     std::vector<size_t> complete_;
     std::vector<int64_t> under_way_;  // bytes of reductions
     std::map<const Parameter*, size_t> users_, contributions_;

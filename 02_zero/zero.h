@@ -58,25 +58,11 @@
 #include "comm/comm.h"
 #include "core/ops.h"
 #include "core/trace.h"
-#include "flat_layout.h"
 #include "offload.h"
 #include "train/setup.h"
+#include "zero_options.h"
 
 namespace ultrascale {
-
-enum class GatherOverlap { optimizer, forward };
-
-struct ZeroOptions {
-    int stage = 1;
-    GatherOverlap gather_overlap = GatherOverlap::forward;
-    int64_t prefetch = 1;        // of stage 3, in units
-    bool keep_gathered = false;  // stage 3: gather a unit's parameters once a step
-    Cut cut = Cut::unit;         // stage 3: the layout's, or the whole model as one flat tensor
-    bool offload_activations = false;  // a layer's kept input is on the host
-    bool offload = false;  // of stages 1 to 3: the optimizer's states and update are on the host
-    // stages 0 and 1: communicate gradients after each micro-batch, as 2 and 3 do anyway
-    bool every_micro_batch = false;
-};
 
 class Zero : public Hooks {
 public:

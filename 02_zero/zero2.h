@@ -8,7 +8,7 @@
 //     gradients held  [L8]          [L8][L7]            [L7][L6]            and 1/n of everything
 #pragma once
 
-#include "gradient_buffers.h"
+#include "narrow.h"
 #include "zero.h"
 
 namespace ultrascale {
@@ -56,7 +56,7 @@ private:
     void reduce(size_t u) {
         const TraceName name = name_of(u);
         GradientBuffers::Reduction r = buffers_.take(u);
-        r.work = ranks_of(u).reduce_scatter(r.sum, r.whole, Reduce::sum, communication_stream());
+        start_reduction(r, ranks_of(u), zero_.sums);
         buffers_.under_way(std::move(r));
     }
 

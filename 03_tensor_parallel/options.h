@@ -17,27 +17,7 @@ struct Chapter {
             .add("--tp", tensor.tp,
                  "Ranks that share each layer; must divide the number of ranks. Default: all")
             .between(1, 1 << 20);
-        options.flag("--sequence-parallel", tensor.sequence_parallel,
-                     "Norms, residuals and dropout on 1/tp of the tokens");
-        options
-            .choice("--keep-gathered", tensor.keep_gathered, {{"on", true}, {"off", false}},
-                    "With --sequence-parallel: keep a column linear's gathered input (on) or "
-                    "gather it again in backward (off)")
-            .only_if([this] { return tensor.sequence_parallel; },
-                     "only --sequence-parallel gathers a linear's input");
-        options.choice(
-            "--overlap", tensor.overlap,
-            {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
-            "What hides communication: nothing; the weight gradient's GEMM (async); besides, the "
-            "rest of the GEMM it belongs to (chunk)");
-        options
-            .add("--chunks", tensor.chunks, "With --overlap chunk: parts that a GEMM is cut into")
-            .between(2, 64)
-            .only_if([this] { return tensor.overlap == Overlap::chunk; },
-                     "it is for --overlap chunk")
-            .show_default();
-        options.flag("--partition-checkpoints", tensor.partition_checkpoints,
-                     "With --recompute full: each rank keeps 1/tp of a layer's input");
+        ultrascale::add_options(options, tensor);
         options
             .choice("--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
                     "With --dropout: an element's mask does not depend on the rank (on), or each "
@@ -66,14 +46,7 @@ struct Chapter {
             user_error(
                 "--tp {}: {} ranks cannot be split into groups of {}; tp must divide their number",
                 tensor.tp, ranks, tensor.tp);
-        // no other rank to share with
-        if (tensor.tp == 1)
-            tensor.sequence_parallel = tensor.keep_gathered = tensor.partition_checkpoints = false;
-        if (tensor.partition_checkpoints &&
-            (options.recompute != Recompute::full || tensor.sequence_parallel))
-            user_error(
-                "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, "
-                "which makes shards of the checkpoints already");
+        complete(tensor, options.recompute);
         if (compare && tensor.tp == 1)
             user_error("--compare: at least two ranks must share a layer; use --tp 2 or more");
         if (!options.svg.empty() && tensor.tp == 1)

@@ -6,7 +6,10 @@
 #include <cstdint>
 #include <string>
 
+#include "core/error.h"
 #include "core/tensor.h"
+#include "model/llama.h"
+#include "report/option_list.h"
 
 namespace ultrascale {
 
@@ -24,6 +27,42 @@ struct TensorOptions {
     bool partition_checkpoints = false;  // partition_checkpoints.h
     bool same_seed = true;               // every rank draws the same dropout mask for an element
 };
+
+// All options but --tp and --same-seed. `prefix` precedes the names that other techniques have.
+inline void add_options(OptionList& options, TensorOptions& tensor,
+                        const std::string& prefix = "--") {
+    options.flag("--sequence-parallel", tensor.sequence_parallel,
+                 "Norms, residuals and dropout on 1/tp of the tokens");
+    options
+        .choice(prefix + "keep-gathered", tensor.keep_gathered, {{"on", true}, {"off", false}},
+                "With --sequence-parallel: keep a column linear's gathered input (on) or "
+                "gather it again in backward (off)")
+        .only_if([&tensor] { return tensor.sequence_parallel; },
+                 "only --sequence-parallel gathers a linear's input");
+    options.choice(
+        prefix + "overlap", tensor.overlap,
+        {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
+        "What hides communication: nothing; the weight gradient's GEMM (async); besides, the "
+        "rest of the GEMM it belongs to (chunk)");
+    options
+        .add(prefix + "chunks", tensor.chunks,
+             fmt::format("With {}overlap chunk: parts that a GEMM is cut into", prefix))
+        .between(2, 64)
+        .only_if([&tensor] { return tensor.overlap == Overlap::chunk; },
+                 fmt::format("it is for {}overlap chunk", prefix))
+        .show_default();
+    options.flag("--partition-checkpoints", tensor.partition_checkpoints,
+                 "With --recompute full: each rank keeps 1/tp of a layer's input");
+}
+// Completes the options for a number of ranks that is known. UserError if they exclude each other.
+inline void complete(TensorOptions& o, Recompute recompute) {
+    if (o.tp == 1)  // no other rank to share with
+        o.sequence_parallel = o.keep_gathered = o.partition_checkpoints = false;
+    if (o.partition_checkpoints && (recompute != Recompute::full || o.sequence_parallel))
+        user_error(
+            "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, "
+            "which makes shards of the checkpoints already");
+}
 
 // Into how many chunks a GEMM with so many rows is cut. With sequence parallelism every rank has an
 // equal share of each chunk. So the number of chunks decides which rank has which token, and must

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/tensor.h"
+#include "report/option_list.h"
 
 namespace ultrascale {
 
@@ -38,6 +39,52 @@ struct ContextOptions {
     int in_ring() const { return cp / exchanging(); }
     bool has_ring() const { return variant == Variant::ring || variant == Variant::usp; }
 };
+
+// All options but --cp; `layout` is --layout's word, for complete().
+inline void add_options(OptionList& options, ContextOptions& o, std::string& layout) {
+    options.choice("--variant", o.variant,
+                   {{"ring", Variant::ring},
+                    {"all-gather", Variant::all_gather},
+                    {"ulysses", Variant::ulysses},
+                    {"usp", Variant::usp}},
+                   "How queries meet the keys of other ranks. ring: keys and values go round a "
+                   "ring of ranks; all-gather: every rank gathers all of them; ulysses: each "
+                   "rank trades its tokens of most heads for all tokens of some heads; usp: "
+                   "ulysses inside groups, and a ring across the groups");
+    options
+        .add("--layout", layout,
+             "Which tokens a rank takes: contiguous, zigzag or striped. Default: zigzag; with "
+             "--variant ulysses contiguous")
+        .one_of({"contiguous", "zigzag", "striped"});
+    options
+        .add("--ulysses", o.ulysses,
+             "With --variant usp: the number of ranks in a group that exchanges heads; must "
+             "divide "
+             "--cp")
+        .between(1, 1 << 20)
+        .only_if([&o] { return o.variant == Variant::usp; }, "only --variant usp has such groups");
+    options
+        .choice("--tails", o.tails, {{"on", true}, {"off", false}},
+                "With --layout zigzag. on: the keys of a rank's first chunk go to the next "
+                "rank, those "
+                "of its second chunk to the previous rank, and only as far as they are needed")
+        .only_if([&o] { return o.has_ring(); }, "keys go round only with --variant ring or usp");
+    options
+        .choice("--ring-backward", o.backward,
+                {{"again", RingBackward::again},
+                 {"reversed", RingBackward::reversed},
+                 {"kept", RingBackward::kept}},
+                "Where keys begin in backward. again: at their owners, and they go round as in "
+                "forward; "
+                "reversed: where forward left them, and they go round the other way; kept: "
+                "likewise, but ranks keep their own keys, too, which then need not come back")
+        .only_if([&o] { return o.has_ring() && !o.tails; },
+                 "only a ring (--variant ring or usp) without --tails on can choose");
+    options
+        .choice("--merge", o.merge, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
+                "The data type in which a ring adds up what attention gives for each block of keys")
+        .only_if([&o] { return o.has_ring(); }, "only a ring merges partial outputs");
+}
 
 // Sets the layout: the one that was given, or if that is empty the variant's own. UserError if the
 // options exclude each other.

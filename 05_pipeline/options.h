@@ -5,8 +5,7 @@
 #include "core/device.h"
 #include "pretend.h"
 #include "report/cli.h"
-#include "schedule_file.h"
-#include "schedules.h"
+#include "schedule_options.h"
 
 namespace ultrascale {
 
@@ -28,26 +27,9 @@ struct Chapter {
         options
             .add("--pp", pp, "Ranks of a pipeline; must divide the number of ranks. Default: all")
             .between(1, 1 << 20);
-        std::string names;
-        for (const std::string& name : schedule_names()) names += name + ", ";
-        options
-            .add("--schedule", schedule,
-                 "Who does what when: " + names +
-                     "file:PATH, a file with each rank's actions, or optimal, the best order for "
-                     "the stages' measured times")
+        ultrascale::add_options(options, schedule, sizes, split)
             .only_if([this] { return simulated.empty() || from_file(); },
-                     "--simulate shows every schedule anyway, and yours if it is file:PATH")
-            .show_default();
-        options
-            .add("--chunks", sizes.chunks,
-                 "With --schedule interleaved or breadth-first: stages that each rank has. "
-                 "Default: 2")
-            .between(1, 1 << 20);
-        options
-            .add("--group", sizes.group,
-                 "With --schedule interleaved: micro-batches that pass one of a rank's stages "
-                 "before its next one begins. Default: --pp")
-            .between(1, 1 << 20);
+                     "--simulate shows every schedule anyway, and yours if it is file:PATH");
         options
             .add("--in-flight", in_flight,
                  "With --schedule optimal or file:PATH: of how many micro-batches a rank may hold "
@@ -60,11 +42,6 @@ struct Chapter {
                  "With --schedule optimal: how long a solver may look for a better order")
             .between(1, 1 << 20)
             .only_if([this] { return is_optimal(); }, "only --schedule optimal asks a solver")
-            .show_default();
-        options
-            .add("--split", split,
-                 "How many layers each stage has: auto, so that stages cost the same, or numbers "
-                 "like 6,5,5")
             .show_default();
         options
             .flag("--post-validation", post_validation,

@@ -33,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "core/tensor.h"
 
 namespace ultrascale {
@@ -179,6 +180,29 @@ inline const Recipe* find_recipe(const std::string& name) {
     for (const Recipe& recipe : all_recipes())
         if (recipe.name == name) return &recipe;
     return nullptr;
+}
+
+// A recipe whose weights and states are those of --dtype, so that others may shard them: it only
+// says how products are made. UserError if there is none of this name, or if it says more.
+inline const Recipe& recipe_of_products(const std::string& name) {
+    const Recipe* found = find_recipe(name);
+    if (!found) user_error("--recipe {}: there is no such recipe; see --help", name);
+    if (found->weights != found->activations || found->loss_scale || found->m != DType::fp32 ||
+        found->v != DType::fp32)
+        user_error(
+            "--recipe {}: 08_mixed_precision keeps its weights and states in formats that shards "
+            "do not have here; tensor and row multiply in fp8",
+            name);
+    return *found;
+}
+// UserError if matrices with sides of these sizes cannot be multiplied in fp8.
+inline void check_sizes(const Recipe& recipe, std::initializer_list<int64_t> sizes) {
+    for (const int64_t size : sizes)
+        if (size % 16 != 0)
+            user_error(
+                "--recipe {}: a rank's products in fp8 have {} rows or columns, which must be a "
+                "multiple of 16",
+                recipe.name, size);
 }
 
 // With what a training's states are in the formats of a recipe: "fp16 --without master".

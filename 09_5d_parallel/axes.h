@@ -12,7 +12,6 @@
 
 #include "comm/mesh.h"
 #include "core/error.h"
-#include "report/json_lines.h"
 
 namespace ultrascale {
 
@@ -67,16 +66,6 @@ struct Axes {
             axes.push_back({*axis, size(*axis)});
         return axes;
     }
-    // Of an axis' ring of neighbours, the share that are on different nodes of `node` ranks.
-    double between_nodes(const std::string& axis, int node) const {
-        const int step = stride(axis), n = size(axis), ranks = dp * tp * cp * ep * pp;
-        int crossing = 0, all = 0;
-        for (int rank = 0; rank < ranks; ++rank) {
-            const int place = rank / step % n, next = rank + ((place + 1) % n - place) * step;
-            ++all, crossing += rank / node != next / node;
-        }
-        return double(crossing) / all;
-    }
 };
 
 // "pp 2 x dp 2 x tp 2": the axes that have more than one rank.
@@ -86,14 +75,6 @@ inline std::string describe(const Axes& axes) {
         if (axis.size > 1)
             text += fmt::format("{}{} {}", text.empty() ? "" : " x ", axis.name, axis.size);
     return text.empty() ? "one rank" : text;
-}
-
-// For the report.
-inline JsonFields layout_of(const Axes& axes) {
-    JsonFields layout;
-    for (const Mesh::Axis& axis : axes.outermost_first())
-        layout.emplace_back(axis.name, int64_t(axis.size));
-    return layout;
 }
 
 }  // namespace ultrascale

@@ -124,7 +124,7 @@ private:
         }
         Composition all(options, shape_, way.techniques);
         const Prediction of_step = predict(all);
-        check_fits_everywhere(of_step.memory, memory_limit(), needs_less);
+        check_fits_everywhere(predict_balanced(all).memory, memory_limit(), needs_less);
         all.updates->start();
         const DataLoader loader(file_, data_options(options, shape_.seq));
         const Share share = all.share();

@@ -14,6 +14,11 @@ void train_step(Step& step, Composition& all) {
     Zero& updates = *all.updates;
     updates.begin_step(step.accumulated / all.schedule.copies());
     if (all.experts) all.experts->balance().begin_step();
+    if (all.techniques.experts.counts_first())
+        phase("count choices", [&] {
+            updates.finish();
+            count_choices(step, all.own.chunk(0), *all.experts);
+        });
     if (all.pp().size() == 1) {
         Llama& model = all.own.chunk(0);
         for (MicroBatch micro_batch : step.micro_batches({&updates})) {
@@ -47,7 +52,7 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     Zero& updates = *all.updates;
     Run run("09_5d_parallel", options, shape, all.share());
     const Prediction of_step = predict(all);
-    check_fits_everywhere(of_step.memory, memory_limit(), needs_less);
+    check_fits_everywhere(predict_balanced(all).memory, memory_limit(), needs_less);
     run.load(updates.start());
     ForwardOnly forward_only(all.pp(), all.schedule, all.own, shape, [&](const Batch& batch) {
         return all.stream_shape(batch.sequences(), batch.length());
@@ -67,7 +72,9 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
                      },
                  .label = "layout",
                  .technique = describe(techniques),
-                 .layout = layout_of(techniques.axes)};
+                 .layout = layout_of(techniques.axes),
+                 .not_equal = why_not_equal(techniques.zero),
+                 .bounds = bounds_of(techniques.zero, options.dtype)};
     Fp8Linears of_reference(techniques.precision);
     if (techniques.precision.recipe.fp8()) {
         what.plain_parts = [&](Parts& parts) { of_reference.add_to(parts); };
@@ -99,10 +106,10 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
 
 bool run(const Options& given, Chapter& chapter) {
     const Options options = chapter.with_recipe(given);
-    const StepShape shape = step_shape(options, options.config());
+    const StepShape shape = step_shape(options, chapter.config(options));
     if (chapter.compare) {
         slow_down(options);
-        chapter.complete_experts(options, shape.config);
+        chapter.complete_experts(options, shape);
         return SideBySide(options, shape, chapter.techniques, train_step).run();
     }
     chapter.check(options, shape);

@@ -1,6 +1,8 @@
 // The program's options, and which of them exclude each other: one line says why.
 #pragma once
 
+#include "05_pipeline/schedule_options.h"
+#include "06_expert_parallel/expert_choices.h"
 #include "composition.h"
 #include "report/cli.h"
 
@@ -8,11 +10,14 @@ namespace ultrascale {
 
 // UserError if these techniques exclude each other, or the model or its batch cannot be cut so.
 inline void check_combination(const Options& options, const Techniques& t, const StepShape& shape) {
+    if (t.schedule == "optimal")
+        user_error("--schedule optimal: 05_pipeline measures the times that it needs");
     const Schedule schedule = t.make_schedule(int(options.grad_accum));
     check_can_run(shape, schedule);
     cut(shape, schedule.stages, t.split);
     check_splits(shape.config, t.tensor, shape.micro_batch, shape.seq / t.axes.cp);
     check_shares(with_heads_of(shape, t.axes.tp, 0).config, t.context, shape.seq);
+    check_sent(t.zero, shape.grad_dtype);
     const int64_t E = shape.config.experts.count;
     if (E == 0 && t.axes.ep > 1)
         user_error("--ep {}: this model has no experts to share; --model nano-moe has", t.axes.ep);
@@ -26,15 +31,14 @@ inline void check_combination(const Options& options, const Techniques& t, const
     if (E > 0 && schedule.copies() > 1)
         user_error("--schedule {}: it holds the model twice, but a router's loads are counted once",
                    schedule.name);
+    if (t.experts.counts_first() && (t.axes.tp > 1 || t.axes.cp > 1 || t.zero.stage == 3))
+        user_error(
+            "--aux-over global: the forward that comes first would repeat what --tp, --cp and "
+            "--zero 3 send in one, which is not predicted");
     if (t.precision.recipe.fp8()) {
         const LlamaConfig& c = shape.config;
-        const int64_t tokens = shape.micro_batch * shape.seq / t.axes.cp;
-        for (const int64_t size : {tokens, c.hidden, c.q_size() / t.axes.tp, c.ffn / t.axes.tp})
-            if (size % 16 != 0)
-                user_error(
-                    "--recipe {}: a rank's products in fp8 have {} rows or columns, which "
-                    "must be a multiple of 16",
-                    t.precision.recipe.name, size);
+        check_sizes(t.precision.recipe, {shape.micro_batch * shape.seq / t.axes.cp, c.hidden,
+                                         c.q_size() / t.axes.tp, c.ffn / t.axes.tp});
         if (E > 0)
             user_error("--recipe {}: products of experts, in groups, are not in fp8",
                        t.precision.recipe.name);
@@ -60,8 +64,8 @@ struct Chapter {
     Techniques techniques;
     bool compare = false;
     std::string order, layout;
-    double aux_coefficient = -1;
     std::string recipe;
+    ExpertChoices experts{techniques.experts};
 
     static Options defaults() {
         Options options;
@@ -69,7 +73,7 @@ struct Chapter {
         return options;
     }
 
-    void add_options(OptionList& options, const Options&) {
+    void add_options(OptionList& options, const Options& shared) {
         Techniques& t = techniques;
         const auto axis = [&](const char* name, int& size, const std::string& what) {
             return options.add(name, size, what).between(1, 1 << 20);
@@ -90,121 +94,63 @@ struct Chapter {
             .between(0.001, 1e6)
             .only_if([&t] { return t.zero.stage == 0; }, "ZeRO sums gradients unit by unit")
             .show_default();
-        options.add("--prefetch", t.zero.prefetch, "With --zero 3: units gathered ahead")
-            .between(0, 1000)
-            .only_if([&t] { return t.zero.stage == 3; }, "only --zero 3 gathers parameters")
-            .show_default();
-        options
-            .choice("--keep-gathered", t.zero.keep_gathered, {{"on", true}, {"off", false}},
-                    "With --zero 3: gather parameters once a step and keep them")
-            .only_if([&t] { return t.zero.stage == 3; }, "only --zero 3 gathers parameters");
+        ultrascale::add_options(options, t.zero, compare);
         options
             .choice("--offload", t.zero.offload, {{"none", false}, {"optimizer", true}},
                     "What is kept, and updated, on the host")
             .only_if([&t] { return t.zero.stage > 0; }, "--zero 0 has no shards to offload");
-        options
-            .flag("--sequence-parallel", t.tensor.sequence_parallel,
-                  "Norms and residuals on 1/tp of the tokens")
-            .only_if([&t] { return t.axes.tp > 1; }, "--tp 1: no other rank has some of them");
-        options
-            .choice("--tp-overlap", t.tensor.overlap,
-                    {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
-                    "What hides communication inside a layer: see 03_tensor_parallel")
-            .only_if([&t] { return t.axes.tp > 1; }, "--tp 1 communicates nothing");
-        const auto with_cp = [&t] { return t.axes.cp > 1; };
-        const char* whole = "--cp 1: every rank has whole sequences";
-        options
-            .choice("--variant", t.context.variant,
-                    {{"ring", Variant::ring},
-                     {"all-gather", Variant::all_gather},
-                     {"ulysses", Variant::ulysses},
-                     {"usp", Variant::usp}},
-                    "How queries meet the keys of other ranks: see 04_context_parallel")
-            .only_if(with_cp, whole);
-        options.add("--layout", layout, "Which tokens a rank takes: contiguous, zigzag or striped")
-            .one_of({"contiguous", "zigzag", "striped"})
-            .only_if(with_cp, whole);
-        options.add("--ulysses", t.context.ulysses, "With --variant usp: ranks that exchange heads")
-            .between(1, 1 << 20)
-            .only_if([&t] { return t.context.variant == Variant::usp; },
-                     "only --variant usp has such groups");
-        const auto with_pp = [&t] { return t.axes.pp > 1; };
-        const char* one = "--pp 1: one rank has all layers";
-        options.add("--schedule", t.schedule, "Of a pipeline: see 05_pipeline")
-            .only_if(with_pp, one)
-            .show_default();
-        options.add("--chunks", t.sizes.chunks, "With some schedules: stages that each rank has")
-            .between(1, 1 << 20)
-            .only_if(with_pp, one);
-        options.add("--group", t.sizes.group, "With --schedule interleaved: see 05_pipeline")
-            .between(1, 1 << 20)
-            .only_if(with_pp, one);
-        options.add("--split", t.split, "Layers of each stage: auto, or numbers like 6,5,5")
-            .only_if(with_pp, one)
-            .show_default();
+        options.only_if([&t] { return t.axes.tp > 1; }, "--tp 1: every rank has whole layers",
+                        [&] { ultrascale::add_options(options, t.tensor, "--tp-"); });
+        options.only_if([&t] { return t.axes.cp > 1; }, "--cp 1: every rank has whole sequences",
+                        [&] { ultrascale::add_options(options, t.context, layout); });
+        options.only_if([&t] { return t.axes.pp > 1; }, "--pp 1: one rank has all layers",
+                        [&] { ultrascale::add_options(options, t.schedule, t.sizes, t.split); });
+        options.only_if([&] { return shared.config().experts.count > 0; },
+                        "this model has no experts; --model nano-moe has",
+                        [&] { experts.add_options(options, shared, "--ep-"); });
         options
             .add("--recipe", recipe,
                  "Instead of --dtype: fp32, bf16, bf16-fp32 (gradients in fp32), or with the "
                  "linears' products in fp8 tensor or row; see 08_mixed_precision")
             .excludes({"--dtype", "--fp32-grads"});
-        options.choice("--dispatch", t.experts.dispatch,
-                       {{"expert", Dispatch::expert}, {"rank", Dispatch::rank}},
-                       "What travels to experts: see 06_expert_parallel");
-        options.choice("--aux", t.experts.aux,
-                       {{"hf", Aux::hf},
-                        {"switch", Aux::switch_transformer},
-                        {"megatron", Aux::megatron},
-                        {"sequence", Aux::sequence}},
-                       "The loss that balances experts: see 06_expert_parallel");
-        options
-            .add("--aux-coef", aux_coefficient,
-                 "Its coefficient. Default: 0; with --model nano-moe 0.01")
-            .between(0, 1e3);
-        options
-            .add("--z-coef", t.experts.z_coefficient,
-                 "Coefficient of the loss that keeps the routers' logits small. Default: 0")
-            .between(0, 1e3);
         options
             .flag("--compare", compare,
                   "Run each technique alone on the same ranks and batch, and print two tables")
             .excludes(training_outputs)
-            .excludes({"--dp", "--tp", "--cp", "--ep", "--pp", "--zero", "--order", "--estimate"});
+            .excludes({"--dp", "--tp", "--cp", "--ep", "--pp", "--zero", "--order", "--estimate",
+                       "--max-nodes"});
     }
 
+    LlamaConfig config(const Options& options) {
+        techniques.experts.ep = compare ? Communicator::world().size() : techniques.axes.ep;
+        return experts.config(options);
+    }
     // Completes the options. UserError if they cannot be combined.
     void check(const Options& options, const StepShape& shape) {
         Techniques& t = techniques;
-        complete_experts(options, shape.config);
+        const Axes& axes = t.axes;
         if (!order.empty()) t.axes.set_order(order);
         t.complete(Communicator::world().size(), layout);
+        ultrascale::complete(t.tensor, options.recompute);
+        complete_experts(options, shape);
+        if (t.experts.max_nodes > 0 && axes.stride("ep") > 1)
+            user_error("--max-nodes: ranks of ep must be neighbours for nodes to be parts of it");
         check_combination(options, t, shape);
+    }
+    // Those that the model decides.
+    void complete_experts(const Options& options, const StepShape& shape) {
+        const int parts = techniques.tensor.sequence_parallel ? techniques.axes.tp : 1;
+        experts.check(options, shape.config,
+                      shape.micro_batch * shape.seq / techniques.axes.cp / parts);
     }
     // The formats that --recipe asks for.
     Options with_recipe(Options options) {
         Recipe& chosen = techniques.precision.recipe;
         if (recipe.empty()) return chosen.activations = options.dtype, options;
-        const Recipe* found = find_recipe(recipe);
-        if (!found) user_error("--recipe {}: there is no such recipe; see --help", recipe);
-        chosen = *found;
-        const bool in_shards = chosen.weights == chosen.activations && !chosen.loss_scale &&
-                               chosen.m == DType::fp32 && chosen.v == DType::fp32;
-        if (!in_shards)
-            user_error(
-                "--recipe {}: 08_mixed_precision keeps its weights and states in formats that "
-                "shards do not have here; tensor and row multiply in fp8",
-                recipe);
+        chosen = recipe_of_products(recipe);
         options.dtype = chosen.activations;
         options.fp32_grads = chosen.sum() == DType::fp32;
         return options;
-    }
-    // Those that the model decides.
-    void complete_experts(const Options& options, const LlamaConfig& config) {
-        ExpertOptions& e = techniques.experts;
-        const bool preset = options.load.empty() && options.model == "nano-moe";
-        e.aux_coefficient = aux_coefficient >= 0 ? aux_coefficient
-                            : preset             ? config.experts.aux_coefficient
-                                                 : 0;
-        e.gamma = config.experts.selection_bias ? 0.001 : 0;
     }
 };
 

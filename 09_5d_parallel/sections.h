@@ -1,4 +1,5 @@
-// What only this program's report has: the axes and the links that they cross; and --estimate.
+// What only this program's report has: the layout in words, the axes and the links that they cross;
+// and --estimate.
 #pragma once
 
 #include "06_expert_parallel/expert_run.h"
@@ -8,6 +9,48 @@
 #include "train/run.h"
 
 namespace ultrascale {
+
+// "pp 2 x dp 2 x tp 2; ZeRO-1; sequence parallel; 1f1b"
+inline std::string describe(const Techniques& t) {
+    std::string text = describe(t.axes);
+    if (t.axes.dp * t.axes.cp * t.axes.ep > 1 || t.zero.stage > 0)
+        text += t.zero.stage == 0
+                    ? "; gradients in buckets"
+                    : fmt::format("; ZeRO-{}{}", t.zero.stage, t.zero.offload ? ", offloaded" : "");
+    if (t.zero.gathers == Sent::fp8) text += ", gathered in fp8";
+    if (t.zero.sums != Sent::plain)
+        text += fmt::format(", summed in {}", t.zero.sums == Sent::fp8 ? "fp8" : "bf16");
+    if (t.tensor.sequence_parallel) text += "; sequence parallel";
+    if (t.axes.cp > 1)
+        text += fmt::format("; {}, {}", variant_names[int(t.context.variant)],
+                            layout_names[int(t.context.layout)]);
+    if (t.experts.ep > 1)
+        text += fmt::format("; rows by {}", dispatch_names[int(t.experts.dispatch)]);
+    if (t.axes.pp > 1) text += "; " + t.schedule;
+    if (t.precision.recipe.fp8())
+        text += fmt::format("; products in fp8, {}", t.precision.recipe.name);
+    return text;
+}
+
+// For the report.
+inline JsonFields layout_of(const Axes& axes) {
+    JsonFields layout;
+    for (const Mesh::Axis& axis : axes.outermost_first())
+        layout.emplace_back(axis.name, int64_t(axis.size));
+    return layout;
+}
+
+// Of an axis' ring of neighbours, the share that are on different nodes of `node` ranks.
+inline double between_nodes(const Axes& axes, const std::string& axis, int node) {
+    const int step = axes.stride(axis), n = axes.size(axis),
+              ranks = axes.dp * axes.tp * axes.cp * axes.ep * axes.pp;
+    int crossing = 0, all = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+        const int place = rank / step % n, next = rank + ((place + 1) % n - place) * step;
+        ++all, crossing += rank / node != next / node;
+    }
+    return double(crossing) / all;
+}
 
 // Which axes have neighbours on other nodes. (What they send is in the report's communication, by
 // group of ranks.)
@@ -24,7 +67,7 @@ inline void print_axes(Report& report, const Techniques& techniques, int node_si
                        {"ranks", int64_t(axes.size(axis))},
                        {"stride", int64_t(axes.stride(axis))}};
         if (node_size > 0) {
-            const double away = axes.between_nodes(axis, node_size);
+            const double away = between_nodes(axes, axis, node_size);
             line += fmt::format("{:>20.0f} % of neighbours", 100 * away);
             row.emplace_back("between_nodes", away);
         }
@@ -58,7 +101,7 @@ public:
         what.plain_parts = plain_parts(all.shape, all.techniques.experts,
                                        options.grad_accum * all.share().count, choices_);
         what.choices = &choices_;
-        what.plain_micro_batch = options.micro_batch;
+        what.plain_micro_batch = all.techniques.experts.counts_first() ? 0 : options.micro_batch;
     }
     WatchedExperts(const WatchedExperts&) = delete;
     void end_step() { choices_.end_step(); }

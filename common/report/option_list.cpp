@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <ranges>
 #include <sstream>
 #include <utility>
 
@@ -72,6 +73,16 @@ OptionList::OptionList(const std::string& program, const std::string& descriptio
     app_->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 OptionList::~OptionList() = default;
+
+void OptionList::only_if(const std::function<bool()>& condition, const std::string& reason,
+                         const std::function<void()>& add) {
+    const size_t options = app_->get_options().size(), rules = rules_.size();
+    add();
+    std::vector<OneOption::Rule> more;
+    for (CLI::Option* option : app_->get_options() | std::views::drop(options))
+        more.push_back({option, condition, reason});
+    rules_.insert(rules_.begin() + int64_t(rules), more.begin(), more.end());
+}
 
 bool OptionList::parse(int argc, char** argv) {
     try {

@@ -69,6 +69,10 @@ public:
     OneOption flag(const std::string& name, bool& value, const std::string& what);
     OneOption flag(const std::string& name, const std::function<void(bool)>& set,
                    const std::string& what);
+    // Options that have no effect unless `condition` holds: only_if() for all that `add` adds,
+    // before rules of their own.
+    void only_if(const std::function<bool()>& condition, const std::string& reason,
+                 const std::function<void()>& add);
     // --name ONE|OF|THESE, each with its meaning. --help shows the current `value` as the default.
     template <class T>
     OneOption choice(const std::string& name, T& value,

@@ -19,8 +19,8 @@ inline std::string chapters_with_option(std::string_view name) {
          "--sync --bucket-mb --ring-directions --no-sync --inner-steps --outer-lr --outer-momentum "
          "--compare --demo --largest-mib --reduce-dtype --hop-us --hop-gbps --planet"},
         {"02_zero",
-         "--stage --gather-overlap --prefetch --keep-gathered --cut --offload --no-sync --compare "
-         "--demo"},
+         "--stage --gather-overlap --prefetch --keep-gathered --gather-dtype --reduce-dtype --cut "
+         "--offload --no-sync --compare --demo"},
         {"03_tensor_parallel",
          "--tp --sequence-parallel --keep-gathered --overlap --chunks --partition-checkpoints "
          "--same-seed "
@@ -36,9 +36,14 @@ inline std::string chapters_with_option(std::string_view name) {
          "--skew --capacity-factor --drop --dispatch --max-nodes --overlap --trap --compare "
          "--demo"},
         {"09_5d_parallel",
-         "--dp --tp --cp --pp --order --zero --bucket-mb --prefetch --keep-gathered --offload "
-         "--sequence-parallel --tp-overlap --variant --layout --ulysses --schedule --chunks "
-         "--group --split --ep --dispatch --aux --aux-coef --z-coef --recipe --compare"},
+         "--dp --tp --cp --pp --order --zero --bucket-mb --gather-overlap --prefetch "
+         "--keep-gathered --gather-dtype --reduce-dtype --offload --sequence-parallel "
+         "--tp-keep-gathered --tp-overlap "
+         "--tp-chunks --partition-checkpoints --variant --layout --ulysses --tails "
+         "--ring-backward --merge --schedule --chunks --group --split --ep --experts --top-k "
+         "--router --renormalise --scaling --shared --first-dense --groups --top-groups --aux-coef "
+         "--aux --aux-over --z-coef --balance --gamma --force-balance --skew --capacity-factor "
+         "--drop --dispatch --max-nodes --ep-overlap --ep-chunks --recipe --compare"},
         {"08_mixed_precision",
          "--recipe --without --stochastic-rounding --loss-scale --loss-scale-start "
          "--loss-scale-window --sum-scaling --gradient-format --amax-history --scale-margin "

@@ -70,6 +70,26 @@ TEST(FiveD, ExpertsBesideEveryAxisEqualOneDevice) {
                          "--grad-accum 4 --schedule zbv --recompute full");
 }
 
+// The options of 03 to 06 do inside the composition what they do there.
+TEST(FiveD, TheChaptersOptionsEqualOneDevice) {
+    expect_equal(4, "--micro-batch 1 --cp 2 --pp 2 --tails on --grad-accum 2 --schedule zb-h1");
+    expect_equal(8,
+                 "--micro-batch 1 --tp 2 --cp 2 --pp 2 --grad-accum 2 --recompute full "
+                 "--partition-checkpoints --ring-backward kept");
+    expect_equal(4,
+                 "--micro-batch 2 --tp 4 --sequence-parallel --tp-keep-gathered on --tp-overlap "
+                 "chunk --tp-chunks 4");
+    expect_experts_equal(4,
+                         "--micro-batch 1 --ep 2 --pp 2 --grad-accum 2 --capacity-factor 1 --drop "
+                         "score --balance bias");
+    expect_experts_equal(4,
+                         "--micro-batch 1 --ep 2 --cp 2 --ep-overlap chunks --shared 1 --top-k 3 "
+                         "--router sigmoid --first-dense 1");
+    expect_experts_equal(4,
+                         "--micro-batch 1 --ep 2 --zero 2 --grad-accum 2 --aux hf --aux-over "
+                         "global");
+}
+
 // Products in fp8 inside the composition; the reference rounds in the same way.
 TEST(FiveD, EightBitProductsEqualOneDevice) {
     for (const char* layout : {"--recipe tensor --zero 3 --grad-accum 2 --micro-batch 2",
@@ -86,6 +106,22 @@ TEST(FiveD, EightBitProductsEqualOneDevice) {
     expect_as_predicted(parts);
 }
 
+// ZeRO-3's gathers and sums in 8 bits, as 02 has them: the first step is as close as the format.
+TEST(FiveD, ShardsTravelInEightBits) {
+    for (const char* layout : {"--tp 2 --sequence-parallel --grad-accum 2",
+                               "--pp 2 --grad-accum 4 --schedule zb-h1 --prefetch 2"}) {
+        SCOPED_TRACE(layout);
+        const Outcome run =
+            train(4, chapter,
+                  fmt::format("--zero 3 --gather-dtype fp8 --reduce-dtype fp8 --layers 4 --steps 3 "
+                              "--seq 48 --micro-batch 1 --verify {}",
+                              layout));
+        EXPECT_LE(run.summary.at("verify").at("gradient").get<double>(), 0.15);
+        EXPECT_LE(run.summary.at("verify").at("loss_step_1").get<double>(), 3e-3);
+        EXPECT_FALSE(contains(run.out, "MISMATCH")) << run.out;  // of a prediction
+    }
+}
+
 TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     const auto expect_refused = [](int ranks, const std::string& arguments,
                                    const std::string& because) {
@@ -100,6 +136,19 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     expect_refused(2, "--model nano-moe --tp 2", "--sequence-parallel each routes");
     expect_refused(2, "--model nano-moe --pp 2 --grad-accum 2 --aux hf", "all layers together");
     expect_refused(2, "--model nano-moe --pp 2 --grad-accum 4 --schedule dualpipe", "twice");
+    expect_refused(2, "--model nano-moe --cp 2 --aux-over global", "which is not predicted");
+    expect_refused(2, "--model nano-moe --pp 2 --grad-accum 2 --aux-over global",
+                   "a pipeline does not run");
+    expect_refused(4,
+                   "--model nano-moe --tp 2 --sequence-parallel --ep 2 --node-size 2 "
+                   "--inter-gbps 5 --max-nodes 1",
+                   "must be neighbours");
+    expect_refused(2, "--model nano-moe --ep 2 --cp 1 --tails on", "--tails has no effect");
+    expect_refused(2, "--zero 2 --gather-dtype fp8", "it is for stage 3");
+    expect_refused(2, "--zero 3 --dtype bf16 --reduce-dtype bf16", "gradients are bf16 already");
+    expect_refused(2, "--top-k 2", "this model has no experts");
+    expect_refused(2, "--tp 2 --partition-checkpoints", "needs --recompute full");
+    expect_refused(2, "--pp 2 --grad-accum 2 --schedule optimal", "05_pipeline measures");
     expect_refused(2, "--order tp,pp", "each of tp, cp, ep, dp, pp once");
     expect_refused(2, "--cp 2 --attention naive", "--attention naive");
     expect_refused(2, "--pp 2 --grad-accum 2 --sample 10", "--sample");
@@ -158,11 +207,18 @@ TEST(LongFiveD, RandomLayoutsEqualOneDevice) {
         if (zero != "0" && random() % 5 == 0) arguments += " --offload optimizer";
         if (size["tp"] > 1) arguments += " --tp-overlap " + one_of({"none", "async", "chunk"});
         if (size["tp"] > 1 && (has_experts || random() % 2 == 0))
-            arguments += " --sequence-parallel";
+            arguments +=
+                one_of({" --sequence-parallel", " --sequence-parallel --tp-keep-gathered on"});
         if (size["cp"] > 1)
             arguments +=
                 one_of({"", " --variant all-gather", " --variant ulysses", " --layout striped",
-                        " --layout contiguous", " --variant usp --ulysses 2"});
+                        " --layout contiguous", " --tails on", " --ring-backward again",
+                        " --ring-backward kept", " --variant usp --ulysses 2"});
+        if (has_experts)
+            arguments += one_of({"", "", " --dispatch rank", " --aux switch", " --aux sequence",
+                                 " --balance bias", " --capacity-factor 1", " --ep-overlap chunks",
+                                 " --shared 1 --ep-overlap shared", " --aux-over global",
+                                 " --top-k 3 --router sigmoid", " --skew 0.3"});
         if (size["pp"] > 1)
             arguments += " --schedule " +
                          one_of({"naive", "afab", "1f1b", "interleaved", "breadth-first", "zb-h1",

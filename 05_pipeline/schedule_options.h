@@ -1,0 +1,39 @@
+// The options that choose a schedule.
+#pragma once
+
+#include "report/option_list.h"
+#include "schedules.h"
+
+namespace ultrascale {
+
+// Adds them, and returns --schedule.
+inline OneOption add_options(OptionList& options, std::string& schedule, ScheduleOptions& sizes,
+                             std::string& split) {
+    std::string names;
+    for (const std::string& name : schedule_names()) names += name + ", ";
+    const OneOption of_schedule =
+        options
+            .add("--schedule", schedule,
+                 "Who does what when: " + names +
+                     "file:PATH, a file with each rank's actions, or optimal, the best order for "
+                     "the stages' measured times")
+            .show_default();
+    options
+        .add("--chunks", sizes.chunks,
+             "With --schedule interleaved or breadth-first: stages that each rank has. "
+             "Default: 2")
+        .between(1, 1 << 20);
+    options
+        .add("--group", sizes.group,
+             "With --schedule interleaved: micro-batches that pass one of a rank's stages "
+             "before its next one begins. Default: --pp")
+        .between(1, 1 << 20);
+    options
+        .add("--split", split,
+             "How many layers each stage has: auto, so that stages cost the same, or numbers "
+             "like 6,5,5")
+        .show_default();
+    return of_schedule;
+}
+
+}  // namespace ultrascale

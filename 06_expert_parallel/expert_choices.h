@@ -1,0 +1,228 @@
+// The options of a model's experts and of their training, but --ep: what they change, and which of
+// them exclude each other.
+#pragma once
+
+#include "comm/comm.h"
+#include "expert_options.h"
+#include "report/cli.h"
+
+namespace ultrascale {
+
+class ExpertChoices {
+public:
+    // Reads options into `chosen`, whose ep is given: 0 for all ranks.
+    explicit ExpertChoices(ExpertOptions& chosen) : experts_(chosen) {}
+    ExpertChoices(const ExpertChoices&) = delete;
+
+    // `prefix` precedes the names that other techniques have, too.
+    void add_options(OptionList& options, const Options& shared, const std::string& prefix = "--") {
+        prefix_ = prefix;
+        add_model(options);
+        add_balance(options);
+        options
+            .choice("--dispatch", experts_.dispatch,
+                    {{"expert", Dispatch::expert}, {"rank", Dispatch::rank}},
+                    "expert: a copy of a token's row travels to each of its experts; rank: one to "
+                    "each rank that has some of them")
+            .only_if([this] { return experts_.capacity_factor == 0; },
+                     "with --capacity-factor every expert has places of its own");
+        options
+            .add("--max-nodes", experts_.max_nodes,
+                 "A token chooses experts on at most so many nodes (--node-size), and its row "
+                 "crosses the network once a node")
+            .at_least(1)
+            .only_if([&] { return shared.node_size > 0; },
+                     "there are no nodes; simulate some with --node-size and --inter-gbps");
+        options.choice(prefix + "overlap", experts_.overlap,
+                       {{"none", ExpertOverlap::none},
+                        {"shared", ExpertOverlap::shared},
+                        {"chunks", ExpertOverlap::chunks}},
+                       "shared: the shared experts compute while rows travel. chunks: also the "
+                       "experts, on another chunk of a micro-batch's tokens");
+        options
+            .add(prefix + "chunks", experts_.chunks,
+                 "Chunks of a micro-batch's tokens; must divide them")
+            .between(2, 64)
+            .only_if([this] { return experts_.overlap == ExpertOverlap::chunks; },
+                     fmt::format("only {}overlap chunks cuts tokens into chunks", prefix))
+            .show_default();
+    }
+
+    // The model's configuration with what the options change; a dense model's stays.
+    LlamaConfig config(const Options& options) const {
+        LlamaConfig config = options.config();
+        ExpertsConfig& e = config.experts;
+        if (e.count == 0) return config;
+        const auto same_in_checkpoint = [&](const char* option, int64_t given, int64_t has,
+                                            const char* what) {
+            if (given >= 0 && given != has && !options.load.empty())
+                user_error("{} {}: the checkpoint in {} has {} {}", option, given, options.load,
+                           has, what);
+        };
+        same_in_checkpoint("--experts", count_, e.count, "experts");
+        same_in_checkpoint("--shared", shared_, e.shared, "shared experts");
+        same_in_checkpoint("--first-dense", first_dense_, e.first_dense, "dense layers first");
+        if (count_ >= 0) e.count = count_;
+        if (shared_ >= 0) e.shared = shared_;
+        if (first_dense_ >= 0) e.first_dense = first_dense_;
+        if (e.first_dense >= config.layers)
+            user_error("--first-dense {}: with {} layers none would have experts", e.first_dense,
+                       config.layers);
+        if (!router_.empty())
+            e.router.score =
+                router_ == "softmax" ? ops::RouterScore::softmax : ops::RouterScore::sigmoid;
+        if (top_k_ > e.count) user_error("--top-k {}: there are {} experts", top_k_, e.count);
+        if (top_k_ > 0) e.router.top_k = top_k_;
+        if (!renormalise_.empty()) e.router.renormalise = renormalise_ == "on";
+        if (scaling_ > 0) e.router.scaling = scaling_;
+        if (groups_ > 0) {
+            if (e.count % groups_ != 0)
+                user_error("--groups {}: {} experts do not divide into so many", groups_, e.count);
+            e.router.groups = groups_, e.router.top_groups = std::max<int64_t>(top_groups_, 1);
+        }
+        if (balance_ == "bias") e.selection_bias = true;
+        if (experts_.max_nodes > 0) limit_nodes(config, options);
+        validate(config);
+        e.aux_coefficient = aux_coefficient(options, e);
+        return config;
+    }
+
+    // Checks what depends on the model and on the `tokens` that a rank routes of a micro-batch, and
+    // completes the options.
+    void check(const Options& options, const LlamaConfig& config, int64_t tokens) {
+        experts_.aux_coefficient = config.experts.aux_coefficient;
+        experts_.node_size = options.node_size;
+        if (experts_.max_nodes > 0) experts_.dispatch = Dispatch::rank;
+        if (experts_.max_nodes > 0 && experts_.capacity_factor > 0)
+            user_error(
+                "--max-nodes {}: rows of a fixed capacity take no detours; leave out "
+                "--capacity-factor",
+                experts_.max_nodes);
+        experts_.gamma = config.experts.selection_bias ? gamma_ : 0;
+        if (experts_.counts_first() && experts_.aux == Aux::sequence)
+            user_error("--aux-over global: --aux sequence counts each sequence by itself");
+        if (experts_.overlap == ExpertOverlap::shared && config.experts.shared == 0)
+            user_error("{}overlap shared: this model has no shared experts; see --shared", prefix_);
+        if (experts_.overlap == ExpertOverlap::chunks) check_chunks(tokens);
+    }
+
+private:
+    void add_model(OptionList& options) {
+        options.add("--experts", count_, "Experts of a layer. Default: the model's")
+            .between(1, 1024);
+        options.add("--top-k", top_k_, "Experts of each token. Default: the model's")
+            .between(1, 1024);
+        options
+            .add("--router", router_,
+                 "softmax or sigmoid: how logits become scores. Default: the model's")
+            .one_of({"softmax", "sigmoid"});
+        options
+            .add("--renormalise", renormalise_,
+                 "on or off: divide a token's weights by their sum. Default: the model's")
+            .one_of({"on", "off"});
+        options.add("--scaling", scaling_, "Multiply weights by this. Default: the model's")
+            .between(1e-3, 1e3);
+        options.add("--shared", shared_, "Experts that every token goes to. Default: the model's")
+            .between(0, 64);
+        options
+            .add("--first-dense", first_dense_,
+                 "So many first layers without experts. Default: the model's")
+            .between(0, 100000);
+        options.add("--groups", groups_, "Groups of neighbouring experts. Default: the model's")
+            .between(1, 1024);
+        options.add("--top-groups", top_groups_, "Groups from which a token may choose. Default: 1")
+            .between(1, 1024)
+            .only_if([this] { return groups_ > 0; }, "the experts form no groups; see --groups");
+    }
+    void add_balance(OptionList& options) {
+        options
+            .add("--aux-coef", aux_coefficient_,
+                 "Coefficient of the loss that balances the experts. Default: 0; with --model "
+                 "nano-moe 0.01")
+            .between(0, 1e3);
+        options.choice("--aux", experts_.aux,
+                       {{"hf", Aux::hf},
+                        {"switch", Aux::switch_transformer},
+                        {"megatron", Aux::megatron},
+                        {"sequence", Aux::sequence}},
+                       "Which one: Hugging Face's, Switch Transformer's, Megatron's, or DeepSeek's "
+                       "over each sequence");
+        options.choice("--aux-over", experts_.aux_over,
+                       {{"micro-batch", AuxOver::micro_batch}, {"global", AuxOver::global}},
+                       "The tokens over which it counts: a micro-batch's, or in a forward that "
+                       "comes first those of the whole step");
+        options
+            .add("--z-coef", experts_.z_coefficient,
+                 "Coefficient of the loss that keeps the routers' logits small. Default: 0")
+            .between(0, 1e3);
+        options
+            .add("--balance", balance_,
+                 "loss, or bias: move a bias of each expert, without a loss. Default: loss")
+            .one_of({"loss", "bias"});
+        options.add("--gamma", gamma_, "By how much --balance bias moves a bias in a step")
+            .between(0, 1)
+            .only_if([this] { return balance_ == "bias"; }, "only --balance bias has one")
+            .show_default();
+        options.flag("--force-balance", experts_.force_balance,
+                     "Give all experts equally many rows, whatever the routers say");
+        options
+            .add("--skew", experts_.skew,
+                 "Send this share of all tokens to expert 0 first, and the rest evenly")
+            .between(0, 1);
+        options
+            .add("--capacity-factor", experts_.capacity_factor,
+                 "An expert takes this times a rank's mean number of rows and drops the rest. "
+                 "Default: none is dropped")
+            .between(0.01, 1e3);
+        options
+            .choice("--drop", experts_.drop,
+                    {{"position", Drop::by_position}, {"score", Drop::by_score}},
+                    "What is dropped: the last tokens, or those with the smallest weights")
+            .only_if([this] { return experts_.capacity_factor > 0; },
+                     "without --capacity-factor nothing is dropped");
+    }
+    void check_chunks(int64_t tokens) const {
+        if (experts_.ep == 1)
+            user_error("{}overlap chunks: with --ep 1 no row travels, so there is nothing to hide",
+                       prefix_);
+        if (experts_.dispatch == Dispatch::rank)
+            user_error(
+                "{}overlap chunks: only with --dispatch expert; what a rank gets of other ranks' "
+                "rows is known too late",
+                prefix_);
+        if (tokens % experts_.chunks != 0)
+            user_error("--chunks {}: it must divide the {} tokens of a micro-batch",
+                       experts_.chunks, tokens);
+    }
+    // Nodes are groups of the router: a token chooses within its best ones.
+    void limit_nodes(LlamaConfig& config, const Options& options) const {
+        const int ranks = Communicator::world().size(), ep = experts_.ep > 0 ? experts_.ep : ranks;
+        ops::RouterSettings& r = config.experts.router;
+        if (ep % options.node_size != 0)
+            user_error("--max-nodes {}: --ep {} is not a whole number of nodes of {}",
+                       experts_.max_nodes, ep, format_count(options.node_size, "rank"));
+        if (groups_ > 0 || r.groups > 1)
+            user_error("--max-nodes {}: nodes take the place of the router's groups",
+                       experts_.max_nodes);
+        const int nodes = ep / options.node_size;
+        if (experts_.max_nodes > nodes)
+            user_error("--max-nodes {}: there are {}", experts_.max_nodes,
+                       format_count(nodes, "node"));
+        if (config.experts.count % nodes != 0)
+            user_error("--max-nodes {}: {} experts do not divide among {} nodes",
+                       experts_.max_nodes, config.experts.count, nodes);
+        r.groups = nodes, r.top_groups = experts_.max_nodes;
+    }
+    double aux_coefficient(const Options& options, const ExpertsConfig& e) const {
+        if (aux_coefficient_ >= 0) return aux_coefficient_;
+        const bool preset = options.load.empty() && options.model == "nano-moe";
+        return preset && balance_ != "bias" && !experts_.forced() ? e.aux_coefficient : 0;
+    }
+
+    ExpertOptions& experts_;
+    int64_t count_ = -1, top_k_ = 0, shared_ = -1, first_dense_ = -1, groups_ = 0, top_groups_ = 0;
+    double scaling_ = 0, aux_coefficient_ = -1, gamma_ = 0.001;
+    std::string prefix_, router_, renormalise_, balance_ = "loss";
+};
+
+}  // namespace ultrascale
