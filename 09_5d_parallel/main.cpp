@@ -105,6 +105,8 @@ bool run(const Options& given, Chapter& chapter) {
         chapter.complete_experts(options, shape.config);
         return SideBySide(options, shape, chapter.techniques, train_step).run();
     }
+    if (chapter.planner.asked())
+        return run_planner(chapter.planner, options, shape, chapter.techniques);
     chapter.check(options, shape);
     if (options.estimate) return print_estimate(options, chapter.techniques, shape), true;
     return train_within_memory(options, [&] { return train(options, chapter.techniques, shape); });

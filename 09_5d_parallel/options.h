@@ -2,6 +2,7 @@
 #pragma once
 
 #include "composition.h"
+#include "planner/options.h"
 #include "report/cli.h"
 
 namespace ultrascale {
@@ -58,6 +59,7 @@ inline void check_combination(const Options& options, const Techniques& t, const
 
 struct Chapter {
     Techniques techniques;
+    PlannerOptions planner;
     bool compare = false;
     std::string order, layout;
     double aux_coefficient = -1;
@@ -169,6 +171,7 @@ struct Chapter {
                   "Run each technique alone on the same ranks and batch, and print two tables")
             .excludes(training_outputs)
             .excludes({"--dp", "--tp", "--cp", "--ep", "--pp", "--zero", "--order", "--estimate"});
+        planner.add_options(options);
     }
 
     // Completes the options. UserError if they cannot be combined.

@@ -38,7 +38,8 @@ inline std::string chapters_with_option(std::string_view name) {
         {"09_5d_parallel",
          "--dp --tp --cp --pp --order --zero --bucket-mb --prefetch --keep-gathered --offload "
          "--sequence-parallel --tp-overlap --variant --layout --ulysses --schedule --chunks "
-         "--group --split --ep --dispatch --aux --aux-coef --z-coef --recipe --compare"},
+         "--group --split --ep --dispatch --aux --aux-coef --z-coef --recipe --compare --plan "
+         "--explain-layout --published --gpus --hardware --batch-tokens"},
         {"08_mixed_precision",
          "--recipe --without --stochastic-rounding --loss-scale --loss-scale-start "
          "--loss-scale-window --sum-scaling --gradient-format --amax-history --scale-margin "

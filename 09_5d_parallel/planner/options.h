@@ -1,0 +1,61 @@
+// The planner's options, and the modes that they choose. None of them starts the ranks it talks
+// about: one process is enough.
+#pragma once
+
+#include "../techniques.h"
+#include "report/cli.h"
+
+namespace ultrascale {
+
+struct PlannerOptions {
+    bool plan = false, explain_layout = false, published = false;
+    int64_t gpus = 0;
+    std::string hardware = "h100", batch_tokens;
+
+    // Whether one of the modes below is asked for, instead of a training.
+    bool asked() const { return plan || explain_layout || published; }
+
+    void add_options(OptionList& options) {
+        options
+            .flag("--plan", plan,
+                  "Which layout of --gpus is the fastest that fits: the ten best, by formula")
+            .excludes(training_outputs)
+            .excludes({"--compare", "--estimate"});
+        options
+            .flag(
+                "--explain-layout", explain_layout,
+                "Time and memory of the layout that the other options name, on --gpus, by formula")
+            .excludes(training_outputs)
+            .excludes({"--compare", "--estimate", "--plan"});
+        options
+            .flag("--published", published,
+                  "What --plan would have said of published runs, beside what was published")
+            .excludes(training_outputs)
+            .excludes({"--compare", "--estimate", "--plan", "--explain-layout"});
+        const auto plans = [this] { return plan || explain_layout; };
+        options
+            .add("--gpus", gpus,
+                 "With --plan and --explain-layout: ranks, none of which is started")
+            .between(1, 1 << 24)
+            .only_if(plans, "only the planner pretends ranks");
+        options
+            .add("--hardware", hardware,
+                 "With these: h100, h200, a100, h800, or FILE.json, which --calibrate writes")
+            .only_if(plans, "a run has the machine that it runs on")
+            .show_default();
+        options
+            .add("--batch-tokens", batch_tokens,
+                 "With --plan: tokens of a step over all ranks, like 1M. Default: 256 sequences")
+            .only_if([this] { return plan; }, "a layout's own batch follows from its options");
+    }
+};
+
+// "1M" -> 1048576; K, M and B (1024^3) may follow the number. UserError if it is not one.
+int64_t tokens_of(const std::string& text);
+
+// Does what was asked; `techniques`: those of the other options. Returns whether published rows are
+// as near as they should be.
+bool run_planner(const PlannerOptions& planner, const Options& options, const StepShape& shape,
+                 const Techniques& techniques);
+
+}  // namespace ultrascale
