@@ -71,7 +71,7 @@ struct Chapter {
         return options;
     }
 
-    void add_options(OptionList& options, const Options&) {
+    void add_options(OptionList& options, const Options& shared) {
         Techniques& t = techniques;
         const auto axis = [&](const char* name, int& size, const std::string& what) {
             return options.add(name, size, what).between(1, 1 << 20);
@@ -171,15 +171,20 @@ struct Chapter {
                   "Run each technique alone on the same ranks and batch, and print two tables")
             .excludes(training_outputs)
             .excludes({"--dp", "--tp", "--cp", "--ep", "--pp", "--zero", "--order", "--estimate"});
-        planner.add_options(options);
+        planner.add_options(options, shared);
     }
 
+    // The ranks that the layout is for: those that run, or those that are only imagined.
+    int ranks() const {
+        if (!planner.rehearse.empty()) return rehearsed_rank(planner.rehearse).ranks;
+        return planner.gpus > 0 ? int(planner.gpus) : Communicator::world().size();
+    }
     // Completes the options. UserError if they cannot be combined.
     void check(const Options& options, const StepShape& shape) {
         Techniques& t = techniques;
         complete_experts(options, shape.config);
         if (!order.empty()) t.axes.set_order(order);
-        t.complete(Communicator::world().size(), layout);
+        t.complete(ranks(), layout);
         check_combination(options, t, shape);
     }
     // The formats that --recipe asks for.

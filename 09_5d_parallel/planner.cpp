@@ -1,10 +1,12 @@
 // What the planner prints: planner/ has what it computes.
 #include "planner/planner.h"
 
+#include "planner/imagined.h"
 #include "planner/options.h"
 #include "planner/published.h"
 #include "planner/rule_of_thumb.h"
 #include "report/report.h"
+#include "train/run.h"
 
 namespace ultrascale {
 namespace {
@@ -304,6 +306,100 @@ int64_t tokens_of(const std::string& text) {
         user_error("--batch-tokens {}: give a number of tokens, like 4M (K, M, B: times 1024)",
                    text);
     return int64_t(number * times);
+}
+
+Rehearsed rehearsed_rank(const std::string& text) {
+    Rehearsed of{-1, 0};
+    char end = 0;
+    if (std::sscanf(text.c_str(), "%d/%d%c", &of.rank, &of.ranks, &end) != 2 || of.ranks < 1 ||
+        of.ranks > 1 << 24 || of.rank < 0 || of.rank >= of.ranks)
+        user_error("--rehearse {}: give a rank and the number of ranks, like 17/6144", text);
+    return of;
+}
+
+void imagine_hardware(const std::string& name, const Axes& axes) {
+    imagine_links([hardware = find_hardware(name), axes](const std::string& group, Collective kind,
+                                                         double bytes, int ranks) {
+        // Ranks between two neighbours: of the innermost axis that the group goes along.
+        int stride = axes.stride("cp");  // ring and ulysses are parts of cp
+        if (group == "down" || group == "up" || group == "tied" || group == "copies")
+            stride = axes.stride("pp");
+        else if (group == "kv" || group == "world")
+            stride = 1;
+        for (const std::string& axis : axes.order | std::views::reverse)
+            if (group == axis || group.starts_with(axis + " ") || group.ends_with(" " + axis) ||
+                group.find(" " + axis + " ") != group.npos)
+                stride = axes.stride(axis);
+        return hardware.call(kind, bytes, ranks, stride);
+    });
+}
+
+void print_places(const Options& options, const StepShape& shape, const Techniques& techniques) {
+    const Axes& axes = techniques.axes;
+    const int ranks = axes.dp * axes.tp * axes.cp * axes.ep * axes.pp;
+    const Schedule schedule = techniques.make_schedule(int(options.grad_accum));
+    const std::vector<Stage> stages = cut(shape, schedule.stages, techniques.split);
+    Report report("09_5d_parallel", options, shape, 0);
+    print(fmt::format("{}, {:.2f} B parameters on {}", options.model_name(),
+                      double(parameter_count(shape.config)) / 1e9, format_count(ranks, "rank")));
+    print(fmt::format("{}\n{} sequences of {} tokens a step", describe(techniques),
+                      sequences_of_step(options, int64_t(axes.dp) * axes.ep), shape.seq));
+    print("\nmemory of a rank, by its place in the pipeline, in GiB");
+    print("  place layers         weights  grads states  activations: in flight  buffers     all");
+    struct Row {
+        int place;
+        MemoryEstimate memory;
+        double in_flight;
+        bool embedding = false, head = false;
+    };
+    std::vector<Row> rows;
+    for (const int place : places_shown(axes.pp)) {
+        Row row{place, predict_imagined(options, shape, techniques, place).memory,
+                peak_in_flight(schedule, place, true)};
+        int64_t layers = 0;
+        for (const Chunk& chunk : schedule.chunks[size_t(place)]) {
+            const Stage& stage = stages[size_t(chunk.stage)];
+            layers += stage.last_layer - stage.first_layer;
+            row.embedding = row.embedding || stage.embedding, row.head = row.head || stage.head;
+        }
+        const MemoryEstimate& m = row.memory;
+        const auto gib = [](int64_t bytes) { return double(bytes) / double(1 << 30); };
+        print(fmt::format(
+            "  {:>5} {:>6}{:<10} {:>6.2f} {:>6.2f} {:>6.2f} {:>12.2f} {:>10.1f} "
+            "{:>8.2f} {:>7.2f}",
+            place, layers,
+            row.embedding && row.head ? " + both"
+            : row.embedding           ? " + embed"
+            : row.head                ? " + head"
+                                      : "",
+            gib(m.parameters), gib(m.gradients), gib(m.optimizer), gib(m.peak_activations),
+            row.in_flight, gib(m.peak_communication), gib(m.total())));
+        report.row({{"table", "places"},
+                    {"place", int64_t(place)},
+                    {"layers", layers},
+                    {"parameters", m.parameters},
+                    {"gradients", m.gradients},
+                    {"optimizer", m.optimizer},
+                    {"peak_activations", m.peak_activations},
+                    {"peak_communication", m.peak_communication},
+                    {"micro_batches_in_flight", row.in_flight},
+                    {"total", m.total()}});
+        rows.push_back(row);
+    }
+    const Row& worst =
+        *std::ranges::max_element(rows, {}, [](const Row& row) { return row.memory.total(); });
+    std::string why;
+    const auto because = [&](bool holds, const std::string& words) {
+        if (holds) why += (why.empty() ? "" : ", ") + words;
+    };
+    because(worst.in_flight > 1, fmt::format("{:.4g} micro-batches in flight", worst.in_flight));
+    because(worst.embedding, "the embedding");
+    because(worst.head, "the head and its logits");
+    print(fmt::format("  most at place {}{}{}", worst.place, why.empty() ? "" : ": it has ", why));
+    if (const int64_t limit = memory_limit(); limit > 0)
+        print(fmt::format("  a rank has {} here: it {}", format_bytes(double(limit)),
+                          worst.memory.total() <= limit ? "fits" : "does not fit"));
+    report.finish();
 }
 
 bool run_planner(const PlannerOptions& planner, const Options& options, const StepShape& shape,

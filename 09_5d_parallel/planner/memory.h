@@ -134,14 +134,16 @@ private:
         // 02's walk at its highest moment: where backward begins, the head's gradients are in
         // their buffer; at a layer, its own are, while those of the unit behind it are being
         // reduced. Stage 3 has this unit's weights and the next one's.
+        // From the second micro-batch on a shard of each is held besides, to be added.
         const bool whole = plan.zero == 3;
         const double layer = e.largest_layer, head = e.head > 0 ? e.head : layer,
-                     sum = plan.micro_batches > 1 ? shard / double(shape_.config.layers) : 0;
+                     added = 1 + (plan.micro_batches > 1 ? 1 / ranks : 0);
+        const double next = std::max(layer, e.embedding);
         const double at_head = (whole ? head + layer : 0) * value + head * grad,
-                     at_last = (whole ? 2 * layer : 0) * value + (layer + head + sum) * grad,
-                     at_layer = (whole ? 2 * layer : 0) * value + (2 * layer + sum) * grad,
+                     at_last = (whole ? 2 * layer : 0) * value + (layer + head) * added * grad,
+                     at_layer = (whole ? layer + next : 0) * value + 2 * layer * added * grad,
                      at_first = (whole ? e.embedding : 0) * value +
-                                (e.embedding > 0 ? e.embedding + layer + sum : 0) * grad;
+                                (e.embedding > 0 ? e.embedding + layer : 0) * added * grad;
         m.peak_communication = whole_bytes(std::max({at_head, at_last, at_layer, at_first}) +
                                            attention_of(plan).communication);
         return m;

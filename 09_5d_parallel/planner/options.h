@@ -10,12 +10,12 @@ namespace ultrascale {
 struct PlannerOptions {
     bool plan = false, explain_layout = false, published = false;
     int64_t gpus = 0;
-    std::string hardware = "h100", batch_tokens;
+    std::string hardware = "h100", batch_tokens, rehearse;
 
     // Whether one of the modes below is asked for, instead of a training.
     bool asked() const { return plan || explain_layout || published; }
 
-    void add_options(OptionList& options) {
+    void add_options(OptionList& options, const Options& shared) {
         options
             .flag("--plan", plan,
                   "Which layout of --gpus is the fastest that fits: the ten best, by formula")
@@ -32,15 +32,25 @@ struct PlannerOptions {
                   "What --plan would have said of published runs, beside what was published")
             .excludes(training_outputs)
             .excludes({"--compare", "--estimate", "--plan", "--explain-layout"});
-        const auto plans = [this] { return plan || explain_layout; };
+        options
+            .add("--rehearse", rehearse,
+                 "Like 17/6144: train as rank 17 of 6144, alone; what it communicates is replaced "
+                 "by "
+                 "waits as long as --hardware's links would take")
+            .excludes({"--compare", "--estimate", "--plan", "--explain-layout", "--published",
+                       "--save", "--load", "--val-data", "--verify"});
+        const auto plans = [this] { return plan || explain_layout || !rehearse.empty(); };
         options
             .add("--gpus", gpus,
-                 "With --plan and --explain-layout: ranks, none of which is started")
+                 "With --plan, --explain-layout and --estimate: ranks, none of which is started")
             .between(1, 1 << 24)
-            .only_if(plans, "only the planner pretends ranks");
+            .only_if([this, &shared] { return plan || explain_layout || shared.estimate; },
+                     "only what is predicted needs no ranks");
         options
-            .add("--hardware", hardware,
-                 "With these: h100, h200, a100, h800, or FILE.json, which --calibrate writes")
+            .add(
+                "--hardware", hardware,
+                "Of --plan, --explain-layout and --rehearse: h100, h200, a100, h800, or FILE.json, "
+                "which --calibrate writes")
             .only_if(plans, "a run has the machine that it runs on")
             .show_default();
         options
@@ -52,6 +62,18 @@ struct PlannerOptions {
 
 // "1M" -> 1048576; K, M and B (1024^3) may follow the number. UserError if it is not one.
 int64_t tokens_of(const std::string& text);
+
+// What --rehearse names: "17/6144".
+struct Rehearsed {
+    int rank, ranks;
+};
+Rehearsed rehearsed_rank(const std::string& text);
+// From now on imagined ranks' calls last as long as on this hardware.
+void imagine_hardware(const std::string& name, const Axes& axes);
+
+// --estimate --gpus: memory by place in the pipeline, and which place has most and why. The
+// techniques are complete.
+void print_places(const Options& options, const StepShape& shape, const Techniques& techniques);
 
 // Does what was asked; `techniques`: those of the other options. Returns whether published rows are
 // as near as they should be.
