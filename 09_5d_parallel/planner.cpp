@@ -3,6 +3,7 @@
 
 #include "planner/imagined.h"
 #include "planner/options.h"
+#include "planner/playbook.h"
 #include "planner/published.h"
 #include "planner/rule_of_thumb.h"
 #include "report/report.h"
@@ -405,6 +406,12 @@ void print_places(const Options& options, const StepShape& shape, const Techniqu
 bool run_planner(const PlannerOptions& planner, const Options& options, const StepShape& shape,
                  const Techniques& techniques) {
     if (planner.published) return print_published(options, shape);
+    if (planner.playbook) {
+        Report report("09_5d_parallel", options, shape, 0);
+        print_playbook_tables(report, options.svg);
+        report.finish();
+        return true;
+    }
     if (planner.plan) return print_plan(planner, options, shape);
     return print_layout(planner, options, shape, techniques);
 }

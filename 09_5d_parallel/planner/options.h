@@ -8,12 +8,12 @@
 namespace ultrascale {
 
 struct PlannerOptions {
-    bool plan = false, explain_layout = false, published = false;
+    bool plan = false, explain_layout = false, published = false, playbook = false;
     int64_t gpus = 0;
     std::string hardware = "h100", batch_tokens, rehearse;
 
     // Whether one of the modes below is asked for, instead of a training.
-    bool asked() const { return plan || explain_layout || published; }
+    bool asked() const { return plan || explain_layout || published || playbook; }
 
     void add_options(OptionList& options, const Options& shared) {
         options
@@ -32,6 +32,11 @@ struct PlannerOptions {
                   "What --plan would have said of published runs, beside what was published")
             .excludes(training_outputs)
             .excludes({"--compare", "--estimate", "--plan", "--explain-layout"});
+        options
+            .flag("--playbook", playbook,
+                  "The playbook's tables of memory and best layouts, by formula; --svg draws them")
+            .excludes(training_outputs)
+            .excludes({"--compare", "--estimate", "--plan", "--explain-layout", "--published"});
         options
             .add("--rehearse", rehearse,
                  "Like 17/6144: train as rank 17 of 6144, alone; what it communicates is replaced "
