@@ -1,6 +1,7 @@
 // What the planner prints: planner/ has what it computes.
 #include "planner/planner.h"
 
+#include "planner/calibrate.h"
 #include "planner/imagined.h"
 #include "planner/options.h"
 #include "planner/playbook.h"
@@ -129,7 +130,7 @@ bool print_plan(const PlannerOptions& given, const Options& options, const StepS
     print(
         "  b x m: sequences of a micro-batch x micro-batches. Not compute: what is waited for; "
         "pp: uneven\n  stages and bubble; dp: sums, gathers and the optimizer");
-    print("\nthe best one, to be run: " + all.fit.front().plan.options());
+    print("\nthe best one, to be run:\n  " + all.fit.front().plan.options());
     print_rule(planner, all);
     report.finish();
     return true;
@@ -288,6 +289,29 @@ bool print_published(const Options& options, const StepShape& shape) {
     return near;
 }
 
+bool write_calibration(const PlannerOptions& given, const Options& options) {
+    const Communicator& world = Communicator::world();
+    if (options.node_size > 0) pretend_nodes(options.node_size, options.inter_gbps);
+    const Hardware h = Calibration(options.dtype, options.node_size).measure();
+    print(fmt::format("{} in {}, measured at the same time", format_count(world.size(), "rank"),
+                      dtype_name(options.dtype)));
+    print(
+        fmt::format("  large products     {:.4g} TFLOP/s; half of that at {:.0f} rows and columns",
+                    h.peak * h.product_share / 1e12, h.product_half / (std::cbrt(2.0) - 1)));
+    print(fmt::format("  attention          {:.4g} TFLOP/s forward, {:.4g} backward",
+                      h.peak * h.attention_forward / 1e12, h.peak * h.attention_backward / 1e12));
+    print(fmt::format("  memory             {:.4g} GB/s; any call costs {:.1f} us",
+                      h.memory_rate / 1e9, h.operation * 1e6));
+    print(
+        fmt::format("  links              {:.4g} GB/s and {:.1f} us a hop in a node of {}; {:.4g} "
+                    "GB/s and {:.1f} us beyond",
+                    h.inside.bytes_per_second / 1e9, h.inside.latency * 1e6, h.node,
+                    h.between.bytes_per_second / 1e9, h.between.latency * 1e6));
+    if (world.rank() == 0) write_file(given.calibrate, json_of(h).dump(2) + "\n");
+    print("written to " + given.calibrate);
+    return true;
+}
+
 }  // namespace
 
 int64_t tokens_of(const std::string& text) {
@@ -406,6 +430,7 @@ void print_places(const Options& options, const StepShape& shape, const Techniqu
 bool run_planner(const PlannerOptions& planner, const Options& options, const StepShape& shape,
                  const Techniques& techniques) {
     if (planner.published) return print_published(options, shape);
+    if (!planner.calibrate.empty()) return write_calibration(planner, options);
     if (planner.playbook) {
         Report report("09_5d_parallel", options, shape, 0);
         print_playbook_tables(report, options.svg);

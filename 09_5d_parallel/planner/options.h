@@ -10,10 +10,12 @@ namespace ultrascale {
 struct PlannerOptions {
     bool plan = false, explain_layout = false, published = false, playbook = false;
     int64_t gpus = 0;
-    std::string hardware = "h100", batch_tokens, rehearse;
+    std::string hardware = "h100", batch_tokens, rehearse, calibrate;
 
     // Whether one of the modes below is asked for, instead of a training.
-    bool asked() const { return plan || explain_layout || published || playbook; }
+    bool asked() const {
+        return plan || explain_layout || published || playbook || !calibrate.empty();
+    }
 
     void add_options(OptionList& options, const Options& shared) {
         options
@@ -37,6 +39,13 @@ struct PlannerOptions {
                   "The playbook's tables of memory and best layouts, by formula; --svg draws them")
             .excludes(training_outputs)
             .excludes({"--compare", "--estimate", "--plan", "--explain-layout", "--published"});
+        options
+            .add("--calibrate", calibrate,
+                 "FILE: measure products, attention, memory and links of the ranks that run, and "
+                 "write them for --hardware FILE")
+            .excludes(training_outputs)
+            .excludes({"--compare", "--estimate", "--plan", "--explain-layout", "--published",
+                       "--playbook"});
         options
             .add("--rehearse", rehearse,
                  "Like 17/6144: train as rank 17 of 6144, alone; what it communicates is replaced "

@@ -39,7 +39,8 @@ inline std::string chapters_with_option(std::string_view name) {
          "--dp --tp --cp --pp --order --zero --bucket-mb --prefetch --keep-gathered --offload "
          "--sequence-parallel --tp-overlap --variant --layout --ulysses --schedule --chunks "
          "--group --split --ep --dispatch --aux --aux-coef --z-coef --recipe --compare --plan "
-         "--explain-layout --published --gpus --hardware --batch-tokens --rehearse --playbook"},
+         "--explain-layout --published --gpus --hardware --batch-tokens --rehearse --playbook "
+         "--calibrate"},
         {"08_mixed_precision",
          "--recipe --without --stochastic-rounding --loss-scale --loss-scale-start "
          "--loss-scale-window --sum-scaling --gradient-format --amax-history --scale-margin "
