@@ -40,8 +40,8 @@ void train_step(Step& step, Composition& all) {
     step.finish(squared_norm);
 }
 
-// Trains, among the ranks of `world`. Returns false if the result differs from plain training on one
-// device, or memory or communication from their predictions.
+// Trains, among the ranks of `world`. Returns false if the result differs from plain training on
+// one device, or memory or communication from their predictions.
 bool train(const Options& options, const Techniques& techniques, const StepShape& shape,
            const Communicator& world = Communicator::world()) {
     Composition all(options, shape, techniques, world);
@@ -98,8 +98,8 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     });
 }
 
-// --rehearse: one rank of many trains alone, on this device. Its numbers mean nothing; what it holds
-// and calls is that rank's.
+// --rehearse: one rank of many trains alone, on this device. Its numbers mean nothing; what it
+// holds and calls is that rank's.
 bool rehearse(Options options, const Chapter& chapter, const StepShape& shape) {
     if (Communicator::world().size() > 1)
         user_error("--rehearse {}: one rank plays all; start one", chapter.planner.rehearse);

@@ -1,14 +1,10 @@
-// What the planner prints: planner/ has what it computes.
+// --plan, --explain-layout: what the planner prints. planner/ has what it computes.
 #include "planner/planner.h"
 
-#include "planner/calibrate.h"
-#include "planner/imagined.h"
 #include "planner/options.h"
 #include "planner/playbook.h"
-#include "planner/published.h"
 #include "planner/rule_of_thumb.h"
 #include "report/report.h"
-#include "train/run.h"
 
 namespace ultrascale {
 namespace {
@@ -211,107 +207,6 @@ bool print_layout(const PlannerOptions& given, const Options& options, const Ste
     return true;
 }
 
-// ---- published runs ---------------------------------------------------------------------------
-
-bool print_published(const Options& options, const StepShape& shape) {
-    const std::vector<PublishedRow> rows = published_rows(), playbook = playbook_rows();
-    const Fit fitted = fit(rows);
-    Report report("09_5d_parallel", options, shape, 0);
-    print(
-        fmt::format("fitted on every other row: large products reach {:.2f} of the peak, and "
-                    "{:.2f} of what tp\nsends is hidden",
-                    fitted.hardware.product_share, fitted.hardware.tensor_hidden));
-    const auto head = [](const char* what) {
-        print(fmt::format("\n{:<32} {:>9} {:>9} {:>8}   {:>20}", what, "predicted", "published",
-                          "error", "GB, and as published"));
-    };
-    const auto line = [&](const PublishedRow& row, const Compared& c, const char* half) {
-        const double gb = double(c.memory.memory.total()) / 1e9;
-        print(fmt::format("  {:<30} {:>9.1f} {:>9.1f} {:>6.1f} %   {:>10.1f} {:>9}{}", row.name,
-                          row.mfu > 0 ? c.mfu : c.seconds, row.mfu > 0 ? row.mfu : row.seconds,
-                          100 * c.error, gb,
-                          row.memory_gb > 0 ? fmt::format("{:.1f}", row.memory_gb) : "-",
-                          *half ? fmt::format("  {}", half) : ""));
-        report.row({{"table", "published"},
-                    {"row", row.name},
-                    {"predicted", row.mfu > 0 ? c.mfu : c.seconds},
-                    {"published", row.mfu > 0 ? row.mfu : row.seconds},
-                    {"error", c.error},
-                    {"memory_bytes", gb * 1e9},
-                    {"half", std::string(half)}});
-    };
-    const auto all_of = [](const PublishedRow& row, const Hardware& hardware) {
-        MemoryModel memory(row.shape);
-        Compared c = compare(row, hardware, memory);
-        c.memory = memory.worst(row.plan);
-        return c;
-    };
-    head("MFU in %");
-    std::vector<double> halves[2];
-    for (size_t i = 0; i < rows.size(); ++i) {
-        const Compared c = all_of(rows[i], fitted.hardware);
-        halves[i % 2].push_back(c.error);
-        line(rows[i], c, i % 2 == 0 ? "fitted" : "held out");
-    }
-    const double of_fitted = mean_error(halves[0]), held_out = mean_error(halves[1]);
-    print(fmt::format("  mean error: {:.1f} % of the fitted half, {:.1f} % of the one held out",
-                      100 * of_fitted, 100 * held_out));
-    report.value("published", "fitted_error", of_fitted);
-    report.value("published", "held_out_error", held_out);
-
-    Hardware h800 = find_hardware("h800");
-    h800.product_share = fitted.hardware.product_share;
-    head("seconds of a step");
-    const PublishedRow deepseek = deepseek_row();
-    line(deepseek, all_of(deepseek, h800), "");
-
-    Hardware plain = fitted.hardware;
-    plain.tensor_hidden = 0;
-    head("the playbook's best, MFU in %");
-    std::vector<double> predicted, published, errors;
-    for (const PublishedRow& row : playbook) {
-        const Compared c = all_of(row, plain);
-        predicted.push_back(c.mfu), published.push_back(row.mfu), errors.push_back(c.error);
-        line(row, c, "");
-    }
-    std::vector<double> sizes = errors;
-    for (double& error : sizes) error = std::abs(error);
-    std::ranges::sort(sizes);
-    const double correlation = rank_correlation(predicted, published);
-    print(
-        fmt::format("  median error {:.1f} %; correlation of ranks {:.2f}; nothing is fitted to "
-                    "these",
-                    100 * (sizes[8] + sizes[9]) / 2, correlation));
-    report.value("published", "playbook_rank_correlation", correlation);
-    report.finish();
-    const bool near = (of_fitted * 5 + held_out * 4) / 9 <= 0.12;
-    if (!near) print("the mean error of Megatron-LM's and Llama 3's rows is above 12 %");
-    return near;
-}
-
-bool write_calibration(const PlannerOptions& given, const Options& options) {
-    const Communicator& world = Communicator::world();
-    if (options.node_size > 0) pretend_nodes(options.node_size, options.inter_gbps);
-    const Hardware h = Calibration(options.dtype, options.node_size).measure();
-    print(fmt::format("{} in {}, measured at the same time", format_count(world.size(), "rank"),
-                      dtype_name(options.dtype)));
-    print(
-        fmt::format("  large products     {:.4g} TFLOP/s; half of that at {:.0f} rows and columns",
-                    h.peak * h.product_share / 1e12, h.product_half / (std::cbrt(2.0) - 1)));
-    print(fmt::format("  attention          {:.4g} TFLOP/s forward, {:.4g} backward",
-                      h.peak * h.attention_forward / 1e12, h.peak * h.attention_backward / 1e12));
-    print(fmt::format("  memory             {:.4g} GB/s; any call costs {:.1f} us",
-                      h.memory_rate / 1e9, h.operation * 1e6));
-    print(
-        fmt::format("  links              {:.4g} GB/s and {:.1f} us a hop in a node of {}; {:.4g} "
-                    "GB/s and {:.1f} us beyond",
-                    h.inside.bytes_per_second / 1e9, h.inside.latency * 1e6, h.node,
-                    h.between.bytes_per_second / 1e9, h.between.latency * 1e6));
-    if (world.rank() == 0) write_file(given.calibrate, json_of(h).dump(2) + "\n");
-    print("written to " + given.calibrate);
-    return true;
-}
-
 }  // namespace
 
 int64_t tokens_of(const std::string& text) {
@@ -331,100 +226,6 @@ int64_t tokens_of(const std::string& text) {
         user_error("--batch-tokens {}: give a number of tokens, like 4M (K, M, B: times 1024)",
                    text);
     return int64_t(number * times);
-}
-
-Rehearsed rehearsed_rank(const std::string& text) {
-    Rehearsed of{-1, 0};
-    char end = 0;
-    if (std::sscanf(text.c_str(), "%d/%d%c", &of.rank, &of.ranks, &end) != 2 || of.ranks < 1 ||
-        of.ranks > 1 << 24 || of.rank < 0 || of.rank >= of.ranks)
-        user_error("--rehearse {}: give a rank and the number of ranks, like 17/6144", text);
-    return of;
-}
-
-void imagine_hardware(const std::string& name, const Axes& axes) {
-    imagine_links([hardware = find_hardware(name), axes](const std::string& group, Collective kind,
-                                                         double bytes, int ranks) {
-        // Ranks between two neighbours: of the innermost axis that the group goes along.
-        int stride = axes.stride("cp");  // ring and ulysses are parts of cp
-        if (group == "down" || group == "up" || group == "tied" || group == "copies")
-            stride = axes.stride("pp");
-        else if (group == "kv" || group == "world")
-            stride = 1;
-        for (const std::string& axis : axes.order | std::views::reverse)
-            if (group == axis || group.starts_with(axis + " ") || group.ends_with(" " + axis) ||
-                group.find(" " + axis + " ") != group.npos)
-                stride = axes.stride(axis);
-        return hardware.call(kind, bytes, ranks, stride);
-    });
-}
-
-void print_places(const Options& options, const StepShape& shape, const Techniques& techniques) {
-    const Axes& axes = techniques.axes;
-    const int ranks = axes.dp * axes.tp * axes.cp * axes.ep * axes.pp;
-    const Schedule schedule = techniques.make_schedule(int(options.grad_accum));
-    const std::vector<Stage> stages = cut(shape, schedule.stages, techniques.split);
-    Report report("09_5d_parallel", options, shape, 0);
-    print(fmt::format("{}, {:.2f} B parameters on {}", options.model_name(),
-                      double(parameter_count(shape.config)) / 1e9, format_count(ranks, "rank")));
-    print(fmt::format("{}\n{} sequences of {} tokens a step", describe(techniques),
-                      sequences_of_step(options, int64_t(axes.dp) * axes.ep), shape.seq));
-    print("\nmemory of a rank, by its place in the pipeline, in GiB");
-    print("  place layers         weights  grads states  activations: in flight  buffers     all");
-    struct Row {
-        int place;
-        MemoryEstimate memory;
-        double in_flight;
-        bool embedding = false, head = false;
-    };
-    std::vector<Row> rows;
-    for (const int place : places_shown(axes.pp)) {
-        Row row{place, predict_imagined(options, shape, techniques, place).memory,
-                peak_in_flight(schedule, place, true)};
-        int64_t layers = 0;
-        for (const Chunk& chunk : schedule.chunks[size_t(place)]) {
-            const Stage& stage = stages[size_t(chunk.stage)];
-            layers += stage.last_layer - stage.first_layer;
-            row.embedding = row.embedding || stage.embedding, row.head = row.head || stage.head;
-        }
-        const MemoryEstimate& m = row.memory;
-        const auto gib = [](int64_t bytes) { return double(bytes) / double(1 << 30); };
-        print(fmt::format(
-            "  {:>5} {:>6}{:<10} {:>6.2f} {:>6.2f} {:>6.2f} {:>12.2f} {:>10.1f} "
-            "{:>8.2f} {:>7.2f}",
-            place, layers,
-            row.embedding && row.head ? " + both"
-            : row.embedding           ? " + embed"
-            : row.head                ? " + head"
-                                      : "",
-            gib(m.parameters), gib(m.gradients), gib(m.optimizer), gib(m.peak_activations),
-            row.in_flight, gib(m.peak_communication), gib(m.total())));
-        report.row({{"table", "places"},
-                    {"place", int64_t(place)},
-                    {"layers", layers},
-                    {"parameters", m.parameters},
-                    {"gradients", m.gradients},
-                    {"optimizer", m.optimizer},
-                    {"peak_activations", m.peak_activations},
-                    {"peak_communication", m.peak_communication},
-                    {"micro_batches_in_flight", row.in_flight},
-                    {"total", m.total()}});
-        rows.push_back(row);
-    }
-    const Row& worst =
-        *std::ranges::max_element(rows, {}, [](const Row& row) { return row.memory.total(); });
-    std::string why;
-    const auto because = [&](bool holds, const std::string& words) {
-        if (holds) why += (why.empty() ? "" : ", ") + words;
-    };
-    because(worst.in_flight > 1, fmt::format("{:.4g} micro-batches in flight", worst.in_flight));
-    because(worst.embedding, "the embedding");
-    because(worst.head, "the head and its logits");
-    print(fmt::format("  most at place {}{}{}", worst.place, why.empty() ? "" : ": it has ", why));
-    if (const int64_t limit = memory_limit(); limit > 0)
-        print(fmt::format("  a rank has {} here: it {}", format_bytes(double(limit)),
-                          worst.memory.total() <= limit ? "fits" : "does not fit"));
-    report.finish();
 }
 
 bool run_planner(const PlannerOptions& planner, const Options& options, const StepShape& shape,

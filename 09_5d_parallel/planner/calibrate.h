@@ -5,7 +5,7 @@
 //     attention   causal, forward and backward
 //     memory      SwiGLU, as a rate of bytes (on a CPU its exponentials count); and a sum of eight
 //                 numbers: what any call costs
-//     links       an all-gather, large and tiny: bytes/s and seconds a hop; inside a node and across
+//     links       an all-gather, large and tiny: bytes/s and seconds a hop, in a node and across
 //
 // Nothing of tensor parallelism is hidden in a run without --tp-overlap, and the loss here reads or
 // writes a logit five times.
@@ -45,8 +45,8 @@ private:
     Tensor tensor(Shape shape) const {
         return Tensor::zeros(std::move(shape), dtype_, Memory::workspace);
     }
-    // The median of three batches, of the slowest rank. A batch lasts longer than a processor's time
-    // slice, so that ranks which share one are measured as they will train.
+    // The median of three batches, of the slowest rank. A batch lasts longer than a time slice, so
+    // that ranks which share a processor are measured as they will train.
     double seconds(const std::function<void()>& call) const {
         const auto batch = [&](int calls) {
             compute_stream().synchronize();

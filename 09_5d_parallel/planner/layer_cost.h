@@ -1,7 +1,7 @@
 // What one rank takes for a layer, or for the head, of one micro-batch: products by their shape,
 // attention, what is limited by memory, and the communication inside the layer that nothing hides.
 //
-//     forward    products  [q k v] (h -> (H + 2 K) D / tp)   [o]   [gate up] (h -> 2 F / tp)   [down]
+//     forward    products  [q k v] (h -> (H + 2 K) D / tp)   [o]   [gate up] (h -> 2 F / tp) [down]
 //                attention 2 B T s H D / (tp) FLOPs (half of the scores are masked)
 //                memory    norms, residuals, rotation, SwiGLU
 //     backward   each product twice (dX, dW), attention 2.5 times, memory twice

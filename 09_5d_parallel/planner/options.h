@@ -4,6 +4,7 @@
 
 #include "../techniques.h"
 #include "report/cli.h"
+#include "report/estimate.h"
 
 namespace ultrascale {
 
@@ -88,6 +89,11 @@ void imagine_hardware(const std::string& name, const Axes& axes);
 // --estimate --gpus: memory by place in the pipeline, and which place has most and why. The
 // techniques are complete.
 void print_places(const Options& options, const StepShape& shape, const Techniques& techniques);
+
+// --calibrate, on all ranks; and --published, which returns whether the errors are as small as they
+// should be.
+bool write_calibration(const PlannerOptions& given, const Options& options);
+bool print_published(const Options& options, const StepShape& shape);
 
 // Does what was asked; `techniques`: those of the other options. Returns whether published rows are
 // as near as they should be.

@@ -109,7 +109,8 @@ inline PublishedRow deepseek_row() {
             .faster_products = 1.55};
 }
 
-// The playbook's 18 best layouts: nodes, model, DP/TP/PP, micro-batches, micro-batch, ZeRO, MFU, GB.
+// The playbook's 18 best layouts: nodes, model, DP/TP/PP, micro-batches and their sequences, ZeRO,
+// MFU, GB.
 inline std::vector<PublishedRow> playbook_rows() {
     const StepShape models[] = {published_shape(16, 2048, 64, 0, 8192, 131072, true, 4096),
                                 published_shape(28, 3072, 96, 0, 8192, 131072, true, 4096),

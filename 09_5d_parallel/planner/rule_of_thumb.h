@@ -1,9 +1,10 @@
 // The playbook's rule of thumb, "Finding the best training configuration", in its three steps:
 //
-//     1  make a step fit      under 10 B parameters one technique, ZeRO-3; up to 100 B and beyond tp of a
-//                             node as well; from 512 GPUs on, ZeRO-3 alone sends too much: with tp
-//                             or a pipeline; from 1,024 on tp of a node, a pipeline, and ZeRO-2.
-//                             If it still does not fit: recomputation, and more stages
+//     1  make a step fit      under 10 B parameters one technique, ZeRO-3; up to 100 B and beyond
+//                             tp of a node as well; from 512 GPUs on, ZeRO-3 alone sends too
+//                             much: with tp or a pipeline; from 1,024 on tp of a node, a
+//                             pipeline, and ZeRO-2. If it still does not fit: recomputation, and
+//                             more stages
 //     2  reach the batch      more data parallelism or accumulated micro-batches; cp for long
 //                             sequences; if the batch has too few for dp, more of tp and pp
 //     3  go faster            the largest micro-batch that fits

@@ -160,8 +160,8 @@ public:
     // The same by a caller who knows the new group: its number of ranks, and this one's place.
     Communicator split(int color, int key, std::string name, int ranks, int rank) const;
     // Rank `rank` of so many that do not exist. It communicates alone: a call counts, and lasts as
-    // long as imagine_links() says, but brings this rank's own numbers, and zeros from its peers. It
-    // can only be split into groups that the caller knows.
+    // long as imagine_links() says, but brings this rank's own numbers, and zeros from its peers.
+    // It can only be split into groups that the caller knows.
     static Communicator imagined(std::string name, int ranks, int rank);
     bool is_imagined() const;
 

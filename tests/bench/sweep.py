@@ -158,8 +158,9 @@ def report(path):
     errors = [abs(row["predicted_ms"] / row["step_ms"] - 1) for row in both]
     best = min(row["step_ms"] for row in both)
     chosen = min(both, key=lambda row: row["predicted_ms"])
-    print(f"{len(both)} layouts: step time off by {100 * statistics.mean(errors):.1f} % on average, "
-          f"{100 * max(errors):.1f} % at worst; regret {100 * (chosen['step_ms'] / best - 1):.1f} %")
+    regret = chosen["step_ms"] / best - 1
+    print(f"{len(both)} layouts: step time off by {100 * statistics.mean(errors):.1f} % on "
+          f"average, {100 * max(errors):.1f} % at worst; regret {100 * regret:.1f} %")
 
 
 def main():

@@ -19,7 +19,7 @@ PlanFor plan_for(const std::string& model, int64_t gpus, int64_t sequences, int6
             .sequences = sequences};
 }
 
-// What PLANNER.md promises.
+// What planner/README.md promises.
 TEST(Published, RowsAreWithinTwelvePercentOnAverage) {
     const std::vector<PublishedRow> rows = published_rows();
     const Fit fitted = fit(rows);
