@@ -222,7 +222,7 @@ int64_t tokens_of(const std::string& text) {
                          : unit == "M" ? 1048576
                          : unit == "B" ? 1073741824
                                        : -1;
-    if (!(number * times >= 1) || number * times > 1e15)
+    if (times < 0 || !(number * times >= 1) || number * times > 1e15)
         user_error("--batch-tokens {}: give a number of tokens, like 4M (K, M, B: times 1024)",
                    text);
     return int64_t(number * times);
