@@ -59,7 +59,8 @@ public:
           tp_(mesh.group("tp")),
           heads_(split_heads(config, tp_.size(), tp_.rank())) {
         if (heads_.copies > 1)
-            mesh.add_copies(tp_.split(tp_.rank() / heads_.copies, tp_.rank(), "kv"));
+            mesh.add_copies(tp_.split(tp_.rank() / heads_.copies, tp_.rank(), "kv", heads_.copies,
+                                      tp_.rank() % heads_.copies));
         if (region)
             region_ = std::move(region);
         else if (options.sequence_parallel)

@@ -59,9 +59,11 @@ public:
           cut_(options.layout, options.in_ring(), seq),
           plan_{RingPlan(cut_, options.tails, nullptr), {}},
           stream_(std::make_unique<Stream>("ring")) {
-        if (options.exchanging() > 1) inside_ = cp.split(ring_rank_, cp.rank(), "ulysses");
+        if (options.exchanging() > 1)
+            inside_ =
+                cp.split(ring_rank_, cp.rank(), "ulysses", options.exchanging(), inside_rank_);
         if (options.variant == Variant::usp && options.in_ring() > 1)
-            ring_ = cp.split(inside_rank_, cp.rank(), "ring");
+            ring_ = cp.split(inside_rank_, cp.rank(), "ring", options.in_ring(), ring_rank_);
     }
     ContextParallel(const ContextParallel&) = delete;  // parts keep a pointer to it
 

@@ -41,8 +41,8 @@ public:
                           .direction = tails && c == 1 ? -1 : 1};
             for (int owner = 0; owner < ranks_; ++owner) {
                 int hops = parcel.direction < 0 ? owner : ranks_ - 1;
-                while (documents && hops > 0 && !needs(at(parcel, owner, hops), owner, parcel.keys))
-                    --hops;
+                if (documents)
+                    while (hops > 0 && !needs(at(parcel, owner, hops), owner, parcel.keys)) --hops;
                 parcel.hops.push_back(hops);
             }
             parcels_.push_back(std::move(parcel));

@@ -38,19 +38,24 @@ public:
         // A split makes the groups of several pairs at once, as long as no rank is in two of them.
         std::vector<std::pair<int, int>> left = plan.links();
         while (!left.empty()) {
-            std::vector<int> color(size_t(pp.size()), -1);
+            std::vector<int> color(size_t(pp.size()), -1), peer = color;
             std::vector<std::pair<int, int>> now, later;
             const bool down = left.front().first < left.front().second;
             for (const auto& link : left) {
                 const auto [from, to] = link;
                 const bool fits =
                     (from < to) == down && color[size_t(from)] < 0 && color[size_t(to)] < 0;
-                if (fits) color[size_t(from)] = color[size_t(to)] = from;
+                if (fits) {
+                    color[size_t(from)] = color[size_t(to)] = from;
+                    peer[size_t(from)] = to, peer[size_t(to)] = from;
+                }
                 (fits ? now : later).push_back(link);
             }
             const int mine = color[size_t(rank_)];
+            const int other = peer[size_t(rank_)];
             Communicator group =
-                pp.split(mine >= 0 ? mine : pp.size() + rank_, rank_, down ? "down" : "up");
+                pp.split(mine >= 0 ? mine : pp.size() + rank_, rank_, down ? "down" : "up",
+                         other >= 0 ? 2 : 1, other >= 0 && other < rank_);
             for (const auto& [from, to] : now)
                 if (rank_ == from || rank_ == to) {
                     mailboxes_ += group.open_mailbox(numel(shape_) * dtype_bytes(dtype_));

@@ -198,11 +198,16 @@ inline void add_holders(Mesh& mesh, const Schedule& schedule, const LlamaConfig&
     const auto places = schedule.places();
     if (schedule.copies() > 1) {
         const int other = other_holder(schedule, pp.rank());
-        mesh.add_copies(pp.split(std::min(pp.rank(), other), pp.rank(), "copies"));
+        mesh.add_copies(
+            pp.split(std::min(pp.rank(), other), pp.rank(), "copies", 2, pp.rank() > other));
     } else if (config.tied && places[0].front().rank != places[0].back().rank) {
-        const bool first = places[0].front().rank == pp.rank(),
-                   last = places[0].back().rank == pp.rank();
-        mesh.add_copies(pp.split(first || last ? 0 : 1, pp.rank(), "tied"));
+        const auto holds = [&](int rank) {
+            return rank == places[0].front().rank || rank == places[0].back().rank;
+        };
+        int place = 0;  // among the two, or among all others
+        for (int r = 0; r < pp.rank(); ++r) place += holds(r) == holds(pp.rank());
+        mesh.add_copies(pp.split(holds(pp.rank()) ? 0 : 1, pp.rank(), "tied",
+                                 holds(pp.rank()) ? 2 : pp.size() - 2, place));
     }
 }
 

@@ -34,11 +34,13 @@ inline StepShape with_heads_of(StepShape shape, int tp, int rank) {
 
 class Composition {
 public:
-    // All ranks call it. Parameters are described, but have no storage before updates->start().
-    Composition(const Options& options, const StepShape& of_step, const Techniques& chosen)
+    // All ranks of `world`, which must live as long, call it. Parameters are described, but have no
+    // storage before updates->start().
+    Composition(const Options& options, const StepShape& of_step, const Techniques& chosen,
+                const Communicator& world = Communicator::world())
         : shape(of_step),
           techniques(chosen),
-          mesh(Communicator::world(), chosen.axes.outermost_first()),
+          mesh(world, chosen.axes.outermost_first()),
           schedule(chosen.make_schedule(int(options.grad_accum))),
           stages(cut(shape, schedule.stages, chosen.split)),
           tensor(shape.config, chosen.tensor, mesh),

@@ -45,10 +45,11 @@ void train_step(Step& step, Composition& all) {
     step.finish(squared_norm);
 }
 
-// Trains. Returns false if the result differs from plain training on one device, or memory or
-// communication from their predictions.
-bool train(const Options& options, const Techniques& techniques, const StepShape& shape) {
-    Composition all(options, shape, techniques);
+// Trains, among the ranks of `world`. Returns false if the result differs from plain training on
+// one device, or memory or communication from their predictions.
+bool train(const Options& options, const Techniques& techniques, const StepShape& shape,
+           const Communicator& world = Communicator::world()) {
+    Composition all(options, shape, techniques, world);
     Zero& updates = *all.updates;
     Run run("09_5d_parallel", options, shape, all.share());
     const Prediction of_step = predict(all);
@@ -99,9 +100,22 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
         ok = report.communication_of_run(of_run, options.steps, run.of_validation()) && ok;
         if (report.full() || options.node_size > 0)
             print_axes(report, techniques, options.node_size);
-        report.throughput(of_step);
+        if (!world.is_imagined()) report.throughput(of_step);
         return ok;
     });
+}
+
+// --rehearse: one rank of many trains alone, on this device. Its numbers mean nothing; what it
+// holds and calls is that rank's.
+bool rehearse(Options options, const Chapter& chapter, const StepShape& shape) {
+    if (Communicator::world().size() > 1)
+        user_error("--rehearse {}: one rank plays all; start one", chapter.planner.rehearse);
+    const auto [rank, ranks] = rehearsed_rank(chapter.planner.rehearse);
+    imagine_hardware(chapter.planner.hardware, chapter.techniques.axes);
+    options.verify = false;
+    const Communicator world = Communicator::imagined("world", ranks, rank);
+    return train_within_memory(options,
+                               [&] { return train(options, chapter.techniques, shape, world); });
 }
 
 bool run(const Options& given, Chapter& chapter) {
@@ -112,7 +126,12 @@ bool run(const Options& given, Chapter& chapter) {
         chapter.complete_experts(options, shape);
         return SideBySide(options, shape, chapter.techniques, train_step).run();
     }
+    if (chapter.planner.asked())
+        return run_planner(chapter.planner, options, shape, chapter.techniques);
     chapter.check(options, shape);
+    if (!chapter.planner.rehearse.empty()) return rehearse(options, chapter, shape);
+    if (options.estimate && chapter.planner.gpus > 0)
+        return print_places(options, shape, chapter.techniques), true;
     if (options.estimate) return print_estimate(options, chapter.techniques, shape), true;
     return train_within_memory(options, [&] { return train(options, chapter.techniques, shape); });
 }

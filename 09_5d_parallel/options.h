@@ -4,6 +4,7 @@
 #include "05_pipeline/schedule_options.h"
 #include "06_expert_parallel/expert_choices.h"
 #include "composition.h"
+#include "planner/options.h"
 #include "report/cli.h"
 
 namespace ultrascale {
@@ -62,6 +63,7 @@ inline void check_combination(const Options& options, const Techniques& t, const
 
 struct Chapter {
     Techniques techniques;
+    PlannerOptions planner;
     bool compare = false;
     std::string order, layout;
     std::string recipe;
@@ -119,18 +121,24 @@ struct Chapter {
             .excludes(training_outputs)
             .excludes({"--dp", "--tp", "--cp", "--ep", "--pp", "--zero", "--order", "--estimate",
                        "--max-nodes"});
+        planner.add_options(options, shared);
     }
 
     LlamaConfig config(const Options& options) {
         techniques.experts.ep = compare ? Communicator::world().size() : techniques.axes.ep;
         return experts.config(options);
     }
+    // The ranks that the layout is for: those that run, or those that are only imagined.
+    int ranks() const {
+        if (!planner.rehearse.empty()) return rehearsed_rank(planner.rehearse).ranks;
+        return planner.gpus > 0 ? int(planner.gpus) : Communicator::world().size();
+    }
     // Completes the options. UserError if they cannot be combined.
     void check(const Options& options, const StepShape& shape) {
         Techniques& t = techniques;
         const Axes& axes = t.axes;
         if (!order.empty()) t.axes.set_order(order);
-        t.complete(Communicator::world().size(), layout);
+        t.complete(ranks(), layout);
         ultrascale::complete(t.tensor, options.recompute);
         complete_experts(options, shape);
         if (t.experts.max_nodes > 0 && axes.stride("ep") > 1)

@@ -34,5 +34,6 @@ draw 1 08_mixed_precision --demo formats
 draw 1 08_mixed_precision --recipe fp32 --steps 1 --no-verify
 draw 1 08_mixed_precision --compare --steps 300 --layers 2 --micro-batch 1 --lr 3e-3
 draw 4 09_5d_parallel --compare --steps 6 --micro-batch 1 --grad-accum 2
+draw 1 09_5d_parallel --playbook
 # What this one shows is seen only without a GPU.
 case $build in *cuda*) ;; *) draw 1 07_kernels --check --kernel product_warp_tiles ;; esac

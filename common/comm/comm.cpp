@@ -83,6 +83,8 @@ std::shared_ptr<const Span> span_of(Communicator::Impl& group, Collective kind, 
                                        .call = call});
 }
 
+ImaginedSeconds imagined_seconds;
+
 // Every call goes through here.
 Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation, Call call,
            Stream& stream) {
@@ -92,6 +94,16 @@ Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation
     work->tensors = std::move(call.tensors);
     work->communicator = group;
     work->asynchronous = &stream != &compute_stream();
+    if (group->imagined) {
+        announce(*group, operation.kind, operation.root, call, work->asynchronous);
+        work->span = span_of(*group, operation.kind, call.bytes, stream.name());
+        const double seconds =
+            imagined_seconds
+                ? imagined_seconds(group->name, operation.kind, double(call.bytes), group->size())
+                : 0;
+        transport::imagine(*work, std::move(operation), seconds, stream);
+        return Work(std::move(work));
+    }
     if (Tensor scratch = transport::scratch(*group, operation))
         work->tensors.push_back(std::move(scratch));
     announce(*group, operation.kind, operation.root, call, work->asynchronous);
@@ -130,12 +142,49 @@ void check_rank(int rank, int size) {
 
 }  // namespace
 
+void imagine_links(ImaginedSeconds seconds) { imagined_seconds = std::move(seconds); }
+
+// A gather fills all slices with this rank's own; a scatter of sums leaves its own slice; what is
+// received is zero.
+std::vector<ImaginedCopy> imagined_copies(const Operation& o, const Communicator::Impl& group) {
+    std::vector<ImaginedCopy> copies;
+    const int64_t n = group.size(), me = group.rank;
+    switch (o.kind) {
+        case Collective::all_gather:
+        case Collective::gather:
+            for (int64_t r = 0; o.out && r < n; ++r)
+                copies.push_back({o.out + r * o.in_bytes, o.in, o.in_bytes});
+            break;
+        case Collective::reduce_scatter:
+        case Collective::scatter:
+            if (o.in) copies.push_back({o.out, o.in + me * o.out_bytes, o.out_bytes});
+            break;
+        case Collective::all_to_all:
+            for (size_t r = 0; r < size_t(n); ++r) {
+                const int64_t sent = o.send_begin[r + 1] - o.send_begin[r],
+                              received = o.recv_begin[r + 1] - o.recv_begin[r];
+                copies.push_back({o.out + o.recv_begin[r],
+                                  received <= sent ? o.in + o.send_begin[r] : nullptr, received});
+            }
+            break;
+        case Collective::send_recv:
+            for (const Operation::Message& m : o.messages)
+                if (!m.send) copies.push_back({m.data, nullptr, m.bytes});
+            break;
+        default: break;  // a sum or a broadcast stays as it is
+    }
+    std::erase_if(copies, [](const ImaginedCopy& c) { return c.to == c.from || c.bytes == 0; });
+    return copies;
+}
+
 std::shared_ptr<Allocator> Communicator::symmetric_memory() const {
+    if (impl_->imagined) return nullptr;
     impl_->open();
     return transport::symmetric_memory(*impl_);
 }
 
 int64_t Communicator::open_mailbox(int64_t bytes) const {
+    if (impl_->imagined) return 0;
     impl_->open();
     return transport::open_mailbox(*impl_, bytes);
 }
@@ -258,7 +307,9 @@ Work Communicator::send_recv(std::vector<Transfer> transfers, Stream& stream) co
     Call call = {.bytes = 0, .tensors = {}, .sent = 0};
     for (const Transfer& transfer : transfers) {
         bool send = transfer.direction == Transfer::send;
-        int tag = send ? impl_->send_tag(transfer.peer) : impl_->receive_tag(transfer.peer);
+        const int tag = impl_->imagined ? 0
+                        : send          ? impl_->send_tag(transfer.peer)
+                                        : impl_->receive_tag(transfer.peer);
         operation.messages.push_back(
             {send, address(transfer.tensor), transfer.tensor.bytes(), transfer.peer, tag});
         call.tensors.push_back(transfer.tensor);
@@ -278,6 +329,7 @@ Work Communicator::recv(Tensor x, int from, Stream& stream) const {
 }
 
 void Communicator::barrier() const {
+    if (impl_->imagined) return;
     impl_->open();
     announce(*impl_, Collective::barrier, -1, {0, {}}, false);
     const auto span = span_of(*impl_, Collective::barrier, 0, "compute");

@@ -41,6 +41,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -156,6 +157,13 @@ public:
     // this communicator call it. `name` is the group's name in --explain and the report ("dp",
     // "tp").
     Communicator split(int color, int key, std::string name) const;
+    // The same by a caller who knows the new group: its number of ranks, and this one's place.
+    Communicator split(int color, int key, std::string name, int ranks, int rank) const;
+    // Rank `rank` of so many that do not exist. It communicates alone: a call counts, and lasts as
+    // long as imagine_links() says, but brings this rank's own numbers, and zeros from its peers.
+    // It can only be split into groups that the caller knows.
+    static Communicator imagined(std::string name, int ranks, int rank);
+    bool is_imagined() const;
 
     int rank() const;
     int size() const;
@@ -243,6 +251,12 @@ bool on_all_ranks(const Communicator& ranks, bool ok);
 bool all_ranks_arrive(double seconds);
 bool communication_is_abandoned();
 std::string rank_prefix();
+
+// How long imagined ranks' calls on a tensor of so many bytes last: of the group of this name. From
+// now on; 0 before.
+using ImaginedSeconds =
+    std::function<double(const std::string& group, Collective kind, double bytes, int ranks)>;
+void imagine_links(ImaginedSeconds seconds);
 
 // How many ranks share this machine; 1 before world() was called. Never waits.
 int ranks_on_this_node();

@@ -43,6 +43,15 @@ struct Measurement {
 };
 void add_measurement(Measurement measurement);
 
+// What an imagined operation writes: `bytes` from `from`, or zeros if that is null.
+struct ImaginedCopy {
+    char* to;
+    const char* from;
+    int64_t bytes;
+};
+std::vector<ImaginedCopy> imagined_copies(const Operation& operation,
+                                          const Communicator::Impl& group);
+
 namespace transport {
 
 // All ranks of a group call it once: world before it first communicates, other groups when they are
@@ -50,7 +59,7 @@ namespace transport {
 void open(Communicator::Impl& group);
 
 std::shared_ptr<Allocator> symmetric_memory(const Communicator::Impl& group);  // comm.h
-int64_t open_mailbox(Communicator::Impl& group, int64_t bytes);          // likewise
+int64_t open_mailbox(Communicator::Impl& group, int64_t bytes);                // likewise
 
 // Allocates the operation's scratch when the call is made, because memory is counted in the host's
 // order.
@@ -59,6 +68,10 @@ Tensor scratch(const Communicator::Impl& group, Operation& operation);
 // Queues the operation on the stream, after its inputs, and sets work.finished. `tag` is the call's
 // tag.
 void start(Work::Impl& work, Operation operation, int tag, Stream& stream);
+
+// The same for a group whose other ranks are imagined: copies what the operation would leave of
+// this rank's own numbers, zeros what others would send, and lasts `seconds`.
+void imagine(Work::Impl& work, Operation operation, double seconds, Stream& stream);
 
 void wait(Work::Impl& work);  // Work::wait()
 bool done(Work::Impl& work);

@@ -19,8 +19,9 @@ Mesh::Mesh(const Communicator& world, const std::vector<Axis>& axes) : world_(wo
         const int coordinate = world.rank() / stride % axis.size,
                   color = world.rank() - coordinate * stride;
         // A single axis is the world itself and needs no communicator of its own.
-        groups_.emplace(axis.name,
-                        axes.size() == 1 ? world : world.split(color, coordinate, axis.name));
+        groups_.emplace(axis.name, axes.size() == 1 ? world
+                                                    : world.split(color, coordinate, axis.name,
+                                                                  axis.size, coordinate));
     }
     check(stride == 1, "mesh: the axes' sizes do not make the number of ranks");
     // Create all groups over which parameters are summed now, because ranks that hold different
@@ -43,18 +44,21 @@ const Communicator& Mesh::group(const std::string& axis) const {
 
 const Communicator& Mesh::joint(const std::vector<std::string>& axes) const {
     std::string name, any;
-    int color = 0, stride = world_.size();
+    int color = 0, stride = world_.size(), ranks = 1, place = 0;
     for (const Axis& axis : axes_) {
         stride /= axis.size;
+        const int coordinate = world_.rank() / stride % axis.size;
         if (!contains(axes, axis.name)) {
-            color += world_.rank() / stride % axis.size * stride;
+            color += coordinate * stride;
             continue;
         }
+        ranks *= axis.size, place = place * axis.size + coordinate;
         any = axis.name;
         if (axis.size > 1) name += (name.empty() ? "" : " x ") + axis.name;
     }
     if (name.empty()) name = any.empty() ? "one rank" : any;  // these groups are all equal
-    if (!groups_.contains(name)) groups_.emplace(name, world_.split(color, world_.rank(), name));
+    if (!groups_.contains(name))
+        groups_.emplace(name, world_.split(color, world_.rank(), name, ranks, place));
     return groups_.at(name);
 }
 

@@ -1,4 +1,8 @@
 // The CPU's transport: MPI, in the stream's order.
+#include <chrono>
+#include <cstring>
+#include <thread>
+
 #include "comm/comm_transport.h"
 #include "core/trace.h"
 
@@ -28,6 +32,27 @@ void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
         double end = now_seconds();
         add_count(group, operation.kind,
                   {.seconds = end - begin, .exposed = asynchronous ? 0 : end - begin});
+        if (span) trace_span(*span, begin, end);
+    });
+    work.finished = stream.record();
+}
+
+void imagine(Work::Impl& work, Operation operation, double seconds, Stream& stream) {
+    if (work.asynchronous) stream.wait(compute_stream().record());
+    stream.submit([copies = imagined_copies(operation, *work.communicator), kind = operation.kind,
+                   group = work.communicator->name, seconds, span = work.span,
+                   asynchronous = work.asynchronous] {
+        const double begin = now_seconds();
+        for (const ImaginedCopy& c : copies) {
+            if (c.from)
+                std::memmove(c.to, c.from, size_t(c.bytes));
+            else
+                std::memset(c.to, 0, size_t(c.bytes));
+        }
+        const std::chrono::duration<double> left(begin + seconds - now_seconds());
+        if (left.count() > 0) std::this_thread::sleep_for(left);
+        const double end = now_seconds();
+        add_count(group, kind, {.seconds = end - begin, .exposed = asynchronous ? 0 : end - begin});
         if (span) trace_span(*span, begin, end);
     });
     work.finished = stream.record();

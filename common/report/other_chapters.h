@@ -43,7 +43,9 @@ inline std::string chapters_with_option(std::string_view name) {
          "--ring-backward --merge --schedule --chunks --group --split --ep --experts --top-k "
          "--router --renormalise --scaling --shared --first-dense --groups --top-groups --aux-coef "
          "--aux --aux-over --z-coef --balance --gamma --force-balance --skew --capacity-factor "
-         "--drop --dispatch --max-nodes --ep-overlap --ep-chunks --recipe --compare"},
+         "--drop --dispatch --max-nodes --ep-overlap --ep-chunks --recipe --compare --plan "
+         "--explain-layout --published --gpus --hardware --batch-tokens --rehearse --playbook "
+         "--calibrate"},
         {"08_mixed_precision",
          "--recipe --without --stochastic-rounding --loss-scale --loss-scale-start "
          "--loss-scale-window --sum-scaling --gradient-format --amax-history --scale-margin "

@@ -32,7 +32,7 @@ struct Communicator::Impl {
     uint64_t collectives = 0;               // calls so far
     std::vector<uint64_t> sends, receives;  // by peer
     std::array<int64_t, collective_kinds> calls{};
-    bool opened = false;
+    bool opened = false, imagined = false;
     struct Link;
     std::shared_ptr<Link> link;  // CUDA: the group's NCCL communicator
     struct Mailbox;

@@ -25,7 +25,7 @@ Communicator::Impl::Impl(std::string name, std::vector<int> world_ranks, int ran
       number(number),
       sends(size()),
       receives(size()) {
-    check(number < groups(), "too many groups were made: MPI has no tags left");
+    check(number < 0 || number < groups(), "too many groups were made: MPI has no tags left");
 }
 
 // MPI guarantees 32768 tags (then there can be 64 groups, each with 256 concurrent calls of a
@@ -83,6 +83,7 @@ void Communicator::Impl::open() {
 }
 
 Communicator Communicator::split(int color, int key, std::string name) const {
+    check(!impl_->imagined, "imagined ranks cannot tell which of them form a group");
     impl_->open();
     struct Wish {
         int color, key, rank, group;
@@ -101,6 +102,23 @@ Communicator Communicator::split(int color, int key, std::string name) const {
     group->open();
     return Communicator(std::move(group));
 }
+
+Communicator Communicator::split(int color, int key, std::string name, int ranks, int rank) const {
+    if (impl_->imagined) return imagined(std::move(name), ranks, rank);
+    Communicator group = split(color, key, std::move(name));
+    check(group.size() == ranks && group.rank() == rank, "a group is not what its maker knows");
+    return group;
+}
+
+Communicator Communicator::imagined(std::string name, int ranks, int rank) {
+    check(0 <= rank && rank < ranks, "no such rank in this communicator");
+    std::vector<int> all(static_cast<size_t>(ranks));
+    std::iota(all.begin(), all.end(), 0);
+    auto group = std::make_shared<Impl>(std::move(name), std::move(all), rank, -1);
+    group->opened = group->imagined = true;  // there is nobody to connect with
+    return Communicator(std::move(group));
+}
+bool Communicator::is_imagined() const { return impl_->imagined; }
 
 std::vector<std::string> Communicator::gather_strings(const std::string& mine) const {
     const std::vector<int64_t> lengths = tell_all(*impl_, int64_t(mine.size()));

@@ -247,6 +247,23 @@ void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
                      work.span});
 }
 
+void imagine(Work::Impl& work, Operation operation, double seconds, Stream& stream) {
+    if (work.asynchronous) stream.wait(compute_stream().record());
+    Timestamp begin = Timestamp::in(stream);
+    for (const ImaginedCopy& c : imagined_copies(operation, *work.communicator)) {
+        if (c.from)
+            cuda_check(cudaMemcpyAsync(c.to, c.from, size_t(c.bytes), cudaMemcpyDeviceToDevice,
+                                       cuda_stream(stream)));
+        else
+            cuda_check(cudaMemsetAsync(c.to, 0, size_t(c.bytes), cuda_stream(stream)));
+    }
+    wait_in_stream(seconds, cuda_stream(stream));
+    work.end = Timestamp::in(stream);
+    work.finished = stream.record();
+    add_measurement({work.communicator->name, work.kind, begin, work.end, !work.asynchronous, false,
+                     work.span});
+}
+
 void wait(Work::Impl& work) {
     if (work.staged) return staged::finish(work);
     if (work.unsummed) copies::sum(work);

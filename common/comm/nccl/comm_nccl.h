@@ -30,6 +30,8 @@ void close();  // in the order in which they were made, which all ranks share
 // For simulated nodes: the stream waits until this rank's network card is free and has then worked
 // for `seconds`. slow_link.cu
 void wait_for_slow_link(double seconds, cudaStream_t stream);
+// The stream waits for so long.
+void wait_in_stream(double seconds, cudaStream_t stream);
 
 // Communication of ranks that share a GPU: copies to the host, MPI, copies back. comm_staged.cpp
 namespace staged {

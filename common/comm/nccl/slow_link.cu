@@ -25,7 +25,18 @@ __global__ void wait_kernel(unsigned long long nanoseconds) {
     while (now_nanoseconds() < end) __nanosleep(1000);
 }
 
+__global__ void sleep_kernel(unsigned long long nanoseconds) {
+    const unsigned long long end = now_nanoseconds() + nanoseconds;
+    while (now_nanoseconds() < end) __nanosleep(1000);
+}
+
 }  // namespace
+
+void wait_in_stream(double seconds, cudaStream_t stream) {
+    if (seconds <= 0) return;
+    sleep_kernel<<<1, 1, 0, stream>>>(static_cast<unsigned long long>(seconds * 1e9));
+    cuda_check(cudaGetLastError());
+}
 
 void wait_for_slow_link(double seconds, cudaStream_t stream) {
     if (seconds <= 0) return;

@@ -1,0 +1,245 @@
+// --plan, --explain-layout: what the planner prints. planner/ has what it computes.
+#include "planner/planner.h"
+
+#include "planner/options.h"
+#include "planner/playbook.h"
+#include "planner/rule_of_thumb.h"
+#include "report/report.h"
+
+namespace ultrascale {
+namespace {
+
+constexpr size_t shown = 10;
+
+PlanFor plan_for(const PlannerOptions& planner, const Options& options, const StepShape& shape) {
+    PlanFor what{.shape = shape, .hardware = find_hardware(planner.hardware)};
+    if (planner.gpus > 0) what.gpus = planner.gpus;
+    if (options.device_memory_gib > 0)
+        what.hardware.memory = options.device_memory_gib * double(int64_t(1) << 30) / 0.94;
+    if (options.node_size > 0) what.hardware.node = options.node_size;
+    if (!planner.batch_tokens.empty()) {
+        const int64_t tokens = tokens_of(planner.batch_tokens);
+        what.sequences = std::max<int64_t>(1, tokens / shape.seq);
+    }
+    return what;
+}
+
+void print_for(const PlanFor& f, const Options& options) {
+    print(
+        fmt::format("{}, {:.2f} B parameters; {} of {} with {:.0f} GB;\n{} sequences of {} tokens "
+                    "a step",
+                    options.model_name(), double(parameter_count(f.shape.config)) / 1e9,
+                    format_count(f.gpus, "GPU"), f.hardware.name, f.hardware.memory / 1e9,
+                    f.sequences, f.shape.seq));
+}
+
+JsonFields row_of(const Planner& planner, const Ranked& r, int64_t place) {
+    const Plan& p = r.plan;
+    const StepCost& c = r.cost;
+    return {{"table", "plan"},
+            {"place", place},
+            {"dp", p.dp},
+            {"tp", p.tp},
+            {"cp", p.cp},
+            {"ep", p.ep},
+            {"pp", p.pp},
+            {"chunks", int64_t(p.chunks)},
+            {"zero", int64_t(p.zero)},
+            {"micro_batch", p.micro_batch},
+            {"micro_batches", p.micro_batches},
+            {"recompute", p.recompute == Recompute::full},
+            {"seconds", r.seconds},
+            {"mfu", planner.mfu(r)},
+            {"memory_bytes", r.memory.memory.total()},
+            {"memory_rank", int64_t(r.memory.place)},
+            {"compute_seconds", c.compute},
+            {"tensor_seconds", c.tensor},
+            {"context_seconds", c.context},
+            {"experts_seconds", c.experts},
+            {"uneven_seconds", c.uneven},
+            {"bubble_seconds", c.bubble + c.messages},
+            {"data_seconds", c.data},
+            {"optimizer_seconds", c.optimizer}};
+}
+
+void print_head() {
+    print(fmt::format("  {:<33} {:>5} {:>8} {:>5} {:>5}   {:>7} {:>5} {:>5} {:>5} {:>5}", "", "",
+                      "", "", "", "compute", "tp", "cp ep", "pp", "dp"));
+    print(fmt::format("  {:<33} {:>5} {:>8} {:>5} {:>5}   {:>33}", "layout", "b x m", "ms", "MFU",
+                      "GB", "% of the step"));
+}
+void print_row(const Planner& planner, const Ranked& r) {
+    const StepCost& c = r.cost;
+    const auto part = [&](double seconds) { return 100 * seconds / r.seconds; };
+    print(fmt::format(
+        "  {:<33} {:>5} {:>8.1f} {:>5.1f} {:>5.1f}   {:>7.0f} {:>5.1f} {:>5.1f} "
+        "{:>5.1f} {:>5.1f}",
+        describe(r.plan), fmt::format("{}x{}", r.plan.micro_batch, r.plan.micro_batches),
+        1e3 * r.seconds, 100 * planner.mfu(r), double(r.memory.memory.total()) / 1e9,
+        part(c.compute), part(c.tensor), part(c.context + c.experts),
+        part(c.uneven + c.bubble + c.messages), part(c.data + c.optimizer)));
+}
+
+void print_rule(Planner& planner, const Planned& all) {
+    const RuleOfThumb rule = rule_of_thumb(planner);
+    print("\nby the playbook's rule of thumb");
+    for (size_t i = 0; i < rule.steps.size(); ++i)
+        print(fmt::format("  {}. {}", i + 1, rule.steps[i]));
+    if (!rule.chosen || all.fit.empty()) return;
+    print_row(planner, *rule.chosen);
+    const double times = rule.chosen->seconds / all.fit.front().seconds;
+    const auto before = std::ranges::count_if(
+        all.fit, [&](const Ranked& r) { return r.seconds < rule.chosen->seconds * (1 - 1e-9); });
+    print(fmt::format("  {}: {:.2f} times the best one's step; {} layouts are faster",
+                      times <= 1.05 ? "it agrees" : "it does not agree", times, before));
+}
+
+bool print_plan(const PlannerOptions& given, const Options& options, const StepShape& shape) {
+    const PlanFor what = plan_for(given, options, shape);
+    Planner planner(what);
+    const double begin = now_seconds();
+    const Planned all = planner.plan();
+    const double seconds = now_seconds() - begin;
+    Report report("09_5d_parallel", options, shape, 0);
+    print_for(what, options);
+    print(fmt::format("{} layouts, {} fit; planned in {:.1f} s", all.considered, all.fit.size(),
+                      seconds));
+    report.value("plan", "considered", double(all.considered));
+    report.value("plan", "fit", double(all.fit.size()));
+    report.value("plan", "seconds", seconds);
+    if (all.fit.empty()) {
+        if (all.considered == 0)
+            print("no layout divides the batch, the model and the sequence");
+        else
+            print(fmt::format("none fits in {:.1f} GB; the smallest, {}, needs {:.1f} GB",
+                              double(what.limit()) / 1e9, describe(all.smallest.plan),
+                              double(all.smallest.memory.memory.total()) / 1e9));
+        report.finish();
+        return true;
+    }
+    print("");
+    print_head();
+    for (size_t i = 0; i < std::min(shown, all.fit.size()); ++i) {
+        print_row(planner, all.fit[i]);
+        report.row(row_of(planner, all.fit[i], int64_t(i) + 1));
+    }
+    print(
+        "  b x m: sequences of a micro-batch x micro-batches. Not compute: what is waited for; "
+        "pp: uneven\n  stages and bubble; dp: sums, gathers and the optimizer");
+    print("\nthe best one, to be run:\n  " + all.fit.front().plan.options());
+    print_rule(planner, all);
+    report.finish();
+    return true;
+}
+
+// ---- one layout -------------------------------------------------------------------------------
+
+Plan plan_of(const Techniques& t, const Options& options, int64_t gpus) {
+    Techniques completed = t;
+    completed.complete(int(gpus));
+    const Axes& a = completed.axes;
+    if (t.schedule != "1f1b" && t.schedule != "interleaved")
+        user_error("--schedule {}: the planner knows 1f1b and interleaved", t.schedule);
+    if (t.axes.tp > 1 && !t.tensor.sequence_parallel)
+        user_error("--explain-layout: the planner knows --tp with --sequence-parallel");
+    return {.dp = a.dp,
+            .tp = a.tp,
+            .cp = a.cp,
+            .ep = a.ep,
+            .pp = a.pp,
+            .zero = t.zero.stage,
+            .micro_batch = options.micro_batch,
+            .micro_batches = options.grad_accum,
+            .chunks = t.schedule == "1f1b" ? 1
+                      : t.sizes.chunks > 0 ? t.sizes.chunks
+                                           : 2,
+            .recompute = options.recompute,
+            .gathers_keys = t.context.variant == Variant::all_gather};
+}
+
+bool print_layout(const PlannerOptions& given, const Options& options, const StepShape& shape,
+                  const Techniques& techniques) {
+    PlanFor what = plan_for(given, options, shape);
+    const Plan plan = plan_of(techniques, options, what.gpus);
+    what.sequences = plan.sequences();
+    if (const std::string reason = why_not(what, plan); !reason.empty())
+        user_error("--explain-layout: {}", reason);
+    Planner planner(what);
+    const Ranked r = planner.one(plan);
+    Report report("09_5d_parallel", options, shape, 0);
+    print_for(what, options);
+    print(describe(plan));
+    const StepCost& c = r.cost;
+    print("\na step, by formula              ms      %");
+    const auto line = [&](const char* words, double seconds) {
+        if (seconds > 0)
+            print(fmt::format("  {:<24} {:>9.2f} {:>6.1f}", words, 1e3 * seconds,
+                              100 * seconds / r.seconds));
+    };
+    line("compute", c.compute), line("tensor parallelism", c.tensor);
+    line("context parallelism", c.context), line("experts' rows", c.experts);
+    line("the slowest stage", c.uneven), line("bubble", c.bubble);
+    line("messages between stages", c.messages), line("gradients and weights", c.data);
+    line("optimizer", c.optimizer), line("all", r.seconds);
+    print(fmt::format("  {:.0f} tokens/s per GPU, MFU {:.1f} %",
+                      double(plan.sequences() * shape.seq) / r.seconds / double(plan.ranks()),
+                      100 * planner.mfu(r)));
+    print("\nmemory by place in the pipeline, GB");
+    print("  place layers  parameters  gradients  optimizer  activations  buffers    all");
+    for (int place = 0; place < plan.pp; ++place) {
+        if (plan.pp > 8 && place > 2 && place < plan.pp - 2 && place != r.memory.place) continue;
+        const MemoryEstimate m = planner.memory().of(plan, place);
+        int64_t layers = 0;
+        for (int chunk = 0; chunk < plan.chunks; ++chunk) {
+            const Stage& stage = planner.memory().stages(plan)[size_t(chunk * plan.pp + place)];
+            layers += stage.last_layer - stage.first_layer;
+        }
+        const auto gb = [](int64_t bytes) { return double(bytes) / 1e9; };
+        print(fmt::format(
+            "  {:>5} {:>6} {:>11.2f} {:>10.2f} {:>10.2f} {:>12.2f} {:>8.2f} {:>6.2f}{}", place,
+            layers, gb(m.parameters), gb(m.gradients), gb(m.optimizer), gb(m.peak_activations),
+            gb(m.peak_communication), gb(m.total()), place == r.memory.place ? "  most" : ""));
+    }
+    print(fmt::format("  of {:.1f} GB for tensors: it {}", double(what.limit()) / 1e9,
+                      r.memory.memory.total() <= what.limit() ? "fits" : "does not fit"));
+    report.row(row_of(planner, r, 1));
+    report.finish();
+    return true;
+}
+
+}  // namespace
+
+int64_t tokens_of(const std::string& text) {
+    size_t read = 0;
+    double number = -1;
+    try {
+        number = std::stod(text, &read);
+    } catch (const std::exception&) {  // not a number
+    }
+    const std::string unit = number >= 0 ? text.substr(read) : "?";
+    const double times = unit.empty()  ? 1
+                         : unit == "K" ? 1024
+                         : unit == "M" ? 1048576
+                         : unit == "B" ? 1073741824
+                                       : -1;
+    if (times < 0 || !(number * times >= 1) || number * times > 1e15)
+        user_error("--batch-tokens {}: give a number of tokens, like 4M (K, M, B: times 1024)",
+                   text);
+    return int64_t(number * times);
+}
+
+bool run_planner(const PlannerOptions& planner, const Options& options, const StepShape& shape,
+                 const Techniques& techniques) {
+    if (planner.published) return print_published(options, shape);
+    if (!planner.calibrate.empty()) return write_calibration(planner, options);
+    if (planner.playbook) {
+        Report report("09_5d_parallel", options, shape, 0);
+        print_playbook_tables(report, options.svg);
+        report.finish();
+        return true;
+    }
+    if (planner.plan) return print_plan(planner, options, shape);
+    return print_layout(planner, options, shape, techniques);
+}
+
+}  // namespace ultrascale

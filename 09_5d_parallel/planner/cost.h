@@ -1,0 +1,132 @@
+// The time of a step of a layout.
+//
+//     |<-------- m micro-batches at the pace of the slowest stage -------->|<- fill and drain ->|
+//     [F D F D F D ...: compute | tensor | context | experts        | uneven ][ bubble | messages ]
+//     + sums of gradients and gathers of weights that no pass hides, + the optimizer
+//
+// A pipeline of stages with times s_0 ... s_{p-1} for one micro-batch takes
+// m max(s) + (sum of the others) / v: 1F1B's formula (05), which with equal stages is
+// (m + (p-1)/v) s, and for uneven ones what its simulator gives. Messages delay the first and the
+// last micro-batch by p-1 hops each, and every p micro-batches of 1F1B by as many (05).
+#pragma once
+
+#include "layer_cost.h"
+#include "memory.h"
+
+namespace ultrascale {
+
+// Seconds of a step on the slowest stage, by what they go into.
+struct StepCost {
+    double compute = 0, tensor = 0, context = 0, experts = 0;  // of the average stage
+    double uneven = 0;    // what the slowest stage takes longer
+    double bubble = 0;    // fill and drain
+    double messages = 0;  // hops that delay them
+    double data = 0;      // gradients and weights that travel and are waited for
+    double optimizer = 0;
+    double seconds() const {
+        return compute + tensor + context + experts + uneven + bubble + messages + data + optimizer;
+    }
+    double exposed() const { return tensor + context + experts + messages + data; }
+};
+
+class CostModel {
+public:
+    CostModel(const StepShape& shape, const Hardware& hardware, MemoryModel& memory)
+        : shape_(shape), hw_(hardware), memory_(memory) {}
+
+    StepCost of(const Plan& plan) {
+        const LayerCosts costs(shape_, hw_, plan);
+        const std::vector<UnitCost> ranks = of_ranks(plan, costs);
+        const double p = double(plan.pp), m = double(plan.micro_batches), v = plan.chunks;
+        StepCost step;
+        double slowest = 0, sum = 0;
+        for (const UnitCost& one : ranks) {
+            const double part = m / p;
+            step.compute += part * (one.forward.compute + one.backward.compute);
+            step.tensor += part * (one.forward.tensor + one.backward.tensor);
+            step.context += part * (one.forward.context + one.backward.context);
+            step.experts += part * (one.forward.experts + one.backward.experts);
+            slowest = std::max(slowest, one.both()), sum += one.both();
+        }
+        step.uneven = m * (slowest - sum / p);
+        step.bubble = (sum - slowest) / v;
+        const double hop = costs.hop(), rounds = v > 1 ? 1 : std::max(m / p, 1.0);
+        step.messages = 2 * (p - 1) * hop * rounds;
+        const double updated = add_data(step, plan, ranks.front());
+        step.optimizer = hw_.moved(
+            updated * (2 * double(optimizer_bytes(shape_.model.dtype)) +
+                       double(dtype_bytes(shape_.grad_dtype) + dtype_bytes(shape_.model.dtype))),
+            4);
+        return step;
+    }
+
+    // FLOPs of a step over what so many devices could compute at their peak.
+    double mfu(const Plan& plan, double seconds) const {
+        const double tokens = double(plan.sequences() * shape_.seq);
+        return model_flops_per_token(shape_.config, active_parameter_count(shape_.config),
+                                     shape_.seq) *
+               tokens / (seconds * hw_.peak * double(plan.ranks()));
+    }
+    // What the ranks of the pipeline take for a micro-batch.
+    std::vector<UnitCost> of_ranks(const Plan& plan) {
+        return of_ranks(plan, LayerCosts(shape_, hw_, plan));
+    }
+    double hop(const Plan& plan) const { return LayerCosts(shape_, hw_, plan).hop(); }
+
+private:
+    std::vector<UnitCost> of_ranks(const Plan& plan, const LayerCosts& costs) {
+        const LlamaConfig& c = shape_.config;
+        const UnitCost dense = costs.layer(false), head = costs.head(),
+                       experts = c.experts.count > 0 ? costs.layer(true) : dense;
+        std::vector<UnitCost> ranks(size_t(plan.pp));
+        const std::vector<Stage>& stages = memory_.stages(plan);
+        for (size_t s = 0; s < stages.size(); ++s) {
+            UnitCost& rank = ranks[s % ranks.size()];
+            const int64_t layers = stages[s].last_layer - stages[s].first_layer,
+                          first = c.experts.count > 0 ? c.experts.first_dense : c.layers,
+                          few = std::clamp<int64_t>(first - stages[s].first_layer, 0, layers);
+            rank += dense * double(few);
+            rank += experts * double(layers - few);
+            if (stages[s].head) rank += head;
+        }
+        return ranks;
+    }
+
+    // What the sums of gradients and the gathers of weights take that no pass hides; returns the
+    // parameters that the rank updates. A sum runs under the last backward, a gather under the next
+    // step's first forward, unit by unit, so that at least one unit's is seen. (Interleaved chunks
+    // end one after the other, p micro-batches apart.) ZeRO-2 sums after each micro-batch; ZeRO-3
+    // gathers for each, too, forward and backward.
+    double add_data(StepCost& step, const Plan& plan, const UnitCost& pass) {
+        const MemoryModel::Elements e = memory_.elements(plan, 0);
+        const double ranks = double(plan.dp * plan.cp * plan.ep),
+                     of_experts = double(plan.dp * plan.cp), m = double(plan.micro_batches),
+                     units =
+                         std::max(1.0, std::round(double(shape_.config.layers) / double(plan.pp)));
+        const auto seconds = [&](Collective kind, DType dtype) {
+            const double bytes = double(dtype_bytes(dtype)), calls = units;
+            return calls * (hw_.call(kind, e.others * bytes / calls, ranks, double(plan.tp)) +
+                            hw_.call(kind, e.experts * bytes / calls, of_experts, double(plan.tp)));
+        };
+        const auto seen = [&](double communication, double under) {
+            return std::max(communication - under, communication / units);
+        };
+        const double v = plan.chunks, passes = 1 + (std::min(double(plan.pp), m) - 1) * (v - 1) / v,
+                     forward = passes * pass.forward.all(), backward = passes * pass.backward.all();
+        const double scatter = seconds(Collective::reduce_scatter, shape_.grad_dtype),
+                     gather = seconds(Collective::all_gather, shape_.model.dtype);
+        if (plan.zero == 0)
+            step.data = seen(seconds(Collective::all_reduce, shape_.grad_dtype), backward);
+        else if (plan.zero == 3)
+            step.data = m * (seen(gather, forward) + seen(gather + scatter, backward));
+        else
+            step.data = (plan.zero == 2 ? m : 1) * seen(scatter, backward) + seen(gather, forward);
+        return plan.zero == 0 ? e.all() : e.others / ranks + e.experts / of_experts;
+    }
+
+    StepShape shape_;
+    Hardware hw_;
+    MemoryModel& memory_;
+};
+
+}  // namespace ultrascale

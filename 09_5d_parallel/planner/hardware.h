@@ -1,0 +1,183 @@
+// What a step's time depends on besides the layout: a device and its links, in twelve numbers.
+//
+//     product (M, K) x (K, N)   2 M N K / (peak share) * (1 + half/M) (1 + half/N) (1 + half/K)
+//     attention                 FLOPs / (peak * its own share), forward and backward
+//     all else                  bytes / memory_rate, and `operation` seconds for each call
+//     communication             (n-1) latency + bytes sent / rate of the slowest link on the way
+//
+// A product of small matrices is slow because its tiles do not fill the device: at M = half it
+// reaches half of what a large one does. A group of n ranks that spans nodes sends its ring once
+// through every node, over as many network cards as it has ranks in a node; so data parallelism
+// over whole nodes is as fast as eight cards, over one rank a node only as fast as one.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+#include "files/json_fields.h"
+#include "files/strict_json.h"
+
+namespace ultrascale {
+
+struct LinkRate {
+    double bytes_per_second, latency;  // of a rank, in one direction; seconds a hop
+};
+
+struct Hardware {
+    std::string name;
+    double peak = 0;  // FLOP/s of large products in the dtype, dense, by the data sheet
+    double product_share = 0, product_half = 0;
+    double attention_forward = 0, attention_backward = 0;  // shares of the peak
+    double memory_rate = 0;                                // bytes/s, read and written
+    double operation = 0;                                  // seconds that any call costs besides
+    int node = 8;                                          // ranks that share the fast links
+    LinkRate inside = {}, between = {};
+    double memory = 0;  // bytes of a device
+    // Of the program rather than the device: the part of tensor parallelism's communication that
+    // is hidden; and what the loss reads and writes for each logit.
+    double tensor_hidden = 0, logit_bytes = 10;
+
+    // Seconds of a product; `grouped`: of so many experts, each with M rows.
+    double product(double M, double N, double K, double grouped = 1) const {
+        return grouped * 2 * M * N * K / (peak * product_share) * (1 + product_half / M) *
+               (1 + product_half / N) * (1 + product_half / K);
+    }
+    double moved(double bytes, double calls) const {
+        return bytes / memory_rate + calls * operation;
+    }
+    // The link that a group of n ranks, `stride` apart, has for its ring: of each rank.
+    LinkRate link(double n, double stride) const {
+        const double in_node = std::clamp(double(node) / stride, 1.0, n);
+        if (in_node >= n) return inside;
+        return {std::min(inside.bytes_per_second, in_node * between.bytes_per_second),
+                between.latency};
+    }
+    // Seconds of a call on a tensor of so many bytes (comm.h: S).
+    double call(Collective kind, double bytes, double n, double stride) const {
+        if (n <= 1) return 0;
+        const LinkRate rate = link(n, stride);
+        const double hops = kind == Collective::all_reduce  ? 2 * (n - 1)
+                            : kind == Collective::send_recv ? 1
+                                                            : n - 1;
+        return hops * rate.latency + bytes_sent(kind, bytes, int(n)) / rate.bytes_per_second;
+    }
+};
+
+// product_share of h100 is fitted by --published on half of the published rows, and not to one of
+// them (published.h): it is what products reach in a whole training at a power limit, and less than
+// what one reaches alone. Nothing of tensor parallelism is hidden, as in a run here without
+// --tp-overlap. The rest comes from data sheets, and from what products,
+// attention and copies reach on one H200 (MEASURED.md of 04 and 07). The other chips have the same
+// shares of their own peaks; nothing has been fitted to them.
+inline std::vector<Hardware> hardware_presets() {
+    Hardware h100{.name = "h100",
+                  .peak = 989.5e12,
+                  .product_share = 0.57,
+                  .product_half = 260,
+                  .attention_forward = 0.45,
+                  .attention_backward = 0.38,
+                  .memory_rate = 0.85 * 3.35e12,
+                  .operation = 5e-6,
+                  .inside = {360e9, 3e-6},
+                  .between = {48e9, 8e-6},
+                  .memory = 80e9,
+                  .logit_bytes = 56};
+    Hardware h200 = h100;
+    h200.name = "h200", h200.memory_rate = 4.25e12, h200.memory = 141e9;
+    Hardware a100 = h100;
+    a100.name = "a100", a100.peak = 312e12, a100.memory_rate = 0.85 * 2.04e12;
+    a100.inside = {230e9, 3e-6}, a100.between = {22e9, 8e-6};
+    Hardware h800 = h100;
+    h800.name = "h800", h800.inside = {160e9, 3e-6};
+    return {h100, h200, a100, h800};
+}
+
+// ---- the file that --calibrate writes, and --hardware reads -------------------------------------
+
+inline nlohmann::ordered_json json_of(const Hardware& h) {
+    const auto link = [](const LinkRate& rate) {
+        return nlohmann::ordered_json{{"bytes_per_second", rate.bytes_per_second},
+                                      {"latency_seconds", rate.latency}};
+    };
+    return {{"name", h.name},
+            {"peak_flops", h.peak},
+            {"product_share", h.product_share},
+            {"product_half", h.product_half},
+            {"attention_forward_share", h.attention_forward},
+            {"attention_backward_share", h.attention_backward},
+            {"memory_bytes_per_second", h.memory_rate},
+            {"operation_seconds", h.operation},
+            {"ranks_in_a_node", h.node},
+            {"inside", link(h.inside)},
+            {"between", link(h.between)},
+            {"memory_bytes", h.memory},
+            {"tensor_hidden", h.tensor_hidden},
+            {"logit_bytes", h.logit_bytes}};
+}
+
+// UserError if the file is not one, or a number in it cannot be.
+inline Hardware read_hardware(const std::string& path) {
+    const nlohmann::json json =
+        parse_json_object(MappedFile(path).text(), path, "description of the hardware", 3);
+    const Fields fields(json, path);
+    const auto positive = [](const Fields& of, const char* field) {
+        const double value = of.number(field);
+        if (!(value > 0) || !(value < 1e30))
+            user_error("{}: {} = {} must be above 0", of.where(), field, value);
+        return value;
+    };
+    const auto at_least_0 = [](const Fields& of, const char* field) {
+        const double value = of.number(field);
+        if (!(value >= 0) || !(value < 1e30))
+            user_error("{}: {} = {} must not be below 0", of.where(), field, value);
+        return value;
+    };
+    const auto link = [&](const char* field) {
+        const nlohmann::json* object = fields.find(field);
+        if (!object || !object->is_object()) user_error("{}: lacks the object {}", path, field);
+        const Fields of(*object, path + ": " + field);
+        return LinkRate{positive(of, "bytes_per_second"), at_least_0(of, "latency_seconds")};
+    };
+    Hardware h;
+    const nlohmann::json* name = fields.find("name");
+    h.name = name && name->is_string() ? name->get<std::string>() : path;
+    h.peak = positive(fields, "peak_flops");
+    h.product_share = positive(fields, "product_share");
+    h.product_half = at_least_0(fields, "product_half");
+    h.attention_forward = positive(fields, "attention_forward_share");
+    h.attention_backward = positive(fields, "attention_backward_share");
+    h.memory_rate = positive(fields, "memory_bytes_per_second");
+    h.operation = at_least_0(fields, "operation_seconds");
+    const int64_t node = fields.integer("ranks_in_a_node");
+    if (node < 1 || node > 1 << 20)
+        user_error("{}: ranks_in_a_node = {} is no number of ranks", path, node);
+    h.node = int(node);
+    h.inside = link("inside"), h.between = link("between");
+    h.memory = positive(fields, "memory_bytes");
+    h.tensor_hidden = at_least_0(fields, "tensor_hidden");
+    if (h.tensor_hidden > 1) user_error("{}: tensor_hidden is a part, from 0 to 1", path);
+    h.logit_bytes = positive(fields, "logit_bytes");
+    return h;
+}
+
+// The hardware that --hardware names: a preset, or a file.
+inline Hardware find_hardware(const std::string& name) {
+    std::string known;
+    for (const Hardware& h : hardware_presets()) {
+        if (h.name == name) return h;
+        known += h.name + ", ";
+    }
+    if (name.find('.') == name.npos && name.find('/') == name.npos)
+        user_error(
+            "--hardware {}: there is no such hardware; there are {}and FILE.json, which "
+            "--calibrate writes",
+            name, known);
+    return read_hardware(name);
+}
+
+}  // namespace ultrascale

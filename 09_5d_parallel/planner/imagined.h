@@ -1,0 +1,33 @@
+// What a rank of any cluster holds and sends, to the byte and without the cluster: the composition
+// of this chapter itself is built, for a rank among others that are only imagined (comm.h), and
+// predicted as a run would be. Parameters are described, but have no storage. A rank of a million
+// takes as long as one of two.
+#pragma once
+
+#include "../predict.h"
+
+namespace ultrascale {
+
+// The rank at a place of the pipeline which has the first coordinate along all other axes: no rank
+// at this place holds more.
+inline int rank_of_place(const Axes& axes, int place) { return place * axes.stride("pp"); }
+
+// `techniques` are complete. UserError if they cannot be combined.
+inline Prediction predict_imagined(const Options& options, const StepShape& shape,
+                                   const Techniques& techniques, int place) {
+    const Axes& a = techniques.axes;
+    const Communicator world =
+        Communicator::imagined("world", a.dp * a.tp * a.cp * a.ep * a.pp, rank_of_place(a, place));
+    Composition all(options, shape, techniques, world);
+    return predict_balanced(all);
+}
+
+// The places that differ: all of a short pipeline; of a long one the first three and the last two.
+inline std::vector<int> places_shown(int pp) {
+    std::vector<int> places;
+    for (int place = 0; place < pp; ++place)
+        if (pp <= 8 || place < 3 || place >= pp - 2) places.push_back(place);
+    return places;
+}
+
+}  // namespace ultrascale

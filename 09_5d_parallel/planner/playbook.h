@@ -1,0 +1,234 @@
+// --playbook: the playbook's tables and figures of memory and of the best layouts, by formula and
+// for the book's own models; with --svg DIR as pictures.
+//
+//     memory_by_length.svg    what one GPU would hold, by the length of the sequence, with and
+//                             without recomputation
+//     strategies.svg          what each technique takes off a GPU of eight
+//     heatmap.svg             the fastest layout for model x nodes that fits, and its MFU
+#pragma once
+
+#include "planner.h"
+#include "published.h"
+#include "report/charts.h"
+#include "report/report.h"
+
+namespace ultrascale {
+
+namespace playbook {
+
+inline double gib(double bytes) { return bytes / double(int64_t(1) << 30); }
+inline StepShape shape_of(const std::string& model, int64_t seq) {
+    return {.config = preset(model),
+            .model = {.dtype = DType::bf16},
+            .grad_dtype = DType::fp32,
+            .micro_batch = 1,
+            .seq = seq};
+}
+
+// The ways to keep activations that the book compares: without tiles of attention, all or without
+// what grows with the square of the length; in tiles; only the layers' inputs.
+struct Keeping {
+    const char* name;
+    AttentionKind attention;
+    Recompute recompute;
+};
+inline constexpr Keeping keepings[] = {{"all", AttentionKind::naive, Recompute::none},
+                                       {"selective", AttentionKind::naive, Recompute::selective},
+                                       {"flash", AttentionKind::flash, Recompute::none},
+                                       {"full", AttentionKind::flash, Recompute::full}};
+inline constexpr int64_t lengths[] = {1024, 4096, 16384};
+
+inline StepShape keep(StepShape shape, const Keeping& keeping) {
+    shape.model.attention = keeping.attention, shape.model.recompute = keeping.recompute;
+    return shape;
+}
+
+inline std::vector<Part> parts_of(const std::string& name, const MemoryEstimate& m) {
+    std::vector<Part> parts;
+    const auto part = [&](Role role, const char* what, int64_t bytes) {
+        parts.push_back({role, double(bytes), fmt::format("{}, {}: {} bytes", name, what, bytes)});
+    };
+    part(Role::parameters, "parameters", m.parameters);
+    part(Role::gradients, "gradients", m.gradients);
+    part(Role::optimizer, "optimizer", m.optimizer);
+    part(Role::activations, "activations", m.peak_activations);
+    part(Role::communication, "buffers", m.peak_communication);
+    return parts;
+}
+
+// Bars of memory, each with its name before it and its total behind.
+inline void draw_bars(const std::string& directory, const std::string& file,
+                      const std::string& title,
+                      const std::vector<std::pair<std::string, MemoryEstimate>>& bars) {
+    if (directory.empty()) return;
+    double most = 0;
+    std::string figures;
+    for (const auto& [name, m] : bars) {
+        most = std::max(most, double(m.total()));
+        figures += fmt::format("{}: {}. ", name, format_bytes(double(m.total())));
+    }
+    Svg svg(900, 86 + 30 * double(bars.size()), title, "Bars by formula, stacked. " + figures);
+    draw_legend(svg, 20, 52,
+                {{Role::parameters, "parameters"},
+                 {Role::gradients, "gradients"},
+                 {Role::optimizer, "optimizer states"},
+                 {Role::activations, "activations"},
+                 {Role::communication, "buffers"}});
+    const Axis across = {0, most, 240, 790};
+    double y = 76;
+    for (const auto& [name, m] : bars) {
+        svg.text(230, y + 16, name, {.anchor = Text::end});
+        const double end = draw_stacked_bar(svg, across, y, 22, parts_of(name, m));
+        svg.text(end + 8, y + 16, format_bytes(double(m.total())));
+        y += 30;
+    }
+    write_picture(directory, file, svg);
+}
+
+inline void memory_by_length(Report& report, const std::string& directory) {
+    print("one GPU, one sequence, bf16 with gradients in fp32: GiB that are held, by formula");
+    print("                weights    activations of so many tokens, and what is kept of them");
+    print(fmt::format("  {:<14} {:>6}  {:>22} {:>26} {:>26}", "", "18 N", "1024", "4096", "16384"));
+    std::string head = fmt::format("  {:<14} {:>6}", "", "");
+    for (size_t i = 0; i < std::size(lengths); ++i)
+        head += fmt::format("  {:>5} {:>6} {:>5} {:>5}", "all", "select", "flash", "full");
+    print(head);
+    for (const char* model : {"llama-3.2-1b", "llama-2-7b", "llama-3-70b", "llama-3-405b"}) {
+        const MemoryEstimate states = estimate_memory(shape_of(model, 1024));
+        std::string line = fmt::format(
+            "  {:<14} {:>6.0f}", model,
+            gib(double(states.parameters) + double(states.gradients) + double(states.optimizer)));
+        for (const int64_t seq : lengths) {
+            line += " ";
+            for (const Keeping& keeping : keepings) {
+                const double bytes =
+                    double(estimate_memory(keep(shape_of(model, seq), keeping)).peak_activations);
+                line += fmt::format(" {:>{}.{}f}", gib(bytes), keeping.name[0] == 's' ? 6 : 5,
+                                    gib(bytes) < 100 ? 1 : 0);
+                report.row({{"table", "memory_by_length"},
+                            {"model", model},
+                            {"seq", seq},
+                            {"kept", keeping.name},
+                            {"activations_bytes", bytes}});
+            }
+        }
+        print(line);
+    }
+    std::vector<std::pair<std::string, MemoryEstimate>> bars;
+    for (const int64_t seq : lengths)
+        for (const Keeping& keeping : keepings)
+            bars.emplace_back(fmt::format("{} tokens, {}", seq, keeping.name),
+                              estimate_memory(keep(shape_of("llama-3.2-1b", seq), keeping)));
+    draw_bars(directory, "memory_by_length.svg",
+              "Llama-3.2-1B on one GPU, by length and by what is kept of activations", bars);
+}
+
+inline void strategies(Report& report, const std::string& directory) {
+    const StepShape shape = shape_of("llama-3-8b", 4096);
+    const std::pair<const char*, Plan> ways[] = {
+        {"one GPU", {.micro_batches = 8}},
+        {"ZeRO-1, dp 8", {.dp = 8, .zero = 1}},
+        {"ZeRO-2, dp 8", {.dp = 8, .zero = 2}},
+        {"ZeRO-3, dp 8", {.dp = 8, .zero = 3}},
+        {"ZeRO-3, recomputed", {.dp = 8, .zero = 3, .recompute = Recompute::full}},
+        {"tp 8", {.tp = 8, .micro_batches = 8}},
+        {"cp 8", {.cp = 8, .micro_batches = 8}},
+        {"cp 8, ZeRO-3", {.cp = 8, .zero = 3, .micro_batches = 8}},
+        {"pp 8", {.pp = 8, .micro_batches = 8}},
+        {"tp 4, pp 2", {.tp = 4, .pp = 2, .micro_batches = 8}},
+        {"tp 2, dp 4, ZeRO-3", {.dp = 4, .tp = 2, .zero = 3, .micro_batches = 2}}};
+    print(
+        "\nLlama-3-8B, 4096 tokens, 8 sequences a step on 8 GPUs: GiB of the rank that needs most");
+    print("                       weights  gradients  states  activations  buffers     all");
+    MemoryModel memory(shape);
+    std::vector<std::pair<std::string, MemoryEstimate>> bars;
+    for (const auto& [name, plan] : ways) {
+        const MemoryEstimate m = memory.worst(plan).memory;
+        print(fmt::format("  {:<20} {:>7.1f} {:>10.1f} {:>7.1f} {:>12.1f} {:>8.1f} {:>7.1f}", name,
+                          gib(double(m.parameters)), gib(double(m.gradients)),
+                          gib(double(m.optimizer)), gib(double(m.peak_activations)),
+                          gib(double(m.peak_communication)), gib(double(m.total()))));
+        report.row({{"table", "strategies"}, {"way", name}, {"total_bytes", m.total()}});
+        bars.emplace_back(name, m);
+    }
+    draw_bars(directory, "strategies.svg",
+              "Llama-3-8B on 8 GPUs: what the rank that needs most holds", bars);
+}
+
+// The fastest layout that fits, for the book's models and batch of 1 M tokens.
+inline void heatmap(Report& report, const std::string& directory) {
+    constexpr int64_t nodes[] = {1, 2, 4, 8, 16, 32, 64};
+    const char* names[] = {"1.34B", "3.57B", "8.86B", "80B"};
+    const std::vector<PublishedRow> rows = playbook_rows();
+    const StepShape* shapes[4] = {&rows[0].shape, &rows[1].shape, &rows[2].shape, &rows[9].shape};
+    constexpr double left = 90, top = 74, width = 114, height = 72;
+    Svg svg(left + width * std::size(nodes) + 14, top + height * 4 + 40,
+            "The fastest layout that fits, by model and nodes of 8 H100s: MFU in %, by formula",
+            "A cell is filled up to its MFU, of 60 %. The layout stands below it.");
+    print("\nthe fastest that fits on nodes of 8 H100s, 1 M tokens a step of 4096: MFU, layout");
+    print(
+        "          1              2              4              8              16             "
+        "32             64");
+    for (size_t m = 0; m < 4; ++m) {
+        std::string mfus = fmt::format("  {:<6}", names[m]), layouts = "        ";
+        svg.text(left - 10, top + height * (double(m) + 0.5), names[m], {.anchor = Text::end});
+        for (size_t n = 0; n < std::size(nodes); ++n) {
+            Planner planner({.shape = *shapes[m],
+                             .hardware = find_hardware("h100"),
+                             .gpus = 8 * nodes[n],
+                             .sequences = 256});
+            const Planned all = planner.plan();
+            const Box cell{left + width * double(n), top + height * double(m), width - 6,
+                           height - 6};
+            if (m == 0)
+                svg.text(cell.center().x, top - 10, fmt::format("{}", nodes[n]),
+                         {.anchor = Text::middle, .bold = true});
+            svg.outline(cell, {.role = Role::faint});
+            if (all.fit.empty()) {
+                mfus += fmt::format(" {:<14}", "does not fit"),
+                    layouts += fmt::format(" {:<14}", "");
+                svg.text(cell.center().x, cell.center().y, "does not fit",
+                         {.anchor = Text::middle});
+                continue;
+            }
+            const Plan& best = all.fit.front().plan;
+            const double mfu = 100 * planner.mfu(all.fit.front());
+            std::string layout;
+            for (const auto& [name, size] :
+                 {std::pair("dp", best.dp), {"cp", best.cp}, {"tp", best.tp}, {"pp", best.pp}})
+                if (size > 1) layout += fmt::format("{}{} ", name, size);
+            layout += fmt::format("z{}", best.zero);
+            mfus += fmt::format(" {:<14.1f}", mfu), layouts += fmt::format(" {:<14}", layout);
+            const double filled = (cell.height - 22) * mfu / 60;
+            svg.rect(
+                {cell.x, cell.bottom() - 22 - filled, cell.width, filled}, Role::forward,
+                fmt::format("{} on {} nodes: MFU {:.1f} %, {}", names[m], nodes[n], mfu, layout));
+            svg.text(cell.center().x, cell.y + 18, fmt::format("{:.1f}", mfu),
+                     {.anchor = Text::middle, .bold = true, .halo = true});
+            svg.text(cell.center().x, cell.bottom() - 7, layout,
+                     {.anchor = Text::middle, .size = 12});
+            report.row({{"table", "heatmap"},
+                        {"model", names[m]},
+                        {"nodes", nodes[n]},
+                        {"mfu", mfu},
+                        {"layout", layout}});
+        }
+        for (std::string* line : {&mfus, &layouts}) {
+            line->erase(line->find_last_not_of(' ') + 1);
+            print(*line);
+        }
+    }
+    svg.text(left, top + height * 4 + 22, "nodes; z: ZeRO's stage. Dark: MFU, of 60 %",
+             {.size = 12});
+    write_picture(directory, "heatmap.svg", svg);
+}
+
+}  // namespace playbook
+
+inline void print_playbook_tables(Report& report, const std::string& directory) {
+    playbook::memory_by_length(report, directory);
+    playbook::strategies(report, directory);
+    playbook::heatmap(report, directory);
+}
+
+}  // namespace ultrascale

@@ -1,0 +1,179 @@
+#include <gtest/gtest.h>
+
+#include "09_5d_parallel/planner/imagined.h"
+#include "09_5d_parallel/planner/published.h"
+#include "09_5d_parallel/planner/rule_of_thumb.h"
+#include "tests/test_files.h"
+
+namespace ultrascale {
+namespace {
+
+PlanFor plan_for(const std::string& model, int64_t gpus, int64_t sequences, int64_t seq = 4096) {
+    return {.shape = {.config = preset(model),
+                      .model = {.dtype = DType::bf16},
+                      .grad_dtype = DType::fp32,
+                      .micro_batch = 1,
+                      .seq = seq},
+            .hardware = find_hardware("h100"),
+            .gpus = gpus,
+            .sequences = sequences};
+}
+
+// What planner/README.md promises.
+TEST(Published, RowsAreWithinTwelvePercentOnAverage) {
+    const std::vector<PublishedRow> rows = published_rows();
+    const Fit fitted = fit(rows);
+    EXPECT_NEAR(fitted.hardware.product_share, find_hardware("h100").product_share, 1e-9)
+        << "the preset is the fitted one";
+    std::vector<double> halves[2];
+    for (size_t i = 0; i < rows.size(); ++i) {
+        MemoryModel memory(rows[i].shape);
+        halves[i % 2].push_back(compare(rows[i], fitted.hardware, memory).error);
+    }
+    EXPECT_LT(mean_error(halves[0]), 0.08);
+    EXPECT_LT(mean_error(halves[1]), 0.08);
+
+    Hardware plain = fitted.hardware;
+    plain.tensor_hidden = 0;
+    std::vector<double> predicted, published;
+    for (const PublishedRow& row : playbook_rows()) {
+        MemoryModel memory(row.shape);
+        predicted.push_back(compare(row, plain, memory).mfu), published.push_back(row.mfu);
+    }
+    EXPECT_GT(rank_correlation(predicted, published), 0.8);
+}
+
+TEST(Published, RankCorrelation) {
+    EXPECT_DOUBLE_EQ(rank_correlation({1, 2, 3, 4}, {10, 20, 40, 80}), 1);
+    EXPECT_DOUBLE_EQ(rank_correlation({1, 2, 3, 4}, {4, 3, 2, 1}), -1);
+    EXPECT_NEAR(rank_correlation({1, 2, 3, 4}, {1, 2, 4, 3}), 0.8, 1e-12);
+}
+
+// The cheap formulas beside what a run's own prediction gives, which tests of the chapter compare
+// with measurements to the byte.
+TEST(PlannerMemory, IsAsARunPredicts) {
+    struct Case {
+        const char* model;
+        Plan plan;
+    };
+    const Case cases[] = {
+        {"llama-3.2-1b", {.dp = 4, .zero = 0, .micro_batch = 2, .micro_batches = 2}},
+        {"llama-3.2-1b", {.dp = 4, .pp = 4, .zero = 1, .micro_batches = 8}},
+        {"llama-3-8b", {.dp = 8, .zero = 2, .micro_batches = 2}},
+        {"llama-3-8b", {.dp = 8, .zero = 3, .micro_batch = 2, .micro_batches = 1}},
+        {"llama-3-8b", {.dp = 8, .zero = 3, .micro_batches = 4}},
+        {"llama-3-8b", {.dp = 2, .tp = 4, .pp = 2, .zero = 1, .micro_batches = 8}},
+        {"llama-3-8b", {.dp = 2, .tp = 2, .cp = 2, .pp = 2, .zero = 1, .micro_batches = 8}},
+        {"llama-3-8b", {.dp = 2, .tp = 2, .pp = 4, .zero = 1, .micro_batches = 16, .chunks = 2}},
+        {"llama-3-8b",
+         {.dp = 4, .cp = 4, .zero = 3, .micro_batches = 2, .recompute = Recompute::full}},
+        {"llama-3-70b", {.dp = 4, .tp = 8, .pp = 8, .zero = 1, .micro_batches = 32}},
+        {"llama-3-70b", {.dp = 16, .tp = 8, .pp = 2, .zero = 3, .micro_batches = 8}},
+        {"moe-16b", {.dp = 2, .ep = 8, .pp = 2, .zero = 1, .micro_batches = 4}},
+        {"moe-16b", {.dp = 2, .tp = 2, .ep = 8, .zero = 1, .micro_batches = 2}},
+    };
+    for (const auto& [model, plan] : cases) {
+        StepShape shape = plan_for(model, 1, 1).shape;
+        MemoryModel cheap(shape);
+        Options options;
+        options.model = model, options.dtype = DType::bf16, options.fp32_grads = true;
+        options.with_experts = true;
+        options.grad_accum = plan.micro_batches;
+        shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
+        for (const int place : {0, int(plan.pp) - 1}) {
+            const MemoryEstimate exact = predict_imagined(options, shape, plan.techniques(), place)
+                                             .memory,
+                                 got = cheap.of(plan, place);
+            SCOPED_TRACE(fmt::format("{}, {}, place {}", model, describe(plan), place));
+            const auto near = [](int64_t a, int64_t b, double bound) {
+                EXPECT_NEAR(double(a), double(b), bound * double(b) + 1e6);
+            };
+            near(got.parameters, exact.parameters, 1e-3);
+            near(got.gradients, exact.gradients, 1e-3);
+            near(got.optimizer, exact.optimizer, 1e-3);
+            near(got.peak_activations, exact.peak_activations, 0.01);
+            near(got.peak_communication, exact.peak_communication, 0.05);
+            near(got.total(), exact.total(), plan.zero < 2 ? 0.01 : 0.02);
+        }
+    }
+}
+
+// The formula of a pipeline with uneven stages beside 05's simulator.
+TEST(Planner, PipelinesAreAsSimulated) {
+    const PlanFor what = plan_for("llama-3-8b", 16, 64);
+    Planner planner(what);
+    for (const Plan& plan : {Plan{.dp = 4, .pp = 4, .zero = 1, .micro_batches = 16},
+                             Plan{.dp = 2, .pp = 8, .zero = 1, .micro_batches = 32},
+                             Plan{.dp = 4, .pp = 4, .zero = 1, .micro_batches = 16, .chunks = 2},
+                             Plan{.pp = 16, .zero = 0, .micro_batches = 64}}) {
+        const double formula = planner.cost().of(plan).seconds(),
+                     simulated = planner.one(plan).seconds;
+        EXPECT_NEAR(formula / simulated, 1, 0.03) << describe(plan);
+    }
+}
+
+TEST(Planner, FindsTheFastestThatFits) {
+    const PlanFor what = plan_for("llama-3-8b", 16, 64);
+    Planner planner(what);
+    const Planned all = planner.plan();
+    ASSERT_GT(all.fit.size(), 100u);
+    for (const Ranked& r : all.fit) {
+        EXPECT_LE(r.memory.memory.total(), what.limit());
+        EXPECT_EQ(r.plan.ranks(), what.gpus);
+        EXPECT_EQ(r.plan.sequences(), what.sequences);
+        EXPECT_GE(r.seconds, all.fit.front().seconds);
+    }
+    // Half the memory: fewer fit, and the best is no faster.
+    PlanFor less = what;
+    less.hardware.memory /= 2;
+    const Planned fewer = Planner(less).plan();
+    EXPECT_LT(fewer.fit.size(), all.fit.size());
+    EXPECT_GE(fewer.fit.front().seconds, all.fit.front().seconds);
+    // A model that is too large for ZeRO-1 alone is cut by layers or inside them.
+    const Plan large = Planner(plan_for("llama-3-70b", 32, 64)).plan().fit.front().plan;
+    EXPECT_GT(large.tp * large.pp * (large.zero == 3 ? 2 : 1), 1);
+}
+
+TEST(Planner, SlowerLinksMakeSlowerPlans) {
+    PlanFor what = plan_for("llama-3-70b", 64, 128);
+    const Plan plan{.dp = 4, .tp = 8, .pp = 2, .zero = 1, .micro_batches = 32};
+    const double fast = Planner(what).one(plan).seconds;
+    what.hardware.inside.bytes_per_second /= 4;
+    const Ranked slow = Planner(what).one(plan);
+    EXPECT_GT(slow.seconds, 1.1 * fast);
+    EXPECT_NEAR(slow.seconds, slow.cost.seconds(), 1e-9);
+}
+
+TEST(Planner, RuleOfThumbFits) {
+    for (const auto& [model, gpus] :
+         {std::pair("llama-3-8b", 8), std::pair("llama-3-8b", 64), std::pair("llama-3-70b", 256),
+          std::pair("llama-3-405b", 2048)}) {
+        const PlanFor what = plan_for(model, gpus, 1024);
+        Planner planner(what);
+        const RuleOfThumb rule = rule_of_thumb(planner);
+        ASSERT_TRUE(rule.chosen) << model << " on " << gpus;
+        EXPECT_LE(rule.chosen->memory.memory.total(), what.limit());
+        EXPECT_EQ(rule.chosen->plan.ranks(), gpus);
+        EXPECT_EQ(rule.chosen->plan.sequences(), what.sequences);
+    }
+}
+
+TEST(HardwareFile, IsReadAsItWasWritten) {
+    const test::TempDir directory;
+    const std::string path = directory / "this.json";
+    const Hardware h = find_hardware("a100");
+    write_file(path, json_of(h).dump(2));
+    EXPECT_EQ(json_of(find_hardware(path)), json_of(h));
+    EXPECT_THROW(find_hardware("h1000"), UserError);
+    nlohmann::ordered_json broken = json_of(h);
+    broken["peak_flops"] = 0;
+    write_file(path, broken.dump());
+    EXPECT_THROW(find_hardware(path), UserError);
+    broken = json_of(h);
+    broken.erase("inside");
+    write_file(path, broken.dump());
+    EXPECT_THROW(find_hardware(path), UserError);
+}
+
+}  // namespace
+}  // namespace ultrascale
