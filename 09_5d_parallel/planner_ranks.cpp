@@ -4,6 +4,7 @@
 #include "planner/imagined.h"
 #include "planner/options.h"
 #include "report/report.h"
+#include "sections.h"
 #include "train/run.h"
 
 namespace ultrascale {

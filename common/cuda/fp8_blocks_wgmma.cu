@@ -38,8 +38,9 @@ struct Tiles {  // two fp8 in an element
 template <bool b_tiles>
 struct Shared {
     Tiles stage[stages];
-    float scale[stages][b_tiles ? tile_columns : 4];  // of B's columns
+    // TMA stores a box only from a multiple of 128 bytes, so that boxes come before the scales.
     Element box[b_tiles ? 1 : 4 * consumers][boxes][box_rows * box_columns];
+    float scale[stages][b_tiles ? tile_columns : 4];  // of B's columns
     Barrier full[stages], empty[stages];
 };
 

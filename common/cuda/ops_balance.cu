@@ -8,6 +8,7 @@ namespace ultrascale::ops {
 namespace {
 
 constexpr int threads = 256, at_once = 32;  // threads of a block; experts that it sums
+constexpr int tokens_of_part = 128;         // that it sums at least, if there are so many
 
 // 1 / the sum of a token's scores, or 1.
 __device__ float share(const float* scores, int E, bool normalise) {
@@ -23,17 +24,20 @@ __global__ void shares(float* inverse, const float* scores, int64_t N, int E, bo
     if (n < N) inverse[n] = share(scores + n * E, E, normalise);
 }
 
-// A block sums at_once experts of a segment: thread (x, y) takes expert x and every 8th token, and
-// the 8 sums are added in order.
+// A block sums at_once experts of a part of a segment: thread (x, y) takes expert x and every 8th
+// token, and the 8 sums are added in order. counts and sums are (S, parts, E).
 __global__ void statistics(float* counts, float* sums, const int32_t* experts, const float* scores,
                            const float* inverse, int64_t tokens, int E, int k) {
     constexpr int parts = threads / at_once;
     __shared__ float part_sum[parts][at_once], part_count[parts][at_once];
     const int x = int(threadIdx.x) % at_once, y = int(threadIdx.x) / at_once;
     const int e = int(blockIdx.x) * at_once + x;
-    const int64_t first = int64_t(blockIdx.y) * tokens;
+    const int64_t segment = int64_t(blockIdx.y) * tokens,
+                  in_part = (tokens + gridDim.z - 1) / gridDim.z,
+                  first = segment + int64_t(blockIdx.z) * in_part;
+    const int64_t end = min(first + in_part, segment + tokens);
     float sum = 0, count = 0;
-    for (int64_t n = first + y; n < first + tokens; n += parts) {
+    for (int64_t n = first + y; n < end; n += parts) {
         if (e < E) sum += scores[n * E + e] * inverse[n];
         for (int j = 0; j < k; ++j) count += experts[n * k + j] == e ? 1.0f : 0.0f;
     }
@@ -41,8 +45,19 @@ __global__ void statistics(float* counts, float* sums, const int32_t* experts, c
     __syncthreads();
     if (y != 0 || e >= E) return;
     for (int part = 1; part < parts; ++part) sum += part_sum[part][x], count += part_count[part][x];
-    counts[int64_t(blockIdx.y) * E + e] = count;
-    sums[int64_t(blockIdx.y) * E + e] = sum;
+    const int64_t to = (int64_t(blockIdx.y) * gridDim.z + blockIdx.z) * E + e;
+    counts[to] = count;
+    sums[to] = sum;
+}
+
+// out (S, E) = the sum of in (S, parts, E) over the parts, in order.
+__global__ void sum_parts(float* out, const float* in, int64_t parts, int64_t E, int64_t count) {
+    const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x;
+    if (i >= count) return;
+    const float* const first = in + i / E * parts * E + i % E;
+    float sum = 0;
+    for (int64_t part = 0; part < parts; ++part) sum += first[part * E];
+    out[i] = sum;
 }
 
 __global__ void gradient(float* dscores, const float* factors, const float* scores, int64_t N,
@@ -139,10 +154,16 @@ void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const
     const Tensor inverse = Tensor::empty({N}, DType::fp32, Memory::workspace);
     LAUNCH(shares, blocks(N), threads, 0)
     (data<float>(inverse), data<const float>(scores), N, int(E), normalise);
-    const dim3 grid(unsigned(ceil_div(E, at_once)), unsigned(S));
+    const int64_t parts = std::clamp<int64_t>(N / S / tokens_of_part, 1, 256);
+    const Tensor part_counts = Tensor::empty({S, parts, E}, DType::fp32, Memory::workspace),
+                 part_sums = Tensor::empty({S, parts, E}, DType::fp32, Memory::workspace);
+    const dim3 grid(unsigned(ceil_div(E, at_once)), unsigned(S), unsigned(parts));
     LAUNCH(statistics, grid, threads, 0)
-    (data<float>(counts), data<float>(sums), data<const int32_t>(experts),
+    (data<float>(part_counts), data<float>(part_sums), data<const int32_t>(experts),
      data<const float>(scores), data<const float>(inverse), N / S, int(E), int(k));
+    for (const auto& [out, of_parts] : {std::pair{counts, part_counts}, {sums, part_sums}})
+        LAUNCH(sum_parts, blocks(S * E), threads, 0)
+    (data<float>(out), data<const float>(of_parts), parts, E, S * E);
 }
 
 void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& scores, bool normalise) {

@@ -2,7 +2,8 @@
 //
 // Forward reads gate and up and writes out: 6 bytes per element of out in bf16. Backward reads
 // gate, up and dout, writes the gradients of gate and up, and overwrites dout with the output: 12
-// bytes. Each block handles part of one row.
+// bytes. A block of the forward has neighbouring packs, of one row or several; of the backward, a
+// part of one row.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -15,29 +16,32 @@ constexpr int threads = 256;
 // division would take as long as the memory accesses.
 __device__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
-// Blocks: (row, part of the row). Each thread has `unroll` packs, a block's width apart.
+// Each thread has `unroll` packs, a block's width apart. count: packs of out, `in_row` in a row.
+// An expert's rows may be shorter than a block is wide.
 template <int n, int unroll, class T>
 __global__ void __launch_bounds__(threads)
-    forward_kernel(T* out, const T* gate_up, const float* weights, int64_t F) {
-    const int64_t row = blockIdx.x,
-                  first = (int64_t(blockIdx.y) * unroll * threads + threadIdx.x) * n;
-    const T *gate = gate_up + row * 2 * F, *up = gate + F;
-    out += row * F;
-    const float w = weights ? weights[row] : 1.0f;
+    forward_kernel(T* out, const T* gate_up, const float* weights, uint32_t in_row, int64_t count) {
+    const int64_t first = int64_t(blockIdx.x) * (unroll * threads) + threadIdx.x,
+                  F = int64_t(in_row) * n;
     Pack<T, n> gates[unroll], ups[unroll];
+    float of_row[unroll];
 #pragma unroll
     for (int k = 0; k < unroll; ++k)
-        if (const int64_t i = first + k * threads * n; i < F)
-            gates[k] = load<n>(gate + i), ups[k] = load<n>(up + i);
+        if (const int64_t i = first + k * threads; i < count) {
+            const uint32_t row = uint32_t(i) / in_row, pack = uint32_t(i) % in_row;
+            const T* const gate = gate_up + row * 2 * F + pack * n;
+            gates[k] = load<n>(gate), ups[k] = load<n>(gate + F);
+            of_row[k] = weights ? weights[row] : 1.0f;
+        }
 #pragma unroll
     for (int k = 0; k < unroll; ++k)
-        if (const int64_t i = first + k * threads * n; i < F) {
+        if (const int64_t i = first + k * threads; i < count) {
 #pragma unroll
             for (int j = 0; j < n; ++j) {
                 const float g = to_float(gates[k].x[j]), u = to_float(ups[k].x[j]);
-                ups[k].x[j] = from_float<T>(w * (g * sigmoid(g) * u));
+                ups[k].x[j] = from_float<T>(of_row[k] * (g * sigmoid(g) * u));
             }
-            store(out + i, ups[k]);
+            store(out + i * n, ups[k]);
         }
 }
 
@@ -119,12 +123,13 @@ void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights) {
     const float* w = weights ? weights.as<float>() : nullptr;
     OpSpan span("swiglu_forward", 5.0 * double(N * F), bytes_of(out, gate_up));
     with_type(out.dtype(), [&]<class T>(T) {
-        constexpr int n = pack_size<T>;
-        if (packs_fit<T>(F, {out.data(), gate_up.data()}))
-            LAUNCH((forward_kernel<n, 4, T>), (grid<n, 4>(N, F)), threads, 0)
-        (data<T>(out), data<T>(gate_up), w, F);
-        else LAUNCH((forward_kernel<1, 4, T>), (grid<1, 4>(N, F)), threads, 0)(
-            data<T>(out), data<T>(gate_up), w, F);
+        constexpr int n = pack_size<T>, unroll = 4;
+        const bool fits = packs_fit<T>(F, {out.data(), gate_up.data()});
+        const int64_t in_row = fits ? F / n : F, count = N * in_row;
+        check(count < int64_t(1) << 32, "swiglu_forward: the kernel divides 32-bit numbers");
+        LAUNCH((fits ? forward_kernel<n, unroll, T> : forward_kernel<1, unroll, T>),
+               unsigned(ceil_div(count, unroll * threads)), threads, 0)
+        (data<T>(out), data<T>(gate_up), w, uint32_t(in_row), count);
     });
 }
 
