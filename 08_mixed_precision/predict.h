@@ -69,7 +69,8 @@ inline Prediction predict_memory(const StepShape& shape, const PrecisionOptions&
     int64_t buffers = 4 * n.weight_scales;
     if (o.recipe.products ==
         Products::delayed)  // histories, scales, amax of x, W, dy; the position
-        buffers += 4 * (rounded_tensors(shape.config, o) * (o.history + 2) + 1);
+        buffers +=
+            4 * (rounded_tensors(shape.config, o) * (o.history + AmaxHistories::stride + 1) + 1);
     if (o.loss_scale.scaled) buffers += 8;
     if (is_fp8(o.recipe.read())) buffers += 4;
     prediction.memory += {.parameters = buffers};

@@ -37,14 +37,14 @@ public:
         if (dtypes_.empty()) return;
         const int64_t n = int64_t(dtypes_.size());
         histories_ = parameters.add_buffer("amax_history", n * steps_);
-        scales_ = parameters.add_buffer("fp8_scale", n);
+        scales_ = parameters.add_buffer("fp8_scale", n * stride);
         next_ = parameters.add_buffer("amax_history.next", 1);
         ops::fill(scales_, 1);
         amax_ = Tensor::zeros({n}, DType::fp32, Memory::parameter);
     }
 
     // The scale of a tensor in this step; (1).
-    Tensor scale(size_t tensor) const { return one(scales_, tensor); }
+    Tensor scale(size_t tensor) const { return one(scales_, tensor * stride); }
     // Where quantise() leaves the largest magnitude that it saw in this step; (1).
     Tensor amax(size_t tensor) const { return one(amax_, tensor); }
     // A new run has no history: its first step is rounded with measured scales.
@@ -65,6 +65,9 @@ public:
     void resume() {
         if (next_) position_ = int64_t(next_.to_host<float>()[0]);
     }
+
+    // cuBLAS reads a scale from a multiple of 16 bytes, so that each has the room of four.
+    static constexpr int64_t stride = 4;
 
 private:
     static Tensor one(const Tensor& all, size_t i) { return all.slice(int64_t(i), int64_t(i) + 1); }

@@ -24,13 +24,9 @@ void grouped_mma(GroupForm form, const Tensor& out, const Tensor& a, const Tenso
 
 // Stores a warp's 16 x (8 tiles) sums from (row, column) on, two elements at a time, as far as the
 // rows are before row_end and the columns before N, with an addend if it is given. out: (..., N).
-// The addend may be `out` itself: several loads are under way before the first store, which the
-// compiler may not put behind them.
 template <class D, int tiles>
 __device__ void store_sums(D* out, const D* addend, int N, int row, int row_end, int column,
                            const float (&sum)[tiles][4]) {
-    constexpr int at_once = tiles < 8 ? tiles : 8;
-    static_assert(tiles % at_once == 0);
     const int lane = int(threadIdx.x) % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -38,22 +34,16 @@ __device__ void store_sums(D* out, const D* addend, int N, int row, int row_end,
         if (here >= row_end) continue;
         const int64_t first = int64_t(here) * N + column + lane % 4 * 2;
 #pragma unroll
-        for (int j0 = 0; j0 < tiles; j0 += at_once) {
-            Pack<D, 2> pair[at_once];
+        for (int j = 0; j < tiles; ++j) {
+            if (column + 8 * j >= N) break;
+            Pack<D, 2> pair;
+            if (addend) pair = load<2>(addend + first + 8 * j);
 #pragma unroll
-            for (int j = 0; j < at_once; ++j)
-                if (addend && column + 8 * (j0 + j) < N)
-                    pair[j] = load<2>(addend + first + 8 * (j0 + j));
-#pragma unroll
-            for (int j = 0; j < at_once; ++j) {
-                if (column + 8 * (j0 + j) >= N) break;
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const float value = sum[j0 + j][2 * half + i];
-                    pair[j].x[i] = from_float<D>(addend ? to_float(pair[j].x[i]) + value : value);
-                }
-                store(out + first + 8 * (j0 + j), pair[j]);
+            for (int i = 0; i < 2; ++i) {
+                const float value = sum[j][2 * half + i];
+                pair.x[i] = from_float<D>(addend ? to_float(pair.x[i]) + value : value);
             }
+            store(out + first + 8 * j, pair);
         }
     }
 }

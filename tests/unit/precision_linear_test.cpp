@@ -139,6 +139,10 @@ struct Setting {
     }
 };
 
+// How far sums in fp32 may be from exact ones. Tensor cores keep some 13 bits of what they add to a
+// sum of products in fp8 (07_kernels/6_hopper/7_product_fp8.cu).
+double lost_in_sums() { return device_is_gpu() ? 3e-4 : 1e-5; }
+
 TEST(PrecisionLinear, ProductsAreThoseOfTheRoundedNumbers) {
     for (const Products products : {Products::tensor, Products::row, Products::tile})
         for (const DType format : {DType::e4m3, DType::e5m2}) {
@@ -148,7 +152,7 @@ TEST(PrecisionLinear, ProductsAreThoseOfTheRoundedNumbers) {
             // bf16 rounds y and dx to 2^-9; the numbers' own rounding is ten times as large.
             EXPECT_LT(distance(got.y, want.y), 3e-3);
             EXPECT_LT(distance(got.dx, want.dx), 3e-3);
-            EXPECT_LT(distance(got.dw, want.dw), 1e-5);
+            EXPECT_LT(distance(got.dw, want.dw), lost_in_sums());
             const Doubles unrounded =
                 product(transposed(matrix_of(setting.dy)), transposed(matrix_of(setting.x)));
             EXPECT_GT(distance(got.dw, unrounded), 1e-2);
@@ -255,7 +259,7 @@ TEST(PrecisionHead, ProductsAreThoseOfTheRoundedNumbers) {
             }
             const Tensor got = trained.backward(saved, context, WeightGradient::now);
             EXPECT_LT(distance(to_double(got), dx), 3e-3);
-            EXPECT_LT(distance(to_double(weight->grad), dw), 1e-5);
+            EXPECT_LT(distance(to_double(weight->grad), dw), lost_in_sums());
         }
 }
 
