@@ -1,5 +1,5 @@
-// The planner's modes that are about ranks: --calibrate measures those that run, --estimate --gpus and
-// --rehearse imagine others.
+// The planner's modes that are about ranks: --calibrate measures those that run, --estimate --gpus
+// and --rehearse imagine others.
 #include "planner/calibrate.h"
 #include "planner/imagined.h"
 #include "planner/options.h"

@@ -105,7 +105,8 @@ class Browser:
         """With the mouse, in the element's middle or at x, y inside it."""
         box = self.run(f"""(() => {{ const e = document.querySelector({json.dumps(selector)});
             e.scrollIntoView({{block: "center", behavior: "instant"}});
-            const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; }})()""")
+            const b = e.getBoundingClientRect();
+            return [b.left, b.top, b.width, b.height]; }})()""")
         at = {"x": box[0] + (box[2] / 2 if x is None else x),
               "y": box[1] + (box[3] / 2 if y is None else y)}
         for kind in ("mousePressed", "mouseReleased"):
