@@ -7,7 +7,7 @@ set -u
 cd "$(dirname "$0")/.."
 backend=$1 mpirun=$2 all=${3:+yes}
 filter=--gtest_filter=$([ -n "$all" ] && echo '*' || echo '-Long*')
-passed=0 failed=0
+passed=0 failed=0 failures=
 export GTEST_COLOR=no MPIRUN=$mpirun
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -25,7 +25,11 @@ suite() {
     if [ "$status" -ne 0 ] && [ "$bad" -eq 0 ] || [ "$((ok + bad))" -eq 0 ]; then
         bad=$((bad + 1))
     fi
-    if [ "$bad" -gt 0 ]; then cat "$log"; echo "exit code $status: $*"; fi
+    if [ "$bad" -gt 0 ]; then
+        cat "$log"
+        echo "exit code $status: $*"
+        failures+=$(grep '^\[  FAILED  \] .*ms)$' "$log" || echo "exit code $status: $name")$'\n'
+    fi
     printf '%-44s %4d passed %4d failed   %4d s\n' "$name" "$ok" "$bad" $((SECONDS - begin))
     passed=$((passed + ok)) failed=$((failed + bad))
 }
@@ -74,5 +78,6 @@ if [ "$backend" = cpu ] && [ -n "$all" ]; then
         bash -c 'build/cpu-address/fuzz_readers 60 && echo "[       OK ] Fuzz (60000 ms)"'
 fi
 
+printf %s "$failures"  # again, where they are found without a search
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
