@@ -7,6 +7,7 @@
 #   SANITIZE  address or thread: a build of its own under build/cpu-address. Default: none
 #   NP, ARGS  ranks and arguments of `make run`
 #   EX        an exercise (02.1); SUBMISSIONS a folder of students'; ONLY, SHARE: what to prove
+#   HTML      a file: `make grade` also writes a page for a browser
 #   WERROR=1  warnings are errors (CI)
 
 .DEFAULT_GOAL := all
@@ -259,7 +260,8 @@ GRADER := python3 classroom/grade.py
 exercise:  ## write exercise EX=02.1 into exercises/, or list all exercises
 	@+$(call on_cpu,$(GRADER) exercise $(EX))
 grade:  ## grade exercise EX=02.1, all of yours, or all students' (SUBMISSIONS=dir)
-	@+$(call on_cpu,$(GRADER) $(if $(SUBMISSIONS),submissions $(SUBMISSIONS),grade $(EX)))
+	@+$(call on_cpu,$(GRADER) $(if $(SUBMISSIONS),submissions $(SUBMISSIONS),grade $(EX)) \
+	    $(if $(HTML),--html $(HTML)))
 solutions:  ## for teachers: print the solutions, or that of EX=02.1
 	@$(GRADER) solutions $(EX)
 prove:  ## prove the grader: solutions get all points, wrong ones do not
