@@ -28,10 +28,9 @@ function reasons(grade) {
     return [...new Set([...grade.lines.map((line) => line.said), ...grade.said])].filter(Boolean);
 }
 
-function exercise(grade) {
-    return h("details", {open: !grade.solved}, h("summary", {},
-        `${grade.exercise} ${grade.title}: `,
-        h("b", {class: grade.solved ? "good" : "bad"}, `${grade.points} of ${grade.of}`)),
+function exercise(grade, open) {
+    return h("details", {open}, h("summary", {}, `${grade.exercise} ${grade.title} (`,
+        h("b", {class: grade.solved ? "good" : "bad"}, `${grade.points} of ${grade.of}`), ")"),
         reasons(grade).map((text) => h("pre", {class: "said"}, text)),
         grade.lines.length ? checks(grade) : null,
         h("p", {class: "soft"}, `${digits(grade.seconds, 2)} s; the file's SHA-256 begins with `,
@@ -71,7 +70,7 @@ function studentPage() {
     const grades = data.exercises, points = sum(grades, "points"), of = sum(grades, "of");
     return [h("h1", {}, "Grades"), tiles({points: `${points} of ${of}`, "of all": percent(points, of),
         "exercises solved": `${grades.filter((g) => g.solved).length} of ${grades.length}`}),
-    grades.map(exercise),
+    grades.map((grade) => exercise(grade, !grade.solved)),
     data.sources ? h("p", {class: "soft"}, `Written on ${data.on}. Graded by sources whose ` +
         "SHA-256 begins with ", h("code", {}, data.sources.slice(0, 12)), ".") : null];
 }
@@ -84,7 +83,7 @@ function classPage() {
         solved: all.filter((grade) => grade.solved).length}),
     classTable(students, ids), byExercise(students, ids),
     students.map(([name, grades]) => h("section", {id: name}, h("h2", {}, name),
-        grades.length ? grades.map(exercise) : h("p", {}, "Nothing was handed in."))),
+        grades.length ? grades.map((grade) => exercise(grade, false)) : h("p", {}, "Nothing was handed in."))),
     h("p", {class: "soft"}, `Written on ${data.on}.`)];
 }
 
