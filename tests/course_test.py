@@ -85,7 +85,7 @@ class CourseTest(unittest.TestCase):
         page = render.MARKDOWN.renderer.render(
             render.tokens_of(ROOT / "README.md", pathlib.PurePath("index.html"), text,
                              render.Linked()), render.MARKDOWN.options, {})
-        for part in ('<h1 id="a-b-c">', "<li>one</li>", "<td><code>x</code></td>", "ls</pre>"):
+        for part in ('<h1 id="a-b-c">', "<li>one</li>", "<td><code>x</code></td>", "ls\n</pre>"):
             self.assertIn(part, page)
 
     @unittest.skipUnless(browser.PROGRAM, "there is no chromium")
