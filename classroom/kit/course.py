@@ -108,6 +108,7 @@ def run_reports(build, site):
     folder = site / "reports"
     folder.mkdir(parents=True, exist_ok=True)
     launcher = shlex.split(os.environ.get("MPIRUN", "mpirun"))
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # ranks share the cores
     for name, _, ranks, chapter, arguments in REPORTS:
         words = [*launcher, "-n", str(ranks), build / chapter, *arguments.split(),
                  "--html", folder / f"{name}.html"]
