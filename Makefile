@@ -7,6 +7,7 @@
 #   SANITIZE  address or thread: a build of its own under build/cpu-address. Default: none
 #   NP, ARGS  ranks and arguments of `make run`
 #   EX        an exercise (02.1); SUBMISSIONS a folder of students'; ONLY, SHARE: what to prove
+#   HTML      a file: `make grade` also writes a page for a browser
 #   WERROR=1  warnings are errors (CI)
 
 .DEFAULT_GOAL := all
@@ -180,7 +181,8 @@ LONG_OBJECTS := $(call objects,$(sort $(LONG_SOURCES) tests/chapters/run_program
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
 .PHONY: all help demo pictures mpirun test test-all compute-sanitizer run bench fuzz deps format \
-        clean test-programs all-test-programs exercise grade solutions prove $(CHAPTERS)
+        clean test-programs all-test-programs exercise grade solutions prove course \
+        slides $(CHAPTERS)
 all: $(PROGRAMS) compile_commands.json  ## build all chapters of the chosen backend
 
 $(CHAPTERS): %: $(BUILD)/%
@@ -259,12 +261,19 @@ GRADER := python3 classroom/grade.py
 exercise:  ## write exercise EX=02.1 into exercises/, or list all exercises
 	@+$(call on_cpu,$(GRADER) exercise $(EX))
 grade:  ## grade exercise EX=02.1, all of yours, or all students' (SUBMISSIONS=dir)
-	@+$(call on_cpu,$(GRADER) $(if $(SUBMISSIONS),submissions $(SUBMISSIONS),grade $(EX)))
+	@+$(call on_cpu,$(GRADER) $(if $(SUBMISSIONS),submissions $(SUBMISSIONS),grade $(EX)) \
+	    $(if $(HTML),--html $(HTML)))
 solutions:  ## for teachers: print the solutions, or that of EX=02.1
 	@$(GRADER) solutions $(EX)
 prove:  ## prove the grader: solutions get all points, wrong ones do not
 	@+$(call on_cpu,$(GRADER) prove ONLY=$(ONLY) SHARE=$(SHARE))
 on_cpu = $(if $(filter cpu,$(BACKEND)),$(1),$(MAKE) -s BACKEND=cpu $@)
+
+course: $(PROGRAMS)  ## a site of all pages, slides, some reports: build/course/index.html
+	@./tests/deps.sh python3-markdown-it python3-pygments
+	@MPIRUN="$(MPIRUN) $(MPIRUN_FLAGS)" python3 classroom/kit/course.py $(BUILD) build/course
+slides: course  ## print the slides as PDF, with chromium
+	@python3 classroom/kit/course.py --pdf build/course
 
 bench: export PYTHON ?= python3
 bench: $(BENCHES) $(PROGRAMS)  ## time operations, collectives and training, next to PyTorch

@@ -5,6 +5,7 @@
     grade.py exercise ID                writes exercises/ID: the file with a part missing, README.md
     grade.py grade [ID]                 grades it, or all that are in exercises/ into grades.json
     grade.py submissions FOLDER         grades FOLDER/STUDENT/ID/FILE of all students: table and CSV
+    ... --html PAGE                     either one writes a page for a browser, too (report.py)
     grade.py solutions [ID]             prints the solutions, of an exercise or a chapter
     grade.py prove [N/M]                proves the grader itself (proof.py)
 """
@@ -19,6 +20,7 @@ import time
 import build
 import checks
 import describe
+import report
 import submissions
 from describe import ROOT, Wrong
 
@@ -167,7 +169,7 @@ def readme(e, result):
     return "\n".join(lines)
 
 
-def grade(settings, wanted):
+def grade(settings, wanted, page):
     folders = [EXERCISES / wanted] if wanted else sorted(
         p for p in EXERCISES.glob("*") if (describe.DESCRIPTIONS / f"{p.name}.toml").exists())
     if not folders:
@@ -180,11 +182,13 @@ def grade(settings, wanted):
             raise Wrong(f"{file.relative_to(ROOT)} is not there; make exercise EX={e.id} writes it")
         results.append(graded(settings, e, file.read_text(encoding="utf-8"), f"{e.id}/yours"))
         print_result(results[-1])
+    sums = {"points": sum(r["points"] for r in results), "of": sum(r["of"] for r in results)}
+    grades = {"exercises": results, **sums, "sources": sources_hash()}
     if not wanted:
-        sums = {"points": sum(r["points"] for r in results), "of": sum(r["of"] for r in results)}
-        grades = {"exercises": results, **sums, "sources": sources_hash()}
         (ROOT / "grades.json").write_text(json.dumps(grades, indent=1) + "\n")
         print(f"\n{sums['points']} of {sums['of']} points in {len(results)} exercises: grades.json")
+    if page:
+        report.write(page, grades)
 
 
 def sources_hash():
@@ -220,6 +224,7 @@ def solutions(wanted):
 
 
 def main(words):
+    words, page = (words[:-2], words[-1]) if words[-2:-1] == ["--html"] else (words, "")
     command, wanted = words[0], words[1] if len(words) > 1 else ""
     if command == "list" or command == "exercise" and not wanted:
         list_exercises()
@@ -228,9 +233,9 @@ def main(words):
     elif command == "exercise":
         write_exercise(build.Settings(), wanted)
     elif command == "grade":
-        grade(build.Settings(), wanted)
+        grade(build.Settings(), wanted, page)
     elif command == "submissions":
-        submissions.grade_all(build.Settings(), pathlib.Path(wanted), graded)
+        submissions.grade_all(build.Settings(), pathlib.Path(wanted), graded, page)
     elif command == "prove":
         import proof
         return proof.prove(build.Settings(), words[1:], graded)

@@ -9,10 +9,11 @@ import json
 
 import describe
 import limits
+import report
 from describe import ROOT, Wrong
 
 
-def grade_all(settings, folder, graded):
+def grade_all(settings, folder, graded, page):
     if not folder.is_absolute():
         folder = ROOT / folder
     students = sorted(p for p in folder.glob("*") if p.is_dir())
@@ -29,6 +30,7 @@ def grade_all(settings, folder, graded):
     rows, details = [], {}
     for student in students:
         points, of = [], 0
+        details[student.name] = []
         for e in exercises:
             file, of = student / e.id / e.name, of + e.points()
             if not file.exists():
@@ -37,7 +39,7 @@ def grade_all(settings, folder, graded):
             result = graded(settings, e, file.read_text(encoding="utf-8", errors="replace"),
                             f"submissions/{e.id}", isolated=True)
             points.append(result["points"])
-            details.setdefault(student.name, []).append(result)
+            details[student.name].append(result)
         total = sum(p or 0 for p in points)
         rows.append([student.name, *points, total])
         print(" ".join([student.name.ljust(width), *(("-" if p is None else str(p)).rjust(7)
@@ -49,3 +51,5 @@ def grade_all(settings, folder, graded):
         table.writerows(rows)
     (folder / "grades.json").write_text(json.dumps(details, indent=1) + "\n", encoding="utf-8")
     print(f"{folder}/grades.csv, and why in grades.json beside it")
+    if page:
+        report.write(page, details)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Clicks through the pages that the programs write with --html, in a browser without a window, and
-looks for errors. MPIRUN: what starts ranks; PICTURES: a folder for screenshots. Without chromium
+"""Clicks through the pages that the programs write with --html, and the grader with HTML=, in a
+browser without a window, and looks for errors. MPIRUN: what starts ranks; PICTURES: a folder for screenshots. Without chromium
 (apt install chromium) or the programs it says so and tests nothing."""
 
 import os
@@ -14,6 +14,8 @@ import unittest
 import browser
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "classroom"))
+import report  # noqa: E402
 BUILT = ROOT / "build/cpu"
 missing = ("there is no chromium (apt install chromium)" if not browser.PROGRAM else
            "the programs are not built (make)" if not (BUILT / "07_kernels").exists() else "")
@@ -120,6 +122,54 @@ class PageTest(unittest.TestCase):
     def test_kernels(self):
         self.page(1, "07_kernels", "--kernel transpose_naive --kernel transpose_padded")
         self.assertIn("transpose_padded", self.text("tbody"))
+
+    # ---- grades ----------------------------------------------------------------------------------
+    def test_grades_of_a_student(self):
+        path = self.folder / "grades.html"
+        report.write(path, {"exercises": [grade("01.1", 10, 10), grade("02.1", 4, 10)],
+                            "points": 14, "of": 20, "sources": "a" * 64})
+        self.browser.errors.clear()
+        self.browser.open(path)
+        self.assertIn("14 of 20", self.text(".tiles"))
+        self.assertIn("1 of 2", self.text(".tiles"))
+        # What is solved is folded up; what is not says why, once, and in the grader's words.
+        self.assertEqual(self.browser.run("[...document.querySelectorAll('details')].map("
+                                          "d => d.open)"), [False, True])
+        self.assertEqual(self.text("details[open]").count("A rank waits </script><b> for ever"), 1)
+        self.assertEqual(self.browser.run("document.querySelectorAll('b b').length"), 0)
+        self.browser.click("summary")
+        self.assertIn("equals all_reduce", self.text("details"))
+        self.looks(path)
+
+    def test_grades_of_a_class(self):
+        path = self.folder / "class.html"
+        ids = [f"0{chapter}.{number}" for chapter in range(9) for number in (1, 2)]
+        report.write(path, {"Ada": [grade(i, 10, 10) for i in ids],
+                            "Grace <b>": [grade(i, int(i[1]), 10) for i in ids[3:]], "Linus": []})
+        self.browser.errors.clear()
+        self.browser.open(path)
+        row = "[...document.querySelectorAll('#class tbody tr')[{}].cells].map(c => c.innerText)"
+        self.assertEqual(self.browser.run(row.format(0)), ["Ada", *["10"] * 18, "180"])
+        self.assertEqual(self.browser.run(row.format(1))[:6],
+                         ["Grace <b>", "–", "–", "–", "1", "2"])
+        self.assertEqual(self.browser.run(row.format(2))[-1], "0")
+        self.assertIn("Nothing was handed in", self.text())
+        exercises = "[...document.querySelectorAll('section:nth-of-type(2) tbody tr')][3].innerText"
+        self.assertRegex(self.browser.run(exercises), r"01\.2.*\s2\s+1\s+5\.5\s+10")
+        self.browser.click("#class tbody tr:nth-child(2) a")
+        self.assertGreater(self.browser.run("scrollY"), 100)
+        self.looks(path)
+
+
+def grade(exercise, points, of):
+    """As grade.py writes it."""
+    line = {"what": "equals all_reduce, 2 ranks", "ok": True, "predicted": "3 tests",
+            "yours": "3 pass", "reference": "", "said": ""}
+    wrong = {**line, "ok": False, "said": "A rank waits </script><b> for ever", "of": of}
+    return {"exercise": exercise, "title": "The ring's all-gather", "kind": "code",
+            "points": points, "of": of, "said": [], "solved": points == of, "seconds": 7.25,
+            "lines": [line, {**line, "points": points, "of": of}] if points == of
+            else [{**wrong, "points": points}, {**wrong, "points": 0}], "sha256": "5" * 64}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ function section(title, ...children) { return h("section", {}, h("h2", {}, title
 // ---- what ran -----------------------------------------------------------------------------------
 function header() {
     const c = summary.configuration || {}, speed = summary.speed || {}, memory = summary.memory;
-    const title = c.chapter || (data.grades ? "Exercises" : "ultrascale.cpp");
+    const title = c.chapter || "ultrascale.cpp";
     document.title = title;
     const tiles = [];
     const tile = (name, value) => tiles.push(h("div", {class: "tile"}, h("b", {}, value), name));
@@ -152,19 +152,6 @@ function pictures() {
         alt: name, src: "data:image/svg+xml;charset=utf-8," + encodeURIComponent(svg)})));
 }
 
-// ---- grades -------------------------------------------------------------------------------------
-function grades() {
-    if (!data.grades) return null;
-    const sum = (key) => data.grades.reduce((all, grade) => all + grade[key], 0);
-    return section(`${digits(sum("points"), 4)} of ${sum("of")} points`,
-        data.grades.map((grade) => h("details", {open: grade.points < grade.of},
-            h("summary", {}, `${grade.exercise} ${grade.title}: `,
-                h("b", {class: grade.points < grade.of ? "bad" : "good"},
-                    `${grade.points} of ${grade.of}`)),
-            grade.lines && grade.lines.length ? table(grade.lines) : null,
-            grade.says ? h("p", {}, grade.says) : null)));
-}
-
-document.getElementById("page").append(...[header(), grades(), verify(), memory(),
+document.getElementById("page").append(...[header(), verify(), memory(),
     timeline(data.timeline || []), communication(), loss(), tables(), pictures(), others(),
     configuration()].filter(Boolean));
