@@ -4,7 +4,7 @@
     tests/bench/random_layouts.py [--count 100] [--seed 1] [--first 0] [--at-once 2]
                                   [--build build/cpu] [--mpirun "mpirun FLAGS"]
 
-A layout has 2 to 8 ranks and any of the chapter's options. The program must give one device's
+A layout has 2 to 8 ranks and some of the chapter's options. The program must give one device's
 results, hold and send what it predicted, and end with 0; or refuse the layout in one line and end
 with 2. (Where numbers travel in 8 bits, or ranks scale parts of their own, it only checks memory
 and communication.) Where all is as predicted, but correct runs of the tiny model drift as far apart
