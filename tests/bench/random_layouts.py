@@ -4,13 +4,14 @@
     tests/bench/random_layouts.py [--count 100] [--seed 1] [--first 0] [--at-once 2]
                                   [--build build/cpu] [--mpirun "mpirun FLAGS"]
 
-A layout has 2 to 8 ranks and any of the chapter's options. The program must give one device's
+A layout has 2 to 8 ranks and some of the chapter's options. The program must give one device's
 results, hold and send what it predicted, and end with 0; or refuse the layout in one line and end
 with 2. (Where numbers travel in 8 bits, or ranks scale parts of their own, it only checks memory
-and communication.) Anything else is wrong: it is printed with its options and the end of its
-output. At the end come the counts and why layouts were refused. Layout i depends on the seed and
-on i only, so --first 37 --count 1 repeats one. Exits with 1 if a layout is wrong, or fewer than
-half of them run.
+and communication.) Where all is as predicted, but correct runs of the tiny model drift as far apart
+as this one (products in 8 bits), --verify cannot tell; these are counted, too. Anything else is
+wrong: it is printed with its options and the end of its output. At the end come the counts and why
+layouts were refused. Layout i depends on the seed and on i only, so --first 37 --count 1 repeats
+one. Exits with 1 if a layout is wrong, or fewer than half of them are equal.
 """
 import argparse
 import collections
@@ -104,7 +105,7 @@ def layout(draw, models):
 
 
 def run(arguments, number, models):
-    """(number, "equal", "refused" or "wrong", ranks and options, why)"""
+    """(number, "equal", "refused", "untold" or "wrong", ranks and options, why)"""
     ranks, options = layout(random.Random(f"{arguments.seed} {number}"), models)
     command = [*shlex.split(arguments.mpirun), "-n", str(ranks),
                os.path.join(arguments.build, "09_5d_parallel"), *options.split()]
@@ -118,6 +119,8 @@ def run(arguments, number, models):
     lines = done.stderr.splitlines()
     if done.returncode == 2 and len(lines) == 1 and lines[0].startswith("error: "):
         return number, "refused", name, lines[0][len("error: "):]
+    if "CANNOT TELL" in done.stdout and not re.search("MISSED|MISMATCH", done.stdout):
+        return number, "untold", name, ""
     marked = [line for line in done.stdout.splitlines()
               if re.search("MISMATCH|MISS|cannot tell|failed", line, re.I)]
     return number, "wrong", name, "\n".join(
@@ -152,7 +155,7 @@ def main():
     for why, times in reasons.most_common():
         print(f"{times:5} {why if len(why) < 92 else why[:89] + '...'}")
     print(f"{arguments.count} layouts, seed {arguments.seed}: " +
-          ", ".join(f"{counts[how]} {how}" for how in ("equal", "refused", "wrong")))
+          ", ".join(f"{counts[how]} {how}" for how in ("equal", "refused", "untold", "wrong")))
     return counts["wrong"] > 0 or 2 * counts["equal"] < arguments.count > 1
 
 
