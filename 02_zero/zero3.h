@@ -160,6 +160,7 @@ private:
     void release(size_t u) {
         if (narrow_[u]) narrow_[u].wait(), narrow_[u] = {};
         if (!whole_[u]) return;
+        gathers_[u].wait();  // it holds the tensor if no pass came that reads it (a pipeline)
         layout_.place(u, {}, &Parameter::value);
         whole_[u] = {};  // drops the last reference to the storage
     }

@@ -4,7 +4,11 @@
 // But here a stream may be waiting for a message that another rank sends only after it has received
 // one of this rank's next messages, which this rank would launch after the loading: nobody could
 // ever go on. (CUDA's programming guide, "Lazy loading", describes it for kernels that wait for
-// each other.) After the rehearsal everything is loaded, and the products' algorithms are chosen.
+// each other.) The host waits for the device, too, when it times cuBLAS's kernels for a product
+// that it meets for the first time. After the rehearsal everything is loaded and chosen.
+//
+// A micro-batch's gradients of weights are stored, the next one's are added to them: these are
+// other products, so each chunk rehearses two micro-batches.
 #pragma once
 
 #include "comm/comm.h"
@@ -61,20 +65,22 @@ inline void rehearse(RankStages& stages, const Schedule& schedule, Step& step, c
             for (const bool split : {false, true}) {
                 if (!uses(split ? ActionKind::backward_weight : ActionKind::backward)) continue;
                 Llama& model = stages.chunk(c);
-                stages.parameters().begin_gradients();
-                Context context = step.micro_batch(0);
-                context.hooks = nullptr;
-                context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-                Saved saved;
                 const bool first = stages.stage(c) == 0,
                            last = stages.stage(c) + 1 == schedule.stages;
-                model.forward(first ? Tensor() : message(), saved, context);
-                Tensor dy = last ? Tensor() : message();
-                if (split) {
-                    model.backward_input(std::move(dy), saved, context);
-                    model.backward_weight(saved, context);
-                } else {
-                    model.backward(std::move(dy), saved, context);
+                stages.parameters().begin_gradients(2);
+                for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+                    Context context = step.micro_batch(0);
+                    context.hooks = nullptr;
+                    context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+                    Saved saved;
+                    model.forward(first ? Tensor() : message(), saved, context);
+                    Tensor dy = last ? Tensor() : message();
+                    if (split) {
+                        model.backward_input(std::move(dy), saved, context);
+                        model.backward_weight(saved, context);
+                    } else {
+                        model.backward(std::move(dy), saved, context);
+                    }
                 }
             }
     }

@@ -160,12 +160,12 @@ public:
     void input_product(Tensor dx, const ops::Quantised& dy) {
         const TraceName pass(TraceName::pass, "dX");
         ops::matmul_fp8(dx, dy, weight_transposed(),
-                        {shared_->tokens(), shared_->weights(), shared_->options.fast});
+                        {shared_->tokens(), shared_->weights(), shared_->options.fast_backward()});
     }
     void weight_product(const ops::Quantised& dy, const ops::Quantised& x) {
         const TraceName pass(TraceName::pass, "dW");
         ops::matmul_fp8(stacked_grads(parameters_), dy, x,
-                        {shared_->tokens(), shared_->tokens(), shared_->options.fast},
+                        {shared_->tokens(), shared_->tokens(), shared_->options.fast_backward()},
                         begin_contributions(parameters_));
     }
 
@@ -256,7 +256,8 @@ private:
                 x.scales = shared_->last_scales;
             shared_->last_scales = own;
         }
-        ops::matmul_fp8(y, x, w, {shared_->tokens(), shared_->weights(), shared_->options.fast},
+        ops::matmul_fp8(y, x, w,
+                        {shared_->tokens(), shared_->weights(), shared_->options.fast_forward()},
                         residual);
     }
     void report(const ops::Quantised& dy, const ops::Quantised& x, Context& context) {

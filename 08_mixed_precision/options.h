@@ -147,8 +147,12 @@ private:
             .only_if(delays, no_delay)
             .show_default();
         options.flag("--power-of-two-scales", precision.powers_of_two, "Round scales up to these");
-        options.flag("--fast-accumulation", precision.fast,
-                     "Leave sums in the tensor cores, which keep 14 bits (GPU)");
+        options
+            .add(
+                "--fast-accumulation", fast_,
+                "none, forward or all: products whose sums stay in the tensor cores, which keep 14 "
+                "bits (GPU). Default: forward; with tiles none")
+            .one_of({"none", "forward", "all"});
         options
             .choice("--head", precision.head_fp8, {{"bf16", false}, {"fp8", true}},
                     "What the output head's products multiply")
@@ -196,6 +200,10 @@ private:
                 ? (recipe.products == Products::tile ? DType::e4m3 : DType::e5m2)
             : gradient_format_ == "e4m3" ? DType::e4m3
                                          : DType::e5m2;
+        if (!fast_.empty())
+            precision.fast = fast_ == "none"      ? FastSums::none
+                             : fast_ == "forward" ? FastSums::forward
+                                                  : FastSums::all;
         const bool any = !gradient_format_.empty() || precision.fast || precision.keep_fp8 ||
                          precision.smooth || precision.powers_of_two || precision.unfused;
         if (!recipe.fp8() && any)
@@ -236,7 +244,7 @@ private:
             user_error("--trap stale-weights: recipe {} has no weights in fp8", recipe.name);
     }
 
-    std::string recipe_ = "bf16", without_, loss_scale_ = "dynamic", gradient_format_, trap_;
+    std::string recipe_ = "bf16", without_, loss_scale_ = "dynamic", gradient_format_, fast_, trap_;
     bool stochastic_ = false;
 };
 

@@ -1,6 +1,8 @@
 // What a run of this chapter can choose besides its recipe.
 #pragma once
 
+#include <optional>
+
 #include "loss_scale.h"
 #include "recipes.h"
 
@@ -19,6 +21,9 @@ enum class Trap {
 // The factor in front of gradients that ranks sum in 8 bits (fp8_all_reduce.h).
 enum class SumScaling { pre, post, automatic };
 
+// The products whose sums stay in the tensor cores' accumulators, of 14 bits, to their end.
+enum class FastSums { none, forward, all };
+
 struct PrecisionOptions {
     Recipe recipe;
     LossScaleOptions loss_scale;
@@ -28,7 +33,7 @@ struct PrecisionOptions {
     int64_t history = 1024;               // delayed scaling: steps
     int margin = 0;                       // delayed scaling: powers of two of room
     bool powers_of_two = false;           // scales
-    bool fast = false;                    // sums stay in the tensor cores' accumulators
+    std::optional<FastSums> fast;         // by default see fast_forward()
     bool keep_fp8 = false;                // keep inputs, and those of SwiGLU, in 8 bits
     bool unfused = false;                 // not as in fused_quantisation.h
     bool head_fp8 = false;                // fp8_head.h
@@ -38,6 +43,13 @@ struct PrecisionOptions {
     SumScaling sum_scaling = SumScaling::automatic;
     uint64_t seed = 1;  // of stochastic rounding
     Trap trap = Trap::none;
+
+    // By default forward is fast and backward is not, as in Transformer Engine and torchao. With
+    // tiles, which are there for exact sums, neither is.
+    bool fast_forward() const {
+        return fast ? *fast != FastSums::none : recipe.products != Products::tile;
+    }
+    bool fast_backward() const { return fast == FastSums::all; }
 };
 
 }  // namespace ultrascale

@@ -36,12 +36,13 @@ public:
                      scaled = Tensor::empty(weight.shape(), weight.dtype(), Memory::workspace);
         ops::scale_columns(scaled, weight, s.scales);
         ops::matmul_fp8(y, rounded(s.x, DType::e4m3, false), rounded(scaled, DType::e4m3, false),
-                        groups(), residual);
+                        {.fast = options_.fast_forward()}, residual);
     }
     void multiply_backward(Tensor dx, const Tensor& dy) override {
         const TraceName pass(TraceName::pass, "dX");
         ops::matmul_fp8(dx, rounded(dy, options_.gradient_format, false),
-                        rounded(stacked_values(parameters_), DType::e4m3, true), groups());
+                        rounded(stacked_values(parameters_), DType::e4m3, true),
+                        {.fast = options_.fast_backward()});
     }
     void add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) override {
         const TraceName pass(TraceName::pass, "dW");
@@ -49,7 +50,7 @@ public:
         const Tensor of_smoothed =
             Tensor::empty({outputs(), inputs()}, DType::fp32, Memory::workspace);
         ops::matmul_fp8(of_smoothed, rounded(dy, options_.gradient_format, true),
-                        rounded(s.x, DType::e4m3, true), groups());
+                        rounded(s.x, DType::e4m3, true), {.fast = options_.fast_backward()});
         ops::scale_columns(stacked_grads(parameters_), of_smoothed, s.scales,
                            begin_contributions(parameters_));
         for (Parameter* parameter : parameters_) context.contributed(*parameter);
@@ -74,7 +75,6 @@ private:
         ops::quantise(transposed ? ops::Quantised{} : q, transposed ? q : ops::Quantised{}, x, {});
         return q;
     }
-    ops::Fp8Product groups() const { return {.fast = options_.fast}; }
 
     PrecisionOptions options_;
 };

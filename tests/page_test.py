@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Clicks through the pages that the programs write with --html, and the grader with HTML=, in a
-browser without a window, and looks for errors. MPIRUN: what starts ranks; PICTURES: a folder for screenshots. Without chromium
-(apt install chromium) or the programs it says so and tests nothing."""
+browser without a window, and looks for errors. MPIRUN: what starts ranks; PICTURES: a folder for
+screenshots. Without chromium (apt install chromium) or the programs it says so and tests
+nothing."""
 
 import os
 import pathlib

@@ -30,6 +30,7 @@ struct TensorBytes {
     double kept_input;       // of a layer's, which may be kept in fewer bits
     double kept_o, gate_up;  // o; gate and up: as kept, in fewer bits or not
     double column_backward;  // dx before and after its sum; the input if gathered again
+    double norm_backward;    // a norm's dy, which is that dx, and its dx
     double dropped;          // dy after dropout, in addition to dy
 
     explicit TensorBytes(const LocalSizes& s) {
@@ -54,6 +55,7 @@ struct TensorBytes {
         gathered = s.gathers() ? whole : 0, scattered = s.gathers() ? stream : 0;
         column_backward =
             whole + scattered + (again && s.gathers_beside && !s.split_backward ? whole : 0);
+        norm_backward = 2 * stream;
         dropped = s.model.dropout > 0 ? stream : 0;
     }
 };
@@ -202,8 +204,8 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                    {layers,
                     {"the final norm's input, rstd and kept output", t.stream + t.rstd + t.input},
                     {"logits, overwritten with their gradient", t.logits},
-                    {"dx", t.column_backward},
-                    {"the gradient of the final norm's input", split ? t.stream : 0}});
+                    {"dx, or that and the final norm's",
+                     split ? std::max(t.column_backward, t.norm_backward) : t.column_backward}});
         }
     }
     if (s.layers == 0) return moments;
@@ -257,6 +259,17 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                 {"dx", t.column_backward},
                 {"the input of down_proj, for its weight", split ? t.features : 0}});
     }
+
+    // A backward of inputs has freed little of the MLP then. (Of attention it has, when it comes to
+    // the first norm.)
+    if (split)
+        moment("in the backward of the second norm",
+               {others,
+                {"of the last layer: the norms and attention", layer.norms + layer.attention},
+                {"dy", t.stream + (s.feed_forward ? 0 : dy_for_weights)},
+                {"what the MLP keeps for its weights, besides its input and dy",
+                 s.feed_forward ? s.feed_forward->for_weights - t.stream : 3 * t.features},
+                {"the norm's dy and dx", t.norm_backward}});
 
     // The second norm and the MLP are done.
     moment("in the backward of o_proj",

@@ -158,20 +158,26 @@ void Report::validation(int64_t step, double loss) {
         {"best", *self.best_validation}, {"best_step", self.best_validation_step}, {"last", loss}};
 }
 
-bool as_predicted_everywhere(bool here) {
-    const std::vector<std::string> wrong =
-        Communicator::world().gather_strings(here ? "" : "wrong");
+namespace {
+// The same, where each rank says what is wrong, or nothing.
+bool as_predicted_everywhere(const std::string& wrong_here) {
+    const std::vector<std::string> wrong = Communicator::world().gather_strings(wrong_here);
     for (size_t rank = 1; rank < wrong.size(); ++rank)
         if (!wrong[rank].empty())
-            print(fmt::format("  on rank {}: not as predicted   MISMATCH", rank));
+            print(fmt::format("  on rank {}: not as predicted{}   MISMATCH", rank, wrong[rank]));
     return std::ranges::all_of(wrong, &std::string::empty);
+}
+}  // namespace
+
+bool as_predicted_everywhere(bool here) {
+    return as_predicted_everywhere(std::string(here ? "" : "."));
 }
 
 bool Report::memory(const Prediction& predicted) {
     const MemoryTable table = print_memory(predicted.memory, full());
     impl_->summary["memory"] = table.by_category;
     impl_->summary["memory_by_rank"] = table.by_rank;
-    return as_predicted_everywhere(table.as_predicted);
+    return as_predicted_everywhere(table.wrong);
 }
 
 bool Report::communication(const Prediction& of_step, int64_t steps,

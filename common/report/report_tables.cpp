@@ -143,7 +143,7 @@ Json predicted_memory(const MemoryEstimate& predicted) {
 }
 
 MemoryTable print_memory(const MemoryEstimate& predicted, bool full) {
-    MemoryTable table{true, Json::object(), Json::array()};
+    MemoryTable table{"", Json::object(), Json::array()};
     Json& json = table.by_category;
     const int64_t at_peak = total(memory_at_peak()),
                   workspace = memory_peak_by_category()[size_t(Memory::workspace)];
@@ -153,10 +153,12 @@ MemoryTable print_memory(const MemoryEstimate& predicted, bool full) {
                                ? double(row.measured - row.predicted) / double(row.predicted)
                                : double(row.measured != 0);
         const bool same = row.measured == row.predicted;
+        const std::string result = same ? "equal" : fmt::format("{:+.2f} %", 100 * off);
         print_line(row.name, format_bytes(double(row.predicted)), row.measured,
-                   (same ? "equal" : fmt::format("{:+.2f} %", 100 * off)) +
-                       (row.as_predicted() ? "" : "   MISMATCH"));
-        table.as_predicted = table.as_predicted && row.as_predicted();
+                   result + (row.as_predicted() ? "" : "   MISMATCH"));
+        if (!row.as_predicted())
+            table.wrong +=
+                (table.wrong.empty() ? ": " : "; ") + fmt::format("{} {}", row.name, result);
         json[row.name] = {{"predicted", row.predicted}, {"measured", row.measured}};
     };
     for (const MemoryRow& row : memory_rows(predicted)) print_row(row);

@@ -10,9 +10,9 @@ namespace ultrascale {
 using Json = nlohmann::ordered_json;
 
 // "memory per rank": rank 0 prints its own table; with `full` also a row per rank if ranks differ.
-// All ranks call it. Returns whether this rank held what it predicted.
+// All ranks call it. Returns which categories are not as this rank predicted, and by how much.
 struct MemoryTable {
-    bool as_predicted;
+    std::string wrong;
     Json by_category;  // {category: {predicted, measured}}, of this rank
     Json by_rank;      // an array of the same for each rank
 };

@@ -128,9 +128,9 @@ torch_curve() {  # name options...
 if [ -n "$llama" ]; then
     model=$llama
     part "$llama"
-    for run in bf16 bf16-fp32 tensor "tensor --unfused" "tensor --fast-accumulation" \
-        "tensor --head fp8" te row deepseek "deepseek --unfused" "deepseek --keep-fp8" \
-        "deepseek --head fp8"; do
+    for run in bf16 bf16-fp32 tensor "tensor --unfused" "tensor --fast-accumulation none" \
+        "tensor --fast-accumulation all" "tensor --head fp8" te row deepseek \
+        "deepseek --unfused" "deepseek --keep-fp8" "deepseek --head fp8"; do
         # shellcheck disable=SC2086
         ours $run
     done

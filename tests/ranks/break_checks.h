@@ -10,20 +10,21 @@ namespace ultrascale {
 
 struct Checks {
     bool verified, memory, communication;
+    std::string printed;  // by rank 0: errors, both tables, and what other ranks have wrong
 };
 inline void expect(const Checks& checks, bool verified, bool memory, bool communication) {
-    EXPECT_EQ(checks.verified, verified);
-    EXPECT_EQ(checks.memory, memory);
-    EXPECT_EQ(checks.communication, communication);
+    EXPECT_EQ(checks.verified, verified) << checks.printed;
+    EXPECT_EQ(checks.memory, memory) << checks.printed;
+    EXPECT_EQ(checks.communication, communication) << checks.printed;
 }
 
-// Runs the checks of a finished run, and discards what they print.
+// Runs the checks of a finished run, and keeps what they print.
 inline Checks checks_of(Verifier& verifier, Report& report, const Prediction& predicted,
                         int64_t steps) {
     testing::internal::CaptureStdout();
-    const Checks checks{verifier.finish(report), report.memory(predicted),
-                        report.communication(predicted, steps)};
-    testing::internal::GetCapturedStdout();
+    Checks checks{verifier.finish(report), report.memory(predicted),
+                  report.communication(predicted, steps), ""};
+    checks.printed = testing::internal::GetCapturedStdout();
     return checks;
 }
 

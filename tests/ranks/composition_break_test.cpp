@@ -46,10 +46,13 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
     Zero& updates = *all.updates;
     for (const auto& p : all.own.parameters()) breaks.describe(*p);
     const TrainingState start = updates.start();
-    Techniques others = techniques;
-    breaks.predicted(others);
-    Composition of_others(options, shape, others);
-    const Prediction predicted = predict(of_others);
+    const Prediction predicted = [&] {
+        Techniques others = techniques;
+        breaks.predicted(others);
+        // Not to outlive the prediction: on GPUs a pipeline's messages have mailboxes.
+        Composition of_others(options, shape, others);
+        return predict(of_others);
+    }();
     Share share = all.share();
     if (breaks.own_samples) share.count = world().size(), share.replica = world().rank();
     const int64_t sequences = B * options.grad_accum * share.count;
