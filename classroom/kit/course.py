@@ -164,7 +164,7 @@ def print_slides(site):
                                                     "google-chrome"))), None)
     if not chromium:
         sys.exit("there is no chromium (apt install chromium)")
-    for deck in sorted((site / "classroom/kit/slides").glob("*.html")):
+    for deck in sorted((site / "classroom/kit/slides").glob("[0-9]*.html")):
         pdf = deck.with_suffix(".pdf")
         subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu",
                         "--no-pdf-header-footer", "--print-to-pdf-no-header",
