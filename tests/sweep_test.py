@@ -58,7 +58,9 @@ else:
         write(value("--json"),
               *({"step": i, "step_ms": 1000 if i < 2 else took, "tokens_per_second": 5}
                 for i in range(5)),
-              {"summary": {"memory": {"peak": {"measured": 1000}}}})
+              {"summary": {"memory": {"peak": {"measured": 1000}, **(
+                  {"context": {"measured": 70}, "fragmentation": {"measured": 5}}
+                  if "--gpu" in words else {})}}})
     sys.exit(1 if does == "missed" else 0)
 """
 
@@ -140,7 +142,7 @@ class SweepTest(unittest.TestCase):
                 self.assertIsNone(process.poll())
                 time.sleep(0.02)
             process.terminate()
-            self.assertIn("goes on from here", process.communicate()[1])
+            self.assertIn("goes on here", process.communicate()[1])
         self.assertEqual(self.left_behind(), [])
         self.assertEqual([r["layout"] for r in self.results()], ["1 --do ok"])
         # A machine that stops in the middle of a line leaves a part of it.
@@ -154,7 +156,8 @@ class SweepTest(unittest.TestCase):
         self.assertEqual(len(self.started()), again)
 
     def test_the_memory_of_a_process_is_seen(self):
-        (small, large), _ = self.sweep("1 --do ok\n2 --do large\n")
+        (small, large, gpu), _ = self.sweep("1 --do ok\n2 --do large\n1 --do ok --gpu\n")
+        self.assertEqual(gpu["process_bytes"], 1075)
         self.assertGreater(large["process_bytes"], 50_000_000)
         self.assertLess(small["process_bytes"], 50_000_000)
 

@@ -1,5 +1,5 @@
 // --calibrate FILE: measures the ranks that run, all at the same time, as in training, and writes
-// what hardware.h needs. Two sizes of each tell how fast a large one is, and what a small one loses:
+// what hardware.h needs. Two sizes tell how fast a large one is, and what a small one loses:
 //
 //     product     n^3 and (n/8)^3: the rate of large ones, and `half`; n^3 in fp8
 //     attention   causal, forward and backward
@@ -24,9 +24,9 @@
 
 namespace ultrascale {
 
-// Bytes that this process holds besides its tensors. On a GPU: the device's memory that its context,
-// libraries and communicators take. On a CPU: resident memory, at its highest: the program, and the
-// buffers of MPI and OpenBLAS.
+// Bytes that this process holds besides its tensors. On a GPU: the device's memory that its
+// context, libraries and communicators take. On a CPU: resident memory, at its highest: the
+// program, and the buffers of MPI and OpenBLAS.
 inline double process_besides_tensors() {
     if (device_is_gpu()) return double(device_overhead().context);
     std::ifstream status("/proc/self/status");

@@ -92,9 +92,9 @@ private:
         return ranks;
     }
 
-    // AdamW on so many parameters: it reads and writes its states, writes the weights, which it reads
-    // only if there are no master weights, and reads the gradients. These are read once more for
-    // their norm, and all that the rank has are zeroed.
+    // AdamW on so many parameters: it reads and writes its states, writes the weights, which it
+    // reads only if there are no master weights, and reads the gradients. These are read once more
+    // for their norm, and all that the rank has are zeroed.
     double optimizer(double updated, double gradients) const {
         const double weight = double(dtype_bytes(shape_.model.dtype)),
                      gradient = double(dtype_bytes(shape_.grad_dtype)),
@@ -108,8 +108,8 @@ private:
     // parameters that the rank updates. A sum runs under the last backward, a gather under the next
     // step's first forward, unit by unit: what a unit has computed hides only the units before it,
     // so that at least one unit's communication is seen. (Interleaved chunks end one after the
-    // other, p micro-batches apart.) ZeRO-0's units are buckets of so many bytes, ZeRO's the layers.
-    // ZeRO-2 sums after each micro-batch; ZeRO-3 gathers for each, too, forward and backward.
+    // other, p micro-batches apart.) ZeRO-0's units are buckets of so many bytes, ZeRO's the
+    // layers. ZeRO-2 sums after each micro-batch; ZeRO-3 gathers for each, too, in both passes.
     double add_data(StepCost& step, const Plan& plan, const UnitCost& pass) {
         const MemoryModel::Elements e = memory_.elements(plan, 0);
         const double ranks = double(plan.dp * plan.cp * plan.ep),
@@ -127,7 +127,7 @@ private:
         const auto seen = [&](double communication, double under) {
             return std::max(communication - under * (units - 1) / units, communication / units);
         };
-        // Other communication hides it only on other links: tp's in a node, if this leaves the node.
+        // Other communication hides it only on other links: tp's in a node, if this leaves it.
         const bool apart = plan.tp <= hw_.node && ranks * double(plan.tp) > hw_.node;
         const double v = plan.chunks, passes = 1 + (std::min(double(plan.pp), m) - 1) * (v - 1) / v;
         const auto under = [&](const PassCost& cost) {

@@ -1,14 +1,14 @@
-// What a step's time depends on besides the layout: a device and its links, in a few numbers, and the
-// seconds that these give for one operation.
+// What a step's time depends on besides the layout: a device and its links, in a few numbers, and
+// the seconds that these give for one operation.
 //
 //     product (M, K) x (K, N)   2 M N K / (peak * share) * (1 + half/M) (1 + half/N) (1 + half/K)
 //     attention                 FLOPs / (peak * its own share), forward and backward
 //     all else                  bytes read and written / memory_rate, and `operation` for each call
 //     communication             hops * latency + bytes sent / the slowest link's rate on the way
 //
-// A product of small matrices is slow because its tiles do not fill the device: a product with one
-// side of `half`, and two long ones, takes twice as long as its FLOPs would. A group of n ranks that
-// spans nodes sends its ring once through every node, over as many network cards as it has ranks in
+// A product of small matrices is slow because its tiles do not fill the device: one with a side of
+// `half`, and two long ones, takes twice as long as its FLOPs would. A group of n ranks that spans
+// nodes sends its ring once through every node, over as many network cards as it has ranks in
 // a node; so data parallelism over whole nodes is as fast as eight cards, and over one rank a node
 // only as fast as one.
 #pragma once
@@ -75,7 +75,8 @@ struct Hardware {
         const LinkRate rate = link(n, stride);
         if (kind == Collective::send_recv)
             return rate.message_latency + bytes / rate.bytes_per_second;
-        const double hops = kind == Collective::all_reduce ? 2 * (n - 1) : n - 1;
+        // Rings, but for an all-reduce NCCL's trees, which send as much in fewer hops.
+        const double hops = kind == Collective::all_reduce ? 2 * std::ceil(std::log2(n)) : n - 1;
         const double sent = bytes_sent(kind, bytes, int(n)),
                      reduced = kind == Collective::all_reduce       ? sent / 2
                                : kind == Collective::reduce_scatter ? sent

@@ -81,8 +81,8 @@ public:
     explicit Planner(const PlanFor& what)
         : for_(what), memory_(what.shape), cost_(for_.shape, for_.hardware, memory_) {}
 
-    // Calls see(plan) for every layout. (Not for those of cp whose chunks of a sequence, two a rank,
-    // are shorter than a tile of attention.)
+    // Calls see(plan) for every layout. (Not for those of cp whose chunks of a sequence, two a
+    // rank, are shorter than a tile of attention.)
     template <class See>
     void for_each(See see) const {
         constexpr int64_t tile = 16;

@@ -35,8 +35,8 @@ for recipe in bf16-fp32 tensor; do
         echo "2 $shared --recipe $recipe --grad-accum $batch --pp 2"
     } >"$work/layouts"
     echo "== $model, $batch sequences of $seq tokens on 2 ranks, --recipe $recipe"
-    tests/bench/sweep.py "$work/layouts" "$results/$recipe.jsonl" --program "$build/09_5d_parallel" \
-        --mpirun "$mpirun" --limit 300 --rounds "$rounds" --predict || failed=1
+    tests/bench/sweep.py "$work/layouts" "$results/$recipe.jsonl" --mpirun "$mpirun" \
+        --program "$build/09_5d_parallel" --limit 300 --rounds "$rounds" --predict || failed=1
 done
 
 echo "== rank $rank of $large, rehearsed"

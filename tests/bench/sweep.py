@@ -18,8 +18,8 @@ the whole list is run so many times, so that noise which comes and goes meets al
     error           the first line on stderr, if the status is not ok
     step_ms, tokens_per_second    medians of the steps after the second
     tensor_bytes    the peak of rank 0's tensors
-    process_bytes   the peak of the memory that a rank's process holds, of the rank that holds most
-                    (its resident memory, on the host: of a GPU's memory this says nothing)
+    process_bytes   the peak of what a rank's process holds: on a CPU its resident memory, of the
+                    rank that holds most; on a GPU, of rank 0, tensors, CUDA's context and fragments
     elsewhere       the share of the machine's cores that other programs took meanwhile, 0 to 1
 
 With --predict every round begins with --calibrate, on as many ranks as each run has, and a line has
@@ -112,7 +112,6 @@ def end(launcher, mark):
 class ResidentPeak:
     """The highest VmHWM, in bytes, of a run's processes that execute the program. As soon as all
     ranks are known, it looks at nothing else, so as not to take their time."""
-
     def __init__(self, mark, program, ranks):
         self.mark, self.program, self.ranks = mark, program, ranks
         self.known, self.bytes = set(), 0
@@ -189,15 +188,18 @@ def measured(path):
     if len(steps) > 2:
         for name in ("step_ms", "tokens_per_second"):
             found[name] = statistics.median(step[name] for step in steps[2:])
-    peak = summary.get("memory", {}).get("peak", {})
+    memory = summary.get("memory", {})
+    peak = memory.get("peak", {})
     if "measured" in peak:
         found["tensor_bytes"] = peak["measured"]
+    of_a_gpu = [memory[name]["measured"] for name in ("context", "fragmentation") if name in memory]
+    if of_a_gpu:
+        found["process_bytes"] = peak["measured"] + sum(of_a_gpu)
     return found
 
 
 class Predictions:
     """Of a round: it measures the hardware once for each number of ranks and kind of machine."""
-
     def __init__(self, given, directory):
         self.given, self.directory, self.files = given, directory, {}
 
@@ -252,8 +254,7 @@ def one(given, layout, number, predictions):
         if ended.error and status != "ok":
             record["error"] = ended.error
         if status in ("ok", "missed") and os.path.exists(file):
-            record.update(measured(file))
-            record["process_bytes"] = ended.process_bytes
+            record.update({"process_bytes": ended.process_bytes} | measured(file))
         return record | predicted
 
 
@@ -274,10 +275,6 @@ def sweep(given):
                           flush=True)
 
 
-def interrupted(*_):
-    sys.exit("interrupted; the same command goes on from here")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("layouts")
@@ -289,8 +286,8 @@ def main():
     parser.add_argument("--predict", action="store_true",
                         help="calibrate, and compare with the planner's predictions")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, interrupted)
-    signal.signal(signal.SIGINT, interrupted)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit("interrupted; the same command goes on here"))
     sweep(given)
     report(given.results)
 

@@ -33,8 +33,8 @@ TEST(PlannerModes, EstimateOfImaginedRanksEqualsThatOfRealOnes) {
     EXPECT_EQ(most, real.summary.at("memory").at("peak").at("predicted").get<int64_t>());
 }
 
-// What --plan compares layouts by is what runs hold. (What is measured includes the workspace, which
-// no formula predicts.)
+// What --plan compares layouts by is what runs hold. (What is measured includes the workspace,
+// which no formula predicts.)
 TEST(PlannerModes, MemoryIsThatOfRuns) {
     for (const char* layout :
          {"--zero 2 --micro-batch 4 --recompute full", "--zero 3 --micro-batch 1 --grad-accum 4",
