@@ -9,13 +9,17 @@
 namespace ultrascale {
 namespace {
 
-constexpr size_t shown = 10;
+constexpr size_t shown = 10;  // layouts of --plan
 
-PlanFor plan_for(const PlannerOptions& planner, const Options& options, const StepShape& shape) {
-    PlanFor what{.shape = shape, .hardware = find_hardware(planner.hardware)};
+PlanFor plan_for(const PlannerOptions& planner, const Options& options, const StepShape& shape,
+                 const Recipe& recipe) {
+    PlanFor what{.shape = shape, .hardware = find_hardware(planner.hardware), .fp8 = recipe.fp8()};
+    if (what.fp8 && what.hardware.fp8_times == 0)
+        user_error("--recipe {}: {} has no products in fp8", recipe.name, what.hardware.name);
     if (planner.gpus > 0) what.gpus = planner.gpus;
     if (options.device_memory_gib > 0)
-        what.hardware.memory = options.device_memory_gib * double(int64_t(1) << 30) / 0.94;
+        what.hardware.memory =
+            options.device_memory_gib * double(int64_t(1) << 30) / PlanFor::share_of_tensors;
     if (options.node_size > 0) what.hardware.node = options.node_size;
     if (!planner.batch_tokens.empty()) {
         const int64_t tokens = tokens_of(planner.batch_tokens);
@@ -50,8 +54,9 @@ JsonFields row_of(const Planner& planner, const Ranked& r, int64_t place) {
             {"recompute", p.recompute == Recompute::full},
             {"seconds", r.seconds},
             {"mfu", planner.mfu(r)},
-            {"memory_bytes", r.memory.memory.total()},
+            {"memory_bytes", r.memory.most},
             {"memory_rank", int64_t(r.memory.place)},
+            {"process_bytes", int64_t(double(r.memory.most) + planner.what().hardware.process)},
             {"compute_seconds", c.compute},
             {"tensor_seconds", c.tensor},
             {"context_seconds", c.context},
@@ -75,9 +80,9 @@ void print_row(const Planner& planner, const Ranked& r) {
         "  {:<33} {:>5} {:>8.1f} {:>5.1f} {:>5.1f}   {:>7.0f} {:>5.1f} {:>5.1f} "
         "{:>5.1f} {:>5.1f}",
         describe(r.plan), fmt::format("{}x{}", r.plan.micro_batch, r.plan.micro_batches),
-        1e3 * r.seconds, 100 * planner.mfu(r), double(r.memory.memory.total()) / 1e9,
-        part(c.compute), part(c.tensor), part(c.context + c.experts),
-        part(c.uneven + c.bubble + c.messages), part(c.data + c.optimizer)));
+        1e3 * r.seconds, 100 * planner.mfu(r), double(r.memory.most) / 1e9, part(c.compute),
+        part(c.tensor), part(c.context + c.experts), part(c.uneven + c.bubble + c.messages),
+        part(c.data + c.optimizer)));
 }
 
 void print_rule(Planner& planner, const Planned& all) {
@@ -94,8 +99,9 @@ void print_rule(Planner& planner, const Planned& all) {
                       times <= 1.05 ? "it agrees" : "it does not agree", times, before));
 }
 
-bool print_plan(const PlannerOptions& given, const Options& options, const StepShape& shape) {
-    const PlanFor what = plan_for(given, options, shape);
+bool print_plan(const PlannerOptions& given, const Options& options, const StepShape& shape,
+                const Recipe& recipe) {
+    const PlanFor what = plan_for(given, options, shape, recipe);
     Planner planner(what);
     const double begin = now_seconds();
     const Planned all = planner.plan();
@@ -113,7 +119,7 @@ bool print_plan(const PlannerOptions& given, const Options& options, const StepS
         else
             print(fmt::format("none fits in {:.1f} GB; the smallest, {}, needs {:.1f} GB",
                               double(what.limit()) / 1e9, describe(all.smallest.plan),
-                              double(all.smallest.memory.memory.total()) / 1e9));
+                              double(all.smallest.memory.most) / 1e9));
         report.finish();
         return true;
     }
@@ -154,12 +160,14 @@ Plan plan_of(const Techniques& t, const Options& options, int64_t gpus) {
                       : t.sizes.chunks > 0 ? t.sizes.chunks
                                            : 2,
             .recompute = options.recompute,
-            .gathers_keys = t.context.variant == Variant::all_gather};
+            .bucket = t.bucket_mb * 1048576,
+            .gathers_keys = t.context.variant == Variant::all_gather,
+            .fp8 = t.precision.recipe.fp8()};
 }
 
 bool print_layout(const PlannerOptions& given, const Options& options, const StepShape& shape,
                   const Techniques& techniques) {
-    PlanFor what = plan_for(given, options, shape);
+    PlanFor what = plan_for(given, options, shape, techniques.precision.recipe);
     const Plan plan = plan_of(techniques, options, what.gpus);
     what.sequences = plan.sequences();
     if (const std::string reason = why_not(what, plan); !reason.empty())
@@ -188,7 +196,8 @@ bool print_layout(const PlannerOptions& given, const Options& options, const Ste
     print("  place layers  parameters  gradients  optimizer  activations  buffers    all");
     for (int place = 0; place < plan.pp; ++place) {
         if (plan.pp > 8 && place > 2 && place < plan.pp - 2 && place != r.memory.place) continue;
-        const MemoryEstimate m = planner.memory().of(plan, place);
+        const MemoryModel::Held held = planner.memory().of(plan, place);
+        const MemoryEstimate& m = held.memory;
         int64_t layers = 0;
         for (int chunk = 0; chunk < plan.chunks; ++chunk) {
             const Stage& stage = planner.memory().stages(plan)[size_t(chunk * plan.pp + place)];
@@ -198,10 +207,12 @@ bool print_layout(const PlannerOptions& given, const Options& options, const Ste
         print(fmt::format(
             "  {:>5} {:>6} {:>11.2f} {:>10.2f} {:>10.2f} {:>12.2f} {:>8.2f} {:>6.2f}{}", place,
             layers, gb(m.parameters), gb(m.gradients), gb(m.optimizer), gb(m.peak_activations),
-            gb(m.peak_communication), gb(m.total()), place == r.memory.place ? "  most" : ""));
+            gb(m.peak_communication), gb(held.most), place == r.memory.place ? "  most" : ""));
     }
-    print(fmt::format("  of {:.1f} GB for tensors: it {}", double(what.limit()) / 1e9,
-                      r.memory.memory.total() <= what.limit() ? "fits" : "does not fit"));
+    print(fmt::format("  of {:.1f} GB for tensors: it {}; the process holds {:.2f} GB besides",
+                      double(what.limit()) / 1e9,
+                      r.memory.most <= what.limit() ? "fits" : "does not fit",
+                      what.hardware.process / 1e9));
     report.row(row_of(planner, r, 1));
     report.finish();
     return true;
@@ -238,7 +249,7 @@ bool run_planner(const PlannerOptions& planner, const Options& options, const St
         report.finish();
         return true;
     }
-    if (planner.plan) return print_plan(planner, options, shape);
+    if (planner.plan) return print_plan(planner, options, shape, techniques.precision.recipe);
     return print_layout(planner, options, shape, techniques);
 }
 

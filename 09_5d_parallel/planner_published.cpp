@@ -18,7 +18,7 @@ bool print_published(const Options& options, const StepShape& shape) {
                           "error", "GB, and as published"));
     };
     const auto line = [&](const PublishedRow& row, const Compared& c, const char* half) {
-        const double gb = double(c.memory.memory.total()) / 1e9;
+        const double gb = double(c.memory.most) / 1e9;
         print(fmt::format("  {:<30} {:>9.1f} {:>9.1f} {:>6.1f} %   {:>10.1f} {:>9}{}", row.name,
                           row.mfu > 0 ? c.mfu : c.seconds, row.mfu > 0 ? row.mfu : row.seconds,
                           100 * c.error, gb,

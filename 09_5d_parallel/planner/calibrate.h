@@ -1,23 +1,40 @@
 // --calibrate FILE: measures the ranks that run, all at the same time, as in training, and writes
-// what hardware.h needs. Two sizes of each give a rate and what a small one lacks:
+// what hardware.h needs. Two sizes tell how fast a large one is, and what a small one loses:
 //
-//     product     n^3 and (n/8)^3: the rate of large ones, and `half`
+//     product     n^3 and (n/8)^3: the rate of large ones, and `half`; n^3 in fp8
 //     attention   causal, forward and backward
-//     memory      SwiGLU, as a rate of bytes (on a CPU its exponentials count); and a sum of eight
-//                 numbers: what any call costs
-//     links       an all-gather, large and tiny: bytes/s and seconds a hop, in a node and across
+//     memory      SwiGLU, as a rate of bytes (on a CPU its exponentials count); a sum of eight
+//                 numbers: what any call costs; an update of AdamW
+//     links       an all-gather, large and tiny, a large reduce-scatter, and a message whose sender
+//                 computes: bytes/s and seconds a hop, in a node and from node to node
+//     process     what it holds besides its tensors, after all this
 //
 // Nothing of tensor parallelism is hidden in a run without --tp-overlap, and the loss here reads or
 // writes a logit five times.
 #pragma once
 
+#include <fstream>
+
 #include "core/device.h"
 #include "core/median_seconds.h"
 #include "core/ops.h"
+#include "core/ops_fp8.h"
 #include "hardware.h"
 #include "train/run.h"
 
 namespace ultrascale {
+
+// Bytes that this process holds besides its tensors. On a GPU: the device's memory that its
+// context, libraries and communicators take. On a CPU: resident memory, at its highest: the
+// program, and the buffers of MPI and OpenBLAS.
+inline double process_besides_tensors() {
+    if (device_is_gpu()) return double(device_overhead().context);
+    std::ifstream status("/proc/self/status");
+    for (std::string word; status >> word;)
+        if (double kib = 0; word == "VmHWM:" && status >> kib)
+            return 1024 * kib - double(total(memory_at_peak()));
+    return 0;
+}
 
 class Calibration {
 public:
@@ -25,61 +42,75 @@ public:
     Calibration(DType dtype, int node)
         : world_(Communicator::world()),
           dtype_(dtype),
+          bytes_(double(dtype_bytes(dtype))),
           gpu_(device_is_gpu()),
           node_(node > 0 ? std::min(node, world_.size()) : world_.size()) {}
 
     // All ranks call it.
     Hardware measure() const {
         Hardware h{.name = "this", .node = node_, .memory = double(memory_limit())};
-        h.logit_bytes = 5 * double(dtype_bytes(dtype_));
-        products(h), attention(h), memory(h);
+        h.logit_bytes = 5 * bytes_;
+        measure_products(h), measure_attention(h), measure_memory(h);
         const Communicator inside = world_.split(world_.rank() / node_, world_.rank(), "inside"),
                            across = world_.split(world_.rank() % node_, world_.rank(), "across");
-        h.inside = link(inside);
-        h.between = world_.size() > node_ ? link(across) : h.inside;
+        h.inside = measure_link(inside);
+        h.between = world_.size() > node_ ? measure_link(across) : h.inside;
         if (inside.size() == 1) h.inside = h.between;
+        h.process = largest_of_ranks(world_, process_besides_tensors());
         return h;
     }
 
 private:
-    Tensor tensor(Shape shape) const {
-        return Tensor::zeros(std::move(shape), dtype_, Memory::workspace);
+    Tensor tensor(Shape shape) const { return tensor(std::move(shape), dtype_); }
+    Tensor tensor(Shape shape, DType dtype) const {
+        return Tensor::zeros(std::move(shape), dtype, Memory::workspace);
     }
-    // The median of three batches, of the slowest rank. A batch lasts longer than a time slice, so
-    // that ranks which share a processor are measured as they will train.
+    // Seconds of a call: the median of five batches, of the slowest rank. A batch lasts longer than
+    // a time slice, so that ranks which share a processor are measured as they will train.
     double seconds(const std::function<void()>& call) const {
         const auto batch = [&](int calls) {
             compute_stream().synchronize();
             world_.barrier();
             return largest_of_ranks(world_, seconds_per_call(call, calls));
         };
-        const int calls = std::clamp(int(0.1 / std::max(batch(2), 1e-7)), 2, 100'000);
-        return median({batch(calls), batch(calls), batch(calls)});
+        const int calls = std::clamp(int(0.05 / std::max(batch(2), 1e-7)), 2, 100'000);
+        return median({batch(calls), batch(calls), batch(calls), batch(calls), batch(calls)});
     }
 
-    void products(Hardware& h) const {
-        const auto rate = [&](int64_t n) {
+    void measure_products(Hardware& h) const {
+        const auto cube = [&](int64_t n) {
             const Tensor a = tensor({n, n}), b = tensor({n, n}), c = tensor({n, n});
-            return 2 * std::pow(double(n), 3) /
-                   seconds([&] { ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes); });
+            return seconds([&] { ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes); });
+        };
+        const auto rate = [](int64_t n, double seconds) {
+            return 2 * std::pow(double(n), 3) / seconds;
         };
         const int64_t n = gpu_ ? 8192 : 512, small = n / 8;
-        const double large_rate = rate(n), c = std::cbrt(large_rate / rate(small));
-        // (1 + half/small) = c (1 + half/n)
+        const double of_large = cube(n), large_rate = rate(n, of_large),
+                     c = std::cbrt(large_rate / rate(small, cube(small)));
+        // Both rates are limit / (1 + half/n)^3, so that (1 + half/small) = c (1 + half/n).
         h.product_half = std::max((c - 1) / (1 / double(small) - c / double(n)), 0.0);
         const double limit = large_rate * std::pow(1 + h.product_half / double(n), 3);
         const double sheet = device_peak(dtype_).flops;
         h.peak = sheet > 0 ? sheet : limit;
         h.product_share = limit / h.peak;
+        if (*ops::fp8_missing(ops::ScaleGroup::tensor)) return;
+        const auto in_8_bits = [&] {
+            return ops::empty_quantised(n, n, DType::e4m3, ops::ScaleGroup::tensor,
+                                        Memory::workspace);
+        };
+        const ops::Quantised a = in_8_bits(), b = in_8_bits();
+        const Tensor x = tensor({n, n}), d = tensor({n, n});
+        ops::quantise(a, {}, x, {}), ops::quantise(b, {}, x, {});
+        h.fp8_times = of_large / seconds([&] { ops::matmul_fp8(d, a, b, {}); });
     }
-    void attention(Hardware& h) const {
+    void measure_attention(Hardware& h) const {
         const int64_t T = gpu_ ? 4096 : 128, H = 8, D = gpu_ ? 128 : 16;
         const auto heads = [&] { return tensor({1, T, H, D}); };
         const Tensor q = heads(), k = heads(), v = heads(), o = heads(), dq = heads(), dk = heads(),
                      dv = heads();
-        const Tensor lse = Tensor::zeros({1, H, T}, DType::fp32, Memory::workspace),
-                     delta = Tensor::zeros({1, H, T}, DType::fp32, Memory::workspace);
-        const double flops = 2 * double(T) * double(T) * double(H * D);
+        const Tensor lse = tensor({1, H, T}, DType::fp32), delta = tensor({1, H, T}, DType::fp32);
+        const double flops = 2 * double(T) * double(T) * double(H * D);  // half is masked
         const double forward = seconds([&] { ops::attention_forward(o, lse, q, k, v, {}); });
         const double backward = seconds([&] {
             ops::attention_delta(delta, o, o);
@@ -88,33 +119,78 @@ private:
         h.attention_forward = flops / forward / h.peak;
         h.attention_backward = 2.5 * flops / backward / h.peak;
     }
-    void memory(Hardware& h) const {
-        const auto time = [&](int64_t features) {
-            const Tensor gate_up = tensor({256, 2 * features}), out = tensor({256, features});
-            return seconds([&] { ops::swiglu_forward(out, gate_up); });
-        };
+    void measure_memory(Hardware& h) const {
         const Tensor x = tensor({8}), y = tensor({8});
         h.operation = seconds([&] { ops::add(y, x); });
-        const int64_t features = gpu_ ? 1 << 17 : 1 << 9;
-        h.memory_rate = 3 * double(256 * features * dtype_bytes(dtype_)) /
-                        std::max(time(features) - h.operation, 1e-9);
+        const auto rate = [&](double bytes, const std::function<void()>& call) {
+            return bytes / std::max(seconds(call) - h.operation, 1e-9);
+        };
+        const int64_t rows = 256, features = gpu_ ? 1 << 17 : 1 << 9;
+        const Tensor gate_up = tensor({rows, 2 * features}), out = tensor({rows, features});
+        h.memory_rate =
+            rate(double(gate_up.bytes() + out.bytes()), [&] { ops::swiglu_forward(out, gate_up); });
+
+        const int64_t numbers = gpu_ ? 1 << 26 : 1 << 18;
+        const Tensor value = tensor({numbers}), gradient = tensor({numbers}, DType::fp32),
+                     m = tensor({numbers}, DType::fp32), v = tensor({numbers}, DType::fp32),
+                     master = dtype_ == DType::fp32 ? value : tensor({numbers}, DType::fp32),
+                     norm = tensor({1}, DType::fp64);
+        const ops::AdamWSettings settings{1e-3F, 0.9F, 0.95F, 1e-8F, 1, 1};
+        const std::vector<ops::AdamWItem> items{{value, master, m, v, gradient, 0.1F}};
+        h.update_rate = rate(ops::adamw_cost(items, settings).bytes,
+                             [&] { ops::adamw(items, norm, settings); });
     }
-    LinkRate link(const Communicator& group) const {
+    LinkRate measure_link(const Communicator& group) const {
         const int64_t n = group.size();
-        if (n == 1) return {h_alone, 0};
-        const auto time = [&](int64_t numbers) {
+        if (n == 1) return {nothing_sent, 0, nothing_sent, 0};
+        const auto time = [&](int64_t numbers, Collective kind) {
             const Tensor mine = tensor({numbers}), all = tensor({n * numbers});
-            return seconds([&] { group.all_gather(all, mine); });
+            return seconds([&] {
+                kind == Collective::all_gather ? group.all_gather(all, mine)
+                                               : group.reduce_scatter(mine, all);
+            });
         };
         const int64_t numbers = (gpu_ ? 1 << 26 : 1 << 18) / n;
-        const double tiny = time(8), large = time(numbers);
-        return {double((n - 1) * numbers * dtype_bytes(dtype_)) / std::max(large - tiny, 1e-9),
-                tiny / double(n - 1)};
+        const double tiny = time(8, Collective::all_gather);
+        const auto rate = [&](Collective kind) {
+            return double((n - 1) * numbers) * bytes_ / std::max(time(numbers, kind) - tiny, 1e-9);
+        };
+        const double gathered = rate(Collective::all_gather);
+        return {gathered, tiny / double(n - 1), rate(Collective::reduce_scatter),
+                measure_message(group, gathered)};
+    }
+    // A message takes longer where its sender goes on computing, as in a pipeline: on a CPU the
+    // thread that sends waits for a core, on a GPU its kernel waits for multiprocessors.
+    double measure_message(const Communicator& group, double bytes_per_second) const {
+        const int64_t n = gpu_ ? 8192 : 512, numbers = gpu_ ? 1 << 22 : 1 << 14;
+        const Tensor a = tensor({n, n}), b = tensor({n, n}), c = tensor({n, n}),
+                     x = tensor({numbers});
+        Stream stream("message");
+        std::vector<double> taken;
+        for (int round = 0; round < 16; ++round) {
+            const int sender = round % 2;
+            compute_stream().synchronize();
+            group.barrier();
+            const double begin = now_seconds();
+            double own = 0;
+            if (group.rank() == sender) {
+                const Work sent = group.send(x, 1 - sender, stream);
+                for (int i = 0; i < 3; ++i)
+                    ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes);
+            } else if (group.rank() == 1 - sender) {
+                group.recv(x, sender, stream).wait();
+                compute_stream().synchronize();
+                own = now_seconds() - begin;
+            }
+            taken.push_back(largest_of_ranks(group, own));
+        }
+        return std::max(median(taken) - double(x.bytes()) / bytes_per_second, 0.0);
     }
 
-    static constexpr double h_alone = 1e12;  // bytes/s of a rank to itself: nothing is sent
+    static constexpr double nothing_sent = 1e12;  // bytes/s of a rank alone
     const Communicator& world_;
     DType dtype_;
+    double bytes_;  // of a number
     bool gpu_;
     int node_;
 };

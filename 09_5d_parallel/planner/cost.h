@@ -26,7 +26,6 @@ struct StepCost {
     double seconds() const {
         return compute + tensor + context + experts + uneven + bubble + messages + data + optimizer;
     }
-    double exposed() const { return tensor + context + experts + messages + data; }
 };
 
 class CostModel {
@@ -34,6 +33,7 @@ public:
     CostModel(const StepShape& shape, const Hardware& hardware, MemoryModel& memory)
         : shape_(shape), hw_(hardware), memory_(memory) {}
 
+    // A step of this layout, by the formulas above.
     StepCost of(const Plan& plan) {
         const LayerCosts costs(shape_, hw_, plan);
         const std::vector<UnitCost> ranks = of_ranks(plan, costs);
@@ -53,24 +53,24 @@ public:
         const double hop = costs.hop(), rounds = v > 1 ? 1 : std::max(m / p, 1.0);
         step.messages = 2 * (p - 1) * hop * rounds;
         const double updated = add_data(step, plan, ranks.front());
-        step.optimizer = hw_.moved(
-            updated * (2 * double(optimizer_bytes(shape_.model.dtype)) +
-                       double(dtype_bytes(shape_.grad_dtype) + dtype_bytes(shape_.model.dtype))),
-            4);
+        step.optimizer =
+            optimizer(updated, plan.zero < 2 ? memory_.elements(plan, 0).all() : updated);
         return step;
     }
 
-    // FLOPs of a step over what so many devices could compute at their peak.
+    // Model FLOPs utilisation of a step that takes so long, from 0 to 1: 6 N + 12 L H D s a token
+    // (common/report), over what so many devices could compute at their peak.
     double mfu(const Plan& plan, double seconds) const {
         const double tokens = double(plan.sequences() * shape_.seq);
         return model_flops_per_token(shape_.config, active_parameter_count(shape_.config),
                                      shape_.seq) *
                tokens / (seconds * hw_.peak * double(plan.ranks()));
     }
-    // What the ranks of the pipeline take for a micro-batch.
+    // What each rank of the pipeline takes for a micro-batch, first stage first.
     std::vector<UnitCost> of_ranks(const Plan& plan) {
         return of_ranks(plan, LayerCosts(shape_, hw_, plan));
     }
+    // Seconds of a message between two stages.
     double hop(const Plan& plan) const { return LayerCosts(shape_, hw_, plan).hop(); }
 
 private:
@@ -84,35 +84,56 @@ private:
             UnitCost& rank = ranks[s % ranks.size()];
             const int64_t layers = stages[s].last_layer - stages[s].first_layer,
                           first = c.experts.count > 0 ? c.experts.first_dense : c.layers,
-                          few = std::clamp<int64_t>(first - stages[s].first_layer, 0, layers);
-            rank += dense * double(few);
-            rank += experts * double(layers - few);
+                          before = std::clamp<int64_t>(first - stages[s].first_layer, 0, layers);
+            rank += dense * double(before);
+            rank += experts * double(layers - before);
             if (stages[s].head) rank += head;
         }
         return ranks;
     }
 
+    // AdamW on so many parameters: it reads and writes its states, writes the weights, which it
+    // reads only if there are no master weights, and reads the gradients. These are read once more
+    // for their norm, and all that the rank has are zeroed.
+    double optimizer(double updated, double gradients) const {
+        const double weight = double(dtype_bytes(shape_.model.dtype)),
+                     gradient = double(dtype_bytes(shape_.grad_dtype)),
+                     states = double(optimizer_bytes(shape_.model.dtype));
+        const double weights = shape_.model.dtype == DType::fp32 ? 2 * weight : weight;
+        return updated * (2 * states + weights + gradient) / hw_.update_rate +
+               hw_.moved((updated + gradients) * gradient, 4);
+    }
+
     // What the sums of gradients and the gathers of weights take that no pass hides; returns the
     // parameters that the rank updates. A sum runs under the last backward, a gather under the next
-    // step's first forward, unit by unit, so that at least one unit's is seen. (Interleaved chunks
-    // end one after the other, p micro-batches apart.) ZeRO-2 sums after each micro-batch; ZeRO-3
-    // gathers for each, too, forward and backward.
+    // step's first forward, unit by unit: what a unit has computed hides only the units before it,
+    // so that at least one unit's communication is seen. (Interleaved chunks end one after the
+    // other, p micro-batches apart.) ZeRO-0's units are buckets of so many bytes, ZeRO's the
+    // layers. ZeRO-2 sums after each micro-batch; ZeRO-3 gathers for each, too, in both passes.
     double add_data(StepCost& step, const Plan& plan, const UnitCost& pass) {
         const MemoryModel::Elements e = memory_.elements(plan, 0);
         const double ranks = double(plan.dp * plan.cp * plan.ep),
                      of_experts = double(plan.dp * plan.cp), m = double(plan.micro_batches),
+                     layers =
+                         std::max(1.0, std::round(double(shape_.config.layers) / double(plan.pp))),
+                     of_grads = e.all() * double(dtype_bytes(shape_.grad_dtype)),
                      units =
-                         std::max(1.0, std::round(double(shape_.config.layers) / double(plan.pp)));
+                         plan.zero > 0 ? layers : std::max(1.0, std::ceil(of_grads / plan.bucket));
         const auto seconds = [&](Collective kind, DType dtype) {
             const double bytes = double(dtype_bytes(dtype)), calls = units;
             return calls * (hw_.call(kind, e.others * bytes / calls, ranks, double(plan.tp)) +
                             hw_.call(kind, e.experts * bytes / calls, of_experts, double(plan.tp)));
         };
         const auto seen = [&](double communication, double under) {
-            return std::max(communication - under, communication / units);
+            return std::max(communication - under * (units - 1) / units, communication / units);
         };
-        const double v = plan.chunks, passes = 1 + (std::min(double(plan.pp), m) - 1) * (v - 1) / v,
-                     forward = passes * pass.forward.all(), backward = passes * pass.backward.all();
+        // Other communication hides it only on other links: tp's in a node, if this leaves it.
+        const bool apart = plan.tp <= hw_.node && ranks * double(plan.tp) > hw_.node;
+        const double v = plan.chunks, passes = 1 + (std::min(double(plan.pp), m) - 1) * (v - 1) / v;
+        const auto under = [&](const PassCost& cost) {
+            return passes * (cost.compute + (apart ? cost.tensor : 0));
+        };
+        const double forward = under(pass.forward), backward = under(pass.backward);
         const double scatter = seconds(Collective::reduce_scatter, shape_.grad_dtype),
                      gather = seconds(Collective::all_gather, shape_.model.dtype);
         if (plan.zero == 0)

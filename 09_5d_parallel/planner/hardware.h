@@ -1,14 +1,16 @@
-// What a step's time depends on besides the layout: a device and its links, in twelve numbers.
+// What a step's time depends on besides the layout: a device and its links, in a few numbers, and
+// the seconds that these give for one operation.
 //
-//     product (M, K) x (K, N)   2 M N K / (peak share) * (1 + half/M) (1 + half/N) (1 + half/K)
+//     product (M, K) x (K, N)   2 M N K / (peak * share) * (1 + half/M) (1 + half/N) (1 + half/K)
 //     attention                 FLOPs / (peak * its own share), forward and backward
-//     all else                  bytes / memory_rate, and `operation` seconds for each call
-//     communication             (n-1) latency + bytes sent / rate of the slowest link on the way
+//     all else                  bytes read and written / memory_rate, and `operation` for each call
+//     communication             hops * latency + bytes sent / the slowest link's rate on the way
 //
-// A product of small matrices is slow because its tiles do not fill the device: at M = half it
-// reaches half of what a large one does. A group of n ranks that spans nodes sends its ring once
-// through every node, over as many network cards as it has ranks in a node; so data parallelism
-// over whole nodes is as fast as eight cards, over one rank a node only as fast as one.
+// A product of small matrices is slow because its tiles do not fill the device: one with a side of
+// `half`, and two long ones, takes twice as long as its FLOPs would. A group of n ranks that spans
+// nodes sends its ring once through every node, over as many network cards as it has ranks in
+// a node; so data parallelism over whole nodes is as fast as eight cards, and over one rank a node
+// only as fast as one.
 #pragma once
 
 #include <fmt/format.h>
@@ -24,76 +26,97 @@
 
 namespace ultrascale {
 
+// Of a rank, in one direction.
 struct LinkRate {
-    double bytes_per_second, latency;  // of a rank, in one direction; seconds a hop
+    double bytes_per_second;
+    double latency;             // seconds a hop
+    double reduced_per_second;  // bytes, where what arrives is added up
+    double message_latency;     // seconds of a message whose sender computes meanwhile
 };
 
 struct Hardware {
     std::string name;
-    double peak = 0;  // FLOP/s of large products in the dtype, dense, by the data sheet
-    double product_share = 0, product_half = 0;
+    double peak = 0;           // FLOP/s in the dtype, dense, by the data sheet
+    double product_share = 0;  // of the peak: what large products reach
+    double product_half = 0;   // rows or columns, see above
+    double fp8_times = 0;      // how many times as fast products in fp8 are; 0: it has none
     double attention_forward = 0, attention_backward = 0;  // shares of the peak
-    double memory_rate = 0;                                // bytes/s, read and written
-    double operation = 0;                                  // seconds that any call costs besides
-    int node = 8;                                          // ranks that share the fast links
-    LinkRate inside = {}, between = {};
-    double memory = 0;  // bytes of a device
+    double memory_rate = 0, update_rate = 0;  // bytes/s, read and written; of AdamW's update
+    double operation = 0;                     // seconds that any call costs besides
+    int node = 8;                             // ranks that share the fast links
+    LinkRate inside = {}, between = {};       // in a node; from node to node
+    double memory = 0;                        // bytes of a device
+    double process = 0;  // bytes that a process holds besides its tensors: contexts, libraries
     // Of the program rather than the device: the part of tensor parallelism's communication that
-    // is hidden; and what the loss reads and writes for each logit.
+    // is hidden, from 0 to 1; and the bytes that the loss reads and writes for each logit.
     double tensor_hidden = 0, logit_bytes = 10;
 
-    // Seconds of a product; `grouped`: of so many experts, each with M rows.
+    // Seconds of a product (M, K) x (K, N); `grouped`: of so many experts, each with M rows.
     double product(double M, double N, double K, double grouped = 1) const {
         return grouped * 2 * M * N * K / (peak * product_share) * (1 + product_half / M) *
                (1 + product_half / N) * (1 + product_half / K);
     }
+    // Seconds of so many calls that read and write so many bytes in all.
     double moved(double bytes, double calls) const {
         return bytes / memory_rate + calls * operation;
     }
-    // The link that a group of n ranks, `stride` apart, has for its ring: of each rank.
+    // The link that each rank of a group of n, `stride` apart, has for its ring.
     LinkRate link(double n, double stride) const {
         const double in_node = std::clamp(double(node) / stride, 1.0, n);
         if (in_node >= n) return inside;
         return {std::min(inside.bytes_per_second, in_node * between.bytes_per_second),
-                between.latency};
+                between.latency,
+                std::min(inside.reduced_per_second, in_node * between.reduced_per_second),
+                between.message_latency};
     }
-    // Seconds of a call on a tensor of so many bytes (comm.h: S).
+    // Seconds of a call on a tensor of so many bytes (S in comm.h), by n ranks `stride` apart.
     double call(Collective kind, double bytes, double n, double stride) const {
         if (n <= 1) return 0;
         const LinkRate rate = link(n, stride);
-        const double hops = kind == Collective::all_reduce  ? 2 * (n - 1)
-                            : kind == Collective::send_recv ? 1
-                                                            : n - 1;
-        return hops * rate.latency + bytes_sent(kind, bytes, int(n)) / rate.bytes_per_second;
+        if (kind == Collective::send_recv)
+            return rate.message_latency + bytes / rate.bytes_per_second;
+        // Rings, but for an all-reduce NCCL's trees, which send as much in fewer hops.
+        const double hops = kind == Collective::all_reduce ? 2 * std::ceil(std::log2(n)) : n - 1;
+        const double sent = bytes_sent(kind, bytes, int(n)),
+                     reduced = kind == Collective::all_reduce       ? sent / 2
+                               : kind == Collective::reduce_scatter ? sent
+                                                                    : 0;
+        return hops * rate.latency + reduced / rate.reduced_per_second +
+               (sent - reduced) / rate.bytes_per_second;
     }
 };
 
-// product_share of h100 is fitted by --published on half of the published rows, and not to one of
-// them (published.h): it is what products reach in a whole training at a power limit, and less than
-// what one reaches alone. Nothing of tensor parallelism is hidden, as in a run here without
-// --tp-overlap. The rest comes from data sheets, and from what products,
-// attention and copies reach on one H200 (MEASURED.md of 04 and 07). The other chips have the same
-// shares of their own peaks; nothing has been fitted to them.
+// Per device: peaks and memory by the data sheets (H100, H200 and A100 SXM; H800: NVLink cut to 400
+// GB/s). product_share of h100 is fitted by --published (published.h): it is what products reach in
+// a whole training at a power limit, and less than what one reaches alone. What products in fp8,
+// attention, copies and the loss reach is one H200's (MEASURED.md of 02, 04 and 07), and the other
+// chips get the same shares of their own peaks; nothing has been fitted to them. Nothing of tensor
+// parallelism is hidden, as in a run without --tp-overlap.
 inline std::vector<Hardware> hardware_presets() {
     Hardware h100{.name = "h100",
                   .peak = 989.5e12,
                   .product_share = 0.57,
                   .product_half = 260,
+                  .fp8_times = 1.9,
                   .attention_forward = 0.45,
                   .attention_backward = 0.38,
                   .memory_rate = 0.85 * 3.35e12,
+                  .update_rate = 0.85 * 3.35e12,
                   .operation = 5e-6,
-                  .inside = {360e9, 3e-6},
-                  .between = {48e9, 8e-6},
+                  .inside = {360e9, 3e-6, 360e9, 3e-6},
+                  .between = {48e9, 8e-6, 48e9, 8e-6},
                   .memory = 80e9,
+                  .process = 1.37 * 1024 * 1024 * 1024,
                   .logit_bytes = 56};
     Hardware h200 = h100;
-    h200.name = "h200", h200.memory_rate = 4.25e12, h200.memory = 141e9;
+    h200.name = "h200", h200.memory = 141e9;
+    h200.memory_rate = h200.update_rate = 4.25e12;
     Hardware a100 = h100;
-    a100.name = "a100", a100.peak = 312e12, a100.memory_rate = 0.85 * 2.04e12;
-    a100.inside = {230e9, 3e-6}, a100.between = {22e9, 8e-6};
+    a100.name = "a100", a100.peak = 312e12, a100.fp8_times = 0;
+    a100.memory_rate = a100.update_rate = 0.85 * 2.04e12;
+    a100.inside = {230e9, 3e-6, 230e9, 3e-6}, a100.between = {22e9, 8e-6, 22e9, 8e-6};
     Hardware h800 = h100;
-    h800.name = "h800", h800.inside = {160e9, 3e-6};
+    h800.name = "h800", h800.inside = {160e9, 3e-6, 160e9, 3e-6};
     return {h100, h200, a100, h800};
 }
 
@@ -102,20 +125,25 @@ inline std::vector<Hardware> hardware_presets() {
 inline nlohmann::ordered_json json_of(const Hardware& h) {
     const auto link = [](const LinkRate& rate) {
         return nlohmann::ordered_json{{"bytes_per_second", rate.bytes_per_second},
-                                      {"latency_seconds", rate.latency}};
+                                      {"latency_seconds", rate.latency},
+                                      {"reduced_bytes_per_second", rate.reduced_per_second},
+                                      {"message_latency_seconds", rate.message_latency}};
     };
     return {{"name", h.name},
             {"peak_flops", h.peak},
             {"product_share", h.product_share},
             {"product_half", h.product_half},
+            {"fp8_times", h.fp8_times},
             {"attention_forward_share", h.attention_forward},
             {"attention_backward_share", h.attention_backward},
             {"memory_bytes_per_second", h.memory_rate},
+            {"update_bytes_per_second", h.update_rate},
             {"operation_seconds", h.operation},
             {"ranks_in_a_node", h.node},
             {"inside", link(h.inside)},
             {"between", link(h.between)},
             {"memory_bytes", h.memory},
+            {"process_bytes", h.process},
             {"tensor_hidden", h.tensor_hidden},
             {"logit_bytes", h.logit_bytes}};
 }
@@ -141,7 +169,9 @@ inline Hardware read_hardware(const std::string& path) {
         const nlohmann::json* object = fields.find(field);
         if (!object || !object->is_object()) user_error("{}: lacks the object {}", path, field);
         const Fields of(*object, path + ": " + field);
-        return LinkRate{positive(of, "bytes_per_second"), at_least_0(of, "latency_seconds")};
+        return LinkRate{positive(of, "bytes_per_second"), at_least_0(of, "latency_seconds"),
+                        positive(of, "reduced_bytes_per_second"),
+                        at_least_0(of, "message_latency_seconds")};
     };
     Hardware h;
     const nlohmann::json* name = fields.find("name");
@@ -149,9 +179,11 @@ inline Hardware read_hardware(const std::string& path) {
     h.peak = positive(fields, "peak_flops");
     h.product_share = positive(fields, "product_share");
     h.product_half = at_least_0(fields, "product_half");
+    h.fp8_times = at_least_0(fields, "fp8_times");
     h.attention_forward = positive(fields, "attention_forward_share");
     h.attention_backward = positive(fields, "attention_backward_share");
     h.memory_rate = positive(fields, "memory_bytes_per_second");
+    h.update_rate = positive(fields, "update_bytes_per_second");
     h.operation = at_least_0(fields, "operation_seconds");
     const int64_t node = fields.integer("ranks_in_a_node");
     if (node < 1 || node > 1 << 20)
@@ -159,6 +191,7 @@ inline Hardware read_hardware(const std::string& path) {
     h.node = int(node);
     h.inside = link("inside"), h.between = link("between");
     h.memory = positive(fields, "memory_bytes");
+    h.process = at_least_0(fields, "process_bytes");
     h.tensor_hidden = at_least_0(fields, "tensor_hidden");
     if (h.tensor_hidden > 1) user_error("{}: tensor_hidden is a part, from 0 to 1", path);
     h.logit_bytes = positive(fields, "logit_bytes");

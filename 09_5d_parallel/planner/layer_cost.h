@@ -15,7 +15,7 @@
 
 namespace ultrascale {
 
-// Seconds of a pass, by what it does.
+// Seconds of a pass, by what they go into; of communication only what is waited for.
 struct PassCost {
     double compute = 0, tensor = 0, context = 0, experts = 0;
     double all() const { return compute + tensor + context + experts; }
@@ -49,6 +49,7 @@ public:
           tp_(double(plan.tp)),
           stream_(tokens_ / tp_ * double(c_.hidden) * e_) {}
 
+    // One layer, of one micro-batch.
     UnitCost layer(bool with_experts) const {
         const double h = double(c_.hidden), q = double(c_.q_size()) / tp_,
                      kv = std::max(double(c_.kv_size()) / tp_, double(c_.head_dim));
@@ -79,16 +80,16 @@ public:
     // The final norm, the output head and the loss: two thirds of what it moves are forward's.
     UnitCost head() const {
         const double V = double(c_.vocab) / tp_;
-        UnitCost cost = linear(tokens_, V, double(c_.hidden));
-        cost.forward.compute += hw_.moved(tokens_ * V * hw_.logit_bytes * 2 / 3 + 4 * stream_, 4);
-        cost.backward.compute += hw_.moved(tokens_ * V * hw_.logit_bytes / 3 + 8 * stream_, 3);
+        UnitCost cost = product(tokens_, V, double(c_.hidden));
+        cost.forward.compute += hw_.moved(tokens_ * V * hw_.logit_bytes * 2 / 3 + 4 * stream_, 5);
+        cost.backward.compute += hw_.moved(tokens_ * V * hw_.logit_bytes / 3 + 8 * stream_, 5);
         if (plan_.tp > 1) {
-            cost.forward.tensor += tensor_calls(1);
-            cost.backward.tensor += tensor_calls(2);
+            cost.forward.tensor += tensor_calls(1, 0);
+            cost.backward.tensor += tensor_calls(1, 1);
         }
         return cost;
     }
-    // A message between stages.
+    // Seconds of a message between two stages: a rank's part of the stream.
     double hop() const {
         return plan_.pp == 1
                    ? 0
@@ -96,12 +97,24 @@ public:
     }
 
 private:
-    // Products of `rows` rows with a weight (N, K), forward; dX and dW, backward.
-    UnitCost linear(double rows, double N, double K, double grouped = 1) const {
+    // The products of `rows` rows with a weight (N, K): y forward; dX and dW backward.
+    UnitCost product(double rows, double N, double K, double grouped = 1) const {
         UnitCost cost;
-        cost.forward.compute = hw_.product(rows, N, K, grouped) + hw_.operation;
-        cost.backward.compute =
-            hw_.product(rows, K, N, grouped) + hw_.product(N, K, rows, grouped) + 2 * hw_.operation;
+        cost.forward.compute = hw_.product(rows, N, K, grouped);
+        cost.backward.compute = hw_.product(rows, K, N, grouped) + hw_.product(N, K, rows, grouped);
+        return cost;
+    }
+    // A layer's linear. In fp8 each matrix is read twice, for its largest number and to be rounded,
+    // and written in 8 bits: x and W forward; dy, in both orientations, x and W backward.
+    UnitCost linear(double rows, double N, double K, double grouped = 1) const {
+        UnitCost cost = product(rows, N, K, grouped);
+        if (plan_.fp8) {
+            cost.forward.compute /= hw_.fp8_times, cost.backward.compute /= hw_.fp8_times;
+            const double x = rows * K * grouped, dy = rows * N * grouped, W = N * K * grouped;
+            cost.forward.compute += hw_.moved((x + W) * (2 * e_ + 1), 4);
+            cost.backward.compute += hw_.moved((x + W) * (2 * e_ + 1) + dy * (2 * e_ + 2), 6);
+        }
+        cost.forward.compute += hw_.operation, cost.backward.compute += 2 * hw_.operation;
         return cost;
     }
     UnitCost swiglu(double numbers) const {
@@ -130,16 +143,18 @@ private:
                                              double(plan_.ep), double(plan_.stride_of_ep()));
         cost.forward.experts += exchange, cost.backward.experts += exchange;
     }
-    double tensor_calls(double calls) const {
-        return calls * (1 - hw_.tensor_hidden) *
-               hw_.call(Collective::all_gather, stream_ * tp_, tp_, 1);
+    // Seconds, of what is not hidden, of so many all-gathers and reduce-scatters of the stream.
+    double tensor_calls(double gathers, double scatters) const {
+        return (1 - hw_.tensor_hidden) *
+               (gathers * hw_.call(Collective::all_gather, stream_ * tp_, tp_, 1) +
+                scatters * hw_.call(Collective::reduce_scatter, stream_ * tp_, tp_, 1));
     }
     void add_tensor(UnitCost& cost, bool with_experts) const {
         if (plan_.tp == 1) return;
         // With experts, whose tokens are dealt out already, attention's region only.
         const double regions = with_experts ? 1 : 2;
-        cost.forward.tensor += tensor_calls(2 * regions);
-        cost.backward.tensor += tensor_calls(3 * regions);
+        cost.forward.tensor += tensor_calls(regions, regions);
+        cost.backward.tensor += tensor_calls(2 * regions, regions);
     }
     // K and V to all ranks, and back with their gradients, in fp32: 04's formulas. A ring hides
     // them under attention, an all-gather under nothing.
@@ -165,7 +180,11 @@ private:
     const LlamaConfig& c_;
     const Hardware& hw_;
     const Plan& plan_;
-    double e_, seq_, tokens_, tp_, stream_;
+    double e_;       // bytes of a number
+    double seq_;     // tokens of a sequence
+    double tokens_;  // of a micro-batch on a rank of cp
+    double tp_;
+    double stream_;  // bytes of a rank's part of the residual stream
 };
 
 }  // namespace ultrascale

@@ -26,34 +26,38 @@ public:
     // plan's.
     explicit MemoryModel(const StepShape& shape) : shape_(shape) {}
 
-    // What rank `place` of the pipeline holds at most. The plan is one that the model can be cut
-    // by.
-    MemoryEstimate of(const Plan& plan, int place) {
-        MemoryEstimate m = states(plan, place);
-        const AttentionMemory& attention = attention_of(plan);
-        if (plan.zero < 2) m.peak_communication += whole_bytes(attention.communication);
-        m.peak_activations = whole_bytes(activations(plan, place));
-        return m;
-    }
-    // The rank that needs most.
-    struct Worst {
-        MemoryEstimate memory;
+    // What the rank at a place of the pipeline holds, in bytes. The plan is one that the model can
+    // be cut by.
+    struct Held {
+        MemoryEstimate memory;  // by category, each at its own highest moment
+        int64_t most = 0;       // of all together, at their highest moment
         int place = 0;
     };
-    Worst worst(const Plan& plan) {
-        Worst worst{of(plan, 0), 0};
+    Held of(const Plan& plan, int place) {
+        const Elements e = elements(plan, place);
+        const Buffers buffers = buffers_of(plan, e);
+        Held held{states(plan, e), 0, place};
+        const int64_t persists = held.memory.total();
+        held.memory.peak_communication = whole_bytes(buffers.most());
+        held.memory.peak_activations = whole_bytes(activations(plan, place));
+        held.most = held.memory.total();
+        // ZeRO's buffers come and go, and are small when the activations are many.
+        if (plan.zero >= 2 && plan.pp == 1 && shape_.config.experts.count == 0)
+            held.most = persists + whole_bytes(most_together(moments_of(plan), buffers));
+        return held;
+    }
+    // At the place that needs most.
+    Held worst(const Plan& plan) {
+        Held worst = of(plan, 0);
         for (const int place : {1, int(plan.pp) - 1}) {
             if (place <= 0 || place >= plan.pp) continue;
-            const MemoryEstimate other = of(plan, place);
-            if (other.total() > worst.memory.total()) worst = {other, place};
+            const Held other = of(plan, place);
+            if (other.most > worst.most) worst = other;
         }
         return worst;
     }
-    // What persists on the first rank: a bound that needs no walk.
-    int64_t at_least(const Plan& plan) {
-        const MemoryEstimate m = states(plan, 0);
-        return m.parameters + m.gradients + m.optimizer;
-    }
+    // What persists on the first rank: a bound that is cheap.
+    int64_t at_least(const Plan& plan) { return states(plan, elements(plan, 0)).total(); }
 
     // Layers of each stage, in the model's order.
     const std::vector<Stage>& stages(const Plan& plan) {
@@ -118,35 +122,74 @@ private:
         return steps_.emplace(key, OfStep{std::move(schedule), std::move(messages)}).first->second;
     }
 
-    MemoryEstimate states(const Plan& plan, int place) {
-        const Elements e = elements(plan, place);
+    MemoryEstimate states(const Plan& plan, const Elements& e) const {
         const double value = double(dtype_bytes(shape_.model.dtype)),
                      grad = double(dtype_bytes(shape_.grad_dtype)),
                      states = double(optimizer_bytes(shape_.model.dtype)),
-                     ranks = double(plan.dp * plan.cp * plan.ep),
-                     of_experts = double(plan.dp * plan.cp);
-        const double shard = e.others / ranks + e.experts / of_experts;
+                     shard = e.others / double(plan.dp * plan.cp * plan.ep) +
+                             e.experts / double(plan.dp * plan.cp);
         MemoryEstimate m;
         m.parameters = whole_bytes((plan.zero == 3 ? shard : e.all()) * value);
         m.gradients = whole_bytes((plan.zero >= 2 ? shard : e.all()) * grad);
         m.optimizer = whole_bytes((plan.zero >= 1 ? shard : e.all()) * states);
-        if (plan.zero < 2) return m;
-        // 02's walk at its highest moment: where backward begins, the head's gradients are in
-        // their buffer; at a layer, its own are, while those of the unit behind it are being
-        // reduced. Stage 3 has this unit's weights and the next one's.
-        // From the second micro-batch on a shard of each is held besides, to be added.
-        const bool whole = plan.zero == 3;
-        const double layer = e.largest_layer, head = e.head > 0 ? e.head : layer,
-                     added = 1 + (plan.micro_batches > 1 ? 1 / ranks : 0);
-        const double next = std::max(layer, e.embedding);
-        const double at_head = (whole ? head + layer : 0) * value + head * grad,
-                     at_last = (whole ? 2 * layer : 0) * value + (layer + head) * added * grad,
-                     at_layer = (whole ? layer + next : 0) * value + 2 * layer * added * grad,
-                     at_first = (whole ? e.embedding : 0) * value +
-                                (e.embedding > 0 ? e.embedding + layer : 0) * added * grad;
-        m.peak_communication = whole_bytes(std::max({at_head, at_last, at_layer, at_first}) +
-                                           attention_of(plan).communication);
         return m;
+    }
+
+    // Buffers of communication, in bytes, at 02's moments: in the embedding's passes; in the loss;
+    // in the head's backward, when its gradients are in their buffer; in the last layer's, when its
+    // own are, and the head's are being reduced; in another layer's.
+    struct Buffers {
+        double embedding = 0, loss = 0, head = 0, last = 0, layer = 0;
+        double most() const { return std::max({embedding, loss, head, last, layer}); }
+    };
+    // ZeRO's, and in layers attention's own. Stage 3 has a pass's weights and the next one's. From
+    // the second micro-batch on a shard of the gradients is held besides, to be added.
+    Buffers buffers_of(const Plan& plan, const Elements& e) {
+        Buffers b;
+        if (plan.zero >= 2) {
+            const double whole = plan.zero == 3 ? double(dtype_bytes(shape_.model.dtype)) : 0,
+                         ranks = double(plan.dp * plan.cp * plan.ep),
+                         grad = double(dtype_bytes(shape_.grad_dtype)),
+                         added = grad * (plan.micro_batches > 1 ? 1 + 1 / ranks : 1),
+                         layer = e.largest_layer, head = e.head > 0 ? e.head : layer,
+                         first = e.embedding > 0 ? e.embedding + layer : 0;
+            b.embedding = e.embedding * whole + first * added;
+            b.loss = head * whole;
+            b.head = (head + layer) * whole + head * grad;
+            b.last = 2 * layer * whole + (layer + head) * added;
+            b.layer = (layer + std::max(layer, e.embedding)) * whole + 2 * layer * added;
+        }
+        const double attention = attention_of(plan).communication;
+        b.last += attention, b.layer += attention;
+        return b;
+    }
+    // Activations, in bytes, at the moments at which these buffers differ, on a rank with all
+    // layers.
+    struct Moments {
+        double embedding = 0, loss = 0, head = 0, layers = 0;
+        double of_a_layer = 0;  // what forward keeps of one
+    };
+    static double most_together(const Moments& m, const Buffers& b) {
+        return std::max({m.embedding + b.embedding, m.loss + b.loss, m.head + b.head,
+                         m.layers + b.last, m.layers - m.of_a_layer + b.layer});
+    }
+    const Moments& moments_of(const Plan& plan) {
+        const auto key = std::tuple(plan.tp, plan.cp, plan.micro_batch, plan.recompute);
+        const auto found = moments_.find(key);
+        if (found != moments_.end()) return found->second;
+        LocalSizes sizes = sizes_of(plan, stages(plan).front());
+        Moments m;
+        for (const ActivationMoment& moment : activation_moments(sizes)) {
+            const bool head = moment.when.find("output head") != std::string::npos;
+            double& most = moment.when == "in the embedding" ? m.embedding
+                           : moment.when == "in the loss"    ? m.loss
+                           : head                            ? m.head
+                                                             : m.layers;
+            most = std::max(most, moment.bytes());
+        }
+        sizes.layers = 1, sizes.embedding = sizes.head = false;
+        m.of_a_layer = kept_activations(sizes).after_forward;
+        return moments_.emplace(key, m).first->second;
     }
 
     const AttentionMemory& attention_of(const Plan& plan) {
@@ -165,6 +208,19 @@ private:
         return attention_.emplace(key, memory).first->second;
     }
 
+    // What the rank computes of a stage.
+    LocalSizes sizes_of(const Plan& plan, const Stage& stage) {
+        StepShape shape = shape_;
+        shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
+        LocalSizes sizes =
+            plan.tp > 1 ? local_sizes(shape, plan.techniques().tensor, 0) : local_sizes(shape);
+        sizes.stream_tokens /= plan.cp, sizes.region_tokens /= plan.cp;
+        sizes.layers = stage.last_layer - stage.first_layer;
+        sizes.embedding = stage.embedding, sizes.head = stage.head;
+        const AttentionMemory& besides = attention_of(plan);
+        sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
+        return sizes;
+    }
     // The five figures of a stage and its message, as 03 to 06 have them.
     const StageActivations& stage_of(const Plan& plan, const Stage& stage) {
         const auto key =
@@ -173,17 +229,12 @@ private:
                        shape_.config.experts.count > 0 ? stage.first_layer : 0);
         const auto found = of_stage_.find(key);
         if (found != of_stage_.end()) return found->second;
-        StepShape shape = shape_;
-        shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
-        const Techniques t = plan.techniques();
-        LocalSizes sizes = plan.tp > 1 ? local_sizes(shape, t.tensor, 0) : local_sizes(shape);
-        sizes.stream_tokens /= plan.cp, sizes.region_tokens /= plan.cp;
-        sizes.layers = stage.last_layer - stage.first_layer;
-        sizes.embedding = stage.embedding, sizes.head = stage.head;
-        const AttentionMemory& besides = attention_of(plan);
-        sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
+        const LocalSizes sizes = sizes_of(plan, stage);
         StageActivations bytes;
-        if (shape.config.experts.count > 0) {
+        if (shape_.config.experts.count > 0) {
+            StepShape shape = shape_;
+            shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
+            const Techniques t = plan.techniques();
             const int64_t tokens = shape.micro_batch * sizes.stream_tokens;
             static_cast<StageBytes&>(bytes) = stage_activations(
                 sizes, shape, t.experts, balanced_rows(shape.config, t.experts, tokens),
@@ -191,8 +242,8 @@ private:
         } else {
             static_cast<StageBytes&>(bytes) = stage_bytes(sizes);
         }
-        bytes.message = double(shape.micro_batch * sizes.stream_tokens * sizes.hidden *
-                               dtype_bytes(shape.model.dtype));
+        bytes.message = double(plan.micro_batch * sizes.stream_tokens * sizes.hidden *
+                               dtype_bytes(shape_.model.dtype));
         return of_stage_.emplace(key, bytes).first->second;
     }
 
@@ -213,6 +264,7 @@ private:
     std::map<int64_t, std::vector<Stage>> stages_;
     std::map<std::tuple<int64_t, int, int>, OfStep> steps_;
     std::map<std::tuple<int64_t, int64_t, int64_t, bool>, AttentionMemory> attention_;
+    std::map<std::tuple<int64_t, int64_t, int64_t, Recompute>, Moments> moments_;
     std::map<
         std::tuple<int64_t, int64_t, int64_t, int64_t, Recompute, int64_t, bool, bool, int64_t>,
         StageActivations>

@@ -12,28 +12,29 @@ struct Plan {
     int64_t micro_batch = 1, micro_batches = 1;  // sequences; micro-batches of a step
     int chunks = 1;                              // stages a rank: 1 is 1f1b, more interleaved
     Recompute recompute = Recompute::none;
-    bool gathers_keys = false;  // context parallelism by all-gather, not by a ring
+    double bucket = 25 * 1048576;  // bytes of gradients that are summed at a time (ZeRO-0)
+    bool gathers_keys = false;     // context parallelism by all-gather, not by a ring
+    bool fp8 = false;              // the linears of the layers multiply in fp8
 
     int64_t ranks() const { return dp * tp * cp * ep * pp; }
     int64_t sequences() const { return micro_batch * micro_batches * dp * ep; }
-    bool operator==(const Plan&) const = default;
     // Ranks between two neighbours along an axis, in the order tp, cp, ep, dp, pp.
     int64_t stride_of_cp() const { return tp; }
     int64_t stride_of_ep() const { return tp * cp; }
-    int64_t stride_of_dp() const { return tp * cp * ep; }
     int64_t stride_of_pp() const { return tp * cp * ep * dp; }
 
     // The same in the terms of the chapters, to be run. Sequence parallelism comes with tp.
-    Techniques techniques(Techniques given = {}) const {
-        given.axes.dp = int(dp), given.axes.tp = int(tp), given.axes.cp = int(cp);
-        given.axes.ep = int(ep), given.axes.pp = int(pp);
-        given.zero.stage = zero;
-        given.tensor.sequence_parallel = tp > 1;
-        given.context.variant = gathers_keys ? Variant::all_gather : Variant::ring;
-        given.schedule = chunks > 1 ? "interleaved" : "1f1b";
-        given.sizes = {.chunks = chunks > 1 ? chunks : 0};
-        given.complete(int(ranks()));
-        return given;
+    Techniques techniques() const {
+        Techniques t;
+        t.axes.dp = int(dp), t.axes.tp = int(tp), t.axes.cp = int(cp);
+        t.axes.ep = int(ep), t.axes.pp = int(pp);
+        t.zero.stage = zero;
+        t.tensor.sequence_parallel = tp > 1;
+        t.context.variant = gathers_keys ? Variant::all_gather : Variant::ring;
+        t.schedule = chunks > 1 ? "interleaved" : "1f1b";
+        t.sizes = {.chunks = chunks > 1 ? chunks : 0};
+        t.complete(int(ranks()));
+        return t;
     }
     // What --explain-layout takes, and what a run of it is told.
     std::string options() const {
@@ -60,7 +61,7 @@ inline Schedule plan_schedule(const Plan& plan, int micro_batches) {
                : one_f_one_b(int(plan.pp), micro_batches);
 }
 
-// "dp 8 tp 4 pp 2, ZeRO-1, 16 x 2 sequences": short enough for a table.
+// "dp 8 tp 4 pp 2 v 4 ZeRO-1 recompute": short enough for a table. v: chunks a rank.
 inline std::string describe(const Plan& p) {
     std::string text;
     const auto axis = [&](const char* name, int64_t size) {

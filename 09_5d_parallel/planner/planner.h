@@ -10,6 +10,8 @@
 // so a layout is dropped by the first that is too much.
 #pragma once
 
+#include <span>
+
 #include "cost.h"
 
 namespace ultrascale {
@@ -20,30 +22,35 @@ struct PlanFor {
     Hardware hardware;
     int64_t gpus = 8;
     int64_t sequences = 256;  // of a step, over all ranks
+    bool fp8 = false;         // the linears of the layers multiply in fp8
 
-    // What tensors may take: the context, NCCL's buffers and fragments need the rest.
-    int64_t limit() const { return int64_t(0.94 * hardware.memory); }
+    // Bytes that tensors may take: the context, NCCL's buffers and fragments need the rest.
+    static constexpr double share_of_tensors = 0.94;
+    int64_t limit() const { return int64_t(share_of_tensors * hardware.memory); }
 };
 
 struct Ranked {
     Plan plan;
     StepCost cost;
-    MemoryModel::Worst memory;
+    MemoryModel::Held memory;
     double seconds = 0;  // of a step: cost's, or as simulated
 };
 
 struct Planned {
     std::vector<Ranked> fit;  // the fastest first
     int64_t considered = 0;
-    // Of those that do not fit, the one that needs least.
-    Ranked smallest;
+    Ranked smallest;  // if none fits: the one that needs least
 };
 
 inline std::vector<int64_t> divisors(int64_t n) {
-    std::vector<int64_t> all;
-    for (int64_t d = 1; d <= n; ++d)
-        if (n % d == 0) all.push_back(d);
-    return all;
+    std::vector<int64_t> low, high;
+    for (int64_t d = 1; d * d <= n; ++d)
+        if (n % d == 0) {
+            low.push_back(d);
+            if (d * d < n) high.push_back(n / d);
+        }
+    low.insert(low.end(), high.rbegin(), high.rend());
+    return low;
 }
 
 // "" or why the model, its sequence or its batch cannot be cut so.
@@ -74,46 +81,49 @@ public:
     explicit Planner(const PlanFor& what)
         : for_(what), memory_(what.shape), cost_(for_.shape, for_.hardware, memory_) {}
 
-    // Calls see(plan) for every layout.
+    // Calls see(plan) for every layout. (Not for those of cp whose chunks of a sequence, two a
+    // rank, are shorter than a tile of attention.)
     template <class See>
     void for_each(See see) const {
-        const std::vector<int64_t> of_gpus = divisors(for_.gpus);
-        for (const int64_t pp : of_gpus)
+        constexpr int64_t tile = 16;
+        for (const int64_t pp : divisors(for_.gpus))
             for (const int64_t tp : divisors(for_.gpus / pp))
-                for (const int64_t cp : divisors(for_.gpus / pp / tp))
+                for (const int64_t cp : divisors(for_.gpus / pp / tp)) {
+                    if (cp > 1 && for_.shape.seq / (2 * cp) < tile) continue;
                     for (const int64_t ep : divisors(for_.gpus / pp / tp / cp)) {
                         Plan plan{.dp = for_.gpus / pp / tp / cp / ep,
                                   .tp = tp,
                                   .cp = cp,
                                   .ep = ep,
-                                  .pp = pp};
+                                  .pp = pp,
+                                  .fp8 = for_.fp8};
                         with_batch(plan, see);
                     }
+                }
     }
 
+    // All layouts that fit. The first that do not fit are only needed while none does.
     Planned plan() {
         Planned all;
-        all.smallest.memory.memory.parameters = INT64_MAX;
+        all.smallest.memory.most = INT64_MAX;
         for_each([&](const Plan& plan) {
             ++all.considered;
-            if (memory_.at_least(plan) > for_.limit() && all.fit.size() > 0) return;
+            if (!all.fit.empty() && memory_.at_least(plan) > for_.limit()) return;
             Ranked ranked{.plan = plan, .memory = memory_.worst(plan)};
-            if (ranked.memory.memory.total() > for_.limit()) {
-                if (ranked.memory.memory.total() < all.smallest.memory.memory.total())
-                    all.smallest = ranked;
+            if (ranked.memory.most > for_.limit()) {
+                if (ranked.memory.most < all.smallest.memory.most) all.smallest = ranked;
                 return;
             }
             ranked.cost = cost_.of(plan), ranked.seconds = ranked.cost.seconds();
             all.fit.push_back(ranked);
         });
         const auto faster = [](const Ranked& a, const Ranked& b) {
-            return a.seconds != b.seconds ? a.seconds < b.seconds
-                                          : a.memory.memory.total() < b.memory.memory.total();
+            return a.seconds != b.seconds ? a.seconds < b.seconds : a.memory.most < b.memory.most;
         };
         std::ranges::sort(all.fit, faster);
-        const size_t few = std::min<size_t>(all.fit.size(), 40);
-        for (size_t i = 0; i < few; ++i) simulate(all.fit[i]);
-        std::sort(all.fit.begin(), all.fit.begin() + int64_t(few), faster);
+        const std::span best(all.fit.data(), std::min<size_t>(all.fit.size(), 40));
+        for (Ranked& ranked : best) simulate(ranked);
+        std::ranges::sort(best, faster);
         return all;
     }
     // One layout, whether it fits or not.
@@ -129,6 +139,7 @@ public:
     CostModel& cost() { return cost_; }
 
 private:
+    // Every way in which these ranks can take the batch.
     template <class See>
     void with_batch(Plan plan, See& see) const {
         const int64_t replicas = plan.dp * plan.ep;
@@ -150,7 +161,7 @@ private:
         }
     }
     // Lets 05's simulator run the pipeline with its ranks' own costs; the difference to the formula
-    // counts as bubble.
+    // counts as bubble. (Not of the longest pipelines, whose simulation would take seconds.)
     void simulate(Ranked& r) {
         if (r.plan.pp == 1 || r.plan.pp * r.plan.micro_batches * r.plan.chunks > 20'000) return;
         const Schedule schedule = plan_schedule(r.plan, int(r.plan.micro_batches));

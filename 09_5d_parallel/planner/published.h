@@ -152,7 +152,7 @@ inline std::vector<PublishedRow> playbook_rows() {
 // A row beside what the model says.
 struct Compared {
     double mfu = 0, seconds = 0, error = 0;  // error: predicted / published - 1, of the rate
-    MemoryModel::Worst memory;
+    MemoryModel::Held memory;
     StepCost cost;
 };
 inline Compared compare(const PublishedRow& row, Hardware hardware, MemoryModel& memory) {

@@ -89,7 +89,7 @@ inline RuleOfThumb rule_of_thumb(Planner& planner) {
                 // A pipeline needs micro-batches more than large ones.
                 if (own % micro_batch != 0 || !why_not(f, plan).empty() ||
                     (micro_batch > 1 && plan.micro_batches < 4 * plan.pp && plan.pp > 1) ||
-                    planner.memory().worst(plan).memory.total() > f.limit())
+                    planner.memory().worst(plan).most > f.limit())
                     continue;
                 rule.steps.push_back(fmt::format(
                     "{} sequences on {} replicas: {} micro-batches{}{}", f.sequences,

@@ -1,6 +1,7 @@
 // 09_5d_parallel's planner, as a user sees it: ranks that are only imagined hold and call what is
 // predicted.
 #include <algorithm>
+#include <fstream>
 
 #include "compare_runs.h"
 
@@ -30,6 +31,39 @@ TEST(PlannerModes, EstimateOfImaginedRanksEqualsThatOfRealOnes) {
     for (const Json& row : imagined.rows)
         if (row.at("table") == "places") most = std::max(most, row.at("total").get<int64_t>());
     EXPECT_EQ(most, real.summary.at("memory").at("peak").at("predicted").get<int64_t>());
+}
+
+// What --plan compares layouts by is what runs hold. (What is measured includes the workspace,
+// which no formula predicts.)
+TEST(PlannerModes, MemoryIsThatOfRuns) {
+    for (const char* layout :
+         {"--zero 2 --micro-batch 4 --recompute full", "--zero 3 --micro-batch 1 --grad-accum 4",
+          "--pp 2 --micro-batch 1 --grad-accum 4"}) {
+        SCOPED_TRACE(layout);
+        const Outcome measured = train(2, chapter, fmt::format("--steps 2 --no-verify {}", layout)),
+                      planned = train(chapter, fmt::format("--explain-layout --gpus 2 {}", layout));
+        ASSERT_EQ(planned.rows.size(), 1u);
+        const double bytes = measured.summary.at("memory").at("peak").at("measured");
+        EXPECT_NEAR(planned.rows[0].at("memory_bytes").get<double>(), bytes, 0.02 * bytes);
+    }
+}
+
+TEST(PlannerModes, WhatWasCalibratedIsRead) {
+    const TempDir directory;
+    const std::string file = directory / "this.json";
+    const Outcome calibrated =
+        run_ranks(2, chapter, {"--calibrate", file, "--node-size", "1", "--inter-gbps", "0.2"});
+    EXPECT_EQ(calibrated.exit_code, 0) << calibrated.err;
+    std::ifstream written(file);
+    const Json hardware = Json::parse(written);
+    const double link = hardware.at("between").at("bytes_per_second");
+    EXPECT_GT(link, 0.15e9 / 8);
+    EXPECT_LT(link, 0.21e9 / 8);  // a little of the time is latency
+    EXPECT_GT(hardware.at("process_bytes").get<double>(), 1e6);
+    const Outcome planned = train(chapter, "--explain-layout --gpus 2 --dp 2 --hardware " + file);
+    ASSERT_EQ(planned.rows.size(), 1u);
+    // 6.6 MB of gradients, in one bucket: nothing hides them.
+    EXPECT_GT(planned.rows[0].at("data_seconds").get<double>(), 6.5e6 / link);
 }
 
 TEST(PlannerModes, BadLayoutsAreRefused) {
