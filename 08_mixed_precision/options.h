@@ -147,12 +147,11 @@ private:
             .only_if(delays, no_delay)
             .show_default();
         options.flag("--power-of-two-scales", precision.powers_of_two, "Round scales up to these");
-        options
-            .add(
-                "--fast-accumulation", fast_,
-                "none, forward or all: products whose sums stay in the tensor cores, which keep 14 "
-                "bits (GPU). Default: forward; with tiles none")
-            .one_of({"none", "forward", "all"});
+        options.choice(
+            "--fast-accumulation", precision.fast,
+            {{"none", FastSums::none}, {"forward", FastSums::forward}, {"all", FastSums::all}},
+            "Products whose sums stay in the tensor cores, which keep 14 bits (GPU). "
+            "Default: forward; with tiles none");
         options
             .choice("--head", precision.head_fp8, {{"bf16", false}, {"fp8", true}},
                     "What the output head's products multiply")
@@ -200,12 +199,9 @@ private:
                 ? (recipe.products == Products::tile ? DType::e4m3 : DType::e5m2)
             : gradient_format_ == "e4m3" ? DType::e4m3
                                          : DType::e5m2;
-        if (!fast_.empty())
-            precision.fast = fast_ == "none"      ? FastSums::none
-                             : fast_ == "forward" ? FastSums::forward
-                                                  : FastSums::all;
-        const bool any = !gradient_format_.empty() || precision.fast || precision.keep_fp8 ||
-                         precision.smooth || precision.powers_of_two || precision.unfused;
+        const bool any = !gradient_format_.empty() || precision.fast != FastSums::by_recipe ||
+                         precision.keep_fp8 || precision.smooth || precision.powers_of_two ||
+                         precision.unfused;
         if (!recipe.fp8() && any)
             user_error(
                 "--gradient-format, --fast-accumulation, --keep-fp8, --smooth-swiglu, "
@@ -244,7 +240,7 @@ private:
             user_error("--trap stale-weights: recipe {} has no weights in fp8", recipe.name);
     }
 
-    std::string recipe_ = "bf16", without_, loss_scale_ = "dynamic", gradient_format_, fast_, trap_;
+    std::string recipe_ = "bf16", without_, loss_scale_ = "dynamic", gradient_format_, trap_;
     bool stochastic_ = false;
 };
 

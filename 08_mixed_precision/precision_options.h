@@ -1,8 +1,6 @@
 // What a run of this chapter can choose besides its recipe.
 #pragma once
 
-#include <optional>
-
 #include "loss_scale.h"
 #include "recipes.h"
 
@@ -22,7 +20,7 @@ enum class Trap {
 enum class SumScaling { pre, post, automatic };
 
 // The products whose sums stay in the tensor cores' accumulators, of 14 bits, to their end.
-enum class FastSums { none, forward, all };
+enum class FastSums { by_recipe, none, forward, all };
 
 struct PrecisionOptions {
     Recipe recipe;
@@ -33,21 +31,22 @@ struct PrecisionOptions {
     int64_t history = 1024;               // delayed scaling: steps
     int margin = 0;                       // delayed scaling: powers of two of room
     bool powers_of_two = false;           // scales
-    std::optional<FastSums> fast;         // by default see fast_forward()
-    bool keep_fp8 = false;                // keep inputs, and those of SwiGLU, in 8 bits
-    bool unfused = false;                 // not as in fused_quantisation.h
-    bool head_fp8 = false;                // fp8_head.h
-    bool smooth = false;                  // smooth_swiglu.h
-    bool histogram = false;               // of gradients (gradient_histogram.h)
+    FastSums fast = FastSums::by_recipe;
+    bool keep_fp8 = false;   // keep inputs, and those of SwiGLU, in 8 bits
+    bool unfused = false;    // not as in fused_quantisation.h
+    bool head_fp8 = false;   // fp8_head.h
+    bool smooth = false;     // smooth_swiglu.h
+    bool histogram = false;  // of gradients (gradient_histogram.h)
 
     SumScaling sum_scaling = SumScaling::automatic;
     uint64_t seed = 1;  // of stochastic rounding
     Trap trap = Trap::none;
 
-    // By default forward is fast and backward is not, as in Transformer Engine and torchao. With
+    // By recipe, forward is fast and backward is not, as in Transformer Engine and torchao. With
     // tiles, which are there for exact sums, neither is.
     bool fast_forward() const {
-        return fast ? *fast != FastSums::none : recipe.products != Products::tile;
+        return fast == FastSums::by_recipe ? recipe.products != Products::tile
+                                           : fast != FastSums::none;
     }
     bool fast_backward() const { return fast == FastSums::all; }
 };
