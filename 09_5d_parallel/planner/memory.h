@@ -208,10 +208,14 @@ private:
         return attention_.emplace(key, memory).first->second;
     }
 
-    // What the rank computes of a stage.
-    LocalSizes sizes_of(const Plan& plan, const Stage& stage) {
+    StepShape shape_of(const Plan& plan) const {
         StepShape shape = shape_;
         shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
+        return shape;
+    }
+    // What the rank computes of a stage.
+    LocalSizes sizes_of(const Plan& plan, const Stage& stage) {
+        const StepShape shape = shape_of(plan);
         LocalSizes sizes =
             plan.tp > 1 ? local_sizes(shape, plan.techniques().tensor, 0) : local_sizes(shape);
         sizes.stream_tokens /= plan.cp, sizes.region_tokens /= plan.cp;
@@ -232,8 +236,7 @@ private:
         const LocalSizes sizes = sizes_of(plan, stage);
         StageActivations bytes;
         if (shape_.config.experts.count > 0) {
-            StepShape shape = shape_;
-            shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
+            const StepShape shape = shape_of(plan);
             const Techniques t = plan.techniques();
             const int64_t tokens = shape.micro_batch * sizes.stream_tokens;
             static_cast<StageBytes&>(bytes) = stage_activations(
