@@ -22,11 +22,11 @@ bool write_calibration(const PlannerOptions& given, const Options& options) {
                       h.peak * h.attention_forward / 1e12, h.peak * h.attention_backward / 1e12));
     print(fmt::format("  memory             {:.4g} GB/s; any call costs {:.1f} us",
                       h.memory_rate / 1e9, h.operation * 1e6));
-    print(
-        fmt::format("  links              {:.4g} GB/s and {:.1f} us a hop in a node of {}; {:.4g} "
-                    "GB/s and {:.1f} us beyond",
-                    h.inside.bytes_per_second / 1e9, h.inside.latency * 1e6, h.node,
-                    h.between.bytes_per_second / 1e9, h.between.latency * 1e6));
+    print(fmt::format("  links in a node    {:.4g} GB/s and {:.1f} us a hop, {} a node",
+                      h.inside.bytes_per_second / 1e9, h.inside.latency * 1e6,
+                      format_count(h.node, "rank")));
+    print(fmt::format("  links beyond       {:.4g} GB/s and {:.1f} us a hop",
+                      h.between.bytes_per_second / 1e9, h.between.latency * 1e6));
     if (world.rank() == 0) write_file(given.calibrate, json_of(h).dump(2) + "\n");
     print("written to " + given.calibrate);
     return true;
