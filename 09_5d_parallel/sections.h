@@ -1,5 +1,4 @@
-// What only this program's report has: the layout in words, the axes and the links that they cross;
-// and --estimate.
+// What only this program's report has: the axes and the links that they cross; and --estimate.
 #pragma once
 
 #include "06_expert_parallel/expert_run.h"
@@ -9,28 +8,6 @@
 #include "train/run.h"
 
 namespace ultrascale {
-
-// "pp 2 x dp 2 x tp 2; ZeRO-1; sequence parallel; 1f1b"
-inline std::string describe(const Techniques& t) {
-    std::string text = describe(t.axes);
-    if (t.axes.dp * t.axes.cp * t.axes.ep > 1 || t.zero.stage > 0)
-        text += t.zero.stage == 0
-                    ? "; gradients in buckets"
-                    : fmt::format("; ZeRO-{}{}", t.zero.stage, t.zero.offload ? ", offloaded" : "");
-    if (t.zero.gathers == Sent::fp8) text += ", gathered in fp8";
-    if (t.zero.sums != Sent::plain)
-        text += fmt::format(", summed in {}", t.zero.sums == Sent::fp8 ? "fp8" : "bf16");
-    if (t.tensor.sequence_parallel) text += "; sequence parallel";
-    if (t.axes.cp > 1)
-        text += fmt::format("; {}, {}", variant_names[int(t.context.variant)],
-                            layout_names[int(t.context.layout)]);
-    if (t.experts.ep > 1)
-        text += fmt::format("; rows by {}", dispatch_names[int(t.experts.dispatch)]);
-    if (t.axes.pp > 1) text += "; " + t.schedule;
-    if (t.precision.recipe.fp8())
-        text += fmt::format("; products in fp8, {}", t.precision.recipe.name);
-    return text;
-}
 
 // For the report.
 inline JsonFields layout_of(const Axes& axes) {
