@@ -200,6 +200,8 @@ bool Verifier::finish(Report& report) {
     print(fmt::format(
         "\nverify: {} against one plain device (whole batch, T x T attention, no recomputation)",
         steps_ == 1 ? "the first step" : fmt::format("the first {} steps", steps_)));
+    if (!bounds_.wider_because.empty())
+        print(fmt::format("  with wider bounds: {}", bounds_.wider_because));
     const double weights_limit = quarter * moved_,
                  weights_floor = std::min(bounds_.weights, weights_limit);
     Choices::Flips first, later;  // choices

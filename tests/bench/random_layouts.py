@@ -92,8 +92,7 @@ def layout(draw, models):
         add(some(["--variant all-gather", "--variant ulysses", "--variant usp --ulysses 2",
                   "--layout striped", "--layout contiguous", "--tails on", "--ring-backward again",
                   "--ring-backward kept"]), 0.8)
-        if "--recipe bf16" in words:
-            add("--merge bf16", 0.3)
+        add("--merge bf16", 0.3)
     if size["pp"] > 1:
         add("--schedule " + some([
             "naive", "afab", "1f1b", "interleaved", "interleaved --chunks 4", "breadth-first",

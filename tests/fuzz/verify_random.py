@@ -80,7 +80,7 @@ def context_parallel(rng, model, ranks, seq, options):
     if variant in ("ring", "usp") and cp > 1:
         choices = ["", "--ring-backward again", "--ring-backward reversed"]
         options.append(rng.choice(choices + (["--tails on"] if layout == "zigzag" else [])))
-        options.append(rng.choice(["", "", "--merge bf16"]) if "bf16" in " ".join(options) else "")
+        options.append(rng.choice(["", "", "--merge bf16"]))
     if layout != "striped" and rng.random() < 0.2:
         options.append("--dropout 0.1")
     multiple = cp * (2 if layout == "zigzag" else 1) if variant != "ulysses" else cp
