@@ -1,13 +1,22 @@
-// What only this program's report has: the axes and the links that they cross; and --estimate.
+// What only this program's report has: its bounds, the axes and the links that they cross; and
+// --estimate.
 #pragma once
 
+#include "04_context_parallel/bounds.h"
 #include "06_expert_parallel/expert_run.h"
 #include "06_expert_parallel/plain_experts.h"
+#include "08_mixed_precision/bounds.h"
 #include "options.h"
 #include "predict.h"
 #include "train/run.h"
 
 namespace ultrascale {
+
+// How far --verify lets a run be from the plain training, if numbers are rounded on the way.
+inline VerifyBounds bounds_of(const Techniques& t, DType dtype) {
+    if (t.precision.recipe.fp8()) return recipe_bounds(t.precision.recipe);
+    return bounds_of(t.zero, bounds_of(t.context, dtype));
+}
 
 // For the report.
 inline JsonFields layout_of(const Axes& axes) {
@@ -66,10 +75,10 @@ inline std::unique_ptr<ExpertRun> watch_rows(Composition& all) {
 // predictions.
 class WatchedExperts {
 public:
-    // Completes what verify needs to know.
+    // Completes what verify needs to know; `what` has its bounds.
     WatchedExperts(const Options& options, Composition& all, Trained& what)
         : steps_(options.steps),
-          choices_(all.shape.config, options.dtype, all.tokens),
+          choices_(all.shape.config, what.bounds.value(), all.tokens),
           seen_(watch_rows(all)) {
         all.experts->log = [this](int64_t layer, const Tensor& chosen, const Tensor& places,
                                   const Context& context) {
