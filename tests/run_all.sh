@@ -56,6 +56,8 @@ suite "chapters, $at_once at a time" \
 unset OMP_NUM_THREADS
 suite "sweeps that survive what their runs do" \
     bash -c 'python3 tests/sweep_test.py && echo "[       OK ] Sweep (0 ms)"'
+suite "the grader's words" \
+    bash -c 'python3 tests/classroom_test.py && echo "[       OK ] GradersWords (0 ms)"'
 # The grader is proved: solutions get all points, wrong ones do not. A day's run takes a sixteenth.
 if [ "$backend" = cpu ]; then
     suite "classroom, the grader's proof" make -s --no-print-directory BACKEND=cpu prove \
