@@ -1,6 +1,7 @@
 // The chapter's options, and which of them exclude each other.
 #pragma once
 
+#include "check.h"
 #include "comm/comm.h"
 #include "core/device.h"
 #include "pretend.h"
@@ -96,7 +97,7 @@ struct Chapter {
     // UserError if there is none, or if the file's does not fit.
     Schedule make(int micro_batches) const {
         Schedule made = make_schedule(schedule, pp, micro_batches, sizes);
-        if (in_flight > 0) check_schedule(made, in_flight);
+        check_schedule(made, in_flight > 0 ? in_flight : std::numeric_limits<double>::infinity());
         return made;
     }
 };

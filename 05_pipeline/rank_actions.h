@@ -5,6 +5,7 @@
 #include <deque>
 #include <utility>
 
+#include "core/error.h"
 #include "schedule.h"
 
 namespace ultrascale {
@@ -25,6 +26,7 @@ public:
     }
     // The half that has waited longest.
     void backward_weight() {
+        if (waiting_.empty()) user_error("a schedule has a W before the B that it belongs to");
         actions_.push_back(waiting_.front());
         waiting_.pop_front();
     }

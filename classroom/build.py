@@ -10,6 +10,8 @@ include path. Everything else is the library that all chapters share, built once
                               zero.h, main.cpp, ...  -> 02_zero/...
 """
 
+import concurrent.futures
+import contextlib
 import hashlib
 import json
 import os
@@ -123,6 +125,14 @@ class Tree:
             thing.with_suffix(".how").write_text(" ".join(command))
         return thing
 
+    def compile_all(self, files):
+        """Several at a time. What does not compile is told when a program needs it."""
+        def one(file):
+            with contextlib.suppress(DoesNotCompile):
+                self.compile(file)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(one, files))
+
     @staticmethod
     def is_new(thing, command):
         how, needs = thing.with_suffix(".how"), pathlib.Path(str(thing) + ".d")
@@ -170,8 +180,8 @@ class Tree:
         make(self.settings, self.settings.library)
         own = [f for f in self.replaced if f.startswith("common/") and f.endswith(".cpp")]
         if chapter != "07_kernels":
-            sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / chapter).glob("*.cpp"))
-            return self.link(chapter, [self.where(), *map(self.compile, [*sources, *own])])
+            return self.link(chapter, [self.where(),
+                                       *map(self.compile, [*sources_of(chapter), *own])])
         make(self.settings, self.settings.kernel_objects)
         own = [f for f in [*self.replaced, *self.also] if f.endswith(".cu")]
         others = [thing for thing in self.settings.kernel_objects
@@ -190,6 +200,10 @@ class Tree:
         name = "tests_" + hashlib.sha256(" ".join(sources).encode()).hexdigest()[:8]
         return self.link(name, [self.where(), *objects],
                          ["-lgtest"] if on_ranks else ["-lgtest", "-lgtest_main"])
+
+
+def sources_of(chapter):
+    return sorted(str(p.relative_to(ROOT)) for p in (ROOT / chapter).glob("*.cpp"))
 
 
 def shared_object(settings, file, made={}):

@@ -33,6 +33,7 @@ class Exercise:
         self.checks = self.data.get("check", [])
         self.numbers = self.data.get("number", [])
         self.mutants = self.data.get("mutant", [])
+        self.also_right = self.data.get("also_right", [])
         if self.kind not in KINDS:
             raise Wrong(f"{self.id}: kind {self.kind}: one of {', '.join(KINDS)}")
 

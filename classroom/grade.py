@@ -36,6 +36,8 @@ def graded(settings, exercise, text, name, isolated=False, reference=True, until
     result = {"exercise": exercise.id, "title": exercise.title, "kind": exercise.kind,
               "points": 0, "of": exercise.points(), "lines": [], "said": []}
     grader = checks.Grader(settings, exercise, text, name, isolated, reference, until_wrong)
+    if not until_wrong:  # the proof, which stops early, has other things to do meanwhile
+        grader.prepare()
     specs = exercise.checks + [{"number": n, "points": n["points"]} for n in exercise.numbers]
     for spec in specs:
         try:
@@ -159,6 +161,9 @@ def readme(e, result):
         ranks = spec.get("ranks", [1])
         on = f", on {', '.join(map(str, ranks))} ranks" if ranks != [1] else ""
         lines.append(f"- {spec['name']}{on} ({spec['points']} points)")
+        how = [f"`{spec['args']}`"] if "{file}" not in spec.get("args", "{file}") else [
+            f"`{t}`" for t in spec.get("tests", ()) if t != "yours"]
+        lines += [f"  {'with' if 'args' in spec else 'in'} {how[0]}"] if how else []
     for n in e.numbers:
         near = f", within {100 * n['within']:g} %" if n.get("within") else ""
         lines.append(f"- `{n['name']}`{near} ({n['points']} points)")

@@ -1,5 +1,6 @@
-"""Proves the grader: every solution gets all points; every file as a student gets it, and every
-wrong solution kept in the descriptions, does not.
+"""Proves the grader: every solution gets all points, and so does what is right in another way
+("also_right"); every file as a student gets it, and every wrong solution kept in the descriptions,
+does not.
 
     make prove                  everything
     make prove ONLY=02.1,05     these exercises, or chapters
@@ -33,6 +34,7 @@ def cases(only, share):
     for e in describe.all_exercises():  # all are read: markers and texts must be there
         gradings = [("the solution", e.solution(), True, ""),
                     ("as it is given", e.start(), False, "")]
+        gradings += [(f"also right: {o['name']}", e.mutated(o), True, "") for o in e.also_right]
         gradings += [(m["name"], e.mutated(m), False, m.get("says", "")) for m in e.mutants]
         if only and not any(e.id == o or e.id.startswith(o + ".") for o in only):
             continue

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """The site that `make course` builds: every link, picture and anchor leads somewhere inside it, no
 page asks a network for anything, slides fit their screen. Without markdown-it or chromium it says
-what is not tested."""
+what is not tested.
+
+    course_test.py          makes a site of its own, without reports of runs
+    course_test.py SITE     tests the one that make course has built there"""
 
 import html.parser
 import pathlib
@@ -38,12 +41,17 @@ class Page(html.parser.HTMLParser):
 
 
 class CourseTest(unittest.TestCase):
+    built = None  # a site that is there already
+
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.site = pathlib.Path(folder.name) / "site"
-        subprocess.run([sys.executable, COURSE, "", cls.site], check=True)
+        if cls.built:
+            cls.site = cls.built
+        else:
+            folder = tempfile.TemporaryDirectory()
+            cls.addClassCleanup(folder.cleanup)
+            cls.site = pathlib.Path(folder.name) / "site"
+            subprocess.run([sys.executable, COURSE, "", cls.site], check=True)
         cls.pages = {path: Page(path) for path in cls.site.rglob("*.html")}
 
     def test_every_link_leads_somewhere(self):
@@ -110,6 +118,10 @@ class CourseTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        CourseTest.built = pathlib.Path(sys.argv.pop(1))
+        if not (CourseTest.built / "index.html").exists():
+            sys.exit(f"{CourseTest.built}: there is no site (make course)")
     if not browser.PROGRAM:
         print("course_test.py: no chromium (apt install chromium): nothing is looked at")
     unittest.main()

@@ -58,6 +58,8 @@ suite "runs of which no process stays" \
     bash -c 'python3 tests/processes_test.py && echo "[       OK ] Processes (0 ms)"'
 suite "sweeps that survive what their runs do" \
     bash -c 'python3 tests/sweep_test.py && echo "[       OK ] Sweep (0 ms)"'
+suite "the grader's words" \
+    bash -c 'python3 tests/classroom_test.py && echo "[       OK ] GradersWords (0 ms)"'
 # The grader is proved: solutions get all points, wrong ones do not. A day's run takes a sixteenth.
 if [ "$backend" = cpu ]; then
     suite "classroom, the grader's proof" make -s --no-print-directory BACKEND=cpu prove \

@@ -16,7 +16,7 @@ RowStats stats_of_row(const T* logits, int64_t V, int64_t target) {
     return {highest, sum, target >= 0 && target < V ? float(logits[target]) : 0.0f};
 }
 
-// The whole row's statistics from those of n shards (n, 3, N), which are `stride` elements apart.
+// The whole row's statistics from those of n shards (n, 3, N). `stats` is at the row's first one.
 RowStats combined(const float* stats, int64_t n, int64_t N) {
     // exercise 03.3 begin: the largest of all; sums relative to it; the target is in one shard
     RowStats all{-INFINITY, 0, 0};

@@ -41,6 +41,31 @@ std::vector<float> halfway_cases() {
     return all;
 }
 
+// The code of each of them, so that a failure names the number; the checksums below are ml_dtypes'.
+template <class Format>
+void expect_nearest(const char* name) {
+    const std::vector<float> cases = halfway_cases<Format>();
+    for (size_t i = 0; i < cases.size(); ++i) {
+        const auto below = uint32_t(i / 8);  // a code's number, and three around the next middle
+        const uint32_t nearest[] = {below, below, below + below % 2, below + 1};
+        const char* const where[] = {"the number of code", "below the middle of codes",
+                                     "the middle of codes", "above the middle of codes"};
+        const uint32_t code = nearest[i % 8 / 2],
+                       want = i % 2 == 0 || code == Format::nan ? code : code | Format::sign;
+        ASSERT_EQ(Format::encode(cases[i]), want)
+            << fmt::format("{} of {} ({} {}{})", name, cases[i], where[i % 8 / 2], below,
+                           i % 8 < 2 ? "" : fmt::format(" and {}", below + 1));
+    }
+}
+
+TEST(FloatFormats, EncodesTheNearestAndOfTwoTheEven) {
+    expect_nearest<formats::E4m3>("e4m3");
+    expect_nearest<formats::E5m2>("e5m2");
+    expect_nearest<formats::E5m6>("e5m6");
+    expect_nearest<formats::Fp16>("fp16");
+    expect_nearest<formats::Bf16>("bf16");
+}
+
 template <class Format>
 void expect_equal(const char* name) {
     static const json references = json::parse(test::slurp(test::reference("formats.json")));

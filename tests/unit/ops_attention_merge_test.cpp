@@ -81,7 +81,9 @@ TEST(OpsAttentionMerge, ManyBlocks) {
                 const Partial want = merged(n, parts);
                 for (const Tensor& lse : {wide.lse, narrow.lse})
                     EXPECT_LT(relative_error(lse, want.lse), 1e-6);
-                EXPECT_LT(relative_error(wide.o, want.o), blocks == 1 ? 1e-12 : 1e-6);
+                // Weights exp(lse_b - lse), as most papers write them, round twice as much a block
+                // as differences: lse is rounded, too.
+                EXPECT_LT(relative_error(wide.o, want.o), blocks == 1 ? 1e-12 : 3e-6);
                 const double error = relative_error(narrow.o, want.o);
                 EXPECT_LT(error, 2e-2);
                 if (blocks == 2) bf16_error_of_few = error;

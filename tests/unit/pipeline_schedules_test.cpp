@@ -34,6 +34,15 @@ TEST(PipelineSchedules, AreThoseOfThePapers) {
     EXPECT_TRUE(dual_pipe.ends_with("B7aW7aB8aW8aB9aW9a")) << dual_pipe;
 }
 
+TEST(PipelineSchedules, AWThatNoBPrecedesIsRefused) {
+    RankActions actions({0});
+    actions.forward();
+    EXPECT_THROW(actions.backward_weight(), UserError);
+    actions.backward_input();
+    actions.backward_weight();
+    EXPECT_EQ(actions.take().size(), 3u);
+}
+
 // What comes before a rank's first backward, and how its list goes on.
 int forwards_first(const Schedule& schedule, int rank) {
     int count = 0;

@@ -12,6 +12,7 @@ constexpr StageCost equal{1, 1, 1}, usual{1, 1.3, 0.7};  // F, B, W
 
 Simulation run(const Schedule& schedule, const StageCost& cost, double hop = 0,
                bool apart = false) {
+    check_schedule(schedule);
     Costs costs = Costs::even(schedule, cost, hop);
     costs.apart = apart;
     return simulate(schedule, costs);
