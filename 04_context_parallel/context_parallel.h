@@ -92,11 +92,17 @@ public:
                        .counted_targets = whole.counted_targets,
                        .first_sample = whole.first_sample,
                        .whole_length = whole.length};
-        for (const auto of : {&HostBatch::tokens, &HostBatch::targets, &HostBatch::positions,
-                              &HostBatch::document_starts})
-            for (int64_t b = 0; b < ((whole.*of).empty() ? 0 : whole.sequences); ++b)
+        const auto own = [&](const std::vector<int32_t>& all) {  // empty: the batch has none of it
+            std::vector<int32_t> mine;
+            for (int64_t b = 0; b < whole.sequences && !all.empty(); ++b)
                 for (int64_t i = 0; i < part.length; ++i)
-                    (part.*of).push_back((whole.*of)[size_t(b * whole.length + position(i))]);
+                    mine.push_back(all[size_t(b * whole.length + position(i))]);
+            return mine;
+        };
+        part.tokens = own(whole.tokens);
+        part.targets = own(whole.targets);
+        part.positions = own(whole.positions);
+        part.document_starts = own(whole.document_starts);
         if (!whole.document_starts.empty()) part.whole = std::make_shared<const HostBatch>(whole);
         return part;
     }

@@ -58,20 +58,12 @@ public:
         Held held = parcels_of(plan, k, v);
         // exercise 04.4 begin: pass on what you hold, attend to it meanwhile, then wait
         for (int hop = 0; hop <= plan.last_hop(); ++hop) {
+            // What comes for the last hop is kept, if backward begins with it.
+            const Memory category = keep_last && hop + 1 == plan.last_hop() ? Memory::activation
+                                                                            : Memory::communication;
             Work under_way;
-            const bool kept = keep_last && hop + 1 == plan.last_hop();
-            Held next = pass_on(plan, held, hop, k, under_way,
-                                kept ? Memory::activation : Memory::communication);
-            for (size_t p = 0; p < plan.parcels(); ++p) {
-                const int owner = plan.owner(p, rank_, hop);
-                if (owner == RingPlan::none) continue;
-                for (int64_t b = 0; b < k.size(0); ++b)
-                    for (const Block& block : plan.blocks(p, rank_, owner, b)) {
-                        const Range keys = plan.in_parcel(p, block.keys);
-                        sum.add(b, block, tokens_of(held[p].k[size_t(b)], 0, keys),
-                                tokens_of(held[p].v[size_t(b)], 0, keys), starts);
-                    }
-            }
+            Held next = pass_on(plan, held, hop, k, under_way, category);  // to the next rank
+            attend(sum, plan, held, hop, starts);                          // meanwhile
             under_way.wait();
             if (hop < plan.last_hop()) held = std::move(next);
         }
@@ -88,7 +80,6 @@ public:
         // exercise 04.6 begin: keys travel again, and with each the sum of its gradients
         const auto& [forward_plan, starts] = plan_of_(context.batch);
         const bool own_last = reverses(forward_plan);
-        const int64_t B = dout.size(0);
         const RingPlan plan = own_last ? forward_plan.reversed() : forward_plan;
         PartialGradients partial(saved.take("q"), saved.take("o"), dout, saved.take("lse"),
                                  orders_);
@@ -104,22 +95,14 @@ public:
         Work sums_under_way;
         for (int hop = 0; hop <= plan.last_hop(); ++hop) {
             Work under_way;
+            // Kept: the keys of the last hop are this rank's own, so nobody needs to send them.
             Held next =
                 !own.empty() && hop + 1 == plan.last_hop()
                     ? std::move(own)
                     : pass_on(plan, held, hop, gradients.dk, under_way, Memory::communication);
             const bool finishes = own_last && hop == plan.last_hop();
             if (finishes) partial.next_block_finishes();
-            Held sums(plan.parcels());
-            for (size_t p = 0; p < plan.parcels(); ++p) {
-                const int owner = plan.owner(p, rank_, hop);
-                if (owner == RingPlan::none) continue;
-                sums[p] = KeysValues::empty(gradients.dk, plan.tokens(p), DType::fp32,
-                                            Memory::activation);
-                for (int64_t b = 0; b < B; ++b)
-                    partial.add(plan, p, plan.blocks(p, rank_, owner, b), b, held[p], sums[p],
-                                starts);
-            }
+            Held sums = gradients_of(partial, plan, held, hop, gradients.dk, starts);
             sums_under_way.wait();
             if (finishes) {
                 sums[0].finish(gradients.dk, gradients.dv, arrived[0]);
@@ -134,7 +117,7 @@ public:
         }
         sums_under_way.wait();
         for (size_t p = 0; p < plan.parcels(); ++p)
-            for (int64_t b = 0; b < B; ++b) {
+            for (int64_t b = 0; b < dout.size(0); ++b) {
                 ops::copy(tokens_of(gradients.dk, b, plan.keys(p)), home[p].k[size_t(b)]);
                 ops::copy(tokens_of(gradients.dv, b, plan.keys(p)), home[p].v[size_t(b)]);
             }
@@ -146,6 +129,35 @@ public:
 private:
     using Held = std::vector<KeysValues>;  // what this rank holds of each parcel of a plan
 
+    // Attends to all that this rank holds at a hop: in the plain ring to one parcel, all keys of
+    // its owner; with tails or documents (ring_plan.h) to several, or to none.
+    void attend(PartialAttention& sum, const RingPlan& plan, const Held& held, int hop,
+                const Tensor& starts) const {
+        for (size_t p = 0; p < plan.parcels(); ++p) {
+            const int owner = plan.owner(p, rank_, hop);
+            if (owner == RingPlan::none) continue;
+            for (size_t b = 0; b < held[p].k.size(); ++b)
+                for (const Block& block : plan.blocks(p, rank_, owner, int64_t(b))) {
+                    const Range keys = plan.in_parcel(p, block.keys);
+                    sum.add(int64_t(b), block, tokens_of(held[p].k[b], 0, keys),
+                            tokens_of(held[p].v[b], 0, keys), starts);
+                }
+        }
+    }
+    // The same for backward: adds to dQ, and returns what this rank adds to dK and dV of each
+    // parcel, in fp32; `like` is k.
+    Held gradients_of(PartialGradients& partial, const RingPlan& plan, const Held& held, int hop,
+                      const Tensor& like, const Tensor& starts) const {
+        Held sums(plan.parcels());
+        for (size_t p = 0; p < plan.parcels(); ++p) {
+            const int owner = plan.owner(p, rank_, hop);
+            if (owner == RingPlan::none) continue;
+            sums[p] = KeysValues::empty(like, plan.tokens(p), DType::fp32, Memory::activation);
+            for (int64_t b = 0; b < like.size(0); ++b)
+                partial.add(plan, p, plan.blocks(p, rank_, owner, b), b, held[p], sums[p], starts);
+        }
+        return sums;
+    }
     // Received tensors, in memory to which other GPUs can copy, if all ranks' calls are alike.
     KeysValues received(const RingPlan& plan, size_t p, const Tensor& like, DType dtype,
                         Memory category) const {

@@ -1,6 +1,9 @@
 // DualPipe: two copies of the model, whose micro-batches enter at either end of the pipeline and
 // meet in the middle. Most of the time a rank has a forward of one copy and a backward of the other
-// to do, and runs them together: one computes while the other communicates.
+// to do, and could run them together: one computes while the other communicates. (The executor here
+// runs one after the other, see executor.h. The formula below and --simulate take the pair as one
+// action of length F&B = F + D. Run apart, the first one's message leaves earlier, and the ranks
+// wait less: for 1 F at p = 4, not 2.)
 //
 //     rank 0   stage 0 of copy a, stage 3 of copy b       half of the micro-batches enter here
 //     rank 1   stage 1            stage 2

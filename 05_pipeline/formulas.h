@@ -8,14 +8,16 @@
 //     interleaved     (p-1) (F+D)/v             as the step's      all it takes    (2p-1+(v-1)N)/v
 //     breadth-first   (p-1) (F+D)/v             as the step's      m >= p          m
 //     zb-h1           (p-1) (F+B-W)             as the step's      m >= p, B >= W  p
-//     zb-h2           (p-1) max(F, F+B-2W)      (p-1) (F+B-2W),    m >= 2p         2p-1
-//                                               at least 0
+//     zb-h2           (p-1) F, or its own       (p-1) max(0,       m >= 2p-1       2p-1
+//                     if that is longer         F+B-2W, B-F)
 //     zbv             (p-1) F/2                 0                  m >= 2p,        p
 //     dualpipe        (p/2-1) (F&B + D - 3W)    as the step's      F = B = W       p+1
 //     dualpipev       (p-1)/2 (F&B + D - 3W)    as the step's                      p+1/2
 //     v-half          about half of 1f1b's      as the step's      -               (p+2)/2 at most
 //
 // F&B is the time of a forward and a backward that run together, here their sum. Hops take no time.
+// The paper's own bubble of zb-h2 is (p-1) (F+B-2W). Where W > F, B-F is longer: while the first B
+// comes up to rank 0, p-1 ranks, the rank has p-1 forwards to fill the time.
 #pragma once
 
 #include <algorithm>
@@ -54,9 +56,9 @@ inline Formulas formulas(std::string_view name, int ranks, int micro_batches,
         return both((p - 1) * (f + b - w), p);
     }
     if (name == "zb-h2") {
-        const double peak = std::min(2 * p - 1, m), lost = f + b - 2 * w;
-        if (!full) return {.peak = peak};
-        return {(p - 1) * std::max(f, lost), (p - 1) * std::max(0.0, lost), peak};
+        const double peak = std::min(2 * p - 1, m), lost = std::max({0.0, f + b - 2 * w, b - f});
+        if (m < 2 * p - 1) return {.peak = peak};
+        return {(p - 1) * std::max(f, lost), (p - 1) * lost, peak};
     }
     if (name == "zbv" && full) return equal ? Formulas{(p - 1) * f / 2, 0, p} : Formulas{.peak = p};
     if (name == "dualpipe")

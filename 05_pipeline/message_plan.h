@@ -1,17 +1,21 @@
 // Which messages a schedule needs, and when each rank makes room for them: known before the step
 // begins, since the schedule is.
 //
-//     rank 0   | F0 | F1 | F2 | F3 |     sends x0 after F0, and lets go of it before F2, which
-//                   ....x0....           makes the next message but one on this way
+//     rank 0   | F0 | F1 | F2 | F3 |     sends x0 after F0, and has let go of it before F2, which
+//                   ....x0....           makes the message after the next one to rank 1
 //     rank 1   |    | F0 | F1 | F2 |     has posted the receive of x0 before its own F0
 //
-// A receive must be posted before its message comes, or the sender holds its tensor longer; but
-// from then on it occupies memory. So it is posted one action ahead of the action during which the
-// message comes, if every action takes its nominal time and messages none; and the sender waits
-// until the tensor has gone before it makes the next message but one to the same rank. So two
-// messages may be under way, and the wait costs nothing unless a hop lasts longer than that. It
-// cannot deadlock: in nominal time every receive is posted before anyone waits for it, and other
-// times do not change the order of anybody's actions. And what a rank holds follows from the
+// When is a receive posted? Not too late, or the sender must hold its tensor longer; not too early,
+// as from then on it occupies memory. The schedule is simulated once, with F = B = W = 1, D = 2 and
+// messages that take no time. The receive is posted one action ahead of the one during which the
+// message arrives there.
+//
+// When does a sender let its tensor go? Before it makes the message after the next one to the same
+// rank, it waits until this one has been received. So two may be under way, and the wait costs
+// nothing unless a hop lasts longer than that.
+//
+// It cannot deadlock: in the simulation every receive is posted before anyone waits for it, and
+// other times do not change the order of anybody's actions. And what a rank holds follows from the
 // schedule alone, so it can be predicted.
 #pragma once
 

@@ -10,8 +10,8 @@
 // min(p-r, m) micro-batches, which no longer grow with m.
 //
 // If a message needs time c to arrive, every micro-batch costs 2 (p-1) c/p more: rank 0's next F
-// waits for a D, which has come up from rank p-1, where its F had gone down to; p micro-batches
-// share this round of 2 (p-1) hops.
+// waits for a D. Its micro-batch went down all ranks as F and came up again as D, 2 (p-1) hops, and
+// p micro-batches share that round trip.
 // Narayanan et al., "PipeDream", 2019 (arXiv 1806.03377); "PipeDream-Flush", 2021 (2006.09503).
 #pragma once
 
