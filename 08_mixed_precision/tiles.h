@@ -75,8 +75,8 @@ inline bool demo_scales() {
     std::vector<float> plain(size_t(rows * cols));
     for (size_t i = 0; i < plain.size(); ++i) plain[i] = random.normal(i);
     print(
-        fmt::format("{} tokens of {} features, drawn from a normal distribution, in e4m3; in every "
-                    "64th token feature 7 is an outlier",
+        fmt::format("{} tokens of {} features, normally distributed, in e4m3; in every 64th "
+                    "token feature 7 is an outlier",
                     rows, cols));
     print("relative L2 error of all numbers but the outliers");
     print("  outlier      tensor       row      tile     block");

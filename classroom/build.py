@@ -78,10 +78,12 @@ class Tree:
         folders = {str(pathlib.Path(file).parent) for file in replaced}
         shutil.rmtree(self.links, ignore_errors=True)
         for folder in sorted(folders):
-            # 07's kernels include "../kernel.h": its folders are mirrored from the top down.
-            for above in [*reversed(pathlib.Path(folder).parents), pathlib.Path(folder)]:
-                if str(above) not in (".", "common"):
-                    self.mirror(str(above))
+            # 07's kernels include "../kernel.h": its folders are mirrored from the top down. And what
+            # is below, as "planner/options.h" in 09, includes headers of its chapter.
+            below = [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_dir()]
+            for each in [*reversed(pathlib.Path(folder).parents), pathlib.Path(folder), *below]:
+                if str(each) not in (".", "common"):
+                    self.mirror(str(each))
         for file, text in replaced.items():
             place = self.links / file
             place.unlink(missing_ok=True)
