@@ -80,8 +80,9 @@ class Tree:
         for folder in sorted(folders):
             # 07's kernels include "../kernel.h": its folders are mirrored from the top down. And what
             # is below, as "planner/options.h" in 09, includes headers of its chapter.
-            below = [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_dir()]
-            for each in [*reversed(pathlib.Path(folder).parents), pathlib.Path(folder), *below]:
+            here = pathlib.Path(folder)
+            below = [p.relative_to(ROOT) for p in (ROOT / here).rglob("*") if p.is_dir()]
+            for each in [*reversed(here.parents), here, *below]:
                 if str(each) not in (".", "common"):
                     self.mirror(str(each))
         for file, text in replaced.items():
