@@ -91,8 +91,10 @@ SANITIZED = $(if $(filter $(PLAIN_SOURCES),$<),,$(SANITIZE))
 SANITIZE_FLAGS = $(if $(filter address,$(SANITIZED)),-fsanitize=address -fsanitize=undefined \
                    -fno-sanitize-recover=undefined) \
                  $(if $(filter thread,$(SANITIZED)),-fsanitize=thread)
+# GCC collects garbage only where it holds more than 400 MB, which takes a sixth less time.
+GCC_HEAP := --param ggc-min-heapsize=400000
 # -Wno-array-bounds, -Wno-stringop-overflow: GCC 13 has false positives in fmt 9.
-CXXFLAGS += -std=c++20 $(OPTIMIZE) -fopenmp -Wall -Wextra -Wno-missing-field-initializers \
+CXXFLAGS += -std=c++20 $(OPTIMIZE) $(GCC_HEAP) -fopenmp -Wall -Wextra -Wno-missing-field-initializers \
             -Wno-array-bounds -Wno-stringop-overflow $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
 CPPFLAGS += -Icommon -I. $(addprefix -isystem ,\
               $(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
@@ -251,7 +253,7 @@ all-test-programs: test-programs $(BUILD)/long_test $(BUILD)/fault_program
 # ---- the classroom (classroom/README.md) ---------------------------------------------------------
 # Exercises are built with the CPU backend, without optimization, apart from the kernels, which the
 # executor needs optimized a little.
-CLASSROOM_FLAGS := -std=c++20 -O0 -g0 -march=$(ARCH) -fopenmp -Wall -Wextra \
+CLASSROOM_FLAGS := -std=c++20 -O0 -g0 $(GCC_HEAP) -march=$(ARCH) -fopenmp -Wall -Wextra \
     -Wno-missing-field-initializers -Wno-unused -Wno-array-bounds -Wno-stringop-overflow
 export CLASSROOM = {"cxx": "$(CXX)", "flags": "$(filter-out -I%,$(CPPFLAGS)) $(CLASSROOM_FLAGS)", \
     "mpi": "$(MPI_FLAGS)", "simt": "$(SIMT_CPPFLAGS) $(SIMT_FLAGS)", "libraries": "$(LDLIBS)", \

@@ -70,7 +70,7 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
                .technique = describe(zero_options, ranks.size()),
                .layout = {{"dp", ranks.size()}},
                .not_equal = why_not_equal(zero_options),
-               .bounds = bounds_of(zero_options, options.dtype)});
+               .bounds = bounds_of(zero_options, verify_bounds(options.dtype))});
     Occupancy early{};  // after a few steps
     while (Step* step = run.next()) {
         train_step(*step, model, *zero, ranks);

@@ -125,11 +125,10 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
     return prediction;
 }
 
-// How far the first step may be from plain training's, if numbers travel in fewer bits: about twice
-// what was measured (MEASURED.md). Without a value: as usual.
-inline std::optional<VerifyBounds> bounds_of(const ZeroOptions& zero, DType dtype) {
-    if (why_not_equal(zero).empty()) return {};
-    VerifyBounds bounds = verify_bounds(dtype);
+// How far the first step may be from plain training's: further than `bounds`, if numbers travel in
+// fewer bits, by about twice what was measured (MEASURED.md).
+inline VerifyBounds bounds_of(const ZeroOptions& zero, VerifyBounds bounds) {
+    if (why_not_equal(zero).empty()) return bounds;
     const bool fp8 = zero.gathers == Sent::fp8 || zero.sums == Sent::fp8;
     bounds.gradient = std::max(bounds.gradient, fp8 ? 0.15 : 2e-3);
     if (zero.gathers == Sent::fp8) bounds.first_loss = std::max(bounds.first_loss, 3e-3);

@@ -20,8 +20,7 @@ inline constexpr const char* layout_names[] = {"contiguous", "zigzag", "striped"
 // starts with the keys that forward held last, and runs the other way; or it does that, and the
 // ranks have kept their own keys, too, which come last (ring.h).
 enum class RingBackward { again, reversed, kept };
-inline constexpr const char* ring_backward_names[] = {"again", "reversed",
-                                                      "reversed, own keys kept"};
+inline constexpr const char* ring_backward_names[] = {"again", "reversed", "kept"};
 
 struct ContextOptions {
     int cp = 0;  // ranks that share each sequence; 0: all
@@ -116,7 +115,7 @@ inline std::string describe(const ContextOptions& o, int64_t replicas) {
     std::string text =
         fmt::format("cp {} x dp {}: {}", o.cp, replicas, variant_names[int(o.variant)]);
     if (o.variant == Variant::usp)
-        text += fmt::format(" (heads exchanged by {}, in a ring of {})", o.ulysses, o.in_ring());
+        text += fmt::format(" (heads by {}, ring of {})", o.ulysses, o.in_ring());
     text += fmt::format(", {}", layout_names[int(o.layout)]);
     if (o.tails) text += ", tails the other way";
     if (o.has_ring() && !o.tails)

@@ -2,6 +2,7 @@
 // of its tokens through the whole model, and meets the others in attention only
 // (context_parallel.h and the file of each variant). Groups train on different samples.
 #include "balance_demo.h"
+#include "bounds.h"
 #include "compare.h"
 #include "document_counts.h"
 #include "merge_demo.h"
@@ -64,6 +65,7 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
     Trained what = trained(model, optimizer);
     what.label = "context", what.technique = describe(context, dp.size());
     what.layout = {{"cp", context.cp}, {"dp", dp.size()}};
+    what.bounds = bounds_of(context, options.dtype);
     what.sum_loss = [&](const Tensor& loss) { cp.all_reduce(loss); };
     what.next_token = [&](const HostBatch& text) {
         return logits_of_next(model, text, shape.config.vocab, parallel);

@@ -10,10 +10,9 @@ namespace ultrascale {
 
 class ChoiceLog : public Choices {
 public:
-    ChoiceLog(const LlamaConfig& config, DType dtype, const SharedTokens& shared = {})
-        : shared_(shared),
-          k_(config.experts.router.top_k),
-          plain_(verify_bounds(dtype).choice_limit) {}
+    ChoiceLog(const LlamaConfig& config, const VerifyBounds& bounds,
+              const SharedTokens& shared = {})
+        : shared_(shared), k_(config.experts.router.top_k), plain_(bounds.choice_limit) {}
     PlainChoices& plain() { return plain_; }
 
     // A layer's experts (N, k) in a forward, and their places (dispatch.h).

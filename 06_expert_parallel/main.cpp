@@ -62,7 +62,7 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
     parameters.allocate_grads(options.grad_dtype());
     AdamW optimizer(parameters, options.optimizer);
     run.load(parameters, optimizer);
-    ChoiceLog choices(shape.config, options.dtype);
+    ChoiceLog choices(shape.config, verify_bounds(options.dtype));
     experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& places,
                       const Context& context) { choices.add(layer, chosen, places, context); };
     Trained what = trained(model, optimizer);

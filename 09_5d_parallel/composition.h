@@ -25,13 +25,6 @@
 
 namespace ultrascale {
 
-// The shape with the heads that a rank of tp has.
-inline StepShape with_heads_of(StepShape shape, int tp, int rank) {
-    const HeadSplit heads = split_heads(shape.config, tp, rank);
-    shape.config.heads = heads.heads, shape.config.kv_heads = heads.kv_heads;
-    return shape;
-}
-
 class Composition {
 public:
     // All ranks of `world`, which must live as long, call it. Parameters are described, but have no

@@ -1,7 +1,6 @@
 // Chapter 09: everything together. Data, tensor, context, expert and pipeline parallelism with
 // ZeRO, on request with products in fp8: the chapters' own code, put together by composition.h.
 // What cannot work together is refused.
-#include "08_mixed_precision/bounds.h"
 #include "compare.h"
 #include "options.h"
 
@@ -79,12 +78,11 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
                  .technique = describe(techniques),
                  .layout = layout_of(techniques.axes),
                  .not_equal = why_not_equal(techniques.zero),
-                 .bounds = bounds_of(techniques.zero, options.dtype)};
+                 .bounds = bounds_of(techniques, options.dtype)};
     Fp8Linears of_reference(techniques.precision);
     if (techniques.precision.recipe.fp8()) {
         what.plain_parts = [&](Parts& parts) { of_reference.add_to(parts); };
         what.plain_micro_batch = options.micro_batch;  // which has scales of its own
-        what.bounds = recipe_bounds(techniques.precision.recipe);
         if (techniques.tensor.tp > 1)
             what.not_equal = "scales are those of the parts of a tensor that the ranks of tp have";
     }

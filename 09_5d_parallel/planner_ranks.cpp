@@ -4,7 +4,6 @@
 #include "planner/imagined.h"
 #include "planner/options.h"
 #include "report/report.h"
-#include "sections.h"
 #include "train/run.h"
 
 namespace ultrascale {

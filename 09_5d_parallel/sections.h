@@ -1,35 +1,21 @@
-// What only this program's report has: the layout in words, the axes and the links that they cross;
-// and --estimate.
+// What only this program's report has: its bounds, the axes and the links that they cross; and
+// --estimate.
 #pragma once
 
+#include "04_context_parallel/bounds.h"
 #include "06_expert_parallel/expert_run.h"
 #include "06_expert_parallel/plain_experts.h"
+#include "08_mixed_precision/bounds.h"
 #include "options.h"
 #include "predict.h"
 #include "train/run.h"
 
 namespace ultrascale {
 
-// "pp 2 x dp 2 x tp 2; ZeRO-1; sequence parallel; 1f1b"
-inline std::string describe(const Techniques& t) {
-    std::string text = describe(t.axes);
-    if (t.axes.dp * t.axes.cp * t.axes.ep > 1 || t.zero.stage > 0)
-        text += t.zero.stage == 0
-                    ? "; gradients in buckets"
-                    : fmt::format("; ZeRO-{}{}", t.zero.stage, t.zero.offload ? ", offloaded" : "");
-    if (t.zero.gathers == Sent::fp8) text += ", gathered in fp8";
-    if (t.zero.sums != Sent::plain)
-        text += fmt::format(", summed in {}", t.zero.sums == Sent::fp8 ? "fp8" : "bf16");
-    if (t.tensor.sequence_parallel) text += "; sequence parallel";
-    if (t.axes.cp > 1)
-        text += fmt::format("; {}, {}", variant_names[int(t.context.variant)],
-                            layout_names[int(t.context.layout)]);
-    if (t.experts.ep > 1)
-        text += fmt::format("; rows by {}", dispatch_names[int(t.experts.dispatch)]);
-    if (t.axes.pp > 1) text += "; " + t.schedule;
-    if (t.precision.recipe.fp8())
-        text += fmt::format("; products in fp8, {}", t.precision.recipe.name);
-    return text;
+// How far --verify lets a run be from the plain training, if numbers are rounded on the way.
+inline VerifyBounds bounds_of(const Techniques& t, DType dtype) {
+    if (t.precision.recipe.fp8()) return recipe_bounds(t.precision.recipe);
+    return bounds_of(t.zero, bounds_of(t.context, dtype));
 }
 
 // For the report.
@@ -89,10 +75,10 @@ inline std::unique_ptr<ExpertRun> watch_rows(Composition& all) {
 // predictions.
 class WatchedExperts {
 public:
-    // Completes what verify needs to know.
+    // Completes what verify needs to know; `what` has its bounds.
     WatchedExperts(const Options& options, Composition& all, Trained& what)
         : steps_(options.steps),
-          choices_(all.shape.config, options.dtype, all.tokens),
+          choices_(all.shape.config, what.bounds.value(), all.tokens),
           seen_(watch_rows(all)) {
         all.experts->log = [this](int64_t layer, const Tensor& chosen, const Tensor& places,
                                   const Context& context) {

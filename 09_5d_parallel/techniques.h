@@ -2,12 +2,14 @@
 #pragma once
 
 #include "02_zero/zero.h"
+#include "03_tensor_parallel/attention_heads.h"
 #include "03_tensor_parallel/tensor_options.h"
 #include "04_context_parallel/context_options.h"
 #include "05_pipeline/schedules.h"
 #include "06_expert_parallel/expert_options.h"
 #include "08_mixed_precision/precision_options.h"
 #include "axes.h"
+#include "report/estimate.h"
 
 namespace ultrascale {
 
@@ -35,5 +37,34 @@ struct Techniques {
         return ultrascale::make_schedule(schedule, axes.pp, micro_batches, sizes);
     }
 };
+
+// "pp 2 x dp 2 x tp 2; ZeRO-1; sequence parallel; 1f1b"
+inline std::string describe(const Techniques& t) {
+    std::string text = describe(t.axes);
+    if (t.axes.dp * t.axes.cp * t.axes.ep > 1 || t.zero.stage > 0)
+        text += t.zero.stage == 0
+                    ? "; gradients in buckets"
+                    : fmt::format("; ZeRO-{}{}", t.zero.stage, t.zero.offload ? ", offloaded" : "");
+    if (t.zero.gathers == Sent::fp8) text += ", gathered in fp8";
+    if (t.zero.sums != Sent::plain)
+        text += fmt::format(", summed in {}", t.zero.sums == Sent::fp8 ? "fp8" : "bf16");
+    if (t.tensor.sequence_parallel) text += "; sequence parallel";
+    if (t.axes.cp > 1)
+        text += fmt::format("; {}, {}", variant_names[int(t.context.variant)],
+                            layout_names[int(t.context.layout)]);
+    if (t.experts.ep > 1)
+        text += fmt::format("; rows by {}", dispatch_names[int(t.experts.dispatch)]);
+    if (t.axes.pp > 1) text += "; " + t.schedule;
+    if (t.precision.recipe.fp8())
+        text += fmt::format("; products in fp8, {}", t.precision.recipe.name);
+    return text;
+}
+
+// The shape with the heads that a rank of tp has.
+inline StepShape with_heads_of(StepShape shape, int tp, int rank) {
+    const HeadSplit heads = split_heads(shape.config, tp, rank);
+    shape.config.heads = heads.heads, shape.config.kv_heads = heads.kv_heads;
+    return shape;
+}
 
 }  // namespace ultrascale

@@ -8,11 +8,14 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-import uuid
 
 from describe import ROOT
+
+sys.path.append(str(ROOT / "tests"))
+import processes  # noqa: E402
 
 SECONDS = 10  # for a run; most take one. On a busy machine up to four times as long:
 BUSY = 0.6  # until it has had this share of the processors for so many seconds
@@ -101,26 +104,6 @@ def limited(seconds, gibibytes):
     return set_limits
 
 
-def ours(mark):
-    """The processes of a run: those with its mark in their environment."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def send(pids, which):
-    for pid in pids:
-        try:
-            os.kill(pid, which)
-        except ProcessLookupError:
-            pass
-
-
 def no_network():
     """What goes before a command so that it has no network; empty where that is not allowed.
 
@@ -135,38 +118,26 @@ def no_network():
 
 def run(command, ranks, seconds=SECONDS, isolated=False):
     """command, already with mpirun -> Outcome. Kills all that it started."""
-    mark = f"CLASSROOM_RUN={uuid.uuid4()}"
-    env = {**os.environ, **dict([mark.split("=")]), "OMP_WAIT_POLICY": "passive"}
-    begin, timed_out = time.monotonic(), False
+    begin = time.monotonic()
+    program = os.path.realpath(next(w for w in command if w.startswith(str(ROOT))))
+    enough = seconds * BUSY * min(ranks, os.cpu_count() or 1)
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen([*(no_network() if isolated else []), *command], cwd=ROOT,
-                                   env=env, stdout=said, stderr=subprocess.STDOUT,
-                                   stdin=subprocess.DEVNULL, start_new_session=True,
-                                   preexec_fn=limited(seconds, GIBIBYTES))
-        program = os.path.realpath(next(w for w in command if w.startswith(str(ROOT))))
-        enough = seconds * BUSY * min(ranks, os.cpu_count() or 1)
-        try:
+        with processes.Run([*(no_network() if isolated else []), *command], patience=0.2, cwd=ROOT,
+                           env={**os.environ, "OMP_WAIT_POLICY": "passive"}, stdout=said,
+                           stderr=subprocess.STDOUT, start_new_session=True,
+                           preexec_fn=limited(seconds, GIBIBYTES)) as started:
             for wait in [seconds] + [1] * int(3 * seconds):
-                try:
-                    process.wait(timeout=wait)
+                code = started.wait(wait)
+                if code is not None or processor_seconds(started.processes()) >= enough:
                     break
-                except subprocess.TimeoutExpired:
-                    if processor_seconds(ours(mark.encode())) >= enough:
-                        break
-            timed_out = process.poll() is None
-            if timed_out:  # all at once: a rank that ends takes the others along
-                send([p for p in ours(mark.encode()) if executable(p) == program], signal.SIGUSR1)
+            if code is None:  # all at once: a rank that ends takes the others along
+                processes.send([p for p in started.processes() if executable(p) == program],
+                               signal.SIGUSR1)
                 time.sleep(0.5)
-        finally:
-            left = ours(mark.encode())
-            send(left, signal.SIGTERM)
-            if left and timed_out:
-                time.sleep(0.2)
-            send(ours(mark.encode()), signal.SIGKILL)
-            process.wait()
         said.seek(0)
         text = said.read(2**22).decode("utf-8", "replace")
-    return Outcome(process.returncode, text, time.monotonic() - begin, ranks, timed_out)
+    return Outcome(started.launcher.returncode, text, time.monotonic() - begin, ranks,
+                   timed_out=code is None)
 
 
 def processor_seconds(pids):

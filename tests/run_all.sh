@@ -54,6 +54,8 @@ suite "chapters, $at_once at a time" \
     tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"
 [ -z "$all" ] || suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test
 unset OMP_NUM_THREADS
+suite "runs of which no process stays" \
+    bash -c 'python3 tests/processes_test.py && echo "[       OK ] Processes (0 ms)"'
 suite "sweeps that survive what their runs do" \
     bash -c 'python3 tests/sweep_test.py && echo "[       OK ] Sweep (0 ms)"'
 # The grader is proved: solutions get all points, wrong ones do not. A day's run takes a sixteenth.

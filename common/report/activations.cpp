@@ -5,60 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "activation_tensors.h"
+
 namespace ultrascale {
 namespace {
-
-// Bytes of the tensors in a micro-batch's forward and backward, one of each kind. In double: exact
-// up to 2^53 (9 PB), and no overflow for a sequence of 10^12 tokens.
-struct TensorBytes {
-    // In the stream:
-    double stream;  // (tokens, h): a residual, a norm's input or output
-    double rstd;    // (tokens), fp32: a norm's
-    // Inside a region:
-    double whole;     // (tokens, h): a column linear's input, a row linear's output
-    double q, kv;     // (tokens, heads D): q or o; k or v
-    double lse;       // (tokens, heads), fp32: log-sum-exp or delta; not in naive attention
-    double unnormed;  // (tokens, (H + 2 K) D) and a norm's rstd for each head of q and k, if any
-    double scores;    // (tokens, heads, T): naive attention's probabilities
-    double features;  // (tokens, F): gate, up, or the input of down
-    double logits;    // (tokens, V)
-    double losses;    // (tokens, 1 + 3 per rank), fp32: loss; max, sum, target's logit
-
-    // The outputs of gathering the stream and of scattering the sums: 0 without a technique.
-    double gathered, scattered;
-    double input;            // of a column linear, as kept
-    double kept_input;       // of a layer's, which may be kept in fewer bits
-    double kept_o, gate_up;  // o; gate and up: as kept, in fewer bits or not
-    double column_backward;  // dx before and after its sum; the input if gathered again
-    double norm_backward;    // a norm's dy, which is that dx, and its dx
-    double dropped;          // dy after dropout, in addition to dy
-
-    explicit TensorBytes(const LocalSizes& s) {
-        const double e = double(dtype_bytes(s.model.dtype)), D = double(s.head_dim),
-                     B = double(s.sequences);
-        const double outside = B * double(s.stream_tokens), inside = B * double(s.region_tokens);
-        const bool naive = s.model.attention == AttentionKind::naive,
-                   again = s.gathers() && !s.keeps_gathered;
-        stream = outside * double(s.hidden) * e, whole = inside * double(s.hidden) * e;
-        rstd = outside * 4;
-        q = inside * double(s.heads) * D * e, kv = inside * double(s.kv_heads) * D * e;
-        lse = naive ? 0 : inside * double(s.heads) * 4;
-        unnormed = s.head_norms ? q + 2 * kv + inside * double(s.heads + s.kv_heads) * 4 : 0;
-        scores = naive ? inside * double(s.heads) * double(s.seq) * e : 0;
-        features = inside * double(s.features) * e;
-        logits = inside * double(s.vocabulary) * e;
-        losses = inside * (4 + 12 * double(s.loss_parts));
-        input = again ? stream : whole;
-        kept_input = input / e * s.kept_input_bytes.value_or(e);
-        kept_o = q / e * s.kept_output_bytes.value_or(e);
-        gate_up = 2 * features / e * s.kept_gate_up_bytes.value_or(e);
-        gathered = s.gathers() ? whole : 0, scattered = s.gathers() ? stream : 0;
-        column_backward =
-            whole + scattered + (again && s.gathers_beside && !s.split_backward ? whole : 0);
-        norm_backward = 2 * stream;
-        dropped = s.model.dropout > 0 ? stream : 0;
-    }
-};
 
 // What the linears of a layer keep from the backward of inputs to that of weights. (A row linear
 // keeps its gathered dy.)

@@ -30,7 +30,7 @@ void PlainTraining::start(ParameterList& parameters, AdamW& optimizer) {
 }
 
 std::vector<float> PlainTraining::start_of(const std::string& name, uint64_t displacement) const {
-    return displaced(start_.at(name), name, displacement, options_.dtype);
+    return displaced(start_.at(name), name, displacement, rounding_);
 }
 
 std::vector<float> displaced(std::vector<float> values, const std::string& name,

@@ -3,8 +3,8 @@
 // Plain means: the whole global batch in one forward and backward (or in micro-batches, if asked),
 // attention with the T x T matrix, no recomputation, the loss in one piece, no parallelism.
 //
-// It can be repeated from displaced weights: in fp32 each weight is displaced by a rounding unit;
-// in bf16, whose unit is 1/256 of a value, one weight in 64. The distance to which such a training
+// It can be repeated from displaced weights: where a run rounds to fp32, each is displaced by that
+// unit; to bf16, whose unit is 1/256 of a value, one in 64. The distance to which such a training
 // drifts from the first one is how far apart two correct runs may end. The repeated training
 // computes attention in tiles: some gradients consist of attention's rounding only (with a single
 // key the gradients of queries and keys are exactly 0 the plain way, but not quite 0 in tiles), and
@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,17 +58,18 @@ std::vector<float> displaced(std::vector<float> values, const std::string& name,
 class PlainTraining : public Reference {
 public:
     // Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time; 0: all at once. `change`
-    // adds to the model's parts what else the run computes (experts). Keeps a reference to the
-    // loader.
+    // adds to the model's parts what else the run computes (experts). `rounding`: weights are
+    // displaced by a unit of this dtype; by default, of their own. Keeps a reference to the loader.
     PlainTraining(const Options& options, const LlamaConfig& config, const DataLoader& loader,
                   std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change,
-                  int64_t micro_batch = 0)
+                  int64_t micro_batch = 0, std::optional<DType> rounding = {})
         : options_(options),
           config_(config),
           loader_(loader),
           batch_sizes_(std::move(batch_sizes)),
           change_(change),
-          micro_batch_(micro_batch) {}
+          micro_batch_(micro_batch),
+          rounding_(rounding.value_or(options.dtype)) {}
 
     Result train(uint64_t displacement, size_t steps) override;
     std::vector<float> start_of(const std::string& name, uint64_t displacement) const override;
@@ -82,6 +84,7 @@ private:
     std::vector<int64_t> batch_sizes_;
     std::function<void(Parts&)> change_;
     int64_t micro_batch_;
+    DType rounding_;
     // The start of the first training: the weights, and for a resumed run the optimizer's states.
     // Kept, because --load may name a different checkpoint by the time of the next training.
     Values start_;

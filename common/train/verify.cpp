@@ -14,8 +14,8 @@ VerifyBounds verify_bounds(DType dtype) {
     // Correct runs were up to 2 drifts away from the reference in either dtype. With fp32's 7
     // digits a drift is so small that 32 times as much hides little; with bf16's 2 or 3 digits it
     // would hide everything.
-    if (dtype == DType::fp32) return {1e-5, 1e-5, 1e-5, 1e-4, 2e-5, 32, 1e-3, 1e-2};
-    return {3e-2, 3e-3, 3e-2, 1e-2, 3e-2, 8, 0.25, 0.25};
+    if (dtype == DType::fp32) return {1e-5, 1e-5, 1e-5, 1e-4, 2e-5, 32, 1e-3, 1e-2, dtype};
+    return {3e-2, 3e-3, 3e-2, 1e-2, 3e-2, 8, 0.25, 0.25, dtype};
 }
 
 namespace {
@@ -39,7 +39,7 @@ Verifier::Verifier(const Options& options, const LlamaConfig& config, const Data
     batch_sizes.resize(steps_);
     const auto plain = [&] {
         return std::make_unique<PlainTraining>(options, config, loader, batch_sizes, change,
-                                               micro_batch);
+                                               micro_batch, bounds_.rounding);
     };
     make_reference(plain);
     if (choices_) choices_->watch(int64_t(steps_));
@@ -200,6 +200,7 @@ bool Verifier::finish(Report& report) {
     print(fmt::format(
         "\nverify: {} against one plain device (whole batch, T x T attention, no recomputation)",
         steps_ == 1 ? "the first step" : fmt::format("the first {} steps", steps_)));
+    if (!bounds_.wider_because.empty()) print("  with wider bounds: " + bounds_.wider_because);
     const double weights_limit = quarter * moved_,
                  weights_floor = std::min(bounds_.weights, weights_limit);
     Choices::Flips first, later;  // choices

@@ -18,12 +18,15 @@ import collections
 import concurrent.futures
 import json
 import os
+import pathlib
 import random
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+import processes  # noqa: E402
 
 TINY = {
     "model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 8, "hidden_size": 48,
@@ -89,8 +92,7 @@ def layout(draw, models):
         add(some(["--variant all-gather", "--variant ulysses", "--variant usp --ulysses 2",
                   "--layout striped", "--layout contiguous", "--tails on", "--ring-backward again",
                   "--ring-backward kept"]), 0.8)
-        if "--recipe bf16" in words:
-            add("--merge bf16", 0.3)
+        add("--merge bf16", 0.3)
     if size["pp"] > 1:
         add("--schedule " + some([
             "naive", "afab", "1f1b", "interleaved", "interleaved --chunks 4", "breadth-first",
@@ -110,21 +112,20 @@ def run(arguments, number, models):
     command = [*shlex.split(arguments.mpirun), "-n", str(ranks),
                os.path.join(arguments.build, "09_5d_parallel"), *options.split()]
     name = f"{ranks} {re.sub('--model [^ ]*/', '--model ', options)}"
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    except subprocess.TimeoutExpired:
+    done = processes.run(command, 300)
+    if done.code is None:
         return number, "wrong", name, "it hung"
-    if done.returncode == 0:
+    if done.code == 0:
         return number, "equal", name, ""
-    lines = done.stderr.splitlines()
-    if done.returncode == 2 and len(lines) == 1 and lines[0].startswith("error: "):
+    lines = done.err.splitlines()
+    if done.code == 2 and len(lines) == 1 and lines[0].startswith("error: "):
         return number, "refused", name, lines[0][len("error: "):]
-    if "CANNOT TELL" in done.stdout and not re.search("MISSED|MISMATCH", done.stdout):
+    if "CANNOT TELL" in done.out and not re.search("MISSED|MISMATCH", done.out):
         return number, "untold", name, ""
-    marked = [line for line in done.stdout.splitlines()
+    marked = [line for line in done.out.splitlines()
               if re.search("MISMATCH|MISS|cannot tell|failed", line, re.I)]
     return number, "wrong", name, "\n".join(
-        [f"it ended with {done.returncode}", *marked[:12], *lines[-3:]])
+        [f"it ended with {done.code}", *marked[:12], *lines[-3:]])
 
 
 def main():

@@ -26,13 +26,12 @@ With --predict every round begins with --calibrate, on as many ranks as each run
 besides: predicted_ms, predicted_tensor_bytes, predicted_process_bytes, by --explain-layout. At the
 end all are compared, by the medians of each layout's quieter half of rounds: those in which other
 programs took least of the cores, from the calibration or the run.
-
-A run's processes carry a mark in their environment, and only what carries it is ended.
 """
 import argparse
 import collections
 import json
 import os
+import pathlib
 import resource
 import signal
 import statistics
@@ -43,8 +42,9 @@ import time
 
 from sweep_report import report
 
-MARK = "SWEEP_RUN"
-PATIENCE = 3  # seconds that a run which must end has to do so by itself
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+import processes  # noqa: E402
+
 STATUS = {0: "ok", 1: "missed", 2: "refused"}
 # Options that only a run has, and whether a value follows; and those that --calibrate has, too.
 OF_A_RUN = {"--steps": True, "--log-every": True, "--peak-tflops": True, "--no-verify": False}
@@ -79,46 +79,16 @@ def done_before(path):
     return done
 
 
-def marked(mark):
-    """The processes with this mark. (MPICH's launcher gives each rank a session of its own: neither
-    a process group nor a session has all of them.)"""
-    wanted, found = f"{MARK}={mark}".encode(), []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    if wanted in file.read().split(b"\0"):
-                        found.append(int(name))
-            except OSError:  # it has ended, or is another user's
-                pass
-    return found
-
-
-def end(launcher, mark):
-    """Ends what is left of a run: first its launcher, which ends its ranks; then whoever stays."""
-    if launcher.poll() is None:
-        launcher.terminate()
-    until = time.monotonic() + PATIENCE
-    while (left := marked(mark)) or launcher.poll() is None:
-        if time.monotonic() > until:
-            for process in left:
-                try:
-                    os.kill(process, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-        time.sleep(0.02)
-
-
 class ResidentPeak:
     """The highest VmHWM, in bytes, of a run's processes that execute the program. As soon as all
     ranks are known, it looks at nothing else, so as not to take their time."""
-    def __init__(self, mark, program, ranks):
-        self.mark, self.program, self.ranks = mark, program, ranks
+    def __init__(self, run, program, ranks):
+        self.run, self.program, self.ranks = run, program, ranks
         self.known, self.bytes = set(), 0
 
     def look(self):
         if len(self.known) < self.ranks:
-            self.known = {process for process in marked(self.mark) if self.executes(process)}
+            self.known = set(filter(self.executes, self.run.processes()))
         for process in self.known:
             try:
                 with open(f"/proc/{process}/status", encoding="utf-8") as file:
@@ -150,23 +120,16 @@ Ended = collections.namedtuple("Ended", "code error seconds process_bytes elsewh
 
 
 def run(command, program, ranks, limit):
-    mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    peak = ResidentPeak(mark, program, ranks)
     with tempfile.TemporaryFile("w+") as errors:
         begin, code, (busy, own) = time.monotonic(), None, busy_seconds()
-        launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors,
-                                    stdin=subprocess.DEVNULL, start_new_session=True,
-                                    env={**os.environ, MARK: mark})
-        try:
+        # Ends also what a rank that crashed has left behind, and if this sweep is interrupted.
+        with processes.Run(command, stdout=subprocess.DEVNULL, stderr=errors,
+                           start_new_session=True) as started:
+            peak = ResidentPeak(started, program, ranks)
             while code is None and time.monotonic() - begin < limit:
                 peak.look()
-                try:
-                    code = launcher.wait(0.1)
-                except subprocess.TimeoutExpired:
-                    pass
+                code = started.wait(0.1)
             seconds = time.monotonic() - begin
-        finally:  # also what a rank that crashed has left behind, and if this sweep is interrupted
-            end(launcher, mark)
         errors.seek(0)
         words = [line.strip() for line in errors if line.strip()]
         busy_, own_ = busy_seconds()

@@ -178,6 +178,21 @@ TEST(ContextParallelPrecision, Bf16) {
         expect_equal(2, fmt::format("{} --dtype bf16 --micro-batch 2", way));
 }
 
+// In fp32 the error is bf16's, which verify allows and says.
+TEST(ContextParallelPrecision, Fp32MergedInBf16) {
+    const char* const wider = "with wider bounds: --merge bf16";
+    const Outcome rounded = train_shared(4, "--merge bf16 --recompute full --micro-batch 2"),
+                  exact = train_shared(4, "--micro-batch 2");
+    expect_verified(rounded);
+    EXPECT_GT(rounded.summary.at("verify").at("gradient").get<double>(), 1e-4);
+    EXPECT_TRUE(contains(rounded.out, wider)) << rounded.out;
+    EXPECT_FALSE(contains(exact.out, wider)) << exact.out;
+    // A ring of one rank merges nothing.
+    const Outcome nothing = train_shared(2, "--variant usp --ulysses 2 --merge bf16");
+    expect_verified(nothing);
+    EXPECT_FALSE(contains(nothing.out, wider)) << nothing.out;
+}
+
 TEST(LongContextParallelPrecision, Bf16) {
     for (const int n : {2, 4})
         for (const std::string& way : ways(n))

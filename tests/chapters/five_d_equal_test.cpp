@@ -90,6 +90,8 @@ TEST(FiveD, TheChaptersOptionsEqualOneDevice) {
     expect_equal(4,
                  "--micro-batch 2 --tp 4 --sequence-parallel --tp-keep-gathered on --tp-overlap "
                  "chunk --tp-chunks 4");
+    expect_equal(8, "--micro-batch 1 --tp 2 --cp 4 --merge bf16 --sequence-parallel --zero 3");
+    expect_experts_equal(4, "--micro-batch 2 --ep 2 --cp 2 --merge bf16");
     expect_experts_equal(4,
                          "--micro-batch 1 --ep 2 --pp 2 --grad-accum 2 --capacity-factor 1 --drop "
                          "score --balance bias");

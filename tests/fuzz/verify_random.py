@@ -14,12 +14,15 @@ import concurrent.futures
 import json
 import math
 import os
+import pathlib
 import random
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+import processes  # noqa: E402
 
 LINES = ["gradient", "loss_step_1", "loss_later", "weights"]
 
@@ -77,7 +80,7 @@ def context_parallel(rng, model, ranks, seq, options):
     if variant in ("ring", "usp") and cp > 1:
         choices = ["", "--ring-backward again", "--ring-backward reversed"]
         options.append(rng.choice(choices + (["--tails on"] if layout == "zigzag" else [])))
-        options.append(rng.choice(["", "", "--merge bf16"]) if "bf16" in " ".join(options) else "")
+        options.append(rng.choice(["", "", "--merge bf16"]))
     if layout != "striped" and rng.random() < 0.2:
         options.append("--dropout 0.1")
     multiple = cp * (2 if layout == "zigzag" else 1) if variant != "ulysses" else cp
@@ -224,13 +227,11 @@ def run(index, arguments):
                 str((index + i) % arguments.gpus) for i in range(arguments.gpus))
         result = {"index": index, "command": " ".join(command), "model": model, "verify": {},
                   "out": "", "dtype": "bf16" if "bf16" in options else "fp32"}
-        try:
-            done = subprocess.run(command + ["--json", summary_file], env=environment,
-                                  capture_output=True, text=True, timeout=arguments.timeout)
-        except subprocess.TimeoutExpired:
+        done = processes.run(command + ["--json", summary_file], arguments.timeout, env=environment)
+        if done.code is None:
             return dict(result, outcome="failed", out=f"still running after {arguments.timeout} s")
-        result["out"] = done.stdout[-20000:] + done.stderr[-1000:]
-        if done.returncode == 2:
+        result["out"] = done.out[-20000:] + done.err[-1000:]
+        if done.code == 2:
             return dict(result, outcome="refused")
         try:
             with open(summary_file) as file:
@@ -238,7 +239,7 @@ def run(index, arguments):
         except (OSError, KeyError, ValueError):
             return dict(result, outcome="failed")
         word = result["verify"]["result"]
-        if word == "ok" and done.returncode != 0:
+        if word == "ok" and done.code != 0:
             word = "failed"  # another of the run's checks: memory, communication
         return dict(result, outcome={"missed": "MISSED"}.get(word, word))
 

@@ -1,6 +1,7 @@
 // A short training by 04_context_parallel's parts, in which something can be done wrong.
 #pragma once
 
+#include "04_context_parallel/bounds.h"
 #include "04_context_parallel/predict.h"
 #include "break_checks.h"
 #include "core/threads.h"
@@ -45,7 +46,8 @@ struct Breaks {
     std::function<std::unique_ptr<AttentionCore>(const Ingredients&)> attention;  // empty: as it is
     std::vector<std::string> summed_apart;  // of one weight: axes over which it is not summed
     bool sum = true, own_denominator = false;
-    ContextOptions predicted;  // options of the prediction; cp 0: the same
+    ContextOptions predicted;            // options of the prediction; cp 0: the same
+    std::optional<VerifyBounds> bounds;  // other ones
     // Not broken, but other paths through the parts: the weights' gradients after all of backward;
     // the loss in chunks of tokens; lines as documents, whose last targets are ignored; ...
     bool split_backward = false;
@@ -58,6 +60,9 @@ struct Breaks {
 inline int ranks() { return Communicator::world().size(); }
 inline ContextOptions ring_of(Layout layout, RingBackward backward = RingBackward::reversed) {
     return {.cp = ranks(), .layout = layout, .backward = backward};
+}
+inline ContextOptions rounded_ring(Layout layout) {
+    return {.cp = ranks(), .layout = layout, .merge = DType::bf16};
 }
 inline ContextOptions tails() { return {.cp = ranks(), .tails = true}; }
 inline ContextOptions all_gather(Layout layout) {
@@ -116,10 +121,11 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
     AdamW optimizer(parameters, options.optimizer);
     testing::internal::CaptureStdout();
     const int64_t sequences = B * dp.size();  // of a step
+    const auto dropped = [&](Parts& plain) {
+        add_dropout(plain, {float(breaks.dropout), options.seed});
+    };
     Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), sequences),
-                      [&](Parts& plain) {
-                          add_dropout(plain, {float(breaks.dropout), options.seed});
-                      });
+                      dropped, 0, nullptr, breaks.bounds.value_or(bounds_of(context, DType::fp32)));
     testing::internal::GetCapturedStdout();
     Report report("test", options, shape, steps);
     memory_reset_peak();

@@ -51,8 +51,9 @@ TEST(ContextParallelBreak, TargetsAreShiftedAfterTheCut) {
         for (int64_t b = 0; b < part.sequences; ++b)
             part.targets[size_t((b + 1) * part.length - 1)] = part.tokens[size_t(b * part.length)];
     };
-    expect(train(ring_of(Layout::zigzag), breaks), false, true, true);
-    expect(train(all_gather(Layout::contiguous), breaks), false, true, true);
+    for (const ContextOptions& context :
+         {ring_of(Layout::zigzag), rounded_ring(Layout::zigzag), all_gather(Layout::contiguous)})
+        expect(train(context, breaks), false, true, true);
 }
 
 TEST(ContextParallelBreak, EachRankCountsItsOwnTargets) {
@@ -84,6 +85,17 @@ TEST(ContextParallelBreak, MasksAreOfAnotherLayout) {
                                                   return i.ring(i.cp, planned);
                                               }})
                          .verified);
+}
+
+// Merges that round have wider bounds, for they need them.
+TEST(ContextParallelBreak, RoundedMergesHaveBoundsOfTheirOwn) {
+    NEEDS_RANKS();
+    for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped}) {
+        expect(train(rounded_ring(layout)), true, true, true);
+        expect(train(rounded_ring(layout), {.bounds = verify_bounds(DType::fp32)}), false, true,
+               true);
+    }
+    EXPECT_TRUE(train(rounded_ring(Layout::zigzag), {.documents = true}).verified);
 }
 
 // Ranks are numbered from the other end in the ring, so they take keys for those of other owners.
@@ -143,7 +155,8 @@ TEST(ContextParallelBreak, BlocksAreForgotten) {
             return o;
         }
     };
-    expect(train(ring_of(Layout::zigzag), with<Broken>()), false, true, true);
+    for (const ContextOptions& context : {ring_of(Layout::zigzag), rounded_ring(Layout::zigzag)})
+        expect(train(context, with<Broken>()), false, true, true);
 }
 
 // Backward takes the log-sum-exp of a rank's own keys for that of all.
@@ -159,7 +172,9 @@ TEST(ContextParallelBreak, BackwardHasTheLogSumExpOfOneBlock) {
             return o;
         }
     };
-    expect(train(ring_of(Layout::contiguous), with<Broken>()), false, true, true);
+    for (const ContextOptions& context :
+         {ring_of(Layout::contiguous), rounded_ring(Layout::contiguous)})
+        expect(train(context, with<Broken>()), false, true, true);
 }
 
 // A mean of the blocks' outputs, however much each weighs.
@@ -196,7 +211,9 @@ TEST(ContextParallelBreak, OutputsAreAveraged) {
             return o;
         }
     };
-    EXPECT_FALSE(train(ring_of(Layout::contiguous), with<Broken>()).verified);
+    for (const ContextOptions& context :
+         {ring_of(Layout::contiguous), rounded_ring(Layout::contiguous)})
+        EXPECT_FALSE(train(context, with<Broken>()).verified);
 }
 
 // One rank's keys and values get a gradient from its own queries at most.

@@ -186,7 +186,7 @@ Outcome share(const Mesh& mesh, const ExpertOptions& options, Cut cut, int accum
         if (cut == Cut::tp && wrong != Break::not_over_tp) shared.also_summed_over = {"tp"};
     }
     ExpertParallel experts(config, options, mesh, accumulated, shared);
-    choices = ChoiceLog(config, DType::fp32, shared);
+    choices = ChoiceLog(config, verify_bounds(DType::fp32), shared);
     choices.watch(1);
     experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& places,
                       const Context& context) { choices.add(layer, chosen, places, context); };
@@ -250,7 +250,7 @@ TEST(ExpertsComposed, RanksThatShareAMicroBatchsTokens) {
                 EXPECT_EQ(why_not(options, shared, B, T, 1).empty(),
                           n == 1 || aux != Aux::sequence || cut == Cut::cp);
                 if (aux == Aux::sequence && cut == Cut::tp) continue;
-                ChoiceLog choices(config, DType::fp32), of_one = choices;
+                ChoiceLog choices(config, verify_bounds(DType::fp32)), of_one = choices;
                 ExpertOptions apart = options;
                 apart.ep = 1;
                 const Outcome plain = share(one, apart, Cut::nothing, 2 * ep, of_one);
