@@ -1,8 +1,8 @@
 // Balance: a router that is left alone soon sends most tokens to a few experts. Two remedies.
 //
-// A loss that is small when all experts get equally many tokens. With n_e, the choices of expert e
-// among T tokens, and p_te, the probability that the router gives it for token t, all four forms
-// are one formula with different factors,
+// A loss that grows when experts that are chosen often have high probabilities, too. With n_e, the
+// choices of expert e among T tokens, and p_te, the probability that the router gives it for token
+// t, all four forms are one formula with different factors,
 //
 //     loss = factor * sum over e of n_e * sum over t of p_te
 //
@@ -14,6 +14,8 @@
 //                                                                         the mean over sequences
 //
 // where p is a softmax, or sigmoids divided by their sum. Only p has a gradient; n is a constant.
+// "Balanced" is its value if all n_e are equal, or all sums of p. It is no minimum: experts that
+// are chosen may have low probabilities.
 // hf is Hugging Face's load_balancing_loss_func, switch equation 4 of Fedus et al. 2021 with every
 // one of k choices counted, megatron that of Megatron-LM, sequence equation 17 of DeepSeek-V3
 // (arXiv 2412.19437). A step's loss is the mean over its micro-batches on all ranks. With
@@ -21,7 +23,8 @@
 // 2501.11873).
 //
 // A bias without a loss (DeepSeek-V3, section 2.1.2): added to the scores for the choice alone, and
-// moved after each step by gamma: up for experts with less than the mean load, down for the others.
+// moved after each step by gamma: up for experts with less than the mean load, down for those with
+// more; at the mean it stays.
 //
 // z-loss (Zoph et al. 2022): the mean of logsumexp(logits)^2 keeps logits small; summed over
 // layers.
@@ -53,8 +56,9 @@ inline double aux_factor(Aux kind, double experts, double k, double layers, doub
 inline std::vector<float> moved_bias(std::vector<float> bias, const std::vector<float>& load,
                                      double gamma) {
     // exercise 06.4 begin: up by gamma below the mean load, down above it
-    double mean = 0;
-    for (float n : load) mean += double(n) / double(load.size());
+    double total = 0;  // of whole numbers: exact, and so is the mean where a load equals it
+    for (float n : load) total += double(n);
+    const double mean = total / double(load.size());
     for (size_t e = 0; e < bias.size(); ++e)
         bias[e] += float(gamma * ((mean > double(load[e])) - (mean < double(load[e]))));
     // exercise 06.4 end

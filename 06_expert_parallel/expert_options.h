@@ -11,7 +11,7 @@
 
 namespace ultrascale {
 
-// The losses that balance the experts' loads, as four programs define them (balance.h).
+// The losses that balance the experts' loads, in four definitions (balance.h).
 enum class Aux { hf, switch_transformer, megatron, sequence };
 inline constexpr const char* aux_names[] = {"hf", "switch", "megatron", "sequence"};
 // Over which tokens a loss of balance counts: each micro-batch's, or those of the whole step.

@@ -33,6 +33,7 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh,
     phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
     seen.spoil_gradients(parameters);  // --trap
     step.verify_gradient();
+    // squared_gradient_norm(); in step 1 the report counts it a second time, rank by rank.
     const Tensor squared_norm =
         phase("gradient norm", [&] { return seen.squared_norm(parameters, mesh); });
     phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });

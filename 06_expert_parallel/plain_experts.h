@@ -124,8 +124,8 @@ private:
         std::vector<float>& load = balance_->loads[layer_];
         if (bias_ && !load.empty()) {
             std::vector<float> bias = bias_.to_host<float>();
-            double mean = 0;
-            for (float n : load) mean += double(n) / double(load.size());
+            const double mean =
+                std::accumulate(load.begin(), load.end(), 0.0) / double(load.size());
             for (size_t e = 0; e < bias.size(); ++e)
                 if (double(load[e]) != mean)
                     bias[e] += float(balance_->options.gamma * (double(load[e]) < mean ? 1 : -1));

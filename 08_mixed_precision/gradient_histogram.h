@@ -2,7 +2,7 @@
 //
 //     2^-40      2^-30      2^-24    2^-14            2^0                     2^16
 //       .  . . : : : : | : : : : | : : . .              .                       |
-//      lost in fp16    | fewer bits    | all 11 bits                            infinite
+//      lost in fp16    | fewer bits    | all 10 bits of mantissa                infinite
 //
 // Multiplied by S = 2^16, all bars move 16 places to the right. That is all that loss scaling does.
 //

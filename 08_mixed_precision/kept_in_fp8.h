@@ -1,6 +1,6 @@
 // What is kept for backward in 8 bits (--keep-fp8): gate and up, which are most of a layer's
-// activations, each 128 features of a token with a scale (tiles.h), so that a number keeps its 4
-// bits of mantissa beside any outlier; and the linears' inputs.
+// activations, each 128 features of a token with a scale (tiles.h), so that an outlier costs only
+// these their bits; and the linears' inputs.
 //
 //     kept of a layer, bytes a token      bf16              --keep-fp8
 //     two norms' inputs                   4 h               4 h            the residual stream

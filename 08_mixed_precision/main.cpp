@@ -20,11 +20,12 @@ namespace {
 // and through the sum over the ranks; they are divided by it before they are clipped. If any number
 // overflowed on any rank, no rank updates its weights.
 void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
-    auto& [options, linears, histogram, model, storage, loss_scale, fp8_sum, optimizer] = training;
-    ParameterList& parameters = model.parameters();
+    Llama& model = training.model;
+    Storage& storage = training.storage;
+    LossScale& loss_scale = training.loss_scale;
     const double scale = loss_scale.scale();
     storage.begin_step();
-    parameters.begin_gradients(step.accumulated);
+    model.parameters().begin_gradients(step.accumulated);
     for (MicroBatch micro_batch : step.micro_batches()) {
         micro_batch.token_weight *= float(scale);
         Saved saved;
@@ -34,14 +35,13 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
     explain("gradients: rounded to what is sent, and summed over dp");
     phase("sum gradients", [&] { training.sum_gradients(mesh); });
     phase("agree", [&] { loss_scale.agree(storage.gradients(), mesh.group("dp")); });
-    const Tensor of_scaled = options.trap == Trap::clip_scaled ? storage.squared_norm() : Tensor();
-    phase("unscale", [&] { storage.unscale(scale); });
-    if (options.trap == Trap::unscale_twice) storage.unscale(scale);
+    phase("unscale", [&] { training.unscale(scale); });
     step.verify_gradient();
     const Tensor squared_norm = phase("gradient norm", [&] { return storage.squared_norm(); });
     phase("update", [&] {
-        optimizer.step(step.learning_rate, of_scaled ? of_scaled : squared_norm, loss_scale.skip());
-        if (options.trap != Trap::stale_weights) training.round_weights();
+        training.optimizer.step(step.learning_rate, training.norm_to_clip(squared_norm),
+                                loss_scale.skip());
+        training.round_weights();
     });
     if (mesh.group("dp").size() > 1) phase("loss", [&] { mesh.group("dp").all_reduce(step.loss); });
     if (training.end_step(step.number, mesh)) step.note = "overflow: skipped";

@@ -4,8 +4,9 @@
 //     g = scale * gradient * clip        m, v = moments with g
 //     master -= lr * m / (sqrt(v) + eps)                 weights = master, rounded
 //
-// Moments in 8 bits are rounded stochastically: to nearest, 0.95 v sticks at 1.25 2^k, so that the
-// second moment hardly shrinks. And it never becomes 0, or Adam would divide by eps.
+// Moments in 8 bits are rounded stochastically. To nearest, v hardly shrinks: without a gradient
+// it becomes 0.95 v, but 0.95 * 1.25 = 1.1875 lies halfway between e4m3's 1.125 and 1.25, and ties
+// go to the even one, 1.25. And v never becomes 0, or Adam would divide by eps.
 //
 // Without master weights the sum is rounded to the weights' own format: to nearest, which loses an
 // update below half a step, or stochastically (stochastic_rounding.h). Weights in fp8 are rounded

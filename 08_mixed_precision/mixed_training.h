@@ -54,11 +54,18 @@ public:
         for (const Storage::Held& h : storage.all())
             if (!is_fp8(h.read().dtype()) && ranks.size() > 1) ranks.all_reduce(h.read());
     }
+    // Divides the gradients by the loss scale. (Here, and in the next two, --trap makes mistakes.)
+    void unscale(double scale) {
+        if (options.trap == Trap::clip_scaled) norm_of_scaled_ = storage.squared_norm();
+        storage.unscale(options.trap == Trap::unscale_twice ? scale * scale : scale);
+    }
+    // By which the update clips: the gradients' own.
+    const Tensor& norm_to_clip(const Tensor& squared_norm) const {
+        return norm_of_scaled_ ? norm_of_scaled_ : squared_norm;
+    }
     // After an update: the weights that it has not rounded itself.
     void round_weights() {
-        for (Storage::Held& h : storage.all())
-            if (h.value_later() && !is_fp8(h.value.dtype())) ops::copy(h.value, Storage::exact(h));
-        linears.round_weights(storage);
+        if (options.trap != Trap::stale_weights) round_those_left();
     }
     // After the update, when the host waits anyway. Returns whether the update was skipped.
     bool end_step(int64_t step, const Mesh& mesh) {
@@ -124,7 +131,12 @@ private:
     void weights_from_masters() {
         for (Storage::Held& h : storage.all())
             if (h.recipe->master && !h.value_later()) ops::copy(h.value, h.master);
-        round_weights();
+        round_those_left();
+    }
+    void round_those_left() {
+        for (Storage::Held& h : storage.all())
+            if (h.value_later() && !is_fp8(h.value.dtype())) ops::copy(h.value, Storage::exact(h));
+        linears.round_weights(storage);
     }
     // A training's states are in the formats of its recipe.
     void check_recipe(const Options& from) const {
@@ -152,6 +164,8 @@ private:
         histogram.add_to(parts);
         return parts;
     }
+
+    Tensor norm_of_scaled_;  // of --trap clip-scaled
 };
 
 }  // namespace ultrascale

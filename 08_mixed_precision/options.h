@@ -130,10 +130,9 @@ private:
             return compare || (r && r->products == Products::delayed);
         };
         const char* const no_delay = "only recipe te has delayed scales";
-        options
-            .add("--gradient-format", gradient_format_,
-                 "e4m3 or e5m2: of gradients in products. Default: e5m2; with tiles e4m3")
-            .one_of({"e4m3", "e5m2"});
+        options.choice("--gradient-format", gradient_format_,
+                       {{"e4m3", DType::e4m3}, {"e5m2", DType::e5m2}},
+                       "Of gradients in products. Default: e5m2; with tiles e4m3");
         options
             .add("--amax-history", precision.history,
                  "Steps from whose largest magnitudes a delayed scale is taken")
@@ -194,12 +193,9 @@ private:
                        find_recipe(recipe.name)->loss_scale ? " --without scaling" : "");
     }
     void check_fp8(const Options& options, const Recipe& recipe) {
-        precision.gradient_format =
-            gradient_format_.empty()
-                ? (recipe.products == Products::tile ? DType::e4m3 : DType::e5m2)
-            : gradient_format_ == "e4m3" ? DType::e4m3
-                                         : DType::e5m2;
-        const bool any = !gradient_format_.empty() || precision.fast != FastSums::by_recipe ||
+        precision.gradient_format = gradient_format_.value_or(
+            recipe.products == Products::tile ? DType::e4m3 : DType::e5m2);
+        const bool any = gradient_format_ || precision.fast != FastSums::by_recipe ||
                          precision.keep_fp8 || precision.smooth || precision.powers_of_two ||
                          precision.unfused;
         if (!recipe.fp8() && any)
@@ -240,7 +236,8 @@ private:
             user_error("--trap stale-weights: recipe {} has no weights in fp8", recipe.name);
     }
 
-    std::string recipe_ = "bf16", without_, loss_scale_ = "dynamic", gradient_format_, trap_;
+    std::string recipe_ = "bf16", without_, loss_scale_ = "dynamic", trap_;
+    std::optional<DType> gradient_format_;
     bool stochastic_ = false;
 };
 

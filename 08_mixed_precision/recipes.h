@@ -14,9 +14,9 @@
 //     deepseek     e4m3     fp32    fp32         bf16       bf16  bf16    15      15
 //     nanotron     e4m3     bf16    fp32         e4m3       e4m3  e4m3    10      10
 //
-// Our products add in place, so bf16-fp32 needs no gradients in bf16 beside those in fp32. FP8-LM's
-// paper counts no accumulated gradients, and its master weights as 2 bytes, gradients as 1, m as 1
-// and v as 2.
+// Our products add in place, so bf16-fp32 needs no gradients in bf16 beside those in fp32. The 6
+// bytes of FP8-LM's paper are master weights 2, gradients 1, m 1 and v 2: without the weights in
+// e4m3 (1) and the accumulated gradients (2).
 //
 // Only the linears of the layers multiply in fp8. Embedding, norms and head are read by operations
 // that know no fp8: their weights, and gradients where the table says fp8, are bf16 (of_rest()); so
@@ -84,7 +84,7 @@ inline int64_t bytes_per_parameter(const Recipe& r) {
     return bytes;
 }
 
-// All that --recipe knows. The first six are not in fp8; "row" is torchao's rowwise recipe.
+// All that --recipe knows. The first four multiply without fp8; "row" is torchao's rowwise recipe.
 inline const std::vector<Recipe>& all_recipes() {
     using enum DType;
     static const std::vector<Recipe> recipes = {{.name = "fp32",

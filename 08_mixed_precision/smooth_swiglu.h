@@ -5,10 +5,11 @@
 // features become thousands of times as large as the others. With one scale for the whole tensor
 // the others then vanish in fp8, and training in fp8 diverges after hundreds of billions of tokens.
 //
-// Smooth-SwiGLU divides each feature by its own largest magnitude before it is rounded, and
-// multiplies the column of down_proj's weight that meets it by the same number:
+// Smooth-SwiGLU divides each feature by a number of its own before it is rounded, and multiplies
+// the column of down_proj's weight that meets it by the same number:
 //
-//     y = (a / s) (W s)^T        s: a power of two for each feature, so nothing is lost
+//     y = (a / s) (W s)^T        s: a feature's largest magnitude, rounded to a power of two so
+//                                   that the division is exact
 //
 // In the backward dW = dy^T (a / s), times s.
 //

@@ -99,12 +99,11 @@ public:
     }
 
     // The loss was multiplied by `scale`: gradients in fp32 are divided in place, of the others the
-    // scale.
+    // scale. In 16 bits that is all their scale is, and the last step's is still there.
     void unscale(double scale) {
-        if (scale == 1 && !is_fp8(of_linears_.read())) return;
         for (Held& h : held_) {
             if (!h.gradient_scale) {
-                ops::scale(h.read(), float(1 / scale));
+                if (scale != 1) ops::scale(h.read(), float(1 / scale));
             } else if (is_fp8(h.read().dtype())) {
                 ops::scale(h.gradient_scale, float(1 / scale));
             } else {
@@ -124,19 +123,19 @@ public:
     // The sum of squares of the whole gradient: (1) fp64 on the device.
     Tensor squared_norm() const {
         Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-        std::vector<Tensor> fp32;  // added in one call
+        std::vector<Tensor> plain;  // without a scale; one call for each dtype
         for (const Held& h : held_) {
             if (!h.gradient_scale)
-                fp32.push_back(h.read());
+                plain.push_back(h.read());
             else
                 ops::accumulate_sum_squares(sum, {unscaled(h)});
         }
-        std::stable_sort(fp32.begin(), fp32.end(), [](const Tensor& a, const Tensor& b) {
+        std::stable_sort(plain.begin(), plain.end(), [](const Tensor& a, const Tensor& b) {
             return int(a.dtype()) < int(b.dtype());
         });
-        for (auto begin = fp32.begin(); begin != fp32.end();) {
+        for (auto begin = plain.begin(); begin != plain.end();) {
             const auto end = std::find_if(
-                begin, fp32.end(), [&](const Tensor& t) { return t.dtype() != begin->dtype(); });
+                begin, plain.end(), [&](const Tensor& t) { return t.dtype() != begin->dtype(); });
             ops::accumulate_sum_squares(sum, {begin, end});
             begin = end;
         }

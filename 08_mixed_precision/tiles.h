@@ -75,10 +75,10 @@ inline bool demo_scales() {
     std::vector<float> plain(size_t(rows * cols));
     for (size_t i = 0; i < plain.size(); ++i) plain[i] = random.normal(i);
     print(
-        fmt::format("{} tokens of {} features, normal numbers, in e4m3; in one token of 64 feature "
-                    "7 is an outlier",
+        fmt::format("{} tokens of {} features, normally distributed; in every 64th token "
+                    "feature 7 is an outlier",
                     rows, cols));
-    print("relative L2 error of the other numbers");
+    print("relative L2 error in e4m3 of all numbers but the outliers");
     print("  outlier      tensor       row      tile     block");
     bool ok = true;
     for (const float outlier : {0.0f, 1e2f, 1e4f, 1e6f}) {

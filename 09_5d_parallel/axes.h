@@ -41,11 +41,13 @@ struct Axes {
 
     // Sets dp, or checks it. UserError if the axes do not make `ranks`.
     void complete(int ranks) {
-        const int others = tp * cp * ep * pp;
+        int64_t others = 1;  // does not grow beyond ranks * 2^20
+        for (const int size : {tp, cp, ep, pp})
+            if (others <= ranks) others *= size;
         if (ranks % others != 0 || (dp > 0 && dp * others != ranks))
             user_error("--tp {} --cp {} --ep {} --pp {}{}: they do not make {} ranks", tp, cp, ep,
                        pp, dp > 0 ? fmt::format(" --dp {}", dp) : "", ranks);
-        dp = ranks / others;
+        dp = int(ranks / others);
     }
     // "tp,cp,ep,dp,pp" in another order.
     void set_order(const std::string& words) {

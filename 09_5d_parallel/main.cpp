@@ -1,5 +1,6 @@
-// Chapter 09: everything together. Data, tensor, context and pipeline parallelism with ZeRO, in any
-// combination: the chapters' own code, put together by composition.h.
+// Chapter 09: everything together. Data, tensor, context, expert and pipeline parallelism with
+// ZeRO, on request with products in fp8: the chapters' own code, put together by composition.h.
+// What cannot work together is refused.
 #include "compare.h"
 #include "options.h"
 
@@ -29,10 +30,13 @@ void train_step(Step& step, Composition& all) {
             phase("wait for gradients", [&] { updates.end_micro_batch(); });
         }
     } else {
-        // Several micro-batches are in flight. To the updates they are one, which ends the step.
-        updates.begin_micro_batch(0, !all.techniques.zero.keep_gathered);
+        // Several micro-batches are in flight, so the updates are not told where one ends; the
+        // units' hooks say when a gradient is complete. During the run `last` only decides whether
+        // gathered weights may be freed: not with --keep-gathered, as a later pass reads them.
+        const bool may_free = !all.techniques.zero.keep_gathered;
+        updates.begin_micro_batch(0, may_free);
         all.executor.run(step, &updates);
-        updates.begin_micro_batch(0, true);
+        updates.begin_micro_batch(0, true);  // now free the rest: the update changes all weights
         phase("wait for gradients", [&] { updates.end_micro_batch(); });
     }
     const Tensor squared_norm = phase("gradient norm", [&] { return updates.squared_norm(); });

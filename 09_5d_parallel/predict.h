@@ -5,7 +5,8 @@
 //                 these
 //     heads, F, V 1/tp
 //     layers      the stage's
-//     parameters  as FlatLayout or the list of parameters has them; states 1/(dp cp)
+//     parameters  as FlatLayout or the list of parameters has them; with ZeRO states 1/(dp cp) of
+//                 the experts', 1/(dp cp ep) of all others
 #pragma once
 
 #include "02_zero/predict.h"

@@ -80,10 +80,13 @@ class Tree:
         folders = {str(pathlib.Path(file).parent) for file in replaced}
         shutil.rmtree(self.links, ignore_errors=True)
         for folder in sorted(folders):
-            # 07's kernels include "../kernel.h": its folders are mirrored from the top down.
-            for above in [*reversed(pathlib.Path(folder).parents), pathlib.Path(folder)]:
-                if str(above) not in (".", "common"):
-                    self.mirror(str(above))
+            # 07's kernels include "../kernel.h": its folders are mirrored from the top down. What
+            # is below, as "planner/options.h" in 09, includes headers of its chapter, too.
+            here = pathlib.Path(folder)
+            below = [p.relative_to(ROOT) for p in (ROOT / here).rglob("*") if p.is_dir()]
+            for each in [*reversed(here.parents), here, *below]:
+                if str(each) not in (".", "common"):
+                    self.mirror(str(each))
         for file, text in replaced.items():
             place = self.links / file
             place.unlink(missing_ok=True)

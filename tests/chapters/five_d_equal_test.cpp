@@ -145,6 +145,7 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
         EXPECT_EQ(std::ranges::count(run.err, '\n'), 1) << run.err;
     };
     expect_refused(2, "--tp 3", "do not make 2 ranks");
+    expect_refused(2, "--tp 65536 --pp 65536", "do not make 2 ranks");  // 2^32 is 0 in an int
     expect_refused(2, "--ep 2", "no experts to share");
     expect_refused(2, "--model nano-moe --tp 2", "--sequence-parallel each routes");
     expect_refused(2, "--model nano-moe --pp 2 --grad-accum 2 --aux hf", "all layers together");

@@ -76,6 +76,7 @@ TEST(Precision, ResumedRunsContinueWithTheSameBits) {
 
 TEST(Precision, MistakesAreFound) {
     for (const auto& [ranks, arguments] : {std::pair{1, "fp16 --trap unscale-twice"},
+                                           {1, "fp16 --without accumulation --trap unscale-twice"},
                                            {1, "fp16 --trap clip-scaled"},
                                            {2, "fp16 --loss-scale-start 16777216 --trap one-steps"},
                                            {1, "tensor --trap neighbours-scale"},

@@ -45,6 +45,9 @@ TEST(MoeBalance, WhatEachLossIsWhenBalanced) {
 TEST(MoeBalance, BiasMovesAgainstTheLoad) {
     const std::vector<float> moved = moved_bias({0, 1, -1, 0}, {10, 30, 20, 20}, 0.25);
     EXPECT_EQ(moved, (std::vector<float>{0.25f, 0.75f, -1, 0}));
+    // A sixth of 64 has no end in binary, but six of them are 64 again.
+    const std::vector<float> even(6, 64), bias(6, 0.5f);
+    EXPECT_EQ(moved_bias(bias, even, 0.25), bias);
     const StepLoads loads{.by_layer = {{10, 30, 20, 20}, {5, 5, 5, 5}}};
     EXPECT_DOUBLE_EQ(loads.imbalance(), 1.25);
 }

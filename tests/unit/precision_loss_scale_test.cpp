@@ -4,6 +4,7 @@
 
 #include "08_mixed_precision/loss_scale.h"
 #include "08_mixed_precision/scaling.h"
+#include "08_mixed_precision/storage.h"
 
 namespace ultrascale {
 namespace {
@@ -44,6 +45,25 @@ TEST(PrecisionLossScale, HasAFloorAndACeiling) {
     EXPECT_EQ(scale.scale(), 1);
     for (int i = 0; i < 30; ++i) step(scale, 1);
     EXPECT_EQ(scale.scale(), LossScaleOptions::ceiling);
+}
+
+// Gradients in 16 bits keep the loss scale beside them. One of 3 is 3 in every step.
+TEST(PrecisionLossScale, GradientsIn16BitsHaveTheScaleOfTheirStep) {
+    ParameterList parameters;
+    parameters.add({.name = "weight", .shape = {2, 3}});
+    Recipe recipe = *find_recipe("fp16");
+    ASSERT_TRUE(leave_out(recipe, "accumulation"));
+    Storage storage(parameters, recipe, {});
+    LossScale scale({.scaled = true, .start = 4}, parameters);
+    for (const double now : {4, 2, 1, 1}) {
+        ASSERT_EQ(scale.scale(), now);
+        const Tensor gradient = storage.all()[0].gradient;
+        ops::fill(gradient, float(3 * now));
+        storage.unscale(now);
+        EXPECT_EQ(storage.squared_norm().to_host<double>()[0], 6 * 3 * 3) << now;
+        EXPECT_EQ(Storage::unscaled(storage.all()[0]).to_host<float>(), std::vector<float>(6, 3));
+        step(scale, INFINITY);
+    }
 }
 
 TEST(PrecisionLossScale, AStaticScaleStaysAndStillSkips) {
