@@ -94,8 +94,9 @@ SANITIZE_FLAGS = $(if $(filter address,$(SANITIZED)),-fsanitize=address -fsaniti
 # GCC collects garbage only where it holds more than 400 MB, which takes a sixth less time.
 GCC_HEAP := --param ggc-min-heapsize=400000
 # -Wno-array-bounds, -Wno-stringop-overflow: GCC 13 has false positives in fmt 9.
-CXXFLAGS += -std=c++20 $(OPTIMIZE) $(GCC_HEAP) -fopenmp -Wall -Wextra -Wno-missing-field-initializers \
-            -Wno-array-bounds -Wno-stringop-overflow $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
+CXXFLAGS += -std=c++20 $(OPTIMIZE) $(GCC_HEAP) -fopenmp -Wall -Wextra \
+            -Wno-missing-field-initializers -Wno-array-bounds -Wno-stringop-overflow \
+            $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
 CPPFLAGS += -Icommon -I. $(addprefix -isystem ,\
               $(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
 LIBRARY_DIRS := $(DEPS_LIB) $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
