@@ -119,7 +119,7 @@ class CourseTest(unittest.TestCase):
 
 if __name__ == "__main__":
     if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
-        CourseTest.built = pathlib.Path(sys.argv.pop(1))
+        CourseTest.built = pathlib.Path(sys.argv.pop(1)).resolve()
         if not (CourseTest.built / "index.html").exists():
             sys.exit(f"{CourseTest.built}: there is no site (make course)")
     if not browser.PROGRAM:
