@@ -59,8 +59,9 @@ inline void draw_memory(const std::string& directory, const StepTimeline& timeli
         svg.text(names[s], 104, fmt::format("step {}", s + 1),
                  {.anchor = Text::middle, .bold = true});
     }
-    const double first_end = across(ends[0]);
-    svg.text((across.begin + first_end) / 2, up(highest) + 16, "no optimizer states yet",
+    // In the middle of the first step, but beside the axis if that is short.
+    const double in_first = std::max((across.begin + across(ends[0])) / 2, across.begin + 86);
+    svg.text(in_first, up(highest) + 16, "no optimizer states yet",
              {.anchor = Text::middle, .size = 13, .halo = true});
     const double peak_x = across.begin + (double(peak - held.begin()) + 0.5) / double(held.size()) *
                                              (across.end - across.begin);
