@@ -57,7 +57,10 @@ class Run:
         if self.launcher.poll() is None:
             self.launcher.terminate()
         until = time.monotonic() + self.patience
-        while (left := self.processes()) or self.launcher.poll() is None:
+        looks = 0  # without finding anybody: a process that is just being started has no mark yet
+        while looks < 3:
+            left = self.processes()
+            looks = looks + 1 if not left and self.launcher.poll() is not None else 0
             if time.monotonic() > until:
                 send(left, signal.SIGKILL)
             time.sleep(0.02)
