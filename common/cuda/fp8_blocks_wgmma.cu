@@ -11,8 +11,7 @@
 // The scales of its rows, and of blocks, are loaded to registers a step ahead; those of columns
 // come with the tiles, through the copy engine, as no thread has registers for 64 of them.
 //
-// Results in bf16 leave through the copy engine, too. A weight's gradient, which is often added to
-// in fp32, is stored from registers, and the shared memory goes to its columns' scales.
+// Results leave through the copy engine, too, which also adds to a weight's gradient in fp32.
 #include "fp8_blocks.h"
 #include "ops_common.cuh"
 #include "product_tiles.cuh"
@@ -30,7 +29,6 @@ constexpr int consumer_registers = 232, producer_registers = 40;
 constexpr int cluster = 2;                      // blocks
 constexpr int tiles_below = 16 / cluster;       // tiles of a cluster
 constexpr int b_rows = tile_columns / cluster;  // rows of B that a block asks for
-constexpr int boxes = 2;                        // of the result, for each warp
 
 struct Tiles {  // two fp8 in an element
     Element a[tile_rows * 64], b[tile_columns * 64];
@@ -39,7 +37,8 @@ template <bool b_tiles>
 struct Shared {
     Tiles stage[stages];
     // TMA stores a box only from a multiple of 128 bytes, so that boxes come before the scales.
-    Element box[b_tiles ? 1 : 4 * consumers][boxes][box_rows * box_columns];
+    // Of the result, for each warp: one where the columns' scales need room.
+    Element box[4 * consumers][b_tiles ? 1 : 2][box_rows * box_columns];
     float scale[stages][b_tiles ? tile_columns : 4];  // of B's columns
     Barrier full[stages], empty[stages];
 };
@@ -83,6 +82,7 @@ __device__ void store_sums(D* out, const D* addend, int64_t M, int64_t N, int64_
             }
         }
     }
+    __syncwarp();  // lanes part at M and N; the next product needs the warp together
 }
 
 template <bool b_tiles, bool a_e5m2, class D>
@@ -90,7 +90,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     product(D* out, const D* addend, const Sizes s,
             const __grid_constant__ CUtensorMap A /* (M, K) */,
             const __grid_constant__ CUtensorMap B /* (N, K) */,
-            const __grid_constant__ CUtensorMap C /* if bf16 leaves through TMA */,
+            const __grid_constant__ CUtensorMap C,
             const float* __restrict__ scales_a, const float* __restrict__ scales_b) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared<b_tiles>& shared = *reinterpret_cast<Shared<b_tiles>*>(bytes);
@@ -192,14 +192,18 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                     free_stage();
                 }
             }
-            if constexpr (!b_tiles && sizeof(D) == sizeof(Element)) {
+            const int warp_row = row0 + warp % 4 * box_rows;
+            if constexpr (std::is_same_v<D, Element>) {
                 if (!addend && N % 8 == 0) {
-                    store_through_boxes(&C, row0 + warp % 4 * box_rows, column0, shared.box[warp],
-                                        sum);
+                    store_through_boxes(&C, warp_row, column0, shared.box[warp], sum);
                     continue;
                 }
+            } else if ((!addend || addend == out) && N % 4 == 0) {
+                store_through_boxes(&C, addend != nullptr, 0, warp_row, column0, shared.box[warp],
+                                    sum);
+                continue;
             }
-            store_sums(out, addend, M, N, row0 + warp % 4 * box_rows, column0, sum);
+            store_sums(out, addend, M, N, warp_row, column0, sum);
         }
         if (threadIdx.x % 32 == 0)
             tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
@@ -217,7 +221,7 @@ void start(const Tensor& d, const Fp8Blocks& p, const Tensor& addend) {
     const auto map = [&](const void* x, int64_t rows, int64_t stride, int box) {
         return tensor_map(x, {{p.K, 1, block}, {rows, stride, box}});
     };
-    const CUtensorMap C = sizeof(D) == sizeof(Element) && !b_tiles ? result_map(d) : CUtensorMap{};
+    const CUtensorMap C = std::is_same_v<D, float> ? sums_map(d) : result_map(d);
     LAUNCH(kernel, unsigned(std::min<int64_t>(tiles, most) * cluster), threads, bytes)
     (data<D>(d), addend ? data<D>(addend) : nullptr,
      Sizes{int(p.M), int(p.N), int(p.K), int(p.b_scale_stride)},

@@ -46,6 +46,7 @@ __device__ void store_sums(D* out, const D* addend, int N, int row, int row_end,
             store(out + first + 8 * j, pair);
         }
     }
+    __syncwarp();  // lanes part at row_end; the next product needs the warp together
 }
 
 }  // namespace ultrascale::ops

@@ -15,7 +15,7 @@
 //     A warp whose 16 rows all belong to the group stores them through TMA, the last one element by
 //     element. A warpgroup without any row multiplies nothing, so that a group costs as much time
 //     as its rows rounded up to 64.
-//   - weight: k ends with the group. Of the last step, rows of other groups are overwritten with
+//   - weight: sums in fp32 are added to by the copy engine. k ends with the group. Of the last step, rows of other groups are overwritten with
 //     zeros in shared memory: also a NaN that lies there must not count.
 #include "grouped_tensor_cores.cuh"
 #include "product_tiles.cuh"
@@ -150,7 +150,7 @@ template <GroupForm form, class D>
 __global__ void __launch_bounds__(threads, 1)
     product(D* out, const D* addend, const GroupProduct p, const __grid_constant__ CUtensorMap A,
             const __grid_constant__ CUtensorMap B,
-            const __grid_constant__ CUtensorMap C /* if D is bf16 */) {
+            const __grid_constant__ CUtensorMap C) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
     const int warp = same_in_warp(int(threadIdx.x) / 32), warpgroup = warp / 4;
@@ -211,9 +211,16 @@ __global__ void __launch_bounds__(threads, 1)
         for (int step = steps < under_way ? steps : under_way; step > 0; --step) free_stage();
         if (idle || row >= work.row_end) continue;
         const int64_t first_row = form == GroupForm::weight ? int64_t(work.group) * p.M : 0;
-        if constexpr (sizeof(D) == sizeof(Element)) {
+        if constexpr (std::is_same_v<D, Element>) {
             if (!addend && row + box_rows <= work.row_end) {
                 store_through_boxes(&C, int(first_row) + row, work.column, shared.box[warp], sum);
+                continue;
+            }
+        }
+        if constexpr (std::is_same_v<D, float>) {
+            if (!addend || addend == out) {
+                store_through_boxes(&C, addend != nullptr, work.group, row, work.column,
+                                    shared.box[warp], sum);
                 continue;
             }
         }
@@ -243,7 +250,7 @@ template <GroupForm form, class D>
 void start(const Tensor& out, const Tensor& addend, const GroupProduct& p, int64_t tiles,
            const CUtensorMap& A, const CUtensorMap& B) {
     check(tiles < int64_t(1) << 30, "grouped_matmul: too many tiles");
-    const CUtensorMap C = sizeof(D) == sizeof(Element) ? result_map(out) : CUtensorMap{};
+    const CUtensorMap C = std::is_same_v<D, float> ? sums_map(out) : result_map(out);
     LAUNCH((product<form, D>), unsigned(std::min<int64_t>(tiles, multiprocessors())), threads,
            sizeof(Shared))
     (data<D>(out), addend ? data<D>(addend) : nullptr, p, A, B, C);
