@@ -1,6 +1,7 @@
 // Products in groups on Hopper: one persistent kernel for all groups, with the pipeline of
-// 07_kernels/6_hopper/6_product_async_store.cu without its clusters. A producer thread asks TMA for
-// tiles, two consumer warpgroups multiply 64 x 256 sums each, and results leave through TMA.
+// 07_kernels/6_hopper/6_product_async_store.cu. A producer thread asks TMA for tiles, two consumer
+// warpgroups multiply 64 x 256 sums each, and results leave through TMA. Two blocks are a cluster:
+// if their tiles need the same columns of B, each asks for half of them, for both.
 //
 //     forward  y_g = x_g W_g^T     A: rows of x,  k = in     B: rows of W_g
 //     input    dx_g = dy_g W_g     A: rows of dy, k = out    B: columns of W_g
@@ -17,20 +18,19 @@
 //     as its rows rounded up to 64.
 //   - weight: sums in fp32 are added to by the copy engine. k ends with the group. Of the last step, rows of other groups are overwritten with
 //     zeros in shared memory: also a NaN that lies there must not count.
-#include "grouped_tensor_cores.cuh"
+#include "grouped_tiles.cuh"
 #include "product_tiles.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
-constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int stages = 4;     // 48 KiB each
 constexpr int under_way = 1;  // steps whose products a consumer leaves in flight
 constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int consumer_registers = 232, producer_registers = 40;
-constexpr int tiles_below = 16;
 constexpr int piece = 64;  // columns of a tile whose k runs down its rows: 64 x 64, 8 KiB
+constexpr int half_columns = tile_columns / cluster;  // of B, that a block asks for
 
 struct Stage {
     Element a[tile_rows * k_step], b[tile_columns * k_step];
@@ -42,82 +42,45 @@ struct Shared {
     Barrier full[stages], empty[stages];
 };
 
-// A tile of the result.
-struct Work {
-    int group;
-    int row, row_end;  // its first row, and where the rows that may be stored end
-    int column;
-    int k, k_end;  // weight: the group's rows
-};
-
-// The walk through a block's tiles.
-template <GroupForm form>
-class Tiles {
-public:
-    __device__ Tiles(const GroupProduct& p)
-        : p_(p),
-          walk_{p.counts, p.G, tile_rows},
-          down_((p.M + tile_rows - 1) / tile_rows),
-          across_((p.N + tile_columns - 1) / tile_columns),
-          index_(int(blockIdx.x)) {}
-    // Returns false after the last tile.
-    __device__ bool next(Work& work) {
-        if constexpr (form == GroupForm::weight) {
-            const int group = index_ / (down_ * across_);
-            if (group >= p_.G) return false;
-            walk_.go_to(group);
-            const Tile tile = tile_at(index_ % (down_ * across_), down_, across_, tiles_below);
-            work = {group,
-                    tile.row * tile_rows,
-                    p_.M,
-                    tile.column * tile_columns,
-                    int(walk_.begin),
-                    int(walk_.end)};
-        } else {
-            if (!walk_.find(index_ / across_)) return false;
-            const Tile tile =
-                tile_at(index_ - int(walk_.first_tile) * across_,
-                        int(walk_.next_tile - walk_.first_tile), across_, tiles_below);
-            work = {walk_.group,
-                    int(walk_.begin) + tile.row * tile_rows,
-                    int(walk_.end),
-                    tile.column * tile_columns,
-                    0,
-                    p_.K};
-        }
-        index_ += int(gridDim.x);
-        return true;
-    }
-
-private:
-    const GroupProduct& p_;
-    GroupWalk walk_;
-    int down_, across_, index_;
-};
-
 __device__ int steps_of(const Work& work) { return (work.k_end - work.k + k_step - 1) / k_step; }
+
+// Asks for one of B's halves, for both blocks or for this one.
+template <GroupForm form>
+__device__ void request_b(Stage& stage, Barrier* full, const CUtensorMap* B, const Work& work,
+                          int k, int half, bool both) {
+    constexpr uint16_t all = (1 << cluster) - 1;
+    constexpr int columns = form == GroupForm::forward ? half_columns : piece;  // of a box
+#pragma unroll
+    for (int i = 0; i < half_columns; i += columns) {
+        Element* const to = stage.b + (half * half_columns + i) * k_step;
+        const int column = work.column + half * half_columns + i;
+        if constexpr (form == GroupForm::weight)
+            both ? tma_load_multicast(to, B, full, all, column, k)
+                 : tma_load(to, B, full, column, k);
+        else {
+            const int x = form == GroupForm::forward ? k : column,
+                      y = form == GroupForm::forward ? column : k;
+            both ? tma_load_multicast(to, B, full, all, x, y, work.group, 0)
+                 : tma_load(to, B, full, x, y, work.group, 0);
+        }
+    }
+}
 
 // Asks for a stage: rows of 64 k of A and B, or pieces of 64 columns by 64 k.
 template <GroupForm form>
 __device__ void request(Stage& stage, Barrier* full, const CUtensorMap* A, const CUtensorMap* B,
-                        const Work& work, int k) {
+                        const Work& work, int k, int rank) {
     barrier_arrive_expect(full, sizeof(Stage));
     if constexpr (form == GroupForm::weight)
         for (int i = 0; i < tile_rows / piece; ++i)
             tma_load(stage.a + i * piece * k_step, A, full, work.row + i * piece, k);
     else
         tma_load(stage.a, A, full, k, work.row);
-    if constexpr (form == GroupForm::forward)
-        tma_load(stage.b, B, full, k, work.column, work.group, 0);
+    if (work.shares)
+        request_b<form>(stage, full, B, work, k, rank, true);
     else
-        for (int i = 0; i < tile_columns / piece; ++i) {
-            Element* const to = stage.b + i * piece * k_step;
-            const int column = work.column + i * piece;
-            if constexpr (form == GroupForm::input)
-                tma_load(to, B, full, column, k, work.group, 0);
-            else
-                tma_load(to, B, full, column, k);
-        }
+        for (int half = 0; half < cluster; ++half)
+            request_b<form>(stage, full, B, work, k, half, false);
 }
 
 // Overwrites k from `valid` on with zeros in all pieces of a stage; all consumers call it.
@@ -147,10 +110,9 @@ __device__ void multiply(float (&sum)[tile_columns / 8][4], const Stage& stage, 
 }
 
 template <GroupForm form, class D>
-__global__ void __launch_bounds__(threads, 1)
+__global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     product(D* out, const D* addend, const GroupProduct p, const __grid_constant__ CUtensorMap A,
-            const __grid_constant__ CUtensorMap B,
-            const __grid_constant__ CUtensorMap C) {
+            const __grid_constant__ CUtensorMap B, const __grid_constant__ CUtensorMap C) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
     const int warp = same_in_warp(int(threadIdx.x) / 32), warpgroup = warp / 4;
@@ -159,13 +121,14 @@ __global__ void __launch_bounds__(threads, 1)
         tma_prefetch(&B);
         for (int s = 0; s < stages; ++s) {
             barrier_init(&shared.full[s], 1);
-            barrier_init(&shared.empty[s], consumers);
+            barrier_init(&shared.empty[s], consumers * cluster);
         }
         barrier_init_fence();
     }
-    __syncthreads();
+    cluster_sync();
 
-    Tiles<form> tiles(p);
+    const int rank = int(cluster_rank());
+    Tiles<form> tiles(p, rank);
     Work work;
     RingPlace<stages> place;
     if (warpgroup == consumers) {
@@ -175,60 +138,64 @@ __global__ void __launch_bounds__(threads, 1)
                 for (int step = 0; step < steps_of(work); ++step, place.advance()) {
                     barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
                     request<form>(shared.stage[place.stage], &shared.full[place.stage], &A, &B,
-                                  work, work.k + step * k_step);
+                                  work, work.k + step * k_step, rank);
                 }
-        return;
-    }
-    registers_more<consumer_registers>();
-    RingPlace<stages> to_free;
-    const auto free_stage = [&] {
-        if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[to_free.stage]);
-        to_free.advance();
-    };
-    while (tiles.next(work)) {
-        const int steps = steps_of(work), row = work.row + warpgroup * 64 + warp % 4 * box_rows;
-        const bool idle = work.row + warpgroup * 64 >= work.row_end;
-        float sum[tile_columns / 8][4];
-        if (form == GroupForm::weight && steps == 0)  // a group without rows
+    } else {
+        registers_more<consumer_registers>();
+        RingPlace<stages> to_free;
+        const auto free_stage = [&] {
+            if (threadIdx.x % 128 < cluster)  // one thread per block
+                barrier_arrive_at(&shared.empty[to_free.stage], threadIdx.x % 128);
+            to_free.advance();
+        };
+        while (tiles.next(work)) {
+            const int steps = steps_of(work), row = work.row + warpgroup * 64 + warp % 4 * box_rows;
+            const bool idle = work.row + warpgroup * 64 >= work.row_end;
+            float sum[tile_columns / 8][4];
+            if (form == GroupForm::weight && steps == 0)  // a group without rows
 #pragma unroll
-            for (int j = 0; j < tile_columns / 8; ++j)
+                for (int j = 0; j < tile_columns / 8; ++j)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sum[j][i] = 0;
-        for (int step = 0; step < steps; ++step, place.advance()) {
-            Stage& stage = shared.stage[place.stage];
-            barrier_wait(&shared.full[place.stage], place.parity);
-            if (form == GroupForm::weight && work.k_end - work.k - step * k_step < k_step)
-                clear_after(stage, work.k_end - work.k - step * k_step);
-            if (!idle) {
-                wgmma_fence();
-                multiply<form>(sum, stage, warpgroup, step > 0);
-                wgmma_commit();
-                wgmma_wait<under_way>(sum);
+                    for (int i = 0; i < 4; ++i) sum[j][i] = 0;
+            for (int step = 0; step < steps; ++step, place.advance()) {
+                Stage& stage = shared.stage[place.stage];
+                barrier_wait(&shared.full[place.stage], place.parity);
+                if (form == GroupForm::weight && work.k_end - work.k - step * k_step < k_step)
+                    clear_after(stage, work.k_end - work.k - step * k_step);
+                if (!idle) {
+                    wgmma_fence();
+                    multiply<form>(sum, stage, warpgroup, step > 0);
+                    wgmma_commit();
+                    wgmma_wait<under_way>(sum);
+                }
+                if (step >= under_way) free_stage();
             }
-            if (step >= under_way) free_stage();
-        }
-        wgmma_wait<0>(sum);
-        for (int step = steps < under_way ? steps : under_way; step > 0; --step) free_stage();
-        if (idle || row >= work.row_end) continue;
-        const int64_t first_row = form == GroupForm::weight ? int64_t(work.group) * p.M : 0;
-        if constexpr (std::is_same_v<D, Element>) {
-            if (!addend && row + box_rows <= work.row_end) {
-                store_through_boxes(&C, int(first_row) + row, work.column, shared.box[warp], sum);
-                continue;
+            wgmma_wait<0>(sum);
+            for (int step = steps < under_way ? steps : under_way; step > 0; --step) free_stage();
+            if (idle || row >= work.row_end) continue;
+            const int64_t first_row = form == GroupForm::weight ? int64_t(work.group) * p.M : 0;
+            if constexpr (std::is_same_v<D, Element>) {
+                if (!addend && row + box_rows <= work.row_end) {
+                    store_through_boxes(&C, int(first_row) + row, work.column, shared.box[warp],
+                                        sum);
+                    continue;
+                }
             }
-        }
-        if constexpr (std::is_same_v<D, float>) {
-            if (!addend || addend == out) {
-                store_through_boxes(&C, addend != nullptr, work.group, row, work.column,
-                                    shared.box[warp], sum);
-                continue;
+            if constexpr (std::is_same_v<D, float>) {
+                if (!addend || addend == out) {
+                    store_through_boxes(&C, addend != nullptr, work.group, row, work.column,
+                                        shared.box[warp], sum);
+                    continue;
+                }
             }
+            store_sums(out + first_row * p.N, addend ? addend + first_row * p.N : nullptr, p.N, row,
+                       work.row_end, work.column, sum);
         }
-        store_sums(out + first_row * p.N, addend ? addend + first_row * p.N : nullptr, p.N, row,
-                   work.row_end, work.column, sum);
+        if (threadIdx.x % 32 == 0)
+            tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
     }
-    if (threadIdx.x % 32 == 0)
-        tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
+    // The other block arrives at this one's barriers until it has multiplied what this one sent.
+    cluster_sync();
 }
 
 constexpr int64_t size = sizeof(Element);
@@ -247,12 +214,13 @@ CUtensorMap weight_map(const Tensor& w, int rows) {
 }
 
 template <GroupForm form, class D>
-void start(const Tensor& out, const Tensor& addend, const GroupProduct& p, int64_t tiles,
+void start(const Tensor& out, const Tensor& addend, const GroupProduct& p, int64_t pairs,
            const CUtensorMap& A, const CUtensorMap& B) {
-    check(tiles < int64_t(1) << 30, "grouped_matmul: too many tiles");
+    check(pairs < int64_t(1) << 29, "grouped_matmul: too many tiles");
+    const auto kernel = product<form, D>;
+    static const int most = clusters_at_once(kernel, cluster, threads, sizeof(Shared));
     const CUtensorMap C = std::is_same_v<D, float> ? sums_map(out) : result_map(out);
-    LAUNCH((product<form, D>), unsigned(std::min<int64_t>(tiles, multiprocessors())), threads,
-           sizeof(Shared))
+    LAUNCH(kernel, unsigned(std::min<int64_t>(pairs, most) * cluster), threads, sizeof(Shared))
     (data<D>(out), addend ? data<D>(addend) : nullptr, p, A, B, C);
 }
 
@@ -262,19 +230,19 @@ void grouped_wgmma(GroupForm form, const Tensor& out, const Tensor& a, const Ten
                    const Tensor& addend, const GroupProduct& p) {
     const int64_t across = ceil_div(p.N, tile_columns);
     if (form == GroupForm::weight) {
-        const int64_t tiles = p.G * ceil_div(p.M, tile_rows) * across;
+        const int64_t pairs = p.G * ceil_div(ceil_div(p.M, tile_rows) * across, cluster);
         with_type(out.dtype(), [&]<class D>(D) {
-            start<GroupForm::weight, D>(out, addend, p, tiles, rows_map(a, k_step),
+            start<GroupForm::weight, D>(out, addend, p, pairs, rows_map(a, k_step),
                                         rows_map(b, k_step));
         });
         return;
     }
-    const int64_t tiles = most_row_tiles(a.rows(), p.G, tile_rows) * across;
+    const int64_t pairs = ceil_div(most_row_tiles(a.rows(), p.G, tile_rows) * across, cluster);
     if (form == GroupForm::forward)
-        start<GroupForm::forward, Element>(out, {}, p, tiles, rows_map(a, tile_rows),
-                                           weight_map(b, tile_columns));
+        start<GroupForm::forward, Element>(out, {}, p, pairs, rows_map(a, tile_rows),
+                                           weight_map(b, half_columns));
     else
-        start<GroupForm::input, Element>(out, {}, p, tiles, rows_map(a, tile_rows),
+        start<GroupForm::input, Element>(out, {}, p, pairs, rows_map(a, tile_rows),
                                          weight_map(b, k_step));
 }
 

@@ -169,6 +169,16 @@ __device__ inline void tma_load_multicast(void* to, const CUtensorMap* map, Barr
         : "memory");
 }
 
+__device__ inline void tma_load_multicast(void* to, const CUtensorMap* map, Barrier* barrier,
+                                          uint16_t blocks, int x, int y, int z, int w) {
+    SM90A(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+        "multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], "
+        "%7;" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks)
+        : "memory");
+}
+
 // Copies contiguous bytes; both addresses and the size are multiples of 16.
 __device__ inline void bulk_load(void* to, const void* from, Barrier* barrier, int bytes) {
     SM90A(
