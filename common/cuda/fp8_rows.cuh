@@ -17,6 +17,10 @@ struct Output {
     float* amax;  // (N), or one for each thread block
     int64_t N;
 
+    // The row that comes i-th. A launch that only measures begins with the last ones, which were
+    // written most recently, and ends with those that the next launch reads first: both are then in
+    // the L2 cache.
+    __device__ int64_t row(int64_t i) const { return y ? i : N - 1 - i; }
     __device__ bool needs_amax() const { return amax || of.group == ScaleGroup::row; }
     // Stores the largest magnitude m of a row, and its scale, where they are wanted; all threads of
     // the row call it. Returns what its numbers are multiplied by, if it has a scale of its own.
@@ -44,7 +48,7 @@ __device__ void store_tile(const Output<F>& out, const float (&x)[n], int64_t ro
 template <class F, class Value>
 __global__ void __launch_bounds__(row_threads)
     quantise_rows(const Output<F> out, const Value value, int64_t columns) {
-    const int64_t row = blockIdx.x;
+    const int64_t row = out.row(blockIdx.x);
     const int lane = int(threadIdx.x) % 32;
     const auto for_each_tile = [&](const auto& take) {
         for (int64_t j = threadIdx.x / 32; j * scale_block < columns; j += row_threads / 32) {

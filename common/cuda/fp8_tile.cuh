@@ -59,9 +59,10 @@ struct Scaled {
 
 struct TilePlace {
     int64_t R, C;
-    int64_t row = int64_t(blockIdx.y) * tile_size + threadIdx.x / 16 * 8;
+    int64_t row;
     int64_t column = int64_t(blockIdx.x) * tile_size + threadIdx.x % 16 * 8;
-    __device__ TilePlace(int64_t R, int64_t C) : R(R), C(C) {}
+    __device__ TilePlace(int64_t R, int64_t C, unsigned tile = blockIdx.y)
+        : R(R), C(C), row(int64_t(tile) * tile_size + threadIdx.x / 16 * 8) {}
 };
 
 // `packs`: 8 elements are loaded at once, as C is a multiple of 8.

@@ -12,12 +12,13 @@ namespace {
 // ---- the pass before: magnitudes ----------------------------------------------------------------
 
 // Any of the outputs may be null: rows (C / 128, R), columns (R / 128, C), tiles (R / 128,
-// C / 128).
+// C / 128). Runs from the last rows to the first: the last ones were written most recently, and the
+// first ones are read next, so that both come from the L2 cache.
 template <bool packs, class Source>
 __global__ void __launch_bounds__(tile_threads)
     measure_tiles(float* rows, float* columns, float* tiles, const Source source, int64_t R,
                   int64_t C) {
-    const TilePlace place(R, C);
+    const TilePlace place(R, C, gridDim.y - 1 - blockIdx.y);
     float x[8][8], largest[8];
     load_tile<packs>(x, source, place);
     if (rows) {

@@ -26,8 +26,8 @@ __device__ float as_stored(float x) {
 template <int group, int n, class F, class T>
 __global__ void __launch_bounds__(threads)
     norm_kept(const Output<F> out, float* rstd, const T* x, const T* weight, float eps, int h) {
-    const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= out.N) return;  // the whole group
+    const int64_t row = out.row(int64_t(blockIdx.x) * blockDim.y + threadIdx.y);
+    if (row < 0 || row >= out.N) return;  // the whole group
     Pack<T, n> kept[packs_kept];
     const float r = load_row<group>(kept, x + row * h, eps, h);
     if (threadIdx.x == 0) rstd[row] = r;
@@ -97,7 +97,7 @@ __device__ float swiglu(float gate, float up) {
 template <int n, int unroll, class F, class T>
 __global__ void __launch_bounds__(threads)
     swiglu_packs(const Output<F> out, const T* gate_up, int64_t columns) {
-    const int64_t row = blockIdx.x,
+    const int64_t row = out.row(blockIdx.x),
                   first = (int64_t(blockIdx.y) * unroll * threads + threadIdx.x) * n;
     const T *gate = gate_up + row * 2 * columns, *up = gate + columns;
     Pack<T, n> gates[unroll], ups[unroll];
