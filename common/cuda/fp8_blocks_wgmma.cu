@@ -90,8 +90,8 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     product(D* out, const D* addend, const Sizes s,
             const __grid_constant__ CUtensorMap A /* (M, K) */,
             const __grid_constant__ CUtensorMap B /* (N, K) */,
-            const __grid_constant__ CUtensorMap C,
-            const float* __restrict__ scales_a, const float* __restrict__ scales_b) {
+            const __grid_constant__ CUtensorMap C, const float* __restrict__ scales_a,
+            const float* __restrict__ scales_b) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared<b_tiles>& shared = *reinterpret_cast<Shared<b_tiles>*>(bytes);
     const int M = s.M, N = s.N;

@@ -16,8 +16,9 @@
 //     A warp whose 16 rows all belong to the group stores them through TMA, the last one element by
 //     element. A warpgroup without any row multiplies nothing, so that a group costs as much time
 //     as its rows rounded up to 64.
-//   - weight: sums in fp32 are added to by the copy engine. k ends with the group. Of the last step, rows of other groups are overwritten with
-//     zeros in shared memory: also a NaN that lies there must not count.
+//   - weight: k ends with the group. Of the last step, rows of other groups are overwritten with
+//     zeros in shared memory: also a NaN that lies there must not count. To sums in fp32 the copy
+//     engine adds, in the L2 cache: a thread that loads, adds and stores waits for each load.
 #include "grouped_tiles.cuh"
 #include "product_tiles.cuh"
 

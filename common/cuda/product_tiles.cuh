@@ -26,8 +26,7 @@ inline CUtensorMap result_map(const Tensor& C) {
 // of a warp's 16 rows x 32 columns: 2 KiB, too. Only if rows are a multiple of 16 bytes.
 constexpr int sum_columns = 32;
 inline CUtensorMap sums_map(const Tensor& sums) {
-    const int64_t N = sums.cols(), M = sums.size(-2), G = sums.rows() / M,
-                  size = sizeof(float);
+    const int64_t N = sums.cols(), M = sums.size(-2), G = sums.rows() / M, size = sizeof(float);
     return N % 4 == 0 ? tensor_map(sums.data(), {{N, size, sum_columns},
                                                  {M, N * size, box_rows},
                                                  {G, M * N * size, 1},
