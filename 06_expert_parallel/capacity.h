@@ -65,13 +65,11 @@ public:
             const int64_t places = chunk.rows.size(), capacity = places / experts_;
             const Tensor counts = Tensor::empty({experts_}, DType::int32, Memory::workspace),
                          sorted = activation({chunk.tokens.size() * k}, DType::int32),
-                         position = activation_like(sorted),
-                         order = activation({places}, DType::int32),
-                         experts = of(routed.experts, chunk);
+                         position = activation_like(sorted), experts = of(routed.experts, chunk);
             ops::sort_by_expert(counts, sorted, position, experts);
-            ops::capacity_slots(order, of(place_, chunk), experts, sorted, position, counts,
+            ops::capacity_slots(of(place_, chunk), experts, sorted, position, counts, capacity,
                                 drop_ == Drop::by_score ? of(routed.weights, chunk) : Tensor());
-            set_rows(chunk, x, routed, order);
+            set_rows(chunk, x, routed);
             if (traffic_.backward_follows()) plan_.count(counts, capacity);
             const std::vector<int32_t> each(size_t(experts_ / ranks), int32_t(ranks * capacity));
             chunk.counts =

@@ -71,15 +71,14 @@ public:
     void combine(Tensor y, const Tensor& residual) override {
         chunks_.back().work.wait();
         for (const Chunk& chunk : chunks_)
-            ops::sum_rows(of(y, chunk), of(rows_, chunk.rows), of(place_, chunk), {},
+            ops::sum_rows(of(y, chunk), of(rows_, chunk.rows), of(place_, chunk),
                           residual ? of(residual, chunk) : Tensor());
         rows_ = {};
     }
     void begin_backward(const Tensor& dy) override {
-        rows_ = activation({chunks_.back().rows.end, dy.cols()}, dy.dtype());
-        if (places()) ops::fill(rows_, 0);  // some may be used by nobody
+        rows_ = new_rows(dy.cols(), dy.dtype());
         for (const Chunk& chunk : chunks_)
-            ops::sum_rows_backward(of(rows_, chunk.rows), {}, of(dy, chunk), {}, of(place_, chunk));
+            ops::scatter_rows(of(rows_, chunk.rows), of(dy, chunk), of(place_, chunk));
     }
     void end_backward_of_weights(Tensor dweights) override {
         chunks_.back().of_weights.wait();
@@ -91,8 +90,7 @@ public:
     void end_backward(Tensor dx) override {
         chunks_.back().work.wait();
         for (const Chunk& chunk : chunks_)
-            ops::sum_rows(of(dx, chunk), of(rows_, chunk.rows), of(place_, chunk), {},
-                          of(dx, chunk));
+            ops::sum_rows(of(dx, chunk), of(rows_, chunk.rows), of(place_, chunk), of(dx, chunk));
     }
 
 protected:
@@ -121,14 +119,15 @@ protected:
         return t.slice(range.begin, range.end);
     }
     static Tensor of(const Tensor& t, const Chunk& chunk) { return of(t, chunk.tokens); }
-    // The rows of a chunk and their weights, from x and the router, in this order.
-    void set_rows(const Chunk& chunk, const Tensor& x, const Routed& routed, const Tensor& order) {
-        ops::gather_rows(of(rows_, chunk.rows), of(x, chunk), order, routed.experts.cols());
-        ops::gather_rows(of(weights_, chunk.rows), of(routed.weights, chunk), order);
+    // The rows of a chunk and their weights, from x and the router, at their places.
+    void set_rows(const Chunk& chunk, const Tensor& x, const Routed& routed) {
+        ops::scatter_rows(of(rows_, chunk.rows), of(x, chunk), of(place_, chunk));
+        ops::scatter_rows(of(weights_, chunk.rows), column(of(routed.weights, chunk)),
+                          column(of(place_, chunk)));
     }
     void allocate_rows(const Tensor& x) {
-        rows_ = activation({chunks_.back().rows.end, x.cols()}, x.dtype());
-        weights_ = activation({rows_.rows(), 1}, DType::fp32);
+        rows_ = new_rows(x.cols(), x.dtype());
+        weights_ = new_rows(1, DType::fp32);
     }
     // When all chunks know their travel: what will be sent, and what the experts here will get.
     void tell_traffic(int64_t h, DType dtype) {
@@ -156,6 +155,11 @@ protected:
     Tensor weights_, dweights_;  // (R, 1) of those that leave; of those that came back
 
 private:
+    Tensor new_rows(int64_t columns, DType dtype) const {
+        const Tensor rows = activation({chunks_.back().rows.end, columns}, dtype);
+        if (places()) ops::fill(rows, 0);  // some may be used by nobody
+        return rows;
+    }
     // A chunk of rows or weights travels to its experts, and from there into `all`.
     Work there(Tensor& in, const Tensor& all, const Chunk& chunk) const {
         in = activation({chunk.travel.received(), all.cols()}, all.dtype());
@@ -190,7 +194,7 @@ public:
             const Tensor order = activation({chunk.rows.size()}, DType::int32);
             chunk.counts = of_chunk(counts, c).view({experts_});
             ops::sort_by_expert(chunk.counts, order, of(place_, chunk), of(routed.experts, chunk));
-            set_rows(chunk, x, routed, order);
+            set_rows(chunk, x, routed);
         }
         if (ranks > 1) exchange_counts(counts);
         tell_traffic(x.cols(), x.dtype());

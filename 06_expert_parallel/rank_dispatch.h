@@ -74,7 +74,7 @@ public:
     void add_back(Tensor y, Tensor rows, const Tensor& residual) const {
         const Tensor home = back(rows);
         rows = {};
-        ops::sum_rows(y, home, place_, {}, residual);
+        ops::sum_rows(y, home, place_, residual);
     }
     // The same for the gradients of weights (M, k), of which each has one source.
     void weights_back(Tensor dweights, const Tensor& there) const {
@@ -172,13 +172,12 @@ public:
         const Tensor counts = Tensor::empty({G_}, DType::int32, Memory::workspace),
                      order = activation({place_.numel()}, DType::int32),
                      named = Tensor::from_host<int32_t>(here.experts, place_.shape(),
-                                                        Memory::workspace),
-                     used = order.slice(0, rows.at_experts);
+                                                        Memory::workspace);
         ops::sort_by_expert(counts, order, place_, named);
         const ExpertRows in{activation({rows.at_experts, here.rows.cols()}, here.rows.dtype()),
                             counts, activation({rows.at_experts, 1}, DType::fp32)};
-        ops::gather_rows(in.rows, here.rows, used, here.k);
-        ops::gather_rows(in.weights, here.weights, used);
+        ops::scatter_rows(in.rows, here.rows, place_);
+        ops::scatter_rows(in.weights, column(here.weights), column(place_));
         return in;
     }
     void go_back(int64_t, ExpertRows rows) override { rows_ = std::move(rows); }
@@ -204,7 +203,7 @@ private:
             at = hops_[i].arrive().rows;
         }
         const Tensor drows = activation({at_experts_, at.cols()}, at.dtype());
-        ops::sum_rows_backward(drows, {}, at, {}, place_);
+        ops::scatter_rows(drows, at, place_);
         return drows;
     }
     // Adds a token's rows here and takes them back through all hops; the last one adds to y.

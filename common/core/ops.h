@@ -61,10 +61,10 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
                         int64_t first_row = 0);
 
 // ---- rows in another order ----------------------------------------------------------------------
-// Row n of out = row index[n] / per_row of in. index (N) int32 is on the device; out has N rows, of
+// Row n of out = row index[n] of in. index (N) int32 is on the device; out has N rows, of
 // out.numel() / N elements each whatever its shape, and in any number of such rows. Any dtype, the
 // same for both. An index outside of `in` is a bug.
-void gather_rows(Tensor out, const Tensor& in, const Tensor& index, int64_t per_row = 1);
+void gather_rows(Tensor out, const Tensor& in, const Tensor& index);
 
 // ---- RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang & Sennrich 2019) ---
 void rmsnorm_forward(Tensor y, Tensor rstd /* (N) fp32 */, const Tensor& x, const Tensor& weight,

@@ -4,7 +4,7 @@
 //     logits (N, E)
 //       |  router_forward       experts, weights (N, k)
 //       v  sort_by_expert       counts (E), order (R), place (N, k)
-//     x (N, h) -- gather_rows --> rows (R, h)  -- grouped_matmul, swiglu, grouped_matmul --.
+//     x (N, h) -- scatter_rows -> rows (R, h)  -- grouped_matmul, swiglu, grouped_matmul --.
 //     y (N, h) <-- sum_rows ----- rows (R, h)  <-------------------------------------------'
 //
 // Letters: N tokens, E experts, k choices of each token, R rows: N k, or those that came in from
@@ -49,21 +49,16 @@ void router_backward(Tensor dlogits, const Tensor& dweights, const Tensor& score
 // ---- rows by expert -----------------------------------------------------------------------------
 // A stable sort of the R = N k choices by expert: counts (E) int32 rows for each expert; order (R)
 // int32, for each sorted row its choice n k + j; place (N, k) int32, the inverse. A choice of
-// expert -1 is dropped: its place is -1 and it has no row, so the last rows of order are unused;
-// they are 0, and gather_rows may read them. x's rows in this order: gather_rows(rows, x, order,
-// k).
+// expert -1 is dropped: its place is -1 and it has no row, so the last rows of order are unused:
+// they are 0. x's rows in this order: scatter_rows(rows, x, place).
 void sort_by_expert(Tensor counts, Tensor order, Tensor place, const Tensor& experts);
 
-// y (N, h) = residual + sum over j, in order, of weight(n, j) * rows(place(n, j)); added in fp32
-// and rounded once. weights (N, k) fp32: empty means 1; residual: may be empty, or y. place (N, k)
-// int32: -1 adds nothing. rows (R, h).
-void sum_rows(Tensor y, const Tensor& rows, const Tensor& place, const Tensor& weights = {},
-              const Tensor& residual = {});
-// drows(place(n, j)) = weight(n, j) * dy(n), and dweights (N, k) fp32 = dy(n) . rows(place(n, j)),
-// 0 where nothing was added. Rows at no place keep what they hold. Without weights, dweights and
-// rows are empty. (The backward of gathering rows by `order` is sum_rows itself.)
-void sum_rows_backward(Tensor drows, Tensor dweights, const Tensor& dy, const Tensor& rows,
-                       const Tensor& place, const Tensor& weights = {});
+// rows(place(n, j)) = x(n): a token's row goes to each of its choices' places. x (N, h); place (N,
+// k) int32: -1 is none, and no place occurs twice. Rows (R, h) at no place keep what they hold.
+void scatter_rows(Tensor rows, const Tensor& x, const Tensor& place);
+// y (N, h) = residual + sum over j, in order, of rows(place(n, j)); added in fp32 and rounded once.
+// A place of -1 adds nothing; residual may be empty, or y. Each of the two is the other's backward.
+void sum_rows(Tensor y, const Tensor& rows, const Tensor& place, const Tensor& residual = {});
 
 // ---- products in groups -------------------------------------------------------------------------
 // Rows are in groups of neighbours: counts (G) int32 on the device says how many each has, in

@@ -56,27 +56,22 @@ inline void check_sort(const Tensor& counts, const Tensor& order, const Tensor& 
     check(counts.numel() >= 1 && counts.numel() <= most_experts, "sort_by_expert: 1 to 1024");
 }
 
-struct SumSizes {
+struct PlaceSizes {
     int64_t N, k, R, h;
 };
-inline SumSizes sum_rows_sizes(const Tensor& y, const Tensor& rows, const Tensor& place,
-                               const Tensor& weights) {
-    const SumSizes n = {place.rows(), place.cols(), rows.rows(), rows.cols()};
-    check(place.dtype() == DType::int32, "sum_rows: place is int32");
-    check(y.dtype() == rows.dtype() && y.numel() == n.N * n.h, "sum_rows: y is (N, h), like rows");
-    if (weights) check_fp32(weights, n.N * n.k, "sum_rows: weights is (N, k) fp32");
+// tokens: y of sum_rows, x of scatter_rows
+inline PlaceSizes place_sizes(const Tensor& tokens, const Tensor& rows, const Tensor& place) {
+    const PlaceSizes n = {place.rows(), place.cols(), rows.rows(), rows.cols()};
+    check(place.dtype() == DType::int32, "sum_rows, scatter_rows: place is int32");
+    check(tokens.dtype() == rows.dtype() && tokens.numel() == n.N * n.h,
+          "sum_rows, scatter_rows: a token's row is like one of rows");
     return n;
 }
-inline SumSizes sum_rows_backward_sizes(const Tensor& drows, const Tensor& dweights,
-                                        const Tensor& dy, const Tensor& rows, const Tensor& place,
-                                        const Tensor& weights) {
-    const SumSizes n = sum_rows_sizes(dy, drows, place, weights);
-    check(bool(dweights) == bool(weights) && bool(rows) == bool(weights),
-          "sum_rows_backward: weights, dweights and rows go together");
-    if (!weights) return n;
-    check_fp32(dweights, n.N * n.k, "sum_rows_backward: dweights is (N, k) fp32");
-    check(rows.dtype() == drows.dtype() && rows.numel() == drows.numel(),
-          "sum_rows_backward: rows is (R, h)");
+inline PlaceSizes sum_rows_sizes(const Tensor& y, const Tensor& rows, const Tensor& place,
+                                 const Tensor& residual) {
+    const PlaceSizes n = place_sizes(y, rows, place);
+    check(!residual || (residual.numel() == n.N * n.h && residual.dtype() == y.dtype()),
+          "sum_rows: residual is (N, h)");
     return n;
 }
 

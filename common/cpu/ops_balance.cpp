@@ -111,28 +111,26 @@ void z_loss_backward(Tensor dlogits, const Tensor& logits, float factor) {
     }
 }
 
-void capacity_slots(Tensor order, Tensor place, const Tensor& experts, const Tensor& sorted_order,
-                    const Tensor& sorted_place, const Tensor& counts, const Tensor& weights) {
-    const int64_t R = experts.numel(), E = counts.numel(), C = order.numel() / E;
-    check(order.numel() == E * C && place.numel() == R && sorted_order.numel() == R &&
-              sorted_place.numel() == R && (!weights || weights.numel() == R),
-          "capacity_slots: order (E C), counts (E), all else (N, k)");
-    const OpSpan span("capacity_slots", 0, bytes_of(order, place, experts, sorted_order));
-    std::fill_n(order.as<int32_t>(), E * C, 0);
+void capacity_slots(Tensor place, const Tensor& experts, const Tensor& sorted_order,
+                    const Tensor& sorted_place, const Tensor& counts, int64_t capacity,
+                    const Tensor& weights) {
+    const int64_t R = experts.numel();
+    check(place.numel() == R && sorted_order.numel() == R && sorted_place.numel() == R &&
+              (!weights || weights.numel() == R),
+          "capacity_slots: counts (E), all else (N, k)");
+    const OpSpan span("capacity_slots", 0, bytes_of(place, experts, sorted_order));
     std::fill_n(place.as<int32_t>(), R, -1);
     const int32_t* const sorted = sorted_order.as<int32_t>();
     int64_t first = 0;
-    for (int64_t e = 0; e < E; ++e) {
+    for (int64_t e = 0; e < counts.numel(); ++e) {
         const int64_t n = counts.as<int32_t>()[e];
         std::vector<int32_t> rows(sorted + first, sorted + first + n);
         if (weights)
             std::ranges::stable_sort(rows, [&](int32_t a, int32_t b) {
                 return weights.as<float>()[a] > weights.as<float>()[b];
             });
-        for (int64_t i = 0; i < std::min(n, C); ++i) {
-            order.as<int32_t>()[e * C + i] = rows[size_t(i)];
-            place.as<int32_t>()[rows[size_t(i)]] = int32_t(e * C + i);
-        }
+        for (int64_t i = 0; i < std::min(n, capacity); ++i)
+            place.as<int32_t>()[rows[size_t(i)]] = int32_t(e * capacity + i);
         first += n;
     }
 }

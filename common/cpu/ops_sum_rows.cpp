@@ -1,4 +1,4 @@
-// The way back from the experts: each token gathers its rows and adds them in order.
+// A token's rows: to the places of its choices, and back, where each token adds its rows in order.
 #include "core/ops_experts_checks.h"
 #include "ops_common.h"
 
@@ -6,91 +6,59 @@ namespace ultrascale::ops {
 
 namespace {
 
-struct Arguments {
-    const int32_t* place;
-    const float* weights;  // or null
-    SumSizes n;
-    int64_t row(int64_t token, int64_t j) const { return place[token * n.k + j]; }
-    float weight(int64_t token, int64_t j) const { return weights ? weights[token * n.k + j] : 1; }
-};
-
 template <class T>
-void forward(T* y, const T* rows, const T* residual, const Arguments& a) {
-    const int64_t h = a.n.h;
+void add(T* y, const T* rows, const T* residual, const int32_t* place, const PlaceSizes& s) {
+    const int64_t h = s.h;
     constexpr int64_t part = 256;  // of a row: its sums stay in registers or L1
-#pragma omp parallel for if (a.n.N * a.n.k * h > parallel_threshold)
-    for (int64_t n = 0; n < a.n.N; ++n)
+#pragma omp parallel for if (s.N * s.k * h > parallel_threshold)
+    for (int64_t n = 0; n < s.N; ++n)
         for (int64_t begin = 0; begin < h; begin += part) {
             const int64_t size = std::min(part, h - begin);
             float sum[part];
             for (int64_t i = 0; i < size; ++i)
                 sum[i] = residual ? float(residual[n * h + begin + i]) : 0;
-            for (int64_t j = 0; j < a.n.k; ++j) {
-                if (a.row(n, j) < 0) continue;
-                const T* row = rows + a.row(n, j) * h + begin;
-                const float w = a.weight(n, j);
+            for (int64_t j = 0; j < s.k; ++j) {
+                if (place[n * s.k + j] < 0) continue;
+                const T* row = rows + place[n * s.k + j] * h + begin;
 #pragma omp simd
-                for (int64_t i = 0; i < size; ++i) sum[i] += w * float(row[i]);
+                for (int64_t i = 0; i < size; ++i) sum[i] += float(row[i]);
             }
             for (int64_t i = 0; i < size; ++i) store(y[n * h + begin + i], sum[i]);
         }
 }
 
-template <class T>
-void backward(T* drows, float* dweights, const T* dy, const T* rows, const Arguments& a) {
-    const int64_t h = a.n.h, k = a.n.k;
-#pragma omp parallel for if (a.n.N * k * h > parallel_threshold)
-    for (int64_t n = 0; n < a.n.N; ++n)
-        for (int64_t j = 0; j < k; ++j) {
-            const int64_t r = a.row(n, j);
-            if (r < 0) {
-                if (dweights) dweights[n * k + j] = 0;
-                continue;
-            }
-            const T* d = dy + n * h;
-            const float w = a.weight(n, j);
-#pragma omp simd
-            for (int64_t i = 0; i < h; ++i) store(drows[r * h + i], w * float(d[i]));
-            if (!dweights) continue;
-            float dot = 0;
-#pragma omp simd reduction(+ : dot)
-            for (int64_t i = 0; i < h; ++i) dot += float(d[i]) * float(rows[r * h + i]);
-            dweights[n * k + j] = dot;
-        }
-}
-
-void check_places(const Arguments& a) {
-    for (int64_t i = 0; i < a.n.N * a.n.k; ++i)
-        check(a.place[i] >= -1 && a.place[i] < a.n.R, "sum_rows: a place outside of the rows");
+void check_places(const int32_t* place, const PlaceSizes& s) {
+    for (int64_t i = 0; i < s.N * s.k; ++i)
+        check(place[i] >= -1 && place[i] < s.R,
+              "sum_rows, scatter_rows: a place outside of the rows");
 }
 
 }  // namespace
 
-void sum_rows(Tensor y, const Tensor& rows, const Tensor& place, const Tensor& weights,
-              const Tensor& residual) {
-    const SumSizes n = sum_rows_sizes(y, rows, place, weights);
-    check(!residual || (residual.numel() == n.N * n.h && residual.dtype() == y.dtype()),
-          "sum_rows: residual is (N, h)");
-    const Arguments a = {place.as<int32_t>(), weights ? weights.as<float>() : nullptr, n};
-    check_places(a);
-    OpSpan span("sum_rows", 2.0 * double(n.N * n.k * n.h),
-                bytes_of(y, place) * 1.0 + double(n.k) * bytes_of(y) +
-                    (weights ? bytes_of(weights) : 0) + (residual ? bytes_of(residual) : 0));
+void sum_rows(Tensor y, const Tensor& rows, const Tensor& place, const Tensor& residual) {
+    const PlaceSizes s = sum_rows_sizes(y, rows, place, residual);
+    check_places(place.as<int32_t>(), s);
+    OpSpan span(
+        "sum_rows", double(s.N * s.k * s.h),
+        bytes_of(place) + double(s.k + 1) * bytes_of(y) + (residual ? bytes_of(residual) : 0));
     with_type(y.dtype(), [&]<class T>(T) {
-        forward(y.as<T>(), rows.as<T>(), residual ? residual.as<T>() : nullptr, a);
+        add(y.as<T>(), rows.as<T>(), residual ? residual.as<T>() : nullptr, place.as<int32_t>(), s);
     });
 }
 
-void sum_rows_backward(Tensor drows, Tensor dweights, const Tensor& dy, const Tensor& rows,
-                       const Tensor& place, const Tensor& weights) {
-    const SumSizes n = sum_rows_backward_sizes(drows, dweights, dy, rows, place, weights);
-    const Arguments a = {place.as<int32_t>(), weights ? weights.as<float>() : nullptr, n};
-    check_places(a);
-    OpSpan span("sum_rows_backward", (weights ? 3.0 : 0.0) * double(n.N * n.k * n.h),
-                bytes_of(dy, place) + (weights ? 2.0 : 1.0) * double(n.k) * bytes_of(dy));
-    with_type(dy.dtype(), [&]<class T>(T) {
-        backward(drows.as<T>(), weights ? dweights.as<float>() : nullptr, dy.as<T>(),
-                 weights ? rows.as<T>() : nullptr, a);
+void scatter_rows(Tensor rows, const Tensor& x, const Tensor& place) {
+    const PlaceSizes s = place_sizes(x, rows, place);
+    const int32_t* const places = place.as<int32_t>();
+    check_places(places, s);
+    OpSpan span("scatter_rows", 0, bytes_of(place) + double(s.k + 1) * bytes_of(x));
+    with_type(x.dtype(), [&]<class T>(T) {
+        const T* const from = x.as<T>();
+        T* const to = rows.as<T>();
+#pragma omp parallel for if (s.N * s.k * s.h > parallel_threshold)
+        for (int64_t n = 0; n < s.N; ++n)
+            for (int64_t j = 0; j < s.k; ++j)
+                if (const int64_t row = places[n * s.k + j]; row >= 0)
+                    std::copy_n(from + n * s.h, s.h, to + row * s.h);
     });
 }
 

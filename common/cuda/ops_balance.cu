@@ -102,16 +102,11 @@ __global__ void z_gradient(float* dlogits, const float* logits, int64_t N, int E
     for (int e = 0; e < E; ++e) dlogits[n * E + e] += 2 * factor * lse * expf(x[e] - lse);
 }
 
-__global__ void fill_rows(int32_t* order, int64_t rows) {
-    const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x;
-    if (i < rows) order[i] = 0;
-}
-
 // A thread for each choice finds its expert's first row, and with weights how many rows of the
 // expert come before it.
-__global__ void slots(int32_t* order, int32_t* place, const int32_t* experts,
-                      const int32_t* sorted_order, const int32_t* sorted_place,
-                      const int32_t* counts, const float* weights, int64_t R, int64_t C) {
+__global__ void slots(int32_t* place, const int32_t* experts, const int32_t* sorted_order,
+                      const int32_t* sorted_place, const int32_t* counts, const float* weights,
+                      int64_t R, int64_t C) {
     const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x;
     if (i >= R) return;
     const int e = experts[i];
@@ -131,9 +126,7 @@ __global__ void slots(int32_t* order, int32_t* place, const int32_t* experts,
             slot += other > own || (other == own && r < here);
         }
     }
-    const bool fits = slot < C;
-    place[i] = fits ? int32_t(int64_t(e) * C + slot) : -1;
-    if (fits) order[int64_t(e) * C + slot] = int32_t(i);
+    place[i] = slot < C ? int32_t(int64_t(e) * C + slot) : -1;
 }
 
 unsigned blocks(int64_t n) { return unsigned(ceil_div(n, threads)); }
@@ -189,18 +182,18 @@ void z_loss_backward(Tensor dlogits, const Tensor& logits, float factor) {
     (data<float>(dlogits), data<const float>(logits), logits.rows(), int(logits.cols()), factor);
 }
 
-void capacity_slots(Tensor order, Tensor place, const Tensor& experts, const Tensor& sorted_order,
-                    const Tensor& sorted_place, const Tensor& counts, const Tensor& weights) {
-    const int64_t R = experts.numel(), E = counts.numel(), C = order.numel() / E;
-    check(order.numel() == E * C && place.numel() == R && sorted_order.numel() == R &&
-              sorted_place.numel() == R && (!weights || weights.numel() == R),
-          "capacity_slots: order (E C), counts (E), all else (N, k)");
-    const OpSpan span("capacity_slots", 0, bytes_of(order, place, experts, sorted_order));
-    LAUNCH(fill_rows, blocks(E * C), threads, 0)(data<int32_t>(order), E * C);
+void capacity_slots(Tensor place, const Tensor& experts, const Tensor& sorted_order,
+                    const Tensor& sorted_place, const Tensor& counts, int64_t capacity,
+                    const Tensor& weights) {
+    const int64_t R = experts.numel();
+    check(place.numel() == R && sorted_order.numel() == R && sorted_place.numel() == R &&
+              (!weights || weights.numel() == R),
+          "capacity_slots: counts (E), all else (N, k)");
+    const OpSpan span("capacity_slots", 0, bytes_of(place, experts, sorted_order));
     LAUNCH(slots, blocks(R), threads, 0)
-    (data<int32_t>(order), data<int32_t>(place), data<const int32_t>(experts),
-     data<const int32_t>(sorted_order), data<const int32_t>(sorted_place),
-     data<const int32_t>(counts), weights ? data<const float>(weights) : nullptr, R, C);
+    (data<int32_t>(place), data<const int32_t>(experts), data<const int32_t>(sorted_order),
+     data<const int32_t>(sorted_place), data<const int32_t>(counts),
+     weights ? data<const float>(weights) : nullptr, R, capacity);
 }
 
 }  // namespace ultrascale::ops

@@ -123,7 +123,7 @@ void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights) {
     const float* w = weights ? weights.as<float>() : nullptr;
     OpSpan span("swiglu_forward", 5.0 * double(N * F), bytes_of(out, gate_up));
     with_type(out.dtype(), [&]<class T>(T) {
-        constexpr int n = pack_size<T>, unroll = 4;
+        constexpr int n = pack_size<T>, unroll = 2;
         const bool fits = packs_fit<T>(F, {out.data(), gate_up.data()});
         const int64_t in_row = fits ? F / n : F, count = N * in_row;
         check(count < int64_t(1) << 32, "swiglu_forward: the kernel divides 32-bit numbers");

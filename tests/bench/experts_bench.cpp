@@ -2,10 +2,9 @@
 //
 // 16,384 tokens in bf16 (512 on the CPU), routed by random logits to 6 of 64 experts of F 1408 at
 // hidden 2048, and to 2 of 8 experts of F 14336 at hidden 4096 (on the CPU a sixteenth of these).
-// The products in groups, as routed and of even size, are beside one dense product of as many FLOPs,
-// in TFLOP/s. The other steps
-// move bytes: each input is read once, each output written once, and their bandwidth is beside that
-// of a plain copy of as many bytes.
+// The products in groups, as routed and of even size, are beside one dense product of as many
+// FLOPs, in TFLOP/s. The other steps move bytes: each input is read once, each output written once,
+// and their bandwidth is beside that of a plain copy of as many bytes.
 #include "beside.h"
 #include "comm/comm.h"
 #include "core/device.h"
@@ -76,17 +75,12 @@ void layer(int64_t E, int64_t k, int64_t h, int64_t F) {
     report_bytes("sort_by_expert", bytes_of({experts, experts, order, place}),
                  [&] { ops::sort_by_expert(counts, order, place, experts); });
     {
-        const Tensor x = random_tensor({N, h}), rows = random_tensor({R, h}),
-                     drows = random_tensor({R, h});
-        report_bytes("gather_rows", bytes_of({x, rows}),
-                     [&] { ops::gather_rows(rows, x, order, k); });
+        const Tensor x = random_tensor({N, h}), rows = random_tensor({R, h});
+        report_bytes("scatter_rows", bytes_of({x, rows}),
+                     [&] { ops::scatter_rows(rows, x, place); });
         report_bytes("sum_rows", bytes_of({x, rows}), [&] { ops::sum_rows(x, rows, place); });
-        report_bytes("sum_rows weighted, residual", bytes_of({x, x, rows}),
-                     [&] { ops::sum_rows(x, rows, place, weights, x); });
-        report_bytes("sum_rows_backward", bytes_of({x, drows}),
-                     [&] { ops::sum_rows_backward(drows, {}, x, {}, place); });
-        report_bytes("sum_rows_backward weighted", bytes_of({x, rows, drows}),
-                     [&] { ops::sum_rows_backward(drows, dweights, x, rows, place, weights); });
+        report_bytes("sum_rows, residual", bytes_of({x, x, rows}),
+                     [&] { ops::sum_rows(x, rows, place, x); });
     }
     {
         const Tensor gate_up = random_tensor({R, 2 * F}), d = random_tensor({R, 2 * F}),
