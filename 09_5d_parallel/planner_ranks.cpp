@@ -26,6 +26,9 @@ bool write_calibration(const PlannerOptions& given, const Options& options) {
                       format_count(h.node, "rank")));
     print(fmt::format("  links beyond       {:.4g} GB/s and {:.1f} us a hop",
                       h.between.bytes_per_second / 1e9, h.between.latency * 1e6));
+    print(fmt::format(
+        "  products take longer, for each ms of an all-gather beside them, by {:.2f} ms",
+        h.between.collective_slows));
     if (world.rank() == 0) write_file(given.calibrate, json_of(h).dump(2) + "\n");
     print("written to " + given.calibrate);
     return true;

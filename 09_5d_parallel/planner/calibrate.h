@@ -6,7 +6,8 @@
 //     memory      SwiGLU, as a rate of bytes (on a CPU its exponentials count); a sum of eight
 //                 numbers: what any call costs; an update of AdamW
 //     links       an all-gather, large and tiny, a large reduce-scatter, and a message whose sender
-//                 computes: bytes/s and seconds a hop, in a node and from node to node
+//                 computes: bytes/s and seconds a hop, in a node and from node to node; products
+//                 while an all-gather runs, or messages round a ring: what they take longer
 //     process     what it holds besides its tensors, after all this
 //
 // Nothing of tensor parallelism is hidden in a run without --tp-overlap, and the loss here reads or
@@ -156,8 +157,39 @@ private:
             return double((n - 1) * numbers) * bytes_ / std::max(time(numbers, kind) - tiny, 1e-9);
         };
         const double gathered = rate(Collective::all_gather);
-        return {gathered, tiny / double(n - 1), rate(Collective::reduce_scatter),
-                measure_message(group, gathered)};
+        const Tensor mine = tensor({numbers}), all = tensor({n * numbers});
+        const int next = int((group.rank() + 1) % n), before = int((group.rank() + n - 1) % n);
+        return {
+            gathered,
+            tiny / double(n - 1),
+            rate(Collective::reduce_scatter),
+            measure_message(group, gathered),
+            measure_slowing([&](Stream& stream) { return group.all_gather(all, mine, stream); }),
+            measure_slowing([&](Stream& stream) {
+                return group.send_recv(
+                    {{Transfer::send, all.slice(0, numbers), next}, {Transfer::recv, mine, before}},
+                    stream);
+            })};
+    }
+    // Products that take twice as long as this communication, without it and during it: what they
+    // take longer, over what it takes alone.
+    double measure_slowing(const std::function<Work(Stream&)>& communicate) const {
+        const int64_t n = gpu_ ? 4096 : 256;
+        const Tensor a = tensor({n, n}), b = tensor({n, n}), c = tensor({n, n});
+        const auto multiply = [&](int times) {
+            for (int i = 0; i < times; ++i)
+                ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes);
+        };
+        Stream& stream = communication_stream();
+        const double alone = seconds([&] { communicate(stream).wait(); });
+        const int times = int(std::clamp(2 * alone / seconds([&] { multiply(1); }), 1.0, 1e4)) + 1;
+        const double products = seconds([&] { multiply(times); }),
+                     both = seconds([&] {
+                         Work work = communicate(stream);
+                         multiply(times);
+                         work.wait();
+                     });
+        return std::clamp((both - products) / alone, 0.0, 1.0);
     }
     // A message takes longer where its sender goes on computing, as in a pipeline: on a CPU the
     // thread that sends waits for a core, on a GPU its kernel waits for multiprocessors.

@@ -107,7 +107,7 @@ private:
     // What the sums of gradients and the gathers of weights take that no pass hides; returns the
     // parameters that the rank updates. A sum runs under the last backward, a gather under the next
     // step's first forward, unit by unit: what a unit has computed hides only the units before it,
-    // so that at least one unit's communication is seen. (Interleaved chunks end one after the
+    // so that at least one unit's communication is seen; the hidden rest slows the pass. (Interleaved chunks end one after the
     // other, p micro-batches apart.) ZeRO-0's units are buckets of so many bytes, ZeRO's the
     // layers. ZeRO-2 sums after each micro-batch; ZeRO-3 gathers for each, too, in both passes.
     double add_data(StepCost& step, const Plan& plan, const UnitCost& pass) {
@@ -124,8 +124,11 @@ private:
             return calls * (hw_.call(kind, e.others * bytes / calls, ranks, double(plan.tp)) +
                             hw_.call(kind, e.experts * bytes / calls, of_experts, double(plan.tp)));
         };
+        const double slows = hw_.link(ranks, double(plan.tp)).collective_slows;
         const auto seen = [&](double communication, double under) {
-            return std::max(communication - under * (units - 1) / units, communication / units);
+            const double waited_for =
+                std::max(communication - under * (units - 1) / units, communication / units);
+            return waited_for + slows * (communication - waited_for);
         };
         // Other communication hides it only on other links: tp's in a node, if this leaves it.
         const bool apart = plan.tp <= hw_.node && ranks * double(plan.tp) > hw_.node;

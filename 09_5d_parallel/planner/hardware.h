@@ -32,6 +32,9 @@ struct LinkRate {
     double latency;             // seconds a hop
     double reduced_per_second;  // bytes, where what arrives is added up
     double message_latency;     // seconds of a message whose sender computes meanwhile
+    // Seconds that a second of communication adds to what is computed meanwhile, from 0 to 1: a
+    // collective, and a message to a neighbour. NCCL's kernels take multiprocessors, MPI a core.
+    double collective_slows = 0, message_slows = 0;
 };
 
 struct Hardware {
@@ -67,7 +70,9 @@ struct Hardware {
         return {std::min(inside.bytes_per_second, in_node * between.bytes_per_second),
                 between.latency,
                 std::min(inside.reduced_per_second, in_node * between.reduced_per_second),
-                between.message_latency};
+                between.message_latency,
+                between.collective_slows,
+                between.message_slows};
     }
     // Seconds of a call on a tensor of so many bytes (S in comm.h), by n ranks `stride` apart.
     double call(Collective kind, double bytes, double n, double stride) const {
@@ -91,7 +96,8 @@ struct Hardware {
 // a whole training at a power limit, and less than what one reaches alone. What products in fp8,
 // attention, copies and the loss reach is one H200's (MEASURED.md of 02, 04 and 07), and the other
 // chips get the same shares of their own peaks; nothing has been fitted to them. Nothing of tensor
-// parallelism is hidden, as in a run without --tp-overlap.
+// parallelism is hidden, as in a run without --tp-overlap. What communication costs the products
+// under it is in h100's product_share.
 inline std::vector<Hardware> hardware_presets() {
     Hardware h100{.name = "h100",
                   .peak = 989.5e12,
@@ -127,7 +133,9 @@ inline nlohmann::ordered_json json_of(const Hardware& h) {
         return nlohmann::ordered_json{{"bytes_per_second", rate.bytes_per_second},
                                       {"latency_seconds", rate.latency},
                                       {"reduced_bytes_per_second", rate.reduced_per_second},
-                                      {"message_latency_seconds", rate.message_latency}};
+                                      {"message_latency_seconds", rate.message_latency},
+                                      {"collective_slows", rate.collective_slows},
+                                      {"message_slows", rate.message_slows}};
     };
     return {{"name", h.name},
             {"peak_flops", h.peak},
@@ -165,13 +173,21 @@ inline Hardware read_hardware(const std::string& path) {
             user_error("{}: {} = {} must not be below 0", of.where(), field, value);
         return value;
     };
+    const auto part = [&](const Fields& of, const char* field) {
+        const double value = at_least_0(of, field);
+        if (value > 1) user_error("{}: {} is a part, from 0 to 1", of.where(), field);
+        return value;
+    };
     const auto link = [&](const char* field) {
         const nlohmann::json* object = fields.find(field);
         if (!object || !object->is_object()) user_error("{}: lacks the object {}", path, field);
         const Fields of(*object, path + ": " + field);
-        return LinkRate{positive(of, "bytes_per_second"), at_least_0(of, "latency_seconds"),
+        return LinkRate{positive(of, "bytes_per_second"),
+                        at_least_0(of, "latency_seconds"),
                         positive(of, "reduced_bytes_per_second"),
-                        at_least_0(of, "message_latency_seconds")};
+                        at_least_0(of, "message_latency_seconds"),
+                        part(of, "collective_slows"),
+                        part(of, "message_slows")};
     };
     Hardware h;
     const nlohmann::json* name = fields.find("name");
@@ -192,8 +208,7 @@ inline Hardware read_hardware(const std::string& path) {
     h.inside = link("inside"), h.between = link("between");
     h.memory = positive(fields, "memory_bytes");
     h.process = at_least_0(fields, "process_bytes");
-    h.tensor_hidden = at_least_0(fields, "tensor_hidden");
-    if (h.tensor_hidden > 1) user_error("{}: tensor_hidden is a part, from 0 to 1", path);
+    h.tensor_hidden = part(fields, "tensor_hidden");
     h.logit_bytes = positive(fields, "logit_bytes");
     return h;
 }

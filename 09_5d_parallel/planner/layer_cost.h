@@ -157,7 +157,7 @@ private:
         cost.backward.tensor += tensor_calls(2 * regions, regions);
     }
     // K and V to all ranks, and back with their gradients, in fp32: 04's formulas. A ring hides
-    // them under attention, an all-gather under nothing.
+    // them under attention, which they slow; an all-gather under nothing.
     void add_context(UnitCost& cost, double attended, double back, double kv) const {
         if (plan_.cp == 1) return;
         const double n = double(plan_.cp), kv_bytes = 2 * tokens_ * kv * e_;
@@ -173,8 +173,12 @@ private:
             cost.forward.compute += hw_.moved((n - 1) * tokens_ * q * (8 + e_), 4 * (n - 1));
             cost.backward.compute += hw_.moved((n - 1) * tokens_ * (q + 2 * kv) * 12, 8 * (n - 1));
         }
-        cost.forward.context += std::max(there - share * attended, 0.0);
-        cost.backward.context += std::max(home - share * back, 0.0);
+        const auto seen = [&](double hops, double under) {
+            const double waited_for = std::max(hops - under, 0.0);
+            return waited_for + rate.message_slows * (hops - waited_for);
+        };
+        cost.forward.context += seen(there, share * attended);
+        cost.backward.context += seen(home, share * back);
     }
 
     const LlamaConfig& c_;

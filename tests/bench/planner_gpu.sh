@@ -44,5 +44,5 @@ echo "== rank $rank of $large, rehearsed"
 timeout 300 $mpirun -n 1 "$build/09_5d_parallel" --rehearse "$rank" $large --tp 8 \
     --sequence-parallel --cp 2 --zero 1 --micro-batch 1 --grad-accum 16 --recipe bf16-fp32 \
     --steps 3 --report full >"$work/log" 2>&1 || failed=1
-sed -n '/^memory/,/^$/p' "$work/log" | grep . || tail -3 "$work/log"
+sed -n "/^memory/,/^$/p" "$work/log" | grep . || grep -m1 error "$work/log" || tail -3 "$work/log"
 exit $failed

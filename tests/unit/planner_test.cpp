@@ -163,6 +163,20 @@ TEST(Planner, SlowerLinksMakeSlowerPlans) {
     EXPECT_NEAR(slow.seconds, slow.cost.seconds(), 1e-9);
 }
 
+// Nothing that ZeRO-3 sends is waited for here but a layer's gather and scatter, of 80; the rest slows
+// the products: by the share that the hardware says.
+TEST(Planner, HiddenCommunicationSlowsComputing) {
+    PlanFor what = plan_for("llama-3-70b", 64, 512, 8192);
+    const Plan plan{.dp = 64, .zero = 3, .micro_batches = 8};
+    const auto data = [&](double slows) {
+        what.hardware.inside.collective_slows = what.hardware.between.collective_slows = slows;
+        return Planner(what).one(plan).cost.data;
+    };
+    const double none = data(0), half = data(0.5), all = data(1);
+    EXPECT_GT(half, 5 * none);
+    EXPECT_NEAR(half - none, all - half, 1e-9 * all);
+}
+
 TEST(Planner, RuleOfThumbFits) {
     for (const auto& [model, gpus] :
          {std::pair("llama-3-8b", 8), std::pair("llama-3-8b", 64), std::pair("llama-3-70b", 256),
@@ -180,12 +194,17 @@ TEST(Planner, RuleOfThumbFits) {
 TEST(HardwareFile, IsReadAsItWasWritten) {
     const test::TempDir directory;
     const std::string path = directory / "this.json";
-    const Hardware h = find_hardware("a100");
+    Hardware h = find_hardware("a100");
+    h.inside.collective_slows = 0.25, h.between.message_slows = 0.5;
     write_file(path, json_of(h).dump(2));
     EXPECT_EQ(json_of(find_hardware(path)), json_of(h));
     EXPECT_THROW(find_hardware("h1000"), UserError);
     nlohmann::ordered_json broken = json_of(h);
     broken["peak_flops"] = 0;
+    write_file(path, broken.dump());
+    EXPECT_THROW(find_hardware(path), UserError);
+    broken = json_of(h);
+    broken["inside"]["collective_slows"] = 1.5;
     write_file(path, broken.dump());
     EXPECT_THROW(find_hardware(path), UserError);
     broken = json_of(h);
