@@ -14,7 +14,7 @@
 //                                                          at last O / sum
 //
 // Memory moves only q, k, v and o, and no byte for a pair of query and key. (k and v are read once
-// for each 64 queries, but from L2.)
+// for each 64 queries, from L2 if those of all heads have room in it.)
 //
 // The 256 threads form a grid of 16 x 16. Thread (x, y) computes queries 4y .. 4y + 3 for keys x, x
 // + 16, x + 32, x + 48, and in O the same queries for four neighbouring columns of each 64. A value

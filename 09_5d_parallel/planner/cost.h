@@ -104,12 +104,13 @@ private:
                hw_.moved((updated + gradients) * gradient, 4);
     }
 
-    // What the sums of gradients and the gathers of weights take that no pass hides; returns the
-    // parameters that the rank updates. A sum runs under the last backward, a gather under the next
-    // step's first forward, unit by unit: what a unit has computed hides only the units before it,
-    // so that at least one unit's communication is seen; the hidden rest slows the pass. (Interleaved chunks end one after the
-    // other, p micro-batches apart.) ZeRO-0's units are buckets of so many bytes, ZeRO's the
-    // layers. ZeRO-2 sums after each micro-batch; ZeRO-3 gathers for each, too, in both passes.
+    // What the sums of gradients and the gathers of weights take; returns the parameters that the
+    // rank updates. A sum runs under the last backward, a gather under the next step's first
+    // forward, unit by unit: what a unit has computed hides only the units before it, so that at
+    // least one unit's communication is waited for. What is hidden slows the pass. (Interleaved
+    // chunks end one after the other, p micro-batches apart.) ZeRO-0's units are buckets of so many
+    // bytes, ZeRO's the layers. ZeRO-2 sums after each micro-batch; ZeRO-3 gathers for each, too,
+    // in both passes.
     double add_data(StepCost& step, const Plan& plan, const UnitCost& pass) {
         const MemoryModel::Elements e = memory_.elements(plan, 0);
         const double ranks = double(plan.dp * plan.cp * plan.ep),

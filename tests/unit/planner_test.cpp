@@ -163,8 +163,8 @@ TEST(Planner, SlowerLinksMakeSlowerPlans) {
     EXPECT_NEAR(slow.seconds, slow.cost.seconds(), 1e-9);
 }
 
-// Nothing that ZeRO-3 sends is waited for here but a layer's gather and scatter, of 80; the rest slows
-// the products: by the share that the hardware says.
+// Here nothing that ZeRO-3 sends is waited for but one layer's gather and scatter, of 80. The rest
+// slows the products by the share that the hardware says.
 TEST(Planner, HiddenCommunicationSlowsComputing) {
     PlanFor what = plan_for("llama-3-70b", 64, 512, 8192);
     const Plan plan{.dp = 64, .zero = 3, .micro_batches = 8};
