@@ -35,6 +35,14 @@ NOISE = re.compile(r"^(std::|__|_|MPI|PMPI|ompi|opal|gomp|GOMP|say_where|sched_y
                    r"|_Test::TestBody|\[clone|operator\(\)|lambda")
 
 
+def signal_of(code):
+    """The name of the signal that an exit code stands for, as -N (Python) or 128 + N (a shell)."""
+    try:
+        return signal.Signals(-code if code < 0 else code - 128).name
+    except ValueError:
+        return None
+
+
 class Outcome:
     def __init__(self, code, text, seconds, ranks, timed_out):
         self.code, self.text, self.seconds = code, text, seconds
@@ -55,7 +63,9 @@ class Outcome:
         if re.search(r"bad_alloc|out of memory|Cannot allocate", self.text):
             return f"It asks for more memory than there is{on}: {self.own_words() or 'bad_alloc'}"
         if self.code not in (0, 1) and not self.own_words():
-            return f"It ends{on} with exit code {self.code} and says nothing."
+            name = signal_of(self.code)
+            return f"It is ended{on} by the signal {name}, and says nothing." if name else \
+                f"It ends{on} with exit code {self.code} and says nothing."
         if self.code not in (0, 1):
             return f"It stops{on}: {self.own_words()}"
         return None

@@ -7,6 +7,7 @@ import sys
 import unittest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "classroom"))
+import limits  # noqa: E402
 import lines  # noqa: E402
 
 
@@ -55,6 +56,19 @@ class WordsOfAFailure(unittest.TestCase):
                          "true.")
         self.assertIn("There is a NaN.", said("Value of: x\n  Actual: nan\n"))
         self.assertEqual(lines.failure("nothing", []), "No test ran.")
+
+
+class WordsOfARun(unittest.TestCase):
+    def test_the_signal_that_an_exit_code_stands_for(self):
+        def ended(code):
+            return limits.Outcome(code, "", 1, ranks=2, timed_out=False).sentence()
+        for code in -6, 134:
+            self.assertEqual(
+                ended(code), "It is ended on 2 ranks by the signal SIGABRT, and says nothing.")
+        for code in 2, 127, 255:
+            self.assertEqual(ended(code), f"It ends on 2 ranks with exit code {code} and says "
+                                          "nothing.")
+        self.assertIsNone(ended(0))
 
 
 if __name__ == "__main__":
