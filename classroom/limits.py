@@ -25,13 +25,14 @@ SIGNALS = {signal.SIGSEGV: "an address outside of what it holds (segmentation fa
            signal.SIGBUS: "an address that does not exist (bus error)",
            signal.SIGILL: "an instruction that this processor does not have",
            signal.SIGABRT: "it was aborted"}
-# What a rank is in while it waits for others, and what says nothing about where it is.
+# What a rank is in while it waits for others (a call that only begins to send is none of these),
+# and what says nothing about where it is.
 WAITS = re.compile(r"\b(Work|Exchange|Event|Stream|Pending)::(wait|synchronize|arrived|done)"
-                   r"|^(MPI_|PMPI_)|wait_asleep|\bCommunicator::")
+                   r"|^(MPI_|PMPI_)|wait_asleep")
 NOISE = re.compile(r"^(std::|__|_|MPI|PMPI|ompi|opal|gomp|GOMP|say_where|sched_yield|testing::"
                    r"|transport::|Tensor::|Storage|Saved::|start_thread|clone|poll|usleep|main"
                    r"|nanosleep|RUN_ALL_TESTS|run_program|run_chapter|raise|kill|phase|free|malloc"
-                   r"|operator |check$|wait4|system)|[a-z*&>] (std|testing)::"
+                   r"|operator |check$|wait4|system)|[a-z*&>] (std|testing|fmt)::|^fmt::"
                    r"|_Test::TestBody|\[clone|operator\(\)|lambda")
 
 
