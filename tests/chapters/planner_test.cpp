@@ -60,8 +60,6 @@ TEST(PlannerModes, WhatWasCalibratedIsRead) {
     EXPECT_GT(link, 0.15e9 / 8);
     EXPECT_LT(link, 0.21e9 / 8);  // a little of the time is latency
     EXPECT_GT(hardware.at("process_bytes").get<double>(), 1e6);
-    // Ranks that wait for a slow link do not keep others from computing.
-    EXPECT_LT(hardware.at("between").at("collective_slows").get<double>(), 0.5);
     const Outcome planned = train(chapter, "--explain-layout --gpus 2 --dp 2 --hardware " + file);
     ASSERT_EQ(planned.rows.size(), 1u);
     // 6.6 MB of gradients, in one bucket: nothing hides them.
