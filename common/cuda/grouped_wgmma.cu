@@ -15,7 +15,7 @@
 //   - forward, input: a tile reads past the group's end, but the sums of those rows are not stored.
 //     A warp whose 16 rows all belong to the group stores them through TMA, the last one element by
 //     element. A warpgroup without any row multiplies nothing, so that a group costs as much time
-//     as its rows rounded up to 64.
+//     as its rows rounded up to 64, and N columns as much as N rounded up to 128.
 //   - weight: k ends with the group. Of the last step, rows of other groups are overwritten with
 //     zeros in shared memory: also a NaN that lies there must not count. To sums in fp32 the copy
 //     engine adds, in the L2 cache: a thread that loads, adds and stores waits for each load.
@@ -94,8 +94,8 @@ __device__ void clear_after(Stage& stage, int valid) {
     sync_some<128 * consumers>(1);
 }
 
-// sum (64, 256) of this warpgroup += A B of a stage.
-template <GroupForm form>
+// sum (64, 256) of this warpgroup += A B of a stage; only the first 8 `used` columns of it.
+template <GroupForm form, int used>
 __device__ void multiply(float (&sum)[tile_columns / 8][4], const Stage& stage, int warpgroup,
                          bool add) {
     constexpr Major a_major = form == GroupForm::weight ? Major::mn : Major::k,
@@ -106,7 +106,7 @@ __device__ void multiply(float (&sum)[tile_columns / 8][4], const Stage& stage, 
         const uint64_t a16 = a_major == Major::k ? k_major(a, k16) : mn_major(a, k16, k_step),
                        b16 = b_major == Major::k ? k_major(stage.b, k16)
                                                  : mn_major(stage.b, k16, k_step);
-        wgmma<a_major, b_major>(sum, a16, b16, add || k16 > 0);
+        wgmma<a_major, b_major, used>(sum, a16, b16, add || k16 > 0);
     }
 }
 
@@ -151,27 +151,33 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         };
         while (tiles.next(work)) {
             const int steps = steps_of(work), row = work.row + warpgroup * 64 + warp % 4 * box_rows;
-            const bool idle = work.row + warpgroup * 64 >= work.row_end;
+            const bool idle = work.row + warpgroup * 64 >= work.row_end,
+                       narrow = p.N - work.column <= tile_columns / 2;
             float sum[tile_columns / 8][4];
             if (form == GroupForm::weight && steps == 0)  // a group without rows
 #pragma unroll
                 for (int j = 0; j < tile_columns / 8; ++j)
 #pragma unroll
                     for (int i = 0; i < 4; ++i) sum[j][i] = 0;
-            for (int step = 0; step < steps; ++step, place.advance()) {
-                Stage& stage = shared.stage[place.stage];
-                barrier_wait(&shared.full[place.stage], place.parity);
-                if (form == GroupForm::weight && work.k_end - work.k - step * k_step < k_step)
-                    clear_after(stage, work.k_end - work.k - step * k_step);
-                if (!idle) {
-                    wgmma_fence();
-                    multiply<form>(sum, stage, warpgroup, step > 0);
-                    wgmma_commit();
-                    wgmma_wait<under_way>(sum);
+            // Every step, with so many of the sums' tiles.
+            const auto all_steps = [&](auto used) {
+                for (int step = 0; step < steps; ++step, place.advance()) {
+                    Stage& stage = shared.stage[place.stage];
+                    barrier_wait(&shared.full[place.stage], place.parity);
+                    if (form == GroupForm::weight && work.k_end - work.k - step * k_step < k_step)
+                        clear_after(stage, work.k_end - work.k - step * k_step);
+                    if (!idle) {
+                        wgmma_fence();
+                        multiply<form, used()>(sum, stage, warpgroup, step > 0);
+                        wgmma_commit();
+                        wgmma_wait<under_way>(sum);
+                    }
+                    if (step >= under_way) free_stage();
                 }
-                if (step >= under_way) free_stage();
-            }
-            wgmma_wait<0>(sum);
+                wgmma_wait<0>(sum);
+            };
+            narrow ? all_steps(std::integral_constant<int, tile_columns / 16>())
+                   : all_steps(std::integral_constant<int, tile_columns / 8>());
             for (int step = steps < under_way ? steps : under_way; step > 0; --step) free_stage();
             if (idle || row >= work.row_end) continue;
             const int64_t first_row = form == GroupForm::weight ? int64_t(work.group) * p.M : 0;

@@ -109,18 +109,19 @@ __device__ void wgmma_wait(float (&sum)[tiles][4]) {
 
 enum class Major { k, mn };  // which of a tile's two indices runs along its rows
 
-// A and B from shared memory.
-template <Major a_major = Major::k, Major b_major = Major::k, int tiles>
+// A and B from shared memory; only the first `used` of the sums' tiles.
+template <Major a_major = Major::k, Major b_major = Major::k, int used = 0, int tiles>
 __device__ void wgmma(float (&sum)[tiles][4], uint64_t a, uint64_t b, bool add) {
-    static_assert(tiles == 8 || tiles == 16 || tiles == 32);
+    constexpr int n = used > 0 ? used : tiles;
+    static_assert(n <= tiles && (n == 8 || n == 16 || n == 32));
 #define INPUTS "l"(a), "l"(b), "r"(int(add)), "n"(int(a_major)), "n"(int(b_major))
-    if constexpr (tiles == 8)
+    if constexpr (n == 8)
         SM90A(WGMMA(64, R0, "%32", "%33", "%34", "%35, %36") : S32(sum, 0) : INPUTS);
-    if constexpr (tiles == 16)
+    if constexpr (n == 16)
         SM90A(WGMMA(128, R0 "," R1, "%64", "%65", "%66", "%67, %68")
               : S32(sum, 0), S32(sum, 8)
               : INPUTS);
-    if constexpr (tiles == 32)
+    if constexpr (n == 32)
         SM90A(WGMMA(256, R0 "," R1 "," R2 "," R3, "%128", "%129", "%130", "%131, %132")
               : S32(sum, 0), S32(sum, 8), S32(sum, 16), S32(sum, 24)
               : INPUTS);
