@@ -45,15 +45,29 @@ using Scales = Pack<float, adamw_written>;
 // Of each chunk: the largest magnitudes of master, m and v.
 using Magnitudes = Pack<float, 4>;
 
-template <class T>
-__device__ void load_typed(float (&to)[4], const T* from, bool packs) {
-    if (packs) {
-        const Pack<T, 4> pack = load<4>(from);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) to[j] = to_float(pack.x[j]);
-    } else {
-        to[0] = to_float(from[0]);
+// What four elements hold, or the first of them, before it is known what it means: so a thread has
+// the loads of all its arrays under way, and then converts them.
+struct Loaded {
+    uint32_t words[4];
+};
+template <class Words>
+__device__ void load_words(Loaded& to, const void* from, int64_t i) {
+    const Words words = static_cast<const Words*>(from)[i];
+    memcpy(to.words, &words, sizeof words);
+}
+__device__ Loaded load_elements(const Array& a, int64_t i, bool packs) {
+    Loaded loaded = {};
+    const auto load = [&]<class Four, class One>(Four, One) {
+        packs ? load_words<Four>(loaded, static_cast<const One*>(a.x) + i, 0)
+              : load_words<One>(loaded, a.x, i);
+    };
+    switch (a.dtype) {
+        case DType::fp32: load(Pack<uint32_t, 4>{}, uint32_t{}); break;
+        case DType::bf16:
+        case DType::fp16: load(Pack<uint32_t, 2>{}, uint16_t{}); break;
+        default: load(uint32_t{}, uint8_t{});
     }
+    return loaded;
 }
 template <class T>
 __device__ void store_typed(T* to, const float (&from)[4], bool packs) {
@@ -86,12 +100,15 @@ __device__ void with_array(const Array& a, int64_t i, const F& f) {
         default: return f(static_cast<__nv_fp8_e5m2*>(a.x) + i);
     }
 }
-// Four elements, or only the first if they are not in one pack.
-__device__ void load_scaled(float (&to)[4], const Array& a, float scale, int64_t i, bool packs) {
-    with_array(a, i, [&](auto* from) { load_typed(to, from, packs); });
+__device__ void convert(float (&to)[4], const Loaded& loaded, const Array& a, float scale) {
+    with_array(a, 0, [&]<class T>(T*) {
+        Pack<T, 4> pack;
+        memcpy(&pack, loaded.words, sizeof pack);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) to[j] *= scale;
+        for (int j = 0; j < 4; ++j) to[j] = to_float(pack.x[j]) * scale;
+    });
 }
+// Four elements, or only the first if they are not in one pack.
 __device__ void store_scaled(const Array& a, const float (&from)[4], float scale, int64_t i,
                              bool packs) {
     float x[4];
@@ -173,10 +190,14 @@ __global__ void __launch_bounds__(threads)
     float largest[3] = {};
     const auto take = [&](int64_t i, bool packs) {
         float p[4], m[4], v[4], g[4];
-        load_scaled(p, item.master, of_master, i, packs);
-        load_scaled(m, item.m, of_m, i, packs);
-        load_scaled(v, item.v, of_v, i, packs);
-        load_scaled(g, item.gradient, of_gradient, i, packs);
+        const Loaded old_p = load_elements(item.master, i, packs),
+                     old_m = load_elements(item.m, i, packs),
+                     old_v = load_elements(item.v, i, packs),
+                     gradients = load_elements(item.gradient, i, packs);
+        convert(p, old_p, item.master, of_master);
+        convert(m, old_m, item.m, of_m);
+        convert(v, old_v, item.v, of_v);
+        convert(g, gradients, item.gradient, of_gradient);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             if (j > 0 && !packs) break;
