@@ -19,6 +19,9 @@
 // rounding differs from one device's, but is no worse, and no amax is sent. Tiles and blocks are
 // the same if parts are multiples of 128; delayed scales, if ranks agree on the amax (scaling.h).
 //
+// A measured scale of the whole tensor is measured once: backward rounds W, and an x that was kept
+// in bf16, by the scale of forward, and so reads them once instead of twice.
+//
 // What is kept for Wgrad: x in bf16, or with keep_fp8 x transposed in 8 bits, half of it. (Not
 // where another part keeps x anyway: o_proj's input is attention's output; down_proj's is made
 // again.) The part before the linear may round x itself, or keep it in its own way: it hands this
@@ -85,6 +88,9 @@ public:
                             ? Both{handed.rows, {}}
                             : both(x, x_, context.training, true, keeps, Memory::activation);
         product(y, x8.rows, weight(context.training), residual);
+        // (Kept in fp8, gate and up make an x that differs from this one.)
+        if (measures_once() && !handed.kept && !keeps && !shared_->options.keep_fp8)
+            saved.keep("x_scale", x8.rows.scales);
         if (handed.kept) saved.keep("kept", handed.kept);
         if (handed.scales) saved.keep("kept_scales", handed.scales);
         if (keeps)
@@ -99,7 +105,8 @@ public:
         Shape shape = dy.shape();
         shape.back() = inputs();
         Tensor dx = activation(shape, dy.dtype());  // (..., in)
-        const Both dy8 = both(dy, gradient(), true, true, true);
+        const Both dy8 = both(dy, gradient(), true, true, true, Memory::workspace,
+                              std::exchange(gradient_scale_, {}));
         input_product(dx, dy8.rows);
         saved.keep("dy8", dy8.columns.values), saved.keep("dy8_scales", dy8.columns.scales);
         return dx;
@@ -108,11 +115,12 @@ public:
     void backward_weight(Saved& saved, Context& context) override {
         const TraceName name(TraceName::part, name_);
         // A linear that wraps this one keeps x and dy as they came.
-        const auto taken = [&](const char* name, const Rounded& which) {
-            const std::string in_8_bits = std::string(name) + "8", scales = in_8_bits + "_scales";
-            if (saved.has(in_8_bits))
-                return ops::Quantised{saved.take(in_8_bits), saved.take(scales)};
-            return both(saved.take(name), which, false, false, true).columns;
+        const auto taken = [&](const std::string& name, const Rounded& which) {
+            if (saved.has(name + "8"))
+                return ops::Quantised{saved.take(name + "8"), saved.take(name + "8_scales")};
+            const std::string scale = name + "_scale";
+            return columns_of(saved.take(name), which,
+                              saved.has(scale) ? saved.take(scale) : Tensor());
         };
         const ops::Quantised dy8 = taken("dy", gradient());
         const ops::Quantised x8 = saved.has("kept") ? restored(saved) : taken("x", x_);
@@ -128,7 +136,7 @@ public:
         input_product(dx, both(dy, gradient(), true, true, false).rows);
     }
     void add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) override {
-        report(both(dy, gradient(), false, false, true).columns, columns_of_input(x), context);
+        report(columns_of(dy, gradient()), columns_of_input(x), context);
     }
 
     // ---- for parts that round by themselves, or once for several products ----
@@ -151,8 +159,14 @@ public:
     DType activations() const { return shared_->options.recipe.activations; }
     // Whether x transposed is the same numbers, and not rounded with scales of its own.
     bool one_scale() const { return shared_->tokens() == ops::ScaleGroup::tensor; }
-    ops::Quantised columns_of_input(const Tensor& x) const {
-        return both(x, x_, false, false, true).columns;
+    // Whether that scale is measured, in every step anew.
+    bool measures_once() const { return one_scale() && !shared_->delayed(); }
+    ops::Quantised columns_of_input(const Tensor& x) const { return columns_of(x, x_); }
+    // For the next backward: dy's scale, (1), from its largest magnitude, which is known.
+    void hand_gradient_amax(const Tensor& amax) {
+        gradient_scale_ = Tensor::empty({1}, DType::fp32, Memory::workspace);
+        ops::scale_of_amax(gradient_scale_, amax, gradient().dtype,
+                           shared_->options.powers_of_two);
     }
     Both rounded_gradient(const Tensor& dy) { return both(dy, gradient(), true, true, true); }
     void hold_weights() { held_ = both(stacked_values(parameters_), w_, true, true, true); }
@@ -198,30 +212,36 @@ private:
     ops::ScaleGroup group_of(const Rounded& which) const {
         return &which == &w_ ? shared_->weights() : shared_->tokens();
     }
-    ops::Scaling scaling_of(const Rounded& which) const {
+    // `known`: its scale, where it has been measured.
+    ops::Scaling scaling_of(const Rounded& which, const Tensor& known = {}) const {
         ops::Scaling how = scaling(group_of(which));
-        how.given = shared_->delayed() && !shared_->histories.is_empty();
+        how.given = known || (shared_->delayed() && !shared_->histories.is_empty());
         return how;
     }
-    // Room for such a tensor, with the scale that is remembered where there is one.
-    ops::Quantised empty(const Rounded& which, int64_t r, int64_t c, Memory category) const {
-        if (!scaling_of(which).given)
+    // Room for such a tensor, with the scale that is known or remembered where there is one.
+    ops::Quantised empty(const Rounded& which, int64_t r, int64_t c, Memory category,
+                         const Tensor& known = {}) const {
+        if (!scaling_of(which, known).given)
             return ops::empty_quantised(r, c, which.dtype, group_of(which), category);
         return {Tensor::empty({r, c}, which.dtype, category),
-                shared_->histories.scale(which.history)};
+                known ? known : shared_->histories.scale(which.history)};
     }
 
     // `observes`: this is the use of the step that its amax is taken from.
     // `columns_are`: the category of what is kept for backward_weight.
     Both both(const Tensor& x, const Rounded& which, bool observes, bool rows, bool columns,
-              Memory columns_are = Memory::workspace) const {
+              Memory columns_are = Memory::workspace, const Tensor& known = {}) const {
         Both result;
-        if (rows) result.rows = empty(which, x.rows(), x.cols(), Memory::workspace);
-        if (columns) result.columns = empty(which, x.cols(), x.rows(), columns_are);
+        if (rows) result.rows = empty(which, x.rows(), x.cols(), Memory::workspace, known);
+        if (columns) result.columns = empty(which, x.cols(), x.rows(), columns_are, known);
         ops::quantise(
-            result.rows, result.columns, x, scaling_of(which),
+            result.rows, result.columns, x, scaling_of(which, known),
             shared_->delayed() && observes ? shared_->histories.amax(which.history) : Tensor());
         return result;
+    }
+    ops::Quantised columns_of(const Tensor& x, const Rounded& which,
+                              const Tensor& known = {}) const {
+        return both(x, which, false, false, true, Memory::workspace, known).columns;
     }
     // x transposed, from what another part has handed over.
     ops::Quantised restored(Saved& saved) const {
@@ -233,16 +253,18 @@ private:
         ops::transpose_quantised(columns, {kept, scales}, scaling(ops::ScaleGroup::tensor));
         return columns;
     }
-    ops::Quantised weight(bool observes) const {  // (out, in)
+    ops::Quantised weight(bool observes) {  // (out, in)
         const Tensor values = stacked_values(parameters_);
         if (held_.rows) return held_.rows;
         if (weight_scales_) return {values, weight_scales_};
-        return both(values, w_, observes, true, false).rows;
+        const ops::Quantised rows = both(values, w_, observes, true, false).rows;
+        if (measures_once()) weight_scale_ = rows.scales;
+        return rows;
     }
     ops::Quantised weight_transposed() const {  // (in, out)
         if (held_.columns) return held_.columns;
         const Tensor values = stacked_values(parameters_);
-        if (!weight_scales_) return both(values, w_, false, false, true).columns;
+        if (!weight_scales_) return columns_of(values, w_, weight_scale_);
         const ops::Quantised transposed = ops::empty_quantised(
             inputs(), outputs(), values.dtype(), shared_->weights(), Memory::workspace);
         ops::transpose_quantised(transposed, {values, weight_scales_}, scaling(shared_->weights()));
@@ -269,6 +291,8 @@ private:
     bool keeps_;
     Rounded x_, w_, dy_;
     Tensor weight_scales_;  // of weights in fp8; empty: they are rounded for each product
+    Tensor weight_scale_;   // of weights in 16 bits, as measured in the last forward
+    Tensor gradient_scale_;
     Both held_;             // weights rounded for several products
     Handed handed_;
 };

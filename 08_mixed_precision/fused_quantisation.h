@@ -65,9 +65,13 @@ private:
     Fp8Linear* linear_ = nullptr;  // of the same layer; the final norm has none
 };
 
+// SwiGLU's output leaves in 8 bits. Its backward writes the gradients of gate and up in bf16, as
+// their scale is not known before the last of them; but it knows their largest magnitude then, so
+// that nobody has to look for it.
 class FusedSwiGLU : public SwiGLU {
 public:
-    FusedSwiGLU(SwiGLU&& plain, Fp8Linear& down) : SwiGLU(std::move(plain)), down8_(down) {}
+    FusedSwiGLU(SwiGLU&& plain, Fp8Linear& gate_up, Fp8Linear& down)
+        : SwiGLU(std::move(plain)), gate_up8_(gate_up), down8_(down) {}
 
     Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
                    Context& context) override {
@@ -83,7 +87,13 @@ public:
     }
 
 private:
-    Fp8Linear& down8_;  // down_, or inside it
+    void gradient(Tensor dgate_up, Tensor da, const Tensor& gate_up) override {
+        if (!gate_up8_.measures_once()) return SwiGLU::gradient(dgate_up, da, gate_up);
+        const Tensor amax = Tensor::zeros({1}, DType::fp32, Memory::workspace);
+        ops::swiglu_backward(dgate_up, da, gate_up, {}, {}, amax);
+        gate_up8_.hand_gradient_amax(amax);
+    }
+    Fp8Linear &gate_up8_, &down8_;  // gate_up_ and down_, or inside them
 };
 
 // Fuses wherever a norm, or SwiGLU, meets an Fp8Linear. A linear that communicates first (chapter
@@ -91,7 +101,7 @@ private:
 inline void fuse_quantisation(Parts& parts) {
     struct Built {
         FusedNorm* norm = nullptr;
-        Fp8Linear* down = nullptr;
+        Fp8Linear *gate_up = nullptr, *down = nullptr;
     };
     const auto last = std::make_shared<Built>();  // in the model's order
     parts.norm = [last, plain = parts.norm](ParameterList& list, const Place& place) {
@@ -105,6 +115,7 @@ inline void fuse_quantisation(Parts& parts) {
         std::unique_ptr<Linear> linear = plain(list, place, std::move(rows), role);
         auto* fp8 = dynamic_cast<Fp8Linear*>(linear.get());  // null: smoothed
         if (fp8 && (part == "self_attn.q_proj" || part == "mlp.gate_proj")) last->norm->feeds(*fp8);
+        if (part == "mlp.gate_proj") last->gate_up = fp8;
         last->down = part == "mlp.down_proj" ? fp8 : nullptr;
         return linear;
     };
@@ -114,7 +125,7 @@ inline void fuse_quantisation(Parts& parts) {
         std::unique_ptr<FeedForward> made = plain(list, all, layer);
         auto* swiglu = dynamic_cast<SwiGLU*>(made.get());
         if (!swiglu || !last->down) return made;
-        return std::make_unique<FusedSwiGLU>(std::move(*swiglu), *last->down);
+        return std::make_unique<FusedSwiGLU>(std::move(*swiglu), *last->gate_up, *last->down);
     };
 }
 

@@ -24,8 +24,8 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
     Storage& storage = training.storage;
     LossScale& loss_scale = training.loss_scale;
     const double scale = loss_scale.scale();
-    storage.begin_step();
     model.parameters().begin_gradients(step.accumulated);
+    storage.begin_step();
     for (MicroBatch micro_batch : step.micro_batches()) {
         micro_batch.token_weight *= float(scale);
         Saved saved;

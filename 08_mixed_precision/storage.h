@@ -59,6 +59,9 @@ public:
         bool value_later() const { return is_fp8(value.dtype()) || master_scale; }
         Tensor sum() const { return accumulated ? accumulated : gradient; }
         Tensor read() const { return gradient ? gradient : accumulated; }
+        // Whether the sums are rounded to gradients on this rank alone. (Gradients in fp8 are
+        // rounded by fp8_all_reduce.h, whose scale depends on all ranks.)
+        bool rounds() const { return accumulated && gradient && !is_fp8(gradient.dtype()); }
     };
 
     // `linears`: the parameters that are multiplied in fp8.
@@ -84,17 +87,20 @@ public:
     std::span<Held> linears() { return std::span(held_).first(linears_); }
     std::span<Held> rest() { return std::span(held_).subspan(linears_, rest_); }
 
-    // Backward adds to the accumulated gradients, where there are some.
+    // After ParameterList::begin_gradients(). Backward adds to the accumulated gradients, where
+    // there are some. A sum of one term needs none: backward writes it rounded.
     void begin_step() {
-        for (Held& h : held_) h.parameter->grad = h.sum();
+        for (Held& h : held_) {
+            const bool one_term = h.parameter->contributions == 1 && h.parameter->added_at_once;
+            h.parameter->grad = h.rounds() && one_term ? h.gradient : h.sum();
+        }
     }
-    // The micro-batches are done: rounds the accumulated gradients to what ranks sum. Gradients in
-    // fp8 are rounded by fp8_all_reduce.h, whose scale depends on all ranks.
+    // The micro-batches are done: rounds the accumulated gradients to what ranks sum.
     void round_gradients() {
         for (Held& h : held_) {
+            const bool rounded = h.parameter->grad.data() == h.read().data();
+            if (h.rounds() && !rounded) ops::copy(h.gradient, h.accumulated);
             h.parameter->grad = h.read();
-            if (h.accumulated && h.gradient && !is_fp8(h.gradient.dtype()))
-                ops::copy(h.gradient, h.accumulated);
         }
     }
 

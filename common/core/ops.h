@@ -152,8 +152,10 @@ void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dou
 void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights = {});
 // `dout` is overwritten with swiglu's output, which forward did not keep and which costs little
 // here, as backward reads gate and up anyway. With weights, dweights (N) fp32 is an output, too.
+// amax (1) fp32, unless it is empty, becomes the largest magnitude of dgate_up, or stays if it is
+// larger: what rounds dgate_up to 8 bits need not look for it (ops_fp8.h). Not with weights.
 void swiglu_backward(Tensor dgate_up, Tensor dout_to_out, const Tensor& gate_up,
-                     const Tensor& weights = {}, Tensor dweights = {});
+                     const Tensor& weights = {}, Tensor dweights = {}, Tensor amax = {});
 
 // ---- loss ---------------------------------------------------------------------------------------
 // losses (N) fp32 = -log softmax(logits)[target], 0 where the target is ignored (-100). With dscale

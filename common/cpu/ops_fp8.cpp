@@ -141,6 +141,11 @@ void transpose_quantised(const Quantised& to, const Quantised& from, const Scali
                   from.scales.cols());
 }
 
+void scale_of_amax(Tensor scale, const Tensor& amax, DType dtype, bool powers_of_two) {
+    OpSpan span("scale_of_amax", 0, bytes_of(scale, amax));
+    *scale.as<float>() = scale_for(*amax.as<float>(), largest_of(dtype), powers_of_two);
+}
+
 void delayed_scale(Tensor scale, Tensor history, const Tensor& amax, int64_t step, DType dtype,
                    int margin) {
     OpSpan span("delayed_scale", 0, bytes_of(scale, history, amax));

@@ -70,7 +70,7 @@ void swiglu_forward_quantised(const Quantised& y, const Tensor& gate_up, const S
 }
 
 void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const Tensor& weights,
-                     Tensor dweights) {
+                     Tensor dweights, Tensor amax) {
     const int64_t N = dout.rows(), F = dout.cols();
     check(gate_up.numel() == 2 * dout.numel() && gate_up.cols() == 2 * F,
           "swiglu_backward: gate_up is (N, 2F)");
@@ -78,12 +78,19 @@ void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const 
     check(!weights || (weights.numel() == N && dweights.numel() == N),
           "swiglu_backward: weights, dweights are (N)");
     check(dgate_up.numel() == gate_up.numel(), "swiglu_backward: dgate_up is (N, 2F)");
+    check(!amax || (amax.numel() == 1 && !weights), "swiglu_backward: amax is (1), without weights");
     OpSpan span("swiglu_backward", 13.0 * double(N * F), bytes_of(dgate_up, dout, dout, gate_up));
     with_type(dout.dtype(), [&]<class T>(T) {
         backward(dgate_up.as<T>(), dout.as<T>(), gate_up.as<T>(),
                  weights ? weights.as<float>() : nullptr, weights ? dweights.as<float>() : nullptr,
                  N, F);
     });
+    if (!amax) return;
+    const Tensor wide = widened(dgate_up);
+    const float* gradients = wide.as<float>();
+    float largest = *amax.as<float>();
+    for (int64_t i = 0; i < wide.numel(); ++i) largest = larger(largest, std::abs(gradients[i]));
+    *amax.as<float>() = largest;
 }
 
 }  // namespace ultrascale::ops

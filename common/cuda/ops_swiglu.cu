@@ -4,7 +4,7 @@
 // gate, up and dout, writes the gradients of gate and up, and overwrites dout with the output: 12
 // bytes. A block of the forward has neighbouring packs, of one row or several; of the backward, a
 // part of one row.
-#include "ops_common.cuh"
+#include "fp8.cuh"
 
 namespace ultrascale::ops {
 
@@ -45,10 +45,19 @@ __global__ void __launch_bounds__(threads)
         }
 }
 
-// d silu(g) / dg = s + g s (1 - s) with s = sigmoid(g)
+template <int n, class T>
+__device__ float largest_in(const Pack<T, n>& pack) {
+    float x[n];
+#pragma unroll
+    for (int j = 0; j < n; ++j) x[j] = to_float(pack.x[j]);
+    return max_magnitude(x);
+}
+
+// d silu(g) / dg = s + g s (1 - s) with s = sigmoid(g). amax, if it is not null: the largest
+// magnitude that each block writes.
 template <int n, int unroll, class T>
 __global__ void __launch_bounds__(threads)
-    backward_kernel(T* dgate_up, T* dout, const T* gate_up, int64_t F) {
+    backward_kernel(T* dgate_up, T* dout, const T* gate_up, int64_t F, float* amax) {
     const int64_t row = blockIdx.x,
                   first = (int64_t(blockIdx.y) * unroll * threads + threadIdx.x) * n;
     const T *gate = gate_up + row * 2 * F, *up = gate + F;
@@ -72,6 +81,14 @@ __global__ void __launch_bounds__(threads)
             }
             store(dgate + i, gates[k]), store(dup + i, ups[k]), store(dout + i, douts[k]);
         }
+    if (!amax) return;
+    float largest = 0;
+#pragma unroll
+    for (int k = 0; k < unroll; ++k)
+        if (first + k * threads * n < F)
+            largest = fmaxf(largest, fmaxf(largest_in(gates[k]), largest_in(ups[k])));
+    largest = block_max<threads>(largest);
+    if (threadIdx.x == 0) amax[blockIdx.x * gridDim.y + blockIdx.y] = largest;
 }
 
 // The same where row n is multiplied by weights[n]: a warp for each row, whose sum of dout * out is
@@ -134,7 +151,7 @@ void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights) {
 }
 
 void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const Tensor& weights,
-                     Tensor dweights) {
+                     Tensor dweights, Tensor amax) {
     const int64_t N = dout.rows(), F = dout.cols();
     check(gate_up.numel() == 2 * dout.numel() && gate_up.cols() == 2 * F,
           "swiglu_backward: gate_up is (N, 2F)");
@@ -142,6 +159,7 @@ void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const 
     check(!weights || (weights.numel() == N && dweights.numel() == N),
           "swiglu_backward: weights, dweights are (N)");
     check(dgate_up.numel() == gate_up.numel(), "swiglu_backward: dgate_up is (N, 2F)");
+    check(!amax || (amax.numel() == 1 && !weights), "swiglu_backward: amax is (1), without weights");
     OpSpan span("swiglu_backward", 13.0 * double(N * F), bytes_of(dgate_up, dout, dout, gate_up));
     with_type(dout.dtype(), [&]<class T>(T) {
         constexpr int n = pack_size<T>;
@@ -151,10 +169,18 @@ void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const 
                    unsigned(ceil_div(N, threads / 32)), threads, 0)
         (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), weights.as<float>(),
          dweights.as<float>(), N, F);
-        else if (fits) LAUNCH((backward_kernel<n, 2, T>), (grid<n, 2>(N, F)), threads, 0)(
-            data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F);
-        else LAUNCH((backward_kernel<1, 2, T>), (grid<1, 2>(N, F)), threads, 0)(
-            data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F);
+        else {
+            const dim3 blocks = fits ? grid<n, 2>(N, F) : grid<1, 2>(N, F);
+            Tensor partial;
+            if (amax)
+                partial = Tensor::empty({int64_t(blocks.x) * blocks.y, 1}, DType::fp32,
+                                        Memory::workspace);
+            LAUNCH((fits ? backward_kernel<n, 2, T> : backward_kernel<1, 2, T>), blocks, threads, 0)
+            (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F,
+             amax ? partial.as<float>() : nullptr);
+            if (amax)
+                reduce_amax(nullptr, amax.as<float>(), partial, 1, DType::e4m3, false);
+        }
     });
 }
 

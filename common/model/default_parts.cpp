@@ -77,8 +77,9 @@ Parts default_parts(const LlamaConfig& config, const ModelOptions& options) {
             list.add(vocabulary_weight("model.embed_tokens.weight")));
     };
     parts.head = [config, options, vocabulary_weight](ParameterList& list, const Stage&) {
-        return std::make_unique<Head>(head_weight(list, config, vocabulary_weight),
-                                      options.loss_chunk);
+        Parameter* const weight = head_weight(list, config, vocabulary_weight);
+        weight->added_at_once = options.loss_chunk == 0;
+        return std::make_unique<Head>(weight, options.loss_chunk);
     };
     parts.checkpoint = [](const Place&) { return std::make_unique<Checkpoint>(); };
     add_dropout(parts, {float(options.dropout), options.seed});

@@ -39,6 +39,8 @@ struct Parameter {
     std::vector<std::string> also_summed_over = {};
     // Contributions to the gradient per micro-batch on this rank: 2 for a tied weight.
     int uses = 1;
+    // Whether such a contribution is one addition, and not several, as of a loss in chunks.
+    bool added_at_once = true;
 
     Tensor value,
         grad;  // of local_shape(); hooks may rebind them to other storage before use

@@ -165,11 +165,15 @@ Tensor SwiGLU::forward(const Tensor& x, const Tensor& residual, Saved& saved, Co
 Tensor SwiGLU::backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when) {
     Tensor da = down_->backward_input(dy, saved["down_proj"], context);           // (B, T, F)
     Tensor gate_up = saved.take("gate_up"), dgate_up = activation_like(gate_up);  // (B, T, 2 F)
-    ops::swiglu_backward(dgate_up, da, gate_up);  // da now holds down's input x
+    gradient(dgate_up, da, gate_up);  // da now holds down's input x
     saved["down_proj"].keep("x", std::move(da));
     gate_up = {};
     if (when == WeightGradient::now) down_->backward_weight(saved["down_proj"], context);
     return gate_up_->backward(dgate_up, saved["gate_up_proj"], context, when);
+}
+
+void SwiGLU::gradient(Tensor dgate_up, Tensor da, const Tensor& gate_up) {
+    ops::swiglu_backward(dgate_up, da, gate_up);
 }
 
 void SwiGLU::backward_weight(Saved& saved, Context& context) {

@@ -236,6 +236,8 @@ public:
     void backward_weight(Saved& saved, Context& context) override;
 
 protected:
+    // dgate_up, and da overwritten with a, which forward did not keep.
+    virtual void gradient(Tensor dgate_up, Tensor da, const Tensor& gate_up);
     std::unique_ptr<Linear> gate_up_, down_;
 };
 

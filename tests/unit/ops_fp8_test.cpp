@@ -136,6 +136,12 @@ TEST(OpsFp8, AGivenScaleSaturatesAndReportsTheAmax) {
             ops::fill(amax, 0);
             ops::quantise(y, {}, x, {}, amax);  // the same amax where it makes the scale
             EXPECT_EQ(amax.to_host<float>()[0], largest);
+            for (const bool powers : {true, false}) {
+                const Tensor again = poisoned({1}, DType::fp32);
+                ops::quantise(y, {}, x, {.powers_of_two = powers});
+                ops::scale_of_amax(again, amax, DType::e4m3, powers);
+                EXPECT_EQ(again.to_host<float>(), y.scales.to_host<float>());
+            }
             ops::fill(amax, 2 * largest);
             ops::quantise(y, {}, x, {}, amax);  // it stays where it is larger
             EXPECT_EQ(amax.to_host<float>()[0], 2 * largest);

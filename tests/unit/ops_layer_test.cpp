@@ -225,8 +225,15 @@ TEST(OpsSwiglu, ForwardBackwardAndCentralDifferences) {
             const Doubles xs = to_double(x), dy = to_double(dout);
             ops::swiglu_forward(out, x);
             EXPECT_LT(relative_error(out, swiglu(xs, F)), tolerance(dtype));
-            ops::swiglu_backward(dx, dout, x);
+            const Tensor amax = Tensor::zeros({1}, DType::fp32, Memory::workspace);
+            ops::swiglu_backward(dx, dout, x, {}, {}, amax);
             EXPECT_EQ(to_double(dout), to_double(out));  // dout has become the output
+            double largest = 0;
+            for (const double d : to_double(dx)) largest = std::max(largest, std::abs(d));
+            EXPECT_EQ(to_double(amax)[0], largest);
+            Tensor without = poisoned({N, 2 * F}, dtype);
+            ops::swiglu_backward(without, random_tensor({N, F}, dtype, 20), x);
+            EXPECT_EQ(to_double(without), to_double(dx));
             Doubles want(xs.size());
             for (int64_t n = 0; n < N; ++n)
                 for (int64_t i = 0; i < F; ++i) {

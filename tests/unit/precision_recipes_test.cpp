@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "08_mixed_precision/predict.h"
+#include "tests/test_util.h"
+#include "train/data.h"
 
 namespace ultrascale {
 namespace {
@@ -85,6 +87,58 @@ TEST(PrecisionRecipes, StorageHoldsWhatItsFormulaSays) {
             EXPECT_EQ(held(Memory::parameter), want.parameters);
             EXPECT_EQ(held(Memory::gradient), want.gradients);
             EXPECT_EQ(held(Memory::optimizer), want.optimizer);
+        }
+}
+
+struct OneMicroBatch {
+    std::vector<Doubles> gradients;    // as they are sent
+    std::set<std::string> not_summed;  // the parameters whose sums stayed zero
+};
+// `in_sums`: all gradients are added to the sums first, as several micro-batches' are.
+OneMicroBatch train_one(const LlamaConfig& model, int64_t loss_chunk, bool in_sums) {
+    PrecisionOptions o{.recipe = *find_recipe("deepseek")};
+    o.gradient_format = DType::e4m3;
+    MixedTraining training(model, {.dtype = DType::bf16, .loss_chunk = loss_chunk}, o, {});
+    training.load({});
+    const TokenFile file("common/text.txt", model.vocab);
+    const DataLoader loader(file, {.seq = 32});
+    training.model.parameters().begin_gradients();
+    training.storage.begin_step();
+    if (in_sums)
+        for (Storage::Held& h : training.storage.all()) h.parameter->grad = h.sum();
+    Context context{.token_weight = 1.0F / 32};
+    context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+    context.batch = to_device(loader.batch(0, 1));
+    Saved saved;
+    training.model.forward({}, saved, context);
+    training.model.backward({}, saved, context);
+    training.storage.round_gradients();
+    OneMicroBatch result;
+    for (const Storage::Held& h : training.storage.all()) {
+        result.gradients.push_back(to_double(h.read()));
+        if (std::ranges::all_of(to_double(h.accumulated), [](double x) { return x == 0; }))
+            result.not_summed.insert(h.parameter->name);
+    }
+    return result;
+}
+
+TEST(PrecisionRecipes, AnOnlyMicroBatchWritesItsGradientsRounded) {
+    const std::string embedding = "model.embed_tokens.weight", head = "lm_head.weight";
+    for (const bool tied : {false, true})
+        for (const int64_t loss_chunk : {0, 16}) {
+            LlamaConfig model = config;
+            model.tied = tied, model.vocab = 256;
+            const OneMicroBatch at_once = train_one(model, loss_chunk, false),
+                                summed = train_one(model, loss_chunk, true);
+            ASSERT_EQ(at_once.gradients.size(), summed.gradients.size());
+            for (size_t i = 0; i < summed.gradients.size(); ++i)
+                EXPECT_LE(relative_error(at_once.gradients[i], summed.gradients[i]),
+                          device_is_gpu() ? 1e-3 : 0);
+            EXPECT_TRUE(summed.not_summed.empty());
+            // A tied weight's gradient has two terms, that of a head in chunks several.
+            EXPECT_EQ(at_once.not_summed.contains(embedding), !tied);
+            EXPECT_EQ(at_once.not_summed.contains(head), !tied && loss_chunk == 0);
+            EXPECT_TRUE(at_once.not_summed.contains("model.layers.0.mlp.down_proj.weight"));
         }
 }
 
