@@ -165,8 +165,7 @@ public:
     // For the next backward: dy's scale, (1), from its largest magnitude, which is known.
     void hand_gradient_amax(const Tensor& amax) {
         gradient_scale_ = Tensor::empty({1}, DType::fp32, Memory::workspace);
-        ops::scale_of_amax(gradient_scale_, amax, gradient().dtype,
-                           shared_->options.powers_of_two);
+        ops::scale_of_amax(gradient_scale_, amax, gradient().dtype, shared_->options.powers_of_two);
     }
     Both rounded_gradient(const Tensor& dy) { return both(dy, gradient(), true, true, true); }
     void hold_weights() { held_ = both(stacked_values(parameters_), w_, true, true, true); }
@@ -293,7 +292,7 @@ private:
     Tensor weight_scales_;  // of weights in fp8; empty: they are rounded for each product
     Tensor weight_scale_;   // of weights in 16 bits, as measured in the last forward
     Tensor gradient_scale_;
-    Both held_;             // weights rounded for several products
+    Both held_;  // weights rounded for several products
     Handed handed_;
 };
 

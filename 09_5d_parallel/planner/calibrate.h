@@ -1,7 +1,8 @@
 // --calibrate FILE: measures the ranks that run, all at the same time, as in training, and writes
 // what hardware.h needs. Two sizes tell how fast a large one is, and what a small one loses:
 //
-//     product     n^3 and (n/8)^3: the rate of large ones, and `half`; n^3 in fp8
+//     product     n^3 and (n/8)^3: the rate of large ones, and `half`; n^3 in fp8; of random
+//                 numbers, and on a GPU after a second of them: it slows down as it gets hot
 //     attention   causal, forward and backward
 //     memory      SwiGLU, as a rate of bytes (on a CPU its exponentials count); a sum of eight
 //                 numbers: what any call costs; an update of AdamW
@@ -20,6 +21,7 @@
 #include "core/median_seconds.h"
 #include "core/ops.h"
 #include "core/ops_fp8.h"
+#include "core/random_tensor.h"
 #include "hardware.h"
 #include "train/run.h"
 
@@ -66,6 +68,7 @@ private:
     Tensor tensor(Shape shape, DType dtype) const {
         return Tensor::zeros(std::move(shape), dtype, Memory::workspace);
     }
+    Tensor random(const Shape& shape) const { return random_tensor(shape, dtype_); }
     // Seconds of a call: the median of five batches, of the slowest rank. A batch lasts longer than
     // a time slice, so that ranks which share a processor are measured as they will train.
     double seconds(const std::function<void()>& call) const {
@@ -80,8 +83,13 @@ private:
 
     void measure_products(Hardware& h) const {
         const auto cube = [&](int64_t n) {
-            const Tensor a = tensor({n, n}), b = tensor({n, n}), c = tensor({n, n});
-            return seconds([&] { ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes); });
+            const Tensor a = random({n, n}), b = random({n, n}), c = tensor({n, n});
+            const auto multiply = [&] {
+                ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes);
+            };
+            for (double heated = 0; gpu_ && heated < 1;)
+                heated += 10 * seconds_per_call(multiply, 10);
+            return seconds(multiply);
         };
         const auto rate = [](int64_t n, double seconds) {
             return 2 * std::pow(double(n), 3) / seconds;
@@ -101,13 +109,13 @@ private:
                                         Memory::workspace);
         };
         const ops::Quantised a = in_8_bits(), b = in_8_bits();
-        const Tensor x = tensor({n, n}), d = tensor({n, n});
+        const Tensor x = random({n, n}), d = tensor({n, n});
         ops::quantise(a, {}, x, {}), ops::quantise(b, {}, x, {});
         h.fp8_times = of_large / seconds([&] { ops::matmul_fp8(d, a, b, {}); });
     }
     void measure_attention(Hardware& h) const {
         const int64_t T = gpu_ ? 4096 : 128, H = 8, D = gpu_ ? 128 : 16;
-        const auto heads = [&] { return tensor({1, T, H, D}); };
+        const auto heads = [&] { return random({1, T, H, D}); };
         const Tensor q = heads(), k = heads(), v = heads(), o = heads(), dq = heads(), dk = heads(),
                      dv = heads();
         const Tensor lse = tensor({1, H, T}, DType::fp32), delta = tensor({1, H, T}, DType::fp32);
@@ -175,7 +183,7 @@ private:
     // take longer, over what it takes alone.
     double measure_slowing(const std::function<Work(Stream&)>& communicate) const {
         const int64_t n = gpu_ ? 4096 : 256;
-        const Tensor a = tensor({n, n}), b = tensor({n, n}), c = tensor({n, n});
+        const Tensor a = random({n, n}), b = random({n, n}), c = tensor({n, n});
         const auto multiply = [&](int times) {
             for (int i = 0; i < times; ++i)
                 ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes);
@@ -195,7 +203,7 @@ private:
     // thread that sends waits for a core, on a GPU its kernel waits for multiprocessors.
     double measure_message(const Communicator& group, double bytes_per_second) const {
         const int64_t n = gpu_ ? 8192 : 512, numbers = gpu_ ? 1 << 22 : 1 << 14;
-        const Tensor a = tensor({n, n}), b = tensor({n, n}), c = tensor({n, n}),
+        const Tensor a = random({n, n}), b = random({n, n}), c = tensor({n, n}),
                      x = tensor({numbers});
         Stream stream("message");
         std::vector<double> taken;

@@ -78,7 +78,8 @@ void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const 
     check(!weights || (weights.numel() == N && dweights.numel() == N),
           "swiglu_backward: weights, dweights are (N)");
     check(dgate_up.numel() == gate_up.numel(), "swiglu_backward: dgate_up is (N, 2F)");
-    check(!amax || (amax.numel() == 1 && !weights), "swiglu_backward: amax is (1), without weights");
+    check(!amax || (amax.numel() == 1 && !weights),
+          "swiglu_backward: amax is (1), without weights");
     OpSpan span("swiglu_backward", 13.0 * double(N * F), bytes_of(dgate_up, dout, dout, gate_up));
     with_type(dout.dtype(), [&]<class T>(T) {
         backward(dgate_up.as<T>(), dout.as<T>(), gate_up.as<T>(),

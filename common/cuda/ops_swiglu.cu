@@ -4,7 +4,7 @@
 // gate, up and dout, writes the gradients of gate and up, and overwrites dout with the output: 12
 // bytes. A block of the forward has neighbouring packs, of one row or several; of the backward, a
 // part of one row.
-#include "fp8.cuh"
+#include "ops_common.cuh"
 
 namespace ultrascale::ops {
 
@@ -45,17 +45,9 @@ __global__ void __launch_bounds__(threads)
         }
 }
 
-template <int n, class T>
-__device__ float largest_in(const Pack<T, n>& pack) {
-    float x[n];
-#pragma unroll
-    for (int j = 0; j < n; ++j) x[j] = to_float(pack.x[j]);
-    return max_magnitude(x);
-}
-
-// d silu(g) / dg = s + g s (1 - s) with s = sigmoid(g). amax, if it is not null: the largest
-// magnitude that each block writes.
-template <int n, int unroll, class T>
+// d silu(g) / dg = s + g s (1 - s) with s = sigmoid(g). *amax becomes the largest magnitude of the
+// gradients, if `measures`; most warps see that another one has already found a larger one.
+template <int n, int unroll, bool measures, class T>
 __global__ void __launch_bounds__(threads)
     backward_kernel(T* dgate_up, T* dout, const T* gate_up, int64_t F, float* amax) {
     const int64_t row = blockIdx.x,
@@ -64,6 +56,7 @@ __global__ void __launch_bounds__(threads)
     T *dgate = dgate_up + row * 2 * F, *dup = dgate + F;
     dout += row * F;
     Pack<T, n> gates[unroll], ups[unroll], douts[unroll];
+    float largest = 0;
 #pragma unroll
     for (int k = 0; k < unroll; ++k)
         if (const int64_t i = first + k * threads * n; i < F)
@@ -78,17 +71,17 @@ __global__ void __launch_bounds__(threads)
                 gates[k].x[j] = from_float<T>(d * u * (s + g * s * (1.0f - s)));
                 ups[k].x[j] = from_float<T>(d * g * s);
                 douts[k].x[j] = from_float<T>(g * s * u);
+                if constexpr (measures)  // fmaxf takes the other number where one is NaN
+                    largest = fmaxf(largest, fmaxf(fabsf(to_float(gates[k].x[j])),
+                                                   fabsf(to_float(ups[k].x[j]))));
             }
             store(dgate + i, gates[k]), store(dup + i, ups[k]), store(dout + i, douts[k]);
         }
-    if (!amax) return;
-    float largest = 0;
-#pragma unroll
-    for (int k = 0; k < unroll; ++k)
-        if (first + k * threads * n < F)
-            largest = fmaxf(largest, fmaxf(largest_in(gates[k]), largest_in(ups[k])));
-    largest = block_max<threads>(largest);
-    if (threadIdx.x == 0) amax[blockIdx.x * gridDim.y + blockIdx.y] = largest;
+    if constexpr (measures) {
+        largest = warp_max(largest);
+        if (threadIdx.x % 32 == 0 && largest > *amax)  // magnitudes have the order of their bits
+            atomicMax(reinterpret_cast<unsigned*>(amax), __float_as_uint(largest));
+    }
 }
 
 // The same where row n is multiplied by weights[n]: a warp for each row, whose sum of dout * out is
@@ -159,7 +152,8 @@ void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const 
     check(!weights || (weights.numel() == N && dweights.numel() == N),
           "swiglu_backward: weights, dweights are (N)");
     check(dgate_up.numel() == gate_up.numel(), "swiglu_backward: dgate_up is (N, 2F)");
-    check(!amax || (amax.numel() == 1 && !weights), "swiglu_backward: amax is (1), without weights");
+    check(!amax || (amax.numel() == 1 && !weights),
+          "swiglu_backward: amax is (1), without weights");
     OpSpan span("swiglu_backward", 13.0 * double(N * F), bytes_of(dgate_up, dout, dout, gate_up));
     with_type(dout.dtype(), [&]<class T>(T) {
         constexpr int n = pack_size<T>;
@@ -170,16 +164,17 @@ void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const 
         (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), weights.as<float>(),
          dweights.as<float>(), N, F);
         else {
-            const dim3 blocks = fits ? grid<n, 2>(N, F) : grid<1, 2>(N, F);
-            Tensor partial;
-            if (amax)
-                partial = Tensor::empty({int64_t(blocks.x) * blocks.y, 1}, DType::fp32,
-                                        Memory::workspace);
-            LAUNCH((fits ? backward_kernel<n, 2, T> : backward_kernel<1, 2, T>), blocks, threads, 0)
-            (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F,
-             amax ? partial.as<float>() : nullptr);
-            if (amax)
-                reduce_amax(nullptr, amax.as<float>(), partial, 1, DType::e4m3, false);
+            const auto start = [&](auto kernel, dim3 blocks) {
+                LAUNCH(kernel, blocks, threads, 0)
+                (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F,
+                 amax ? amax.as<float>() : nullptr);
+            };
+            if (fits)
+                start(amax ? backward_kernel<n, 2, true, T> : backward_kernel<n, 2, false, T>,
+                      grid<n, 2>(N, F));
+            else
+                start(amax ? backward_kernel<1, 2, true, T> : backward_kernel<1, 2, false, T>,
+                      grid<1, 2>(N, F));
         }
     });
 }

@@ -11,7 +11,7 @@
 #include "core/device.h"
 #include "core/median_seconds.h"
 #include "core/ops.h"
-#include "random_tensor.h"
+#include "core/random_tensor.h"
 
 using namespace ultrascale;
 

@@ -14,7 +14,7 @@
 #include "04_context_parallel/context_parallel.h"
 #include "core/device.h"
 #include "core/median_seconds.h"
-#include "random_tensor.h"
+#include "core/random_tensor.h"
 #include "train/run.h"
 
 using namespace ultrascale;

@@ -8,7 +8,7 @@
 #include "beside.h"
 #include "comm/comm.h"
 #include "core/device.h"
-#include "random_tensor.h"
+#include "core/random_tensor.h"
 
 using namespace ultrascale;
 

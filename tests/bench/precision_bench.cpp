@@ -9,7 +9,7 @@
 #include "comm/comm.h"
 #include "core/device.h"
 #include "core/ops_fp8.h"
-#include "random_tensor.h"
+#include "core/random_tensor.h"
 
 using namespace ultrascale;
 

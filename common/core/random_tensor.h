@@ -1,20 +1,18 @@
-// Random inputs for the benchmarks.
+// Random inputs for measurements of speed.
 #pragma once
 
-#include <random>
 #include <vector>
 
 #include "core/ops.h"
+#include "core/random.h"
 
 namespace ultrascale {
 
 // Standard normal numbers, the same 65536 repeated. The values that tensor cores multiply determine
 // how much power they draw, and so how fast they run: zeros or small integers would be too fast.
 inline Tensor random_tensor(const Shape& shape, DType dtype = DType::bf16, unsigned seed = 1) {
-    std::mt19937 generator(seed);
-    std::normal_distribution<float> normal;
     std::vector<float> numbers(65536);
-    for (float& x : numbers) x = normal(generator);
+    Random(seed, "random_tensor").normals(0, numbers);
     const int64_t size = numel(shape);
     int64_t done = std::min(size, int64_t(numbers.size()));
     Tensor all = Tensor::empty({size}, dtype, Memory::workspace);
