@@ -7,9 +7,10 @@
 
 namespace ultrascale::ops {
 
-// An update with fp32 master weights and moments, no scales, and one dtype of values and one of
-// gradients: the common case, for which both backends have a loop of their own.
-bool adamw_is_plain(const std::vector<AdamWItem>& items, const AdamWSettings& settings);
+// An update with fp32 master weights, moments of this dtype, no scales, and one dtype of values and
+// one of gradients: with fp32 the common case, for which both backends have a loop of their own.
+bool adamw_is_plain(const std::vector<AdamWItem>& items, const AdamWSettings& settings,
+                    DType moments = DType::fp32);
 
 // What the elements of an item need of the settings.
 struct AdamWFactors {

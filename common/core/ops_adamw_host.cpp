@@ -57,12 +57,14 @@ float smallest_second_moment(DType dtype) {
                                   : 0;
 }
 
-bool adamw_is_plain(const std::vector<AdamWItem>& items, const AdamWSettings& settings) {
+bool adamw_is_plain(const std::vector<AdamWItem>& items, const AdamWSettings& settings,
+                    DType moments) {
     if (settings.skip) return false;
     for (const AdamWItem& item : items) {
         const DType value = item.value.dtype(), gradient = item.gradient.dtype();
-        for (const Tensor* state : {&item.master, &item.m, &item.v})
-            if (state->dtype() != DType::fp32) return false;
+        if (item.master.dtype() != DType::fp32 || item.m.dtype() != moments ||
+            item.v.dtype() != moments)
+            return false;
         if (dtype_bytes(value) == 1 || dtype_bytes(gradient) == 1 || has_scales(item) ||
             item.gradient_scale || item.rounding || value != items[0].value.dtype() ||
             gradient != items[0].gradient.dtype())

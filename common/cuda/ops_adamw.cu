@@ -22,27 +22,31 @@ struct Factors {
 
 struct Item {
     void* value;
-    float *master, *m, *v;
+    float* master;
+    void *m, *v;
     const void* gradient;
     int64_t count, first_chunk;
     float decay;
 };
 
 // Updates one chunk with n elements per access and `unroll` accesses to each array in flight. value
-// may be master itself.
-template <int n, int unroll, class V, class G>
-__device__ void update(V* value, float* master, float* m, float* v, const G* gradient,
-                       int64_t count, float decay, float clip, Factors f) {
-    const auto one = [=](float& p, float& first, float& second, float gradient) {
+// may be master itself. S: the moments' type.
+template <int n, int unroll, class S, class V, class G>
+__device__ void update(V* value, float* master, S* m, S* v, const G* gradient, int64_t count,
+                       float decay, float clip, Factors f) {
+    const auto one = [=](float& p, S& m, S& v, float gradient) {
         const float g = gradient * clip;
+        float first = to_float(m), second = to_float(v);
         first = first + (1.0f - f.beta1) * (g - first);
         second = f.beta2 * second + (1.0f - f.beta2) * g * g;
         p = p * decay - f.step_size * first / (sqrtf(second) * f.root_correction + f.eps);
+        m = from_float<S>(first), v = from_float<S>(second);
     };
     const bool own_value = static_cast<void*>(value) != master;
     const int64_t packs = count / n;
     for (int64_t first = threadIdx.x; first < packs; first += unroll * threads) {
-        Pack<float, n> ps[unroll], ms[unroll], vs[unroll];
+        Pack<float, n> ps[unroll];
+        Pack<S, n> ms[unroll], vs[unroll];
         Pack<G, n> gs[unroll];
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
@@ -72,7 +76,7 @@ __device__ void update(V* value, float* master, float* m, float* v, const G* gra
     }
 }
 
-template <class V, class G>
+template <class S, class V, class G>
 __global__ void __launch_bounds__(threads)
     update_items(const Item* items, int item_count, const double* squared_norm, Factors f) {
     const int64_t chunk = blockIdx.x;
@@ -83,7 +87,8 @@ __global__ void __launch_bounds__(threads)
                   count = min(chunk_size, item.count - begin);
     V* value = static_cast<V*>(item.value) + begin;
     const G* gradient = static_cast<const G*>(item.gradient) + begin;
-    float *master = item.master + begin, *m = item.m + begin, *v = item.v + begin;
+    float* master = item.master + begin;
+    S *m = static_cast<S*>(item.m) + begin, *v = static_cast<S*>(item.v) + begin;
     const uintptr_t addresses = reinterpret_cast<uintptr_t>(value) |
                                 reinterpret_cast<uintptr_t>(gradient) |
                                 reinterpret_cast<uintptr_t>(master) |
@@ -100,13 +105,14 @@ void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
            const AdamWSettings& s) {
     const AdamWCost cost = adamw_cost(items, s);
     OpSpan span("adamw", cost.flops, cost.bytes);
-    if (!adamw_is_plain(items, s)) return adamw_any(items, squared_norm, s);
+    const bool narrow = adamw_is_plain(items, s, DType::bf16);  // moments in bf16
+    if (!narrow && !adamw_is_plain(items, s)) return adamw_any(items, squared_norm, s);
     int64_t chunks = 0;
     std::vector<Item> list;
     for (const AdamWItem& item : items) {
         const int64_t n = item.master.numel();
-        list.push_back({item.value.data(), item.master.as<float>(), item.m.as<float>(),
-                        item.v.as<float>(), item.gradient.data(), n, chunks,
+        list.push_back({item.value.data(), item.master.as<float>(), item.m.data(), item.v.data(),
+                        item.gradient.data(), n, chunks,
                         float(1.0 - double(s.lr) * item.weight_decay)});
         chunks += ceil_div(n, chunk_size);
     }
@@ -120,7 +126,8 @@ void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
     const double* norm = s.max_norm > 0 ? squared_norm.as<double>() : nullptr;
     with_type(items[0].value.dtype(), [&]<class V>(V) {
         with_type(items[0].gradient.dtype(), [&]<class G>(G) {
-            LAUNCH((update_items<V, G>), unsigned(chunks), threads, 0)
+            LAUNCH((narrow ? update_items<__nv_bfloat16, V, G> : update_items<float, V, G>),
+                   unsigned(chunks), threads, 0)
             (static_cast<const Item*>(on_device.data()), int(list.size()), norm, factors);
         });
     });

@@ -46,7 +46,7 @@ using Scales = Pack<float, adamw_written>;
 using Magnitudes = Pack<float, 4>;
 
 // What four elements hold, or the first of them, before it is known what it means: so a thread has
-// the loads of all its arrays under way, for eight elements, and then converts them.
+// the loads of all its arrays under way, and then converts them.
 struct Loaded {
     uint32_t words[4];
 };
@@ -188,19 +188,16 @@ __global__ void __launch_bounds__(threads)
     Scales scales = {{1, 1, 1, 1}};
     if (new_scales) scales = new_scales[index];
     float largest[3] = {};
-    struct Old {
-        Loaded p, m, v, g;
-    };
-    const auto load = [&](int64_t i, bool packs) {
-        return Old{load_elements(item.master, i, packs), load_elements(item.m, i, packs),
-                   load_elements(item.v, i, packs), load_elements(item.gradient, i, packs)};
-    };
-    const auto update = [&](const Old& old, int64_t i, bool packs) {
+    const auto take = [&](int64_t i, bool packs) {
         float p[4], m[4], v[4], g[4];
-        convert(p, old.p, item.master, of_master);
-        convert(m, old.m, item.m, of_m);
-        convert(v, old.v, item.v, of_v);
-        convert(g, old.g, item.gradient, of_gradient);
+        const Loaded old_p = load_elements(item.master, i, packs),
+                     old_m = load_elements(item.m, i, packs),
+                     old_v = load_elements(item.v, i, packs),
+                     gradients = load_elements(item.gradient, i, packs);
+        convert(p, old_p, item.master, of_master);
+        convert(m, old_m, item.m, of_m);
+        convert(v, old_v, item.v, of_v);
+        convert(g, gradients, item.gradient, of_gradient);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             if (j > 0 && !packs) break;
@@ -226,15 +223,8 @@ __global__ void __launch_bounds__(threads)
     const bool packs = fits(item.value, begin) && fits(item.master, begin) && fits(item.m, begin) &&
                        fits(item.v, begin) && fits(item.gradient, begin);
     const int64_t in_packs = packs ? count / 4 * 4 : 0;
-    constexpr int64_t apart = threads * 4;
-    for (int64_t i = threadIdx.x * 4; i < in_packs; i += 2 * apart) {
-        const Old first = load(begin + i, true),
-                  second = i + apart < in_packs ? load(begin + i + apart, true) : first;
-        update(first, begin + i, true);
-        if (i + apart < in_packs) update(second, begin + i + apart, true);
-    }
-    for (int64_t i = in_packs + threadIdx.x; i < count; i += threads)
-        update(load(begin + i, false), begin + i, false);
+    for (int64_t i = threadIdx.x * 4; i < in_packs; i += threads * 4) take(begin + i, true);
+    for (int64_t i = in_packs + threadIdx.x; i < count; i += threads) take(begin + i, false);
     if (!magnitudes) return;
     Magnitudes all = {};
 #pragma unroll
