@@ -30,7 +30,7 @@ whole="--model llama-3-8b --dtype bf16 --loss-chunk 1024"
 longest() {  # cp
     $mpirun -n "$1" "$build/04_context_parallel" $whole --recompute full --seq 4096 \
         --micro-batch 1 --estimate |
-        awk -v cp="$1" '$1 == "--cp" && $2 == cp { print int($4 * 0.75 / 256) * 256 }'
+        awk -v cp="$1" '$1 == "--cp" && $2 == cp && $4 > 0 { print int($4 * 0.75 / 256) * 256 }'
 }
 
 for cp; do
