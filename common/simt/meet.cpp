@@ -110,6 +110,14 @@ ATOMIC_ADD(float)
 ATOMIC_ADD(double)
 ATOMIC_ADD(int)
 ATOMIC_ADD(unsigned)
+unsigned atomic_max(unsigned* address, unsigned x) {
+    atomic_access(address, sizeof x, __builtin_return_address(0));
+    std::atomic_ref<unsigned> there(*address);
+    unsigned old = there.load();
+    while (old < x && !there.compare_exchange_weak(old, x)) {
+    }
+    return old;
+}
 
 void fail(const char* what) {
     OwnCode here;

@@ -77,6 +77,7 @@ float atomic_add(float* address, float x);
 double atomic_add(double* address, double x);
 int atomic_add(int* address, int x);
 unsigned atomic_add(unsigned* address, unsigned x);
+unsigned atomic_max(unsigned* address, unsigned x);
 
 // ---- for access.cpp -----------------------------------------------------------------------------
 struct CoreObserver;  // observer.h

@@ -127,6 +127,7 @@ template <class T>
 T atomicAdd(T* address, std::type_identity_t<T> x) {
     return simt::atomic_add(address, x);
 }
+inline unsigned atomicMax(unsigned* address, unsigned x) { return simt::atomic_max(address, x); }
 
 // ---- arithmetic ---------------------------------------------------------------------------------
 using std::max;
@@ -138,6 +139,7 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(unsigned(x)) + 1; }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 // Cache hints: here ordinary loads and stores.
 template <class T>
