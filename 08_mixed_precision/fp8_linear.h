@@ -106,7 +106,7 @@ public:
         shape.back() = inputs();
         Tensor dx = activation(shape, dy.dtype());  // (..., in)
         const Both dy8 = both(dy, gradient(), true, true, true, Memory::workspace,
-                              std::exchange(gradient_scale_, {}));
+                              std::exchange(handed_gradient_scale_, {}));
         input_product(dx, dy8.rows);
         saved.keep("dy8", dy8.columns.values), saved.keep("dy8_scales", dy8.columns.scales);
         return dx;
@@ -159,13 +159,14 @@ public:
     DType activations() const { return shared_->options.recipe.activations; }
     // Whether x transposed is the same numbers, and not rounded with scales of its own.
     bool one_scale() const { return shared_->tokens() == ops::ScaleGroup::tensor; }
-    // Whether that scale is measured, in every step anew.
+    // Whether that scale is measured (and then not again in the same step), or remembered.
     bool measures_once() const { return one_scale() && !shared_->delayed(); }
     ops::Quantised columns_of_input(const Tensor& x) const { return columns_of(x, x_); }
     // For the next backward: dy's scale, (1), from its largest magnitude, which is known.
     void hand_gradient_amax(const Tensor& amax) {
-        gradient_scale_ = Tensor::empty({1}, DType::fp32, Memory::workspace);
-        ops::scale_of_amax(gradient_scale_, amax, gradient().dtype, shared_->options.powers_of_two);
+        handed_gradient_scale_ = Tensor::empty({1}, DType::fp32, Memory::workspace);
+        ops::scale_of_amax(handed_gradient_scale_, amax, gradient().dtype,
+                           shared_->options.powers_of_two);
     }
     Both rounded_gradient(const Tensor& dy) { return both(dy, gradient(), true, true, true); }
     void hold_weights() { held_ = both(stacked_values(parameters_), w_, true, true, true); }
@@ -257,13 +258,13 @@ private:
         if (held_.rows) return held_.rows;
         if (weight_scales_) return {values, weight_scales_};
         const ops::Quantised rows = both(values, w_, observes, true, false).rows;
-        if (measures_once()) weight_scale_ = rows.scales;
+        if (measures_once()) measured_weight_scale_ = rows.scales;
         return rows;
     }
     ops::Quantised weight_transposed() const {  // (in, out)
         if (held_.columns) return held_.columns;
         const Tensor values = stacked_values(parameters_);
-        if (!weight_scales_) return columns_of(values, w_, weight_scale_);
+        if (!weight_scales_) return columns_of(values, w_, measured_weight_scale_);
         const ops::Quantised transposed = ops::empty_quantised(
             inputs(), outputs(), values.dtype(), shared_->weights(), Memory::workspace);
         ops::transpose_quantised(transposed, {values, weight_scales_}, scaling(shared_->weights()));
@@ -289,10 +290,10 @@ private:
     std::shared_ptr<Fp8Shared> shared_;
     bool keeps_;
     Rounded x_, w_, dy_;
-    Tensor weight_scales_;  // of weights in fp8; empty: they are rounded for each product
-    Tensor weight_scale_;   // of weights in 16 bits, as measured in the last forward
-    Tensor gradient_scale_;
-    Both held_;  // weights rounded for several products
+    Tensor weight_scales_;          // of weights in fp8; empty: they are rounded for each product
+    Tensor measured_weight_scale_;  // of weights in 16 bits, by the last forward; may be empty
+    Tensor handed_gradient_scale_;  // of the next dy, where the part before has its amax
+    Both held_;                     // weights rounded for several products
     Handed handed_;
 };
 

@@ -98,8 +98,8 @@ public:
     // The micro-batches are done: rounds the accumulated gradients to what ranks sum.
     void round_gradients() {
         for (Held& h : held_) {
-            const bool rounded = h.parameter->grad.data() == h.read().data();
-            if (h.rounds() && !rounded) ops::copy(h.gradient, h.accumulated);
+            const bool summed = h.parameter->grad.data() == h.sum().data();
+            if (h.rounds() && summed) ops::copy(h.gradient, h.accumulated);
             h.parameter->grad = h.read();
         }
     }

@@ -69,6 +69,12 @@ private:
         return Tensor::zeros(std::move(shape), dtype, Memory::workspace);
     }
     Tensor random(const Shape& shape) const { return random_tensor(shape, dtype_); }
+    // Multiplies two matrices (n, n).
+    std::function<void()> product(int64_t n) const {
+        return [a = random({n, n}), b = random({n, n}), c = tensor({n, n})] {
+            ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes);
+        };
+    }
     // Seconds of a call: the median of five batches, of the slowest rank. A batch lasts longer than
     // a time slice, so that ranks which share a processor are measured as they will train.
     double seconds(const std::function<void()>& call) const {
@@ -82,21 +88,14 @@ private:
     }
 
     void measure_products(Hardware& h) const {
-        const auto cube = [&](int64_t n) {
-            const Tensor a = random({n, n}), b = random({n, n}), c = tensor({n, n});
-            const auto multiply = [&] {
-                ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes);
-            };
-            for (double heated = 0; gpu_ && heated < 1;)
-                heated += 10 * seconds_per_call(multiply, 10);
-            return seconds(multiply);
-        };
         const auto rate = [](int64_t n, double seconds) {
             return 2 * std::pow(double(n), 3) / seconds;
         };
         const int64_t n = gpu_ ? 8192 : 512, small = n / 8;
-        const double of_large = cube(n), large_rate = rate(n, of_large),
-                     c = std::cbrt(large_rate / rate(small, cube(small)));
+        const auto large = product(n);
+        for (double heated = 0; gpu_ && heated < 1;) heated += 10 * seconds_per_call(large, 10);
+        const double of_large = seconds(large), large_rate = rate(n, of_large),
+                     c = std::cbrt(large_rate / rate(small, seconds(product(small))));
         // Both rates are limit / (1 + half/n)^3, so that (1 + half/small) = c (1 + half/n).
         h.product_half = std::max((c - 1) / (1 / double(small) - c / double(n)), 0.0);
         const double limit = large_rate * std::pow(1 + h.product_half / double(n), 3);
@@ -182,15 +181,13 @@ private:
     // Products that take twice as long as this communication, without it and during it: what they
     // take longer, over what it takes alone.
     double measure_slowing(const std::function<Work(Stream&)>& communicate) const {
-        const int64_t n = gpu_ ? 4096 : 256;
-        const Tensor a = random({n, n}), b = random({n, n}), c = tensor({n, n});
+        const auto one = product(gpu_ ? 4096 : 256);
         const auto multiply = [&](int times) {
-            for (int i = 0; i < times; ++i)
-                ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes);
+            for (int i = 0; i < times; ++i) one();
         };
         Stream& stream = communication_stream();
         const double alone = seconds([&] { communicate(stream).wait(); });
-        const int times = int(std::clamp(2 * alone / seconds([&] { multiply(1); }), 1.0, 1e4)) + 1;
+        const int times = int(std::clamp(2 * alone / seconds(one), 1.0, 1e4)) + 1;
         const double products = seconds([&] { multiply(times); }),
                      both = seconds([&] {
                          Work work = communicate(stream);
@@ -202,9 +199,8 @@ private:
     // A message takes longer where its sender goes on computing, as in a pipeline: on a CPU the
     // thread that sends waits for a core, on a GPU its kernel waits for multiprocessors.
     double measure_message(const Communicator& group, double bytes_per_second) const {
-        const int64_t n = gpu_ ? 8192 : 512, numbers = gpu_ ? 1 << 22 : 1 << 14;
-        const Tensor a = random({n, n}), b = random({n, n}), c = tensor({n, n}),
-                     x = tensor({numbers});
+        const auto multiply = product(gpu_ ? 8192 : 512);
+        const Tensor x = tensor({gpu_ ? 1 << 22 : 1 << 14});
         Stream stream("message");
         std::vector<double> taken;
         for (int round = 0; round < 16; ++round) {
@@ -215,8 +211,7 @@ private:
             double own = 0;
             if (group.rank() == sender) {
                 const Work sent = group.send(x, 1 - sender, stream);
-                for (int i = 0; i < 3; ++i)
-                    ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes);
+                for (int i = 0; i < 3; ++i) multiply();
             } else if (group.rank() == 1 - sender) {
                 group.recv(x, sender, stream).wait();
                 compute_stream().synchronize();

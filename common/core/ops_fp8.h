@@ -70,8 +70,8 @@ void dequantise(Tensor x, const Quantised& y, ScaleGroup group);
 // are powers of two, only numbers that become subnormal are rounded.)
 void transpose_quantised(const Quantised& to, const Quantised& from, const Scaling& scaling);
 
-// scale (1) = that of a whole tensor with this largest magnitude, (1): with both in the memory of
-// the device, `given` in quantise().
+// scale (1) = that of a whole tensor whose largest magnitude is amax (1). `given` to quantise(), it
+// saves the pass that looks for it. Both stay on the device.
 void scale_of_amax(Tensor scale, const Tensor& amax, DType dtype, bool powers_of_two);
 // The delayed scale: history[step % n] = amax, then scale (1) = the history's largest / the largest
 // number of `dtype`, times 2^margin. A history (n) fp32 of zeros gives 1. All stay on the device.

@@ -75,15 +75,19 @@ void transpose(T* to, const T* from, int64_t R, int64_t C) {
                     to[c * R + r] = from[r * C + c];
 }
 
+// raise_amax() from the magnitudes of the runs.
+void raise_by_runs(const Tensor& amax, const Tensor& runs) {
+    const float* values = runs.as<float>();
+    float& largest = *amax.as<float>();
+    largest = std::accumulate(values, values + runs.numel(), largest, larger);
+}
+
 void quantise_one(const Quantised& y, const Tensor& x, int64_t R, int64_t C, const Scaling& s,
                   const Tensor& amax) {
     if (!s.given || amax) {
         const Tensor all = amax_of_runs(x, R, C);
-        const float* values = all.as<float>();
-        if (amax)
-            *amax.as<float>() =
-                std::accumulate(values, values + all.numel(), *amax.as<float>(), larger);
-        if (!s.given) set_scales(y, values, R, C, s);
+        if (amax) raise_by_runs(amax, all);
+        if (!s.given) set_scales(y, all.as<float>(), R, C, s);
     }
     with_fp8(y.values.dtype(), [&]<class T>(T) {
         round_runs(y.values.as<T>(), y.scales.as<float>(), x.as<float>(), R, C, s.group);
@@ -100,6 +104,10 @@ void quantise_floats(const Quantised& y, const Quantised& transposed, const Tens
     const Tensor turned = Tensor::empty({C, R}, DType::fp32, Memory::workspace);
     transpose(turned.as<float>(), x.as<float>(), R, C);
     quantise_one(transposed, turned, C, R, scaling, y ? Tensor() : amax);
+}
+
+void raise_amax(const Tensor& amax, const Tensor& x) {
+    raise_by_runs(amax, amax_of_runs(x, x.rows(), x.cols()));
 }
 
 void dequantise_floats(const Tensor& x, const Quantised& y, ScaleGroup group) {

@@ -19,6 +19,8 @@ inline float larger(float a, float b) { return a > b ? a : b; }
 // quantise and dequantise without a span of their own, for use in other operations; x is fp32.
 void quantise_floats(const Quantised& y, const Quantised& transposed, const Tensor& x,
                      const Scaling& scaling, const Tensor& amax);
+// *amax becomes the largest magnitude of x (fp32), or stays if it is larger.
+void raise_amax(const Tensor& amax, const Tensor& x);
 void dequantise_floats(const Tensor& x, const Quantised& y, ScaleGroup group);
 
 }  // namespace ultrascale::ops

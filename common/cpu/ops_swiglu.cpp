@@ -86,12 +86,7 @@ void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const 
                  weights ? weights.as<float>() : nullptr, weights ? dweights.as<float>() : nullptr,
                  N, F);
     });
-    if (!amax) return;
-    const Tensor wide = widened(dgate_up);
-    const float* gradients = wide.as<float>();
-    float largest = *amax.as<float>();
-    for (int64_t i = 0; i < wide.numel(); ++i) largest = larger(largest, std::abs(gradients[i]));
-    *amax.as<float>() = largest;
+    if (amax) raise_amax(amax, widened(dgate_up));
 }
 
 }  // namespace ultrascale::ops
