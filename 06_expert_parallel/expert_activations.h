@@ -91,9 +91,11 @@ private:
         const double in = R * row_, a = R * features_, w = R * 4;
         l.take(3 * a + w), l.free(2 * a);  // d(gate, up), a, the weights' gradients; gate and up
         if (!split) l.free(a + in);        // a, and dout
-        l.take(in);                        // dx
-        if (!split) l.free(2 * a + in);    // d(gate, up), x
-        l.free(w);
+        l.take(in), l.free(w);             // dx; weights
+    }
+    // The rest of it, when dx is on its way back: d(gate, up), and x.
+    void gate_up_backward(Ledger& l, double R, bool split) const {
+        if (!split) l.free(R * (2 * features_ + row_));
     }
     void router_backward(Ledger& l, bool split) const {
         l.take(scores_);                   // d(logits)
@@ -109,9 +111,10 @@ private:
 
     double chunk(size_t c) const { return double(rows_.chunks[c]); }
     double leave() const { return double(rows_.hops[0].left); }
-    // Chunk c arrives and the next one departs, and it goes back after `experts`. Weights travel
-    // there, their gradients back.
-    void journey(Ledger& l, bool there, const std::function<void(double R)>& experts) const {
+    // Chunk c arrives and the next one departs, and it goes back after `experts`; then `rest`.
+    // Weights travel there, their gradients back.
+    void journey(Ledger& l, bool there, const std::function<void(double R)>& experts,
+                 const std::function<void(double R)>& rest) const {
         const size_t n = rows_.chunks.size();
         const double home = leave() * row_, weights = leave() * 4;
         const auto in = [&](size_t c) { return chunk(c) * row_; };
@@ -128,6 +131,7 @@ private:
             if (travels_ && !there && c == 0) l.take(weights);
             if (sorts_) l.brief(in(c));
             if (travels_ && n == 1) l.take(home);
+            rest(chunk(c));
         }
     }
     Ledger forward_by_choice(bool keeps) const {
@@ -137,7 +141,8 @@ private:
         l.brief(choice_ / n);  // the order of a chunk
         if (travels_) l.take(chunk(0) * (row_ + 4));
         shared_forward(l, keeps);
-        journey(l, true, [&](double R) { experts_forward(l, R, keeps); });
+        journey(
+            l, true, [&](double R) { experts_forward(l, R, keeps); }, [](double) {});
         if (!shared_) l.take(tokens_);
         return l;
     }
@@ -146,7 +151,9 @@ private:
         l.take(leave() * row_);
         if (travels_) l.take(chunk(0) * row_);
         shared_backward(l, split);
-        journey(l, false, [&](double R) { experts_backward(l, R, split); });
+        journey(
+            l, false, [&](double R) { experts_backward(l, R, split); },
+            [&](double R) { gate_up_backward(l, R, split); });
         l.take(choice_);  // the weights' gradients, where the router is
         l.free(leave() * 4 + (travels_ ? chunk(rows_.chunks.size() - 1) * 4 : 0));
         router_backward(l, split);
@@ -155,7 +162,7 @@ private:
 
     // ---- one copy for each rank ----
 
-    // Rows that arrived are gathered once more, for each expert, and summed where the experts are.
+    // Rows that arrived are stored once more, for each expert, and summed where the experts are.
     Ledger forward_by_rank(bool keeps) const {
         const double R = double(rows_.at_experts);
         Ledger l(router(keeps));
@@ -163,15 +170,16 @@ private:
         for (const Traffic::Rows::OfHop& hop : rows_.hops) {
             const double left = double(hop.left), came = double(hop.arrived);
             l.take((left + came) * names_), l.free(left * names_);  // weights
-            l.take((left + came) * row_);
+            l.take((left + came) * row_), l.free(before), before = came * (row_ + names_);
+            if (&hop == &rows_.hops.back()) l.take(arrived_ * names_), l.brief(arrived_ * names_);
             if (&hop == &rows_.hops.front()) shared_forward(l, keeps);
-            l.free(left * row_ + before), before = came * (row_ + names_);
+            l.free(left * row_);
         }
-        l.take(2 * arrived_ * names_ + R * (row_ + 4));  // places, order; rows and weights
-        l.free(arrived_ * names_ + before);
+        l.take(R * (row_ + 4)), l.free(before);  // rows and weights
         experts_forward(l, R, keeps);
+        go_back(l, R * row_, row_);
         if (!shared_) l.take(tokens_);
-        go_home(l, R);
+        go_home(l, row_);
         return l;
     }
     Ledger backward_by_rank(bool split) const {
@@ -185,18 +193,27 @@ private:
         }
         l.take(R * row_), l.free(before);
         experts_backward(l, R, split);
-        l.take(choice_), l.brief(arrived_ * names_);
+        go_back(l, R * 4, names_);
+        go_back(l, R * row_, row_);
+        gate_up_backward(l, R, split);
+        l.take(choice_);
+        go_home(l, names_);
         router_backward(l, split);
-        go_home(l, R);
+        go_home(l, row_);
         return l;
     }
-    // A token's rows are summed here and take all hops back.
-    void go_home(Ledger& l, double R) const {
-        l.take(arrived_ * row_), l.free(R * row_);
+    // The experts' `rows` become a sum for each row that came, of `size` bytes, which sets out.
+    void go_back(Ledger& l, double rows, double size) const {
+        l.take(arrived_ * size), l.free(rows);
+        l.take(double(rows_.hops.back().left) * size);
+    }
+    // It arrives, and takes the other hops.
+    void go_home(Ledger& l, double size) const {
         for (size_t i = rows_.hops.size(); i-- > 0;) {
-            const double left = double(rows_.hops[i].left), came = double(rows_.hops[i].arrived),
-                         to = i == 0 ? 0 : double(rows_.hops[i - 1].arrived);
-            l.take((to + left) * row_), l.free((came + left) * row_);
+            const double left = double(rows_.hops[i].left), came = double(rows_.hops[i].arrived);
+            if (i > 0) l.take(double(rows_.hops[i - 1].arrived) * size);
+            l.free((came + left) * size);
+            if (i > 0) l.take(double(rows_.hops[i - 1].left) * size);
         }
     }
 

@@ -127,10 +127,8 @@ private:
         if (nodes_)
             hops = nodes_->hops(here, traffic_);
         else
-            hops.emplace_back(
-                ep_, [here](int64_t e) { return e / here; }, traffic_);
-        return std::make_unique<RankJourney>(std::move(hops), ep_.rank() * here, here, traffic_,
-                                             beside);
+            hops.emplace_back(ep_, here, traffic_);
+        return std::make_unique<RankJourney>(std::move(hops), here, traffic_, beside);
     }
 
     LlamaConfig config_;

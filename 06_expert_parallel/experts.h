@@ -40,7 +40,8 @@ public:
         saved["down"].drop("x");
         return out;
     }
-    // The gradient of its output (R, h) -> of its input and of the weights
+    // The gradient of its output (R, h) -> of its input and of the weights. With `now` the weight
+    // gradients of down are added, too; those of gate and up remain for later.
     ExpertRows backward(Tensor dout, Saved& saved, Context& context, WeightGradient when) {
         const Tensor counts = saved.get("counts");
         Tensor da = down_.backward_input(dout, counts, saved["down"]);  // (R, F)
@@ -51,16 +52,14 @@ public:
         saved["down"].keep("x", std::move(da));
         gate_up = {};
         if (when == WeightGradient::now) down_.backward_weight(counts, saved["down"], context);
-        const Tensor dx = gate_up_.backward_input(dgate_up, counts, saved["gate_up"]);
-        dgate_up = {};
-        if (when == WeightGradient::now)
-            gate_up_.backward_weight(counts, saved["gate_up"], context);
-        return {dx, {}, dweights};
+        return {gate_up_.backward_input(dgate_up, counts, saved["gate_up"]), {}, dweights};
+    }
+    void backward_weight_of_gate_up(Saved& saved, Context& context) {
+        gate_up_.backward_weight(saved.take("counts"), saved["gate_up"], context);
     }
     void backward_weight(Saved& saved, Context& context) {
-        const Tensor counts = saved.take("counts");
-        down_.backward_weight(counts, saved["down"], context);
-        gate_up_.backward_weight(counts, saved["gate_up"], context);
+        down_.backward_weight(saved.get("counts"), saved["down"], context);
+        backward_weight_of_gate_up(saved, context);
     }
 
 private:
@@ -174,9 +173,11 @@ public:
         if (shared_) dx = shared_->backward(rows, saved["shared"], context, when);
         for (int64_t c = 0; c < journey->chunks(); ++c) {
             Tensor dout = journey->arrive(c).rows;
+            Saved& kept = of_chunk(saved, c);
             if (c + 1 < journey->chunks()) journey->depart(c + 1);
-            journey->go_back(c,
-                             experts_.backward(std::move(dout), of_chunk(saved, c), context, when));
+            journey->go_back(c, experts_.backward(std::move(dout), kept, context, when));
+            // on their way meanwhile, if anything overlaps
+            if (when == WeightGradient::now) experts_.backward_weight_of_gate_up(kept, context);
         }
         const Tensor dweights = activation(saved["router"].get("experts").shape(), DType::fp32);
         journey->end_backward_of_weights(dweights);

@@ -25,12 +25,9 @@ public:
           inside_(ep.split(ep.rank() / size, ep.rank(), "inside")) {}
 
     std::vector<Hop> hops(int64_t experts_of_rank, Traffic& traffic) const {
-        const int64_t here = experts_of_rank, size = size_;
         std::vector<Hop> hops;
-        hops.emplace_back(
-            across_, [=](int64_t e) { return e / here / size; }, traffic);
-        hops.emplace_back(
-            inside_, [=](int64_t e) { return e / here % size; }, traffic);
+        hops.emplace_back(across_, experts_of_rank * size_, traffic);
+        hops.emplace_back(inside_, experts_of_rank, traffic);
         return hops;
     }
 

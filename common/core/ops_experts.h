@@ -60,6 +60,17 @@ void scatter_rows(Tensor rows, const Tensor& x, const Tensor& place);
 // A place of -1 adds nothing; residual may be empty, or y. Each of the two is the other's backward.
 void sum_rows(Tensor y, const Tensor& rows, const Tensor& place, const Tensor& residual = {});
 
+// ---- one row for each rank ----------------------------------------------------------------------
+// Neighbouring experts are on one rank, `each` of them on every rank. A token's row goes once to
+// each rank that has experts of its choice.
+//
+// ranks (N, n) int32: r in column r if one of the token's experts is on rank r, else -1. experts
+// (N, k) int32; one of -1 is nowhere. sort_by_expert then finds the rows' places (N, n).
+void ranks_of_experts(Tensor ranks, const Tensor& experts, int64_t each);
+// named (S, k) int32: the experts of the row at place(t, r), counted from the first one of rank r,
+// and -1 in the columns of experts that are on other ranks.
+void experts_of_rows(Tensor named, const Tensor& place, const Tensor& experts, int64_t each);
+
 // ---- products in groups -------------------------------------------------------------------------
 // Rows are in groups of neighbours: counts (G) int32 on the device says how many each has, in
 // order. A group may be empty. Rows after the last group are neither read nor written. W (G, out,

@@ -56,6 +56,27 @@ inline void check_sort(const Tensor& counts, const Tensor& order, const Tensor& 
     check(counts.numel() >= 1 && counts.numel() <= most_experts, "sort_by_expert: 1 to 1024");
 }
 
+struct RankSizes {
+    int64_t N, ranks, k;
+};
+// of_ranks: ranks of ranks_of_experts, place of experts_of_rows
+inline RankSizes rank_sizes(const Tensor& of_ranks, const Tensor& experts, int64_t each) {
+    const RankSizes n = {experts.rows(), of_ranks.cols(), experts.cols()};
+    check(of_ranks.dtype() == DType::int32 && experts.dtype() == DType::int32,
+          "ranks_of_experts, experts_of_rows: int32");
+    check(of_ranks.numel() == n.N * n.ranks,
+          "ranks_of_experts, experts_of_rows: a column for each rank, a row for each token");
+    check(each >= 1, "ranks_of_experts, experts_of_rows: a rank has experts");
+    return n;
+}
+inline RankSizes named_sizes(const Tensor& named, const Tensor& place, const Tensor& experts,
+                             int64_t each) {
+    const RankSizes n = rank_sizes(place, experts, each);
+    check(named.dtype() == DType::int32 && named.cols() == n.k,
+          "experts_of_rows: named is (S, k) int32");
+    return n;
+}
+
 struct PlaceSizes {
     int64_t N, k, R, h;
 };

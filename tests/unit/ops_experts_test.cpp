@@ -2,6 +2,8 @@
 // weights.
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "core/device.h"
 #include "core/ops.h"
 #include "tests/test_util.h"
@@ -71,6 +73,50 @@ TEST(OpsSortByExpert, ATokensRowForEachChoice) {
         want.insert(want.end(), row, row + h);
     }
     EXPECT_EQ(to_double(rows), want);
+}
+
+// A token's row goes once to each rank that has experts of its choice, and says which.
+TEST(OpsExpertsByRank, ARowForEachRank) {
+    for (const auto& [N, k, ranks, each] : std::vector<std::array<int64_t, 4>>{
+             {1, 1, 1, 1}, {9, 2, 4, 1}, {40, 3, 2, 5}, {300, 6, 8, 8}, {0, 2, 3, 2}})
+        for (const int32_t lowest : {0, -1}) {
+            SCOPED_TRACE(fmt::format("N {} k {} ranks {} each {}", N, k, ranks, each));
+            const Tensor experts = random_integers({N, k}, lowest, int32_t(ranks * each - 1), 83);
+            const std::vector<int32_t> expert = experts.to_host<int32_t>();
+            Doubles want_ranks, want_named;
+            for (int64_t t = 0; t < N; ++t)
+                for (int64_t r = 0; r < ranks; ++r) {
+                    bool goes = false;
+                    for (int64_t j = 0; j < k; ++j) {
+                        const int64_t e = expert[size_t(t * k + j)] - r * each;
+                        goes |= 0 <= e && e < each;
+                    }
+                    want_ranks.push_back(goes ? double(r) : -1);
+                }
+            const Tensor got = unwritten({N, ranks});
+            ops::ranks_of_experts(got, experts, each);
+            EXPECT_EQ(to_double(got), want_ranks);
+
+            const Sorted s = sorted(got, ranks);
+            const Doubles counts = to_double(s.counts);
+            const auto S = int64_t(std::reduce(counts.begin(), counts.end()));
+            for (const double i : to_double(s.order.slice(0, S)))
+                for (int64_t j = 0; j < k; ++j) {
+                    const int64_t t = int64_t(i) / ranks, r = int64_t(i) % ranks,
+                                  e = expert[size_t(t * k + j)] - r * each;
+                    want_named.push_back(0 <= e && e < each ? double(e) : -1);
+                }
+            const Tensor named = unwritten({S, k});
+            ops::experts_of_rows(named, s.place, experts, each);
+            EXPECT_EQ(to_double(named), want_named);
+        }
+}
+
+TEST(OpsExpertsByRank, MistakesAreFound) {
+    const Tensor experts = integers({0, 1, 2, 3}, {2, 2}), place = integers({0, -1, -1, 1}, {2, 2});
+    EXPECT_THROW(ops::ranks_of_experts(unwritten({3, 2}), experts, 2), std::logic_error);
+    EXPECT_THROW(ops::ranks_of_experts(unwritten({2, 2}), experts, 0), std::logic_error);
+    EXPECT_THROW(ops::experts_of_rows(unwritten({2, 3}), place, experts, 2), std::logic_error);
 }
 
 struct Sizes {
