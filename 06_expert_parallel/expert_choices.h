@@ -35,10 +35,12 @@ public:
                      "there are no nodes; simulate some with --node-size and --inter-gbps");
         options.choice(prefix + "overlap", experts_.overlap,
                        {{"none", ExpertOverlap::none},
+                        {"gradients", ExpertOverlap::gradients},
                         {"shared", ExpertOverlap::shared},
                         {"chunks", ExpertOverlap::chunks}},
-                       "shared: the shared experts compute while rows travel. chunks: also the "
-                       "experts, on another chunk of a micro-batch's tokens");
+                       "gradients: while rows' gradients travel back, the weights' are computed. "
+                       "shared: also the shared experts compute while rows travel. chunks: also "
+                       "the experts, on another chunk of a micro-batch's tokens");
         options
             .add(prefix + "chunks", experts_.chunks,
                  "Chunks of a micro-batch's tokens; must divide them")

@@ -22,9 +22,9 @@ enum class Dispatch { expert, rank };
 inline constexpr const char* dispatch_names[] = {"expert", "rank"};
 // Which rows an expert drops that is over its capacity.
 enum class Drop { by_position, by_score };
-// What runs while rows travel: nothing; the shared experts; these and, in chunks of tokens, the
-// experts on another chunk.
-enum class ExpertOverlap { none, shared, chunks };
+// What runs while rows travel: nothing; in backward, weight gradients of the experts; also the
+// shared experts; also, in chunks of tokens, the experts on another chunk.
+enum class ExpertOverlap { none, gradients, shared, chunks };
 
 // Mistakes to make on purpose. Each is caught by --verify: README.md says how.
 enum class ExpertTrap {

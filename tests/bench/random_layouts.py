@@ -101,7 +101,8 @@ def layout(draw, models):
         add(some(["--dispatch rank", "--aux switch", "--aux sequence", "--aux hf",
                   "--balance bias", "--aux-over global", "--z-coef 0.001", "--aux-coef 0"]), 0.6)
         add(some(["--capacity-factor 1", "--capacity-factor 1 --drop score", "--skew 0.3",
-                  "--ep-overlap chunks", "--shared 1 --ep-overlap shared", "--shared 1",
+                  "--ep-overlap chunks", "--ep-overlap gradients",
+                  "--shared 1 --ep-overlap shared", "--shared 1",
                   "--top-k 3 --router sigmoid", "--first-dense 1", "--force-balance"]), 0.6)
     return ranks, " ".join(words)
 

@@ -206,7 +206,8 @@ TEST(Trace, OverlappedCommunicationRunsWhileTheRankComputes) {
               {"--overlap async", "--overlap chunk", "--sequence-parallel --overlap chunk"}},
              {"06_expert_parallel",
               "--shared 1 --overlap none",
-              {"--shared 1 --overlap shared", "--overlap chunks"}}}) {
+              {"--overlap gradients", "--shared 1 --overlap shared", "--overlap chunks",
+               "--dispatch rank --overlap gradients"}}}) {
         EXPECT_EQ(at_once(run(chapter, apart).events), 0) << apart;
         for (const char* arguments : together) {
             const Traced overlapped = run(chapter, arguments);

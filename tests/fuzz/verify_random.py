@@ -122,7 +122,8 @@ def expert_parallel(rng, model, ranks, options):
         options.append(f"--aux-coef 0.05 --aux {aux}")
         if aux != "sequence" and rng.random() < 0.4:
             options.append("--aux-over global")
-    options.append(rng.choice(["", "", "--shared 1", "--shared 1 --overlap shared"]))
+    options.append(rng.choice(["", "", "--shared 1", "--shared 1 --overlap shared",
+                               "--overlap gradients"]))
     options.append(rng.choice(["", "", "--dispatch rank", "--capacity-factor 1",
                                "--capacity-factor 0.7 --drop score"]))
     options.append(rng.choice(["", "", "--balance bias --gamma 0.01", "--z-coef 0.01"]))

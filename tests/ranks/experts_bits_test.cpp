@@ -84,7 +84,8 @@ TEST(Experts, SameBitsOnAnyNumberOfRanks) {
     const Mesh one(alone, {{"dp", 1}, {"ep", 1}}), all(world, {{"dp", 1}, {"ep", n}});
     const Range mine{world.rank() * sequences / n, (world.rank() + 1) * sequences / n};
     for (const bool recompute : {false, true})
-        for (const ExpertOverlap overlap : {ExpertOverlap::none, ExpertOverlap::shared}) {
+        for (const ExpertOverlap overlap :
+             {ExpertOverlap::none, ExpertOverlap::gradients, ExpertOverlap::shared}) {
             const Trained1 plain(one, {.ep = 1}, {0, sequences}, recompute),
                 shared(all, {.ep = n, .overlap = overlap}, mine, recompute),
                 repeated(all, {.ep = n, .overlap = overlap}, mine, recompute);
