@@ -94,6 +94,35 @@ __device__ inline __nv_fp8_e5m2 from_float<__nv_fp8_e5m2>(float x) {
     return __nv_fp8_e5m2(x);
 }
 
+// A pack's elements as floats, and floats as a pack's elements. bf16 goes in pairs: a GPU rounds
+// two numbers into a register at full rate but a single one at a quarter of it, and the compiler
+// does not spread a pack that is read as words over twice as many registers.
+template <int n, class T>
+__device__ void to_floats(float (&to)[n], const Pack<T, n>& from) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+#pragma unroll
+        for (int j = 0; j < n; j += 2) {
+            const uint32_t two = reinterpret_cast<const uint32_t&>(from.x[j]);
+            to[j] = __uint_as_float(two << 16), to[j + 1] = __uint_as_float(two & 0xffff0000u);
+        }
+    } else
+#pragma unroll
+        for (int j = 0; j < n; ++j) to[j] = to_float(from.x[j]);
+}
+template <class T, int n>
+__device__ Pack<T, n> from_floats(const float (&from)[n]) {
+    Pack<T, n> to;
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+#pragma unroll
+        for (int j = 0; j < n; j += 2)
+            reinterpret_cast<__nv_bfloat162&>(to.x[j]) =
+                __floats2bfloat162_rn(from[j], from[j + 1]);
+    } else
+#pragma unroll
+        for (int j = 0; j < n; ++j) to.x[j] = from_float<T>(from[j]);
+    return to;
+}
+
 // Copies n elements to shared memory while the thread goes on (cp.async), so that far more bytes
 // are in flight than registers could hold. This thread may read them once __pipeline_wait_prior has
 // waited for their __pipeline_commit.

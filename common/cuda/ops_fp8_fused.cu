@@ -15,12 +15,6 @@ namespace {
 
 constexpr int threads = row_threads;
 
-// x as the operation alone would have stored it, so that fusion changes no bit.
-template <class T>
-__device__ float as_stored(float x) {
-    return to_float(from_float<T>(x));
-}
-
 // ---- RMSNorm ------------------------------------------------------------------------------------
 
 template <int group, int n, class F, class T>
@@ -31,50 +25,28 @@ __global__ void __launch_bounds__(threads)
     Pack<T, n> kept[packs_kept];
     const float r = load_row<group>(kept, x + row * h, eps, h);
     if (threadIdx.x == 0) rstd[row] = r;
-
-    const auto column = [](int p) { return (p * group + int(threadIdx.x)) * n; };
-    const auto result = [&](float(&y)[n], int p) {  // zeros after the row's end
-        Pack<T, n> w;
-        if (column(p) < h) w = load<n>(weight + column(p));
-#pragma unroll
-        for (int j = 0; j < n; ++j)
-            y[j] =
-                column(p) < h ? as_stored<T>(to_float(kept[p].x[j]) * r * to_float(w.x[j])) : 0.0f;
-    };
-    if (out.of.group == ScaleGroup::tile) {
-#pragma unroll
-        for (int p = 0; p < packs_kept; ++p) {
-            if (p * group * n >= h) break;
-            float y[n];
-            result(y, p);
-            store_tile(out, y, row, h, column(p));
-        }
-        return;
-    }
-    float factor = 0;
-    if (out.needs_amax()) {
-        float m = 0;
-#pragma unroll
-        for (int p = 0; p < packs_kept; ++p) {
-            float y[n];
-            result(y, p);
-            m = fmaxf(m, max_magnitude(y));
-        }
-        if constexpr (group == 32)
-            m = warp_max(m);
-        else
-            m = block_max<group>(m);
-        factor = out.factor_of_row(row, m);
-    }
-    if (!out.y) return;
-    if (out.of.group == ScaleGroup::tensor) factor = 1.0f / out.of.scales[0];
+    float factor = out.factor_of_tensor();
+    const int first = int(threadIdx.x) * n, stride = group * n;
 #pragma unroll
     for (int p = 0; p < packs_kept; ++p)
-        if (column(p) < h) {
-            float y[n];
-            result(y, p);
-            store_codes(out.y + row * h + column(p), y, factor);
-        }
+        if (const int i = first + p * stride; i < h)
+            normalise(kept[p], r, load<n>(weight + i));
+        else
+            kept[p] = {};
+    const bool tiles = out.of.group == ScaleGroup::tile;
+    float m[packs_kept];
+    if (tiles || out.needs_amax()) max_magnitudes(m, kept);
+    if (out.needs_amax()) {
+        float largest = max_magnitude(m);
+        if constexpr (group == 32)
+            largest = warp_max(largest);
+        else
+            largest = block_max<group>(largest);
+        factor = out.factor_of_row(row, largest, factor);
+    }
+    if (!out.y) return;
+    if (tiles) factor = factor_of_tile<n>(out, m, row, h, first, stride);
+    store_packs(out, kept, factor, row, h, first, stride);
 }
 
 template <class T>
@@ -96,33 +68,36 @@ __device__ float swiglu(float gate, float up) {
 // Blocks: (row, part of the row); `unroll` packs a thread, a block's width apart.
 template <int n, int unroll, class F, class T>
 __global__ void __launch_bounds__(threads)
-    swiglu_packs(const Output<F> out, const T* gate_up, int64_t columns) {
-    const int64_t row = out.row(blockIdx.x),
-                  first = (int64_t(blockIdx.y) * unroll * threads + threadIdx.x) * n;
+    swiglu_packs(const Output<F> out, const T* gate_up, int columns) {
+    const int64_t row = out.row(blockIdx.x);
+    const int first = int(blockIdx.y * unroll * threads + threadIdx.x) * n;
     const T *gate = gate_up + row * 2 * columns, *up = gate + columns;
     Pack<T, n> gates[unroll], ups[unroll];
 #pragma unroll
     for (int k = 0; k < unroll; ++k)
-        if (const int64_t i = first + k * threads * n; i < columns)
+        if (const int i = first + k * threads * n; i < columns)
             gates[k] = load<n>(gate + i), ups[k] = load<n>(up + i);
-    float factor = 0, largest = 0;
-    if (out.y && out.of.group == ScaleGroup::tensor) factor = 1.0f / out.of.scales[0];
 #pragma unroll
     for (int k = 0; k < unroll; ++k) {
-        const int64_t i = first + k * threads * n;
         float y[n] = {};
-        if (i < columns)
+        if (first + k * threads * n < columns) {
+            float up_values[n];
+            to_floats(y, gates[k]), to_floats(up_values, ups[k]);
 #pragma unroll
-            for (int j = 0; j < n; ++j)
-                y[j] = as_stored<T>(swiglu(to_float(gates[k].x[j]), to_float(ups[k].x[j])));
-        if (out.of.group == ScaleGroup::tile)
-            store_tile(out, y, row, columns, i);
-        else if (out.y && i < columns)
-            store_codes(out.y + row * columns + i, y, factor);
-        if (out.amax) largest = fmaxf(largest, max_magnitude(y));
+            for (int j = 0; j < n; ++j) y[j] = swiglu(y[j], up_values[j]);
+        }
+        gates[k] = from_floats<T>(y);
+    }
+    const bool tiles = out.of.group == ScaleGroup::tile;
+    float m[unroll];
+    if (tiles || out.amax) max_magnitudes(m, gates);
+    if (out.y) {
+        float factor = out.factor_of_tensor();
+        if (tiles) factor = factor_of_tile<n>(out, m, row, columns, first, threads * n);
+        store_packs(out, gates, factor, row, columns, first, threads * n);
     }
     if (!out.amax) return;
-    largest = block_max<threads>(largest);
+    const float largest = block_max<threads>(max_magnitude(m));
     if (threadIdx.x == 0) out.amax[row * gridDim.y + blockIdx.y] = largest;
 }
 
@@ -130,20 +105,21 @@ __global__ void __launch_bounds__(threads)
 
 template <class T>
 struct NormValue {
+    using Stored = T;
     const T *x, *weight;
     const float* rstd;
     int64_t h;
     __device__ float operator()(int64_t row, int64_t i) const {
-        return as_stored<T>(to_float(x[row * h + i]) * rstd[row] * to_float(weight[i]));
+        return to_float(x[row * h + i]) * rstd[row] * to_float(weight[i]);
     }
 };
 template <class T>
 struct SwigluValue {
+    using Stored = T;
     const T* gate_up;
     int64_t F;
     __device__ float operator()(int64_t row, int64_t i) const {
-        return as_stored<T>(
-            swiglu(to_float(gate_up[row * 2 * F + i]), to_float(gate_up[row * 2 * F + F + i])));
+        return swiglu(to_float(gate_up[row * 2 * F + i]), to_float(gate_up[row * 2 * F + F + i]));
     }
 };
 
@@ -195,7 +171,7 @@ void swiglu_forward_quantised(const Quantised& y, const Tensor& gate_up, const S
             if (packs)
                 LAUNCH((swiglu_packs<n, unroll, F, T>), dim3(unsigned(N), unsigned(parts)), threads,
                        0)
-            (out, data<T>(gate_up), columns);
+            (out, data<T>(gate_up), int(columns));
             else LAUNCH((quantise_rows<F, SwigluValue<T>>), unsigned(N), threads, 0)(
                 out, SwigluValue<T>{data<T>(gate_up), columns}, columns);
         });

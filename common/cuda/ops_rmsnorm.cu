@@ -31,10 +31,7 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int p = 0; p < packs_kept; ++p)
         if (const int i = (p * group + threadIdx.x) * n; i < h) {
-            const Pack<T, n> w = load<n>(weight + i);
-#pragma unroll
-            for (int j = 0; j < n; ++j)
-                kept[p].x[j] = from_float<T>(to_float(kept[p].x[j]) * r * to_float(w.x[j]));
+            normalise(kept[p], r, load<n>(weight + i));
             store(y + i, kept[p]);
         }
 }

@@ -18,14 +18,27 @@ __device__ float load_row(Pack<T, n> (&kept)[packs_kept], const T* x, float eps,
     float squares = 0;
 #pragma unroll
     for (int p = 0; p < packs_kept; ++p)
-        if (const int i = (p * group + threadIdx.x) * n; i < h)
+        if (const int i = (p * group + threadIdx.x) * n; i < h) {
+            float values[n];
+            to_floats(values, kept[p]);
 #pragma unroll
-            for (int j = 0; j < n; ++j) squares += to_float(kept[p].x[j]) * to_float(kept[p].x[j]);
+            for (int j = 0; j < n; ++j) squares += values[j] * values[j];
+        }
     if constexpr (group == 32)
         squares = warp_sum(squares);
     else
         squares = block_sum<group>(squares);
     return 1.0f / sqrtf(squares / float(h) + eps);
+}
+
+// Multiplies a pack of such a row by its rstd r and by the weight at the same columns.
+template <int n, class T>
+__device__ void normalise(Pack<T, n>& pack, float r, const Pack<T, n>& weight) {
+    float x[n], w[n];
+    to_floats(x, pack), to_floats(w, weight);
+#pragma unroll
+    for (int j = 0; j < n; ++j) x[j] = x[j] * r * w[j];
+    pack = from_floats<T>(x);
 }
 
 }  // namespace ultrascale::ops

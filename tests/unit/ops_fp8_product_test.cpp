@@ -203,8 +203,9 @@ void expect_same(const Quantised& got, const Quantised& want, const char* what) 
 const Scaling fused[] = {{tile}, {tile, true}, {row}, {tensor}, {.given = true}};
 
 TEST(OpsFp8Fused, RmsNormAndSwiGluEqualTheOperationAndThenQuantise) {
-    for (const auto& [R, C] : std::vector<std::array<int64_t, 2>>{
-             {1, 8}, {3, 130}, {37, 384}, {9, 2048}, {2, 4096}, {1, 8192}, {1, 16400}})
+    constexpr int64_t sizes[][2] = {{1, 8},    {3, 130},  {37, 384},  {10, 1000}, {9, 2048},
+                                    {2, 4096}, {1, 8192}, {2, 12104}, {1, 16400}};
+    for (const auto& [R, C] : sizes)
         for (const auto& [dtype, format] : {std::pair(DType::fp32, DType::e4m3),
                                             {DType::bf16, DType::e4m3},
                                             {DType::bf16, DType::e5m2},

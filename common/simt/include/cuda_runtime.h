@@ -141,6 +141,7 @@ inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 // Cache hints: here ordinary loads and stores.
 template <class T>
 T __ldg(const T* from) {
