@@ -13,7 +13,7 @@ namespace ultrascale {
 inline void report_product(const char* name, double flops, const std::function<void()>& product,
                            const std::function<void()>& other) {
     const std::vector<double> seconds = median_seconds({product, other});
-    std::printf("%-32s %9.4f %9.1f %9.1f %7.1f %%\n", name, seconds[0] * 1e3,
+    std::printf("%-42s %9.4f %9.1f %9.1f %7.1f %%\n", name, seconds[0] * 1e3,
                 flops / seconds[0] / 1e12, flops / seconds[1] / 1e12,
                 100 * seconds[1] / seconds[0]);
     std::fflush(stdout);
@@ -25,7 +25,7 @@ inline void report_bytes(const char* name, double bytes, const std::function<voi
     const Tensor from = Tensor::zeros({n}, DType::fp32, Memory::workspace),
                  to = Tensor::zeros({n}, DType::fp32, Memory::workspace);
     const std::vector<double> seconds = median_seconds({call, [&] { ops::copy(to, from); }});
-    std::printf("%-32s %9.4f %9.1f %9.1f %7.1f %%\n", name, seconds[0] * 1e3,
+    std::printf("%-42s %9.4f %9.1f %9.1f %7.1f %%\n", name, seconds[0] * 1e3,
                 bytes / seconds[0] / 1e9, bytes / seconds[1] / 1e9, 100 * seconds[1] / seconds[0]);
     std::fflush(stdout);
 }

@@ -103,7 +103,7 @@ void layer(int64_t E, int64_t k, int64_t h, int64_t F) {
 
 int main() {
     Communicator::world();
-    std::printf("%s, %ld tokens\n%-32s %9s %9s %9s %9s\n", device_description().c_str(), long(N),
+    std::printf("%s, %ld tokens\n%-42s %9s %9s %9s %9s\n", device_description().c_str(), long(N),
                 "", "median ms", "rate", "beside", "of it");
     layer(64, 6, 2048, 1408);
     layer(8, 2, 4096, 14336);

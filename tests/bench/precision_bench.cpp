@@ -2,9 +2,9 @@
 //
 // Llama-3-8B's sizes at 8,192 tokens in bf16 (on the CPU a sixteenth of each). Quantisation, alone
 // and fused into what comes before it, and its bandwidth beside that of a plain copy of as many
-// bytes (each input read once, each output written once). Then the three products of a layer's
-// linears in 8 bits, in TFLOP/s, each beside the same product in bf16: alone, and with the
-// quantisation of what it multiplies.
+// bytes: each input read once, or twice if the line says so, each output written once. Then the
+// three products of a layer's linears in 8 bits, in TFLOP/s, each beside the same product in bf16:
+// alone, and with the quantisation of what it multiplies.
 #include "beside.h"
 #include "comm/comm.h"
 #include "core/device.h"
@@ -34,6 +34,16 @@ double bytes(const Quantised& q) { return double(q.values.bytes() + q.scales.byt
 const char* name_of(ScaleGroup group) {
     return group == tensor ? "tensor" : group == row ? "row" : group == tile ? "tile" : "block";
 }
+// A scale of the whole tensor is known only when all of its numbers have been read; unless it is
+// given, they must be read again to be rounded.
+bool reads_twice(const Scaling& s) { return s.group == tensor && !s.given; }
+double bytes_read(const Scaling& s, const Tensor& x) {
+    return double(x.bytes()) * (reads_twice(s) ? 2 : 1);
+}
+// The line's words about the scale.
+const char* kind_of(const Scaling& s) {
+    return s.given ? "given" : reads_twice(s) ? "tensor, 2 reads" : name_of(s.group);
+}
 template <class... Words>
 const char* line(const char* format, Words... words) {
     static char text[64];
@@ -49,15 +59,15 @@ void quantisation() {
         Quantised t = eight_bits(h, N, s.group);
         if (s.group == tensor) t.scales = y.scales;
         ops::quantise(y, {}, x, {.group = s.group});
-        const double in = double(x.bytes());
-        const char* const kind = s.given ? "given" : name_of(s.group);
+        const double in = bytes_read(s, x);
+        const char* const kind = kind_of(s);
         report_bytes(line("quantise %s", kind), in + bytes(y), [&] { ops::quantise(y, {}, x, s); });
         report_bytes(line("quantise %s, both ways", kind), in + bytes(y) + bytes(t),
                      [&] { ops::quantise(y, t, x, s); });
         if (s.given) continue;
-        report_bytes(line("transpose_quantised %s", kind), bytes(y) + bytes(t),
+        report_bytes(line("transpose_quantised %s", name_of(s.group)), bytes(y) + bytes(t),
                      [&] { ops::transpose_quantised(t, y, s); });
-        report_bytes(line("dequantise %s", kind), bytes(y) + in,
+        report_bytes(line("dequantise %s", name_of(s.group)), bytes(y) + double(x.bytes()),
                      [&] { ops::dequantise(back, y, s.group); });
     }
     const Tensor packed = numbers({N, 3 * h / 8}, DType::int32),
@@ -74,12 +84,11 @@ void fused() {
         const Quantised y = eight_bits(N, h, s.group), out = eight_bits(N, F, s.group);
         ops::quantise(y, {}, x, {.group = s.group});
         if (s.given) ops::fill(out.scales, 0.01f);
-        const char* const kind = s.given ? "given" : name_of(s.group);
+        const char* const kind = kind_of(s);
         report_bytes(line("rmsnorm_forward_quantised %s", kind),
-                     double(x.bytes() + rstd.bytes()) + bytes(y),
+                     bytes_read(s, x) + double(rstd.bytes()) + bytes(y),
                      [&] { ops::rmsnorm_forward_quantised(y, rstd, x, weight, 1e-5f, s); });
-        report_bytes(line("swiglu_forward_quantised %s", kind),
-                     double(gate_up.bytes()) + bytes(out),
+        report_bytes(line("swiglu_forward_quantised %s", kind), bytes_read(s, gate_up) + bytes(out),
                      [&] { ops::swiglu_forward_quantised(out, gate_up, s); });
     }
 }
@@ -132,11 +141,11 @@ void linear(const char* name, int64_t out, int64_t in) {
 
 int main() {
     Communicator::world();
-    std::printf("%s, %ld tokens\n%-32s %9s %9s %9s %9s\n", device_description().c_str(), long(N),
+    std::printf("%s, %ld tokens\n%-42s %9s %9s %9s %9s\n", device_description().c_str(), long(N),
                 "", "median ms", "GB/s", "copy GB/s", "of copy");
     quantisation();
     fused();
-    std::printf("%-32s %9s %9s %9s %9s\n", "", "median ms", "TFLOP/s", "bf16", "of bf16");
+    std::printf("%-42s %9s %9s %9s %9s\n", "", "median ms", "TFLOP/s", "bf16", "of bf16");
     linear("q, k, v", 6144 / divisor, h);
     linear("o", h, h);
     linear("gate, up", 2 * F, h);
