@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -19,17 +20,38 @@
 
 namespace ultrascale {
 
+constexpr size_t alignment = 256;
+
+#ifdef __SANITIZE_ADDRESS__  // It sees what is written beyond the data only if the block ends there.
+static void* aligned_block(size_t bytes) { return std::aligned_alloc(alignment, bytes); }
+static void free_block(void* data) { std::free(data); }
+#else
+// The data is aligned inside a larger block that is kept whole; the word before it says where that
+// begins. (aligned_alloc gives back what lies around the data. What was freed is then too small to
+// align the same size in once more, and remains as a hole in the heap.)
+static void* aligned_block(size_t bytes) {
+    void* block = std::malloc(bytes + alignment);
+    if (!block) return nullptr;
+    // malloc aligns to 16 bytes, so that 16 at least are left before the data.
+    void** data = reinterpret_cast<void**>((uintptr_t(block) / alignment + 1) * alignment);
+    data[-1] = block;
+    return data;
+}
+static void free_block(void* data) {
+    if (data) std::free(static_cast<void**>(data)[-1]);
+}
+#endif
+
 void* device_allocate(int64_t bytes) {
     // A step frees and allocates the same sizes again and again. By default glibc returns large
     // blocks to the system, and every step would cost a page fault for each 4 KiB. So we disable
     // separate mappings for large blocks, and the heap never shrinks.
     static const bool kept = mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
     (void)kept;
-    void* data = nullptr;
-    return posix_memalign(&data, 256, size_t(bytes)) == 0 ? data : nullptr;
+    return aligned_block(size_t(bytes));
 }
 
-void device_free(void* data) { std::free(data); }
+void device_free(void* data) { free_block(data); }
 
 void* host_allocate(int64_t bytes) { return device_allocate(bytes); }
 void host_free(void* data) { device_free(data); }
