@@ -120,6 +120,24 @@ bool rehearse(Options options, const Chapter& chapter, const StepShape& shape) {
                                [&] { return train(options, chapter.techniques, shape, world); });
 }
 
+// For --calibrate: a few steps in data parallelism. They go through the code, the names and the
+// messages of any training.
+void train_a_little(DType dtype) {
+    Options options;  // whose model is the smallest
+    options.dtype = dtype, options.micro_batch = 1;
+    const StepShape shape = step_shape(options, options.config());
+    Techniques techniques;
+    techniques.complete(Communicator::world().size());
+    Composition all(options, shape, techniques);
+    all.updates->start();
+    const TokenFile file(options.data_path(), shape.config.vocab);
+    const DataLoader loader(file, data_options(options, shape.seq));
+    const Share share = all.share();
+    measure(
+        loader, share, sequences_of_step(options, share.count), 3,
+        [&](Step& step) { train_step(step, all); }, [&] { all.updates->finish(); });
+}
+
 bool run(const Options& given, Chapter& chapter) {
     const Options options = chapter.with_recipe(given);
     const StepShape shape = step_shape(options, chapter.config(options));
@@ -128,6 +146,8 @@ bool run(const Options& given, Chapter& chapter) {
         chapter.complete_experts(options, shape);
         return SideBySide(options, shape, chapter.techniques, train_step).run();
     }
+    if (!chapter.planner.calibrate.empty())
+        return write_calibration(chapter.planner, options, [&] { train_a_little(options.dtype); });
     if (chapter.planner.asked())
         return run_planner(chapter.planner, options, shape, chapter.techniques);
     chapter.check(options, shape);

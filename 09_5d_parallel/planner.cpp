@@ -242,7 +242,6 @@ int64_t tokens_of(const std::string& text) {
 bool run_planner(const PlannerOptions& planner, const Options& options, const StepShape& shape,
                  const Techniques& techniques) {
     if (planner.published) return print_published(options, shape);
-    if (!planner.calibrate.empty()) return write_calibration(planner, options);
     if (planner.playbook) {
         Report report("09_5d_parallel", options, shape, 0);
         print_playbook_tables(report, options.svg);

@@ -9,7 +9,7 @@
 //     links       an all-gather, large and tiny, a large reduce-scatter, and a message whose sender
 //                 computes: bytes/s and seconds a hop, in a node and from node to node; products
 //                 while an all-gather runs, or messages round a ring: what they take longer
-//     process     what it holds besides its tensors, after all this
+//     process     what it holds besides its tensors, after all this; on a CPU once it has trained
 //
 // Nothing of tensor parallelism is hidden in a run without --tp-overlap, and the loss here reads or
 // writes a logit five times.
@@ -29,7 +29,7 @@ namespace ultrascale {
 
 // Bytes that this process holds besides its tensors. On a GPU: the device's memory that its
 // context, libraries and communicators take. On a CPU: resident memory, at its highest: the
-// program, and the buffers of MPI and OpenBLAS.
+// program, as far as it has run, and the buffers of MPI and OpenBLAS.
 inline double process_besides_tensors() {
     if (device_is_gpu()) return double(device_overhead().context);
     std::ifstream status("/proc/self/status");

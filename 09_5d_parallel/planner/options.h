@@ -90,9 +90,11 @@ void imagine_hardware(const std::string& name, const Axes& axes);
 // techniques are complete.
 void print_places(const Options& options, const StepShape& shape, const Techniques& techniques);
 
-// --calibrate, on all ranks; and --published, which returns whether the errors are as small as they
-// should be.
-bool write_calibration(const PlannerOptions& given, const Options& options);
+// --calibrate, on all ranks. `train`: a short training, with more tensors than measuring took, after
+// which a process on a CPU holds what one that trains holds.
+bool write_calibration(const PlannerOptions& given, const Options& options,
+                       const std::function<void()>& train);
+// --published: returns whether the errors are as small as they should be.
 bool print_published(const Options& options, const StepShape& shape);
 
 // Does what was asked; `techniques`: those of the other options. Returns whether published rows are
