@@ -130,7 +130,7 @@ TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
 
 // Even larger weights: rounding alone moves the first gradient beyond its fixed bound.
 TEST(Verify, MeasuresTheFirstGradientsBound) {
-    const Setting sharp{.config = amplifying(2, 256, 0.3), .steps = 1};
+    const Setting sharp{.config = amplifying(2, 256, 0.5), .steps = 1};
     const auto nothing = [](Parts&) {};
     const Checks right = train(nothing, 1, 1, 0, sharp);
     EXPECT_TRUE(right.verified) << right.printed;
