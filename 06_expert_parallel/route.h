@@ -185,12 +185,17 @@ inline std::vector<double> logit_gradient(const std::vector<double>& scores,
 }
 
 // A choice that no router made, for measurements: token n's j-th expert. The share `skew` of all
-// tokens, evenly spread, choose expert 0 first and the others in turn; all other tokens choose all
-// experts in turn.
+// tokens, evenly spread, choose expert 0 first and the others in turn. The other tokens choose all
+// experts in turn, in steps that change from round to round: so a token's experts are on about as
+// many ranks as if a router chose. (Neighbours would often be on one rank.)
 inline int forced_expert(int64_t n, int64_t j, int64_t experts, int64_t k, double skew) {
     const auto skewed = int64_t(std::floor(double(n) * skew));  // of the tokens before this one
-    if (int64_t(std::floor(double(n + 1) * skew)) == skewed)
-        return int(((n - skewed) * k + j) % experts);
+    if (int64_t(std::floor(double(n + 1) * skew)) == skewed) {
+        const int64_t in_turn = n - skewed;
+        int64_t step = 1 + in_turn / experts * (experts * 5 / 8 + 1) % experts;
+        while (std::gcd(step, experts) > 1) --step;  // else some experts would never be chosen
+        return int((in_turn * k + j) * step % experts);
+    }
     return j == 0 ? 0 : int(1 + (skewed * (k - 1) + j - 1) % (experts - 1));
 }
 
