@@ -63,11 +63,17 @@ ncclRedOp_t op_of(Reduce op) {
     return op == Reduce::sum ? ncclSum : op == Reduce::max ? ncclMax : ncclAvg;
 }
 
+// Where a rank's slices for itself are copied while those for others travel.
+Stream& own_slices() {
+    static Stream* const stream = new Stream("own slices");  // lives as long as the process
+    return *stream;
+}
+
 // The messages of one operation, which progress together. This rank's own slice is a copy.
 struct Messages {
     int rank;
     std::shared_ptr<Link> link;  // null for a group of one rank
-    cudaStream_t stream;
+    Stream& stream;
     struct Message {
         bool send;
         char* data;
@@ -85,30 +91,34 @@ struct Messages {
             if (m.peer == rank) (m.send ? own_sends : own_receives).push_back(m);
         check(own_sends.size() == own_receives.size(),
               "on CUDA a rank's messages to itself must be in one call");
+        std::erase_if(all, [this](const Message& m) { return m.peer == rank || m.bytes == 0; });
+        Stream& beside = all.empty() || own_sends.empty() ? stream : own_slices();
+        if (&beside != &stream) beside.wait(stream.record());
         for (size_t i = 0; i < own_sends.size(); ++i) {
             const Message &from = own_sends[i], &to = own_receives[i];
             check(from.bytes == to.bytes,
                   "a message was shorter than expected: the ranks' tensors differ in size");
             if (to.data != from.data && to.bytes > 0)
                 cuda_check(cudaMemcpyAsync(to.data, from.data, size_t(to.bytes),
-                                           cudaMemcpyDeviceToDevice, stream));
+                                           cudaMemcpyDeviceToDevice, cuda_stream(beside)));
         }
-        std::erase_if(all, [this](const Message& m) { return m.peer == rank || m.bytes == 0; });
         if (all.empty()) return;
         nccl_check(ncclGroupStart(), *link);
         for (const Message& m : all) {
-            nccl_check(
-                m.send ? ncclSend(m.data, size_t(m.bytes), ncclUint8, m.peer, link->nccl, stream)
-                       : ncclRecv(m.data, size_t(m.bytes), ncclUint8, m.peer, link->nccl, stream),
-                *link);
+            nccl_check(m.send ? ncclSend(m.data, size_t(m.bytes), ncclUint8, m.peer, link->nccl,
+                                         cuda_stream(stream))
+                              : ncclRecv(m.data, size_t(m.bytes), ncclUint8, m.peer, link->nccl,
+                                         cuda_stream(stream)),
+                       *link);
         }
         nccl_check(ncclGroupEnd(), *link);
+        if (&beside != &stream) stream.wait(beside.record());
     }
 };
 
 // Operations that consist of messages: those for which NCCL has no collective, and all operations
 // of a group of one rank.
-void run_messages(const Operation& x, const Communicator::Impl& group, cudaStream_t stream) {
+void run_messages(const Operation& x, const Communicator::Impl& group, Stream& stream) {
     Messages messages = {group.rank, group.link, stream};
     bool root = group.rank == x.root;
     auto all_ranks = [&](auto body) {
@@ -144,10 +154,11 @@ void run_messages(const Operation& x, const Communicator::Impl& group, cudaStrea
     messages.run();
 }
 
-void run_over_nccl(const Operation& x, const Communicator::Impl& group, cudaStream_t stream) {
-    if (group.size() == 1) return run_messages(x, group, stream);
+void run_over_nccl(const Operation& x, const Communicator::Impl& group, Stream& of) {
+    if (group.size() == 1) return run_messages(x, group, of);
     check(bool(group.link), "NCCL did not start");
     const Link& link = *group.link;
+    cudaStream_t stream = cuda_stream(of);
     ncclDataType_t type = type_of(x.dtype);
     ncclRedOp_t op = op_of(x.op);
     size_t in = size_t(x.in_bytes / x.width()), out = size_t(x.out_bytes / x.width());
@@ -174,7 +185,7 @@ void run_over_nccl(const Operation& x, const Communicator::Impl& group, cudaStre
             if (out > 0)
                 nccl_check(ncclReduceScatter(x.in, x.out, out, type, op, link.nccl, stream), link);
             return;
-        default: return run_messages(x, group, stream);
+        default: return run_messages(x, group, of);
     }
 }
 
@@ -238,7 +249,7 @@ void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
         return group.mailbox->start(work, operation, stream);
     if (copying_peers(group, operation)) return copies::start(work, operation, stream);
     Timestamp begin = Timestamp::in(stream);
-    run_over_nccl(operation, group, cuda_stream(stream));
+    run_over_nccl(operation, group, stream);
     if (slow_links().ranks_per_node > 0)
         wait_for_slow_link(slow_link_seconds(operation, group), cuda_stream(stream));
     work.end = Timestamp::in(stream);
