@@ -124,13 +124,14 @@ TEST(PrecisionRanks, TensorParallelLinearsMultiplyInFp8) {
                              .hidden = 32,
                              .heads = 24,
                              .kv_heads = 1,
-                             .head_dim = 4,
-                             .ffn = 48,
-                             .vocab = 257};
+                             .head_dim = 16,
+                             .ffn = 384,
+                             .vocab = 257};  // a rank's linears have multiples of 16 for GPUs
     const TensorOptions tensor{.tp = world().size()};
     Mesh mesh(world(), {{"dp", 1}, {"tp", tensor.tp}});
     const TensorParallel parallel(config, tensor, mesh);
     for (const Products products : {Products::tensor, Products::row, Products::tile}) {
+        if (*ops::fp8_missing(group_of_tokens(products))) continue;
         PrecisionOptions precision{.recipe = *find_recipe("tensor")};
         precision.recipe.products = products;
         Fp8Linears linears(precision);
