@@ -90,8 +90,8 @@ void imagine_hardware(const std::string& name, const Axes& axes);
 // techniques are complete.
 void print_places(const Options& options, const StepShape& shape, const Techniques& techniques);
 
-// --calibrate, on all ranks. `train`: a short training, with more tensors than measuring took, after
-// which a process on a CPU holds what one that trains holds.
+// --calibrate, on all ranks. `train`: a short training, with more tensors than measuring took,
+// after which a process on a CPU holds what one that trains holds.
 bool write_calibration(const PlannerOptions& given, const Options& options,
                        const std::function<void()>& train);
 // --published: returns whether the errors are as small as they should be.

@@ -22,7 +22,7 @@ namespace ultrascale {
 
 constexpr size_t alignment = 256;
 
-#ifdef __SANITIZE_ADDRESS__  // It sees what is written beyond the data only if the block ends there.
+#ifdef __SANITIZE_ADDRESS__  // sees what is written beyond the data only if the block ends there
 static void* aligned_block(size_t bytes) { return std::aligned_alloc(alignment, bytes); }
 static void free_block(void* data) { std::free(data); }
 #else

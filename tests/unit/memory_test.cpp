@@ -118,9 +118,9 @@ TEST(Memory, CountsStorageOnceHoweverManyViewsHoldIt) {
 }
 
 // A step frees and takes the same sizes again and again. Between the blocks lie others that are
-// kept, so that what is freed does not join into larger blocks. (There are few of them: malloc has a
-// list of up to seven small blocks of a size, in which a tensor's own fields find their place again.
-// Beyond that they might be cut out of a block that was just freed.)
+// kept, so that what is freed does not join into larger blocks. (There are few of them: malloc has
+// a list of up to seven small blocks of a size, in which a tensor's own fields find their place
+// again. Beyond that they might be cut out of a block that was just freed.)
 TEST(Memory, WhatWasFreedIsTakenAgain) {
     if (device_is_gpu()) GTEST_SKIP() << "the driver places blocks";
     if (__asan_init != nullptr) GTEST_SKIP() << "the sanitizer withholds what is freed";
