@@ -114,6 +114,7 @@ TEST(OpsExpertsByRank, ARowForEachRank) {
 
 TEST(OpsExpertsByRank, MistakesAreFound) {
     const Tensor experts = integers({0, 1, 2, 3}, {2, 2}), place = integers({0, -1, -1, 1}, {2, 2});
+    ops::experts_of_rows(unwritten({2, 2}), place, experts, 2);
     EXPECT_THROW(ops::ranks_of_experts(unwritten({3, 2}), experts, 2), std::logic_error);
     EXPECT_THROW(ops::ranks_of_experts(unwritten({2, 2}), experts, 0), std::logic_error);
     EXPECT_THROW(ops::experts_of_rows(unwritten({2, 3}), place, experts, 2), std::logic_error);
