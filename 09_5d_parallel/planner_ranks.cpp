@@ -13,10 +13,8 @@ bool write_calibration(const PlannerOptions& given, const Options& options,
     const Communicator& world = Communicator::world();
     if (options.node_size > 0) pretend_nodes(options.node_size, options.inter_gbps);
     Hardware h = Calibration(options.dtype, options.node_size).measure();
-    if (!device_is_gpu()) {
-        train();
-        h.process = largest_of_ranks(world, process_besides_tensors());
-    }
+    if (!device_is_gpu()) train();
+    h.process = largest_of_ranks(world, process_besides_tensors());
     print(fmt::format("{} in {}, measured at the same time", format_count(world.size(), "rank"),
                       dtype_name(options.dtype)));
     print(

@@ -49,7 +49,7 @@ public:
           gpu_(device_is_gpu()),
           node_(node > 0 ? std::min(node, world_.size()) : world_.size()) {}
 
-    // All ranks call it.
+    // All but what a process holds. All ranks call it.
     Hardware measure() const {
         Hardware h{.name = "this", .node = node_, .memory = double(memory_limit())};
         h.logit_bytes = 5 * bytes_;
@@ -59,7 +59,6 @@ public:
         h.inside = measure_link(inside);
         h.between = world_.size() > node_ ? measure_link(across) : h.inside;
         if (inside.size() == 1) h.inside = h.between;
-        h.process = largest_of_ranks(world_, process_besides_tensors());
         return h;
     }
 
