@@ -26,12 +26,8 @@ struct Output {
     __device__ float factor_of_tensor() const {
         return y && of.group == ScaleGroup::tensor ? 1.0f / of.scales[0] : 0.0f;
     }
-    // Stores the largest magnitude m of a row, and its scale, where they are wanted; all threads of
-    // the row call it. Returns what its numbers are multiplied by: factor, if it has no scale of
-    // its own.
-    __device__ float factor_of_row(int64_t row, float m, float factor) const {
-        if (amax && threadIdx.x == 0) amax[row] = m;
-        if (of.group != ScaleGroup::row) return factor;
+    // The same for a row with the largest magnitude m, whose scale is stored. All its threads call.
+    __device__ float factor_of_row(int64_t row, float m) const {
         const float scale = scale_for(m, of.largest, of.powers_of_two);
         if (threadIdx.x == 0) of.scales[row] = scale;
         return 1.0f / scale;
@@ -77,34 +73,55 @@ __device__ float max_of_tile(const float (&m)[count]) {
     }
 }
 
-// A thread has a row's numbers as packs of n. Pack p begins at column first + p * stride, with a
-// stride of whole tiles; packs after the row's end are zeros. All lanes of a warp call both.
+// A thread has numbers of a row as packs of n. Pack p begins at column first + p * stride, with a
+// stride of whole tiles; packs after the row's end are zeros. All lanes of a warp call what follows.
+struct Place {
+    int64_t row;
+    int columns, first, stride;
+    int64_t part;  // of the output, whose largest magnitude is amax[part]
+};
 
 // What this lane's tile (max_of_tile) is multiplied by; stores its scale. m: each pack's magnitude.
 template <int n, int count, class F>
-__device__ float factor_of_tile(const Output<F>& out, const float (&m)[count], int64_t row,
-                                int columns, int first, int stride) {
+__device__ float factor_of_tile(const Output<F>& out, const float (&m)[count], const Place& at) {
     constexpr int lanes = scale_block / n, share = lanes / count;  // share: of a tile
     const int lane = threadIdx.x % lanes;
     const float scale = scale_for(max_of_tile<lanes>(m), out.of.largest, out.of.powers_of_two);
-    const int column = first - lane * n + lane / share * stride;
-    if (lane % share == 0 && column < columns)
-        out.of.scales[column / scale_block * out.N + row] = scale;
+    const int column = at.first - lane * n + lane / share * at.stride;
+    if (lane % share == 0 && column < at.columns)
+        out.of.scales[column / scale_block * out.N + at.row] = scale;
     return 1.0f / scale;
 }
-// Multiplies them by factor, either of the row or tensor, the same in all lanes, or of this lane's
-// tile, and stores them.
-template <int n, int count, class T, class F>
-__device__ void store_packs(const Output<F>& out, const Pack<T, n> (&packs)[count], float factor,
-                            int64_t row, int columns, int first, int stride) {
-    constexpr int lanes = scale_block / n, share = lanes / count;
+// Finds the scale of this kind, unless it is the whole tensor's, and stores the numbers multiplied
+// by its inverse. largest(m): the largest m of the threads with the same `part`.
+template <ScaleGroup kind, int n, int count, class T, class F, class Largest>
+__device__ void scale_and_store(const Output<F>& out, const Pack<T, n> (&packs)[count],
+                                const Place& at, const Largest& largest) {
+    float m[count], factor = 0;
+    if (kind != ScaleGroup::tensor || out.amax) max_magnitudes(m, packs);
+    if constexpr (kind == ScaleGroup::tile) {
+        factor = factor_of_tile<n>(out, m, at);
+    } else if constexpr (kind == ScaleGroup::row) {
+        factor = out.factor_of_row(at.row, largest(max_magnitude(m)));
+    } else {
+        if (out.amax) {
+            const float whole = largest(max_magnitude(m));
+            if (threadIdx.x == 0) out.amax[at.part] = whole;
+        }
+        if (!out.y) return;
+        factor = out.factor_of_tensor();
+    }
 #pragma unroll
     for (int p = 0; p < count; ++p) {
-        const float of_pack = __shfl_sync(0xffffffffu, factor, p * share, lanes);
+        float of_pack = factor;
+        if constexpr (kind == ScaleGroup::tile) {
+            constexpr int lanes = scale_block / n;
+            of_pack = __shfl_sync(0xffffffffu, factor, p * (lanes / count), lanes);
+        }
         float x[n];
         to_floats(x, packs[p]);
-        if (const int column = first + p * stride; column < columns)
-            store_codes(out.y + row * columns + column, x, of_pack);
+        if (const int column = at.first + p * at.stride; column < at.columns)
+            store_codes(out.y + at.row * at.columns + column, x, of_pack);
     }
 }
 
@@ -130,7 +147,9 @@ __global__ void __launch_bounds__(row_threads)
     if (out.needs_amax()) {
         float m = 0;
         for_each_tile([&](int64_t, const float(&y)[4]) { m = fmaxf(m, max_magnitude(y)); });
-        factor = out.factor_of_row(row, block_max<row_threads>(m), factor);
+        m = block_max<row_threads>(m);
+        if (out.amax && threadIdx.x == 0) out.amax[row] = m;
+        if (out.of.group == ScaleGroup::row) factor = out.factor_of_row(row, m);
     }
     if (!out.y) return;
     for_each_tile([&](int64_t j, const float(&y)[4]) {
@@ -148,8 +167,8 @@ __global__ void __launch_bounds__(row_threads)
     });
 }
 
-// Runs launch(output) once, or for the scale of a whole tensor twice: magnitudes first. parts: how
-// many magnitudes a launch writes.
+// Runs launch<F, kind>(output) once, or for the scale of a whole tensor twice: magnitudes first.
+// parts: how many magnitudes a launch writes.
 template <class Launch>
 void launch_scaled(const Quantised& y, const Scaling& s, const Tensor& amax, int64_t parts,
                    const Launch& launch) {
@@ -166,12 +185,18 @@ void launch_scaled(const Quantised& y, const Scaling& s, const Tensor& amax, int
                              magnitudes,
                              y.values.rows()};
         };
+        const auto start = [&](const Output<F>& out) {
+            using enum ScaleGroup;
+            if (s.group == tile) return launch.template operator()<F, tile>(out);
+            if (s.group == row) return launch.template operator()<F, row>(out);
+            launch.template operator()<F, tensor>(out);
+        };
         if (!s.given && measure) {
-            launch(output(nullptr, magnitudes));
+            start(output(nullptr, magnitudes));
             reduce_amax(y.scales.as<float>(), to_amax, partial, 1, dtype, s.powers_of_two);
-            return launch(output(data<F>(y.values), nullptr));
+            return start(output(data<F>(y.values), nullptr));
         }
-        launch(output(data<F>(y.values), magnitudes));
+        start(output(data<F>(y.values), magnitudes));
         if (measure) reduce_amax(nullptr, to_amax, partial, 1, dtype, false);
     });
 }

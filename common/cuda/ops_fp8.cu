@@ -61,8 +61,9 @@ __global__ void __launch_bounds__(256)
 __global__ void __launch_bounds__(1024)
     reduce_one(float* scales, float* amax, const float* partial, int64_t parts, float largest,
                bool powers_of_two) {
+    let_next_kernel_start(), wait_for_kernel_before();
     float m = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t p = threadIdx.x; p < parts; p += 1024) m = fmaxf(m, partial[p]);
     m = block_max<1024>(m);
     if (threadIdx.x == 0) write_amax(scales, amax, 0, m, largest, powers_of_two);
@@ -217,7 +218,7 @@ void reduce_amax(float* scales, float* amax, const Tensor& partial, int64_t n, D
                  bool powers_of_two) {
     const int64_t parts = partial.numel() / n;
     const float largest = largest_of(dtype);
-    if (n == 1) LAUNCH(reduce_one, 1, 1024, 0)
+    if (n == 1) LAUNCH_EARLY(reduce_one, 1, 1024, 0)
     (scales, amax, partial.as<float>(), parts, largest, powers_of_two);
     else LAUNCH(reduce_columns, unsigned(ceil_div(n, 256)), 256, 0)(
         scales, amax, partial.as<float>(), parts, n, largest, powers_of_two);

@@ -3,9 +3,11 @@
 // the inputs are read once more before that, for the largest magnitude.
 //
 // A tile of 1 x 128 is in neighbouring lanes of a warp, which find its largest number by shuffles:
-// 16 lanes of 8 numbers each (16 bits), or 32 of 4 (fp32). Rows of other sizes and addresses, and
-// SwiGLU with a scale for each row, go through quantise_rows (fp8_rows.cuh), where a warp takes a
-// tile.
+// 16 lanes of 8 numbers each (16 bits), or 32 of 4 (fp32). Longer rows, and rows of other sizes and
+// addresses, go through quantise_rows (fp8_rows.cuh), where a warp takes a tile.
+//
+// There is a kernel for each kind of scale: one that decides while it runs has more instructions,
+// and the norm, which is short, takes longer.
 #include "fp8_rows.cuh"
 #include "rmsnorm_row.cuh"
 
@@ -17,15 +19,17 @@ constexpr int threads = row_threads;
 
 // ---- RMSNorm ------------------------------------------------------------------------------------
 
-template <int group, int n, class F, class T>
-__global__ void __launch_bounds__(threads)
+// `group` threads handle a row of h elements, h at most group * packs_kept * n; blockDim is (group,
+// rows per block).
+template <ScaleGroup kind, int group, int n, class F, class T>
+__global__ void __launch_bounds__(group == 32 ? threads : group)
     norm_kept(const Output<F> out, float* rstd, const T* x, const T* weight, float eps, int h) {
+    wait_for_kernel_before();
     const int64_t row = out.row(int64_t(blockIdx.x) * blockDim.y + threadIdx.y);
     if (row < 0 || row >= out.N) return;  // the whole group
     Pack<T, n> kept[packs_kept];
     const float r = load_row<group>(kept, x + row * h, eps, h);
     if (threadIdx.x == 0) rstd[row] = r;
-    float factor = out.factor_of_tensor();
     const int first = int(threadIdx.x) * n, stride = group * n;
 #pragma unroll
     for (int p = 0; p < packs_kept; ++p)
@@ -33,20 +37,13 @@ __global__ void __launch_bounds__(threads)
             normalise(kept[p], r, load<n>(weight + i));
         else
             kept[p] = {};
-    const bool tiles = out.of.group == ScaleGroup::tile;
-    float m[packs_kept];
-    if (tiles || out.needs_amax()) max_magnitudes(m, kept);
-    if (out.needs_amax()) {
-        float largest = max_magnitude(m);
+    let_next_kernel_start();
+    scale_and_store<kind>(out, kept, {row, h, first, stride, row}, [](float m) {
         if constexpr (group == 32)
-            largest = warp_max(largest);
+            return warp_max(m);
         else
-            largest = block_max<group>(largest);
-        factor = out.factor_of_row(row, largest, factor);
-    }
-    if (!out.y) return;
-    if (tiles) factor = factor_of_tile<n>(out, m, row, h, first, stride);
-    store_packs(out, kept, factor, row, h, first, stride);
+            return block_max<group>(m);
+    });
 }
 
 template <class T>
@@ -65,22 +62,27 @@ __device__ float swiglu(float gate, float up) {
     return gate * __fdividef(1.0f, 1.0f + expf(-gate)) * up;  // as in ops_swiglu.cu
 }
 
-// Blocks: (row, part of the row); `unroll` packs a thread, a block's width apart.
-template <int n, int unroll, class F, class T>
-__global__ void __launch_bounds__(threads)
+// Blocks: (row, part of the row), of `width` threads; `unroll` packs a thread, a block's width
+// apart. With a scale for each row a block has a whole row.
+constexpr int unroll = 4;
+constexpr int width_of(ScaleGroup kind) { return kind == ScaleGroup::row ? 2 * threads : threads; }
+
+template <ScaleGroup kind, int n, class F, class T>
+__global__ void __launch_bounds__(width_of(kind))
     swiglu_packs(const Output<F> out, const T* gate_up, int columns) {
+    constexpr int width = width_of(kind), stride = width * n;
     const int64_t row = out.row(blockIdx.x);
-    const int first = int(blockIdx.y * unroll * threads + threadIdx.x) * n;
+    const int first = int(blockIdx.y * unroll * width + threadIdx.x) * n;
     const T *gate = gate_up + row * 2 * columns, *up = gate + columns;
     Pack<T, n> gates[unroll], ups[unroll];
 #pragma unroll
     for (int k = 0; k < unroll; ++k)
-        if (const int i = first + k * threads * n; i < columns)
+        if (const int i = first + k * stride; i < columns)
             gates[k] = load<n>(gate + i), ups[k] = load<n>(up + i);
 #pragma unroll
     for (int k = 0; k < unroll; ++k) {
         float y[n] = {};
-        if (first + k * threads * n < columns) {
+        if (first + k * stride < columns) {
             float up_values[n];
             to_floats(y, gates[k]), to_floats(up_values, ups[k]);
 #pragma unroll
@@ -88,17 +90,8 @@ __global__ void __launch_bounds__(threads)
         }
         gates[k] = from_floats<T>(y);
     }
-    const bool tiles = out.of.group == ScaleGroup::tile;
-    float m[unroll];
-    if (tiles || out.amax) max_magnitudes(m, gates);
-    if (out.y) {
-        float factor = out.factor_of_tensor();
-        if (tiles) factor = factor_of_tile<n>(out, m, row, columns, first, threads * n);
-        store_packs(out, gates, factor, row, columns, first, threads * n);
-    }
-    if (!out.amax) return;
-    const float largest = block_max<threads>(max_magnitude(m));
-    if (threadIdx.x == 0) out.amax[row * gridDim.y + blockIdx.y] = largest;
+    scale_and_store<kind>(out, gates, {row, columns, first, stride, row * gridDim.y + blockIdx.y},
+                          [](float m) { return block_max<width>(m); });
 }
 
 // ---- any row ------------------------------------------------------------------------------------
@@ -134,22 +127,18 @@ void rmsnorm_forward_quantised(const Quantised& y, Tensor rstd, const Tensor& x,
                 bytes_of(rstd, x, weight) + bytes_in(y));
     if (N == 0) return;
     with_type(x.dtype(), [&]<class T>(T) {
-        constexpr int n = pack_size<T>, warp_row = 32 * packs_kept * n;
-        const bool kept =
-            packs_fit<T>(h, {x.data(), weight.data(), y.values.data()}) && h <= 8 * warp_row;
+        constexpr int n = pack_size<T>;
+        const bool packs = packs_fit<T>(h, {x.data(), weight.data(), y.values.data()});
         float* const r = rstd.as<float>();
-        if (!kept) LAUNCH(norm_statistics<T>, unsigned(N), threads, 0)(r, data<T>(x), eps, h);
-        launch_scaled(y, scaling, amax, N, [&]<class F>(const Output<F>& out) {
-            const auto start = [&](auto kernel, int64_t blocks, dim3 block) {
-                LAUNCH(kernel, unsigned(blocks), block, 0)
-                (out, r, data<T>(x), data<T>(weight), eps, int(h));
-            };
-            if (!kept) LAUNCH((quantise_rows<F, NormValue<T>>), unsigned(N), threads, 0)
+        launch_scaled(y, scaling, amax, N, [&]<class F, ScaleGroup kind>(const Output<F>& out) {
+            if (packs && with_group<n>(N, h, [&](auto group, unsigned blocks, dim3 block) {
+                    LAUNCH_EARLY((norm_kept<kind, group, n, F, T>), blocks, block, 0)
+                    (out, r, data<T>(x), data<T>(weight), eps, int(h));
+                }))
+                return;
+            LAUNCH(norm_statistics<T>, unsigned(N), threads, 0)(r, data<T>(x), eps, h);
+            LAUNCH((quantise_rows<F, NormValue<T>>), unsigned(N), threads, 0)
             (out, NormValue<T>{data<T>(x), data<T>(weight), r, h}, h);
-            else if (h <= warp_row) start(norm_kept<32, n, F, T>, ceil_div(N, 8), dim3(32, 8));
-            else if (h <= 2 * warp_row) start(norm_kept<64, n, F, T>, N, 64);
-            else if (h <= 4 * warp_row) start(norm_kept<128, n, F, T>, N, 128);
-            else start(norm_kept<256, n, F, T>, N, 256);
         });
     });
 }
@@ -162,19 +151,21 @@ void swiglu_forward_quantised(const Quantised& y, const Tensor& gate_up, const S
                 bytes_of(gate_up) + bytes_in(y));
     if (N == 0) return;
     with_type(gate_up.dtype(), [&]<class T>(T) {
-        constexpr int n = pack_size<T>, unroll = 4;
-        const bool packs = packs_fit<T>(columns, {gate_up.data(), y.values.data()}) &&
-                           scaling.group != ScaleGroup::row;
-        const int64_t parts = packs ? ceil_div(columns, int64_t(n) * unroll * threads) : 1;
+        constexpr int n = pack_size<T>;
+        const int64_t part = int64_t(n) * unroll * width_of(scaling.group),
+                      parts = ceil_div(columns, part);
         check(parts < 65536, "swiglu: rows too long for a grid");
-        launch_scaled(y, scaling, amax, N * parts, [&]<class F>(const Output<F>& out) {
-            if (packs)
-                LAUNCH((swiglu_packs<n, unroll, F, T>), dim3(unsigned(N), unsigned(parts)), threads,
-                       0)
-            (out, data<T>(gate_up), int(columns));
-            else LAUNCH((quantise_rows<F, SwigluValue<T>>), unsigned(N), threads, 0)(
-                out, SwigluValue<T>{data<T>(gate_up), columns}, columns);
-        });
+        const bool packs = packs_fit<T>(columns, {gate_up.data(), y.values.data()}) &&
+                           (parts == 1 || scaling.group != ScaleGroup::row);
+        launch_scaled(y, scaling, amax, packs ? N * parts : N,
+                      [&]<class F, ScaleGroup kind>(const Output<F>& out) {
+                          if (packs)
+                              LAUNCH((swiglu_packs<kind, n, F, T>),
+                                     dim3(unsigned(N), unsigned(parts)), width_of(kind), 0)
+                          (out, data<T>(gate_up), int(columns));
+                          else LAUNCH((quantise_rows<F, SwigluValue<T>>), unsigned(N), threads, 0)(
+                              out, SwigluValue<T>{data<T>(gate_up), columns}, columns);
+                      });
     });
 }
 

@@ -20,7 +20,7 @@ namespace {
 // `group` threads handle a row of h elements, h at most group * packs_kept * n; blockDim is (group,
 // rows per block).
 template <int group, int n, class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(group == 32 ? 256 : group)
     forward_kept(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int h) {
     const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= N) return;  // the whole group
@@ -54,18 +54,13 @@ __global__ void __launch_bounds__(threads)
 
 template <class T>
 void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int64_t h) {
-    constexpr int n = pack_size<T>,
-                  warp_row = 32 * packs_kept * n;  // what one warp holds: 2048 bf16
-    if (!packs_fit<T>(h, {y, x, weight}) || h > 8 * warp_row)
-        LAUNCH(forward_any<T>, unsigned(N), threads, 0)(y, rstd, x, weight, eps, h);
-    else if (h <= warp_row)
-        LAUNCH((forward_kept<32, n, T>), unsigned(ceil_div(N, 8)), dim3(32, 8), 0)
-    (y, rstd, x, weight, eps, N, int(h));
-    else if (h <= 2 * warp_row)
-        LAUNCH((forward_kept<64, n, T>), unsigned(N), 64, 0)(y, rstd, x, weight, eps, N, int(h));
-    else if (h <= 4 * warp_row)
-        LAUNCH((forward_kept<128, n, T>), unsigned(N), 128, 0)(y, rstd, x, weight, eps, N, int(h));
-    else LAUNCH((forward_kept<256, n, T>), unsigned(N), 256, 0)(y, rstd, x, weight, eps, N, int(h));
+    constexpr int n = pack_size<T>;
+    const bool kept = packs_fit<T>(h, {y, x, weight}) &&
+                      with_group<n>(N, h, [&](auto group, unsigned blocks, dim3 block) {
+                          LAUNCH((forward_kept<group, n, T>), blocks, block, 0)
+                          (y, rstd, x, weight, eps, N, int(h));
+                      });
+    if (!kept) LAUNCH(forward_any<T>, unsigned(N), threads, 0)(y, rstd, x, weight, eps, h);
 }
 
 // ---- backward -----------------------------------------------------------------------------------

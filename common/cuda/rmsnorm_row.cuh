@@ -6,7 +6,7 @@
 
 namespace ultrascale::ops {
 
-constexpr int packs_kept = 8;  // in each thread's registers
+constexpr int packs_kept = 4;  // in each thread's registers
 
 // Loads a row x of h elements, h at most group * packs_kept * n, and returns its rstd. Thread i of
 // the group keeps packs i, i + group, ...; those after the row's end stay as they are.
@@ -39,6 +39,20 @@ __device__ void normalise(Pack<T, n>& pack, float r, const Pack<T, n>& weight) {
 #pragma unroll
     for (int j = 0; j < n; ++j) x[j] = x[j] * r * w[j];
     pack = from_floats<T>(x);
+}
+
+// Calls start(group, grid, block) for N rows of h elements that a group of threads can keep, with
+// the smallest group, a std::integral_constant. Returns whether there is one.
+template <int n, class Start>
+bool with_group(int64_t N, int64_t h, const Start& start) {
+    constexpr int warp_row = 32 * packs_kept * n;
+    if (h <= warp_row)
+        start(std::integral_constant<int, 32>(), unsigned(ceil_div(N, 8)), dim3(32, 8));
+    else if (h <= 4 * warp_row)
+        start(std::integral_constant<int, 128>(), unsigned(N), dim3(128));
+    else if (h <= 16 * warp_row)
+        start(std::integral_constant<int, 512>(), unsigned(N), dim3(512));
+    return h <= 16 * warp_row;
 }
 
 }  // namespace ultrascale::ops
