@@ -163,23 +163,28 @@ private:
     // ---- one copy for each rank ----
 
     // Rows that arrived are stored once more, for each expert, and summed where the experts are.
+    // Where they arrive is no activation if it is a buffer that stays.
+    static double in_memory(const Traffic::Rows::OfHop& hop) { return hop.in_buffer ? 0 : 1; }
+
     Ledger forward_by_rank(bool keeps) const {
         const double R = double(rows_.at_experts);
         Ledger l(router(keeps));
         double before = 0;  // that an earlier hop brought
         for (const Traffic::Rows::OfHop& hop : rows_.hops) {
-            const double left = double(hop.left), came = double(hop.arrived);
+            const double left = double(hop.left), came = double(hop.arrived),
+                         rows = came * row_ * in_memory(hop);
+            l.take(left * row_ + rows);
             l.take((left + came) * names_), l.free(left * names_);  // weights
-            l.take((left + came) * row_), l.free(before), before = came * (row_ + names_);
+            l.free(before), before = rows + came * names_;
             if (&hop == &rows_.hops.back()) l.take(arrived_ * names_), l.brief(arrived_ * names_);
             if (&hop == &rows_.hops.front()) shared_forward(l, keeps);
             l.free(left * row_);
         }
         l.take(R * (row_ + 4)), l.free(before);  // rows and weights
         experts_forward(l, R, keeps);
-        go_back(l, R * row_, row_);
+        rows_go_back(l, R);
         if (!shared_) l.take(tokens_);
-        go_home(l, row_);
+        go_home(l, row_, true);
         return l;
     }
     Ledger backward_by_rank(bool split) const {
@@ -187,33 +192,37 @@ private:
         Ledger l(kept + dy_);
         double before = 0;
         for (const Traffic::Rows::OfHop& hop : rows_.hops) {
-            l.take(double(hop.left + hop.arrived) * row_);
+            const double rows = double(hop.arrived) * row_ * in_memory(hop);
+            l.take(double(hop.left) * row_ + rows);
             if (&hop == &rows_.hops.front()) shared_backward(l, split);
-            l.free(double(hop.left) * row_ + before), before = double(hop.arrived) * row_;
+            l.free(double(hop.left) * row_ + before), before = rows;
         }
         l.take(R * row_), l.free(before);
         experts_backward(l, R, split);
-        go_back(l, R * 4, names_);
-        go_back(l, R * row_, row_);
+        l.take(arrived_ * names_), l.free(R * 4);  // gradients of weights, summed by row
+        l.take(double(rows_.hops.back().left) * names_);
+        rows_go_back(l, R);
         gate_up_backward(l, R, split);
         l.take(choice_);
-        go_home(l, names_);
+        go_home(l, names_, false);
         router_backward(l, split);
-        go_home(l, row_);
+        go_home(l, row_, true);
         return l;
     }
-    // The experts' `rows` become a sum for each row that came, of `size` bytes, which sets out.
-    void go_back(Ledger& l, double rows, double size) const {
-        l.take(arrived_ * size), l.free(rows);
-        l.take(double(rows_.hops.back().left) * size);
+    // The experts' rows become a sum for each row that came, which sets out.
+    void rows_go_back(Ledger& l, double R) const {
+        l.take(arrived_ * row_), l.free(R * row_);
+        l.take(double(rows_.hops.back().left) * row_ * in_memory(rows_.hops.back()));
     }
-    // It arrives, and takes the other hops.
-    void go_home(Ledger& l, double size) const {
+    // It arrives, and takes the other hops: `size` bytes of it, a row or numbers beside it.
+    void go_home(Ledger& l, double size, bool row) const {
+        const auto home = [&](const Traffic::Rows::OfHop& hop) {
+            return double(hop.left) * size * (row ? in_memory(hop) : 1);
+        };
         for (size_t i = rows_.hops.size(); i-- > 0;) {
-            const double left = double(rows_.hops[i].left), came = double(rows_.hops[i].arrived);
             if (i > 0) l.take(double(rows_.hops[i - 1].arrived) * size);
-            l.free((came + left) * size);
-            if (i > 0) l.take(double(rows_.hops[i - 1].left) * size);
+            l.free(double(rows_.hops[i].arrived) * size + home(rows_.hops[i]));
+            if (i > 0) l.take(home(rows_.hops[i - 1]));
         }
     }
 

@@ -52,6 +52,7 @@ public:
 
     LoadBalance& balance() { return balance_; }
     Traffic& traffic() { return traffic_; }
+    const Arrivals& arrivals() const { return arrivals_; }
     CapacityPlan& capacity() { return capacity_; }
     const Communicator& ep() const { return ep_; }
     // The tokens that this rank routes, of a micro-batch's.
@@ -127,7 +128,7 @@ private:
         if (nodes_)
             hops = nodes_->hops(here, traffic_);
         else
-            hops.emplace_back(ep_, here, traffic_);
+            hops.emplace_back(ep_, here, traffic_, &arrivals_);
         return std::make_unique<RankJourney>(std::move(hops), here, traffic_, beside);
     }
 
@@ -136,6 +137,7 @@ private:
     const Communicator &ep_, &all_;
     LoadBalance balance_;
     Traffic traffic_;
+    Arrivals arrivals_;
     CapacityPlan capacity_;
     std::optional<Nodes> nodes_;
 };

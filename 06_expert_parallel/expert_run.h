@@ -80,6 +80,7 @@ public:
         Prediction all = fixed.times(steps);
         all.communication += travelled();
         all.memory.peak_activations = std::llround(peak_);
+        all.memory.peak_communication += experts_.arrivals().bytes();
         return all;
     }
 

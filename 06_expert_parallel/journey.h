@@ -62,6 +62,14 @@ inline Work exchange_rows(const Communicator& group, const Tensor& out, const Te
     return group.all_to_all(out, in, std::move(send), std::move(receive), stream);
 }
 
+// The same if all ranks know all counts (from, to), so that copy engines can do it (comm.h).
+inline Work exchange_rows(const Communicator& group, const Tensor& out, const Tensor& in,
+                          const std::vector<int32_t>& counts, Stream& stream) {
+    std::vector<int64_t> elements(counts.begin(), counts.end());
+    for (int64_t& n : elements) n *= in.cols();
+    return group.all_to_all(out, in, elements, stream);
+}
+
 // The host waits until the device has computed `counts`; --trace shows it as a span.
 inline std::vector<int32_t> read_counts(const Tensor& counts) {
     const OpSpan span("host waits for counts", 0, 0, "host");

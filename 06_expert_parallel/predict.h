@@ -108,7 +108,9 @@ inline void add_balanced_rows(PredictedCommunication& of_step, const StepShape& 
                   passes = forwards + micro_batches, even = even_rows(e, o, tokens);
     const double row = double(shape.config.hidden) * double(dtype_bytes(shape.model.dtype)),
                  away = expected_rows_away(e, o, tokens);
-    if (o.capacity_factor == 0)  // counts
+    if (o.dispatch == Dispatch::rank)  // counts
+        of_step.add(ep, Collective::all_gather, forwards, forwards * o.ep * o.ep * 4);
+    else if (o.capacity_factor == 0)
         of_step.add(ep, Collective::all_to_all, forwards * chunks, forwards * chunks * e.count * 4);
     of_step.add(ep, Collective::all_to_all,
                 {2 * passes * chunks, std::llround(double(2 * passes) * double(even) * row),

@@ -22,37 +22,62 @@ struct RowsWithExperts {
     Tensor rows, weights, experts;  // (M, h), (M, k) fp32, (M, k) int32
 };
 
+// Where rows arrive, of one transfer after the other. Between GPUs of one machine it is symmetric
+// memory, large enough for all that can come, N rows from each rank; so the senders' copy engines
+// write into it, faster than NCCL's kernels do, and take no multiprocessors for it.
+class Arrivals {
+public:
+    // For `count` rows, which are never more than `most`; `most` is the same on all ranks.
+    Tensor rows(const Communicator& group, int64_t count, int64_t most, int64_t columns,
+                DType dtype) {
+        const auto memory = group.symmetric_memory();
+        if (!memory) return activation({count, columns}, dtype);
+        if (!buffer_ || buffer_.dtype() != dtype || buffer_.numel() < most * columns) {
+            buffer_ = {};
+            buffer_ = Tensor::empty({most * columns}, dtype, Memory::communication, memory);
+        }
+        return buffer_.slice(0, count * columns).view({count, columns});
+    }
+    // 0 where there is no symmetric memory
+    int64_t bytes() const { return buffer_ ? buffer_.bytes() : 0; }
+
+private:
+    Tensor buffer_;
+};
+
 class Hop {
 public:
-    // Rank r of the group takes the rows for `each` experts, from r each on.
-    Hop(const Communicator& group, int64_t each, Traffic& traffic)
-        : group_(group), each_(each), traffic_(traffic) {}
+    // Rank r of the group takes the rows for `each` experts, from r each on. `arrivals` outlives
+    // it; without, rows arrive in memory of their own.
+    Hop(const Communicator& group, int64_t each, Traffic& traffic, Arrivals* arrivals = nullptr)
+        : group_(group), each_(each), traffic_(traffic), arrivals_(arrivals) {}
 
     // Rows set out. Returns the weights and the experts of those that will arrive; there, experts
     // are counted from the rank's first one.
     RowsWithExperts depart(const RowsWithExperts& in, Stream& stream) {
         find_places(in.experts);
         const int64_t k = in.experts.cols(), h = in.rows.cols();
-        traffic_.one_way(group_, std::vector<int64_t>(size_t(group_.size()), 1), sizeof(int32_t));
+        traffic_.counts_of_all(group_);
         traffic_.one_way(group_, travel_.to, k * int64_t(sizeof(int32_t)));  // names of experts
         traffic_.one_way(group_, travel_.to, k * int64_t(sizeof(float)));    // their weights
         traffic_.gradient_back(group_, travel_.from, k * int64_t(sizeof(float)));
         traffic_.there_and_back(group_, travel_, h * dtype_bytes(in.rows.dtype()));
 
+        // The rows first: they take longest, and the rest can travel meanwhile.
+        depart(in.rows, stream);
         const Tensor named = numbers({travel_.sent(), k});
         ops::experts_of_rows(named, place_, in.experts, each_);
         const RowsWithExperts out{.weights = activation({travel_.received(), k}, DType::fp32),
                                   .experts = numbers({travel_.received(), k})};
         exchange_rows(group_, out.experts, named, travel_.to, travel_.from);
         exchange_rows(group_, out.weights, at_places(in.weights), travel_.to, travel_.from);
-        depart(in.rows, stream);
         return out;
     }
     // Of each row `from` comes one, and travels as before: also the gradient of what came back.
     void depart(const Tensor& from, Stream& stream) {
         const Tensor rows = at_places(from);
-        coming_.rows = activation({travel_.received(), from.cols()}, from.dtype());
-        coming_.work = exchange_rows(group_, coming_.rows, rows, travel_.to, travel_.from, stream);
+        coming_.rows = arriving(travel_.received(), from);
+        coming_.work = exchange_rows(group_, coming_.rows, rows, counts_, stream);
     }
     Tensor arrive() {
         coming_.work.wait();
@@ -60,6 +85,10 @@ public:
     }
     const Travel& travel() const { return travel_; }
     int64_t tokens() const { return place_.rows(); }
+    // What was allocated for rows that arrived, here and at home.
+    Traffic::Rows::OfHop rows() const {
+        return {travel_.sent(), travel_.received(), arrivals_ && arrivals_->bytes() > 0};
+    }
 
     struct OnTheWay {
         Tensor rows;
@@ -67,8 +96,13 @@ public:
     };
     // A row for each that arrived goes back: what was made of it, or gradients.
     OnTheWay go_back(const Tensor& rows, Stream& stream) const {
-        const Tensor home = activation({travel_.sent(), rows.cols()}, rows.dtype());
-        return {home, exchange_rows(group_, home, rows, travel_.from, travel_.to, stream)};
+        const Tensor home = arriving(travel_.sent(), rows);
+        return {home, exchange_rows(group_, home, rows, transposed(counts_), stream)};
+    }
+    // The same for its weights' gradients.
+    OnTheWay weights_go_back(const Tensor& weights, Stream& stream) const {
+        const Tensor home = activation({travel_.sent(), weights.cols()}, weights.dtype());
+        return {home, exchange_rows(group_, home, weights, travel_.from, travel_.to, stream)};
     }
     // y (N, any) = residual + the sum of a token's rows, over the ranks that it was sent to, in
     // their order.
@@ -82,18 +116,32 @@ private:
         return Tensor::empty(std::move(shape), DType::int32, Memory::workspace);
     }
     // Where each token's rows are among those that leave, by rank. The host waits to know how many
-    // leave and come.
+    // leave and come. All ranks' counts show where in the other ranks' memory this one's rows go.
     void find_places(const Tensor& experts) {
-        const int64_t N = experts.rows(), ranks = group_.size();
-        const Tensor ranks_of = numbers({N, ranks}), order = numbers({N * ranks}),
-                     counts = numbers({2, ranks}), to = counts.slice(0, 1),
-                     from = counts.slice(1, 2);
-        place_ = numbers({N, ranks});
+        const int64_t N = experts.rows(), n = group_.size(), me = group_.rank();
+        const Tensor ranks_of = numbers({N, n}), order = numbers({N * n}), all = numbers({n, n}),
+                     mine = all.slice(me, me + 1);
+        place_ = numbers({N, n});
         ops::ranks_of_experts(ranks_of, experts, each_);
-        ops::sort_by_expert(to, order, place_, ranks_of);  // a rank here, not an expert
-        group_.all_to_all(from, to);
-        const std::vector<int32_t> both = read_counts(counts);
-        travel_ = {{both.begin(), both.begin() + ranks}, {both.begin() + ranks, both.end()}};
+        ops::sort_by_expert(mine, order, place_, ranks_of);  // a rank here, not an expert
+        group_.all_gather(all, mine);
+        counts_ = read_counts(all);
+        travel_ = {};
+        for (int64_t r = 0; r < n; ++r) {
+            travel_.to.push_back(counts_[size_t(me * n + r)]);
+            travel_.from.push_back(counts_[size_t(r * n + me)]);
+        }
+    }
+    // Memory for `count` rows like these, of which at most N come from each rank, or go to it.
+    Tensor arriving(int64_t count, const Tensor& like) const {
+        if (!arrivals_) return activation({count, like.cols()}, like.dtype());
+        return arrivals_->rows(group_, count, tokens() * group_.size(), like.cols(), like.dtype());
+    }
+    std::vector<int32_t> transposed(const std::vector<int32_t>& counts) const {
+        const size_t n = size_t(group_.size());
+        std::vector<int32_t> result(counts.size());
+        for (size_t i = 0; i < counts.size(); ++i) result[i % n * n + i / n] = counts[i];
+        return result;
     }
     Tensor at_places(const Tensor& from) const {
         const Tensor rows = activation({travel_.sent(), from.cols()}, from.dtype());
@@ -104,8 +152,10 @@ private:
     const Communicator& group_;
     int64_t each_;
     Traffic& traffic_;
-    Travel travel_;
-    Tensor place_;  // (N, ranks)
+    Arrivals* arrivals_;
+    std::vector<int32_t> counts_;  // rows from rank r to rank s: r * ranks + s
+    Travel travel_;                // this rank's
+    Tensor place_;                 // (N, ranks)
     OnTheWay coming_;
 };
 
@@ -130,7 +180,7 @@ public:
         for (size_t i = 0; i < hops_.size(); ++i) {
             if (i > 0) depart_with_experts(i);
             at_.rows = hops_[i].arrive();
-            rows.hops.push_back({hops_[i].travel().sent(), hops_[i].travel().received()});
+            rows.hops.push_back(hops_[i].rows());
         }
         rows.at_experts = at_experts_;
         traffic_.rows(rows);
@@ -146,7 +196,7 @@ public:
         if (rows.weights) {
             const Tensor weights = activation(place_.shape(), DType::fp32);
             ops::sum_rows(column(weights), std::exchange(rows.weights, {}), column(place_));
-            weights_ = hops_.back().go_back(weights, stream_);
+            weights_ = hops_.back().weights_go_back(weights, stream_);
         }
         const Tensor sums = activation({place_.rows(), rows.rows.cols()}, rows.rows.dtype());
         ops::sum_rows(sums, std::exchange(rows.rows, {}), place_);
@@ -157,7 +207,8 @@ public:
     }
     void begin_backward(const Tensor& dy) override { dy_ = dy; }
     void end_backward_of_weights(Tensor dweights) override {
-        go_home(dweights, std::move(weights_));  // of each choice one rank's, the others' are zero
+        // Of each choice one rank's, the others' are zero.
+        go_home(dweights, std::move(weights_), {}, &Hop::weights_go_back);
     }
     void end_backward(Tensor dx) override { go_home(dx, std::move(rows_), dx); }
 
@@ -186,11 +237,12 @@ private:
         return drows;
     }
     // Rows that went back over the last hop take the others; what they bring is added to y.
-    void go_home(Tensor y, Hop::OnTheWay back, const Tensor& residual = {}) {
+    void go_home(Tensor y, Hop::OnTheWay back, const Tensor& residual,
+                 decltype(&Hop::go_back) go_back = &Hop::go_back) {
         for (size_t i = hops_.size() - 1; i > 0; --i) {
             const Tensor sums = activation({hops_[i].tokens(), y.cols()}, y.dtype());
             hops_[i].add_back(sums, std::move(back));
-            back = hops_[i - 1].go_back(sums, stream_);
+            back = (hops_[i - 1].*go_back)(sums, stream_);
         }
         hops_[0].add_back(y, std::move(back), residual);
     }

@@ -27,6 +27,7 @@ public:
         int64_t at_experts = 0;
         struct OfHop {
             int64_t left, arrived;
+            bool in_buffer = false;  // of communication, not of activations
         };
         std::vector<OfHop> hops = {};
         std::vector<int64_t> chunks = {};
@@ -63,6 +64,12 @@ public:
             (between ? between_nodes_ : inside_nodes_) +=
                 double(times) * double(to[size_t(r)]) * double(row_bytes);
         }
+    }
+    // Each rank tells all others how many rows it has for each rank.
+    void counts_of_all(const Communicator& group) {
+        const int64_t n = group.size();
+        if (counts_ && n > 1)
+            sent_.add(group, Collective::all_gather, 1, n * n * int64_t(sizeof(int32_t)));
     }
     // What only a backward sends, the way back.
     void gradient_back(const Communicator& group, const std::vector<int64_t>& from,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <numeric>
 #include <optional>
 
 #include "comm_transport.h"
@@ -273,29 +274,61 @@ Work Communicator::all_to_all(Tensor out, Tensor in, Stream& stream) const {
     return all_to_all(std::move(out), std::move(in), slices, slices, stream);
 }
 
-Work Communicator::all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_counts,
-                              std::vector<int64_t> recv_counts, Stream& stream) const {
+namespace {
+
+// `all_counts`: of all ranks (comm.h), or empty.
+Work uneven_all_to_all(const std::shared_ptr<Communicator::Impl>& group, const Tensor& out,
+                       const Tensor& in, const std::vector<int64_t>& send_counts,
+                       const std::vector<int64_t>& recv_counts,
+                       const std::vector<int64_t>& all_counts, Stream& stream) {
+    const size_t n = size_t(group->size()), me = size_t(group->rank);
     check_tensors({out, in});
     check(in.dtype() == out.dtype(), "all_to_all: two dtypes");
-    check(int(send_counts.size()) == size() && int(recv_counts.size()) == size(),
+    check(send_counts.size() == n && recv_counts.size() == n,
           "all_to_all: one count for each rank");
     check(!overlap(out, in), "all_to_all: out and in must not overlap");
     Operation operation = operation_on(Collective::all_to_all, out, in);
-    std::vector<int64_t> send_begin(size() + 1), recv_begin(size() + 1);
-    for (int r = 0; r < size(); ++r) {
+    std::vector<int64_t> send_begin(n + 1), recv_begin(n + 1);
+    for (size_t r = 0; r < n; ++r) {
         check(send_counts[r] >= 0 && recv_counts[r] >= 0, "all_to_all: a negative count");
         send_begin[r + 1] = send_begin[r] + send_counts[r] * operation.width();
         recv_begin[r + 1] = recv_begin[r] + recv_counts[r] * operation.width();
     }
     check(send_begin.back() == in.bytes() && recv_begin.back() == out.bytes(),
           "all_to_all: counts do not add up to the tensors");
-    check(send_counts[rank()] == recv_counts[rank()],
+    check(send_counts[me] == recv_counts[me],
           "all_to_all: different counts for this rank's own slice");
     operation.send_begin = std::move(send_begin);
     operation.recv_begin = std::move(recv_begin);
+    for (size_t peer = 0; peer < n && !all_counts.empty(); ++peer) {
+        int64_t before = 0;  // what lower ranks send there
+        for (size_t r = 0; r < me; ++r) before += all_counts[r * n + peer];
+        operation.begin_at_peers.push_back(before * operation.width());
+    }
+    operation.average_bytes =
+        std::reduce(all_counts.begin(), all_counts.end()) * operation.width() / int64_t(n);
     Call call = {in.bytes(), {out, in}};
-    call.sent = double(in.bytes() - send_counts[rank()] * operation.width());
-    return issue(impl_, std::move(operation), std::move(call), stream);
+    call.sent = double(in.bytes() - send_counts[me] * operation.width());
+    return issue(group, std::move(operation), std::move(call), stream);
+}
+
+}  // namespace
+
+Work Communicator::all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_counts,
+                              std::vector<int64_t> recv_counts, Stream& stream) const {
+    return uneven_all_to_all(impl_, out, in, send_counts, recv_counts, {}, stream);
+}
+
+Work Communicator::all_to_all(Tensor out, Tensor in, const std::vector<int64_t>& counts,
+                              Stream& stream) const {
+    const size_t n = size_t(size());
+    check(counts.size() == n * n, "all_to_all: the counts of all pairs of ranks");
+    std::vector<int64_t> send_counts, recv_counts;
+    for (size_t r = 0; r < n; ++r) {
+        send_counts.push_back(counts[size_t(rank()) * n + r]);
+        recv_counts.push_back(counts[r * n + size_t(rank())]);
+    }
+    return uneven_all_to_all(impl_, out, in, send_counts, recv_counts, counts, stream);
 }
 
 Work Communicator::send_recv(std::vector<Transfer> transfers, Stream& stream) const {

@@ -171,7 +171,7 @@ public:
 
     // An allocator for Tensor::empty and zeros of symmetric memory, which the ranks of this group
     // map into each other's address spaces. All-gathers and all-reduces on it use copy engines, and
-    // so do the hops of a ring; everything also works without it. All ranks of the group must
+    // so do the hops of a ring and all-to-alls with all counts; everything also works without it. All ranks of the group must
     // create such tensors in the same order and with the same sizes, and free them in the same
     // order, so that a tensor's blocks on all ranks correspond. Returns nullptr, meaning the
     // device's own memory, if GPUs cannot access each other, between simulated nodes, and on the
@@ -210,6 +210,10 @@ public:
     Work all_to_all(Tensor out, Tensor in, Stream& stream = compute_stream()) const;
     Work all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_counts,
                     std::vector<int64_t> recv_counts, Stream& stream = compute_stream()) const;
+    // The same if every rank knows all counts: counts[from * n + to], the same on all ranks. If all
+    // ranks' `out` begin at the same place of symmetric memory, copy engines write them.
+    Work all_to_all(Tensor out, Tensor in, const std::vector<int64_t>& counts,
+                    Stream& stream = compute_stream()) const;
     // All transfers progress together, so a ring does not deadlock. The k-th send from a to b
     // matches the k-th recv on b from a. A call blocks its stream until its peers have made theirs:
     // two ranks that each queue send and then recv may deadlock. If all receive into symmetric

@@ -113,6 +113,43 @@ TEST(SymmetricMemory, HopsOfARing) {
         }
 }
 
+// Uneven slices, some of them empty, into the same buffer again and again, on two streams.
+TEST(SymmetricMemory, AllToAllWithAllCounts) {
+    const int n = world().size(), me = world().rank();
+    constexpr int64_t most = 40'000;
+    for (const CommunicationSettings& settings : copy_ways()) {
+        Way way(settings);
+        const Tensor buffer = symmetric(std::vector<float>(size_t(n * most)));
+        for (int round = 0; round < 6; ++round) {
+            const auto count = [&](int from, int to) {
+                return (from + 2 * to + round) % 3 == 0 ? 0 : most / (1 + (3 * from + to) % 7);
+            };
+            std::vector<int64_t> counts;
+            std::vector<float> sent, expected;
+            const auto append = [](std::vector<float>& all, std::vector<float> more) {
+                all.insert(all.end(), more.begin(), more.end());
+            };
+            for (int from = 0; from < n; ++from)
+                for (int to = 0; to < n; ++to) {
+                    counts.push_back(count(from, to));
+                    const int seed = round * 100 + to;
+                    if (from == me) append(sent, numbers<float>(from, count(from, to), seed));
+                    if (to == me) append(expected, numbers<float>(from, count(from, to), seed));
+                }
+            const Tensor out = buffer.slice(0, int64_t(expected.size()));
+            world()
+                .all_to_all(out, tensor(sent), counts,
+                            round % 2 ? communication_stream() : compute_stream())
+                .wait();
+            EXPECT_TRUE(same(out, expected)) << round;
+        }
+    }
+    if (n == 1) return;
+    const Tensor x = blank<float>(n);
+    EXPECT_THROW(world().all_to_all(blank<float>(n), x, std::vector<int64_t>(size_t(n), 1)),
+                 std::logic_error);
+}
+
 // A freed block is reused while its last communication may still be running, on three streams, in
 // two groups.
 void reuse_on_three_streams(int64_t unsummed_bytes) {

@@ -172,6 +172,10 @@ struct Operation {
     int root = -1;
     std::vector<int64_t> send_begin,
         recv_begin;  // all-to-all: the byte where each rank's slice begins, and the end
+    // all-to-all whose counts all ranks know: the byte in each peer's `out` where this rank's slice
+    // begins, and the bytes of a rank on average
+    std::vector<int64_t> begin_at_peers;
+    int64_t average_bytes = 0;
     std::vector<Message> messages;
 
     // The algorithm of a reduction over MPI; plan_reduction() sets it.

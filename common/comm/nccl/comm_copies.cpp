@@ -89,9 +89,11 @@ bool fit(const Operation& x, const PeerMemory* peers) {
     if (!peers || !settings.copy_engines || slow_links().ranks_per_node > 0) return false;
     int64_t bytes = std::max(x.in_bytes, x.out_bytes);
     for (const Operation::Message& m : x.messages) bytes += m.send ? m.bytes : 0;
+    if (x.kind == Collective::all_to_all) bytes = x.average_bytes;
     if (bytes < settings.copies_from_bytes || bytes > settings.copies_up_to_bytes) return false;
     if (x.kind == Collective::all_gather) return peers->holds(x.out);
     if (x.kind == Collective::send_recv) return rotates(x, *peers);
+    if (x.kind == Collective::all_to_all) return !x.begin_at_peers.empty() && peers->holds(x.out);
     const bool summed = x.op == Reduce::sum && (x.dtype == DType::fp32 || x.dtype == DType::bf16 ||
                                                 x.dtype == DType::fp16);
     if (x.kind == Collective::reduce_scatter) return summed && x.out_bytes % 16 == 0;
@@ -99,7 +101,7 @@ bool fit(const Operation& x, const PeerMemory* peers) {
 }
 
 Tensor scratch(const Operation& x, PeerMemory& peers) {
-    if (x.kind == Collective::all_gather || x.kind == Collective::send_recv) return {};
+    if (x.kind != Collective::all_reduce && x.kind != Collective::reduce_scatter) return {};
     std::vector<Work::Impl*> before;
     std::ranges::copy_if(unsummed(), std::back_inserter(before),
                          [&](Work::Impl* work) { return &peers_of(*work) == &peers; });
@@ -124,6 +126,16 @@ void start(Work::Impl& work, const Operation& x, Stream& stream) {
     }
     if (x.kind == Collective::send_recv) {
         rotate(work, x, copies);
+        return copy_in_turn(work, copies, true, stream);
+    }
+    if (x.kind == Collective::all_to_all) {
+        const auto slice = [&](int r) { return x.send_begin[r + 1] - x.send_begin[r]; };
+        group.for_each_peer([&](int peer) {
+            copies.add_to_peer(peers.at(peer, x.out) + x.begin_at_peers[size_t(peer)],
+                               x.in + x.send_begin[peer], slice(peer));
+        });
+        copies.add_own(x.out + x.recv_begin[group.rank], x.in + x.send_begin[group.rank],
+                       slice(group.rank));
         return copy_in_turn(work, copies, true, stream);
     }
     const int64_t slice = slice_bytes(x, group.size());

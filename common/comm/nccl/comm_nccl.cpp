@@ -63,12 +63,6 @@ ncclRedOp_t op_of(Reduce op) {
     return op == Reduce::sum ? ncclSum : op == Reduce::max ? ncclMax : ncclAvg;
 }
 
-// Where a rank's slices for itself are copied while those for others travel.
-Stream& own_slices() {
-    static Stream* const stream = new Stream("own slices");  // lives as long as the process
-    return *stream;
-}
-
 // The messages of one operation, which progress together. This rank's own slice is a copy.
 struct Messages {
     int rank;
@@ -190,6 +184,11 @@ void run_over_nccl(const Operation& x, const Communicator::Impl& group, Stream& 
 }
 
 }  // namespace
+
+Stream& own_slices() {
+    static Stream* const stream = new Stream("own slices");  // lives as long as the process
+    return *stream;
+}
 
 // ---- the transport ------------------------------------------------------------------------------
 

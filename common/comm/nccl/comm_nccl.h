@@ -27,6 +27,9 @@ void add(std::shared_ptr<Communicator::Impl::Link> link);
 void close();  // in the order in which they were made, which all ranks share
 }  // namespace links
 
+// Where a rank's slices for itself are copied while those for others travel.
+Stream& own_slices();
+
 // For simulated nodes: the stream waits until this rank's network card is free and has then worked
 // for `seconds`. slow_link.cu
 void wait_for_slow_link(double seconds, cudaStream_t stream);

@@ -20,7 +20,23 @@ public:
         bytes_handed_over() += bytes;
         add(to, from, bytes);
     }
+    // A large one within this GPU's memory: by a kernel, on a stream beside. It is short there, and
+    // the copy engines have the others' alone.
+    void add_own(void* to, const void* from, int64_t bytes) {
+        own_to_ = to, own_from_ = from, own_bytes_ = size_t(bytes);
+    }
     void queue(Stream& stream) {
+        if (own_bytes_ > 0) {
+            own_slices().wait(stream.record());
+            cuda_check(cudaMemcpyAsync(own_to_, own_from_, own_bytes_, cudaMemcpyDeviceToDevice,
+                                       cuda_stream(own_slices())));
+        }
+        queue_batch(stream);
+        if (own_bytes_ > 0) stream.wait(own_slices().record());
+    }
+
+private:
+    void queue_batch(Stream& stream) {
         if (to_.empty()) return;
 #if CUDART_VERSION >= 13000
         cudaMemcpyAttributes by_engine = {};
@@ -36,10 +52,12 @@ public:
 #endif
     }
 
-private:
     std::vector<void*> to_;
     std::vector<const void*> from_;
     std::vector<size_t> bytes_;
+    void* own_to_ = nullptr;
+    const void* own_from_ = nullptr;
+    size_t own_bytes_ = 0;
 };
 
 // Where rank `at` keeps what comes from rank `from`: it has a slot for each other rank.
