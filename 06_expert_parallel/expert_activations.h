@@ -171,14 +171,14 @@ private:
         Ledger l(router(keeps));
         double before = 0;  // that an earlier hop brought
         for (const Traffic::Rows::OfHop& hop : rows_.hops) {
-            const double left = double(hop.left), came = double(hop.arrived),
+            const double leave = double(hop.most), came = double(hop.arrived),
                          rows = came * row_ * in_memory(hop);
-            l.take(left * row_ + rows);
-            l.take((left + came) * names_), l.free(left * names_);  // weights
-            l.free(before), before = rows + came * names_;
+            l.take(leave * (row_ + names_));  // rows and weights
+            l.take(rows + came * names_), l.free(leave * names_ + before);
+            before = rows + came * names_;
             if (&hop == &rows_.hops.back()) l.take(arrived_ * names_), l.brief(arrived_ * names_);
             if (&hop == &rows_.hops.front()) shared_forward(l, keeps);
-            l.free(left * row_);
+            l.free(leave * row_);
         }
         l.take(R * (row_ + 4)), l.free(before);  // rows and weights
         experts_forward(l, R, keeps);

@@ -55,29 +55,32 @@ public:
     // Rows set out. Returns the weights and the experts of those that will arrive; there, experts
     // are counted from the rank's first one.
     RowsWithExperts depart(const RowsWithExperts& in, Stream& stream) {
-        find_places(in.experts);
-        const int64_t k = in.experts.cols(), h = in.rows.cols();
+        const Tensor counts = find_places(in.experts);
+        const Event counted = compute_stream().record();
+        // While the host waits for the counts, the device brings what travels in order, in memory
+        // for the most that could.
+        const int64_t k = in.experts.cols(), h = in.rows.cols(), most = place_.numel();
+        const Tensor rows = at_places(in.rows, most), weights = at_places(in.weights, most),
+                     named = numbers({most, k});
+        ops::experts_of_rows(named, place_, in.experts, each_);
+        set_travel(read_counts(counts, counted));
         traffic_.counts_of_all(group_);
         traffic_.one_way(group_, travel_.to, k * int64_t(sizeof(int32_t)));  // names of experts
         traffic_.one_way(group_, travel_.to, k * int64_t(sizeof(float)));    // their weights
         traffic_.gradient_back(group_, travel_.from, k * int64_t(sizeof(float)));
         traffic_.there_and_back(group_, travel_, h * dtype_bytes(in.rows.dtype()));
 
-        // The rows first: they take longest, and the rest can travel meanwhile.
-        depart(in.rows, stream);
-        const Tensor named = numbers({travel_.sent(), k});
-        ops::experts_of_rows(named, place_, in.experts, each_);
+        const int64_t n = travel_.sent();
+        send(rows.slice(0, n), stream);  // first, as they take longest
         const RowsWithExperts out{.weights = activation({travel_.received(), k}, DType::fp32),
                                   .experts = numbers({travel_.received(), k})};
-        exchange_rows(group_, out.experts, named, travel_.to, travel_.from);
-        exchange_rows(group_, out.weights, at_places(in.weights), travel_.to, travel_.from);
+        exchange_rows(group_, out.experts, named.slice(0, n), travel_.to, travel_.from);
+        exchange_rows(group_, out.weights, weights.slice(0, n), travel_.to, travel_.from);
         return out;
     }
-    // Of each row `from` comes one, and travels as before: also the gradient of what came back.
+    // Of each row `from` comes one, and travels as before: the gradient of what came back.
     void depart(const Tensor& from, Stream& stream) {
-        const Tensor rows = at_places(from);
-        coming_.rows = arriving(travel_.received(), from);
-        coming_.work = exchange_rows(group_, coming_.rows, rows, counts_, stream);
+        send(at_places(from, travel_.sent()), stream);
     }
     Tensor arrive() {
         coming_.work.wait();
@@ -87,7 +90,10 @@ public:
     int64_t tokens() const { return place_.rows(); }
     // What was allocated for rows that arrived, here and at home.
     Traffic::Rows::OfHop rows() const {
-        return {travel_.sent(), travel_.received(), arrivals_ && arrivals_->bytes() > 0};
+        return {.left = travel_.sent(),
+                .arrived = travel_.received(),
+                .most = place_.numel(),
+                .in_buffer = arrivals_ && arrivals_->bytes() > 0};
     }
 
     struct OnTheWay {
@@ -115,9 +121,9 @@ private:
     static Tensor numbers(Shape shape) {
         return Tensor::empty(std::move(shape), DType::int32, Memory::workspace);
     }
-    // Where each token's rows are among those that leave, by rank. The host waits to know how many
-    // leave and come. All ranks' counts show where in the other ranks' memory this one's rows go.
-    void find_places(const Tensor& experts) {
+    // Finds where each token's rows are among those that leave, by rank. Returns how many each rank
+    // has for each (from, to): they show where in the others' memory this rank's rows will go.
+    Tensor find_places(const Tensor& experts) {
         const int64_t N = experts.rows(), n = group_.size(), me = group_.rank();
         const Tensor ranks_of = numbers({N, n}), order = numbers({N * n}), all = numbers({n, n}),
                      mine = all.slice(me, me + 1);
@@ -125,12 +131,20 @@ private:
         ops::ranks_of_experts(ranks_of, experts, each_);
         ops::sort_by_expert(mine, order, place_, ranks_of);  // a rank here, not an expert
         group_.all_gather(all, mine);
-        counts_ = read_counts(all);
+        return all;
+    }
+    void set_travel(std::vector<int32_t> counts) {
+        const size_t n = size_t(group_.size()), me = size_t(group_.rank());
+        counts_ = std::move(counts);
         travel_ = {};
-        for (int64_t r = 0; r < n; ++r) {
-            travel_.to.push_back(counts_[size_t(me * n + r)]);
-            travel_.from.push_back(counts_[size_t(r * n + me)]);
+        for (size_t r = 0; r < n; ++r) {
+            travel_.to.push_back(counts_[me * n + r]);
+            travel_.from.push_back(counts_[r * n + me]);
         }
+    }
+    void send(const Tensor& rows, Stream& stream) {
+        coming_.rows = arriving(travel_.received(), rows);
+        coming_.work = exchange_rows(group_, coming_.rows, rows, counts_, stream);
     }
     // Memory for `count` rows like these, of which at most N come from each rank, or go to it.
     Tensor arriving(int64_t count, const Tensor& like) const {
@@ -143,8 +157,8 @@ private:
         for (size_t i = 0; i < counts.size(); ++i) result[i % n * n + i / n] = counts[i];
         return result;
     }
-    Tensor at_places(const Tensor& from) const {
-        const Tensor rows = activation({travel_.sent(), from.cols()}, from.dtype());
+    Tensor at_places(const Tensor& from, int64_t count) const {
+        const Tensor rows = activation({count, from.cols()}, from.dtype());
         ops::scatter_rows(rows, from, place_);
         return rows;
     }

@@ -27,7 +27,8 @@ public:
         int64_t at_experts = 0;
         struct OfHop {
             int64_t left, arrived;
-            bool in_buffer = false;  // of communication, not of activations
+            int64_t most = left;     // that could have left
+            bool in_buffer = false;  // they arrive in one of communication, not of activations
         };
         std::vector<OfHop> hops = {};
         std::vector<int64_t> chunks = {};

@@ -112,6 +112,9 @@ std::vector<float> Tensor::to_host_float() const {
 
 void Tensor::copy_from_host(const void* from) { device_copy_from_host(data_, from, bytes()); }
 void Tensor::copy_to_host(void* to) const { device_copy_to_host(to, data_, bytes()); }
+void Tensor::copy_to_host(void* to, const Event& after) const {
+    device_copy_to_host(to, data_, bytes(), after);
+}
 
 void copy_async(Tensor to, const Tensor& from, Stream& stream) {
     check(to.dtype() == from.dtype() && to.numel() == from.numel(),

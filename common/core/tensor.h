@@ -20,6 +20,9 @@
 
 namespace ultrascale {
 
+class Event;  // stream.h
+class Stream;
+
 enum class DType { fp32, bf16, fp16, fp64, int32, e4m3, e5m2 };
 int64_t dtype_bytes(DType dtype);     // bytes of one element
 const char* dtype_name(DType dtype);  // "fp32", "bf16", ...
@@ -146,17 +149,18 @@ public:
     // (parameter.h).
     Tensor extended_view(Shape shape) const;
 
-    // Waits for the device, then copies. T must be the dtype's own type.
-    template <class T>
-    std::vector<T> to_host() const {
+    // Waits for the device, or only for an event, then copies. T must be the dtype's own type.
+    template <class T, class... After>
+    std::vector<T> to_host(const After&... after) const {
         std::vector<T> values(numel());
         check(dtype_of<T> == dtype_, "tensor read as another dtype than its own");
-        copy_to_host(values.data());
+        copy_to_host(values.data(), after...);
         return values;
     }
     std::vector<float> to_host_float() const;  // from fp32 and all narrower floats
     void copy_from_host(const void* from);     // bytes() bytes
     void copy_to_host(void* to) const;
+    void copy_to_host(void* to, const Event& after) const;
 
 private:
     struct Storage;
@@ -168,13 +172,13 @@ private:
 
 // to = from, of the same dtype and size, one of them on the host, in the stream's order; the host
 // does not wait. The caller keeps both tensors until the copy is done.
-class Stream;
 void copy_async(Tensor to, const Tensor& from, Stream& stream);
 
 // Implemented by the backend. Copies between host and device are complete when the call returns
 // (`device` may also be memory from host_allocate); zeroing runs on the compute stream.
 void device_copy_from_host(void* device, const void* host, int64_t bytes);
 void device_copy_to_host(void* host, const void* device, int64_t bytes);
+void device_copy_to_host(void* host, const void* device, int64_t bytes, const Event& after);
 void device_zero(void* device, int64_t bytes);
 void device_copy_async(void* to, const void* from, int64_t bytes, Stream& stream);
 

@@ -67,6 +67,10 @@ void device_copy_from_host(void* device, const void* host, int64_t bytes) {
 void device_copy_to_host(void* host, const void* device, int64_t bytes) {
     if (bytes > 0) std::memcpy(host, device, size_t(bytes));
 }
+void device_copy_to_host(void* host, const void* device, int64_t bytes, const Event& after) {
+    after.synchronize();
+    device_copy_to_host(host, device, bytes);
+}
 void device_zero(void* device, int64_t bytes) { std::memset(device, 0, size_t(bytes)); }
 void device_copy_async(void* to, const void* from, int64_t bytes, Stream& stream) {
     stream.submit([=] { std::memcpy(to, from, size_t(bytes)); });

@@ -183,6 +183,13 @@ void device_copy_to_host(void* host, const void* device, int64_t bytes) {
     compute_stream().synchronize();
 }
 
+void device_copy_to_host(void* host, const void* device, int64_t bytes, const Event& after) {
+    static Stream& reads = *new Stream("reads");  // lives as long as the process
+    reads.wait(after);
+    device_copy_async(host, device, bytes, reads);
+    reads.synchronize();
+}
+
 void device_zero(void* device, int64_t bytes) {
     if (bytes > 0) cuda_check(cudaMemsetAsync(device, 0, size_t(bytes), cuda_compute()));
 }

@@ -33,10 +33,7 @@ __global__ void __launch_bounds__(group == 32 ? threads : group)
     const int first = int(threadIdx.x) * n, stride = group * n;
 #pragma unroll
     for (int p = 0; p < packs_kept; ++p)
-        if (const int i = first + p * stride; i < h)
-            normalise(kept[p], r, load<n>(weight + i));
-        else
-            kept[p] = {};
+        normalise(kept[p], r, load_up_to<n>(weight, first + p * stride, h));
     let_next_kernel_start();
     scale_and_store<kind>(out, kept, {row, h, first, stride, row}, [](float m) {
         if constexpr (group == 32)

@@ -29,11 +29,11 @@ __global__ void __launch_bounds__(group == 32 ? 256 : group)
     const float r = load_row<group>(kept, x, eps, h);
     if (threadIdx.x == 0) rstd[row] = r;
 #pragma unroll
-    for (int p = 0; p < packs_kept; ++p)
-        if (const int i = (p * group + threadIdx.x) * n; i < h) {
-            normalise(kept[p], r, load<n>(weight + i));
-            store(y + i, kept[p]);
-        }
+    for (int p = 0; p < packs_kept; ++p) {
+        const int i = (p * group + int(threadIdx.x)) * n;
+        normalise(kept[p], r, load_up_to<n>(weight, i, h));
+        if (i < h) store(y + i, kept[p]);
+    }
 }
 
 constexpr int threads = 256;  // per block, unless stated otherwise

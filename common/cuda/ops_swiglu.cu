@@ -36,16 +36,23 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
     for (int k = 0; k < unroll; ++k)
         if (const int64_t i = first + k * threads; i < count) {
+            float g[n], u[n];
+            to_floats(g, gates[k]), to_floats(u, ups[k]);
 #pragma unroll
-            for (int j = 0; j < n; ++j) {
-                const float g = to_float(gates[k].x[j]), u = to_float(ups[k].x[j]);
-                ups[k].x[j] = from_float<T>(of_row[k] * (g * sigmoid(g) * u));
-            }
-            store(out + i * n, ups[k]);
+            for (int j = 0; j < n; ++j) u[j] = of_row[k] * (g[j] * sigmoid(g[j]) * u[j]);
+            store(out + i * n, from_floats<T>(u));
         }
 }
 
-// d silu(g) / dg = s + g s (1 - s) with s = sigmoid(g). *amax becomes the largest magnitude of the
+// g, u and the gradient d of the output become the gradients of g and u, and the output. With s =
+// sigmoid(g), d silu(g) / dg = s + g s (1 - s).
+__device__ void swiglu_gradients(float& g, float& u, float& d) {
+    const float s = sigmoid(g), y = g * s;
+    const float dg = d * u * (s + y * (1.0f - s)), du = d * y;
+    d = y * u, g = dg, u = du;
+}
+
+// *amax becomes the largest magnitude of the
 // gradients, if `measures`; most warps see that another one has already found a larger one.
 template <int n, int unroll, bool measures, class T>
 __global__ void __launch_bounds__(threads)
@@ -64,18 +71,18 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
     for (int k = 0; k < unroll; ++k)
         if (const int64_t i = first + k * threads * n; i < F) {
+            float g[n], u[n], d[n];
+            to_floats(g, gates[k]), to_floats(u, ups[k]), to_floats(d, douts[k]);
 #pragma unroll
-            for (int j = 0; j < n; ++j) {
-                const float g = to_float(gates[k].x[j]), u = to_float(ups[k].x[j]),
-                            d = to_float(douts[k].x[j]), s = sigmoid(g);
-                gates[k].x[j] = from_float<T>(d * u * (s + g * s * (1.0f - s)));
-                ups[k].x[j] = from_float<T>(d * g * s);
-                douts[k].x[j] = from_float<T>(g * s * u);
-                if constexpr (measures)  // fmaxf takes the other number where one is NaN
-                    largest = fmaxf(largest, fmaxf(fabsf(to_float(gates[k].x[j])),
-                                                   fabsf(to_float(ups[k].x[j]))));
+            for (int j = 0; j < n; ++j) swiglu_gradients(g[j], u[j], d[j]);
+            gates[k] = from_floats<T>(g), ups[k] = from_floats<T>(u);
+            if constexpr (measures) {
+                to_floats(g, gates[k]), to_floats(u, ups[k]);
+#pragma unroll
+                for (int j = 0; j < n; ++j)  // fmaxf takes the other number where one is NaN
+                    largest = fmaxf(largest, fmaxf(fabsf(g[j]), fabsf(u[j])));
             }
-            store(dgate + i, gates[k]), store(dup + i, ups[k]), store(dout + i, douts[k]);
+            store(dgate + i, gates[k]), store(dup + i, ups[k]), store(dout + i, from_floats<T>(d));
         }
     if constexpr (measures) {
         largest = warp_max(largest);
@@ -100,17 +107,18 @@ __global__ void __launch_bounds__(threads)
     float dot = 0;
 #pragma unroll 2
     for (int64_t i = lane * n; i < F; i += 32 * n) {
-        auto gates = load<n>(gate + i), ups = load<n>(up + i), douts = load<n>(dout + i);
+        const auto gates = load<n>(gate + i), ups = load<n>(up + i), douts = load<n>(dout + i);
+        float g[n], u[n], d[n];
+        to_floats(g, gates), to_floats(u, ups), to_floats(d, douts);
 #pragma unroll
         for (int j = 0; j < n; ++j) {
-            const float g = to_float(gates.x[j]), u = to_float(ups.x[j]), s = sigmoid(g),
-                        y = g * s * u, d = to_float(douts.x[j]);
-            dot += d * y;
-            gates.x[j] = from_float<T>(d * w * u * (s + g * s * (1.0f - s)));
-            ups.x[j] = from_float<T>(d * w * g * s);
-            douts.x[j] = from_float<T>(w * y);
+            const float of_out = d[j];
+            d[j] *= w;
+            swiglu_gradients(g[j], u[j], d[j]);
+            dot += of_out * d[j], d[j] *= w;
         }
-        store(dgate + i, gates), store(dup + i, ups), store(dout + i, douts);
+        store(dgate + i, from_floats<T>(g)), store(dup + i, from_floats<T>(u));
+        store(dout + i, from_floats<T>(d));
     }
     dot = warp_sum(dot);
     if (lane == 0) dweights[row] = dot;

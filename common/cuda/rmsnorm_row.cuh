@@ -6,29 +6,38 @@
 
 namespace ultrascale::ops {
 
+// n elements from x + i on; zeros if i is not before the row's end h. (In words, as the compiler
+// would choose between zero and a number for each element.)
+template <int n, class T>
+__device__ Pack<T, n> load_up_to(const T* x, int i, int h) {
+    constexpr int count = n * int(sizeof(T)) / 4;
+    Pack<uint32_t, count> words = {};
+    if (i < h) words = load<count>(reinterpret_cast<const uint32_t*>(x + i));
+    return reinterpret_cast<const Pack<T, n>&>(words);
+}
+
 constexpr int packs_kept = 4;  // in each thread's registers
 
 // Loads a row x of h elements, h at most group * packs_kept * n, and returns its rstd. Thread i of
-// the group keeps packs i, i + group, ...; those after the row's end stay as they are.
+// the group keeps packs i, i + group, ...; those after the row's end are zeros.
 template <int group, int n, class T>
 __device__ float load_row(Pack<T, n> (&kept)[packs_kept], const T* x, float eps, int h) {
 #pragma unroll
     for (int p = 0; p < packs_kept; ++p)
-        if (const int i = (p * group + threadIdx.x) * n; i < h) kept[p] = load<n>(x + i);
+        kept[p] = load_up_to<n>(x, (p * group + int(threadIdx.x)) * n, h);
     float squares = 0;
 #pragma unroll
-    for (int p = 0; p < packs_kept; ++p)
-        if (const int i = (p * group + threadIdx.x) * n; i < h) {
-            float values[n];
-            to_floats(values, kept[p]);
+    for (int p = 0; p < packs_kept; ++p) {
+        float values[n];
+        to_floats(values, kept[p]);
 #pragma unroll
-            for (int j = 0; j < n; ++j) squares += values[j] * values[j];
-        }
+        for (int j = 0; j < n; ++j) squares += values[j] * values[j];
+    }
     if constexpr (group == 32)
         squares = warp_sum(squares);
     else
         squares = block_sum<group>(squares);
-    return 1.0f / sqrtf(squares / float(h) + eps);
+    return rsqrtf(__fdividef(squares, float(h)) + eps);
 }
 
 // Multiplies a pack of such a row by its rstd r and by the weight at the same columns.
