@@ -99,7 +99,7 @@ __device__ inline __nv_fp8_e5m2 from_float<__nv_fp8_e5m2>(float x) {
 // does not spread a pack that is read as words over twice as many registers.
 template <int n, class T>
 __device__ void to_floats(float (&to)[n], const Pack<T, n>& from) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && n % 2 == 0) {
 #pragma unroll
         for (int j = 0; j < n; j += 2) {
             const uint32_t two = reinterpret_cast<const uint32_t&>(from.x[j]);
@@ -112,7 +112,7 @@ __device__ void to_floats(float (&to)[n], const Pack<T, n>& from) {
 template <class T, int n>
 __device__ Pack<T, n> from_floats(const float (&from)[n]) {
     Pack<T, n> to;
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && n % 2 == 0) {
 #pragma unroll
         for (int j = 0; j < n; j += 2)
             reinterpret_cast<__nv_bfloat162&>(to.x[j]) =

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll 4
     for (int j = 0; j < k; ++j)
         if (const int64_t row = place[j]; row >= 0)
-            store(rows + (row * row_packs + column) * n, pack);
+            store_once(rows + (row * row_packs + column) * n, pack);
 }
 
 }  // namespace

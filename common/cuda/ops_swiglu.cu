@@ -16,32 +16,24 @@ constexpr int threads = 256;
 // division would take as long as the memory accesses.
 __device__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
-// Each thread has `unroll` packs, a block's width apart. count: packs of out, `in_row` in a row.
-// An expert's rows may be shorter than a block is wide.
-template <int n, int unroll, class T>
+// Each thread has a pack of out, of which there are `count`, `in_row` in a row. An expert's rows may
+// be shorter than a block is wide.
+template <int n, class T>
 __global__ void __launch_bounds__(threads)
-    forward_kernel(T* out, const T* gate_up, const float* weights, uint32_t in_row, int64_t count) {
-    const int64_t first = int64_t(blockIdx.x) * (unroll * threads) + threadIdx.x,
-                  F = int64_t(in_row) * n;
-    Pack<T, n> gates[unroll], ups[unroll];
-    float of_row[unroll];
+    forward_kernel(T* out, const T* gate_up, const float* weights, uint32_t in_row,
+                   uint32_t count) {
+    const uint32_t i = blockIdx.x * threads + threadIdx.x;
+    if (i >= count) return;
+    const uint32_t row = i / in_row, pack = i % in_row;
+    const int64_t F = int64_t(in_row) * n;
+    const T* const gate = gate_up + row * 2 * F + pack * n;
+    const auto gates = load<n>(gate), ups = load<n>(gate + F);
+    const float of_row = weights ? weights[row] : 1.0f;
+    float g[n], u[n];
+    to_floats(g, gates), to_floats(u, ups);
 #pragma unroll
-    for (int k = 0; k < unroll; ++k)
-        if (const int64_t i = first + k * threads; i < count) {
-            const uint32_t row = uint32_t(i) / in_row, pack = uint32_t(i) % in_row;
-            const T* const gate = gate_up + row * 2 * F + pack * n;
-            gates[k] = load<n>(gate), ups[k] = load<n>(gate + F);
-            of_row[k] = weights ? weights[row] : 1.0f;
-        }
-#pragma unroll
-    for (int k = 0; k < unroll; ++k)
-        if (const int64_t i = first + k * threads; i < count) {
-            float g[n], u[n];
-            to_floats(g, gates[k]), to_floats(u, ups[k]);
-#pragma unroll
-            for (int j = 0; j < n; ++j) u[j] = of_row[k] * (g[j] * sigmoid(g[j]) * u[j]);
-            store(out + i * n, from_floats<T>(u));
-        }
+    for (int j = 0; j < n; ++j) u[j] = of_row * (g[j] * sigmoid(g[j]) * u[j]);
+    store(out + int64_t(i) * n, from_floats<T>(u));
 }
 
 // g, u and the gradient d of the output become the gradients of g and u, and the output. With s =
@@ -141,13 +133,13 @@ void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights) {
     const float* w = weights ? weights.as<float>() : nullptr;
     OpSpan span("swiglu_forward", 5.0 * double(N * F), bytes_of(out, gate_up));
     with_type(out.dtype(), [&]<class T>(T) {
-        constexpr int n = pack_size<T>, unroll = 2;
+        constexpr int n = pack_size<T>;
         const bool fits = packs_fit<T>(F, {out.data(), gate_up.data()});
         const int64_t in_row = fits ? F / n : F, count = N * in_row;
         check(count < int64_t(1) << 32, "swiglu_forward: the kernel divides 32-bit numbers");
-        LAUNCH((fits ? forward_kernel<n, unroll, T> : forward_kernel<1, unroll, T>),
-               unsigned(ceil_div(count, unroll * threads)), threads, 0)
-        (data<T>(out), data<T>(gate_up), w, uint32_t(in_row), count);
+        LAUNCH((fits ? forward_kernel<n, T> : forward_kernel<1, T>),
+               unsigned(ceil_div(count, threads)), threads, 0)
+        (data<T>(out), data<T>(gate_up), w, uint32_t(in_row), uint32_t(count));
     });
 }
 
