@@ -2,8 +2,7 @@
 //
 // Forward reads gate and up and writes out: 6 bytes per element of out in bf16. Backward reads
 // gate, up and dout, writes the gradients of gate and up, and overwrites dout with the output: 12
-// bytes. A block of the forward has neighbouring packs, of one row or several; of the backward, a
-// part of one row.
+// bytes. A block has neighbouring packs, of one row or several.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -16,8 +15,7 @@ constexpr int threads = 256;
 // division would take as long as the memory accesses.
 __device__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
-// Each thread has a pack of out, of which there are `count`, `in_row` in a row. An expert's rows may
-// be shorter than a block is wide.
+// Each thread has a pack of out, of which there are `count`, `in_row` in a row.
 template <int n, class T>
 __global__ void __launch_bounds__(threads)
     forward_kernel(T* out, const T* gate_up, const float* weights, uint32_t in_row,
@@ -44,38 +42,31 @@ __device__ void swiglu_gradients(float& g, float& u, float& d) {
     d = y * u, g = dg, u = du;
 }
 
-// *amax becomes the largest magnitude of the
-// gradients, if `measures`; most warps see that another one has already found a larger one.
-template <int n, int unroll, bool measures, class T>
+// Each thread has a pack, as in forward. *amax becomes the largest magnitude of the gradients, if
+// `measures`; most warps see that another one has already found a larger one.
+template <int n, bool measures, class T>
 __global__ void __launch_bounds__(threads)
-    backward_kernel(T* dgate_up, T* dout, const T* gate_up, int64_t F, float* amax) {
-    const int64_t row = blockIdx.x,
-                  first = (int64_t(blockIdx.y) * unroll * threads + threadIdx.x) * n;
-    const T *gate = gate_up + row * 2 * F, *up = gate + F;
-    T *dgate = dgate_up + row * 2 * F, *dup = dgate + F;
-    dout += row * F;
-    Pack<T, n> gates[unroll], ups[unroll], douts[unroll];
+    backward_kernel(T* dgate_up, T* dout, const T* gate_up, uint32_t in_row, uint32_t count,
+                    float* amax) {
+    const uint32_t i = blockIdx.x * threads + threadIdx.x, row = i / in_row, pack = i % in_row;
     float largest = 0;
+    if (i < count) {
+        const int64_t F = int64_t(in_row) * n, at = row * 2 * F + pack * n;
+        float g[n], u[n], d[n];
+        to_floats(g, load<n>(gate_up + at)), to_floats(u, load<n>(gate_up + at + F));
+        to_floats(d, load<n>(dout + int64_t(i) * n));
 #pragma unroll
-    for (int k = 0; k < unroll; ++k)
-        if (const int64_t i = first + k * threads * n; i < F)
-            gates[k] = load<n>(gate + i), ups[k] = load<n>(up + i), douts[k] = load<n>(dout + i);
+        for (int j = 0; j < n; ++j) swiglu_gradients(g[j], u[j], d[j]);
+        const auto dgate = from_floats<T>(g), dup = from_floats<T>(u);
+        store(dgate_up + at, dgate), store(dgate_up + at + F, dup);
+        store(dout + int64_t(i) * n, from_floats<T>(d));
+        if constexpr (measures) {
+            to_floats(g, dgate), to_floats(u, dup);
 #pragma unroll
-    for (int k = 0; k < unroll; ++k)
-        if (const int64_t i = first + k * threads * n; i < F) {
-            float g[n], u[n], d[n];
-            to_floats(g, gates[k]), to_floats(u, ups[k]), to_floats(d, douts[k]);
-#pragma unroll
-            for (int j = 0; j < n; ++j) swiglu_gradients(g[j], u[j], d[j]);
-            gates[k] = from_floats<T>(g), ups[k] = from_floats<T>(u);
-            if constexpr (measures) {
-                to_floats(g, gates[k]), to_floats(u, ups[k]);
-#pragma unroll
-                for (int j = 0; j < n; ++j)  // fmaxf takes the other number where one is NaN
-                    largest = fmaxf(largest, fmaxf(fabsf(g[j]), fabsf(u[j])));
-            }
-            store(dgate + i, gates[k]), store(dup + i, ups[k]), store(dout + i, from_floats<T>(d));
+            for (int j = 0; j < n; ++j)  // fmaxf takes the other number where one is NaN
+                largest = fmaxf(largest, fmaxf(fabsf(g[j]), fabsf(u[j])));
         }
+    }
     if constexpr (measures) {
         largest = warp_max(largest);
         if (threadIdx.x % 32 == 0 && largest > *amax)  // magnitudes have the order of their bits
@@ -116,11 +107,15 @@ __global__ void __launch_bounds__(threads)
     if (lane == 0) dweights[row] = dot;
 }
 
-template <int n, int unroll>
-dim3 grid(int64_t N, int64_t F) {
-    const int64_t parts = ceil_div(F, int64_t(n) * unroll * threads);
-    check(parts < 65536, "swiglu: rows too long for a grid");
-    return dim3(unsigned(N), unsigned(parts));
+// The packs of out (N, F): in a row, and in all. `fits`: n elements each, else one.
+struct Packs {
+    uint32_t in_row, count;
+};
+template <int n>
+Packs packs_of(int64_t N, int64_t F, bool fits) {
+    const int64_t in_row = fits ? F / n : F, count = N * in_row;
+    check(count + threads < int64_t(1) << 32, "swiglu: the kernels divide 32-bit numbers");
+    return {uint32_t(in_row), uint32_t(count)};
 }
 
 }  // namespace
@@ -135,11 +130,10 @@ void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights) {
     with_type(out.dtype(), [&]<class T>(T) {
         constexpr int n = pack_size<T>;
         const bool fits = packs_fit<T>(F, {out.data(), gate_up.data()});
-        const int64_t in_row = fits ? F / n : F, count = N * in_row;
-        check(count < int64_t(1) << 32, "swiglu_forward: the kernel divides 32-bit numbers");
+        const Packs packs = packs_of<n>(N, F, fits);
         LAUNCH((fits ? forward_kernel<n, T> : forward_kernel<1, T>),
-               unsigned(ceil_div(count, threads)), threads, 0)
-        (data<T>(out), data<T>(gate_up), w, uint32_t(in_row), uint32_t(count));
+               unsigned(ceil_div(packs.count, threads)), threads, 0)
+        (data<T>(out), data<T>(gate_up), w, packs.in_row, packs.count);
     });
 }
 
@@ -164,17 +158,16 @@ void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const 
         (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), weights.as<float>(),
          dweights.as<float>(), N, F);
         else {
-            const auto start = [&](auto kernel, dim3 blocks) {
-                LAUNCH(kernel, blocks, threads, 0)
-                (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), F,
+            const Packs packs = packs_of<n>(N, F, fits);
+            const auto start = [&](auto kernel) {
+                LAUNCH(kernel, unsigned(ceil_div(packs.count, threads)), threads, 0)
+                (data<T>(dgate_up), data<T>(dout), data<T>(gate_up), packs.in_row, packs.count,
                  amax ? amax.as<float>() : nullptr);
             };
             if (fits)
-                start(amax ? backward_kernel<n, 2, true, T> : backward_kernel<n, 2, false, T>,
-                      grid<n, 2>(N, F));
+                start(amax ? backward_kernel<n, true, T> : backward_kernel<n, false, T>);
             else
-                start(amax ? backward_kernel<1, 2, true, T> : backward_kernel<1, 2, false, T>,
-                      grid<1, 2>(N, F));
+                start(amax ? backward_kernel<1, true, T> : backward_kernel<1, false, T>);
         }
     });
 }

@@ -20,7 +20,7 @@ TEST_F(MicroscopeOps, RmsNormReadsSixteenBytesALane) {
                                                     : "forward_kept<32, 8, bf16>");
         EXPECT_EQ(kernel.file, "ops_rmsnorm.cu");
         for (const auto& [line, access] : {std::pair("load_row<group>(kept, x", global_load),
-                                           {"load<n>(weight + i)", global_load},
+                                           {"load_up_to<n>(weight, i, h)", global_load},
                                            {"store(y + i", global_store}}) {
             const Counts counts = kernel.at(line, access);
             EXPECT_EQ(counts.requests, N * h * dtype_bytes(dtype) / (32 * 16)) << line;
