@@ -70,8 +70,8 @@ inline Work exchange_rows(const Communicator& group, const Tensor& out, const Te
     return group.all_to_all(out, in, elements, stream);
 }
 
-// The host waits until the device has computed `counts`; --trace shows it as a span. What was queued
-// after the event `counted` may still run.
+// The host waits until the device has computed `counts`; --trace shows it as a span. What was
+// queued after the event `counted` may still run.
 inline std::vector<int32_t> read_counts(const Tensor& counts,
                                         const Event& counted = compute_stream().record()) {
     const OpSpan span("host waits for counts", 0, 0, "host");

@@ -25,10 +25,10 @@
 // On CUDA each rank needs a GPU of its own. NCCL's order of reduction depends on the collective,
 // the size and the machine; it rounds the narrow ones at every step, and int32 wraps around at 32
 // bits; a NaN in a maximum and an average of int32 have no defined result. Between GPUs of one
-// machine, copy engines run large reduce-scatters, and all-gathers and all-reduces in symmetric
-// memory (nccl/comm_copies.h); their sums follow the CPU's rules. With more ranks than GPUs all
-// communication goes through the host (rank 0 prints that once) by the CPU's rules, which is
-// correct but slow. A collective then runs during its call, on whichever stream it was issued.
+// machine, copy engines run large reduce-scatters, and all-gathers, all-reduces and all-to-alls in
+// symmetric memory (nccl/comm_copies.h); their sums follow the CPU's rules. With more ranks than
+// GPUs all communication goes through the host (rank 0 prints that once) by the CPU's rules, which
+// is correct but slow. A collective then runs during its call, on whichever stream it was issued.
 //
 // NCCL runs the calls of a communicator one after another, whatever their streams. So two ranks
 // that each queue a recv on one stream and a send on another deadlock, unless each direction has
@@ -171,11 +171,11 @@ public:
 
     // An allocator for Tensor::empty and zeros of symmetric memory, which the ranks of this group
     // map into each other's address spaces. All-gathers and all-reduces on it use copy engines, and
-    // so do the hops of a ring and all-to-alls with all counts; everything also works without it. All ranks of the group must
-    // create such tensors in the same order and with the same sizes, and free them in the same
-    // order, so that a tensor's blocks on all ranks correspond. Returns nullptr, meaning the
-    // device's own memory, if GPUs cannot access each other, between simulated nodes, and on the
-    // CPU.
+    // so do the hops of a ring and all-to-alls with all counts; everything also works without it.
+    // All ranks of the group must create such tensors in the same order and with the same sizes,
+    // and free them in the same order, so that a tensor's blocks on all ranks correspond. Returns
+    // nullptr, meaning the device's own memory, if GPUs cannot access each other, between simulated
+    // nodes, and on the CPU.
     std::shared_ptr<Allocator> symmetric_memory() const;
     // All ranks of the group call it, once. From then on copy engines carry single messages (send
     // or recv) of up to so many bytes, through a mailbox in symmetric memory, so that a receive can

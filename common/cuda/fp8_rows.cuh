@@ -74,7 +74,8 @@ __device__ float max_of_tile(const float (&m)[count]) {
 }
 
 // A thread has numbers of a row as packs of n. Pack p begins at column first + p * stride, with a
-// stride of whole tiles; packs after the row's end are zeros. All lanes of a warp call what follows.
+// stride of whole tiles; packs after the row's end are zeros. All lanes of a warp call what
+// follows.
 struct Place {
     int64_t row;
     int columns, first, stride;
