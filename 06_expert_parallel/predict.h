@@ -1,9 +1,9 @@
 // What a rank holds and sends, by formula.
 //
-// Sent. Of a layer with experts, in each forward: the counts (E numbers), rows there and back, and
-// their weights (a number a row) there; in each backward rows there and back, and the gradients of
-// weights back. With T tokens a rank, k choices, n ranks and e bytes an
-// element a balanced router sends
+// Sent. Of a layer with experts, in each forward: the counts (E numbers; with --dispatch rank n, to
+// all ranks), rows there and back, and their weights (a number a row) there; in each backward rows
+// there and back, and the gradients of weights back. With T tokens a rank, k choices, n ranks and e
+// bytes an element a balanced router sends
 //
 //     T k h e (n-1)/n     in each of the four all-to-alls (--dispatch expert)
 //     T h e (n - 1) p     with one copy a rank, p = 1 - C(E - E/n, k) / C(E, k) (--dispatch rank)
