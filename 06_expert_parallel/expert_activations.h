@@ -162,10 +162,14 @@ private:
 
     // ---- one copy for each rank ----
 
-    // Rows that arrived are stored once more, for each expert, and summed where the experts are.
-    // Where they arrive is no activation if it is a buffer that stays.
+    // Where rows arrive is no activation if it is a buffer that stays.
     static double in_memory(const Traffic::Rows::OfHop& hop) { return hop.in_buffer ? 0 : 1; }
+    // What came back to a hop's tokens: `size` bytes for each, of a row or of numbers beside it.
+    static double at_home(const Traffic::Rows::OfHop& hop, double size, bool row) {
+        return double(hop.left) * size * (row ? in_memory(hop) : 1);
+    }
 
+    // Rows that arrived are stored once more, for each expert, and summed where the experts are.
     Ledger forward_by_rank(bool keeps) const {
         const double R = double(rows_.at_experts);
         Ledger l(router(keeps));
@@ -182,7 +186,7 @@ private:
         }
         l.take(R * (row_ + 4)), l.free(before);  // rows and weights
         experts_forward(l, R, keeps);
-        rows_go_back(l, R);
+        go_back(l, R * row_, row_, true);
         if (!shared_) l.take(tokens_);
         go_home(l, row_, true);
         return l;
@@ -199,9 +203,8 @@ private:
         }
         l.take(R * row_), l.free(before);
         experts_backward(l, R, split);
-        l.take(arrived_ * names_), l.free(R * 4);  // gradients of weights, summed by row
-        l.take(double(rows_.hops.back().left) * names_);
-        rows_go_back(l, R);
+        go_back(l, R * 4, names_, false);
+        go_back(l, R * row_, row_, true);
         gate_up_backward(l, R, split);
         l.take(choice_);
         go_home(l, names_, false);
@@ -209,20 +212,17 @@ private:
         go_home(l, row_, true);
         return l;
     }
-    // The experts' rows become a sum for each row that came, which sets out.
-    void rows_go_back(Ledger& l, double R) const {
-        l.take(arrived_ * row_), l.free(R * row_);
-        l.take(double(rows_.hops.back().left) * row_ * in_memory(rows_.hops.back()));
+    // The experts' `rows` become a sum for each row that came, of `size` bytes, which sets out.
+    void go_back(Ledger& l, double rows, double size, bool row) const {
+        l.take(arrived_ * size), l.free(rows);
+        l.take(at_home(rows_.hops.back(), size, row));
     }
-    // It arrives, and takes the other hops: `size` bytes of it, a row or numbers beside it.
+    // It arrives, and takes the other hops.
     void go_home(Ledger& l, double size, bool row) const {
-        const auto home = [&](const Traffic::Rows::OfHop& hop) {
-            return double(hop.left) * size * (row ? in_memory(hop) : 1);
-        };
         for (size_t i = rows_.hops.size(); i-- > 0;) {
             if (i > 0) l.take(double(rows_.hops[i - 1].arrived) * size);
-            l.free(double(rows_.hops[i].arrived) * size + home(rows_.hops[i]));
-            if (i > 0) l.take(home(rows_.hops[i - 1]));
+            l.free(double(rows_.hops[i].arrived) * size + at_home(rows_.hops[i], size, row));
+            if (i > 0) l.take(at_home(rows_.hops[i - 1], size, row));
         }
     }
 

@@ -86,7 +86,6 @@ public:
         coming_.work.wait();
         return std::exchange(coming_.rows, {});
     }
-    const Travel& travel() const { return travel_; }
     int64_t tokens() const { return place_.rows(); }
     // What was allocated for rows that arrived, here and at home.
     Traffic::Rows::OfHop rows() const {
@@ -100,15 +99,14 @@ public:
         Tensor rows;
         Work work;
     };
-    // A row for each that arrived goes back: what was made of it, or gradients.
-    OnTheWay go_back(const Tensor& rows, Stream& stream) const {
-        const Tensor home = arriving(travel_.sent(), rows);
-        return {home, exchange_rows(group_, home, rows, transposed(counts_), stream)};
-    }
-    // The same for its weights' gradients.
-    OnTheWay weights_go_back(const Tensor& weights, Stream& stream) const {
-        const Tensor home = activation({travel_.sent(), weights.cols()}, weights.dtype());
-        return {home, exchange_rows(group_, home, weights, travel_.from, travel_.to, stream)};
+    // A row for each that arrived goes back: what was made of it, or gradients. Beside the rows
+    // their weights' gradients go back, which get memory of their own.
+    enum class What { rows, weights };
+    OnTheWay go_back(What what, const Tensor& rows, Stream& stream) const {
+        const Tensor home = what == What::rows
+                                ? arriving(travel_.sent(), rows)
+                                : activation({travel_.sent(), rows.cols()}, rows.dtype());
+        return {home, exchange_rows(group_, home, rows, counts_back(), stream)};
     }
     // y (N, any) = residual + the sum of a token's rows, over the ranks that it was sent to, in
     // their order.
@@ -151,11 +149,11 @@ private:
         if (!arrivals_) return activation({count, like.cols()}, like.dtype());
         return arrivals_->rows(group_, count, tokens() * group_.size(), like.cols(), like.dtype());
     }
-    std::vector<int32_t> transposed(const std::vector<int32_t>& counts) const {
+    std::vector<int32_t> counts_back() const {
         const size_t n = size_t(group_.size());
-        std::vector<int32_t> result(counts.size());
-        for (size_t i = 0; i < counts.size(); ++i) result[i % n * n + i / n] = counts[i];
-        return result;
+        std::vector<int32_t> back(counts_.size());
+        for (size_t i = 0; i < counts_.size(); ++i) back[i % n * n + i / n] = counts_[i];
+        return back;
     }
     Tensor at_places(const Tensor& from, int64_t count) const {
         const Tensor rows = activation({count, from.cols()}, from.dtype());
@@ -210,21 +208,21 @@ public:
         if (rows.weights) {
             const Tensor weights = activation(place_.shape(), DType::fp32);
             ops::sum_rows(column(weights), std::exchange(rows.weights, {}), column(place_));
-            weights_ = hops_.back().weights_go_back(weights, stream_);
+            weights_ = hops_.back().go_back(Hop::What::weights, weights, stream_);
         }
         const Tensor sums = activation({place_.rows(), rows.rows.cols()}, rows.rows.dtype());
         ops::sum_rows(sums, std::exchange(rows.rows, {}), place_);
-        rows_ = hops_.back().go_back(sums, stream_);
+        rows_ = hops_.back().go_back(Hop::What::rows, sums, stream_);
     }
     void combine(Tensor y, const Tensor& residual) override {
-        go_home(y, std::move(rows_), residual);
+        go_home(Hop::What::rows, y, std::move(rows_), residual);
     }
     void begin_backward(const Tensor& dy) override { dy_ = dy; }
     void end_backward_of_weights(Tensor dweights) override {
         // Of each choice one rank's, the others' are zero.
-        go_home(dweights, std::move(weights_), {}, &Hop::weights_go_back);
+        go_home(Hop::What::weights, dweights, std::move(weights_), {});
     }
-    void end_backward(Tensor dx) override { go_home(dx, std::move(rows_), dx); }
+    void end_backward(Tensor dx) override { go_home(Hop::What::rows, dx, std::move(rows_), dx); }
 
 private:
     void depart_with_experts(size_t i) {
@@ -251,12 +249,11 @@ private:
         return drows;
     }
     // Rows that went back over the last hop take the others; what they bring is added to y.
-    void go_home(Tensor y, Hop::OnTheWay back, const Tensor& residual,
-                 decltype(&Hop::go_back) go_back = &Hop::go_back) {
+    void go_home(Hop::What what, Tensor y, Hop::OnTheWay back, const Tensor& residual) {
         for (size_t i = hops_.size() - 1; i > 0; --i) {
             const Tensor sums = activation({hops_[i].tokens(), y.cols()}, y.dtype());
             hops_[i].add_back(sums, std::move(back));
-            back = (hops_[i - 1].*go_back)(sums, stream_);
+            back = hops_[i - 1].go_back(what, sums, stream_);
         }
         hops_[0].add_back(y, std::move(back), residual);
     }

@@ -125,17 +125,17 @@ void rmsnorm_forward_quantised(const Quantised& y, Tensor rstd, const Tensor& x,
     if (N == 0) return;
     with_type(x.dtype(), [&]<class T>(T) {
         constexpr int n = pack_size<T>;
-        const bool packs = packs_fit<T>(h, {x.data(), weight.data(), y.values.data()});
+        const bool kept =
+            packs_fit<T>(h, {x.data(), weight.data(), y.values.data()}) && h <= longest_kept<n>();
         float* const r = rstd.as<float>();
+        if (!kept) LAUNCH(norm_statistics<T>, unsigned(N), threads, 0)(r, data<T>(x), eps, h);
         launch_scaled(y, scaling, amax, N, [&]<class F, ScaleGroup kind>(const Output<F>& out) {
-            if (packs && with_group<n>(N, h, [&](auto group, unsigned blocks, dim3 block) {
-                    LAUNCH_EARLY((norm_kept<kind, group, n, F, T>), blocks, block, 0)
-                    (out, r, data<T>(x), data<T>(weight), eps, int(h));
-                }))
-                return;
-            LAUNCH(norm_statistics<T>, unsigned(N), threads, 0)(r, data<T>(x), eps, h);
-            LAUNCH((quantise_rows<F, NormValue<T>>), unsigned(N), threads, 0)
+            if (!kept) LAUNCH((quantise_rows<F, NormValue<T>>), unsigned(N), threads, 0)
             (out, NormValue<T>{data<T>(x), data<T>(weight), r, h}, h);
+            else with_group<n>(N, h, [&](auto group, unsigned blocks, dim3 block) {
+                LAUNCH_EARLY((norm_kept<kind, group, n, F, T>), blocks, block, 0)
+                (out, r, data<T>(x), data<T>(weight), eps, int(h));
+            });
         });
     });
 }

@@ -55,12 +55,13 @@ __global__ void __launch_bounds__(threads)
 template <class T>
 void forward(T* y, float* rstd, const T* x, const T* weight, float eps, int64_t N, int64_t h) {
     constexpr int n = pack_size<T>;
-    const bool kept = packs_fit<T>(h, {y, x, weight}) &&
-                      with_group<n>(N, h, [&](auto group, unsigned blocks, dim3 block) {
-                          LAUNCH((forward_kept<group, n, T>), blocks, block, 0)
-                          (y, rstd, x, weight, eps, N, int(h));
-                      });
-    if (!kept) LAUNCH(forward_any<T>, unsigned(N), threads, 0)(y, rstd, x, weight, eps, h);
+    if (!packs_fit<T>(h, {y, x, weight}) || h > longest_kept<n>())
+        LAUNCH(forward_any<T>, unsigned(N), threads, 0)(y, rstd, x, weight, eps, h);
+    else
+        with_group<n>(N, h, [&](auto group, unsigned blocks, dim3 block) {
+            LAUNCH((forward_kept<group, n, T>), blocks, block, 0)
+            (y, rstd, x, weight, eps, N, int(h));
+        });
 }
 
 // ---- backward -----------------------------------------------------------------------------------

@@ -50,18 +50,23 @@ __device__ void normalise(Pack<T, n>& pack, float r, const Pack<T, n>& weight) {
     pack = from_floats<T>(x);
 }
 
-// Calls start(group, grid, block) for N rows of h elements that a group of threads can keep, with
-// the smallest group, a std::integral_constant. Returns whether there is one.
+// The most elements of a row that a group of threads can keep, n to a pack.
+template <int n>
+constexpr int64_t longest_kept() {
+    return 512 * packs_kept * n;
+}
+
+// Calls start(group, grid, block) for N rows of h elements, at most longest_kept, with the smallest
+// group that can keep them, a std::integral_constant.
 template <int n, class Start>
-bool with_group(int64_t N, int64_t h, const Start& start) {
+void with_group(int64_t N, int64_t h, const Start& start) {
     constexpr int warp_row = 32 * packs_kept * n;
     if (h <= warp_row)
         start(std::integral_constant<int, 32>(), unsigned(ceil_div(N, 8)), dim3(32, 8));
     else if (h <= 4 * warp_row)
         start(std::integral_constant<int, 128>(), unsigned(N), dim3(128));
-    else if (h <= 16 * warp_row)
+    else
         start(std::integral_constant<int, 512>(), unsigned(N), dim3(512));
-    return h <= 16 * warp_row;
 }
 
 }  // namespace ultrascale::ops
