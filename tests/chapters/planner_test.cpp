@@ -57,13 +57,15 @@ TEST(PlannerModes, WhatWasCalibratedIsRead) {
     std::ifstream written(file);
     const Json hardware = Json::parse(written);
     const double link = hardware.at("between").at("bytes_per_second");
-    EXPECT_GT(link, 0.15e9 / 8);
+    EXPECT_GT(link, 0.1e9 / 8);
     EXPECT_LT(link, 0.21e9 / 8);  // a little of the time is latency
     EXPECT_GT(hardware.at("process_bytes").get<double>(), 1e6);
     const Outcome planned = train(chapter, "--explain-layout --gpus 2 --dp 2 --hardware " + file);
     ASSERT_EQ(planned.rows.size(), 1u);
-    // 6.6 MB of gradients, in one bucket: nothing hides them.
-    EXPECT_GT(planned.rows[0].at("data_seconds").get<double>(), 6.5e6 / link);
+    // 6.6 MB of gradients, in one bucket: nothing hides them. Each rank sends half of them to be
+    // added up, and half of the sums; a noisy machine may measure the one faster or the other.
+    const double adding = hardware.at("between").at("reduced_bytes_per_second");
+    EXPECT_GT(planned.rows[0].at("data_seconds").get<double>(), 3.25e6 / adding + 3.25e6 / link);
 }
 
 TEST(PlannerModes, BadLayoutsAreRefused) {
