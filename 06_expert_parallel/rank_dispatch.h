@@ -39,7 +39,7 @@ public:
         return buffer_.slice(0, count * columns).view({count, columns});
     }
     // 0 where there is no symmetric memory
-    int64_t bytes() const { return buffer_ ? buffer_.bytes() : 0; }
+    int64_t bytes() const { return buffer_.bytes(); }
 
 private:
     Tensor buffer_;

@@ -53,10 +53,11 @@ struct Tensor::Storage {
 };
 
 Tensor Tensor::empty(Shape shape, DType dtype, Memory category, std::shared_ptr<Allocator> from) {
+    const int64_t bytes = ultrascale::numel(shape) * dtype_bytes(dtype);
     Tensor t;
     t.shape_ = std::move(shape);
     t.dtype_ = dtype;
-    t.storage_ = std::make_shared<Storage>(t.bytes(), category, std::move(from));
+    t.storage_ = std::make_shared<Storage>(bytes, category, std::move(from));
     t.data_ = t.storage_->data;
     return t;
 }

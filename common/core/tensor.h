@@ -121,7 +121,7 @@ public:
     explicit operator bool() const { return storage_ != nullptr; }
     const Shape& shape() const { return shape_; }
     int64_t size(int dim) const { return shape_[dim < 0 ? dim + int(shape_.size()) : dim]; }
-    int64_t numel() const { return ultrascale::numel(shape_); }
+    int64_t numel() const { return storage_ ? ultrascale::numel(shape_) : 0; }
     int64_t bytes() const { return numel() * dtype_bytes(dtype_); }
     DType dtype() const { return dtype_; }
 
