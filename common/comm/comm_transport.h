@@ -1,11 +1,11 @@
 // Private to communication: what the calls of comm.h pass to the backend, and what the backend must
 // implement.
 //
-// Both backends share comm.cpp, which checks the arguments, counts the calls and prints --explain's
-// lines, and mpi/communicator.cpp, which creates the groups. Then an Operation, which consists of
-// numbers and addresses only, goes to the transport: cpu/comm.cpp runs it over MPI in the stream's
-// order (mpi/collectives.cpp); nccl/comm_nccl.cpp runs it over NCCL, or over MPI if there are more
-// ranks than GPUs.
+// Both backends share comm.cpp, which checks the arguments, comm_issue.cpp, which counts the calls
+// and prints --explain's lines, and mpi/communicator.cpp, which creates the groups. Then an
+// Operation, which consists of numbers and addresses only, goes to the transport: cpu/comm.cpp runs
+// it over MPI in the stream's order (mpi/collectives.cpp); nccl/comm_nccl.cpp runs it over NCCL, or
+// over MPI if there are more ranks than GPUs.
 #pragma once
 
 #include "comm/mpi/comm_mpi.h"
