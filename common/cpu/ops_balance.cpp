@@ -1,8 +1,6 @@
 // The balance of a mixture of experts: small tensors, so plain loops.
-#include "core/ops_balance.h"
-
-#include "core/error.h"
 #include "core/ops.h"
+#include "core/ops_balance_checks.h"
 #include "ops_common.h"
 
 namespace ultrascale::ops {
@@ -52,10 +50,8 @@ void router_logits(Tensor logits, const Tensor& x, const Tensor& weight) {
 
 void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const Tensor& scores,
                         bool normalise) {
-    const int64_t N = scores.rows(), E = scores.cols(), S = counts.rows(), k = experts.cols();
-    check(counts.cols() == E && sums.numel() == counts.numel() && S > 0 && N % S == 0 &&
-              experts.rows() == N,
-          "balance_statistics: counts and sums (S, E), experts (N, k), scores (N, E)");
+    const auto [N, E, S] = statistics_sizes(counts, sums, experts, scores);
+    const int64_t k = experts.cols();
     const OpSpan span("balance_statistics", 0, bytes_of(experts, scores));
     const float* const s = scores.as<float>();
     const int32_t* const chosen = experts.as<int32_t>();
@@ -73,9 +69,7 @@ void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const
 }
 
 void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& scores, bool normalise) {
-    const int64_t N = scores.rows(), E = scores.cols(), S = factors.rows();
-    check(dscores.numel() == scores.numel() && factors.cols() == E && S > 0 && N % S == 0,
-          "balance_gradient: dscores and scores (N, E), factors (S, E)");
+    const auto [N, E, S] = gradient_sizes(dscores, factors, scores);
     const OpSpan span("balance_gradient", 0, bytes_of(dscores, scores));
     const float *const s = scores.as<float>(), *const f = factors.as<float>();
     float* const d = dscores.as<float>();
@@ -100,7 +94,7 @@ void z_loss(Tensor total, const Tensor& logits) {
 
 void z_loss_backward(Tensor dlogits, const Tensor& logits, float factor) {
     const int64_t N = logits.rows(), E = logits.cols();
-    check(dlogits.numel() == logits.numel(), "z_loss_backward: dlogits and logits (N, E)");
+    check_z_loss(dlogits, logits);
     const OpSpan span("z_loss_backward", 0, bytes_of(dlogits, dlogits, logits));
     for (int64_t n = 0; n < N; ++n) {
         const float* const x = logits.as<float>() + n * E;
@@ -114,10 +108,7 @@ void z_loss_backward(Tensor dlogits, const Tensor& logits, float factor) {
 void capacity_slots(Tensor place, const Tensor& experts, const Tensor& sorted_order,
                     const Tensor& sorted_place, const Tensor& counts, int64_t capacity,
                     const Tensor& weights) {
-    const int64_t R = experts.numel();
-    check(place.numel() == R && sorted_order.numel() == R && sorted_place.numel() == R &&
-              (!weights || weights.numel() == R),
-          "capacity_slots: counts (E), all else (N, k)");
+    const int64_t R = choices_of_slots(place, experts, sorted_order, sorted_place, weights);
     const OpSpan span("capacity_slots", 0, bytes_of(place, experts, sorted_order));
     std::fill_n(place.as<int32_t>(), R, -1);
     const int32_t* const sorted = sorted_order.as<int32_t>();

@@ -1,6 +1,6 @@
 // The balance of a mixture of experts. Tensors are small, (N, E) at most: a warp, or a thread, for
 // each row or sum, and no two threads add to one number.
-#include "core/ops_balance.h"
+#include "core/ops_balance_checks.h"
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -139,10 +139,8 @@ void router_logits(Tensor logits, const Tensor& x, const Tensor& weight) {
 
 void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const Tensor& scores,
                         bool normalise) {
-    const int64_t N = scores.rows(), E = scores.cols(), S = counts.rows(), k = experts.cols();
-    check(counts.cols() == E && sums.numel() == counts.numel() && S > 0 && N % S == 0 &&
-              experts.rows() == N,
-          "balance_statistics: counts and sums (S, E), experts (N, k), scores (N, E)");
+    const auto [N, E, S] = statistics_sizes(counts, sums, experts, scores);
+    const int64_t k = experts.cols();
     const OpSpan span("balance_statistics", 0, bytes_of(experts, scores));
     const Tensor inverse = Tensor::empty({N}, DType::fp32, Memory::workspace);
     LAUNCH(shares, blocks(N), threads, 0)
@@ -160,9 +158,7 @@ void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const
 }
 
 void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& scores, bool normalise) {
-    const int64_t N = scores.rows(), E = scores.cols(), S = factors.rows();
-    check(dscores.numel() == scores.numel() && factors.cols() == E && S > 0 && N % S == 0,
-          "balance_gradient: dscores and scores (N, E), factors (S, E)");
+    const auto [N, E, S] = gradient_sizes(dscores, factors, scores);
     const OpSpan span("balance_gradient", 0, bytes_of(dscores, scores));
     LAUNCH(gradient, blocks(N), threads, 0)
     (data<float>(dscores), data<const float>(factors), data<const float>(scores), N, N / S, int(E),
@@ -176,7 +172,7 @@ void z_loss(Tensor total, const Tensor& logits) {
 }
 
 void z_loss_backward(Tensor dlogits, const Tensor& logits, float factor) {
-    check(dlogits.numel() == logits.numel(), "z_loss_backward: dlogits and logits (N, E)");
+    check_z_loss(dlogits, logits);
     const OpSpan span("z_loss_backward", 0, bytes_of(dlogits, dlogits, logits));
     LAUNCH(z_gradient, blocks(logits.rows()), threads, 0)
     (data<float>(dlogits), data<const float>(logits), logits.rows(), int(logits.cols()), factor);
@@ -185,10 +181,7 @@ void z_loss_backward(Tensor dlogits, const Tensor& logits, float factor) {
 void capacity_slots(Tensor place, const Tensor& experts, const Tensor& sorted_order,
                     const Tensor& sorted_place, const Tensor& counts, int64_t capacity,
                     const Tensor& weights) {
-    const int64_t R = experts.numel();
-    check(place.numel() == R && sorted_order.numel() == R && sorted_place.numel() == R &&
-              (!weights || weights.numel() == R),
-          "capacity_slots: counts (E), all else (N, k)");
+    const int64_t R = choices_of_slots(place, experts, sorted_order, sorted_place, weights);
     const OpSpan span("capacity_slots", 0, bytes_of(place, experts, sorted_order));
     LAUNCH(slots, blocks(R), threads, 0)
     (data<int32_t>(place), data<const int32_t>(experts), data<const int32_t>(sorted_order),
