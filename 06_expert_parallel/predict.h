@@ -26,25 +26,51 @@ inline int64_t even_rows(const ExpertsConfig& e, const ExpertOptions& o, int64_t
     return o.capacity_factor > 0 ? chunks * e.count * capacity_of(o, e, tokens / chunks)
                                  : tokens * e.router.top_k;
 }
+// How many of n ranks (or nodes) that share so many experts equally a token's k choices go to, on
+// average.
+inline double ranks_of_token(int64_t experts, int64_t k, double n) {
+    double none = 1;  // the probability that none of k experts is among a rank's
+    for (int64_t j = 0; j < k; ++j)
+        none *= std::max(0.0, double(experts) - double(experts) / n - double(j)) /
+                (double(experts) - double(j));
+    return n * (1 - none);
+}
+// The hops of --dispatch rank: to the ranks, or with --max-nodes to nodes and then to their ranks.
+// The router chooses among the experts of as many nodes.
+inline std::vector<Traffic::Rows::OfHop> balanced_hops(const ExpertsConfig& e,
+                                                       const ExpertOptions& o, int64_t tokens) {
+    const bool by_node = o.max_nodes > 0;
+    const int64_t ranks = by_node ? o.max_nodes * o.node_size : o.ep,
+                  experts = e.count / o.ep * ranks;
+    std::vector<Traffic::Rows::OfHop> hops;
+    const auto add = [&](double to, int64_t most) {
+        const int64_t rows =
+            std::llround(double(tokens) * ranks_of_token(experts, e.router.top_k, to));
+        hops.push_back({rows, rows, most});
+    };
+    if (by_node) add(o.max_nodes, tokens * (o.ep / o.node_size));
+    add(double(ranks), by_node ? hops[0].arrived * o.node_size : tokens * o.ep);
+    return hops;
+}
 inline Traffic::ByLayer balanced_rows(const LlamaConfig& config, const ExpertOptions& o,
                                       int64_t tokens) {
     const int64_t R = even_rows(config.experts, o, tokens);
-    Traffic::ByLayer rows;
     const std::vector<int64_t> chunks(size_t(o.chunks_here()), R / o.chunks_here());
-    for (int64_t l = config.experts.first_dense; l < config.layers; ++l)
-        rows[l] = {R, {{R, R}}, chunks};
+    Traffic::Rows of_layer = {R, {{R, R}}, chunks};
+    if (o.ep > 1 && o.dispatch == Dispatch::rank)
+        of_layer.hops = balanced_hops(config.experts, o, tokens);
+    Traffic::ByLayer rows;
+    for (int64_t l = config.experts.first_dense; l < config.layers; ++l) rows[l] = of_layer;
     return rows;
 }
 
 // Rows that a rank sends away in a dispatch, and that come back in a combine, on average.
 inline double expected_rows_away(const ExpertsConfig& e, const ExpertOptions& o, int64_t tokens) {
-    const double n = o.ep;
-    if (o.dispatch == Dispatch::expert) return double(even_rows(e, o, tokens)) * (n - 1) / n;
-    double none = 1;  // the probability that none of k experts is among a rank's
-    for (int64_t j = 0; j < e.router.top_k; ++j)
-        none *= std::max(0.0, double(e.count) - double(e.count) / n - double(j)) /
-                (double(e.count) - double(j));
-    return double(tokens) * (n - 1) * (1 - none);
+    const double n = o.ep,
+                 copies = o.dispatch == Dispatch::expert
+                              ? double(even_rows(e, o, tokens))
+                              : double(tokens) * ranks_of_token(e.count, e.router.top_k, n);
+    return copies * (n - 1) / n;
 }
 
 // How often a layer's forward runs for a micro-batch.
