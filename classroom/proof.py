@@ -5,7 +5,7 @@ does not.
     make prove                  everything
     make prove ONLY=02.1,05     these exercises, or chapters
     make prove SHARE=3/4        the third quarter, by hash
-    make prove SHARE=today/16   which part, the date says: in 16 days everything
+    make prove SHARE=today/30   which part, the date says: in 30 days everything
     make prove SHARE=quick      one exercise: seconds
 
 A wrong solution may say which words the grader must find for it ("says"): so it is proved that a

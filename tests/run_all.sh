@@ -2,11 +2,11 @@
 # Runs the test programs that were built and ends with "N passed, N failed".
 # Usage: tests/run_all.sh cpu|cuda "MPIRUN FLAGS" [all]
 # `all` adds what takes longer: tests whose names begin with Long, other numbers of ranks, and on
-# the CPU the CUDA kernels, the sanitizers, Open MPI and a minute of fuzzing.
+# the CPU the CUDA kernels, the sanitizers, Open MPI and a minute of fuzzing. What passed before
+# without `all` is then counted, and not run again, unless a program or a test has changed since.
 set -u
 cd "$(dirname "$0")/.."
 backend=$1 mpirun=$2 all=${3:+yes}
-filter=--gtest_filter=$([ -n "$all" ] && echo '*' || echo '-Long*')
 passed=0 failed=0 failures=
 export GTEST_COLOR=no MPIRUN=$mpirun
 log=$(mktemp)
@@ -34,13 +34,47 @@ suite() {
     passed=$((passed + ok)) failed=$((failed + bad))
 }
 
-suite "unit" build/$backend/unit_test "$filter"
+# in_shards PROGRAM...: as many processes as cores share its tests. They have the cores to
+# themselves only if waiting threads sleep.
+in_shards() {
+    local i processes=() status=0 logs
+    logs=$(mktemp -d)
+    for ((i = 0; i < cores; ++i)); do
+        OMP_WAIT_POLICY=passive GTEST_TOTAL_SHARDS=$cores GTEST_SHARD_INDEX=$i "$@" \
+            >"$logs/$i" 2>&1 &
+        processes+=($!)
+    done
+    for i in "${processes[@]}"; do wait "$i" || status=$?; done
+    cat "$logs"/*
+    rm -r "$logs"
+    return "$status"
+}
+cores=$(nproc)
+[ "$backend" = cpu ] || cores=1
+
+# How many tests passed without `all`.
+before=build/$backend/quick_tests_passed
+tests='*'
+if [ -z "$all" ]; then
+    rm -f "$before"
+    tests='-Long*'
+elif [ -s "$before" ] &&
+    [ -z "$(find build/"$backend"/[0-9]* build/"$backend"/*_test tests classroom/*.* \
+        -newer "$before" -type f ! -name '*.pyc' ! -name long_test -print -quit)" ]; then
+    passed=$(cat "$before")
+    tests='Long*'  # what is left
+    printf '%-44s %4d passed %4d failed   before\n' "all of make test" "$passed" 0
+fi
+filter=--gtest_filter=$tests
+
+suite "unit" in_shards build/$backend/unit_test "$filter"
 # On GPUs: more ranks than GPUs communicate through the host. With a GPU for each, NCCL's
 # communicators of all tests, which live as long as the process, would fill 80 GB: so in four parts.
 export GTEST_TOTAL_SHARDS=$([ "$backend" = cuda ] && echo 4 || echo 1) GTEST_SHARD_INDEX
-for ranks in ${all:+1 2} 3 ${all:+4 8}; do
+# None of these tests is long.
+for ranks in ${all:+1 2} $([ "$tests" = 'Long*' ] || echo 3) ${all:+4 8}; do
     for ((GTEST_SHARD_INDEX = 0; GTEST_SHARD_INDEX < GTEST_TOTAL_SHARDS; ++GTEST_SHARD_INDEX)); do
-        suite "communication, $ranks ranks" $mpirun -n $ranks build/$backend/comm_test "$filter"
+        suite "communication, $ranks ranks" $mpirun -n $ranks build/$backend/comm_test
     done
 done
 unset GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX
@@ -59,26 +93,29 @@ suite "chapters, $at_once at a time" \
     tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"
 [ -z "$all" ] || suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test
 unset OMP_NUM_THREADS
-suite "runs of which no process stays" \
-    bash -c 'python3 tests/processes_test.py && echo "[       OK ] Processes (0 ms)"'
-suite "sweeps that survive what their runs do" \
-    bash -c 'python3 tests/sweep_test.py && echo "[       OK ] Sweep (0 ms)"'
-suite "the grader's words" \
-    bash -c 'python3 tests/classroom_test.py && echo "[       OK ] GradersWords (0 ms)"'
-# The grader is proved: solutions get all points, wrong ones do not. A day's run takes a sixteenth.
+if [ "$tests" != 'Long*' ]; then
+    suite "runs of which no process stays" \
+        bash -c 'python3 tests/processes_test.py && echo "[       OK ] Processes (0 ms)"'
+    suite "sweeps that survive what their runs do" \
+        bash -c 'python3 tests/sweep_test.py && echo "[       OK ] Sweep (0 ms)"'
+    suite "the grader's words" \
+        bash -c 'python3 tests/classroom_test.py && echo "[       OK ] GradersWords (0 ms)"'
+fi
+# The grader is proved: solutions get all points, wrong ones do not. A day's run takes a thirtieth.
 if [ "$backend" = cpu ]; then
     suite "classroom, the grader's proof" make -s --no-print-directory BACKEND=cpu prove \
-        SHARE=$([ -n "$all" ] && echo today/16 || echo quick)
+        SHARE=$([ -n "$all" ] && echo today/30 || echo quick)
 fi
 if [ "$backend" = cpu ] && [ -n "$all" ]; then
-    suite "CUDA kernels, executed on the CPU" build/simt/simt_test
+    suite "CUDA kernels, executed on the CPU" in_shards build/simt/simt_test
     if [ -x build/cpu-openmpi/comm_test ]; then
         suite "communication, 4 ranks, Open MPI" \
             mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 build/cpu-openmpi/comm_test
     fi
-    suite "unit, address and undefined sanitizers" build/cpu-address/unit_test
+    suite "unit, address and undefined sanitizers" in_shards build/cpu-address/unit_test
     suite "bad input, address and undefined sanitizers" \
-        env CHAPTERS_DIR=build/cpu-address build/cpu/chapter_test --gtest_filter='BadInput*'
+        env CHAPTERS_DIR=build/cpu-address \
+        tests/in_parallel.sh $at_once build/cpu/chapter_test --gtest_filter='BadInput*'
     # One OpenMP thread a rank, because the sanitizer does not see how OpenMP synchronizes its
     # threads. Two ranks and one data type suffice: a rank's other threads synchronize in the same
     # way with any.
@@ -90,5 +127,6 @@ if [ "$backend" = cpu ] && [ -n "$all" ]; then
 fi
 
 printf %s "$failures"  # again, where they are found without a search
+[ -n "$all" ] || [ "$failed" -gt 0 ] || echo "$passed" >"$before"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -63,6 +63,6 @@ std::string config_json(const Json& changes = Json::object());
 
 // For checks of times: other programs on the machine may take a rank's core for longer than the
 // time that is measured.
-bool in_one_of_three_tries(const std::function<bool()>& attempt);
+bool in_one_of_six_tries(const std::function<bool()>& attempt);
 
 }  // namespace ultrascale::test
