@@ -189,7 +189,7 @@ TEST(FiveD, ComparesTechniquesOnOneBatch) {
 // Layouts drawn at random: tests/bench/random_layouts.py says what is expected of each.
 TEST(LongFiveD, RandomLayoutsEqualOneDevice) {
     const std::string command = fmt::format(
-        "python3 tests/bench/random_layouts.py --count 100 --seed 2 --at-once 1 --build {}",
+        "python3 tests/bench/random_layouts.py --count 50 --seed 2 --at-once 1 --build {}",
         built.string());
     EXPECT_EQ(std::system(command.c_str()), 0) << command;
 }

@@ -40,10 +40,13 @@ public:
               fmt::format("--model {} --steps {} {}", model_.path(), all_steps, arguments_))) {}
 
     void survives(int kills, int seed) {
-        const auto begin = std::chrono::steady_clock::now();
-        run_a_while();
-        const std::chrono::duration<double> of_a_step =
-            (std::chrono::steady_clock::now() - begin) / steps_of_a_run;
+        auto of_a_step = std::chrono::duration<double>::max();
+        for (int run = 0; run < 3; ++run) {  // the shortest, if others took the core meanwhile
+            const auto begin = std::chrono::steady_clock::now();
+            run_a_while();
+            of_a_step = std::min<std::chrono::duration<double>>(
+                of_a_step, (std::chrono::steady_clock::now() - begin) / steps_of_a_run);
+        }
         std::mt19937 random(seed);
         std::uniform_real_distribution<double> part(0, 1);
         for (int k = 0; k < kills; ++k) {

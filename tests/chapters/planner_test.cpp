@@ -1,7 +1,6 @@
 // 09_5d_parallel's planner, as a user sees it: ranks that are only imagined hold and call what is
 // predicted.
 #include <algorithm>
-#include <fstream>
 
 #include "compare_runs.h"
 
@@ -51,14 +50,16 @@ TEST(PlannerModes, MemoryIsThatOfRuns) {
 TEST(PlannerModes, WhatWasCalibratedIsRead) {
     const TempDir directory;
     const std::string file = directory / "this.json";
-    const Outcome calibrated =
-        run_ranks(2, chapter, {"--calibrate", file, "--node-size", "1", "--inter-gbps", "0.2"});
-    EXPECT_EQ(calibrated.exit_code, 0) << calibrated.err;
-    std::ifstream written(file);
-    const Json hardware = Json::parse(written);
-    const double link = hardware.at("between").at("bytes_per_second");
-    EXPECT_GT(link, 0.1e9 / 8);
-    EXPECT_LT(link, 0.21e9 / 8);  // a little of the time is latency
+    Json hardware;
+    double link = 0;
+    EXPECT_TRUE(in_one_of_six_tries([&] {
+        const Outcome calibrated =
+            run_ranks(2, chapter, {"--calibrate", file, "--node-size", "1", "--inter-gbps", "0.2"});
+        EXPECT_EQ(calibrated.exit_code, 0) << calibrated.err;
+        hardware = Json::parse(slurp(file));
+        link = hardware.at("between").at("bytes_per_second");
+        return link > 0.15e9 / 8 && link < 0.21e9 / 8;  // a little of the time is latency
+    })) << link;
     EXPECT_GT(hardware.at("process_bytes").get<double>(), 1e6);
     const Outcome planned = train(chapter, "--explain-layout --gpus 2 --dp 2 --hardware " + file);
     ASSERT_EQ(planned.rows.size(), 1u);

@@ -47,7 +47,7 @@ double seconds_of(Call call) {
 // programs may take a rank's core for as long as a message takes.
 template <class Call>
 bool shorter_than(double limit, Call call) {
-    for (int attempt = 0; attempt < 5; ++attempt) {
+    for (int attempt = 0; attempt < 20; ++attempt) {
         const Tensor late = tensor<int32_t>({seconds_of(call) >= limit});
         world().all_reduce(late, Reduce::max);
         if (!first<int32_t>(late)) return true;
