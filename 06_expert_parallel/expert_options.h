@@ -33,7 +33,7 @@ enum class ExpertTrap {
     weights_from_biased,      // weights contain the bias that was meant for the choice alone
     softmax_twice,            // the loss of balance takes the softmax of probabilities
     experts_summed_over_ep,   // experts' gradients are summed over ranks with other experts
-    experts_divided_by_ep,    // and divided by ep, as if they were means
+    experts_divided_by_ep,    // they are divided by ep, as if they were means
     norm_without_experts,     // the norm that clips counts this rank's experts only
     aux_times_micro_batches,  // each micro-batch adds the whole loss of balance
 };
