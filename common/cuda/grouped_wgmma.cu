@@ -1,7 +1,8 @@
 // Products in groups on Hopper: one persistent kernel for all groups, with the pipeline of
 // 07_kernels/6_hopper/6_product_async_store.cu. A producer thread asks TMA for tiles, two consumer
-// warpgroups multiply 64 x 256 sums each, and results leave through TMA. Two blocks are a cluster:
-// if their tiles need the same columns of B, each asks for half of them, for both.
+// warpgroups multiply 64 x 256 sums each, and results leave through TMA, those in bf16 while the
+// next tile is multiplied. Two blocks are a cluster: if their tiles need the same columns of B,
+// each asks for half of them, for both.
 //
 //     forward  y_g = x_g W_g^T     A: rows of x,  k = in     B: rows of W_g
 //     input    dx_g = dy_g W_g     A: rows of dy, k = out    B: columns of W_g
@@ -149,6 +150,13 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                 barrier_arrive_at(&shared.empty[to_free.stage], threadIdx.x % 128);
             to_free.advance();
         };
+        LaterStore<tile_columns / 8> later;  // of results in bf16
+        const auto store_later = [&](int step) {
+            if constexpr (std::is_same_v<D, Element>) later.at_step(step, &C, shared.box[warp]);
+        };
+        const auto finish_store = [&](int steps) {
+            if constexpr (std::is_same_v<D, Element>) later.finish(steps, &C, shared.box[warp]);
+        };
         while (tiles.next(work)) {
             const int steps = steps_of(work), row = work.row + warpgroup * 64 + warp % 4 * box_rows;
             const bool idle = work.row + warpgroup * 64 >= work.row_end,
@@ -170,8 +178,9 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                         wgmma_fence();
                         multiply<form, used()>(sum, stage, warpgroup, step > 0);
                         wgmma_commit();
-                        wgmma_wait<under_way>(sum);
                     }
+                    store_later(step);
+                    if (!idle) wgmma_wait<under_way>(sum);
                     if (step >= under_way) free_stage();
                 }
                 wgmma_wait<0>(sum);
@@ -179,12 +188,12 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
             narrow ? all_steps(std::integral_constant<int, tile_columns / 16>())
                    : all_steps(std::integral_constant<int, tile_columns / 8>());
             for (int step = steps < under_way ? steps : under_way; step > 0; --step) free_stage();
+            finish_store(steps);
             if (idle || row >= work.row_end) continue;
             const int64_t first_row = form == GroupForm::weight ? int64_t(work.group) * p.M : 0;
             if constexpr (std::is_same_v<D, Element>) {
                 if (!addend && row + box_rows <= work.row_end) {
-                    store_through_boxes(&C, int(first_row) + row, work.column, shared.box[warp],
-                                        sum);
+                    later.keep(sum, int(first_row) + row, work.column);
                     continue;
                 }
             }
@@ -198,6 +207,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
             store_sums(out + first_row * p.N, addend ? addend + first_row * p.N : nullptr, p.N, row,
                        work.row_end, work.column, sum);
         }
+        finish_store(0);
         if (threadIdx.x % 32 == 0)
             tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
     }

@@ -48,33 +48,88 @@ __device__ inline Tile tile_at(int index, int down, int across, int below) {
     return {group * below + in_group % here, in_group / here};
 }
 
-// Stores a warp's 16 x (8 tiles) sums in C, from (row, column) on, through its boxes in turn. The
-// caller's lane 0 waits for the last ones (07_kernels/6_hopper/6_product_async_store.cu).
+// Stores 16 x 64 results of a warp, rounded and in stmatrix's order, in C from (row, column) on,
+// through one of its boxes. The caller's lane 0 waits for the last ones.
+constexpr int packs = box_columns / 16;
+template <int boxes>
+__device__ void store_box(const CUtensorMap* C, int row, int column,
+                          Element (&box)[box_rows * box_columns],
+                          const uint32_t (&rounded)[packs][4]) {
+    const int lane = int(threadIdx.x) % 32;
+    if (lane == 0) tma_store_wait_read<boxes - 1>();  // TMA has read what was in this box
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < packs; ++j)
+        stmatrix(tile_chunk<box_columns>(box, lane % 16, 2 * j + lane / 16), rounded[j][0],
+                 rounded[j][1], rounded[j][2], rounded[j][3]);
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) {
+        tma_store(C, box, column, row);
+        tma_store_commit();
+    }
+}
+
+// Rounds columns 64 part .. 64 part + 63 of a warp's sums.
+template <int tiles>
+__device__ void round_part(uint32_t (&rounded)[packs][4], const float (&sum)[tiles][4], int part) {
+#pragma unroll
+    for (int j = 0; j < packs; ++j)
+        as_a(rounded[j], sum[2 * (part * packs + j)], sum[2 * (part * packs + j) + 1]);
+}
+
+// Stores a warp's 16 x (8 tiles) sums at once, through its boxes in turn
+// (07_kernels/6_hopper/6_product_async_store.cu).
 template <int boxes, int tiles>
 __device__ void store_through_boxes(const CUtensorMap* C, int row, int column,
                                     Element (&box)[boxes][box_rows * box_columns],
                                     const float (&sum)[tiles][4]) {
-    const int lane = int(threadIdx.x) % 32;
 #pragma unroll
     for (int part = 0; part < tiles * 8 / box_columns; ++part) {
-        Element* const to = box[part % boxes];
-        if (lane == 0) tma_store_wait_read<boxes - 1>();  // TMA has read what was in this box
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < box_columns / 8; j += 2) {
-            uint32_t rounded[4];
-            as_a(rounded, sum[part * box_columns / 8 + j], sum[part * box_columns / 8 + j + 1]);
-            stmatrix(tile_chunk<box_columns>(to, lane % 16, j + lane / 16), rounded[0], rounded[1],
-                     rounded[2], rounded[3]);
-        }
-        fence_async_proxy();
-        __syncwarp();
-        if (lane == 0) {
-            tma_store(C, to, column + part * box_columns, row);
-            tma_store_commit();
-        }
+        uint32_t rounded[packs][4];
+        round_part(rounded, sum, part);
+        store_box<boxes>(C, row, column + part * box_columns, box[part % boxes], rounded);
     }
 }
+
+// Stores them while the next tile is multiplied, so that the tensor cores need not wait until the
+// copy engine has read them. Rounded, they need half of their registers, and the next sums fit
+// beside them: at each of the next tile's first steps, when its product has been issued, 64 columns
+// leave.
+template <int tiles>
+class LaterStore {
+public:
+    static constexpr int parts = tiles * 8 / box_columns;
+
+    __device__ void keep(const float (&sum)[tiles][4], int row, int column) {
+#pragma unroll
+        for (int part = 0; part < parts; ++part) round_part(rounded_[part], sum, part);
+        row_ = row, column_ = column, kept_ = true;
+    }
+    // The part whose turn is at this step, if there is one.
+    template <int boxes>
+    __device__ void at_step(int step, const CUtensorMap* C,
+                            Element (&box)[boxes][box_rows * box_columns]) const {
+        if (!kept_) return;
+#pragma unroll
+        for (int part = 0; part < parts; ++part)
+            if (step == part)
+                store_box<boxes>(C, row_, column_ + part * box_columns, box[part % boxes],
+                                 rounded_[part]);
+    }
+    // After so many steps: the parts that are left.
+    template <int boxes>
+    __device__ void finish(int steps, const CUtensorMap* C,
+                           Element (&box)[boxes][box_rows * box_columns]) {
+        for (; steps < parts; ++steps) at_step(steps, C, box);
+        kept_ = false;
+    }
+
+private:
+    uint32_t rounded_[parts][packs][4];
+    int row_, column_;
+    bool kept_ = false;
+};
 
 // The same in fp32, of one of C's groups. If `add`, the copy engine adds to what is in memory: no
 // thread waits for it.

@@ -297,7 +297,7 @@ void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& 
                               const DeviceMask& mask, AttentionAdds add) {
     const BackwardSums sums = backward_sums(dout, k, v, lse, delta, s, mask);
     (s.D == 64 ? launch<64> : launch<128>)(dk, dv, sums, dout, q, k, v, s, mask, add.dkv);
-    dq_from_sums(dq, sums, s, add.dq);
+    dq_from_sums(dq, sums, s, mask, add.dq);
 }
 
 }  // namespace ultrascale::ops

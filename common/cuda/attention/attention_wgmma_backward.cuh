@@ -43,19 +43,18 @@ __device__ inline unsigned thread_here() {
 
 __device__ inline bool first_lane() { return thread_here() % 32 == 0; }
 
-// x y rounded to an integer, if it is below 2^22: when round_shift is added, the last bit of the
-// float is worth 1. A conversion instruction would be slow, as it runs on the special function
-// unit. A larger x y sets bits from 2^23 on in `too_large`.
-constexpr float round_shift = 12582912;  // 1.5 2^23
-constexpr int round_shift_bits = 0x4b400000;
+// What is added to dQ's sums: x y rounded to an integer, plus rounded_zero. If |x y| is below 2^22,
+// adding 1.5 2^23, whose last bit is worth 1, is enough; a larger x y sets bits from 2^23 on in
+// `too_large`. A conversion instruction would be slow, as it runs on the special function unit.
 __device__ inline int quick_round(float x, float y, int& too_large) {
-    const int bits = __float_as_int(fmaf(x, y, round_shift));
-    too_large |= bits ^ round_shift_bits;
-    return bits - round_shift_bits;
+    const int bits = __float_as_int(fmaf(x, y, __int_as_float(rounded_zero)));
+    too_large |= bits ^ rounded_zero;
+    return bits;
 }
+__device__ inline int slow_round(float x) { return __float2int_rn(x) + rounded_zero; }
 
-// Writes a warp's 16 rows of a part of dQ as integers to `place`, multiplied by one factor for this
-// thread's row g and another for row g + 8 (mma.cuh).
+// Writes a warp's 16 rows of a part of dQ as such integers to `place`, multiplied by one factor for
+// this thread's row g and another for row g + 8 (mma.cuh).
 __device__ inline void round_dq(int* place, const float (&part)[8][4], float low, float high) {
     int4* const to = reinterpret_cast<int4*>(place) + thread_here() % 32;
     int too_large = 0;
@@ -67,8 +66,8 @@ __device__ inline void round_dq(int* place, const float (&part)[8][4], float low
     if (__any_sync(0xffffffffu, uint32_t(too_large) >> 23))
 #pragma unroll
         for (int j = 0; j < 8; ++j)
-            to[j * 32] = {__float2int_rn(part[j][0] * low), __float2int_rn(part[j][1] * low),
-                          __float2int_rn(part[j][2] * high), __float2int_rn(part[j][3] * high)};
+            to[j * 32] = {slow_round(part[j][0] * low), slow_round(part[j][1] * low),
+                          slow_round(part[j][2] * high), slow_round(part[j][3] * high)};
 }
 
 // Masks the keys of S^T that its queries do not see. key and key + 8 are this thread's rows, first
@@ -137,7 +136,7 @@ struct QueryTiles {
                           const Pieces& pieces) {
         const int group = int(s.H) / int(s.K);
         of_head = (int(s.Tq) + queries - 1) / queries;
-        begin = int(min(mask.first_query(keys.first), s.Tq)) / queries;
+        begin = first_query_tile(keys.first, queries, mask);
         const int seen = max(of_head - begin, 0), all = seen * group;
         const int skipped = int(int64_t(all) * keys.piece / pieces.count);
         count = int(int64_t(all) * (keys.piece + 1) / pieces.count) - skipped;

@@ -135,7 +135,7 @@ __device__ void store_sums(Out* to, float (&sum)[n], const float* addend) {
 // rows g and g + 8: the sums of four lanes, 64 bytes.
 template <int D, class Out>
 __global__ void __launch_bounds__(threads)
-    to_dq(Out* dq, const int4* sums, const BackwardRows<D>* rows, AttentionSizes s,
+    to_dq(Out* dq, const int4* sums, const BackwardRows<D>* rows, AttentionSizes s, DeviceMask mask,
           const float* addend) {
     constexpr int queries = backward_queries(D), parts = D / 64, tiles = queries * D / dq_tile;
     const BackwardRows<D>& tile = rows[blockIdx.x / tiles];
@@ -150,6 +150,9 @@ __global__ void __launch_bounds__(threads)
     int4 four[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t) four[t] = from[t];
+    const unsigned zero =
+        unsigned(rounded_zero) * unsigned(key_tiles_of(first / queries, queries, mask));
+    const auto without_zero = [&](int sum) { return float(int(unsigned(sum) - zero)); };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int64_t query = first + row + 8 * r;
@@ -158,8 +161,8 @@ __global__ void __launch_bounds__(threads)
         float sum[8];
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-            sum[2 * t] = float(r == 0 ? four[t].x : four[t].z) * factor;
-            sum[2 * t + 1] = float(r == 0 ? four[t].y : four[t].w) * factor;
+            sum[2 * t] = without_zero(r == 0 ? four[t].x : four[t].z) * factor;
+            sum[2 * t + 1] = without_zero(r == 0 ? four[t].y : four[t].w) * factor;
         }
         const int64_t at = ((head / s.H * s.Tq + query) * s.H + head % s.H) * D + part * 64 + j * 8;
         store_sums(dq + at, sum, addend ? addend + at : nullptr);
@@ -206,11 +209,11 @@ BackwardSums begin_sums(const Tensor& dout, const Tensor& k, const Tensor& v, co
 }
 template <int D>
 void finish_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s,
-                 const Tensor& addend) {
+                 const DeviceMask& mask, const Tensor& addend) {
     with_type(dq.dtype(), [&]<class Out>(Out) {
         LAUNCH((to_dq<D, Out>), unsigned(sums.sums.numel() / dq_tile), threads, 0)
         (data<Out>(dq), reinterpret_cast<const int4*>(sums.sums.data()),
-         reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()), s,
+         reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()), s, mask,
          static_cast<const float*>(addend.data()));
     });
 }
@@ -222,8 +225,8 @@ BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v,
     return (s.D == 64 ? begin_sums<64> : begin_sums<128>)(dout, k, v, lse, delta, s, mask);
 }
 void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s,
-                  const Tensor& addend) {
-    (s.D == 64 ? finish_sums<64> : finish_sums<128>)(dq, sums, s, addend);
+                  const DeviceMask& mask, const Tensor& addend) {
+    (s.D == 64 ? finish_sums<64> : finish_sums<128>)(dq, sums, s, mask, addend);
 }
 
 // Chooses enough pieces that the longest tile, whose keys all queries see, takes about as long as

@@ -33,6 +33,11 @@ constexpr int dq_tile = 64 * 64, dq_of_warp = dq_tile / 4;
 constexpr int backward_queries(int D) { return D == 64 ? 128 : 64; }  // per tile
 constexpr int backward_keys = 128;
 
+// What each tile of keys adds to a sum besides its part of dQ: the bits of the float 1.5 2^23, left
+// in it by quick_round. To subtract them at every step would take 32 of a step's some 430
+// instructions; instead to_dq subtracts them once, as often as tiles have added them (modulo 2^32).
+constexpr int rounded_zero = 0x4b400000;
+
 // What the backward kernel needs for a tile of queries besides Q and dO. TMA loads it with them, so
 // its size must be a multiple of 16 bytes. log2_sum and delta are ordered by row_place.
 template <int D>
@@ -60,7 +65,20 @@ BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v,
                            const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask);
 // dQ (bf16 or fp32) from the sums, multiplied by scale, plus `addend` (fp32), if there is one.
 void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s,
-                  const Tensor& addend);
+                  const DeviceMask& mask, const Tensor& addend);
+
+// The first tile of queries that sees a tile of keys, which begins at key `first`.
+__device__ inline int first_query_tile(int first, int queries, const DeviceMask& mask) {
+    return int(min(mask.first_query(first), mask.Tq)) / queries;
+}
+// The number of tiles of keys that a tile of queries sees, i.e. whose first_query_tile is not
+// behind it.
+__device__ inline int key_tiles_of(int tile, int queries, const DeviceMask& mask) {
+    const int all = (int(mask.Tk) + backward_keys - 1) / backward_keys;
+    if (!mask.causal || tile >= int(mask.Tq) / queries) return all;
+    const int64_t keys = max(int64_t(tile + 1) * queries + mask.shift, int64_t(0));
+    return int(min((keys + backward_keys - 1) / backward_keys, int64_t(all)));
+}
 
 // One block processes a tile of keys, for all query heads that share them. If there are few tiles
 // for the multiprocessors (few heads, as with tensor parallelism), a tile's queries are divided
