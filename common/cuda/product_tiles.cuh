@@ -92,45 +92,6 @@ __device__ void store_through_boxes(const CUtensorMap* C, int row, int column,
     }
 }
 
-// Stores them while the next tile is multiplied, so that the tensor cores need not wait until the
-// copy engine has read them. Rounded, they need half of their registers, and the next sums fit
-// beside them: at each of the next tile's first steps, when its product has been issued, 64 columns
-// leave.
-template <int tiles>
-class LaterStore {
-public:
-    static constexpr int parts = tiles * 8 / box_columns;
-
-    __device__ void keep(const float (&sum)[tiles][4], int row, int column) {
-#pragma unroll
-        for (int part = 0; part < parts; ++part) round_part(rounded_[part], sum, part);
-        row_ = row, column_ = column, kept_ = true;
-    }
-    // The part whose turn is at this step, if there is one.
-    template <int boxes>
-    __device__ void at_step(int step, const CUtensorMap* C,
-                            Element (&box)[boxes][box_rows * box_columns]) const {
-        if (!kept_) return;
-#pragma unroll
-        for (int part = 0; part < parts; ++part)
-            if (step == part)
-                store_box<boxes>(C, row_, column_ + part * box_columns, box[part % boxes],
-                                 rounded_[part]);
-    }
-    // After so many steps: the parts that are left.
-    template <int boxes>
-    __device__ void finish(int steps, const CUtensorMap* C,
-                           Element (&box)[boxes][box_rows * box_columns]) {
-        for (; steps < parts; ++steps) at_step(steps, C, box);
-        kept_ = false;
-    }
-
-private:
-    uint32_t rounded_[parts][packs][4];
-    int row_, column_;
-    bool kept_ = false;
-};
-
 // The same in fp32, of one of C's groups. If `add`, the copy engine adds to what is in memory: no
 // thread waits for it.
 template <int boxes, int tiles>
@@ -166,5 +127,44 @@ __device__ void store_through_boxes(const CUtensorMap* C, bool add, int group, i
         }
     }
 }
+
+// Stores a warp's sums, as bf16, while the next tile is multiplied, so that the tensor cores need
+// not wait until the copy engine has read them. Rounded, they need half of their registers, and the
+// next sums fit beside them: at each of the next tile's first steps, when its product has been
+// issued, 64 columns leave.
+template <int tiles>
+class LaterStore {
+public:
+    static constexpr int parts = tiles * 8 / box_columns;
+
+    __device__ void keep(const float (&sum)[tiles][4], int row, int column) {
+#pragma unroll
+        for (int part = 0; part < parts; ++part) round_part(rounded_[part], sum, part);
+        row_ = row, column_ = column, kept_ = true;
+    }
+    // The part whose turn is at this step, if there is one.
+    template <int boxes>
+    __device__ void at_step(int step, const CUtensorMap* C,
+                            Element (&box)[boxes][box_rows * box_columns]) const {
+        if (!kept_) return;
+#pragma unroll
+        for (int part = 0; part < parts; ++part)
+            if (step == part)
+                store_box<boxes>(C, row_, column_ + part * box_columns, box[part % boxes],
+                                 rounded_[part]);
+    }
+    // After so many steps: the parts that are left.
+    template <int boxes>
+    __device__ void finish(int steps, const CUtensorMap* C,
+                           Element (&box)[boxes][box_rows * box_columns]) {
+        for (; steps < parts; ++steps) at_step(steps, C, box);
+        kept_ = false;
+    }
+
+private:
+    uint32_t rounded_[parts][packs][4];
+    int row_, column_;
+    bool kept_ = false;
+};
 
 }  // namespace ultrascale
