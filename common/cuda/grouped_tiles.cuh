@@ -3,8 +3,13 @@
 // The tiles of a group are numbered down its columns, and a cluster takes two neighbouring ones. As
 // a rule they lie below each other, and need the same columns of B; where a column or a group ends
 // between them, each reads its own.
+//
+// Tiles at the end of a group, or of its columns, take less time than others. So a cluster takes
+// its next pair when it is about to finish one (a "dynamic tile scheduler"): dealt out in turn,
+// some clusters would still compute while others have nothing left.
 #pragma once
 
+#include "clusters.cuh"
 #include "grouped_tensor_cores.cuh"
 #include "product_tiles.cuh"
 
@@ -15,36 +20,63 @@ constexpr int tiles_below = 16;
 constexpr int cluster = 2;  // blocks
 
 // A tile of the result.
-struct Work {
-    int group;
+struct alignas(16) Work {
+    int group;         // -1: there is no more work
     int row, row_end;  // its first row, and where the rows that may be stored end
     int column;
     int k, k_end;  // weight: the group's rows
-    bool shares;   // the other block needs the same part of B
+    int shares;    // the other block needs the same part of B
 };
 
-// The walk through a cluster's pairs of tiles, as its block `rank` sees it. Both tiles of a pair
-// have the same k.
+// Where a block finds its next tile. One thread of the cluster deals tiles to both blocks, to so
+// many readers in each: threads that ask TMA, and warps that multiply.
+struct NextWork {
+    Work work;
+    Barrier dealt, wanted;  // rank 0's `wanted` is that of both blocks
+
+    __device__ void init(int readers) {
+        barrier_init(&dealt, 1);
+        barrier_init(&wanted, readers * cluster);
+    }
+    // Each reader, as soon as it may have another tile; it has read the last one.
+    __device__ void want() { barrier_arrive_at(&wanted, 0); }
+    // One thread reads. Returns false after the last tile.
+    __device__ bool read(Work& to, uint32_t& parity) {
+        barrier_wait(&dealt, parity);
+        parity ^= 1;
+        to = work;
+        return to.group >= 0;
+    }
+    // A warp reads, and wants another tile at once.
+    __device__ bool read_by_warp(Work& to, uint32_t& parity) {
+        read(to, parity);
+        for (int* field : {&to.group, &to.row, &to.row_end, &to.column, &to.k, &to.k_end})
+            *field = same_in_warp(*field);
+        if (threadIdx.x % 32 == 0) want();
+        return to.group >= 0;
+    }
+};
+
+// Pairs of tiles by their number. Both tiles of a pair have the same k.
 template <GroupForm form>
 class Tiles {
 public:
-    __device__ Tiles(const GroupProduct& p, int rank)
+    __device__ explicit Tiles(const GroupProduct& p)
         : p_(p),
           walk_{p.counts, p.G, tile_rows},
           down_((p.M + tile_rows - 1) / tile_rows),
-          across_((p.N + tile_columns - 1) / tile_columns),
-          rank_(rank),
-          pair_(int(blockIdx.x) / cluster) {}
-    // Returns false after the last pair. A pair's second tile may not exist: then its block helps
-    // the first one, and has no rows to store.
-    __device__ bool next(Work& work) {
-        Work first, second;
-        const int index = cluster * pair_;
+          across_((p.N + tile_columns - 1) / tile_columns) {}
+    // Numbers increase from call to call. Returns false if there are not so many. A pair's second
+    // tile may not exist: then its block helps the first one, and has no rows to store.
+    __device__ bool find(int pair, Work (&both)[cluster]) {
+        auto& [first, second] = both;
+        first.group = second.group = -1;
+        const int index = cluster * pair;
         if constexpr (form == GroupForm::weight) {
             const int tiles = down_ * across_, pairs = (tiles + 1) / cluster;
-            if (pair_ / pairs >= p_.G) return false;
-            walk_.go_to(pair_ / pairs);
-            const int in_group = cluster * (pair_ % pairs);
+            if (pair / pairs >= p_.G) return false;
+            walk_.go_to(pair / pairs);
+            const int in_group = cluster * (pair % pairs);
             first = of_weight(in_group);
             second = in_group + 1 < tiles ? of_weight(in_group + 1) : without_rows(first);
         } else {
@@ -52,9 +84,7 @@ public:
             first = of_rows(index);
             second = walk_.find((index + 1) / across_) ? of_rows(index + 1) : without_rows(first);
         }
-        work = rank_ == 0 ? first : second;
-        work.shares = first.group == second.group && first.column == second.column;
-        pair_ += int(gridDim.x) / cluster;
+        first.shares = second.shares = first.group == second.group && first.column == second.column;
         return true;
     }
 
@@ -62,7 +92,7 @@ private:
     __device__ Work of_weight(int in_group) const {
         const Tile tile = tile_at(in_group, down_, across_, tiles_below);
         return {walk_.group,      tile.row * tile_rows, p_.M, tile.column * tile_columns,
-                int(walk_.begin), int(walk_.end),       false};
+                int(walk_.begin), int(walk_.end),       0};
     }
     __device__ Work of_rows(int index) const {
         const Tile tile = tile_at(index - int(walk_.first_tile) * across_,
@@ -73,7 +103,7 @@ private:
                 tile.column * tile_columns,
                 0,
                 p_.K,
-                false};
+                0};
     }
     __device__ static Work without_rows(Work work) {
         work.row_end = 0;
@@ -82,7 +112,23 @@ private:
 
     const GroupProduct& p_;
     GroupWalk walk_;
-    int down_, across_, rank_, pair_;
+    int down_, across_;
 };
+
+// Deals tiles to a cluster: first the pair of its own number, then, whenever both blocks want
+// another one, the next that no cluster has. *taken: how many of those have been dealt.
+template <GroupForm form>
+__device__ void deal(NextWork& next, const GroupProduct& p, int* taken) {
+    Tiles<form> tiles(p);
+    Work both[cluster];
+    int pair = int(blockIdx.x) / cluster;
+    for (uint32_t parity = 0;; parity ^= 1) {
+        const bool found = tiles.find(pair, both);
+        for (int rank = 0; rank < cluster; ++rank) send(&next.work, both[rank], &next.dealt, rank);
+        if (!found) return;
+        barrier_wait(&next.wanted, parity);
+        pair = int(gridDim.x) / cluster + atomicAdd(taken, 1);
+    }
+}
 
 }  // namespace ultrascale::ops

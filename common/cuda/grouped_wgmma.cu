@@ -8,9 +8,9 @@
 //     input    dx_g = dy_g W_g     A: rows of dy, k = out    B: columns of W_g
 //     weight   dw_g = dy_g^T x_g   A: columns of dy, k = the group's rows    B: columns of x
 //
-// Which tile belongs to which group follows from the counts, which every block reads on the device:
-// the host does not wait for them. A group's tiles have neighbouring numbers, so that at one time
-// blocks share its W, or its rows, in L2.
+// Which tile belongs to which group follows from the counts, which one thread of each cluster reads
+// on the device: the host does not wait for them. That thread deals tiles to its cluster. A group's
+// tiles have neighbouring numbers, so that at one time blocks share its W, or its rows, in L2.
 //
 // A group may begin and end at any row:
 //   - forward, input: a tile reads past the group's end, but the sums of those rows are not stored.
@@ -29,6 +29,9 @@ namespace {
 
 constexpr int stages = 4;     // 48 KiB each
 constexpr int under_way = 1;  // steps whose products a consumer leaves in flight
+// A producer wants its next tile so many steps before the end of this one: not much earlier, as a
+// cluster must not take a tile that another could begin sooner.
+constexpr int want_before = 4;
 constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int consumer_registers = 232, producer_registers = 40;
 constexpr int piece = 64;  // columns of a tile whose k runs down its rows: 64 x 64, 8 KiB
@@ -42,6 +45,7 @@ struct Shared {
     Stage stage[stages];
     Element box[4 * consumers][boxes][box_rows * box_columns];
     Barrier full[stages], empty[stages];
+    NextWork next;
 };
 
 __device__ int steps_of(const Work& work) { return (work.k_end - work.k + k_step - 1) / k_step; }
@@ -113,8 +117,9 @@ __device__ void multiply(float (&sum)[tile_columns / 8][4], const Stage& stage, 
 
 template <GroupForm form, class D>
 __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
-    product(D* out, const D* addend, const GroupProduct p, const __grid_constant__ CUtensorMap A,
-            const __grid_constant__ CUtensorMap B, const __grid_constant__ CUtensorMap C) {
+    product(D* out, const D* addend, int* taken, const GroupProduct p,
+            const __grid_constant__ CUtensorMap A, const __grid_constant__ CUtensorMap B,
+            const __grid_constant__ CUtensorMap C) {
     extern __shared__ __align__(1024) unsigned char bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(bytes);
     const int warp = same_in_warp(int(threadIdx.x) / 32), warpgroup = warp / 4;
@@ -125,23 +130,32 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
             barrier_init(&shared.full[s], 1);
             barrier_init(&shared.empty[s], consumers * cluster);
         }
+        shared.next.init(4 * consumers + 1);
         barrier_init_fence();
     }
     cluster_sync();
 
     const int rank = int(cluster_rank());
-    Tiles<form> tiles(p, rank);
     Work work;
+    uint32_t parity = 0;  // of shared.next
     RingPlace<stages> place;
     if (warpgroup == consumers) {
         registers_fewer<producer_registers>();
-        if (threadIdx.x % 128 == 0)
-            while (tiles.next(work))
-                for (int step = 0; step < steps_of(work); ++step, place.advance()) {
+        if (threadIdx.x % 128 == 0) {
+            while (shared.next.read(work, parity)) {
+                const int steps = steps_of(work),
+                          want_at = steps > want_before ? steps - want_before : 0;
+                for (int step = 0; step < steps; ++step, place.advance()) {
+                    if (step == want_at) shared.next.want();
                     barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
                     request<form>(shared.stage[place.stage], &shared.full[place.stage], &A, &B,
                                   work, work.k + step * k_step, rank);
                 }
+                if (steps == 0) shared.next.want();
+            }
+        } else if (threadIdx.x % 128 == 32 && rank == 0) {
+            deal<form>(shared.next, p, taken);
+        }
     } else {
         registers_more<consumer_registers>();
         RingPlace<stages> to_free;
@@ -157,7 +171,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         const auto finish_store = [&](int steps) {
             if constexpr (std::is_same_v<D, Element>) later.finish(steps, &C, shared.box[warp]);
         };
-        while (tiles.next(work)) {
+        while (shared.next.read_by_warp(work, parity)) {
             const int steps = steps_of(work), row = work.row + warpgroup * 64 + warp % 4 * box_rows;
             const bool idle = work.row + warpgroup * 64 >= work.row_end,
                        narrow = p.N - work.column <= tile_columns / 2;
@@ -237,8 +251,9 @@ void start(const Tensor& out, const Tensor& addend, const GroupProduct& p, int64
     const auto kernel = product<form, D>;
     static const int most = clusters_at_once(kernel, cluster, threads, sizeof(Shared));
     const CUtensorMap C = std::is_same_v<D, float> ? sums_map(out) : result_map(out);
+    const Tensor taken = Tensor::zeros({1}, DType::int32, Memory::workspace);
     LAUNCH(kernel, unsigned(std::min<int64_t>(pairs, most) * cluster), threads, sizeof(Shared))
-    (data<D>(out), addend ? data<D>(addend) : nullptr, p, A, B, C);
+    (data<D>(out), addend ? data<D>(addend) : nullptr, taken.as<int32_t>(), p, A, B, C);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Hopper's (sm_90a) instructions for moving tiles and for synchronization, as plain functions:
-// barriers in shared memory that count bytes (mbarrier), the copy engine that moves whole tiles and
-// then signals a barrier (TMA), and clusters of blocks. The matrix product and the layout of a tile
-// in shared memory are in wgmma.cuh.
+// barriers in shared memory that count bytes (mbarrier), and the copy engine that moves whole tiles
+// and then signals a barrier (TMA). Clusters of blocks are in clusters.cuh, the matrix product and
+// the layout of a tile in shared memory in wgmma.cuh.
 //
 //     memory                 shared memory                           registers
 //     matrix -- tma_load --> tile --- wgmma -----------------------> sums: 64 x n, of 128 threads
@@ -55,16 +55,6 @@ __device__ inline void barrier_arrive_expect(Barrier* barrier, int bytes) {
           "r"(bytes)
           : "memory");
 }
-// Arrives at the same barrier in block `rank` of the cluster, which may be this block. It signals
-// that tiles have been read and publishes no stores: with .release.cluster it would also wait until
-// all of this thread's stores are visible everywhere.
-__device__ inline void barrier_arrive_at(Barrier* barrier, uint32_t rank) {
-    SM90A(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-        "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(shared_address(barrier)),
-        "r"(rank)
-        : "memory");
-}
 // waits up to a time limit
 __device__ inline bool barrier_try_wait(Barrier* barrier, uint32_t parity) {
     uint32_t complete = 1;
@@ -92,19 +82,7 @@ struct RingPlace {
     }
 };
 
-// ---- clusters, warpgroups, registers ------------------------------------------------------------
-
-// To declare a kernel with clusters, see CLUSTER in sm90.cuh.
-__device__ inline uint32_t cluster_rank() {
-    uint32_t rank = 0;
-    SM90A("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-// A barrier for all threads of all blocks of the cluster. A block must not exit while other blocks
-// may still write to its shared memory or arrive at its barriers.
-__device__ inline void cluster_sync() {
-    SM90A("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
-}
+// ---- warpgroups, registers ----------------------------------------------------------------------
 
 // Waits at named barrier `id` (1 .. 15; __syncthreads is 0), which `threads` threads (whole warps)
 // share.
@@ -157,28 +135,6 @@ __device__ inline void tma_load(void* to, const CUtensorMap* map, Barrier* barri
         "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
 }
-// Loads to the same place in every block of the cluster whose bit is set in `blocks`; the bytes are
-// counted at the same barrier of each.
-__device__ inline void tma_load_multicast(void* to, const CUtensorMap* map, Barrier* barrier,
-                                          uint16_t blocks, int x, int y) {
-    SM90A(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
-        "multicast::cluster [%0], [%1, {%3, %4}], [%2], "
-        "%5;" ::"r"(shared_address(to)),
-        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "h"(blocks)
-        : "memory");
-}
-
-__device__ inline void tma_load_multicast(void* to, const CUtensorMap* map, Barrier* barrier,
-                                          uint16_t blocks, int x, int y, int z, int w) {
-    SM90A(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
-        "multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], "
-        "%7;" ::"r"(shared_address(to)),
-        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks)
-        : "memory");
-}
-
 // Copies contiguous bytes; both addresses and the size are multiples of 16.
 __device__ inline void bulk_load(void* to, const void* from, Barrier* barrier, int bytes) {
     SM90A(
@@ -282,22 +238,6 @@ inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDime
                                  "): an address or stride is no multiple of 16 bytes, or a box has "
                                  "more than 256 elements or 128 bytes");
     return map;
-}
-
-// How many clusters of this kernel the device runs at once: fewer than SMs / cluster if its groups
-// of SMs are not multiples of the cluster's size.
-template <class... Parameters>
-int clusters_at_once(void (*kernel)(Parameters...), int cluster, int threads, size_t shared_bytes) {
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    int(shared_bytes)));
-    cudaLaunchAttribute size;
-    size.id = cudaLaunchAttributeClusterDimension;
-    size.val.clusterDim = {unsigned(cluster), 1, 1};
-    const cudaLaunchConfig_t config = {
-        unsigned(cluster), unsigned(threads), shared_bytes, cuda_compute(), &size, 1};
-    int clusters = 0;
-    cuda_check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-    return clusters;
 }
 
 }  // namespace ultrascale
