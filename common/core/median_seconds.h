@@ -2,7 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <functional>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "stream.h"
@@ -26,39 +29,50 @@ inline double seconds_per_call(const std::function<void()>& call, int calls) {
     return (now_seconds() - begin) / calls;
 }
 
+// How long a function is called before its time counts, and for how long it is then measured.
+struct Turns {
+    double settling_seconds = 0.25, batch_seconds = 0.03;
+};
+
 // Seconds per call of each function in `compared`: the median over batches of calls that run back
 // to back without waiting for the device, as in training. The functions take turns, because a GPU
-// gets hotter and slower the longer it computes, and this way all are affected alike. The first
-// quarter of a second of a turn does not count: the GPU's clock rate still adapts from the previous
-// function's power draw to this one's.
+// gets hotter and slower the longer it computes, and this way all are affected alike. Each round
+// has another order, and the first calls of a turn do not count: the GPU's clock rate still adapts
+// from the previous function's power draw to this one's.
 //
 // Functions that communicate are called by several ranks: `largest` returns the largest of the
 // ranks' values, so that all ranks make as many calls, and a batch lasts as long as on the slowest.
-template <class Largest>
+template <std::invocable<double> Largest>
 std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared,
-                                   Largest&& largest) {
+                                   Largest&& largest, const Turns& turns = {}) {
     constexpr int rounds = 5;
-    constexpr double batch_seconds = 0.03, settling_seconds = 0.25;
     std::vector<std::vector<double>> seconds(compared.size());
     std::vector<int> calls, settling_calls;
     for (const auto& call : compared) {
         seconds_per_call(call, 1);  // warms up
         const double first = largest(seconds_per_call(call, 1));
-        calls.push_back(std::clamp(int(batch_seconds / first), 1, 500));
-        settling_calls.push_back(std::clamp(int(settling_seconds / first), 1, 5000));
+        calls.push_back(std::clamp(int(turns.batch_seconds / first), 1, 500));
+        settling_calls.push_back(std::clamp(int(turns.settling_seconds / first), 1, 5000));
     }
-    for (int round = 0; round < rounds; ++round)
-        for (size_t i = 0; i < compared.size(); ++i)
+    std::vector<size_t> order(compared.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::mt19937 random;  // as it begins with the same seed, all ranks draw the same orders
+    for (int round = 0; round < rounds; ++round) {
+        std::ranges::shuffle(order, random);
+        for (const size_t i : order)
             if (calls[i] > 1 || round < 3) {  // for slow calls three rounds are enough
                 if (compared.size() > 1) seconds_per_call(compared[i], settling_calls[i]);
                 seconds[i].push_back(largest(seconds_per_call(compared[i], calls[i])));
             }
+    }
     std::vector<double> medians;
     for (std::vector<double>& s : seconds) medians.push_back(median(std::move(s)));
     return medians;
 }
-inline std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared) {
-    return median_seconds(compared, [](double seconds) { return seconds; });
+inline std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared,
+                                          const Turns& turns = {}) {
+    return median_seconds(
+        compared, [](double seconds) { return seconds; }, turns);
 }
 
 }  // namespace ultrascale

@@ -1,8 +1,9 @@
 // How fast attention is: build/<backend>/attention_bench
 //
 // Causal, 16,384 tokens (1,024 on the CPU) of bf16 and 2,048 / D heads, in sequences of growing
-// length; then one sequence of a quarter of the tokens, with the heads of Llama-3-8B that each rank
-// has under tensor parallelism over 1, 2, 4, 8 ranks. FLOPs as the field counts them: 4 B H T^2 D
+// length; one sequence of as many, and on a GPU of four times as many, with 32 heads; and one of a
+// quarter of the tokens, with the heads of Llama-3-8B that each rank has under tensor parallelism
+// over 1, 2, 4, 8 ranks. FLOPs as the field counts them: 4 B H T^2 D
 // forward, half of it causal, and 2.5 times that backward (five products for two).
 #include <cstdio>
 #include <vector>
@@ -29,7 +30,8 @@ static void measure(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D) {
         ops::attention_delta(delta, dout, o);
         ops::attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, {});
     };
-    const std::vector<double> seconds = median_seconds({forward, backward});
+    const std::vector<double> seconds =
+        median_seconds({forward, backward}, Turns{.settling_seconds = 0.4, .batch_seconds = 0.2});
     const double flops = 4.0 * double(B * H) * double(T) * double(T) * double(D) / 2;
     std::printf("%4d %6d %4d %4d   %12.3f %8.1f   %12.3f %8.1f\n", int(D), int(T), int(H), int(K),
                 seconds[0] * 1e3, flops / seconds[0] / 1e12, seconds[1] * 1e3,
@@ -44,6 +46,8 @@ int main() {
     for (int64_t D : {64, 128})
         for (int64_t T = tokens / 8; T <= tokens; T *= 2)
             measure(tokens / T, T, 2048 / D, 2048 / D, D);
+    for (int64_t T = tokens; T <= (device_is_gpu() ? 4 : 1) * tokens; T *= 4)
+        measure(1, T, 32, 32, 128);
     for (int64_t tp : {1, 2, 4, 8}) measure(1, tokens / 4, 32 / tp, 8 / tp, 128);
     finalize_communication();
 }

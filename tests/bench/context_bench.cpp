@@ -7,7 +7,7 @@
 // efficiency is t(1) / (N t(N)). With one or two ranks, also what each rank of a ring of two
 // computes, block by block with the merges and the sums, but without sending anything: the
 // efficiency that is left for two devices if all communication is hidden. What is compared takes
-// turns.
+// turns, which are long: at its power limit a GPU needs a while to find the clock rate that fits.
 #include <cstdio>
 #include <cstdlib>
 
@@ -106,8 +106,9 @@ void measure_length(const Communicator& world, int64_t T) {
     }
     std::vector<std::function<void()>> calls;
     for (const Row& r : rows) calls.insert(calls.end(), {r.forward, r.both});
-    const std::vector<double> seconds =
-        median_seconds(calls, [&](double s) { return largest_of_ranks(world, s); });
+    const Turns long_turns = {.settling_seconds = 0.4, .batch_seconds = 0.4};
+    const std::vector<double> seconds = median_seconds(
+        calls, [&](double s) { return largest_of_ranks(world, s); }, long_turns);
     if (world.rank() > 0) return;
     const double flops = 4.0 * double(H * D) * double(T) * double(T) / 2;
     for (size_t i = 0; i < rows.size(); ++i) {
