@@ -1,10 +1,12 @@
 // Products in groups, as a mixture of experts needs them: the kernel that this project trains with
-// on Hopper, common/cuda/grouped_wgmma.cu. It is 6_product_async_store without its clusters, and
-// adds to it:
+// on Hopper, common/cuda/grouped_wgmma.cu. It adds to 6_product_async_store:
 //
 //   - Which matrix B a tile needs depends on its group, and how many rows each group has is known
-//     on the device only. So every block walks through the groups' counts, and the host waits for
-//     nothing: it starts as many blocks as there are multiprocessors, whatever the counts are.
+//     on the device only. So a thread of each cluster walks through the groups' counts, and the
+//     host waits for nothing: it starts as many blocks as there are multiprocessors, whatever the
+//     counts are.
+//   - Tiles at the end of a group take less time than others. So a cluster is dealt its next pair
+//     of tiles when it is about to finish one, instead of every so many-th pair from the start.
 //   - A group ends at any row, in the middle of a tile. A tile reads on into the next group, but
 //     the sums of those rows are thrown away:
 //
@@ -16,7 +18,8 @@
 //     stores element by element. A warpgroup without any row of the group multiplies nothing: a
 //     group costs its rows rounded up to 64, not to 128.
 //
-// Of clusters it has none: two blocks that share B would be tied to 256 rows of one group.
+// A cluster's two tiles lie below each other, so that they share B, except where a column or a
+// group ends between them: then each block asks for its own.
 //
 // It needs Hopper's PTX, which neither the CPU nor other GPUs execute.
 #include "../kernel.h"
