@@ -10,7 +10,6 @@
 // So stage s of *both* blocks must be free before either asks: empty[s] counts the consumers of
 // both, and a consumer arrives at the barrier of each (barrier_arrive_at). A block must exist as
 // long as the other may write to it, so they begin and end together.
-#include "cuda/clusters.cuh"
 #include "product.cuh"
 
 namespace ultrascale::kernels {

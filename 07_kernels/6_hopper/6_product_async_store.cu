@@ -14,7 +14,6 @@
 //
 // Every other tile of a block goes through K backwards: it begins with what its neighbours read
 // last, which L2 still has.
-#include "cuda/clusters.cuh"
 #include "product.cuh"
 
 namespace ultrascale::kernels {

@@ -18,7 +18,6 @@
 //
 // DeepSeek-AI et al. 2024, DeepSeek-V3 Technical Report, section 3.3.2 (reports errors of nearly 2
 // % at most, for two random matrices with K = 4096).
-#include "cuda/clusters.cuh"
 #include "product.cuh"
 
 namespace ultrascale::kernels {

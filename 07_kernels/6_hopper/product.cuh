@@ -6,6 +6,7 @@
 #include "../kernel.h"
 
 #ifndef ULTRASCALE_SIMT
+#include "cuda/clusters.cuh"
 #include "cuda/product_tiles.cuh"
 
 namespace ultrascale::kernels {
