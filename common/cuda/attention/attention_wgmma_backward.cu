@@ -28,6 +28,7 @@
 // that share a key head; several blocks do so if there are few tiles of keys (Pieces). FLOPs: 10 Tq
 // Tk D per head, half of that if causal.
 #include "attention_wgmma_backward.cuh"
+#include "attention_wgmma_gradients.cuh"
 
 namespace ultrascale::ops {
 
@@ -48,12 +49,9 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
 
     RingPlace<1> kv_place;
     StepPlace<Shape::stages> place;
-    const auto arrive = [&](Barrier& barrier) {
-        first_lane() ? barrier_arrive(&barrier) : void();
-    };  // once per warp
-    const auto outgoing = [&] {
-        return shared.outgoing[4 * consumer + int(thread_here()) / 32];
-    };  // of the warp
+    // Of this warp: it arrives once, and its part of dQ leaves from here.
+    const auto arrive = [&](Barrier& at) { first_lane() ? barrier_arrive(&at) : void(); };
+    const auto outgoing = [&] { return shared.outgoing[4 * consumer + int(thread_here()) / 32]; };
     for (;; kv_place.advance()) {
         barrier_wait(&shared.kv_full, kv_place.parity);
         const int index = shared.tile[kv_place.parity];
@@ -130,8 +128,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             barrier_wait(&shared.ds_free, place.step_parity() ^ 1);
             store_fragments<queries, 64>(ds, int(thread_here()) / 32 * 16, p, 1, 1);
         };
-        float low = 0,
-              high = 0;  // the factors of rows g and g + 8 of the dQ in `part`
+        float low = 0, high = 0;  // the factors of rows g and g + 8 of the dQ in `part`
         const auto load_factors = [&] {
             const BackwardRows<D>& rows = shared.rows[place.stage_before()];
             const int thread = int(thread_here()),
@@ -143,8 +140,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             __syncwarp();
             arrive(shared.ds_free);
             arrive(shared.empty[place.stage_before()]);
-            if (first_lane()) tma_store_wait_read<0>();
-            __syncwarp();
+            make_room();
             round_dq(outgoing(), part, low, high);
         };
         // Adds it to the sums in memory by TMA, after fence_async_proxy().
@@ -190,8 +186,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             }
             store_ds();
             fence_async_proxy();
-            sync_some<128>(1 +
-                           consumer);  // dK reads this consumer's dS without waiting for ds_ready
+            // dK reads this consumer's dS without waiting for ds_ready.
+            sync_some<128>(1 + consumer);
             arrive(shared.ds_ready);
             if constexpr (later) send_dq();
             place.advance();
@@ -219,8 +215,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             if (Output::add && pieces.count == 1) continue;  // nothing to add
         }
 
-        const KeyTile tile(order.at(shared.tile[kv_place.parity]),
-                           pieces);  // read again, as all registers are in use
+        // Read again, as all registers are in use.
+        const KeyTile tile(order.at(shared.tile[kv_place.parity]), pieces);
         const int first_of_warp = first + int(thread_here()) / 32 * 16;
         store_gradients<D>(out, pieces, outgoing(), tile, first_of_warp, dv_sum, dk_sum, s);
     }

@@ -1,0 +1,118 @@
+// How attention_wgmma_backward.cu stores dV and dK: whole, through TMA, or those of a piece of the
+// queries.
+#pragma once
+
+#include "attention_wgmma_backward.cuh"
+
+namespace ultrascale::ops {
+
+// Stores a warp's 16 rows of dV or dK (mma.cuh): keys from `first_key` on, up to Tk.
+template <int D>
+__device__ void store_rows(float* to, int first_key, const float (&rows)[D / 8][4],
+                           const AttentionSizes& s) {
+    const int lane = int(thread_here()) % 32, key = first_key + lane / 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+        if (key + 8 * r < s.Tk) {
+            float2* const row =
+                reinterpret_cast<float2*>(to + (key + 8 * r) * s.k_row() + lane % 4 * 2);
+#pragma unroll
+            for (int j = 0; j < D / 8; ++j) row[4 * j] = {rows[j][2 * r], rows[j][2 * r + 1]};
+        }
+}
+template <int D>
+__device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first_key,
+                            const float (&dv)[D / 8][4], const float (&dk)[D / 8][4],
+                            const AttentionSizes& s) {
+    float* const to =
+        pieces.sums + ((int64_t(tile.piece) * s.B + tile.b) * s.Tk * s.K + tile.h) * D;
+    store_rows<D>(to, first_key, dv, s);
+    store_rows<D>(to + pieces.count * s.B * s.Tk * s.k_row(), first_key, dk, s);
+}
+
+// Where dV and dK go: to bf16, or to fp32, where they may be added to what is there. (If that were
+// no constant, registers would spill.)
+struct NarrowOutput {
+    CUtensorMap dk, dv;
+    static constexpr bool add = false;
+};
+template <bool adds>
+struct WideOutput {
+    CUtensorMap dk, dv;
+    static constexpr bool add = adds;
+};
+
+// TMA copies them from the warp's own `place`, which dQ's parts use before. A warp that writes
+// there first waits until TMA has read what was there; it sends when all lanes have written.
+__device__ inline void make_room() {
+    if (first_lane()) tma_store_wait_read<0>();
+    __syncwarp();
+}
+template <class Send>
+__device__ void send_written(Send&& send) {
+    fence_async_proxy();
+    __syncwarp();
+    if (first_lane()) send(), tma_store_commit();
+}
+
+// dV and dK at once if there is room. (TMA leaves out rows from Tk on.)
+template <int D>
+__device__ void store_whole(const NarrowOutput& out, int* to, const KeyTile& tile, int first_key,
+                            const float (&dv)[D / 8][4], const float (&dk)[D / 8][4],
+                            const AttentionSizes& s) {
+    Element *const place = reinterpret_cast<Element*>(to), *const behind =
+                                                               D == 128 ? place : place + 16 * D;
+    const int part = tile.h * BackwardShape<D>::parts;
+    make_room();
+    store_fragments<D, 16>(place, 0, dv, 1, 1);
+    send_written([&] { tma_store(&out.dv, place, 0, first_key, part, tile.b); });
+    if (behind == place) make_room();
+    store_fragments<D, 16>(behind, 0, dk, s.scale(), s.scale());
+    send_written([&] { tma_store(&out.dk, behind, 0, first_key, part, tile.b); });
+}
+
+// 64 columns of fp32 at a time, as two tiles of 32: that is all that there is room for.
+template <int D, bool add>
+__device__ void store_columns(const CUtensorMap* map, float* place, const KeyTile& tile,
+                              int first_key, const float (&rows)[D / 8][4], float factor) {
+    const int lane = int(thread_here()) % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int half = 0; half < D / 64; ++half) {
+        make_room();
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const float(&x)[4] = rows[8 * half + j];
+            // Chunk c of a row r, 16 bytes, lies at c ^ (r % 8) (wgmma.cuh); g + 8 is like g.
+            float* const to =
+                place + j / 4 * (16 * 32) + g * 32 + ((j % 4 * 2 + t / 2) ^ g) * 4 + t % 2 * 2;
+            *reinterpret_cast<float2*>(to) = {x[0] * factor, x[1] * factor};
+            *reinterpret_cast<float2*>(to + 8 * 32) = {x[2] * factor, x[3] * factor};
+        }
+        const int part = (tile.h * (D / 64) + half) * 2;
+        send_written([&] {
+            add ? tma_add(map, place, 0, first_key, part, tile.b)
+                : tma_store(map, place, 0, first_key, part, tile.b);
+        });
+    }
+}
+template <int D, bool add>
+__device__ void store_whole(const WideOutput<add>& out, int* place, const KeyTile& tile,
+                            int first_key, const float (&dv)[D / 8][4], const float (&dk)[D / 8][4],
+                            const AttentionSizes& s) {
+    float* const to = reinterpret_cast<float*>(place);
+    store_columns<D, add>(&out.dv, to, tile, first_key, dv, 1);
+    store_columns<D, add>(&out.dk, to, tile, first_key, dk, s.scale());
+}
+
+// Stores a warp's rows of dV and dK, or of a piece of them. `place` is the warp's own.
+template <int D, class Output>
+__device__ void store_gradients(const Output& out, const Pieces& pieces, int* place,
+                                const KeyTile& tile, int first_key, const float (&dv)[D / 8][4],
+                                const float (&dk)[D / 8][4], const AttentionSizes& s) {
+    if (pieces.count > 1)
+        store_piece<D>(pieces, tile, first_key, dv, dk, s);
+    else
+        store_whole<D>(out, place, tile, first_key, dv, dk, s);
+}
+
+}  // namespace ultrascale::ops
