@@ -135,6 +135,7 @@ __device__ inline void tma_load(void* to, const CUtensorMap* map, Barrier* barri
         "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
 }
+
 // Copies contiguous bytes; both addresses and the size are multiples of 16.
 __device__ inline void bulk_load(void* to, const void* from, Barrier* barrier, int bytes) {
     SM90A(
