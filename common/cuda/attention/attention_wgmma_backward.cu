@@ -37,8 +37,7 @@ namespace {
 // Runs on warpgroup number `consumer`: keys 64 consumer .. 64 consumer + 63 of each tile.
 template <int D, class Output>
 __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& out, int* sums,
-                        const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order,
-                        const Pieces& pieces) {
+                        const AttentionSizes& s, const DeviceMask& mask, const Pieces& pieces) {
     using Shape = BackwardShape<D>;
     constexpr int queries = Shape::queries;
     const float factor = s.scale() * log2_e;
@@ -55,8 +54,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
     for (;; kv_place.advance()) {
         barrier_wait(&shared.kv_full, kv_place.parity);
         const int index = shared.tile[kv_place.parity];
-        if (index >= order.count()) break;
-        const KeyTile keys(order.at(index), pieces);
+        if (index >= pieces.count()) break;
+        const KeyTile keys(pieces, index);
         const int first = keys.first + 64 * consumer;
         QueryTiles<queries> tiles(mask, s, keys, pieces);
 
@@ -212,11 +211,11 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
         } else {
             __syncwarp();  // all lanes have read the tile's number
             arrive(shared.kv_empty);
-            if (Output::add && pieces.count == 1) continue;  // nothing to add
+            if (Output::add && pieces.of_tile == 1) continue;  // nothing to add
         }
 
         // Read again, as all registers are in use.
-        const KeyTile tile(order.at(shared.tile[kv_place.parity]), pieces);
+        const KeyTile tile(pieces, shared.tile[kv_place.parity]);
         const int first_of_warp = first + int(thread_here()) / 32 * 16;
         store_gradients<D>(out, pieces, outgoing(), tile, first_of_warp, dv_sum, dk_sum, s);
     }
@@ -228,7 +227,7 @@ __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
     backward(int* sums, const BackwardRows<D>* rows, const __grid_constant__ CUtensorMap q,
              const __grid_constant__ CUtensorMap dout, const __grid_constant__ CUtensorMap k,
              const __grid_constant__ CUtensorMap v, const __grid_constant__ Output out,
-             AttentionSizes s, DeviceMask mask, TileOrder order, Pieces pieces) {
+             AttentionSizes s, DeviceMask mask, Pieces pieces) {
     using Shape = BackwardShape<D>;
     extern __shared__ __align__(1024) unsigned char bytes[];
     BackwardShared<D>& shared = *reinterpret_cast<BackwardShared<D>*>(bytes);
@@ -247,11 +246,10 @@ __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
     const int warpgroup = same_in_warp(int(threadIdx.x) / 128);
     if (warpgroup == Shape::consumers) {
         registers_fewer<Shape::producer_registers>();
-        if (threadIdx.x % 128 == 0)
-            produce<D>(shared, rows, &q, &dout, &k, &v, s, mask, order, pieces);
+        if (threadIdx.x % 128 == 0) produce<D>(shared, rows, &q, &dout, &k, &v, s, mask, pieces);
     } else {
         registers_more<Shape::consumer_registers>();
-        consume<D>(shared, warpgroup, out, sums, s, mask, order, pieces);
+        consume<D>(shared, warpgroup, out, sums, s, mask, pieces);
     }
 }
 
@@ -260,19 +258,18 @@ void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const 
             const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
             const DeviceMask& mask, bool add) {
     using Shape = BackwardShape<D>;
-    const int pieces = piece_count(s, mask);
-    const Tensor parts =
-        pieces > 1 ? Tensor::empty({2, pieces, s.B, s.Tk, s.K, D}, DType::fp32, Memory::workspace)
-                   : Tensor();
-    const TileOrder order = tile_order(s.B, s.K, ceil_div(s.Tk, Shape::keys) * pieces,
+    const TileOrder order = tile_order(s.B, s.K, ceil_div(s.Tk, Shape::keys),
                                        8 * s.Tq * s.D * s.group());  // Q, dO, dQ's sums
     const auto run = [&](auto kernel, const auto& out) {
-        LAUNCH(kernel, unsigned(std::min(order.count(), multiprocessors())), Shape::threads,
-               sizeof(BackwardShared<D>))
-        (data<int>(sums.sums), reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()),
-         head_map<D>(q, Shape::queries), head_map<D>(dout, Shape::queries), head_map<D>(k, 64),
-         head_map<D>(v, 64), out, s, mask, order,
-         Pieces{pieces, static_cast<float*>(parts.data())});
+        for (Pieces& pieces : divided(order, s, mask)) {
+            const Tensor sums_of_pieces = piece_sums(pieces, s.D);
+            LAUNCH(kernel, unsigned(std::min(pieces.count(), multiprocessors())), Shape::threads,
+                   sizeof(BackwardShared<D>))
+            (data<int>(sums.sums), reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()),
+             head_map<D>(q, Shape::queries), head_map<D>(dout, Shape::queries), head_map<D>(k, 64),
+             head_map<D>(v, 64), out, s, mask, pieces);
+            if (pieces.of_tile > 1) add_pieces(dk, dv, pieces, s, add);
+        }
     };
     const auto run_wide = [&]<bool adds>(std::bool_constant<adds>) {
         run(backward<D, WideOutput<adds>>,
@@ -282,7 +279,6 @@ void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const 
         add ? run_wide(std::true_type{}) : run_wide(std::false_type{});
     else
         run(backward<D, NarrowOutput>, NarrowOutput{head_map<D>(dk, 16), head_map<D>(dv, 16)});
-    if (pieces > 1) add_pieces(dk, dv, parts, s, add);
 }
 
 }  // namespace

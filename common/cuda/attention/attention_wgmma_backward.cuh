@@ -2,7 +2,7 @@
 // computes in registers between its products.
 #pragma once
 
-#include "attention_wgmma_sums.cuh"
+#include "attention_wgmma_pieces.cuh"
 
 namespace ultrascale::ops {
 
@@ -114,16 +114,6 @@ struct StepPlace {
     __device__ void advance() { n = n + 1 == 2 * stages ? 0 : n + 1; }
 };
 
-// The keys, and the piece of their queries, that a tile of TileOrder stands for.
-struct KeyTile {
-    int b, h, first, piece;
-    __device__ KeyTile(const Tile& tile, const Pieces& pieces)
-        : b(tile.b),
-          h(tile.h),
-          first(tile.rank / pieces.count * backward_keys),
-          piece(tile.rank % pieces.count) {}
-};
-
 // Iterates over a piece's tiles of queries, among those that see any of the keys: first those of
 // the group's first head, then of the second, ...
 template <int queries>
@@ -136,8 +126,8 @@ struct QueryTiles {
         of_head = (int(s.Tq) + queries - 1) / queries;
         begin = first_query_tile(keys.first, queries, mask);
         const int seen = max(of_head - begin, 0), all = seen * group;
-        const int skipped = int(int64_t(all) * keys.piece / pieces.count);
-        count = int(int64_t(all) * (keys.piece + 1) / pieces.count) - skipped;
+        const int skipped = int(int64_t(all) * keys.piece / pieces.of_tile);
+        count = int(int64_t(all) * (keys.piece + 1) / pieces.of_tile) - skipped;
         head = (keys.b * int(s.K) + keys.h) * group + skipped / max(seen, 1),
         number = begin + skipped % max(seen, 1);
     }
@@ -153,7 +143,7 @@ template <int D>
 __device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows,
                         const CUtensorMap* q, const CUtensorMap* dout, const CUtensorMap* k,
                         const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask,
-                        const TileOrder& order, const Pieces& pieces) {
+                        const Pieces& pieces) {
     using Shape = BackwardShape<D>;
     RingPlace<Shape::stages> place;
     RingPlace<1> kv_place;
@@ -164,8 +154,8 @@ __device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows,
         barrier_arrive_expect(&shared.kv_full, bytes);
         kv_place.advance();
     };
-    for (int index = int(blockIdx.x); index < order.count(); index = take_tile(order.count())) {
-        const KeyTile tile(order.at(index), pieces);
+    for (int index = int(blockIdx.x); index < pieces.count(); index = take_tile(pieces.count())) {
+        const KeyTile tile(pieces, index);
         QueryTiles<Shape::queries> tiles(mask, s, tile, pieces);
         const auto load_queries = [&] {
             Barrier* const full = &shared.full[place.stage];
@@ -191,7 +181,7 @@ __device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows,
         }
         for (int i = 1; i < tiles.count; ++i) load_queries();
     }
-    publish(order.count(), 0);
+    publish(pieces.count(), 0);
 }
 
 }  // namespace ultrascale::ops

@@ -6,28 +6,25 @@
 
 namespace ultrascale::ops {
 
-// Stores a warp's 16 rows of dV or dK (mma.cuh): keys from `first_key` on, up to Tk.
+// Stores a warp's 16 rows of a piece's dV or dK (mma.cuh) at row first_row of a tile (128, D).
 template <int D>
-__device__ void store_rows(float* to, int first_key, const float (&rows)[D / 8][4],
-                           const AttentionSizes& s) {
-    const int lane = int(thread_here()) % 32, key = first_key + lane / 4;
+__device__ void store_rows(float* tile, int first_row, const float (&rows)[D / 8][4]) {
+    const int lane = int(thread_here()) % 32;
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-        if (key + 8 * r < s.Tk) {
-            float2* const row =
-                reinterpret_cast<float2*>(to + (key + 8 * r) * s.k_row() + lane % 4 * 2);
+    for (int r = 0; r < 2; ++r) {
+        float2* const row =
+            reinterpret_cast<float2*>(tile + (first_row + lane / 4 + 8 * r) * D + lane % 4 * 2);
 #pragma unroll
-            for (int j = 0; j < D / 8; ++j) row[4 * j] = {rows[j][2 * r], rows[j][2 * r + 1]};
-        }
+        for (int j = 0; j < D / 8; ++j) row[4 * j] = {rows[j][2 * r], rows[j][2 * r + 1]};
+    }
 }
 template <int D>
 __device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first_key,
-                            const float (&dv)[D / 8][4], const float (&dk)[D / 8][4],
-                            const AttentionSizes& s) {
-    float* const to =
-        pieces.sums + ((int64_t(tile.piece) * s.B + tile.b) * s.Tk * s.K + tile.h) * D;
-    store_rows<D>(to, first_key, dv, s);
-    store_rows<D>(to + pieces.count * s.B * s.Tk * s.k_row(), first_key, dk, s);
+                            const float (&dv)[D / 8][4], const float (&dk)[D / 8][4]) {
+    constexpr int64_t numel = backward_keys * D;
+    float* const to = pieces.sums + (int64_t(tile.piece) * pieces.tiles() + tile.number) * numel;
+    store_rows<D>(to, first_key - tile.first, dv);
+    store_rows<D>(to + pieces.count() * numel, first_key - tile.first, dk);
 }
 
 // Where dV and dK go: to bf16, or to fp32, where they may be added to what is there. (If that were
@@ -109,8 +106,8 @@ template <int D, class Output>
 __device__ void store_gradients(const Output& out, const Pieces& pieces, int* place,
                                 const KeyTile& tile, int first_key, const float (&dv)[D / 8][4],
                                 const float (&dk)[D / 8][4], const AttentionSizes& s) {
-    if (pieces.count > 1)
-        store_piece<D>(pieces, tile, first_key, dv, dk, s);
+    if (pieces.of_tile > 1)
+        store_piece<D>(pieces, tile, first_key, dv, dk);
     else
         store_whole<D>(out, place, tile, first_key, dv, dk, s);
 }

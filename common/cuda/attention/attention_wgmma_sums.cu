@@ -169,27 +169,6 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-// Each thread adds four neighbouring elements; blockIdx.y is 0 for dV, 1 for dK.
-template <class Out>
-__global__ void __launch_bounds__(threads)
-    sum_pieces(Out* dv, Out* dk, const float* sums, int pieces, int64_t numel, float scale,
-               bool add) {
-    const int64_t i = (blockIdx.x * int64_t(threads) + threadIdx.x) * 4;
-    if (i >= numel) return;
-    const float* const from = sums + int64_t(blockIdx.y) * pieces * numel + i;
-    Pack<float, 4> sum = load<4>(from);
-    for (int p = 1; p < pieces; ++p) {
-        const Pack<float, 4> more = load<4>(from + p * numel);
-        for (int j = 0; j < 4; ++j) sum.x[j] += more.x[j];
-    }
-    for (int j = 0; j < 4; ++j) sum.x[j] = blockIdx.y == 0 ? sum.x[j] : sum.x[j] * scale;
-    Out* const to = (blockIdx.y == 0 ? dv : dk) + i;
-    if constexpr (std::is_same_v<Out, float>)
-        store_sums(to, sum.x, add ? to : nullptr);
-    else
-        store_sums(to, sum.x, nullptr);
-}
-
 template <int D>
 BackwardSums begin_sums(const Tensor& dout, const Tensor& k, const Tensor& v, const Tensor& lse,
                         const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask) {
@@ -227,30 +206,6 @@ BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v,
 void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s,
                   const DeviceMask& mask, const Tensor& addend) {
     (s.D == 64 ? finish_sums<64> : finish_sums<128>)(dq, sums, s, mask, addend);
-}
-
-// Chooses enough pieces that the longest tile, whose keys all queries see, takes about as long as
-// the work of all tiles (half of which a causal mask hides) divided by the multiprocessors. It also
-// chooses two if there are a few hundred long tiles: a few heads are processed at a time
-// (TileOrder), so the longest tile of the last heads begins late. (H200, Llama-3-8B's heads: one
-// sequence of 4096 0.99 -> 0.80 ms, of 8192 3.14 -> 2.86; but doubling the first rule's pieces is
-// slower.) A piece of fewer than four steps is not worth its overhead.
-int piece_count(const AttentionSizes& s, const DeviceMask& mask) {
-    const int64_t tiles = s.B * s.K * ceil_div(s.Tk, backward_keys),
-                  steps = s.group() * ceil_div(s.Tq, backward_queries(int(s.D)));
-    const int64_t at_once = multiprocessors(),
-                  least = mask.causal && steps >= 128 && tiles <= 4 * at_once ? 2 : 1;
-    return int(std::clamp<int64_t>(at_once * (mask.causal ? 2 : 1) / tiles, least,
-                                   std::max<int64_t>(steps / 4, 1)));
-}
-void add_pieces(const Tensor& dk, const Tensor& dv, const Tensor& sums, const AttentionSizes& s,
-                bool add) {
-    with_type(dk.dtype(), [&]<class Out>(Out) {
-        LAUNCH(sum_pieces<Out>, dim3(unsigned(ceil_div(dk.numel(), int64_t(threads) * 4)), 2),
-               threads, 0)
-        (data<Out>(dv), data<Out>(dk), data<float>(sums), int(sums.size(1)), dk.numel(), s.scale(),
-         add);
-    });
 }
 
 }  // namespace ultrascale::ops

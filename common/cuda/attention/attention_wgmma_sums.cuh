@@ -80,17 +80,4 @@ __device__ inline int key_tiles_of(int tile, int queries, const DeviceMask& mask
     return int(min((keys + backward_keys - 1) / backward_keys, int64_t(all)));
 }
 
-// One block processes a tile of keys, for all query heads that share them. If there are few tiles
-// for the multiprocessors (few heads, as with tensor parallelism), a tile's queries are divided
-// among several blocks (pieces), whose dK and dV are then added up in order.
-struct Pieces {
-    int count;
-    // (2, count, B, Tk, K, D): each piece's dV and dK, without scale; null if there is only one
-    // piece
-    float* sums;
-};
-int piece_count(const AttentionSizes& s, const DeviceMask& mask);
-void add_pieces(const Tensor& dk, const Tensor& dv, const Tensor& sums, const AttentionSizes& s,
-                bool add);
-
 }  // namespace ultrascale::ops

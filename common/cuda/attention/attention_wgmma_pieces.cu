@@ -1,0 +1,100 @@
+// How many pieces attention_wgmma_backward.cu divides a tile of keys into, and their sums
+// (attention_wgmma_pieces.cuh).
+#include "attention_wgmma_pieces.cuh"
+
+namespace ultrascale::ops {
+
+namespace {
+
+// Few tiles: enough pieces that the longest tile, whose keys all queries see, takes about as long
+// as the work of all tiles (half of which a causal mask hides) divided by the multiprocessors. It
+// also chooses two if there are a few hundred long tiles: a few heads are processed at a time
+// (TileOrder), so the longest tile of the last heads begins late. (H200, Llama-3-8B's heads: one
+// sequence of 4096 0.99 -> 0.80 ms, of 8192 3.14 -> 2.86; but doubling the first rule's pieces is
+// slower.) A piece of fewer than four steps is not worth its overhead.
+int pieces_of_few(int64_t tiles, int64_t steps, bool causal) {
+    const int64_t at_once = multiprocessors(),
+                  least = causal && steps >= 128 && tiles <= 4 * at_once ? 2 : 1;
+    return int(std::clamp<int64_t>(at_once * (causal ? 2 : 1) / tiles, least,
+                                   std::max<int64_t>(steps / 4, 1)));
+}
+
+// Tiles that all take the same number of steps: what is left after whole rounds of all
+// multiprocessors would occupy only some of them. So many pieces of each of these tiles take the
+// fewest steps, if a piece's beginning and end cost as much as 6, and the second launch and the
+// addition as much as 16 (of 2.5 us each).
+int pieces_of_rest(int64_t tiles, int64_t steps) {
+    const auto steps_with = [&](int64_t pieces) {
+        return ceil_div(tiles * pieces, int64_t(multiprocessors())) * (ceil_div(steps, pieces) + 6);
+    };
+    int64_t best = 1, fewest = steps_with(1) - 16;
+    for (int64_t pieces = 2; pieces <= steps / 4; ++pieces)
+        if (steps_with(pieces) < fewest) best = pieces, fewest = steps_with(pieces);
+    return int(best);
+}
+
+// Each block adds up a tile's pieces; blockIdx.y is 0 for dV, 1 for dK.
+constexpr int threads = 256;
+template <int D, class Out>
+__global__ void __launch_bounds__(threads)
+    sum_pieces(Out* dv, Out* dk, Pieces pieces, AttentionSizes s, bool add) {
+    constexpr int numel = backward_keys * D;
+    const KeyTile tile(pieces, int(blockIdx.x) * pieces.of_tile);
+    const float* const from =
+        pieces.sums + (int64_t(blockIdx.y) * pieces.count() + blockIdx.x) * numel;
+    Out* const out = blockIdx.y == 0 ? dv : dk;
+    for (int i = int(threadIdx.x) * 4; i < numel; i += threads * 4) {
+        const int64_t key = tile.first + i / D;
+        if (key >= s.Tk) break;
+        Pack<float, 4> sum = load<4>(from + i);
+        for (int p = 1; p < pieces.of_tile; ++p) {
+            const Pack<float, 4> more = load<4>(from + int64_t(p) * pieces.tiles() * numel + i);
+            for (int j = 0; j < 4; ++j) sum.x[j] += more.x[j];
+        }
+        Out* const to = out + (tile.b * s.Tk + key) * s.k_row() + tile.h * D + i % D;
+        Pack<float, 4> before = {};
+        if constexpr (std::is_same_v<Out, float>)
+            if (add) before = load<4>(to);
+        Pack<Out, 4> result;
+        for (int j = 0; j < 4; ++j)
+            result.x[j] =
+                from_float<Out>(before.x[j] + sum.x[j] * (blockIdx.y == 0 ? 1 : s.scale()));
+        store(to, result);
+    }
+}
+
+}  // namespace
+
+std::vector<Pieces> divided(const TileOrder& order, const AttentionSizes& s,
+                            const DeviceMask& mask) {
+    const int tiles = order.count();
+    const int64_t steps = s.group() * ceil_div(s.Tq, backward_queries(int(s.D)));
+    if (const int pieces = pieces_of_few(tiles, steps, mask.causal); pieces > 1)
+        return {{order, 0, tiles, pieces}};
+    const int rest = mask.causal || mask.starts ? 0 : tiles % multiprocessors();
+    const int pieces = rest == 0 ? 1 : pieces_of_rest(rest, steps);
+    if (pieces == 1) return {{order, 0, tiles, 1}};
+    std::vector<Pieces> launches;
+    if (rest < tiles) launches.push_back({order, 0, tiles - rest, 1});
+    launches.push_back({order, tiles - rest, tiles, pieces});
+    return launches;
+}
+
+Tensor piece_sums(Pieces& pieces, int64_t D) {
+    if (pieces.of_tile == 1) return {};
+    const Tensor sums = Tensor::empty({2, pieces.of_tile, pieces.tiles(), backward_keys, D},
+                                      DType::fp32, Memory::workspace);
+    pieces.sums = data<float>(sums);
+    return sums;
+}
+
+void add_pieces(const Tensor& dk, const Tensor& dv, const Pieces& pieces, const AttentionSizes& s,
+                bool add) {
+    with_type(dk.dtype(), [&]<class Out>(Out) {
+        const auto kernel = s.D == 64 ? sum_pieces<64, Out> : sum_pieces<128, Out>;
+        LAUNCH(kernel, dim3(unsigned(pieces.tiles()), 2), threads, 0)
+        (data<Out>(dv), data<Out>(dk), pieces, s, add);
+    });
+}
+
+}  // namespace ultrascale::ops

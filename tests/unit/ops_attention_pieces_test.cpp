@@ -1,0 +1,51 @@
+// Tiles of keys that are left over when every multiprocessor has had its share, which Hopper's
+// backward divides among several blocks.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "attention_reference.h"
+#include "core/device.h"
+
+namespace ultrascale {
+namespace {
+
+using namespace attention_test;
+
+// dq, dk and dv; what dk and dv add to what is there, if they add.
+std::array<Doubles, 3> gradients(const Case& c, const Tensors& t, DType dtype, bool adds) {
+    const auto begin = [&](uint64_t seed) {
+        return adds ? random_tensor(t.k.shape(), dtype, seed) : poisoned(t.k.shape(), dtype);
+    };
+    const Tensor dk = begin(42), dv = begin(43);
+    std::array<Doubles, 3> before = {to_double(t.dq), to_double(dk), to_double(dv)};
+    ops::attention_backward(t.dq, dk, dv, t.dout, t.q, t.k, t.v, t.lse, t.delta, mask_of(c),
+                            {.dkv = adds});
+    std::array<Doubles, 3> after = {to_double(t.dq), to_double(dk), to_double(dv)};
+    if (adds)
+        for (size_t i = 1; i < 3; ++i)
+            for (size_t j = 0; j < after[i].size(); ++j) after[i][j] -= before[i][j];
+    return after;
+}
+
+// 140 equal tiles: eight more than an H100 has multiprocessors. The kernels for other GPUs divide
+// nothing.
+TEST(OpsAttentionPieces, OfTheTilesThatAreLeftOver) {
+    if (!device_is_gpu()) GTEST_SKIP() << "for GPUs";
+    for (const Case& c :
+         {Case{1, 2000, 1270, 14, 14, 128, false}, Case{2, 2100, 1280, 14, 7, 64, false}})
+        for (const auto& [dtype, adds] :
+             {std::pair{DType::bf16, false}, {DType::fp32, false}, {DType::fp32, true}}) {
+            SCOPED_TRACE(fmt::format("D {} {} adds {}", c.D, dtype_name(dtype), adds));
+            const Tensors t(c, DType::bf16, 41);
+            ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
+            ops::attention_delta(t.delta, t.dout, t.o);
+            const auto got = gradients(c, t, dtype, adds);
+            const NoHopper no_hopper;
+            const auto want = gradients(c, t, dtype, adds);
+            for (size_t i = 0; i < 3; ++i) EXPECT_LT(relative_error(got[i], want[i]), 1e-2);
+        }
+}
+
+}  // namespace
+}  // namespace ultrascale
