@@ -5,8 +5,9 @@
 // whole softmax, and so need no merging; with delta = rowsum(dO O), also of the whole row,
 // dS = P (dP - delta). So the gradients of the blocks are simply added.
 //
-// In the first block of a sum there is nothing to add to: what it has is written, and the rest of
-// the sum begins with zero.
+// dQ is held open between the blocks where kernels can (ops::OpenDq); otherwise it is added up in
+// fp32. In the first block of such a sum there is nothing to add to: what it has is written, and the
+// rest of the sum begins with zero.
 #pragma once
 
 #include "keys_values.h"
@@ -16,8 +17,10 @@ namespace ultrascale {
 
 class PartialGradients {
 public:
-    // q, o, dout (B, T, H, D); lse (B, H, T), of the whole rows. o is not kept.
-    PartialGradients(Tensor q, Tensor o, Tensor dout, Tensor lse, RowOrders& orders)
+    // q, o, dout (B, T, H, D); lse (B, H, T), of the whole rows; keys have so many heads. o is not
+    // kept.
+    PartialGradients(Tensor q, Tensor o, Tensor dout, Tensor lse, int64_t kv_heads,
+                     RowOrders& orders)
         : q_(std::move(q)),
           dout_(std::move(dout)),
           lse_(std::move(lse)),
@@ -26,11 +29,14 @@ public:
           begun_(size_t(q_.size(0))) {
         ops::attention_delta(delta_, dout_, o);
         o = {};
-        sum_ = activation(q_.shape(), DType::fp32);
+        open_ = ops::open_dq(dout_, lse_, delta_, kv_heads);
+        if (!open_) sum_ = activation(q_.shape(), DType::fp32);
     }
     // The next block of each sequence is the last one and has all queries, and it may write dQ in
     // q's dtype.
-    void next_block_finishes() { dq_ = q_.dtype() == DType::fp32 ? sum_ : activation_like(q_); }
+    void next_block_finishes() {
+        if (!open_) dq_ = q_.dtype() == DType::fp32 ? sum_ : activation_like(q_);
+    }
     // The gradients of sequence b's blocks with the keys of a parcel: added to dQ, and written to
     // `sums`, fp32.
     void add(const RingPlan& plan, size_t parcel, const std::vector<Block>& blocks, int64_t b,
@@ -39,33 +45,52 @@ public:
         const Range written = blocks.empty() ? Range{0, 0} : plan.in_parcel(parcel, blocks[0].keys);
         zero_outside(dk, 0, written), zero_outside(dv, 0, written);
         for (size_t i = 0; i < blocks.size(); ++i) {
-            const Block& block = blocks[i];
-            const bool first = !begun_[size_t(b)];
-            begun_[size_t(b)] = true;
-            if (first) zero_outside(sum_, b, block.queries);
-            const auto rows = [&](const Tensor& x) { return tokens_of(x, b, block.queries); };
             const auto keys = [&](const Tensor& x) {
-                return tokens_of(x, 0, plan.in_parcel(parcel, block.keys));
+                return tokens_of(x, 0, plan.in_parcel(parcel, blocks[i].keys));
             };
-            ops::attention_backward(rows(dq_ ? dq_ : sum_), keys(dk), keys(dv), rows(dout_),
-                                    rows(q_), keys(held.k[size_t(b)]), keys(held.v[size_t(b)]),
-                                    rows_of(lse_, b, block.queries, orders_),
-                                    rows_of(delta_, b, block.queries, orders_),
-                                    mask_of(block, document_starts, b),
-                                    {.dq = first ? Tensor() : rows(sum_), .dkv = i > 0});
+            add_block(b, blocks[i].queries, keys(dk), keys(dv), keys(held.k[size_t(b)]),
+                      keys(held.v[size_t(b)]), mask_of(blocks[i], document_starts, b), i > 0);
         }
     }
     // In q's dtype.
-    Tensor dq() const { return dq_ ? dq_ : rounded(sum_, q_.dtype()); }
+    Tensor dq() const {
+        if (!open_) return dq_ ? dq_ : rounded(sum_, q_.dtype());
+        const Tensor dq = activation_like(q_);
+        ops::close_dq(dq, open_, sum_);
+        return dq;
+    }
 
 private:
+    // Of some queries of sequence b. `adds`: dk and dv are added to.
+    void add_block(int64_t b, Range queries, const Tensor& dk, const Tensor& dv, const Tensor& k,
+                   const Tensor& v, const ops::AttentionMask& mask, bool adds) {
+        const Tensor q = tokens_of(q_, b, queries), dout = tokens_of(dout_, b, queries);
+        if (open_ && open_.takes(queries.begin, queries.size()))
+            return ops::attention_backward(open_, b, queries.begin, dk, dv, dout, q, k, v, mask,
+                                           adds);
+        if (!sum_) {  // besides the open one
+            sum_ = activation(q_.shape(), DType::fp32);
+            ops::fill(sum_, 0);
+            begun_.assign(begun_.size(), true);
+        }
+        const bool first = !begun_[size_t(b)];
+        begun_[size_t(b)] = true;
+        if (first) zero_outside(sum_, b, queries);
+        const Tensor sum = tokens_of(sum_, b, queries);
+        ops::attention_backward(dq_ ? tokens_of(dq_, b, queries) : sum, dk, dv, dout, q, k, v,
+                                rows_of(lse_, b, queries, orders_),
+                                rows_of(delta_, b, queries, orders_), mask,
+                                {.dq = first ? Tensor() : sum, .dkv = adds});
+    }
     // Of sequence b of x (B, T, heads, D).
     static void zero_outside(const Tensor& x, int64_t b, Range tokens) {
         for (const Range rest : {Range{0, tokens.begin}, Range{tokens.end, x.size(1)}})
             if (rest.size() > 0) ops::fill(tokens_of(x, b, rest), 0);
     }
 
-    Tensor q_, dout_, lse_, delta_, sum_, dq_;
+    Tensor q_, dout_, lse_, delta_;
+    ops::OpenDq open_;
+    Tensor sum_, dq_;
     RowOrders& orders_;
     std::vector<bool> begun_;  // of each sequence
 };

@@ -82,7 +82,7 @@ public:
         const bool own_last = reverses(forward_plan);
         const RingPlan plan = own_last ? forward_plan.reversed() : forward_plan;
         PartialGradients partial(saved.take("q"), saved.take("o"), dout, saved.take("lse"),
-                                 orders_);
+                                 saved.get("k").size(2), orders_);
         Gradients gradients{.dk = activation_like(saved.get("k")),
                             .dv = activation_like(saved.get("v"))};
         Held held = parcels_of(plan, saved.take("k"), saved.take("v"));

@@ -36,7 +36,8 @@ public:
     RingPlan(const SequenceCut& cut, bool tails, const Documents* documents)
         : cut_(cut), documents_(documents), ranks_(int(cut.ranks())) {
         const bool chunks = tails || documents;
-        for (int64_t c = 0; c < (chunks ? cut.chunks() : 1); ++c) {
+        const int64_t parcels = chunks ? cut.chunks() : 1;
+        for (int64_t c = 0; c < parcels; ++c) {
             Parcel parcel{.keys = chunks ? cut.chunk(c) : Range{0, cut.length()},
                           .direction = tails && c == 1 ? -1 : 1};
             for (int owner = 0; owner < ranks_; ++owner) {

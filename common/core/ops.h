@@ -127,6 +127,29 @@ struct AttentionAdds {
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
                         const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
                         const AttentionMask& mask, AttentionAdds add = {});
+// The same block by block, with dQ held open in between, in a form in which kernels add to it
+// (Hopper's: attention_wgmma_sums.cuh), so that it is converted only once. open_dq begins with
+// zero, for queries (B, T, H, D) and keys with K heads; dout, lse and delta are those of the whole
+// rows. It returns an empty one if the kernels for q's dtype and D have no such form; then
+// attention_backward above can add in fp32.
+struct OpenDq {
+    Tensor sums, rows, lengths, longest;
+    int64_t T = 0;
+    explicit operator bool() const { return bool(sums); }
+    // Whether a block may have these queries; sums consist of tiles of so many.
+    bool takes(int64_t first, int64_t queries) const {
+        const int64_t tile = sums.size(1);
+        return first % tile == 0 && (queries % tile == 0 || first + queries == T);
+    }
+};
+OpenDq open_dq(const Tensor& dout, const Tensor& lse, const Tensor& delta, int64_t K);
+// A block of sequence b: dout and q (1, queries, H, D) from query `first` on, k and v (1, Tk, K,
+// D). dk and dv are fp32, or of q's dtype; `add_dkv`: they are fp32 and added to.
+void attention_backward(const OpenDq& open, int64_t b, int64_t first, Tensor dk, Tensor dv,
+                        const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const AttentionMask& mask, bool add_dkv);
+// dq (B, T, H, D), fp32 or 16 bits, becomes the sum, plus `addend` (fp32) if there is one.
+void close_dq(Tensor dq, const OpenDq& open, const Tensor& addend = {});
 // Merges what the same queries give with another block of keys, o_block (B, Tb, H, D) and lse_block
 // (B, H, Tb) fp32, into o (B, T, H, D) and lse (B, H, T) fp32; the block's queries are rows first
 // .. first + Tb - 1 of each sequence, and the others stay as they are. With share =

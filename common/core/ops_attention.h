@@ -16,17 +16,22 @@ inline int64_t shift_in_keys(const AttentionMask& mask) {
     return divide_down(mask.q_offset - mask.k_offset, mask.stride);
 }
 
-inline void check_gradients(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& q,
-                            const Tensor& k, AttentionAdds add) {
-    check(dq.numel() == q.numel(), "attention_backward: dq is (B, Tq, H, D)");
+inline void check_key_gradients(const Tensor& dk, const Tensor& dv, const Tensor& q,
+                                const Tensor& k, bool add) {
     check(dk.numel() == k.numel() && dv.numel() == k.numel(),
           "attention_backward: dk, dv are (B, Tk, K, D)");
     check(dk.dtype() == dv.dtype(), "attention_backward: dk and dv are of one dtype");
-    for (const Tensor& gradient : {dq, dk})
-        check(gradient.dtype() == DType::fp32 || gradient.dtype() == q.dtype(),
-              "attention_backward: a gradient is of q's dtype or fp32");
-    check(!add.dkv || dk.dtype() == DType::fp32,
+    check(dk.dtype() == DType::fp32 || dk.dtype() == q.dtype(),
+          "attention_backward: dk and dv are of q's dtype or fp32");
+    check(!add || dk.dtype() == DType::fp32,
           "attention_backward: dk and dv that are added to are fp32");
+}
+inline void check_gradients(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& q,
+                            const Tensor& k, AttentionAdds add) {
+    check_key_gradients(dk, dv, q, k, add.dkv);
+    check(dq.numel() == q.numel(), "attention_backward: dq is (B, Tq, H, D)");
+    check(dq.dtype() == DType::fp32 || dq.dtype() == q.dtype(),
+          "attention_backward: dq is of q's dtype or fp32");
     check(!add.dq || (add.dq.dtype() == DType::fp32 && add.dq.numel() == dq.numel()),
           "attention_backward: what is added to dq is fp32 (B, Tq, H, D)");
 }

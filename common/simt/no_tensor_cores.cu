@@ -27,6 +27,15 @@ void attention_backward_wgmma(const Tensor&, const Tensor&, const Tensor&, const
                               AttentionAdds) {
     check(false, "attention on tensor cores is not for the CPU");
 }
+OpenDq open_dq_wgmma(const Tensor&, const Tensor&, const Tensor&, int64_t) { return {}; }
+void attention_backward_wgmma(const OpenDq&, int64_t, int64_t, const Tensor&, const Tensor&,
+                              const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                              const AttentionSizes&, const DeviceMask&, bool) {
+    check(false, "attention on tensor cores is not for the CPU");
+}
+void close_dq_wgmma(const Tensor&, const OpenDq&, const Tensor&) {
+    check(false, "attention on tensor cores is not for the CPU");
+}
 void attention_backward_keys_mma(__nv_bfloat16*, __nv_bfloat16*, const AttentionBackwardInputs&,
                                  const AttentionSizes&, const DeviceMask&) {
     check(false, "attention on tensor cores is not for the CPU");

@@ -52,14 +52,17 @@ Row row(const char* name, std::shared_ptr<AttentionCore> core, int64_t tokens) {
             }};
 }
 
+RingPlan plan_of(int64_t ranks, int64_t T) {
+    return {SequenceCut(Layout::zigzag, ranks, T), false, nullptr};
+}
+
 // What place `rank` of a ring of two computes for a sequence of T tokens, without the other.
 Row computing(std::string name, int rank, int64_t T) {
     const int64_t tokens = T / 2;
     const Tensor q = drawn(tokens, 1), k = drawn(tokens, 2), v = drawn(tokens, 3),
                  dout = drawn(tokens, 4);
-    const SequenceCut cut(Layout::zigzag, 2, T);
+    const RingPlan plan = plan_of(2, T), back = plan.reversed();
     const auto forward = [=] {
-        const RingPlan plan(cut, false, nullptr);
         PartialAttention sum(q, sum_dtype({}, plan, q.dtype()));
         for (int hop = 0; hop < 2; ++hop)
             for (const Block& block : plan.blocks(0, rank, plan.owner(0, rank, hop), 0))
@@ -68,13 +71,12 @@ Row computing(std::string name, int rank, int64_t T) {
     };
     const auto both = [=, orders = RowOrders()]() mutable {
         const auto [o, lse] = forward();
-        const RingPlan plan = RingPlan(cut, false, nullptr).reversed();
-        PartialGradients queries(q, o, dout, lse, orders);
+        PartialGradients queries(q, o, dout, lse, H, orders);
         KeysValues sums[2];
         for (int hop = 0; hop < 2; ++hop) {
             if (hop == 1) queries.next_block_finishes();
             sums[hop] = KeysValues::empty(k, tokens, DType::fp32, Memory::activation);
-            queries.add(plan, 0, plan.blocks(0, rank, plan.owner(0, rank, hop), 0), 0,
+            queries.add(back, 0, back.blocks(0, rank, back.owner(0, rank, hop), 0), 0,
                         KeysValues::tokens_of(k, v, {0, tokens}), sums[hop], {});
         }
         sums[1].finish(activation_like(k), activation_like(v), sums[0]);

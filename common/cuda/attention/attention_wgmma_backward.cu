@@ -36,8 +36,9 @@ namespace {
 
 // Runs on warpgroup number `consumer`: keys 64 consumer .. 64 consumer + 63 of each tile.
 template <int D, class Output>
-__device__ void consume(BackwardShared<D>& shared, int consumer, const Output& out, int* sums,
-                        const AttentionSizes& s, const DeviceMask& mask, const Pieces& pieces) {
+__device__ void consume(BackwardShared<D>& shared, int consumer, const Output& out,
+                        const OpenTiles<D>& open, const AttentionSizes& s, const DeviceMask& mask,
+                        const Pieces& pieces) {
     using Shape = BackwardShape<D>;
     constexpr int queries = Shape::queries;
     const float factor = s.scale() * log2_e;
@@ -145,8 +146,9 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
         // Adds it to the sums in memory by TMA, after fence_async_proxy().
         const auto send_dq = [&] {
             if (first_lane()) {
-                const int64_t to = int64_t(tiles.index()) * (queries * D) + consumer * dq_tile;
-                bulk_add(sums + to + int(thread_here()) / 32 * dq_of_warp, outgoing(),
+                const int64_t to =
+                    int64_t(tiles.place(open.of_head)) * (queries * D) + consumer * dq_tile;
+                bulk_add(open.sums + to + int(thread_here()) / 32 * dq_of_warp, outgoing(),
                          sizeof(shared.outgoing[0]));
                 tma_store_commit();
             }
@@ -224,7 +226,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
 
 template <int D, class Output>
 __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
-    backward(int* sums, const BackwardRows<D>* rows, const __grid_constant__ CUtensorMap q,
+    backward(const __grid_constant__ OpenTiles<D> open, const __grid_constant__ CUtensorMap q,
              const __grid_constant__ CUtensorMap dout, const __grid_constant__ CUtensorMap k,
              const __grid_constant__ CUtensorMap v, const __grid_constant__ Output out,
              AttentionSizes s, DeviceMask mask, Pieces pieces) {
@@ -246,15 +248,15 @@ __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
     const int warpgroup = same_in_warp(int(threadIdx.x) / 128);
     if (warpgroup == Shape::consumers) {
         registers_fewer<Shape::producer_registers>();
-        if (threadIdx.x % 128 == 0) produce<D>(shared, rows, &q, &dout, &k, &v, s, mask, pieces);
+        if (threadIdx.x % 128 == 0) produce<D>(shared, open, &q, &dout, &k, &v, s, mask, pieces);
     } else {
         registers_more<Shape::consumer_registers>();
-        consume<D>(shared, warpgroup, out, sums, s, mask, pieces);
+        consume<D>(shared, warpgroup, out, open, s, mask, pieces);
     }
 }
 
 template <int D>
-void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const Tensor& dout,
+void launch(const OpenTiles<D>& open, const Tensor& dk, const Tensor& dv, const Tensor& dout,
             const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
             const DeviceMask& mask, bool add) {
     using Shape = BackwardShape<D>;
@@ -265,9 +267,8 @@ void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const 
             const Tensor sums_of_pieces = piece_sums(pieces, s.D);
             LAUNCH(kernel, unsigned(std::min(pieces.count(), multiprocessors())), Shape::threads,
                    sizeof(BackwardShared<D>))
-            (data<int>(sums.sums), reinterpret_cast<const BackwardRows<D>*>(sums.rows.data()),
-             head_map<D>(q, Shape::queries), head_map<D>(dout, Shape::queries), head_map<D>(k, 64),
-             head_map<D>(v, 64), out, s, mask, pieces);
+            (open, head_map<D>(q, Shape::queries), head_map<D>(dout, Shape::queries),
+             head_map<D>(k, 64), head_map<D>(v, 64), out, s, mask, pieces);
             if (pieces.of_tile > 1) add_pieces(dk, dv, pieces, s, add);
         }
     };
@@ -281,15 +282,31 @@ void launch(const Tensor& dk, const Tensor& dv, const BackwardSums& sums, const 
         run(backward<D, NarrowOutput>, NarrowOutput{head_map<D>(dk, 16), head_map<D>(dv, 16)});
 }
 
+void launch_block(const OpenDq& open, int64_t b, int64_t first, const Tensor& dk, const Tensor& dv,
+                  const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                  const AttentionSizes& s, const DeviceMask& mask, bool add) {
+    if (s.D == 64)
+        launch<64>({open, b, first, s.H}, dk, dv, dout, q, k, v, s, mask, add);
+    else
+        launch<128>({open, b, first, s.H}, dk, dv, dout, q, k, v, s, mask, add);
+}
+
 }  // namespace
 
 void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv,
                               const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                               const Tensor& lse, const Tensor& delta, const AttentionSizes& s,
                               const DeviceMask& mask, AttentionAdds add) {
-    const BackwardSums sums = backward_sums(dout, k, v, lse, delta, s, mask);
-    (s.D == 64 ? launch<64> : launch<128>)(dk, dv, sums, dout, q, k, v, s, mask, add.dkv);
-    dq_from_sums(dq, sums, s, mask, add.dq);
+    const OpenDq open = open_with_block(dout, lse, delta, k, v, s, mask);
+    launch_block(open, 0, 0, dk, dv, dout, q, k, v, s, mask, add.dkv);
+    close_dq_wgmma(dq, open, add.dq);
+}
+void attention_backward_wgmma(const OpenDq& open, int64_t b, int64_t first, const Tensor& dk,
+                              const Tensor& dv, const Tensor& dout, const Tensor& q,
+                              const Tensor& k, const Tensor& v, const AttentionSizes& s,
+                              const DeviceMask& mask, bool add_dkv) {
+    next_block(open, b, first, k, v, s, mask);
+    launch_block(open, b, first, dk, dv, dout, q, k, v, s, mask, add_dkv);
 }
 
 }  // namespace ultrascale::ops

@@ -134,16 +134,15 @@ struct QueryTiles {
     __device__ void advance() {
         if (++number == of_head) number = begin, ++head;
     }
-    // The tile's index among those of all sequences and heads.
-    __device__ int index() const { return head * of_head + number; }
+    // The tile's place in OpenTiles, with so many tiles from one head to the next.
+    __device__ int place(int stride) const { return head * stride + number; }
 };
 
 // Runs on one thread, which requests what the consumers need, in the order in which they need it.
 template <int D>
-__device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows,
-                        const CUtensorMap* q, const CUtensorMap* dout, const CUtensorMap* k,
-                        const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask,
-                        const Pieces& pieces) {
+__device__ void produce(BackwardShared<D>& shared, const OpenTiles<D>& open, const CUtensorMap* q,
+                        const CUtensorMap* dout, const CUtensorMap* k, const CUtensorMap* v,
+                        const AttentionSizes& s, const DeviceMask& mask, const Pieces& pieces) {
     using Shape = BackwardShape<D>;
     RingPlace<Shape::stages> place;
     RingPlace<1> kv_place;
@@ -167,7 +166,7 @@ __device__ void produce(BackwardShared<D>& shared, const BackwardRows<D>* rows,
                      tile.b);
             tma_load(shared.dout[place.stage], dout, full, 0, tiles.number * Shape::queries, part,
                      tile.b);
-            bulk_load(&shared.rows[place.stage], &rows[tiles.index()], full,
+            bulk_load(&shared.rows[place.stage], &open.rows[tiles.place(open.of_head)], full,
                       sizeof(shared.rows[0]));
             tiles.advance(), place.advance();
         };

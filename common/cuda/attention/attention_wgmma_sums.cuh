@@ -48,6 +48,7 @@ struct alignas(16) BackwardRows {
     // key_end: the end of the keys that the first query sees; if causal, each further query sees
     // one more, up to Tk
     int highest_begin, key_end;
+    int tiles_added;  // how many tiles of keys have added to the sums, with rounded_zero
 };
 // S^T has queries as columns, of which a thread holds 8 j + 2 t and the next one (mma.cuh, t = lane
 // % 4). Here those of two neighbouring j are adjacent, so that one access at 16 (j / 2) + 4 t loads
@@ -56,16 +57,35 @@ __host__ __device__ constexpr int row_place(int column) {
     return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
 }
 
-// Defined in attention_wgmma_sums.cu. For each tile of queries (B, H, tiles): its BackwardRows, and
-// its sums, set to zero: int32 (queries / 64, D / 64, dq_tile).
-struct BackwardSums {
-    Tensor rows, sums;
+// Defined in attention_wgmma_sums.cu. An OpenDq (ops.h) has for each tile of queries (B, H, tiles)
+// its BackwardRows, its sums, int32 (queries / 64, D / 64, dq_tile), and the lengths |dO| of its
+// queries; and longest (2, B, K): how long a row of K and of V has been in the blocks so far. A
+// block with longer ones, because of which a query needs a smaller factor, first divides its sums
+// by a power of two.
+//
+// Prepares a block of sequence b, of queries from `first` on.
+void next_block(const OpenDq& open, int64_t b, int64_t first, const Tensor& k, const Tensor& v,
+                const AttentionSizes& s, const DeviceMask& mask);
+// Begins with a block of all queries, which is the only one.
+OpenDq open_with_block(const Tensor& dout, const Tensor& lse, const Tensor& delta, const Tensor& k,
+                       const Tensor& v, const AttentionSizes& s, const DeviceMask& mask);
+
+// A block's tiles of queries.
+template <int D>
+struct OpenTiles {
+    BackwardRows<D>* rows;
+    int* sums;
+    float* lengths;
+    int of_head;  // from one head's first tile to the next one's
+    OpenTiles(const OpenDq& open, int64_t b, int64_t first, int64_t H)
+        : of_head(int(open.sums.size(0) / (open.longest.size(1) * H))) {
+        constexpr int queries = backward_queries(D);
+        const int64_t tile = b * H * of_head + first / queries;
+        rows = reinterpret_cast<BackwardRows<D>*>(open.rows.data()) + tile;
+        sums = open.sums.as<int32_t>() + tile * queries * D;
+        lengths = open.lengths.as<float>() + tile * queries;
+    }
 };
-BackwardSums backward_sums(const Tensor& dout, const Tensor& k, const Tensor& v, const Tensor& lse,
-                           const Tensor& delta, const AttentionSizes& s, const DeviceMask& mask);
-// dQ (bf16 or fp32) from the sums, multiplied by scale, plus `addend` (fp32), if there is one.
-void dq_from_sums(const Tensor& dq, const BackwardSums& sums, const AttentionSizes& s,
-                  const DeviceMask& mask, const Tensor& addend);
 
 // The first tile of queries that sees a tile of keys, which begins at key `first`.
 __device__ inline int first_query_tile(int first, int queries, const DeviceMask& mask) {
