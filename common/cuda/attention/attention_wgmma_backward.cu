@@ -233,17 +233,7 @@ __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
     using Shape = BackwardShape<D>;
     extern __shared__ __align__(1024) unsigned char bytes[];
     BackwardShared<D>& shared = *reinterpret_cast<BackwardShared<D>*>(bytes);
-    constexpr int warps = 4 * Shape::consumers;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < Shape::stages; ++i) {
-            barrier_init(&shared.full[i], 1);
-            barrier_init(&shared.empty[i], warps);
-        }
-        barrier_init(&shared.kv_full, 1);
-        for (Barrier* barrier : {&shared.kv_empty, &shared.ds_ready, &shared.ds_free})
-            barrier_init(barrier, warps);
-        barrier_init_fence();
-    }
+    if (threadIdx.x == 0) init_barriers(shared);
     __syncthreads();
     const int warpgroup = same_in_warp(int(threadIdx.x) / 128);
     if (warpgroup == Shape::consumers) {
@@ -256,10 +246,11 @@ __global__ void __launch_bounds__(BackwardShape<D>::threads, 1)
 }
 
 template <int D>
-void launch(const OpenTiles<D>& open, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-            const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
-            const DeviceMask& mask, bool add) {
+void launch(const OpenDq& open, int64_t b, int64_t first, const Tensor& dk, const Tensor& dv,
+            const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+            const AttentionSizes& s, const DeviceMask& mask, bool add) {
     using Shape = BackwardShape<D>;
+    const OpenTiles<D> tiles(open, b, first, s.H);
     const TileOrder order = tile_order(s.B, s.K, ceil_div(s.Tk, Shape::keys),
                                        8 * s.Tq * s.D * s.group());  // Q, dO, dQ's sums
     const auto run = [&](auto kernel, const auto& out) {
@@ -267,7 +258,7 @@ void launch(const OpenTiles<D>& open, const Tensor& dk, const Tensor& dv, const 
             const Tensor sums_of_pieces = piece_sums(pieces, s.D);
             LAUNCH(kernel, unsigned(std::min(pieces.count(), multiprocessors())), Shape::threads,
                    sizeof(BackwardShared<D>))
-            (open, head_map<D>(q, Shape::queries), head_map<D>(dout, Shape::queries),
+            (tiles, head_map<D>(q, Shape::queries), head_map<D>(dout, Shape::queries),
              head_map<D>(k, 64), head_map<D>(v, 64), out, s, mask, pieces);
             if (pieces.of_tile > 1) add_pieces(dk, dv, pieces, s, add);
         }
@@ -282,15 +273,6 @@ void launch(const OpenTiles<D>& open, const Tensor& dk, const Tensor& dv, const 
         run(backward<D, NarrowOutput>, NarrowOutput{head_map<D>(dk, 16), head_map<D>(dv, 16)});
 }
 
-void launch_block(const OpenDq& open, int64_t b, int64_t first, const Tensor& dk, const Tensor& dv,
-                  const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                  const AttentionSizes& s, const DeviceMask& mask, bool add) {
-    if (s.D == 64)
-        launch<64>({open, b, first, s.H}, dk, dv, dout, q, k, v, s, mask, add);
-    else
-        launch<128>({open, b, first, s.H}, dk, dv, dout, q, k, v, s, mask, add);
-}
-
 }  // namespace
 
 void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv,
@@ -298,7 +280,7 @@ void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& 
                               const Tensor& lse, const Tensor& delta, const AttentionSizes& s,
                               const DeviceMask& mask, AttentionAdds add) {
     const OpenDq open = open_with_block(dout, lse, delta, k, v, s, mask);
-    launch_block(open, 0, 0, dk, dv, dout, q, k, v, s, mask, add.dkv);
+    (s.D == 64 ? launch<64> : launch<128>)(open, 0, 0, dk, dv, dout, q, k, v, s, mask, add.dkv);
     close_dq_wgmma(dq, open, add.dq);
 }
 void attention_backward_wgmma(const OpenDq& open, int64_t b, int64_t first, const Tensor& dk,
@@ -306,7 +288,7 @@ void attention_backward_wgmma(const OpenDq& open, int64_t b, int64_t first, cons
                               const Tensor& k, const Tensor& v, const AttentionSizes& s,
                               const DeviceMask& mask, bool add_dkv) {
     next_block(open, b, first, k, v, s, mask);
-    launch_block(open, b, first, dk, dv, dout, q, k, v, s, mask, add_dkv);
+    (s.D == 64 ? launch<64> : launch<128>)(open, b, first, dk, dv, dout, q, k, v, s, mask, add_dkv);
 }
 
 }  // namespace ultrascale::ops

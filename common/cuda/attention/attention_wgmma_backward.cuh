@@ -33,6 +33,20 @@ struct BackwardShared {
 };
 static_assert(sizeof(BackwardShared<64>) <= 227 << 10 && sizeof(BackwardShared<128>) <= 227 << 10);
 
+template <int D>
+__device__ void init_barriers(BackwardShared<D>& shared) {
+    using Shape = BackwardShape<D>;
+    constexpr int warps = 4 * Shape::consumers;
+    for (int i = 0; i < Shape::stages; ++i) {
+        barrier_init(&shared.full[i], 1);
+        barrier_init(&shared.empty[i], warps);
+    }
+    barrier_init(&shared.kv_full, 1);
+    for (Barrier* barrier : {&shared.kv_empty, &shared.ds_ready, &shared.ds_free})
+        barrier_init(barrier, warps);
+    barrier_init_fence();
+}
+
 // This thread's number in its warpgroup, read anew each time: otherwise the compiler would keep
 // what is computed from it in registers through all loops.
 __device__ inline unsigned thread_here() {

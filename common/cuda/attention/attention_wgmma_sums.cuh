@@ -7,11 +7,11 @@
 //
 //     |dS_ij| = P_ij |dP_ij - delta_i| <= P_ij (|dO_i| |V_j| + |delta_i|),
 //
-// and the P_ij of a row add up to 1 at most, so all partial sums
+// and the P_ij of a row add up to 1 at most, also over several blocks of keys, so all partial sums
 //
 //     |sum of dS_ij K_jd| <= (|dO_i| max |V_j| + |delta_i|) max |K_j|  =: bound_i
 //
-// (|.| of a row is its length; the maxima are over the keys of a head).
+// (|.| of a row is its length; the maxima are over the keys of a head, in all blocks so far).
 //
 // The factor is the power of two that brings bound_i below 2^30: one bit remains for what P and dS
 // may gain by rounding. The cost in precision: each tile's part is rounded to bound_i / 2^30, and
