@@ -5,9 +5,9 @@
 // whole softmax, and so need no merging; with delta = rowsum(dO O), also of the whole row,
 // dS = P (dP - delta). So the gradients of the blocks are simply added.
 //
-// dQ is held open between the blocks where kernels can (ops::OpenDq); otherwise it is added up in
-// fp32. In the first block of such a sum there is nothing to add to: what it has is written, and the
-// rest of the sum begins with zero.
+// dQ is held open from block to block where kernels can do that (ops::OpenDq). Otherwise it is
+// added up in fp32, too; in the first block of such a sum there is nothing to add to: what it has
+// is written, and the rest of the sum begins with zero.
 #pragma once
 
 #include "keys_values.h"
@@ -17,8 +17,8 @@ namespace ultrascale {
 
 class PartialGradients {
 public:
-    // q, o, dout (B, T, H, D); lse (B, H, T), of the whole rows; keys have so many heads. o is not
-    // kept.
+    // q, o, dout (B, T, H, D); lse (B, H, T), of the whole rows; keys have kv_heads heads. o is
+    // not kept.
     PartialGradients(Tensor q, Tensor o, Tensor dout, Tensor lse, int64_t kv_heads,
                      RowOrders& orders)
         : q_(std::move(q)),

@@ -84,8 +84,8 @@ __device__ void divide_sums(int4* sums, const int* shift, int tiles_added) {
     }
 }
 
-// Each block handles a tile of queries. `opens`: it sets the sums to zero, and notes what concerns
-// the queries alone. `block`: it notes what a block of keys needs to know.
+// Each block of threads handles a tile of queries. `opens`: it sets the sums to zero, and writes
+// what concerns the queries alone. `block`: it prepares them for a block of keys.
 template <int D, bool opens, bool block>
 __global__ void __launch_bounds__(threads)
     fill_rows(OpenTiles<D> open, const Element* dout, const float* lse, const float* delta,
@@ -240,14 +240,14 @@ template <bool opens, bool block>
 void fill(const OpenDq& open, int64_t b, int64_t first, const Tensor& dout, const Tensor& lse,
           const Tensor& delta, const Tensor& k, const Tensor& v, const AttentionSizes& s,
           const DeviceMask& mask) {
-    int *const longest_k = open.longest.as<int32_t>() + b * s.K, *const longest_v =
-                                                                     longest_k +
-                                                                     open.longest.numel() / 2;
+    int* const longest_k = open.longest.as<int32_t>() + b * s.K;
+    int* const longest_v = longest_k + open.longest.numel() / 2;
     with_head(s.D, [&]<int D>(Head<D>) {
-        if constexpr (block)
+        if constexpr (block) {
             LAUNCH(longest_rows<D>, dim3(unsigned(ceil_div(s.Tk, tokens) * s.B), 2), threads,
                    size_t(s.K) * sizeof(int))
-        (longest_k, longest_v, data<Element>(k), data<Element>(v), s.Tk, int(s.K));
+            (longest_k, longest_v, data<Element>(k), data<Element>(v), s.Tk, int(s.K));
+        }
         LAUNCH((fill_rows<D, opens, block>),
                unsigned(s.B * s.H * ceil_div(s.Tq, backward_queries(D))), threads, 0)
         (OpenTiles<D>(open, b, first, s.H), static_cast<const Element*>(dout.data()),
