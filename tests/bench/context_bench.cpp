@@ -52,16 +52,12 @@ Row row(const char* name, std::shared_ptr<AttentionCore> core, int64_t tokens) {
             }};
 }
 
-RingPlan plan_of(int64_t ranks, int64_t T) {
-    return {SequenceCut(Layout::zigzag, ranks, T), false, nullptr};
-}
-
 // What place `rank` of a ring of two computes for a sequence of T tokens, without the other.
 Row computing(std::string name, int rank, int64_t T) {
     const int64_t tokens = T / 2;
     const Tensor q = drawn(tokens, 1), k = drawn(tokens, 2), v = drawn(tokens, 3),
                  dout = drawn(tokens, 4);
-    const RingPlan plan = plan_of(2, T), back = plan.reversed();
+    const RingPlan plan(SequenceCut(Layout::zigzag, 2, T), false, nullptr), back = plan.reversed();
     const auto forward = [=] {
         PartialAttention sum(q, sum_dtype({}, plan, q.dtype()));
         for (int hop = 0; hop < 2; ++hop)

@@ -13,24 +13,8 @@ namespace {
 
 using namespace attention_test;
 
-// Without the probabilities of `Tensors`, which would take seconds to fill.
-struct Inputs {
-    Tensor q, k, v, dout, o, lse, delta, dq;
-    explicit Inputs(const Case& c) {
-        const Shape query = {c.B, c.Tq, c.H, c.D}, key = {c.B, c.Tk, c.K, c.D};
-        const auto of = [](const Shape& shape, uint64_t seed) {
-            return random_tensor(shape, DType::bf16, seed);
-        };
-        q = of(query, 41), dout = of(query, 42), k = of(key, 43), v = of(key, 44);
-        o = poisoned(query, DType::bf16), dq = poisoned(query, DType::bf16);
-        lse = poisoned({c.B, c.H, c.Tq}, DType::fp32), delta = poisoned(lse.shape(), DType::fp32);
-        ops::attention_forward(o, lse, q, k, v, mask_of(c));
-        ops::attention_delta(delta, dout, o);
-    }
-};
-
 // dq, dk and dv; what dk and dv add to what is there, if they add.
-std::array<Doubles, 3> gradients(const Case& c, const Inputs& t, DType dtype, bool adds) {
+std::array<Doubles, 3> gradients(const Case& c, const Tensors& t, DType dtype, bool adds) {
     const auto begin = [&](uint64_t seed) {
         return adds ? random_tensor(t.k.shape(), dtype, seed) : poisoned(t.k.shape(), dtype);
     };
@@ -51,7 +35,9 @@ TEST(OpsAttentionPieces, OfTheTilesThatAreLeftOver) {
     if (!device_is_gpu()) GTEST_SKIP() << "for GPUs";
     for (const Case& c :
          {Case{1, 2000, 1270, 14, 14, 128, false}, Case{2, 2100, 1280, 14, 7, 64, false}}) {
-        const Inputs t(c);
+        const Tensors t(c, DType::bf16, 41, false);
+        ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
+        ops::attention_delta(t.delta, t.dout, t.o);
         for (const auto& [dtype, adds] :
              {std::pair{DType::bf16, false}, {DType::fp32, false}, {DType::fp32, true}}) {
             SCOPED_TRACE(fmt::format("D {} {} adds {}", c.D, dtype_name(dtype), adds));

@@ -52,14 +52,11 @@ __global__ void __launch_bounds__(threads)
             for (int j = 0; j < 4; ++j) sum.x[j] += more.x[j];
         }
         Out* const to = out + (tile.b * s.Tk + key) * s.k_row() + tile.h * D + i % D;
-        Pack<float, 4> before = {};
+        for (int j = 0; j < 4; ++j) sum.x[j] *= blockIdx.y == 0 ? 1 : s.scale();
         if constexpr (std::is_same_v<Out, float>)
-            if (add) before = load<4>(to);
-        Pack<Out, 4> result;
-        for (int j = 0; j < 4; ++j)
-            result.x[j] =
-                from_float<Out>(before.x[j] + sum.x[j] * (blockIdx.y == 0 ? 1 : s.scale()));
-        store(to, result);
+            store_sums(to, sum.x, add ? to : nullptr);
+        else
+            store_sums(to, sum.x, nullptr);
     }
 }
 

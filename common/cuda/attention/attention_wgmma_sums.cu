@@ -65,13 +65,16 @@ __device__ float factor_for(float bound) {
     return bound < INFINITY ? __int_as_float((127 + 156 - exponent) << 23) : NAN;
 }
 
-// Divides the sums of a tile by 2^shift[row], rounded, after subtracting what rounded_zero has
-// added.
+// A sum without what rounded_zero has added.
+__device__ int without_zeros(int sum, int tiles_added) {
+    return int(unsigned(sum) - unsigned(rounded_zero) * unsigned(tiles_added));
+}
+
+// Divides the sums of a tile by 2^shift[row], rounded.
 template <int D>
 __device__ void divide_sums(int4* sums, const int* shift, int tiles_added) {
-    const unsigned zero = unsigned(rounded_zero) * unsigned(tiles_added);
     const auto divided = [&](int sum, int by) {
-        const int64_t x = int(unsigned(sum) - zero);
+        const int64_t x = without_zeros(sum, tiles_added);
         return int((x + (int64_t(1) << by >> 1)) >> by);
     };
     for (int i = int(threadIdx.x); i < backward_queries(D) * D / 4; i += threads) {
@@ -162,26 +165,6 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-// Stores neighbouring numbers, plus those at `addend` if it is not null. Addresses are multiples of
-// 16 bytes in fp32, of 2 n in bf16.
-template <int n, class Out>
-__device__ void store_sums(Out* to, float (&sum)[n], const float* addend) {
-    if (addend) {
-        float more[n];
-        load_floats(more, addend);
-#pragma unroll
-        for (int j = 0; j < n; ++j) sum[j] += more[j];
-    }
-    if constexpr (std::is_same_v<Out, float>) {
-        store_floats(to, sum);
-    } else {
-        Pack<Out, n> pack;
-#pragma unroll
-        for (int j = 0; j < n; ++j) pack.x[j] = from_float<Out>(sum[j]);
-        store(to, pack);
-    }
-}
-
 // Each block handles a tile of sums. A thread converts eight columns (column tile j) of a warp's
 // rows g and g + 8: the sums of four lanes, 64 bytes.
 template <int D, class Out>
@@ -201,8 +184,8 @@ __global__ void __launch_bounds__(threads)
     int4 four[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t) four[t] = from[t];
-    const unsigned zero = unsigned(rounded_zero) * unsigned(tile.tiles_added);
-    const auto without_zero = [&](int sum) { return float(int(unsigned(sum) - zero)); };
+    const int tiles_added = tile.tiles_added;
+    const auto number = [&](int sum) { return float(without_zeros(sum, tiles_added)); };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int64_t query = first + row + 8 * r;
@@ -211,8 +194,8 @@ __global__ void __launch_bounds__(threads)
         float sum[8];
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-            sum[2 * t] = without_zero(r == 0 ? four[t].x : four[t].z) * factor;
-            sum[2 * t + 1] = without_zero(r == 0 ? four[t].y : four[t].w) * factor;
+            sum[2 * t] = number(r == 0 ? four[t].x : four[t].z) * factor;
+            sum[2 * t + 1] = number(r == 0 ? four[t].y : four[t].w) * factor;
         }
         const int64_t at = ((head / s.H * s.Tq + query) * s.H + head % s.H) * D + part * 64 + j * 8;
         store_sums(dq + at, sum, addend ? addend + at : nullptr);

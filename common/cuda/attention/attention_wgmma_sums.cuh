@@ -87,6 +87,26 @@ struct OpenTiles {
     }
 };
 
+// Stores neighbouring numbers, plus those at `addend` if it is not null. Addresses are multiples of
+// 16 bytes in fp32, of 2 n in bf16.
+template <int n, class Out>
+__device__ void store_sums(Out* to, float (&sum)[n], const float* addend) {
+    if (addend) {
+        float more[n];
+        load_floats(more, addend);
+#pragma unroll
+        for (int j = 0; j < n; ++j) sum[j] += more[j];
+    }
+    if constexpr (std::is_same_v<Out, float>) {
+        store_floats(to, sum);
+    } else {
+        Pack<Out, n> pack;
+#pragma unroll
+        for (int j = 0; j < n; ++j) pack.x[j] = from_float<Out>(sum[j]);
+        store(to, pack);
+    }
+}
+
 // The first tile of queries that sees a tile of keys, which begins at key `first`.
 __device__ inline int first_query_tile(int first, int queries, const DeviceMask& mask) {
     return int(min(mask.first_query(first), mask.Tq)) / queries;
