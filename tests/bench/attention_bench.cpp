@@ -4,8 +4,10 @@
 // length; one sequence of as many, and on a GPU of four times as many, with 32 heads; and one of a
 // quarter of the tokens, with the heads of Llama-3-8B that each rank has under tensor parallelism
 // over 1, 2, 4, 8 ranks. FLOPs as the field counts them: 4 B H T^2 D forward, half of it causal,
-// and 2.5 times that backward (five products for two).
+// and 2.5 times that backward (five products for two). A GPU's last lines are what a short script
+// would print, of a GPU that has not yet come to its power limit.
 #include <cstdio>
+#include <functional>
 #include <vector>
 
 #include "comm/comm.h"
@@ -16,8 +18,12 @@
 
 using namespace ultrascale;
 
-// One line of the table.
-static void measure(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D) {
+struct Passes {
+    std::function<void()> forward, backward;
+    double flops;  // of forward
+};
+
+static Passes passes(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D) {
     const auto drawn = [&](int64_t heads, unsigned seed) {
         return random_tensor({B, T, heads, D}, DType::bf16, seed);
     };
@@ -25,17 +31,24 @@ static void measure(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D) {
                  o = drawn(H, 5), dq = drawn(H, 6), dk = drawn(K, 7), dv = drawn(K, 8);
     const Tensor lse = Tensor::zeros({B, H, T}, DType::fp32, Memory::activation),
                  delta = Tensor::zeros({B, H, T}, DType::fp32, Memory::activation);
-    const auto forward = [&] { ops::attention_forward(o, lse, q, k, v, {}); };
-    const auto backward = [&] {
-        ops::attention_delta(delta, dout, o);
-        ops::attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, {});
-    };
+    return {[=] { ops::attention_forward(o, lse, q, k, v, {}); },
+            [=] {
+                ops::attention_delta(delta, dout, o);
+                ops::attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, {});
+            },
+            4.0 * double(B * H) * double(T) * double(T) * double(D) / 2};
+}
+
+// One line of a table.
+static void measure(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D, bool rested = false) {
+    const Passes of = passes(B, T, H, K, D);
     const std::vector<double> seconds =
-        median_seconds({forward, backward}, Turns{.settling_seconds = 0.4, .batch_seconds = 0.2});
-    const double flops = 4.0 * double(B * H) * double(T) * double(T) * double(D) / 2;
+        rested ? std::vector{rested_seconds(of.forward), rested_seconds(of.backward)}
+               : median_seconds({of.forward, of.backward},
+                                Turns{.settling_seconds = 0.4, .batch_seconds = 0.2});
     std::printf("%4d %6d %4d %4d   %12.3f %8.1f   %12.3f %8.1f\n", int(D), int(T), int(H), int(K),
-                seconds[0] * 1e3, flops / seconds[0] / 1e12, seconds[1] * 1e3,
-                2.5 * flops / seconds[1] / 1e12);
+                seconds[0] * 1e3, of.flops / seconds[0] / 1e12, seconds[1] * 1e3,
+                2.5 * of.flops / seconds[1] / 1e12);
 }
 
 int main() {
@@ -49,5 +62,9 @@ int main() {
     measure(1, tokens, 32, 32, 128);
     if (device_is_gpu()) measure(1, 4 * tokens, 32, 32, 128);
     for (int64_t tp : {1, 2, 4, 8}) measure(1, tokens / 4, 32 / tp, 8 / tp, 128);
+    if (device_is_gpu()) {
+        std::printf("After a rest, seven calls each, the median of the last five:\n");
+        for (int64_t D : {64, 128}) measure(1, tokens, 32, 32, D, true);
+    }
     finalize_communication();
 }
