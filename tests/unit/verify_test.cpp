@@ -128,13 +128,19 @@ TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
         train(linear<SlightlyWrong>("layers.1.mlp.gate_proj.weight"), 1, 1, 0, sensitive).verified);
 }
 
-// Even larger weights: rounding alone moves the first gradient beyond its fixed bound.
+// Even larger weights: rounding alone moves the first gradient beyond its fixed bound. How large they
+// must be for that depends on the order in which a device adds.
 TEST(Verify, MeasuresTheFirstGradientsBound) {
-    const Setting sharp{.config = amplifying(2, 256, 0.5), .steps = 1};
     const auto nothing = [](Parts&) {};
-    const Checks right = train(nothing, 1, 1, 0, sharp);
-    EXPECT_TRUE(right.verified) << right.printed;
-    EXPECT_NE(right.printed.find("measures how far"), std::string::npos) << right.printed;
+    Setting sharp{.steps = 1};
+    Checks right;
+    bool measured = false;
+    for (double init_std = 0.2; init_std < 0.8 && !measured; init_std += 0.04) {
+        sharp.config = amplifying(2, 256, init_std);
+        right = train(nothing, 1, 1, 0, sharp);
+        measured = right.printed.find("measures how far") != std::string::npos;
+    }
+    EXPECT_TRUE(measured && right.verified) << right.printed;
     EXPECT_FALSE(train(nothing, 1.01, 1, 0, sharp).verified);
 }
 

@@ -4,8 +4,8 @@
 // A call waits for its inputs, copies them to the host, communicates, and copies the result back
 // before it returns. Only an asynchronous send_recv returns as soon as its messages are posted,
 // because ranks rely on that: otherwise two ranks that each send and then receive would deadlock.
-// It is finished by Work::wait() or by the next call on its stream. The host does all of this
-// itself, so nothing is computed meanwhile.
+// It is finished by Work::wait() or by the next call on its stream that reads anything. The host
+// does all of this itself, so nothing is computed meanwhile.
 //
 // For trying out a chapter on one GPU; nothing here is meant to be fast. Only one thread of a
 // process may communicate.
@@ -120,7 +120,11 @@ static void finish_stream(const Stream* stream, const Staged* last) {
 }
 
 void start(Work::Impl& work, const Operation& operation, int tag, Stream& stream) {
-    finish_stream(&stream, nullptr);
+    // What it reads may come from earlier calls on the stream. Receives read nothing, and may all
+    // be posted before the first message is sent.
+    if (operation.kind != Collective::send_recv ||
+        std::ranges::any_of(operation.messages, &Operation::Message::send))
+        finish_stream(&stream, nullptr);
     work.staged = std::make_shared<Staged>(operation, work, tag, stream);
     if (operation.kind != Collective::send_recv)
         return work.staged->run_collective(*work.communicator);
