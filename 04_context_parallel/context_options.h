@@ -39,8 +39,8 @@ struct ContextOptions {
     bool has_ring() const { return variant == Variant::ring || variant == Variant::usp; }
 };
 
-// All options but --cp; `layout` is --layout's word, for complete().
-inline void add_options(OptionList& options, ContextOptions& o, std::string& layout) {
+// All options but --cp; `layout` is --layout's word, for complete(). Returns --ring-backward.
+inline OneOption add_options(OptionList& options, ContextOptions& o, std::string& layout) {
     options.choice("--variant", o.variant,
                    {{"ring", Variant::ring},
                     {"all-gather", Variant::all_gather},
@@ -69,6 +69,10 @@ inline void add_options(OptionList& options, ContextOptions& o, std::string& lay
                 "of its second chunk to the previous rank, and only as far as they are needed")
         .only_if([&o] { return o.has_ring(); }, "keys go round only with --variant ring or usp");
     options
+        .choice("--merge", o.merge, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
+                "The data type in which a ring adds up what attention gives for each block of keys")
+        .only_if([&o] { return o.has_ring(); }, "only a ring merges partial outputs");
+    return options
         .choice("--ring-backward", o.backward,
                 {{"again", RingBackward::again},
                  {"reversed", RingBackward::reversed},
@@ -79,10 +83,6 @@ inline void add_options(OptionList& options, ContextOptions& o, std::string& lay
                 "likewise, but ranks keep their own keys, too, which then need not come back")
         .only_if([&o] { return o.has_ring() && !o.tails; },
                  "only a ring (--variant ring or usp) without --tails on can choose");
-    options
-        .choice("--merge", o.merge, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
-                "The data type in which a ring adds up what attention gives for each block of keys")
-        .only_if([&o] { return o.has_ring(); }, "only a ring merges partial outputs");
 }
 
 // Sets the layout: the one that was given, or if that is empty the variant's own. UserError if the

@@ -13,12 +13,18 @@ struct Chapter {
     bool compare = false;
     std::string demo;
 
-    void add_options(OptionList& options, const Options&) {
+    void add_options(OptionList& options, const Options& shared) {
         options
             .add("--cp", context.cp,
                  "Ranks that share each sequence; must divide the number of ranks. Default: all")
             .between(1, 1 << 20);
-        ultrascale::add_options(options, context, layout);
+        ultrascale::add_options(options, context, layout)
+            .only_if(
+                [&] {
+                    return shared.document_token < 0 || context.backward == RingBackward::again;
+                },
+                "with --document-token the ranks end with different keys, or with none, so the "
+                "ring goes again");
         options
             .flag("--compare", compare,
                   "Train with each variant and layout in turn, and print one table")
@@ -46,8 +52,7 @@ struct Chapter {
         if (context.cp == 1 && demo.empty() && !compare)  // no other rank to share with
             context = {.cp = 1, .layout = Layout::contiguous}, layout = "contiguous";
         complete(context, layout);
-        if (options.document_token >= 0)  // ranks end with different keys, or with none
-            context.backward = RingBackward::again;
+        if (options.document_token >= 0) context.backward = RingBackward::again;
         if (options.attention == AttentionKind::naive && context.cp > 1)
             user_error(
                 "--attention naive: a rank has only some of the keys at a time, and merges "

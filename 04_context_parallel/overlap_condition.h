@@ -35,7 +35,7 @@ public:
     // measures with many tokens, and times hops and blocks of 64, 128, ... tokens until a hop
     // hides.
     void print_table(Report& report) {
-        const int64_t many = device_is_gpu() ? 32768 : 1024;
+        const int64_t fewest = 64, many = device_is_gpu() ? 32768 : 1024;
         const double flops = 4 * double(H_ * D_) * pairs(many) / block_seconds(many),
                      bandwidth = bytes(many) / hop_seconds(many),
                      formula = flops / bandwidth * double(K_ * dtype_bytes(dtype_)) / double(H_) *
@@ -49,15 +49,17 @@ public:
         print(fmt::format("             = {:.0f} tokens a rank; this run has {}", formula, own_));
         std::string tokens = "  tokens    ", hops = "  hop, us   ", blocks = "  block, us ";
         int64_t hides = 0;
-        for (int64_t t = 64; t <= many && hides == 0; t *= 2) {
+        for (int64_t t = fewest; t <= many && hides == 0; t *= 2) {
             const double hop = hop_seconds(t), block = block_seconds(t);
             tokens += fmt::format("{:>9}", t), hops += fmt::format("{:>9.1f}", hop * 1e6);
             blocks += fmt::format("{:>9.1f}", block * 1e6);
             if (hop < block) hides = t;
         }
         for (const std::string& line : {tokens, hops, blocks}) print(line);
-        print(hides > 0 ? fmt::format("  measured   a hop hides from {} tokens on", hides)
-                        : fmt::format("  measured   no hop hides up to {} tokens", many));
+        print(hides == fewest
+                  ? fmt::format("  measured   a hop hides at {} tokens, the fewest tried", hides)
+              : hides > 0 ? fmt::format("  measured   a hop hides from {} tokens on", hides)
+                          : fmt::format("  measured   no hop hides up to {} tokens", many));
         report.value("overlap_condition", "formula_tokens", formula);
         report.value("overlap_condition", "measured_tokens", double(hides));
     }

@@ -161,6 +161,10 @@ inline void report_other_ranks(Report& report, const Prediction& of_run, int64_t
         fmt::format("  These are rank 0's. With send/recv a rank sends {} on average, and {} at "
                     "most.",
                     format_bytes(mean), format_bytes(most)));
+    std::string by_rank;
+    for (const std::string& of_rank : world.gather_strings(format_bytes(sent)))
+        by_rank += (by_rank.empty() ? "" : ", ") + of_rank;
+    if (world.size() <= 8) print("  By rank: " + by_rank);
     report.value("send_recv_sent", "mean", mean);
     report.value("send_recv_sent", "most", most);
 }

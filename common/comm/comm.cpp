@@ -2,6 +2,9 @@
 // is; comm_issue.cpp does the rest.
 #include "comm.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <numeric>
 
 #include "comm_issue.h"
@@ -199,6 +202,7 @@ Work Communicator::send_recv(std::vector<Transfer> transfers, Stream& stream) co
     }
     Operation operation = {.kind = Collective::send_recv};
     Call call = {.bytes = 0, .tensors = {}, .sent = 0};
+    std::vector<std::string> peers;  // each named once
     for (const Transfer& transfer : transfers) {
         bool send = transfer.direction == Transfer::send;
         const int tag = impl_->imagined ? 0
@@ -209,9 +213,10 @@ Work Communicator::send_recv(std::vector<Transfer> transfers, Stream& stream) co
         call.tensors.push_back(transfer.tensor);
         call.bytes += send ? transfer.tensor.bytes() : 0;
         *call.sent += send && transfer.peer != rank() ? double(transfer.tensor.bytes()) : 0;
-        call.detail += fmt::format("{} {} {}", call.detail.empty() ? "" : ",", send ? "to" : "from",
-                                   transfer.peer);
+        const std::string where = fmt::format(" {} {}", send ? "to" : "from", transfer.peer);
+        if (std::ranges::find(peers, where) == peers.end()) peers.push_back(where);
     }
+    call.detail = fmt::format("{}", fmt::join(peers, ","));
     return issue(impl_, std::move(operation), std::move(call), stream);
 }
 

@@ -73,8 +73,8 @@ void add_shared_options(OptionList& options, Options& o) {
     options.flag("--shuffle", o.shuffle, "Permute the samples");
     options
         .add("--document-token", o.document_token,
-             "Token that starts a document: attention does not reach into earlier documents, and "
-             "positions restart")
+             "Token that starts a document: attention does not reach into earlier documents, "
+             "positions restart, and as a target this token does not count")
         .at_least(0);
     options
         .add("--ignore-token", o.ignore_token,

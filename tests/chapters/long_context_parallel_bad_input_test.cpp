@@ -36,6 +36,9 @@ TEST_F(ContextParallelBadInput, LayoutsThatAVariantDoesNotKnow) {
            {"--layout striped", "--variant all-gather", "contiguous and zigzag"});
     for (const char* layout : {"contiguous", "striped"})
         expect(2, fmt::format("--tails on --layout {}", layout), {"--tails on", "--layout zigzag"});
+    for (const char* backward : {"reversed", "kept"})
+        expect(2, fmt::format("--document-token 10 --ring-backward {}", backward),
+               {"--ring-backward has no effect", "--document-token"});
     expect(2, "--dropout 0.1 --layout striped", {"--dropout", "--layout striped", "zigzag"});
     expect(2, "--attention naive", {"--attention naive", "--attention flash or --cp 1"});
 }
