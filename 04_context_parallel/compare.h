@@ -1,5 +1,6 @@
 // --compare: a few steps with each variant and layout, on the same data, and one table: what a rank
-// holds at most, what it sends inside attention, how long a step takes, and that the loss is the same.
+// holds at most, what it sends inside attention, how long a step takes, and that the loss is the
+// same.
 #pragma once
 
 #include "document_counts.h"

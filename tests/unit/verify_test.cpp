@@ -128,8 +128,8 @@ TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
         train(linear<SlightlyWrong>("layers.1.mlp.gate_proj.weight"), 1, 1, 0, sensitive).verified);
 }
 
-// Even larger weights: rounding alone moves the first gradient beyond its fixed bound. How large they
-// must be for that depends on the order in which a device adds.
+// Even larger weights: rounding alone moves the first gradient beyond its fixed bound. How large
+// they must be for that depends on the order in which a device adds.
 TEST(Verify, MeasuresTheFirstGradientsBound) {
     const auto nothing = [](Parts&) {};
     Setting sharp{.steps = 1};
