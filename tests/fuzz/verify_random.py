@@ -193,7 +193,8 @@ def random_run(rng):
     elif chapter == "04_context_parallel":
         seq = context_parallel(rng, model, ranks, seq, options)
         if seq >= 16:
-            sometimes(0.4, "--document-token 10", "--ignore-token 101")
+            reverses = "--ring-backward reversed" in options  # with documents a ring goes again
+            sometimes(0.4, "--ignore-token 101", *([] if reverses else ["--document-token 10"]))
     else:
         heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
         fits = [t for t in divides(range(1, ranks + 1), ranks, heads, model["intermediate_size"])
