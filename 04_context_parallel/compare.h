@@ -44,6 +44,12 @@ inline double sent_in_attention(const Measured& m) {
            double(m.steps);
 }
 
+inline double mean_of_ranks(const Communicator& ranks, double value) {
+    const Tensor sum = Tensor::from_host<double>(std::vector{value}, {1}, Memory::workspace);
+    ranks.all_reduce(sum);
+    return scalar(sum) / ranks.size();
+}
+
 // All ranks call it; rank 0 prints. Returns false if, on any rank, a variant's memory or
 // communication differs from its prediction, or its loss from that of the first variant.
 inline bool compare_variants(

@@ -3,10 +3,13 @@
 // most, where they differ; and --estimate's report.
 #pragma once
 
+#include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "longest.h"
 #include "train/run.h"
+#include "train/whole_values.h"
 
 namespace ultrascale {
 
@@ -144,26 +147,24 @@ inline void print_inputs(Report& report, StepShape shape, const ContextOptions& 
                       format_bytes(double(fixed_bytes(shape))), format_bytes(double(limit))));
 }
 
-inline double mean_of_ranks(const Communicator& ranks, double value) {
-    const Tensor sum = Tensor::from_host<double>(std::vector{value}, {1}, Memory::workspace);
-    ranks.all_reduce(sum);
-    return scalar(sum) / ranks.size();
-}
-
 // The report shows what rank 0 sends. With tails or documents other ranks of a ring send more or
 // less; then this adds the mean and the most. All ranks call it.
 inline void report_other_ranks(Report& report, const Prediction& of_run, int64_t steps) {
     const Communicator& world = Communicator::world();
-    const double sent = of_run.communication.of(Collective::send_recv).sent / double(steps),
-                 mean = mean_of_ranks(world, sent), most = largest_of_ranks(world, sent);
+    const double mine = of_run.communication.of(Collective::send_recv).sent / double(steps);
+    std::vector<double> sent;  // by each rank
+    for (const std::string& of_rank : world.gather_strings(bytes_of<double>({mine})))
+        sent.push_back(from_bytes<double>(of_rank)[0]);
+    const double mean = std::reduce(sent.begin(), sent.end()) / world.size(),
+                 most = std::ranges::max(sent);
     if (most - mean < 1) return;
     print(
         fmt::format("  These are rank 0's. With send/recv a rank sends {} on average, and {} at "
                     "most.",
                     format_bytes(mean), format_bytes(most)));
     std::string by_rank;
-    for (const std::string& of_rank : world.gather_strings(format_bytes(sent)))
-        by_rank += (by_rank.empty() ? "" : ", ") + of_rank;
+    for (const double of_rank : sent)
+        by_rank += (by_rank.empty() ? "" : ", ") + format_bytes(of_rank);
     if (world.size() <= 8) print("  By rank: " + by_rank);
     report.value("send_recv_sent", "mean", mean);
     report.value("send_recv_sent", "most", most);

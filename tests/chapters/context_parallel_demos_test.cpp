@@ -164,17 +164,10 @@ TEST(ContextParallelReport, TellsWhenAHopHides) {
 
 // The rows of --compare, by variant.
 std::map<std::string, Json> compared(const std::string& arguments) {
-    TempDir dir;
-    const Outcome outcome = run_ranks(
-        4, chapter,
-        fmt::format("--compare --layers 2 --seq 64 --steps 3 --peak-tflops 1 --json {} {}",
-                    dir / "out.jsonl", arguments));
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
     std::map<std::string, Json> rows;
-    std::istringstream lines(slurp(dir / "out.jsonl"));
-    for (std::string line; std::getline(lines, line);)
-        if (const Json json = Json::parse(line); json.contains("row"))
-            rows[json["row"].at("variant")] = json["row"];
+    for (const Json& row :
+         train(4, chapter, "--compare --layers 2 --seq 64 --steps 3 " + arguments).rows)
+        rows[row.at("variant")] = row;
     const Json& zigzag = rows["ring, zigzag"];
     for (const auto& [name, row] : rows) {
         EXPECT_EQ(row.at("as_predicted"), true) << name;

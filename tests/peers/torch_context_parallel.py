@@ -7,15 +7,15 @@ keys by all-gather or by all-to-all. Efficiency is t(1) / (N t(N)).
 Usage: torchrun --nproc_per_node N tests/peers/torch_context_parallel.py [T ...]
 """
 import os
-import statistics
 import sys
-import time
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from torch_timing import waited_for_milliseconds
 
 H, D = 32, 128
 rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
@@ -26,15 +26,7 @@ lengths = [int(T) for T in sys.argv[1:]] or [16384, 65536, 131072]
 
 def slowest(work):
     """The slowest rank's median, in milliseconds."""
-    times = []
-    for i in range(7):
-        torch.cuda.synchronize()
-        dist.barrier()
-        begin = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    median = torch.tensor(statistics.median(times[2:]) * 1e3, device="cuda")
+    median = torch.tensor(waited_for_milliseconds(work, dist.barrier), device="cuda")
     dist.all_reduce(median, op=dist.ReduceOp.MAX)
     return median.item()
 

@@ -24,15 +24,22 @@ def milliseconds(work, inputs=((),)):
     return statistics.median(batch(launches) for _ in range(5))
 
 
-def rested_milliseconds(work):
-    """The median of five calls, each waited for, after a rest and two calls that do not count: as
-    short scripts time it. The GPU has not yet come to its power limit then."""
-    torch.cuda.synchronize()
-    time.sleep(1.5)
+def waited_for_milliseconds(work, meet=lambda: None):
+    """The median of five calls, each waited for, after two that do not count: as short scripts time
+    it. `meet` comes before each call, for several ranks."""
     times = []
     for _ in range(7):
+        torch.cuda.synchronize()
+        meet()
         begin = time.perf_counter()
         work()
         torch.cuda.synchronize()
         times.append((time.perf_counter() - begin) * 1e3)
     return statistics.median(times[2:])
+
+
+def rested_milliseconds(work):
+    """The same after a rest: the GPU has not yet come to its power limit then."""
+    torch.cuda.synchronize()
+    time.sleep(1.5)
+    return waited_for_milliseconds(work)
