@@ -15,7 +15,9 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <stdexcept>
+#include <string>
 
 #include "comm/comm.h"
 #include "comm/nccl/peer_memory.h"
@@ -33,9 +35,31 @@ void cuda_check(cudaError_t status, std::source_location at) {
 
 namespace {
 
-// Streams share so many queues of the GPU: one that waits for another rank must not hold up others.
-// CUDA reads this at its first call; its default is 8.
-[[maybe_unused]] const int queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+// This machine's GPUs, without a call of CUDA; 0 where they have no files in /dev.
+int gpu_files() {
+    int count = 0;
+    std::error_code unreadable;
+    for (const auto& file : std::filesystem::directory_iterator("/dev", unreadable)) {
+        const std::string name = file.path().filename();
+        count += name.size() > 6 && name.starts_with("nvidia") &&
+                 name.find_first_not_of("0123456789", 6) == std::string::npos;
+    }
+    return count;
+}
+
+// A process' streams share so many queues of the GPU, 8 by default. Between ranks with a GPU each,
+// a stream that waits for another rank must not hold up others, so they take 32. These take half a
+// second longer to make, one process after the other, which nobody needs who is alone or shares a
+// GPU. CUDA reads the variable at its first call, which may be MPI's: so before main(), when only
+// the launcher's variables tell how many ranks there are.
+[[maybe_unused]] const bool queues_are_chosen = [] {
+    const bool alone = !std::getenv("PMI_RANK") && !std::getenv("PMIX_RANK");
+    const char* on_this_node = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");  // Open MPI
+    if (!on_this_node) on_this_node = std::getenv("MPI_LOCALNRANKS");      // MPICH
+    const int gpus = gpu_files();
+    const bool share = on_this_node && gpus > 0 && std::atoi(on_this_node) > gpus;
+    return !alone && !share && setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0) == 0;
+}();
 
 int device_count() {
     int count = 0;

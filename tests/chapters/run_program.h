@@ -24,8 +24,7 @@ inline const std::filesystem::path built =
     std::filesystem::read_symlink("/proc/self/exe").parent_path();
 inline const bool on_gpu = built.filename().string().starts_with("cuda");
 
-inline const int patience =
-    on_gpu ? 100 : 300;  // seconds after which a program is killed and its test fails
+inline const int patience = 300;  // seconds after which a program is killed and its test fails
 
 struct Outcome {
     int exit_code = -1;  // 128 + the signal that ended it
