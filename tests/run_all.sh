@@ -79,7 +79,7 @@ for ranks in ${all:+1 2} $([ "$tests" = 'Long*' ] || echo 3) ${all:+4 8}; do
 done
 unset GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX
 # Runs several chapter tests at a time, because a short run mostly starts up and waits. On GPUs the
-# driver serves one start of a program after the other, some two a second on two H100s: with six at
+# driver serves one start of a program after the other, up to two a second on two H100s: with six at
 # a time it is never idle, and more only wait longer, until one is taken for dead. The little they
 # compute on the CPU gets 2 threads each, so that they do not wait for each other's cores.
 if [ "$backend" = cuda ]; then
