@@ -79,9 +79,10 @@ for ranks in ${all:+1 2} $([ "$tests" = 'Long*' ] || echo 3) ${all:+4 8}; do
 done
 unset GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX
 # Runs several chapter tests at a time, because a short run mostly starts up and waits. On GPUs the
-# driver serves one start of a program after the other, up to two a second on two H100s: with six at
-# a time it is never idle, and more only wait longer, until one is taken for dead. The little they
-# compute on the CPU gets 2 threads each, so that they do not wait for each other's cores.
+# driver starts one process after the other, fewer than two a second on two H100s. Four tests at a
+# time keep it busy: with twelve as many processes ended in a second, and each waited three times as
+# long. The little they compute on the CPU gets 2 threads each, so that they do not wait for each
+# other's cores.
 if [ "$backend" = cuda ]; then
     at_once=$(($(nproc) / 2))
     at_once=$((at_once < 4 ? 4 : at_once > 6 ? 6 : at_once))
