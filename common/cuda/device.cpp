@@ -47,11 +47,12 @@ int gpu_files() {
     return count;
 }
 
-// A process' streams share so many queues of the GPU, 8 by default. Between ranks with a GPU each,
-// a stream that waits for another rank must not hold up others, so they take 32. These take half a
-// second longer to make, one process after the other, which nobody needs who is alone or shares a
-// GPU. CUDA reads the variable at its first call, which may be MPI's: so before main(), when only
-// the launcher's variables tell how many ranks there are.
+// A process' streams share so many queues of the GPU: 8 by default. Ranks with a GPU each take 32,
+// because a stream that waits for another rank must not hold up the others. Whoever is alone, or
+// shares a GPU, keeps the default: 32 queues take half a second longer to make, and the driver
+// makes one process' after the other's (01_data_parallel/MEASURED.md). CUDA reads the variable at
+// its first call, which may be MPI's. So it is set before main(), when only the launcher's
+// variables tell how many ranks there are.
 [[maybe_unused]] const bool queues_are_chosen = [] {
     const bool alone = !std::getenv("PMI_RANK") && !std::getenv("PMIX_RANK");
     const char* on_this_node = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");  // Open MPI
