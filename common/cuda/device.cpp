@@ -53,13 +53,13 @@ int gpu_files() {
 // makes one process' after the other's (01_data_parallel/MEASURED.md). CUDA reads the variable at
 // its first call, which may be MPI's. So it is set before main(), when only the launcher's
 // variables tell how many ranks there are.
-[[maybe_unused]] const bool queues_are_chosen = [] {
-    const bool alone = !std::getenv("PMI_RANK") && !std::getenv("PMIX_RANK");
-    const char* on_this_node = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");  // Open MPI
-    if (!on_this_node) on_this_node = std::getenv("MPI_LOCALNRANKS");      // MPICH
-    const int gpus = gpu_files();
-    const bool share = on_this_node && gpus > 0 && std::atoi(on_this_node) > gpus;
-    return !alone && !share && setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0) == 0;
+[[maybe_unused]] const bool many_queues = [] {
+    if (!std::getenv("PMI_RANK") && !std::getenv("PMIX_RANK")) return false;  // alone
+    const char* on_this_node = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");     // Open MPI
+    if (!on_this_node) on_this_node = std::getenv("MPI_LOCALNRANKS");         // MPICH
+    const int gpus = on_this_node ? gpu_files() : 0;
+    if (gpus > 0 && std::atoi(on_this_node) > gpus) return false;  // they share
+    return setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0) == 0;
 }();
 
 int device_count() {
