@@ -1,8 +1,9 @@
-// Tiles of keys that are left over when every multiprocessor has had its share, which Hopper's
-// backward divides among several blocks.
+// Tiles that are left over when every multiprocessor has had its share, which Hopper's kernels
+// divide among several blocks: of queries forward, of keys backward.
 #include <gtest/gtest.h>
 
 #include <array>
+#include <utility>
 
 #include "attention_reference.h"
 #include "core/device.h"
@@ -31,7 +32,7 @@ std::array<Doubles, 3> gradients(const Case& c, const Tensors& t, DType dtype, b
 
 // 140 equal tiles: eight more than an H100 has multiprocessors. The kernels for other GPUs divide
 // nothing.
-TEST(OpsAttentionPieces, OfTheTilesThatAreLeftOver) {
+TEST(OpsAttentionPieces, OfKeysThatAreLeftOver) {
     if (!device_is_gpu()) GTEST_SKIP() << "for GPUs";
     for (const Case& c :
          {Case{1, 2000, 1270, 14, 14, 128, false}, Case{2, 2100, 1280, 14, 7, 64, false}}) {
@@ -46,6 +47,27 @@ TEST(OpsAttentionPieces, OfTheTilesThatAreLeftOver) {
             const auto want = gradients(c, t, dtype, adds);
             for (size_t i = 0; i < 3; ++i) EXPECT_LT(relative_error(got[i], want[i]), 1e-2);
         }
+    }
+}
+
+TEST(OpsAttentionPieces, OfQueriesThatAreLeftOver) {
+    if (!device_is_gpu()) GTEST_SKIP() << "for GPUs";
+    for (const Case& c :
+         {Case{1, 1270, 8000, 14, 14, 128, false}, Case{2, 900, 6000, 14, 7, 64, false}}) {
+        SCOPED_TRACE(fmt::format("D {}", c.D));
+        const Tensors t(c, DType::bf16, 47, false);
+        const auto forward = [&] {
+            const Tensor o = poisoned(t.o.shape(), DType::bf16),
+                         lse = poisoned(t.lse.shape(), DType::fp32);
+            ops::attention_forward(o, lse, t.q, t.k, t.v, mask_of(c));
+            return std::pair(to_double(o), to_double(lse));
+        };
+        const auto got = forward();
+        EXPECT_EQ(forward(), got);  // the same bits
+        const NoHopper no_hopper;
+        const auto want = forward();
+        EXPECT_LT(relative_error(got.first, want.first), 5e-3);
+        EXPECT_LT(relative_error(got.second, want.second), 1e-4);
     }
 }
 

@@ -254,8 +254,9 @@ void launch(const OpenDq& open, int64_t b, int64_t first, const Tensor& dk, cons
     const TileOrder order = tile_order(s.B, s.K, ceil_div(s.Tk, Shape::keys),
                                        8 * s.Tq * s.D * s.group());  // Q, dO, dQ's sums
     const auto run = [&](auto kernel, const auto& out) {
-        for (Pieces& pieces : divided(order, s, mask)) {
-            const Tensor sums_of_pieces = piece_sums(pieces, s.D);
+        const int64_t steps = s.group() * ceil_div(s.Tq, Shape::queries);
+        for (Pieces& pieces : divided(order, steps, mask, true)) {
+            const Tensor of_pieces = piece_results(pieces, 2 * Shape::keys * s.D);
             LAUNCH(kernel, unsigned(std::min(pieces.count(), multiprocessors())), Shape::threads,
                    sizeof(BackwardShared<D>))
             (tiles, head_map<D>(q, Shape::queries), head_map<D>(dout, Shape::queries),

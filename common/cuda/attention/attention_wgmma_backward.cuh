@@ -3,8 +3,16 @@
 #pragma once
 
 #include "attention_wgmma_pieces.cuh"
+#include "attention_wgmma_sums.cuh"
 
 namespace ultrascale::ops {
+
+// The keys, and the piece of their queries, that block number `index` of a launch processes.
+struct KeyTile : TilePiece {
+    int first;
+    __device__ KeyTile(const Pieces& pieces, int index)
+        : TilePiece(pieces, index), first(rank * backward_keys) {}
+};
 
 template <int D>
 struct BackwardShape {
@@ -140,8 +148,8 @@ struct QueryTiles {
         of_head = (int(s.Tq) + queries - 1) / queries;
         begin = first_query_tile(keys.first, queries, mask);
         const int seen = max(of_head - begin, 0), all = seen * group;
-        const int skipped = int(int64_t(all) * keys.piece / pieces.of_tile);
-        count = int(int64_t(all) * (keys.piece + 1) / pieces.of_tile) - skipped;
+        const int skipped = keys.first_of(all, pieces.of_tile);
+        count = keys.last_of(all, pieces.of_tile) - skipped;
         head = (keys.b * int(s.K) + keys.h) * group + skipped / max(seen, 1),
         number = begin + skipped % max(seen, 1);
     }

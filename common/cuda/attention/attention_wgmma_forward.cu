@@ -17,9 +17,9 @@
 //
 // The loop runs from the last key to the first, so the masked tiles come first. Blocks are
 // persistent: one per multiprocessor takes tiles of queries, longest first, until none is left, so
-// that all blocks end at about the same time; it loads the next tile's Q while it computes this
-// one. O is written through the shared memory that held Q. FLOPs: 4 Tq Tk D per head, half of that
-// if causal.
+// that all blocks end at about the same time. (Where tiles are equal, the keys of those that are
+// left over are divided: Pieces.) A block loads the next tile's Q while it computes this one. O is
+// written through the shared memory that held Q. FLOPs: 4 Tq Tk D per head, half of that if causal.
 #include "attention_wgmma_forward.cuh"
 
 namespace ultrascale::ops {
@@ -29,7 +29,7 @@ namespace {
 // Runs on warpgroup number `consumer`: queries 64 consumer .. 64 consumer + 63 of each tile.
 template <int D>
 __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMap* o, float* lse,
-                        const AttentionSizes& s, const DeviceMask& mask, const TileOrder& order) {
+                        const AttentionSizes& s, const DeviceMask& mask, const Pieces& pieces) {
     using Shape = ForwardShape<D>;
     constexpr int keys = Shape::keys;
     const int warp = int(threadIdx.x) / 32 % 4, lane = int(threadIdx.x) % 32, g = lane / 4,
@@ -62,12 +62,11 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
     for (;; q_place.advance()) {
         barrier_wait(&shared.q_full[q_place.stage], q_place.parity);
         const int index = shared.tile[q_place.stage];
-        if (index >= order.count()) break;
+        if (index >= pieces.count()) break;
         Element* const q = shared.q[q_place.stage][consumer];
-        const Tile tile = order.at(index);
-        const int first_of_tile = (order.tiles - 1 - tile.rank) * Shape::queries;
-        const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile.b, first_of_tile);
-        const int first = first_of_tile + 64 * consumer,
+        const QueryTile<D> tile(pieces, index);
+        const KeyTiles tiles = tile.keys(mask, pieces);
+        const int first = tile.first + 64 * consumer,
                   // first query of this warpgroup; of this thread, with row + 8
                   row = first + 16 * warp + g;
 
@@ -174,12 +173,22 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
         softmax.finish();
         float inverse[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            inverse[r] = softmax.sum[r] > 0 ? 1 / softmax.sum[r] : 0;
+        for (int r = 0; r < 2; ++r) inverse[r] = softmax.sum[r] > 0 ? 1 / softmax.sum[r] : 0;
+        stored = true;
+        sync_some<128>(first_group + consumer);  // the products of all four warps have read Q
+        if (pieces.of_tile > 1) {
+            const int first_of_warp = 64 * consumer + 16 * warp;
+            float* const o_piece =
+                pieces.results + tile.place(pieces) * forward_piece<D>(Shape::queries);
+            store_rows<D>(o_piece, first_of_warp, lane, out, inverse[0], inverse[1]);
+            for (int r = 0; r < 2; ++r)
+                if (t == 0)
+                    o_piece[Shape::queries * D + first_of_warp + g + 8 * r] = softmax.log_sum(r);
+            continue;
+        }
+        for (int r = 0; r < 2; ++r)
             if (t == 0 && row + 8 * r < s.Tq)
                 lse[(tile.b * s.H + tile.h) * s.Tq + row + 8 * r] = softmax.log_sum(r);
-        }
-        sync_some<128>(first_group + consumer);  // the products of all four warps have read Q
         store_fragments<D, 64>(q, 16 * warp, out, inverse[0], inverse[1]);
         fence_async_proxy();
         sync_some<128>(first_group + consumer);
@@ -188,7 +197,6 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
             tma_store(o, q, 0, first, tile.h * Shape::parts, tile.b);
             tma_store_commit();
         }
-        stored = true;
     }
     if (leader) tma_store_wait_read<0>();  // a block's shared memory ends with it
     if (consumer == 0) take_turn();        // the last turn that was passed on
@@ -199,7 +207,7 @@ __global__ void __launch_bounds__(ForwardShape<D>::threads, 1)
     forward(float* lse, const __grid_constant__ CUtensorMap q,
             const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
             const __grid_constant__ CUtensorMap o, AttentionSizes s, DeviceMask mask,
-            TileOrder order) {
+            Pieces pieces) {
     using Shape = ForwardShape<D>;
     extern __shared__ __align__(1024) unsigned char bytes[];
     ForwardShared<D>& shared = *reinterpret_cast<ForwardShared<D>*>(bytes);
@@ -218,10 +226,10 @@ __global__ void __launch_bounds__(ForwardShape<D>::threads, 1)
     const int warpgroup = same_in_warp(int(threadIdx.x) / 128);
     if (warpgroup == Shape::consumers) {
         registers_fewer<Shape::producer_registers>();
-        if (threadIdx.x % 128 < 32) produce<D>(shared, &q, &k, &v, s, mask, order);
+        if (threadIdx.x % 128 < 32) produce<D>(shared, &q, &k, &v, s, mask, pieces);
     } else {
         registers_more<Shape::consumer_registers>();
-        consume<D>(shared, warpgroup, &o, lse, s, mask, order);
+        consume<D>(shared, warpgroup, &o, lse, s, mask, pieces);
     }
 }
 
@@ -231,10 +239,14 @@ void launch(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k
     using Shape = ForwardShape<D>;
     const TileOrder order =
         tile_order(s.B, s.H, ceil_div(s.Tq, Shape::queries), 4 * s.Tk * s.D / s.group());
-    LAUNCH(forward<D>, unsigned(std::min(order.count(), multiprocessors())), Shape::threads,
-           sizeof(ForwardShared<D>))
-    (data<float>(lse), head_map<D>(q, 64), head_map<D>(k, Shape::keys), head_map<D>(v, Shape::keys),
-     head_map<D>(o, 64), s, mask, order);
+    for (Pieces& pieces : divided(order, ceil_div(s.Tk, Shape::keys), mask, false)) {
+        const Tensor of_pieces = piece_results(pieces, forward_piece<D>(Shape::queries));
+        LAUNCH(forward<D>, unsigned(std::min(pieces.count(), multiprocessors())), Shape::threads,
+               sizeof(ForwardShared<D>))
+        (data<float>(lse), head_map<D>(q, 64), head_map<D>(k, Shape::keys),
+         head_map<D>(v, Shape::keys), head_map<D>(o, 64), s, mask, pieces);
+        if (pieces.of_tile > 1) merge_pieces(o, lse, pieces, s);
+    }
 }
 
 }  // namespace

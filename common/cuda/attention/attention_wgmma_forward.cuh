@@ -1,7 +1,7 @@
 // The shared memory of a block of attention_wgmma_forward.cu, and its producer.
 #pragma once
 
-#include "attention_wgmma.cuh"
+#include "attention_wgmma_pieces.cuh"
 
 namespace ultrascale::ops {
 
@@ -30,11 +30,28 @@ struct ForwardShared {
 };
 static_assert(sizeof(ForwardShared<64>) <= 227 << 10 && sizeof(ForwardShared<128>) <= 227 << 10);
 
+// The queries, and the piece of their keys, that block number `index` of a launch processes.
+template <int D>
+struct QueryTile : TilePiece {
+    int first;
+    __device__ QueryTile(const Pieces& pieces, int index)
+        : TilePiece(pieces, index),
+          first((pieces.order.tiles - 1 - rank) * ForwardShape<D>::queries) {}
+    __device__ KeyTiles keys(const DeviceMask& mask, const Pieces& pieces) const {
+        constexpr int keys = ForwardShape<D>::keys;
+        KeyTiles tiles = key_tiles<ForwardShape<D>::queries, keys>(mask, b, first);
+        const int skipped = first_of(tiles.count, pieces.of_tile);
+        tiles.count = last_of(tiles.count, pieces.of_tile) - skipped;
+        tiles.begin += skipped * keys;
+        return tiles;
+    }
+};
+
 // Runs on one warp, which loads what the consumers need, in the order in which they need it.
 template <int D>
 __device__ void produce(ForwardShared<D>& shared, const CUtensorMap* q, const CUtensorMap* k,
                         const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask,
-                        const TileOrder& order) {
+                        const Pieces& pieces) {
     using Shape = ForwardShape<D>;
     const int lane = int(threadIdx.x) % 32;
     RingPlace<Shape::slots> place;
@@ -45,15 +62,14 @@ __device__ void produce(ForwardShared<D>& shared, const CUtensorMap* q, const CU
         shared.tile[q_place.stage] = index;
         barrier_arrive_expect(&shared.q_full[q_place.stage], bytes);
     };
-    for (int index = int(blockIdx.x); index < order.count(); q_place.advance()) {
-        const Tile tile = order.at(index);
-        const int first = (order.tiles - 1 - tile.rank) * Shape::queries;
-        const KeyTiles tiles = key_tiles<Shape::queries, Shape::keys>(mask, tile.b, first);
+    for (int index = int(blockIdx.x); index < pieces.count(); q_place.advance()) {
+        const QueryTile<D> tile(pieces, index);
+        const KeyTiles tiles = tile.keys(mask, pieces);
         if (lane == 0) {
             publish(index, sizeof(shared.q[0]));
             for (int c = 0; c < Shape::consumers; ++c)
                 tma_load(shared.q[q_place.stage][c], q, &shared.q_full[q_place.stage], 0,
-                         first + 64 * c, tile.h * Shape::parts, tile.b);
+                         tile.first + 64 * c, tile.h * Shape::parts, tile.b);
             const int kv_part = tile.h / (int(s.H) / int(s.K)) * Shape::parts;
             const auto load = [&](const CUtensorMap* matrix, int i) {
                 barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
@@ -67,11 +83,11 @@ __device__ void produce(ForwardShared<D>& shared, const CUtensorMap* q, const CU
                 if (i + 1 < tiles.count) load(v, i + 1);
             }
             if (tiles.count > 0) load(v, 0);
-            index = take_tile(order.count());
+            index = take_tile(pieces.count());
         }
         index = __shfl_sync(0xffffffffu, index, 0);
     }
-    if (lane == 0) publish(order.count(), 0);
+    if (lane == 0) publish(pieces.count(), 0);
 }
 
 }  // namespace ultrascale::ops

@@ -6,25 +6,14 @@
 
 namespace ultrascale::ops {
 
-// Stores a warp's 16 rows of a piece's dV or dK (mma.cuh) at row first_row of a tile (128, D).
-template <int D>
-__device__ void store_rows(float* tile, int first_row, const float (&rows)[D / 8][4]) {
-    const int lane = int(thread_here()) % 32;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        float2* const row =
-            reinterpret_cast<float2*>(tile + (first_row + lane / 4 + 8 * r) * D + lane % 4 * 2);
-#pragma unroll
-        for (int j = 0; j < D / 8; ++j) row[4 * j] = {rows[j][2 * r], rows[j][2 * r + 1]};
-    }
-}
 template <int D>
 __device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first_key,
                             const float (&dv)[D / 8][4], const float (&dk)[D / 8][4]) {
     constexpr int64_t numel = backward_keys * D;
-    float* const to = pieces.sums + (int64_t(tile.piece) * pieces.tiles() + tile.number) * numel;
-    store_rows<D>(to, first_key - tile.first, dv);
-    store_rows<D>(to + pieces.count() * numel, first_key - tile.first, dk);
+    float* const to = pieces.results + tile.place(pieces) * numel;
+    const int lane = int(thread_here()) % 32;
+    store_rows<D>(to, first_key - tile.first, lane, dv);
+    store_rows<D>(to + pieces.count() * numel, first_key - tile.first, lane, dk);
 }
 
 // Where dV and dK go: to bf16, or to fp32, where they may be added to what is there. (If that were

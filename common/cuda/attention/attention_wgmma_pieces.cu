@@ -1,17 +1,18 @@
-// How many pieces attention_wgmma_backward.cu divides a tile of keys into, and their sums
+// How many pieces a tile is divided into, and how they are put together
 // (attention_wgmma_pieces.cuh).
-#include "attention_wgmma_pieces.cuh"
+#include "attention_wgmma_backward.cuh"
+#include "attention_wgmma_forward.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
-// Few tiles: enough pieces that the longest tile, whose keys all queries see, takes about as long
-// as the work of all tiles (half of which a causal mask hides) divided by the multiprocessors. It
-// also chooses two if there are a few hundred long tiles: a few heads are processed at a time
-// (TileOrder), so the longest tile of the last heads begins late. (H200, Llama-3-8B's heads: one
-// sequence of 4096 0.99 -> 0.80 ms, of 8192 3.14 -> 2.86; but doubling the first rule's pieces is
-// slower.) A piece of fewer than four steps is not worth its overhead.
+// Few tiles, in backward: enough pieces that the longest tile, whose keys all queries see, takes
+// about as long as the work of all tiles (half of which a causal mask hides) divided by the
+// multiprocessors. It also chooses two if there are a few hundred long tiles: a few heads are
+// processed at a time (TileOrder), so the longest tile of the last heads begins late. (H200,
+// Llama-3-8B's heads: one sequence of 4096 0.99 -> 0.80 ms, of 8192 3.14 -> 2.86; but doubling the
+// first rule's pieces is slower.) A piece of fewer than four steps is not worth its overhead.
 int pieces_of_few(int64_t tiles, int64_t steps, bool causal) {
     const int64_t at_once = multiprocessors(),
                   least = causal && steps >= 128 && tiles <= 4 * at_once ? 2 : 1;
@@ -33,15 +34,49 @@ int pieces_of_rest(int64_t tiles, int64_t steps) {
     return int(best);
 }
 
-// Each block adds up a tile's pieces; blockIdx.y is 0 for dV, 1 for dK.
 constexpr int threads = 256;
+
+// Each warp merges the pieces of a query: O = sum_p e^(lse_p - lse) O_p, lse = log sum_p e^lse_p.
+// No exponent is positive, so nothing overflows; a query without keys has O = 0, lse = - infinity.
+template <int D>
+__global__ void __launch_bounds__(threads)
+    merge(Element* o, float* lse, Pieces pieces, AttentionSizes s) {
+    constexpr int queries = ForwardShape<D>::queries, n = D / 32;
+    const int warp = int(blockIdx.x * threads + threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+    const int row = warp % queries, number = warp / queries;
+    if (number >= pieces.tiles()) return;
+    const TilePiece tile(pieces, number * pieces.of_tile);
+    const int64_t query = int64_t(pieces.order.tiles - 1 - tile.rank) * queries + row;
+    if (query >= s.Tq) return;
+    const float* const first = pieces.results + int64_t(number) * forward_piece<D>(queries);
+    const int64_t next = int64_t(pieces.tiles()) * forward_piece<D>(queries);
+    const auto lse_of = [&](int p) { return first[p * next + queries * D + row]; };
+
+    float top = -INFINITY;
+    for (int p = 0; p < pieces.of_tile; ++p) top = fmaxf(top, lse_of(p));
+    Pack<float, n> sum = {};
+    float weights = 0;
+    for (int p = 0; p < pieces.of_tile && top > -INFINITY; ++p) {
+        const float weight = expf(lse_of(p) - top);
+        const Pack<float, n> part = load<n>(first + p * next + row * D + lane * n);
+        for (int j = 0; j < n; ++j) sum.x[j] += weight * part.x[j];
+        weights += weight;
+    }
+    Pack<Element, n> rounded;
+    for (int j = 0; j < n; ++j)
+        rounded.x[j] = from_float<Element>(weights > 0 ? sum.x[j] / weights : 0);
+    store(o + ((tile.b * s.Tq + query) * s.H + tile.h) * D + lane * n, rounded);
+    if (lane == 0) lse[(tile.b * s.H + tile.h) * s.Tq + query] = top + logf(weights);
+}
+
+// Each block adds up a tile's pieces; blockIdx.y is 0 for dV, 1 for dK.
 template <int D, class Out>
 __global__ void __launch_bounds__(threads)
     sum_pieces(Out* dv, Out* dk, Pieces pieces, AttentionSizes s, bool add) {
     constexpr int numel = backward_keys * D;
     const KeyTile tile(pieces, int(blockIdx.x) * pieces.of_tile);
     const float* const from =
-        pieces.sums + (int64_t(blockIdx.y) * pieces.count() + blockIdx.x) * numel;
+        pieces.results + (int64_t(blockIdx.y) * pieces.count() + blockIdx.x) * numel;
     Out* const out = blockIdx.y == 0 ? dv : dk;
     for (int i = int(threadIdx.x) * 4; i < numel; i += threads * 4) {
         const int64_t key = tile.first + i / D;
@@ -62,12 +97,11 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
-std::vector<Pieces> divided(const TileOrder& order, const AttentionSizes& s,
-                            const DeviceMask& mask) {
+std::vector<Pieces> divided(const TileOrder& order, int64_t steps, const DeviceMask& mask,
+                            bool few) {
     const int tiles = order.count();
-    const int64_t steps = s.group() * ceil_div(s.Tq, backward_queries(int(s.D)));
-    if (const int pieces = pieces_of_few(tiles, steps, mask.causal); pieces > 1)
-        return {{order, 0, tiles, pieces}};
+    const int of_few = few ? pieces_of_few(tiles, steps, mask.causal) : 1;
+    if (of_few > 1) return {{order, 0, tiles, of_few}};
     const int rest = mask.causal || mask.starts ? 0 : tiles % multiprocessors();
     const int pieces = rest == 0 ? 1 : pieces_of_rest(rest, steps);
     if (pieces == 1) return {{order, 0, tiles, 1}};
@@ -77,12 +111,19 @@ std::vector<Pieces> divided(const TileOrder& order, const AttentionSizes& s,
     return launches;
 }
 
-Tensor piece_sums(Pieces& pieces, int64_t D) {
+Tensor piece_results(Pieces& pieces, int64_t numel) {
     if (pieces.of_tile == 1) return {};
-    const Tensor sums = Tensor::empty({2, pieces.of_tile, pieces.tiles(), backward_keys, D},
-                                      DType::fp32, Memory::workspace);
-    pieces.sums = data<float>(sums);
-    return sums;
+    const Tensor results = Tensor::empty({pieces.count(), numel}, DType::fp32, Memory::workspace);
+    pieces.results = data<float>(results);
+    return results;
+}
+
+void merge_pieces(const Tensor& o, const Tensor& lse, const Pieces& pieces,
+                  const AttentionSizes& s) {
+    const int queries = s.D == 64 ? ForwardShape<64>::queries : ForwardShape<128>::queries;
+    LAUNCH(s.D == 64 ? merge<64> : merge<128>,
+           unsigned(ceil_div(pieces.tiles() * queries, threads / 32)), threads, 0)
+    (data<Element>(o), data<float>(lse), pieces, s);
 }
 
 void add_pieces(const Tensor& dk, const Tensor& dv, const Pieces& pieces, const AttentionSizes& s,
