@@ -10,6 +10,7 @@
 // corrected gradually until the next one, by counting each GPU second as slightly more or less than
 // one. So converted times never jump, and the GPU's events stay in order.
 #include <algorithm>
+#include <limits>
 #include <mutex>
 #include <vector>
 
@@ -24,6 +25,7 @@ namespace {
 struct Base : CudaEvent {
     double gpu = 0;                // the GPU's seconds since the first base
     double before = 0, after = 0;  // the host's clock then is between these
+    double uncertainty() const { return after - before; }
     Base() : CudaEvent(cudaEventDefault) {}
 };
 
@@ -59,26 +61,38 @@ private:
     std::vector<Stretch> stretches_;  // in the order of time
     cudaStream_t stream_ = nullptr;
 
-    void look() {
-        cuda_select_device();
-        if (!stream_) cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    // A new event, and when the host saw it reached; `patience` ends the wait.
+    std::shared_ptr<Base> looked(double patience) {
         auto next = std::make_shared<Base>();
         next->before = now_seconds();
         cuda_check(cudaEventRecord(next->event, stream_));
-        const auto slow = [&] { return base_ && now_seconds() - next->before > 200e-6; };
-        while (!next->reached() && !slow()) {
+        while (!next->reached() && now_seconds() - next->before < patience) {
         }
         next->after = looked_ = now_seconds();
-        if (slow()) return;  // the host was interrupted: keep the previous base
-        if (!base_) {
-            stretches_.push_back({0, (next->before + next->after) / 2, 1});
-        } else {
-            next->gpu = base_->gpu + seconds_between(*base_, *next);
-            const double host = stretches_.back().at(next->gpu);
-            const double behind = std::clamp(host, next->before, next->after) - host;
-            stretches_.push_back({next->gpu, host, 1 + std::clamp(behind / period, -1e-3, 1e-3)});
-        }
+        return next;
+    }
+    void look() {
+        cuda_select_device();
+        if (!base_) return look_first();
+        const double patience = 200e-6;
+        std::shared_ptr<Base> next = looked(patience);
+        // The host was interrupted, or the GPU is another program's: keep the previous base.
+        if (next->uncertainty() > patience) return;
+        next->gpu = base_->gpu + seconds_between(*base_, *next);
+        const double host = stretches_.back().at(next->gpu);
+        const double behind = std::clamp(host, next->before, next->after) - host;
+        stretches_.push_back({next->gpu, host, 1 + std::clamp(behind / period, -1e-3, 1e-3)});
         base_ = std::move(next);
+    }
+    // All times rest on the first base. The GPU may answer late, as long as other programs have
+    // it, and then soon, so this is the best of several.
+    void look_first() {
+        cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+        for (int i = 0; i < 10; ++i) {
+            std::shared_ptr<Base> next = looked(std::numeric_limits<double>::infinity());
+            if (!base_ || next->uncertainty() < base_->uncertainty()) base_ = std::move(next);
+        }
+        stretches_.push_back({0, (base_->before + base_->after) / 2, 1});
     }
 };
 
