@@ -62,7 +62,7 @@ private:
     cudaStream_t stream_ = nullptr;
 
     // A new event, and when the host saw it reached; `patience` ends the wait.
-    std::shared_ptr<Base> looked(double patience) {
+    std::shared_ptr<Base> recorded(double patience) {
         auto next = std::make_shared<Base>();
         next->before = now_seconds();
         cuda_check(cudaEventRecord(next->event, stream_));
@@ -75,9 +75,9 @@ private:
         cuda_select_device();
         if (!base_) return look_first();
         const double patience = 200e-6;
-        std::shared_ptr<Base> next = looked(patience);
+        std::shared_ptr<Base> next = recorded(patience);
         // The host was interrupted, or the GPU is another program's: keep the previous base.
-        if (next->uncertainty() > patience) return;
+        if (next->uncertainty() >= patience) return;
         next->gpu = base_->gpu + seconds_between(*base_, *next);
         const double host = stretches_.back().at(next->gpu);
         const double behind = std::clamp(host, next->before, next->after) - host;
@@ -89,7 +89,7 @@ private:
     void look_first() {
         cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
         for (int i = 0; i < 10; ++i) {
-            std::shared_ptr<Base> next = looked(std::numeric_limits<double>::infinity());
+            std::shared_ptr<Base> next = recorded(std::numeric_limits<double>::infinity());
             if (!base_ || next->uncertainty() < base_->uncertainty()) base_ = std::move(next);
         }
         stretches_.push_back({0, (base_->before + base_->after) / 2, 1});
