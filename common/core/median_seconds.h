@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <concepts>
 #include <functional>
 #include <numeric>
@@ -31,7 +32,7 @@ inline double seconds_per_call(const std::function<void()>& call, int calls) {
     return (now_seconds() - begin) / calls;
 }
 
-// How long a function is called before its time counts, and for how long it is then measured.
+// How long at least a function is called before its time counts, and is then measured.
 struct Turns {
     double settling_seconds = 0.25, batch_seconds = 0.03;
 };
@@ -39,8 +40,8 @@ struct Turns {
 // Seconds per call of each function in `compared`: the median over batches of calls that run back
 // to back without waiting for the device, as in training. The functions take turns, because a GPU
 // gets hotter and slower the longer it computes, and this way all are affected alike. Each round
-// has another order, and the first calls of a turn do not count: the GPU's clock rate still adapts
-// from the previous function's power draw to this one's.
+// of each run has another order, and the first calls of a turn do not count: the GPU's clock rate
+// still adapts from the previous function's power draw to this one's.
 //
 // Functions that communicate are called by several ranks: `largest` returns the largest of the
 // ranks' values, so that all ranks make as many calls, and a batch lasts as long as on the slowest.
@@ -50,15 +51,19 @@ std::vector<double> median_seconds(const std::vector<std::function<void()>>& com
     constexpr int rounds = 5;
     std::vector<std::vector<double>> seconds(compared.size());
     std::vector<int> calls, settling_calls;
+    double firsts = 0;
     for (const auto& call : compared) {
         seconds_per_call(call, 1);  // warms up
         const double first = largest(seconds_per_call(call, 1));
-        calls.push_back(std::clamp(int(turns.batch_seconds / first), 1, 500));
-        settling_calls.push_back(std::clamp(int(turns.settling_seconds / first), 1, 5000));
+        const auto lasting = [&](double at_least) { return std::ceil(at_least / first); };
+        calls.push_back(int(std::clamp(lasting(turns.batch_seconds), 1.0, 500.0)));
+        settling_calls.push_back(int(std::clamp(lasting(turns.settling_seconds), 1.0, 5000.0)));
+        firsts += first;
     }
     std::vector<size_t> order(compared.size());
     std::iota(order.begin(), order.end(), 0);
-    std::mt19937 random;  // as it begins with the same seed, all ranks draw the same orders
+    // Another seed in each run, but the same on all ranks, so that they draw the same orders.
+    std::mt19937 random(unsigned(std::fmod(firsts * 1e9, 4e9)));
     for (int round = 0; round < rounds; ++round) {
         std::ranges::shuffle(order, random);
         for (const size_t i : order)

@@ -8,6 +8,7 @@
 // computes, block by block with the merges and the sums, but without sending anything: the
 // efficiency that is left for two devices if all communication is hidden. What is compared takes
 // turns, which are long: at its power limit a GPU needs a while to find the clock rate that fits.
+// "rested" is measured as PyTorch's program does it, before the GPU has come to that limit.
 #include <cstdio>
 #include <cstdlib>
 
@@ -107,13 +108,23 @@ void measure_length(const Communicator& world, int64_t T) {
     const Turns long_turns = {.settling_seconds = 0.4, .batch_seconds = 0.4};
     const std::vector<double> seconds = median_seconds(
         calls, [&](double s) { return largest_of_ranks(world, s); }, long_turns);
+    std::vector<double> rested;
+    for (const Row& r : rows) rested.push_back(largest_of_ranks(world, rested_seconds(r.both)));
     if (world.rank() > 0) return;
     const double flops = 4.0 * double(H * D) * double(T) * double(T) / 2;
     for (size_t i = 0; i < rows.size(); ++i) {
         const double forward = seconds[2 * i], both = seconds[2 * i + 1];
         std::printf("%7ld  %-26s %9.3f %10.3f %9.0f", long(T), rows[i].name.c_str(), forward * 1e3,
                     both * 1e3, 3.5 * flops / both / 1e12);
-        if (i > 0) std::printf(" %10.1f %%", 100 * seconds[1] / (std::max(n, 2) * both));
+        const auto efficiency = [&](double one, double all) {
+            if (i > 0)
+                std::printf(" %9.1f %%", 100 * one / (std::max(n, 2) * all));
+            else
+                std::printf("%12s", "");
+        };
+        efficiency(seconds[1], both);
+        std::printf(" %9.3f", rested[i] * 1e3);
+        efficiency(rested[0], rested[i]);
         std::printf("\n");
     }
     std::fflush(stdout);
@@ -126,8 +137,9 @@ int main(int argc, char** argv) {
     const bool copies = std::getenv("COPY_ENGINES_OFF") == nullptr;
     use_copy_engines(copies);
     if (world.rank() == 0)
-        std::printf("%7s  %-26s %9s %10s %9s %12s\n", "tokens", copies ? "" : "NCCL's kernels only",
-                    "fwd ms", "fwd+bwd ms", "TFLOP/s", "efficiency");
+        std::printf("%7s  %-26s %9s %10s %9s %11s %9s %11s\n", "tokens",
+                    copies ? "" : "NCCL's kernels only", "fwd ms", "fwd+bwd ms", "TFLOP/s",
+                    "efficiency", "rested", "efficiency");
     std::vector<int64_t> lengths;
     for (int i = 1; i < argc; ++i) lengths.push_back(std::atoll(argv[i]));
     if (lengths.empty())
