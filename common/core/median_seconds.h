@@ -51,19 +51,18 @@ std::vector<double> median_seconds(const std::vector<std::function<void()>>& com
     constexpr int rounds = 5;
     std::vector<std::vector<double>> seconds(compared.size());
     std::vector<int> calls, settling_calls;
-    double firsts = 0;
     for (const auto& call : compared) {
         seconds_per_call(call, 1);  // warms up
         const double first = largest(seconds_per_call(call, 1));
-        const auto lasting = [&](double at_least) { return std::ceil(at_least / first); };
-        calls.push_back(int(std::clamp(lasting(turns.batch_seconds), 1.0, 500.0)));
-        settling_calls.push_back(int(std::clamp(lasting(turns.settling_seconds), 1.0, 5000.0)));
-        firsts += first;
+        const auto lasting = [&](double at_least, double most) {
+            return int(std::clamp(std::ceil(at_least / first), 1.0, most));
+        };
+        calls.push_back(lasting(turns.batch_seconds, 500));
+        settling_calls.push_back(lasting(turns.settling_seconds, 5000));
     }
     std::vector<size_t> order(compared.size());
     std::iota(order.begin(), order.end(), 0);
-    // Another seed in each run, but the same on all ranks, so that they draw the same orders.
-    std::mt19937 random(unsigned(std::fmod(firsts * 1e9, 4e9)));
+    std::mt19937 random(unsigned(largest(std::random_device{}())));  // all ranks' orders are alike
     for (int round = 0; round < rounds; ++round) {
         std::ranges::shuffle(order, random);
         for (const size_t i : order)

@@ -114,18 +114,13 @@ void measure_length(const Communicator& world, int64_t T) {
     const double flops = 4.0 * double(H * D) * double(T) * double(T) / 2;
     for (size_t i = 0; i < rows.size(); ++i) {
         const double forward = seconds[2 * i], both = seconds[2 * i + 1];
-        std::printf("%7ld  %-26s %9.3f %10.3f %9.0f", long(T), rows[i].name.c_str(), forward * 1e3,
-                    both * 1e3, 3.5 * flops / both / 1e12);
         const auto efficiency = [&](double one, double all) {
-            if (i > 0)
-                std::printf(" %9.1f %%", 100 * one / (std::max(n, 2) * all));
-            else
-                std::printf("%12s", "");
+            return i == 0 ? "" : fmt::format("{:.1f} %", 100 * one / (std::max(n, 2) * all));
         };
-        efficiency(seconds[1], both);
-        std::printf(" %9.3f", rested[i] * 1e3);
-        efficiency(rested[0], rested[i]);
-        std::printf("\n");
+        std::printf("%7ld  %-26s %9.3f %10.3f %9.0f %11s %9.3f %11s\n", long(T),
+                    rows[i].name.c_str(), forward * 1e3, both * 1e3, 3.5 * flops / both / 1e12,
+                    efficiency(seconds[1], both).c_str(), rested[i] * 1e3,
+                    efficiency(rested[0], rested[i]).c_str());
     }
     std::fflush(stdout);
 }

@@ -32,8 +32,8 @@ TEST(PlannerModes, EstimateOfImaginedRanksEqualsThatOfRealOnes) {
     EXPECT_EQ(most, real.summary.at("memory").at("peak").at("predicted").get<int64_t>());
 }
 
-// What --plan compares layouts by is what runs hold: within 2 %, but for the workspace, which no
-// formula predicts and which the measured peak may include. (On a GPU it is 1 of 26 MB here.)
+// What --plan compares layouts by is what runs hold. (What is measured includes the workspace,
+// which no formula predicts; a GPU's kernels need more of it than 2 % of so small a model.)
 TEST(PlannerModes, MemoryIsThatOfRuns) {
     for (const char* layout :
          {"--zero 2 --micro-batch 4 --recompute full", "--zero 3 --micro-batch 1 --grad-accum 4",
@@ -42,12 +42,12 @@ TEST(PlannerModes, MemoryIsThatOfRuns) {
         const Outcome measured = train(2, chapter, fmt::format("--steps 2 --no-verify {}", layout)),
                       planned = train(chapter, fmt::format("--explain-layout --gpus 2 {}", layout));
         ASSERT_EQ(planned.rows.size(), 1u);
-        const auto bytes = [&](const char* kind) {
-            return measured.summary.at("memory").at(kind).at("measured").get<double>();
-        };
-        const double plan = planned.rows[0].at("memory_bytes");
-        EXPECT_LE(plan, 1.02 * bytes("peak"));
-        EXPECT_GE(plan, 0.98 * (bytes("peak") - bytes("workspace")));
+        const Json& memory = measured.summary.at("memory");
+        const double plan = planned.rows[0].at("memory_bytes"),
+                     bytes = memory.at("peak").at("measured"),
+                     workspace = on_gpu ? memory.at("workspace").at("measured").get<double>() : 0;
+        EXPECT_LE(plan, 1.02 * bytes);
+        EXPECT_GE(plan, 0.98 * (bytes - workspace));
     }
 }
 
