@@ -50,6 +50,8 @@ struct Chapter {
             .excludes(training_outputs)
             .excludes({"--estimate", "--svg", "--compare", "--seq-ramp", "--fresh-grads",
                        "--noise-scale"});
+        options.of_training({"--naive-mean"}, Another::refused);
+        options.of_training({"--batch-ramp", "--seq-ramp"}, Another::told);
     }
 
     void check(const Options& options) const {

@@ -42,6 +42,7 @@ struct Chapter {
                     "added up over micro-batches in their own")
             .only_if([this] { return sync.kind == SyncKind::bucket && !compare; },
                      "it is for --sync bucket");
+        options.of_training({"--reduce-dtype"}, Another::told);
         options
             .choice("--ring-directions", sync.ring_directions,
                     {{"one", RingDirections::one}, {"both", RingDirections::both}},

@@ -18,7 +18,10 @@ public:
     void add_options(OptionList& options, const Options& shared, const std::string& prefix = "--") {
         prefix_ = prefix;
         add_model(options);
-        add_balance(options);
+        add_balance(options, shared);
+        options.of_training({"--aux-coef", "--aux", "--aux-over", "--z-coef", "--balance",
+                             "--gamma", "--force-balance", "--skew", "--capacity-factor", "--drop"},
+                            Another::refused);
         options
             .choice("--dispatch", experts_.dispatch,
                     {{"expert", Dispatch::expert}, {"rank", Dispatch::rank}},
@@ -64,6 +67,23 @@ public:
         same_in_checkpoint("--experts", count_, e.count, "experts");
         same_in_checkpoint("--shared", shared_, e.shared, "shared experts");
         same_in_checkpoint("--first-dense", first_dense_, e.first_dense, "dense layers first");
+        // A run that resumes keeps its router.
+        const auto same_in_run = [&](const char* option, const auto& given, const auto& has,
+                                     bool is_given) {
+            if (is_given && given != has && !options.load.empty() &&
+                has_training_state(options.load))
+                user_error("{} {}: the run in {} goes on with {} {}", option, given, options.load,
+                           option, has);
+        };
+        const ops::RouterSettings& r = e.router;
+        const std::string score = r.score == ops::RouterScore::softmax ? "softmax" : "sigmoid";
+        same_in_run("--top-k", top_k_, r.top_k, top_k_ > 0);
+        same_in_run("--router", router_, score, !router_.empty());
+        same_in_run("--renormalise", renormalise_, std::string(r.renormalise ? "on" : "off"),
+                    !renormalise_.empty());
+        same_in_run("--scaling", scaling_, r.scaling, scaling_ > 0);
+        same_in_run("--groups", groups_, r.groups, groups_ > 0);
+        same_in_run("--top-groups", top_groups_, r.top_groups, top_groups_ > 0);
         if (count_ >= 0) e.count = count_;
         if (shared_ >= 0) e.shared = shared_;
         if (first_dense_ >= 0) e.first_dense = first_dense_;
@@ -84,14 +104,16 @@ public:
         }
         if (balance_ == "bias") e.selection_bias = true;
         if (experts_.max_nodes > 0) limit_nodes(config, options);
+        e.aux = aux_ ? aux_ : e.aux ? e.aux : experts_.aux;
+        e.aux_coefficient = aux_coefficient(e);
         validate(config);
-        e.aux_coefficient = aux_coefficient(options, e);
         return config;
     }
 
     // Checks what depends on the model and on the `tokens` that a rank routes of a micro-batch, and
     // completes the options.
     void check(const Options& options, const LlamaConfig& config, int64_t tokens) {
+        experts_.aux = config.experts.aux.value_or(experts_.aux);
         experts_.aux_coefficient = config.experts.aux_coefficient;
         experts_.node_size = options.node_size;
         if (experts_.max_nodes > 0) experts_.dispatch = Dispatch::rank;
@@ -136,23 +158,30 @@ private:
             .between(1, 1024)
             .only_if([this] { return groups_ > 0; }, "the experts form no groups; see --groups");
     }
-    void add_balance(OptionList& options) {
+    void add_balance(OptionList& options, const Options& shared) {
         options
             .add("--aux-coef", aux_coefficient_,
-                 "Coefficient of the loss that balances the experts. Default: 0; with --model "
-                 "nano-moe 0.01")
+                 "Coefficient of the loss that balances the experts. Default: the model's")
             .between(0, 1e3);
-        options.choice("--aux", experts_.aux,
-                       {{"hf", Aux::hf},
-                        {"switch", Aux::switch_transformer},
-                        {"megatron", Aux::megatron},
-                        {"sequence", Aux::sequence}},
-                       "Which one: Hugging Face's, Switch Transformer's, Megatron's, or DeepSeek's "
-                       "over each sequence");
-        options.choice("--aux-over", experts_.aux_over,
-                       {{"micro-batch", AuxOver::micro_batch}, {"global", AuxOver::global}},
-                       "The tokens over which it counts: a micro-batch's, or in a forward that "
-                       "comes first those of the whole step");
+        const auto has_loss = [this, &shared] {
+            return aux_coefficient(shared.config().experts) > 0;
+        };
+        const char* const no_loss = "the loss of balance has the coefficient 0; see --aux-coef";
+        options
+            .choice("--aux", aux_,
+                    {{"hf", Aux::hf},
+                     {"switch", Aux::switch_transformer},
+                     {"megatron", Aux::megatron},
+                     {"sequence", Aux::sequence}},
+                    "Which one: Hugging Face's, Switch Transformer's, Megatron's, or DeepSeek's "
+                    "over each sequence. Default: the model's")
+            .only_if(has_loss, no_loss);
+        options
+            .choice("--aux-over", experts_.aux_over,
+                    {{"micro-batch", AuxOver::micro_batch}, {"global", AuxOver::global}},
+                    "The tokens over which it counts: a micro-batch's, or in a forward that "
+                    "comes first those of the whole step")
+            .only_if(has_loss, no_loss);
         options
             .add("--z-coef", experts_.z_coefficient,
                  "Coefficient of the loss that keeps the routers' logits small. Default: 0")
@@ -215,15 +244,15 @@ private:
                        experts_.max_nodes, config.experts.count, nodes);
         r.groups = nodes, r.top_groups = experts_.max_nodes;
     }
-    double aux_coefficient(const Options& options, const ExpertsConfig& e) const {
+    double aux_coefficient(const ExpertsConfig& e) const {
         if (aux_coefficient_ >= 0) return aux_coefficient_;
-        const bool preset = options.load.empty() && options.model == "nano-moe";
-        return preset && balance_ != "bias" && !experts_.forced() ? e.aux_coefficient : 0;
+        return balance_ == "bias" || experts_.forced() ? 0 : e.aux_coefficient;
     }
 
     ExpertOptions& experts_;
     int64_t count_ = -1, top_k_ = 0, shared_ = -1, first_dense_ = -1, groups_ = 0, top_groups_ = 0;
     double scaling_ = 0, aux_coefficient_ = -1, gamma_ = 0.001;
+    std::optional<Aux> aux_;
     std::string prefix_, router_, renormalise_, balance_ = "loss";
 };
 

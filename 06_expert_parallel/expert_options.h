@@ -5,14 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
 
 #include "model/config.h"
 
 namespace ultrascale {
 
-// The losses that balance the experts' loads, in four definitions (balance.h).
-enum class Aux { hf, switch_transformer, megatron, sequence };
 inline constexpr const char* aux_names[] = {"hf", "switch", "megatron", "sequence"};
 // Over which tokens a loss of balance counts: each micro-batch's, or those of the whole step.
 enum class AuxOver { micro_batch, global };
@@ -63,6 +62,15 @@ struct ExpertOptions {
     bool has_loss() const { return aux_coefficient > 0; }
     bool counts_first() const { return has_loss() && aux_over == AuxOver::global; }
 };
+
+// What a checkpoint records besides the options that were given: defaults that differ between models
+// and programs.
+inline std::map<std::string, std::string> recorded(const ExpertOptions& o) {
+    std::map<std::string, std::string> options{
+        {"--aux-coef", fmt::format("{}", o.aux_coefficient)}};
+    if (o.has_loss()) options["--aux"] = aux_names[int(o.aux)];
+    return options;
+}
 
 // The rows that an expert takes of a rank's N tokens, with a capacity.
 inline int64_t capacity_of(const ExpertOptions& o, const ExpertsConfig& e, int64_t N) {

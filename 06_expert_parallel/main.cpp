@@ -69,7 +69,7 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
     what.label = "experts", what.technique = describe(shape.config, chosen, world.size());
     what.layout = {{"ep", chosen.ep}, {"dp", world.size() / chosen.ep}};
     what.plain_parts = plain_parts(shape, chosen, options.grad_accum * world.size(), choices);
-    what.choices = &choices;
+    what.choices = &choices, what.options = recorded(chosen);
     what.plain_micro_batch = chosen.counts_first() ? 0 : options.micro_batch;
     run.start(what);
     ExpertRun seen(shape, chosen, experts);

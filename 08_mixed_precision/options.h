@@ -16,6 +16,8 @@ struct Chapter {
     double show = 0.1;
 
     void add_options(OptionList& options, const Options&) {
+        for (const char* name : {"--dtype", "--fp32-grads"})
+            options.has_no_effect(name, "the recipe says in which formats; see --recipe");
         std::string names;
         for (const Recipe& recipe : all_recipes())
             names += (names.empty() ? "" : ", ") + recipe.name;
@@ -42,12 +44,16 @@ struct Chapter {
         options.add("--show", show, "With --demo formats: the number to take apart")
             .only_if([this] { return demo == "formats"; }, "only --demo formats shows a number")
             .show_default();
+        options.of_training(
+            {"--recipe", "--without", "--stochastic-rounding", "--loss-scale", "--loss-scale-start",
+             "--loss-scale-window", "--sum-scaling", "--gradient-format", "--amax-history",
+             "--scale-margin", "--power-of-two-scales", "--fast-accumulation", "--head",
+             "--keep-fp8", "--smooth-swiglu"},
+            Another::told);
     }
 
     // Checks what the rules above cannot, and completes the recipe.
     void check(const Options& options) {
-        if (options.dtype != DType::fp32 || options.fp32_grads)
-            user_error("--dtype, --fp32-grads: the recipe says in which formats; see --recipe");
         const Recipe* found = find_recipe(recipe_);
         if (!found) user_error("--recipe {}: no such recipe; see --help", recipe_);
         Recipe& recipe = precision.recipe = *found;

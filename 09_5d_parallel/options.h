@@ -122,6 +122,7 @@ struct Chapter {
             .excludes({"--dp", "--tp", "--cp", "--ep", "--pp", "--zero", "--order", "--estimate",
                        "--max-nodes"});
         planner.add_options(options, shared);
+        options.of_training({"--recipe"}, Another::told);
     }
 
     LlamaConfig config(const Options& options) {

@@ -87,6 +87,7 @@ public:
         what.plain_parts = plain_parts(all.shape, all.techniques.experts,
                                        options.grad_accum * all.share().count, choices_);
         what.choices = &choices_;
+        what.options = recorded(all.techniques.experts);
         what.plain_micro_batch = all.techniques.experts.counts_first() ? 0 : options.micro_batch;
     }
     WatchedExperts(const WatchedExperts&) = delete;

@@ -52,21 +52,21 @@ static std::string weight_of(const std::string& state) {
     return kept ? state.substr(prefix.size()) : "";
 }
 
-// A checkpoint's weights, under the classic names even if experts are stacked in the file.
+// A checkpoint's weights, under the classic names even if experts are stacked in the file, in both
+// conventions.
 static Safetensors weights_in(const std::string& dir) {
     StagedFiles::recover(dir);
     Safetensors file = Safetensors::directory(dir);
     const std::map<std::string, Safetensors::Entry> in_file = file.entries();
-    bool stacked = false;
     for (const auto& [name, entry] : in_file)
         unstack_experts(name, entry.shape, [&](const std::string& part, int64_t first, int64_t n) {
-            file.add_rows(part, name, first, n), stacked = true;
+            file.add_rows(part, name, first, n);
         });
-    // Where Mixtral's experts are stacked, its router has the new name, too.
-    const std::string now = ".mlp.gate.weight", classic = ".block_sparse_moe.gate.weight";
+    // Each expert also has the other convention's name: options may turn a Mixtral into a model that
+    // is written as DeepSeek's, and where Mixtral's experts are stacked, its router has the new name.
     for (const auto& [name, entry] : in_file)
-        if (stacked && name.ends_with(now))
-            file.add_name(name.substr(0, name.size() - now.size()) + classic, name);
+        if (const std::string other = other_expert_name(name); !other.empty())
+            file.add_name(other, name);
     return file;
 }
 
@@ -141,6 +141,7 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config,
             {"seed", s.seed}, {"shuffled", s.shuffled},       {"seq", s.seq}};
         if (!s.data.empty()) state["data"] = s.data, state["data_tokens"] = s.data_tokens;
         if (!s.recipe.empty()) state["recipe"] = s.recipe;
+        if (!s.options.empty()) state["options"] = s.options;
         // JSON must be UTF-8, but a path need not be: other bytes are replaced, and a resumed run
         // does not find the file.
         if (to)
@@ -194,6 +195,14 @@ TrainingState load_training_state(const std::string& dir,
     if (const json* recipe = fields.find("recipe")) {
         if (!recipe->is_string()) user_error("{}: \"recipe\" is not a name", path);
         state.recipe = recipe->get<std::string>();
+    }
+    if (const json* options = fields.find("options")) {  // missing in older checkpoints
+        if (!options->is_object()) user_error("{}: \"options\" is not an object", path);
+        for (const auto& [name, text] : options->items()) {
+            if (!text.is_string())
+                user_error("{}: options: \"{}\" is not a text", path, printable(name));
+            state.options[name] = text.get<std::string>();
+        }
     }
 
     Safetensors tensors = Safetensors::file(dir + "/optimizer.safetensors");

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,9 @@ namespace ultrascale {
 // `path` is a directory with a config.json, or the file itself. Reads the formats of transformers 4
 // (rope_theta and rope_scaling; num_experts) and 5 (rope_parameters; num_local_experts). Refuses
 // what this model does not support: another model_type or activation, biases, dropout,
-// quantisation, another rope_type.
-LlamaConfig load_config(const std::string& path);
+// quantisation, another rope_type. `unknown` gets the names of fields that it does not understand,
+// except for those that cannot change the model.
+LlamaConfig load_config(const std::string& path, std::vector<std::string>* unknown = nullptr);
 std::string config_json(const LlamaConfig& config, DType dtype);  // the text of such a file
 
 // Fills every parameter's value with the slice that this rank holds, converted to its dtype. Values
@@ -45,6 +47,9 @@ struct TrainingState {
     int64_t data_tokens = 0;  // the data's length
     // The formats that the states are in, if --dtype does not say it (08_mixed_precision's recipe).
     std::string recipe = {};
+    // The options that change what is computed, as they were given: {"--lr", "0.003"}. A run that
+    // resumes has them too.
+    std::map<std::string, std::string> options = {};
 };
 inline const char* const built_in_data = "built-in";  // the text that comes with the project
 struct SaveOptions {

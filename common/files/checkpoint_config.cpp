@@ -15,13 +15,17 @@ namespace fs = std::filesystem;
 
 // transformers 4 has rope_theta and rope_scaling (null, or an object whose "rope_type" used to be
 // called "type"); 5 has one object rope_parameters with both. If both forms are present,
-// rope_scaling counts, as in transformers 5.
-static void read_rope(const Fields& fields, LlamaConfig& config, double default_theta) {
+// rope_scaling counts, as in transformers 5. original_max_position_embeddings counts at the top
+// level first. Names of fields that are not understood go to `unknown`.
+static void read_rope(const Fields& fields, LlamaConfig& config, double default_theta,
+                      std::vector<std::string>* unknown) {
     config.rope_theta = fields.number("rope_theta", default_theta);
     fields.only("partial_rotary_factor", 1.0);
-    const char* field = "rope_scaling";
-    const json* found = fields.find(field);
-    if (!found || found->empty()) found = fields.find(field = "rope_parameters");
+    const char* const original = "original_max_position_embeddings";
+    const int64_t at_top = fields.integer(original, 0);
+    const json *old = fields.find("rope_scaling"), *found = fields.find("rope_parameters");
+    const char* field = "rope_parameters";
+    if (old && !old->empty()) found = old, field = "rope_scaling";
     if (!found) return;
     std::string where = fmt::format("{}: {}", fields.where(), field);
     if (!found->is_object())
@@ -31,6 +35,10 @@ static void read_rope(const Fields& fields, LlamaConfig& config, double default_
     config.rope_theta = rope.number("rope_theta", config.rope_theta);
     rope.only("partial_rotary_factor", 1.0);
     const json* type = rope.find("rope_type") ? rope.find("rope_type") : rope.find("type");
+    rope.understands({"type", "factor", "low_freq_factor", "high_freq_factor", original});
+    if (unknown)
+        for (const std::string& name : rope.not_understood())
+            unknown->push_back(fmt::format("{}.{}", field, name));
     if (!type || *type == "default") return;
     if (*type != "llama3")
         user_error("{}: rope_type {} is not supported; \"default\" and \"llama3\" are", where,
@@ -40,8 +48,7 @@ static void read_rope(const Fields& fields, LlamaConfig& config, double default_
     s.factor = rope.number("factor");
     s.low_freq_factor = rope.number("low_freq_factor");
     s.high_freq_factor = rope.number("high_freq_factor");
-    s.original_max_positions =
-        rope.integer("original_max_position_embeddings", config.max_positions);
+    s.original_max_positions = at_top != 0 ? at_top : rope.integer(original, config.max_positions);
     if (!(s.factor > 0 && s.low_freq_factor > 0 && s.high_freq_factor > s.low_freq_factor &&
           s.original_max_positions > 0))
         user_error(
@@ -118,7 +125,75 @@ static std::string read_model_type(const Fields& fields) {
         fields.where(), printable(type->dump()));
 }
 
-LlamaConfig load_config(const std::string& path) {
+// What transformers takes for fields that a config.json lacks.
+struct ModelDefaults {
+    const char* model_type;
+    int64_t kv_heads;  // 0: as many as heads
+    int64_t max_positions;
+    double norm_eps, rope_theta;
+};
+static const ModelDefaults& defaults_of(const std::string& model_type) {
+    static constexpr ModelDefaults all[] = {{"llama", 0, 2048, 1e-6, 10000},
+                                            {"deepseek", 0, 2048, 1e-6, 10000},
+                                            {"mixtral", 8, 131072, 1e-5, 1e6},
+                                            {"qwen3_moe", 4, 32768, 1e-6, 10000}};
+    return *std::ranges::find(all, model_type, &ModelDefaults::model_type);
+}
+
+// Fields that cannot change what is computed here: what the file was made with, how text becomes
+// tokens, how a model generates text or returns its results.
+static void understand_harmless(const Fields& fields) {
+    fields.understands({"_name_or_path",
+                        "transformers_version",
+                        "dtype",
+                        "torch_dtype",
+                        "auto_map",
+                        "is_llama_config",
+                        "transformers.js_config",
+                        "tokenizer_class",
+                        "bos_token_id",
+                        "eos_token_id",
+                        "pad_token_id",
+                        "sep_token_id",
+                        "cls_token_id",
+                        "decoder_start_token_id",
+                        "pretraining_tp",
+                        "ep_size",
+                        "use_cache",
+                        "return_dict",
+                        "torchscript",
+                        "output_attentions",
+                        "output_hidden_states",
+                        "return_dict_in_generate",
+                        "output_scores",
+                        "id2label",
+                        "label2id",
+                        "num_labels",
+                        "finetuning_task",
+                        "task_specific_params",
+                        "problem_type",
+                        "max_length",
+                        "min_length",
+                        "do_sample",
+                        "temperature",
+                        "top_k",
+                        "top_p",
+                        "typical_p",
+                        "num_beams",
+                        "num_return_sequences",
+                        "repetition_penalty",
+                        "prefix"});
+    // These could, if they had other values.
+    const auto unless = [&](const char* field, const json& harmless) {
+        if (const auto* value = fields.peek(field); value && *value == harmless)
+            fields.understands({field});
+    };
+    unless("rope_interleaved", false), unless("is_decoder", false);
+    unless("is_encoder_decoder", false), unless("add_cross_attention", false);
+    unless("pruned_heads", json::object()), unless("chunk_size_feed_forward", 0);
+}
+
+LlamaConfig load_config(const std::string& path, std::vector<std::string>* unknown) {
     std::error_code ignored;
     const bool is_directory = fs::is_directory(path, ignored);
     if (is_directory) StagedFiles::recover(path);
@@ -139,7 +214,11 @@ LlamaConfig load_config(const std::string& path) {
     config.layers = fields.integer("num_hidden_layers");
     config.hidden = fields.integer("hidden_size");
     config.heads = fields.integer("num_attention_heads");
-    config.kv_heads = fields.integer("num_key_value_heads", config.heads);
+    const ModelDefaults& defaults = defaults_of(model_type);
+    const bool says_kv_heads = object.contains("num_key_value_heads");  // null: as many as heads
+    config.kv_heads =
+        fields.integer("num_key_value_heads",
+                       says_kv_heads || defaults.kv_heads == 0 ? config.heads : defaults.kv_heads);
     config.ffn = fields.integer("intermediate_size");
     config.vocab = fields.integer("vocab_size");
     config.head_dim = fields.integer("head_dim", 0);
@@ -152,9 +231,9 @@ LlamaConfig load_config(const std::string& path) {
         config.head_dim = config.heads > 0 ? config.hidden / config.heads : 1;
     }
     config.tied = fields.flag("tie_word_embeddings");
-    config.norm_eps = fields.number("rms_norm_eps", model_type == "mixtral" ? 1e-5 : 1e-6);
+    config.norm_eps = fields.number("rms_norm_eps", defaults.norm_eps);
     config.init_std = fields.number("initializer_range", 0.02);
-    config.max_positions = fields.integer("max_position_embeddings", 2048);
+    config.max_positions = fields.integer("max_position_embeddings", defaults.max_positions);
     if (config.max_positions < 1)
         user_error("{}: max_position_embeddings = {} is not positive", file_name,
                    config.max_positions);
@@ -162,7 +241,10 @@ LlamaConfig load_config(const std::string& path) {
         user_error("{}: initializer_range = {} is negative", file_name, config.init_std);
     config.default_seq = std::min<int64_t>(config.max_positions, 2048);
     if (model_type != "llama") read_experts(fields, model_type, config);
-    read_rope(fields, config, model_type == "mixtral" ? 1e6 : 10000);
+    read_rope(fields, config, defaults.rope_theta, unknown);
+    understand_harmless(fields);
+    if (unknown)
+        for (const std::string& name : fields.not_understood()) unknown->push_back(name);
     try {
         validate(config);
     } catch (const UserError& e) {

@@ -27,6 +27,27 @@ int64_t first_dense_of_qwen(const Fields& fields) {
     return int64_t(dense->size());
 }
 
+// The loss that balances the experts' loads. transformers computes its own if the router's logits
+// are an output, whatever the coefficient is; DeepSeek's code whenever aux_loss_alpha is not 0.
+// (Checkpoints of DeepSeek's type that were written by earlier versions of this project have
+// transformers' fields, and do not say which of the losses it was.)
+void read_balance(const Fields& fields, const std::string& model_type, ExpertsConfig& e) {
+    const double coefficient = fields.number("router_aux_loss_coef", 0.001);
+    const bool adds_loss = fields.flag("output_router_logits");
+    if (adds_loss) e.aux_coefficient = coefficient;
+    if (model_type != "deepseek") {
+        if (adds_loss) e.aux = Aux::hf;
+        return;
+    }
+    const json* method = fields.find("topk_method");
+    const bool by_bias = method && *method == "noaux_tc";
+    const bool earlier = fields.find("output_router_logits") && !fields.find("aux_loss_alpha");
+    const double alpha = fields.number("aux_loss_alpha", by_bias ? 0 : 0.001);
+    const json* by_sequence = fields.find("seq_aux");
+    const bool sequence = !by_sequence || fields.flag("seq_aux");
+    if (!earlier) e.aux_coefficient = alpha, e.aux = sequence ? Aux::sequence : Aux::megatron;
+}
+
 void read_deepseek(const Fields& fields, ExpertsConfig& e) {
     fields.only("moe_layer_freq", 1);
     e.ffn = fields.integer("moe_intermediate_size");
@@ -56,9 +77,7 @@ void read_experts(const Fields& fields, const std::string& model_type, LlamaConf
     if (e.count < 1)
         user_error("{}: the number of experts = {} is not positive", fields.where(), e.count);
     e.router.top_k = fields.integer("num_experts_per_tok");
-    // Without this flag transformers computes no auxiliary loss, whatever its coefficient is.
-    const double coefficient = fields.number("router_aux_loss_coef", 0.001);
-    if (fields.flag("output_router_logits")) e.aux_coefficient = coefficient;
+    read_balance(fields, model_type, e);
     if (model_type == "deepseek") return read_deepseek(fields, e);
     if (model_type == "mixtral") {
         fields.only("sliding_window", nullptr);
@@ -67,6 +86,7 @@ void read_experts(const Fields& fields, const std::string& model_type, LlamaConf
         return;
     }
     fields.only("use_sliding_window", false);
+    fields.understands({"sliding_window", "max_window_layers"});  // only with it
     config.head_norms = true;
     e.ffn = fields.integer("moe_intermediate_size");
     e.router.renormalise = fields.flag("norm_topk_prob");
@@ -81,8 +101,15 @@ void write_experts(ordered_json& config, const LlamaConfig& c) {
                                : type == "qwen3_moe" ? "Qwen3MoeForCausalLM"
                                                      : "DeepseekForCausalLM"};
     config["num_experts_per_tok"] = e.router.top_k;
-    config["output_router_logits"] = e.aux_coefficient > 0;
-    config["router_aux_loss_coef"] = e.aux_coefficient;
+    // A loss that the model's own code does not have is in the training state only.
+    const Aux aux = e.aux.value_or(Aux::hf);
+    if (type == "deepseek" && (aux == Aux::sequence || aux == Aux::megatron)) {
+        config["aux_loss_alpha"] = e.aux_coefficient;
+        config["seq_aux"] = aux == Aux::sequence;
+    } else {
+        config["output_router_logits"] = e.aux_coefficient > 0 && aux == Aux::hf;
+        config["router_aux_loss_coef"] = e.aux_coefficient;
+    }
     if (type == "mixtral") {
         config["num_local_experts"] = e.count;
         config["intermediate_size"] = e.ffn;
@@ -131,6 +158,26 @@ void unstack_experts(const std::string& name, const std::vector<int64_t>& shape,
         if (gate_up) both(e, "gate_proj", "w1", 2 * e * rows);
         if (gate_up) both(e, "up_proj", "w3", (2 * e + 1) * rows);
     }
+}
+
+std::string other_expert_name(const std::string& name) {
+    struct Convention {
+        std::string block, weights[3];
+    };
+    static const Convention mixtral{".block_sparse_moe.",
+                                    {".w1.weight", ".w3.weight", ".w2.weight"}},
+        others{".mlp.", {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"}};
+    for (const auto& [from, to] : {std::pair(&mixtral, &others), std::pair(&others, &mixtral)}) {
+        const size_t at = name.find(from->block);
+        if (at == name.npos) continue;
+        const std::string layer = name.substr(0, at), rest = name.substr(at + from->block.size());
+        if (rest == "gate.weight") return layer + to->block + rest;
+        for (size_t i = 0; i < 3 && rest.starts_with("experts."); ++i)
+            if (const std::string& own = from->weights[i]; rest.ends_with(own))
+                return layer + to->block + rest.substr(0, rest.size() - own.size()) +
+                       to->weights[i];
+    }
+    return "";
 }
 
 }  // namespace ultrascale

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "file.h"
@@ -17,6 +19,10 @@ public:
         : object_(object), where_(std::move(where)) {}
 
     const nlohmann::json* find(const char* field) const {
+        understood_.insert(field);
+        return peek(field);
+    }
+    const nlohmann::json* peek(const char* field) const {  // without understanding it
         auto found = object_.find(field);
         return found == object_.end() || found->is_null() ? nullptr : &*found;
     }
@@ -56,8 +62,20 @@ public:
                        printable(value->dump()), supported.dump());
     }
     const std::string& where() const { return where_; }
+    // Fields that were asked for are understood; so are these.
+    void understands(std::initializer_list<const char*> fields) const {
+        understood_.insert(fields.begin(), fields.end());
+    }
+    // The others, except for those that are null.
+    std::vector<std::string> not_understood() const {
+        std::vector<std::string> names;
+        for (const auto& [name, value] : object_.items())
+            if (!value.is_null() && !understood_.contains(name)) names.push_back(name);
+        return names;
+    }
 
 private:
+    mutable std::set<std::string> understood_;
     const nlohmann::json& object_;
     std::string where_;
 };

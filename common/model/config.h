@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ struct RopeScaling {
     int64_t original_max_positions = 8192;
 };
 
+// The losses that balance the experts' loads, in four definitions (06_expert_parallel/balance.h).
+enum class Aux { hf, switch_transformer, megatron, sequence };
+
 // Layers whose feed-forward is a mixture of experts: a router sends each token to a few SwiGLUs.
 struct ExpertsConfig {
     int64_t count = 0;   // E; 0: all layers are dense, and the rest means nothing
@@ -25,7 +29,8 @@ struct ExpertsConfig {
     // The router adds a bias to the scores by which it chooses, and training moves it instead of
     // adding a loss (DeepSeek-V3, section 2.1.2).
     bool selection_bias = false;
-    double aux_coefficient = 0;  // of the loss that balances the experts' loads; 0: none
+    double aux_coefficient = 0;   // of the loss that balances the experts' loads; 0: none
+    std::optional<Aux> aux = {};  // which one a checkpoint was trained with, if it says so
 };
 
 struct LlamaConfig {

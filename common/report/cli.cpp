@@ -36,11 +36,25 @@ std::string differing_part(const Words& a, const Words& b) {
     return text.empty() ? "nothing" : "`" + text + "`";
 }
 
-// All ranks call it, each with its program, its command line and the error found in it ("": none).
-// Throws on all ranks if any has an error, or if they differ: ranks that do different things would
-// wait for each other forever.
-void compare_with_other_ranks(const std::string& program, int argc, char** argv,
-                              const std::string& error) {
+// All ranks call it. Throws on all ranks if any does: the error of the first.
+void on_all_ranks(const std::function<void()>& checks) {
+    std::string wrong;
+    try {
+        checks();
+    } catch (const UserError& error) {
+        wrong = error.what();
+    }
+    const Words errors = Communicator::world().gather_strings(wrong);
+    const size_t rank =
+        std::ranges::find_if(errors, [](const std::string& e) { return !e.empty(); }) -
+        errors.begin();
+    if (rank == 0) throw UserError(errors[0]);
+    if (rank < errors.size()) user_error("rank {}: {}", rank, errors[rank]);
+}
+
+// All ranks call it, each with its program and its command line. Throws on all ranks if they
+// differ: ranks that do different things would wait for each other forever.
+void compare_with_other_ranks(const std::string& program, int argc, char** argv) {
     std::string line;
     for (int i = 1; i < argc; ++i) line += std::string(argv[i]) + '\0';
     const auto words_of = [](const std::string& all) {
@@ -51,8 +65,7 @@ void compare_with_other_ranks(const std::string& program, int argc, char** argv,
         return words;
     };
     const Communicator& world = Communicator::world();
-    const Words programs = world.gather_strings(program), lines = world.gather_strings(line),
-                errors = world.gather_strings(error);
+    const Words programs = world.gather_strings(program), lines = world.gather_strings(line);
     for (size_t rank = 1; rank < lines.size(); ++rank) {
         if (programs[rank] != programs[0])
             user_error("rank {} was started as {}, rank 0 as {}", rank, programs[rank],
@@ -62,11 +75,6 @@ void compare_with_other_ranks(const std::string& program, int argc, char** argv,
         user_error("rank {} was started with other options than rank 0: {} against {}", rank,
                    differing_part(here, there), differing_part(there, here));
     }
-    const size_t rank =
-        std::ranges::find_if(errors, [](const std::string& e) { return !e.empty(); }) -
-        errors.begin();
-    if (rank == 0) throw UserError(errors[0]);
-    if (rank < errors.size()) user_error("rank {}: {}", rank, errors[rank]);
 }
 
 // If mpirun belongs to a different MPI than the one this program was built with, it starts programs
@@ -89,23 +97,20 @@ void check_launcher() {
 void parse_command_line(int argc, char** argv, const std::string& name,
                         const std::string& description,
                         const std::function<void(OptionList&)>& add_options,
-                        const std::function<void(const OptionList&)>& check_values) {
+                        const std::function<void(const OptionList&)>& check_values,
+                        const std::function<void(OptionList&)>& resume) {
     OptionList options(name, description);
     add_options(options);
     bool asks_for_help = false;
-    std::string wrong;
-    try {
-        asks_for_help = !options.parse(argc, argv);
-        if (!asks_for_help) check_values(options);
-    } catch (const UserError& error) {
-        wrong = error.what();
-    }
-    compare_with_other_ranks(name, argc, argv, wrong);
+    compare_with_other_ranks(name, argc, argv);
+    on_all_ranks([&] { asks_for_help = !options.parse(argc, argv); });
     if (asks_for_help) {
         if (Communicator::world().rank() == 0) fmt::print("{}", options.help());
         finalize_communication();
         std::exit(0);
     }
+    on_all_ranks([&] { resume(options); });
+    on_all_ranks([&] { options.check_effects(), check_values(options); });
 }
 
 int run_program(const std::function<bool()>& program) {

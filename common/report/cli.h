@@ -38,11 +38,14 @@ struct Options {
     double temperature = 0.8;
     std::string prompt = "The ";
     std::string json, trace, html;
-    std::string svg;               // a directory
-    double peak_tflops = 0;        // 0: the device's own
-    double device_memory_gib = 0;  // 0: the device's own
-    bool copy_engines = true;      // comm.h: use_copy_engines
-    JsonFields values;             // all options and their values, including the chapter's own
+    std::string svg;                 // a directory
+    double peak_tflops = 0;          // 0: the device's own
+    double device_memory_gib = 0;    // 0: the device's own
+    bool copy_engines = true;        // comm.h: use_copy_engines
+    JsonFields values;               // all options and their values, including the chapter's own
+    OptionTexts of_training;         // what a checkpoint records of them
+    bool own_head = false;           // has_own_head() of --load
+    std::vector<std::string> notes;  // what the user should know of --load and --model
 
     // --data was not given, and `data` is the file that the run in --load was trained on
     bool data_of_run = false;
@@ -63,14 +66,16 @@ inline const std::vector<std::string> training_outputs{"--save",      "--trace",
                                                        "--sample",    "--explain", "--profile",
                                                        "--log-every", "--report"};
 
-// Reads the command line into the options that `add_options` adds; then `check_values` may throw
-// UserError. With --help it prints the help text and ends the program. An unknown option or a value
-// out of range is a UserError. All ranks call it, and all throw the same error if any of them finds
-// one, or if the ranks run different programs or were given different options.
+// Reads the command line into the options that `add_options` adds; `resume` may take over those of
+// an earlier run; then `check_values` may throw UserError, as `resume` may. With --help it prints
+// the help text and ends the program. An unknown option or a value out of range is a UserError. All
+// ranks call it, and all throw the same error if any of them finds one, or if the ranks run
+// different programs or were given different options.
 void parse_command_line(
     int argc, char** argv, const std::string& name, const std::string& description,
     const std::function<void(OptionList&)>& add_options,
-    const std::function<void(const OptionList&)>& check_values = [](const OptionList&) {});
+    const std::function<void(const OptionList&)>& check_values = [](const OptionList&) {},
+    const std::function<void(OptionList&)>& resume = [](OptionList&) {});
 
 // The same with the options that all training chapters share; an option that is not given has its
 // value in `defaults`. `add_own` adds the chapter's own, whose rules may look at the shared ones.

@@ -85,6 +85,7 @@ void OptionList::only_if(const std::function<bool()>& condition, const std::stri
 }
 
 bool OptionList::parse(int argc, char** argv) {
+    defaults_ = values();
     try {
         app_->parse(argc, argv);
     } catch (const CLI::CallForHelp&) {
@@ -100,10 +101,25 @@ bool OptionList::parse(int argc, char** argv) {
         std::ranges::replace(text, '\n', ' ');
         user_error("{}; --help lists the options", text);
     }
-    for (const auto& [option, condition, reason] : rules_)
-        if (option->count() > 0 && !condition())
-            user_error("{} has no effect: {}", option->get_name(), reason);
     return true;
+}
+
+bool OptionList::given(const std::string& name) const {
+    const CLI::Option* const option = app_->get_option(name);
+    return option->count() > 0 && !std::ranges::count(taken_over_, option);
+}
+void OptionList::check_effects() const {
+    for (const auto& [option, condition, reason] : rules_)
+        if (given(option->get_name()) && !condition())
+            user_error("{} has no effect: {}", option->get_name(), reason);
+}
+void OptionList::has_no_effect(const std::string& name, const std::string& reason) {
+    rules_.push_back({app_->get_option(name), [] { return false; }, reason});
+}
+bool OptionList::has_effect(const CLI::Option* option) const {
+    return std::ranges::all_of(rules_, [&](const OneOption::Rule& rule) {
+        return rule.option != option || rule.condition();
+    });
 }
 
 // The number of characters to insert, remove or replace to turn one word into the other
@@ -142,20 +158,25 @@ void OptionList::refuse_unexpected(const std::vector<std::string>& words) const 
                hints.ends_with('?') ? "" : ";");
 }
 
+std::string wrapped(std::string line, size_t indent) {
+    constexpr size_t widest = 100;
+    std::string text;
+    while (line.size() > widest) {
+        size_t space = line.rfind(' ', widest);
+        if (space == std::string::npos || space <= indent) space = line.find(' ', widest);
+        if (space == std::string::npos) break;
+        text += line.substr(0, space) + "\n";
+        line = std::string(indent, ' ') + line.substr(space + 1);
+    }
+    return text + line;
+}
+
 std::string OptionList::help() const {
-    constexpr size_t widest = 100, description_column = 30;
+    constexpr size_t description_column = 30;
     std::istringstream lines(app_->help());
     std::string text;
-    for (std::string line; std::getline(lines, line);) {
-        const size_t indent = line.starts_with("  ") ? description_column : 0;
-        while (line.size() > widest) {
-            const size_t space = line.rfind(' ', widest);
-            if (space == std::string::npos || space <= indent) break;
-            text += line.substr(0, space) + "\n";
-            line = std::string(indent, ' ') + line.substr(space + 1);
-        }
-        text += line + "\n";
-    }
+    for (std::string line; std::getline(lines, line);)
+        text += wrapped(line, line.starts_with("  ") ? description_column : 0) + "\n";
     return text;
 }
 

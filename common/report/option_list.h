@@ -49,15 +49,35 @@ private:
     std::vector<Rule>* rules_;
 };
 
+// Whether a run that resumes may have another value of an option than the run so far: not at all; or
+// the user is told; or it says nothing, as with how a batch is cut.
+enum class Another { refused, told, allowed };
+
+// Options by name, with their values as on a command line; "true" for a flag.
+using OptionTexts = std::map<std::string, std::string>;
+
+// The line, cut at spaces into lines of at most 100 columns; all but the first are indented.
+std::string wrapped(std::string line, size_t indent = 6);
+
 class OptionList {
 public:
     OptionList(const std::string& program, const std::string& description);  // has --help
     ~OptionList();
 
     // Reads the command line into the values. Returns false if it asks for --help. UserError: an
-    // unknown option, an invalid value, an option that would have no effect. If an option is given
-    // twice, the last value counts.
+    // unknown option, an invalid value. If an option is given twice, the last value counts.
     bool parse(int argc, char** argv);
+    // These options change what a training computes: a checkpoint records them, and a run that
+    // resumes has them without being told again.
+    void of_training(const std::vector<std::string>& names, Another another);
+    // Takes over what the run in `dir` recorded, where the command line does not say it. UserError if
+    // the command line contradicts it. Returns lines for the user about both.
+    std::vector<std::string> resume(const OptionTexts& recorded, const std::string& dir);
+    bool given(const std::string& name) const;  // on the command line
+    // UserError if an option was given that would have no effect (only_if).
+    void check_effects() const;
+    // What a checkpoint records: the options of training that differ from their defaults.
+    OptionTexts texts_of_training() const;
     std::string help() const;   // no line is longer than 100 columns
     JsonFields values() const;  // of all options, now
 
@@ -73,6 +93,8 @@ public:
     // before rules of their own.
     void only_if(const std::function<bool()>& condition, const std::string& reason,
                  const std::function<void()>& add);
+    // The same for an option that was added already, in any case.
+    void has_no_effect(const std::string& name, const std::string& reason);
     // --name ONE|OF|THESE, each with its meaning. --help shows the current `value` as the default.
     template <class T>
     OneOption choice(const std::string& name, T& value,
@@ -99,9 +121,13 @@ private:
                      const std::string& now, const std::function<void(const std::string&)>& set,
                      const std::string& what);
     OneOption one(CLI::Option* option) { return OneOption(option, &rules_); }
+    bool has_effect(const CLI::Option* option) const;
     [[noreturn]] void refuse_unexpected(const std::vector<std::string>& words) const;
     std::unique_ptr<CLI::App> app_;
     std::vector<OneOption::Rule> rules_;
+    std::vector<std::pair<CLI::Option*, Another>> of_training_;
+    std::vector<const CLI::Option*> taken_over_;  // by resume()
+    JsonFields defaults_;
     std::vector<std::pair<std::string, std::function<JsonValue()>>> values_;
 };
 

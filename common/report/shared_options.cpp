@@ -7,8 +7,10 @@
 #include "core/memory.h"
 #include "files/checkpoint.h"
 #include "files/checkpoint_folders.h"
+#include "files/checkpoint_notes.h"
 #include "files/file.h"
 #include "page.h"
+#include "report.h"
 #include "svg.h"
 
 namespace ultrascale {
@@ -163,6 +165,12 @@ void add_shared_options(OptionList& options, Options& o) {
               "anything")
         .excludes(training_outputs)
         .excludes({"--svg"});
+    options.of_training({"--shuffle", "--document-token", "--ignore-token", "--dtype", "--dropout"},
+                        Another::refused);
+    options.of_training({"--lr", "--lr-schedule", "--lr-steps", "--warmup", "--weight-decay",
+                         "--clip", "--seed", "--fp32-grads", "--attention", "--loss-chunk"},
+                        Another::told);
+    options.of_training({"--micro-batch", "--grad-accum"}, Another::allowed);
 }
 
 void check_nodes(const Options& o) {
@@ -175,6 +183,19 @@ void check_nodes(const Options& o) {
     if (o.node_size > 0 && ranks_on_this_node() != ranks)
         user_error(
             "--node-size pretends the nodes of one machine; these ranks are on several already");
+}
+
+// What the run in --load recorded holds for one that resumes it. (A batch is given as a whole.)
+void resume_options(OptionList& options, Options& o) {
+    if (o.load.empty()) return;
+    o.load = folder_to_load(o.load);
+    o.own_head = has_own_head(o.load);
+    if (!has_training_state(o.load)) return;
+    OptionTexts recorded = load_training_state(o.load).options;
+    if (recorded.empty()) return;  // by a version that recorded none
+    if (options.given("--micro-batch") || options.given("--grad-accum"))
+        recorded.erase("--micro-batch"), recorded.erase("--grad-accum");
+    o.notes = options.resume(recorded, o.load);
 }
 
 // A resumed run continues with the file it was trained on.
@@ -194,45 +215,6 @@ void take_data_of_run(Options& o) {
 
 }  // namespace
 
-std::string Options::data_path() const {
-    if (!data.empty()) return data;
-    // build/<backend>/<chapter> -> common/, wherever the project was cloned to
-    return (std::filesystem::canonical("/proc/self/exe").parent_path() / "../../common/text.txt")
-        .lexically_normal();
-}
-
-std::string Options::data_name() const {
-    if (data.empty()) return built_in_data;
-    std::error_code ignored;
-    const std::string path = std::filesystem::absolute(data, ignored).lexically_normal();
-    return path.empty() ? data : path;
-}
-
-void Options::refuse_figures(const std::string& mode) const {
-    for (const auto& [option, path] : {std::pair("--json", json), std::pair("--html", html)})
-        if (!path.empty()) user_error("{}: {} has no figures to write", option, mode);
-}
-
-LlamaConfig Options::config() const {
-    LlamaConfig c;
-    if (!load.empty()) {
-        c = load_config(load);
-        const int64_t seq_so_far = has_training_state(load) ? load_training_state(load).seq : 0;
-        if (seq_so_far > 0) c.default_seq = seq_so_far;
-    } else {
-        c = std::filesystem::is_directory(model) ? load_config(model) : preset(model);
-    }
-    if (layers > 0 && !load.empty() && layers != c.layers)
-        user_error("--layers {}: the checkpoint in {} has {} layers, and all of them are loaded",
-                   layers, load, c.layers);
-    if (layers > 0) c.layers = layers;
-    validate(c);
-    if (c.experts.count > 0 && !with_experts)
-        user_error("{}: a model with experts; 06_expert_parallel trains such models",
-                   load.empty() ? "--model " + model : "--load " + load);
-    return c;
-}
-
 Options parse_options(int argc, char** argv, const std::string& name,
                       const std::string& description,
                       const std::function<void(OptionList&, const Options&)>& add_own,
@@ -242,8 +224,9 @@ Options parse_options(int argc, char** argv, const std::string& name,
         add_shared_options(options, o);
         add_own(options, o);
     };
-    parse_command_line(argc, argv, name, description, add, [&](const OptionList& options) {
-        o.values = options.values();
+    const auto resume = [&](OptionList& options) { resume_options(options, o); };
+    const auto check = [&](const OptionList& options) {
+        o.values = options.values(), o.of_training = options.texts_of_training();
         if (o.fp32_grads && o.dtype == DType::fp32)
             user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
         const std::pair<const char*, std::string> files[] = {
@@ -257,9 +240,14 @@ Options parse_options(int argc, char** argv, const std::string& name,
         if (!o.html.empty()) open_page(o.html);
         if (!o.svg.empty()) check_can_draw(o.svg);
         if (!o.save.empty()) check_can_save(o.save);
-        if (!o.load.empty() && Communicator::world().rank() == 0) o.load = folder_to_load(o.load);
-    });
+        std::error_code ignored;
+        if (!o.load.empty() || std::filesystem::is_directory(o.model, ignored))
+            for (std::string& note : checkpoint_notes(o.model_name(), o.config(), !o.load.empty()))
+                o.notes.push_back(std::move(note));
+    };
+    parse_command_line(argc, argv, name, description, add, check, resume);
     o.load = Communicator::world().broadcast_string(o.load, 0);
+    for (const std::string& note : o.notes) print(wrapped("note: " + note));
     take_data_of_run(o);
     check_nodes(o);
     if (o.sample > 0 && (o.config().vocab < 256 || o.prompt.empty()))

@@ -53,6 +53,7 @@ TokenFile::TokenFile(const std::string& path, int64_t vocab) : file_(path), voca
         }
     }
     int64_t bytes = file_.size() - data_offset_;
+    if (token_bytes_ == 2 && data_offset_ == 0) refuse_wider_tokens();
     if (bytes % token_bytes_ != 0)
         user_error("{}: {} bytes are not a whole number of {}-byte tokens", path, bytes,
                    token_bytes_);
@@ -64,6 +65,24 @@ TokenFile::TokenFile(const std::string& path, int64_t vocab) : file_(path), voca
     for (int64_t i = 0; !any_fits && i < std::min(count_, checked_at_opening);
          i += int64_t(some.size()))
         read(i, std::min(count_ - i, int64_t(some.size())), some.data());
+}
+
+// A file of uint32 tokens that is read as uint16 has a 0 after every token.
+void TokenFile::refuse_wider_tokens() const {
+    const int64_t bytes = file_.size(), looked_at = std::min<int64_t>(bytes, 1 << 20) / 4 * 4;
+    bool wider = bytes % 4 == 0 && bytes >= 64;
+    int64_t others = 0;  // not 0: a file of zeros tells nothing
+    for (int64_t at = 0; wider && at < looked_at; at += 4) {
+        const unsigned char* token = file_.data() + at;
+        wider = token[2] == 0 && token[3] == 0;
+        others += token[0] != 0 || token[1] != 0;
+    }
+    if (wider && 2 * others > looked_at / 4)
+        user_error(
+            "{}: every second of its 16-bit numbers is 0, so that these are most likely 32-bit "
+            "tokens; without a header such are read for a vocabulary above 65,536 only: write "
+            "uint16, or llm.c's header (magic number 20240801)",
+            file_.path());
 }
 
 std::string TokenFile::read_as() const {

@@ -36,6 +36,7 @@ public:
     void read(int64_t first, int64_t count, int32_t* to) const;
 
 private:
+    void refuse_wider_tokens() const;
     MappedFile file_;
     int64_t vocab_, count_ = 0;
     int64_t token_bytes_ = 1, data_offset_ = 0;

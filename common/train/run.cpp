@@ -47,6 +47,11 @@ void Run::load(ParameterList& parameters, AdamW& optimizer) {
 
 void Run::start(Trained what) {
     what_ = std::move(what);
+    state_.options = options_.of_training;
+    // Defaults of this program that others do not share.
+    state_.options["--micro-batch"] = fmt::format("{}", options_.micro_batch);
+    state_.options["--grad-accum"] = fmt::format("{}", options_.grad_accum);
+    for (const auto& [name, text] : what_.options) state_.options[name] = text;
     first_step_ = state_.step, next_sample_ = state_.next_sample;
     report_.emplace(chapter_, options_, shape_, options_.steps);
     const Communicator& world = Communicator::world();

@@ -27,6 +27,9 @@ struct Trained {
     std::function<std::vector<TensorPart>()> values = {}, gradients = {};
     // What else a resumed run needs, including the model's buffers; none: saves hold weights only.
     std::function<std::vector<TensorPart>()> optimizer_states = {};
+    // Options that a checkpoint records besides those that were given: defaults of this program
+    // which another one does not share.
+    OptionTexts options = {};
     // Forward only, for --val-data: adds this rank's part of the loss to context.loss.
     std::function<void(Context&)> forward = {};
     std::function<void(const Tensor& loss)> sum_loss = {};  // if other ranks have parts of the loss

@@ -83,7 +83,8 @@ inline TrainingState after_step(const TrainingState& state, const Options& optio
             .seq = seq,
             .data = options.data_name(),
             .data_tokens = file.tokens(),
-            .recipe = state.recipe};
+            .recipe = state.recipe,
+            .options = state.options};
 }
 
 // The header's description of the data: "built-in text: 117786 tokens, 920 samples". For a resumed

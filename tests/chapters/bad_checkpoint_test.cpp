@@ -2,6 +2,7 @@
 // of its training.
 #include <cstring>
 
+#include "compare_runs.h"
 #include "refused.h"
 
 namespace ultrascale::test {
@@ -140,15 +141,26 @@ TEST_F(BadInputCheckpoint, TrainingState) {
     const std::string load = from(dir / "saved"), go_on = from(dir / "shuffled");
     train("00_single_gpu", from(dir.path()) + "--steps 1 --save " + dir / "saved");
     expect_refused(load + "--dtype bf16",
-                   {"optimizer.safetensors", "no master weights", "--dtype fp32"});
-    expect_refused(load + "--shuffle", {"in order", "without --shuffle"});
+                   {"--dtype bf16", dir / "saved", "goes on with --dtype fp32"});
+    expect_refused(load + "--shuffle", {"--shuffle", dir / "saved", "goes on without it"});
     expect_refused(load + "--seq 32", {"--seq 32", "64 tokens"});
     train("00_single_gpu", load + "--steps 1 --save " + dir / "saved");
     train("00_single_gpu",
           from(dir.path()) + "--steps 1 --shuffle --seed 3 --save " + dir / "shuffled");
+    expect_refused(go_on + "--seed 5", {"--seed 5", "seed 3"});
+    expect_same_bits(train("00_single_gpu", go_on + "--shuffle --seed 3 --steps 1"),
+                     train("00_single_gpu", go_on + "--steps 1"));
+    // A state that records no options, as earlier versions wrote it.
+    const auto forget = [](const std::string& folder) {
+        Json of = Json::parse(slurp(folder + "/trainer_state.json"));
+        of.erase("options");
+        put(folder + "/trainer_state.json", of.dump());
+    };
+    forget(dir / "saved"), forget(dir / "shuffled");
+    expect_refused(load + "--dtype bf16",
+                   {"optimizer.safetensors", "no master weights", "--dtype fp32"});
+    expect_refused(load + "--shuffle", {"in order", "without --shuffle"});
     expect_refused(go_on, {"--shuffle --seed 3"});
-    expect_refused(go_on + "--shuffle --seed 5", {"--seed 5", "seed 3"});
-    train("00_single_gpu", go_on + "--shuffle --seed 3 --steps 1");
     const std::string state = dir / "saved/trainer_state.json",
                       optimizer = dir / "saved/optimizer.safetensors";
     const std::string kept = slurp(optimizer);

@@ -15,7 +15,7 @@ void refuses(const std::string& arguments, const std::vector<std::string>& telli
 TEST(PrecisionBadInput, RecipesAndTheirTricks) {
     refuses("--recipe fp4", {"--recipe fp4", "--help"});
     refuses("--dtype bf16", {"--dtype", "--recipe"});
-    refuses("--dtype bf16 --fp32-grads", {"--fp32-grads", "--recipe"});
+    refuses("--fp32-grads", {"--fp32-grads", "--recipe"});
     refuses("--recipe fp16 --without wheels", {"wheels", "master, scaling or accumulation"});
     refuses("--recipe bf16 --without scaling", {"scaling", "recipe bf16"});
     refuses("--recipe fp16 --without scaling,scaling", {"--without scaling", "fp16"});

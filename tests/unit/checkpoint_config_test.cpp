@@ -50,6 +50,66 @@ TEST(Config, DefaultsAreThoseOfTransformers) {
     EXPECT_EQ(c.rope_scaling.type, RopeScaling::Type::none);
 }
 
+// Mixtral's and Qwen3-MoE's number of key heads, if the field is missing; null: as many as heads.
+TEST(Config, DefaultsOfModelsWithExperts) {
+    const json mixtral{{"model_type", "mixtral"},
+                       {"num_attention_heads", 16},
+                       {"num_local_experts", 4},
+                       {"num_experts_per_tok", 2}};
+    EXPECT_EQ(config_with(mixtral).kv_heads, 8);
+    EXPECT_EQ(config_with(mixtral).max_positions, 131072);
+    json qwen = mixtral;
+    qwen.update({{"model_type", "qwen3_moe"}, {"moe_intermediate_size", 24}});
+    EXPECT_EQ(config_with(qwen).kv_heads, 4);
+    EXPECT_EQ(config_with(qwen).max_positions, 32768);
+    for (json null : {mixtral, qwen}) {
+        null["num_key_value_heads"] = nullptr;
+        EXPECT_EQ(config_with(null).kv_heads, 16);
+        null["num_key_value_heads"] = 2;
+        EXPECT_EQ(config_with(null).kv_heads, 2);
+    }
+}
+
+// Named is what is not understood, unless it cannot change the model.
+TEST(Config, NamesWhatItDoesNotUnderstand) {
+    const auto unknown_in = [](const json& changes) {
+        json value = minimal();
+        value.update(changes);
+        TempDir dir;
+        put(dir / "config.json", value.dump());
+        std::vector<std::string> unknown;
+        load_config(dir.path(), &unknown);
+        return unknown;
+    };
+    using Names = std::vector<std::string>;
+    EXPECT_EQ(unknown_in(json::object()), Names());
+    EXPECT_EQ(unknown_in({{"logit_scale", 0.5}, {"qk_norm", true}, {"residual_scale", nullptr}}),
+              (Names{"logit_scale", "qk_norm"}));
+    // as SmolLM's and Llama 3's are published
+    EXPECT_EQ(unknown_in({{"_name_or_path", "x"},
+                          {"eos_token_id", {1, 2}},
+                          {"is_llama_config", true},
+                          {"pretraining_tp", 1},
+                          {"rope_interleaved", false},
+                          {"rope_scaling", nullptr},
+                          {"torch_dtype", "bfloat16"},
+                          {"transformers_version", "4.40.1"},
+                          {"use_cache", true}}),
+              Names());
+    EXPECT_EQ(unknown_in({{"rope_interleaved", true}}), Names{"rope_interleaved"});
+    EXPECT_EQ(unknown_in({{"rope_parameters",
+                           {{"rope_type", "default"}, {"rope_theta", 1e4}, {"mscale", 2}}}}),
+              Names{"rope_parameters.mscale"});
+    // All that this project writes is understood.
+    for (const std::string& name : preset_names()) {
+        TempDir dir;
+        put(dir / "config.json", config_json(preset(name), DType::fp32));
+        std::vector<std::string> unknown;
+        load_config(dir.path(), &unknown);
+        EXPECT_EQ(unknown, Names()) << name;
+    }
+}
+
 TEST(Config, ReadsEveryField) {
     LlamaConfig c = config_with({{"num_key_value_heads", 2},
                                  {"head_dim", 20},

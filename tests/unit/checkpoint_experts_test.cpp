@@ -62,6 +62,35 @@ TEST(ExpertsConfig, OfMixtral) {
                    "architectures = [\"LlamaForCausalLM\"] is not supported");
 }
 
+// Which loss balances the experts' loads: transformers' own if the router's logits are an output;
+// in DeepSeek's code aux_loss_alpha's, over each sequence unless seq_aux is false.
+TEST(ExpertsConfig, LossOfBalance) {
+    const auto expect = [](const json& fields, const json& changes, double coefficient,
+                           std::optional<Aux> aux) {
+        SCOPED_TRACE(changes.dump());
+        const ExpertsConfig e = config_with(fields, changes).experts;
+        EXPECT_EQ(e.aux_coefficient, coefficient);
+        EXPECT_EQ(e.aux, aux);
+    };
+    for (const char* name : {"mixtral", "qwen3_moe"}) {
+        const json fields = fields_of(reference(name));
+        expect(fields, {{"router_aux_loss_coef", 0.1}}, 0, {});
+        expect(fields, {{"router_aux_loss_coef", 0.1}, {"output_router_logits", true}}, 0.1,
+               Aux::hf);
+    }
+    const json deepseek{
+        {"model_type", "deepseek"}, {"hidden_size", 64},        {"num_hidden_layers", 2},
+        {"num_attention_heads", 4}, {"intermediate_size", 96},  {"vocab_size", 100},
+        {"n_routed_experts", 8},    {"num_experts_per_tok", 2}, {"moe_intermediate_size", 24}};
+    expect(deepseek, json::object(), 0.001, Aux::sequence);
+    expect(deepseek, {{"aux_loss_alpha", 0.02}}, 0.02, Aux::sequence);
+    expect(deepseek, {{"aux_loss_alpha", 0.02}, {"seq_aux", false}}, 0.02, Aux::megatron);
+    expect(deepseek, {{"aux_loss_alpha", 0.0}}, 0, Aux::sequence);
+    expect(deepseek, {{"topk_method", "noaux_tc"}}, 0, Aux::sequence);
+    // as earlier versions of this project wrote it
+    expect(deepseek, {{"output_router_logits", true}, {"router_aux_loss_coef", 0.3}}, 0.3, {});
+}
+
 TEST(ExpertsConfig, OfQwen3Moe) {
     const json fields = fields_of(reference("qwen3_moe"));
     json as_5 = fields;
@@ -107,6 +136,16 @@ TEST(ExpertsConfig, WrittenAndReadAgain) {
         EXPECT_EQ(config_json(again, DType::fp32), config_json(c, DType::fp32));
         EXPECT_EQ(again.experts.router, c.experts.router);
         EXPECT_EQ(again.experts.aux_coefficient, c.experts.aux_coefficient);
+        for (const Aux aux : {Aux::hf, Aux::megatron, Aux::sequence}) {
+            LlamaConfig with_loss = c;
+            with_loss.experts.aux = aux, with_loss.experts.aux_coefficient = 0.25;
+            put(dir / "config.json", config_json(with_loss, DType::fp32));
+            const ExpertsConfig e = load_config(dir.path()).experts;
+            // Mixtral's and Qwen 3's code has one loss, DeepSeek's the others.
+            if ((type == "deepseek") != (aux != Aux::hf)) continue;
+            EXPECT_EQ(e.aux, aux);
+            EXPECT_EQ(e.aux_coefficient, 0.25);
+        }
         EXPECT_EQ(again.experts.selection_bias, c.experts.selection_bias);
         EXPECT_EQ(again.head_norms, c.head_norms);
         EXPECT_EQ(parameter_count(again), parameter_count(c));

@@ -16,7 +16,8 @@ using test::put;
 using test::TempDir;
 using Ints = std::vector<int32_t>;
 
-template <class T> std::string bytes_of(const std::vector<T>& values) {
+template <class T>
+std::string bytes_of(const std::vector<T>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
@@ -46,6 +47,26 @@ TEST(TokenFile, ReadsEveryFormat) {
               (Ints{7, 8, 9}));  // the header decides, not the vocabulary
     put(dir / "llama3.bin", llmc_header(20240801, 7, 2) + bytes_of<uint32_t>({128000, 9}));
     EXPECT_EQ(all_of(TokenFile(dir / "llama3.bin", 128256)), (Ints{128000, 9}));
+}
+
+// 32-bit tokens of a small vocabulary are read as 16-bit ones: each second one is 0.
+TEST(TokenFile, RefusesWhatIsMostLikelyWider) {
+    TempDir dir;
+    std::vector<uint32_t> wide;
+    std::vector<uint16_t> narrow, zeros(64, 0);
+    for (uint32_t i = 0; i < 40; ++i) wide.push_back(i * 7 % 31), narrow.push_back(i % 2 * 5);
+    put(dir / "wide.bin", bytes_of(wide));
+    expect_error([&] { TokenFile(dir / "wide.bin", 256); },
+                 "wide.bin: every second of its 16-bit numbers is 0");
+    EXPECT_EQ(all_of(TokenFile(dir / "wide.bin", 70000)), Ints(wide.begin(), wide.end()));
+    wide.back() = 1 << 16;  // one is enough to show that it is not so
+    put(dir / "wide.bin", bytes_of(wide));
+    EXPECT_EQ(TokenFile(dir / "wide.bin", 256).tokens(), 80);
+    zeros[60] = 5;  // mostly zeros: that tells nothing
+    put(dir / "zeros.bin", bytes_of(zeros));
+    EXPECT_EQ(TokenFile(dir / "zeros.bin", 256).tokens(), 64);
+    put(dir / "other.bin", bytes_of(narrow));  // each first one is 0
+    EXPECT_EQ(TokenFile(dir / "other.bin", 256).tokens(), 40);
 }
 
 TEST(TokenFile, SaysWhatItWasReadAs) {

@@ -1,0 +1,107 @@
+// What a run that resumes has of the options of the run so far.
+#include <gtest/gtest.h>
+
+#include "report/option_list.h"
+#include "tests/test_files.h"
+
+namespace ultrascale {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+// A program with options like those of the chapters.
+struct Program {
+    double lr = 0.001, gamma = 0.5, coefficient = -1;
+    int64_t token = -1;
+    bool shuffle = false;
+    std::string balance = "loss", ramp;
+    int64_t accum = 1;
+    OptionList list{"program", "trains"};
+
+    explicit Program(std::vector<std::string> words) {
+        list.add("--lr", lr, "");
+        list.add("--token", token, "").at_least(0);
+        list.flag("--shuffle", shuffle, "");
+        list.add("--gamma", gamma, "").only_if([this] { return balance == "bias"; }, "no bias");
+        list.add("--balance", balance, "").one_of({"loss", "bias"});
+        list.add("--coef", coefficient, "").between(0, 1);
+        list.add("--accum", accum, "").at_least(1);
+        list.add("--ramp", ramp, "").excludes({"--accum"});
+        list.of_training({"--gamma", "--token", "--shuffle", "--balance", "--coef"},
+                         Another::refused);
+        list.of_training({"--lr", "--ramp"}, Another::told);
+        list.of_training({"--accum"}, Another::allowed);
+        words.insert(words.begin(), "program");
+        std::vector<char*> argv;
+        for (std::string& word : words) argv.push_back(word.data());
+        EXPECT_TRUE(list.parse(int(argv.size()), argv.data()));
+    }
+};
+
+TEST(OptionResume, RecordsWhatDiffersFromTheDefaults) {
+    EXPECT_EQ(Program({}).list.texts_of_training(), OptionTexts());
+    EXPECT_EQ(Program({"--lr", "1e-3"}).list.texts_of_training(), OptionTexts());
+    EXPECT_EQ(Program({"--lr", "3e-3", "--shuffle", "--token", "10"}).list.texts_of_training(),
+              (OptionTexts{{"--lr", "0.003"}, {"--shuffle", "true"}, {"--token", "10"}}));
+}
+
+TEST(OptionResume, TakesOverWhatIsNotGiven) {
+    Program run({"--lr", "0.01"});
+    const OptionTexts recorded{{"--gamma", "0.25"}, {"--balance", "bias"}, {"--shuffle", "true"},
+                               {"--lr", "0.003"},   {"--coef", "0"},       {"--token", "10"}};
+    EXPECT_EQ(run.list.resume(recorded, "DIR"),
+              (Lines{"--lr 0.01 from here on; 0.003 so far",
+                     "as the run in DIR: --token 10 --shuffle --balance bias --coef 0 --gamma "
+                     "0.25"}));
+    run.list.check_effects();
+    EXPECT_EQ(run.token, 10);
+    EXPECT_TRUE(run.shuffle);
+    EXPECT_EQ(run.balance, "bias");
+    EXPECT_EQ(run.gamma, 0.25);
+    EXPECT_EQ(run.coefficient, 0);
+    EXPECT_EQ(run.lr, 0.01);
+    // Its own checkpoints record the same.
+    OptionTexts now = recorded;
+    now["--lr"] = "0.01";
+    EXPECT_EQ(run.list.texts_of_training(), now);
+    // An option may depend on what was taken over.
+    Program again({"--gamma", "0.25"});
+    again.list.resume(recorded, "DIR");
+    again.list.check_effects();
+}
+
+TEST(OptionResume, RefusesWhatContradicts) {
+    const auto refuse = [](const Lines& words, const OptionTexts& recorded,
+                           const std::string& message) {
+        Program run(words);
+        EXPECT_EQ(test::error_of([&] { run.list.resume(recorded, "DIR"); }), message);
+    };
+    refuse({"--token", "11"}, {{"--token", "10"}},
+           "--token 11: the run in DIR goes on with --token 10");
+    refuse({"--token", "11"}, {{"--lr", "1"}}, "--token 11: the run in DIR goes on without it");
+    refuse({"--shuffle"}, {{"--lr", "1"}}, "--shuffle: the run in DIR goes on without it");
+    refuse({"--balance", "bias"}, {{"--lr", "1"}},
+           "--balance bias: the run in DIR goes on with --balance loss");
+    Program same({"--token", "10", "--balance", "loss"});
+    EXPECT_EQ(same.list.resume({{"--token", "10"}}, "DIR"), Lines());
+}
+
+// Another program's options, an option that has no effect, one that another excludes, a value that
+// is none here: nothing of it is lost without a word.
+TEST(OptionResume, NamesWhatDoesNotApply) {
+    Program run({"--accum", "2"});
+    EXPECT_EQ(run.list.resume({{"--accum", "3"},
+                               {"--gamma", "0.25"},
+                               {"--ramp", "4:2,8"},
+                               {"--balance", "other"},
+                               {"--sync", "x"}},
+                              "DIR"),
+              (Lines{"the run in DIR had --balance other --gamma 0.25 --ramp 4:2,8 --sync x, which "
+                     "does not apply here"}));
+    EXPECT_EQ(run.gamma, 0.5);
+    EXPECT_EQ(run.ramp, "");
+    EXPECT_EQ(run.balance, "loss");
+}
+
+}  // namespace
+}  // namespace ultrascale
