@@ -144,8 +144,15 @@ inline void diloco_step(Step& step, Llama& model, AdamW& optimizer, DiLoCo& dilo
         phase("gradient norm", [&] { return squared_gradient_norm(model.parameters()); });
     phase("update", [&] { optimizer.step(step.learning_rate, own_norm); });
     phase("outer step", [&] { diloco.after_step(done, last); });
-    phase("loss", [&] { ranks.all_reduce(step.loss, Reduce::average); });
-    step.finish(own_norm);
+    // Of both the mean over the ranks, so that all see alike whether they are finite.
+    const Tensor loss_and_norm = Tensor::empty({2}, DType::fp64, Memory::workspace);
+    phase("loss", [&] {
+        ops::copy(loss_and_norm.slice(0, 1), step.loss);
+        ops::copy(loss_and_norm.slice(1, 2), own_norm);
+        ranks.all_reduce(loss_and_norm, Reduce::average);
+    });
+    const std::vector<double> means = loss_and_norm.to_host<double>();
+    step.finish(means[0], means[1]);
 }
 
 }  // namespace ultrascale

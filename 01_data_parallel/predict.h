@@ -18,9 +18,10 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
     const DType gradients = options.grad_dtype();
     of_run.memory.one_after_the_other = chapter.sync.wire(gradients) == gradients;
     if (chapter.every_time(options)) of_run.memory.gradients *= 2;  // the sums over micro-batches
-    if (chapter.sync.kind == SyncKind::diloco)
-        DiLoCo::add_to(of_run, chapter.sync.diloco, ranks, parameters, steps);
-    of_run.communication.add(ranks, Collective::all_reduce, steps, steps * 8);  // the loss
+    const bool diloco = chapter.sync.kind == SyncKind::diloco;
+    if (diloco) DiLoCo::add_to(of_run, chapter.sync.diloco, ranks, parameters, steps);
+    const int64_t numbers = diloco ? 2 : 1;  // the loss, and DiLoCo's mean of the ranks' norms
+    of_run.communication.add(ranks, Collective::all_reduce, steps, steps * 8 * numbers);
     return of_run;
 }
 

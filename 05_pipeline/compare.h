@@ -92,6 +92,7 @@ inline bool compare_schedules(const Options& options, int pp, const ScheduleOpti
     double first_loss = 0, apart = 0;
     std::vector<std::string> left_out;
     for (const std::string& name : schedule_names()) {
+        std::optional<Compared> c;
         try {
             const ScheduleKind& kind = schedule_kind(name);
             const Schedule schedule = make_schedule(name, pp, int(m),
@@ -99,18 +100,19 @@ inline bool compare_schedules(const Options& options, int pp, const ScheduleOpti
                                                      .group = kind.takes_group ? sizes.group : 0});
             check_can_run(shape, schedule);
             const std::vector<Stage> stages = cut(shape, schedule.stages, split);
-            const Compared c =
-                run_one(options, shape, schedule, stages, pretend, loader, train_step);
-            print_row(report, c);
-            if (first_loss == 0) first_loss = c.loss;
-            apart = std::max(apart, std::abs(c.loss - first_loss));
-            ok = ok && c.as_predicted;
+            c = run_one(options, shape, schedule, stages, pretend, loader, train_step);
         } catch (const UserError& reason) {
+            if (reason.exit_code != Exit::input) throw;  // a loss that is not finite
             std::string why = reason.what();
             for (size_t at = 0; (at = why.find("; ", at)) != std::string::npos; at += 7)
                 why.replace(at, 2, ";\n      ");
             left_out.push_back(fmt::format("  without {}:\n    {}", name, why));
+            continue;
         }
+        print_row(report, *c);
+        if (first_loss == 0) first_loss = c->loss;
+        apart = std::max(apart, std::abs(c->loss - first_loss));
+        ok = ok && c->as_predicted;
     }
     for (const std::string& line : left_out) print(line);
     const double limit = options.dtype == DType::fp32 ? 1e-5 : 1e-2;

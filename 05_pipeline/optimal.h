@@ -58,21 +58,26 @@ struct OptimalSchedule {
     }
 };
 
+// UserError if there are more than the search can take.
+inline void check_size_of_search(int ranks, int64_t micro_batches) {
+    if (ranks > 4)
+        user_error(
+            "--schedule optimal: {} ranks are more than an integer program can decide; "
+            "it takes up to 4",
+            ranks);
+    if (micro_batches > 32)
+        user_error(
+            "--schedule optimal: {} micro-batches are more than an integer program can "
+            "decide; it takes up to 32",
+            micro_batches);
+}
+
 class OptimalSearch {
 public:
     explicit OptimalSearch(const OptimalProblem& problem)
         : problem_(problem), ranks_(int(problem.stages.size())) {
         if (problem_.room == 0) problem_.room = ranks_;
-        if (ranks_ > 4)
-            user_error(
-                "--schedule optimal: {} ranks are more than an integer program can decide; "
-                "it takes up to 4",
-                ranks_);
-        if (problem_.micro_batches > 32)
-            user_error(
-                "--schedule optimal: {} micro-batches are more than an integer program can "
-                "decide; it takes up to 32",
-                problem_.micro_batches);
+        check_size_of_search(ranks_, problem_.micro_batches);
         check(ranks_ >= 1 && problem_.micro_batches >= 1 && problem_.room >= 1,
               "an optimal schedule of nothing");
         to_ticks();

@@ -9,17 +9,20 @@
 namespace ultrascale {
 
 // The times by which the schedule is chosen: the pretended ones, or those of a few steps with
-// ZB-H1, whose stages and actions are the same.
+// ZB-H1, whose stages and actions are the same. What would refuse the training does so before.
 inline Costs measured_costs(const Options& options, const StepShape& shape, int pp,
                             const std::string& split, const Pretend& pretend,
                             const TrainStep& train_step) {
-    const Schedule schedule = make_schedule("zb-h1", pp, int(options.grad_accum));
+    check_size_of_search(pp, options.grad_accum);
+    Schedule schedule = make_schedule("zb-h1", pp, int(options.grad_accum));
+    schedule.name = "optimal";
+    check_can_run(shape, schedule);
     const std::vector<Stage> stages = cut(shape, schedule.stages, split);
+    const Run files("05_pipeline", options, shape, {.micro_batch = options.micro_batch});
+    resume_or_start(options, {});
     if (pretend.on()) return pretended_costs(schedule, pretend);
-    const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
     print("measuring F, B and W of each stage ...");
-    return run_one(options, shape, schedule, stages, pretend, loader, train_step).costs;
+    return run_one(options, shape, schedule, stages, pretend, files.loader(), train_step).costs;
 }
 
 // `room`: how many micro-batches' activations a rank may hold; 0: as many as there are ranks. All

@@ -24,9 +24,9 @@ struct Chapter {
                  "and of experts. Default: all")
             .between(1, 1 << 20);
         choices_.add_options(options, shared);
-        std::string traps;
-        for (const auto& [name, trap] : trap_names()) traps += (traps.empty() ? "" : ", ") + name;
-        options.add("--trap", trap_, "Make a mistake, and see what finds it: " + traps);
+        std::vector<std::string> traps;
+        for (const auto& [name, trap] : trap_names()) traps.push_back(name);
+        options.add("--trap", trap_, "Make a mistake, and see what finds it").one_of(traps);
         options
             .flag("--compare", compare,
                   "Train a few steps with 1, 2, 4, ... ranks sharing the experts, and print one "
@@ -68,8 +68,6 @@ struct Chapter {
             user_error("--ep {}: it must divide the {} experts", experts.ep, E);
         const int64_t seq = options.seq > 0 ? options.seq : config.default_seq;
         choices_.check(options, config, options.micro_batch * seq);
-        if (!trap_.empty() && !trap_names().contains(trap_))
-            user_error("--trap {}: no such mistake; see --help", trap_);
         if (!trap_.empty()) experts.trap = trap_names().at(trap_);
         if (experts.trap == ExpertTrap::weights_from_biased && !config.experts.selection_bias)
             user_error("--trap weights-from-biased: only with --balance bias there is a bias");

@@ -53,6 +53,10 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
                 step.learning_rate = learning_rate_of(options, 0, s);
                 step.on_finish = [&](double loss, double) { curve.losses.push_back(loss); };
                 train_step(step, training, mesh);
+                if (!step.not_finite().empty())
+                    throw UserError(fmt::format("recipe {}, step {}: not finite: {}", recipe.name,
+                                                step.number, step.not_finite()),
+                                    Exit::not_finite);
                 if (s > 0 || options.steps == 1) seconds.push_back(now_seconds() - begin);
             }
             rate = double(sequences * shape.seq) / largest_of_ranks(world, median(seconds));

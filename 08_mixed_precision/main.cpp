@@ -44,7 +44,7 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
         training.round_weights();
     });
     if (mesh.group("dp").size() > 1) phase("loss", [&] { mesh.group("dp").all_reduce(step.loss); });
-    if (training.end_step(step.number, mesh)) step.note = "overflow: skipped";
+    step.skipped = training.end_step(step.number, mesh);
     step.finish(scalar(step.loss) / scale, scalar(squared_norm));
 }
 

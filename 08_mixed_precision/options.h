@@ -18,18 +18,16 @@ struct Chapter {
     void add_options(OptionList& options, const Options&) {
         for (const char* name : {"--dtype", "--fp32-grads"})
             options.has_no_effect(name, "the recipe says in which formats; see --recipe");
-        std::string names;
-        for (const Recipe& recipe : all_recipes())
-            names += (names.empty() ? "" : ", ") + recipe.name;
-        options
-            .add("--recipe", recipe_,
-                 "Formats of weights, gradients, moments and products: " + names)
+        std::vector<std::string> names;
+        for (const Recipe& recipe : all_recipes()) names.push_back(recipe.name);
+        options.add("--recipe", recipe_, "Formats of weights, gradients, moments and products")
+            .one_of(names)
             .show_default();
         add_tricks(options);
         add_fp8(options);
-        std::string traps;
-        for (const auto& [name, trap] : trap_names()) traps += (traps.empty() ? "" : ", ") + name;
-        options.add("--trap", trap_, "Make a mistake, and see what finds it: " + traps);
+        std::vector<std::string> traps;
+        for (const auto& [name, trap] : trap_names()) traps.push_back(name);
+        options.add("--trap", trap_, "Make a mistake, and see what finds it").one_of(traps);
         options.flag("--compare", compare, "Train with each recipe in turn, and print one table")
             .excludes(training_outputs)
             .excludes({"--recipe", "--without", "--loss-scale", "--trap", "--estimate", "--load"});
@@ -54,9 +52,7 @@ struct Chapter {
 
     // Checks what the rules above cannot, and completes the recipe.
     void check(const Options& options) {
-        const Recipe* found = find_recipe(recipe_);
-        if (!found) user_error("--recipe {}: no such recipe; see --help", recipe_);
-        Recipe& recipe = precision.recipe = *found;
+        Recipe& recipe = precision.recipe = *find_recipe(recipe_);
         std::istringstream list(without_);
         for (std::string trick; std::getline(list, trick, ',');)
             if (!leave_out(recipe, trick))
@@ -72,8 +68,6 @@ struct Chapter {
                 recipe.name);
         check_loss_scale(recipe);
         check_fp8(options, recipe);
-        if (!trap_.empty() && !trap_names().contains(trap_))
-            user_error("--trap {}: no such mistake; see --help", trap_);
         if (!trap_.empty()) precision.trap = trap_names().at(trap_);
         check_trap(recipe);
         precision.seed = options.seed;

@@ -184,11 +184,18 @@ inline const Recipe* find_recipe(const std::string& name) {
 
 // A recipe whose weights and states are those of --dtype, so that others may shard them: it only
 // says how products are made. UserError if there is none of this name, or if it says more.
+inline bool is_of_products(const Recipe& r) {
+    return r.weights == r.activations && !r.loss_scale && r.m == DType::fp32 && r.v == DType::fp32;
+}
 inline const Recipe& recipe_of_products(const std::string& name) {
     const Recipe* found = find_recipe(name);
-    if (!found) user_error("--recipe {}: there is no such recipe; see --help", name);
-    if (found->weights != found->activations || found->loss_scale || found->m != DType::fp32 ||
-        found->v != DType::fp32)
+    if (!found) {
+        std::string names;
+        for (const Recipe& r : all_recipes())
+            if (is_of_products(r)) names += (names.empty() ? "" : ", ") + r.name;
+        user_error("--recipe {}: there is no such recipe; there are {}", name, names);
+    }
+    if (!is_of_products(*found))
         user_error(
             "--recipe {}: 08_mixed_precision keeps its weights and states in formats that shards "
             "do not have here; tensor and row multiply in fp8",

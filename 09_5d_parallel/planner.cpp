@@ -114,14 +114,15 @@ bool print_plan(const PlannerOptions& given, const Options& options, const StepS
     report.value("plan", "fit", double(all.fit.size()));
     report.value("plan", "seconds", seconds);
     if (all.fit.empty()) {
-        if (all.considered == 0)
-            print("no layout divides the batch, the model and the sequence");
-        else
-            print(fmt::format("none fits in {:.1f} GB; the smallest, {}, needs {:.1f} GB",
+        const std::string why =
+            all.considered == 0
+                ? "no layout divides the batch, the model and the sequence"
+                : fmt::format("none fits in {:.1f} GB; the smallest, {}, needs {:.1f} GB",
                               double(what.limit()) / 1e9, describe(all.smallest.plan),
-                              double(all.smallest.memory.most) / 1e9));
+                              double(all.smallest.memory.most) / 1e9);
+        print(why);
         report.finish();
-        return true;
+        throw UserError("--plan: " + why, Exit::no_plan);
     }
     print("");
     print_head();

@@ -1,5 +1,6 @@
 // The planner's modes that are about ranks: --calibrate measures those that run, --estimate --gpus
 // and --rehearse imagine others.
+#include "files/file.h"
 #include "planner/calibrate.h"
 #include "planner/imagined.h"
 #include "planner/options.h"
@@ -11,6 +12,7 @@ namespace ultrascale {
 bool write_calibration(const PlannerOptions& given, const Options& options,
                        const std::function<void()>& train) {
     const Communicator& world = Communicator::world();
+    AtomicFile(given.calibrate);  // fails now rather than after seconds of measuring
     if (options.node_size > 0) pretend_nodes(options.node_size, options.inter_gbps);
     Hardware h = Calibration(options.dtype, options.node_size).measure();
     if (!device_is_gpu()) train();

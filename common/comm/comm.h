@@ -41,6 +41,7 @@
 
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -279,7 +280,9 @@ void let_waits_sleep(double seconds);
 void use_copy_engines(bool use);
 // All ranks; the last call of a program. Does nothing if world() was never called.
 void finalize_communication();
-[[noreturn]] void abort_all_ranks(
-    int exit_code);  // ends the job from one rank without the others' help; runs no destructors
+// Ends the job from one rank without the others' help; runs no destructors. Of an error it first
+// prints what it says: a PeerError's exit code is Exit::peer, any other one's Exit::bug.
+[[noreturn]] void abort_all_ranks(int exit_code);
+[[noreturn]] void abort_all_ranks(const std::exception& error);
 
 }  // namespace ultrascale

@@ -1,8 +1,10 @@
-// Two ways to fail on purpose.
+// How a program ends, and three ways to fail on purpose.
 //
-// UserError: the input is wrong (an option, a file, a size). main's wrapper (cli.h: run_program)
-// prints one line on rank 0 and every rank ends with exit code 2. check(): a bug in the program,
-// e.g. two shapes that do not fit together. Ends the program with the source line and the reason.
+// UserError: the input is wrong (an option, a file, a size), or it has led to nothing. main's
+// wrapper (cli.h: run_program) prints one line on rank 0 and every rank ends with the error's exit
+// code. PeerError: another rank or the link to it is gone; ends the job at once. check(): a bug in
+// the program, e.g. two shapes that do not fit together. Ends the program with the source line and
+// the reason.
 #pragma once
 
 #ifndef __CUDACC__  // nvcc's front end cannot compile fmt
@@ -15,7 +17,25 @@
 
 namespace ultrascale {
 
+// The exit codes of all programs, by which a script can tell what to do next. --help and the README
+// show this table.
+enum class Exit {
+    fine = 0,
+    missed = 1,      // --verify, or a prediction
+    input = 2,       // an option, a file, a size; too little memory, a full disk
+    bug = 3,         // an internal error
+    peer = 4,        // a rank died, or a link between ranks failed
+    not_finite = 5,  // a loss, a norm or weights
+    no_plan = 6,     // no layout divides the model and fits
+};
+
 struct UserError : std::runtime_error {
+    explicit UserError(const std::string& what, Exit code = Exit::input)
+        : std::runtime_error(what), exit_code(code) {}
+    Exit exit_code;
+};
+
+struct PeerError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 

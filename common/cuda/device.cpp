@@ -29,8 +29,10 @@ namespace ultrascale {
 
 void cuda_check(cudaError_t status, std::source_location at) {
     if (status == cudaSuccess) return;
-    throw std::runtime_error(
-        fmt::format("{}:{}: CUDA: {}", at.file_name(), at.line(), cudaGetErrorString(status)));
+    const std::string says =
+        fmt::format("{}:{}: CUDA: {}", at.file_name(), at.line(), cudaGetErrorString(status));
+    if (status == cudaErrorNvlinkUncorrectable) throw PeerError(says);
+    throw std::runtime_error(says);
 }
 
 namespace {

@@ -1,8 +1,11 @@
 #include "cli.h"
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ranges>
+#include <system_error>
 
 #include "comm/comm.h"
 #include "core/error.h"
@@ -77,8 +80,9 @@ void compare_with_other_ranks(const std::string& program, int argc, char** argv)
     }
 }
 
-// If mpirun belongs to a different MPI than the one this program was built with, it starts programs
-// that do not know of each other.
+// If mpirun belongs to a different MPI than the one this program was built with, or srun does not
+// speak to it, they start programs that do not know of each other, and that would overwrite each
+// other's files.
 void check_launcher() {
     if (Communicator::world().size() > 1) return;
     for (const char* name :
@@ -89,7 +93,46 @@ void check_launcher() {
                 "each of the {} programs believes it is alone: this mpirun belongs to a different "
                 "MPI than the one they were built with; `make mpirun` prints the right one",
                 ranks);
+        if (ranks) return;  // mpirun -n 1, perhaps in a shell that srun started
     }
+    // Set in the tasks of srun only; an allocation's own shell has SLURM_NTASKS alone.
+    const char *const tasks = std::getenv("SLURM_STEP_NUM_TASKS"),
+                      *task = std::getenv("SLURM_PROCID");
+    if (tasks && task && std::atoi(tasks) > 1)
+        user_error(
+            "task {} of {} believes it is alone: srun has told MPI of no others; start them with "
+            "`srun --mpi=pmi2` (MPICH) or `srun --mpi=pmix` (Open MPI)",
+            task, tasks);
+}
+
+// Runs the program and flushes what it printed: on a full disk either may fail.
+bool run_and_print(const std::function<bool()>& program) {
+    bool ok = false;
+    std::string reason;
+    try {
+        ok = program();
+        if (std::fflush(stdout) != 0) reason = std::strerror(errno);
+    } catch (const std::system_error& error) {  // as fmt::print() throws
+        if (!std::ferror(stdout)) throw;
+        reason = error.code().message();
+    }
+    if (!reason.empty()) user_error("the standard output cannot be written: {}", reason);
+    return ok;
+}
+
+// Ends a program that has thrown the error. Returns its exit code.
+int end_after(const UserError& error) {
+    const int code = int(error.exit_code);
+    std::fflush(stdout);
+    if (!all_ranks_arrive(5)) {
+        // The other ranks had no error and wait for this one in a call that it will never make.
+        fmt::print(stderr, "error: {}{}\n", rank_prefix(), error.what());
+        abort_all_ranks(code);
+    }
+    if (Communicator::world().rank() == 0) fmt::print(stderr, "error: {}\n", error.what());
+    if (communication_is_abandoned()) abort_all_ranks(code);
+    finalize_communication();
+    return code;
 }
 
 }  // namespace
@@ -118,29 +161,18 @@ int run_program(const std::function<bool()>& program) {
         Communicator::world();
         check_launcher();
         use_threads(ranks_on_this_node());
-        const bool ok = program();
+        const bool ok = run_and_print(program);
         finalize_communication();
-        return ok ? 0 : 1;
+        return int(ok ? Exit::fine : Exit::missed);
     } catch (const UserError& error) {
-        std::fflush(stdout);
-        if (!all_ranks_arrive(
-                5)) {  // the other ranks had no error and wait for this one in a call that it will
-                       // never make
-            fmt::print(stderr, "error: {}{}\n", rank_prefix(), error.what());
-            abort_all_ranks(2);
-        }
-        if (Communicator::world().rank() == 0) fmt::print(stderr, "error: {}\n", error.what());
-        if (communication_is_abandoned()) abort_all_ranks(2);
-        finalize_communication();
-        return 2;
+        return end_after(error);
     } catch (const std::bad_alloc&) {
         fmt::print(stderr, "error: {}out of memory on the host\n", rank_prefix());
-        if (Communicator::world().size() > 1) abort_all_ranks(2);
+        if (Communicator::world().size() > 1) abort_all_ranks(int(Exit::input));
         finalize_communication();
-        return 2;
+        return int(Exit::input);
     } catch (const std::exception& error) {
-        fmt::print(stderr, "internal error: {}{}\n", rank_prefix(), error.what());
-        abort_all_ranks(3);
+        abort_all_ranks(error);
     }
 }
 

@@ -85,10 +85,11 @@ Options parse_options(int argc, char** argv, const std::string& name,
                       const std::function<void(OptionList&, const Options&)>& add_own,
                       const Options& defaults = {});
 
-// Runs `program` and turns its end into an exit code: 0, 1 (it returned false: verification
-// failed), 2 (UserError; rank 0 prints it in one line, every rank ends), 3 (a bug). First sets the
-// number of threads to cores / ranks on this machine. If only some ranks throw a UserError, each of
-// them prints its own after 5 s and ends the job. Any other exception ends the job at once.
+// Runs `program` and turns its end into an exit code (error.h: Exit): 0, 1 (it returned false:
+// verification failed), a UserError's (rank 0 prints it in one line, every rank ends), 4 (a
+// PeerError), 3 (a bug). First sets the number of threads to cores / ranks on this machine. If only
+// some ranks throw a UserError, each of them prints its own after 5 s and ends the job. Any other
+// exception ends the job at once.
 int run_program(const std::function<bool()>& program);
 // A chapter's main(): runs `run` as that program, with the shared options and the chapter's own,
 // which chapter.add_options() describes. A chapter may have defaults() of its own for the shared

@@ -26,9 +26,16 @@ void JsonLines::write(const std::string& object) {
             descriptor_ < 0 ? -1
                             : ::write(descriptor_, line.data() + written, line.size() - written);
         if (count < 0 && errno == EINTR) continue;
-        if (count < 0) user_error("{}: cannot be written: {}", path_, std::strerror(errno));
+        if (count < 0) {
+            const int reason = errno;
+            // A full disk may have taken half of the line. If it cannot even be cut off, so be it.
+            if (written > 0) [[maybe_unused]]
+                const int cut = ftruncate(descriptor_, whole_);
+            user_error("{}: cannot be written: {}", path_, std::strerror(reason));
+        }
         written += size_t(count);
     }
+    whole_ += int64_t(line.size());
 }
 
 }  // namespace ultrascale

@@ -1,6 +1,6 @@
-// The file of --json: one JSON object per line, each written immediately, so that a program that is
-// killed leaves the lines of all it has done. The README describes them under "The lines of
-// --json".
+// The file of --json: one JSON object per line, each written immediately and as a whole, so that a
+// program that is killed, or whose disk is full, leaves the lines of all it has done. The README
+// describes them under "The lines of --json".
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,7 @@ private:
     std::string path_, kept_;
     bool keep_;
     int descriptor_ = -1;
+    int64_t whole_ = 0;  // bytes of the lines so far
 };
 
 }  // namespace ultrascale

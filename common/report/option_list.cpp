@@ -14,6 +14,18 @@
 
 namespace ultrascale {
 
+// error.h: Exit. The README shows the same lines.
+static const char* const exit_codes = R"(
+Exit codes:
+  0   all is well
+  1   --verify or a prediction missed
+  2   wrong input: an option, a file, a size; too little memory, a full disk
+  3   a bug in the program
+  4   a rank died, or a link between ranks failed
+  5   a loss, a gradient norm or weights are not finite
+  6   --plan found no layout that divides the model and fits
+)";
+
 // Whether the text is a plain decimal int64_t: CLI11 would read 010 as 8.
 static bool is_decimal(const std::string& text) {
     int64_t value = 0;
@@ -177,7 +189,7 @@ std::string OptionList::help() const {
     std::string text;
     for (std::string line; std::getline(lines, line);)
         text += wrapped(line, line.starts_with("  ") ? description_column : 0) + "\n";
-    return text;
+    return text + exit_codes;
 }
 
 JsonFields OptionList::values() const {

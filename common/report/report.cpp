@@ -136,7 +136,9 @@ void Report::step(const StepRecord& r) {
     if (r.val_loss) line["val_loss"] = *r.val_loss;
     if (!r.note.empty()) line["note"] = r.note;
     self.json.write(line.dump());
-    if (done == 1 || left == 0 || !r.note.empty() || done % self.options.log_every == 0) {
+    const bool finite = std::isfinite(r.loss) && std::isfinite(r.grad_norm);
+    if (done == 1 || left == 0 || !finite || !r.note.empty() ||
+        done % self.options.log_every == 0) {
         const double remaining =
             self.median([](const StepRecord& s) { return s.seconds; }) * double(left);
         print(fmt::format(
@@ -253,6 +255,8 @@ void Report::row(const JsonFields& fields) {
 
 void Report::finish() {
     Impl& self = *impl_;
+    if (!self.records.empty() && int64_t(self.records.size()) < self.total_steps)  // it was ended
+        self.record_for_page(false), trace_record(false);
     if (self.options.profile && !self.records.empty()) {
         // The first step touches its memory for the first time, which takes longer than the
         // operations.

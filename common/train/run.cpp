@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/median_seconds.h"
+#include "finite.h"
 
 namespace ultrascale {
 
@@ -62,11 +63,12 @@ void Run::start(Trained what) {
     if (!what_.label.empty()) report_->technique(what_.label, what_.technique, what_.layout);
     if (validation_)
         print(fmt::format("  valid.  {}{}", validation_->description(), what_.of_validation));
-    saves_.emplace(options_, [&](const std::string& dir) {
+    const auto save = [&](const std::string& dir) {
         SaveOptions save{.dtype = options_.dtype, .spread_over = &world};
         if (what_.optimizer_states) save.state = &state_, save.optimizer = what_.optimizer_states();
         save_checkpoint(dir, shape_.config, what_.values(), save);
-    });
+    };
+    saves_.emplace(options_, save, [&] { return all_finite(what_.values()); });
     saves_->print_plan(state_);
     const bool small = parameter_count(shape_.config) < 5'000'000;
     if (options_.steps > 0 && options_.verify.value_or(small)) {
@@ -88,6 +90,7 @@ void Run::start(Trained what) {
 }
 
 Step* Run::next() {
+    stop_unless_finite();
     check(begun_ - done_ <= 1, "the step before the previous one has not finished");
     if (begun_ == options_.steps) return nullptr;
     const int64_t index = first_step_ + begun_, sequences = sequences_of_(index);
@@ -128,12 +131,34 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     StepRecord record{state_.step,        loss,        std::sqrt(squared_norm),
                       step.learning_rate, now - since, tokens};
     const bool last = done_ + 1 == options_.steps;
-    record.note = step.note;
-    if (validation_ && validation_->due(state_.step, last)) record.val_loss = validation_loss();
+    record.note = step.skipped ? "overflow: skipped" : step.note;
+    not_finite_ = step.not_finite();
+    if (validation_ && validation_->due(state_.step, last) && not_finite_.empty()) {
+        record.val_loss = validation_loss();
+        not_finite_ = not_finite({{"validation loss", *record.val_loss}});
+    }
     report_->step(record);
-    if (verifier_ && done_ < verified_steps) verifier_->after_step(done_, loss, what_.values());
     ++done_;
-    saves_->after_step(state_.step);
+    if (!not_finite_.empty()) return;
+    if (verifier_ && done_ <= verified_steps)
+        verifier_->after_step(done_ - 1, loss, what_.values());
+    if (!saves_->after_step(state_.step)) not_finite_ = "weights";
+}
+
+void Run::stop_unless_finite() {
+    if (not_finite_.empty()) return;
+    const std::string& last = saves_->last_finite();
+    what_.values();  // settles what the last update has left under way
+    span_.reset();
+    report_->value("not_finite", "step", double(state_.step));
+    report_->text("not_finite", "what", not_finite_);
+    report_->text("not_finite", "last_finite_checkpoint", last);
+    report_->finish();
+    throw UserError(
+        fmt::format(
+            "step {}: not finite: {}; training stops; {}", state_.step, not_finite_,
+            last.empty() ? "there is no finite checkpoint" : "the last finite checkpoint: " + last),
+        Exit::not_finite);
 }
 
 double Run::validation_loss() {
@@ -141,6 +166,7 @@ double Run::validation_loss() {
 }
 
 bool Run::finish(const std::function<bool(Report&)>& sections) {
+    stop_unless_finite();
     check(done_ == begun_, "a step has not finished");
     bool ok = true;
     if (options_.steps > 0) {
@@ -151,10 +177,14 @@ bool Run::finish(const std::function<bool(Report&)>& sections) {
         }
         ok = sections(*report_) && ok;
     } else if (validation_) {  // of the loaded model
-        report_->validation(state_.step, validation_loss());
+        const double loss = validation_loss();
+        report_->validation(state_.step, loss);
+        not_finite_ = not_finite({{"validation loss", loss}});
+        stop_unless_finite();
     }
     if (options_.sample > 0) print_sample(what_.next_token, options_, shape_.seq);
-    saves_->at_end(state_.step);
+    if (!saves_->at_end(state_.step)) not_finite_ = "weights";
+    stop_unless_finite();
     report_->finish();
     return ok;
 }
@@ -187,6 +217,7 @@ Measured measure(const DataLoader& loader, const Share& share, int64_t sequences
     constexpr int64_t warm_up = 2;
     Measured m{.steps = std::clamp<int64_t>(steps, 3, 10)};
     std::vector<double> seconds;
+    std::string wrong;
     for (int64_t s = 0; s < warm_up + m.steps; ++s) {
         if (s == warm_up) {
             if (settle) settle();
@@ -202,6 +233,7 @@ Measured measure(const DataLoader& loader, const Share& share, int64_t sequences
         train_step(step);
         compute_stream().synchronize();
         if (s >= warm_up) seconds.push_back(now_seconds() - begin);
+        if (wrong.empty()) wrong = step.not_finite();
     }
     if (settle) settle();
     m.counts = communication_counts();
@@ -211,6 +243,9 @@ Measured measure(const DataLoader& loader, const Share& share, int64_t sequences
         for (const CommunicationCount& count : kinds)
             communication += count.seconds, exposed += count.exposed;
     }
+    for (const std::string& of_rank : world.gather_strings(wrong))  // whose losses may be their own
+        if (!of_rank.empty())
+            throw UserError("a compared step is not finite: " + of_rank, Exit::not_finite);
     const double n = double(m.steps);
     m.step_seconds = largest_of_ranks(world, median(seconds));
     m.communication_seconds = largest_of_ranks(world, communication / n);

@@ -76,7 +76,9 @@ public:
 
     // Begins a step; returns nullptr after the last one. The previous step may still be unfinished
     // (in a pipeline whose update is confirmed in the next step's warm-up), but not the one before
-    // that.
+    // that. After a step whose loss, norm or validation is not finite, which all ranks must see
+    // alike, this one or finish() ends the run: UserError with Exit::not_finite, which names the
+    // last finite checkpoint. So do weights that would be saved and are not finite.
     Step* next();
     int64_t steps_done() const { return done_; }  // finished steps
     Report& report() { return *report_; }
@@ -95,6 +97,7 @@ private:
         double at;  // seconds
     };
     double validation_loss();
+    void stop_unless_finite();
     void end_step(const Begun& begun, double loss, double squared_norm);
 
     std::string chapter_;
@@ -107,8 +110,9 @@ private:
     std::optional<Validation> validation_;
     TrainingState state_;  // after the last finished step
     int64_t first_step_ = 0, begun_ = 0, done_ = 0, next_sample_ = 0;
-    bool gradient_seen_ = false;  // verify has compared the first one
-    double finished_at_ = 0;      // the last finished step, in seconds
+    bool gradient_seen_ = false;   // verify has compared the first one
+    std::string not_finite_ = {};  // what was not, after the last finished step
+    double finished_at_ = 0;       // the last finished step, in seconds
     Trained what_;
     std::optional<Report> report_;
     std::optional<Saves> saves_;
@@ -134,7 +138,8 @@ struct Measured {
     double communication_seconds, exposed_seconds;  // per step, of the slowest rank
     double sent_bytes;                              // per step, of this rank
 };
-// `settle` waits for communication that a step leaves unfinished. Afterwards
+// `settle` waits for communication that a step leaves unfinished. UserError if a loss or a norm was
+// not finite on any rank. Afterwards
 // memory_peak_by_category() and the trace's spans, if recorded, cover the measured steps only.
 Measured measure(const DataLoader& loader, const Share& share, int64_t sequences, int64_t steps,
                  const std::function<void(Step&)>& step, const std::function<void()>& settle = {});

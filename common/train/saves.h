@@ -21,19 +21,28 @@ namespace ultrascale {
 
 struct TrainingState;
 
+// No save holds weights that are not finite, so none replaces one whose weights are.
 class Saves {
 public:
-    // `write` saves the training state to the given folder. All ranks call it.
-    Saves(const Options& options, std::function<void(const std::string&)> write)
-        : options_(options), write_(std::move(write)) {}
+    // All ranks call both: `write` saves the training state to the given folder; `finite` says
+    // whether the weights are finite now, at the start or after a step.
+    Saves(const Options& options, std::function<void(const std::string&)> write,
+          std::function<bool()> finite);
     // Prints the header's lines: where a resumed run starts, and when the run saves.
     void print_plan(const TrainingState& start) const;
-    void after_step(int64_t step) const;  // saves to DIR/checkpoint-STEP if --save-every says so
-    void at_end(int64_t step) const;      // saves to DIR if --save is given
+    // after_step() saves to DIR/checkpoint-STEP if --save-every says so; at_end() to DIR if --save
+    // is given. They return false, and save nothing, if the weights are not finite.
+    [[nodiscard]] bool after_step(int64_t step);
+    [[nodiscard]] bool at_end(int64_t step);
+    // The folder of the last checkpoint whose weights are finite, of this run's or --load's; empty:
+    // there is none.
+    const std::string& last_finite() const { return last_finite_; }
 
 private:
     const Options& options_;
     std::function<void(const std::string& dir)> write_;
+    std::function<bool()> finite_;
+    std::string last_finite_;
 };
 
 }  // namespace ultrascale

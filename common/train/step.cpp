@@ -1,8 +1,11 @@
 #include "step.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "core/error.h"
+#include "finite.h"
 
 namespace ultrascale {
 
@@ -64,6 +67,11 @@ double Step::finish(const Tensor& squared_norm) {
 }
 
 void Step::finish(double loss, double squared_norm) {
+    for (double* value : {&loss, &squared_norm})
+        if (std::isnan(*value)) *value = std::numeric_limits<double>::quiet_NaN();  // never "-nan"
+    if (!skipped)
+        not_finite_ =
+            ultrascale::not_finite({{"loss", loss}, {"gradient norm", std::sqrt(squared_norm)}});
     if (on_finish) on_finish(loss, squared_norm);
 }
 

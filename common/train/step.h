@@ -76,7 +76,8 @@ public:
     const int64_t accumulated;  // micro-batches per rank
     double learning_rate = 0;
     bool first = true;      // of this process
-    std::string note = {};  // for the step's line of progress: "skipped"
+    bool skipped = false;   // its gradient overflowed, and nothing was updated
+    std::string note = {};  // for the step's line of progress: "seq 128"
     const Tensor loss;      // (1) fp64, to which this rank's micro-batches add
 
     // The micro-batches, one after the other. The hooks are called in this order; nullptr: none.
@@ -95,6 +96,9 @@ public:
     // waits for the device. Returns the squared norm.
     double finish(const Tensor& squared_norm);
     void finish(double loss, double squared_norm);  // the same with values that are on the host
+    // Of a finished step that was not skipped, what was not finite: "loss nan, gradient norm inf";
+    // empty if both were.
+    const std::string& not_finite() const { return not_finite_; }
 
     std::function<void()> on_gradient = {};
     std::function<void(double loss, double squared_norm)> on_finish = {};
@@ -106,6 +110,7 @@ private:
     const DataLoader& loader_;
     Share share_;
     int64_t first_sample_, counted_ = 0;
+    std::string not_finite_;
     ExplainHooks explain_;
     HookList hooks_;
 };

@@ -30,7 +30,7 @@ TEST(ExpertParallelBadInput, IsRefused) {
     refuses(2, "--overlap chunks --dispatch rank", {"--overlap chunks", "--dispatch expert"});
     refuses(2, "--overlap chunks --chunks 3", {"--chunks 3", "128 tokens"});
     refuses(0, "--trap groups-masked-with-0", {"--trap", "--groups"});
-    refuses(0, "--trap everything", {"--trap everything", "no such mistake"});
+    refuses(0, "--trap everything", {"--trap", "everything", "softmax-twice"});
     refuses(0, "--trap softmax-twice --aux-coef 0", {"--trap", "--aux-coef"});
 }
 

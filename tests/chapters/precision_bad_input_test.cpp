@@ -13,7 +13,8 @@ void refuses(const std::string& arguments, const std::vector<std::string>& telli
 }
 
 TEST(PrecisionBadInput, RecipesAndTheirTricks) {
-    refuses("--recipe fp4", {"--recipe fp4", "--help"});
+    refuses("--recipe fp9", {"--recipe: fp9", "fp16", "deepseek"});
+    refuses("--recipe fp9 --loss-scale-start 4 --trap x", {"--recipe: fp9", "fp16", "deepseek"});
     refuses("--dtype bf16", {"--dtype", "--recipe"});
     refuses("--fp32-grads", {"--fp32-grads", "--recipe"});
     refuses("--recipe fp16 --without wheels", {"wheels", "master, scaling or accumulation"});
@@ -46,7 +47,7 @@ TEST(PrecisionBadInput, OptionsOfFp8) {
 }
 
 TEST(PrecisionBadInput, MistakesThatCannotBeMade) {
-    refuses("--trap none-such", {"--trap none-such", "--help"});
+    refuses("--trap none-such", {"--trap", "none-such", "one-steps"});
     refuses("--recipe bf16 --trap unscale-twice", {"unscale-twice", "bf16"});
     refuses("--recipe fp16 --trap one-steps", {"one-steps", "one rank"});
     refuses("--recipe bf16 --trap neighbours-scale", {"neighbours-scale", "bf16"});

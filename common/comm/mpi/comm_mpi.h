@@ -124,6 +124,7 @@ private:
     double set_out_ = 0, slow_until_ = 0;  // when their sends began, and when all are complete
 
     bool arrived();  // MPI has completed all requests
+    [[noreturn]] void end_after_errors() const;
     void check_sizes();
 };
 
@@ -147,9 +148,11 @@ void abandon_communication(bool abandoned = true);
 void check_not_abandoned();
 
 // From now on, if this process ends in any way before stop_watching(), a line on stderr names this
-// rank.
+// rank; and errors of MPI end the job as end_after_mpi_error() does: of a wrong call as a bug, all
+// others as those of a peer that is gone or of the link to it (error.h: Exit).
 void watch_this_rank(int rank);
 void stop_watching();
+[[noreturn]] void end_after_mpi_error(int code);
 
 // out[i] = reduction over r of inputs[r][i], r = 0, 1, ...; `out` may be one of the inputs.
 void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int64_t count,

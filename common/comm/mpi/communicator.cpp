@@ -195,4 +195,11 @@ void abort_all_ranks(int exit_code) {
     std::_Exit(exit_code);
 }
 
+void abort_all_ranks(const std::exception& error) {
+    const bool of_peer = dynamic_cast<const PeerError*>(&error);
+    fmt::print(stderr, "{}: {}{}\n", of_peer ? "error" : "internal error", rank_prefix(),
+               error.what());
+    abort_all_ranks(int(of_peer ? Exit::peer : Exit::bug));
+}
+
 }  // namespace ultrascale

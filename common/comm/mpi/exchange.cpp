@@ -81,7 +81,9 @@ bool Exchange::done() {
 bool Exchange::arrived() {
     statuses_.resize(requests_.size());
     int done = 0;
-    MPI_Testall(int(requests_.size()), requests_.data(), &done, statuses_.data());
+    if (MPI_Testall(int(requests_.size()), requests_.data(), &done, statuses_.data()) !=
+        MPI_SUCCESS)
+        end_after_errors();
     if (!done) return false;
     check_sizes();
     for (const SlowMessage& m : slow_)
@@ -90,6 +92,14 @@ bool Exchange::arrived() {
     slow_.clear();
     set_out_ = 0;
     return true;
+}
+
+// MPI says so of messages that have failed, not of those that have arrived or are under way.
+void Exchange::end_after_errors() const {
+    for (const MPI_Status& status : statuses_)
+        if (status.MPI_ERROR != MPI_SUCCESS && status.MPI_ERROR != MPI_ERR_PENDING)
+            end_after_mpi_error(status.MPI_ERROR);
+    end_after_mpi_error(MPI_ERR_OTHER);
 }
 
 void Exchange::check_sizes() {

@@ -16,8 +16,11 @@ using Link = Communicator::Impl::Link;
 
 void nccl_check(ncclResult_t result, const Link& link) {
     if (result == ncclSuccess) return;
-    throw std::runtime_error(fmt::format("communicator {}: NCCL: {}: {}", link.name,
-                                         ncclGetErrorString(result), ncclGetLastError(link.nccl)));
+    const std::string says = fmt::format("communicator {}: NCCL: {}: {}", link.name,
+                                         ncclGetErrorString(result), ncclGetLastError(link.nccl));
+    // A peer that is gone, or a socket or device of the network that fails.
+    if (result == ncclRemoteError || result == ncclSystemError) throw PeerError(says);
+    throw std::runtime_error(says);
 }
 
 namespace {
@@ -59,8 +62,7 @@ private:
                 try {
                     check_link(*link);
                 } catch (const std::exception& error) {
-                    fmt::print(stderr, "internal error: {}{}\n", rank_prefix(), error.what());
-                    abort_all_ranks(3);
+                    abort_all_ranks(error);
                 }
             }
             never_.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });

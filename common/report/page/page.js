@@ -20,7 +20,8 @@ function header() {
     const tile = (name, value) => tiles.push(h("div", {class: "tile"}, h("b", {}, value), name));
     if (c.ranks) tile(c.ranks === 1 ? "rank" : "ranks", c.ranks);
     if (c.parameters) tile(`parameters (${c.model})`, digits(c.parameters / 1e6, 4) + " M");
-    if (steps.length) tile(`loss after step ${steps.at(-1).step}`, steps.at(-1).loss.toFixed(4));
+    if (steps.length)  // null: it was not finite
+        tile(`loss after step ${steps.at(-1).step}`, (steps.at(-1).loss ?? NaN).toFixed(4));
     if (speed.step_ms) tile("a step (median)", milliseconds(speed.step_ms));
     if (speed.tokens_per_second) tile("tokens/s, all ranks", digits(speed.tokens_per_second));
     if (speed.mfu) tile("MFU", (100 * speed.mfu).toFixed(1) + " %");
@@ -107,8 +108,9 @@ function communication() {
 
 // ---- training, tables, pictures -----------------------------------------------------------------
 function loss() {
-    if (steps.length < 2) return null;
-    const of = (key) => steps.filter((line) => key in line).map((line) => [line.step, line[key]]);
+    const of = (key) => steps.filter((line) => typeof line[key] === "number")
+        .map((line) => [line.step, line[key]]);
+    if (of("loss").length < 2) return null;
     const series = [{name: "loss", colour: "backward", points: of("loss")}];
     const validation = of("val_loss");
     if (validation.length)
