@@ -63,8 +63,8 @@ struct ExpertOptions {
     bool counts_first() const { return has_loss() && aux_over == AuxOver::global; }
 };
 
-// What a checkpoint records besides the options that were given: defaults that differ between models
-// and programs.
+// What a checkpoint records besides the options that were given: defaults that differ between
+// models and programs.
 inline std::map<std::string, std::string> recorded(const ExpertOptions& o) {
     std::map<std::string, std::string> options{
         {"--aux-coef", fmt::format("{}", o.aux_coefficient)}};

@@ -62,8 +62,9 @@ static Safetensors weights_in(const std::string& dir) {
         unstack_experts(name, entry.shape, [&](const std::string& part, int64_t first, int64_t n) {
             file.add_rows(part, name, first, n);
         });
-    // Each expert also has the other convention's name: options may turn a Mixtral into a model that
-    // is written as DeepSeek's, and where Mixtral's experts are stacked, its router has the new name.
+    // Each expert also has the other convention's name: options may turn a Mixtral into a model
+    // that is written as DeepSeek's, and where Mixtral's experts are stacked, its router has the
+    // new name.
     for (const auto& [name, entry] : in_file)
         if (const std::string other = other_expert_name(name); !other.empty())
             file.add_name(other, name);

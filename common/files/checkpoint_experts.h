@@ -26,7 +26,7 @@ void unstack_experts(const std::string& name, const std::vector<int64_t>& shape,
                      const AddMatrix& add);
 
 // The name that the other convention (Mixtral's, or Qwen's and DeepSeek's) has for a router's or an
-// expert's weight: "...mlp.experts.5.gate_proj.weight" for "...block_sparse_moe.experts.5.w1.weight".
+// expert's weight: "A.mlp.experts.5.gate_proj.weight" for "A.block_sparse_moe.experts.5.w1.weight".
 // "" if it is no such weight.
 std::string other_expert_name(const std::string& name);
 

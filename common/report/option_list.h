@@ -49,8 +49,8 @@ private:
     std::vector<Rule>* rules_;
 };
 
-// Whether a run that resumes may have another value of an option than the run so far: not at all; or
-// the user is told; or it says nothing, as with how a batch is cut.
+// Whether a run that resumes may have another value of an option than the run so far: not at all;
+// or the user is told; or it says nothing, as with how a batch is cut.
 enum class Another { refused, told, allowed };
 
 // Options by name, with their values as on a command line; "true" for a flag.
@@ -70,8 +70,8 @@ public:
     // These options change what a training computes: a checkpoint records them, and a run that
     // resumes has them without being told again.
     void of_training(const std::vector<std::string>& names, Another another);
-    // Takes over what the run in `dir` recorded, where the command line does not say it. UserError if
-    // the command line contradicts it. Returns lines for the user about both.
+    // Takes over what the run in `dir` recorded, where the command line does not say it. UserError
+    // if the command line contradicts it. Returns lines for the user about both.
     std::vector<std::string> resume(const OptionTexts& recorded, const std::string& dir);
     bool given(const std::string& name) const;  // on the command line
     // UserError if an option was given that would have no effect (only_if).

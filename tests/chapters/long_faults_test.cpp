@@ -49,7 +49,11 @@ protected:
 
     // Exactly the dead rank is named, although the launcher then kills the others.
     void expect_death(const Outcome& outcome, int rank) {
-        EXPECT_NE(outcome.exit_code, 0) << outcome.err << outcome.out;
+        const char* const launcher = std::getenv("MPIRUN");
+        if (launcher && contains(launcher, "--oversubscribe"))  // Open MPI's
+            EXPECT_NE(outcome.exit_code, 0) << outcome.err << outcome.out;
+        else  // watch.cpp asks MPICH's for it
+            EXPECT_EQ(outcome.exit_code, 4) << outcome.err << outcome.out;
         const auto lines = lines_with(outcome.err, "died; the job ends");
         ASSERT_EQ(lines.size(), 1u) << outcome.err;
         EXPECT_TRUE(lines[0].starts_with(fmt::format("rank {} (pid ", rank))) << lines[0];
@@ -112,6 +116,24 @@ TEST_F(Faults, LauncherOfAnotherMpi) {
         << outcome.err;
 }
 
+// As if started by srun without --mpi: the same. An allocation's own shell is none of its tasks.
+TEST_F(Faults, SrunThatDoesNotSpeakToMpi) {
+    setenv("SLURM_NTASKS", "2", 1), setenv("SLURM_PROCID", "1", 1);
+    EXPECT_EQ(run("fault_program", "--help").exit_code, 0);
+    setenv("SLURM_STEP_NUM_TASKS", "2", 1);
+    const Outcome task = run("fault_program", "--help"),
+                  by_mpirun = run_ranks(1, "fault_program", "--help"),
+                  together = run_ranks(2, "fault_program", "--fault none");
+    for (const char* name : {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"})
+        unsetenv(name);
+    EXPECT_EQ(task.out, "");
+    expect_line(task, 2,
+                "error: task 1 of 2 believes it is alone: srun has told MPI of no others; start "
+                "them with `srun --mpi=pmi2` (MPICH) or `srun --mpi=pmix` (Open MPI)");
+    EXPECT_EQ(by_mpirun.exit_code, 0) << by_mpirun.err;
+    EXPECT_EQ(together.exit_code, 0) << together.err;
+}
+
 TEST_F(Faults, WrongOptionsOnAllRanks) {
     expect_line(run_ranks(3, "fault_program", "--steps"), 2,
                 "error: --steps: 1 required INT:at least 0 missing; --help lists the options");
@@ -132,6 +154,32 @@ TEST_F(Faults, UserErrorUnderWay) {
 
 TEST_F(Faults, InternalErrorOnOneRank) {
     expect_line(run_fault("internal error"), 3, "internal error: rank 1: this should not happen");
+}
+
+TEST_F(Faults, BrokenLink) {
+    expect_line(run_fault("link"), 4, "error: rank 1: the link is broken");
+    const Outcome told = run_fault("MPI");
+    ASSERT_EQ(lines_with(told.err, "error: ").size(), 1u) << told.err;
+    expect_line(told, 4, lines_with(told.err, "error: rank 1: MPI: ").at(0));
+}
+
+TEST_F(Faults, MessageThatIsTooLong) {
+    const Outcome outcome = run_fault("long message");
+    EXPECT_EQ(outcome.exit_code, 3) << outcome.err;
+    EXPECT_EQ(lines_with(outcome.err, "internal error: rank 1: MPI: ").size(), 1u) << outcome.err;
+}
+
+TEST_F(Faults, FullDiskOfOneRank) {
+    const TempDir dir;
+    const std::string json = dir / "full.jsonl";
+    expect_line(in_time([&] {
+                    return run_ranks(3, "fault_program",
+                                     {"--fault", "full disk", "--on", "0", "--json", json}, 60);
+                }),
+                2, fmt::format("error: rank 0: {}: cannot be written: File too large", json));
+    const std::string lines = slurp(json);
+    EXPECT_EQ(lines.size() % 35, 0u) << lines;  // whole lines
+    EXPECT_GT(lines.size(), 900u);
 }
 
 TEST_F(Faults, OutOfMemoryOnOneRank) {

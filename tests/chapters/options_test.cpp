@@ -132,6 +132,24 @@ TEST(Options, ReadmeHasTheTable) {
 
 // The table behind "is an option of" (common/report/other_chapters.h) agrees with the programs'
 // --help.
+// The exit codes that --help lists are those of the README.
+TEST(Options, ReadmeHasTheExitCodes) {
+    std::string readme;
+    for (const char c : slurp(built / "../../README.md"))
+        readme += c == '`' ? "" : std::string(1, c);
+    for (const char* chapter : {"00_single_gpu", "07_kernels", "09_5d_parallel"}) {
+        const std::string help = run(chapter, "--help").out;
+        std::istringstream lines(help.substr(std::min(help.size(), help.find("Exit codes:\n"))));
+        std::string line;
+        int codes = 0;
+        for (std::getline(lines, line); std::getline(lines, line); ++codes)
+            EXPECT_TRUE(
+                contains(readme, fmt::format("\n| {} | {} |\n", line.at(2), line.substr(6))))
+                << line;
+        EXPECT_EQ(codes, 7) << chapter;
+    }
+}
+
 TEST(Options, OfOtherChaptersAreKnown) {
     const std::vector<std::string> chapters = {
         "00_single_gpu",      "01_data_parallel",    "02_zero",

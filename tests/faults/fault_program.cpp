@@ -1,15 +1,17 @@
 // A program that fails on one rank, for tests/chapters/long_faults_test.cpp:
 //     mpirun -n 3 build/cpu/fault_program --fault killed --on 2
 // The other ranks continue and wait for that rank in an all-reduce, as in the middle of a step.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <thread>
 
-#include "comm/comm.h"
+#include "comm/mpi/comm_mpi.h"
 #include "core/error.h"
 #include "report/cli.h"
+#include "report/json_lines.h"
 
 using namespace ultrascale;
 
@@ -17,11 +19,12 @@ int main(int argc, char** argv) {
     return run_program([&] {
         std::string fault;
         int on = 0;
-        parse_options(argc, argv, "fault_program", "Fails on one rank",
-                      [&](OptionList& options, const Options&) {
-                          options.add("--fault", fault, "What happens");
-                          options.add("--on", on, "On which rank; -1: on all");
-                      });
+        const Options options =
+            parse_options(argc, argv, "fault_program", "Fails on one rank",
+                          [&](OptionList& options, const Options&) {
+                              options.add("--fault", fault, "What happens");
+                              options.add("--on", on, "On which rank; -1: on all");
+                          });
         const Communicator& world = Communicator::world();
         Tensor x = Tensor::zeros({1000}, DType::fp32, Memory::workspace);
         for (int step = 0; step < 10; ++step) world.all_reduce(x);
@@ -40,7 +43,19 @@ int main(int argc, char** argv) {
             if (fault == "user error") user_error("the file is wrong");
             if (fault == "killed") kill(getpid(), SIGKILL);
             if (fault == "crash") std::raise(SIGSEGV);
-            if (fault == "exit") std::_Exit(4);
+            if (fault == "exit") std::_Exit(9);
+            if (fault == "full disk") {  // of 1000 bytes, 28 lines and a half
+                std::signal(SIGXFSZ, SIG_IGN);
+                rlimit limit{};
+                getrlimit(RLIMIT_FSIZE, &limit);
+                limit.rlim_cur = 1000;
+                setrlimit(RLIMIT_FSIZE, &limit);
+                JsonLines lines(options.json);
+                for (;;) lines.write(R"({"a line": "of 34 bytes, its end"})");
+            }
+            if (fault == "link") throw PeerError("the link is broken");
+            if (fault == "MPI") MPI_Comm_call_errhandler(MPI_COMM_WORLD, MPI_ERR_OTHER);
+            if (fault == "long message") world.recv(x.slice(0, 10), 0).wait();
             if (fault == "internal error") throw std::runtime_error("this should not happen");
             if (fault == "out of memory") throw std::bad_alloc();
             if (fault == "false") return false;
@@ -50,6 +65,7 @@ int main(int argc, char** argv) {
                 user_error("the file is wrong");
             }
         }
+        if (fault == "long message" && world.rank() == 0) world.send(x, on).wait();
         if (fault != "false") world.all_reduce(x);
         return fault != "false";
     });

@@ -1,4 +1,5 @@
-// What a user is told of a checkpoint: fields and tensors that nobody reads, a head that is not tied.
+// What a user is told of a checkpoint: fields and tensors that nobody reads, a head that is not
+// tied.
 #include "files/checkpoint_notes.h"
 
 #include <nlohmann/json.hpp>

@@ -10,8 +10,8 @@
 namespace ultrascale {
 namespace {
 
-const LlamaConfig config{.layers = 1, .hidden = 16, .heads = 2, .kv_heads = 1, .head_dim = 8,
-                         .ffn = 24, .vocab = 256};
+const LlamaConfig config{
+    .layers = 1, .hidden = 16, .heads = 2, .kv_heads = 1, .head_dim = 8, .ffn = 24, .vocab = 256};
 
 // A model with state that has no gradient and to which every step adds.
 struct Training {
@@ -104,6 +104,49 @@ TEST(Run, ABufferIsSavedAndResumed) {
     EXPECT_TRUE(second.train_all());
     EXPECT_EQ(second.steps_seen.to_host<float>(), std::vector<float>(3, 5));
     EXPECT_EQ(second.losses.back(), at_once.losses.back());
+}
+
+// Loss and norm are those before the update that spoils a weight: only the save would notice.
+TEST(Run, SavesNoWeightsThatAreNotFinite) {
+    const test::TempDir dir;
+    Options options;
+    options.steps = 3, options.save = dir / "saved", options.save_every = 1, options.verify = false;
+    Training training(options);
+    testing::internal::CaptureStdout();
+    training.run.start(trained(training.model, *training.optimizer));
+    training.train(*training.run.next());
+    Step* const second = training.run.next();
+    ops::fill((*training.model.parameters().begin())->value, INFINITY);
+    second->finish(1, 1);
+    try {
+        training.run.next();
+        ADD_FAILURE() << "went on";
+    } catch (const UserError& error) {
+        EXPECT_EQ(error.exit_code, Exit::not_finite);
+        EXPECT_EQ(error.what(),
+                  "step 2: not finite: weights; training stops; the last finite checkpoint: " +
+                      (dir / "saved/checkpoint-1"));
+    }
+    testing::internal::GetCapturedStdout();
+    EXPECT_FALSE(std::filesystem::exists(dir / "saved/checkpoint-2"));
+}
+
+// A step that fp16 skips has a gradient that is not finite, and the next one may have.
+TEST(Run, GoesOnAfterASkippedStep) {
+    Options options;
+    options.steps = 2, options.verify = false;
+    Training training(options);
+    testing::internal::CaptureStdout();
+    training.run.start(trained(training.model, *training.optimizer));
+    Step* const first = training.run.next();
+    first->skipped = true;
+    first->finish(INFINITY, NAN);
+    Step* const second = training.run.next();
+    ASSERT_NE(second, nullptr);
+    second->finish(1, NAN);
+    EXPECT_EQ(second->not_finite(), "gradient norm nan");
+    EXPECT_THROW(training.run.next(), UserError);
+    testing::internal::GetCapturedStdout();
 }
 
 }  // namespace

@@ -31,13 +31,13 @@ protected:
     void save(int64_t every, const std::vector<int64_t>& steps) const {
         Options options;
         options.save = dir_.path(), options.save_every = every;
-        const Saves saves(options, write);
-        for (int64_t step : steps) saves.after_step(step);
+        Saves saves(options, write, [] { return true; });
+        for (int64_t step : steps) EXPECT_TRUE(saves.after_step(step));
     }
     void save_at_end(int64_t step) const {
         Options options;
         options.save = dir_.path();
-        Saves(options, write).at_end(step);
+        EXPECT_TRUE(Saves(options, write, [] { return true; }).at_end(step));
     }
     std::set<std::string> names() const {
         std::set<std::string> all;
@@ -67,6 +67,28 @@ TEST_F(SavesOfARun, EveryNStepsTheLastTwoAreKept) {
 
 // Another run has left checkpoints and its final state in the folder, with more steps than this
 // one.
+// Weights that are not finite are not saved, so that those that were stay.
+TEST_F(SavesOfARun, OnlyFiniteWeights) {
+    Options options;
+    options.save = dir_.path(), options.save_every = 2;
+    bool finite = true;
+    Saves saves(options, write, [&] { return finite; });
+    EXPECT_EQ(saves.last_finite(), "");
+    EXPECT_TRUE(saves.after_step(2) && saves.after_step(3));
+    finite = false;
+    EXPECT_TRUE(saves.after_step(5));  // it saves nothing, and does not look
+    EXPECT_FALSE(saves.after_step(4));
+    EXPECT_FALSE(saves.at_end(5));
+    EXPECT_EQ(saves.last_finite(), dir_ / "checkpoint-2");
+    EXPECT_EQ(names(), (Names{"checkpoint-2", "latest_checkpoint"}));
+
+    options.load = dir_ / "checkpoint-2";
+    EXPECT_EQ(Saves(options, write, [] { return false; }).last_finite(), "");
+    EXPECT_EQ(Saves(options, write, [] { return true; }).last_finite(), options.load);
+    options.steps = 0;  // a copy of what was loaded
+    EXPECT_TRUE(Saves(options, write, [] { return false; }).at_end(0));
+}
+
 TEST_F(SavesOfARun, AnotherRunsStateIsNeverTakenForThisOnes) {
     save(50, {50, 100, 150});
     save_at_end(150);
