@@ -78,7 +78,8 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
                  .technique = describe(techniques),
                  .layout = layout_of(techniques.axes),
                  .not_equal = why_not_equal(techniques.zero),
-                 .bounds = bounds_of(techniques, options.dtype)};
+                 .bounds = bounds_of(techniques, options.dtype),
+                 .imagined = world.is_imagined()};
     Fp8Linears of_reference(techniques.precision);
     if (techniques.precision.recipe.fp8()) {
         what.plain_parts = [&](Parts& parts) { of_reference.add_to(parts); };

@@ -132,7 +132,7 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
                       step.learning_rate, now - since, tokens};
     const bool last = done_ + 1 == options_.steps;
     record.note = step.skipped ? "overflow: skipped" : step.note;
-    not_finite_ = step.not_finite();
+    if (!what_.imagined) not_finite_ = step.not_finite();
     if (validation_ && validation_->due(state_.step, last) && not_finite_.empty()) {
         record.val_loss = validation_loss();
         not_finite_ = not_finite({{"validation loss", *record.val_loss}});

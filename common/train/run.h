@@ -53,6 +53,7 @@ struct Trained {
     std::optional<VerifyBounds> bounds = {};
     // Whether this step's gradient overflowed, so that it is not the one to compare.
     std::function<bool()> skipped = {};
+    bool imagined = false;  // other ranks are: the numbers mean nothing, and need not be finite
 };
 // For a model whose parameters are in one list, and its optimizer.
 Trained trained(Llama& model, AdamW& optimizer);

@@ -162,6 +162,16 @@ TEST(Outputs, ReplaceWhatALinkPointsTo) {
     EXPECT_TRUE(contains(slurp(dir / "file"), "traceEvents"));
 }
 
+TEST(Outputs, ThatCannotBePrinted) {
+    TempDir dir;
+    const std::string command =
+        fmt::format("{} --layers 1 --seq 16 --steps 1 --no-verify > /dev/full 2> {}",
+                    program("00_single_gpu"), dir / "err");
+    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 2);
+    EXPECT_EQ(slurp(dir / "err"),
+              "error: the standard output cannot be written: No space left on device\n");
+}
+
 TEST(BadInput, TwoRanks) {
     expect_one_error_line(run_ranks(2, "00_single_gpu", "--steps 1", 60), {"one rank"});
     expect_one_error_line(run_ranks(2, "00_single_gpu", "--modle nano", 60), {"--modle"});

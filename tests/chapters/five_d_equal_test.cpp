@@ -168,6 +168,7 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     expect_refused(2, "--pp 2 --grad-accum 2 --sample 10", "--sample");
     expect_refused(2, "--tp 2 --dropout 0.1", "--dropout");
     expect_refused(2, "--recipe deepseek", "formats that shards do not have");
+    expect_refused(2, "--tp 3 --recipe fp9", "there are fp32, bf16, bf16-fp32, tensor, row");
     expect_refused(2, "--recipe tensor --model nano-moe", "products of experts");
     expect_refused(2, "--recipe row --pp 2 --grad-accum 2 --schedule zb-h1",
                    "takes backward apart");

@@ -182,6 +182,28 @@ TEST_F(PipelineBadInput, MicroBatchesThatAScheduleCannotTake) {
     expect(2, "--schedule dualpipev --grad-accum 3", {"dualpipev", "at least 4"});
 }
 
+// Before a step is measured.
+TEST_F(PipelineBadInput, OptimalSchedules) {
+    const auto expect_at_once = [](const std::string& arguments, const std::string& telling) {
+        const Outcome refused =
+            run_ranks(2, "05_pipeline", "--schedule optimal --micro-batch 1 " + arguments, 60);
+        EXPECT_EQ(refused.exit_code, 2);
+        EXPECT_TRUE(contains(refused.err, telling)) << refused.err;
+        EXPECT_EQ(std::ranges::count(refused.err, '\n'), 1) << refused.err;
+        EXPECT_EQ(refused.out, "");
+    };
+    expect_at_once("--layers 2 --grad-accum 33", "33 micro-batches are more");
+    expect_at_once("--layers 2 --grad-accum 4 --loss-chunk 8",
+                   "--loss-chunk 8: --schedule optimal");
+    expect_at_once("--layers 2 --grad-accum 4 --val-data /nowhere", "/nowhere");
+    expect_at_once("--layers 2 --grad-accum 4 --split 1,2", "--split 1,2");
+    const TempDir dir;
+    train(2, "05_pipeline",
+          fmt::format("--layers 2 --seq 16 --micro-batch 1 --steps 1 --grad-accum 2 --save {}",
+                      dir / "saved"));
+    expect_at_once(fmt::format("--grad-accum 4 --seq 8 --load {}", dir / "saved"), "--seq 8");
+}
+
 TEST_F(PipelineBadInput, ScheduleFiles) {
     TempDir dir;
     const auto with = [&](const std::string& text) {

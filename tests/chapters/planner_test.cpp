@@ -73,6 +73,28 @@ TEST(PlannerModes, WhatWasCalibratedIsRead) {
     EXPECT_GT(planned.rows[0].at("data_seconds").get<double>(), 3.25e6 / adding + 3.25e6 / link);
 }
 
+// A script can tell a model for which there is no layout from wrong input.
+TEST(PlannerModes, NoPlanHasAnExitCode) {
+    for (const auto& [args, why] :
+         {std::pair{"--plan --gpus 2 --model llama-3-70b", "none fits in "},
+          {"--plan --gpus 13 --batch-tokens 1K", "no layout divides the batch"}}) {
+        const Outcome none = run(chapter, args);
+        EXPECT_EQ(none.exit_code, 6) << none.err;
+        EXPECT_TRUE(none.err.starts_with(fmt::format("error: --plan: {}", why))) << none.err;
+        EXPECT_EQ(none.err.find('\n'), none.err.size() - 1) << none.err;
+        EXPECT_TRUE(contains(none.out, why)) << none.out;
+    }
+}
+
+// What can be refused is refused before seconds of measuring.
+TEST(PlannerModes, CalibratesOnlyForAFileThatCanBeWritten) {
+    const Outcome refused = run_ranks(2, chapter, "--calibrate /nonexistent/this.json", 60);
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_EQ(refused.err,
+              "error: /nonexistent/this.json: cannot be written: No such file or directory\n");
+    EXPECT_EQ(refused.out, "");
+}
+
 TEST(PlannerModes, BadLayoutsAreRefused) {
     for (const char* args :
          {"--rehearse 8/8", "--rehearse x", "--plan --hardware h1000", "--gpus 8",

@@ -18,7 +18,7 @@ struct Communicator::Impl::Link {
     std::shared_ptr<PeerMemory> peers;  // null where the ranks cannot map each other's memory
 };
 
-// Throws NCCL's error message, with the group's name, unless `result` is ncclSuccess: as a PeerError
+// Throws NCCL's error message, with the group's name, unless `result` is ncclSuccess: a PeerError
 // if NCCL blames another rank or the network.
 void nccl_check(ncclResult_t result, const Communicator::Impl::Link& link);
 
