@@ -19,12 +19,15 @@ public:
           options(options),
           micro_batches(micro_batches),
           tokens(tokens),
+          chunk_tokens(tokens / options.chunks_here()),
           choices(choices) {}
 
     const LlamaConfig config;
     const ExpertOptions options;
     const int64_t micro_batches;  // of a step, as this training cuts it
-    const int64_t tokens;         // of a micro-batch, as the run under test cuts it
+    // As the run under test cuts it: the tokens of a micro-batch, which its routers see at once, and
+    // of those that travel together, among which an expert drops what is over its capacity.
+    const int64_t tokens, chunk_tokens;
     PlainChoices& choices;
 
     using Counts = std::vector<double>;             // (E)

@@ -151,8 +151,9 @@ private:
         const size_t k = size_t(e.router.top_k);
         dropped_.assign(size_t(N) * k, false), dropped_by_run_ = dropped_;
         for (int64_t n = 0; context.training && n < N; ++n) follow(n, bias, context);
-        for (int64_t first = 0; o.capacity_factor > 0 && first < N; first += balance_->tokens) {
-            const int64_t tokens = std::min(balance_->tokens, N - first);
+        const int64_t together = balance_->chunk_tokens;
+        for (int64_t first = 0; o.capacity_factor > 0 && first < N; first += together) {
+            const int64_t tokens = std::min(together, N - first);
             drop({first, first + tokens}, capacity_of(o, e, tokens));
         }
         if (!context.training) return;
@@ -286,9 +287,9 @@ inline std::function<void(Parts&)> plain_parts(const StepShape& shape, const Exp
                                                int64_t micro_batches, ChoiceLog& choices) {
     return [=, &choices](Parts& parts) {
         choices.plain().begin_training();
-        const auto balance = std::make_shared<PlainBalance>(
-            shape.config, o, o.counts_first() ? 1 : micro_batches,
-            shape.micro_batch * shape.seq / o.chunks_here(), choices.plain());
+        const auto balance =
+            std::make_shared<PlainBalance>(shape.config, o, o.counts_first() ? 1 : micro_batches,
+                                           shape.micro_batch * shape.seq, choices.plain());
         set_experts(parts, shape.config, shape.model,
                     [balance](ParameterList& list, const Parts& plain, const Place& layer) {
                         return std::make_unique<PlainExperts>(list, plain, layer, balance);

@@ -79,6 +79,18 @@ TEST(ExpertChoices, DropsAreFollowed) {
     EXPECT_GT(flipped(run), 0) << run.out;
 }
 
+// Choices that no router made are those of a whole micro-batch, in whichever chunks its rows travel.
+TEST(ExpertChoices, ForcedOnesDoNotDependOnChunks) {
+    for (const char* forced : {"--skew 0.3", "--force-balance", "--skew 0.3 --capacity-factor 1"}) {
+        SCOPED_TRACE(forced);
+        const std::string arguments = fmt::format("{} --steps 2 --seq 24 {} ", small, forced);
+        const Outcome whole = train(2, chapter, arguments),
+                      chunks = train(2, chapter, arguments + "--overlap chunks --chunks 4");
+        expect_verified(whole), expect_verified(chunks);
+        if (!contains(forced, "capacity")) expect_the_same(whole, chunks);
+    }
+}
+
 // With so many tokens, a few of these runs choose differently in later steps, where a bias makes
 // the most of it: it moves by the sign of a difference of loads.
 TEST(LongExpertChoices, NoCorrectRunMisses) {
