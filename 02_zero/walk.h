@@ -41,6 +41,8 @@ public:
     // `times`: for how many micro-batches of the step this one stands. last: it is the step's last.
     // Several that are in flight at once count as one.
     void begin_micro_batch(bool last, int64_t times = 1) { last_ = last, times_ = times; }
+    // For the next passes, where they differ.
+    void set_in_layer(int64_t bytes) { in_layer_ = bytes; }
     void pass(const Unit& unit, Pass pass) {
         const auto index = size_t(std::ranges::find(units_, &unit) - units_.begin());
         const size_t now = pass == Pass::forward ? index : 2 * units_.size() - 1 - index,

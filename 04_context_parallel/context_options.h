@@ -39,6 +39,13 @@ struct ContextOptions {
     bool has_ring() const { return variant == Variant::ring || variant == Variant::usp; }
 };
 
+// Whether these options of the ring's backward can be with --document-token (below 0: none).
+inline bool goes_again(const ContextOptions& o, int64_t document_token) {
+    return document_token < 0 || o.backward == RingBackward::again;
+}
+inline constexpr const char* why_again =
+    "with --document-token the ranks end with different keys, or with none, so the ring goes again";
+
 // All options but --cp; `layout` is --layout's word, for complete(). Returns --ring-backward.
 inline OneOption add_options(OptionList& options, ContextOptions& o, std::string& layout) {
     options.choice("--variant", o.variant,

@@ -43,6 +43,22 @@ inline RingTraffic traffic_of_gradients(const RingPlan& plan, int rank) {
     return traffic;
 }
 
+// What a rank sends round the ring for a micro-batch, in a layer's forward and backward.
+inline PredictedCommunication::Kind ring_of_layer(const StepShape& shape, const ContextOptions& o,
+                                                  const RingPlan& plan, int rank) {
+    const AttentionBytes bytes(shape, o);
+    const int64_t tokens = shape.seq / o.in_ring(),  // of a rank
+        forwards = shape.model.recompute == Recompute::full ? 2 : 1;
+    PredictedCommunication::Kind ring;
+    const auto add = [&](const RingTraffic& pass, int64_t passes, double of_all_tokens) {
+        ring.calls += passes * pass.calls;
+        const int64_t sent = passes * int64_t(of_all_tokens) / tokens * pass.tokens;
+        ring.bytes += sent, ring.sent += double(sent);
+    };
+    add(traffic_of_keys(plan, rank), forwards + 1, bytes.kv);
+    add(traffic_of_gradients(plan, rank), 1, bytes.sums);
+    return ring;
+}
 class DocumentCounts : public Hooks {
 public:
     DocumentCounts(const StepShape& shape, const ContextOptions& o, ContextParallel& parallel)
@@ -58,8 +74,7 @@ public:
     // `of_run`: the prediction for all steps.
     void correct(Prediction& of_run) const {
         if (ring_.calls == 0 && memory_.backward == 0) return;
-        const std::string ring = options_.variant == Variant::usp ? "ring" : "cp";
-        of_run.communication.groups[ring][size_t(Collective::send_recv)] = ring_;
+        of_run.communication.groups[ring_group(options_)][size_t(Collective::send_recv)] = ring_;
         LocalSizes sizes = local_sizes(shape_, options_);
         sizes.attention_besides = {memory_.kept, memory_.forward, memory_.backward};
         of_run.memory.peak_activations = peak_activation_bytes(sizes);
@@ -80,17 +95,8 @@ public:
 
 private:
     void count_ring(const RingPlan& plan) {
-        const AttentionBytes bytes(shape_, options_);
         const int rank = parallel_.ring_rank();
-        const int64_t layers = shape_.config.layers, tokens = parallel_.cut().length(),
-                      forwards = shape_.model.recompute == Recompute::full ? 2 : 1;
-        const auto add = [&](const RingTraffic& pass, int64_t passes, double of_all_tokens) {
-            ring_.calls += layers * passes * pass.calls;
-            const int64_t sent = layers * passes * int64_t(of_all_tokens) / tokens * pass.tokens;
-            ring_.bytes += sent, ring_.sent += double(sent);
-        };
-        add(traffic_of_keys(plan, rank), forwards + 1, bytes.kv);
-        add(traffic_of_gradients(plan, rank), 1, bytes.sums);
+        ring_ += ring_of_layer(shape_, options_, plan, rank).times(shape_.config.layers);
         const AttentionMemory m = attention_memory(shape_, options_, plan, rank);
         memory_ = {.kept = m.kept,
                    .forward = std::max(memory_.forward, m.forward),

@@ -19,12 +19,7 @@ struct Chapter {
                  "Ranks that share each sequence; must divide the number of ranks. Default: all")
             .between(1, 1 << 20);
         ultrascale::add_options(options, context, layout)
-            .only_if(
-                [&] {
-                    return shared.document_token < 0 || context.backward == RingBackward::again;
-                },
-                "with --document-token the ranks end with different keys, or with none, so the "
-                "ring goes again");
+            .only_if([&] { return goes_again(context, shared.document_token); }, why_again);
         options
             .flag("--compare", compare,
                   "Train with each variant and layout in turn, and print one table")
@@ -46,9 +41,8 @@ struct Chapter {
         const int ranks = Communicator::world().size();
         if (context.cp == 0) context.cp = ranks;
         if (ranks % context.cp != 0)
-            user_error(
-                "--cp {}: {} ranks cannot be split into groups of {}; cp must divide their number",
-                context.cp, ranks, context.cp);
+            user_error("--cp {}: {} cannot be split into groups of {}; cp must divide their number",
+                       context.cp, format_count(ranks, "rank"), context.cp);
         if (context.cp == 1 && demo.empty() && !compare)  // no other rank to share with
             context = {.cp = 1, .layout = Layout::contiguous}, layout = "contiguous";
         complete(context, layout);

@@ -26,6 +26,11 @@ namespace ultrascale {
 // overflow for a sequence of 10^12 tokens.
 inline int64_t whole_bytes(double bytes) { return std::llround(std::min(bytes, 9e18)); }
 
+// The name of the ring's group.
+inline std::string ring_group(const ContextOptions& o) {
+    return o.variant == Variant::usp ? "ring" : "cp";
+}
+
 // The bytes of a rank's tensors in a layer's attention.
 struct AttentionBytes {
     double q, kv, sums;  // q or o; k and v, as the ring or attention has them; their fp32 gradients
@@ -122,7 +127,7 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
         add(cp, Collective::reduce_scatter, 2, o.cp * bytes.sums / 2);
     }
     if (const int64_t n = o.in_ring(); n > 1 && o.has_ring()) {
-        const Group ring(o.variant == Variant::usp ? "ring" : "cp", n);
+        const Group ring(ring_group(o), n);
         if (o.tails) {
             add_tails(of_layer, ring, rank, forwards, bytes);
         } else {

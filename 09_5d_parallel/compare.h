@@ -3,6 +3,7 @@
 // takes. Then a pipeline beside ZeRO-3, which both divide the model by its layers.
 #pragma once
 
+#include "documents.h"
 #include "sections.h"
 #include "techniques_picture.h"
 
@@ -53,10 +54,10 @@ public:
     bool run() {
         const int n = Communicator::world().size();
         const int64_t per_rank = options_.grad_accum;
-        print(fmt::format("{}; {:.3f} M parameters in {}; {} sequences of {} tokens a step",
-                          format_count(n, "rank"), double(parameter_count(shape_.config)) / 1e6,
-                          dtype_name(shape_.model.dtype), options_.micro_batch * per_rank * n,
-                          shape_.seq));
+        print(fmt::format(
+            "{}; {:.3f} M parameters in {}; {} of {} tokens a step", format_count(n, "rank"),
+            double(parameter_count(shape_.config)) / 1e6, dtype_name(shape_.model.dtype),
+            format_count(options_.micro_batch * per_rank * n, "sequence"), shape_.seq));
         print(fmt::format("\n{:<25} {:<13} {:>35} {:>18}", "what a rank holds, and sends", "",
                           "MiB held", "MiB sent"));
         print(fmt::format("  {:<23} {:<13} {:>7} {:>6} {:>6} {:>6} {:>5} {:>6} {:>5} {:>5} {:>6}",
@@ -129,21 +130,26 @@ private:
         const DataLoader loader(file_, data_options(options, shape_.seq));
         const Share share = all.share();
         const std::unique_ptr<ExpertRun> experts = all.experts ? watch_rows(all) : nullptr;
+        WatchedDocuments documents(all);
         double loss = 0;
         bool warm = false;
         const auto settle = [&] {  // after the first steps, and at the end
             all.updates->finish();
-            if (!std::exchange(warm, true) && experts) all.experts->traffic().clear();
+            if (std::exchange(warm, true)) return;
+            if (experts) all.experts->traffic().clear();
+            documents.clear();
         };
         const Measured m = measure(
             loader, share, sequences_of_step(options, share.count), options.steps,
             [&](Step& step) {
                 step.on_finish = [&](double of_step, double) { loss = of_step; };
                 train_step_(step, all);
+                documents.end_step();
             },
             settle);
-        const Prediction predicted =
+        Prediction predicted =
             experts ? experts->predicted(of_step, m.steps) : of_step.times(m.steps);
+        documents.correct(predicted);
 
         MemoryByCategory held = memory_now();
         const MemoryByCategory peak = memory_peak_by_category();

@@ -15,7 +15,7 @@
 
 #include "02_zero/stages.h"
 #include "03_tensor_parallel/tensor_parallel.h"
-#include "04_context_parallel/context_parallel.h"
+#include "04_context_parallel/predict.h"
 #include "05_pipeline/forward_only.h"
 #include "05_pipeline/pipeline.h"
 #include "06_expert_parallel/expert_parallel.h"
@@ -57,6 +57,7 @@ public:
                 int64_t(chosen.bucket_mb * 1048576) / dtype_bytes(shape.grad_dtype));
         else
             updates = make_zero(own.parameters(), units, mesh, options, chosen.zero);
+        hooks.add(updates.get());
     }
     Composition(const Composition&) = delete;  // its members refer to each other
 
@@ -102,6 +103,10 @@ public:
     Executor executor;
     const std::vector<const Unit*> units;
     std::unique_ptr<Zero> updates;
+    HookList hooks;  // of a step: the updates', and whoever watches
+    // With documents: what attention holds of the step's micro-batches that have begun here
+    // (documents.h).
+    std::map<int, AttentionMemory> of_documents;
 
 private:
     Parts parts() {

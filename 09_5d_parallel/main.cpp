@@ -21,7 +21,7 @@ void train_step(Step& step, Composition& all) {
         });
     if (all.pp().size() == 1) {
         Llama& model = all.own.chunk(0);
-        for (MicroBatch micro_batch : step.micro_batches({&updates})) {
+        for (MicroBatch micro_batch : step.micro_batches({&all.hooks})) {
             Saved saved;
             const int64_t m = micro_batch.micro_batch;
             updates.begin_micro_batch(m, m + 1 == step.accumulated);
@@ -35,7 +35,7 @@ void train_step(Step& step, Composition& all) {
         // gathered weights may be freed: not with --keep-gathered, as a later pass reads them.
         const bool may_free = !all.techniques.zero.keep_gathered;
         updates.begin_micro_batch(0, may_free);
-        all.executor.run(step, &updates);
+        all.executor.run(step, &all.hooks);
         updates.begin_micro_batch(0, true);  // now free the rest: the update changes all weights
         phase("wait for gradients", [&] { updates.end_micro_batch(); });
     }
@@ -89,16 +89,18 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     }
     std::optional<WatchedExperts> experts;
     if (all.experts) experts.emplace(options, all, what);
+    WatchedDocuments documents(all);
     run.start(what);
     while (Step* step = run.next()) {
         train_step(*step, all);
         if (experts) experts->end_step();
+        documents.end_step();
     }
     updates.finish();
 
     return run.finish([&](Report& report) {
-        const Prediction of_run =
-            experts ? experts->predicted(of_step) : of_step.times(options.steps);
+        Prediction of_run = experts ? experts->predicted(of_step) : of_step.times(options.steps);
+        documents.correct(of_run);
         bool ok = report.memory(of_run);
         ok = report.communication_of_run(of_run, options.steps, run.of_validation()) && ok;
         if (report.full() || options.node_size > 0)

@@ -9,12 +9,42 @@
 
 namespace ultrascale {
 
+// UserError if sequences of this length cannot be cut by all techniques at once.
+inline void check_length(const Techniques& t, const StepShape& shape) {
+    const int64_t B = shape.micro_batch, cp = t.axes.cp, tp = t.axes.tp,
+                  parts = t.tensor.sequence_parallel ? cp * tp : cp;  // of a sequence's tokens
+    int64_t multiple = 1;
+    std::string all;
+    const auto needs = [&](int64_t tokens, const std::string& option) {
+        if (tokens == 1) return;
+        multiple = std::lcm(multiple, tokens);
+        all += (all.empty() ? "" : " and ") + option;
+    };
+    // So many ranks share a micro-batch's tokens, and each must have a multiple of `tokens`.
+    const auto needs_of_each = [&](int64_t ranks, int64_t tokens, const std::string& option) {
+        needs(ranks * (tokens / std::gcd(tokens, B)), option);
+    };
+    needs(sequence_multiple(t.context),
+          fmt::format("--cp {} ({})", cp, layout_names[int(t.context.layout)]));
+    if (t.tensor.sequence_parallel) needs(parts, fmt::format("--tp {} --sequence-parallel", tp));
+    if (t.tensor.partition_checkpoints)
+        needs_of_each(cp, tp, fmt::format("--tp {} --partition-checkpoints", tp));
+    if (t.precision.recipe.fp8()) needs_of_each(cp, 16, "--recipe " + t.precision.recipe.name);
+    if (t.experts.chunks_here() > 1)
+        needs_of_each(parts, t.experts.chunks, fmt::format("--ep-chunks {}", t.experts.chunks));
+    if (shape.seq % multiple != 0)
+        user_error("--seq {}: it must be a multiple of {} for {}; --seq {} would work", shape.seq,
+                   multiple, all, std::max(shape.seq / multiple, int64_t(1)) * multiple);
+}
+
 // UserError if these techniques exclude each other, or the model or its batch cannot be cut so.
 inline void check_combination(const Options& options, const Techniques& t, const StepShape& shape) {
     if (t.schedule == "optimal")
         user_error("--schedule optimal: 05_pipeline measures the times that it needs");
+    sequences_of_step(options, int64_t(t.axes.dp) * t.axes.ep);  // not too many
     const Schedule schedule = t.make_schedule(int(options.grad_accum));
     check_can_run(shape, schedule);
+    check_length(t, shape);
     cut(shape, schedule.stages, t.split);
     check_splits(shape.config, t.tensor, shape.micro_batch, shape.seq / t.axes.cp);
     check_shares(with_heads_of(shape, t.axes.tp, 0).config, t.context, shape.seq);
@@ -23,7 +53,7 @@ inline void check_combination(const Options& options, const Techniques& t, const
     if (E == 0 && t.axes.ep > 1)
         user_error("--ep {}: this model has no experts to share; --model nano-moe has", t.axes.ep);
     if (E > 0 && E % t.axes.ep != 0)
-        user_error("--ep {}: it must divide the {} experts", t.axes.ep, E);
+        user_error("--ep {}: it must divide the {}", t.axes.ep, format_count(E, "expert"));
     if (E > 0 && t.axes.tp > 1 && !t.tensor.sequence_parallel)
         user_error(
             "--tp {}: its ranks hold whole experts and would all compute the same; with "
@@ -57,8 +87,6 @@ inline void check_combination(const Options& options, const Techniques& t, const
         user_error("--sample: use --save here, and 00_single_gpu --load DIR --sample N");
     if (t.axes.cp > 1 && options.attention == AttentionKind::naive)
         user_error("--attention naive: with --cp a rank merges what attention in tiles gives it");
-    if (t.axes.cp > 1 && options.document_token >= 0)
-        user_error("--document-token: 04_context_parallel shows documents with --cp");
 }
 
 struct Chapter {
@@ -104,7 +132,12 @@ struct Chapter {
         options.only_if([&t] { return t.axes.tp > 1; }, "--tp 1: every rank has whole layers",
                         [&] { ultrascale::add_options(options, t.tensor, "--tp-"); });
         options.only_if([&t] { return t.axes.cp > 1; }, "--cp 1: every rank has whole sequences",
-                        [&] { ultrascale::add_options(options, t.context, layout); });
+                        [&] {
+                            ultrascale::add_options(options, t.context, layout)
+                                .only_if(
+                                    [&] { return goes_again(t.context, shared.document_token); },
+                                    why_again);
+                        });
         options.only_if([&t] { return t.axes.pp > 1; }, "--pp 1: one rank has all layers",
                         [&] { ultrascale::add_options(options, t.schedule, t.sizes, t.split); });
         options.only_if([&] { return shared.config().experts.count > 0; },
@@ -127,6 +160,7 @@ struct Chapter {
 
     LlamaConfig config(const Options& options) {
         techniques.experts.ep = compare ? Communicator::world().size() : techniques.axes.ep;
+        if (options.document_token >= 0) techniques.context.backward = RingBackward::again;
         return experts.config(options);
     }
     // The ranks that the layout is for: those that run, or those that are only imagined.
@@ -141,6 +175,7 @@ struct Chapter {
         if (!order.empty()) t.axes.set_order(order);
         t.complete(ranks(), layout);
         ultrascale::complete(t.tensor, options.recompute);
+        check_length(t, shape);
         complete_experts(options, shape);
         if (t.experts.max_nodes > 0 && axes.stride("ep") > 1)
             user_error("--max-nodes: ranks of ep must be neighbours for nodes to be parts of it");

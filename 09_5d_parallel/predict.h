@@ -38,10 +38,26 @@ inline std::vector<Stage> own_stages(const Composition& c) {
     return stages;
 }
 
+// What attention holds besides a plain one's, for a micro-batch.
+inline AttentionMemory attention_memory(const Composition& c, int micro_batch = 0) {
+    const auto seen = c.of_documents.find(micro_batch);
+    if (seen != c.of_documents.end()) return seen->second;
+    const ContextOptions& o = c.techniques.context;
+    const RingPlan ring(SequenceCut(o.layout, o.in_ring(), c.shape.seq), o.tails, nullptr);
+    return attention_memory(c.of_heads, o, ring, c.context.ring_rank());
+}
+
+// The buffers of a layer's own communication, in bytes.
+inline int64_t buffers_in_layer(const Composition& c, int micro_batch = 0) {
+    return whole_bytes(attention_memory(c, micro_batch).communication);
+}
+
 // The passes of ZeRO's units in the order of this rank's actions.
-// in_layer: the buffers of a layer's own communication.
-inline ZeroWalk walk_actions(Composition& c, int64_t in_layer) {
-    if (c.pp().size() == 1)
+inline ZeroWalk walk_actions(Composition& c) {
+    const bool one_rank = c.pp().size() == 1,  // one micro-batch after the other
+        alike = c.of_documents.empty();
+    const int64_t in_layer = alike ? buffers_in_layer(c) : 0;
+    if (one_rank && alike)
         return walk_step(c.updates->layout(), c.units, c.techniques.zero, c.shape,
                          c.schedule.micro_batches, in_layer);
     ZeroWalk walk(c.updates->layout(), c.units, c.techniques.zero, c.shape.model.dtype,
@@ -53,14 +69,27 @@ inline ZeroWalk walk_actions(Composition& c, int64_t in_layer) {
                           : action.kind == ActionKind::backward       ? Pass::backward
                           : action.kind == ActionKind::backward_input ? Pass::backward_input
                                                                       : Pass::backward_weight;
+        if (one_rank && pass == Pass::forward)
+            walk.begin_micro_batch(action.micro_batch + 1 == c.schedule.micro_batches);
+        if (!alike) walk.set_in_layer(buffers_in_layer(c, action.micro_batch));
         if (pass == Pass::forward)
             for (const Unit& unit : units) walk.pass(unit, pass);
         else
             for (const Unit& unit : units | std::views::reverse) walk.pass(unit, pass);
+        if (one_rank && pass == Pass::backward) walk.end_micro_batch();
     }
     walk.begin_micro_batch(true);
     walk.end_micro_batch();
     return walk;
+}
+
+// The most that ZeRO's units and the layers' own communication take together, in bytes.
+inline int64_t peak_buffers(Composition& c) {
+    if (c.techniques.zero.stage >= 2) return walk_actions(c).peak();
+    int64_t most = buffers_in_layer(c);
+    for (const auto& [micro_batch, memory] : c.of_documents)
+        most = std::max(most, buffers_in_layer(c, micro_batch));
+    return most;
 }
 
 // A message's between stages.
@@ -68,29 +97,26 @@ inline double message_bytes(const Composition& c) {
     return double(numel(c.messages.shape())) * double(dtype_bytes(c.messages.dtype()));
 }
 
-// What attention holds besides a plain one's.
-inline AttentionMemory attention_memory(const Composition& c) {
-    const ContextOptions& o = c.techniques.context;
-    const RingPlan ring(SequenceCut(o.layout, o.in_ring(), c.shape.seq), o.tails, nullptr);
-    return attention_memory(c.of_heads, o, ring, c.context.ring_rank());
-}
-
 // The most that this rank's activations take in a step, in the order of its actions. `rows`: those
-// of each micro-batch's layers with experts.
+// of each micro-batch's layers with experts; a rank of a pipeline may have dense layers only, and
+// then there are none.
 inline double peak_activations(Composition& c, const std::map<int, Traffic::ByLayer>& rows) {
     const std::vector<Stage> stages = own_stages(c);
-    const AttentionMemory besides = attention_memory(c);
-    std::map<std::pair<int, int>, StageActivations> of;  // by micro-batch and chunk
+    const bool differ = c.experts || !c.of_documents.empty();  // micro-batches
+    std::map<std::pair<int, int>, StageActivations> of;        // by micro-batch and chunk
     const auto bytes_of = [&](const Action& action) -> const StageActivations& {
-        const std::pair key(c.experts ? action.micro_batch : 0, action.chunk);
+        const std::pair key(differ ? action.micro_batch : 0, action.chunk);
         if (const auto found = of.find(key); found != of.end()) return found->second;
         const Stage& stage = stages[size_t(action.chunk)];
         LocalSizes sizes = local_sizes(c, stage);
+        const AttentionMemory besides = attention_memory(c, key.first);
         sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
-        const StageBytes bytes = c.experts
-                                     ? stage_activations(sizes, c.shape, c.techniques.experts,
-                                                         rows.at(key.first), stage.first_layer)
-                                     : stage_bytes(sizes);
+        const auto came = rows.find(key.first);
+        const StageBytes bytes =
+            c.experts ? stage_activations(sizes, c.shape, c.techniques.experts,
+                                          came == rows.end() ? Traffic::ByLayer() : came->second,
+                                          stage.first_layer)
+                      : stage_bytes(sizes);
         return of[key] = {bytes, message_bytes(c)};
     };
     return walk_memory(c.schedule, c.plan, c.pp().rank(), bytes_of).peak;
@@ -109,7 +135,7 @@ inline Prediction predict(Composition& c) {
         p.memory.parameters += buffer.tensor.bytes();
 
     // 04: buffers of the layers' own communication
-    const int64_t in_layer = whole_bytes(attention_memory(c).communication);
+    const int64_t in_layer = buffers_in_layer(c);
 
     // 01, 02: states, and their sums
     if (const auto* buckets = dynamic_cast<const Buckets*>(c.updates.get())) {
@@ -123,7 +149,7 @@ inline Prediction predict(Composition& c) {
         if (const Communicator& all = c.mesh.norm_group(); all.size() > 1)
             p.communication.add(all, Collective::all_reduce, 1, 8);
     } else {
-        add_to(p, c.updates->layout(), t.zero, shape, m, walk_actions(c, in_layer), c.mesh);
+        add_to(p, c.updates->layout(), t.zero, shape, m, walk_actions(c), c.mesh);
         p.communication.add(c.mesh.group({"dp", "cp", "ep", "pp", "tp"}), Collective::all_reduce, 1,
                             8);
     }

@@ -93,6 +93,8 @@ def layout(draw, models):
                   "--layout striped", "--layout contiguous", "--tails on", "--ring-backward again",
                   "--ring-backward kept"]), 0.8)
         add("--merge bf16", 0.3)
+        if not any("--ring-backward" in word for word in words):  # with documents it goes again
+            add(f"--document-token {some([10, 32])}", 0.3)
     if size["pp"] > 1:
         add("--schedule " + some([
             "naive", "afab", "1f1b", "interleaved", "interleaved --chunks 4", "breadth-first",
@@ -100,10 +102,11 @@ def layout(draw, models):
     if experts:
         add(some(["--dispatch rank", "--aux switch", "--aux sequence", "--aux hf",
                   "--balance bias", "--aux-over global", "--z-coef 0.001", "--aux-coef 0"]), 0.6)
-        add(some(["--capacity-factor 1", "--capacity-factor 1 --drop score", "--skew 0.3",
-                  "--ep-overlap chunks", "--ep-overlap gradients",
-                  "--shared 1 --ep-overlap shared", "--shared 1",
-                  "--top-k 3 --router sigmoid", "--first-dense 1", "--force-balance"]), 0.6)
+        add(some(["--capacity-factor 1", "--capacity-factor 1 --drop score"]), 0.2)
+        add(some(["--skew 0.3", "--force-balance", "--top-k 3 --router sigmoid"]), 0.3)
+        add(some(["--ep-overlap chunks", "--ep-overlap gradients",
+                  "--shared 1 --ep-overlap shared", "--shared 1"]), 0.4)
+        add(f"--first-dense {some([1, 2, 3])}", 0.3)
     return ranks, " ".join(words)
 
 

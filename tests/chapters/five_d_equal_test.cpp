@@ -81,6 +81,25 @@ TEST(FiveD, ExpertsBesideEveryAxisEqualOneDevice) {
                          "--grad-accum 4 --schedule zbv --recompute full");
 }
 
+// A rank of a pipeline may have dense layers only: then it routes no rows.
+TEST(FiveD, StagesWithoutExpertsEqualOneDevice) {
+    const std::string dense = "--micro-batch 1 --grad-accum 4 --first-dense 2 ";
+    expect_experts_equal(2, dense + "--pp 2 --zero 3 --aux sequence");
+    expect_experts_equal(2, dense + "--pp 2 --split 1,3 --zero 1 --recompute full");
+    expect_experts_equal(2, dense + "--pp 2 --schedule interleaved --zero 2 --z-coef 0.001");
+    expect_experts_equal(4, dense + "--pp 2 --ep 2 --schedule zbv --balance bias");
+}
+
+// The data decide what travels round the ring, micro-batch by micro-batch.
+TEST(FiveD, DocumentsWhoseSequencesAreCutEqualOneDevice) {
+    const std::string documents = "--document-token 32 --micro-batch ";  // a word each
+    expect_equal(2, documents + "2 --cp 2 --zero 2 --grad-accum 3");
+    expect_equal(4, documents + "1 --cp 2 --pp 2 --zero 3 --grad-accum 4 --schedule zbv");
+    expect_equal(4, documents + "2 --cp 2 --tp 2 --sequence-parallel --layout striped");
+    expect_equal(8, documents + "1 --cp 4 --pp 2 --variant usp --ulysses 2 --grad-accum 2");
+    expect_experts_equal(4, documents + "1 --cp 2 --ep 2 --recompute full --tails on --zero 1");
+}
+
 // The options of 03 to 06 do inside the composition what they do there.
 TEST(FiveD, TheChaptersOptionsEqualOneDevice) {
     expect_equal(4, "--micro-batch 1 --cp 2 --pp 2 --tails on --grad-accum 2 --schedule zb-h1");
@@ -167,6 +186,8 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     expect_refused(2, "--cp 2 --attention naive", "--attention naive");
     expect_refused(2, "--pp 2 --grad-accum 2 --sample 10", "--sample");
     expect_refused(2, "--tp 2 --dropout 0.1", "--dropout");
+    expect_refused(2, "--cp 2 --document-token 32 --ring-backward kept", "the ring goes again");
+    expect_refused(2, "--pp 2 --grad-accum 1000000000000", "a step of 1000000000000 sequences");
     expect_refused(2, "--recipe deepseek", "formats that shards do not have");
     expect_refused(2, "--tp 3 --recipe fp9", "there are fp32, bf16, bf16-fp32, tensor, row");
     expect_refused(2, "--recipe tensor --model nano-moe", "products of experts");
