@@ -151,7 +151,10 @@ public:
         const Statistics& s = of_step_.at(micro_batch).layers.at(l);
         const Tensor counts = counts_for(l, s);
         const Tensor factors = Tensor::empty(counts.shape(), DType::fp32, Memory::workspace);
-        ops::copy(factors, counts);
+        // Less the mean count, which has no gradient: probabilities add up to 1. So nothing is left
+        // where all loads are equal; rounding would be, of which AdamW makes full steps.
+        ops::fill(factors, -float(mean_count(s)));
+        ops::add(factors, counts);
         ops::scale(factors, float(options_.aux_coefficient * factor(s)));
         const Tensor gradient = Tensor::empty(scores.shape(), DType::fp32, Memory::activation);
         ops::balance_gradient(gradient, factors, scores, sigmoid());
@@ -217,6 +220,12 @@ private:
     Tensor counts_for(int64_t l, const Statistics& s) const {
         if (!global() || !global_) return s.counts;
         return options_.aux == Aux::hf ? global_of_all_layers_ : global_.slice(l, l + 1);
+    }
+    // The mean over the experts of the counts that multiply a layer's probabilities.
+    double mean_count(const Statistics& s) const {
+        return double(s.tokens / s.sums.rows()) * double(config_.experts.router.top_k) /
+               double(config_.experts.count) * (global() ? micro_batches_ : 1) *
+               (options_.aux == Aux::hf ? double(layers_) : 1);
     }
     // What n_e p_te counts in the step's loss, without the coefficient.
     double factor(const Statistics& s) const {

@@ -25,8 +25,8 @@ public:
     const LlamaConfig config;
     const ExpertOptions options;
     const int64_t micro_batches;  // of a step, as this training cuts it
-    // As the run under test cuts it: the tokens of a micro-batch, which its routers see at once, and
-    // of those that travel together, among which an expert drops what is over its capacity.
+    // As the run under test cuts it: the tokens of a micro-batch, which a router sees at once; and
+    // those that travel together, of which an expert drops what is over its capacity.
     const int64_t tokens, chunk_tokens;
     PlainChoices& choices;
 

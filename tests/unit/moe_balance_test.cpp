@@ -52,5 +52,38 @@ TEST(MoeBalance, BiasMovesAgainstTheLoad) {
     EXPECT_DOUBLE_EQ(loads.imbalance(), 1.25);
 }
 
+// Where all loads are equal, no loss of balance has a gradient; rounding would be one for AdamW.
+TEST(MoeBalance, EqualLoadsHaveNoGradient) {
+    constexpr int64_t E = 4, k = 2, B = 2, T = 8, N = B * T, L = 2;
+    LlamaConfig config;
+    config.layers = L, config.experts.count = E, config.experts.router.top_k = k;
+    std::vector<int32_t> even, uneven;
+    for (int64_t i = 0; i < N * k; ++i)
+        even.push_back(int32_t(i % E)), uneven.push_back(int32_t(i % (E - 1)));
+    const std::vector<int32_t> no_tokens(size_t(N), 0);
+    Context context;
+    context.batch.tokens = Tensor::from_host<int32_t>(no_tokens, {B, T}, Memory::workspace);
+    for (const Aux aux : {Aux::hf, Aux::switch_transformer, Aux::megatron, Aux::sequence})
+        for (const auto score : {ops::RouterScore::softmax, ops::RouterScore::sigmoid})
+            for (const std::vector<int32_t>* chosen : {&even, &uneven}) {
+                config.experts.router.score = score;
+                LoadBalance balance(config, {.aux = aux, .aux_coefficient = 1}, 1, 1);
+                balance.begin_step();
+                const Tensor logits = random_tensor({N, E}, DType::fp32, 90),
+                             scores = poisoned({N, E}, DType::fp32),
+                             experts =
+                                 Tensor::from_host<int32_t>(*chosen, {N, k}, Memory::workspace),
+                             weights = poisoned({N, k}, DType::fp32),
+                             choice = poisoned({N, k}, DType::int32);
+                ops::router_forward(choice, weights, scores, logits, {}, config.experts.router);
+                for (int64_t layer = 0; layer < L; ++layer)
+                    balance.chosen(layer, experts, scores, logits, context);
+                double most = 0;
+                for (const float d : balance.score_gradient(1, 0, scores).to_host<float>())
+                    most = std::max(most, double(std::abs(d)));
+                EXPECT_EQ(most > 0, chosen == &uneven) << aux_names[int(aux)] << " " << most;
+            }
+}
+
 }  // namespace
 }  // namespace ultrascale
