@@ -1,6 +1,6 @@
 // Documents whose sequences are cut (04_context_parallel/documents.h): the data decide what travels
-// round the ring, and what a rank holds meanwhile. So each step's micro-batches are watched, and the
-// run's predictions follow from the plans of their batches.
+// round the ring, and what a rank holds meanwhile. So each step's micro-batches are watched, and a
+// run's predictions follow from the plans of its batches.
 #pragma once
 
 #include "04_context_parallel/document_counts.h"
@@ -47,7 +47,7 @@ public:
         if (buffers_ < 0) return;
         of_run.communication
             .groups[ring_group(all_.context.options())][size_t(Collective::send_recv)] = ring_;
-        if (!all_.experts) of_run.memory.peak_activations = std::llround(activations_);
+        if (!all_.experts) of_run.memory.peak_activations = whole_bytes(activations_);
         of_run.memory.peak_communication += buffers_ - peak_buffers(all_);  // without documents
     }
 

@@ -183,7 +183,7 @@ inline Prediction predict(Composition& c) {
 
     add_messages(p.communication, c.plan, rank, std::llround(message_bytes(c)));
     // 03, 05: without experts all micro-batches are alike
-    if (!c.experts) p.memory.peak_activations = std::llround(peak_activations(c, {}));
+    if (!c.experts) p.memory.peak_activations = whole_bytes(peak_activations(c, {}));
     return p;
 }
 
@@ -196,7 +196,7 @@ inline Prediction predict_balanced(Composition& c) {
     const Traffic::ByLayer rows = balanced_rows(shape.config, c.techniques.experts, tokens);
     std::map<int, Traffic::ByLayer> of_step;
     for (int m = 0; m < c.schedule.micro_batches; ++m) of_step[m] = rows;
-    p.memory.peak_activations = std::llround(peak_activations(c, of_step));
+    p.memory.peak_activations = whole_bytes(peak_activations(c, of_step));
     for (const Stage& stage : own_stages(c))
         for (int64_t layer = stage.first_layer; layer < stage.last_layer; ++layer)
             if (rows.contains(layer))

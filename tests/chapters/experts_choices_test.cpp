@@ -79,7 +79,7 @@ TEST(ExpertChoices, DropsAreFollowed) {
     EXPECT_GT(flipped(run), 0) << run.out;
 }
 
-// Choices that no router made are those of a whole micro-batch, in whichever chunks its rows travel.
+// Choices that no router made are a whole micro-batch's, in whichever chunks its rows travel.
 TEST(ExpertChoices, ForcedOnesDoNotDependOnChunks) {
     for (const char* forced : {"--skew 0.3", "--force-balance", "--skew 0.3 --capacity-factor 1"}) {
         SCOPED_TRACE(forced);
