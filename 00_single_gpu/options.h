@@ -64,7 +64,8 @@ struct Chapter {
     BatchRamp ramp(const Options& options) const {
         const int64_t B = options.micro_batch;
         const int64_t seq = options.seq > 0 ? options.seq : options.config().default_seq;
-        const BatchRamp ramp(batch_ramp, B * options.grad_accum, B, seq);
+        const double sequences = std::min(double(B) * double(options.grad_accum), 9e18);
+        const BatchRamp ramp(batch_ramp, int64_t(sequences), B, seq);
         checked_sequences(double(ramp.largest()));
         if (noise_scale && ramp.largest() < 2 * B)
             user_error("--noise-scale needs two micro-batches a step: {}",

@@ -130,8 +130,9 @@ inline bool demo_ring_reduce(const Communicator& world) {
     const int n = world.size();
     const Tensor x = Tensor::from_host<float>(std::vector<float>{float(world.rank() + 1)}, {1},
                                               Memory::workspace);
-    print(fmt::format(
-        "\nring_reduce(x): the sum travels once round the ring, {} hops of the whole tensor", n));
+    print(
+        fmt::format("\nring_reduce(x): the sum travels once round the ring, {} of the whole tensor",
+                    format_count(n, "hop")));
     int hops = 0;
     ring_reduce(world, x, [&](int hop) {
         ++hops;

@@ -107,8 +107,8 @@ public:
         const double bytes = sent(meetings * outer_.bytes()) / double(steps * tokens);
         const double every_step = sent(outer_.numel() * dtype_bytes(gradients)) / double(tokens);
         print(fmt::format(
-            "  DiLoCo: {} in {} steps; sent {:.4g} bytes a token (gradients every step: {:.4g})",
-            format_count(meetings, "outer step"), steps, bytes, every_step));
+            "  DiLoCo: {} in {}; sent {:.4g} bytes a token (gradients every step: {:.4g})",
+            format_count(meetings, "outer step"), format_count(steps, "step"), bytes, every_step));
         report.value("diloco", "outer_steps", double(meetings));
         report.value("diloco", "sent_bytes_per_token", bytes);
         report.value("diloco", "all_reduce_sent_bytes_per_token", every_step);

@@ -66,8 +66,9 @@ inline std::string describe(const SyncOptions& options, bool every_micro_batch) 
                     options.ring_directions == RingDirections::one ? "" : "s"),
         fmt::format("hierarchical: buckets of {:.4g} MiB, inside nodes of {} and across",
                     options.bucket_mb, options.ranks_per_node),
-        fmt::format("diloco: weights every {} steps, outer lr {:.4g}, momentum {:.4g}",
-                    options.diloco.inner_steps, options.diloco.lr, options.diloco.momentum)};
+        fmt::format("diloco: weights every {}, outer lr {:.4g}, momentum {:.4g}",
+                    format_count(options.diloco.inner_steps, "step"), options.diloco.lr,
+                    options.diloco.momentum)};
     return what[int(options.kind)] + (every_micro_batch ? "; after every micro-batch" : "");
 }
 

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/memory.h"
 #include "model/config.h"
 #include "model/parameter.h"
 
@@ -36,20 +37,20 @@ inline HeadSplit split_heads(const LlamaConfig& config, int64_t tp, int64_t rank
             int(copies)};
 }
 
-// Throws UserError if the heads cannot be distributed over tp ranks.
-inline void check_heads(const LlamaConfig& config, int64_t tp) {
+// Why the heads cannot be distributed over tp ranks; empty: they can.
+inline std::string why_no_heads(const LlamaConfig& config, int64_t tp) {
     if (tp > config.heads)
-        user_error(
-            "--tp {}: the model has {} attention heads, and a head is not split; at most --tp {}",
-            tp, config.heads, config.heads);
+        return fmt::format("there are {}, and a head is not split",
+                           format_count(config.heads, "attention head"));
     if (config.heads % tp != 0)
-        user_error("--tp {}: {} attention heads cannot be split equally; tp must divide them", tp,
-                   config.heads);
+        return fmt::format("{} attention heads cannot be split equally; tp must divide them",
+                           config.heads);
     if (config.kv_heads % tp != 0 && tp % config.kv_heads != 0)
-        user_error(
-            "--tp {}: {} key-value heads can neither be split equally nor copied equally "
-            "often; tp must divide their number or be a multiple of it",
-            tp, config.kv_heads);
+        return fmt::format(
+            "{} key-value heads can neither be split equally nor copied equally often; tp must "
+            "divide their number or be a multiple of it",
+            config.kv_heads);
+    return "";
 }
 
 inline bool is_key_or_value(const std::string& name) {

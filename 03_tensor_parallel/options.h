@@ -44,9 +44,8 @@ struct Chapter {
         const int ranks = Communicator::world().size();
         if (tensor.tp == 0) tensor.tp = ranks;
         if (ranks % tensor.tp != 0)
-            user_error(
-                "--tp {}: {} ranks cannot be split into groups of {}; tp must divide their number",
-                tensor.tp, ranks, tensor.tp);
+            user_error("--tp {}: {} cannot be split into groups of {}; tp must divide their number",
+                       tensor.tp, format_count(ranks, "rank"), tensor.tp);
         complete(tensor, options.recompute);
         if (compare && tensor.tp == 1)
             user_error("--compare: at least two ranks must share a layer; use --tp 2 or more");

@@ -25,23 +25,33 @@
 
 namespace ultrascale {
 
+// Why the model cannot be split over tp ranks; empty: it can.
+inline std::string why_no_split(const LlamaConfig& config, int64_t tp) {
+    if (const std::string reason = why_no_heads(config, tp); !reason.empty()) return reason;
+    if (config.ffn % tp != 0)
+        return fmt::format("a feed-forward size of {} cannot be split equally; tp must divide it",
+                           config.ffn);
+    if (config.vocab < tp)
+        return fmt::format("a vocabulary of {} does not have a token for each rank", config.vocab);
+    return "";
+}
+
 // Throws UserError if the model, or a micro-batch with `seq` tokens per sequence, cannot be split
 // over options.tp ranks.
 inline void check_splits(const LlamaConfig& config, const TensorOptions& options,
                          int64_t micro_batch, int64_t seq) {
     const int64_t tp = options.tp;
-    check_heads(config, tp);
-    if (config.ffn % tp != 0)
-        user_error("--tp {}: a feed-forward size of {} cannot be split equally; tp must divide it",
-                   tp, config.ffn);
-    if (config.vocab < tp)
-        user_error("--tp {}: a vocabulary of {} does not have a token for each rank", tp,
-                   config.vocab);
+    if (const std::string reason = why_no_split(config, tp); !reason.empty()) {
+        int64_t fewer = tp - 1;  // that divide the ranks, too
+        while (tp % fewer != 0 || !why_no_split(config, fewer).empty()) --fewer;
+        user_error("--tp {}: {}{}", tp, reason,
+                   fewer > 1 ? fmt::format("; --tp {} would work", fewer) : "");
+    }
     if (options.sequence_parallel && seq % tp != 0)
         user_error(
-            "--sequence-parallel: sequences of {} tokens cannot be split over --tp {}; --seq {} "
-            "would work",
-            seq, tp, std::max<int64_t>(seq / tp, 1) * tp);
+            "--sequence-parallel: sequences of {} cannot be split over --tp {}; --seq {} would "
+            "work",
+            format_count(seq, "token"), tp, std::max<int64_t>(seq / tp, 1) * tp);
     if (options.partition_checkpoints && micro_batch * seq % tp != 0)
         user_error(
             "--partition-checkpoints: a micro-batch of {} x {} tokens cannot be split over --tp {}",

@@ -23,24 +23,36 @@ inline int64_t sequence_multiple(const ContextOptions& o) {
     return SequenceCut::multiple(o.layout, o.in_ring()) * o.exchanging();
 }
 
+// Why the heads cannot be exchanged among u ranks; empty: they can.
+inline std::string why_no_exchange(const LlamaConfig& config, int64_t u) {
+    if (u > config.heads)
+        return fmt::format("there are {}, and a head is not split",
+                           format_count(config.heads, "attention head"));
+    if (config.heads % u != 0)
+        return fmt::format("{} attention heads cannot be shared equally; it must divide them",
+                           config.heads);
+    if (config.kv_heads % u != 0 && u % config.kv_heads != 0)
+        return fmt::format(
+            "{} key-value heads can neither be shared equally nor copied equally often; it must "
+            "divide their number or be a multiple of it",
+            config.kv_heads);
+    return "";
+}
+
 // Throws UserError if the model's heads or sequences of `seq` tokens cannot be shared.
 inline void check_shares(const LlamaConfig& config, const ContextOptions& o, int64_t seq) {
     const int64_t u = o.exchanging(), multiple = sequence_multiple(o);
-    const char* option = o.variant == Variant::usp ? "--ulysses" : "--variant ulysses with --cp";
-    if (u > config.heads)
-        user_error("{} {}: the model has {} attention heads, and a head is not split; at most {}",
-                   option, u, config.heads, config.heads);
-    if (config.heads % u != 0)
-        user_error("{} {}: {} attention heads cannot be shared equally; it must divide them",
-                   option, u, config.heads);
-    if (config.kv_heads % u != 0 && u % config.kv_heads != 0)
-        user_error(
-            "{} {}: {} key-value heads can neither be shared equally nor copied equally "
-            "often; it must divide their number or be a multiple of it",
-            option, u, config.kv_heads);
+    if (const std::string reason = why_no_exchange(config, u); !reason.empty()) {
+        const char* option =
+            o.variant == Variant::usp ? "--ulysses" : "--variant ulysses with --cp";
+        int64_t fewer = u - 1;  // that divide the ranks, too
+        while (u % fewer != 0 || !why_no_exchange(config, fewer).empty()) --fewer;
+        user_error("{} {}: {}{}", option, u, reason,
+                   fewer > 1 ? fmt::format("; {} would work", fewer) : "");
+    }
     if (seq % multiple != 0)
-        user_error("--cp {}: sequences of {} tokens cannot be cut {}; --seq {} would work", o.cp,
-                   seq,
+        user_error("--cp {}: sequences of {} cannot be cut {}; --seq {} would work", o.cp,
+                   format_count(seq, "token"),
                    o.layout == Layout::zigzag ? "into two equal chunks a rank (zigzag)"
                                               : "into equal parts",
                    (seq + multiple - 1) / multiple * multiple);

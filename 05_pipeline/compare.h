@@ -79,10 +79,10 @@ inline bool compare_schedules(const Options& options, int pp, const ScheduleOpti
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
     const int64_t m = options.grad_accum;
-    print(fmt::format(
-        "pp {} x dp {}; {:.3f} M parameters in {}; {} micro-batches of {} x {} tokens", pp,
-        Communicator::world().size() / pp, double(parameter_count(shape.config)) / 1e6,
-        dtype_name(shape.model.dtype), m, options.micro_batch, shape.seq));
+    print(fmt::format("pp {} x dp {}; {:.3f} M parameters in {}; {} of {} x {} tokens", pp,
+                      Communicator::world().size() / pp,
+                      double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype),
+                      format_count(m, "micro-batch"), options.micro_batch, shape.seq));
     print(fmt::format("  {:<14} {:^19} {:^19} {:>9} {:^19}", "", "step, ms", "its bubble, ms",
                       "own", "most activations"));
     print(fmt::format("  {:<14} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11} {:>7}", "", "simulated",

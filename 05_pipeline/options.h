@@ -7,6 +7,7 @@
 #include "pretend.h"
 #include "report/cli.h"
 #include "schedule_options.h"
+#include "train/run.h"
 
 namespace ultrascale {
 
@@ -75,9 +76,10 @@ struct Chapter {
         if (pp == 0) pp = ranks;
         if (ranks % pp != 0)
             user_error(
-                "--pp {}: {} ranks cannot be split into pipelines of {}; pp must divide their "
+                "--pp {}: {} cannot be split into pipelines of {}; pp must divide their "
                 "number",
-                pp, ranks, pp);
+                pp, format_count(ranks, "rank"), pp);
+        sequences_of_step(options, ranks / pp);  // too many would make a schedule without end
         if (post_validation && pp == 1)
             user_error("--post-validation has no effect: a single stage has the whole norm");
         if (post_validation && options.loss_chunk > 0)

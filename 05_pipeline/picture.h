@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "core/memory.h"
 #include "drawing.h"
 #include "report/charts.h"
 
@@ -32,8 +33,8 @@ public:
         const double timeline = pitch() * schedule_.ranks() + 66;
         const double chart = 122 + timeline * (both ? 2 : 1), height = chart + chart_height + 96;
         Svg svg(900, height,
-                fmt::format("{}: {} ranks, {} micro-batches", schedule_.name, schedule_.ranks(),
-                            schedule_.micro_batches),
+                fmt::format("{}: {}, {}", schedule_.name, format_count(schedule_.ranks(), "rank"),
+                            format_count(schedule_.micro_batches, "micro-batch")),
                 description());
         legend(svg, 50);
         lanes(svg, 130, "as simulated", simulated_);

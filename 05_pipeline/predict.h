@@ -23,7 +23,7 @@ inline Prediction predict(const StepShape& shape, const Schedule& schedule, cons
     Prediction prediction;
     add_parameters(prediction, parameters.local_numel(), shape);
     prediction.memory.peak_activations =
-        std::llround(walk_memory(shape, schedule, plan, stages, rank).peak);
+        std::llround(std::min(walk_memory(shape, schedule, plan, stages, rank).peak, 9e18));
     add_flops(prediction, shape, parameter_count(shape.config));
     add_messages(prediction.communication, plan, rank, std::llround(message_bytes(shape)));
     add_gradient_sums(prediction, parameters, {"dp", dp}, shape.grad_dtype);

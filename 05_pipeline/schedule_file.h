@@ -21,6 +21,7 @@
 #include <string_view>
 
 #include "check.h"
+#include "core/memory.h"
 #include "files/file.h"
 #include "placement.h"
 
@@ -50,8 +51,8 @@ public:
         }
         if (stages_.empty()) stages_ = looped(ranks, 1);
         if (int(stages_.size()) != ranks)
-            user_error("{}:{}: stages of {} ranks, but lists of {}", file_, stages_line_,
-                       stages_.size(), ranks);
+            user_error("{}:{}: stages of {}, but lists of {}", file_, stages_line_,
+                       format_count(int64_t(stages_.size()), "rank"), ranks);
         Schedule schedule = empty_schedule("file:" + file_, micro_batches_, stages_);
         for (auto& [rank, list] : lists_) {
             letters(rank, list);

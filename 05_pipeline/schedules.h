@@ -8,6 +8,7 @@
 #include "afab.h"
 #include "breadth_first.h"
 #include "core/error.h"
+#include "core/memory.h"
 #include "dual_pipe_v.h"
 #include "interleaved.h"
 #include "naive.h"
@@ -49,16 +50,18 @@ inline void check_chunks(std::string_view name, const ScheduleOptions& options) 
 inline void check_interleaved(int p, int m, const ScheduleOptions& options) {
     check_chunks("interleaved", options);
     const int n = options.group;
+    if (n < p)
+        user_error("--schedule interleaved: --group {} must be at least {}, the number of ranks", n,
+                   p);
     if (m < p)
         user_error(
-            "--schedule interleaved: {} micro-batches are fewer than {} ranks, which would "
-            "wait for each of them in every round; use at least {}, or 1f1b",
-            m, p, p);
-    if (n < p || n > m)
+            "--schedule interleaved: {} ranks would wait in every round with only {}; use {}, or "
+            "1f1b",
+            p, format_count(m, "micro-batch"), n);
+    if (n > m)
         user_error(
-            "--schedule interleaved: --group {} must be from {}, the number of ranks, to "
-            "{}, that of micro-batches",
-            n, p, m);
+            "--schedule interleaved: --group {} must be at most {}, the number of micro-batches", n,
+            m);
     if (m % n != 0)
         user_error(
             "--schedule interleaved: {} micro-batches are not whole groups of {}; use {} or "
@@ -69,27 +72,24 @@ inline void check_interleaved(int p, int m, const ScheduleOptions& options) {
 inline void check_dual_pipe(int p, int m, const ScheduleOptions&) {
     if (p % 2 != 0)
         user_error(
-            "--schedule dualpipe: {} ranks have no middle where the two directions meet; "
-            "use an even number, or dualpipev",
-            p);
+            "--schedule dualpipe: with {} there is no middle where the two directions meet; use "
+            "an even number, or dualpipev",
+            format_count(p, "rank"));
     if (m % 2 != 0)
         user_error(
             "--schedule dualpipe: half of the micro-batches enter at either end; {} cannot "
             "be halved, use {}",
-            m, m + 1);
+            m, std::max(m + 1, 2 * p));
     if (m < 2 * p)
-        user_error(
-            "--schedule dualpipe: {} micro-batches do not fill {} ranks from both ends; use "
-            "at least {}, or zbv",
-            m, p, 2 * p);
+        user_error("--schedule dualpipe: {} cannot fill {} from both ends; use at least {}, or zbv",
+                   format_count(m, "micro-batch"), format_count(p, "rank"), 2 * p);
 }
 
 inline void check_dual_pipe_v(int p, int m, const ScheduleOptions&) {
     if (m < 2 * p)
         user_error(
-            "--schedule dualpipev: {} micro-batches do not fill the {} chunks of {} ranks; "
-            "use at least {}, or zbv",
-            m, 2 * p, p, 2 * p);
+            "--schedule dualpipev: {} cannot fill the {} chunks of {}; use at least {}, or zbv",
+            format_count(m, "micro-batch"), 2 * p, format_count(p, "rank"), 2 * p);
 }
 
 // In the order in which the chapter tells them.
@@ -155,22 +155,32 @@ inline const ScheduleKind& schedule_kind(std::string_view name) {
 
 // A schedule of a student (file:PATH), which must be for these sizes.
 inline Schedule schedule_of_file(const std::string& path, int ranks, int micro_batches) {
+    if (path.empty())
+        user_error(
+            "--schedule file: it names no file; write file:PATH, a file with each rank's actions");
     Schedule schedule = read_schedule(path);
     if (schedule.ranks() != ranks)
-        user_error("--schedule file:{}: it is for {} ranks, but {} run", path, schedule.ranks(),
-                   ranks);
+        user_error("--schedule file:{}: it is for {}, not for {}", path,
+                   format_count(schedule.ranks(), "rank"), ranks);
     if (schedule.micro_batches != micro_batches)
-        user_error(
-            "--schedule file:{}: it has {} micro-batches, but a step has {}; use "
-            "--grad-accum {}",
-            path, schedule.micro_batches, micro_batches, schedule.micro_batches);
+        user_error("--schedule file:{}: it has {}, but a step has {}; use --grad-accum {}", path,
+                   format_count(schedule.micro_batches, "micro-batch"), micro_batches,
+                   schedule.micro_batches);
     return schedule;
 }
+
+// A step of more micro-batches would be a list of actions that takes seconds to make.
+inline constexpr int most_micro_batches = 100'000;
 
 // The schedule that --schedule names (all but optimal, which needs times: optimal.h). UserError, in
 // one line, if it does not exist for these sizes.
 inline Schedule make_schedule(std::string_view name, int ranks, int micro_batches,
                               ScheduleOptions options = {}) {
+    if (micro_batches > most_micro_batches)
+        user_error(
+            "--grad-accum {}: a schedule is for at most {} micro-batches; use more sequences a "
+            "--micro-batch",
+            micro_batches, most_micro_batches);
     constexpr std::string_view file = "file:";
     if (name.starts_with(file))
         return schedule_of_file(std::string(name.substr(file.size())), ranks, micro_batches);

@@ -18,12 +18,11 @@ inline std::string describe(const Schedule& schedule, const std::vector<Stage>& 
     }
     if (least == most) layers = std::to_string(most);
     if (layers.size() > 12) layers = fmt::format("{} to {}", least, most);
-    return fmt::format(
-        "{}: {} of {} {} on {}{}, {}", schedule.name, format_count(schedule.stages, "stage"),
-        layers, most == 1 ? "layer" : "layers", format_count(schedule.ranks(), "rank"),
-        schedule.copies() > 1 ? ", twice" : "",
-        schedule.micro_batches == 1 ? "1 micro-batch"
-                                    : fmt::format("{} micro-batches", schedule.micro_batches));
+    return fmt::format("{}: {} of {} {} on {}{}, {}", schedule.name,
+                       format_count(schedule.stages, "stage"), layers,
+                       most == 1 ? "layer" : "layers", format_count(schedule.ranks(), "rank"),
+                       schedule.copies() > 1 ? ", twice" : "",
+                       format_count(schedule.micro_batches, "micro-batch"));
 }
 
 // The ranks' peaks of activations by formula, and of how many micro-batches. All ranks can compute

@@ -121,7 +121,7 @@ inline std::vector<Stage> cut(const StepShape& shape, int stages, const std::str
     if (std::ranges::min(layers) < 1)
         user_error("--split {}: each stage needs at least one layer", split);
     if (const int64_t sum = std::accumulate(layers.begin(), layers.end(), int64_t(0)); sum != L)
-        user_error("--split {}: {} layers, but the model has {}", split, sum, L);
+        user_error("--split {}: {}, but the model has {}", split, format_count(sum, "layer"), L);
     return stages_of(layers);
 }
 

@@ -88,18 +88,20 @@ public:
         if (shared_ >= 0) e.shared = shared_;
         if (first_dense_ >= 0) e.first_dense = first_dense_;
         if (e.first_dense >= config.layers)
-            user_error("--first-dense {}: with {} layers none would have experts", e.first_dense,
-                       config.layers);
+            user_error("--first-dense {}: with {} none would have experts", e.first_dense,
+                       format_count(config.layers, "layer"));
         if (!router_.empty())
             e.router.score =
                 router_ == "softmax" ? ops::RouterScore::softmax : ops::RouterScore::sigmoid;
-        if (top_k_ > e.count) user_error("--top-k {}: there are {} experts", top_k_, e.count);
+        if (top_k_ > e.count)
+            user_error("--top-k {}: the layers have {}", top_k_, format_count(e.count, "expert"));
         if (top_k_ > 0) e.router.top_k = top_k_;
         if (!renormalise_.empty()) e.router.renormalise = renormalise_ == "on";
         if (scaling_ > 0) e.router.scaling = scaling_;
         if (groups_ > 0) {
             if (e.count % groups_ != 0)
-                user_error("--groups {}: {} experts do not divide into so many", groups_, e.count);
+                user_error("--groups {}: {} cannot be divided into so many", groups_,
+                           format_count(e.count, "expert"));
             e.router.groups = groups_, e.router.top_groups = std::max<int64_t>(top_groups_, 1);
         }
         if (balance_ == "bias") e.selection_bias = true;

@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 
+#include "core/memory.h"
 #include "model/config.h"
 
 namespace ultrascale {
@@ -81,7 +82,7 @@ inline int64_t capacity_of(const ExpertOptions& o, const ExpertsConfig& e, int64
 // "64 experts, top 6, softmax, 2 shared"
 inline std::string describe_model(const ExpertsConfig& e) {
     std::string words =
-        fmt::format("{} experts, top {}, {}", e.count, e.router.top_k,
+        fmt::format("{}, top {}, {}", format_count(e.count, "expert"), e.router.top_k,
                     e.router.score == ops::RouterScore::softmax ? "softmax" : "sigmoid");
     if (e.router.groups > 1)
         words += fmt::format(", {} of {} groups", e.router.top_groups, e.router.groups);

@@ -79,7 +79,7 @@ public:
     Prediction predicted(const Prediction& fixed, int64_t steps) const {
         Prediction all = fixed.times(steps);
         all.communication += travelled();
-        all.memory.peak_activations = std::llround(peak_);
+        all.memory.peak_activations = std::llround(std::min(peak_, 9e18));
         all.memory.peak_communication += experts_.arrivals().bytes();
         return all;
     }

@@ -23,11 +23,10 @@ inline void draw_loads(const std::string& directory, const std::vector<StepLoads
         for (float n : load) most = std::max(most, double(n) / all);
         columns.push_back(shares);
     }
-    Svg svg(
-        900, 400, "Who gets the tokens: the load of the experts",
-        fmt::format("Over {} steps, the share of all choices that each expert gets in the first "
-                    "layer with experts. Even would be {:.3f} each; the largest was {:.3f}.",
-                    loads.size(), 1 / double(E), most));
+    Svg svg(900, 400, "Who gets the tokens: the load of the experts",
+            fmt::format("Over {}, the share of all choices that each expert gets in the first "
+                        "layer with experts. Even would be {:.3f} each; the largest was {:.3f}.",
+                        format_count(int64_t(loads.size()), "step"), 1 / double(E), most));
     const Axis across = {0, double(loads.size()), 90, 880}, up = {0, 1, 340, 110};
     const auto percent = [](double share) { return fmt::format("{:.0f} %", 100 * share); };
     draw_axis_beside(svg, up, across.begin, across.end, {0, 0.25, 0.5, 0.75, 1}, percent);

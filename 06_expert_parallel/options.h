@@ -60,12 +60,12 @@ struct Chapter {
         if (experts.ep == 0) experts.ep = ranks;
         if (ranks % experts.ep != 0)
             user_error(
-                "--ep {}: {} ranks cannot be split into groups of {}; ep must divide their "
+                "--ep {}: {} cannot be split into groups of {}; ep must divide their "
                 "number",
-                experts.ep, ranks, experts.ep);
+                experts.ep, format_count(ranks, "rank"), experts.ep);
         const int64_t E = config.experts.count;
         if (E % experts.ep != 0 && !compare)
-            user_error("--ep {}: it must divide the {} experts", experts.ep, E);
+            user_error("--ep {}: it must divide the {}", experts.ep, format_count(E, "expert"));
         const int64_t seq = options.seq > 0 ? options.seq : config.default_seq;
         choices_.check(options, config, options.micro_batch * seq);
         if (!trap_.empty()) experts.trap = trap_names().at(trap_);

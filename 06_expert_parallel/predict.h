@@ -138,9 +138,10 @@ inline void add_balanced_rows(PredictedCommunication& of_step, const StepShape& 
         of_step.add(ep, Collective::all_gather, forwards, forwards * o.ep * o.ep * 4);
     else if (o.capacity_factor == 0)
         of_step.add(ep, Collective::all_to_all, forwards * chunks, forwards * chunks * e.count * 4);
-    of_step.add(ep, Collective::all_to_all,
-                {2 * passes * chunks, std::llround(double(2 * passes) * double(even) * row),
-                 double(2 * passes) * away * row});
+    of_step.add(
+        ep, Collective::all_to_all,
+        {2 * passes * chunks, std::llround(std::min(double(2 * passes) * double(even) * row, 9e18)),
+         double(2 * passes) * away * row});
     if (o.dispatch == Dispatch::expert)  // weights there, and their gradients back
         of_step.add(ep, Collective::all_to_all,
                     {passes * chunks, passes * even * 4, double(passes) * away * 4});

@@ -16,10 +16,10 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
     const int64_t sequences = sequences_of_step(options, world.size());
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
-    print(fmt::format("{:.3f} M parameters, {} of {} sequences of {} tokens, {}",
+    print(fmt::format("{:.3f} M parameters, {} of {} of {} tokens, {}",
                       double(parameter_count(shape.config)) / 1e6,
-                      format_count(options.steps, "step"), sequences, shape.seq,
-                      format_count(world.size(), "rank")));
+                      format_count(options.steps, "step"), format_count(sequences, "sequence"),
+                      shape.seq, format_count(world.size(), "rank")));
     print("             bytes a parameter         held by a rank");
     print(
         "  recipe      table   book   in all     predicted    measured   skipped     loss  "

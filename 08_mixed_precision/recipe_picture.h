@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/memory.h"
 #include "recipes.h"
 #include "report/charts.h"
 
@@ -84,7 +85,8 @@ inline void draw_loss_curves(const std::string& directory, const std::vector<Los
     }
     most = std::min(most, 0.2);  // what diverges leaves the picture
     Svg svg(900, 420, fmt::format("Loss, less that of {}", curves[0].name),
-            fmt::format("Means over {} steps, in the end: {}", window, figures));
+            fmt::format("Means over {}, in the end: {}", format_count(int64_t(window), "step"),
+                        figures));
     const Axis across = {0, double(steps), 90, 700}, up = {-most, most, 370, 70};
     draw_axis_beside(svg, up, across.begin, across.end, {-most, -most / 2, 0, most / 2, most},
                      [](double d) { return fmt::format("{:+.3f}", d); });

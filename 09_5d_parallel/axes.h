@@ -12,6 +12,7 @@
 
 #include "comm/mesh.h"
 #include "core/error.h"
+#include "core/memory.h"
 
 namespace ultrascale {
 
@@ -45,8 +46,8 @@ struct Axes {
         for (const int size : {tp, cp, ep, pp})
             if (others <= ranks) others *= size;
         if (ranks % others != 0 || (dp > 0 && dp * others != ranks))
-            user_error("--tp {} --cp {} --ep {} --pp {}{}: they do not make {} ranks", tp, cp, ep,
-                       pp, dp > 0 ? fmt::format(" --dp {}", dp) : "", ranks);
+            user_error("--tp {} --cp {} --ep {} --pp {}{}: they do not make {}", tp, cp, ep, pp,
+                       dp > 0 ? fmt::format(" --dp {}", dp) : "", format_count(ranks, "rank"));
         dp = int(ranks / others);
     }
     // "tp,cp,ep,dp,pp" in another order.

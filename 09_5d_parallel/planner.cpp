@@ -30,11 +30,11 @@ PlanFor plan_for(const PlannerOptions& planner, const Options& options, const St
 
 void print_for(const PlanFor& f, const Options& options) {
     print(
-        fmt::format("{}, {:.2f} B parameters; {} of {} with {:.0f} GB;\n{} sequences of {} tokens "
+        fmt::format("{}, {:.2f} B parameters; {} of {} with {:.0f} GB;\n{} of {} tokens "
                     "a step",
                     options.model_name(), double(parameter_count(f.shape.config)) / 1e9,
                     format_count(f.gpus, "GPU"), f.hardware.name, f.hardware.memory / 1e9,
-                    f.sequences, f.shape.seq));
+                    format_count(f.sequences, "sequence"), f.shape.seq));
 }
 
 JsonFields row_of(const Planner& planner, const Ranked& r, int64_t place) {
@@ -95,8 +95,9 @@ void print_rule(Planner& planner, const Planned& all) {
     const double times = rule.chosen->seconds / all.fit.front().seconds;
     const auto before = std::ranges::count_if(
         all.fit, [&](const Ranked& r) { return r.seconds < rule.chosen->seconds * (1 - 1e-9); });
-    print(fmt::format("  {}: {:.2f} times the best one's step; {} layouts are faster",
-                      times <= 1.05 ? "it agrees" : "it does not agree", times, before));
+    print(fmt::format("  {}: {:.2f} times the best one's step; {} faster",
+                      times <= 1.05 ? "it agrees" : "it does not agree", times,
+                      before == 1 ? "1 layout is" : fmt::format("{} layouts are", before)));
 }
 
 bool print_plan(const PlannerOptions& given, const Options& options, const StepShape& shape,

@@ -73,8 +73,10 @@ void print_places(const Options& options, const StepShape& shape, const Techniqu
     Report report("09_5d_parallel", options, shape, 0);
     print(fmt::format("{}, {:.2f} B parameters on {}", options.model_name(),
                       double(parameter_count(shape.config)) / 1e9, format_count(ranks, "rank")));
-    print(fmt::format("{}\n{} sequences of {} tokens a step", describe(techniques),
-                      sequences_of_step(options, int64_t(axes.dp) * axes.ep), shape.seq));
+    print(fmt::format(
+        "{}\n{} of {} tokens a step", describe(techniques),
+        format_count(sequences_of_step(options, int64_t(axes.dp) * axes.ep), "sequence"),
+        shape.seq));
     print("\nmemory of a rank, by its place in the pipeline, in GiB");
     print("  place layers         weights  grads states  activations: in flight  buffers     all");
     struct Row {

@@ -31,7 +31,8 @@ public:
                                    format_bytes(bar.sent));
         }
         Svg svg(980, top + pitch * double(bars_.size()) + 8,
-                fmt::format("The same step by {} ranks: what each rank holds and sends", ranks_),
+                fmt::format("The same step by {}: what each rank holds and sends",
+                            format_count(ranks_, "rank")),
                 "Measured bars, stacked by category. " + figures);
         draw_legend(svg, 20, 52,
                     {{Role::parameters, "parameters"},

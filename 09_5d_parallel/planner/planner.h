@@ -62,14 +62,15 @@ inline std::string why_not(const PlanFor& f, const Plan& p) {
                            c.kv_heads);
     if (c.ffn % p.tp != 0) return fmt::format("tp {}: it must divide F {}", p.tp, c.ffn);
     if (p.cp > 1 && f.shape.seq % (2 * p.cp) != 0)
-        return fmt::format("cp {}: {} tokens are not 2 cp equal parts", p.cp, f.shape.seq);
+        return fmt::format("cp {}: sequences of {} are not 2 cp equal parts", p.cp,
+                           format_count(f.shape.seq, "token"));
     if (p.micro_batch * f.shape.seq / p.cp % p.tp != 0)
         return fmt::format("tp {}: it must divide the tokens of a micro-batch", p.tp);
     if (p.ep > 1 && (E == 0 || E % p.ep != 0))
-        return fmt::format("ep {}: it must divide the {} experts", p.ep, E);
+        return fmt::format("ep {}: it must divide the {}", p.ep, format_count(E, "expert"));
     if (p.pp * p.chunks > c.layers)
-        return fmt::format("pp {} with {} chunks: the model has only {} layers", p.pp, p.chunks,
-                           c.layers);
+        return fmt::format("pp {} with {} chunks: the model has only {}", p.pp, p.chunks,
+                           format_count(c.layers, "layer"));
     if (p.chunks > 1 && (p.pp == 1 || p.micro_batches % p.pp != 0))
         return fmt::format("{} chunks: {} micro-batches are no multiple of pp {}", p.chunks,
                            p.micro_batches, p.pp);

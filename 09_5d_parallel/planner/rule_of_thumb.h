@@ -92,8 +92,9 @@ inline RuleOfThumb rule_of_thumb(Planner& planner) {
                     planner.memory().worst(plan).most > f.limit())
                     continue;
                 rule.steps.push_back(fmt::format(
-                    "{} sequences on {} replicas: {} micro-batches{}{}", f.sequences,
-                    plan.dp * plan.ep, plan.micro_batches,
+                    "{} on {}: {}{}{}", format_count(f.sequences, "sequence"),
+                    format_count(plan.dp * plan.ep, "replica"),
+                    format_count(plan.micro_batches, "micro-batch"),
                     plan.cp > 1 ? fmt::format(", cp {} for long sequences", plan.cp) : "",
                     plan.pp > 1 ? fmt::format(", pp {}", plan.pp) : ""));
                 rule.steps.push_back(

@@ -115,7 +115,8 @@ int64_t memory_limit() {
 }
 
 std::string format_count(int64_t count, const char* thing) {
-    return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
+    const char* plural = std::string_view(thing).ends_with("ch") ? "es" : "s";
+    return fmt::format("{} {}{}", count, thing, count == 1 ? "" : plural);
 }
 
 std::string format_bytes(double bytes) {

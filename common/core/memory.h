@@ -63,7 +63,7 @@ int64_t memory_limit();
 
 // "12.3 MiB", the format of bytes in every table.
 std::string format_bytes(double bytes);
-// "1 rank", "4 ranks".
+// "1 rank", "4 ranks", "2 micro-batches".
 std::string format_count(int64_t count, const char* thing);
 
 // A source of device memory other than the device's own allocator (comm.h: symmetric memory).

@@ -49,7 +49,8 @@ int64_t tensor_bytes(const Shape& shape, int64_t bits, const std::string& where)
             user_error("{}: shape {} is too large", where, to_string(shape));
     if (empty) return 0;
     if (total % 8 != 0)
-        user_error("{}: {} elements of {} bits do not fill whole bytes", where, total / bits, bits);
+        user_error("{}: {} of {} bits cannot fill whole bytes", where,
+                   format_count(total / bits, "element"), bits);
     return total / 8;
 }
 
@@ -80,7 +81,7 @@ const char* safetensors_dtype(DType dtype) {
 void Safetensors::add_file(const std::string& path) {
     const MappedFile& file = files_.emplace_back(path);
     if (file.size() < 8)
-        user_error("{}: {} bytes are too short for a safetensors file", path, file.size());
+        user_error("{}: {} cannot be a safetensors file", path, format_count(file.size(), "byte"));
     uint64_t header_bytes = 0;
     for (int i = 0; i < 8; ++i) header_bytes |= uint64_t(file.data()[i]) << (8 * i);
     if (header_bytes > uint64_t(max_header_bytes))

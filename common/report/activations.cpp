@@ -109,13 +109,13 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     // layers.
     const double of_head = s.head ? t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits) : 0;
     const std::pair<std::string, double> in_flight{
-        fmt::format("what forward kept of {} other micro-batches", s.micro_batches - 1),
+        "what forward kept of " + format_count(s.micro_batches - 1, "other micro-batch"),
         double(s.micro_batches - 1) * (kept + of_head)};
     // The last ones' backward has run already where that is more.
     const std::pair<std::string, double> others{
-        split ? fmt::format("what {} other layers and the head keep", s.layers - 1)
-              : fmt::format("what forward kept of {} {}", s.layers - 1,
-                            full ? "layers: inputs only" : "other layers"),
+        split ? fmt::format("what the head and {} keep", format_count(s.layers - 1, "other layer"))
+              : "what forward kept of " + format_count(s.layers - 1, "other layer") +
+                    (full ? ": inputs only" : ""),
         split ? double(s.layers - 1) * std::max(kept_of_layer(s), for_weights.total()) +
                     (s.head ? t.input + t.logits : 0)
               : kept_of_layers(s, s.layers - 1)};

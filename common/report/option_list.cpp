@@ -47,9 +47,11 @@ OneOption OneOption::between(double least, double most) const {
             const bool ok = CLI::detail::lexical_cast(text, value) && value >= least &&
                             value <= most && (!whole || is_decimal(text));
             const char* kind = whole ? "whole number" : "number";
-            return ok ? ""
-                      : fmt::format("{} is not a {} {}", text, kind,
-                                    range("of at least", "between", "and"));
+            if (ok) return "";
+            if (most >= largest && value > most)
+                return fmt::format("{} is more than {:.0f}, the most that is counted", text, most);
+            return fmt::format("{} is not a {} {}", text, kind,
+                               range("of at least", "between", "and"));
         },
         range("at least", "", "to")));
     return *this;

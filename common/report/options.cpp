@@ -3,6 +3,7 @@
 
 #include "cli.h"
 #include "core/error.h"
+#include "core/memory.h"
 #include "files/checkpoint.h"
 
 namespace ultrascale {
@@ -37,8 +38,8 @@ LlamaConfig Options::config() const {
         c = std::filesystem::is_directory(model) ? load_config(model) : preset(model);
     }
     if (layers > 0 && !load.empty() && layers != c.layers)
-        user_error("--layers {}: the checkpoint in {} has {} layers, and all of them are loaded",
-                   layers, load, c.layers);
+        user_error("--layers {}: the checkpoint in {} has {}, and all of them are loaded", layers,
+                   load, format_count(c.layers, "layer"));
     if (layers > 0) c.layers = layers;
     validate(c);
     if (c.experts.count > 0 && !with_experts)

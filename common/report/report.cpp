@@ -90,9 +90,10 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     const std::string copies =
         replicas == 0 ? format_count(ranks, "rank") : format_count(replicas, "replica");
     if (replicas == 0) replicas = ranks;
-    print(fmt::format("  batch   {} x {} tokens = {} a step: micro-batch {} x {} accumulated x {}",
-                      format_count(global_batch, "sequence"), seq, global_batch * seq,
-                      o.micro_batch, global_batch / o.micro_batch / replicas, copies));
+    print(fmt::format(
+        "  batch   {} x {} tokens = {:.0f} a step: micro-batch {} x {} accumulated x {}",
+        format_count(global_batch, "sequence"), seq, double(global_batch) * double(seq),
+        o.micro_batch, global_batch / o.micro_batch / replicas, copies));
     if (!data_description.empty()) print(fmt::format("  data    {}", data_description));
     const char* recompute[] = {"none", "selective", "full"};
     print(fmt::format("  dtype   {}, gradients {}; recomputation {}", dtype_name(o.dtype),

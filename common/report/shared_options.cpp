@@ -177,9 +177,9 @@ void check_nodes(const Options& o) {
     const int ranks = Communicator::world().size();
     if (o.node_size > 0 && ranks % o.node_size != 0)
         user_error(
-            "--node-size {}: {} ranks cannot be cut into nodes of {}, which must divide their "
+            "--node-size {}: {} cannot be cut into nodes of {}, which must divide their "
             "number",
-            o.node_size, ranks, o.node_size);
+            o.node_size, format_count(ranks, "rank"), o.node_size);
     if (o.node_size > 0 && ranks_on_this_node() != ranks)
         user_error(
             "--node-size pretends the nodes of one machine; these ranks are on several already");

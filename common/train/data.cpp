@@ -47,16 +47,15 @@ TokenFile::TokenFile(const std::string& path, int64_t vocab) : file_(path), voca
                     path, header[1], format.version, format.magic);
             int64_t expected = header_bytes + int64_t(header[2]) * format.token_bytes;
             if (header[2] < 0 || file_.size() != expected)
-                user_error(
-                    "{}: llm.c header announces {} tokens, which makes {} bytes; the file has {}",
-                    path, header[2], expected, file_.size());
+                user_error("{}: llm.c header announces {}, which makes {} bytes; the file has {}",
+                           path, format_count(header[2], "token"), expected, file_.size());
         }
     }
     int64_t bytes = file_.size() - data_offset_;
     if (token_bytes_ == 2 && data_offset_ == 0) refuse_wider_tokens();
     if (bytes % token_bytes_ != 0)
-        user_error("{}: {} bytes are not a whole number of {}-byte tokens", path, bytes,
-                   token_bytes_);
+        user_error("{}: {} cannot be a whole number of {}-byte tokens", path,
+                   format_count(bytes, "byte"), token_bytes_);
     count_ = bytes / token_bytes_;
 
     std::vector<int32_t> some(1 << 16);
@@ -94,7 +93,7 @@ std::string TokenFile::read_as() const {
                 : "each byte a token, but it is not text; a file of tokens must be named .bin";
 }
 std::string TokenFile::description() const {
-    return fmt::format("{} ({}): {} tokens", path(), read_as(), count_);
+    return fmt::format("{} ({}): {}", path(), read_as(), format_count(count_, "token"));
 }
 
 void TokenFile::read(int64_t first, int64_t count, int32_t* to) const {
@@ -133,8 +132,8 @@ DataLoader::DataLoader(const TokenFile& file, const DataOptions& options)
     : file_(file), options_(options) {
     if (options.seq < 1) user_error("--seq {}: a sample has at least one token", options.seq);
     if (file.tokens() - 1 < options.seq)
-        user_error("{}: {} tokens are fewer than one sample needs: --seq {} plus one", file.path(),
-                   file.tokens(), options.seq);
+        user_error("{}: {} cannot fill one sample, which needs --seq {} plus one", file.path(),
+                   format_count(file.tokens(), "token"), options.seq);
     samples_ = (file.tokens() - 1) / options.seq;
     for (const SamplesCut& cut : options.cuts)
         check(cut.length > 0 && options.seq % cut.length == 0, "a cut must divide the samples");

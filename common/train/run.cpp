@@ -268,12 +268,17 @@ double measure_call(const Communicator& ranks, const std::function<void()>& call
 }
 
 StepShape step_shape(const Options& options, const LlamaConfig& config) {
+    const int64_t seq = options.seq > 0 ? options.seq : config.default_seq;
+    const double tokens = double(options.micro_batch) * double(seq);
+    if (tokens > 1e15)  // more would not be counted exactly
+        user_error("--micro-batch {} --seq {}: {:.1e} tokens; at most 10^15", options.micro_batch,
+                   seq, tokens);
     return {.config = config,
             .model = {options.dtype, options.recompute, options.attention, options.loss_chunk,
                       options.dropout, options.seed},
             .grad_dtype = options.grad_dtype(),
             .micro_batch = options.micro_batch,
-            .seq = options.seq > 0 ? options.seq : config.default_seq};
+            .seq = seq};
 }
 
 DataOptions data_options(const Options& options, int64_t seq, std::vector<SamplesCut> cuts) {

@@ -16,8 +16,8 @@ void Saves::print_plan(const TrainingState& start) const {
     if (start.step > 0)
         print(fmt::format("  start   resumes from {}, after step {}", options_.load, start.step));
     if (options_.save_every > 0)
-        print(fmt::format("  saves   every {} steps to {}/checkpoint-STEP; the last two are kept",
-                          options_.save_every, options_.save));
+        print(fmt::format("  saves   every {} to {}/checkpoint-STEP; the last two are kept",
+                          format_count(options_.save_every, "step"), options_.save));
 }
 
 bool Saves::after_step(int64_t step) {

@@ -56,8 +56,8 @@ inline TrainingState resume_or_start(const Options& options,
         user_error("--seed {}: the run in {} shuffled with seed {}", options.seed, options.load,
                    state.seed);
     if (options.seq > 0 && state.seq > 0 && options.seq != state.seq)
-        user_error("--seq {}: the run in {} has samples of {} tokens and must continue with them",
-                   options.seq, options.load, state.seq);
+        user_error("--seq {}: the run in {} has samples of {} and must continue with them",
+                   options.seq, options.load, format_count(state.seq, "token"));
     return state;
 }
 // The same with the optimizers' states and the model's buffers.
@@ -98,7 +98,7 @@ inline std::string describe_data(const Options& options, const TokenFile& file,
     std::string words = options.data.empty()
                             ? fmt::format("built-in text: {} tokens", file.tokens())
                             : file.description();
-    words += fmt::format(", {} samples", loader.samples());
+    words += ", " + format_count(loader.samples(), "sample");
     if (start.step == 0) return words;
     const char* next_line = "\n          ";
     if (start.data.empty())

@@ -78,8 +78,9 @@ public:
         return sent_;
     }  // in all validations; belongs to no training step
     std::string description() const {
-        return fmt::format("{}, {} samples, every {} steps", file_.description(), loader_.samples(),
-                           options_.val_every);
+        return fmt::format("{}, {}, every {}", file_.description(),
+                           format_count(loader_.samples(), "sample"),
+                           format_count(options_.val_every, "step"));
     }
 
 private:

@@ -22,6 +22,9 @@ TEST(BadInput, Options) {
             run_ranks(1, "00_single_gpu", std::vector<std::string>{option, ""}, 60),
             {option, "empty"});
     expect_refused("--seq 0", {"--seq"});
+    expect_refused("--seq 2000000000000", {"--seq", "more than 1099511627776"});
+    expect_refused("--micro-batch 1000000000000 --seq 1000000000000", {"at most 10^15"});
+    expect_refused("--grad-accum 1000000000000", {"a step of", "at most 10^7"});
     expect_refused("--micro-batch 0", {"--micro-batch"});
     expect_refused("--grad-accum 0", {"--grad-accum"});
     expect_refused("--layers 0", {"--layers"});

@@ -55,7 +55,8 @@ TEST_F(ContextParallelBadInput, GroupsThatDoNotDivide) {
         return "--seq 48 --model " + dir.path() + " ";
     };
     expect(4, with({{"num_attention_heads", 2}, {"num_key_value_heads", 2}}) + "--variant ulysses",
-           {"--variant ulysses with --cp 4", "2 attention heads", "at most 2"});
+           {"--variant ulysses with --cp 4", "2 attention heads", "--cp 4: there are 2",
+            "2 would work"});
     expect(3, with({}) + "--variant ulysses", {"--cp 3", "4 attention heads", "divide"});
     expect(4,
            with({{"num_attention_heads", 12}, {"num_key_value_heads", 3}, {"head_dim", 4}}) +

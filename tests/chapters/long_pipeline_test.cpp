@@ -174,7 +174,8 @@ TEST_F(PipelineBadInput, Splits) {
 TEST_F(PipelineBadInput, MicroBatchesThatAScheduleCannotTake) {
     expect(2, "--schedule interleaved --grad-accum 3",
            {"interleaved", "3 micro-batches", "2 or 4"});
-    expect(2, "--schedule interleaved --grad-accum 1", {"interleaved", "fewer than 2 ranks"});
+    expect(2, "--schedule interleaved --grad-accum 1",
+           {"interleaved", "only 1 micro-batch;", "use 2"});
     expect(2, "--schedule interleaved --grad-accum 4 --group 8", {"--group 8", "4"});
     expect(3, "--schedule dualpipe --grad-accum 6", {"dualpipe", "3 ranks", "even"});
     expect(2, "--schedule dualpipe --grad-accum 5", {"dualpipe", "5", "use 6"});

@@ -130,7 +130,7 @@ TEST_F(TensorParallelBadInput, WhatDoesNotSplit) {
     };
     expect(3, with({{"num_attention_heads", 4}}), {"--tp 3", "4 attention heads"});
     expect(4, with({{"num_attention_heads", 2}}),
-           {"--tp 4", "2 attention heads", "not split", "at most --tp 2"});
+           {"--tp 4", "2 attention heads", "not split", "--tp 2 would work"});
     expect(4, with({{"num_attention_heads", 12}, {"num_key_value_heads", 3}, {"head_dim", 4}}),
            {"--tp 4", "3 key-value heads"});
     expect(4, with({{"intermediate_size", 90}}), {"--tp 4", "feed-forward size of 90"});

@@ -99,9 +99,10 @@ TEST(TokenFile, RefusesBadFiles) {
     expect_error(open("absent.bin", 256), "absent.bin: cannot be read: No such file or directory");
     expect_error([&] { TokenFile(dir.path(), 256); }, "cannot be read: it is a directory");
     put(dir / "odd.bin", "abc");
-    expect_error(open("odd.bin", 256), "odd.bin: 3 bytes are not a whole number of 2-byte tokens");
+    expect_error(open("odd.bin", 256),
+                 "odd.bin: 3 bytes cannot be a whole number of 2-byte tokens");
     put(dir / "odd4.bin", "abcdef");
-    expect_error(open("odd4.bin", 70000), "6 bytes are not a whole number of 4-byte tokens");
+    expect_error(open("odd4.bin", 70000), "6 bytes cannot be a whole number of 4-byte tokens");
     put(dir / "big.bin", bytes_of<uint16_t>({1, 2, 97, 3}));
     expect_error(open("big.bin", 97),
                  "big.bin: token 97 at position 2 is not below the vocabulary's size 97");
@@ -151,9 +152,9 @@ TEST(DataLoader, ShortestDataIsOneSample) {
     TokenFile file(dir / "t.txt", 256);
     EXPECT_EQ(DataLoader(file, {.seq = 3}).samples(), 1);
     expect_error([&] { DataLoader(file, {.seq = 4}); },
-                 "t.txt: 4 tokens are fewer than one sample needs: --seq 4 plus one");
+                 "t.txt: 4 tokens cannot fill one sample, which needs --seq 4 plus one");
     expect_error([&] { DataLoader(file, {.seq = 0}); }, "--seq 0");
-    expect_error([&] { DataLoader(file, {.seq = INT64_MAX}); }, "fewer than one sample");
+    expect_error([&] { DataLoader(file, {.seq = INT64_MAX}); }, "cannot fill one sample");
     put(dir / "empty.txt", "");
     TokenFile empty(dir / "empty.txt", 256);
     expect_error([&] { DataLoader(empty, {.seq = 1}); }, "empty.txt: 0 tokens are fewer");

@@ -77,7 +77,7 @@ TEST(PipelineScheduleFile, MustFitTheRun) {
         return "";
     };
     EXPECT_EQ(refused("file:" + path, 3, 4),
-              "--schedule file:" + path + ": it is for 2 ranks, but 3 run");
+              "--schedule file:" + path + ": it is for 2 ranks, not for 3");
     EXPECT_EQ(refused("file:" + path, 2, 5),
               "--schedule file:" + path +
                   ": it has 4 micro-batches, but a step has 5; use --grad-accum 4");

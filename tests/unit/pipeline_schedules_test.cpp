@@ -1,6 +1,8 @@
 // 05_pipeline: what the generators write, beside the papers' lists and rules, and what they refuse.
 #include <gtest/gtest.h>
 
+#include <regex>
+
 #include "05_pipeline/schedules.h"
 
 namespace ultrascale {
@@ -161,8 +163,8 @@ TEST(PipelineSchedules, AreRefusedWithAReason) {
               "--schedule interleaved: 17 micro-batches are not whole groups of 8; use 16 or 24 of "
               "them, or another --group");
     EXPECT_EQ(refused("interleaved", 8, 24, {2, 12}), "");
-    EXPECT_NE(refused("interleaved", 8, 4).find("use at least 8, or 1f1b"), std::string::npos);
-    EXPECT_NE(refused("interleaved", 4, 8, {2, 2}).find("--group 2 must be from 4"),
+    EXPECT_NE(refused("interleaved", 8, 4).find("use 8, or 1f1b"), std::string::npos);
+    EXPECT_NE(refused("interleaved", 4, 8, {2, 2}).find("--group 2 must be at least 4"),
               std::string::npos);
     EXPECT_NE(refused("interleaved", 4, 8, {27, 0}).find("--chunks 27"), std::string::npos);
     EXPECT_NE(refused("breadth-first", 4, 8, {1, 0}).find("--chunks 1"), std::string::npos);
@@ -172,7 +174,35 @@ TEST(PipelineSchedules, AreRefusedWithAReason) {
     EXPECT_NE(refused("dualpipev", 4, 7).find("at least 8"), std::string::npos);
     EXPECT_NE(refused("zbv", 4, 8, {2, 0}).find("--chunks has no effect"), std::string::npos);
     EXPECT_NE(refused("1f1b", 4, 8, {0, 4}).find("--group has no effect"), std::string::npos);
+    EXPECT_NE(refused("file:", 4, 8).find("it names no file"), std::string::npos);
+    EXPECT_NE(refused("1f1b", 4, 100'001).find("at most 100000"), std::string::npos);
     EXPECT_NE(refused("2f2b", 4, 8).find("there are naive, afab, 1f1b"), std::string::npos);
+}
+
+// With the number that an error recommends, the schedule exists.
+TEST(PipelineSchedules, WhatIsRecommendedWorks) {
+    const std::regex number(
+        "use (?:at least )?([0-9]+)(?: or ([0-9]+))?|must be at (?:least|most) "
+        "([0-9]+)");
+    int recommended = 0;
+    for (const std::string& name : schedule_names())
+        for (int p = 1; p <= 5; ++p)
+            for (int m = 1; m <= 12; ++m)
+                for (int group = 0; group <= (schedule_kind(name).takes_group ? 7 : 0); ++group) {
+                    const std::string error = refused(name, p, m, {.group = group});
+                    std::smatch found;
+                    if (!std::regex_search(error, found, number)) continue;
+                    for (size_t i = 1; i < found.size(); ++i) {
+                        if (!found[i].matched) continue;
+                        const int n = std::stoi(found[i]);
+                        EXPECT_EQ(i < 3 ? refused(name, p, n, {.group = group})
+                                        : refused(name, p, std::max(p, m), {.group = n}),
+                                  "")
+                            << p << " " << error;
+                        ++recommended;
+                    }
+                }
+    EXPECT_GT(recommended, 100);
 }
 
 }  // namespace
