@@ -74,12 +74,14 @@ void watch_this_rank(int rank) {
     if (pipe2(ends, O_CLOEXEC) != 0) return;  // a job without watchers works too
     std::string text = "rank " + std::to_string(rank) + " (pid " + std::to_string(getpid()) +
                        ") died; the job ends";
-    // Of the rank's connection to the launcher: a number of two digits would be none to a shell.
+    // The connection to the launcher gets a number of one digit: no other is one to a shell. As in
+    // abort_all_ranks(), the launcher is given time to read the line.
     constexpr int to_launcher = 3;
     const char* const pmi = std::getenv("PMI_FD");
     std::string script = "read -r _ || { echo \"$0\" >&2";
     if (pmi)
-        script += fmt::format("; echo cmd=abort exitcode={} >&{}", int(Exit::peer), to_launcher);
+        script += fmt::format("; sleep 0.2; echo cmd=abort exitcode={} >&{}", int(Exit::peer),
+                              to_launcher);
     script += "; }";
     char* command[] = {const_cast<char*>("sh"), const_cast<char*>("-c"), script.data(), text.data(),
                        nullptr};
