@@ -4,6 +4,7 @@
 
 #include "comm/comm.h"
 #include "expert_options.h"
+#include "files/checkpoint.h"
 #include "report/cli.h"
 
 namespace ultrascale {

@@ -6,6 +6,7 @@
 #include "composition.h"
 #include "planner/options.h"
 #include "report/cli.h"
+#include "train/run.h"
 
 namespace ultrascale {
 
