@@ -65,7 +65,12 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
     AdamW optimizer(parameters, options.optimizer);
     run.load(parameters, optimizer);
     ForwardOnly forward_only(pp, schedule, pipeline.own, shape);
-    run.start({.values = [&] { return parameters.parts(&Parameter::value); },
+    std::optional<PostValidation> validation;
+    run.start({.values =
+                   [&] {
+                       if (validation) validation->settle();
+                       return parameters.parts(&Parameter::value);
+                   },
                .gradients = [&] { return parameters.parts(&Parameter::grad); },
                .optimizer_states =
                    [&] {
@@ -79,7 +84,6 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
                             (chapter.post_validation ? "; post-validation" : "") +
                             (pretend.on() ? "; pretended times" : ""),
                .layout = {{"pp", pp.size()}, {"dp", dp.size()}}});
-    std::optional<PostValidation> validation;
     if (chapter.post_validation) validation.emplace(pipeline, optimizer, options.optimizer.clip);
     while (Step* step = run.next())
         validation ? train_step_without_waiting(*step, pipeline, *validation, nullptr)

@@ -80,6 +80,8 @@ public:
         return wrong;
     }
     int64_t repeated() const { return repeated_; }  // steps
+    // Waits for the messages under way: before a run ends whose last update stays unconfirmed.
+    void settle() { works_.clear(); }
 
     // The prediction for a run with post-validation: the copies are kept for all of it, and the
     // first forwards' messages are sent once more in `repeated` of its steps.

@@ -54,7 +54,7 @@ TEST(NotFinite, StopsAndKeepsTheLastCheckpoint) {
                                             dir / "trace.json", dir / "page.html"));
     EXPECT_GT(stopped.step, 1);
     EXPECT_LT(stopped.step, 9);
-    EXPECT_TRUE(contains(stopped.what, "loss nan")) << stopped.what;
+    EXPECT_TRUE(contains(stopped.what, "gradient norm nan")) << stopped.what;
     const std::string last = fmt::format("checkpoint-{}", stopped.step - 1);
     EXPECT_EQ(stopped.checkpoint, saved + "/" + last);
     EXPECT_EQ(slurp(saved + "/latest_checkpoint"), last + "\n");
