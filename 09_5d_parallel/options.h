@@ -17,7 +17,7 @@ inline void check_length(const Techniques& t, const StepShape& shape) {
     int64_t multiple = 1;
     std::string all;
     const auto needs = [&](int64_t tokens, const std::string& option) {
-        if (tokens == 1) return;
+        if (multiple % tokens == 0) return;
         multiple = std::lcm(multiple, tokens);
         all += (all.empty() ? "" : " and ") + option;
     };

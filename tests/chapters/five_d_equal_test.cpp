@@ -166,6 +166,7 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     expect_refused(2, "--tp 3", "do not make 2 ranks");
     expect_refused(2, "--tp 65536 --pp 65536", "do not make 2 ranks");  // 2^32 is 0 in an int
     expect_refused(2, "--ep 2", "no experts to share");
+    expect_refused(6, "--cp 3 --tp 2 --sequence-parallel --seq 64", "--seq 60 would work");
     expect_refused(2, "--model nano-moe --tp 2", "--sequence-parallel each routes");
     expect_refused(2, "--model nano-moe --pp 2 --grad-accum 2 --aux hf", "all layers together");
     expect_refused(2, "--model nano-moe --pp 2 --grad-accum 4 --schedule dualpipe", "twice");
@@ -187,7 +188,7 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     expect_refused(2, "--pp 2 --grad-accum 2 --sample 10", "--sample");
     expect_refused(2, "--tp 2 --dropout 0.1", "--dropout");
     expect_refused(2, "--cp 2 --document-token 32 --ring-backward kept", "the ring goes again");
-    expect_refused(2, "--pp 2 --grad-accum 1000000000000", "a step of 1000000000000 sequences");
+    expect_refused(2, "--pp 2 --grad-accum 1000000000000", "sequences: at most 10^7");
     expect_refused(2, "--recipe deepseek", "formats that shards do not have");
     expect_refused(2, "--tp 3 --recipe fp9", "there are fp32, bf16, bf16-fp32, tensor, row");
     expect_refused(2, "--recipe tensor --model nano-moe", "products of experts");

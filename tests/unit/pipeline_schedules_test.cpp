@@ -196,7 +196,7 @@ TEST(PipelineSchedules, WhatIsRecommendedWorks) {
                         if (!found[i].matched) continue;
                         const int n = std::stoi(found[i]);
                         EXPECT_EQ(i < 3 ? refused(name, p, n, {.group = group})
-                                        : refused(name, p, std::max(p, m), {.group = n}),
+                                        : refused(name, p, n, {.group = n}),
                                   "")
                             << p << " " << error;
                         ++recommended;

@@ -71,8 +71,8 @@ TEST(Recommended, LengthsCanBeCut) {
                         }
     EXPECT_GT(refused, 1000);
     StepShape shape{.config = config, .model = {}, .micro_batch = 1, .seq = 64};
-    EXPECT_EQ(error_of([&] { check_length(techniques(2, 3, true, ""), shape); }),
-              "--seq 64: it must be a multiple of 6 for --cp 3 (zigzag) and --tp 2 "
+    EXPECT_EQ(error_of([&] { check_length(techniques(2, 3, true, "striped"), shape); }),
+              "--seq 64: it must be a multiple of 6 for --cp 3 (striped) and --tp 2 "
               "--sequence-parallel; --seq 60 would work");
 }
 
