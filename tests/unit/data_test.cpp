@@ -157,7 +157,7 @@ TEST(DataLoader, ShortestDataIsOneSample) {
     expect_error([&] { DataLoader(file, {.seq = INT64_MAX}); }, "cannot fill one sample");
     put(dir / "empty.txt", "");
     TokenFile empty(dir / "empty.txt", 256);
-    expect_error([&] { DataLoader(empty, {.seq = 1}); }, "empty.txt: 0 tokens are fewer");
+    expect_error([&] { DataLoader(empty, {.seq = 1}); }, "empty.txt: 0 tokens cannot fill");
 }
 
 TEST(DataLoader, DocumentsRestartPositionsAndIgnoreTheTargetThatCrosses) {

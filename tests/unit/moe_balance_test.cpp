@@ -74,7 +74,7 @@ TEST(MoeBalance, EqualLoadsHaveNoGradient) {
                              experts =
                                  Tensor::from_host<int32_t>(*chosen, {N, k}, Memory::workspace),
                              weights = poisoned({N, k}, DType::fp32),
-                             choice = poisoned({N, k}, DType::int32);
+                             choice = Tensor::empty({N, k}, DType::int32, Memory::workspace);
                 ops::router_forward(choice, weights, scores, logits, {}, config.experts.router);
                 for (int64_t layer = 0; layer < L; ++layer)
                     balance.chosen(layer, experts, scores, logits, context);
