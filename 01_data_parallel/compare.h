@@ -127,8 +127,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     measure("ring", SyncKind::ring);
     measure("ring, both ways", SyncKind::ring, RingDirections::both);
     if (nodes_pretended)
-        measure(fmt::format("hierarchical, nodes of {}", sync.ranks_per_node),
-                SyncKind::hierarchical);
+        measure(fmt::format("hierarchical, nodes of {}", sync.nodes.ranks), SyncKind::hierarchical);
     if (draws(options.svg) && n > 1) timelines.draw(options.svg);
     if (n == 1) return report.finish(), true;
 

@@ -27,17 +27,17 @@
 #pragma once
 
 #include "bucket.h"
+#include "comm/nodes.h"
 
 namespace ultrascale {
 
 class HierarchicalSync : public BucketSync {
 public:
-    // Ranks r with equal r / ranks_per_node form a node. (If the machines are laid out differently,
-    // it is slower but still correct.)
-    HierarchicalSync(ParameterList& parameters, const Mesh& mesh, int64_t full, int ranks_per_node)
+    // All nodes have equally many ranks.
+    HierarchicalSync(ParameterList& parameters, const Mesh& mesh, int64_t full, const Nodes& nodes)
         : BucketSync(parameters, mesh, full),
-          inside_(ranks_.split(ranks_.rank() / ranks_per_node, ranks_.rank(), "inside the node")),
-          across_(ranks_.split(ranks_.rank() % ranks_per_node, ranks_.rank(), "across nodes")) {
+          inside_(ranks_.split(nodes.node_of(ranks_.rank()), ranks_.rank(), "inside the node")),
+          across_(ranks_.split(nodes.place_of(ranks_.rank()), ranks_.rank(), "across nodes")) {
         for (const Bucket& bucket : buckets_)
             check(&bucket.group == &ranks_,
                   "hierarchical: all gradients are summed over the same ranks");

@@ -20,7 +20,7 @@ struct SyncOptions {
     double bucket_mb = 25;  // MiB, PyTorch's default
     ReduceDtype reduce_dtype = ReduceDtype::as_gradients;
     RingDirections ring_directions = RingDirections::one;
-    int ranks_per_node = 1;
+    Nodes nodes = {.ranks = 1};  // of hierarchical
     DiLoCoOptions diloco;
 
     DType wire(DType gradients) const {  // what travels
@@ -45,8 +45,7 @@ inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options,
         case SyncKind::ring:
             return std::make_unique<RingSync>(parameters, mesh, options.ring_directions);
         case SyncKind::hierarchical:
-            return std::make_unique<HierarchicalSync>(parameters, mesh, full,
-                                                      options.ranks_per_node);
+            return std::make_unique<HierarchicalSync>(parameters, mesh, full, options.nodes);
         // communicates weights instead (diloco.h)
         case SyncKind::diloco: return std::make_unique<NoSync>(parameters, mesh);
     }
@@ -65,7 +64,7 @@ inline std::string describe(const SyncOptions& options, bool every_micro_batch) 
                     options.ring_directions == RingDirections::one ? "one" : "both",
                     options.ring_directions == RingDirections::one ? "" : "s"),
         fmt::format("hierarchical: buckets of {:.4g} MiB, inside nodes of {} and across",
-                    options.bucket_mb, options.ranks_per_node),
+                    options.bucket_mb, options.nodes.ranks),
         fmt::format("diloco: weights every {}, outer lr {:.4g}, momentum {:.4g}",
                     format_count(options.diloco.inner_steps, "step"), options.diloco.lr,
                     options.diloco.momentum)};

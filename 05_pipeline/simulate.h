@@ -26,7 +26,10 @@ struct StageCost {
 };
 struct Costs {
     std::vector<StageCost> stages;
-    double hop = 0;     // from the end of an action until its result is at another rank
+    double hop = 0;  // from the end of an action until its result is at another rank
+    // Instead, if given: how long each message occupies the link from rank r to r + 1, or back; the
+    // last one is that between the last rank and the first. A link carries one after the other.
+    std::vector<double> links = {};
     double update = 0;  // after the last action
     // What two actions that run together take, relative to one after the other: less than 1 if one
     // computes while the other communicates.
@@ -81,6 +84,8 @@ public:
         begin.resize(ranks, 0.0);
         free_ = begin;
         done_.assign(2 * size_t(schedule_.micro_batches) * size_t(schedule_.stages), not_yet);
+        arrived_ = done_;
+        link_free_.assign(2 * costs_.links.size(), 0.0);
         Simulation result;
         result.ranks.resize(ranks);
         for (bool progress = true; progress;) {
@@ -107,7 +112,17 @@ private:
         const auto input = needs_.input(rank, action);
         if (!input) return 0;
         const double ready = done(input->backward, input->micro_batch, input->stage);
-        return ready == not_yet || input->rank == rank ? ready : ready + costs_.hop;
+        if (ready == not_yet || input->rank == rank) return ready;
+        if (costs_.links.empty()) return ready + costs_.hop;
+        double& at = arrived_[size_t(&done(input->backward, input->micro_batch, input->stage) -
+                                     done_.data())];
+        if (at == not_yet) {
+            const int from = input->rank, low = std::min(from, rank), high = std::max(from, rank);
+            const size_t link = size_t(high == low + 1 ? low : high);
+            double& free = link_free_[2 * link + (from == low)];
+            at = free = std::max(ready, free) + costs_.links[link];
+        }
+        return at;
     }
     // The next action of a rank, or two that run together, if it can begin.
     bool run_next(int rank, std::vector<TimedAction>& ran) {
@@ -156,6 +171,9 @@ private:
     Dependencies needs_;
     std::vector<double> free_;  // since when each rank has nothing to do
     std::vector<double> done_;  // by (micro-batch, stage, pass)
+    // With links: when a result was at the rank that needs it, and since when each link, in each
+    // direction, has nothing to carry.
+    std::vector<double> arrived_, link_free_;
 };
 
 inline Simulation simulate(const Schedule& schedule, const Costs& costs) {

@@ -28,9 +28,9 @@ public:
           all_(shared.all ? *shared.all : mesh.group({"dp", "ep"})),
           balance_(config, options, accumulated * mesh.group({"dp", "ep"}).size(), accumulated,
                    shared),
-          traffic_(options.node_size),
+          traffic_({.ranks = options.node_size}),
           capacity_(ep_.size(), config.experts.count) {
-        if (options.max_nodes > 0) nodes_.emplace(ep_, options.node_size);
+        if (options.max_nodes > 0) nodes_.emplace(ep_, Nodes{.ranks = options.node_size});
     }
     ExpertParallel(const ExpertParallel&) = delete;  // parts keep a pointer to it
 
@@ -139,7 +139,7 @@ private:
     Traffic traffic_;
     Arrivals arrivals_;
     CapacityPlan capacity_;
-    std::optional<Nodes> nodes_;
+    std::optional<NodeHops> nodes_;
 };
 
 }  // namespace ultrascale

@@ -16,13 +16,13 @@
 
 namespace ultrascale {
 
-class Nodes {
+class NodeHops {
 public:
-    // `ep` consists of nodes of `size` neighbouring ranks. All ranks call it.
-    Nodes(const Communicator& ep, int size)
-        : size_(size),
-          across_(ep.split(ep.rank() % size, ep.rank(), "across")),
-          inside_(ep.split(ep.rank() / size, ep.rank(), "inside")) {}
+    // `ep` consists of whole nodes of neighbouring ranks. All ranks call it.
+    NodeHops(const Communicator& ep, const Nodes& nodes)
+        : size_(nodes.ranks),
+          across_(ep.split(nodes.place_of(ep.rank()), ep.rank(), "across")),
+          inside_(ep.split(nodes.node_of(ep.rank()), ep.rank(), "inside")) {}
 
     std::vector<Hop> hops(int64_t experts_of_rank, Traffic& traffic) const {
         std::vector<Hop> hops;

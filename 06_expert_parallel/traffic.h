@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/comm.h"
+#include "comm/nodes.h"
 #include "report/prediction.h"
 
 namespace ultrascale {
@@ -34,8 +34,8 @@ public:
         std::vector<int64_t> chunks = {};
     };
 
-    // Nodes of so many ranks of "ep"; 0: all are on one.
-    explicit Traffic(int node_size) : node_size_(node_size) {}
+    // `nodes`: of the ranks of "ep", which are neighbours.
+    explicit Traffic(Nodes nodes) : nodes_(std::move(nodes)) {}
 
     // Whether the forward that runs now counts, and whether its backward will follow. `layer`
     // counts from the first one with experts.
@@ -57,11 +57,10 @@ public:
                       away = all - to[size_t(group.rank())] * row_bytes;
         sent_.add(group, Collective::all_to_all,
                   {times, times * all, double(times) * double(away)});
-        for (int r = 0; node_size_ > 0 && r < group.size(); ++r) {
+        for (int r = 0; nodes_.ranks > 0 && r < group.size(); ++r) {
             if (r == group.rank()) continue;
-            const bool between =
-                group.name() == "across" ||
-                (group.name() != "inside" && r / node_size_ != group.rank() / node_size_);
+            const bool between = group.name() == "across" ||
+                                 (group.name() != "inside" && nodes_.between(r, group.rank()));
             (between ? between_nodes_ : inside_nodes_) +=
                 double(times) * double(to[size_t(r)]) * double(row_bytes);
         }
@@ -88,10 +87,10 @@ public:
     // Of these, bytes to other nodes and to other ranks of this one.
     double between_nodes() const { return between_nodes_; }
     double inside_nodes() const { return inside_nodes_; }
-    void clear() { *this = Traffic(node_size_); }
+    void clear() { *this = Traffic(std::move(nodes_)); }
 
 private:
-    int node_size_;
+    Nodes nodes_;
     double between_nodes_ = 0, inside_nodes_ = 0;
     bool counts_ = false, backward_ = false;
     int64_t layer_ = 0;

@@ -20,7 +20,8 @@ PlanFor plan_for(const PlannerOptions& planner, const Options& options, const St
     if (options.device_memory_gib > 0)
         what.hardware.memory =
             options.device_memory_gib * double(int64_t(1) << 30) / PlanFor::share_of_tensors;
-    if (options.node_size > 0) what.hardware.node = options.node_size;
+    if (options.node_size > 0)
+        what.hardware.nodes.ranks = what.hardware.nodes.cards = options.node_size;
     if (!planner.batch_tokens.empty()) {
         const int64_t tokens = tokens_of(planner.batch_tokens);
         what.sequences = std::max<int64_t>(1, tokens / shape.seq);
@@ -148,8 +149,9 @@ Plan plan_of(const Techniques& t, const Options& options, int64_t gpus) {
     const Axes& a = completed.axes;
     if (t.schedule != "1f1b" && t.schedule != "interleaved")
         user_error("--schedule {}: the planner knows 1f1b and interleaved", t.schedule);
-    if (t.axes.tp > 1 && !t.tensor.sequence_parallel)
-        user_error("--explain-layout: the planner knows --tp with --sequence-parallel");
+    std::array<PlanAxis, 5> order;
+    for (size_t i = 0; i < order.size(); ++i)
+        order[i] = PlanAxis(std::ranges::find(axis_names, a.order[i]) - axis_names.begin());
     return {.dp = a.dp,
             .tp = a.tp,
             .cp = a.cp,
@@ -163,8 +165,12 @@ Plan plan_of(const Techniques& t, const Options& options, int64_t gpus) {
                                            : 2,
             .recompute = options.recompute,
             .bucket = t.bucket_mb * 1048576,
-            .gathers_keys = t.context.variant == Variant::all_gather,
-            .fp8 = t.precision.recipe.fp8()};
+            .fp8 = t.precision.recipe.fp8(),
+            .context = completed.context,
+            .tensor = t.tensor,
+            .experts = t.experts,
+            .states = t.zero,
+            .order = order};
 }
 
 bool print_layout(const PlannerOptions& given, const Options& options, const StepShape& shape,

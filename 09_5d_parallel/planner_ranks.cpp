@@ -14,7 +14,7 @@ bool write_calibration(const PlannerOptions& given, const Options& options,
     const Communicator& world = Communicator::world();
     AtomicFile(given.calibrate);  // fails now rather than after seconds of measuring
     if (options.node_size > 0) pretend_nodes(options.node_size, options.inter_gbps);
-    Hardware h = Calibration(options.dtype, options.node_size).measure();
+    Hardware h = Calibration(options.dtype).measure();
     if (!device_is_gpu()) train();
     h.process = largest_of_ranks(world, process_besides_tensors());
     print(fmt::format("{} in {}, measured at the same time", format_count(world.size(), "rank"),
@@ -28,7 +28,7 @@ bool write_calibration(const PlannerOptions& given, const Options& options,
                       h.memory_rate / 1e9, h.operation * 1e6));
     print(fmt::format("  links in a node    {:.4g} GB/s and {:.1f} us a hop, {} a node",
                       h.inside.bytes_per_second / 1e9, h.inside.latency * 1e6,
-                      format_count(h.node, "rank")));
+                      format_count(h.nodes.ranks, "rank")));
     print(fmt::format("  links beyond       {:.4g} GB/s and {:.1f} us a hop",
                       h.between.bytes_per_second / 1e9, h.between.latency * 1e6));
     print(fmt::format(
@@ -49,19 +49,9 @@ Rehearsed rehearsed_rank(const std::string& text) {
 }
 
 void imagine_hardware(const std::string& name, const Axes& axes) {
-    imagine_links([hardware = find_hardware(name), axes](const std::string& group, Collective kind,
-                                                         double bytes, int ranks) {
-        // Ranks between two neighbours: of the innermost axis that the group goes along.
-        int stride = axes.stride("cp");  // ring and ulysses are parts of cp
-        if (group == "down" || group == "up" || group == "tied" || group == "copies")
-            stride = axes.stride("pp");
-        else if (group == "kv" || group == "world")
-            stride = 1;
-        for (const std::string& axis : axes.order | std::views::reverse)
-            if (group == axis || group.starts_with(axis + " ") || group.ends_with(" " + axis) ||
-                group.find(" " + axis + " ") != group.npos)
-                stride = axes.stride(axis);
-        return hardware.call(kind, bytes, ranks, stride);
+    imagine_links([links = find_hardware(name).links(), axes](
+                      const std::string& group, Collective kind, double bytes, int ranks) {
+        return links.call(kind, bytes, spread_of(group, ranks, axes, links.nodes));
     });
 }
 

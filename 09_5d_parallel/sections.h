@@ -26,14 +26,14 @@ inline JsonFields layout_of(const Axes& axes) {
     return layout;
 }
 
-// Of an axis' ring of neighbours, the share that are on different nodes of `node` ranks.
-inline double between_nodes(const Axes& axes, const std::string& axis, int node) {
+// Of an axis' ring of neighbours, the share that are on different nodes.
+inline double between_nodes(const Axes& axes, const std::string& axis, const Nodes& nodes) {
     const int step = axes.stride(axis), n = axes.size(axis),
               ranks = axes.dp * axes.tp * axes.cp * axes.ep * axes.pp;
     int crossing = 0, all = 0;
     for (int rank = 0; rank < ranks; ++rank) {
         const int place = rank / step % n, next = rank + ((place + 1) % n - place) * step;
-        ++all, crossing += rank / node != next / node;
+        ++all, crossing += nodes.between(rank, next);
     }
     return double(crossing) / all;
 }
@@ -53,7 +53,7 @@ inline void print_axes(Report& report, const Techniques& techniques, int node_si
                        {"ranks", int64_t(axes.size(axis))},
                        {"stride", int64_t(axes.stride(axis))}};
         if (node_size > 0) {
-            const double away = between_nodes(axes, axis, node_size);
+            const double away = between_nodes(axes, axis, {.ranks = node_size});
             line += fmt::format("{:>20.0f} % of neighbours", 100 * away);
             row.emplace_back("between_nodes", away);
         }

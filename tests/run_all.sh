@@ -78,6 +78,10 @@ for ranks in ${all:+1 2} $([ "$tests" = 'Long*' ] || echo 3) ${all:+4 8}; do
     done
 done
 unset GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX
+if [ "$backend" = cpu ] && [ -z "$all" ]; then  # two pretended nodes of four
+    suite "bytes between nodes, 8 ranks" \
+        $mpirun -n 8 build/cpu/comm_test --gtest_filter='CardBytes*'
+fi
 # Runs several chapter tests at a time, because a short run mostly starts up and waits. On GPUs the
 # driver starts one process after the other, fewer than two a second on two H100s. Four tests at a
 # time keep it busy: with twelve as many processes ended in a second, and each waited three times as

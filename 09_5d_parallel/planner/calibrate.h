@@ -41,24 +41,36 @@ inline double process_besides_tensors() {
 
 class Calibration {
 public:
-    // `node`: ranks that share the fast links; 0: all.
-    Calibration(DType dtype, int node)
+    explicit Calibration(DType dtype)
         : world_(Communicator::world()),
           dtype_(dtype),
           bytes_(double(dtype_bytes(dtype))),
-          gpu_(device_is_gpu()),
-          node_(node > 0 ? std::min(node, world_.size()) : world_.size()) {}
+          gpu_(device_is_gpu()) {}
 
-    // All but what a process holds. All ranks call it.
+    // All but what a process holds. All ranks call it. UserError if nodes differ in size.
     Hardware measure() const {
-        Hardware h{.name = "this", .node = node_, .memory = double(memory_limit())};
+        const Nodes nodes = current_nodes();
+        if (world_.size() % nodes.ranks != 0 || std::ranges::any_of(nodes.placed, [&](int node) {
+                return std::ranges::count(nodes.placed, node) != nodes.ranks;
+            }))
+            user_error("--calibrate: {} on nodes of at most {}: all nodes must have as many",
+                       format_count(world_.size(), "rank"), nodes.ranks);
+        Hardware h{.name = "this", .memory = double(memory_limit())};
+        h.nodes = {.ranks = nodes.ranks, .cards = nodes.ranks, .crossing = nodes.crossing};
         h.logit_bytes = 5 * bytes_;
         measure_products(h), measure_attention(h), measure_memory(h);
-        const Communicator inside = world_.split(world_.rank() / node_, world_.rank(), "inside"),
-                           across = world_.split(world_.rank() % node_, world_.rank(), "across");
+        const int me = world_.rank(), place = nodes.place_of(me);
+        const Communicator inside = world_.split(nodes.node_of(me), me, "inside"),
+                           across = world_.split(place, me, "across");
         h.inside = measure_link(inside);
-        h.between = world_.size() > node_ ? measure_link(across) : h.inside;
+        h.between = across.size() > 1 ? measure_link(across) : h.inside;
         if (inside.size() == 1) h.inside = h.between;
+        // Where one rank of a node sends alone, it is faster if otherwise it shares a card. (Of
+        // pretended nodes each rank has one.)
+        if (!nodes.placed.empty() && across.size() > 1 && nodes.ranks > 1)
+            h.nodes.cards = int(std::clamp(std::round(nodes.ranks * h.between.bytes_per_second /
+                                                      lone_rate(across, place == 0)),
+                                           1.0, double(nodes.ranks)));
         return h;
     }
 
@@ -180,6 +192,15 @@ private:
                     stream);
             })};
     }
+    // Bytes/s of a message between nodes, of which only one rank a node sends one.
+    double lone_rate(const Communicator& across, bool sends) const {
+        const int64_t n = across.size(), numbers = (1 << (gpu_ ? 26 : 18)) / n;
+        const Tensor mine = tensor({numbers}), all = tensor({n * numbers});
+        const double taken = seconds([&] {
+            if (sends) across.all_gather(all, mine);
+        });
+        return double((n - 1) * numbers) * bytes_ / taken;
+    }
     // Products that take twice as long as this communication, without it and during it: what they
     // take longer, over what it takes alone.
     double measure_slowing(const std::function<Work(Stream&)>& communicate) const {
@@ -229,7 +250,6 @@ private:
     DType dtype_;
     double bytes_;  // of a number
     bool gpu_;
-    int node_;
 };
 
 }  // namespace ultrascale

@@ -7,7 +7,8 @@
 // A pipeline of stages with times s_0 ... s_{p-1} for one micro-batch takes
 // m max(s) + (sum of the others) / v: 1F1B's formula (05), which with equal stages is
 // (m + (p-1)/v) s, and for uneven ones what its simulator gives. Messages delay the first and the
-// last micro-batch by p-1 hops each, and every p micro-batches of 1F1B by as many (05).
+// last micro-batch by p-1 hops each, and every p micro-batches of 1F1B by as many (05); where they
+// take longer than a stage computes, the slowest link sets the pace.
 #pragma once
 
 #include "layer_cost.h"
@@ -50,8 +51,7 @@ public:
         }
         step.uneven = m * (slowest - sum / p);
         step.bubble = (sum - slowest) / v;
-        const double hop = costs.hop(), rounds = v > 1 ? 1 : std::max(m / p, 1.0);
-        step.messages = 2 * (p - 1) * hop * rounds;
+        if (plan.pp > 1) step.messages = messages(costs.messages(), m, v, slowest);
         const double updated = add_data(step, plan, ranks.front());
         step.optimizer =
             optimizer(updated, plan.zero < 2 ? memory_.elements(plan, 0).all() : updated);
@@ -70,13 +70,16 @@ public:
     std::vector<UnitCost> of_ranks(const Plan& plan) {
         return of_ranks(plan, LayerCosts(shape_, hw_, plan));
     }
-    // Seconds of a message between two stages.
-    double hop(const Plan& plan) const { return LayerCosts(shape_, hw_, plan).hop(); }
+    // Seconds of a message from each place to the next one (layer_calls.h).
+    std::vector<double> messages(const Plan& plan) const {
+        return LayerCosts(shape_, hw_, plan).messages();
+    }
 
 private:
     std::vector<UnitCost> of_ranks(const Plan& plan, const LayerCosts& costs) {
         const LlamaConfig& c = shape_.config;
         const UnitCost dense = costs.layer(false), head = costs.head(),
+                       embedding = costs.embedding(),
                        experts = c.experts.count > 0 ? costs.layer(true) : dense;
         std::vector<UnitCost> ranks(size_t(plan.pp));
         const std::vector<Stage>& stages = memory_.stages(plan);
@@ -87,9 +90,21 @@ private:
                           before = std::clamp<int64_t>(first - stages[s].first_layer, 0, layers);
             rank += dense * double(before);
             rank += experts * double(layers - before);
+            if (stages[s].embedding) rank += embedding;
             if (stages[s].head) rank += head;
         }
         return ranks;
+    }
+
+    // What messages delay a step: those of the first and the last micro-batch on their way through
+    // the pipeline, and of 1F1B's others as often as it has gone round; or, where messages take
+    // longer than stages, all of them on the slowest link.
+    static double messages(const std::vector<double>& links, double m, double v, double stage) {
+        double way = 0, longest = 0;
+        for (size_t i = 0; i + 1 < links.size(); ++i)
+            way += links[i], longest = std::max(longest, links[i]);
+        const double rounds = v > 1 ? 1 : std::max(m / double(links.size()), 1.0);
+        return std::max(2 * way * rounds, 2 * way + m * v * longest - longest - (m - 1) * stage);
     }
 
     // AdamW on so many parameters: it reads and writes its states, writes the weights, which it
@@ -113,40 +128,75 @@ private:
     // in both passes.
     double add_data(StepCost& step, const Plan& plan, const UnitCost& pass) {
         const MemoryModel::Elements e = memory_.elements(plan, 0);
-        const double ranks = double(plan.dp * plan.cp * plan.ep),
-                     of_experts = double(plan.dp * plan.cp), m = double(plan.micro_batches),
+        const Spread all = together(plan, {PlanAxis::dp, PlanAxis::cp, PlanAxis::ep}),
+                     of_experts = together(plan, {PlanAxis::dp, PlanAxis::cp});
+        const ZeroOptions& o = plan.states;
+        const double m = double(plan.micro_batches),
                      layers =
                          std::max(1.0, std::round(double(shape_.config.layers) / double(plan.pp))),
                      of_grads = e.all() * double(dtype_bytes(shape_.grad_dtype)),
                      units =
                          plan.zero > 0 ? layers : std::max(1.0, std::ceil(of_grads / plan.bucket));
-        const auto seconds = [&](Collective kind, DType dtype) {
-            const double bytes = double(dtype_bytes(dtype)), calls = units;
-            return calls * (hw_.call(kind, e.others * bytes / calls, ranks, double(plan.tp)) +
-                            hw_.call(kind, e.experts * bytes / calls, of_experts, double(plan.tp)));
+        const Links links = hw_.links();
+        const auto seconds = [&](Collective kind, double bytes, double others) {
+            return units * (links.call(kind, others * bytes / units, all) +
+                            links.call(kind, e.experts * bytes / units, of_experts));
         };
-        const double slows = hw_.link(ranks, double(plan.tp)).collective_slows;
+        const double slows = links.of(all).collective_slows;
         const auto seen = [&](double communication, double under) {
             const double waited_for =
                 std::max(communication - under * (units - 1) / units, communication / units);
             return waited_for + slows * (communication - waited_for);
         };
         // Other communication hides it only on other links: tp's in a node, if this leaves it.
-        const bool apart = plan.tp <= hw_.node && ranks * double(plan.tp) > hw_.node;
+        const bool apart = !together(plan, {PlanAxis::tp}).crosses() && all.crosses();
         const double v = plan.chunks, passes = 1 + (std::min(double(plan.pp), m) - 1) * (v - 1) / v;
         const auto under = [&](const PassCost& cost) {
             return passes * (cost.compute + (apart ? cost.tensor : 0));
         };
         const double forward = under(pass.forward), backward = under(pass.backward);
-        const double scatter = seconds(Collective::reduce_scatter, shape_.grad_dtype),
-                     gather = seconds(Collective::all_gather, shape_.model.dtype);
-        if (plan.zero == 0)
-            step.data = seen(seconds(Collective::all_reduce, shape_.grad_dtype), backward);
-        else if (plan.zero == 3)
-            step.data = m * (seen(gather, forward) + seen(gather + scatter, backward));
-        else
-            step.data = (plan.zero == 2 ? m : 1) * seen(scatter, backward) + seen(gather, forward);
-        return plan.zero == 0 ? e.all() : e.others / ranks + e.experts / of_experts;
+        const auto width = [](Sent how, DType plain) {
+            return how == Sent::fp8 ? 1.0 : how == Sent::bf16 ? 2.0 : double(dtype_bytes(plain));
+        };
+        const Sent sums = plan.zero >= 2 ? o.sums : Sent::plain,
+                   gathers = plan.zero == 3 ? o.gathers : Sent::plain;
+        const double scatter =
+            seconds(sums == Sent::plain ? Collective::reduce_scatter : Collective::all_to_all,
+                    width(sums, shape_.grad_dtype), e.others);
+        const auto gather = [&](double others) {
+            return seconds(Collective::all_gather, width(gathers, shape_.model.dtype), others);
+        };
+        const double of_all = gather(e.others);
+        if (plan.zero == 0) {
+            step.data = seen(
+                seconds(Collective::all_reduce, double(dtype_bytes(shape_.grad_dtype)), e.others),
+                backward);
+        } else if (plan.zero < 3) {
+            step.data = (plan.zero == 2 ? m : 1) * seen(scatter, backward) + seen(of_all, forward);
+        } else if (o.keep_gathered) {
+            step.data = seen(of_all, forward) + m * seen(scatter, backward);
+        } else {  // the head's are still there when its backward comes
+            step.data =
+                m * (seen(of_all, forward) + seen(gather(e.others - e.head) + scatter, backward));
+        }
+        const double others = plan.zero == 0 ? 1 : 1 / all.ranks,
+                     experts = plan.zero == 0 ? 1 : 1 / of_experts.ranks;
+        // What ranks of tp have whole saw other tokens on each: its sums are summed once more.
+        if (plan.tp > 1 && plan.tensor.sequence_parallel)
+            step.data += layers * links.call(Collective::all_reduce,
+                                             (e.whole * others + e.experts * experts) / layers *
+                                                 double(dtype_bytes(shape_.grad_dtype)),
+                                             together(plan, {PlanAxis::tp}));
+        return e.others * others + e.experts * experts;
+    }
+    // The ranks along several axes.
+    Spread together(const Plan& plan, std::initializer_list<PlanAxis> axes) const {
+        Spread all{1, 1, 1};
+        for (const PlanAxis axis : axes) {
+            const Spread one = hw_.nodes.spread(plan.size(axis), plan.stride(axis));
+            all.ranks *= one.ranks, all.on_node *= one.on_node;
+        }
+        return all;
     }
 
     StepShape shape_;

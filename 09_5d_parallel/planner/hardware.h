@@ -4,13 +4,10 @@
 //     product (M, K) x (K, N)   2 M N K / (peak * share) * (1 + half/M) (1 + half/N) (1 + half/K)
 //     attention                 FLOPs / (peak * its own share), forward and backward
 //     all else                  bytes read and written / memory_rate, and `operation` for each call
-//     communication             hops * latency + bytes sent / the slowest link's rate on the way
+//     communication             links.h
 //
 // A product of small matrices is slow because its tiles do not fill the device: one with a side of
-// `half`, and two long ones, takes twice as long as its FLOPs would. A group of n ranks that spans
-// nodes sends its ring once through every node, over as many network cards as it has ranks in
-// a node; so data parallelism over whole nodes is as fast as eight cards, and over one rank a node
-// only as fast as one.
+// `half`, and two long ones, takes twice as long as its FLOPs would.
 #pragma once
 
 #include <fmt/format.h>
@@ -20,22 +17,11 @@
 #include <string>
 #include <vector>
 
-#include "comm/comm.h"
 #include "files/json_fields.h"
 #include "files/strict_json.h"
+#include "links.h"
 
 namespace ultrascale {
-
-// Of a rank, in one direction.
-struct LinkRate {
-    double bytes_per_second;
-    double latency;             // seconds a hop
-    double reduced_per_second;  // bytes, where what arrives is added up
-    double message_latency;     // seconds of a message whose sender computes meanwhile
-    // Seconds that a second of communication adds to what is computed meanwhile, from 0 to 1: a
-    // collective, and a message to a neighbour. NCCL's kernels take multiprocessors, MPI a core.
-    double collective_slows = 0, message_slows = 0;
-};
 
 struct Hardware {
     std::string name;
@@ -46,9 +32,9 @@ struct Hardware {
     double attention_forward = 0, attention_backward = 0;  // shares of the peak
     double memory_rate = 0, update_rate = 0;  // bytes/s, read and written; of AdamW's update
     double operation = 0;                     // seconds that any call costs besides
-    int node = 8;                             // ranks that share the fast links
-    LinkRate inside = {}, between = {};       // in a node; from node to node
-    double memory = 0;                        // bytes of a device
+    Nodes nodes = {.ranks = 8, .crossing = Crossing::rings};
+    LinkRate inside = {}, between = {};  // in a node; from node to node
+    double memory = 0;                   // bytes of a device
     double process = 0;  // bytes that a process holds besides its tensors: contexts, libraries
     // Of the program rather than the device: the part of tensor parallelism's communication that
     // is hidden, from 0 to 1; and the bytes that the loss reads and writes for each logit.
@@ -63,32 +49,7 @@ struct Hardware {
     double moved(double bytes, double calls) const {
         return bytes / memory_rate + calls * operation;
     }
-    // The link that each rank of a group of n, `stride` apart, has for its ring.
-    LinkRate link(double n, double stride) const {
-        const double in_node = std::clamp(double(node) / stride, 1.0, n);
-        if (in_node >= n) return inside;
-        return {std::min(inside.bytes_per_second, in_node * between.bytes_per_second),
-                between.latency,
-                std::min(inside.reduced_per_second, in_node * between.reduced_per_second),
-                between.message_latency,
-                between.collective_slows,
-                between.message_slows};
-    }
-    // Seconds of a call on a tensor of so many bytes (S in comm.h), by n ranks `stride` apart.
-    double call(Collective kind, double bytes, double n, double stride) const {
-        if (n <= 1) return 0;
-        const LinkRate rate = link(n, stride);
-        if (kind == Collective::send_recv)
-            return rate.message_latency + bytes / rate.bytes_per_second;
-        // Rings, but for an all-reduce NCCL's trees, which send as much in fewer hops.
-        const double hops = kind == Collective::all_reduce ? 2 * std::ceil(std::log2(n)) : n - 1;
-        const double sent = bytes_sent(kind, bytes, int(n)),
-                     reduced = kind == Collective::all_reduce       ? sent / 2
-                               : kind == Collective::reduce_scatter ? sent
-                                                                    : 0;
-        return hops * rate.latency + reduced / rate.reduced_per_second +
-               (sent - reduced) / rate.bytes_per_second;
-    }
+    Links links() const { return {nodes, inside, between}; }
 };
 
 // Per device: peaks and memory by the data sheets (H100, H200 and A100 SXM; H800: NVLink cut to 400
@@ -147,7 +108,9 @@ inline nlohmann::ordered_json json_of(const Hardware& h) {
             {"memory_bytes_per_second", h.memory_rate},
             {"update_bytes_per_second", h.update_rate},
             {"operation_seconds", h.operation},
-            {"ranks_in_a_node", h.node},
+            {"ranks_in_a_node", h.nodes.ranks},
+            {"cards_in_a_node", h.nodes.cards_of_node()},
+            {"collectives", crossing_names[size_t(h.nodes.crossing)]},
             {"inside", link(h.inside)},
             {"between", link(h.between)},
             {"memory_bytes", h.memory},
@@ -204,7 +167,24 @@ inline Hardware read_hardware(const std::string& path) {
     const int64_t node = fields.integer("ranks_in_a_node");
     if (node < 1 || node > 1 << 20)
         user_error("{}: ranks_in_a_node = {} is no number of ranks", path, node);
-    h.node = int(node);
+    h.nodes.ranks = int(node);
+    const int64_t cards = fields.find("collectives") ? fields.integer("cards_in_a_node") : 0;
+    if (cards < 1)
+        user_error(
+            "{}: it does not say how collectives go from node to node, and over how many cards: "
+            "--calibrate it again",
+            path);
+    if (cards > node)
+        user_error("{}: cards_in_a_node = {}: at most one for each of {} ranks", path, cards, node);
+    h.nodes.cards = int(cards);
+    const std::string collectives = fields.find("collectives")->dump();
+    const auto way = std::ranges::find_if(crossing_names, [&](const char* name) {
+        return collectives == fmt::format("\"{}\"", name);
+    });
+    if (way == crossing_names.end())
+        user_error("{}: collectives = {} must be one of rings, ring and exchange", path,
+                   printable(collectives));
+    h.nodes.crossing = Crossing(way - crossing_names.begin());
     h.inside = link("inside"), h.between = link("between");
     h.memory = positive(fields, "memory_bytes");
     h.process = at_least_0(fields, "process_bytes");

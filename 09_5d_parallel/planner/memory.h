@@ -77,6 +77,7 @@ public:
     // Elements of the parameters that a rank has of these stages: of experts, and of all else.
     struct Elements {
         double others = 0, experts = 0, largest_layer = 0, head = 0, embedding = 0;
+        double whole = 0;  // of the others, those that each rank of tp has whole
         double all() const { return others + experts; }
     };
     Elements elements(const Plan& plan, int place) {
@@ -91,9 +92,11 @@ public:
             const Stage& stage = stages(plan)[size_t(chunk * plan.pp + place)];
             for (int64_t layer = stage.first_layer; layer < stage.last_layer; ++layer) {
                 double others = attention, experts = 0;
+                e.whole += 2 * h;
                 if (c.has_experts(layer)) {
                     const double one = 3 * h * double(c.experts.ffn), E = double(c.experts.count);
-                    others += E * h + double(c.experts.shared) * one;
+                    const double routing = E * h + double(c.experts.shared) * one;
+                    others += routing, e.whole += routing;
                     experts = E / double(plan.ep) * one;
                 } else {
                     others += 3 * h * double(c.ffn / plan.tp);
@@ -103,6 +106,7 @@ public:
             }
             if (stage.embedding) e.embedding = vocabulary;
             // A tied head on the embedding's rank is the same weight.
+            if (stage.head) e.whole += h;
             if (stage.head) e.head = h + (c.tied && e.embedding > 0 ? 0 : vocabulary);
         }
         e.others += e.embedding + e.head;
@@ -197,7 +201,9 @@ private:
     }
 
     const AttentionMemory& attention_of(const Plan& plan) {
-        const auto key = std::tuple(plan.tp, plan.cp, plan.micro_batch, plan.gathers_keys);
+        const ContextOptions& o = plan.context;
+        const auto key = std::tuple(plan.tp, plan.cp, plan.micro_batch, int(o.variant),
+                                    int(o.layout), o.ulysses, o.tails, int(o.backward));
         const auto found = attention_.find(key);
         if (found != attention_.end()) return found->second;
         AttentionMemory memory;
@@ -205,8 +211,8 @@ private:
             const Techniques t = plan.techniques();
             StepShape heads = with_heads_of(shape_, int(plan.tp), 0);
             heads.micro_batch = plan.micro_batch;
-            const ContextOptions& o = t.context;
-            const RingPlan ring(SequenceCut(o.layout, o.in_ring(), shape_.seq), o.tails, nullptr);
+            const RingPlan ring(SequenceCut(o.layout, t.context.in_ring(), shape_.seq), o.tails,
+                                nullptr);
             memory = attention_memory(heads, t.context, ring, 0);
         }
         return attention_.emplace(key, memory).first->second;
@@ -270,7 +276,8 @@ private:
     StepShape shape_;
     std::map<int64_t, std::vector<Stage>> stages_;
     std::map<std::tuple<int64_t, int, int>, OfStep> steps_;
-    std::map<std::tuple<int64_t, int64_t, int64_t, bool>, AttentionMemory> attention_;
+    std::map<std::tuple<int64_t, int64_t, int64_t, int, int, int, bool, int>, AttentionMemory>
+        attention_;
     std::map<std::tuple<int64_t, int64_t, int64_t, Recompute>, Moments> moments_;
     std::map<
         std::tuple<int64_t, int64_t, int64_t, int64_t, Recompute, int64_t, bool, bool, int64_t>,

@@ -1,10 +1,16 @@
 // A layout that the planner considers, and the words for it.
 #pragma once
 
+#include <array>
+
 #include "../techniques.h"
+#include "comm/nodes.h"
 #include "report/estimate.h"
 
 namespace ultrascale {
+
+enum class PlanAxis { tp, cp, ep, dp, pp };
+inline constexpr std::array<const char*, 5> axis_names = {"tp", "cp", "ep", "dp", "pp"};
 
 struct Plan {
     int64_t dp = 1, tp = 1, cp = 1, ep = 1, pp = 1;
@@ -13,30 +19,43 @@ struct Plan {
     int chunks = 1;                              // stages a rank: 1 is 1f1b, more interleaved
     Recompute recompute = Recompute::none;
     double bucket = 25 * 1048576;  // bytes of gradients that are summed at a time (ZeRO-0)
-    bool gathers_keys = false;     // context parallelism by all-gather, not by a ring
     bool fp8 = false;              // the linears of the layers multiply in fp8
+    // How each technique does it. Numbers of ranks, and ZeRO's stage, are those above.
+    ContextOptions context = {};
+    TensorOptions tensor = {.sequence_parallel = true};
+    ExpertOptions experts = {};
+    ZeroOptions states = {};
+    std::array<PlanAxis, 5> order = {PlanAxis::tp, PlanAxis::cp, PlanAxis::ep, PlanAxis::dp,
+                                     PlanAxis::pp};
 
     int64_t ranks() const { return dp * tp * cp * ep * pp; }
     int64_t sequences() const { return micro_batch * micro_batches * dp * ep; }
-    // Ranks between two neighbours along an axis, in the order tp, cp, ep, dp, pp.
-    int64_t stride_of_cp() const { return tp; }
-    int64_t stride_of_ep() const { return tp * cp; }
-    int64_t stride_of_pp() const { return tp * cp * ep * dp; }
+    int64_t size(PlanAxis axis) const {
+        const std::array<int64_t, 5> sizes = {tp, cp, ep, dp, pp};
+        return sizes[size_t(axis)];
+    }
+    // Ranks between two neighbours along an axis.
+    int64_t stride(PlanAxis axis) const {
+        int64_t ranks = 1;
+        for (size_t i = 0; order[i] != axis; ++i) ranks *= size(order[i]);
+        return ranks;
+    }
 
-    // The same in the terms of the chapters, to be run. Sequence parallelism comes with tp.
+    // The same in the terms of the chapters, to be run.
     Techniques techniques() const {
-        Techniques t;
+        Techniques t{.zero = states, .tensor = tensor, .context = context, .experts = experts};
         t.axes.dp = int(dp), t.axes.tp = int(tp), t.axes.cp = int(cp);
         t.axes.ep = int(ep), t.axes.pp = int(pp);
+        for (size_t i = 0; i < order.size(); ++i) t.axes.order[i] = axis_names[size_t(order[i])];
         t.zero.stage = zero;
-        t.tensor.sequence_parallel = tp > 1;
-        t.context.variant = gathers_keys ? Variant::all_gather : Variant::ring;
         t.schedule = chunks > 1 ? "interleaved" : "1f1b";
         t.sizes = {.chunks = chunks > 1 ? chunks : 0};
-        t.complete(int(ranks()));
+        t.complete(int(ranks()), layout_names[int(context.layout)]);
+        if (tp == 1) t.tensor = {.tp = 1};
         return t;
     }
-    // What --explain-layout takes, and what a run of it is told.
+    // What --explain-layout takes, and what a run of it is told: of the planner's own plans, whose
+    // techniques are the usual ones.
     std::string options() const {
         std::string text;
         const auto add = [&](const char* name, int64_t value, int64_t unless) {

@@ -166,7 +166,7 @@ private:
     void simulate(Ranked& r) {
         if (r.plan.pp == 1 || r.plan.pp * r.plan.micro_batches * r.plan.chunks > 20'000) return;
         const Schedule schedule = plan_schedule(r.plan, int(r.plan.micro_batches));
-        Costs costs{.hop = cost_.hop(r.plan)};
+        Costs costs{.links = cost_.messages(r.plan)};
         const std::vector<UnitCost> ranks = cost_.of_ranks(r.plan);
         for (int s = 0; s < schedule.stages; ++s) {
             const UnitCost& of = ranks[size_t(s % int(r.plan.pp))];

@@ -84,7 +84,7 @@ inline std::vector<PublishedRow> published_rows() {
                       .zero = 1,
                       .micro_batches = batch / dp,
                       .chunks = 7,
-                      .gathers_keys = true},
+                      .context = {.variant = Variant::all_gather}},
              .mfu = mfu,
              .causal = true});
     };

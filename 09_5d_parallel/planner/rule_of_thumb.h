@@ -26,7 +26,7 @@ inline RuleOfThumb rule_of_thumb(Planner& planner) {
     const PlanFor& f = planner.what();
     const LlamaConfig& c = f.shape.config;
     const double billions = double(parameter_count(c)) / 1e9;
-    const int64_t node = f.hardware.node;
+    const int64_t node = f.hardware.nodes.ranks;
     RuleOfThumb rule;
     Plan plan;
     const auto widest_tp = [&] {

@@ -108,34 +108,34 @@ TEST(SlowLinks, SumsAreTheSame) {
     }
 }
 
-// The seconds that the CUDA backend waits, computed from NCCL's algorithms.
-TEST(SlowLinks, SecondsOfNcclsCalls) {
+// For which bytes the CUDA backend waits, computed from NCCL's algorithms; here in MB.
+TEST(SlowLinks, BytesOfNcclsCalls) {
     const PretendedNodes nodes(2, 1e6);
     const Communicator::Impl all("all", {0, 1, 2, 3}, 0, 1), inside("inside", {2, 3}, 1, 1),
         across("across", {1, 3}, 0, 1);
-    const auto seconds = [](const Communicator::Impl& group, Collective kind, int64_t out,
-                            int64_t in, int root = -1) {
-        return slow_link_seconds({.kind = kind, .out_bytes = out, .in_bytes = in, .root = root},
-                                 group);
+    const auto megabytes = [](const Communicator::Impl& group, Collective kind, int64_t out,
+                              int64_t in, int root = -1) {
+        return 1e-6 * slow_link_bytes(
+                          {.kind = kind, .out_bytes = out, .in_bytes = in, .root = root}, group);
     };
-    EXPECT_DOUBLE_EQ(seconds(all, Collective::all_reduce, 1000000, 1000000), 1.5);  // 2 (n-1)/n
-    EXPECT_DOUBLE_EQ(seconds(across, Collective::all_reduce, 1000000, 1000000), 1);
-    EXPECT_EQ(seconds(inside, Collective::all_reduce, 1000000, 1000000), 0);
-    EXPECT_DOUBLE_EQ(seconds(all, Collective::all_gather, 1000000, 250000), 0.75);
-    EXPECT_DOUBLE_EQ(seconds(all, Collective::reduce_scatter, 250000, 1000000), 0.75);
-    EXPECT_DOUBLE_EQ(seconds(all, Collective::broadcast, 1000000, 1000000, 2), 1);
-    EXPECT_DOUBLE_EQ(seconds(all, Collective::gather, 1000000, 250000, 0),
+    EXPECT_DOUBLE_EQ(megabytes(all, Collective::all_reduce, 1000000, 1000000), 1.5);  // 2 (n-1)/n
+    EXPECT_DOUBLE_EQ(megabytes(across, Collective::all_reduce, 1000000, 1000000), 1);
+    EXPECT_EQ(megabytes(inside, Collective::all_reduce, 1000000, 1000000), 0);
+    EXPECT_DOUBLE_EQ(megabytes(all, Collective::all_gather, 1000000, 250000), 0.75);
+    EXPECT_DOUBLE_EQ(megabytes(all, Collective::reduce_scatter, 250000, 1000000), 0.75);
+    EXPECT_DOUBLE_EQ(megabytes(all, Collective::broadcast, 1000000, 1000000, 2), 1);
+    EXPECT_DOUBLE_EQ(megabytes(all, Collective::gather, 1000000, 250000, 0),
                      0.5);  // the root receives from two others
-    EXPECT_DOUBLE_EQ(seconds(all, Collective::gather, 1000000, 250000, 1),
+    EXPECT_DOUBLE_EQ(megabytes(all, Collective::gather, 1000000, 250000, 1),
                      0);  // this rank sends within its node
-    EXPECT_DOUBLE_EQ(seconds(all, Collective::scatter, 250000, 1000000, 3), 0.25);
+    EXPECT_DOUBLE_EQ(megabytes(all, Collective::scatter, 250000, 1000000, 3), 0.25);
     const Operation to_all{.kind = Collective::all_to_all,
                            .send_begin = {0, 100, 300, 600, 1000},
                            .recv_begin = {0, 100, 200, 300, 400}};
-    EXPECT_DOUBLE_EQ(slow_link_seconds(to_all, all), 700e-6);
+    EXPECT_DOUBLE_EQ(slow_link_bytes(to_all, all), 700);
     const Operation messages{
         .kind = Collective::send_recv,
         .messages = {
             {true, nullptr, 500, 1, 0}, {true, nullptr, 300, 2, 0}, {false, nullptr, 400, 3, 0}}};
-    EXPECT_DOUBLE_EQ(slow_link_seconds(messages, all), 400e-6);
+    EXPECT_DOUBLE_EQ(slow_link_bytes(messages, all), 400);
 }

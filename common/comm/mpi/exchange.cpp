@@ -37,6 +37,7 @@ void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
         expected_.push_back(-1);
     }
     if (slow_links().between(group_->world_ranks[peer], group_->world_ranks[rank()]) && bytes > 0) {
+        bytes_between_nodes() += bytes;
         SlowMessage& slow = slow_.emplace_back(bytes, false, send_over_slow_link(bytes, set_out_));
         MPI_Isend(&slow.trip, sizeof slow.trip, MPI_BYTE, group_->world_ranks[peer], tag,
                   MPI_COMM_WORLD, &requests_.emplace_back());

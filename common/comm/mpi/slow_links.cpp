@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <thread>
+
+#include "comm/comm_transport.h"
 
 namespace ultrascale {
 
@@ -12,9 +15,40 @@ SlowLinks& slow_links() {
     return links;
 }
 
+std::atomic<int64_t>& bytes_between_nodes() {
+    static std::atomic<int64_t> bytes = 0;
+    return bytes;
+}
+
 void pretend_nodes(int ranks_per_node, double gbit_per_second) {
     check(ranks_per_node > 0 && gbit_per_second > 0, "simulated nodes need ranks and a rate");
-    slow_links() = {ranks_per_node, gbit_per_second * 1e9 / 8};
+    slow_links() = {{.ranks = ranks_per_node}, gbit_per_second * 1e9 / 8};
+}
+
+Nodes current_nodes() {
+    const Communicator& world = Communicator::world();
+    world.symmetric_memory();  // opens it: only then it is known how calls go
+    const bool exchange = transport::over_mpi();
+    if (slow_links().on()) {
+        Nodes nodes = slow_links().nodes;
+        nodes.crossing = exchange ? Crossing::exchange : Crossing::ring;
+        return nodes;
+    }
+    MPI_Comm shared;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &shared);
+    int first = world.rank();
+    MPI_Bcast(&first, 1, MPI_INT, 0, shared);
+    MPI_Comm_free(&shared);
+    Nodes nodes{.crossing = exchange ? Crossing::exchange : Crossing::rings};
+    std::map<std::string, int> found;
+    std::vector<int> sizes;
+    for (const std::string& first_on_node : world.gather_strings(std::to_string(first))) {
+        const auto [node, is_new] = found.emplace(first_on_node, int(sizes.size()));
+        if (is_new) sizes.push_back(0);
+        nodes.placed.push_back(node->second), ++sizes[size_t(node->second)];
+    }
+    nodes.ranks = std::ranges::max(sizes);
+    return nodes;
 }
 
 // ---- the cards' clocks --------------------------------------------------------------------------
@@ -49,27 +83,24 @@ double receive_over_slow_link(int64_t bytes, const SlowTrip& sent) {
 
 // ---- NCCL ---------------------------------------------------------------------------------------
 
-double slow_link_seconds(const Operation& x, const Communicator::Impl& group) {
+double slow_link_bytes(const Operation& x, const Communicator::Impl& group) {
     const auto far = [&](int peer) {
         return slow_links().between(group.world_ranks[peer], group.world_ranks[group.rank]);
     };
     const double n = group.size();
-    bool crosses = false;  // the group has ranks of several nodes
     int64_t far_ranks = 0, out = 0, in = 0;
-    for (int r = 0; r < group.size(); ++r) {
-        far_ranks += far(r);
-        crosses = crosses || slow_links().between(group.world_ranks[r], group.world_ranks[0]);
-    }
-    const auto ring = [&](double times, int64_t bytes) {
-        return crosses ? times * double(bytes) / slow_links().bytes_per_second : 0;
+    for (int r = 0; r < group.size(); ++r) far_ranks += far(r);
+    const auto ring = [&](int64_t bytes) {
+        return bytes_over_card(x.kind, double(bytes), {n, n - double(far_ranks), 1},
+                               Crossing::ring);
     };
     const bool root = group.rank == x.root, far_from_root = x.root >= 0 && far(x.root);
     switch (x.kind) {
-        case Collective::all_reduce: return ring(2 * (n - 1) / n, x.in_bytes);
-        case Collective::all_gather: return ring((n - 1) / n, x.out_bytes);
-        case Collective::reduce_scatter: return ring((n - 1) / n, x.in_bytes);
+        case Collective::all_reduce:
+        case Collective::reduce_scatter: return ring(x.in_bytes);
+        case Collective::all_gather: return ring(x.out_bytes);
         case Collective::broadcast:
-        case Collective::reduce: return ring(1, x.in_bytes);
+        case Collective::reduce: return far_ranks > 0 ? double(x.in_bytes) : 0;
         case Collective::gather: out = (root ? far_ranks : far_from_root) * x.in_bytes; break;
         case Collective::scatter: out = (root ? far_ranks : far_from_root) * x.out_bytes; break;
         case Collective::all_to_all:
@@ -84,7 +115,7 @@ double slow_link_seconds(const Operation& x, const Communicator::Impl& group) {
             break;
         case Collective::barrier: break;
     }
-    return double(std::max(out, in)) / std::max(slow_links().bytes_per_second, 1.0);
+    return double(std::max(out, in));
 }
 
 }  // namespace ultrascale

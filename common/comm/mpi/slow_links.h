@@ -18,18 +18,21 @@
 // after a call for as long as the cards would have worked (comm/nccl/slow_link.cu).
 #pragma once
 
+#include "comm/nodes.h"
 #include "comm_mpi.h"
 
 namespace ultrascale {
 
 struct SlowLinks {
-    int ranks_per_node = 0;  // 0: no nodes are simulated
+    Nodes nodes = {};  // nodes.ranks 0: none are simulated
     double bytes_per_second = 0;
-    bool between(int a, int b) const {
-        return ranks_per_node > 0 && a / ranks_per_node != b / ranks_per_node;
-    }  // ranks in world()
+    bool on() const { return nodes.ranks > 0; }
+    bool between(int a, int b) const { return on() && nodes.between(a, b); }  // ranks in world()
 };
 SlowLinks& slow_links();
+// The bytes that this rank has sent to other simulated nodes since the program's start, or with NCCL
+// should have (slow_link_bytes()). Tests compare it with what nodes.h says.
+std::atomic<int64_t>& bytes_between_nodes();
 
 // On the steady clock that all processes of a machine share.
 double machine_seconds();
@@ -41,9 +44,9 @@ SlowTrip send_over_slow_link(int64_t bytes, double& since);
 // When this rank's card has received a message that occupied its sender's card during `sent`.
 double receive_over_slow_link(int64_t bytes, const SlowTrip& sent);
 
-// The time that the cards need for an operation as NCCL runs it: all-reduce, all-gather,
-// reduce-scatter, broadcast and reduce along one ring in rank order, whose links between nodes are
-// the bottleneck; the others as messages from rank to rank.
-double slow_link_seconds(const Operation& operation, const Communicator::Impl& group);
+// The bytes that a card sends, or receives if these are more, in an operation as NCCL runs it:
+// all-reduce, all-gather, reduce-scatter, broadcast and reduce along one ring in rank order, whose
+// links between nodes are the bottleneck; the others as messages from rank to rank.
+double slow_link_bytes(const Operation& operation, const Communicator::Impl& group);
 
 }  // namespace ultrascale

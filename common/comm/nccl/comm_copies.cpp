@@ -86,7 +86,7 @@ void copy_in_turn(Work::Impl& work, Copies& copies, bool meet_first, Stream& str
 
 bool fit(const Operation& x, const PeerMemory* peers) {
     const CommunicationSettings& settings = communication_settings();
-    if (!peers || !settings.copy_engines || slow_links().ranks_per_node > 0) return false;
+    if (!peers || !settings.copy_engines || slow_links().on()) return false;
     int64_t bytes = std::max(x.in_bytes, x.out_bytes);
     for (const Operation::Message& m : x.messages) bytes += m.send ? m.bytes : 0;
     if (x.kind == Collective::all_to_all) bytes = x.average_bytes;

@@ -3,6 +3,7 @@
 #include "comm_nccl.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <set>
@@ -215,7 +216,7 @@ void close() { links::close(); }
 bool over_mpi() { return sharing; }
 
 std::shared_ptr<Allocator> symmetric_memory(const Communicator::Impl& group) {
-    return group.link && slow_links().ranks_per_node == 0 ? group.link->peers : nullptr;
+    return group.link && !slow_links().on() ? group.link->peers : nullptr;
 }
 
 int64_t open_mailbox(Communicator::Impl& group, int64_t bytes) {
@@ -249,8 +250,11 @@ void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
     if (copying_peers(group, operation)) return copies::start(work, operation, stream);
     Timestamp begin = Timestamp::in(stream);
     run_over_nccl(operation, group, stream);
-    if (slow_links().ranks_per_node > 0)
-        wait_for_slow_link(slow_link_seconds(operation, group), cuda_stream(stream));
+    if (slow_links().on()) {
+        const double bytes = slow_link_bytes(operation, group);
+        bytes_between_nodes() += std::llround(bytes);
+        wait_for_slow_link(bytes / slow_links().bytes_per_second, cuda_stream(stream));
+    }
     work.end = Timestamp::in(stream);
     work.finished = stream.record();
     add_measurement({work.communicator->name, work.kind, begin, work.end, !work.asynchronous, false,

@@ -1,0 +1,218 @@
+// What one rank waits for in a layer, or in the head, of one micro-batch: the communication inside
+// the layer that nothing hides.
+//
+//     tp    with sequence parallelism 4 tensors of (tokens, h) forward and 6 backward, gathered or
+//           scattered; without, 2 and 2 summed (03)
+//     cp    keys and values round the ring, under attention; whatever is longer counts. Or they are
+//           gathered, or heads exchanged, and nothing hides it (04)
+//     ep    rows there and back (06)
+//     pp    a message from stage to stage (05)
+#pragma once
+
+#include "06_expert_parallel/predict.h"
+#include "hardware.h"
+#include "plan.h"
+
+namespace ultrascale {
+
+// Seconds of a pass, by what they go into; of communication only what is waited for.
+struct PassCost {
+    double compute = 0, tensor = 0, context = 0, experts = 0;
+    double all() const { return compute + tensor + context + experts; }
+    PassCost& operator+=(const PassCost& o) {
+        compute += o.compute, tensor += o.tensor, context += o.context, experts += o.experts;
+        return *this;
+    }
+    PassCost operator*(double n) const {
+        return {compute * n, tensor * n, context * n, experts * n};
+    }
+};
+struct UnitCost {
+    PassCost forward, backward;
+    double both() const { return forward.all() + backward.all(); }
+    UnitCost& operator+=(const UnitCost& o) {
+        forward += o.forward, backward += o.backward;
+        return *this;
+    }
+    UnitCost operator*(double n) const { return {forward * n, backward * n}; }
+};
+
+class LayerCalls {
+public:
+    LayerCalls(const StepShape& shape, const Hardware& hardware, const Plan& plan)
+        : c_(shape.config),
+          hw_(hardware),
+          links_(hardware.links()),
+          plan_(plan),
+          e_(double(dtype_bytes(shape.model.dtype))),
+          tokens_(double(plan.micro_batch) * double(shape.seq) / double(plan.cp)),
+          tp_(double(plan.tp)),
+          stream_(tokens_ * double(c_.hidden) * e_) {}
+
+    // With experts, whose tokens are dealt out already, attention's region only.
+    void add_regions(UnitCost& cost, bool with_experts) const {
+        const double regions = with_experts ? 1 : 2, again = plan_.tensor.keep_gathered ? 1 : 2;
+        if (summed()) return add(cost, {.sums = regions}, {.sums = regions});
+        add(cost, {.gathers = regions, .scatters = regions},
+            {.gathers = again * regions, .scatters = regions});
+    }
+
+    void add_embedding(UnitCost& cost) const {
+        if (summed()) return add(cost, {.sums = 1}, {});
+        add(cost, {.scatters = 1}, {.gathers = 1});
+    }
+    // With what the loss gathers: three numbers a token from each rank.
+    void add_head(UnitCost& cost) const {
+        if (plan_.tp == 1) return;
+        const double again = plan_.tensor.keep_gathered ? 0 : 1;
+        summed() ? add(cost, {}, {.sums = 1})
+                 : add(cost, {.gathers = 1}, {.gathers = again, .scatters = 1});
+        cost.forward.tensor +=
+            links_.call(Collective::all_gather, 12 * tokens_ * tp_, spread(PlanAxis::tp));
+    }
+    // K and V to all ranks, and back with their gradients, in fp32: 04's formulas. A ring hides
+    // them under attention, which they slow; all else is waited for.
+    void add_context(UnitCost& cost, double attended, double back, double kv) const {
+        if (plan_.cp == 1) return;
+        ContextOptions o = plan_.context;
+        o.cp = int(plan_.cp);
+        const int64_t u = o.exchanging(), stride = plan_.stride(PlanAxis::cp);
+        const double n = o.in_ring(), heads = std::max(kv / double(c_.head_dim), 1.0),
+                     own = 2 * tokens_ * kv * e_,  // K and V
+            q = double(c_.q_size()) / tp_, keys = own * std::max(heads, double(u)) / heads,
+                     sums = keys * 4 / e_;
+        // Of a causal mask the last rank has most, if each takes one piece of the sequence.
+        if (o.layout == Layout::contiguous && n > 1 && !o.tails) {
+            cost.forward.compute += attended * (1 - 1 / n);
+            cost.backward.compute += back * (1 - 1 / n);
+        }
+        if (o.variant == Variant::all_gather) {
+            const Spread group = spread(PlanAxis::cp);
+            const double gathers = 2 * links_.call(Collective::all_gather, n * keys / 2, group);
+            cost.forward.context += gathers;
+            cost.backward.context +=
+                gathers + 2 * links_.call(Collective::reduce_scatter, n * sums / 2, group);
+            return;
+        }
+        if (u > 1) {
+            const Spread group = hw_.nodes.spread(u, stride);
+            const double exchanges =
+                2 * (links_.call(Collective::all_to_all, tokens_ * q * e_, group) +
+                     links_.call(Collective::all_to_all, keys / 2, group));
+            cost.forward.context += exchanges, cost.backward.context += exchanges;
+        }
+        if (n == 1) return;
+        // A ring merges a partial output, and adds up gradients, in fp32 after every hop.
+        cost.forward.compute += hw_.moved((n - 1) * tokens_ * q * (8 + e_), 4 * (n - 1));
+        cost.backward.compute += hw_.moved((n - 1) * tokens_ * (q + 2 * kv) * 12, 8 * (n - 1));
+        const Spread group = hw_.nodes.spread(int64_t(n), stride * u);
+        const LinkRate& link = links_.of(group);
+        // From node to node a hop is a message whose sender computes.
+        const double latency = group.crosses() ? link.message_latency : link.latency;
+        const auto hops = [&](double times, double bytes) {
+            return times * (links_.hop(bytes, group) + latency);
+        };
+        const auto seen = [&](double hops, double under) {
+            const double waited_for = std::max(hops - under, 0.0);
+            return waited_for + link.message_slows * (hops - waited_for);
+        };
+        const double share = (n - 1) / n;  // of attention, that hides them
+        // Tails go the other way than heads, at the same time.
+        const double part = o.tails ? 0.5 : 1;
+        cost.forward.context += seen(hops(n - 1, part * keys), share * attended);
+        const bool again = o.tails || o.backward == RingBackward::again,
+                   kept = !again && o.backward == RingBackward::kept;
+        cost.backward.context +=
+            seen(hops(kept ? n - 2 : n - 1, part * keys) + hops(n - 1, part * sums), share * back);
+        if (again) cost.backward.context += hops(1, part * sums);  // the way home
+    }
+
+    // The rows' way to the experts and back, with the names and weights that go beside them. A
+    // forward also tells the counts.
+    void add_experts(UnitCost& cost, int64_t tokens) const {
+        if (plan_.ep == 1) return;
+        ExpertOptions o = plan_.experts;
+        o.ep = int(plan_.ep);
+        const ExpertsConfig& e = c_.experts;
+        const double row = double(c_.hidden) * e_, k = double(e.router.top_k);
+        const int64_t stride = plan_.stride(PlanAxis::ep);
+        const auto exchange = [&](const Spread& group, double bytes) {
+            return links_.call(Collective::all_to_all, bytes, group);
+        };
+        const Spread ep = spread(PlanAxis::ep);
+        if (o.dispatch == Dispatch::expert) {
+            const double rows = double(even_rows(e, o, tokens)), C = double(o.chunks_here());
+            const double pass = C * (2 * exchange(ep, rows / C * row) + exchange(ep, rows / C * 4));
+            cost.forward.experts += pass;
+            if (o.capacity_factor == 0)
+                cost.forward.experts += C * exchange(ep, double(e.count) * 4);
+            cost.backward.experts += pass;
+            return;
+        }
+        const auto hop = [&](const Spread& group, double rows) {
+            const double named = exchange(group, rows * k * 4);
+            const double there_and_back = 2 * exchange(group, rows * row);
+            cost.forward.experts +=
+                there_and_back + 2 * named +
+                links_.call(Collective::all_gather, group.ranks * group.ranks * 4, group);
+            cost.backward.experts += there_and_back + named;
+        };
+        const std::vector<Traffic::Rows::OfHop> hops = balanced_hops(e, o, tokens);
+        if (hops.size() == 1) return hop(ep, double(hops[0].left));
+        hop(hw_.nodes.spread(plan_.ep / o.node_size, stride * o.node_size), double(hops[0].left));
+        hop(hw_.nodes.spread(o.node_size, stride), double(hops[1].left));
+    }
+
+    // Seconds of a message, a rank's part of the stream, from each place of the pipeline to the next
+    // one or back; the last: between the last place and the first. Only some are on different nodes.
+    std::vector<double> messages() const {
+        const int64_t stride = plan_.stride(PlanAxis::pp);
+        const double bytes = stream_ / parts(), senders = spread(PlanAxis::pp).senders;
+        const auto seconds = [&](bool far) {
+            return links_.call(Collective::send_recv, bytes, {2, far ? 1.0 : 2.0, senders});
+        };
+        const double near = seconds(false), far = seconds(true);
+        std::vector<double> links;
+        for (int64_t i = 0; i < plan_.pp; ++i) {
+            const int64_t next = (i + 1) % plan_.pp;
+            links.push_back(hw_.nodes.between(int(i * stride), int(next * stride)) ? far : near);
+        }
+        return links;
+    }
+
+private:
+    // All-gathers, reduce-scatters and all-reduces of tensors of (tokens, h), over tp.
+    struct TensorCalls {
+        double gathers = 0, scatters = 0, sums = 0;
+    };
+    bool summed() const { return !plan_.tensor.sequence_parallel; }
+    // Seconds, of what is not hidden.
+    double seconds(const TensorCalls& calls) const {
+        const auto of = [&](double times, Collective kind) {
+            return times == 0 ? 0 : times * links_.call(kind, stream_, spread(PlanAxis::tp));
+        };
+        return (1 - hw_.tensor_hidden) * (of(calls.gathers, Collective::all_gather) +
+                                          of(calls.scatters, Collective::reduce_scatter) +
+                                          of(calls.sums, Collective::all_reduce));
+    }
+    void add(UnitCost& cost, const TensorCalls& forward, const TensorCalls& backward) const {
+        if (plan_.tp == 1) return;
+        cost.forward.tensor += seconds(forward), cost.backward.tensor += seconds(backward);
+    }
+    // Of the residual stream between layers.
+    double parts() const { return plan_.tensor.sequence_parallel ? tp_ : 1; }
+    Spread spread(PlanAxis axis) const {
+        return hw_.nodes.spread(plan_.size(axis), plan_.stride(axis));
+    }
+
+    const LlamaConfig& c_;
+    const Hardware& hw_;
+    const Links links_;
+    const Plan& plan_;
+    double e_;       // bytes of a number
+    double tokens_;  // of a micro-batch on a rank of cp
+    double tp_;
+    double stream_;  // bytes of the residual stream on all ranks of tp
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,69 @@
+// How long a call takes, over the links inside a node and the cards between nodes.
+//
+//     communication   hops * latency + the longer of: bytes sent inside the node / that rate,
+//                     bytes over a rank's card (comm/nodes.h has them by algorithm) / its rate
+//
+// A card's rate is that of each rank while all ranks of a node send. If these share cards, and only
+// some of them send, as the ranks at a node's border do in a ring of neighbours, each gets more.
+#pragma once
+
+#include <cmath>
+
+#include "comm/nodes.h"
+
+namespace ultrascale {
+
+// Of a rank, in one direction.
+struct LinkRate {
+    double bytes_per_second;
+    double latency;             // seconds a hop
+    double reduced_per_second;  // bytes, where what arrives is added up
+    double message_latency;     // seconds of a message whose sender computes meanwhile
+    // Seconds that a second of communication adds to what is computed meanwhile, from 0 to 1: a
+    // collective, and a message to a neighbour. NCCL's kernels take multiprocessors, MPI a core.
+    double collective_slows = 0, message_slows = 0;
+};
+
+struct Links {
+    Nodes nodes;
+    LinkRate inside, between;
+
+    // The link of a group that is spread so: for latencies and what communication slows.
+    const LinkRate& of(const Spread& group) const { return group.crosses() ? between : inside; }
+
+    // Seconds of a call on a tensor of so many bytes (S in comm.h). A message: to a neighbour, in a
+    // group that has neighbours on different nodes or has none.
+    double call(Collective kind, double bytes, const Spread& group) const {
+        const double n = group.ranks;
+        if (n <= 1) return 0;
+        if (kind == Collective::send_recv) return of(group).message_latency + hop(bytes, group);
+        // Rings, but for an all-reduce NCCL's trees, which send as much in fewer hops.
+        const double hops = kind == Collective::all_reduce ? 2 * std::ceil(std::log2(n)) : n - 1;
+        const auto phase = [&](Collective part, bool added) {
+            const auto rate = [&](const LinkRate& link) {
+                return added ? link.reduced_per_second : link.bytes_per_second;
+            };
+            // Rings pass all of it through every rank.
+            const bool direct =
+                nodes.crossing == Crossing::exchange || kind == Collective::all_to_all;
+            const double near = direct ? (group.on_node - 1) / n * bytes : (n - 1) / n * bytes;
+            return std::max(near / rate(inside),
+                            bytes_over_card(part, bytes, group, nodes.crossing) / rate(between));
+        };
+        double seconds = hops * of(group).latency;
+        if (kind == Collective::all_reduce || kind == Collective::reduce_scatter)
+            seconds += phase(Collective::reduce_scatter, true);
+        if (kind != Collective::reduce_scatter)
+            seconds += phase(kind == Collective::all_to_all ? kind : Collective::all_gather, false);
+        return seconds;
+    }
+    // Seconds of a message to a neighbour, without latency, when all groups alike send one.
+    double hop(double bytes, const Spread& group) const {
+        if (!group.crosses()) return bytes / inside.bytes_per_second;
+        const double ranks = nodes.ranks, cards = std::min<double>(nodes.cards_of_node(), ranks),
+                     sharing = std::clamp(group.senders, cards, ranks);
+        return bytes / (between.bytes_per_second * ranks / sharing);
+    }
+};
+
+}  // namespace ultrascale

@@ -1,0 +1,96 @@
+// What a step waits for, on pretended nodes, beside what --explain-layout says of hardware that was
+// calibrated there. The links are so slow that a step hardly does anything else, whatever else the
+// machine does.
+#include <algorithm>
+#include <cmath>
+
+#include "run_program.h"
+
+namespace ultrascale::test {
+namespace {
+
+const char* const chapter = "09_5d_parallel";
+const std::string nodes = " --node-size 4 --inter-gbps 0.01";
+constexpr int steps = 7;
+
+double median_step(const Outcome& run) {
+    std::vector<double> ms = run.of("step_ms");
+    ms.erase(ms.begin(), ms.begin() + 2);
+    std::ranges::sort(ms);
+    return ms[ms.size() / 2] / 1e3;
+}
+
+class LongPlannerWaits : public testing::Test {
+protected:
+    static void SetUpTestSuite() {
+        const Outcome calibrated = run_ranks(8, chapter, "--calibrate " + file() + nodes);
+        ASSERT_EQ(calibrated.exit_code, 0) << calibrated.err;
+    }
+    static std::string file() {
+        static const TempDir directory;
+        return directory / "nodes.json";
+    }
+    // Expects that the waits of 8 ranks are within a quarter of those predicted: the median step,
+    // without what is predicted to be computed, which is little.
+    static void expect_waits(const std::string& layout, const std::string& forced = "") {
+        if (on_gpu) GTEST_SKIP() << "on GPUs 8 ranks need as many";
+        const Outcome planned = train(chapter, fmt::format("{} --explain-layout --gpus 8 "
+                                                           "--hardware {}",
+                                                           layout, file()));
+        ASSERT_EQ(planned.rows.size(), 1u);
+        const Json& row = planned.rows[0];
+        const double computed = row.at("compute_seconds").get<double>() +
+                                row.at("optimizer_seconds").get<double>(),
+                     predicted = row.at("seconds").get<double>() - computed;
+        EXPECT_LT(computed, 0.3 * predicted) << layout << ": too little waits";
+        double measured = 0;
+        EXPECT_TRUE(in_one_of_six_tries([&] {
+            measured = median_step(train(8, chapter,
+                                         fmt::format("{} {} {} --no-verify --steps {}", layout,
+                                                     forced, nodes, steps))) -
+                       computed;
+            return std::abs(predicted / measured - 1) < 0.25;
+        })) << layout
+            << ": predicted " << predicted << " s, measured " << measured;
+    }
+};
+
+const std::string small = "--layers 1 --micro-batch 1 --seq ";
+
+TEST_F(LongPlannerWaits, OfData) {
+    expect_waits(small + "16 --dp 8");
+    expect_waits(small + "16 --dp 2 --tp 4 --sequence-parallel");
+    expect_waits(small + "16 --dp 8 --zero 1");
+    expect_waits(small + "16 --dp 8 --zero 3 --grad-accum 2");
+    expect_waits(small + "16 --dp 8 --zero 3 --keep-gathered on --grad-accum 2");
+}
+
+TEST_F(LongPlannerWaits, OfTensors) {
+    expect_waits(small + "256 --tp 8 --sequence-parallel");
+    expect_waits(small + "256 --tp 8");
+    expect_waits(small + "256 --dp 4 --tp 2 --sequence-parallel --order dp,tp,ep,cp,pp");
+}
+
+TEST_F(LongPlannerWaits, OfContext) {
+    for (const char* variant :
+         {"", "--ring-backward again", "--ring-backward kept", "--variant all-gather",
+          "--variant ulysses", "--variant usp --ulysses 4"})
+        expect_waits(fmt::format("{}512 --cp 8 {}", small, variant));
+    expect_waits(small + "512 --cp 2 --order dp,cp,tp,ep,pp");
+}
+
+TEST_F(LongPlannerWaits, OfStages) {
+    expect_waits("--layers 2 --micro-batch 1 --seq 64 --pp 2 --grad-accum 4");
+    expect_waits("--layers 4 --micro-batch 1 --seq 64 --pp 4 --grad-accum 4 --zero 1");
+    expect_waits("--layers 8 --micro-batch 1 --seq 64 --pp 8 --grad-accum 8");
+}
+
+TEST_F(LongPlannerWaits, OfExperts) {
+    const std::string experts = "--model nano-moe --layers 1 --micro-batch 1 --seq 64 ";
+    expect_waits(experts + "--ep 8", "--force-balance");
+    expect_waits(experts + "--ep 8 --dispatch rank", "--force-balance");
+    expect_waits(experts + "--ep 2 --order dp,ep,cp,tp,pp", "--force-balance");
+}
+
+}  // namespace
+}  // namespace ultrascale::test

@@ -1,0 +1,106 @@
+// What the planner's closed formulas send over a rank's network card, beside what a run's own
+// prediction sends, which tests of the chapters compare with what was counted.
+#include <gtest/gtest.h>
+
+#include "09_5d_parallel/planner/cost.h"
+#include "09_5d_parallel/planner/imagined.h"
+#include "tests/only_cards.h"
+
+namespace ultrascale {
+namespace {
+
+StepShape shape_of(const std::string& model) {
+    return {.config = preset(model),
+            .model = {.dtype = DType::bf16},
+            .grad_dtype = DType::fp32,
+            .micro_batch = 1,
+            .seq = 4096};
+}
+
+// The size of a group that is no axis.
+int ranks_of(const std::string& group, const Techniques& t) {
+    return group == "ulysses" ? t.context.exchanging()
+           : group == "ring"  ? t.context.in_ring()
+           : group == "kv"    ? t.axes.tp / 8  // of both models' key heads
+                              : t.axes.dp * t.axes.tp * t.axes.cp * t.axes.ep * t.axes.pp;
+}
+
+// Over the card of the rank that sends most, in a step: by the prediction of its calls.
+double predicted_bytes(const std::string& model, const Plan& plan, const Nodes& nodes) {
+    StepShape shape = shape_of(model);
+    Options options;
+    options.model = model, options.dtype = DType::bf16, options.fp32_grads = true;
+    options.with_experts = true;
+    options.grad_accum = plan.micro_batches;
+    shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
+    const Techniques t = plan.techniques();
+    double bytes = 0;
+    const PredictedCommunication calls = predict_imagined(options, shape, t, 0).communication;
+    for (const auto& [group, kinds] : calls.groups)
+        for (size_t k = 0; k < kinds.size(); ++k) {
+            if (kinds[k].calls == 0) continue;
+            const Spread spread = spread_of(group, ranks_of(group, t), t.axes, nodes);
+            // Rows are of the sizes that a router chooses: what is known of them is what is sent.
+            const double S = Collective(k) == Collective::all_to_all
+                                 ? kinds[k].sent * spread.ranks / (spread.ranks - 1)
+                                 : double(kinds[k].bytes);
+            bytes += bytes_over_card(Collective(k), S, spread, nodes.crossing);
+        }
+    return bytes;
+}
+
+struct Case {
+    const char* model;
+    Plan plan;
+};
+const std::vector<Case> cases = {
+    {"llama-3.2-1b", {.dp = 8}},
+    {"llama-3.2-1b", {.dp = 8, .zero = 1, .micro_batches = 2}},
+    {"llama-3.2-1b", {.dp = 8, .zero = 2, .micro_batches = 2}},
+    {"llama-3.2-1b", {.dp = 8, .zero = 3, .micro_batches = 3}},
+    {"llama-3.2-1b", {.dp = 8, .zero = 3, .micro_batches = 3, .states = {.keep_gathered = true}}},
+    {"llama-3.2-1b", {.dp = 8, .zero = 3, .states = {.gathers = Sent::fp8, .sums = Sent::fp8}}},
+    {"llama-3.2-1b", {.dp = 2, .tp = 4}},
+    {"llama-3.2-1b",
+     {.dp = 2,
+      .tp = 4,
+      .order = {PlanAxis::dp, PlanAxis::tp, PlanAxis::cp, PlanAxis::ep, PlanAxis::pp}}},
+    {"llama-3.2-1b", {.tp = 8, .micro_batches = 2}},
+    {"llama-3.2-1b", {.tp = 8, .recompute = Recompute::full}},
+    {"llama-3.2-1b", {.tp = 8, .tensor = {.sequence_parallel = true, .keep_gathered = true}}},
+    {"llama-3.2-1b", {.tp = 8, .tensor = {.sequence_parallel = false}}},
+    {"llama-3.2-1b", {.cp = 8}},
+    {"llama-3.2-1b", {.cp = 8, .recompute = Recompute::full}},
+    {"llama-3.2-1b", {.cp = 8, .context = {.backward = RingBackward::again}}},
+    {"llama-3.2-1b", {.cp = 8, .context = {.backward = RingBackward::kept}}},
+    {"llama-3.2-1b", {.cp = 8, .context = {.variant = Variant::all_gather}}},
+    {"llama-3.2-1b",
+     {.cp = 8, .context = {.variant = Variant::ulysses, .layout = Layout::contiguous}}},
+    {"llama-3.2-1b", {.cp = 8, .context = {.variant = Variant::usp, .ulysses = 4}}},
+    {"llama-3.2-1b", {.cp = 8, .context = {.variant = Variant::usp, .ulysses = 2}}},
+    {"llama-3.2-1b", {.tp = 2, .cp = 4}},
+    {"llama-3.2-1b", {.dp = 2, .cp = 4}},
+    {"moe-16b", {.ep = 8, .zero = 1}},
+    {"moe-16b", {.ep = 8, .zero = 1, .recompute = Recompute::full}},
+    {"moe-16b", {.dp = 2, .ep = 4, .zero = 1}},
+    {"moe-16b", {.ep = 8, .zero = 1, .experts = {.dispatch = Dispatch::rank}}},
+    {"moe-16b", {.tp = 2, .ep = 4, .zero = 1}},
+};
+
+TEST(PlannerLinks, CardsSendWhatARunPredicts) {
+    for (const Crossing crossing : {Crossing::exchange, Crossing::ring, Crossing::rings})
+        for (const auto& [model, plan] : cases) {
+            const Nodes nodes{.ranks = 4, .crossing = crossing};
+            const StepShape shape = shape_of(model);
+            MemoryModel memory(shape);
+            const StepCost cost = CostModel(shape, only_cards(nodes), memory).of(plan);
+            const double by_run = predicted_bytes(model, plan, nodes);
+            EXPECT_GT(by_run, 0);
+            EXPECT_NEAR((cost.tensor + cost.context + cost.experts + cost.data) / by_run, 1, 0.01)
+                << model << ", " << describe(plan.techniques()) << ", "
+                << crossing_names[size_t(crossing)];
+        }
+}
+
+}  // namespace
+}  // namespace ultrascale
