@@ -163,8 +163,8 @@ public:
         hop(hw_.nodes.spread(o.node_size, stride), double(hops[1].left));
     }
 
-    // Seconds of a message, a rank's part of the stream, from each place of the pipeline to the next
-    // one or back; the last: between the last place and the first. Only some are on different nodes.
+    // Seconds of a message, a rank's part of the stream, from each place of the pipeline to the
+    // next one or back; the last: between the last place and the first. Some are on one node.
     std::vector<double> messages() const {
         const int64_t stride = plan_.stride(PlanAxis::pp);
         const double bytes = stream_ / parts(), senders = spread(PlanAxis::pp).senders;

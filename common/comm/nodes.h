@@ -10,7 +10,7 @@
 //     all-gather, reduce-scatter; twice as much in an all-reduce
 //         rings       (n-1)/n S / m   NCCL: as many rings as the group has cards in a node, each
 //                                     with its part of S; through every card goes one of them
-//         ring        (n-1)/n S       one ring in rank order: all of it leaves by one card of a node
+//         ring        (n-1)/n S       one ring in rank order: all of it leaves a node by one card
 //         exchange    (n-m)/n S       ours over MPI: from each rank a slice to each other one
 //     all-to-all      (n-m)/n S       what is for ranks of other nodes
 //     to a neighbour            S     if it is on another node. In a ring of neighbours one rank of

@@ -30,8 +30,8 @@ struct SlowLinks {
     bool between(int a, int b) const { return on() && nodes.between(a, b); }  // ranks in world()
 };
 SlowLinks& slow_links();
-// The bytes that this rank has sent to other simulated nodes since the program's start, or with NCCL
-// should have (slow_link_bytes()). Tests compare it with what nodes.h says.
+// The bytes that this rank has sent to other simulated nodes since the program's start, or that its
+// card would have in NCCL's calls (slow_link_bytes()). Tests compare them with what nodes.h says.
 std::atomic<int64_t>& bytes_between_nodes();
 
 // On the steady clock that all processes of a machine share.
