@@ -151,8 +151,10 @@ bool run(const Options& given, Chapter& chapter) {
     }
     if (!chapter.planner.calibrate.empty())
         return write_calibration(chapter.planner, options, [&] { train_a_little(options.dtype); });
-    if (chapter.planner.asked())
+    if (chapter.planner.asked()) {
+        chapter.complete_words(options);
         return run_planner(chapter.planner, options, shape, chapter.techniques);
+    }
     chapter.check(options, shape);
     if (!chapter.planner.rehearse.empty()) return rehearse(options, chapter, shape);
     if (options.estimate && chapter.planner.gpus > 0)

@@ -169,6 +169,15 @@ struct Chapter {
         if (!planner.rehearse.empty()) return rehearsed_rank(planner.rehearse).ranks;
         return planner.gpus > 0 ? int(planner.gpus) : Communicator::world().size();
     }
+    // What the planner's formulas need of the options that are words. UserError.
+    void complete_words(const Options& options) {
+        Techniques& t = techniques;
+        if (!order.empty()) t.axes.set_order(order);
+        t.context.cp = t.axes.cp > 1 ? t.axes.cp : 0;
+        ultrascale::complete(t.context, layout);
+        t.experts.node_size = options.node_size;
+        if (t.experts.max_nodes > 0) t.experts.dispatch = Dispatch::rank;
+    }
     // Completes the options. UserError if they cannot be combined.
     void check(const Options& options, const StepShape& shape) {
         Techniques& t = techniques;

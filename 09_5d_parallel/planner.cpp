@@ -145,7 +145,7 @@ bool print_plan(const PlannerOptions& given, const Options& options, const StepS
 
 Plan plan_of(const Techniques& t, const Options& options, int64_t gpus) {
     Techniques completed = t;
-    completed.complete(int(gpus));
+    completed.complete(int(gpus), layout_names[int(t.context.layout)]);
     const Axes& a = completed.axes;
     if (t.schedule != "1f1b" && t.schedule != "interleaved")
         user_error("--schedule {}: the planner knows 1f1b and interleaved", t.schedule);

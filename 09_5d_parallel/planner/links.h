@@ -35,7 +35,7 @@ struct Links {
     // group that has neighbours on different nodes or has none.
     double call(Collective kind, double bytes, const Spread& group) const {
         const double n = group.ranks;
-        if (n <= 1) return 0;
+        if (n <= 1 || bytes == 0) return 0;
         if (kind == Collective::send_recv) return of(group).message_latency + hop(bytes, group);
         // Rings, but for an all-reduce NCCL's trees, which send as much in fewer hops.
         const double hops = kind == Collective::all_reduce ? 2 * std::ceil(std::log2(n)) : n - 1;
