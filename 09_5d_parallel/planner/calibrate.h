@@ -62,8 +62,8 @@ public:
         const int me = world_.rank(), place = nodes.place_of(me);
         const Communicator inside = world_.split(nodes.node_of(me), me, "inside"),
                            across = world_.split(place, me, "across");
-        h.inside = measure_link(inside);
-        h.between = across.size() > 1 ? measure_link(across) : h.inside;
+        h.inside = measure_link(inside, nodes.crossing);
+        h.between = across.size() > 1 ? measure_link(across, nodes.crossing) : h.inside;
         if (inside.size() == 1) h.inside = h.between;
         // Where one rank of a node sends alone, it is faster if otherwise it shares a card. (Of
         // pretended nodes each rank has one.)
@@ -159,7 +159,7 @@ private:
         h.update_rate = rate(ops::adamw_cost(items, settings).bytes,
                              [&] { ops::adamw(items, norm, settings); });
     }
-    LinkRate measure_link(const Communicator& group) const {
+    LinkRate measure_link(const Communicator& group, Crossing crossing) const {
         const int64_t n = group.size();
         if (n == 1) return {nothing_sent, 0, nothing_sent, 0};
         const auto time = [&](int64_t numbers, Collective kind) {
@@ -182,7 +182,7 @@ private:
         const int next = int((group.rank() + 1) % n), before = int((group.rank() + n - 1) % n);
         return {
             gathered,
-            tiny / double(n - 1),
+            tiny / (crossing == Crossing::exchange ? 1 : double(n - 1)),
             rate(Collective::reduce_scatter),
             measure_message(group, gathered),
             measure_slowing([&](Stream& stream) { return group.all_gather(all, mine, stream); }),

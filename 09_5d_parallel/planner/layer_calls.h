@@ -107,8 +107,9 @@ public:
         cost.backward.compute += hw_.moved((n - 1) * tokens_ * (q + 2 * kv) * 12, 8 * (n - 1));
         const Spread group = hw_.nodes.spread(int64_t(n), stride * u);
         const LinkRate& link = links_.of(group);
-        // From node to node a hop is a message whose sender computes.
-        const double latency = group.crosses() ? link.message_latency : link.latency;
+        // A hop is a message whose sender computes. (In a node of GPUs copy engines carry it.)
+        const bool copied = !group.crosses() && hw_.nodes.crossing != Crossing::exchange;
+        const double latency = copied ? link.latency : link.message_latency;
         const auto hops = [&](double times, double bytes) {
             return times * (links_.hop(bytes, group) + latency);
         };

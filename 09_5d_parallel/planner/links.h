@@ -37,8 +37,12 @@ struct Links {
         const double n = group.ranks;
         if (n <= 1 || bytes == 0) return 0;
         if (kind == Collective::send_recv) return of(group).message_latency + hop(bytes, group);
-        // Rings, but for an all-reduce NCCL's trees, which send as much in fewer hops.
-        const double hops = kind == Collective::all_reduce ? 2 * std::ceil(std::log2(n)) : n - 1;
+        // Rings, but for an all-reduce NCCL's trees, which send as much in fewer hops. In an
+        // exchange all messages set out at once.
+        const double rounds = kind == Collective::all_reduce ? 2 : 1,
+                     hops = nodes.crossing == Crossing::exchange ? rounds
+                            : kind == Collective::all_reduce     ? 2 * std::ceil(std::log2(n))
+                                                                 : n - 1;
         const auto phase = [&](Collective part, bool added) {
             const auto rate = [&](const LinkRate& link) {
                 return added ? link.reduced_per_second : link.bytes_per_second;
