@@ -196,6 +196,7 @@ TEST(HardwareFile, IsReadAsItWasWritten) {
     const std::string path = directory / "this.json";
     Hardware h = find_hardware("a100");
     h.inside.collective_slows = 0.25, h.between.message_slows = 0.5;
+    h.nodes.cards = 4, h.nodes.crossing = Crossing::exchange;
     write_file(path, json_of(h).dump(2));
     EXPECT_EQ(json_of(find_hardware(path)), json_of(h));
     EXPECT_THROW(find_hardware("h1000"), UserError);
@@ -205,6 +206,17 @@ TEST(HardwareFile, IsReadAsItWasWritten) {
     EXPECT_THROW(find_hardware(path), UserError);
     broken = json_of(h);
     broken["inside"]["collective_slows"] = 1.5;
+    write_file(path, broken.dump());
+    EXPECT_THROW(find_hardware(path), UserError);
+    broken = json_of(h);
+    broken["collectives"] = "tree";
+    write_file(path, broken.dump());
+    EXPECT_THROW(find_hardware(path), UserError);
+    broken.erase("collectives");  // as it was written before cards counted
+    write_file(path, broken.dump());
+    EXPECT_THROW(find_hardware(path), UserError);
+    broken = json_of(h);
+    broken["cards_in_a_node"] = 9;  // of 8 ranks
     write_file(path, broken.dump());
     EXPECT_THROW(find_hardware(path), UserError);
     broken = json_of(h);
