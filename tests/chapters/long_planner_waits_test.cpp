@@ -42,7 +42,7 @@ protected:
         const double computed = row.at("compute_seconds").get<double>() +
                                 row.at("optimizer_seconds").get<double>(),
                      predicted = row.at("seconds").get<double>() - computed;
-        EXPECT_LT(computed, 0.3 * predicted) << layout << ": too little waits";
+        EXPECT_LT(computed, 0.7 * predicted) << layout << ": too little waits";
         double measured = 0;
         EXPECT_TRUE(in_one_of_six_tries([&] {
             measured = median_step(train(8, chapter,
@@ -88,7 +88,8 @@ TEST_F(LongPlannerWaits, OfStages) {
 }
 
 TEST_F(LongPlannerWaits, OfExperts) {
-    const std::string experts = "--model nano-moe --layers 1 --micro-batch 1 --seq 64 ";
+    const std::string experts =
+        "--model nano-moe --layers 1 --micro-batch 1 --seq 64 --grad-accum 6 ";
     expect_waits(experts + "--ep 8", "--force-balance");
     expect_waits(experts + "--ep 8 --dispatch rank", "--force-balance");
     expect_waits(experts + "--ep 2 --order dp,ep,cp,tp,pp", "--force-balance");

@@ -1,5 +1,5 @@
-// What crosses between pretended nodes, counted message by message, beside what nodes.h says of each
-// call and the planner's formulas of a step: on 8 ranks in nodes of 4 (part of comm_test).
+// What crosses between pretended nodes, counted message by message, beside what nodes.h says of
+// each call and the planner's formulas of a step: on 8 ranks in nodes of 4 (part of comm_test).
 #include "09_5d_parallel/planner/cost.h"
 #include "09_5d_parallel/planner/imagined.h"
 #include "comm/mpi/slow_links.h"
