@@ -49,7 +49,14 @@ struct Chapter {
             .one_of({"parameters", "activations", "batch", "latent", "launches"})
             .excludes(training_outputs)
             .excludes({"--estimate", "--svg", "--compare", "--seq-ramp", "--fresh-grads",
-                       "--noise-scale"});
+                       "--noise-scale"})
+            .reads({"--json", "--html"}, "its numbers are those of papers",
+                   [this] { return demo != "batch" && demo != "launches"; })
+            .reads({"--json", "--html", "--dtype"}, "it times launches",
+                   [this] { return demo == "launches"; })
+            .reads({"--json", "--html", "--batch-ramp", "--micro-batch", "--seq", "--model",
+                    "--layers", "--load"},
+                   "it is about the tokens of a batch", [this] { return demo == "batch"; });
         options.of_training({"--naive-mean"}, Another::refused);
         options.of_training({"--batch-ramp", "--seq-ramp"}, Another::told);
     }

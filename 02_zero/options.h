@@ -52,7 +52,12 @@ struct Chapter {
                  "overlap: what hides over fast and slow links")
             .one_of({"memory", "overlap"})
             .excludes(training_outputs)
-            .excludes({"--estimate", "--compare", "--svg", "--stage"});
+            .excludes({"--estimate", "--compare", "--svg", "--stage"})
+            .reads({"--json", "--html", "--model", "--layers", "--load", "--seq", "--micro-batch",
+                    "--peak-tflops"},
+                   "its formulas do not have it", [this] { return demo == "overlap"; })
+            .reads({"--json", "--html", "--model", "--layers", "--load"},
+                   "its formulas do not have it", [this] { return demo == "memory"; });
     }
 
     void check(const Options& options) {

@@ -36,7 +36,9 @@ struct Chapter {
                  "speed and memory of --model on 1 to 32 GPUs, by formula")
             .one_of({"linear", "scaling"})
             .excludes(training_outputs)
-            .excludes({"--compare", "--estimate", "--svg"});
+            .excludes({"--compare", "--estimate", "--svg"})
+            .reads({"--json", "--html"}, "its matrices are small enough to print",
+                   [this] { return demo == "linear"; });
     }
 
     void check(const Options& options) {

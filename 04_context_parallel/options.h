@@ -32,7 +32,8 @@ struct Chapter {
                  "much; merge: what rounding costs as the ring grows")
             .one_of({"ring", "balance", "merge"})
             .excludes(training_outputs)
-            .excludes({"--compare", "--estimate"});
+            .excludes({"--compare", "--estimate"})
+            .reads({"--json", "--html", "--svg"}, "its sizes are small enough to print");
     }
 
     // Checks what depends on the number of ranks; the model is checked by check_shares().

@@ -66,7 +66,8 @@ struct Chapter {
                  "stages a rank, and print one table; N, F, B, W and hop too can be given")
             .excludes(training_outputs)
             .excludes({"--pp", "--chunks", "--group", "--in-flight", "--solver-seconds", "--split",
-                       "--post-validation", "--pretend", "--compare", "--estimate"});
+                       "--post-validation", "--pretend", "--compare", "--estimate"})
+            .reads({"--json", "--html", "--schedule"}, "what it simulates stands in its value");
     }
 
     // Checks what does not depend on the model.

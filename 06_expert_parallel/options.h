@@ -40,7 +40,8 @@ struct Chapter {
                  "step")
             .one_of({"route"})
             .excludes(training_outputs)
-            .excludes({"--compare", "--estimate", "--svg"});
+            .excludes({"--compare", "--estimate", "--svg"})
+            .reads({"--json", "--html"}, "its tokens are few enough to print");
     }
 
     // The model's configuration with what the options change.

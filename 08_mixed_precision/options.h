@@ -38,7 +38,8 @@ struct Chapter {
                  "all-reduce: gradients summed in 8 bits")
             .one_of({"formats", "rounding", "scales", "accumulator", "swiglu", "all-reduce"})
             .excludes(training_outputs)
-            .excludes({"--compare", "--estimate", "--json", "--html"});
+            .excludes({"--compare", "--estimate", "--json", "--html"})
+            .reads({"--show", "--svg"}, "its numbers are chosen to show one thing");
         options.add("--show", show, "With --demo formats: the number to take apart")
             .only_if([this] { return demo == "formats"; }, "only --demo formats shows a number")
             .show_default();

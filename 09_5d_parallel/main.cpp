@@ -116,7 +116,7 @@ bool rehearse(Options options, const Chapter& chapter, const StepShape& shape) {
     if (Communicator::world().size() > 1)
         user_error("--rehearse {}: one rank plays all; start one", chapter.planner.rehearse);
     const auto [rank, ranks] = rehearsed_rank(chapter.planner.rehearse);
-    imagine_hardware(chapter.planner.hardware, chapter.techniques.axes);
+    imagine_hardware(chapter.planner, options, chapter.techniques.axes);
     options.verify = false;
     const Communicator world = Communicator::imagined("world", ranks, rank);
     return train_within_memory(options,

@@ -132,14 +132,17 @@ struct Chapter {
             .only_if([&t] { return t.zero.stage > 0; }, "--zero 0 has no shards to offload");
         options.only_if([&t] { return t.axes.tp > 1; }, "--tp 1: every rank has whole layers",
                         [&] { ultrascale::add_options(options, t.tensor, "--tp-"); });
-        options.only_if([&t] { return t.axes.cp > 1; }, "--cp 1: every rank has whole sequences",
+        // --plan looks at all sizes of the axes that are not given.
+        options.only_if([this] { return techniques.axes.cp > 1 || planner.plan; },
+                        "--cp 1: every rank has whole sequences",
                         [&] {
                             ultrascale::add_options(options, t.context, layout)
                                 .only_if(
                                     [&] { return goes_again(t.context, shared.document_token); },
                                     why_again);
                         });
-        options.only_if([&t] { return t.axes.pp > 1; }, "--pp 1: one rank has all layers",
+        options.only_if([this] { return techniques.axes.pp > 1 || planner.plan; },
+                        "--pp 1: one rank has all layers",
                         [&] { ultrascale::add_options(options, t.schedule, t.sizes, t.split); });
         options.only_if([&] { return shared.config().experts.count > 0; },
                         "this model has no experts; --model nano-moe has",
@@ -152,9 +155,14 @@ struct Chapter {
         options
             .flag("--compare", compare,
                   "Run each technique alone on the same ranks and batch, and print two tables")
-            .excludes(training_outputs)
-            .excludes({"--dp", "--tp", "--cp", "--ep", "--pp", "--zero", "--order", "--estimate",
-                       "--max-nodes"});
+            .ignores(both(training_outputs,
+                          {"--save-every", "--val-every",   "--prompt",       "--temperature",
+                           "--verify",     "--peak-tflops", "--lr",           "--lr-schedule",
+                           "--lr-steps",   "--warmup",      "--weight-decay", "--clip",
+                           "--dp",         "--tp",          "--cp",           "--ep",
+                           "--pp",         "--zero",        "--order",        "--max-nodes",
+                           "--estimate"}),
+                     "it repeats one step, with each technique in turn, and learns nothing");
         planner.add_options(options, shared);
         options.of_training({"--recipe"}, Another::told);
     }
@@ -164,6 +172,7 @@ struct Chapter {
         if (options.document_token >= 0) techniques.context.backward = RingBackward::again;
         return experts.config(options);
     }
+    bool imagines_ranks() const { return planner.imagines_ranks(); }
     // The ranks that the layout is for: those that run, or those that are only imagined.
     int ranks() const {
         if (!planner.rehearse.empty()) return rehearsed_rank(planner.rehearse).ranks;

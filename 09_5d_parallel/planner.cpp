@@ -1,7 +1,6 @@
 // --plan, --explain-layout: what the planner prints. planner/ has what it computes.
-#include "planner/planner.h"
-
-#include "planner/options.h"
+#include "planner/asked.h"
+#include "planner/nearest.h"
 #include "planner/playbook.h"
 #include "planner/rule_of_thumb.h"
 #include "report/report.h"
@@ -11,31 +10,23 @@ namespace {
 
 constexpr size_t shown = 10;  // layouts of --plan
 
-PlanFor plan_for(const PlannerOptions& planner, const Options& options, const StepShape& shape,
-                 const Recipe& recipe) {
-    PlanFor what{.shape = shape, .hardware = find_hardware(planner.hardware), .fp8 = recipe.fp8()};
-    if (what.fp8 && what.hardware.fp8_times == 0)
-        user_error("--recipe {}: {} has no products in fp8", recipe.name, what.hardware.name);
-    if (planner.gpus > 0) what.gpus = planner.gpus;
-    if (options.device_memory_gib > 0)
-        what.hardware.memory =
-            options.device_memory_gib * double(int64_t(1) << 30) / PlanFor::share_of_tensors;
-    if (options.node_size > 0)
-        what.hardware.nodes.ranks = what.hardware.nodes.cards = options.node_size;
-    if (!planner.batch_tokens.empty()) {
-        const int64_t tokens = tokens_of(planner.batch_tokens);
-        what.sequences = std::max<int64_t>(1, tokens / shape.seq);
-    }
-    return what;
-}
-
 void print_for(const PlanFor& f, const Options& options) {
+    const std::string gradients =
+        f.shape.grad_dtype == f.shape.model.dtype
+            ? ""
+            : fmt::format(" with {} gradients", dtype_name(f.shape.grad_dtype));
     print(
-        fmt::format("{}, {:.2f} B parameters; {} of {} with {:.0f} GB;\n{} of {} tokens "
-                    "a step",
+        fmt::format("{}, {:.2f} B parameters in {}{};\n{} of {} with {:.0f} GB; {} of {} tokens a "
+                    "step",
                     options.model_name(), double(parameter_count(f.shape.config)) / 1e9,
+                    f.fp8 ? "bf16, products in fp8" : dtype_name(f.shape.model.dtype), gradients,
                     format_count(f.gpus, "GPU"), f.hardware.name, f.hardware.memory / 1e9,
                     format_count(f.sequences, "sequence"), f.shape.seq));
+    if (f.shape.model.dtype == DType::fp32 && f.hardware.fp32_peak > 0)
+        print(
+            fmt::format("in fp32 a GPU has no more than {:.0f} TFLOP/s; --dtype bf16 plans for "
+                        "tensor cores",
+                        f.hardware.peak / 1e12));
 }
 
 JsonFields row_of(const Planner& planner, const Ranked& r, int64_t place) {
@@ -101,9 +92,43 @@ void print_rule(Planner& planner, const Planned& all) {
                       before == 1 ? "1 layout is" : fmt::format("{} layouts are", before)));
 }
 
+// Why there is no plan, and for how many GPUs there would be one.
+std::string no_plan(const PlanFor& what, const Planned& all) {
+    std::string why =
+        all.considered > 0
+            ? fmt::format("none of {} layouts fits in {:.1f} GB; the smallest, {}, needs {:.1f} GB",
+                          all.considered, double(what.limit()) / 1e9, describe(all.smallest.plan),
+                          double(all.smallest.memory.most) / 1e9)
+        : all.why_not.empty()
+            ? fmt::format("the axes that are given do not divide {}",
+                          format_count(what.gpus, "GPU"))
+            : fmt::format("no layout of {}: {}", format_count(what.gpus, "GPU"), all.why_not);
+    PlanFor other = what;
+    other.gpus = nearest_that_fits(what);
+    if (other.gpus == 0) return why;
+    Planner planner(other);
+    const Planned some = planner.plan();
+    if (some.fit.empty()) return why;
+    why += fmt::format("; one of {} fits", format_count(other.gpus, "GPU"));
+    const Ranked& best = some.fit.front();
+    const std::optional<Fewer> fewer = as_fast_with_fewer(other, planner.mfu(best), best.seconds);
+    return fewer ? fmt::format("{}, and {} take no longer", why, fewer->gpus) : why;
+}
+
+void print_fewer(Report& report, const PlanFor& what, double mfu, double seconds) {
+    const std::optional<Fewer> fewer = as_fast_with_fewer(what, mfu, seconds);
+    if (!fewer) return;
+    print(fmt::format("\n{} of the {} take no longer: {}, {}x{}, {:.1f} ms", fewer->gpus,
+                      format_count(what.gpus, "GPU"), describe(fewer->best.plan),
+                      fewer->best.plan.micro_batch, fewer->best.plan.micro_batches,
+                      1e3 * fewer->best.seconds));
+    report.value("plan", "gpus_as_fast", double(fewer->gpus));
+}
+
 bool print_plan(const PlannerOptions& given, const Options& options, const StepShape& shape,
-                const Recipe& recipe) {
-    const PlanFor what = plan_for(given, options, shape, recipe);
+                const Techniques& techniques) {
+    PlanFor what = asked(given, options, shape, techniques);
+    what.fixed = asked_fixed(options, techniques);
     Planner planner(what);
     const double begin = now_seconds();
     const Planned all = planner.plan();
@@ -116,13 +141,8 @@ bool print_plan(const PlannerOptions& given, const Options& options, const StepS
     report.value("plan", "fit", double(all.fit.size()));
     report.value("plan", "seconds", seconds);
     if (all.fit.empty()) {
-        const std::string why =
-            all.considered == 0
-                ? "no layout divides the batch, the model and the sequence"
-                : fmt::format("none fits in {:.1f} GB; the smallest, {}, needs {:.1f} GB",
-                              double(what.limit()) / 1e9, describe(all.smallest.plan),
-                              double(all.smallest.memory.most) / 1e9);
-        print(why);
+        const std::string why = no_plan(what, all);
+        print(wrapped(why));
         report.finish();
         throw UserError("--plan: " + why, Exit::no_plan);
     }
@@ -136,6 +156,7 @@ bool print_plan(const PlannerOptions& given, const Options& options, const StepS
         "  b x m: sequences of a micro-batch x micro-batches. Not compute: what is waited for; "
         "pp: uneven\n  stages and bubble; dp: sums, gathers and the optimizer");
     print("\nthe best one, to be run:\n  " + all.fit.front().plan.options());
+    print_fewer(report, what, planner.mfu(all.fit.front()), all.fit.front().seconds);
     print_rule(planner, all);
     report.finish();
     return true;
@@ -147,39 +168,23 @@ Plan plan_of(const Techniques& t, const Options& options, int64_t gpus) {
     Techniques completed = t;
     completed.complete(int(gpus), layout_names[int(t.context.layout)]);
     const Axes& a = completed.axes;
-    if (t.schedule != "1f1b" && t.schedule != "interleaved")
-        user_error("--schedule {}: the planner knows 1f1b and interleaved", t.schedule);
-    std::array<PlanAxis, 5> order;
-    for (size_t i = 0; i < order.size(); ++i)
-        order[i] = PlanAxis(std::ranges::find(axis_names, a.order[i]) - axis_names.begin());
-    return {.dp = a.dp,
-            .tp = a.tp,
-            .cp = a.cp,
-            .ep = a.ep,
-            .pp = a.pp,
-            .zero = t.zero.stage,
-            .micro_batch = options.micro_batch,
-            .micro_batches = options.grad_accum,
-            .chunks = t.schedule == "1f1b" ? 1
-                      : t.sizes.chunks > 0 ? t.sizes.chunks
-                                           : 2,
-            .recompute = options.recompute,
-            .bucket = t.bucket_mb * 1048576,
-            .fp8 = t.precision.recipe.fp8(),
-            .context = completed.context,
-            .tensor = t.tensor,
-            .experts = t.experts,
-            .states = t.zero,
-            .order = order};
+    Plan plan = alike(t);
+    plan.dp = a.dp, plan.tp = a.tp, plan.cp = a.cp, plan.ep = a.ep, plan.pp = a.pp;
+    plan.zero = t.zero.stage;
+    plan.micro_batch = options.micro_batch, plan.micro_batches = options.grad_accum;
+    plan.chunks = t.schedule == "1f1b" ? 1 : t.sizes.chunks > 0 ? t.sizes.chunks : 2;
+    plan.recompute = options.recompute;
+    plan.fp8 = t.precision.recipe.fp8();
+    return plan;
 }
 
 bool print_layout(const PlannerOptions& given, const Options& options, const StepShape& shape,
                   const Techniques& techniques) {
-    PlanFor what = plan_for(given, options, shape, techniques.precision.recipe);
+    PlanFor what = asked(given, options, shape, techniques);
     const Plan plan = plan_of(techniques, options, what.gpus);
     what.sequences = plan.sequences();
-    if (const std::string reason = why_not(what, plan); !reason.empty())
-        user_error("--explain-layout: {}", reason);
+    for (const std::string& reason : {what.refused(plan), why_not(what, plan)})
+        if (!reason.empty()) user_error("--explain-layout: {}", reason);
     Planner planner(what);
     const Ranked r = planner.one(plan);
     Report report("09_5d_parallel", options, shape, 0);
@@ -256,7 +261,7 @@ bool run_planner(const PlannerOptions& planner, const Options& options, const St
         report.finish();
         return true;
     }
-    if (planner.plan) return print_plan(planner, options, shape, techniques.precision.recipe);
+    if (planner.plan) return print_plan(planner, options, shape, techniques);
     return print_layout(planner, options, shape, techniques);
 }
 

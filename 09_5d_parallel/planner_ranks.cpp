@@ -1,6 +1,7 @@
 // The planner's modes that are about ranks: --calibrate measures those that run, --estimate --gpus
 // and --rehearse imagine others.
 #include "files/file.h"
+#include "planner/asked.h"
 #include "planner/calibrate.h"
 #include "planner/imagined.h"
 #include "planner/options.h"
@@ -48,8 +49,8 @@ Rehearsed rehearsed_rank(const std::string& text) {
     return of;
 }
 
-void imagine_hardware(const std::string& name, const Axes& axes) {
-    imagine_links([links = find_hardware(name).links(), axes](
+void imagine_hardware(const PlannerOptions& given, const Options& options, const Axes& axes) {
+    imagine_links([links = asked_hardware(given, options).links(), axes](
                       const std::string& group, Collective kind, double bytes, int ranks) {
         return links.call(kind, bytes, spread_of(group, ranks, axes, links.nodes));
     });

@@ -153,14 +153,15 @@ class SweepTest(unittest.TestCase):
 
     def test_predictions_stand_beside_what_was_measured(self):
         results, printed = self.sweep(
-            "2 --do ok --takes 10 --predicted 11 --steps 6 --no-verify --dtype bf16\n"
+            "2 --do ok --takes 10 --predicted 11 --steps 6 --no-verify --dtype bf16 "
+            "--data f.txt\n"
             "2 --do ok --takes 8 --predicted 12 --node-size 1\n", "--predict", "--rounds", "2")
         self.assertEqual([(r["round"], r["predicted_ms"]) for r in results],
                          [(1, 11), (1, 12), (2, 11), (2, 12)])
         self.assertEqual(results[0]["predicted_process_bytes"], 1100)
         asked = [line for line in self.started() if "--explain-layout" in line]
         self.assertIn("--dtype bf16", asked[0])
-        for of_a_run in ("--steps", "6", "--no-verify"):
+        for of_a_run in ("--steps", "6", "--no-verify", "--data", "f.txt"):
             self.assertNotIn(of_a_run, asked[0].split())
         measured = [line for line in self.started() if "--calibrate" in line]
         self.assertEqual(len(measured), 2 * 2 * 2)  # rounds, kinds of machine, ranks

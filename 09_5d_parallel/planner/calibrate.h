@@ -55,7 +55,7 @@ public:
             }))
             user_error("--calibrate: {} on nodes of at most {}: all nodes must have as many",
                        format_count(world_.size(), "rank"), nodes.ranks);
-        Hardware h{.name = "this", .memory = double(memory_limit())};
+        Hardware h{.name = "this", .dtype = dtype_, .memory = double(memory_limit())};
         h.nodes = {.ranks = nodes.ranks, .cards = nodes.ranks, .crossing = nodes.crossing};
         h.logit_bytes = 5 * bytes_;
         measure_products(h), measure_attention(h), measure_memory(h);
@@ -110,8 +110,7 @@ private:
         // Both rates are limit / (1 + half/n)^3, so that (1 + half/small) = c (1 + half/n).
         h.product_half = std::max((c - 1) / (1 / double(small) - c / double(n)), 0.0);
         const double limit = large_rate * std::pow(1 + h.product_half / double(n), 3);
-        const double sheet = device_peak(dtype_).flops;
-        h.peak = sheet > 0 ? sheet : limit;
+        h.peak = std::max(device_peak(dtype_).flops, limit);
         h.product_share = limit / h.peak;
         if (*ops::fp8_missing(ops::ScaleGroup::tensor)) return;
         const auto in_8_bits = [&] {
@@ -135,6 +134,9 @@ private:
             ops::attention_delta(delta, o, o);
             ops::attention_backward(dq, dk, dv, o, q, k, v, lse, delta, {});
         });
+        // Without a data sheet the peak is what products reach, and attention may reach more.
+        const double fastest = std::max(flops / forward, 2.5 * flops / backward);
+        if (fastest > h.peak) h.product_share *= h.peak / fastest, h.peak = fastest;
         h.attention_forward = flops / forward / h.peak;
         h.attention_backward = 2.5 * flops / backward / h.peak;
     }

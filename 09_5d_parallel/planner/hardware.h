@@ -11,9 +11,11 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,10 +27,12 @@ namespace ultrascale {
 
 struct Hardware {
     std::string name;
-    double peak = 0;           // FLOP/s in the dtype, dense, by the data sheet
-    double product_share = 0;  // of the peak: what large products reach
-    double product_half = 0;   // rows or columns, see above
-    double fp8_times = 0;      // how many times as fast products in fp8 are; 0: it has none
+    std::optional<DType> dtype;  // that peak and shares are for; none: a file does not say
+    double peak = 0;             // FLOP/s in the dtype, dense, by the data sheet
+    double fp32_peak = 0;        // of a preset: the same in fp32, without tensor cores
+    double product_share = 0;    // of the peak: what large products reach
+    double product_half = 0;     // rows or columns, see above
+    double fp8_times = 0;        // how many times as fast products in fp8 are; 0: it has none
     double attention_forward = 0, attention_backward = 0;  // shares of the peak
     double memory_rate = 0, update_rate = 0;  // bytes/s, read and written; of AdamW's update
     double operation = 0;                     // seconds that any call costs besides
@@ -40,6 +44,19 @@ struct Hardware {
     // is hidden, from 0 to 1; and the bytes that the loss reads and writes for each logit.
     double tensor_hidden = 0, logit_bytes = 10;
 
+    // The same device for a training in this dtype. UserError if nothing is known of it in that.
+    // In fp32 our products run without tensor cores, not in TF32 (common/cuda/ops_matmul.cpp): they
+    // reach three quarters of that peak (07's MEASURED.md). Attention's shares are bf16's: in fp32
+    // it has not been measured.
+    Hardware in(DType wanted) const {
+        if (!dtype || *dtype == wanted) return *this;
+        if (wanted != DType::fp32 || fp32_peak == 0)
+            user_error("--hardware {}: it was measured in {}; --calibrate it with --dtype {} too",
+                       name, dtype_name(*dtype), dtype_name(wanted));
+        Hardware h = *this;
+        h.dtype = wanted, h.peak = fp32_peak, h.product_share = 0.75, h.fp8_times = 0;
+        return h;
+    }
     // Seconds of a product (M, K) x (K, N); `grouped`: of so many experts, each with M rows.
     double product(double M, double N, double K, double grouped = 1) const {
         return grouped * 2 * M * N * K / (peak * product_share) * (1 + product_half / M) *
@@ -61,8 +78,10 @@ struct Hardware {
 // under it is in h100's product_share.
 inline std::vector<Hardware> hardware_presets() {
     Hardware h100{.name = "h100",
+                  .dtype = DType::bf16,
                   .peak = 989.5e12,
-                  .product_share = 0.57,
+                  .fp32_peak = 66.9e12,
+                  .product_share = 0.59,
                   .product_half = 260,
                   .fp8_times = 1.9,
                   .attention_forward = 0.45,
@@ -79,7 +98,7 @@ inline std::vector<Hardware> hardware_presets() {
     h200.name = "h200", h200.memory = 141e9;
     h200.memory_rate = h200.update_rate = 4.25e12;
     Hardware a100 = h100;
-    a100.name = "a100", a100.peak = 312e12, a100.fp8_times = 0;
+    a100.name = "a100", a100.peak = 312e12, a100.fp32_peak = 19.5e12, a100.fp8_times = 0;
     a100.memory_rate = a100.update_rate = 0.85 * 2.04e12;
     a100.inside = {230e9, 3e-6, 230e9, 3e-6}, a100.between = {22e9, 8e-6, 22e9, 8e-6};
     Hardware h800 = h100;
@@ -99,6 +118,7 @@ inline nlohmann::ordered_json json_of(const Hardware& h) {
                                       {"message_slows", rate.message_slows}};
     };
     return {{"name", h.name},
+            {"dtype", h.dtype ? nlohmann::ordered_json(dtype_name(*h.dtype)) : nullptr},
             {"peak_flops", h.peak},
             {"product_share", h.product_share},
             {"product_half", h.product_half},
@@ -119,63 +139,77 @@ inline nlohmann::ordered_json json_of(const Hardware& h) {
             {"logit_bytes", h.logit_bytes}};
 }
 
-// UserError if the file is not one, or a number in it cannot be.
+inline std::vector<std::string> keys_of(const nlohmann::json& object) {
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : object.items()) keys.push_back(key);
+    return keys;
+}
+
+// UserError if the file is not one, has a field that nobody reads, or a number in it cannot be: a
+// slip of a thousand in a unit is in most cases outside of these bounds.
 inline Hardware read_hardware(const std::string& path) {
     const nlohmann::json json =
         parse_json_object(MappedFile(path).text(), path, "description of the hardware", 3);
     const Fields fields(json, path);
-    const auto positive = [](const Fields& of, const char* field) {
+    const auto refuse_unknown = [](const nlohmann::json& given, const nlohmann::json& known,
+                                   const std::string& where) {
+        for (const auto& [field, value] : given.items())
+            if (!known.contains(field))
+                user_error("{}: unknown field \"{}\"; --calibrate writes {}", where,
+                           printable(field), fmt::join(keys_of(known), ", "));
+    };
+    const nlohmann::json known = json_of({});
+    refuse_unknown(json, known, path);
+    const auto number = [](const Fields& of, const char* field, double least, double most) {
         const double value = of.number(field);
-        if (!(value > 0) || !(value < 1e30))
-            user_error("{}: {} = {} must be above 0", of.where(), field, value);
+        if (!(value >= least && value <= most))
+            user_error("{}: {} = {} must be from {} to {}", of.where(), field, value, least, most);
         return value;
     };
-    const auto at_least_0 = [](const Fields& of, const char* field) {
-        const double value = of.number(field);
-        if (!(value >= 0) || !(value < 1e30))
-            user_error("{}: {} = {} must not be below 0", of.where(), field, value);
-        return value;
+    const auto rate = [&](const Fields& of, const char* field) {  // of bytes a second
+        return number(of, field, 1e3, 1e15);
     };
-    const auto part = [&](const Fields& of, const char* field) {
-        const double value = at_least_0(of, field);
-        if (value > 1) user_error("{}: {} is a part, from 0 to 1", of.where(), field);
-        return value;
+    const auto seconds = [&](const Fields& of, const char* field) {
+        return number(of, field, 0, 100);
     };
     const auto link = [&](const char* field) {
         const nlohmann::json* object = fields.find(field);
         if (!object || !object->is_object()) user_error("{}: lacks the object {}", path, field);
         const Fields of(*object, path + ": " + field);
-        return LinkRate{positive(of, "bytes_per_second"),
-                        at_least_0(of, "latency_seconds"),
-                        positive(of, "reduced_bytes_per_second"),
-                        at_least_0(of, "message_latency_seconds"),
-                        part(of, "collective_slows"),
-                        part(of, "message_slows")};
+        refuse_unknown(*object, known.at(field), of.where());
+        return LinkRate{
+            rate(of, "bytes_per_second"),         seconds(of, "latency_seconds"),
+            rate(of, "reduced_bytes_per_second"), seconds(of, "message_latency_seconds"),
+            number(of, "collective_slows", 0, 1), number(of, "message_slows", 0, 1)};
     };
     Hardware h;
     const nlohmann::json* name = fields.find("name");
     h.name = name && name->is_string() ? name->get<std::string>() : path;
-    h.peak = positive(fields, "peak_flops");
-    h.product_share = positive(fields, "product_share");
-    h.product_half = at_least_0(fields, "product_half");
-    h.fp8_times = at_least_0(fields, "fp8_times");
-    h.attention_forward = positive(fields, "attention_forward_share");
-    h.attention_backward = positive(fields, "attention_backward_share");
-    h.memory_rate = positive(fields, "memory_bytes_per_second");
-    h.update_rate = positive(fields, "update_bytes_per_second");
-    h.operation = at_least_0(fields, "operation_seconds");
-    const int64_t node = fields.integer("ranks_in_a_node");
-    if (node < 1 || node > 1 << 20)
-        user_error("{}: ranks_in_a_node = {} is no number of ranks", path, node);
-    h.nodes.ranks = int(node);
+    if (const nlohmann::json* dtype = fields.find("dtype")) {
+        for (const DType one : {DType::fp32, DType::bf16})
+            if (*dtype == dtype_name(one)) h.dtype = one;
+        if (!h.dtype) user_error("{}: dtype = {} is fp32 or bf16", path, printable(dtype->dump()));
+    }
+    h.peak = number(fields, "peak_flops", 1e6, 1e18);
+    h.product_share = number(fields, "product_share", 1e-6, 1);
+    h.product_half = number(fields, "product_half", 0, 1e6);
+    h.fp8_times = number(fields, "fp8_times", 0, 100);
+    h.attention_forward = number(fields, "attention_forward_share", 1e-6, 1);
+    h.attention_backward = number(fields, "attention_backward_share", 1e-6, 1);
+    h.memory_rate = rate(fields, "memory_bytes_per_second");
+    h.update_rate = rate(fields, "update_bytes_per_second");
+    h.operation = seconds(fields, "operation_seconds");
+    fields.integer("ranks_in_a_node");  // not 1.5
+    h.nodes.ranks = int(number(fields, "ranks_in_a_node", 1, 1 << 20));
     const int64_t cards = fields.find("collectives") ? fields.integer("cards_in_a_node") : 0;
     if (cards < 1)
         user_error(
             "{}: it does not say how collectives go from node to node, and over how many cards: "
             "--calibrate it again",
             path);
-    if (cards > node)
-        user_error("{}: cards_in_a_node = {}: at most one for each of {} ranks", path, cards, node);
+    if (cards > h.nodes.ranks)
+        user_error("{}: cards_in_a_node = {}: at most one for each of {} ranks", path, cards,
+                   h.nodes.ranks);
     h.nodes.cards = int(cards);
     const std::string collectives = fields.find("collectives")->dump();
     const auto way = std::ranges::find_if(crossing_names, [&](const char* name) {
@@ -186,10 +220,10 @@ inline Hardware read_hardware(const std::string& path) {
                    printable(collectives));
     h.nodes.crossing = Crossing(way - crossing_names.begin());
     h.inside = link("inside"), h.between = link("between");
-    h.memory = positive(fields, "memory_bytes");
-    h.process = at_least_0(fields, "process_bytes");
-    h.tensor_hidden = part(fields, "tensor_hidden");
-    h.logit_bytes = positive(fields, "logit_bytes");
+    h.memory = number(fields, "memory_bytes", 1e6, 1e15);
+    h.process = number(fields, "process_bytes", 0, 1e15);
+    h.tensor_hidden = number(fields, "tensor_hidden", 0, 1);
+    h.logit_bytes = number(fields, "logit_bytes", 1e-3, 1e4);
     return h;
 }
 

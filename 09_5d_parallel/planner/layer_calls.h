@@ -192,9 +192,12 @@ private:
         const auto of = [&](double times, Collective kind) {
             return times == 0 ? 0 : times * links_.call(kind, stream_, spread(PlanAxis::tp));
         };
-        return (1 - hw_.tensor_hidden) * (of(calls.gathers, Collective::all_gather) +
-                                          of(calls.scatters, Collective::reduce_scatter) +
-                                          of(calls.sums, Collective::all_reduce));
+        // What hides them is the product beside them, cut into chunks. That is long enough for the
+        // links in a node; of those from node to node nobody has fitted anything.
+        const double hidden = spread(PlanAxis::tp).crosses() ? 0 : hw_.tensor_hidden;
+        return (1 - hidden) * (of(calls.gathers, Collective::all_gather) +
+                               of(calls.scatters, Collective::reduce_scatter) +
+                               of(calls.sums, Collective::all_reduce));
     }
     void add(UnitCost& cost, const TensorCalls& forward, const TensorCalls& backward) const {
         if (plan_.tp == 1) return;

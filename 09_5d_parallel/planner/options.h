@@ -18,42 +18,57 @@ struct PlannerOptions {
         return plan || explain_layout || published || playbook || !calibrate.empty();
     }
 
+    // Whether the mode is about other ranks than those that run.
+    bool imagines_ranks() const { return plan || explain_layout || !rehearse.empty() || gpus > 0; }
+
+    // Each of these modes reads only some options, and any other one is refused.
     void add_options(OptionList& options, const Options& shared) {
+        const std::vector<std::string> cluster{"--gpus",       "--hardware",      "--node-size",
+                                               "--inter-gbps", "--device-memory", "--json",
+                                               "--html"};
+        const std::vector<std::string> layout{
+            "--model",       "--layers",     "--load",      "--seq",      "--dtype",
+            "--fp32-grads",  "--recipe",     "--experts",   "--top-k",    "--shared",
+            "--first-dense", "--loss-chunk", "--dp",        "--tp",       "--cp",
+            "--ep",          "--pp",         "--zero",      "--schedule", "--chunks",
+            "--micro-batch", "--grad-accum", "--recompute", "--variant"};
         options
-            .flag("--plan", plan,
-                  "Which layout of --gpus is the fastest that fits: the ten best, by formula")
-            .excludes(training_outputs)
-            .excludes({"--compare", "--estimate"});
+            .flag(
+                "--plan", plan,
+                "Which layout of --gpus is the fastest that fits: the ten best, by formula. Axes, "
+                "--zero, --micro-batch and the like are kept as they are given")
+            .reads(both(both(cluster, layout), {"--batch-tokens"}), "no formula of a plan has it");
         options
             .flag(
                 "--explain-layout", explain_layout,
                 "Time and memory of the layout that the other options name, on --gpus, by formula")
-            .excludes(training_outputs)
-            .excludes({"--compare", "--estimate", "--plan"});
+            .reads(both(both(cluster, layout), {"--sequence-parallel", "--bucket-mb"}),
+                   "no formula of a plan has it");
         options
             .flag("--published", published,
                   "What --plan would have said of published runs, beside what was published")
-            .excludes(training_outputs)
-            .excludes({"--compare", "--estimate", "--plan", "--explain-layout"});
+            .reads({"--json", "--html"}, "the runs were published with all that there is to say");
         options
             .flag("--playbook", playbook,
                   "The playbook's tables of memory and best layouts, by formula; --svg draws them")
-            .excludes(training_outputs)
-            .excludes({"--compare", "--estimate", "--plan", "--explain-layout", "--published"});
+            .reads({"--json", "--html", "--svg"}, "the tables are the playbook's");
         options
             .add("--calibrate", calibrate,
                  "FILE: measure products, attention, memory and links of the ranks that run, and "
                  "write them for --hardware FILE")
-            .excludes(training_outputs)
-            .excludes({"--compare", "--estimate", "--plan", "--explain-layout", "--published",
-                       "--playbook"});
+            .reads({"--dtype", "--recipe", "--node-size", "--inter-gbps", "--copy-engines",
+                    "--device-memory"},
+                   "it measures the machine, in one dtype");
         options
             .add("--rehearse", rehearse,
                  "Like 17/6144: train as rank 17 of 6144, alone; what it communicates is replaced "
-                 "by "
-                 "waits as long as --hardware's links would take")
-            .excludes({"--compare", "--estimate", "--plan", "--explain-layout", "--published",
-                       "--save", "--load", "--val-data", "--verify"});
+                 "by waits as long as --hardware's links would take")
+            .ignores(
+                both({"--compare", "--estimate", "--plan", "--explain-layout", "--published",
+                      "--playbook", "--calibrate", "--gpus", "--batch-tokens"},
+                     {"--save", "--save-every", "--load", "--val-data", "--val-every", "--verify",
+                      "--sample", "--prompt", "--temperature", "--peak-tflops", "--copy-engines"}),
+                "a rank that is alone learns nothing that could be kept or compared");
         const auto plans = [this] { return plan || explain_layout || !rehearse.empty(); };
         options
             .add("--gpus", gpus,
@@ -83,8 +98,8 @@ struct Rehearsed {
     int rank, ranks;
 };
 Rehearsed rehearsed_rank(const std::string& text);
-// From now on imagined ranks' calls last as long as on this hardware.
-void imagine_hardware(const std::string& name, const Axes& axes);
+// From now on imagined ranks' calls last as long as on --hardware's links, or --inter-gbps'.
+void imagine_hardware(const PlannerOptions& given, const Options& options, const Axes& axes);
 
 // --estimate --gpus: memory by place in the pipeline, and which place has most and why. The
 // techniques are complete.

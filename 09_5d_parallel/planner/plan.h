@@ -63,7 +63,10 @@ struct Plan {
         };
         add("dp", dp, 0), add("tp", tp, 1);
         if (tp > 1) text += "--sequence-parallel ";
-        add("cp", cp, 1), add("ep", ep, 1), add("pp", pp, 1);
+        add("cp", cp, 1);
+        if (cp > 1 && context.variant != Variant::ring)
+            text += fmt::format("--variant {} ", variant_names[int(context.variant)]);
+        add("ep", ep, 1), add("pp", pp, 1);
         if (chunks > 1) text += fmt::format("--schedule interleaved --chunks {} ", chunks);
         add("zero", zero, 0);
         add("micro-batch", micro_batch, 0), add("grad-accum", micro_batches, 0);

@@ -10,11 +10,28 @@
 // so a layout is dropped by the first that is too much.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "cost.h"
 
 namespace ultrascale {
+
+// What the search does not choose: it is given.
+struct Fixed {
+    std::optional<int64_t> dp, tp, cp, ep, pp, micro_batch, micro_batches;
+    std::optional<int> zero, chunks;
+    std::optional<bool> interleaved;
+    std::optional<Recompute> recompute;
+
+    bool allows(const Plan& p) const {
+        const auto is = [](const auto& given, auto value) { return !given || *given == value; };
+        return is(dp, p.dp) && is(tp, p.tp) && is(cp, p.cp) && is(ep, p.ep) && is(pp, p.pp) &&
+               is(micro_batch, p.micro_batch) && is(micro_batches, p.micro_batches) &&
+               is(zero, p.zero) && is(chunks, p.chunks) && is(interleaved, p.chunks > 1) &&
+               is(recompute, p.recompute);
+    }
+};
 
 // What a plan is made for.
 struct PlanFor {
@@ -23,6 +40,11 @@ struct PlanFor {
     int64_t gpus = 8;
     int64_t sequences = 256;  // of a step, over all ranks
     bool fp8 = false;         // the linears of the layers multiply in fp8
+    Plan like = {};           // how each layout does its techniques, and the order of its axes
+    Fixed fixed;
+    // Why a run would refuse a layout, or "": the check of the run itself. It is asked last, of the
+    // layouts that are proposed; why_not() knows the same from formulas.
+    std::function<std::string(const Plan&)> refused = [](const Plan&) { return ""; };
 
     // Bytes that tensors may take: the context, NCCL's buffers and fragments need the rest.
     static constexpr double share_of_tensors = 0.94;
@@ -39,7 +61,8 @@ struct Ranked {
 struct Planned {
     std::vector<Ranked> fit;  // the fastest first
     int64_t considered = 0;
-    Ranked smallest;  // if none fits: the one that needs least
+    Ranked smallest;      // if none fits: the one that needs least
+    std::string why_not;  // if none was considered: what stood against one of them
 };
 
 inline std::vector<int64_t> divisors(int64_t n) {
@@ -61,11 +84,12 @@ inline std::string why_not(const PlanFor& f, const Plan& p) {
         return fmt::format("tp {}: {} heads with {} of keys are not shared equally", p.tp, c.heads,
                            c.kv_heads);
     if (c.ffn % p.tp != 0) return fmt::format("tp {}: it must divide F {}", p.tp, c.ffn);
+    if (c.vocab < p.tp) return fmt::format("tp {}: there are only {} tokens", p.tp, c.vocab);
     if (p.cp > 1 && f.shape.seq % (2 * p.cp) != 0)
-        return fmt::format("cp {}: sequences of {} are not 2 cp equal parts", p.cp,
-                           format_count(f.shape.seq, "token"));
-    if (p.micro_batch * f.shape.seq / p.cp % p.tp != 0)
-        return fmt::format("tp {}: it must divide the tokens of a micro-batch", p.tp);
+        return fmt::format("cp {}: {} tokens are not 2 cp equal parts", p.cp, f.shape.seq);
+    if (f.shape.seq / p.cp % p.tp != 0)
+        return fmt::format("tp {}: it must divide a rank's {} tokens of a sequence", p.tp,
+                           f.shape.seq / p.cp);
     if (p.ep > 1 && (E == 0 || E % p.ep != 0))
         return fmt::format("ep {}: it must divide the {}", p.ep, format_count(E, "expert"));
     if (p.pp * p.chunks > c.layers)
@@ -74,6 +98,11 @@ inline std::string why_not(const PlanFor& f, const Plan& p) {
     if (p.chunks > 1 && (p.pp == 1 || p.micro_batches % p.pp != 0))
         return fmt::format("{} chunks: {} micro-batches are no multiple of pp {}", p.chunks,
                            p.micro_batches, p.pp);
+    if (p.fp8)
+        for (const int64_t size :
+             {p.micro_batch * f.shape.seq / p.cp, c.hidden, c.q_size() / p.tp, c.ffn / p.tp})
+            if (size % 16 != 0)
+                return fmt::format("fp8: {} rows or columns are no multiple of 16", size);
     return "";
 }
 
@@ -87,17 +116,20 @@ public:
     template <class See>
     void for_each(See see) const {
         constexpr int64_t tile = 16;
-        for (const int64_t pp : divisors(for_.gpus))
-            for (const int64_t tp : divisors(for_.gpus / pp))
-                for (const int64_t cp : divisors(for_.gpus / pp / tp)) {
+        // Of the divisors: the one that is given.
+        const auto sizes = [](const std::optional<int64_t>& given, int64_t of) {
+            return given ? std::vector<int64_t>(of % *given == 0 ? 1 : 0, *given) : divisors(of);
+        };
+        const Fixed& fixed = for_.fixed;
+        for (const int64_t pp : sizes(fixed.pp, for_.gpus))
+            for (const int64_t tp : sizes(fixed.tp, for_.gpus / pp))
+                for (const int64_t cp : sizes(fixed.cp, for_.gpus / pp / tp)) {
                     if (cp > 1 && for_.shape.seq / (2 * cp) < tile) continue;
-                    for (const int64_t ep : divisors(for_.gpus / pp / tp / cp)) {
-                        Plan plan{.dp = for_.gpus / pp / tp / cp / ep,
-                                  .tp = tp,
-                                  .cp = cp,
-                                  .ep = ep,
-                                  .pp = pp,
-                                  .fp8 = for_.fp8};
+                    for (const int64_t ep : sizes(fixed.ep, for_.gpus / pp / tp / cp)) {
+                        Plan plan = for_.like;
+                        plan.dp = for_.gpus / pp / tp / cp / ep;
+                        plan.tp = tp, plan.cp = cp, plan.ep = ep, plan.pp = pp;
+                        plan.fp8 = for_.fp8;
                         with_batch(plan, see);
                     }
                 }
@@ -107,6 +139,7 @@ public:
     Planned plan() {
         Planned all;
         all.smallest.memory.most = INT64_MAX;
+        why_not_.clear();
         for_each([&](const Plan& plan) {
             ++all.considered;
             if (!all.fit.empty() && memory_.at_least(plan) > for_.limit()) return;
@@ -121,11 +154,25 @@ public:
         const auto faster = [](const Ranked& a, const Ranked& b) {
             return a.seconds != b.seconds ? a.seconds < b.seconds : a.memory.most < b.memory.most;
         };
+        all.why_not = why_not_;
         std::ranges::sort(all.fit, faster);
         const std::span best(all.fit.data(), std::min<size_t>(all.fit.size(), 40));
         for (Ranked& ranked : best) simulate(ranked);
         std::ranges::sort(best, faster);
+        const auto proposed = all.fit.begin() + std::ptrdiff_t(best.size());
+        all.fit.erase(std::remove_if(all.fit.begin(), proposed,
+                                     [&](const Ranked& r) { return for_.refused(r.plan) != ""; }),
+                      proposed);
         return all;
+    }
+    // Whether any layout fits: the search stops at the first.
+    bool any_fits() {
+        bool found = false;
+        for_each([&](const Plan& plan) {
+            found = found || (memory_.at_least(plan) <= for_.limit() &&
+                              memory_.worst(plan).most <= for_.limit());
+        });
+        return found;
     }
     // One layout, whether it fits or not.
     Ranked one(const Plan& plan) {
@@ -136,6 +183,7 @@ public:
     }
     double mfu(const Ranked& r) const { return cost_.mfu(r.plan, r.seconds); }
     const PlanFor& what() const { return for_; }
+    void set_gpus(int64_t gpus) { for_.gpus = gpus; }
     MemoryModel& memory() { return memory_; }
     CostModel& cost() { return cost_; }
 
@@ -143,23 +191,41 @@ private:
     // Every way in which these ranks can take the batch.
     template <class See>
     void with_batch(Plan plan, See& see) const {
+        const Fixed& fixed = for_.fixed;
         const int64_t replicas = plan.dp * plan.ep;
-        if (for_.sequences % replicas != 0) return;
+        if (for_.sequences % replicas != 0)
+            return against(fmt::format("{} sequences a step are not shared by dp x ep = {}",
+                                       for_.sequences, replicas));
         const bool shards = replicas * plan.cp > 1;
         const int64_t own = for_.sequences / replicas;
-        for (const int64_t micro_batch : {1, 2, 4, 8, 16, 32}) {
-            if (own % micro_batch != 0) continue;
+        std::vector<int64_t> micro_batches = {1, 2, 4, 8, 16, 32};
+        std::vector<int> chunks = {1, 2, 4, 8};
+        if (fixed.micro_batch) micro_batches = {*fixed.micro_batch};
+        if (fixed.chunks) chunks = {*fixed.chunks};
+        for (const int64_t micro_batch : micro_batches) {
             plan.micro_batch = micro_batch, plan.micro_batches = own / micro_batch;
-            for (const int chunks : {1, 2, 4, 8}) {
-                plan.chunks = chunks;
-                if (!why_not(for_, plan).empty()) continue;
-                for (plan.zero = 0; plan.zero <= (shards ? 3 : 0); ++plan.zero)
+            if (own % micro_batch != 0) {
+                against(
+                    fmt::format("{} of a replica are not micro-batches of {}", own, micro_batch));
+                continue;
+            }
+            for (const int of_rank : chunks) {
+                plan.chunks = of_rank;
+                if (std::string reason = why_not(for_, plan); !reason.empty()) {
+                    against(std::move(reason));
+                    continue;
+                }
+                // Without a rank to share with, ZeRO has nothing to shard.
+                for (plan.zero = 0; plan.zero <= (shards ? 3 : fixed.zero.value_or(0)); ++plan.zero)
                     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
                         plan.recompute = recompute;
-                        see(plan);
+                        if (fixed.allows(plan)) see(plan);
                     }
             }
         }
+    }
+    void against(std::string reason) const {
+        if (why_not_.empty()) why_not_ = std::move(reason);
     }
     // Lets 05's simulator run the pipeline with its ranks' own costs; the difference to the formula
     // counts as bubble. (Not of the longest pipelines, whose simulation would take seconds.)
@@ -182,6 +248,7 @@ private:
     PlanFor for_;
     MemoryModel memory_;
     CostModel cost_;
+    mutable std::string why_not_;
 };
 
 }  // namespace ultrascale

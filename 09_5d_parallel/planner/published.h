@@ -1,20 +1,26 @@
 // What others have measured and published, beside what the model of cost.h says: the only check of
 // it that needs no cluster.
 //
-//     Megatron-LM's README      six sizes, H100, 48 replicas, 4096 tokens
+//     Megatron-LM's README      nine sizes, H100, 48 replicas, 4096 tokens
 //     Llama 3 (2407.21783)      table 4: 405B on 8,192 and 16,384 H100s
 //     DeepSeek-V3               one step on 2,048 H800s, whose parts were published as a trace
 //     the playbook              the best of its layouts for four models on 1 to 64 nodes
 //
-// Every other row of the first nine is fitted, for two shares: how much of the peak large products
-// reach, and how much of tensor parallelism's communication these two programs hide, at most 0.9.
-// The rows between them are not looked at. (The playbook's program hides none of it: chapter 03's
-// SCALING.md.)
+// Every other row of the first twelve is fitted, for two shares: how much of the peak large
+// products reach, and how much of tensor parallelism's communication these two programs hide, at
+// most 0.9. The rows between them are not looked at. (The playbook's program hides none of it:
+// chapter 03's SCALING.md.)
 //
-// What the tables leave open is assumed for all rows alike: Megatron-LM's run one sequence at a
-// time, with as many chunks a rank as its layers can be cut into up to four, a GPT's feed-forward
-// of 4 h counts as the SwiGLU with as many weights, and gradients are summed in fp32; Llama 3 has a
-// layer a chunk (its figure 6), and gathers keys for context parallelism.
+// What the tables leave open is assumed for all rows alike. Megatron-LM's gradients are summed in
+// fp32, a GPT's feed-forward of 4 h counts as the SwiGLU with as many weights, and pipelines run
+// one sequence at a time, with a layer a chunk (70B's two: a rank has 26 chunks at most). Without
+// a pipeline a replica's four sequences are one micro-batch: gradients are summed, and weights
+// gathered, under one backward and one forward only, so that smaller ones would wait for what the
+// whole step can hide. The row of 32B shows that it was so: tp 8 leaves each rank one network
+// card, of 50 GB/s, for 15.7 GB of gradients and 7.9 GB of weights. Under a quarter of the step so
+// much of them is waited for that 46 % could not be reached, even if products ran as fast as they
+// do alone and all else took no time (a test has the numbers). Llama 3 has a layer a chunk (its
+// figure 6), and gathers keys for context parallelism.
 #pragma once
 
 #include "cost.h"
@@ -25,10 +31,11 @@ struct PublishedRow {
     std::string name;
     StepShape shape;
     Plan plan;
-    double mfu = 0;        // %; 0: the step's seconds are published instead
-    double seconds = 0;    // of a step
-    bool causal = false;   // the published MFU counts half of attention's scores
-    double memory_gb = 0;  // of the rank that has most, 10^9 bytes; 0: not published
+    double mfu = 0;         // %; 0: the step's seconds are published instead
+    double seconds = 0;     // of a step
+    bool causal = false;    // the published MFU counts half of attention's scores
+    bool looks_up = false;  // it counts no product with the embedding's table, which is looked up
+    double memory_gb = 0;   // of the rank that has most, 10^9 bytes; 0: not published
     const char* hardware = "h100";
     bool hides_experts = false;  // one micro-batch's rows travel while another one computes
     double faster_products = 1;  // fp8's
@@ -51,27 +58,35 @@ inline StepShape published_shape(int64_t L, int64_t h, int64_t D, int64_t K, int
             .seq = seq};
 }
 
-// Megatron-LM's six and Llama 3's three: the rows that are fitted (0, 2, 4 ...) and held out.
+// Megatron-LM's nine and Llama 3's three: the rows that are fitted (0, 2, 4 ...) and held out.
+// Megatron-LM's are published as TFLOP/s of a GPU.
 inline std::vector<PublishedRow> published_rows() {
     std::vector<PublishedRow> rows;
     const auto megatron = [&](const char* name, int64_t h, int64_t L, int64_t tp, int64_t pp,
-                              int64_t batch, int chunks, double mfu) {
+                              double tflops) {
+        const int64_t sequences = 4 * pp,  // of a replica
+            layers = L / pp, of_chunk = layers > most_chunks ? 2 : 1;
         rows.push_back({.name = fmt::format("Megatron-LM {}", name),
                         .shape = published_shape(L, h, 128, 0, 8 * h / 3, 131072, false, 4096),
                         .plan = {.dp = 48,
                                  .tp = tp,
                                  .pp = pp,
                                  .zero = 1,
-                                 .micro_batches = batch / 48,
-                                 .chunks = chunks},
-                        .mfu = mfu});
+                                 .micro_batch = pp == 1 ? sequences : 1,
+                                 .micro_batches = pp == 1 ? 1 : sequences,
+                                 .chunks = pp == 1 ? 1 : int(layers / of_chunk)},
+                        .mfu = 100 * tflops / 989.5,
+                        .looks_up = true});
     };
-    megatron("1.7B", 2048, 24, 1, 1, 192, 1, 41);
-    megatron("7.1B", 4096, 30, 2, 1, 192, 1, 47);
-    megatron("16B", 6144, 32, 4, 1, 192, 1, 49);
-    megatron("70B", 8192, 84, 8, 2, 384, 4, 42);
-    megatron("119B", 10240, 92, 8, 4, 768, 4, 43);
-    megatron("314B", 16384, 96, 8, 8, 1536, 4, 48);
+    megatron("1.7B", 2048, 24, 1, 1, 408.8);
+    megatron("7.1B", 4096, 30, 2, 1, 465.9);
+    megatron("16B", 6144, 32, 4, 1, 489.1);
+    megatron("32B", 7168, 48, 8, 1, 459.6);
+    megatron("70B", 8192, 84, 8, 2, 419.7);
+    megatron("119B", 10240, 92, 8, 4, 420.5);
+    megatron("177B", 12288, 96, 8, 6, 432.8);
+    megatron("314B", 16384, 96, 8, 8, 474.4);
+    megatron("462B", 18432, 112, 8, 16, 459.9);
     const auto llama = [&](int64_t cp, int64_t dp, int64_t seq, double mfu) {
         const int64_t batch = 16 * 1024 * 1024 / seq;
         rows.push_back(
@@ -144,7 +159,7 @@ inline std::vector<PublishedRow> playbook_rows() {
                                  .micro_batch = cell.micro_batch,
                                  .micro_batches = cell.accumulated},
                         .mfu = cell.mfu,
-                        .causal = false,
+                        .looks_up = true,
                         .memory_gb = cell.gb});
     return rows;
 }
@@ -162,12 +177,12 @@ inline Compared compare(const PublishedRow& row, Hardware hardware, MemoryModel&
     if (row.hides_experts) c.cost.experts = std::max(c.cost.experts - c.cost.compute, 0.0);
     c.seconds = c.cost.seconds();
     c.mfu = 100 * model.mfu(row.plan, c.seconds);
-    if (row.causal) {
-        const LlamaConfig& config = row.shape.config;
-        const double all = model_flops_per_token(config, parameter_count(config), row.shape.seq),
-                     masked = 6 * double(config.layers * config.q_size() * row.shape.seq);
-        c.mfu *= (all - masked) / all;
-    }
+    const LlamaConfig& config = row.shape.config;
+    const double all = model_flops_per_token(config, parameter_count(config), row.shape.seq),
+                 masked = 6 * double(config.layers * config.q_size() * row.shape.seq),
+                 table = config.tied ? 0 : 6 * double(config.vocab * config.hidden);
+    if (row.causal) c.mfu *= (all - masked) / all;
+    if (row.looks_up) c.mfu *= (all - table) / all;
     c.error = row.mfu > 0 ? c.mfu / row.mfu - 1 : row.seconds / c.seconds - 1;
     return c;
 }

@@ -1,6 +1,7 @@
 // The options that all chapters share, and how every program starts and ends.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <string>
@@ -46,6 +47,11 @@ struct Options {
     OptionTexts of_training;         // what a checkpoint records of them
     bool own_head = false;           // has_own_head() of --load
     std::vector<std::string> notes;  // what the user should know of --load and --model
+    std::vector<std::string> given_names;  // of the options on the command line
+    // Whether --name is on the command line.
+    bool given(const std::string& name) const {
+        return std::ranges::find(given_names, name) != given_names.end();
+    }
 
     // --data was not given, and `data` is the file that the run in --load was trained on
     bool data_of_run = false;
@@ -65,6 +71,17 @@ struct Options {
 inline const std::vector<std::string> training_outputs{"--save",      "--trace",   "--val-data",
                                                        "--sample",    "--explain", "--profile",
                                                        "--log-every", "--report"};
+// And those that decide how a run goes on, rather than what a rank holds and sends in a step.
+inline const std::vector<std::string> training_course{
+    "--save-every", "--val-every",    "--prompt", "--temperature", "--data",
+    "--steps",      "--lr-steps",     "--warmup", "--seed",        "--shuffle",
+    "--verify",     "--ignore-token", "--svg",    "--peak-tflops", "--copy-engines"};
+// "--a --b" and the names of `more`.
+inline std::vector<std::string> both(std::vector<std::string> names,
+                                     const std::vector<std::string>& more) {
+    names.insert(names.end(), more.begin(), more.end());
+    return names;
+}
 
 // Reads the command line into the options that `add_options` adds; `resume` may take over those of
 // an earlier run; then `check_values` may throw UserError, as `resume` may. With --help it prints
@@ -77,13 +94,18 @@ void parse_command_line(
     const std::function<void(const OptionList&)>& check_values = [](const OptionList&) {},
     const std::function<void(OptionList&)>& resume = [](OptionList&) {});
 
-// The same with the options that all training chapters share; an option that is not given has its
+// Adds the options that all training chapters share.
+void add_shared_options(OptionList& options, Options& values);
+// The same with these; an option that is not given has its
 // value in `defaults`. `add_own` adds the chapter's own, whose rules may look at the shared ones.
 // An output file that cannot be written is a UserError too.
 Options parse_options(int argc, char** argv, const std::string& name,
                       const std::string& description,
                       const std::function<void(OptionList&, const Options&)>& add_own,
                       const Options& defaults = {});
+
+// UserError unless --node-size can cut the ranks that run into nodes.
+void check_nodes(const Options& options);
 
 // Runs `program` and turns its end into an exit code (error.h: Exit): 0, 1 (it returned false:
 // verification failed), a UserError's (rank 0 prints it in one line, every rank ends), 4 (a
@@ -93,7 +115,7 @@ Options parse_options(int argc, char** argv, const std::string& name,
 int run_program(const std::function<bool()>& program);
 // A chapter's main(): runs `run` as that program, with the shared options and the chapter's own,
 // which chapter.add_options() describes. A chapter may have defaults() of its own for the shared
-// ones.
+// ones, and say of a mode that it imagines_ranks(): --node-size is then about those.
 template <class Chapter>
 int run_chapter(int argc, char** argv, const std::string& name, const std::string& description,
                 bool (*run)(const Options&, Chapter&)) {
@@ -105,6 +127,10 @@ int run_chapter(int argc, char** argv, const std::string& name, const std::strin
             argc, argv, name, description,
             [&](OptionList& list, const Options& shared) { chapter.add_options(list, shared); },
             defaults);
+        bool imagines_ranks = false;
+        if constexpr (requires { chapter.imagines_ranks(); })
+            imagines_ranks = chapter.imagines_ranks();
+        if (!imagines_ranks) check_nodes(options);
         return run(options, chapter);
     });
 }

@@ -74,7 +74,17 @@ OneOption OneOption::excludes(const std::vector<std::string>& others) const {
     return *this;
 }
 OneOption OneOption::only_if(std::function<bool()> condition, std::string reason) const {
-    rules_->push_back({option_, std::move(condition), std::move(reason)});
+    rules_->conditions.push_back({option_, std::move(condition), std::move(reason)});
+    return *this;
+}
+OneOption OneOption::reads(std::vector<std::string> names, std::string reason,
+                           std::function<bool()> when) const {
+    rules_->modes.push_back({option_, true, std::move(names), std::move(reason), std::move(when)});
+    return *this;
+}
+OneOption OneOption::ignores(std::vector<std::string> names, std::string reason,
+                             std::function<bool()> when) const {
+    rules_->modes.push_back({option_, false, std::move(names), std::move(reason), std::move(when)});
     return *this;
 }
 OneOption OneOption::show_default() const {
@@ -90,12 +100,13 @@ OptionList::~OptionList() = default;
 
 void OptionList::only_if(const std::function<bool()>& condition, const std::string& reason,
                          const std::function<void()>& add) {
-    const size_t options = app_->get_options().size(), rules = rules_.size();
+    std::vector<OneOption::Rule>& all = rules_.conditions;
+    const size_t options = app_->get_options().size(), rules = all.size();
     add();
     std::vector<OneOption::Rule> more;
     for (CLI::Option* option : app_->get_options() | std::views::drop(options))
         more.push_back({option, condition, reason});
-    rules_.insert(rules_.begin() + int64_t(rules), more.begin(), more.end());
+    all.insert(all.begin() + int64_t(rules), more.begin(), more.end());
 }
 
 bool OptionList::parse(int argc, char** argv) {
@@ -118,20 +129,38 @@ bool OptionList::parse(int argc, char** argv) {
     return true;
 }
 
+std::vector<std::string> OptionList::names() const {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app_->get_options()) names.push_back(option->get_name());
+    return names;
+}
+std::vector<std::string> OptionList::given() const {
+    std::vector<std::string> given_names = names();
+    std::erase_if(given_names, [&](const std::string& name) { return !given(name); });
+    return given_names;
+}
+
 bool OptionList::given(const std::string& name) const {
     const CLI::Option* const option = app_->get_option(name);
     return option->count() > 0 && !std::ranges::count(taken_over_, option);
 }
 void OptionList::check_effects() const {
-    for (const auto& [option, condition, reason] : rules_)
+    for (const OneOption::Mode& mode : rules_.modes) {
+        const std::string name = mode.option->get_name();
+        if (!given(name) || (mode.when && !mode.when())) continue;
+        for (const std::string& other : given())
+            if (other != name && mode.reads != (std::ranges::count(mode.names, other) > 0))
+                user_error("{} has no effect with {}: {}", other, name, mode.reason);
+    }
+    for (const auto& [option, condition, reason] : rules_.conditions)
         if (given(option->get_name()) && !condition())
             user_error("{} has no effect: {}", option->get_name(), reason);
 }
 void OptionList::has_no_effect(const std::string& name, const std::string& reason) {
-    rules_.push_back({app_->get_option(name), [] { return false; }, reason});
+    rules_.conditions.push_back({app_->get_option(name), [] { return false; }, reason});
 }
 bool OptionList::has_effect(const CLI::Option* option) const {
-    return std::ranges::all_of(rules_, [&](const OneOption::Rule& rule) {
+    return std::ranges::all_of(rules_.conditions, [&](const OneOption::Rule& rule) {
         return rule.option != option || rule.condition();
     });
 }

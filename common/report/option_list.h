@@ -34,19 +34,37 @@ public:
     // If the option is given but `condition` does not hold once all options are read, it would be
     // ignored. That is an error: "--name has no effect: reason".
     OneOption only_if(std::function<bool()> condition, std::string reason) const;
+    // The option chooses a mode of the program, like --estimate, that reads only these options, or
+    // all but these. Any other one that is given with it is an error: "--seed has no effect with
+    // --estimate: reason". `when` may say, seeing all options' values, that it is not so.
+    OneOption reads(std::vector<std::string> names, std::string reason,
+                    std::function<bool()> when = {}) const;
+    OneOption ignores(std::vector<std::string> names, std::string reason,
+                      std::function<bool()> when = {}) const;
 
     struct Rule {
         CLI::Option* option;
         std::function<bool()> condition;
         std::string reason;
     };
-    OneOption(CLI::Option* option, std::vector<Rule>* rules) : option_(option), rules_(rules) {}
+    struct Mode {
+        CLI::Option* option;
+        bool reads;  // the names; else all but these
+        std::vector<std::string> names;
+        std::string reason;
+        std::function<bool()> when;
+    };
+    struct Rules {
+        std::vector<Rule> conditions;
+        std::vector<Mode> modes;
+    };
+    OneOption(CLI::Option* option, Rules* rules) : option_(option), rules_(rules) {}
 
     static constexpr double largest = double(int64_t(1) << 40);  // the upper limit of counts
 
 private:
     CLI::Option* option_;
-    std::vector<Rule>* rules_;
+    Rules* rules_;
 };
 
 // Whether a run that resumes may have another value of an option than the run so far: not at all;
@@ -74,12 +92,14 @@ public:
     // if the command line contradicts it. Returns lines for the user about both.
     std::vector<std::string> resume(const OptionTexts& recorded, const std::string& dir);
     bool given(const std::string& name) const;  // on the command line
-    // UserError if an option was given that would have no effect (only_if).
+    // UserError if an option was given that would have no effect (only_if, reads, ignores).
     void check_effects() const;
     // What a checkpoint records: the options of training that differ from their defaults.
     OptionTexts texts_of_training() const;
-    std::string help() const;   // no line is longer than 100 columns
-    JsonFields values() const;  // of all options, now
+    std::vector<std::string> names() const;  // of all: "--model", ...
+    std::vector<std::string> given() const;  // of those on the command line
+    std::string help() const;                // no line is longer than 100 columns
+    JsonFields values() const;               // of all options, now
 
     // --name VALUE. If the option is not given, the value stays as it is. T: int, int64_t,
     // uint64_t, double, std::string, or a std::vector of int, int64_t or std::string.
@@ -124,7 +144,7 @@ private:
     bool has_effect(const CLI::Option* option) const;
     [[noreturn]] void refuse_unexpected(const std::vector<std::string>& words) const;
     std::unique_ptr<CLI::App> app_;
-    std::vector<OneOption::Rule> rules_;
+    OneOption::Rules rules_;
     std::vector<std::pair<CLI::Option*, Another>> of_training_;
     std::vector<const CLI::Option*> taken_over_;  // by resume()
     JsonFields defaults_;

@@ -58,7 +58,7 @@ std::vector<std::string> OptionList::resume(const OptionTexts& recorded, const s
     };
     // Options with rules come last: --gamma has an effect once --balance bias is taken over.
     std::ranges::stable_partition(of_training_, [&](const auto& of) {
-        return !std::ranges::count(rules_, of.first, &OneOption::Rule::option);
+        return !std::ranges::count(rules_.conditions, of.first, &OneOption::Rule::option);
     });
     for (const auto& [option, another] : of_training_) {
         const std::string name = option->get_name(), now = text_of(values(), name);

@@ -14,7 +14,6 @@
 #include "svg.h"
 
 namespace ultrascale {
-namespace {
 
 void add_shared_options(OptionList& options, Options& o) {
     options.add("--model", o.model, "Preset, or a directory with a config.json")
@@ -163,14 +162,42 @@ void add_shared_options(OptionList& options, Options& o) {
         .flag("--estimate", o.estimate,
               "Predict what this many ranks would hold and send, without allocating or training "
               "anything")
-        .excludes(training_outputs)
-        .excludes({"--svg"});
+        .ignores(both(training_outputs, training_course),
+                 "it is about what a rank holds and sends in any step");
     options.of_training({"--shuffle", "--document-token", "--ignore-token", "--dtype", "--dropout"},
                         Another::refused);
     options.of_training({"--lr", "--lr-schedule", "--lr-steps", "--warmup", "--weight-decay",
                          "--clip", "--seed", "--fp32-grads", "--attention", "--loss-chunk"},
                         Another::told);
     options.of_training({"--micro-batch", "--grad-accum"}, Another::allowed);
+}
+
+// What the run in --load recorded holds for one that resumes it. (A batch is given as a whole.)
+static void resume_options(OptionList& options, Options& o) {
+    if (o.load.empty()) return;
+    o.load = folder_to_load(o.load);
+    o.own_head = has_own_head(o.load);
+    if (!has_training_state(o.load)) return;
+    OptionTexts recorded = load_training_state(o.load).options;
+    if (recorded.empty()) return;  // by a version that recorded none
+    if (options.given("--micro-batch") || options.given("--grad-accum"))
+        recorded.erase("--micro-batch"), recorded.erase("--grad-accum");
+    o.notes = options.resume(recorded, o.load);
+}
+
+// A resumed run continues with the file it was trained on.
+static void take_data_of_run(Options& o) {
+    if (o.load.empty() || !o.data.empty() || !has_training_state(o.load)) return;
+    const std::string data = load_training_state(o.load).data;
+    o.data_of_run = !data.empty();
+    if (data.empty() || data == built_in_data) return;
+    std::error_code ignored;
+    if (!std::filesystem::exists(data, ignored))
+        user_error(
+            "{}: the run in {} was trained on this file, which is not there any more; give its new "
+            "place with --data",
+            printable(data), o.load);
+    o.data = data;
 }
 
 void check_nodes(const Options& o) {
@@ -185,36 +212,6 @@ void check_nodes(const Options& o) {
             "--node-size pretends the nodes of one machine; these ranks are on several already");
 }
 
-// What the run in --load recorded holds for one that resumes it. (A batch is given as a whole.)
-void resume_options(OptionList& options, Options& o) {
-    if (o.load.empty()) return;
-    o.load = folder_to_load(o.load);
-    o.own_head = has_own_head(o.load);
-    if (!has_training_state(o.load)) return;
-    OptionTexts recorded = load_training_state(o.load).options;
-    if (recorded.empty()) return;  // by a version that recorded none
-    if (options.given("--micro-batch") || options.given("--grad-accum"))
-        recorded.erase("--micro-batch"), recorded.erase("--grad-accum");
-    o.notes = options.resume(recorded, o.load);
-}
-
-// A resumed run continues with the file it was trained on.
-void take_data_of_run(Options& o) {
-    if (o.load.empty() || !o.data.empty() || !has_training_state(o.load)) return;
-    const std::string data = load_training_state(o.load).data;
-    o.data_of_run = !data.empty();
-    if (data.empty() || data == built_in_data) return;
-    std::error_code ignored;
-    if (!std::filesystem::exists(data, ignored))
-        user_error(
-            "{}: the run in {} was trained on this file, which is not there any more; give its new "
-            "place with --data",
-            printable(data), o.load);
-    o.data = data;
-}
-
-}  // namespace
-
 Options parse_options(int argc, char** argv, const std::string& name,
                       const std::string& description,
                       const std::function<void(OptionList&, const Options&)>& add_own,
@@ -227,6 +224,7 @@ Options parse_options(int argc, char** argv, const std::string& name,
     const auto resume = [&](OptionList& options) { resume_options(options, o); };
     const auto check = [&](const OptionList& options) {
         o.values = options.values(), o.of_training = options.texts_of_training();
+        o.given_names = options.given();
         if (o.fp32_grads && o.dtype == DType::fp32)
             user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
         const std::pair<const char*, std::string> files[] = {
@@ -249,7 +247,6 @@ Options parse_options(int argc, char** argv, const std::string& name,
     o.load = Communicator::world().broadcast_string(o.load, 0);
     for (const std::string& note : o.notes) print(wrapped("note: " + note));
     take_data_of_run(o);
-    check_nodes(o);
     if (o.sample > 0 && (o.config().vocab < 256 || o.prompt.empty()))
         user_error(
             "--sample reads and prints bytes: it needs a vocabulary of at least 256 and a "

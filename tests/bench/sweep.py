@@ -46,8 +46,10 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
 import processes  # noqa: E402
 
 STATUS = {0: "ok", 1: "missed", 2: "refused"}
-# Options that only a run has, and whether a value follows; and those that --calibrate has, too.
-OF_A_RUN = {"--steps": True, "--log-every": True, "--peak-tflops": True, "--no-verify": False}
+# Options that only a run reads, and whether a value follows: --explain-layout refuses them. And
+# those that --calibrate reads, too.
+OF_A_RUN = {"--steps": True, "--log-every": True, "--peak-tflops": True, "--data": True,
+            "--seed": True, "--no-verify": False}
 OF_THE_MACHINE = ("--node-size", "--inter-gbps", "--dtype", "--recipe")
 
 

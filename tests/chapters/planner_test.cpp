@@ -76,8 +76,8 @@ TEST(PlannerModes, WhatWasCalibratedIsRead) {
 // A script can tell a model for which there is no layout from wrong input.
 TEST(PlannerModes, NoPlanHasAnExitCode) {
     for (const auto& [args, why] :
-         {std::pair{"--plan --gpus 2 --model llama-3-70b", "none fits in "},
-          {"--plan --gpus 13 --batch-tokens 1K", "no layout divides the batch"}}) {
+         {std::pair{"--plan --gpus 2 --model llama-3-70b", "none of "},
+          {"--plan --gpus 13 --batch-tokens 1K", "no layout of 13 GPUs: "}}) {
         const Outcome none = run(chapter, args);
         EXPECT_EQ(none.exit_code, 6) << none.err;
         EXPECT_TRUE(none.err.starts_with(fmt::format("error: --plan: {}", why))) << none.err;

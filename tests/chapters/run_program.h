@@ -51,8 +51,8 @@ Outcome run_ranks(int ranks, const std::string& chapter, const std::string& argu
 // With one rank for each of `commands`, "program arguments".
 Outcome run_each_rank(const std::vector<std::string>& commands, int seconds = patience);
 
-// Trains, on so many ranks (0: without the launcher): adds --json and a fixed --peak-tflops (no
-// measuring), expects success, and reads the JSON lines.
+// Trains, on so many ranks (0: without the launcher): adds --json and, to a run, a fixed
+// --peak-tflops (no measuring), expects success, and reads the JSON lines.
 Outcome train(int ranks, const std::string& chapter, const std::string& arguments,
               int expected_exit_code = 0);
 Outcome train(const std::string& chapter, const std::string& arguments, int expected_exit_code = 0);

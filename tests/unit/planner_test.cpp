@@ -45,6 +45,41 @@ TEST(Published, RowsAreWithinTwelvePercentOnAverage) {
     EXPECT_GT(rank_correlation(predicted, published), 0.8);
 }
 
+// published.h: Megatron-LM's 32B, whose four sequences a replica must have been one micro-batch. As
+// four, the last backward and the next forward hide a quarter of what the step could: even with
+// products as fast as alone on an H100 (0.71 of the peak) and nothing else to do, 46 % could not be
+// reached.
+TEST(Published, ManyMicroBatchesCannotHideGradientsOverOneCard) {
+    const std::vector<PublishedRow> rows = published_rows();
+    const PublishedRow& row = rows[3];
+    ASSERT_EQ(row.name, "Megatron-LM 32B");
+    EXPECT_NEAR(row.mfu, 46.4, 0.1);
+    const double parameters = double(parameter_count(row.shape.config)) / 8, card = 50e9,
+                 sums = parameters * 4 * 47 / 48 / card, gathers = parameters * 2 * 47 / 48 / card;
+    const LlamaConfig& c = row.shape.config;
+    const double flops =
+        (model_flops_per_token(c, parameter_count(c), 4096) - 6 * double(c.vocab * c.hidden)) * 4 *
+        4096 / 8;
+    const double compute = flops / (0.71 * 989.5e12);
+    const auto reached = [&](double m) {
+        const double step = compute + std::max(0.0, sums - compute / m * 2 / 3) +
+                            std::max(0.0, gathers - compute / m / 3);
+        return 100 * flops / step / 989.5e12;
+    };
+    EXPECT_LT(reached(4), row.mfu);
+    EXPECT_NEAR(reached(1), 71, 1e-9);  // all of it is hidden
+
+    // And by the planner's formulas, which say so of any layout.
+    MemoryModel memory(row.shape);
+    PublishedRow in_four = row;
+    in_four.plan.micro_batch = 1, in_four.plan.micro_batches = 4;
+    Hardware h100 = find_hardware("h100");
+    h100.tensor_hidden = 0.9;
+    const Compared one = compare(row, h100, memory), four = compare(in_four, h100, memory);
+    EXPECT_GT(four.cost.data, 5 * one.cost.data);
+    EXPECT_NEAR(one.error, 0, 0.12);
+}
+
 TEST(Published, RankCorrelation) {
     EXPECT_DOUBLE_EQ(rank_correlation({1, 2, 3, 4}, {10, 20, 40, 80}), 1);
     EXPECT_DOUBLE_EQ(rank_correlation({1, 2, 3, 4}, {4, 3, 2, 1}), -1);
@@ -189,40 +224,6 @@ TEST(Planner, RuleOfThumbFits) {
         EXPECT_EQ(rule.chosen->plan.ranks(), gpus);
         EXPECT_EQ(rule.chosen->plan.sequences(), what.sequences);
     }
-}
-
-TEST(HardwareFile, IsReadAsItWasWritten) {
-    const test::TempDir directory;
-    const std::string path = directory / "this.json";
-    Hardware h = find_hardware("a100");
-    h.inside.collective_slows = 0.25, h.between.message_slows = 0.5;
-    h.nodes.cards = 4, h.nodes.crossing = Crossing::exchange;
-    write_file(path, json_of(h).dump(2));
-    EXPECT_EQ(json_of(find_hardware(path)), json_of(h));
-    EXPECT_THROW(find_hardware("h1000"), UserError);
-    nlohmann::ordered_json broken = json_of(h);
-    broken["peak_flops"] = 0;
-    write_file(path, broken.dump());
-    EXPECT_THROW(find_hardware(path), UserError);
-    broken = json_of(h);
-    broken["inside"]["collective_slows"] = 1.5;
-    write_file(path, broken.dump());
-    EXPECT_THROW(find_hardware(path), UserError);
-    broken = json_of(h);
-    broken["collectives"] = "tree";
-    write_file(path, broken.dump());
-    EXPECT_THROW(find_hardware(path), UserError);
-    broken.erase("collectives");  // as it was written before cards counted
-    write_file(path, broken.dump());
-    EXPECT_THROW(find_hardware(path), UserError);
-    broken = json_of(h);
-    broken["cards_in_a_node"] = 9;  // of 8 ranks
-    write_file(path, broken.dump());
-    EXPECT_THROW(find_hardware(path), UserError);
-    broken = json_of(h);
-    broken.erase("inside");
-    write_file(path, broken.dump());
-    EXPECT_THROW(find_hardware(path), UserError);
 }
 
 }  // namespace

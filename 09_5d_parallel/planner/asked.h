@@ -1,0 +1,108 @@
+// What --plan and --explain-layout are asked for: the command line in the planner's terms.
+#pragma once
+
+#include "../options.h"
+#include "planner.h"
+
+namespace ultrascale {
+
+// The hardware that --hardware names, in the dtype that is trained in. --node-size and --inter-gbps
+// cut the ranks into other nodes, with other cards between them; of a machine that was measured
+// they make links slower only, as in a run on it.
+inline Hardware asked_hardware(const PlannerOptions& planner, const Options& options) {
+    const Hardware named = find_hardware(planner.hardware);
+    Hardware h = named.in(options.dtype);
+    if (options.device_memory_gib > 0)
+        h.memory = options.device_memory_gib * double(int64_t(1) << 30) / PlanFor::share_of_tensors;
+    if (options.node_size == 0) return h;
+    h.nodes.ranks = h.nodes.cards = options.node_size;
+    const double rate = options.inter_gbps * 1e9 / 8;
+    const bool measured = named.fp32_peak == 0;  // no preset
+    double& between = h.between.bytes_per_second;
+    between = measured ? std::min(between, rate) : rate;
+    h.between.reduced_per_second = std::min(h.between.reduced_per_second, between);
+    return h;
+}
+
+// What the options leave to no search. UserError if the planner does not know it.
+inline Fixed asked_fixed(const Options& options, const Techniques& t) {
+    Fixed fixed;
+    const auto fix = [&](const char* name, auto& to, int64_t value) {
+        if (options.given(name)) to = value;
+    };
+    fix("--dp", fixed.dp, t.axes.dp), fix("--tp", fixed.tp, t.axes.tp);
+    fix("--cp", fixed.cp, t.axes.cp), fix("--ep", fixed.ep, t.axes.ep);
+    fix("--pp", fixed.pp, t.axes.pp);
+    fix("--micro-batch", fixed.micro_batch, options.micro_batch);
+    fix("--grad-accum", fixed.micro_batches, options.grad_accum);
+    if (options.given("--zero")) fixed.zero = t.zero.stage;
+    if (options.given("--chunks")) fixed.chunks = t.sizes.chunks;
+    if (options.given("--schedule")) fixed.interleaved = t.schedule == "interleaved";
+    if (options.given("--recompute")) fixed.recompute = options.recompute;
+    return fixed;
+}
+
+// UserError for what no formula of the planner has.
+inline void check_known(const Options& options, const Techniques& t) {
+    if (t.schedule != "1f1b" && t.schedule != "interleaved")
+        user_error("--schedule {}: the planner knows 1f1b and interleaved", t.schedule);
+    if (options.recompute == Recompute::selective)
+        user_error(
+            "--recompute selective: attention in tiles, which the planner plans with, keeps no T x "
+            "T matrix; none or full");
+}
+
+// Why a run with these options would refuse the layout, or "".
+inline std::string why_refused(const Options& given, const StepShape& of_model, const Techniques& t,
+                               const Plan& plan) {
+    Options options = given;
+    options.micro_batch = plan.micro_batch, options.grad_accum = plan.micro_batches;
+    options.recompute = plan.recompute;
+    StepShape shape = of_model;
+    shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
+    Techniques techniques = plan.techniques();
+    techniques.precision = t.precision;
+    try {
+        complete(techniques.tensor, options.recompute);
+        check_combination(options, techniques, shape);
+    } catch (const UserError& refused) {
+        return refused.what();
+    }
+    return "";
+}
+
+// A plan that does its techniques as the options say.
+inline Plan alike(const Techniques& t) {
+    Plan plan{.bucket = t.bucket_mb * 1048576,
+              .context = t.context,
+              .tensor = t.tensor,
+              .experts = t.experts,
+              .states = t.zero};
+    for (size_t i = 0; i < plan.order.size(); ++i)
+        plan.order[i] =
+            PlanAxis(std::ranges::find(axis_names, t.axes.order[i]) - axis_names.begin());
+    return plan;
+}
+
+// All of it. UserError if nothing could be planned.
+inline PlanFor asked(const PlannerOptions& planner, const Options& options, const StepShape& shape,
+                     const Techniques& techniques) {
+    check_known(options, techniques);
+    const Recipe& recipe = techniques.precision.recipe;
+    PlanFor what{.shape = shape,
+                 .hardware = asked_hardware(planner, options),
+                 .fp8 = recipe.fp8(),
+                 .like = alike(techniques)};
+    if (planner.plan) what.like.tensor.sequence_parallel = true;  // it comes with tp
+    if (what.fp8 && what.hardware.fp8_times == 0)
+        user_error("--recipe {}: {} has no products in fp8", recipe.name, what.hardware.name);
+    if (what.fp8 && shape.config.experts.count > 0)
+        user_error("--recipe {}: products of experts, in groups, are not in fp8", recipe.name);
+    if (planner.gpus > 0) what.gpus = planner.gpus;
+    if (!planner.batch_tokens.empty())
+        what.sequences = std::max<int64_t>(1, tokens_of(planner.batch_tokens) / shape.seq);
+    what.refused = [=](const Plan& plan) { return why_refused(options, shape, techniques, plan); };
+    return what;
+}
+
+}  // namespace ultrascale

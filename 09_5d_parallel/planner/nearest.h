@@ -1,0 +1,63 @@
+// An awkward number of GPUs, like 13, 100 or 1,000, is one that nothing divides well: a batch of
+// 256 sequences, 64 heads, 80 layers. Then fewer GPUs may do as much, and some number near it is
+// the one to take. It is found by planning for one number after the other.
+#pragma once
+
+#include <bit>
+
+#include "planner.h"
+
+namespace ultrascale {
+
+// Numbers of GPUs that are tried before the search gives up.
+inline constexpr int64_t nearest_tries = 1000;
+
+// The nearest number of GPUs below for which a layout fits, or if there is none the nearest above;
+// 0: none of those that were tried.
+inline int64_t nearest_that_fits(const PlanFor& what) {
+    Planner planner(what);
+    const StepShape& shape = what.shape;
+    // What persists, on so many GPUs: no layout divides it by more.
+    const double all = double(parameter_count(shape.config)) *
+                       double(dtype_bytes(shape.model.dtype) + dtype_bytes(shape.grad_dtype) +
+                              optimizer_bytes(shape.model.dtype));
+    const auto fits = [&](int64_t gpus) {
+        planner.set_gpus(gpus);
+        return all / double(gpus) <= double(what.limit()) && planner.any_fits();
+    };
+    const int64_t most = std::min(what.gpus - 1, nearest_tries);
+    for (int64_t fewer = 1; fewer <= most; ++fewer)
+        if (fits(what.gpus - fewer)) return what.gpus - fewer;
+    for (int64_t more = 1; more <= nearest_tries; ++more)
+        if (fits(what.gpus + more)) return what.gpus + more;
+    return 0;
+}
+
+// The largest number of fewer GPUs whose best layout is at least as fast as the best of all of
+// them; none: all are worth it. `best`: theirs.
+struct Fewer {
+    int64_t gpus;
+    Ranked best;
+};
+inline std::optional<Fewer> as_fast_with_fewer(const PlanFor& what, double mfu, double seconds) {
+    // A power of two divides everything: it shows what the model reaches on about so many GPUs.
+    const int64_t even = int64_t(std::bit_floor(uint64_t(what.gpus)));
+    if (even == what.gpus) return {};
+    Planner planner(what);
+    planner.set_gpus(even);
+    const Planned reference = planner.plan();
+    constexpr double noise = 0.05;  // of what a layout reaches, from one number to the next
+    if (reference.fit.empty()) return {};
+    const double reached = planner.mfu(reference.fit.front());
+    if (mfu >= (1 - noise) * reached) return {};
+    const int64_t least = std::max(even, int64_t(double(what.gpus) * mfu / (reached + noise)));
+    for (int64_t gpus = what.gpus - 1; gpus >= least; --gpus) {
+        planner.set_gpus(gpus);
+        const Planned some = planner.plan();
+        if (!some.fit.empty() && some.fit.front().seconds <= seconds)
+            return Fewer{gpus, some.fit.front()};
+    }
+    return {};
+}
+
+}  // namespace ultrascale

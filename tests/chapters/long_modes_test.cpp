@@ -1,0 +1,31 @@
+// As modes_test.cpp, for the modes of 09 that take ranks or seconds: every option is refused, or
+// changes what the mode says. (--calibrate measures: its output changes anyway.)
+#include <algorithm>
+
+#include "mode_effects.h"
+
+namespace ultrascale::test {
+namespace {
+
+void expect_effects(const std::string& always, int ranks, std::vector<std::string> not_here) {
+    ModeEffects effects(always, ranks);
+    for (const OneOfAll& option : all_options())
+        if (!always.starts_with(option.name) && std::ranges::count(not_here, option.name) == 0)
+            effects.expect(option);
+}
+
+TEST(LongModes, EstimateHonoursOrRefusesAllOptions) {
+    expect_effects("--estimate --micro-batch 1", 4, {});
+}
+TEST(LongModes, EstimateOfImaginedRanksHonoursOrRefusesAllOptions) {
+    expect_effects("--estimate --gpus 8 --micro-batch 1", 0, {});
+}
+TEST(LongModes, PlaybookHonoursWhatItReads) {
+    ModeEffects effects("--playbook");
+    for (const OneOfAll& option : all_options())
+        for (const char* name : {"--json", "--html", "--svg"})
+            if (option.name == name) effects.expect(option);
+}
+
+}  // namespace
+}  // namespace ultrascale::test

@@ -1,0 +1,67 @@
+// What a mode of 09 reads changes what it says: its exit code, its output or a file. (Of what it
+// does not read, unit/mode_options_test.cpp sees that it is refused.)
+#pragma once
+
+#include <map>
+
+#include "run_program.h"
+#include "tests/mode_options.h"
+
+namespace ultrascale::test {
+
+class ModeEffects {
+public:
+    // `ranks` that run, or 0 without the launcher; `always`: the mode's own options.
+    ModeEffects(std::string always, int ranks = 0) : ranks_(ranks), always_(std::move(always)) {
+        put(directory_ / "config.json", config_json());
+    }
+    // Expects that the option is refused, or changes something.
+    void expect(const OneOfAll& option) {
+        std::string with = option.with, value = option.value;
+        // A plan has it anyway.
+        if (const size_t at = with.find("--sequence-parallel");
+            at != with.npos && always_.starts_with("--plan"))
+            with.erase(at, 19);
+        // These two need each other: another value, then.
+        if (option.name == "--node-size") with += " --node-size 4";
+        if (option.name == "--inter-gbps") with += " --inter-gbps 300";
+        if (option.name == "--load") value = directory_.path();
+        for (const char* file : {"--json", "--html", "--trace", "--svg"})
+            if (option.name == file) value = directory_ / value;
+        const std::string all = fmt::format("{} {} {} {}", always_, with, option.name, value);
+        SCOPED_TRACE(all);
+        const Outcome outcome = run_once(all);
+        if (!value.empty() && value.starts_with(directory_.path()) && option.name != "--load") {
+            EXPECT_TRUE(std::filesystem::exists(value) || refused(outcome)) << outcome.err;
+            return;
+        }
+        if (refused(outcome)) return;
+        const Outcome& without = run_once(fmt::format("{} {}", always_, with));
+        EXPECT_TRUE(said(outcome) != said(without)) << outcome.out << outcome.err;
+    }
+
+private:
+    static bool refused(const Outcome& outcome) {
+        return outcome.exit_code == 2 && contains(outcome.err, " has no effect");
+    }
+    // Without what changes from one run to the next: the times that it took.
+    static std::string said(const Outcome& outcome) {
+        std::string text = fmt::format("{}\n{}{}", outcome.exit_code, outcome.out, outcome.err);
+        const size_t planned = text.find("; planned in ");
+        if (planned != text.npos) text.erase(planned, text.find('\n', planned) - planned);
+        return text;
+    }
+    const Outcome& run_once(const std::string& arguments) {
+        const auto known = outcomes_.find(arguments);
+        if (known != outcomes_.end()) return known->second;
+        return outcomes_[arguments] = ranks_ == 0 ? run("09_5d_parallel", arguments)
+                                                  : run_ranks(ranks_, "09_5d_parallel", arguments);
+    }
+
+    int ranks_;
+    std::string always_;
+    TempDir directory_;
+    std::map<std::string, Outcome> outcomes_;  // by command line
+};
+
+}  // namespace ultrascale::test

@@ -1,0 +1,136 @@
+// What --plan is asked for: axes that are given are kept, what it proposes runs, and an awkward
+// number of GPUs is told which one near it works.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "09_5d_parallel/planner/asked.h"
+#include "09_5d_parallel/planner/nearest.h"
+
+namespace ultrascale {
+namespace {
+
+PlanFor plan_for(const std::string& model, int64_t gpus, int64_t sequences, int64_t seq = 4096) {
+    return {.shape = {.config = preset(model),
+                      .model = {.dtype = DType::bf16},
+                      .grad_dtype = DType::fp32,
+                      .micro_batch = 1,
+                      .seq = seq},
+            .hardware = find_hardware("h100"),
+            .gpus = gpus,
+            .sequences = sequences};
+}
+
+TEST(PlannerFixed, SearchesTheRestOnly) {
+    PlanFor what = plan_for("llama-3-8b", 32, 128);
+    const Planned all = Planner(what).plan();
+    what.fixed = {.tp = 8, .pp = 2, .zero = 1, .recompute = Recompute::full};
+    const Planned some = Planner(what).plan();
+    ASSERT_GT(some.fit.size(), 3u);
+    int64_t as_many = 0;
+    for (const Ranked& r : all.fit) as_many += what.fixed.allows(r.plan);
+    EXPECT_EQ(int64_t(some.fit.size()), as_many);
+    for (const Ranked& r : some.fit) EXPECT_TRUE(r.plan.tp == 8 && r.plan.pp == 2) << r.plan.tp;
+
+    // A value that the search does not try by itself; and one that cannot be.
+    what.fixed = {.micro_batch = 64};
+    what.sequences = 2048;
+    for (const Ranked& r : Planner(what).plan().fit) EXPECT_EQ(r.plan.micro_batch, 64);
+    what.fixed = {.tp = 3};
+    EXPECT_EQ(Planner(what).plan().considered, 0);
+    what.gpus = 48;
+    const Planned none = Planner(what).plan();
+    EXPECT_EQ(none.considered, 0);
+    EXPECT_EQ(none.why_not, "tp 3: 32 heads with 8 of keys are not shared equally");
+}
+
+// The best ten of a dozen random cases pass the run's own check, and why_not() alone has left out
+// what it refuses.
+TEST(PlannerAsked, ProposesNothingThatARunRefuses) {
+    std::mt19937 random(9);
+    const auto one_of = [&]<class T>(const std::vector<T>& values) {
+        return values[random() % values.size()];
+    };
+    int proposed = 0;
+    for (int round = 0; round < 30; ++round) {
+        const std::string model = one_of(std::vector<std::string>{
+            "nano", "char", "llama-3.2-1b", "llama-3-8b", "nano-moe", "moe-16b"});
+        const bool moe = model.find("moe") != model.npos;
+        Options options;
+        options.model = model, options.with_experts = true;
+        options.dtype = DType::bf16, options.fp32_grads = true;
+        Techniques techniques;
+        if (!moe && random() % 2 == 0) techniques.precision.recipe = *find_recipe("tensor");
+        PlanFor what = plan_for(model, one_of(std::vector<int64_t>{1, 6, 8, 12, 20, 48, 96, 120}),
+                                one_of(std::vector<int64_t>{12, 24, 96, 120}),
+                                one_of(std::vector<int64_t>{96, 120, 400, 1024, 2000}));
+        what.fp8 = techniques.precision.recipe.fp8();
+        const Planned all = Planner(what).plan();
+        SCOPED_TRACE(fmt::format("{} on {}, {} sequences of {}{}", model, what.gpus, what.sequences,
+                                 what.shape.seq, what.fp8 ? ", fp8" : ""));
+        for (size_t i = 0; i < std::min<size_t>(10, all.fit.size()); ++i, ++proposed)
+            EXPECT_EQ(why_refused(options, what.shape, techniques, all.fit[i].plan), "")
+                << describe(all.fit[i].plan);
+        // What the run refuses is dropped, whatever the formulas say.
+        what.refused = [](const Plan& plan) { return plan.pp > 1 ? "no" : ""; };
+        const Planned fewer = Planner(what).plan();
+        for (size_t i = 0; i < std::min<size_t>(3, fewer.fit.size()); ++i)
+            EXPECT_TRUE(fewer.fit[i].plan.pp == 1 || all.fit.size() > 40);
+    }
+    EXPECT_GT(proposed, 100);
+}
+
+TEST(PlannerAsked, NodesAreThoseOfTheOptions) {
+    PlannerOptions given;
+    Options options;
+    options.dtype = DType::bf16, options.node_size = 4, options.inter_gbps = 100;
+    const Hardware h = asked_hardware(given, options);
+    EXPECT_EQ(h.nodes.ranks, 4);
+    EXPECT_EQ(h.between.bytes_per_second, 12.5e9);
+    EXPECT_EQ(h.inside.bytes_per_second, find_hardware("h100").inside.bytes_per_second);
+    options.node_size = 0;
+    EXPECT_EQ(asked_hardware(given, options).nodes.ranks, 8);
+}
+
+TEST(PlannerNearest, IsTheNearestBelowThatFits) {
+    for (const auto& [gpus, sequences] : {std::pair<int64_t, int64_t>{13, 64}, {37, 256}}) {
+        PlanFor what = plan_for("llama-3.2-1b", gpus, sequences);
+        what.fixed.pp = 1;  // else a pipeline of 13 uneven stages fits
+        EXPECT_FALSE(Planner(what).any_fits());
+        const int64_t nearest = nearest_that_fits(what);
+        EXPECT_EQ(nearest, gpus == 13 ? 8 : 32);
+    }
+    // Too little memory for any smaller number: the nearest above.
+    PlanFor what = plan_for("llama-3-70b", 8, 64);
+    const int64_t nearest = nearest_that_fits(what);
+    ASSERT_GT(nearest, 8);
+    what.gpus = nearest;
+    EXPECT_TRUE(Planner(what).any_fits());
+    what.gpus = nearest - 1;
+    EXPECT_FALSE(Planner(what).any_fits());
+}
+
+TEST(PlannerNearest, FewerAreAsFastAsAnAwkwardNumber) {
+    PlanFor what = plan_for("llama-3-8b", 100, 256);
+    Planner planner(what);
+    const Planned all = planner.plan();
+    ASSERT_FALSE(all.fit.empty());
+    const Ranked& best = all.fit.front();
+    const std::optional<Fewer> fewer = as_fast_with_fewer(what, planner.mfu(best), best.seconds);
+    ASSERT_TRUE(fewer);
+    EXPECT_LT(fewer->gpus, 100);
+    EXPECT_LE(fewer->best.seconds, best.seconds);
+    for (int64_t gpus = fewer->gpus + 1; gpus < 100; ++gpus) {
+        planner.set_gpus(gpus);
+        const Planned other = planner.plan();
+        EXPECT_TRUE(other.fit.empty() || other.fit.front().seconds > best.seconds) << gpus;
+    }
+    // 96 = 3 x 32 is a good number.
+    what.gpus = 96;
+    Planner even(what);
+    const Ranked of_96 = even.plan().fit.front();
+    EXPECT_FALSE(as_fast_with_fewer(what, even.mfu(of_96), of_96.seconds));
+}
+
+}  // namespace
+}  // namespace ultrascale
