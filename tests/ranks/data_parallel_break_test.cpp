@@ -18,7 +18,8 @@ TEST(DataParallelBreak, UnchangedTechniquesPass) {
     expect(train_data_parallel<OverlapSync>(), true, true, true);
     expect(train_data_parallel<BucketSync>(full_bucket), true, true, true);
     expect(train_data_parallel<RingSync>(RingDirections::both), true, true, true);
-    expect(train_data_parallel<HierarchicalSync>(full_bucket, world().size() % 2 == 0 ? 2 : 1),
+    expect(train_data_parallel<HierarchicalSync>(full_bucket,
+                                                 Nodes{.ranks = world().size() % 2 == 0 ? 2 : 1}),
            true, true, true);
 }
 
@@ -92,7 +93,8 @@ TEST(DataParallelBreak, TheNodesNeverMeet) {
         const Communicator node = world().split(world().rank() / (world().size() / 2),
                                                 world().rank(), "half of the ranks");
     };
-    expect(train_data_parallel<Broken>(full_bucket, world().size() / 2), false, true, false);
+    expect(train_data_parallel<Broken>(full_bucket, Nodes{.ranks = world().size() / 2}), false,
+           true, false);
 }
 
 TEST(DataParallelBreak, OneParameterIsNotSummed) {
