@@ -72,7 +72,7 @@ public:
         const auto same_in_run = [&](const char* option, const auto& given, const auto& has,
                                      bool is_given) {
             if (is_given && given != has && !options.load.empty() &&
-                has_training_state(options.load))
+                has_training_state(options.load) && load_training_state(options.load).step > 0)
                 user_error("{} {}: the run in {} goes on with {} {}", option, given, options.load,
                            option, has);
         };

@@ -155,7 +155,7 @@ bool print_plan(const PlannerOptions& given, const Options& options, const StepS
     print(
         "  b x m: sequences of a micro-batch x micro-batches. Not compute: what is waited for; "
         "pp: uneven\n  stages and bubble; dp: sums, gathers and the optimizer");
-    print("\nthe best one, to be run:\n  " + all.fit.front().plan.options());
+    print("\nthe best one, to be run:\n" + wrapped("  " + all.fit.front().plan.options(), 4));
     print_fewer(report, what, planner.mfu(all.fit.front()), all.fit.front().seconds);
     print_rule(planner, all);
     report.finish();

@@ -81,7 +81,7 @@ inline std::vector<Hardware> hardware_presets() {
                   .dtype = DType::bf16,
                   .peak = 989.5e12,
                   .fp32_peak = 66.9e12,
-                  .product_share = 0.59,
+                  .product_share = 0.58,
                   .product_half = 260,
                   .fp8_times = 1.9,
                   .attention_forward = 0.45,

@@ -69,11 +69,15 @@ std::string list(const std::vector<std::string>& names) {
 
 }  // namespace
 
-bool has_own_head(const std::string& dir) {
+// An estimate needs none.
+static bool has_weights(const std::string& dir) {
     std::error_code ignored;
-    if (!fs::exists(dir + "/model.safetensors", ignored) &&
-        !fs::exists(dir + "/model.safetensors.index.json", ignored))
-        return false;
+    return fs::exists(dir + "/model.safetensors", ignored) ||
+           fs::exists(dir + "/model.safetensors.index.json", ignored);
+}
+
+bool has_own_head(const std::string& dir) {
+    if (!has_weights(dir)) return false;
     const Safetensors file = Safetensors::directory(dir);
     const auto head = file.entries().find("lm_head.weight"),
                embedding = file.entries().find("model.embed_tokens.weight");
@@ -92,7 +96,7 @@ std::vector<std::string> checkpoint_notes(const std::string& path, const LlamaCo
             fmt::format("{}: config.json has fields that are not understood, and change nothing: "
                         "{}",
                         printable(path), list(fields)));
-    if (!loaded) return notes;
+    if (!loaded || !has_weights(path)) return notes;
     if (tied && !config.tied)
         notes.push_back(
             fmt::format("{}: config.json ties the output head to the embedding, but lm_head.weight "

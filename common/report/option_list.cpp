@@ -205,11 +205,13 @@ std::string wrapped(std::string line, size_t indent) {
     constexpr size_t widest = 100;
     std::string text;
     while (line.size() > widest) {
-        size_t space = line.rfind(' ', widest);
-        if (space == std::string::npos || space <= indent) space = line.find(' ', widest);
-        if (space == std::string::npos) break;
-        text += line.substr(0, space) + "\n";
-        line = std::string(indent, ' ') + line.substr(space + 1);
+        size_t end = line.rfind(' ', widest), next = end + 1;
+        if (end == std::string::npos || end <= indent)  // a list of words, or one long word
+            end = next = line.rfind(',', widest - 1) + 1;
+        if (end <= indent) end = line.find(' ', widest), next = end + 1;
+        if (end == std::string::npos) break;
+        text += line.substr(0, end) + "\n";
+        line = std::string(indent, ' ') + line.substr(next);
     }
     return text + line;
 }

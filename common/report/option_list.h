@@ -74,7 +74,7 @@ enum class Another { refused, told, allowed };
 // Options by name, with their values as on a command line; "true" for a flag.
 using OptionTexts = std::map<std::string, std::string>;
 
-// The line, cut at spaces into lines of at most 100 columns; all but the first are indented.
+// The line, cut at spaces, or in a list after commas, into lines of at most 100 columns; all but the first are indented.
 std::string wrapped(std::string line, size_t indent = 6);
 
 class OptionList {
@@ -90,7 +90,9 @@ public:
     void of_training(const std::vector<std::string>& names, Another another);
     // Takes over what the run in `dir` recorded, where the command line does not say it. UserError
     // if the command line contradicts it. Returns lines for the user about both.
-    std::vector<std::string> resume(const OptionTexts& recorded, const std::string& dir);
+    // If the run has not `begun`, after no step, nothing contradicts it.
+    std::vector<std::string> resume(const OptionTexts& recorded, const std::string& dir,
+                                    bool begun = true);
     bool given(const std::string& name) const;  // on the command line
     // UserError if an option was given that would have no effect (only_if, reads, ignores).
     void check_effects() const;

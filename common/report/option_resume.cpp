@@ -31,7 +31,8 @@ OptionTexts OptionList::texts_of_training() const {
     return texts;
 }
 
-std::vector<std::string> OptionList::resume(const OptionTexts& recorded, const std::string& dir) {
+std::vector<std::string> OptionList::resume(const OptionTexts& recorded, const std::string& dir,
+                                            bool begun) {
     std::vector<std::string> notes;
     OptionTexts lost = recorded;  // all that this program does not have
     std::string same;
@@ -68,6 +69,8 @@ std::vector<std::string> OptionList::resume(const OptionTexts& recorded, const s
         if (then == now) continue;
         if (!given(name)) {
             take_over(option, then);
+        } else if (!begun) {
+            continue;
         } else if (another == Another::refused) {
             const bool none = then.empty() || then == "false" || then == "0" || then == "-1";
             user_error("{}: the run in {} goes on with{}", word(name, now).substr(1), dir,

@@ -178,11 +178,12 @@ static void resume_options(OptionList& options, Options& o) {
     o.load = folder_to_load(o.load);
     o.own_head = has_own_head(o.load);
     if (!has_training_state(o.load)) return;
-    OptionTexts recorded = load_training_state(o.load).options;
+    const TrainingState state = load_training_state(o.load);
+    OptionTexts recorded = state.options;
     if (recorded.empty()) return;  // by a version that recorded none
     if (options.given("--micro-batch") || options.given("--grad-accum"))
         recorded.erase("--micro-batch"), recorded.erase("--grad-accum");
-    o.notes = options.resume(recorded, o.load);
+    o.notes = options.resume(recorded, o.load, state.step > 0);
 }
 
 // A resumed run continues with the file it was trained on.

@@ -120,7 +120,7 @@ TEST(CheckpointSays, WhatContradictsIsRefused) {
 TEST(CheckpointSays, ASaveOfAnEarlierVersion) {
     const Outcome rest =
         train(experts, fmt::format("--load {} --micro-batch 4 --steps 2 --no-verify",
-                                   reference("saved_before_options")));
+                                   fs::absolute(reference("saved_before_options")).string()));
     EXPECT_LE(largest_difference(rest.of("step"), {3, 4}), 0);
     EXPECT_LE(largest_difference(rest.of("loss"), {5.553631857, 5.554025806}), 1e-5);
     EXPECT_LE(largest_difference(rest.of("grad_norm"), {0.926479281, 0.977166689}), 1e-5);

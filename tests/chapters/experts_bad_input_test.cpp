@@ -42,7 +42,8 @@ TEST(ExpertParallelBadInput, OptionsWithoutEffect) {
     refuses(0, "--top-groups 2", {"--top-groups " + none, "--groups"});
     refuses(0, "--capacity-factor 1 --dispatch rank", {"--dispatch " + none, "--capacity-factor"});
     refuses(2, "--compare --ep 2", {"--compare", "--ep"});
-    refuses(0, "--demo route --json x.jsonl", {"--json", "no figures"});
+    expect_one_error_line(run("06_expert_parallel", "--demo route --json x.jsonl"),
+                          {"--json", "--demo"});
 }
 
 // A dense program names the one that trains experts.

@@ -82,6 +82,9 @@ TEST(OptionResume, RefusesWhatContradicts) {
     refuse({"--shuffle"}, {{"--lr", "1"}}, "--shuffle: the run in DIR goes on without it");
     refuse({"--balance", "bias"}, {{"--lr", "1"}},
            "--balance bias: the run in DIR goes on with --balance loss");
+    Program before_its_first_step({"--token", "11"});
+    EXPECT_EQ(before_its_first_step.list.resume({{"--token", "10"}}, "DIR", false), Lines());
+    EXPECT_EQ(before_its_first_step.token, 11);
     Program same({"--token", "10", "--balance", "loss"});
     EXPECT_EQ(same.list.resume({{"--token", "10"}}, "DIR"), Lines());
 }
