@@ -143,8 +143,8 @@ endif
 BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/comm/nccl/% common/simt/% 07_kernels/% \
                    $(if $(filter simt,$(BACKEND)),tests/%)
 MPI_SOURCES := common/comm/%.cpp common/cpu/comm.cpp common/cuda/%.cpp tests/faults/%.cpp \
-               $(patsubst %,tests/ranks/%_test.cpp,card_bytes comm comm_mailbox comm_sent comm_split \
-                 comm_symmetric ring_all_reduce slow_links)
+               $(patsubst %,tests/ranks/%_test.cpp,card_bytes comm comm_mailbox comm_sent \
+                 comm_split comm_symmetric ring_all_reduce slow_links)
 OF_MPI    := $(if $(filter openmpi,$(MPI)),$(MPI_SOURCES),none)
 OF_CPU    := $(if $(filter simt,$(BACKEND)),common/cpu/% common/simt/%.cpp)
 SHARED    := $(if $(SANITIZE),$(OF_BACKEND),build)

@@ -74,7 +74,8 @@ enum class Another { refused, told, allowed };
 // Options by name, with their values as on a command line; "true" for a flag.
 using OptionTexts = std::map<std::string, std::string>;
 
-// The line, cut at spaces, or in a list after commas, into lines of at most 100 columns; all but the first are indented.
+// The line, cut at spaces, or in a list after commas, into lines of at most 100 columns; all but
+// the first are indented.
 std::string wrapped(std::string line, size_t indent = 6);
 
 class OptionList {
