@@ -16,7 +16,7 @@ inline void count_choices(Step& step, Llama& model, ExpertParallel& experts) {
     step.call_hooks({});
     for (int64_t m = 0; m < step.accumulated; ++m) {
         Context context = step.micro_batch(m);
-        context.training = false;
+        context.training = false, context.as_trained = true;
         Saved nothing;
         Tensor x;
         for (const Unit& unit : model.units())

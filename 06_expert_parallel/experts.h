@@ -74,7 +74,7 @@ public:
         : inner_(std::move(inner)), dropout_(std::move(dropout)), place_(std::move(place)) {}
     Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
                    Context& context) override {
-        if (!context.training) return inner_->forward(x, residual, saved, context);
+        if (!context.drops()) return inner_->forward(x, residual, saved, context);
         Tensor y = inner_->forward(x, {}, saved, context);
         dropout_.apply(y, y, place_, context, residual);
         return y;

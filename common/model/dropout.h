@@ -75,7 +75,7 @@ public:
 
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
-        if (!context.training) return inner_->forward(x, saved, context, residual);
+        if (!context.drops()) return inner_->forward(x, saved, context, residual);
         Tensor y = inner_->forward(x, saved, context, {});
         dropout_.apply(y, y, place_, context, residual);
         return y;
@@ -104,7 +104,7 @@ public:
 
     Tensor forward(Saved& saved, Context& context) override {
         Tensor x = inner_->forward(saved, context);
-        if (context.training) dropout_.apply(x, x, "embedding", context);
+        if (context.drops()) dropout_.apply(x, x, "embedding", context);
         return x;
     }
     void backward_input(const Tensor& dy, Saved& saved, Context& context) override {

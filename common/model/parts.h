@@ -107,8 +107,10 @@ struct Context {
     Tensor loss = {};  // (1) fp64; the head adds to it
     int micro_batch = 0;
     bool training = true;      // false: forward only; nothing is kept, no gradients
+    bool as_trained = false;   // such a forward has the training's dropout
     bool recomputing = false;  // a layer's forward runs again inside its backward
     Hooks* hooks = nullptr;
+    bool drops() const { return training || as_trained; }
     // Every use of a parameter calls this once per micro-batch, when it has added its contribution;
     // so does a use with nothing to contribute (an expert without tokens).
     void contributed(Parameter& parameter) const;

@@ -27,7 +27,8 @@ TEST(ExpertParallel, EqualsOneDevice) {
 TEST(ExpertParallel, EveryBalance) {
     expect_equal(2, "--router sigmoid --balance bias --gamma 0.05 --groups 4 --top-groups 2");
     expect_equal(2, "--aux hf --aux-over global --grad-accum 2 --aux-coef 0.1");
-    expect_equal(2, "--aux megatron --aux-over global --recompute full --aux-coef 0.1");
+    expect_equal(2,
+                 "--aux megatron --aux-over global --dropout 0.1 --recompute full --aux-coef 0.1");
     expect_equal(2, "--aux sequence --router sigmoid --grad-accum 2 --aux-coef 0.1");
     expect_equal(2, "--skew 0.5 --top-k 3");
 }
