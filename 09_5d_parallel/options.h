@@ -163,6 +163,11 @@ struct Chapter {
                            "--pp",         "--zero",        "--order",        "--max-nodes",
                            "--estimate"}),
                      "it repeats one step, with each technique in turn, and learns nothing");
+        options.option("--estimate")
+            .ignores({"--document-token", "--gather-overlap", "--merge", "--router",
+                      "--renormalise", "--scaling", "--groups", "--top-groups", "--aux-coef",
+                      "--aux", "--balance", "--gamma", "--force-balance", "--skew", "--drop"},
+                     "it changes no byte; experts are taken to get equally many rows");
         planner.add_options(options, shared);
         options.of_training({"--recipe"}, Another::told);
     }

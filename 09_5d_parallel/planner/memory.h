@@ -150,13 +150,15 @@ private:
         double embedding = 0, loss = 0, head = 0, last = 0, layer = 0;
         double most() const { return std::max({embedding, loss, head, last, layer}); }
     };
-    // ZeRO's, and in layers attention's own. Stage 3 has a pass's weights and the next one's. From
-    // the second micro-batch on a shard of the gradients is held besides, to be added.
+    // ZeRO's, and in layers attention's own. Stage 3 has a pass's weights and the next one's, or
+    // with --keep-gathered on at last all of them. From the second micro-batch on a shard of the
+    // gradients is held besides, to be added.
     Buffers buffers_of(const Plan& plan, const Elements& e) {
         Buffers b;
         if (plan.zero >= 2) {
-            const double whole = plan.zero == 3 ? double(dtype_bytes(shape_.model.dtype)) : 0,
-                         ranks = double(plan.dp * plan.cp * plan.ep),
+            const double weight = plan.zero == 3 ? double(dtype_bytes(shape_.model.dtype)) : 0,
+                         kept = plan.states.keep_gathered ? e.all() * weight : 0,
+                         whole = kept > 0 ? 0 : weight, ranks = double(plan.dp * plan.cp * plan.ep),
                          grad = double(dtype_bytes(shape_.grad_dtype)),
                          added = grad * (plan.micro_batches > 1 ? 1 + 1 / ranks : 1),
                          layer = e.largest_layer, head = e.head > 0 ? e.head : layer,
@@ -166,6 +168,8 @@ private:
             b.head = (head + layer) * whole + head * grad;
             b.last = 2 * layer * whole + (layer + head) * added;
             b.layer = (layer + std::max(layer, e.embedding)) * whole + 2 * layer * added;
+            for (double* moment : {&b.embedding, &b.loss, &b.head, &b.last, &b.layer})
+                *moment += kept;
         }
         const double attention = attention_of(plan).communication;
         b.last += attention, b.layer += attention;

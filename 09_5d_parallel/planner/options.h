@@ -26,12 +26,42 @@ struct PlannerOptions {
         const std::vector<std::string> cluster{"--gpus",       "--hardware",      "--node-size",
                                                "--inter-gbps", "--device-memory", "--json",
                                                "--html"};
-        const std::vector<std::string> layout{
-            "--model",       "--layers",     "--load",      "--seq",      "--dtype",
-            "--fp32-grads",  "--recipe",     "--experts",   "--top-k",    "--shared",
-            "--first-dense", "--loss-chunk", "--dp",        "--tp",       "--cp",
-            "--ep",          "--pp",         "--zero",      "--schedule", "--chunks",
-            "--micro-batch", "--grad-accum", "--recompute", "--variant"};
+        const std::vector<std::string> layout{"--model",
+                                              "--layers",
+                                              "--load",
+                                              "--seq",
+                                              "--dtype",
+                                              "--fp32-grads",
+                                              "--recipe",
+                                              "--experts",
+                                              "--top-k",
+                                              "--shared",
+                                              "--first-dense",
+                                              "--loss-chunk",
+                                              "--dp",
+                                              "--tp",
+                                              "--cp",
+                                              "--ep",
+                                              "--pp",
+                                              "--order",
+                                              "--zero",
+                                              "--bucket-mb",
+                                              "--schedule",
+                                              "--chunks",
+                                              "--micro-batch",
+                                              "--grad-accum",
+                                              "--recompute",
+                                              "--gather-dtype",
+                                              "--reduce-dtype",
+                                              "--keep-gathered",
+                                              "--variant",
+                                              "--layout",
+                                              "--ulysses",
+                                              "--tails",
+                                              "--ring-backward",
+                                              "--dispatch",
+                                              "--max-nodes",
+                                              "--capacity-factor"};
         options
             .flag(
                 "--plan", plan,
@@ -42,7 +72,7 @@ struct PlannerOptions {
             .flag(
                 "--explain-layout", explain_layout,
                 "Time and memory of the layout that the other options name, on --gpus, by formula")
-            .reads(both(both(cluster, layout), {"--sequence-parallel", "--bucket-mb"}),
+            .reads(both(both(cluster, layout), {"--sequence-parallel", "--tp-keep-gathered"}),
                    "no formula of a plan has it");
         options
             .flag("--published", published,
@@ -75,7 +105,11 @@ struct PlannerOptions {
                  "With --plan, --explain-layout and --estimate: ranks, none of which is started")
             .between(1, 1 << 24)
             .only_if([this, &shared] { return plan || explain_layout || shared.estimate; },
-                     "only what is predicted needs no ranks");
+                     "only what is predicted needs no ranks")
+            .ignores({"--lr", "--lr-schedule", "--weight-decay", "--clip", "--node-size",
+                      "--inter-gbps", "--bucket-mb"},
+                     "--estimate then tells what a rank holds",
+                     [&shared] { return shared.estimate; });
         options
             .add(
                 "--hardware", hardware,

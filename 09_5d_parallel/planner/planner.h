@@ -193,9 +193,12 @@ private:
     void with_batch(Plan plan, See& see) const {
         const Fixed& fixed = for_.fixed;
         const int64_t replicas = plan.dp * plan.ep;
-        if (for_.sequences % replicas != 0)
-            return against(fmt::format("{} sequences a step are not shared by dp x ep = {}",
-                                       for_.sequences, replicas));
+        if (for_.sequences % replicas != 0) {
+            if (why_not_.empty())
+                why_not_ = fmt::format("{} sequences a step are not shared by dp x ep = {}",
+                                       for_.sequences, replicas);
+            return;
+        }
         const bool shards = replicas * plan.cp > 1;
         const int64_t own = for_.sequences / replicas;
         std::vector<int64_t> micro_batches = {1, 2, 4, 8, 16, 32};
@@ -205,14 +208,15 @@ private:
         for (const int64_t micro_batch : micro_batches) {
             plan.micro_batch = micro_batch, plan.micro_batches = own / micro_batch;
             if (own % micro_batch != 0) {
-                against(
-                    fmt::format("{} of a replica are not micro-batches of {}", own, micro_batch));
+                if (why_not_.empty())
+                    why_not_ = fmt::format("{} of a replica are not micro-batches of {}", own,
+                                           micro_batch);
                 continue;
             }
             for (const int of_rank : chunks) {
                 plan.chunks = of_rank;
                 if (std::string reason = why_not(for_, plan); !reason.empty()) {
-                    against(std::move(reason));
+                    if (why_not_.empty()) why_not_ = std::move(reason);
                     continue;
                 }
                 // Without a rank to share with, ZeRO has nothing to shard.
@@ -223,9 +227,6 @@ private:
                     }
             }
         }
-    }
-    void against(std::string reason) const {
-        if (why_not_.empty()) why_not_ = std::move(reason);
     }
     // Lets 05's simulator run the pipeline with its ranks' own costs; the difference to the formula
     // counts as bubble. (Not of the longest pipelines, whose simulation would take seconds.)

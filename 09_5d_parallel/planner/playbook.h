@@ -88,15 +88,15 @@ inline void draw_bars(const std::string& directory, const std::string& file,
 inline void memory_by_length(Report& report, const std::string& directory) {
     print("one GPU, one sequence, bf16 with gradients in fp32: GiB that are held, by formula");
     print("                weights    activations of so many tokens, and what is kept of them");
-    print(fmt::format("  {:<14} {:>6}  {:>22} {:>26} {:>26}", "", "18 N", "1024", "4096", "16384"));
-    std::string head = fmt::format("  {:<14} {:>6}", "", "");
+    print(fmt::format("  {:<13} {:>6}  {:>22} {:>26} {:>26}", "", "18 N", "1024", "4096", "16384"));
+    std::string head = fmt::format("  {:<13} {:>6}", "", "");
     for (size_t i = 0; i < std::size(lengths); ++i)
         head += fmt::format("  {:>5} {:>6} {:>5} {:>5}", "all", "select", "flash", "full");
     print(head);
     for (const char* model : {"llama-3.2-1b", "llama-2-7b", "llama-3-70b", "llama-3-405b"}) {
         const MemoryEstimate states = estimate_memory(shape_of(model, 1024));
         std::string line = fmt::format(
-            "  {:<14} {:>6.0f}", model,
+            "  {:<13} {:>6.0f}", model,
             gib(double(states.parameters) + double(states.gradients) + double(states.optimizer)));
         for (const int64_t seq : lengths) {
             line += " ";
@@ -166,11 +166,10 @@ inline void heatmap(Report& report, const std::string& directory) {
             "The fastest layout that fits, by model and nodes of 8 H100s: MFU in %, by formula",
             "A cell is filled up to its MFU, of 60 %. The layout stands below it.");
     print("\nthe fastest that fits on nodes of 8 H100s, 1 M tokens a step of 4096: MFU, layout");
-    print(
-        "          1              2              4              8              16             "
-        "32             64");
+    std::string head = "  nodes", lines[std::size(nodes)];
+    for (const char* name : names) head += fmt::format(" {:<22}", name);
+    print(head.substr(0, head.find_last_not_of(' ') + 1));
     for (size_t m = 0; m < 4; ++m) {
-        std::string mfus = fmt::format("  {:<6}", names[m]), layouts = "        ";
         svg.text(left - 10, top + height * (double(m) + 0.5), names[m], {.anchor = Text::end});
         for (size_t n = 0; n < std::size(nodes); ++n) {
             Planner planner({.shape = *shapes[m],
@@ -184,9 +183,9 @@ inline void heatmap(Report& report, const std::string& directory) {
                 svg.text(cell.center().x, top - 10, fmt::format("{}", nodes[n]),
                          {.anchor = Text::middle, .bold = true});
             svg.outline(cell, {.role = Role::faint});
+            if (m == 0) lines[n] = fmt::format("  {:>5}", nodes[n]);
             if (all.fit.empty()) {
-                mfus += fmt::format(" {:<14}", "does not fit"),
-                    layouts += fmt::format(" {:<14}", "");
+                lines[n] += fmt::format(" {:<22}", "does not fit");
                 svg.text(cell.center().x, cell.center().y, "does not fit",
                          {.anchor = Text::middle});
                 continue;
@@ -198,7 +197,7 @@ inline void heatmap(Report& report, const std::string& directory) {
                  {std::pair("dp", best.dp), {"cp", best.cp}, {"tp", best.tp}, {"pp", best.pp}})
                 if (size > 1) layout += fmt::format("{}{} ", name, size);
             layout += fmt::format("z{}", best.zero);
-            mfus += fmt::format(" {:<14.1f}", mfu), layouts += fmt::format(" {:<14}", layout);
+            lines[n] += fmt::format(" {:<5.1f} {:<16}", mfu, layout);
             const double filled = (cell.height - 22) * mfu / 60;
             svg.rect(
                 {cell.x, cell.bottom() - 22 - filled, cell.width, filled}, Role::forward,
@@ -213,11 +212,8 @@ inline void heatmap(Report& report, const std::string& directory) {
                         {"mfu", mfu},
                         {"layout", layout}});
         }
-        for (std::string* line : {&mfus, &layouts}) {
-            line->erase(line->find_last_not_of(' ') + 1);
-            print(*line);
-        }
     }
+    for (const std::string& line : lines) print(line.substr(0, line.find_last_not_of(' ') + 1));
     svg.text(left, top + height * 4 + 22, "nodes; z: ZeRO's stage. Dark: MFU, of 60 %",
              {.size = 12});
     write_picture(directory, "heatmap.svg", svg);

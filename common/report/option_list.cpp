@@ -129,6 +129,7 @@ bool OptionList::parse(int argc, char** argv) {
     return true;
 }
 
+OneOption OptionList::option(const std::string& name) { return one(app_->get_option(name)); }
 std::vector<std::string> OptionList::names() const {
     std::vector<std::string> names;
     for (const CLI::Option* option : app_->get_options()) names.push_back(option->get_name());

@@ -99,6 +99,8 @@ public:
     void check_effects() const;
     // What a checkpoint records: the options of training that differ from their defaults.
     OptionTexts texts_of_training() const;
+    // One that was added before, for more rules.
+    OneOption option(const std::string& name);
     std::vector<std::string> names() const;  // of all: "--model", ...
     std::vector<std::string> given() const;  // of those on the command line
     std::string help() const;                // no line is longer than 100 columns

@@ -15,10 +15,8 @@ void expect_effects(const std::string& always, int ranks, std::vector<std::strin
 }
 
 TEST(LongModes, EstimateHonoursOrRefusesAllOptions) {
-    expect_effects("--estimate --micro-batch 1", 4, {});
-}
-TEST(LongModes, EstimateOfImaginedRanksHonoursOrRefusesAllOptions) {
-    expect_effects("--estimate --gpus 8 --micro-batch 1", 0, {});
+    // The rate beyond a node belongs to --node-size, of which the table of axes makes use.
+    expect_effects("--estimate --micro-batch 1", 4, {"--inter-gbps"});
 }
 TEST(LongModes, PlaybookHonoursWhatItReads) {
     ModeEffects effects("--playbook");

@@ -52,7 +52,7 @@ TEST(PlannerAsked, ProposesNothingThatARunRefuses) {
         return values[random() % values.size()];
     };
     int proposed = 0;
-    for (int round = 0; round < 30; ++round) {
+    for (int round = 0; round < 12; ++round) {
         const std::string model = one_of(std::vector<std::string>{
             "nano", "char", "llama-3.2-1b", "llama-3-8b", "nano-moe", "moe-16b"});
         const bool moe = model.find("moe") != model.npos;
@@ -61,7 +61,7 @@ TEST(PlannerAsked, ProposesNothingThatARunRefuses) {
         options.dtype = DType::bf16, options.fp32_grads = true;
         Techniques techniques;
         if (!moe && random() % 2 == 0) techniques.precision.recipe = *find_recipe("tensor");
-        PlanFor what = plan_for(model, one_of(std::vector<int64_t>{1, 6, 8, 12, 20, 48, 96, 120}),
+        PlanFor what = plan_for(model, one_of(std::vector<int64_t>{1, 6, 8, 12, 20, 48}),
                                 one_of(std::vector<int64_t>{12, 24, 96, 120}),
                                 one_of(std::vector<int64_t>{96, 120, 400, 1024, 2000}));
         what.fp8 = techniques.precision.recipe.fp8();
@@ -71,13 +71,13 @@ TEST(PlannerAsked, ProposesNothingThatARunRefuses) {
         for (size_t i = 0; i < std::min<size_t>(10, all.fit.size()); ++i, ++proposed)
             EXPECT_EQ(why_refused(options, what.shape, techniques, all.fit[i].plan), "")
                 << describe(all.fit[i].plan);
-        // What the run refuses is dropped, whatever the formulas say.
-        what.refused = [](const Plan& plan) { return plan.pp > 1 ? "no" : ""; };
-        const Planned fewer = Planner(what).plan();
-        for (size_t i = 0; i < std::min<size_t>(3, fewer.fit.size()); ++i)
-            EXPECT_TRUE(fewer.fit[i].plan.pp == 1 || all.fit.size() > 40);
     }
-    EXPECT_GT(proposed, 100);
+    EXPECT_GT(proposed, 40);
+    // What the run refuses is dropped, whatever the formulas say.
+    PlanFor what = plan_for("nano", 6, 12, 96);
+    what.refused = [](const Plan& plan) { return plan.pp > 1 ? "no" : ""; };
+    const std::vector<Ranked> fit = Planner(what).plan().fit;
+    for (size_t i = 0; i < std::min<size_t>(10, fit.size()); ++i) EXPECT_EQ(fit[i].plan.pp, 1);
 }
 
 TEST(PlannerAsked, NodesAreThoseOfTheOptions) {
@@ -112,6 +112,7 @@ TEST(PlannerNearest, IsTheNearestBelowThatFits) {
 
 TEST(PlannerNearest, FewerAreAsFastAsAnAwkwardNumber) {
     PlanFor what = plan_for("llama-3-8b", 100, 256);
+    what.fixed = {.zero = 1, .recompute = Recompute::none};
     Planner planner(what);
     const Planned all = planner.plan();
     ASSERT_FALSE(all.fit.empty());

@@ -99,6 +99,7 @@ TEST(PlannerMemory, IsAsARunPredicts) {
         {"llama-3-8b", {.dp = 8, .zero = 2, .micro_batches = 2}},
         {"llama-3-8b", {.dp = 8, .zero = 3, .micro_batch = 2, .micro_batches = 1}},
         {"llama-3-8b", {.dp = 8, .zero = 3, .micro_batches = 4}},
+        {"llama-3-8b", {.dp = 8, .zero = 3, .micro_batches = 4, .states = {.keep_gathered = true}}},
         {"llama-3-8b", {.dp = 2, .tp = 4, .pp = 2, .zero = 1, .micro_batches = 8}},
         {"llama-3-8b", {.dp = 2, .tp = 2, .cp = 2, .pp = 2, .zero = 1, .micro_batches = 8}},
         {"llama-3-8b", {.dp = 2, .tp = 2, .pp = 4, .zero = 1, .micro_batches = 16, .chunks = 2}},
