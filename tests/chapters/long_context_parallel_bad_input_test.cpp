@@ -89,7 +89,7 @@ TEST_F(ContextParallelBadInput, LengthsThatCannotBeCut) {
           {4, "--variant usp --ulysses 2 --layout striped", 41, 44},
           {4, "--cp 2 --tails on", 6, 8}}) {
         expect(ranks, fmt::format("{} --seq {}", way, length),
-               {"--cp", fmt::format("{} tokens", length), fmt::format("--seq {} would", next)});
+               {"--cp", fmt::format("of {} token", length), fmt::format("--seq {} would", next)});
         const Outcome works =
             train(ranks, chapter, fmt::format("--layers 1 --steps 1 {} --seq {}", way, next));
         expect_verified(works);

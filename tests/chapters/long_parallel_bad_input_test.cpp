@@ -185,6 +185,12 @@ TEST_F(ParallelBadCheckpoint, TrainingStateOfAnotherKind) {
     train(2, zero,
           fmt::format("{} --seq 40 --micro-batch 1 --steps 1 --no-verify --save {}", load,
                       dir.path()));
+    expect_all({"--dtype bf16", "goes on with --dtype fp32"}, "--dtype bf16");
+    expect_all({"--shuffle", "goes on without it"}, "--shuffle");
+    // A state that was written before states held the options.
+    Json state = Json::parse(slurp(dir / "trainer_state.json"));
+    state.erase("options");
+    put(dir / "trainer_state.json", state.dump());
     expect_all({"optimizer.safetensors", "no master weights"}, "--dtype bf16");
     expect_all({"in order", "without --shuffle"}, "--shuffle");
     put(dir / "trainer_state.json", "{\"step\": 1}");

@@ -218,7 +218,7 @@ TEST_F(PipelineBadInput, ScheduleFiles) {
     expect(2, with("0: F0 D0 F1 D1\n1: F0 F1 D0 D1\n"), {"hangs", "rank 0 waits at D0"});
     expect(2, with(good) + "--in-flight 1", {"rank 0", "2 micro-batches", "1 fit"});
     expect(2, with(good) + "--grad-accum 3", {"2 micro-batches", "--grad-accum 2"});
-    expect(3, with(good), {"2 ranks", "3 run"});
+    expect(3, with(good), {"2 ranks", "not for 3"});
     expect(2, with("stages: 0 0' | 1 1'\n0: F0a D0a F1b D1b\n1: F0a D0a F1b D1b\n"),
            {"rank 0", "one other rank"});
 }
