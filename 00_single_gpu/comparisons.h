@@ -7,7 +7,7 @@
 
 #include "core/random.h"
 #include "report/estimate.h"
-#include "train/run.h"
+#include "train/measure.h"
 
 namespace ultrascale {
 

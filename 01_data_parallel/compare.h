@@ -19,7 +19,7 @@
 #include "core/median_seconds.h"
 #include "pictures.h"
 #include "syncs.h"
-#include "train/run.h"
+#include "train/measure.h"
 
 namespace ultrascale {
 

@@ -18,7 +18,7 @@
 
 #include "call_times.h"
 #include "ring_all_reduce.h"
-#include "train/run.h"
+#include "train/measure.h"
 
 namespace ultrascale {
 

@@ -8,7 +8,7 @@
 #include "picture.h"
 #include "predict.h"
 #include "stages.h"
-#include "train/run.h"
+#include "train/measure.h"
 
 namespace ultrascale {
 

@@ -6,7 +6,7 @@
 
 #include "predict.h"
 #include "tensor_parallel.h"
-#include "train/run.h"
+#include "train/measure.h"
 
 namespace ultrascale {
 

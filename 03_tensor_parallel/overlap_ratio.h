@@ -14,7 +14,7 @@
 
 #include "core/device.h"
 #include "model/llama.h"
-#include "train/run.h"
+#include "train/measure.h"
 
 namespace ultrascale {
 

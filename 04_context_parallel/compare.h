@@ -6,7 +6,7 @@
 #include "document_counts.h"
 #include "longest.h"
 #include "sections.h"
-#include "train/run.h"
+#include "train/measure.h"
 
 namespace ultrascale {
 

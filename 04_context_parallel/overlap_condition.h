@@ -16,7 +16,7 @@
 #include "context_parallel.h"
 #include "report/estimate.h"
 #include "report/report.h"
-#include "train/run.h"
+#include "train/measure.h"
 
 namespace ultrascale {
 

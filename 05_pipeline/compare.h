@@ -6,7 +6,7 @@
 #include "bubbles.h"
 #include "pipeline.h"
 #include "schedules.h"
-#include "train/run.h"
+#include "train/measure.h"
 
 namespace ultrascale {
 

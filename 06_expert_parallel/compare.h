@@ -4,6 +4,7 @@
 #pragma once
 
 #include "sections.h"
+#include "train/measure.h"
 
 namespace ultrascale {
 

@@ -6,6 +6,7 @@
 #include "documents.h"
 #include "sections.h"
 #include "techniques_picture.h"
+#include "train/measure.h"
 
 namespace ultrascale {
 
