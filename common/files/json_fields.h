@@ -22,7 +22,7 @@ public:
         understood_.insert(field);
         return peek(field);
     }
-    const nlohmann::json* peek(const char* field) const {  // without understanding it
+    const nlohmann::json* peek(const char* field) const {  // does not count as understood
         auto found = object_.find(field);
         return found == object_.end() || found->is_null() ? nullptr : &*found;
     }

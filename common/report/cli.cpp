@@ -40,7 +40,7 @@ std::string differing_part(const Words& a, const Words& b) {
 }
 
 // All ranks call it. Throws on all ranks if any does: the error of the first.
-void on_all_ranks(const std::function<void()>& checks) {
+void check_on_all_ranks(const std::function<void()>& checks) {
     std::string wrong;
     try {
         checks();
@@ -146,14 +146,14 @@ void parse_command_line(int argc, char** argv, const std::string& name,
     add_options(options);
     bool asks_for_help = false;
     compare_with_other_ranks(name, argc, argv);
-    on_all_ranks([&] { asks_for_help = !options.parse(argc, argv); });
+    check_on_all_ranks([&] { asks_for_help = !options.parse(argc, argv); });
     if (asks_for_help) {
         if (Communicator::world().rank() == 0) fmt::print("{}", options.help());
         finalize_communication();
         std::exit(0);
     }
-    on_all_ranks([&] { resume(options); });
-    on_all_ranks([&] { options.check_effects(), check_values(options); });
+    check_on_all_ranks([&] { resume(options); });
+    check_on_all_ranks([&] { options.check_effects(), check_values(options); });
 }
 
 int run_program(const std::function<bool()>& program) {

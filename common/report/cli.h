@@ -76,7 +76,7 @@ inline const std::vector<std::string> training_course{
     "--save-every", "--val-every",    "--prompt", "--temperature", "--data",
     "--steps",      "--lr-steps",     "--warmup", "--seed",        "--shuffle",
     "--verify",     "--ignore-token", "--svg",    "--peak-tflops", "--copy-engines"};
-// "--a --b" and the names of `more`.
+// All names of both lists.
 inline std::vector<std::string> both(std::vector<std::string> names,
                                      const std::vector<std::string>& more) {
     names.insert(names.end(), more.begin(), more.end());
@@ -96,8 +96,8 @@ void parse_command_line(
 
 // Adds the options that all training chapters share.
 void add_shared_options(OptionList& options, Options& values);
-// The same with these; an option that is not given has its
-// value in `defaults`. `add_own` adds the chapter's own, whose rules may look at the shared ones.
+// parse_command_line() with the shared options; one that is not given has its value in `defaults`.
+// `add_own` adds the chapter's own, whose rules may look at the shared ones.
 // An output file that cannot be written is a UserError too.
 Options parse_options(int argc, char** argv, const std::string& name,
                       const std::string& description,

@@ -36,7 +36,7 @@ public:
     OneOption only_if(std::function<bool()> condition, std::string reason) const;
     // The option chooses a mode of the program, like --estimate, that reads only these options, or
     // all but these. Any other one that is given with it is an error: "--seed has no effect with
-    // --estimate: reason". `when` may say, seeing all options' values, that it is not so.
+    // --estimate: reason". `when`: the rule holds only if this is true once all options are read.
     OneOption reads(std::vector<std::string> names, std::string reason,
                     std::function<bool()> when = {}) const;
     OneOption ignores(std::vector<std::string> names, std::string reason,
@@ -67,8 +67,8 @@ private:
     Rules* rules_;
 };
 
-// Whether a run that resumes may have another value of an option than the run so far: not at all;
-// or the user is told; or it says nothing, as with how a batch is cut.
+// What becomes of an option that has another value than in the run that is resumed: it is refused;
+// accepted with a note; accepted without one (how a batch is cut).
 enum class Another { refused, told, allowed };
 
 // Options by name, with their values as on a command line; "true" for a flag.
@@ -90,8 +90,8 @@ public:
     // resumes has them without being told again.
     void of_training(const std::vector<std::string>& names, Another another);
     // Takes over what the run in `dir` recorded, where the command line does not say it. UserError
-    // if the command line contradicts it. Returns lines for the user about both.
-    // If the run has not `begun`, after no step, nothing contradicts it.
+    // if the command line contradicts it. Returns notes for the user. `begun`: the run has done a
+    // step; before that nothing contradicts it.
     std::vector<std::string> resume(const OptionTexts& recorded, const std::string& dir,
                                     bool begun = true);
     bool given(const std::string& name) const;  // on the command line

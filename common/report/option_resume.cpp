@@ -39,6 +39,10 @@ std::vector<std::string> OptionList::resume(const OptionTexts& recorded, const s
     const auto word = [](const std::string& name, const std::string& text) {
         return " " + printable(name) + (text == "true" ? "" : " " + printable(text));
     };
+    const auto with = [&](const std::string& name, const std::string& then) {
+        const bool none = then.empty() || then == "false" || then == "0" || then == "-1";
+        return none && then == text_of(defaults_, name) ? "without it" : "with" + word(name, then);
+    };
     const auto is_given = [&](const CLI::Option* option) { return given(option->get_name()); };
     const auto take_over = [&](CLI::Option* option, const std::string& text) {
         const std::string name = option->get_name();
@@ -72,18 +76,18 @@ std::vector<std::string> OptionList::resume(const OptionTexts& recorded, const s
         } else if (!begun) {
             continue;
         } else if (another == Another::refused) {
-            const bool none = then.empty() || then == "false" || then == "0" || then == "-1";
-            user_error("{}: the run in {} goes on with{}", word(name, now).substr(1), dir,
-                       none ? "out it" : word(name, then));
+            user_error("{}: the run in {} goes on {}", word(name, now).substr(1), dir,
+                       with(name, then));
         } else if (another == Another::told) {
-            notes.push_back(fmt::format("{} {} from here on; {} so far", name, now, then));
+            notes.push_back(fmt::format("{} from here on; so far {}", word(name, now).substr(1),
+                                        with(name, then)));
         }
     }
     if (!same.empty()) notes.push_back(fmt::format("as the run in {}:{}", dir, same));
     std::string words;
     for (const auto& [name, text] : lost) words += word(name, text);
     if (!words.empty())
-        notes.push_back(fmt::format("the run in {} had{}, which does not apply here", dir, words));
+        notes.push_back(fmt::format("the run in {} had{}; this does not apply here", dir, words));
     return notes;
 }
 

@@ -163,7 +163,8 @@ void add_shared_options(OptionList& options, Options& o) {
               "Predict what this many ranks would hold and send, without allocating or training "
               "anything")
         .ignores(both(training_outputs, training_course),
-                 "it is about what a rank holds and sends in any step");
+                 "it is about what a rank holds and sends in any step")
+        .ignores({"--document-token"}, "the data decide what it saves; an estimate has none");
     options.of_training({"--shuffle", "--document-token", "--ignore-token", "--dtype", "--dropout"},
                         Another::refused);
     options.of_training({"--lr", "--lr-schedule", "--lr-steps", "--warmup", "--weight-decay",
@@ -172,15 +173,30 @@ void add_shared_options(OptionList& options, Options& o) {
     options.of_training({"--micro-batch", "--grad-accum"}, Another::allowed);
 }
 
+// folder_to_load() as rank 0 sees it: another rank's view of a file that is just being replaced may
+// be older. All ranks call it.
+static std::string folder_for_all_ranks(const std::string& dir) {
+    const Communicator& world = Communicator::world();
+    std::string folder, wrong;
+    try {
+        if (world.rank() == 0) folder = folder_to_load(dir);
+    } catch (const UserError& error) {
+        wrong = error.what();
+    }
+    wrong = world.broadcast_string(wrong, 0);
+    if (!wrong.empty()) throw UserError(wrong);
+    return world.broadcast_string(folder, 0);
+}
+
 // What the run in --load recorded holds for one that resumes it. (A batch is given as a whole.)
 static void resume_options(OptionList& options, Options& o) {
     if (o.load.empty()) return;
-    o.load = folder_to_load(o.load);
+    o.load = folder_for_all_ranks(o.load);
     o.own_head = has_own_head(o.load);
     if (!has_training_state(o.load)) return;
     const TrainingState state = load_training_state(o.load);
     OptionTexts recorded = state.options;
-    if (recorded.empty()) return;  // by a version that recorded none
+    if (recorded.empty()) return;  // nothing was recorded
     if (options.given("--micro-batch") || options.given("--grad-accum"))
         recorded.erase("--micro-batch"), recorded.erase("--grad-accum");
     o.notes = options.resume(recorded, o.load, state.step > 0);
@@ -245,7 +261,6 @@ Options parse_options(int argc, char** argv, const std::string& name,
                 o.notes.push_back(std::move(note));
     };
     parse_command_line(argc, argv, name, description, add, check, resume);
-    o.load = Communicator::world().broadcast_string(o.load, 0);
     for (const std::string& note : o.notes) print(wrapped("note: " + note));
     take_data_of_run(o);
     if (o.sample > 0 && (o.config().vocab < 256 || o.prompt.empty()))

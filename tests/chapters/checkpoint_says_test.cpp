@@ -108,7 +108,8 @@ TEST(CheckpointSays, WhatContradictsIsRefused) {
                                "--balance bias", "--top-k 1", "--renormalise off", "--groups 2"})
         expect_ranks_refuse(0, experts, load + option, {option, saved, "goes on with"});
     const Outcome other = train(experts, load + "--steps 1 --lr 1e-3 --no-verify");
-    EXPECT_TRUE(contains(other.out, "note: --lr 0.001 from here on; 0.002 so far\n")) << other.out;
+    EXPECT_TRUE(contains(other.out, "note: --lr 0.001 from here on; so far with --lr 0.002\n"))
+        << other.out;
     // An option that changes nothing.
     for (const char* option : {"--aux switch", "--aux-over global"})
         expect_ranks_refuse(0, experts, fmt::format("--model nano-moe --aux-coef 0 {}", option),

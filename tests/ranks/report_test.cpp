@@ -6,7 +6,9 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "tests/test_files.h"
+#include "files/checkpoint_folders.h"
+#include "report/cli.h"
+#include "tests/unit/saved_checkpoint.h"
 
 namespace ultrascale {
 namespace {
@@ -136,6 +138,33 @@ TEST(Report, RanksThatDifferHaveARowEach) {
                   ranks.at(0).at("gradients").at("measured").get<int64_t>() - 4000);
         EXPECT_EQ(gradients.at("predicted"), gradients.at("measured"));
     }
+}
+
+// Ranks may see a file as it is being replaced, some before and some after that: here, each in a
+// folder of its own. What rank 0 sees holds for all.
+TEST(Options, AllRanksLoadTheSameCheckpoint) {
+    const int me = Communicator::world().rank();
+    const test::TempDir dir;
+    const std::unique_ptr<Llama> model = load(test::reference("tied_head_dim"));
+    for (const int64_t step : {1, 2}) {
+        TrainingState state{.step = step, .next_sample = step, .tokens_seen = 96, .seq = 96};
+        state.options["--clip"] = fmt::format("{}", step + 1);
+        save_checkpoint(dir / "run/" + checkpoint_folder(step),
+                        load_config(test::reference("tied_head_dim")), model->parameters(),
+                        {.state = &state});
+    }
+    write_file(dir / "run/latest_checkpoint", checkpoint_folder(me == 0 ? 1 : 2) + "\n");
+    const auto before = std::filesystem::current_path();
+    std::filesystem::current_path(dir.path());
+    std::string words[] = {"test", "--load", "run"};
+    char* argv[] = {words[0].data(), words[1].data(), words[2].data()};
+    testing::internal::CaptureStdout();
+    const Options options =
+        parse_options(3, argv, "test", "trains", [](OptionList&, const Options&) {});
+    testing::internal::GetCapturedStdout();
+    std::filesystem::current_path(before);
+    EXPECT_EQ(options.load, "run/checkpoint-1");
+    EXPECT_EQ(options.optimizer.clip, 2);
 }
 
 }  // namespace

@@ -98,6 +98,9 @@ TEST(ModeOptions, AreToldWithTheReason) {
     EXPECT_EQ(CommandLine().error_in("--estimate --seed 3"),
               "--seed has no effect with --estimate: it is about what a rank holds and sends in "
               "any step");
+    EXPECT_EQ(CommandLine().error_in("--estimate --document-token 3"),
+              "--document-token has no effect with --estimate: the data decide what it saves; an "
+              "estimate has none");
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ using Lines = std::vector<std::string>;
 struct Program {
     double lr = 0.001, gamma = 0.5, coefficient = -1;
     int64_t token = -1;
-    bool shuffle = false;
+    bool shuffle = false, mean = false;
     std::string balance = "loss", ramp;
     int64_t accum = 1;
     OptionList list{"program", "trains"};
@@ -22,6 +22,7 @@ struct Program {
         list.add("--lr", lr, "");
         list.add("--token", token, "").at_least(0);
         list.flag("--shuffle", shuffle, "");
+        list.flag("--mean", mean, "");
         list.add("--gamma", gamma, "").only_if([this] { return balance == "bias"; }, "no bias");
         list.add("--balance", balance, "").one_of({"loss", "bias"});
         list.add("--coef", coefficient, "").between(0, 1);
@@ -29,7 +30,7 @@ struct Program {
         list.add("--ramp", ramp, "").excludes({"--accum"});
         list.of_training({"--gamma", "--token", "--shuffle", "--balance", "--coef"},
                          Another::refused);
-        list.of_training({"--lr", "--ramp"}, Another::told);
+        list.of_training({"--lr", "--ramp", "--mean"}, Another::told);
         list.of_training({"--accum"}, Another::allowed);
         words.insert(words.begin(), "program");
         std::vector<char*> argv;
@@ -50,7 +51,7 @@ TEST(OptionResume, TakesOverWhatIsNotGiven) {
     const OptionTexts recorded{{"--gamma", "0.25"}, {"--balance", "bias"}, {"--shuffle", "true"},
                                {"--lr", "0.003"},   {"--coef", "0"},       {"--token", "10"}};
     EXPECT_EQ(run.list.resume(recorded, "DIR"),
-              (Lines{"--lr 0.01 from here on; 0.003 so far",
+              (Lines{"--lr 0.01 from here on; so far with --lr 0.003",
                      "as the run in DIR: --token 10 --shuffle --balance bias --coef 0 --gamma "
                      "0.25"}));
     run.list.check_effects();
@@ -89,6 +90,19 @@ TEST(OptionResume, RefusesWhatContradicts) {
     EXPECT_EQ(same.list.resume({{"--token", "10"}}, "DIR"), Lines());
 }
 
+// As on a command line, too: what was not given has no value there.
+TEST(OptionResume, TellsWhatIsOtherFromHereOn) {
+    const auto told = [](const Lines& words, const OptionTexts& recorded) {
+        return Program(words).list.resume(recorded, "DIR");
+    };
+    EXPECT_EQ(told({"--mean"}, {{"--lr", "0.002"}}),
+              (Lines{"--mean from here on; so far without it", "as the run in DIR: --lr 0.002"}));
+    EXPECT_EQ(told({"--ramp", "4:2,8"}, {{"--lr", "0"}}),
+              (Lines{"--ramp 4:2,8 from here on; so far without it", "as the run in DIR: --lr 0"}));
+    EXPECT_EQ(told({"--lr", "0.5"}, {{"--lr", "0"}}),
+              Lines{"--lr 0.5 from here on; so far with --lr 0"});
+}
+
 // Another program's options, an option that has no effect, one that another excludes, a value that
 // is none here: nothing of it is lost without a word.
 TEST(OptionResume, NamesWhatDoesNotApply) {
@@ -99,7 +113,7 @@ TEST(OptionResume, NamesWhatDoesNotApply) {
                                {"--balance", "other"},
                                {"--sync", "x"}},
                               "DIR"),
-              (Lines{"the run in DIR had --balance other --gamma 0.25 --ramp 4:2,8 --sync x, which "
+              (Lines{"the run in DIR had --balance other --gamma 0.25 --ramp 4:2,8 --sync x; this "
                      "does not apply here"}));
     EXPECT_EQ(run.gamma, 0.5);
     EXPECT_EQ(run.ramp, "");
