@@ -151,15 +151,12 @@ inline Hardware read_hardware(const std::string& path) {
     const nlohmann::json json =
         parse_json_object(MappedFile(path).text(), path, "description of the hardware", 3);
     const Fields fields(json, path);
-    const auto refuse_unknown = [](const nlohmann::json& given, const nlohmann::json& known,
-                                   const std::string& where) {
-        for (const auto& [field, value] : given.items())
-            if (!known.contains(field))
-                user_error("{}: unknown field \"{}\"; --calibrate writes {}", where,
-                           printable(field), fmt::join(keys_of(known), ", "));
-    };
     const nlohmann::json known = json_of({});
-    refuse_unknown(json, known, path);
+    const auto refuse_unknown = [](const Fields& given, const nlohmann::json& known) {
+        for (const std::string& field : given.not_understood())
+            user_error("{}: unknown field \"{}\"; --calibrate writes {}", given.where(),
+                       printable(field), fmt::join(keys_of(known), ", "));
+    };
     const auto number = [](const Fields& of, const char* field, double least, double most) {
         const double value = of.number(field);
         if (!(value >= least && value <= most))
@@ -176,11 +173,12 @@ inline Hardware read_hardware(const std::string& path) {
         const nlohmann::json* object = fields.find(field);
         if (!object || !object->is_object()) user_error("{}: lacks the object {}", path, field);
         const Fields of(*object, path + ": " + field);
-        refuse_unknown(*object, known.at(field), of.where());
-        return LinkRate{
+        const LinkRate link{
             rate(of, "bytes_per_second"),         seconds(of, "latency_seconds"),
             rate(of, "reduced_bytes_per_second"), seconds(of, "message_latency_seconds"),
             number(of, "collective_slows", 0, 1), number(of, "message_slows", 0, 1)};
+        refuse_unknown(of, known.at(field));
+        return link;
     };
     Hardware h;
     const nlohmann::json* name = fields.find("name");
@@ -188,7 +186,8 @@ inline Hardware read_hardware(const std::string& path) {
     if (const nlohmann::json* dtype = fields.find("dtype")) {
         for (const DType one : {DType::fp32, DType::bf16})
             if (*dtype == dtype_name(one)) h.dtype = one;
-        if (!h.dtype) user_error("{}: dtype = {} is fp32 or bf16", path, printable(dtype->dump()));
+        if (!h.dtype)
+            user_error("{}: dtype = {} must be fp32 or bf16", path, printable(dtype->dump()));
     }
     h.peak = number(fields, "peak_flops", 1e6, 1e18);
     h.product_share = number(fields, "product_share", 1e-6, 1);
@@ -201,29 +200,26 @@ inline Hardware read_hardware(const std::string& path) {
     h.operation = seconds(fields, "operation_seconds");
     fields.integer("ranks_in_a_node");  // not 1.5
     h.nodes.ranks = int(number(fields, "ranks_in_a_node", 1, 1 << 20));
-    const int64_t cards = fields.find("collectives") ? fields.integer("cards_in_a_node") : 0;
-    if (cards < 1)
+    const nlohmann::json* collectives = fields.find("collectives");
+    if (!collectives || !fields.find("cards_in_a_node"))
         user_error(
             "{}: it does not say how collectives go from node to node, and over how many cards: "
             "--calibrate it again",
             path);
-    if (cards > h.nodes.ranks)
-        user_error("{}: cards_in_a_node = {}: at most one for each of {} ranks", path, cards,
-                   h.nodes.ranks);
-    h.nodes.cards = int(cards);
-    const std::string collectives = fields.find("collectives")->dump();
-    const auto way = std::ranges::find_if(crossing_names, [&](const char* name) {
-        return collectives == fmt::format("\"{}\"", name);
-    });
+    fields.integer("cards_in_a_node");
+    h.nodes.cards = int(number(fields, "cards_in_a_node", 1, h.nodes.ranks));
+    const auto way = std::ranges::find_if(crossing_names,
+                                          [&](const char* name) { return *collectives == name; });
     if (way == crossing_names.end())
         user_error("{}: collectives = {} must be one of rings, ring and exchange", path,
-                   printable(collectives));
+                   printable(collectives->dump()));
     h.nodes.crossing = Crossing(way - crossing_names.begin());
     h.inside = link("inside"), h.between = link("between");
     h.memory = number(fields, "memory_bytes", 1e6, 1e15);
     h.process = number(fields, "process_bytes", 0, 1e15);
     h.tensor_hidden = number(fields, "tensor_hidden", 0, 1);
     h.logit_bytes = number(fields, "logit_bytes", 1e-3, 1e4);
+    refuse_unknown(fields, known);
     return h;
 }
 

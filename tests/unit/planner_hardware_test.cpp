@@ -52,6 +52,10 @@ TEST_F(HardwareFile, ValuesThatCannotBeAreRefused) {
                                        {"operation_seconds", 1e9},
                                        {"ranks_in_a_node", 0},
                                        {"ranks_in_a_node", 1.5},
+                                       {"cards_in_a_node", 0},
+                                       {"cards_in_a_node", 9},
+                                       {"cards_in_a_node", 1.5},
+                                       {"collectives", "trees"},
                                        {"memory_bytes", 80},
                                        {"process_bytes", -1},
                                        {"tensor_hidden", 1.01},
@@ -69,6 +73,9 @@ TEST_F(HardwareFile, ValuesThatCannotBeAreRefused) {
         text.replace(at, text.find(',', at) - at, number);
         EXPECT_NE(refused_text(text).find("is not JSON"), std::string::npos) << number;
     }
+    EXPECT_EQ(with("dtype", "fp8"), path + ": dtype = \"fp8\" must be fp32 or bf16");
+    EXPECT_EQ(with("cards_in_a_node", 0), path + ": cards_in_a_node = 0 must be from 1 to 8");
+    EXPECT_TRUE(with("collectives", nullptr).ends_with("--calibrate it again"));
     bad = good;
     bad.erase("inside");
     EXPECT_EQ(refused(bad), path + ": lacks the object inside");
