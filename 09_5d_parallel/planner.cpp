@@ -94,6 +94,11 @@ void print_rule(Planner& planner, const Planned& all) {
 
 // Why there is no plan, and for how many GPUs there would be one.
 std::string no_plan(const PlanFor& what, const Planned& all) {
+    if (all.refused > 0)
+        return fmt::format("a run would refuse {}: {}",
+                           all.refused == 1 ? "the only layout that fits"
+                                            : fmt::format("all {} layouts that fit", all.refused),
+                           all.why_refused);
     std::string why =
         all.considered > 0
             ? fmt::format("none of {} layouts fits in {:.1f} GB; the smallest, {}, needs {:.1f} GB",
@@ -109,16 +114,16 @@ std::string no_plan(const PlanFor& what, const Planned& all) {
     Planner planner(other);
     const Planned some = planner.plan();
     if (some.fit.empty()) return why;
-    why += fmt::format("; one of {} fits", format_count(other.gpus, "GPU"));
+    why += fmt::format("; on {} one fits", format_count(other.gpus, "GPU"));
     const Ranked& best = some.fit.front();
     const std::optional<Fewer> fewer = as_fast_with_fewer(other, planner.mfu(best), best.seconds);
-    return fewer ? fmt::format("{}, and {} take no longer", why, fewer->gpus) : why;
+    return fewer ? fmt::format("{}, and {} of them are as fast", why, fewer->gpus) : why;
 }
 
 void print_fewer(Report& report, const PlanFor& what, double mfu, double seconds) {
     const std::optional<Fewer> fewer = as_fast_with_fewer(what, mfu, seconds);
     if (!fewer) return;
-    print(fmt::format("\n{} of the {} take no longer: {}, {}x{}, {:.1f} ms", fewer->gpus,
+    print(fmt::format("\n{} of the {} are as fast: {}, {}x{}, {:.1f} ms", fewer->gpus,
                       format_count(what.gpus, "GPU"), describe(fewer->best.plan),
                       fewer->best.plan.micro_batch, fewer->best.plan.micro_batches,
                       1e3 * fewer->best.seconds));
@@ -135,10 +140,10 @@ bool print_plan(const PlannerOptions& given, const Options& options, const StepS
     const double seconds = now_seconds() - begin;
     Report report("09_5d_parallel", options, shape, 0);
     print_for(what, options);
-    print(fmt::format("{} layouts, {} fit; planned in {:.1f} s", all.considered, all.fit.size(),
-                      seconds));
+    const int64_t fit = int64_t(all.fit.size()) + all.refused;
+    print(fmt::format("{} layouts, {} fit; planned in {:.1f} s", all.considered, fit, seconds));
     report.value("plan", "considered", double(all.considered));
-    report.value("plan", "fit", double(all.fit.size()));
+    report.value("plan", "fit", double(fit));
     report.value("plan", "seconds", seconds);
     if (all.fit.empty()) {
         const std::string why = no_plan(what, all);
@@ -155,7 +160,8 @@ bool print_plan(const PlannerOptions& given, const Options& options, const StepS
     print(
         "  b x m: sequences of a micro-batch x micro-batches. Not compute: what is waited for; "
         "pp: uneven\n  stages and bubble; dp: sums, gathers and the optimizer");
-    print("\nthe best one, to be run:\n" + wrapped("  " + all.fit.front().plan.options(), 4));
+    print("\nthe best one, to be run with the options that were given:\n" +
+          wrapped("  " + all.fit.front().plan.options(), 4));
     print_fewer(report, what, planner.mfu(all.fit.front()), all.fit.front().seconds);
     print_rule(planner, all);
     report.finish();

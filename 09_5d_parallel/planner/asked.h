@@ -20,11 +20,12 @@ inline Hardware asked_hardware(const PlannerOptions& planner, const Options& opt
     const bool measured = named.fp32_peak == 0;  // no preset
     double& between = h.between.bytes_per_second;
     between = measured ? std::min(between, rate) : rate;
-    h.between.reduced_per_second = std::min(h.between.reduced_per_second, between);
+    double& reduced = h.between.reduced_per_second;
+    reduced = measured ? std::min(reduced, rate) : rate;
     return h;
 }
 
-// What the options leave to no search. UserError if the planner does not know it.
+// What was given on the command line and is therefore not searched.
 inline Fixed asked_fixed(const Options& options, const Techniques& t) {
     Fixed fixed;
     const auto fix = [&](const char* name, auto& to, int64_t value) {
@@ -60,9 +61,9 @@ inline std::string why_refused(const Options& given, const StepShape& of_model, 
     options.recompute = plan.recompute;
     StepShape shape = of_model;
     shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
-    Techniques techniques = plan.techniques();
-    techniques.precision = t.precision;
     try {
+        Techniques techniques = plan.techniques();
+        techniques.precision = t.precision;
         complete(techniques.tensor, options.recompute);
         check_combination(options, techniques, shape);
     } catch (const UserError& refused) {
@@ -84,7 +85,8 @@ inline Plan alike(const Techniques& t) {
     return plan;
 }
 
-// All of it. UserError if nothing could be planned.
+// What --plan or --explain-layout is asked for. UserError for techniques, a dtype or a recipe that
+// no formula has.
 inline PlanFor asked(const PlannerOptions& planner, const Options& options, const StepShape& shape,
                      const Techniques& techniques) {
     check_known(options, techniques);

@@ -33,8 +33,9 @@ inline int64_t nearest_that_fits(const PlanFor& what) {
     return 0;
 }
 
-// The largest number of fewer GPUs whose best layout is at least as fast as the best of all of
-// them; none: all are worth it. `best`: theirs.
+// The largest number of fewer GPUs whose best layout, `best`, is at least as fast as the best one
+// on all what.gpus, which has this `mfu`, 0 to 1, and takes so many `seconds` a step; none: all are
+// worth it.
 struct Fewer {
     int64_t gpus;
     Ranked best;
@@ -50,7 +51,8 @@ inline std::optional<Fewer> as_fast_with_fewer(const PlanFor& what, double mfu, 
     if (reference.fit.empty()) return {};
     const double reached = planner.mfu(reference.fit.front());
     if (mfu >= (1 - noise) * reached) return {};
-    const int64_t least = std::max(even, int64_t(double(what.gpus) * mfu / (reached + noise)));
+    const int64_t least =
+        std::max(even, int64_t(double(what.gpus) * mfu / (reached * (1 + noise))));
     for (int64_t gpus = what.gpus - 1; gpus >= least; --gpus) {
         planner.set_gpus(gpus);
         const Planned some = planner.plan();

@@ -54,8 +54,8 @@ struct Plan {
         if (tp == 1) t.tensor = {.tp = 1};
         return t;
     }
-    // What --explain-layout takes, and what a run of it is told: of the planner's own plans, whose
-    // techniques are the usual ones.
+    // What the search has chosen, as --explain-layout and a run take it, beside what was given: how
+    // the techniques are done, and the order of the axes.
     std::string options() const {
         std::string text;
         const auto add = [&](const char* name, int64_t value, int64_t unless) {
@@ -63,10 +63,7 @@ struct Plan {
         };
         add("dp", dp, 0), add("tp", tp, 1);
         if (tp > 1) text += "--sequence-parallel ";
-        add("cp", cp, 1);
-        if (cp > 1 && context.variant != Variant::ring)
-            text += fmt::format("--variant {} ", variant_names[int(context.variant)]);
-        add("ep", ep, 1), add("pp", pp, 1);
+        add("cp", cp, 1), add("ep", ep, 1), add("pp", pp, 1);
         if (chunks > 1) text += fmt::format("--schedule interleaved --chunks {} ", chunks);
         add("zero", zero, 0);
         add("micro-batch", micro_batch, 0), add("grad-accum", micro_batches, 0);

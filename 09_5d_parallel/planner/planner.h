@@ -59,10 +59,12 @@ struct Ranked {
 };
 
 struct Planned {
-    std::vector<Ranked> fit;  // the fastest first
+    std::vector<Ranked> fit;  // the fastest first, without those that a run was seen to refuse
     int64_t considered = 0;
-    Ranked smallest;      // if none fits: the one that needs least
-    std::string why_not;  // if none was considered: what stood against one of them
+    int64_t refused = 0;      // that fit, but that a run would refuse, as far as it was asked,
+    std::string why_refused;  // and why the fastest of these
+    Ranked smallest;          // if none fits: the one that needs least
+    std::string why_not;      // if none was considered: what stood against one of them
 };
 
 inline std::vector<int64_t> divisors(int64_t n) {
@@ -87,6 +89,8 @@ inline std::string why_not(const PlanFor& f, const Plan& p) {
     if (c.vocab < p.tp) return fmt::format("tp {}: there are only {} tokens", p.tp, c.vocab);
     if (p.cp > 1 && f.shape.seq % (2 * p.cp) != 0)
         return fmt::format("cp {}: {} tokens are not 2 cp equal parts", p.cp, f.shape.seq);
+    if (p.cp > 1 && p.context.variant == Variant::usp && p.cp % p.context.ulysses != 0)
+        return fmt::format("cp {}: --ulysses {} must divide it", p.cp, p.context.ulysses);
     if (f.shape.seq / p.cp % p.tp != 0)
         return fmt::format("tp {}: it must divide a rank's {} tokens of a sequence", p.tp,
                            f.shape.seq / p.cp);
@@ -95,7 +99,9 @@ inline std::string why_not(const PlanFor& f, const Plan& p) {
     if (p.pp * p.chunks > c.layers)
         return fmt::format("pp {} with {} chunks: the model has only {}", p.pp, p.chunks,
                            format_count(c.layers, "layer"));
-    if (p.chunks > 1 && (p.pp == 1 || p.micro_batches % p.pp != 0))
+    if (p.chunks > 1 && p.pp == 1)
+        return fmt::format("{} chunks: only a pipeline has them", p.chunks);
+    if (p.chunks > 1 && p.micro_batches % p.pp != 0)
         return fmt::format("{} chunks: {} micro-batches are no multiple of pp {}", p.chunks,
                            p.micro_batches, p.pp);
     if (p.fp8)
@@ -124,13 +130,19 @@ public:
         for (const int64_t pp : sizes(fixed.pp, for_.gpus))
             for (const int64_t tp : sizes(fixed.tp, for_.gpus / pp))
                 for (const int64_t cp : sizes(fixed.cp, for_.gpus / pp / tp)) {
-                    if (cp > 1 && for_.shape.seq / (2 * cp) < tile) continue;
+                    if (cp > 1 && for_.shape.seq / (2 * cp) < tile) {
+                        stands_against(
+                            "cp {}: its chunks of a sequence, two a rank, would be "
+                            "shorter than {} tokens",
+                            cp, tile);
+                        continue;
+                    }
                     for (const int64_t ep : sizes(fixed.ep, for_.gpus / pp / tp / cp)) {
                         Plan plan = for_.like;
                         plan.dp = for_.gpus / pp / tp / cp / ep;
                         plan.tp = tp, plan.cp = cp, plan.ep = ep, plan.pp = pp;
                         plan.fp8 = for_.fp8;
-                        with_batch(plan, see);
+                        if (plan.dp == fixed.dp.value_or(plan.dp)) with_batch(plan, see);
                     }
                 }
     }
@@ -139,7 +151,7 @@ public:
     Planned plan() {
         Planned all;
         all.smallest.memory.most = INT64_MAX;
-        why_not_.clear();
+        why_not_.clear(), none_as_given_ = false;
         for_each([&](const Plan& plan) {
             ++all.considered;
             if (!all.fit.empty() && memory_.at_least(plan) > for_.limit()) return;
@@ -154,18 +166,24 @@ public:
         const auto faster = [](const Ranked& a, const Ranked& b) {
             return a.seconds != b.seconds ? a.seconds < b.seconds : a.memory.most < b.memory.most;
         };
-        all.why_not = why_not_;
+        all.why_not = none_as_given_ ? "what is given leaves none" : why_not_;
         std::ranges::sort(all.fit, faster);
-        const std::span best(all.fit.data(), std::min<size_t>(all.fit.size(), 40));
-        for (Ranked& ranked : best) simulate(ranked);
+        // The best that a run takes. Those behind them are only counted.
+        std::vector<Ranked> best;
+        size_t asked = 0;
+        for (; asked < all.fit.size() && best.size() < 40; ++asked) {
+            const std::string reason = for_.refused(all.fit[asked].plan);
+            if (reason.empty())
+                best.push_back(all.fit[asked]), simulate(best.back());
+            else if (all.refused++ == 0)
+                all.why_refused = reason;
+        }
         std::ranges::sort(best, faster);
-        const auto proposed = all.fit.begin() + std::ptrdiff_t(best.size());
-        all.fit.erase(std::remove_if(all.fit.begin(), proposed,
-                                     [&](const Ranked& r) { return for_.refused(r.plan) != ""; }),
-                      proposed);
+        all.fit.erase(all.fit.begin(), all.fit.begin() + std::ptrdiff_t(asked));
+        all.fit.insert(all.fit.begin(), best.begin(), best.end());
         return all;
     }
-    // Whether any layout fits: the search stops at the first.
+    // Whether any layout fits: once one does, the others are passed over.
     bool any_fits() {
         bool found = false;
         for_each([&](const Plan& plan) {
@@ -188,15 +206,20 @@ public:
     CostModel& cost() { return cost_; }
 
 private:
+    // Keeps the first reason.
+    template <class... Values>
+    void stands_against(fmt::format_string<const Values&...> reason,
+                        const Values&... values) const {
+        if (why_not_.empty()) why_not_ = fmt::format(reason, values...);
+    }
     // Every way in which these ranks can take the batch.
     template <class See>
     void with_batch(Plan plan, See& see) const {
         const Fixed& fixed = for_.fixed;
         const int64_t replicas = plan.dp * plan.ep;
         if (for_.sequences % replicas != 0) {
-            if (why_not_.empty())
-                why_not_ = fmt::format("{} sequences a step are not shared by dp x ep = {}",
-                                       for_.sequences, replicas);
+            stands_against("{} sequences a step are not shared by dp x ep = {}", for_.sequences,
+                           replicas);
             return;
         }
         const bool shards = replicas * plan.cp > 1;
@@ -208,22 +231,23 @@ private:
         for (const int64_t micro_batch : micro_batches) {
             plan.micro_batch = micro_batch, plan.micro_batches = own / micro_batch;
             if (own % micro_batch != 0) {
-                if (why_not_.empty())
-                    why_not_ = fmt::format("{} of a replica are not micro-batches of {}", own,
-                                           micro_batch);
+                stands_against("{} of a replica are not micro-batches of {}", own, micro_batch);
                 continue;
             }
             for (const int of_rank : chunks) {
                 plan.chunks = of_rank;
-                if (std::string reason = why_not(for_, plan); !reason.empty()) {
-                    if (why_not_.empty()) why_not_ = std::move(reason);
+                if (const std::string reason = why_not(for_, plan); !reason.empty()) {
+                    stands_against("{}", reason);
                     continue;
                 }
                 // Without a rank to share with, ZeRO has nothing to shard.
                 for (plan.zero = 0; plan.zero <= (shards ? 3 : fixed.zero.value_or(0)); ++plan.zero)
                     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
                         plan.recompute = recompute;
-                        if (fixed.allows(plan)) see(plan);
+                        if (fixed.allows(plan))
+                            see(plan);
+                        else
+                            none_as_given_ = true;
                     }
             }
         }
@@ -250,6 +274,7 @@ private:
     MemoryModel memory_;
     CostModel cost_;
     mutable std::string why_not_;
+    mutable bool none_as_given_ = false;  // some could be cut, but differ from what is given
 };
 
 }  // namespace ultrascale

@@ -6,6 +6,7 @@
 
 #include "09_5d_parallel/planner/asked.h"
 #include "09_5d_parallel/planner/nearest.h"
+#include "tests/test_files.h"
 
 namespace ultrascale {
 namespace {
@@ -44,6 +45,41 @@ TEST(PlannerFixed, SearchesTheRestOnly) {
     EXPECT_EQ(none.why_not, "tp 3: 32 heads with 8 of keys are not shared equally");
 }
 
+// Not what stands against some other layout.
+TEST(PlannerFixed, SaysWhyNothingIsLeft) {
+    PlanFor what = plan_for("llama-3-8b", 8, 256);
+    const auto why = [&](const Fixed& fixed) {
+        what.fixed = fixed;
+        const Planned none = Planner(what).plan();
+        EXPECT_EQ(none.considered, 0);
+        return none.why_not;
+    };
+    EXPECT_EQ(why({.micro_batches = 3}), "what is given leaves none");
+    EXPECT_EQ(why({.dp = 3}), "");  // it does not divide the GPUs
+    EXPECT_EQ(why({.pp = 1, .chunks = 2}), "2 chunks: only a pipeline has them");
+    EXPECT_EQ(why({.dp = 4, .pp = 2, .micro_batch = 64, .chunks = 2}),
+              "2 chunks: 1 micro-batches are no multiple of pp 2");
+    what.shape.seq = 128;
+    EXPECT_EQ(why({.cp = 8}),
+              "cp 8: its chunks of a sequence, two a rank, would be shorter than 16 tokens");
+}
+
+// How the techniques are done may exclude some sizes, but no search.
+TEST(PlannerFixed, UlyssesDividesCp) {
+    PlanFor what = plan_for("llama-3.2-1b", 8, 64);
+    what.like.context.variant = Variant::usp, what.like.context.ulysses = 4;
+    Planner planner(what);
+    const Planned all = planner.plan();
+    int64_t shared = 0;
+    for (const Ranked& r : all.fit) {
+        EXPECT_TRUE(r.plan.cp == 1 || r.plan.cp % 4 == 0) << r.plan.cp;
+        shared += r.plan.cp > 1;
+    }
+    EXPECT_GT(shared, 0);
+    EXPECT_EQ(why_not(what, {.cp = 2, .pp = 4, .context = what.like.context}),
+              "cp 2: --ulysses 4 must divide it");
+}
+
 // The best ten of a dozen random cases pass the run's own check, and why_not() alone has left out
 // what it refuses.
 TEST(PlannerAsked, ProposesNothingThatARunRefuses) {
@@ -73,11 +109,26 @@ TEST(PlannerAsked, ProposesNothingThatARunRefuses) {
                 << describe(all.fit[i].plan);
     }
     EXPECT_GT(proposed, 40);
-    // What the run refuses is dropped, whatever the formulas say.
-    PlanFor what = plan_for("nano", 6, 12, 96);
-    what.refused = [](const Plan& plan) { return plan.pp > 1 ? "no" : ""; };
-    const std::vector<Ranked> fit = Planner(what).plan().fit;
-    for (size_t i = 0; i < std::min<size_t>(10, fit.size()); ++i) EXPECT_EQ(fit[i].plan.pp, 1);
+    // What the run refuses is dropped, whatever the formulas say, and however many that are.
+    PlanFor what = plan_for("nano", 8, 64, 1024);
+    what.fixed.zero = 1;
+    const Planned all = Planner(what).plan();
+    const auto fastest_40 = [&](const Plan& plan) {
+        return std::ranges::any_of(std::span(all.fit).first(40), [&](const Ranked& r) {
+            return describe(r.plan) == describe(plan);  // and some more
+        });
+    };
+    what.refused = [&](const Plan& plan) { return fastest_40(plan) ? "no" : ""; };
+    const Planned slower = Planner(what).plan();
+    EXPECT_GE(slower.refused, 40);
+    ASSERT_GT(slower.fit.size(), 40u);
+    EXPECT_EQ(slower.fit.size() + size_t(slower.refused), all.fit.size());
+    for (const Ranked& r : std::span(slower.fit).first(10)) EXPECT_FALSE(fastest_40(r.plan));
+    what.refused = [](const Plan& plan) { return fmt::format("no {}", plan.zero); };
+    const Planned none = Planner(what).plan();
+    EXPECT_TRUE(none.fit.empty());
+    EXPECT_EQ(none.refused, int64_t(all.fit.size()));
+    EXPECT_EQ(none.why_refused, "no 1");
 }
 
 TEST(PlannerAsked, NodesAreThoseOfTheOptions) {
@@ -88,6 +139,15 @@ TEST(PlannerAsked, NodesAreThoseOfTheOptions) {
     EXPECT_EQ(h.nodes.ranks, 4);
     EXPECT_EQ(h.between.bytes_per_second, 12.5e9);
     EXPECT_EQ(h.inside.bytes_per_second, find_hardware("h100").inside.bytes_per_second);
+    // A preset's cards may be faster; those that were measured are not.
+    options.inter_gbps = 800;
+    EXPECT_EQ(asked_hardware(given, options).between.bytes_per_second, 100e9);
+    EXPECT_EQ(asked_hardware(given, options).between.reduced_per_second, 100e9);
+    const test::TempDir directory;
+    given.hardware = directory / "this.json";
+    write_file(given.hardware, json_of(find_hardware("h100")).dump());
+    EXPECT_EQ(asked_hardware(given, options).between.bytes_per_second, 48e9);
+    EXPECT_EQ(asked_hardware(given, options).between.reduced_per_second, 48e9);
     options.node_size = 0;
     EXPECT_EQ(asked_hardware(given, options).nodes.ranks, 8);
 }
