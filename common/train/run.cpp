@@ -84,7 +84,7 @@ void Run::start(Trained what) {
     }
     memory_reset_peak();
     if (world.size() > 1) world.barrier();  // the plain run kept rank 0 busy
-    slow_down(options_);
+    if (!what_.imagined) slow_down(options_);
     communication_reset_counts();
 }
 
@@ -153,11 +153,11 @@ void Run::stop_unless_finite() {
     report_->text("not_finite", "what", not_finite_);
     report_->text("not_finite", "last_finite_checkpoint", last);
     report_->finish();
-    throw UserError(
-        fmt::format(
-            "step {}: not finite: {}; training stops; {}", state_.step, not_finite_,
-            last.empty() ? "there is no finite checkpoint" : "the last finite checkpoint: " + last),
-        Exit::not_finite);
+    throw UserError(fmt::format("step {}: not finite: {}; {}{}", state_.step, not_finite_,
+                                begun_ < options_.steps ? "training stops; " : "",
+                                last.empty() ? "there is no finite checkpoint"
+                                             : "the last finite checkpoint: " + last),
+                    Exit::not_finite);
 }
 
 double Run::validation_loss() {

@@ -22,7 +22,8 @@
 
 namespace ultrascale {
 
-// What a run trains: this rank's parts of it, and its description in the header.
+// What a run trains: this rank's parts of it, and its description in the header. `values` first
+// waits for updates and messages that a step has left under way; all ranks call it.
 struct Trained {
     std::function<std::vector<TensorPart>()> values = {}, gradients = {};
     // What else a resumed run needs, including the model's buffers; none: saves hold weights only.

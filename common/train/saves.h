@@ -21,7 +21,8 @@ namespace ultrascale {
 
 struct TrainingState;
 
-// No save holds weights that are not finite, so none replaces one whose weights are.
+// A training saves no weights that are not finite, so no finite checkpoint is replaced by such.
+// (Without a step, --save copies what was loaded.)
 class Saves {
 public:
     // All ranks call both: `write` saves the training state to the given folder; `finite` says

@@ -15,10 +15,12 @@ TEST(PlannerModes, ARehearsedRankHoldsWhatIsPredicted) {
           "8",
           "9/16 --model nano-moe --tp 2 --sequence-parallel --ep 2 --pp 2 --zero 1 --micro-batch 1 "
           "--grad-accum 4",
-          "5/64 --zero 3 --micro-batch 2 --grad-accum 2 --recompute full"}) {
+          "5/64 --zero 3 --micro-batch 2 --grad-accum 2 --recompute full --node-size 8 "
+          "--inter-gbps 4000"}) {
         SCOPED_TRACE(layout);
         const Outcome rehearsed = train(chapter, fmt::format("--rehearse {} --steps 2", layout));
         expect_as_predicted(rehearsed);
+        EXPECT_FALSE(contains(rehearsed.out, "simulated")) << rehearsed.out;  // nodes, of one rank
     }
 }
 
@@ -77,7 +79,9 @@ TEST(PlannerModes, WhatWasCalibratedIsRead) {
 TEST(PlannerModes, NoPlanHasAnExitCode) {
     for (const auto& [args, why] :
          {std::pair{"--plan --gpus 2 --model llama-3-70b", "none of "},
-          {"--plan --gpus 13 --batch-tokens 1K", "no layout of 13 GPUs: "}}) {
+          {"--plan --gpus 13 --batch-tokens 1K", "no layout of 13 GPUs: "},
+          {"--plan --gpus 2 --dp 2 --zero 2 --dtype bf16 --reduce-dtype bf16",
+           "a run would refuse all "}}) {
         const Outcome none = run(chapter, args);
         EXPECT_EQ(none.exit_code, 6) << none.err;
         EXPECT_TRUE(none.err.starts_with(fmt::format("error: --plan: {}", why))) << none.err;

@@ -65,8 +65,6 @@ TEST_F(SavesOfARun, EveryNStepsTheLastTwoAreKept) {
     EXPECT_EQ(names(), (Names{"checkpoint-9", "checkpoint-12", "trainer_state.json"}));
 }
 
-// Another run has left checkpoints and its final state in the folder, with more steps than this
-// one.
 // Weights that are not finite are not saved, so that those that were stay.
 TEST_F(SavesOfARun, OnlyFiniteWeights) {
     Options options;
@@ -89,6 +87,8 @@ TEST_F(SavesOfARun, OnlyFiniteWeights) {
     EXPECT_TRUE(Saves(options, write, [] { return false; }).at_end(0));
 }
 
+// Another run has left checkpoints and its final state in the folder, with more steps than this
+// one.
 TEST_F(SavesOfARun, AnotherRunsStateIsNeverTakenForThisOnes) {
     save(50, {50, 100, 150});
     save_at_end(150);
