@@ -56,7 +56,9 @@ struct Chapter {
                    [this] { return demo == "launches"; })
             .reads({"--json", "--html", "--batch-ramp", "--micro-batch", "--seq", "--model",
                     "--layers", "--load"},
-                   "it is about the tokens of a batch", [this] { return demo == "batch"; });
+                   "it is about the tokens of a batch", [this] { return demo == "batch"; })
+            .reads({"--json", "--html"}, "without --batch-ramp it shows MiniMax-01's batches",
+                   [this] { return demo == "batch" && batch_ramp.empty(); });
         options.of_training({"--naive-mean"}, Another::refused);
         options.of_training({"--batch-ramp", "--seq-ramp"}, Another::told);
     }

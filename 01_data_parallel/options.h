@@ -81,7 +81,12 @@ struct Chapter {
                  "hops on up to 1,024 ranks; planet: data centres that are far apart")
             .one_of({"collectives", "bandwidth", "latency", "planet"})
             .excludes(training_outputs)
-            .excludes({"--sync", "--compare", "--estimate"});
+            .excludes({"--sync", "--compare", "--estimate"})
+            .reads({"--json", "--html", "--planet"}, "it is a formula",
+                   [this] { return demo == "planet"; })
+            .reads({"--json", "--html", "--svg", "--largest-mib", "--hop-us", "--hop-gbps",
+                    "--node-size", "--inter-gbps", "--copy-engines", "--device-memory"},
+                   "it is about the links", [this] { return demo != "planet"; });
         options
             .add("--largest-mib", largest_mib,
                  "With --demo bandwidth and latency: size of the largest message in MiB. Default: "
@@ -111,7 +116,8 @@ struct Chapter {
     // With --no-sync off gradients are all-reduced after each micro-batch, and the results added
     // up.
     bool every_time(const Options& options) const { return !no_sync && options.grad_accum > 1; }
-    // Also sets sync.nodes: as --node-size pretends, else as the machines are.
+    // Also sets sync.nodes: as --node-size pretends; else, with --sync hierarchical, as the
+    // machines are.
     void check_and_find_nodes(const Options& options, const Communicator& world) {
         if (sync.kind == SyncKind::diloco && options.save_every > 0)
             user_error(

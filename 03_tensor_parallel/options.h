@@ -38,7 +38,10 @@ struct Chapter {
             .excludes(training_outputs)
             .excludes({"--compare", "--estimate", "--svg"})
             .reads({"--json", "--html"}, "its matrices are small enough to print",
-                   [this] { return demo == "linear"; });
+                   [this] { return demo == "linear"; })
+            .reads({"--json", "--html", "--model", "--layers", "--load", "--seq", "--micro-batch",
+                    "--dtype", "--fp32-grads", "--recompute", "--attention", "--loss-chunk"},
+                   "its formulas do not have it", [this] { return demo == "scaling"; });
     }
 
     void check(const Options& options) {

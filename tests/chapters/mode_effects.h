@@ -38,6 +38,9 @@ public:
             return;
         }
         if (refused(outcome)) return;
+        // Which follows from the other axes: given, it can only contradict them.
+        const bool follows = option.name == "--dp" && always_.starts_with("--explain-layout");
+        EXPECT_TRUE(outcome.exit_code != 2 || follows) << outcome.err;
         const Outcome& without = run_once(fmt::format("{} {}", always_, with));
         EXPECT_TRUE(said(outcome) != said(without)) << outcome.out << outcome.err;
     }

@@ -29,6 +29,9 @@ TEST(Modes, PublishedHonoursWhatItReads) { expect_effects("--published", "--publ
 // training.
 TEST(Modes, OfOtherChaptersRefuseWhatTheyDoNotRead) {
     for (const auto& [chapter, mode] : {std::pair{"00_single_gpu", "--demo parameters"},
+                                        {"00_single_gpu", "--demo batch"},
+                                        {"01_data_parallel", "--demo collectives"},
+                                        {"01_data_parallel", "--demo planet"},
                                         {"02_zero", "--demo memory"},
                                         {"03_tensor_parallel", "--demo linear"},
                                         {"04_context_parallel", "--demo ring"},
@@ -39,8 +42,10 @@ TEST(Modes, OfOtherChaptersRefuseWhatTheyDoNotRead) {
         expect_one_error_line(run(chapter, mode + std::string(" --seq 64")),
                               {"--seq has no effect with " + name + ": "});
     }
-    for (const char* option : {"--seed 3", "--save x", "--steps 9"})
-        expect_one_error_line(run("00_single_gpu", fmt::format("--estimate {}", option)),
+    expect_one_error_line(run("03_tensor_parallel", "--demo scaling --steps 9"),
+                          {"--steps has no effect with --demo: "});
+    for (const char* option : {"--seed 3", "--save x", "--steps 9", "--document-token 3"})
+        expect_one_error_line(run("04_context_parallel", fmt::format("--estimate {}", option)),
                               {" has no effect with --estimate: "});
 }
 
