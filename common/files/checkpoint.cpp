@@ -186,7 +186,7 @@ TrainingState load_training_state(const std::string& dir,
     if (!shuffled || !shuffled->is_boolean())
         user_error("{}: \"shuffled\" is not true or false", path);
     state.seed = seed->get<uint64_t>(), state.shuffled = shuffled->get<bool>();
-    if (const json* data = fields.find("data")) {  // missing in older checkpoints
+    if (const json* data = fields.find("data")) {  // may be missing
         if (!data->is_string() || data->get<std::string>().empty())
             user_error("{}: \"data\" is not a file's path", path);
         state.data = data->get<std::string>(), state.data_tokens = fields.integer("data_tokens");
@@ -197,7 +197,7 @@ TrainingState load_training_state(const std::string& dir,
         if (!recipe->is_string()) user_error("{}: \"recipe\" is not a name", path);
         state.recipe = recipe->get<std::string>();
     }
-    if (const json* options = fields.find("options")) {  // missing in older checkpoints
+    if (const json* options = fields.find("options")) {  // may be missing
         if (!options->is_object()) user_error("{}: \"options\" is not an object", path);
         for (const auto& [name, text] : options->items()) {
             if (!text.is_string())

@@ -29,8 +29,8 @@ int64_t first_dense_of_qwen(const Fields& fields) {
 
 // The loss that balances the experts' loads. transformers computes its own if the router's logits
 // are an output, whatever the coefficient is; DeepSeek's code whenever aux_loss_alpha is not 0.
-// (Checkpoints of DeepSeek's type that were written by earlier versions of this project have
-// transformers' fields, and do not say which of the losses it was.)
+// (Of DeepSeek's type, this project writes transformers' fields for losses that DeepSeek's code
+// does not have: then the training state says which it was.)
 void read_balance(const Fields& fields, const std::string& model_type, ExpertsConfig& e) {
     const double coefficient = fields.number("router_aux_loss_coef", 0.001);
     const bool adds_loss = fields.flag("output_router_logits");
@@ -41,11 +41,13 @@ void read_balance(const Fields& fields, const std::string& model_type, ExpertsCo
     }
     const json* method = fields.find("topk_method");
     const bool by_bias = method && *method == "noaux_tc";
-    const bool earlier = fields.find("output_router_logits") && !fields.find("aux_loss_alpha");
+    const bool in_transformers_fields =
+        fields.find("output_router_logits") && !fields.find("aux_loss_alpha");
     const double alpha = fields.number("aux_loss_alpha", by_bias ? 0 : 0.001);
     const json* by_sequence = fields.find("seq_aux");
     const bool sequence = !by_sequence || fields.flag("seq_aux");
-    if (!earlier) e.aux_coefficient = alpha, e.aux = sequence ? Aux::sequence : Aux::megatron;
+    if (!in_transformers_fields)
+        e.aux_coefficient = alpha, e.aux = sequence ? Aux::sequence : Aux::megatron;
 }
 
 void read_deepseek(const Fields& fields, ExpertsConfig& e) {

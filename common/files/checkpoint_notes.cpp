@@ -93,8 +93,8 @@ std::vector<std::string> checkpoint_notes(const std::string& path, const LlamaCo
     const bool tied = load_config(path, &fields).tied;
     if (!fields.empty())
         notes.push_back(
-            fmt::format("{}: config.json has fields that are not understood, and change nothing: "
-                        "{}",
+            fmt::format("{}: config.json has fields that are ignored here; if they change the "
+                        "model, its results will differ: {}",
                         printable(path), list(fields)));
     if (!loaded || !has_weights(path)) return notes;
     if (tied && !config.tied)

@@ -98,7 +98,9 @@ TEST_F(Notes, FieldsOfTheConfiguration) {
     json config = json::parse(test::slurp(dir_ / "config.json"));
     config["logit_scale"] = 0.5;
     test::put(dir_ / "config.json", config.dump());
-    expect("config.json has fields that are not understood, and change nothing: logit_scale");
+    expect(
+        "config.json has fields that are ignored here; if they change the model, its results will "
+        "differ: logit_scale");
 }
 
 }  // namespace
