@@ -130,8 +130,6 @@ TEST(Options, ReadmeHasTheTable) {
     EXPECT_TRUE(contains(slurp("README.md"), option_table())) << option_table();
 }
 
-// The table behind "is an option of" (common/report/other_chapters.h) agrees with the programs'
-// --help.
 // The exit codes that --help lists are those of the README.
 TEST(Options, ReadmeHasTheExitCodes) {
     std::string readme;
@@ -150,6 +148,8 @@ TEST(Options, ReadmeHasTheExitCodes) {
     }
 }
 
+// The table behind "is an option of" (common/report/other_chapters.h) agrees with the programs'
+// --help.
 TEST(Options, OfOtherChaptersAreKnown) {
     const std::vector<std::string> chapters = {
         "00_single_gpu",      "01_data_parallel",    "02_zero",

@@ -74,7 +74,7 @@ TEST(CardBytes, OfEachCall) {
     }
 }
 
-// A step, as 09's main takes it.
+// A step as 09's main takes it in a pipeline; without one it communicates the same.
 double bytes_of_step(const Options& options, const StepShape& shape, const Plan& plan) {
     const Techniques techniques = plan.techniques();
     const TokenFile file("common/text.txt", shape.config.vocab);

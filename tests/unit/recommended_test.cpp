@@ -55,6 +55,7 @@ TEST(Recommended, LengthsCanBeCut) {
                             if (!error.empty()) {
                                 ++refused;
                                 shape.seq = recommended(error, "--seq ");
+                                ASSERT_GT(shape.seq, 0) << error;
                             }
                             EXPECT_EQ(error_of([&] {
                                           check_length(t, shape);
