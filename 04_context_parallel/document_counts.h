@@ -59,6 +59,7 @@ inline PredictedCommunication::Kind ring_of_layer(const StepShape& shape, const 
     add(traffic_of_gradients(plan, rank), 1, bytes.sums);
     return ring;
 }
+
 class DocumentCounts : public Hooks {
 public:
     DocumentCounts(const StepShape& shape, const ContextOptions& o, ContextParallel& parallel)

@@ -178,8 +178,7 @@ inline Schedule make_schedule(std::string_view name, int ranks, int micro_batche
                               ScheduleOptions options = {}) {
     if (micro_batches > most_micro_batches)
         user_error(
-            "--grad-accum {}: a schedule is for at most {} micro-batches; use more sequences a "
-            "--micro-batch",
+            "--grad-accum {}: a schedule has at most {} micro-batches; use a larger --micro-batch",
             micro_batches, most_micro_batches);
     constexpr std::string_view file = "file:";
     if (name.starts_with(file))

@@ -151,8 +151,9 @@ public:
         const Statistics& s = of_step_.at(micro_batch).layers.at(l);
         const Tensor counts = counts_for(l, s);
         const Tensor factors = Tensor::empty(counts.shape(), DType::fp32, Memory::workspace);
-        // Less the mean count, which has no gradient: probabilities add up to 1. So nothing is left
-        // where all loads are equal; rounding would be, of which AdamW makes full steps.
+        // The mean count is subtracted: it has no gradient, as probabilities add up to 1. So equal
+        // loads give exactly 0; otherwise rounding errors would be left, and AdamW would take full
+        // steps along them.
         ops::fill(factors, -float(mean_count(s)));
         ops::add(factors, counts);
         ops::scale(factors, float(options_.aux_coefficient * factor(s)));

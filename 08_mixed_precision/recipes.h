@@ -182,11 +182,12 @@ inline const Recipe* find_recipe(const std::string& name) {
     return nullptr;
 }
 
-// A recipe whose weights and states are those of --dtype, so that others may shard them: it only
-// says how products are made. UserError if there is none of this name, or if it says more.
+// Whether a recipe only says how products are made.
 inline bool is_of_products(const Recipe& r) {
     return r.weights == r.activations && !r.loss_scale && r.m == DType::fp32 && r.v == DType::fp32;
 }
+// A recipe whose weights and states are those of --dtype, so that others may shard them: it only
+// says how products are made. UserError if there is none of this name, or if it says more.
 inline const Recipe& recipe_of_products(const std::string& name) {
     const Recipe* found = find_recipe(name);
     if (!found) {

@@ -194,7 +194,8 @@ private:
                     stream);
             })};
     }
-    // Bytes/s of a message between nodes, of which only one rank a node sends one.
+    // Bytes/s that a rank's card sends in an all-gather between nodes while no other rank of its
+    // node sends. `sends`: whether this rank takes part.
     double lone_rate(const Communicator& across, bool sends) const {
         const int64_t n = across.size(), numbers = (1 << (gpu_ ? 26 : 18)) / n;
         const Tensor mine = tensor({numbers}), all = tensor({n * numbers});

@@ -71,7 +71,8 @@ public:
             links_.call(Collective::all_gather, 12 * tokens_ * tp_, spread(PlanAxis::tp));
     }
     // K and V to all ranks, and back with their gradients, in fp32: 04's formulas. A ring hides
-    // them under attention, which they slow; all else is waited for.
+    // them under attention, which they slow; all else is waited for. `attended`, `back`: seconds of
+    // a rank's attention, forward and backward, without cp; `kv`: features of its keys (K D / tp).
     void add_context(UnitCost& cost, double attended, double back, double kv) const {
         if (plan_.cp == 1) return;
         ContextOptions o = plan_.context;
@@ -129,7 +130,7 @@ public:
     }
 
     // The rows' way to the experts and back, with the names and weights that go beside them. A
-    // forward also tells the counts.
+    // forward also tells the counts. `tokens`: those that this rank routes of a micro-batch.
     void add_experts(UnitCost& cost, int64_t tokens) const {
         if (plan_.ep == 1) return;
         ExpertOptions o = plan_.experts;

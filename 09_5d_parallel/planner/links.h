@@ -31,8 +31,8 @@ struct Links {
     // The link of a group that is spread so: for latencies and what communication slows.
     const LinkRate& of(const Spread& group) const { return group.crosses() ? between : inside; }
 
-    // Seconds of a call on a tensor of so many bytes (S in comm.h). A message: to a neighbour, in a
-    // group that has neighbours on different nodes or has none.
+    // Seconds of a call on a tensor of so many bytes (S in comm.h). send_recv: to the next rank of
+    // the group, on another node if the group crosses nodes.
     double call(Collective kind, double bytes, const Spread& group) const {
         const double n = group.ranks;
         if (n <= 1 || bytes == 0) return 0;

@@ -105,8 +105,8 @@ public:
                 e.largest_layer = std::max(e.largest_layer, others + experts);
             }
             if (stage.embedding) e.embedding = vocabulary;
-            // A tied head on the embedding's rank is the same weight.
             if (stage.head) e.whole += h;
+            // A tied head on the embedding's rank is the same weight.
             if (stage.head) e.head = h + (c.tied && e.embedding > 0 ? 0 : vocabulary);
         }
         e.others += e.embedding + e.head;
@@ -150,9 +150,9 @@ private:
         double embedding = 0, loss = 0, head = 0, last = 0, layer = 0;
         double most() const { return std::max({embedding, loss, head, last, layer}); }
     };
-    // ZeRO's, and in layers attention's own. Stage 3 has a pass's weights and the next one's, or
-    // with --keep-gathered on at last all of them. From the second micro-batch on a shard of the
-    // gradients is held besides, to be added.
+    // ZeRO's, and in layers attention's own. Stage 3 has a pass's weights and the next one's, or,
+    // with --keep-gathered on, in the end all of them. From the second micro-batch on a shard of
+    // the gradients is held besides, to be added.
     Buffers buffers_of(const Plan& plan, const Elements& e) {
         Buffers b;
         if (plan.zero >= 2) {

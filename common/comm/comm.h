@@ -280,8 +280,8 @@ void let_waits_sleep(double seconds);
 void use_copy_engines(bool use);
 // All ranks; the last call of a program. Does nothing if world() was never called.
 void finalize_communication();
-// Ends the job from one rank without the others' help; runs no destructors. Of an error it first
-// prints what it says: a PeerError's exit code is Exit::peer, any other one's Exit::bug.
+// Ends the job from one rank without the others' help; runs no destructors. Given an error, it
+// first prints the message, and ends with Exit::peer for a PeerError, else with Exit::bug.
 [[noreturn]] void abort_all_ranks(int exit_code);
 [[noreturn]] void abort_all_ranks(const std::exception& error);
 

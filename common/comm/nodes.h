@@ -37,7 +37,9 @@ inline constexpr std::array<const char*, 3> crossing_names = {"rings", "ring", "
 struct Spread {
     double ranks;    // n
     double on_node;  // m; n: the group is on one node
-    double senders;  // ranks of a node that send to another one, if all groups alike do a hop
+    // How many ranks of a node send to another node when every group passes something to its next
+    // rank.
+    double senders;
     bool crosses() const { return on_node < ranks; }
 };
 

@@ -78,9 +78,9 @@ void TokenFile::refuse_wider_tokens() const {
     }
     if (wider && 2 * others > looked_at / 4)
         user_error(
-            "{}: every second of its 16-bit numbers is 0, so that these are most likely 32-bit "
-            "tokens; without a header such are read for a vocabulary above 65,536 only: write "
-            "uint16, or llm.c's header (magic number 20240801)",
+            "{}: every second of its 16-bit numbers is 0: most likely these are 32-bit tokens, "
+            "which are read without a header only if the vocabulary is above 65,536; write uint16, "
+            "or add llm.c's header (magic number 20240801)",
             file_.path());
 }
 

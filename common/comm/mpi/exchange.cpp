@@ -95,7 +95,8 @@ bool Exchange::arrived() {
     return true;
 }
 
-// MPI says so of messages that have failed, not of those that have arrived or are under way.
+// Only messages that failed have an error in their status; the others have MPI_SUCCESS or
+// MPI_ERR_PENDING.
 void Exchange::end_after_errors() const {
     for (const MPI_Status& status : statuses_)
         if (status.MPI_ERROR != MPI_SUCCESS && status.MPI_ERROR != MPI_ERR_PENDING)

@@ -74,8 +74,9 @@ void watch_this_rank(int rank) {
     if (pipe2(ends, O_CLOEXEC) != 0) return;  // a job without watchers works too
     std::string text = "rank " + std::to_string(rank) + " (pid " + std::to_string(getpid()) +
                        ") died; the job ends";
-    // The connection to the launcher gets a number of one digit: no other is one to a shell. As in
-    // abort_all_ranks(), the launcher is given time to read the line.
+    // The connection to the launcher gets a number of one digit: shells redirect only to
+    // descriptors of one digit. As in abort_all_ranks(), the launcher is given time to read the
+    // line.
     constexpr int to_launcher = 3;
     const char* const pmi = std::getenv("PMI_FD");
     std::string script = "read -r _ || { echo \"$0\" >&2";
