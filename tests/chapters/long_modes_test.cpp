@@ -16,7 +16,7 @@ void expect_effects(const std::string& always, int ranks, std::vector<std::strin
 
 TEST(LongModes, EstimateHonoursOrRefusesAllOptions) {
     // The rate beyond a node belongs to --node-size, of which the table of axes makes use.
-    expect_effects("--estimate --micro-batch 1", 4, {"--inter-gbps"});
+    expect_effects("--estimate --micro-batch 1 --grad-accum 4", 4, {"--inter-gbps"});
 }
 TEST(LongModes, PlaybookHonoursWhatItReads) {
     ModeEffects effects("--playbook");
