@@ -76,17 +76,23 @@ CUDA_ARCH ?= $(or $(GPU_ARCH),90a)
 # Hopper's wgmma needs 90a, not 90.
 override CUDA_ARCH := $(patsubst 90,90a,$(CUDA_ARCH))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
-# Operations get -O3, and sqrt without errno, so that their loops are vectorized; other sources get
-# -O2. Tests get -O0 without debug information, which compiles in half the time, or -O1 if they
-# compute. Under a sanitizer operations get -O1 and the rest -O0.
-IS_OPERATION = $(filter common/cpu/ops_% common/core/ops_%,$<)
-OPTIMIZE_PLAIN = $(if $(filter tests/unit/ops_%,$<),-O1 -g0,\
-                   $(if $(filter tests/unit/% tests/ranks/% tests/chapters/%,$<),-O0 -g0,\
-                     $(if $(IS_OPERATION),-O3 -fno-math-errno,-O2) -g1))
+# Operations get -O3, and sqrt without errno, so that their loops are vectorized; what runs for
+# every operation, and the kernels' executor, -O2. All else gets -Og, which takes half as long to
+# compile and can be debugged. Tests get -O0 without debug information, or -O1 if they compute.
+# Under a sanitizer operations get -O1 and the rest -O0.
+OPERATIONS := common/cpu/ops_% common/core/ops_%
+FREQUENT := $(addprefix common/,core/% comm/% cpu/% cuda/% model/% simt/%) 07_kernels/% \
+            09_5d_parallel/planner.cpp tests/bench/%
+OPS_TESTS := tests/unit/ops_%
+TESTS    := tests/unit/% tests/ranks/% tests/chapters/% tests/gtest_precompiled.h
+IS_OPERATION = $(filter $(OPERATIONS),$<)
+OPTIMIZE_PLAIN = $(if $(filter $(OPS_TESTS),$<),-O1 -g0,$(if $(filter $(TESTS),$<),-O0 -g0,\
+                   $(if $(IS_OPERATION),-O3 -fno-math-errno,\
+                     $(if $(filter $(FREQUENT),$<),-O2,-Og)) -g1))
 OPTIMIZE  = $(if $(SANITIZED),$(if $(IS_OPERATION),-O1,-O0) -g1,$(OPTIMIZE_PLAIN)) -march=$(ARCH)
 # The address sanitizer instruments what we ship, but not the unit tests, which come from the plain
 # build. (The thread sanitizer must see everything that synchronizes.)
-PLAIN_SOURCES := $(if $(filter address,$(SANITIZE)),tests/unit/%)
+PLAIN_SOURCES := $(if $(filter address,$(SANITIZE)),tests/unit/% tests/gtest_precompiled.h)
 SANITIZED = $(if $(filter $(PLAIN_SOURCES),$<),,$(SANITIZE))
 SANITIZE_FLAGS = $(if $(filter address,$(SANITIZED)),-fsanitize=address -fsanitize=undefined \
                    -fno-sanitize-recover=undefined) \
@@ -119,7 +125,7 @@ endif
 # that the reported loads and stores are those that a GPU's compiler would make.
 ifneq ($(BACKEND),cuda)
 SIMT_CPPFLAGS := -DULTRASCALE_SIMT -Icommon/simt/include
-SIMT_FLAGS := -x c++ -O1 -fno-tree-sra -fno-thread-jumps -Wno-unknown-pragmas -fsanitize=thread \
+SIMT_FLAGS := -O1 -fno-tree-sra -fno-thread-jumps -Wno-unknown-pragmas -fsanitize=thread \
               --param tsan-instrument-func-entry-exit=0
 EXECUTOR_SOURCES := $(wildcard common/simt/*.cpp) common/simt/device.cu
 endif
@@ -156,6 +162,15 @@ objects   = $(call objects_in,$(BUILD),$(filter $(OF_MPI),$(1))) \
             $(call objects_in,build,$(filter $(PLAIN_SOURCES),$(1))) \
             $(call objects_in,$(SHARED),\
               $(filter-out $(BACKEND_SOURCES) $(OF_MPI) $(PLAIN_SOURCES),$(1)))
+# Headers of the standard library, fmt and GoogleTest are compiled once for each set of flags
+# (core/precompiled.h). GCC looks for what fits in a folder of the header's name, and reads the
+# header itself if nothing does.
+PLAIN     := $(if $(PLAIN_SOURCES),build,$(SHARED))
+PRECOMPILED := $(addprefix $(SHARED)/precompiled/core/precompiled.h.gch/,host operation)
+KERNEL_PRECOMPILED := build/precompiled/core/precompiled.h.gch/kernel
+TESTS_PRECOMPILED := $(addprefix $(PLAIN)/precompiled/gtest_precompiled.h.gch/,test ops_test)
+USE_PRECOMPILED = -I$(if $(SANITIZED),$(SHARED),build)/precompiled -Itests -include \
+                    $(if $(filter $(TESTS),$<),gtest_precompiled.h,core/precompiled.h)
 FOLDERS   := $(sort build $(if $(OF_CPU),build/cpu) $(BUILD) $(OF_BACKEND) $(SHARED))
 COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
 LIBRARY  := $(BUILD)/libcommon.a
@@ -168,7 +183,8 @@ chapter_sources = $(sort $(chapter_kernels) $(filter-out $(patsubst %.cu,%.cpp,$
 KERNEL_OBJECTS := $(call objects,$(sort $(EXECUTOR_SOURCES) $(wildcard \
                     07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu)))
 COMM_OBJECTS := $(call objects,$(sort $(wildcard tests/ranks/*.cpp)))
-UNIT_OBJECTS := $(call objects,$(sort $(wildcard tests/unit/*.cpp)))
+UNIT_OBJECTS := $(call objects,$(sort $(wildcard tests/unit/*.cpp) \
+                  09_5d_parallel/planner_hardware.cpp))
 # The executor's own tests; the code with which 07_kernels checks its kernels; and the operations'
 # tests, run on the CUDA kernels.
 SIMT_TEST_OBJECTS := $(call objects,$(sort $(wildcard \
@@ -186,7 +202,8 @@ BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp
 .PHONY: all help demo pictures mpirun test test-all compute-sanitizer run bench fuzz deps format \
         clean test-programs all-test-programs exercise grade solutions prove course \
         slides $(CHAPTERS)
-all: $(PROGRAMS) compile_commands.json  ## build all chapters of the chosen backend
+LONGEST_FIRST := 09_5d_parallel $(CHAPTERS)
+all: $(LONGEST_FIRST) compile_commands.json  ## build all chapters of the chosen backend
 
 $(CHAPTERS): %: $(BUILD)/%
 
@@ -199,10 +216,12 @@ help:  ## show this text
 
 # ---- running -------------------------------------------------------------------------------------
 # Targets that need what `deps` installs start another make: this one looked for it before.
-# Sub-makes use all cores, or the job slots of the make that was called.
-JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
+# Sub-makes use all cores, or the job slots of the make that was called. (nproc obeys OpenMP's
+# variables, which say how many threads a rank gets.)
+CORES := $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+JOBS = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(CORES))
 demo: deps  ## install what is missing, build, run every technique on real text: one table
-	$(MAKE) $(JOBS) --no-print-directory $(CHAPTERS)
+	$(MAKE) $(JOBS) --no-print-directory $(LONGEST_FIRST)
 	@./tests/demo.sh $(BUILD) "$$($(MAKE) -s --no-print-directory mpirun)"
 pictures: $(PROGRAMS)  ## draw the READMEs' pictures anew, each from a run of its chapter
 	@./tests/pictures.sh $(BUILD) "$(MPIRUN) $(MPIRUN_FLAGS)"
@@ -258,6 +277,7 @@ CLASSROOM_FLAGS := -std=c++20 -O0 -g0 $(GCC_HEAP) -march=$(ARCH) -fopenmp -Wall 
     -Wno-missing-field-initializers -Wno-unused -Wno-array-bounds -Wno-stringop-overflow
 export CLASSROOM = {"cxx": "$(CXX)", "flags": "$(filter-out -I%,$(CPPFLAGS)) $(CLASSROOM_FLAGS)", \
     "mpi": "$(MPI_FLAGS)", "simt": "$(SIMT_CPPFLAGS) $(SIMT_FLAGS)", "libraries": "$(LDLIBS)", \
+    "precompiled": "$(TESTS_PRECOMPILED)", "kernel_precompiled": "$(KERNEL_PRECOMPILED)", \
     "mpirun": "$(MPIRUN) $(MPIRUN_FLAGS)", "make": "$(MAKE) BACKEND=cpu", \
     "library": "build/cpu/libcommon.a", "kernel_objects": "$(KERNEL_OBJECTS)"}
 GRADER := python3 classroom/grade.py
@@ -307,22 +327,37 @@ $(OF_BACKEND)/obj/%.o: %.cu Makefile
 	$(NVCC) -Icommon -I. -DULTRASCALE_CUDA $(NVCCFLAGS) -MMD -MP -c $< -o $@
 endif
 define compile
-$(1)/obj/%.o: %.cpp Makefile
+$(1)/obj/%.o: %.cpp Makefile | $(PRECOMPILED)
 	@mkdir -p $$(@D)
-	$$(CXX) $$(CPPFLAGS) $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) \
+	$$(CXX) $$(USE_PRECOMPILED) $$(CPPFLAGS) \
+	    $$(if $$(filter $$(MPI_SOURCES),$$<),$$(MPI_FLAGS)) \
 	    $$(if $$(filter $$(BACKEND_SOURCES),$$<),$$(CUDA_CPPFLAGS)) \
 	    $$(CXXFLAGS) -MMD -MP -c $$< -o $$@
 endef
 $(foreach folder,$(FOLDERS),$(eval $(call compile,$(folder))))
+define precompile
+	@mkdir -p $(@D)
+	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -x c++-header -c $< -o $@
+endef
+$(PRECOMPILED): common/core/precompiled.h Makefile
+	$(precompile)
+$(TESTS_PRECOMPILED): tests/gtest_precompiled.h common/core/precompiled.h Makefile
+	$(precompile)
+$(UNIT_OBJECTS) $(COMM_OBJECTS) $(CHAPTER_OBJECTS) $(LONG_OBJECTS): | $(TESTS_PRECOMPILED)
+%/operation: OPERATIONS += common/core/precompiled.h
+%/ops_test: OPS_TESTS += tests/gtest_precompiled.h
 # Sources that are compiled together with kernels, or run them.
 WITH_KERNELS := $(if $(filter simt,$(BACKEND)),tests) 07_kernels
 $(addsuffix /%.o,$(addprefix $(OF_BACKEND)/obj/,$(WITH_KERNELS))): CPPFLAGS += $(SIMT_CPPFLAGS)
 
 ifneq ($(BACKEND),cuda)
-$(OF_BACKEND)/obj/%.o: %.cu Makefile
+SIMT_CXXFLAGS = $(CPPFLAGS) $(SIMT_CPPFLAGS) $(filter-out -O2 -O3 -Og,$(CXXFLAGS)) $(SIMT_FLAGS)
+$(OF_BACKEND)/obj/%.o: %.cu Makefile | $(KERNEL_PRECOMPILED)
 	@mkdir -p $(@D)
-	$(CXX) $(CPPFLAGS) $(SIMT_CPPFLAGS) $(filter-out -O2 -O3,$(CXXFLAGS)) $(SIMT_FLAGS) \
-	    -MMD -MP -c $< -o $@
+	$(CXX) $(USE_PRECOMPILED) $(SIMT_CXXFLAGS) -x c++ -MMD -MP -c $< -o $@
+$(KERNEL_PRECOMPILED): common/core/precompiled.h Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_CXXFLAGS) -x c++-header -c $< -o $@
 endif
 
 $(LIBRARY): $(COMMON_OBJECTS)

@@ -3,6 +3,7 @@
 // What cannot work together is refused.
 #include "compare.h"
 #include "options.h"
+#include "planner/places.h"
 
 using namespace ultrascale;
 

@@ -3,6 +3,7 @@
 #include "planner/nearest.h"
 #include "planner/playbook.h"
 #include "planner/rule_of_thumb.h"
+#include "planner/spread.h"
 #include "report/report.h"
 
 namespace ultrascale {
@@ -256,6 +257,22 @@ int64_t tokens_of(const std::string& text) {
         user_error("--batch-tokens {}: give a number of tokens, like 4M (K, M, B: times 1024)",
                    text);
     return int64_t(number * times);
+}
+
+Rehearsed rehearsed_rank(const std::string& text) {
+    Rehearsed of{-1, 0};
+    char end = 0;
+    if (std::sscanf(text.c_str(), "%d/%d%c", &of.rank, &of.ranks, &end) != 2 || of.ranks < 1 ||
+        of.ranks > 1 << 24 || of.rank < 0 || of.rank >= of.ranks)
+        user_error("--rehearse {}: give a rank and the number of ranks, like 17/6144", text);
+    return of;
+}
+
+void imagine_hardware(const PlannerOptions& given, const Options& options, const Axes& axes) {
+    imagine_links([links = asked_hardware(given, options).links(), axes](
+                      const std::string& group, Collective kind, double bytes, int ranks) {
+        return links.call(kind, bytes, spread_of(group, ranks, axes, links.nodes));
+    });
 }
 
 bool run_planner(const PlannerOptions& planner, const Options& options, const StepShape& shape,

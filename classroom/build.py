@@ -19,6 +19,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import threading
 
 from describe import ROOT, Wrong
 
@@ -46,12 +47,19 @@ class Settings:
         self.make = given["make"].split()
         self.library = ROOT / given["library"]
         self.kernel_objects = given["kernel_objects"].split()
+        self.precompiled = given["precompiled"].split()
+        self.kernel_precompiled = given["kernel_precompiled"].split()
 
 
-def make(settings, target, said=[]):
+def make(settings, target, said=[], one_at_a_time=threading.Lock()):
     """What all exercises share, with the Makefile's own rules; once in each run of this program."""
-    if str(target) in said:
-        return
+    with one_at_a_time:
+        if str(target) not in said:
+            run_make(settings, target)
+            said.append(str(target))
+
+
+def run_make(settings, target):
     wanted = [str(t.relative_to(ROOT)) if isinstance(t, pathlib.Path) else t
               for t in (target if isinstance(target, list) else [target])]
     quiet = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
@@ -63,7 +71,6 @@ def make(settings, target, said=[]):
                               env=quiet, capture_output=True, text=True)
         if done.returncode != 0:
             raise Wrong("make " + " ".join(wanted[:1]) + " failed: " + done.stderr[-2000:])
-    said.append(str(target))
 
 
 class Tree:
@@ -114,11 +121,15 @@ class Tree:
         thing = self.folder / "obj" / (file.replace("/", "__") + ".o")
         thing.parent.mkdir(parents=True, exist_ok=True)
         paths = [f"-I{self.links}/common", f"-I{self.links}", "-Icommon", "-I."]
-        command = [*s.cxx, *paths, *s.mpi, *s.flags]
+        command = [*s.cxx, "-Ibuild/precompiled", *paths, *s.mpi, *s.flags]
         if file.endswith(".cu"):
-            command += s.simt
-        elif file.startswith("07_kernels/"):
-            command += [flag for flag in s.simt if flag[:2] in ("-D", "-I")]
+            make(s, s.kernel_precompiled)
+            command += ["-include", "core/precompiled.h", *s.simt, "-x", "c++"]
+        else:
+            make(s, s.precompiled)
+            command += ["-Itests", "-include", "gtest_precompiled.h"]
+            if file.startswith("07_kernels/"):
+                command += [flag for flag in s.simt if flag[:2] in ("-D", "-I")]
         command += ["-MMD", "-MF", str(thing) + ".d", "-c", str(source), "-o", str(thing)]
         if not self.is_new(thing, command):
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -49,7 +49,8 @@ in_shards() {
     rm -r "$logs"
     return "$status"
 }
-cores=$(nproc)
+all_cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)  # nproc obeys these
+cores=$all_cores
 [ "$backend" = cpu ] || cores=1
 
 # How many tests passed without `all`.
@@ -88,11 +89,11 @@ fi
 # long. The little they compute on the CPU gets 2 threads each, so that they do not wait for each
 # other's cores.
 if [ "$backend" = cuda ]; then
-    at_once=$(($(nproc) / 2))
+    at_once=$((all_cores / 2))
     at_once=$((at_once < 4 ? 4 : at_once > 6 ? 6 : at_once))
     export OMP_NUM_THREADS=2
 else
-    at_once=$(($(nproc) < 8 ? $(nproc) : 8))
+    at_once=$((all_cores < 8 ? all_cores : 8))
 fi
 suite "chapters, $at_once at a time" \
     tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"

@@ -135,10 +135,6 @@ Rehearsed rehearsed_rank(const std::string& text);
 // From now on imagined ranks' calls last as long as on --hardware's links, or --inter-gbps'.
 void imagine_hardware(const PlannerOptions& given, const Options& options, const Axes& axes);
 
-// --estimate --gpus: memory by place in the pipeline, and which place has most and why. The
-// techniques are complete.
-void print_places(const Options& options, const StepShape& shape, const Techniques& techniques);
-
 // --calibrate, on all ranks. `train`: a short training, with more tensors than measuring took,
 // after which a process on a CPU holds what one that trains holds.
 bool write_calibration(const PlannerOptions& given, const Options& options,

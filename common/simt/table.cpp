@@ -15,7 +15,7 @@ constexpr const char* names[] = {"global load", "global store", "global atomic",
 constexpr size_t width = 100;
 
 std::string cut(const std::string& text) {
-    return text.size() <= width ? text : text.substr(0, width - 3) + "...";
+    return text.size() <= width ? text : fmt::format("{:.{}}...", text, width - 3);
 }
 
 std::string plural(int64_t count, const char* what, const char* ending = "s") {

@@ -1,14 +1,19 @@
 #include "gradient_groups.h"
 
+#include <cctype>
 #include <cmath>
-#include <regex>
+#include <sstream>
 
 namespace ultrascale {
 
 // "model.layers.3.block_sparse_moe.experts.5.w1.weight" -> "block_sparse_moe.experts.w1"
 static std::string role_of(const std::string& name) {
-    static const std::regex numbers("^model\\.(layers\\.[0-9]+\\.)?|\\.[0-9]+|\\.weight$");
-    return std::regex_replace(name, numbers, "");
+    std::string role;
+    std::istringstream parts(name);
+    for (std::string part; std::getline(parts, part, '.');)
+        if (part != "model" && part != "layers" && part != "weight" && !std::isdigit(part[0]))
+            role += (role.empty() ? "" : ".") + part;
+    return role;
 }
 
 GradientGroups::GradientGroups(const Reference::Values& plain,

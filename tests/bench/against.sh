@@ -18,7 +18,7 @@ if [ ! -d "$other" ]; then
     [ ! -d .deps ] || cp -a .deps "$other"
 fi
 for tree in "$other" .; do
-    make -s -C "$tree" -j"$(nproc)" BACKEND="$backend" "$chapter" >/dev/null
+    make -s -C "$tree" -j"$(env -u OMP_NUM_THREADS nproc)" BACKEND="$backend" "$chapter" >/dev/null
 done
 mpirun=$(make -s BACKEND="$backend" mpirun)
 

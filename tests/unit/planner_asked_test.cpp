@@ -145,7 +145,7 @@ TEST(PlannerAsked, NodesAreThoseOfTheOptions) {
     EXPECT_EQ(asked_hardware(given, options).between.reduced_per_second, 100e9);
     const test::TempDir directory;
     given.hardware = directory / "this.json";
-    write_file(given.hardware, json_of(find_hardware("h100")).dump());
+    write_file(given.hardware, file_of(find_hardware("h100")));
     EXPECT_EQ(asked_hardware(given, options).between.bytes_per_second, 48e9);
     EXPECT_EQ(asked_hardware(given, options).between.reduced_per_second, 48e9);
     options.node_size = 0;

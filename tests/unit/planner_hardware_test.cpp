@@ -1,7 +1,9 @@
 // The hardware that a plan is made for: files, whose values are checked, and dtypes.
 #include <gtest/gtest.h>
 
-#include "09_5d_parallel/planner/planner.h"
+#include <nlohmann/json.hpp>
+
+#include "09_5d_parallel/planner/hardware.h"
 #include "tests/test_files.h"
 
 namespace ultrascale {
@@ -18,14 +20,14 @@ protected:
     }
     test::TempDir directory;
     std::string path = directory / "this.json";
-    Json good = json_of(find_hardware("a100"));
+    Json good = Json::parse(file_of(find_hardware("a100")));
 };
 
 TEST_F(HardwareFile, IsReadAsItWasWritten) {
     Hardware h = find_hardware("a100");
     h.inside.collective_slows = 0.25, h.between.message_slows = 0.5;
-    write_file(path, json_of(h).dump(2));
-    EXPECT_EQ(json_of(find_hardware(path)), json_of(h));
+    write_file(path, file_of(h));
+    EXPECT_EQ(file_of(find_hardware(path)), file_of(h));
     // One that an earlier version wrote does not say its dtype: it is taken for any.
     good.erase("dtype");
     write_file(path, good.dump());

@@ -2,7 +2,6 @@
 
 #include <ctime>
 
-#include "09_5d_parallel/planner/imagined.h"
 #include "09_5d_parallel/planner/published.h"
 #include "09_5d_parallel/planner/rule_of_thumb.h"
 #include "tests/test_files.h"
@@ -84,63 +83,6 @@ TEST(Published, RankCorrelation) {
     EXPECT_DOUBLE_EQ(rank_correlation({1, 2, 3, 4}, {10, 20, 40, 80}), 1);
     EXPECT_DOUBLE_EQ(rank_correlation({1, 2, 3, 4}, {4, 3, 2, 1}), -1);
     EXPECT_NEAR(rank_correlation({1, 2, 3, 4}, {1, 2, 4, 3}), 0.8, 1e-12);
-}
-
-// The cheap formulas beside what a run's own prediction gives, which tests of the chapter compare
-// with measurements to the byte.
-TEST(PlannerMemory, IsAsARunPredicts) {
-    struct Case {
-        const char* model;
-        Plan plan;
-    };
-    const Case cases[] = {
-        {"llama-3.2-1b", {.dp = 4, .zero = 0, .micro_batch = 2, .micro_batches = 2}},
-        {"llama-3.2-1b", {.dp = 4, .pp = 4, .zero = 1, .micro_batches = 8}},
-        {"llama-3-8b", {.dp = 8, .zero = 2, .micro_batches = 2}},
-        {"llama-3-8b", {.dp = 8, .zero = 3, .micro_batch = 2, .micro_batches = 1}},
-        {"llama-3-8b", {.dp = 8, .zero = 3, .micro_batches = 4}},
-        {"llama-3-8b", {.dp = 8, .zero = 3, .micro_batches = 4, .states = {.keep_gathered = true}}},
-        {"llama-3-8b", {.dp = 2, .tp = 4, .pp = 2, .zero = 1, .micro_batches = 8}},
-        {"llama-3-8b", {.dp = 2, .tp = 2, .cp = 2, .pp = 2, .zero = 1, .micro_batches = 8}},
-        {"llama-3-8b", {.dp = 2, .tp = 2, .pp = 4, .zero = 1, .micro_batches = 16, .chunks = 2}},
-        {"llama-3-8b",
-         {.dp = 4, .cp = 4, .zero = 3, .micro_batches = 2, .recompute = Recompute::full}},
-        {"llama-3-70b", {.dp = 4, .tp = 8, .pp = 8, .zero = 1, .micro_batches = 32}},
-        {"llama-3-70b", {.dp = 16, .tp = 8, .pp = 2, .zero = 3, .micro_batches = 8}},
-        {"moe-16b", {.dp = 2, .ep = 8, .pp = 2, .zero = 1, .micro_batches = 4}},
-        {"moe-16b", {.dp = 2, .tp = 2, .ep = 8, .zero = 1, .micro_batches = 2}},
-    };
-    for (const auto& [model, plan] : cases) {
-        StepShape shape = plan_for(model, 1, 1).shape;
-        MemoryModel cheap(shape);
-        Options options;
-        options.model = model, options.dtype = DType::bf16, options.fp32_grads = true;
-        options.with_experts = true;
-        options.grad_accum = plan.micro_batches;
-        shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
-        for (const int place : {0, int(plan.pp) - 1}) {
-            const MemoryEstimate exact =
-                predict_imagined(options, shape, plan.techniques(), place).memory;
-            const MemoryModel::Held held = cheap.of(plan, place);
-            const MemoryEstimate& got = held.memory;
-            SCOPED_TRACE(fmt::format("{}, {}, place {}", model, describe(plan), place));
-            const auto near = [](int64_t a, int64_t b, double bound) {
-                EXPECT_NEAR(double(a), double(b), bound * double(b) + 1e6);
-            };
-            near(got.parameters, exact.parameters, 1e-3);
-            near(got.gradients, exact.gradients, 1e-3);
-            near(got.optimizer, exact.optimizer, 1e-3);
-            near(got.peak_activations, exact.peak_activations, 0.01);
-            near(got.peak_communication, exact.peak_communication, 0.05);
-            near(got.total(), exact.total(), plan.zero < 2 ? 0.01 : 0.02);
-            // All together at one moment: no more than the sum of all highest moments.
-            EXPECT_LE(held.most, got.total());
-            EXPECT_GT(held.most, got.parameters + got.gradients + got.optimizer);
-            if (plan.zero < 2) {
-                EXPECT_EQ(held.most, got.total());
-            }
-        }
-    }
 }
 
 // The formula of a pipeline with uneven stages beside 05's simulator.

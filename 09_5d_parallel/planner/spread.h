@@ -1,0 +1,36 @@
+// How the groups of a layout lie over nodes.
+#pragma once
+
+#include "../axes.h"
+#include "comm/nodes.h"
+
+namespace ultrascale {
+
+// How a group of a layout, of this name and so many ranks, is spread over nodes.
+inline Spread spread_of(const std::string& group, int ranks, const Axes& axes, const Nodes& nodes) {
+    const auto along = [&](const std::string& axis) {
+        return nodes.spread(axes.size(axis), axes.stride(axis));
+    };
+    Spread all{1, 1, 1};
+    bool of_axes = false;  // of one, or of several: "dp x cp"
+    for (const std::string& axis : axes.order)
+        if ((" " + group + " ").find(" " + axis + " ") != std::string::npos) {
+            const Spread one = along(axis);
+            all = {all.ranks * one.ranks, all.on_node * one.on_node, one.senders};
+            of_axes = true;
+        }
+    if (of_axes) return all;
+    if (group == "down" || group == "up" || group == "tied" || group == "copies") {
+        Spread pair = along("pp");  // the slowest of them
+        pair.on_node = pair.crosses() ? 1 : ranks, pair.ranks = ranks;
+        return pair;
+    }
+    if (group == "kv") return nodes.spread(ranks, axes.stride("tp"));
+    if (group == "ulysses" || group == "inside")
+        return nodes.spread(ranks, axes.stride(group == "inside" ? "ep" : "cp"));
+    if (group == "ring") return nodes.spread(ranks, axes.stride("cp") * (axes.cp / ranks));
+    if (group == "across") return nodes.spread(ranks, axes.stride("ep") * (axes.ep / ranks));
+    return nodes.spread(ranks, 1);  // world
+}
+
+}  // namespace ultrascale
