@@ -3,7 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "09_5d_parallel/planner/hardware.h"
+#include "09_5d_parallel/planner/cost.h"
+#include "files/file.h"
 #include "tests/test_files.h"
 
 namespace ultrascale {
