@@ -16,7 +16,7 @@ mib() { awk "BEGIN { printf \"%.1f\", $1 / 1048576 }"; }
 row() {
     local ranks=$1 chapter=$2 technique=$3 summary equal predicted measured bytes rate
     shift 3
-    if ! $mpirun -n "$ranks" "$build/$chapter" --steps 6 --lr 3e-3 --json "$json" "$@" \
+    if ! $mpirun -n "$ranks" "$build/$chapter" --steps 4 --lr 3e-3 --json "$json" "$@" \
         >"$log" 2>&1; then
         cat "$log"
         echo "$chapter $* failed"
