@@ -97,7 +97,13 @@ else
 fi
 suite "chapters, $at_once at a time" \
     tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"
-[ -z "$all" ] || suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test
+if [ -n "$all" ]; then
+    suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test \
+        --gtest_filter=-LongPlannerWaits*
+    # Calibrates this machine, so nothing else may run.
+    [ "$backend" = cuda ] || suite "waits as predicted, alone" \
+        build/$backend/long_test --gtest_filter='LongPlannerWaits*'
+fi
 unset OMP_NUM_THREADS
 if [ "$tests" != 'Long*' ]; then
     suite "runs of which no process stays" \
